@@ -1,0 +1,28 @@
+# make demo: plan and train a small GPT.   make test: every check.   Both make their own virtual environment, .venv.
+PYTHON ?= python3
+VENV ?= .venv
+NUM_WORKERS ?= 2
+BIN := $(VENV)/bin
+
+.PHONY: demo test clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/.flax
+	$(BIN)/python examples/train_gpt.py
+
+test: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/python -m pytest -n $(NUM_WORKERS)
+
+clean:
+	rm -rf $(VENV)
+
+$(BIN)/python:
+	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'jaxplan needs Python 3.11 or newer, and $(PYTHON) is ' + sys.version.split()[0] + ': name another with PYTHON=...')"
+	$(PYTHON) -m venv $(VENV)
+
+# One stamp per extra, so that the environment is reused until pyproject.toml changes.
+$(VENV)/.%: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable ".[$*]"
+	@touch $@

@@ -1,0 +1,57 @@
+"""jaxplan plans how a single-device JAX train step runs on several accelerators.
+
+`auto` decorates a step, `plan` returns the frontier of time against memory, `load` reads a saved plan or frontier.
+Names are imported when they are first used, so that `import jaxplan` is quick and starts no backend.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from jaxplan._errors import ArgumentError as ArgumentError
+from jaxplan._errors import AuditError as AuditError
+from jaxplan._errors import InfeasibleError as InfeasibleError
+from jaxplan._errors import JaxplanError as JaxplanError
+from jaxplan._errors import MissingExtraError as MissingExtraError
+from jaxplan._errors import PlanFileError as PlanFileError
+from jaxplan._errors import PlanMismatchError as PlanMismatchError
+from jaxplan._errors import ProblemError as ProblemError
+from jaxplan._errors import RuleError as RuleError
+from jaxplan._errors import TopologyError as TopologyError
+from jaxplan._errors import TraceError as TraceError
+from jaxplan._errors import UnsupportedError as UnsupportedError
+
+if TYPE_CHECKING:
+    from jaxplan._api import auto as auto
+    from jaxplan._api import plan as plan
+    from jaxplan._frontier import Frontier as Frontier
+    from jaxplan._plan import Plan as Plan
+    from jaxplan._plan import load as load
+    from jaxplan.ir.rules import register_rule as register_rule
+    from jaxplan.mesh import Topology as Topology
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "auto": "jaxplan._api",
+    "plan": "jaxplan._api",
+    "load": "jaxplan._plan",
+    "Plan": "jaxplan._plan",
+    "Frontier": "jaxplan._frontier",
+    "Topology": "jaxplan.mesh",
+    "register_rule": "jaxplan.ir.rules",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from the module that defines it."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'jaxplan' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})
