@@ -1,0 +1,1 @@
+"""Benchmarks of jaxplan: models to plan, baselines to beat, prices independent of the planner."""
