@@ -1,6 +1,6 @@
 """jaxplan plans how a single-device JAX train step runs on several accelerators.
 
-`auto` decorates a step, `plan` returns the frontier of time against memory, `load` reads a saved plan or frontier.
+`auto` decorates a step, `plan` returns the frontier of time against memory, `load` reads a saved one.
 Names are imported when they are first used, so that `import jaxplan` is quick and starts no backend.
 """
 

@@ -1,4 +1,4 @@
-"""Every error that jaxplan raises on purpose; each message says what was given, what was expected and how to mend it."""
+"""Every error that jaxplan raises on purpose: what was given, what was expected, and how to mend it."""
 
 from __future__ import annotations
 

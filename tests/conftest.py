@@ -10,4 +10,5 @@ _NUM_VIRTUAL_DEVICES = 8
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 _flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if "device_count" not in flag]
-os.environ["XLA_FLAGS"] = " ".join([*_flags, f"--xla_force_host_platform_device_count={_NUM_VIRTUAL_DEVICES}"])
+_flags.append(f"--xla_force_host_platform_device_count={_NUM_VIRTUAL_DEVICES}")
+os.environ["XLA_FLAGS"] = " ".join(_flags)
