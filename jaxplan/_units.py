@@ -1,4 +1,4 @@
-"""Units at the boundary: ints of bytes and floats of seconds inside; "40GiB", "12.3 ms", "300 GB/s" outside."""
+"""Units at the boundary: inside, ints of bytes and seconds; outside, "40GiB", "12.3 ms" and "300 GB/s"."""
 
 from __future__ import annotations
 

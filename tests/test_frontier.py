@@ -1,0 +1,238 @@
+"""The frontier on small fake plans: choices by geometry, errors, table, plot and files."""
+
+import builtins
+import dataclasses
+import itertools
+import json
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxplan._errors import ArgumentError, InfeasibleError, MissingExtraError, PlanFileError
+from jaxplan._frontier import Frontier
+
+GIB = 2**30
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FakePlan:
+    """What a frontier reads of a plan."""
+
+    name: str
+    time_seconds: float
+    memory_bytes: int
+    compute_seconds: float = 0.001
+    communication_seconds: float = 0.0
+    lower_bound_seconds: float = 0.0
+    summary: str = ""
+    memory_parts: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    def to_json(self):
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def from_json(data):
+        return FakePlan(**data)
+
+
+def make_plan(gib, milliseconds, name="", **fields):
+    return FakePlan(name=name, memory_bytes=int(gib * GIB), time_seconds=milliseconds / 1e3, **fields)
+
+
+def make_frontier(*points, **fields):
+    return Frontier.from_plans([make_plan(*point) for point in points], **fields)
+
+
+# In log2-log2 the chord runs from (0, 6) to (6, 0); (1, 3) lies 2 below it, (3, 1.6) only 1.4.
+CURVE = [(1, 64, "lean"), (2, 8, "bend"), (8, 3, "mid"), (64, 1, "fast")]
+
+
+def test_the_three_choices():
+    frontier = make_frontier(*CURVE)
+    assert [plan.name for plan in frontier] == ["lean", "bend", "mid", "fast"]
+    assert frontier.leanest().name == "lean"
+    assert frontier.fastest().name == "fast"
+    assert frontier.knee().name == "bend"
+    assert len(frontier) == 4
+    assert frontier[1].name == "bend"
+    assert [plan.name for plan in frontier[2:]] == ["mid", "fast"]
+
+
+@pytest.mark.parametrize("scale_memory, scale_time", [(1, 1), (1000, 1), (1, 1e-4), (7, 13)])
+def test_the_knee_does_not_depend_on_units(scale_memory, scale_time):
+    frontier = make_frontier(*((m * scale_memory, t * scale_time, name) for m, t, name in CURVE))
+    assert frontier.knee().name == "bend"
+
+
+def test_knee_ties_go_to_less_memory():
+    on_the_chord = make_frontier((1, 8, "a"), (2, 4, "b"), (4, 2, "c"), (8, 1, "d"))
+    assert on_the_chord.knee().name == "a"
+    symmetric = make_frontier((1, 64, "a"), (2, 16, "b"), (16, 2, "c"), (64, 1, "d"))
+    assert symmetric.knee().name == "b"
+    above_the_chord = make_frontier((1, 8, "a"), (7, 7, "b"), (8, 1, "c"))
+    assert above_the_chord.knee().name == "a"
+    assert make_frontier((1, 1, "only")).knee().name == "only"
+
+
+@given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=30))
+def test_from_plans_keeps_exactly_the_unbeaten(pairs):
+    plans = [make_plan(gib, ms, str(i)) for i, (gib, ms) in enumerate(pairs)]
+    # Brute force over pairs: beaten by a plan no worse in both and better in one, or equal and earlier.
+    unbeaten = {
+        (gib, ms)
+        for gib, ms in pairs
+        if not any(g <= gib and m <= ms and (g, m) != (gib, ms) for g, m in pairs)
+    }
+    frontier = Frontier.from_plans(plans)
+    assert [(p.memory_bytes // GIB, round(p.time_seconds * 1e3)) for p in frontier] == sorted(unbeaten)
+    firsts = {pair: str(i) for i, pair in reversed(list(enumerate(pairs)))}
+    assert [p.name for p in frontier] == [firsts[pair] for pair in sorted(unbeaten)]
+
+
+def test_within_takes_the_fastest_that_fits():
+    frontier = make_frontier(*CURVE)
+    assert frontier.within("2GiB").name == "bend"  # at most: equality fits
+    assert frontier.within(2 * GIB - 1).name == "lean"
+    assert frontier.within("2GB").name == "lean"
+    assert frontier.within("1TB").name == "fast"
+
+
+def test_infeasible_names_the_smallest_memory_and_its_parts():
+    parts = {"parameters": GIB, "activations": 3 * GIB, "batch": 0}
+    frontier = Frontier.from_plans([make_plan(4, 2, memory_parts=parts), make_plan(9, 1)])
+    with pytest.raises(InfeasibleError, match=r"no plan fits 3\.00 GiB") as caught:
+        frontier.within("3GiB")
+    message = str(caught.value)
+    assert "leanest of 2 plans needs 4.00 GiB" in message
+    assert message.index("activations 3.00 GiB") < message.index("parameters 1.00 GiB")
+    assert "batch 0" not in message
+    assert caught.value.smallest_memory_bytes == 4 * GIB
+    assert caught.value.memory_parts == parts
+
+
+def test_the_limit_filters():
+    frontier = make_frontier(*CURVE, memory_limit_bytes=8 * GIB)
+    assert frontier.fastest().name == "mid"
+    with pytest.raises(InfeasibleError, match="leanest of 4 plans needs"):
+        make_frontier(*CURVE, memory_limit_bytes=GIB - 1)
+
+
+def test_choose():
+    frontier = make_frontier(*CURVE)
+    chosen = [frontier.choose(which).name for which in ("fastest", "knee", "leanest", 2, "2")]
+    assert chosen == ["fast", "bend", "lean", "mid", "mid"]
+    for wrong in ("best", 4, -1, "4", None, True, 1.5 + 1j):
+        with pytest.raises(ArgumentError, match="is no point of this frontier"):
+            frontier.choose(wrong)
+
+
+def test_a_frontier_checks_its_own_order():
+    good, worse = make_plan(1, 1, "good"), make_plan(2, 2, "worse")
+    with pytest.raises(ArgumentError, match="must ascend in memory and descend in time"):
+        Frontier(points=(good, worse))
+    with pytest.raises(ArgumentError, match="at least one plan"):
+        Frontier(points=())
+    with pytest.raises(ArgumentError, match="finite"):
+        Frontier(points=(make_plan(1, float("inf")),))
+
+
+def test_the_table_shows_marks_references_limit_and_notes():
+    plans = [
+        make_plan(12, 100, compute_seconds=0.08, communication_seconds=0.02, summary="state [g0 g1]"),
+        make_plan(20, 90, lower_bound_seconds=0.075, summary="batch g0, heads g1"),
+    ]
+    references = {"data": make_plan(40, 95, summary="batch"), "fsdp": make_plan(12, 101, summary="all state")}
+    frontier = Frontier.from_plans(
+        plans,
+        references=references,
+        memory_limit_bytes=30 * GIB,
+        search_seconds=1.5,
+        notes=("sort: no rule",),
+    )
+    text = frontier.table(width=100)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 100
+    lean, fast, data, fsdp = (
+        next(line for line in lines if line.split()[:2] == start)
+        for start in (["0", "100"], ["1", "90.0"], ["ref", "95.0"], ["ref", "101"])
+    )
+    assert "leanest knee" in lean and "state [g0 g1]" in lean and "12.0" in lean and "80.0" in lean
+    assert "fastest" in fast and "20.0%" in fast
+    assert "data, over the limit" in data
+    assert "fsdp" in fsdp and "over" not in fsdp
+    assert "2 plans" in text and "limit 30.0 GiB" in text and "1.50 s" in text
+    assert "note: sort: no rule" in text
+
+
+def test_a_long_table_keeps_the_marked_rows():
+    frontier = make_frontier(*((1 + i, 1000 / (1 + i) ** 2, str(i)) for i in range(50)))
+    lines = frontier.table(max_rows=8, width=100).splitlines()
+    numbers = [int(line.split()[0]) for line in lines if line[:3].strip().isdigit() and "plans" not in line]
+    assert len(numbers) == 8 and numbers == sorted(numbers)
+    assert {0, 49, frontier.points.index(frontier.knee())} <= set(numbers)
+    assert max(b - a for a, b in itertools.pairwise(numbers)) <= 11
+    assert "50 plans" in frontier.table(max_rows=8) and "8 of them shown" in frontier.table(max_rows=8)
+    assert "shown" not in frontier.table(max_rows=50)
+
+
+def test_notebooks_show_the_table():
+    assert "&lt;x&gt;" in Frontier.from_plans([make_plan(1, 1, summary="<x>")])._repr_html_()
+
+
+def test_a_saved_frontier_comes_back_and_is_deterministic(tmp_path):
+    references = {"fsdp": make_plan(9, 70, "fsdp"), "data": make_plan(80, 2, "data")}
+    frontier = make_frontier(*CURVE, references=references, memory_limit_bytes=64 * GIB, notes=("n",))
+    again = make_frontier(
+        *CURVE, references=references, memory_limit_bytes=64 * GIB, notes=("n",), search_seconds=3
+    )
+    frontier.save(tmp_path / "a.json")
+    again.save(tmp_path / "b.json")
+    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+    read = Frontier.from_json(json.loads((tmp_path / "a.json").read_text()), FakePlan.from_json)
+    assert read.points == frontier.points
+    assert dict(read.references) == references
+    assert (read.memory_limit_bytes, read.notes, read.search_seconds) == (64 * GIB, ("n",), None)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schema": "other"}, "not a frontier file"),
+        ({"version": 99}, "schema version 99, and this jaxplan reads 1"),
+        ({"points": None}, "no field 'points'"),
+    ],
+)
+def test_bad_files_say_what_is_wrong(change, message):
+    data = {**make_frontier(*CURVE).to_json(), **change}
+    data = {key: value for key, value in data.items() if value is not None or key == "memory_limit_bytes"}
+    with pytest.raises(PlanFileError, match=message):
+        Frontier.from_json(data, FakePlan.from_json)
+
+
+def test_the_plot_is_repeatable_and_labelled(tmp_path):
+    pytest.importorskip("matplotlib")
+    frontier = make_frontier(*CURVE, references={"data": make_plan(50, 2)}, memory_limit_bytes=70 * GIB)
+    for name in ("a.svg", "b.svg", "c.png"):
+        frontier.plot(tmp_path / name)
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    svg = (tmp_path / "a.svg").read_text()
+    ElementTree.fromstring(svg)
+    for label in ("leanest", "knee", "fastest", "data", "memory limit"):
+        assert f"<!-- {label} -->" in svg
+    with pytest.raises(ArgumentError, match="must end in one of"):
+        frontier.plot(tmp_path / "c.txt")
+
+
+def test_without_matplotlib_the_error_names_the_extra(tmp_path, monkeypatch):
+    real_import = builtins.__import__
+
+    def no_matplotlib(name, *args, **kwargs):
+        if name.split(".")[0] == "matplotlib":
+            raise ImportError(name)
+        return real_import(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", no_matplotlib)
+    with pytest.raises(MissingExtraError, match=r"jaxplan\[plot\]"):
+        make_frontier(*CURVE).plot(tmp_path / "f.svg")
