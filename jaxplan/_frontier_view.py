@@ -29,11 +29,11 @@ _PLOT_ENDINGS = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png":
 
 def draw_table(frontier: Frontier, *, max_rows: int, width: int | None) -> str:
     """Return the points, then the references, as text of at most `width` characters a line."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("#", justify="right", no_wrap=True)
     for header in _RIGHT_COLUMNS:
         table.add_column(header, justify="right", no_wrap=True)
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     table.add_column("what is split", overflow="fold")
     shown = _spread(frontier, max_rows)
     for index in shown:
@@ -70,7 +70,7 @@ def _row(plan: Plan, mark: str) -> tuple[str | Text, ...]:
 
 def _reference_mark(frontier: Frontier, name: str, plan: Plan) -> str:
     limit = frontier.memory_limit_bytes
-    return f"{name}, over the limit" if limit is not None and plan.memory_bytes > limit else name
+    return f"{name} (over limit)" if limit is not None and plan.memory_bytes > limit else name
 
 
 def _footer(frontier: Frontier, num_shown: int) -> list[str]:
@@ -141,6 +141,7 @@ def _draw_axes(frontier: Frontier, axes: Axes) -> None:
         axes.set_yscale("log")
     axes.set_xlabel("predicted peak memory per device (GiB)")
     axes.set_ylabel("predicted step time (ms)")
+    axes.margins(x=0.12, y=0.12)  # room for the labels
     axes.grid(True, which="both", alpha=0.3)
     axes.legend()
 

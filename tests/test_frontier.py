@@ -160,7 +160,7 @@ def test_the_table_shows_marks_references_limit_and_notes():
     )
     assert "leanest knee" in lean and "state [g0 g1]" in lean and "12.0" in lean and "80.0" in lean
     assert "fastest" in fast and "20.0%" in fast
-    assert "data, over the limit" in data
+    assert "data (over limit)" in data
     assert "fsdp" in fsdp and "over" not in fsdp
     assert "2 plans" in text and "limit 30.0 GiB" in text and "1.50 s" in text
     assert "note: sort: no rule" in text
