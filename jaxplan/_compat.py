@@ -1,0 +1,72 @@
+"""The one seam to JAX internals: everything private or version-dependent, each branch with its JAX version.
+
+Tested with jax 0.10.2 and 0.12.0; ``pyproject.toml`` caps the range at what was tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax._src import source_info_util
+from jax.extend import core as jex_core
+from jax.sharding import AbstractMesh, AxisType
+
+Literal = jex_core.Literal
+ClosedJaxpr = jex_core.ClosedJaxpr
+Jaxpr = jex_core.Jaxpr
+
+
+def is_drop_var(var: Any) -> bool:
+    """Whether a jaxpr binder is ``_`` (its value is never read)."""
+    return type(var).__name__ == "DropVar"
+
+
+def open_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
+    """The open jaxpr and constants of an open or closed jaxpr."""
+    if hasattr(jaxpr, "consts"):
+        return getattr(jaxpr, "jaxpr", jaxpr), jaxpr.consts
+    return jaxpr, ()
+
+
+def eqn_name_stack(eqn: Any) -> str:
+    """The name stack of one equation, relative to its own jaxpr, '' when there is none."""
+    return str(eqn.source_info.name_stack)
+
+
+def eqn_source_line(eqn: Any) -> str:
+    """``file:line (function)`` of the user's frame of one equation, '' when unknown."""
+    frame = source_info_util.user_frame(eqn.source_info.traceback)
+    if frame is None:
+        return ""
+    return f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
+
+
+def bind_like(eqn: Any, primitive: Any, params: dict, operands: Sequence[Any], name_stack: str) -> list[Any]:
+    """Bind a primitive in the context of ``eqn`` as ``jax.core.eval_jaxpr`` does; always a list of results."""
+    subfuns, bind_params = primitive.get_bind_params(params)
+    stack = source_info_util.current_name_stack()
+    if name_stack:
+        stack = stack + source_info_util.new_name_stack(*name_stack.split("/"))
+    with source_info_util.user_context(eqn.source_info.traceback, name_stack=stack), eqn.ctx.manager:
+        results = primitive.bind(*subfuns, *operands, **bind_params)
+    return list(results) if primitive.multiple_results else [results]
+
+
+def auto_abstract_mesh(sizes: Sequence[int], names: Sequence[str]) -> AbstractMesh:
+    """A device-free mesh whose axes the compiler's partitioner owns (`AxisType.Auto`)."""
+    return AbstractMesh(tuple(sizes), tuple(names), axis_types=(AxisType.Auto,) * len(tuple(names)))
+
+
+def is_key_dtype(dtype: Any) -> bool:
+    """Whether a dtype is a PRNG key type (extended dtype, no NumPy equivalent)."""
+    return jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def itemsize(dtype: Any) -> int:
+    """Bytes of one element; a PRNG key counts its underlying uint32 words."""
+    if is_key_dtype(dtype):
+        shape = getattr(getattr(dtype, "_impl", None), "key_shape", (2,))
+        return 4 * int(shape[0] if shape else 1)
+    return int(dtype.itemsize)

@@ -1,0 +1,76 @@
+"""Configurations of a group: which atomic axes split which factor class (design: compositions per level).
+
+Axes of one level are interchangeable, so a configuration is a *composition*: how many axes of each level go to each
+class. Axes are dealt in a fixed order: the first class takes a level's axes from the front, ascending; the others take
+them from the back, descending. So moving one axis between the first class and another touches only minor-most axes,
+one all-to-all (``(a b), c -> a, (c b)``), and no permutation.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+from jaxplan.ir._space import FactorClass
+
+Configuration = tuple[tuple[int, ...], ...]
+"""For each class of a group the atomic axes that split it, major to minor."""
+
+MAX_CONFIGURATIONS = 512
+"""Cap on configurations of one group (design section 5); above it each level splits at most two classes."""
+
+
+def enumerate_configurations(
+    classes: Sequence[FactorClass], axis_sizes: Sequence[int], axis_levels: Sequence[int]
+) -> tuple[Configuration, ...]:
+    """All configurations whose splits divide every member of their class, the replicated one first.
+
+    Args:
+      classes: the splittable classes of a group, ``C`` of them.
+      axis_sizes, axis_levels: size and topology level of each atomic axis, outermost first.
+
+    Returns:
+      Configurations, each a tuple of ``C`` axis tuples.
+    """
+    levels = [
+        [a for a, level in enumerate(axis_levels) if level == wanted] for wanted in sorted(set(axis_levels))
+    ]
+    total = math.prod(math.comb(len(axes) + len(classes), len(classes)) for axes in levels)
+    limit = len(classes) if total <= MAX_CONFIGURATIONS else 2
+    found = []
+    for dealt in itertools.product(*(_deal_level(axes, len(classes), limit) for axes in levels)):
+        merged = tuple(tuple(itertools.chain(*(level[c] for level in dealt))) for c in range(len(classes)))
+        if _divides(classes, merged, axis_sizes):
+            found.append(merged)
+    found.sort(key=lambda c: (sum(map(len, c)), tuple(-len(a) for a in c), c))
+    return tuple(found[: max(MAX_CONFIGURATIONS, 1)])
+
+
+def _deal_level(axes: Sequence[int], num_classes: int, max_classes: int) -> Iterator[Configuration]:
+    """Every way to deal one level's axes to the classes, at most ``max_classes`` of them taking any."""
+    for counts in _counts(len(axes), num_classes):
+        if sum(1 for n in counts if n) > max_classes:
+            continue
+        front = tuple(axes[: counts[0]]) if counts else ()
+        end = len(axes)
+        tail: list[tuple[int, ...]] = []
+        for n in reversed(counts[1:]):
+            tail.append(tuple(reversed(axes[end - n : end])))
+            end -= n
+        yield (front, *reversed(tail)) if counts else ()
+
+
+def _counts(num_axes: int, num_classes: int) -> Iterator[tuple[int, ...]]:
+    if num_classes == 0:
+        yield ()
+        return
+    for first in range(num_axes + 1):
+        for rest in _counts(num_axes - first, num_classes - 1):
+            yield (first, *rest)
+
+
+def _divides(classes: Sequence[FactorClass], config: Configuration, axis_sizes: Sequence[int]) -> bool:
+    return all(
+        cls.divisible_by(math.prod(axis_sizes[a] for a in axes)) for cls, axes in zip(classes, config, strict=True)
+    )

@@ -1,0 +1,98 @@
+"""The tensor-dimension graph and its connected sets, the *named dimensions* of the program.
+
+Nodes are ``(tensor, dimension)``; an edge joins two that carry the same factor of some operator. A connected set is a
+dimension as people name it: batch, sequence, heads, vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import networkx as nx
+
+from jaxplan.ir._program import Program
+from jaxplan.ir._rule import OperatorRule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedDimension:
+    """One connected set of tensor dimensions.
+
+    Attributes:
+      name: ``batch`` when it holds the leading dimension of a batch input, else the first parameter
+        dimension in it (``query/kernel.1``), else ``dim<k>``.
+      size: the largest size among its members.
+      num_elements: elements of all tensors that carry it, each counted once: how much splitting it would divide.
+    """
+
+    name: str
+    size: int
+    num_elements: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedDimensions:
+    """All named dimensions, most elements first, and the one of each ``(tensor, dimension)``."""
+
+    dimensions: tuple[NamedDimension, ...]
+    of: dict[tuple[int, int], int]
+
+
+def dimension_graph(program: Program, rules: Sequence[OperatorRule]) -> nx.Graph:
+    """Undirected graph over ``(tensor index, dimension)``; edge attribute ``equation`` names the operator."""
+    graph = nx.Graph()
+    for eqn, rule in zip(program.equations, rules, strict=True):
+        holders: dict[int, tuple[int, int]] = {}
+        uses = list(zip(eqn.operands, rule.operands, strict=True)) + list(zip(eqn.results, rule.results, strict=True))
+        for tensor, dims in uses:
+            for dim, factors in enumerate(dims):
+                if not factors:
+                    continue
+                node = (tensor, dim)
+                first = holders.setdefault(factors[0], node)
+                if first == node:
+                    graph.add_node(node)
+                else:
+                    graph.add_edge(first, node, equation=eqn.index)
+    return graph
+
+
+def named_dimensions(program: Program, rules: Sequence[OperatorRule], state: frozenset[int]) -> NamedDimensions:
+    """Connected sets of the dimension graph, named and ordered.
+
+    Args:
+      program: the traced step.
+      rules: one rule per equation.
+      state: tensor indices of inputs that are state (parameters, optimizer slots); the others are batch inputs.
+    """
+    graph = dimension_graph(program, rules)
+    for t in program.inputs:
+        graph.add_nodes_from((t, d) for d in range(len(program.tensors[t].shape)))
+    components = [sorted(c) for c in nx.connected_components(graph)]
+    inputs = {t: i for i, t in enumerate(program.inputs)}
+    described = []
+    for members in components:
+        tensors = {t for t, _ in members}
+        size = max(program.tensors[t].shape[d] for t, d in members)
+        elements = sum(program.tensors[t].num_elements for t in tensors)
+        first_dim = min(d for _, d in members)
+        described.append((-elements, first_dim, members[0], size, members))
+    described.sort(key=lambda item: item[:3])
+    dimensions, of = [], {}
+    for k, (negative, _, _, size, members) in enumerate(described):
+        name = _dimension_name(program, members, inputs, state) or f"dim{k}"
+        dimensions.append(NamedDimension(name=name, size=size, num_elements=-negative))
+        of.update(dict.fromkeys(members, k))
+    return NamedDimensions(dimensions=tuple(dimensions), of=of)
+
+
+def _dimension_name(program: Program, members, inputs: dict[int, int], state: frozenset[int]) -> str:
+    if any(t in inputs and t not in state and d == 0 for t, d in members):
+        return "batch"
+    for t, d in members:
+        if t in inputs:
+            keys = [part.strip("[]'\"") for part in program.tensors[t].path.replace("]", "].").split(".")]
+            leaf = "/".join([k for k in keys if k][-2:])
+            return f"{leaf}.{d}"
+    return ""

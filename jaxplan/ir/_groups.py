@@ -1,0 +1,323 @@
+"""Coarsening: which equations share one configuration (Tofu 4.2, TensorOpt 3.2).
+
+A *group* is a set of equations with one iteration space. There are four ways into a group:
+
+1. state: a parameter or optimizer slot, and the element-wise equations of its update, found by walking back from
+   the output that replaces it; laid out apart from the forward use, so that ZeRO and FSDP can emerge;
+2. contraction: a contraction, its input gradient and its weight gradient, which share operands pairwise;
+3. follow: everything else joins the element-wise group of its operands: the latest one in the forward pass, the
+   earliest in the backward pass, which makes forward and backward of a residual block one group;
+4. source: a batch input (and what is computed from it alone) seeds a group of its own.
+
+Equations on free values and on scalars are in no group: they exist in every layout for nothing.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxplan.ir._program import Equation, Program
+from jaxplan.ir._rule import OperatorRule
+from jaxplan.ir._union import UnionFind
+from jaxplan.ir._values import VIEW_PRIMITIVES, Values
+
+GroupKind = Literal["state", "contraction", "elementwise", "input"]
+CONTRACTION_FAMILIES = frozenset({"contraction", "convolution"})
+_GRADIENT_CHAIN_PRIMITIVES = frozenset({"convert_element_type", "add_any", "neg", "copy"})
+UNGROUPED = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Equations and inputs that share one configuration.
+
+    Attributes:
+      index: position in ``Grouping.groups``.
+      kind: how the group came to be.
+      equations: equation indices in program order.
+      inputs: tensor indices of the program inputs that live in this group's layout.
+    """
+
+    index: int
+    kind: GroupKind
+    equations: tuple[int, ...]
+    inputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grouping:
+    """All groups, and for each equation and tensor the group it belongs to (`UNGROUPED` when in none)."""
+
+    groups: tuple[Group, ...]
+    equation_group: tuple[int, ...]
+    tensor_group: tuple[int, ...]
+
+
+def coarsen(
+    program: Program, rules: Sequence[OperatorRule], values: Values
+) -> tuple[Grouping, dict[int, int]]:
+    """Assign every equation to a group, deterministic in program order.
+
+    Returns:
+      The grouping, and for each tensor found to be a cotangent the tensor whose gradient it is.
+    """
+    work = _Coarsening(program, rules, values)
+    return work.run(), work.mirror
+
+
+class _Coarsening:
+    """Working state: union-find nodes are equations, then inputs (offset by the number of equations)."""
+
+    def __init__(self, program: Program, rules: Sequence[OperatorRule], values: Values) -> None:
+        self.program, self.rules, self.values = program, rules, values
+        self.num_equations = len(program.equations)
+        self.input_node = {t: self.num_equations + i for i, t in enumerate(program.inputs)}
+        self.union = UnionFind(self.num_equations + len(program.inputs))
+        self.kind: dict[int, GroupKind] = {}
+        self.mirror: dict[int, int] = {}
+        self.twin: dict[int, int] = {}
+
+    def run(self) -> Grouping:
+        self._state_groups()
+        self._input_groups()
+        self._contraction_groups()
+        self._follow()
+        self._late_join()
+        return self._finish()
+
+    def _state_groups(self) -> None:
+        """Walk back from each replaced state leaf over element-wise equations of its own shape."""
+        tensors = self.program.tensors
+        for out_position, in_position in sorted(self.program.aliases.items()):
+            leaf = self.program.inputs[in_position]
+            shape = tensors[leaf].shape
+            if not shape:
+                continue
+            node = self.input_node[leaf]
+            self.kind[node] = "state"
+            stack, seen = [self.program.outputs[out_position]], set()
+            while stack:
+                t = stack.pop()
+                if t in seen or tensors[t].shape != shape or self.values.free[t]:
+                    continue
+                seen.add(t)
+                if t in self.input_node:
+                    self.kind[self.input_node[t]] = "state"
+                    self.union.join(node, self.input_node[t])
+                    continue
+                eqn = self._producer(t)
+                if eqn is None or not self._in_update(eqn):
+                    continue
+                self.kind[eqn.index] = "state"
+                self.union.join(node, eqn.index)
+                stack.extend(eqn.operands)
+        for eqn in self.program.equations:
+            if eqn.name in VIEW_PRIMITIVES and eqn.operands[0] in self.input_node and eqn.index not in self.kind:
+                self._join_storage_cast(eqn)
+
+    def _join_storage_cast(self, eqn: Equation) -> None:
+        """A cast to fewer bytes, or a view, of a stored leaf stays where the leaf is stored: gather the small copy."""
+        tensors, node = self.program.tensors, self.input_node[eqn.operands[0]]
+        is_state = self.kind.get(node) == "state"
+        narrows = tensors[eqn.results[0]].itemsize <= tensors[eqn.operands[0]].itemsize
+        if is_state and narrows and eqn.name in ("convert_element_type", "transpose"):
+            self.kind[eqn.index] = "state"
+            self.union.join(node, eqn.index)
+
+    def _in_update(self, eqn: Equation) -> bool:
+        if self.rules[eqn.index].family != "elementwise":
+            return False
+        return eqn.phase == "forward" or eqn.name in _GRADIENT_CHAIN_PRIMITIVES
+
+    def _input_groups(self) -> None:
+        for t, node in self.input_node.items():
+            if self.program.tensors[t].shape and node not in self.kind:
+                self.kind[node] = "input"
+
+    def _contraction_groups(self) -> None:
+        """Join each forward contraction with its gradients: they pairwise share an operand (through views)."""
+        heavy = [e for e in self.program.equations if self._is_contraction(e)]
+        forward = [e for e in heavy if e.phase == "forward"]
+        backward = [e for e in heavy if e.phase == "backward"]
+        for eqn in heavy:
+            self.kind[eqn.index] = "contraction"
+        by_number: dict[int, Equation] = {}
+        for eqn in heavy:
+            first = by_number.setdefault(self.values.number[eqn.results[0]], eqn)
+            if first is not eqn:
+                self.union.join(first.index, eqn.index)
+        by_operands: dict[frozenset[int], list[Equation]] = defaultdict(list)
+        by_operand: dict[int, list[Equation]] = defaultdict(list)
+        for eqn in forward:
+            roots = self._roots(eqn)
+            by_operands[frozenset(roots)].append(eqn)
+            for root in set(roots):
+                by_operand[root].append(eqn)
+        partners: dict[int, list[tuple[Equation, int]]] = defaultdict(list)
+        for eqn in backward:
+            for position, root in enumerate(self._roots(eqn)):
+                partners[root].append((eqn, position))
+        for cotangent, uses in sorted(partners.items()):
+            self._match_gradients(cotangent, uses, by_operands, by_operand)
+
+    def _match_gradients(self, cotangent: int, uses, by_operands, by_operand) -> None:
+        others = frozenset(root for eqn, p in uses for i, root in enumerate(self._roots(eqn)) if i != p)
+        candidates = list(by_operands.get(others, ()))
+        if not candidates and len(others) == 1 and cotangent not in by_operand:
+            candidates = list(by_operand.get(next(iter(others)), ()))
+        size = self.program.tensors[cotangent].num_elements
+        tensors = self.program.tensors
+        candidates = [f for f in candidates if tensors[f.results[0]].num_elements == size]
+        if not candidates:
+            return
+        primal = candidates[0]
+        self.mirror.setdefault(self.values.number[cotangent], primal.results[0])
+        for eqn, position in uses:
+            self.union.join(primal.index, eqn.index)
+            self._mirror_result(primal, eqn, position)
+
+    def _mirror_result(self, primal: Equation, gradient: Equation, position: int) -> None:
+        """The gradient contraction of one operand yields the cotangent of the other."""
+        kept = self._roots(gradient)[1 - position]
+        roots = self._roots(primal)
+        if kept in roots and len(roots) == 2:
+            wanted = primal.operands[1 - roots.index(kept)]
+            self.mirror.setdefault(gradient.results[0], wanted)
+
+    def _roots(self, eqn: Equation) -> tuple[int, ...]:
+        return tuple(self.values.root[t] for t in eqn.operands[:2])
+
+    def _is_contraction(self, eqn: Equation) -> bool:
+        return self.rules[eqn.index].family in CONTRACTION_FAMILIES and not self._is_free(eqn)
+
+    def _is_free(self, eqn: Equation) -> bool:
+        return all(self.values.free[t] or not self.program.tensors[t].shape for t in eqn.results) and all(
+            self.values.free[t] or not self.program.tensors[t].shape for t in eqn.operands
+        )
+
+    def _follow(self) -> None:
+        first_with_number: dict[int, int] = {}
+        for eqn in self.program.equations:
+            number = self.values.number[eqn.results[0]] if eqn.results else -1
+            twin = first_with_number.setdefault(number, eqn.index)
+            if eqn.index in self.kind or self._is_free(eqn):
+                continue
+            if twin != eqn.index and twin in self.kind:
+                self._join(eqn, twin)
+                continue
+            if self._joins_contraction(eqn):
+                continue
+            candidates = self._candidates(eqn)
+            if candidates:
+                pick = max if eqn.phase == "forward" else min
+                self._join(eqn, pick(candidates, key=self._order))
+            else:
+                self.kind[eqn.index] = "elementwise"
+
+    def _join(self, eqn: Equation, node: int) -> None:
+        self.kind[eqn.index] = self.kind[node]
+        self.union.join(node, eqn.index)
+
+    def _order(self, node: int) -> int:
+        """Program position of the first equation of a group; inputs come before everything."""
+        root = self.union.find(node)
+        return -1 if root >= self.num_equations else root
+
+    def _joins_contraction(self, eqn: Equation) -> bool:
+        """Views of a contraction's result that keep its bytes ride along: the partial sum passes through them."""
+        if eqn.name not in VIEW_PRIMITIVES:
+            return False
+        producer = self._producer(eqn.operands[0])
+        tensors = self.program.tensors
+        if producer is None or self.kind.get(producer.index) != "contraction":
+            return False
+        if tensors[eqn.results[0]].itemsize != tensors[eqn.operands[0]].itemsize:
+            return False
+        self._join(eqn, producer.index)
+        if eqn.operands[0] in self.mirror:
+            self.mirror.setdefault(eqn.results[0], self.mirror[eqn.operands[0]])
+        return True
+
+    def _candidates(self, eqn: Equation) -> list[int]:
+        tensors, family = self.program.tensors, self.rules[eqn.index].family
+        sized = [t for t in eqn.operands if tensors[t].shape and not self.values.free[t]]
+        if not sized:
+            return []
+        largest = max(tensors[t].num_elements for t in sized)
+        result: list[int] = []
+        for t in sized:
+            if tensors[t].num_elements < largest and family not in ("gather", "scatter"):
+                continue
+            if family == "gather" and t == eqn.operands[0] and t not in self._computed_elementwise(eqn):
+                continue
+            node = self._home(t)
+            if node is not None and self.kind[node] in ("elementwise", "input"):
+                result.append(node)
+        return result
+
+    def _computed_elementwise(self, eqn: Equation) -> set[int]:
+        found = set()
+        for t in eqn.operands:
+            node = self._home(t)
+            if node is not None and self.kind[node] == "elementwise":
+                found.add(t)
+        return found
+
+    def _home(self, t: int) -> int | None:
+        """The node whose group a reader of ``t`` would follow."""
+        seen: set[int] = set()
+        while t not in seen:
+            seen.add(t)
+            if t in self.input_node:
+                node = self.input_node[t]
+                return node if node in self.kind else None
+            eqn = self._producer(t)
+            if eqn is None or eqn.index not in self.kind:
+                return None
+            if self.kind[eqn.index] != "contraction":
+                return eqn.index
+            mirrored = self.mirror.get(t)
+            if mirrored is None:
+                return None
+            t = mirrored
+        return None
+
+    def _producer(self, t: int) -> Equation | None:
+        index = self.values.producer[t]
+        return None if index < 0 else self.program.equations[index]
+
+    def _late_join(self) -> None:
+        """A free equation that only one group reads is computed there (dropout bits, one-off masks)."""
+        for eqn in reversed(self.program.equations):
+            if eqn.index in self.kind or not any(self.program.tensors[t].shape for t in eqn.results):
+                continue
+            readers = {c for t in eqn.results for c in self.values.consumers[t]}
+            roots = {self.union.find(c) for c in readers if c in self.kind}
+            if len(roots) == 1 and all(c in self.kind for c in readers):
+                self._join(eqn, roots.pop())
+
+    def _finish(self) -> Grouping:
+        members: dict[int, list[int]] = defaultdict(list)
+        for node in range(self.num_equations + len(self.program.inputs)):
+            if node in self.kind:
+                members[self.union.find(node)].append(node)
+        groups: list[Group] = []
+        equation_group = [UNGROUPED] * self.num_equations
+        tensor_group = [UNGROUPED] * len(self.program.tensors)
+        for root in sorted(members, key=lambda r: min(members[r])):
+            nodes = members[root]
+            equations = tuple(n for n in nodes if n < self.num_equations)
+            inputs = tuple(self.program.inputs[n - self.num_equations] for n in nodes if n >= self.num_equations)
+            groups.append(Group(index=len(groups), kind=self.kind[root], equations=equations, inputs=inputs))
+            for e in equations:
+                equation_group[e] = groups[-1].index
+                for t in self.program.equations[e].results:
+                    tensor_group[t] = groups[-1].index
+            for t in inputs:
+                tensor_group[t] = groups[-1].index
+        return Grouping(
+            groups=tuple(groups), equation_group=tuple(equation_group), tensor_group=tuple(tensor_group)
+        )

@@ -1,0 +1,61 @@
+"""Everything the planner knows of a step before costs: program, rules, values, groups and their spaces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from jaxplan.ir._dimensions import NamedDimensions, named_dimensions
+from jaxplan.ir._groups import Grouping, coarsen
+from jaxplan.ir._program import Program
+from jaxplan.ir._registry import operator_rule
+from jaxplan.ir._rule import OperatorRule
+from jaxplan.ir._space import GroupSpace, group_space
+from jaxplan.ir._values import Values, analyse_values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepGraph:
+    """The analysed step.
+
+    Attributes:
+      program: the traced step.
+      rules: one operator rule per equation.
+      values: value facts per tensor.
+      named: the named dimensions.
+      grouping: groups of equations.
+      spaces: one iteration space per group.
+      state: tensor indices of inputs that an output replaces (parameters, optimizer slots, step counts).
+    """
+
+    program: Program
+    rules: tuple[OperatorRule, ...]
+    values: Values
+    named: NamedDimensions
+    grouping: Grouping
+    spaces: tuple[GroupSpace, ...]
+    state: frozenset[int]
+
+    @property
+    def unknown(self) -> tuple[int, ...]:
+        """Equations without an operator rule: they run replicated."""
+        return tuple(e.index for e in self.program.equations if self.rules[e.index].family == "unknown")
+
+
+def analyse(program: Program, stage: Callable[[str], None] = lambda name: None) -> StepGraph:
+    """Rules, values, named dimensions, groups and spaces of a program; ``stage`` is told what begins."""
+    stage("rules")
+    avals = program.tensors
+    rules = tuple(
+        operator_rule(e.name, [avals[t] for t in e.operands], [avals[t] for t in e.results], e.params)
+        for e in program.equations
+    )
+    values = analyse_values(program, rules)
+    stage("groups")
+    state = frozenset(program.inputs[i] for i in program.aliases.values())
+    named = named_dimensions(program, rules, state)
+    grouping, primal_of = coarsen(program, rules, values)
+    spaces = tuple(group_space(g, program, rules, named, primal_of) for g in grouping.groups)
+    return StepGraph(
+        program=program, rules=rules, values=values, named=named, grouping=grouping, spaces=spaces, state=state
+    )

@@ -1,0 +1,186 @@
+"""The iteration space of a group: its factor classes, and every tensor's dimensions in terms of them.
+
+Within a group, two factors are one *class* when they meet on a dimension of a tensor that both equations hold. A
+configuration of the group says which atomic axes split which class (PaSE section II: an iteration-space
+configuration), and that fixes the layout of every operand and result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jaxplan.ir._dimensions import NamedDimensions
+from jaxplan.ir._groups import Group
+from jaxplan.ir._program import Equation, Program
+from jaxplan.ir._rule import OperatorRule
+from jaxplan.ir._union import UnionFind
+from jaxplan.ir._values import VIEW_PRIMITIVES
+
+WHOLE = -1
+ClassDims = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FactorClass:
+    """Factors of a group that are always split alike.
+
+    Attributes:
+      sizes: the distinct sizes of its members; a split must divide each.
+      named_dimension: index of its named dimension, -1 when it has none.
+    """
+
+    sizes: tuple[int, ...]
+    named_dimension: int
+
+    def divisible_by(self, splits: int) -> bool:
+        return all(size % splits == 0 for size in self.sizes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSpace:
+    """Classes of one group and what they mean for its equations and tensors.
+
+    Attributes:
+      classes: splittable classes, in the order in which axes are dealt (named dimension order).
+      factor_class: equation index -> class of each factor of its rule (`WHOLE` when never split).
+      tensor_dims: tensor index -> per dimension the classes that split it, major to minor.
+      tensor_partial: result tensor index -> classes whose split leaves it a partial sum.
+    """
+
+    classes: tuple[FactorClass, ...]
+    factor_class: dict[int, tuple[int, ...]]
+    tensor_dims: dict[int, ClassDims]
+    tensor_partial: dict[int, tuple[int, ...]]
+
+
+def group_space(
+    group: Group, program: Program, rules: Sequence[OperatorRule], named: NamedDimensions, primal_of: dict[int, int]
+) -> GroupSpace:
+    """Build the space of ``group``.
+
+    ``primal_of`` maps a cotangent tensor to the tensor whose gradient it is: their dimensions are split alike.
+    """
+    return _SpaceBuilder(group, program, rules, named, primal_of).build()
+
+
+class _SpaceBuilder:
+    def __init__(self, group, program: Program, rules, named, primal_of) -> None:
+        self.group, self.program, self.rules, self.named = group, program, rules, named
+        self.primal_of = primal_of
+        self.union = UnionFind(0)
+        self.sizes: list[int] = []
+        self.base: dict[int, int] = {}
+        self.whole: set[int] = set()
+        self.tensor_factors: dict[int, tuple[tuple[int, ...], ...]] = {}
+
+    def build(self) -> GroupSpace:
+        equations = [self.program.equations[e] for e in self.group.equations]
+        for t in self.group.inputs:
+            shape = self.program.tensors[t].shape
+            self.tensor_factors[t] = tuple((self._new(n),) if n > 1 else () for n in shape)
+        for eqn in equations:
+            self._add_equation(eqn)
+        self._tie_cotangents()
+        self._forbid_repeats(equations)
+        return self._finish(equations)
+
+    def _new(self, size: int, splittable: bool = True) -> int:
+        node = self.union.add()
+        self.sizes.append(size)
+        if not splittable:
+            self.whole.add(node)
+        return node
+
+    def _add_equation(self, eqn: Equation) -> None:
+        rule = self.rules[eqn.index]
+        self.base[eqn.index] = len(self.sizes)
+        for factor in rule.factors:
+            self._new(factor.size, factor.kind in ("map", "reduce"))
+        for t, dims in (*zip(eqn.operands, rule.operands, strict=True), *zip(eqn.results, rule.results, strict=True)):
+            if not dims or self.program.tensors[t].kind == "literal":
+                continue
+            nodes = tuple(tuple(self.base[eqn.index] + f for f in factors) for factors in dims)
+            self._meet(t, nodes)
+
+    def _meet(self, t: int, nodes: tuple[tuple[int, ...], ...]) -> None:
+        known = self.tensor_factors.setdefault(t, nodes)
+        for ours, theirs in zip(known, nodes, strict=True):
+            for minor in (*ours[1:], *theirs[1:]):
+                self.whole.add(minor)
+            if ours and theirs:
+                self.union.join(ours[0], theirs[0])
+
+    def _tie_cotangents(self) -> None:
+        for t, nodes in list(self.tensor_factors.items()):
+            primal = self.tensor_factors.get(self.primal_of.get(t, -1))
+            shapes = self.program.tensors
+            if primal is not None and shapes[t].shape == shapes[self.primal_of[t]].shape:
+                for ours, theirs in zip(primal, nodes, strict=True):
+                    if ours and theirs:
+                        self.union.join(ours[0], theirs[0])
+
+    def _forbid_repeats(self, equations: Sequence[Equation]) -> None:
+        """A class that an equation holds twice (queries and keys of one sequence) cannot be split: two dimensions
+        of one tensor would need the same axes."""
+        for eqn in equations:
+            base, roots = self.base[eqn.index], set()
+            for f in range(len(self.rules[eqn.index].factors)):
+                root = self.union.find(base + f)
+                if root in roots:
+                    self.whole.add(root)
+                roots.add(root)
+
+    def _finish(self, equations: Sequence[Equation]) -> GroupSpace:
+        whole_roots = {self.union.find(node) for node in self.whole}
+        sizes: dict[int, set[int]] = {}
+        for node, size in enumerate(self.sizes):
+            sizes.setdefault(self.union.find(node), set()).add(size)
+        named_of: dict[int, int] = {}
+        for t, dims in self.tensor_factors.items():
+            for d, nodes in enumerate(dims):
+                if nodes:
+                    named_of.setdefault(self.union.find(nodes[0]), self.named.of.get((t, d), len(self.named.dimensions)))
+        roots = [r for r in sizes if r not in whole_roots and max(sizes[r]) > 1 and r in named_of]
+        roots.sort(key=lambda r: (named_of[r], r))
+        index = {root: k for k, root in enumerate(roots)}
+        last = len(self.named.dimensions)
+        return GroupSpace(
+            classes=tuple(
+                FactorClass(
+                    sizes=tuple(sorted(sizes[r])), named_dimension=named_of[r] if named_of[r] < last else -1
+                )
+                for r in roots
+            ),
+            factor_class={
+                eqn.index: tuple(
+                    index.get(self.union.find(self.base[eqn.index] + f), WHOLE)
+                    for f in range(len(self.rules[eqn.index].factors))
+                )
+                for eqn in equations
+            },
+            tensor_dims={
+                t: tuple(
+                    (index[self.union.find(nodes[0])],) if nodes and self.union.find(nodes[0]) in index else ()
+                    for nodes in dims
+                )
+                for t, dims in self.tensor_factors.items()
+            },
+            tensor_partial=self._partials(equations, index),
+        )
+
+    def _partials(self, equations: Sequence[Equation], index: dict[int, int]) -> dict[int, tuple[int, ...]]:
+        partial: dict[int, tuple[int, ...]] = {}
+        for eqn in equations:
+            rule, base = self.rules[eqn.index], self.base[eqn.index]
+            classes = {
+                index[self.union.find(base + f)]
+                for f, factor in enumerate(rule.factors)
+                if factor.kind == "reduce" and factor.reducer == "sum" and self.union.find(base + f) in index
+            }
+            if eqn.name in VIEW_PRIMITIVES and self.group.kind == "contraction":
+                classes |= set(partial.get(eqn.operands[0], ()))
+            if classes:
+                for t in eqn.results:
+                    partial[t] = tuple(sorted(classes))
+        return partial

@@ -1,0 +1,316 @@
+"""Capture a step on abstract values: jaxpr -> Program (design: trace, inline calls, keep provenance)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxplan import _compat
+from jaxplan._errors import TraceError
+from jaxplan.ir._program import Equation, Program, Tensor
+
+_InlineRule = Callable[["_Builder", Any, list[int], str], list[int]]
+_INLINE_RULES: dict[str, _InlineRule] = {}
+
+_TRACE_FAILED_MSG = (
+    "jaxplan could not trace the step {name}.\n"
+    "  expected: a function that jax.jit accepts (pure, arrays in and out, no Python branch on array values)\n"
+    "  got: {error_type}: {error}\n"
+    "  at: {where}\n"
+    "  fix: make jax.make_jaxpr(step)(*args) work first; mark non-array arguments with static_argnums."
+)
+
+
+def trace(
+    step: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    donate_argnums: Sequence[int] = (),
+    static_argnums: Sequence[int] = (),
+) -> Program:
+    """Trace ``step`` on abstract values; nothing is allocated.
+
+    Args:
+      step: the single-device step.
+      args, kwargs: arrays, ``jax.ShapeDtypeStruct`` or pytrees of them.
+      donate_argnums: positions in ``args`` whose buffers the step may reuse.
+      static_argnums: positions in ``args`` closed over as Python values.
+
+    Raises:
+      TraceError: the step cannot be traced; names the user's own line.
+    """
+    kwargs = dict(kwargs or {})
+    static = {i % len(args) for i in static_argnums} if args else set()
+    dynamic = [i for i in range(len(args)) if i not in static]
+
+    def call(dynamic_args, kwargs):
+        merged = list(args)
+        for i, value in zip(dynamic, dynamic_args, strict=True):
+            merged[i] = value
+        return step(*merged, **kwargs)
+
+    abstract = jax.tree.map(_abstract, ([args[i] for i in dynamic], kwargs))
+    try:
+        closed, out_shape = jax.make_jaxpr(call, return_shape=True)(*abstract)
+    except Exception as error:
+        raise _trace_error(step, error) from error
+    return build_program(
+        closed,
+        in_example=abstract,
+        out_example=out_shape,
+        donate=[dynamic.index(i % len(args)) for i in donate_argnums if i % len(args) in dynamic] if args else [],
+        argnums=dynamic,
+    )
+
+
+def build_program(
+    closed: Any, *, in_example: Any, out_example: Any, donate: Sequence[int], argnums: Sequence[int]
+) -> Program:
+    """Turn a closed jaxpr of ``f(dynamic_args, kwargs)`` into a `Program`."""
+    in_leaves, in_tree = jax.tree.flatten(in_example)
+    del in_leaves
+    in_keys = [path for path, _ in jax.tree_util.tree_flatten_with_path(in_example)[0]]
+    out_keys = [path for path, _ in jax.tree_util.tree_flatten_with_path(out_example)[0]]
+    in_paths = tuple(_input_path(path, argnums) for path in in_keys)
+    builder = _Builder()
+    jaxpr = closed.jaxpr
+    inputs = [builder.add(var.aval, "input", path) for var, path in zip(jaxpr.invars, in_paths, strict=True)]
+    outputs = builder.inline(jaxpr, closed.consts, inputs, "")
+    donated = tuple(path[0].idx == 0 and path[1].idx in donate for path in in_keys)
+    aliases = _state_aliases(builder.tensors, inputs, outputs, in_keys, out_keys, donated)
+    equations = _remove_dead(builder.equations, outputs)
+    return Program(
+        tensors=tuple(builder.tensors),
+        equations=equations,
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        in_tree=in_tree,
+        out_tree=jax.tree.structure(out_example),
+        in_paths=in_paths,
+        out_paths=tuple(jax.tree_util.keystr(path) for path in out_keys),
+        donated=donated,
+        aliases=aliases,
+        fingerprint=_fingerprint(builder.tensors, equations, inputs, outputs, donated),
+    )
+
+
+def register_inline(*names: str) -> Callable[[_InlineRule], _InlineRule]:
+    """Register how a call primitive is inlined; returns the rule unchanged."""
+
+    def register(rule: _InlineRule) -> _InlineRule:
+        _INLINE_RULES.update(dict.fromkeys(names, rule))
+        return rule
+
+    return register
+
+
+class _Builder:
+    """Collects tensors and equations while calls are inlined."""
+
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+        self.equations: list[Equation] = []
+
+    def add(self, aval: Any, kind: Any, path: str = "", value: Any = None) -> int:
+        dtype = aval.dtype
+        self.tensors.append(
+            Tensor(
+                index=len(self.tensors),
+                shape=tuple(aval.shape),
+                dtype=dtype,
+                itemsize=_compat.itemsize(dtype),
+                kind=kind,
+                path=path,
+                value=value,
+            )
+        )
+        return len(self.tensors) - 1
+
+    def append(self, primitive: Any, params: Mapping, operands: Sequence[int], out_avals, stack: str, origin) -> list[int]:
+        results = [self.add(aval, "computed") for aval in out_avals]
+        self.equations.append(
+            Equation(
+                index=len(self.equations),
+                primitive=primitive,
+                params=params,
+                operands=tuple(operands),
+                results=tuple(results),
+                name_stack=stack,
+                origin=origin,
+            )
+        )
+        return results
+
+    def inline(self, jaxpr: Any, consts: Sequence[Any], arguments: Sequence[int], prefix: str) -> list[int]:
+        """Replay a jaxpr into this builder; returns the tensor indices of its results."""
+        env: dict[Any, int] = dict(zip(jaxpr.invars, arguments, strict=True))
+        for var, value in zip(jaxpr.constvars, consts, strict=True):
+            env[var] = self.add(var.aval, "constant", value=value)
+
+        def read(atom: Any) -> int:
+            if isinstance(atom, _compat.Literal):
+                return self.add(atom.aval, "literal", value=atom.val)
+            return env[atom]
+
+        for eqn in jaxpr.eqns:
+            operands = [read(atom) for atom in eqn.invars]
+            stack = "/".join(filter(None, (prefix, _compat.eqn_name_stack(eqn))))
+            rule = _INLINE_RULES.get(eqn.primitive.name, _keep)
+            env.update(zip(eqn.outvars, rule(self, eqn, operands, stack), strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
+
+def _keep(builder: _Builder, eqn: Any, operands: list[int], stack: str) -> list[int]:
+    return builder.append(eqn.primitive, eqn.params, operands, [v.aval for v in eqn.outvars], stack, eqn)
+
+
+@register_inline("jit", "pjit", "closed_call", "core_call")
+def _inline_call(builder: _Builder, eqn: Any, operands: list[int], stack: str) -> list[int]:
+    jaxpr, consts = _compat.open_jaxpr(eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call_jaxpr"])
+    return builder.inline(jaxpr, consts, operands, stack)
+
+
+@register_inline("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
+def _inline_custom(builder: _Builder, eqn: Any, operands: list[int], stack: str) -> list[int]:
+    body = eqn.params.get("call_jaxpr", eqn.params.get("fun_jaxpr"))
+    jaxpr, consts = _compat.open_jaxpr(body)
+    return builder.inline(jaxpr, consts, operands, stack)
+
+
+@register_inline("checkpoint", "remat", "remat2")
+def _inline_remat(builder: _Builder, eqn: Any, operands: list[int], stack: str) -> list[int]:
+    """A remat region is inlined behind a barrier on its inputs: without it the compiler's CSE undoes the remat."""
+    jaxpr, consts = _compat.open_jaxpr(eqn.params["jaxpr"])
+    if eqn.params.get("differentiated") and eqn.params.get("prevent_cse", True) is not False:
+        avals = [var.aval for var in jaxpr.invars]
+        operands = builder.append(jax.lax.optimization_barrier_p, {}, operands, avals, stack, eqn)
+    return builder.inline(jaxpr, consts, operands, stack)
+
+
+def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf
+    aval = jax.typeof(leaf)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
+
+
+def _input_path(path: tuple[Any, ...], argnums: Sequence[int]) -> str:
+    if path[0].idx == 0:
+        return f"[{argnums[path[1].idx]}]" + jax.tree_util.keystr(path[2:])
+    return jax.tree_util.keystr(path[1:])
+
+
+def _state_aliases(tensors, inputs, outputs, in_keys, out_keys, donated) -> dict[int, int]:
+    """Pair each output with the input state leaf of the same inner path, shape and dtype.
+
+    The inner path drops the argument number, and on the output side the position in a returned tuple; a
+    donated input is preferred. The pair keeps one layout, so that a step's output feeds the next step as it is.
+    """
+    by_key: dict[Any, list[int]] = {}
+    for position, path in enumerate(in_keys):
+        tensor = tensors[inputs[position]]
+        by_key.setdefault((path[2:], tensor.shape, tensor.dtype), []).append(position)
+    taken: set[int] = set()
+    aliases: dict[int, int] = {}
+    for position, path in enumerate(out_keys):
+        tensor = tensors[outputs[position]]
+        for inner in (path[1:], path):
+            free = [i for i in by_key.get((tuple(inner), tensor.shape, tensor.dtype), []) if i not in taken]
+            free.sort(key=lambda i: not donated[i])
+            if free and inner and (donated[free[0]] or tensor.shape):
+                aliases[position] = free[0]
+                taken.add(free[0])
+                break
+    return aliases
+
+
+def _remove_dead(equations: Sequence[Equation], outputs: Sequence[int]) -> tuple[Equation, ...]:
+    """Drop equations whose results nobody reads, keeping those with effects; indices are renumbered."""
+    live = set(outputs)
+    kept: list[Equation] = []
+    for eqn in reversed(equations):
+        if getattr(eqn.origin, "effects", None) or any(r in live for r in eqn.results):
+            kept.append(eqn)
+            live.update(eqn.operands)
+    kept.reverse()
+    return tuple(
+        Equation(
+            index=i,
+            primitive=e.primitive,
+            params=e.params,
+            operands=e.operands,
+            results=e.results,
+            name_stack=e.name_stack,
+            origin=e.origin,
+        )
+        for i, e in enumerate(kept)
+    )
+
+
+def _fingerprint(tensors, equations, inputs, outputs, donated) -> str:
+    digest = hashlib.sha256()
+
+    def put(*items: Any) -> None:
+        digest.update(repr(items).encode())
+
+    for i in inputs:
+        put("in", tensors[i].shape, str(tensors[i].dtype), tensors[i].path)
+    for eqn in equations:
+        operands = tuple(
+            ("lit", str(tensors[t].dtype), _literal_repr(tensors[t].value)) if tensors[t].kind == "literal" else t
+            for t in eqn.operands
+        )
+        shapes = tuple((tensors[t].shape, str(tensors[t].dtype)) for t in eqn.results)
+        put(eqn.name, operands, eqn.results, shapes, stable_params(eqn.params))
+    put("out", tuple(outputs), tuple(donated))
+    return digest.hexdigest()
+
+
+def _literal_repr(value: Any) -> str:
+    return repr(np.asarray(value).tolist()) if np.ndim(value) == 0 else "array"
+
+
+def stable_params(params: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Parameters as text that is equal across processes (no object addresses)."""
+    return tuple((key, _stable(params[key])) for key in sorted(params))
+
+
+def _stable(value: Any) -> str:
+    if value is None or isinstance(value, bool | int | float | str | np.dtype | np.generic):
+        return str(value)
+    if isinstance(value, tuple | list):
+        return "(" + ",".join(map(_stable, value)) + ")"
+    if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
+        return str(value)
+    text = str(value)
+    return getattr(value, "__name__", type(value).__name__) if " at 0x" in text or callable(value) else text
+
+
+def _trace_error(step: Callable[..., Any], error: Exception) -> TraceError:
+    frame = _user_frame(error)
+    return TraceError(
+        _TRACE_FAILED_MSG.format(
+            name=getattr(step, "__name__", repr(step)),
+            error_type=type(error).__name__,
+            error=str(error).split("\n", 1)[0],
+            where=frame or "unknown line",
+        )
+    )
+
+
+def _user_frame(error: BaseException) -> str:
+    """``file:line (function)`` of the innermost frame outside JAX, Flax, Optax and jaxplan."""
+    found = ""
+    traceback = error.__traceback__
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        module = traceback.tb_frame.f_globals.get("__name__", "")
+        if module.split(".")[0] not in ("jax", "jaxlib", "flax", "optax", "jaxplan", "contextlib", "functools"):
+            found = f"{code.co_filename}:{traceback.tb_lineno} ({code.co_name})"
+        traceback = traceback.tb_next
+    return found

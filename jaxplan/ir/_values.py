@@ -1,0 +1,105 @@
+"""Facts about values that need no sharding: equality (value numbers), view roots, freedom, consumers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jaxplan.ir._program import Program
+from jaxplan.ir._rule import OperatorRule
+
+IDENTITY_PRIMITIVES = frozenset({"optimization_barrier", "stop_gradient", "copy", "copy_p", "sharding_constraint"})
+VIEW_PRIMITIVES = frozenset(
+    {"transpose", "reshape", "squeeze", "expand_dims", "convert_element_type", "reduce_precision"}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Values:
+    """Per tensor, by index.
+
+    Attributes:
+      number: value number; equal for tensors that hold the same value (a recomputed activation equals its original).
+      root: value number of the tensor that it is a view of (transposes, reshapes, casts).
+      free: exists in any layout for nothing (iota, constants, what is computed from them and from scalars).
+      producer: index of the producing equation, -1 for inputs, constants and literals.
+      consumers: equations that read it, in program order.
+    """
+
+    number: tuple[int, ...]
+    root: tuple[int, ...]
+    free: tuple[bool, ...]
+    producer: tuple[int, ...]
+    consumers: tuple[tuple[int, ...], ...]
+
+
+def analyse_values(program: Program, rules: tuple[OperatorRule, ...]) -> Values:
+    """Global value numbering (Alpern, Wegman, Zadeck 1988) in one pass over the equations."""
+    tensors = program.tensors
+    count = len(tensors)
+    number, root = list(range(count)), list(range(count))
+    free, producer = [False] * count, [-1] * count
+    consumers: list[list[int]] = [[] for _ in range(count)]
+    seen: dict[Any, tuple[int, ...]] = {}
+    for tensor in tensors:
+        if tensor.kind == "literal":
+            free[tensor.index] = True
+            key = ("literal", str(tensor.dtype), _literal_key(tensor.value))
+            number[tensor.index] = root[tensor.index] = seen.setdefault(key, (tensor.index,))[0]
+        elif tensor.kind == "constant":
+            free[tensor.index] = not tensor.shape
+    scalar_inputs = {i for i in program.inputs if not tensors[i].shape}
+    for eqn, rule in zip(program.equations, rules, strict=True):
+        for t in eqn.operands:
+            consumers[t].append(eqn.index)
+        operand_numbers = tuple(number[t] for t in eqn.operands)
+        is_free = all(free[t] or t in scalar_inputs for t in eqn.operands) and rule.family != "unknown"
+        if eqn.name in IDENTITY_PRIMITIVES and len(eqn.results) == len(eqn.operands):
+            numbers = operand_numbers
+        else:
+            key = (eqn.name, frozen_params(eqn.params), operand_numbers)
+            numbers = seen.setdefault(key, eqn.results) if not getattr(eqn.origin, "effects", None) else eqn.results
+        for position, t in enumerate(eqn.results):
+            producer[t] = eqn.index
+            number[t] = numbers[position]
+            free[t] = is_free and bool(tensors[t].shape)
+            if not tensors[t].shape and is_free:
+                scalar_inputs.add(t)
+            root[t] = number[t]
+        if eqn.name in VIEW_PRIMITIVES:
+            root[eqn.results[0]] = root[eqn.operands[0]]
+        elif eqn.name in IDENTITY_PRIMITIVES:
+            for operand, result in zip(eqn.operands, eqn.results, strict=False):
+                root[result] = root[operand]
+    return Values(
+        number=tuple(number),
+        root=tuple(root),
+        free=tuple(free),
+        producer=tuple(producer),
+        consumers=tuple(map(tuple, consumers)),
+    )
+
+
+def frozen_params(params: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """Parameters as a hashable key within this process."""
+    return tuple((key, _freeze(params[key])) for key in sorted(params))
+
+
+def _freeze(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return tuple(_freeze(v) for v in value)
+    if isinstance(value, np.ndarray):
+        return (value.shape, str(value.dtype), value.tobytes())
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return value
+
+
+def _literal_key(value: Any) -> Any:
+    array = np.asarray(value)
+    return (array.shape, array.tobytes())
