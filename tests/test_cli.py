@@ -1,0 +1,195 @@
+"""The command line: what it passes to `jaxplan.plan`, what it prints, and its errors and exit codes."""
+
+import dataclasses
+import importlib
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+import jaxplan
+from jaxplan import _cli
+from jaxplan._errors import InfeasibleError, TopologyError
+from jaxplan._frontier import Frontier
+
+GIB = 2**30
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FakeAudit:
+    ok: bool
+
+    def table(self):
+        return "predicted beside compiled"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FakePlan:
+    name: str
+    time_seconds: float
+    memory_bytes: int
+    compute_seconds: float = 0.001
+    communication_seconds: float = 0.0
+    lower_bound_seconds: float = 0.0
+    summary: str = ""
+    faithful: bool = True
+
+    def to_json(self):
+        return dataclasses.asdict(self)
+
+    def explain(self):
+        return f"explanation of {self.name}"
+
+    def audit(self):
+        return FakeAudit(ok=self.faithful)
+
+    def save(self, path):
+        with open(path, "w") as file:
+            file.write(self.name)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Replace `jaxplan.plan` by a recorder that returns a frontier of two plans."""
+    recorded = []
+
+    def plan(step, *args, progress, **options):
+        recorded.append((step, args, options))
+        progress("trace")
+        return Frontier.from_plans(
+            [
+                FakePlan(name="lean", time_seconds=0.2, memory_bytes=GIB),
+                FakePlan(name="fast", time_seconds=0.1, memory_bytes=2 * GIB, faithful=False),
+            ]
+        )
+
+    monkeypatch.setitem(vars(jaxplan), "plan", plan)
+    return recorded
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """A module `user_step` in the working directory."""
+    source = """
+        class Steps:
+            @staticmethod
+            def other(x): return x
+
+        def step(x, y): return x
+
+        def make_args(): return 1, 2
+
+        def make_one(): return {"x": 1}
+
+        def broken(): raise RuntimeError("first line\\nsecond line")
+
+        number = 3
+    """
+    (tmp_path / "user_step.py").write_text(textwrap.dedent(source))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "user_step", raising=False)
+    importlib.invalidate_caches()
+    return tmp_path
+
+
+def test_plan_passes_everything_on_and_prints_the_frontier(calls, module, capsys):
+    command = "plan user_step:step --args user_step:make_args --topology h100:2x8 --memory 40GiB --solver ft"
+    code = _cli.main([*command.split(), "--donate", "0", "1", "--static", "1", "--explain"])
+    assert code == 0
+    ((step, args, options),) = calls
+    assert step is sys.modules["user_step"].step
+    assert args == (1, 2)
+    assert options == {
+        "topology": "h100:2x8",
+        "memory": 40 * GIB,
+        "solver": "ft",
+        "donate_argnums": (0, 1),
+        "static_argnums": (1,),
+    }
+    out, err = capsys.readouterr()
+    assert "2 plans that nothing beats" in out
+    assert "chosen: #1 (fastest), 100 ms a step, 2.00 GiB per device" in out
+    assert "explanation of fast" in out
+    assert err.startswith("planned: trace ")
+
+
+def test_defaults_and_a_path_instead_of_a_module(calls, module):
+    path = str(module / "user_step.py")
+    assert _cli.main(["plan", f"{path}:Steps.other", "--args", f"{path}:make_one"]) == 0
+    ((step, args, options),) = calls
+    assert step("echo") == "echo"
+    assert args == ({"x": 1},)
+    assert options["topology"] is options["memory"] is None
+    assert options["solver"] == "auto"
+    assert options["donate_argnums"] == options["static_argnums"] == ()
+
+
+@pytest.mark.parametrize("choose, name, exit_code", [("leanest", "lean", 0), ("1", "fast", 4)])
+def test_files_and_audit(calls, module, capsys, choose, name, exit_code):
+    command = "plan user_step:step --args user_step:make_args --audit --save f.json --plan p.json --choose"
+    assert _cli.main([*command.split(), choose]) == exit_code
+    assert (module / "p.json").read_text() == name
+    assert '"schema": "jaxplan.frontier"' in (module / "f.json").read_text()
+    assert "predicted beside compiled" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("step", "args", "options", "exit_code", "message"),
+    [
+        ("nothing", "user_step:make_args", "", 2, "names no function"),
+        ("no_such_module:f", "user_step:make_args", "", 2, "there is no module 'no_such_module'"),
+        ("no_such.py:f", "user_step:make_args", "", 2, "there is no file"),
+        (
+            "user_step:stop",
+            "user_step:make_args",
+            "",
+            2,
+            "there is no 'stop'; expected one of Steps, broken,",
+        ),
+        ("user_step:number", "user_step:make_args", "", 2, "is a int, not a function"),
+        ("user_step:step", "user_step:broken", "", 1, "RuntimeError: first line second line"),
+        ("user_step:step", "user_step:make_args", "--memory 40", 2, "memory='40' is not an amount of memory"),
+        ("user_step:step", "user_step:make_args", "--choose best", 2, "choose='best' is no point"),
+    ],
+)
+def test_an_error_is_one_line(calls, module, capsys, step, args, options, exit_code, message):
+    assert _cli.main(["plan", step, "--args", args, *options.split()]) == exit_code
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("jaxplan: error: ")
+    assert message in last
+    with pytest.raises(Exception, match=r"\S"):
+        _cli.main(["plan", step, "--args", args, *options.split(), "--debug"])
+
+
+@pytest.mark.parametrize(
+    "error, exit_code", [(InfeasibleError("too\n  small"), 3), (TopologyError("what"), 2)]
+)
+def test_exit_codes(module, monkeypatch, capsys, error, exit_code):
+    def plan(*args, **options):
+        raise error
+
+    monkeypatch.setitem(vars(jaxplan), "plan", plan)
+    assert _cli.main(["plan", "user_step:step", "--args", "user_step:make_args"]) == exit_code
+    assert capsys.readouterr().err == f"jaxplan: error: {' '.join(str(error).split())}\n"
+
+
+def test_wrong_usage_exits_with_two(capsys):
+    with pytest.raises(SystemExit) as caught:
+        _cli.main(["plan", "user_step:step"])
+    assert caught.value.code == 2
+    assert "--args" in capsys.readouterr().err
+
+
+def test_python_dash_m_jaxplan():
+    done = subprocess.run(
+        [sys.executable, "-m", "jaxplan", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"jaxplan {jaxplan.__version__}\n"
+
+
+def test_importing_jaxplan_imports_no_jax():
+    code = "import sys, jaxplan, jaxplan._cli; print('jax' in sys.modules, 'networkx' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False False\n"
