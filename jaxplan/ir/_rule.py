@@ -1,0 +1,142 @@
+"""What an operator rule is: the factors of an operator's iteration space, and which dimensions carry them.
+
+The notation is Shardy's (https://openxla.org/shardy/propagation): ``b i k, b k j -> b i j``, where splitting
+one factor splits every dimension that carries it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxplan._errors import RuleError
+
+FactorKind = Literal["map", "reduce", "whole", "window"]
+Reducer = Literal["sum", "max", "min", "prod"]
+Dimension = tuple[int, ...]
+TensorFactors = tuple[Dimension, ...]
+Shape = tuple[int, ...]
+
+_LETTERS = "ijklmnopqrstuvwxyzabcdefgh"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Factor:
+    """One index of the iteration space.
+
+    Attributes:
+      size: number of values of the index; of a ``window`` factor, the largest number of equal parts.
+      kind: ``map`` may be split freely; ``reduce`` may be split and leaves partial results; ``window`` may be
+        split if neighbours exchange a halo; ``whole`` may not be split.
+      reducer: what joins the partial results of a ``reduce`` factor, None for every other kind.
+      name: a letter or word for people, may be empty.
+    """
+
+    size: int
+    kind: FactorKind = "map"
+    reducer: Reducer | None = None
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if (self.kind == "reduce") != (self.reducer is not None):
+            raise RuleError(f"a {self.kind!r} factor has reducer {self.reducer!r}: exactly 'reduce' has one")
+        if self.size == 1 or self.size < 0:
+            raise RuleError(f"a factor has size {self.size}: a dimension of size 1 carries no factor")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorRule:
+    """How an operator may be split.
+
+    Attributes:
+      factors: the iteration space.
+      operands: per operand and dimension, factor indices, major to minor; ``()`` for a dimension of size 1.
+      results: the same, per result.
+      family: ``elementwise``, ``contraction``, ``reduction``, ``shape``, ``gather``, ``scatter``, ``scan``,
+        ``convolution``, ``window``, ``sort``, ``linalg``, ``rng``, ``source`` (no tensor operand), ``unknown``.
+      linear: sets of operands in which the operator is jointly linear: when all of one set are partial sums
+        over the same devices, and the other operands are not, so are the results. ``add`` has ((0, 1),),
+        ``mul`` has ((0,), (1,)).
+    """
+
+    factors: tuple[Factor, ...]
+    operands: tuple[TensorFactors, ...]
+    results: tuple[TensorFactors, ...]
+    family: str
+    linear: tuple[tuple[int, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        in_operands = _factors_of(self.operands, "operand", len(self.factors))
+        in_results = _factors_of(self.results, "result", len(self.factors))
+        for index, factor in enumerate(self.factors):
+            if index not in in_operands and index not in in_results:
+                raise RuleError(f"factor {self.factor_name(index)!r} is in no dimension")
+            if factor.kind == "reduce" and index in in_results:
+                raise RuleError(f"reduce factor {self.factor_name(index)!r} is in a result: operands only")
+        for index in itertools.chain.from_iterable(self.linear):
+            if not 0 <= index < len(self.operands):
+                raise RuleError(f"linear names operand {index} of {len(self.operands)}")
+
+    def factor_name(self, index: int) -> str:
+        """The name of a factor, or a letter where it has none."""
+        if self.factors[index].name:
+            return self.factors[index].name
+        turn, letter = divmod(index, len(_LETTERS))
+        return _LETTERS[letter] + (str(turn) if turn else "")
+
+    def factors_of_kind(self, kind: FactorKind) -> tuple[int, ...]:
+        """Indices of the factors of one kind."""
+        return tuple(index for index, factor in enumerate(self.factors) if factor.kind == kind)
+
+    def check(self, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape]) -> None:
+        """Raise RuleError unless every dimension's size is the product of its factors' sizes.
+
+        A dimension with a ``window`` factor may be a multiple of it: operand and result differ there.
+        """
+        self._check_side("operand", self.operands, in_shapes)
+        self._check_side("result", self.results, out_shapes)
+
+    def _check_side(self, what: str, tensors: tuple[TensorFactors, ...], shapes: Sequence[Shape]) -> None:
+        if len(tensors) != len(shapes):
+            raise RuleError(f"the rule has {len(tensors)} {what}s, the operator has {len(shapes)}")
+        for position, (dims, shape) in enumerate(zip(tensors, shapes)):
+            if len(dims) != len(shape):
+                raise RuleError(f"{what} {position} has rank {len(dims)} in the rule, its shape is {shape}")
+            for axis, (indices, size) in enumerate(zip(dims, shape)):
+                product = math.prod(self.factors[index].size for index in indices)
+                is_window = any(self.factors[index].kind == "window" for index in indices)
+                if not (product == size or (is_window and product and size % product == 0)):
+                    raise RuleError(
+                        f"dimension {axis} of {what} {position} has size {size}, "
+                        f"its factors multiply to {product}"
+                    )
+
+    def __str__(self) -> str:
+        """The rule in factor notation, such as ``i k, k j -> i j {k: sum}``."""
+        sides = [", ".join(map(self._tensor_string, side)) for side in (self.operands, self.results)]
+        notes = [
+            f"{self.factor_name(index)}: {factor.reducer or factor.kind}"
+            for index, factor in enumerate(self.factors)
+            if factor.kind != "map"
+        ]
+        return f"{sides[0]} -> {sides[1]}".strip() + (f" {{{', '.join(notes)}}}" if notes else "")
+
+    def _tensor_string(self, dims: TensorFactors) -> str:
+        if not dims:
+            return "()"
+        words = [" ".join(map(self.factor_name, indices)) or "1" for indices in dims]
+        return " ".join(f"({word})" if len(indices) > 1 else word for word, indices in zip(words, dims))
+
+
+def _factors_of(tensors: tuple[TensorFactors, ...], what: str, num_factors: int) -> frozenset[int]:
+    """The factors that a side of the rule carries; raises RuleError on an unknown or repeated one."""
+    for position, dims in enumerate(tensors):
+        indices = [index for dim in dims for index in dim]
+        if len(set(indices)) < len(indices):
+            raise RuleError(f"{what} {position} carries a factor twice: {dims}")
+        if any(not 0 <= index < num_factors for index in indices):
+            raise RuleError(f"{what} {position} names a factor that is not among the {num_factors}: {dims}")
+    return frozenset(index for dims in tensors for dim in dims for index in dim)

@@ -1,0 +1,13 @@
+"""Operator rules by family; importing this package registers them all."""
+
+from jaxplan.ir._factor_string import factor_rule as factor_rule
+from jaxplan.ir._registry import has_rule as has_rule
+from jaxplan.ir._registry import operator_rule as operator_rule
+from jaxplan.ir._registry import register_rule as register_rule
+from jaxplan.ir._registry import registered_primitives as registered_primitives
+from jaxplan.ir._rule import Factor as Factor
+from jaxplan.ir._rule import OperatorRule as OperatorRule
+from jaxplan.ir.rules import _contraction as _contraction
+from jaxplan.ir.rules import _elementwise as _elementwise
+from jaxplan.ir.rules import _reduction as _reduction
+from jaxplan.ir.rules import _shape as _shape
