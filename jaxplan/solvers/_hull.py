@@ -1,0 +1,154 @@
+"""The lower convex hull of the frontier, by exact scalarised eliminations.
+
+Every point that minimises time + slope x memory is truly on the frontier, and each such minimum is a straight
+line below the whole frontier: a bound on the time at every memory limit.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxplan.solvers._elimination import run_schedule
+from jaxplan.solvers._problem import Problem, Weights
+from jaxplan.solvers._schedule import Schedule
+
+# Sums of a thousand float64 costs agree to about 1e-13; below this fraction a difference is rounding.
+ROUNDING = 1e-11
+# Weight of the other objective at the two ends, as a fraction of both ranges: breaks ties there.
+_TIE_WEIGHT = 1e-6
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """An assignment with its choices, seconds and bytes; ordered by memory, then time, then assignment."""
+
+    assignment: tuple[int, ...]
+    choices: tuple[int, ...]
+    time: float
+    memory: int
+
+    @property
+    def order(self) -> tuple[int, float, tuple[int, ...], tuple[int, ...]]:
+        return self.memory, self.time, self.assignment, self.choices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A proven bound through (time, memory): no assignment lies below it, up to rounding.
+
+    Attributes:
+      time: seconds.
+      memory: bytes.
+      slope: seconds per byte, at least 0.
+    """
+
+    time: float
+    memory: int
+    slope: float
+
+    def at(self, memory: int) -> float:
+        return self.time - self.slope * (memory - self.memory)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hull:
+    """Vertices of the lower convex hull and the lines below it.
+
+    Attributes:
+      points: the vertices, ascending in memory.
+      lines: bounds, one for each minimisation.
+      is_complete: whether every vertex was found, not only those that `max_solves` let through.
+    """
+
+    points: tuple[Point, ...]
+    lines: tuple[Line, ...]
+    is_complete: bool
+
+    def lower_bound(self, memory: int) -> float:
+        """Return seconds that no assignment of at most `memory` bytes beats."""
+        return max(line.at(memory) for line in self.lines)
+
+
+def non_dominated(points: Iterable[Point]) -> list[Point]:
+    """Return the points that nothing beats, ascending in memory; of equal ones the first in `Point.order`."""
+    kept: list[Point] = []
+    for point in sorted(points, key=lambda point: point.order):
+        if not kept or point.time < kept[-1].time:
+            kept.append(point)
+    return kept
+
+
+def minimise(problem: Problem, schedule: Schedule, slope: float) -> tuple[Point, Line]:
+    """Return an assignment of least time + slope * memory, and the bound that it proves."""
+    return _minimise(problem, schedule, (1.0, slope))
+
+
+def lower_hull(
+    problem: Problem, schedule: Schedule, *, max_solves: int = 64, progress: Progress | None = None
+) -> Hull:
+    """Find the hull by dichotomy: between two neighbours, minimise along the normal of the line through them.
+
+    The pair that encloses the largest area is refined first, so `max_solves` cuts off what matters least.
+
+    Raises:
+      InfeasibleError: every assignment has infinite time.
+    """
+    found, lines = _ends(problem, schedule)
+    queue: list[tuple[float, int, Point, Point]] = []
+    order = itertools.count()
+
+    def push(left: Point, right: Point) -> None:
+        area = (right.memory - left.memory) * (left.time - right.time)
+        if left.memory < right.memory and left.time > right.time:
+            heapq.heappush(queue, (-area, next(order), left, right))
+
+    for left, right in itertools.pairwise(found):
+        push(left, right)
+    while queue and len(lines) < max_solves:
+        *_, left, right = heapq.heappop(queue)
+        slope = (left.time - right.time) / (right.memory - left.memory)
+        point, line = minimise(problem, schedule, slope)
+        lines.append(line)
+        gain = (left.time - point.time) - slope * (point.memory - left.memory)
+        if gain > ROUNDING * left.time:
+            found.append(point)
+            push(left, point)
+            push(point, right)
+        if progress is not None:
+            progress("hull", len(lines) / max_solves)
+    return Hull(points=tuple(non_dominated(found)), lines=tuple(lines), is_complete=not queue)
+
+
+def _ends(problem: Problem, schedule: Schedule) -> tuple[list[Point], list[Line]]:
+    """Return the leanest and the fastest point, ties resolved where the slopes next to them can."""
+    fast, floor = _minimise(problem, schedule, (1.0, 0.0))
+    lean, _ = _minimise(problem, schedule, (0.0, 1.0))
+    if lean.memory >= fast.memory:
+        return [fast], [floor]
+    ratio = max(fast.time, lean.time - fast.time) / (fast.memory - lean.memory)
+    near_lean, lean_line = _minimise(problem, schedule, (_TIE_WEIGHT / ratio, 1.0))
+    near_fast, fast_line = _minimise(problem, schedule, (1.0, _TIE_WEIGHT * ratio))
+    points = non_dominated([lean, near_lean, near_fast, fast])
+    return points, [floor, lean_line, fast_line]
+
+
+def _minimise(problem: Problem, schedule: Schedule, weights: Weights) -> tuple[Point, Line]:
+    """Solve for one pair of weights and score the result exactly."""
+    optimum = run_schedule(problem, schedule, weights)
+    rows = np.array([optimum.assignment], np.intp)
+    times, memories, choices = problem.evaluate_many(rows, weights=weights)
+    point = Point(
+        assignment=optimum.assignment,
+        choices=tuple(choices[0].tolist()),
+        time=float(times[0]),
+        memory=int(memories[0]),
+    )
+    slope = weights[1] / weights[0] if weights[0] else 0.0
+    return point, Line(time=point.time, memory=point.memory, slope=slope)

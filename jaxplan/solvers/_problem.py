@@ -1,0 +1,156 @@
+"""The one formulation that all solvers share, and the one evaluator that scores what they return.
+
+In symbols:
+
+    minimise   sum_v time_v[x_v] + sum_(u,v) time_uv[x_u, x_v, c_uv]        seconds  (`Problem.evaluate`)
+    and        sum_v memory_v[x_v] + sum_(u,v) memory_uv[x_u, x_v, c_uv]    bytes
+    over       a configuration x_v of each node and a choice c_uv of each edge.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jaxplan.solvers import _validate
+from jaxplan.solvers._edge import Edge, cheapest_choice, fastest_choice
+
+Weights = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, init=False, eq=False, repr=False)
+class Problem:
+    """Nodes with configurations, edges with matrices, a time and a memory for every entry.
+
+    Letters: `V` nodes, `E` edges, `K_v` configurations of node v, `C` choices of an edge, `N` assignments.
+    Arrays of the right dtype are kept as they are, and arrays given twice (identical layers) stay one
+    object: solvers fold repeated structure by identity. Do not write to them afterwards.
+
+    Attributes:
+      time: V arrays (K_v,) float64, seconds; infinite where a configuration is forbidden.
+      memory: V arrays (K_v,) int64, bytes.
+      edges: E edges; several may join the same two nodes.
+      names: V names of the nodes, for error messages.
+      num_configurations: (V,) K_v.
+    """
+
+    time: tuple[np.ndarray, ...]
+    memory: tuple[np.ndarray, ...]
+    edges: tuple[Edge, ...]
+    names: tuple[str, ...]
+    num_configurations: tuple[int, ...]
+
+    def __init__(
+        self,
+        *,
+        time: Sequence[Any],
+        memory: Sequence[Any] | None = None,
+        edges: Sequence[Edge | tuple[Any, ...]] = (),
+        names: Sequence[str] | None = None,
+    ) -> None:
+        """Check and keep the arrays.
+
+        Args:
+          time: V arrays (K_v,), seconds.
+          memory: V arrays (K_v,), whole bytes; None stands for no memory at all.
+          edges: (u, v, time_uv) or (u, v, time_uv, memory_uv), matrices (K_u, K_v) or (K_u, K_v, C) with
+            infinite time where a choice does not exist.
+          names: names of the nodes in error messages.
+
+        Raises:
+          ProblemError: the arrays do not fit together, hold NaN, or leave nothing to choose.
+        """
+        arrays = _validate.Arrays()
+        names = _validate.node_names(names, len(time))
+        times = tuple(arrays.node_time(array, name) for array, name in zip(time, names))
+        if memory is None:
+            memories = tuple(arrays.no_memory(len(array)) for array in times)
+        else:
+            _validate.same_length(len(memory), len(times))
+            memories = tuple(arrays.node_memory(m, t, n) for m, t, n in zip(memory, times, names))
+        sizes = tuple(len(array) for array in times)
+        keep = functools.partial(object.__setattr__, self)
+        keep("time", times)
+        keep("memory", memories)
+        keep("edges", tuple(arrays.edge(edge, index, sizes, names) for index, edge in enumerate(edges)))
+        keep("names", names)
+        keep("num_configurations", sizes)
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.time)
+
+    def __repr__(self) -> str:
+        labels = sum(self.num_configurations)
+        return f"Problem({len(self.time)} nodes, {len(self.edges)} edges, {labels} configurations)"
+
+    def evaluate(
+        self, assignment: Sequence[int], choices: Sequence[int] | None = None
+    ) -> tuple[float, int, tuple[int, ...]]:
+        """Return seconds, bytes and the choices of one assignment.
+
+        Args:
+          assignment: (V,) configuration of each node.
+          choices: (E,) choice of each edge; by default the fastest one, ties to less memory.
+
+        Raises:
+          ProblemError: a configuration or a choice is out of range.
+        """
+        _validate.assignment_range(assignment, choices, self)
+        rows = np.asarray(assignment, np.intp)[None]
+        given = None if choices is None else np.asarray(choices, np.intp)[None]
+        times, memories, picked = self.evaluate_many(rows, given)
+        return float(times[0]), int(memories[0]), tuple(picked[0].tolist())
+
+    def evaluate_many(
+        self, assignments: np.ndarray, choices: np.ndarray | None = None, weights: Weights | None = None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Score N assignments: (N,) seconds, (N,) bytes and (N, E) choices.
+
+        Sums of seconds are rounded once (`math.fsum`): equal costs in any order have equal sums.
+
+        Args:
+          assignments: (N, V) configuration of each node.
+          choices: (N, E) choice of each edge; negative entries and None are filled in.
+          weights: of time and memory, to fill in the choice of least weighted cost instead of the fastest.
+        """
+        times, memories, picked = self.costs(assignments, choices, weights)
+        totals = np.array([math.fsum(row) for row in times.tolist()])
+        return totals, memories.sum(axis=1), picked
+
+    def costs(
+        self, assignments: np.ndarray, choices: np.ndarray | None = None, weights: Weights | None = None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the terms of `evaluate_many`'s sums: (N, V + E) seconds and bytes, and (N, E) choices."""
+        num_rows, num_nodes = assignments.shape
+        columns = np.ascontiguousarray(assignments.T)
+        times = np.empty((num_nodes + len(self.edges), num_rows))
+        memories = np.empty(times.shape, np.int64)
+        picked = np.zeros((len(self.edges), num_rows), np.intp)
+        for node, column in enumerate(columns):
+            times[node] = self.time[node][column]
+            memories[node] = self.memory[node][column]
+        for index, edge in enumerate(self.edges):
+            given = None if choices is None else choices[:, index]
+            terms = _edge_costs(edge, columns[edge.source], columns[edge.target], given, weights)
+            times[num_nodes + index], memories[num_nodes + index], picked[index] = terms
+        return times.T, memories.T, picked.T
+
+
+def _edge_costs(
+    edge: Edge, sources: np.ndarray, targets: np.ndarray, given: np.ndarray | None, weights: Weights | None
+) -> tuple[np.ndarray, np.ndarray | int, np.ndarray | int]:
+    """Return one edge's (N,) seconds, bytes and choices."""
+    if edge.time.ndim == 2:
+        return edge.time[sources, targets], 0 if edge.memory is None else edge.memory[sources, targets], 0
+    time, memory = edge.costs_at(sources, targets)
+    picked = fastest_choice(time, memory) if weights is None else cheapest_choice(time, memory, *weights)
+    if given is not None:
+        picked = np.where(given >= 0, given, picked)
+    rows = np.arange(len(sources))
+    return time[rows, picked], memory[rows, picked], picked

@@ -1,0 +1,150 @@
+"""The steps of a variable elimination, planned on shapes and identities alone, equal steps folded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from jaxplan._errors import ProblemError
+from jaxplan.solvers._order import OrderName, elimination_order
+from jaxplan.solvers._problem import Problem
+
+# 2**27 float64 are 1 GiB: the tables of one elimination stay inside a laptop's memory.
+MAX_TABLE_ENTRIES = 2**27
+
+_TOO_WIDE_MSG = (
+    "variable elimination needs {entries:.3g} table entries, more than the limit of {limit:.3g}: node {name} "
+    "is still joined to {width} others when it is removed. The graph is too wide for exact elimination with "
+    "so many configurations; give nodes fewer configurations, or join fewer nodes to one."
+)
+
+_Factor = tuple[int, tuple[int, ...]]  # a table and the nodes of its axes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """Minimises the sum of some tables over one variable.
+
+    Variables are local: 0 is the one that is minimised, 1, 2 ... are the axes of the result.
+
+    Attributes:
+      inputs: (table, its axes as local variables) of each term.
+      sizes: configurations of each local variable.
+    """
+
+    inputs: tuple[_Factor, ...]
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """Removes `node`; `scope` holds the nodes of the axes of the table that `operation` leaves behind."""
+
+    node: int
+    operation: int
+    scope: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """What to compute, in order. Tables are numbered: bases of nodes, bases of edges, results of operations.
+
+    Attributes:
+      node_bases: one node for each different pair of (time, memory) arrays of nodes.
+      edge_bases: one edge for each different pair of edges.
+      operations: the different operations.
+      steps: V steps, in order of elimination.
+    """
+
+    node_bases: tuple[int, ...]
+    edge_bases: tuple[int, ...]
+    operations: tuple[Operation, ...]
+    steps: tuple[Step, ...]
+
+    @property
+    def num_bases(self) -> int:
+        return len(self.node_bases) + len(self.edge_bases)
+
+    @property
+    def num_additions(self) -> int:
+        """Entries looped over by one run: what its time is proportional to."""
+        return sum(math.prod(operation.sizes) for operation in self.operations)
+
+
+def build_schedule(
+    problem: Problem,
+    order: OrderName = "min-weight",
+    *,
+    fold: bool = True,
+    max_entries: int = MAX_TABLE_ENTRIES,
+) -> Schedule:
+    """Plan the elimination of every node.
+
+    Args:
+      problem: what to solve.
+      order: the rule that picks the next node.
+      fold: compute steps whose inputs are the same tables, with axes in the same places, once.
+      max_entries: bound on the entries of all tables together.
+
+    Raises:
+      ProblemError: the tables would exceed `max_entries`.
+    """
+    node_bases, edge_bases, factors = _bases(problem, fold)
+    num_bases = len(node_bases) + len(edge_bases)
+    known: dict[Hashable, int] = {}
+    operations: list[Operation] = []
+    steps: list[Step] = []
+    num_entries = 0
+    for node in elimination_order(problem, order):
+        terms = sorted(factors[node])
+        operation, scope = _operation(problem, node, terms)
+        index = known.setdefault(operation if fold else node, len(operations))
+        if index == len(operations):
+            operations.append(operation)
+            num_entries += math.prod(operation.sizes[1:])
+            if num_entries > max_entries:
+                name, width = problem.names[node], len(scope)
+                text = _TOO_WIDE_MSG.format(entries=num_entries, limit=max_entries, name=name, width=width)
+                raise ProblemError(text)
+        steps.append(Step(node=node, operation=index, scope=scope))
+        for name in scope:
+            factors[name] = [factor for factor in factors[name] if node not in factor[1]]
+            factors[name].append((num_bases + index, scope))
+    return Schedule(
+        node_bases=node_bases, edge_bases=edge_bases, operations=tuple(operations), steps=tuple(steps)
+    )
+
+
+def _bases(problem: Problem, fold: bool) -> tuple[tuple[int, ...], tuple[int, ...], list[list[_Factor]]]:
+    """Number the given tables, equal ones once, and list those of each node."""
+    node_tables: dict[Hashable, int] = {}
+    edge_tables: dict[Hashable, int] = {}
+    node_bases: list[int] = []
+    edge_bases: list[int] = []
+    factors: list[list[_Factor]] = []
+    for node in range(problem.num_nodes):
+        key = (id(problem.time[node]), id(problem.memory[node])) if fold else node
+        table = node_tables.setdefault(key, len(node_bases))
+        if table == len(node_bases):
+            node_bases.append(node)
+        factors.append([(table, (node,))])
+    for index, edge in enumerate(problem.edges):
+        table = edge_tables.setdefault(edge.table_key if fold else index, len(edge_bases))
+        if table == len(edge_bases):
+            edge_bases.append(index)
+        factor = (len(node_bases) + table, (edge.source, edge.target))
+        factors[edge.source].append(factor)
+        factors[edge.target].append(factor)
+    return tuple(node_bases), tuple(edge_bases), factors
+
+
+def _operation(problem: Problem, node: int, terms: list[_Factor]) -> tuple[Operation, tuple[int, ...]]:
+    """Return one node's elimination in local variables, numbered by first appearance, and their nodes."""
+    local = {node: 0}
+    for _, names in terms:
+        for name in names:
+            local.setdefault(name, len(local))
+    inputs = tuple((table, tuple(local[name] for name in names)) for table, names in terms)
+    sizes = tuple(problem.num_configurations[name] for name in local)
+    return Operation(inputs=inputs, sizes=sizes), tuple(local)[1:]
