@@ -95,7 +95,7 @@ def leading_dims_rule(
 
 
 def resized_dims(factors: Factors, in_shape: Shape, out_shape: Shape) -> tuple[TensorFactors, TensorFactors]:
-    """Dimensions of an operand and a result of one rank: shared where sizes agree, else whole on both sides."""
+    """Dimensions of operand and result of one rank: shared where sizes agree, else whole on both sides."""
     operand, result = [], []
     for in_size, out_size in zip(in_shape, out_shape):
         if in_size == out_size:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jaxplan.ir._registry import Aval, Avals, Params, register_rule
-from jaxplan.ir._rule import OperatorRule, Reducer
+from jaxplan.ir._rule import FactorKind, OperatorRule, Reducer
 from jaxplan.ir.rules._builder import Factors, axes_param, index_of, one_to_one_rule
 
 # Truth values: "and" is their minimum, "or" their maximum.
@@ -25,7 +25,7 @@ def _reduction_rule(
     """Operands have one shape, results that without ``axes``, which are whole where no reducer is known."""
     shape = in_avals[0].shape
     reduced = {index_of(axis, len(shape)) for axis in axes}
-    kind = "reduce" if reducer else "whole"
+    kind: FactorKind = "reduce" if reducer else "whole"
     factors = Factors()
     dims = tuple(
         factors.add(size, kind, reducer) if axis in reduced else factors.add(size)
