@@ -1,0 +1,16 @@
+"""Topology, atomic axes, layouts, collectives and resharding paths."""
+
+from jaxplan.mesh._axes import AtomicAxis as AtomicAxis
+from jaxplan.mesh._chips import CHIPS as CHIPS
+from jaxplan.mesh._chips import ChipSpec as ChipSpec
+from jaxplan.mesh._chips import Link as Link
+from jaxplan.mesh._collectives import COLLECTIVES as COLLECTIVES
+from jaxplan.mesh._collectives import collective_seconds as collective_seconds
+from jaxplan.mesh._layout import Layout as Layout
+from jaxplan.mesh._permutation import permutation_pairs as permutation_pairs
+from jaxplan.mesh._resharding import Path as Path
+from jaxplan.mesh._resharding import Step as Step
+from jaxplan.mesh._resharding import reshard_path as reshard_path
+from jaxplan.mesh._resharding import reshard_seconds as reshard_seconds
+from jaxplan.mesh._topology import Level as Level
+from jaxplan.mesh._topology import Topology as Topology

@@ -1,0 +1,151 @@
+"""Seconds of one collective: alpha-beta over the levels of the machine.
+
+A group spans the product of its axes. `n_l` is its size at level l (0 = outermost), `m_l` how many of its devices sit
+below one child of level l, `D_l` how many devices there are below one child in all. All groups run at once, so
+`D_l / m_l` groups share what a child shares. NCCL's model, https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc :
+
+  ring bandwidth    B = min over levels spanned of min(m_l b_l, shared_l m_l / D_l)
+  ring steps        the n - 1 steps of a ring, each at the latency of the level that it crosses
+  all-gather        launch + steps + S (n - 1)/n / B         S = bytes that a device has in the end
+  reduce-scatter    the same                                 S = bytes that a device has at the start
+  all-reduce        launch + min(2 steps, tree) + 2 S (n - 1)/n / B
+  all-to-all        launch + steps + S max over levels of (bytes that cross it / what it carries)
+  permute           launch + latency + S / (what one device gets of the slowest level)
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Literal, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from jaxplan._errors import ArgumentError
+from jaxplan.mesh._topology import Topology
+
+Collective = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute"]
+COLLECTIVES: tuple[Collective, ...] = (
+    "all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute",
+)  # fmt: skip
+
+
+@overload
+def collective_seconds(topology: Topology, kind: str, num_bytes: float, axes: tuple[int, ...]) -> float: ...
+@overload
+def collective_seconds(
+    topology: Topology, kind: str, num_bytes: npt.NDArray[np.number], axes: tuple[int, ...]
+) -> npt.NDArray[np.float64]: ...
+def collective_seconds(
+    topology: Topology, kind: str, num_bytes: float | npt.NDArray[np.number], axes: tuple[int, ...]
+) -> float | npt.NDArray[np.float64]:
+    """Seconds of one collective in which all devices take part, in groups over `axes`.
+
+    Args:
+      num_bytes: bytes per device on the larger side: what comes out of an all-gather, what goes into the others; may
+        be an array.
+      axes: indices of atomic axes; their order does not matter. None: 0 seconds.
+    """
+    latency, seconds_per_byte = collective_terms(topology, kind, axes)
+    return latency + seconds_per_byte * num_bytes
+
+
+@lru_cache(maxsize=2**14)
+def collective_terms(topology: Topology, kind: str, axes: tuple[int, ...]) -> tuple[float, float]:
+    """(seconds, seconds per byte) of a collective over the axes: its price is the line through them."""
+    if kind not in COLLECTIVES:
+        raise ArgumentError(f"unknown collective {kind!r}; expected one of {', '.join(COLLECTIVES)}")
+    sizes = [1] * len(topology.levels)
+    for axis in axes:
+        sizes[topology.axes[axis].level] *= topology.axes[axis].size
+    return terms_of_sizes(topology, kind, tuple(sizes))
+
+
+@lru_cache(maxsize=2**14)
+def terms_of_sizes(topology: Topology, kind: str, sizes: tuple[int, ...]) -> tuple[float, float]:
+    """The same for a group of `sizes[l]` children at each level l: a price depends on nothing else."""
+    num_devices = math.prod(sizes)
+    if num_devices == 1:
+        return 0.0, 0.0
+    launch = topology.chip.collective_launch_seconds
+    if kind == "collective-permute":
+        latency, seconds_per_byte = _permute_terms(topology, sizes)
+        return launch + latency, seconds_per_byte
+    steps = _ring_latency(topology, sizes)
+    if kind == "all-to-all":
+        return launch + steps, _all_to_all_seconds_per_byte(topology, sizes)
+    once = (num_devices - 1) / num_devices / _ring_bandwidth(topology, sizes)
+    if kind == "all-reduce":
+        return launch + min(2 * steps, _tree_latency(topology, sizes)), 2 * once
+    return launch + steps, once
+
+
+def _spanned(topology: Topology, sizes: tuple[int, ...]) -> list[tuple[int, int, int]]:
+    """(level, m_l, D_l) of the levels that a group spans, outermost first."""
+    spanned = []
+    below_in_group = below_in_all = 1
+    for level in reversed(range(len(sizes))):
+        if sizes[level] > 1:
+            spanned.append((level, below_in_group, below_in_all))
+        below_in_group *= sizes[level]
+        below_in_all *= topology.levels[level].size
+    return spanned[::-1]
+
+
+def _ring_bandwidth(topology: Topology, sizes: tuple[int, ...]) -> float:
+    rates = []
+    for level, in_group, in_all in _spanned(topology, sizes):
+        link = topology.levels[level].link
+        rates.append(in_group * link.bandwidth_bytes_per_second)
+        if link.shared_bytes_per_second is not None:
+            rates.append(link.shared_bytes_per_second * in_group / in_all)
+    return min(rates)
+
+
+def _ring_latency(topology: Topology, sizes: tuple[int, ...]) -> float:
+    seconds, units = 0.0, 1
+    for level, size in enumerate(sizes):
+        seconds += units * (size - 1) * topology.levels[level].link.latency_seconds
+        units *= size
+    return seconds
+
+
+def _tree_latency(topology: Topology, sizes: tuple[int, ...]) -> float:
+    """Up and down: a chain within the innermost level spanned, a binary tree over each level above."""
+    *outer, inner = [level for level, size in enumerate(sizes) if size > 1]
+    seconds = (sizes[inner] - 1) * topology.levels[inner].link.latency_seconds
+    for level in outer:
+        seconds += math.ceil(math.log2(sizes[level])) * topology.levels[level].link.latency_seconds
+    return 2 * seconds
+
+
+def _all_to_all_seconds_per_byte(topology: Topology, sizes: tuple[int, ...]) -> float:
+    """Levels carry their bytes at the same time; of a device's S bytes, those for other children cross the level."""
+    num_devices = math.prod(sizes)
+    slowest = 0.0
+    for level, in_group, in_all in _spanned(topology, sizes):
+        link, size = topology.levels[level].link, sizes[level]
+        crossing = in_group * (size - 1) / num_devices
+        # A ring of n chips has two links where it is cut in half, and n/2 chips that send half of theirs across it.
+        hops = max(1.0, size / 4) if link.ring else 1.0
+        slowest = max(
+            slowest,
+            crossing * hops / _share(link.bandwidth_bytes_per_second, link.shared_bytes_per_second, in_all),
+        )  # noqa: E501
+    return slowest
+
+
+def _permute_terms(topology: Topology, sizes: tuple[int, ...]) -> tuple[float, float]:
+    latency = seconds_per_byte = 0.0
+    for level, _, in_all in _spanned(topology, sizes):
+        link = topology.levels[level].link
+        latency = max(latency, link.latency_seconds)
+        rate = _share(link.bandwidth_bytes_per_second, link.shared_bytes_per_second, in_all)
+        seconds_per_byte = max(seconds_per_byte, 1 / rate)
+    return latency, seconds_per_byte
+
+
+def _share(alone: float, shared: float | None, num_devices: int) -> float:
+    """What one device gets of a link that all devices below a child use at once."""
+    return alone if shared is None else min(alone, shared / num_devices)

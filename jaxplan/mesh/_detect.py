@@ -1,0 +1,61 @@
+"""Recognise the machine from the devices that JAX sees."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from jaxplan._errors import TopologyError
+from jaxplan.mesh._chips import CHIPS, ChipSpec
+from jaxplan.mesh._topology import Topology
+
+
+def detect(devices: Sequence[Any] | None = None) -> Topology:
+    """Topology of `devices` (default `jax.devices()`): chip by device kind, nodes by process.
+
+    Raises:
+      TopologyError: no devices, several kinds, an unknown kind, or nodes of different sizes.
+    """
+    if devices is None:
+        import jax
+
+        devices = jax.devices()
+    kinds = sorted({str(device.device_kind) for device in devices})
+    if len(kinds) != 1:
+        raise TopologyError(
+            f"found devices of kinds {kinds}; expected at least one device, all of the same kind"
+        )
+    chip = _chip_of_kind(kinds[0])
+    return Topology.of(chip, _torus_shape(devices) if chip.torus_rank else _cluster_shape(devices))
+
+
+def _chip_of_kind(kind: str) -> ChipSpec:
+    for chip in CHIPS.values():
+        if any(part.lower() in kind.lower() for part in chip.device_kinds):
+            return chip
+    raise TopologyError(
+        f"unknown device kind {kind!r}; known chips: {' '.join(CHIPS)}. Name a similar one with "
+        "Topology.parse('<chip>:<devices>'), or save one, edit its figures and use Topology.load"
+    )
+
+
+def _cluster_shape(devices: Sequence[Any]) -> tuple[int, ...]:
+    per_node = Counter(device.process_index for device in devices)
+    counts = set(per_node.values())
+    in_order = [device.process_index for device in devices]
+    if len(counts) != 1 or in_order != sorted(in_order):
+        raise TopologyError(
+            f"devices per process are {dict(per_node)}; expected the same number in each process, in process order"
+        )
+    size = counts.pop()
+    return (len(per_node), size) if len(per_node) > 1 else (size,)
+
+
+def _torus_shape(devices: Sequence[Any]) -> tuple[int, ...]:
+    """Extent of the slice in each direction, leaving out a trailing direction of extent 1."""
+    coordinates = [tuple(device.coords) for device in devices]
+    extents = [max(c) - min(c) + 1 for c in zip(*coordinates)]
+    while len(extents) > 1 and extents[-1] == 1:
+        extents.pop()
+    return tuple(extents)

@@ -1,0 +1,118 @@
+"""Ordered layouts of one tensor over the atomic axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from jaxplan._errors import ArgumentError
+from jaxplan.mesh._axes import AtomicAxis
+
+if TYPE_CHECKING:
+    from jax.sharding import PartitionSpec
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Layout:
+    """How one tensor lies on the devices.
+
+    Attributes:
+      dims: for each tensor dimension the indices of the atomic axes that split it, major to minor.
+      partial: sorted indices of the axes over which the value is a sum that has not been taken yet.
+
+    An axis appears at most once; an axis that does not appear holds copies.
+    """
+
+    dims: tuple[tuple[int, ...], ...]
+    partial: tuple[int, ...] = ()
+    _hash: int = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        used = [axis for dim in self.dims for axis in dim]
+        used.extend(self.partial)
+        if len(set(used)) != len(used):
+            raise ArgumentError(
+                f"layout {self!r} uses an axis twice; an atomic axis splits one dimension or is partial, once"
+            )
+        if len(self.partial) > 1:
+            object.__setattr__(self, "partial", tuple(sorted(self.partial)))
+        object.__setattr__(self, "_hash", hash((self.dims, self.partial)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @classmethod
+    def replicated(cls, rank: int) -> Layout:
+        """A full copy on every device."""
+        return cls(((),) * rank)
+
+    @property
+    def rank(self) -> int:
+        return len(self.dims)
+
+    @property
+    def used(self) -> tuple[int, ...]:
+        """Axes that split a dimension or are partial, in order of appearance."""
+        return tuple(axis for dim in self.dims for axis in dim) + self.partial
+
+    def num_splits(self, axes: Sequence[AtomicAxis]) -> tuple[int, ...]:
+        """Into how many parts each dimension is split."""
+        return tuple([_product(dim, axes) for dim in self.dims])
+
+    def divides(self, shape: Sequence[int], axes: Sequence[AtomicAxis]) -> bool:
+        """Whether every dimension of the global shape splits evenly."""
+        return len(shape) == len(self.dims) and all(
+            size % _product(dim, axes) == 0 for size, dim in zip(shape, self.dims)
+        )
+
+    def local_shape(self, shape: Sequence[int], axes: Sequence[AtomicAxis]) -> tuple[int, ...]:
+        """Shape of the piece on one device."""
+        if not self.divides(shape, axes):
+            raise ArgumentError(
+                f"layout {self.describe(axes)} splits {self.num_splits(axes)} does not divide the shape {tuple(shape)}; "
+                "each dimension must be a multiple of its number of parts"
+            )
+        return tuple([size // _product(dim, axes) for size, dim in zip(shape, self.dims)])
+
+    def local_elements(self, shape: Sequence[int], axes: Sequence[AtomicAxis]) -> int:
+        """Number of elements on one device."""
+        return math.prod(self.local_shape(shape, axes))
+
+    def partition_spec(self, axes: Sequence[AtomicAxis]) -> PartitionSpec:
+        """The same layout for JAX: one entry per dimension, axis names major to minor."""
+        from jax.sharding import PartitionSpec
+
+        if self.partial:
+            raise ArgumentError(
+                f"layout {self.describe(axes)} is partial over {[axes[a].name for a in self.partial]}, which a "
+                "PartitionSpec cannot say; resolve it with an all-reduce or reduce-scatter first"
+            )
+        return PartitionSpec(*(_spec_entry([axes[a].name for a in dim]) for dim in self.dims))
+
+    def describe(self, axes: Sequence[AtomicAxis] | None = None) -> str:
+        """Short text such as `(g0 g1),-|+g2`: dimensions, then partial axes; `-` is an unsplit dimension."""
+
+        def name(axis: int) -> str:
+            return str(axis) if axes is None else axes[axis].name
+
+        def entry(dim: tuple[int, ...]) -> str:
+            return "-" if not dim else name(dim[0]) if len(dim) == 1 else f"({' '.join(map(name, dim))})"
+
+        text = ",".join(map(entry, self.dims)) or "scalar"
+        return text + (f"|+{' +'.join(map(name, self.partial))}" if self.partial else "")
+
+    def __repr__(self) -> str:
+        return self.describe()
+
+
+def _product(dim: tuple[int, ...], axes: Sequence[AtomicAxis]) -> int:
+    splits = 1
+    for axis in dim:
+        splits *= axes[axis].size
+    return splits
+
+
+def _spec_entry(names: list[str]) -> str | tuple[str, ...] | None:
+    return None if not names else names[0] if len(names) == 1 else tuple(names)

@@ -1,0 +1,262 @@
+"""Resharding: the cheapest chain of primitive steps from one layout to another, and its price.
+
+Steps (each one collective at most), as a fully manual program executes them:
+
+  slice               append axes to the minor place of a dimension; no communication
+  all-gather          drop minor-most axes of a dimension
+  all-to-all          move minor-most axes of a dimension to the minor place of another, order kept
+  collective-permute  any other axes, or order of axes, with the same local shape
+  reduce-scatter      sum over partial axes, which are appended in the order given to a dimension
+  all-reduce          sum over partial axes
+
+TensorOpt, section 4.1, calls this tensor rescheduling and finds it by shortest path too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from jaxplan._errors import ArgumentError
+from jaxplan.mesh._collectives import collective_seconds
+from jaxplan.mesh._layout import Layout
+from jaxplan.mesh._search import Line, Move, Puzzle, State, envelope
+from jaxplan.mesh._topology import Topology
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One primitive step.
+
+    Attributes:
+      kind: `slice`, `all-gather`, `all-to-all`, `collective-permute`, `reduce-scatter` or `all-reduce`.
+      axes: atomic axes that move, major to minor as they stand (or will stand) in the dimension; for a permute all
+        axes that change place.
+      dim: the dimension sliced, gathered, scattered to or moved from; None for a permute and an all-reduce.
+      to_dim: the dimension that an all-to-all moves to, else None.
+      source, target: the layouts before and after.
+    """
+
+    kind: str
+    axes: tuple[int, ...]
+    dim: int | None
+    to_dim: int | None
+    source: Layout
+    target: Layout
+
+    def __repr__(self) -> str:
+        return f"{self.kind}: {self.source!r} -> {self.target!r}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Path:
+    """A chain of steps.
+
+    Attributes:
+      steps: in order; none when the layouts are equal.
+      layouts: the source, the layout after each step; the last is the target.
+      seconds: of all steps; infinite when there is no path (an unsplit value never becomes partial).
+      collectives: (kind, axes, bytes per device) of the steps that communicate, bytes as in `collective_seconds`.
+      peak_bytes: the largest layout strictly between source and target, bytes per device; 0 when there is none.
+    """
+
+    steps: tuple[Step, ...]
+    layouts: tuple[Layout, ...]
+    seconds: float
+    collectives: tuple[tuple[str, tuple[int, ...], int], ...]
+    peak_bytes: int
+
+
+class _Problem(NamedTuple):
+    """Lines of the cheapest paths, the pieces that every layout has, and what the labels and dimensions stand for."""
+
+    lines: tuple[Line, ...]
+    pieces: int
+    axes_of_label: tuple[tuple[int, ...], ...]
+    dims: tuple[int, ...]
+
+
+def reshard_seconds(
+    source: Layout, target: Layout, shape: Sequence[int], itemsize: int, topology: Topology
+) -> float:
+    """Seconds of the cheapest path: `reshard_path(...).seconds` without the path, for tables of prices."""
+    if source == target:
+        return 0.0
+    problem = _problem(source, target, _caps(shape, topology), topology)
+    if problem is None:
+        return math.inf
+    unsplit = math.prod(shape) * itemsize / problem.pieces
+    return min([line.fixed + line.slope * unsplit for line in problem.lines])
+
+
+def reshard_path(
+    source: Layout, target: Layout, shape: Sequence[int], itemsize: int, topology: Topology
+) -> Path:
+    """The cheapest path from `source` to `target` for a tensor of the global `shape`.
+
+    Partial axes of the source that the target does not keep are summed; the target may keep any of them. All layouts
+    on the way divide the shape. Ties go to fewer collectives, then fewer bytes, then the order of steps above.
+
+    Raises:
+      ArgumentError: a layout has another rank than the shape, or does not divide it.
+    """
+    return _path(source, target, tuple(shape), itemsize, topology)
+
+
+@lru_cache(maxsize=2**16)
+def _path(source: Layout, target: Layout, shape: tuple[int, ...], itemsize: int, topology: Topology) -> Path:
+    if source == target:
+        return Path(steps=(), layouts=(source,), seconds=0.0, collectives=(), peak_bytes=0)
+    problem = _problem(source, target, _caps(shape, topology), topology)
+    if problem is None:
+        return Path(steps=(), layouts=(source,), seconds=math.inf, collectives=(), peak_bytes=0)
+    unsplit = math.prod(shape) * itemsize / problem.pieces
+    line = min(problem.lines, key=lambda line: line.fixed + line.slope * unsplit)
+    steps = _steps(line.moves, source, target, problem)
+    return _priced(steps, source, math.prod(shape) * itemsize, topology)
+
+
+def _priced(steps: tuple[Step, ...], source: Layout, total_bytes: int, topology: Topology) -> Path:
+    layouts = (source, *(step.target for step in steps))
+    sizes = [total_bytes // math.prod(layout.num_splits(topology.axes)) for layout in layouts]
+    collectives = tuple(
+        (step.kind, step.axes, max(before, after) if step.kind == "all-gather" else before)
+        for step, before, after in zip(steps, sizes, sizes[1:])
+        if step.kind != "slice"
+    )
+    seconds = (len(steps) - len(collectives)) * topology.chip.launch_seconds
+    seconds += sum(collective_seconds(topology, kind, size, axes) for kind, axes, size in collectives)
+    return Path(
+        steps=steps,
+        layouts=layouts,
+        seconds=seconds,
+        collectives=collectives,
+        peak_bytes=max(sizes[1:-1], default=0),
+    )
+
+
+def _caps(shape: Sequence[int], topology: Topology) -> tuple[int, ...]:
+    """All that divisibility asks of a dimension: its greatest common divisor with the number of devices."""
+    num_devices = topology.num_devices
+    return tuple([math.gcd(size, num_devices) for size in shape])
+
+
+@lru_cache(maxsize=2**18)
+def _problem(source: Layout, target: Layout, caps: tuple[int, ...], topology: Topology) -> _Problem | None:
+    for layout in (source, target):
+        if not layout.divides(caps, topology.axes):
+            raise ArgumentError(
+                f"layout {layout.describe(topology.axes)} of {topology.name} does not divide a tensor of "
+                f"{len(caps)} dimensions whose common divisors with the devices are {caps}; choose layouts by Layout.divides"
+            )
+    if not set(target.partial) <= set(source.partial):
+        return None
+    dims = tuple(d for d, (old, new) in enumerate(zip(source.dims, target.dims)) if old != new)
+    prefixes = {d: _common_prefix(source.dims[d], target.dims[d]) for d in dims}
+    old = tuple(source.dims[d][prefixes[d] :] for d in dims)
+    new = tuple(target.dims[d][prefixes[d] :] for d in dims)
+    partial = tuple(axis for axis in source.partial if axis not in target.partial)
+    blocks = _blocks(old, new, partial, topology)
+    puzzle, dims = _puzzle(old, new, partial, blocks, dims, prefixes, source, caps, topology)
+    moving = {axis for dim in old for axis in dim}
+    pieces = math.prod(topology.axes[a].size for dim in source.dims for a in dim if a not in moving)
+    return _Problem(envelope(puzzle, topology), pieces, blocks, dims)
+
+
+def _common_prefix(old: tuple[int, ...], new: tuple[int, ...]) -> int:
+    length = 0
+    while length < min(len(old), len(new)) and old[length] == new[length]:
+        length += 1
+    return length
+
+
+def _blocks(
+    old: tuple[tuple[int, ...], ...],
+    new: tuple[tuple[int, ...], ...],
+    partial: tuple[int, ...],
+    topology: Topology,
+) -> tuple[tuple[int, ...], ...]:
+    """Labels: axes of one level that stand side by side, in the same order, before and after, move as one."""
+    after_old, after_new = _successors(old), _successors(new)
+    homeless_old = {a for dim in new for a in dim} - {a for dim in old for a in dim} - set(partial)
+    homeless_new = ({a for dim in old for a in dim} | set(partial)) - {a for dim in new for a in dim}
+
+    def joined(a: int, b: int) -> bool:
+        before = (
+            after_old.get(a) == b
+            or (a in homeless_old and b in homeless_old)
+            or (a in partial and b in partial)
+        )
+        after = after_new.get(a) == b or (a in homeless_new and b in homeless_new)
+        return before and after and topology.axes[a].level == topology.axes[b].level
+
+    blocks: list[list[int]] = []
+    order = dict.fromkeys([a for dim in old for a in dim] + [a for dim in new for a in dim] + list(partial))
+    for axis in order:
+        if blocks and joined(blocks[-1][-1], axis):
+            blocks[-1].append(axis)
+        else:
+            blocks.append([axis])
+    return tuple(map(tuple, blocks))
+
+
+def _successors(dims: tuple[tuple[int, ...], ...]) -> dict[int, int]:
+    return {a: b for dim in dims for a, b in zip(dim, dim[1:])}
+
+
+def _puzzle(
+    old: tuple[tuple[int, ...], ...], new: tuple[tuple[int, ...], ...], partial: tuple[int, ...],
+    blocks: tuple[tuple[int, ...], ...], dims: tuple[int, ...], prefixes: dict[int, int], source: Layout,
+    caps: tuple[int, ...], topology: Topology,
+) -> tuple[Puzzle, tuple[int, ...]]:  # fmt: skip
+    """Rename axes to labels, in order of first appearance."""
+    axes = topology.axes
+    label_of = {block[0]: label for label, block in enumerate(blocks)}
+    sizes = tuple(math.prod(axes[a].size for a in block) for block in blocks)
+    most = math.prod(sizes)
+
+    def labels(dim: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(label_of[a] for a in dim if a in label_of)
+
+    room = [caps[d] // math.prod(axes[a].size for a in source.dims[d][: prefixes[d]]) for d in dims]
+    puzzle = Puzzle(
+        source=tuple(map(labels, old)),
+        target=tuple(map(labels, new)),
+        partial=tuple(sorted(labels(partial))),
+        caps=tuple(math.gcd(r, most) for r in room),
+        sizes=sizes,
+        levels=tuple(axes[block[0]].level for block in blocks),
+    )
+    return puzzle, dims
+
+
+def _steps(moves: tuple[Move, ...], source: Layout, target: Layout, problem: _Problem) -> tuple[Step, ...]:
+    """The moves on the real axes and dimensions."""
+    prefixes = {d: source.dims[d][: _common_prefix(source.dims[d], target.dims[d])] for d in problem.dims}
+
+    def real(labels: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(axis for label in labels for axis in problem.axes_of_label[label])
+
+    def layout(state: State) -> Layout:
+        dims = list(source.dims)
+        for d, labels in zip(problem.dims, state.dims):
+            dims[d] = prefixes[d] + real(labels)
+        return Layout(tuple(dims), tuple(sorted(target.partial + real(state.partial))))
+
+    steps: list[Step] = []
+    for move in moves:
+        before = steps[-1].target if steps else source
+        steps.append(
+            Step(
+                kind=move.kind,
+                axes=real(move.labels) or tuple(sorted(real(move.group))),
+                dim=problem.dims[move.dim] if move.dim >= 0 else None,
+                to_dim=problem.dims[move.to_dim] if move.to_dim >= 0 else None,
+                source=before,
+                target=layout(move.state),
+            )
+        )
+    return tuple(steps)

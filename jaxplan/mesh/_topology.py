@@ -1,0 +1,236 @@
+"""The machine: a chip, and the levels of links between its copies."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from jaxplan._errors import TopologyError
+from jaxplan.mesh._axes import AtomicAxis, atomic_axes
+from jaxplan.mesh._chips import CHIPS, ChipSpec, Link
+
+_SCHEMA = "jaxplan.topology"
+_VERSION = 1
+_EXPECTED = (
+    "expected <chip>:<devices>, <chip>:<nodes>x<devices per node>, or for TPUs the slice, such as v5e:2x4"
+)
+_TORUS_NAMES = "xyz"
+# TPU v5e and v6e wrap around at 16 chips, v5p at multiples of 4: https://jax-ml.github.io/scaling-book/tpus/
+_WRAPS = {2: 16, 3: 4}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """One level of the machine.
+
+    Attributes:
+      name: `node`, `device` or a torus dimension `x`, `y`, `z`.
+      prefix: of the names of its atomic axes.
+      size: number of children, at least 2.
+      link: how the children talk to each other.
+    """
+
+    name: str
+    prefix: str
+    size: int
+    link: Link
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """Devices in order, outermost level first; hashable and cheap to use as a cache key.
+
+    Attributes:
+      name: the string it was parsed from, or one of the same form.
+      chip: what one device can do.
+      levels: outermost (slowest) first; levels of size 1 are left out.
+      axes: the atomic axes, in the order of the devices.
+      num_devices: product of the sizes of the levels.
+    """
+
+    name: str
+    chip: ChipSpec
+    levels: tuple[Level, ...]
+    axes: tuple[AtomicAxis, ...] = field(init=False, compare=False, repr=False)
+    num_devices: int = field(init=False, compare=False, repr=False)
+    _hash: int = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "axes", atomic_axes((level.prefix, level.size) for level in self.levels))
+        object.__setattr__(self, "num_devices", math.prod(level.size for level in self.levels))
+        object.__setattr__(self, "_hash", hash((self.name, self.chip, self.levels)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @property
+    def num_nodes(self) -> int:
+        """Hosts joined by a network; 1 where the only links are those of one node or one TPU slice."""
+        return math.prod(level.size for level in self.levels if level.name == "node")
+
+    @property
+    def memory_limit_bytes(self) -> int:
+        """Bytes per device that a plan may fill: the capacity times the chip's usable fraction."""
+        return int(self.chip.memory_bytes * self.chip.usable_fraction)
+
+    @classmethod
+    def parse(cls, text: str) -> Topology:
+        """Read `h100:2x8` (nodes x devices per node), `a100-pcie:8`, `cpu:8`, or a TPU slice such as `v5e:2x4`.
+
+        Raises:
+          TopologyError: unknown chip (the nearest name is shown) or malformed sizes.
+        """
+        match = re.fullmatch(r"\s*([a-z0-9-]+)\s*:\s*([0-9]+(?:x[0-9]+)*)\s*", text.lower())
+        if match is None:
+            raise TopologyError(f"cannot read topology {text!r}: {_EXPECTED}{_nearest(text.split(':')[0])}")
+        chip = _chip(match[1], given=text)
+        sizes = tuple(int(size) for size in match[2].split("x"))
+        return cls.of(chip, sizes, given=text)
+
+    @classmethod
+    def of(cls, chip: ChipSpec, sizes: tuple[int, ...], given: str | None = None) -> Topology:
+        """A topology of a chip, which may be one of your own, and sizes outermost first."""
+        given = given or f"{chip.name}:{'x'.join(map(str, sizes))}"
+        most = chip.torus_rank or 2
+        if not 1 <= len(sizes) <= most or min(sizes) < 1:
+            raise TopologyError(
+                f"topology {given!r} has sizes {sizes}; {chip.name} takes one to {most} sizes of at least 1: {_EXPECTED}"
+            )
+        levels = _torus_levels(chip, sizes) if chip.torus_rank else _cluster_levels(chip, sizes, given)
+        return cls(
+            name=f"{chip.name}:{'x'.join(map(str, sizes))}",
+            chip=chip,
+            levels=tuple(level for level in levels if level.size > 1),
+        )
+
+    @classmethod
+    def detect(cls, devices: Sequence[Any] | None = None) -> Topology:
+        """The topology of `jax.devices()`, or of the devices given, in their order."""
+        from jaxplan.mesh._detect import detect
+
+        return detect(devices)
+
+    def aot_devices(self) -> list[Any]:
+        """Compile-only devices of this topology, in order; call it in a process started with `aot_environment()`.
+
+        Raises:
+          TopologyError: the chip cannot be compiled for, or the compiler plugin is missing or has found no place to run.
+        """
+        from jaxplan.mesh._aot import aot_devices
+
+        return aot_devices(self)
+
+    def aot_environment(self) -> dict[str, str]:
+        """Environment variables for the process that calls `aot_devices()`."""
+        from jaxplan.mesh._aot import aot_environment
+
+        return aot_environment(self)
+
+    def save(self, path: str | Path) -> None:
+        """Write JSON, the chip's figures included, so that measured ones can be put in by hand."""
+        body = {"schema": _SCHEMA, "version": _VERSION, "name": self.name, "chip": asdict(self.chip)}
+        body["levels"] = [asdict(level) for level in self.levels]
+        Path(path).write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Topology:
+        """Read what `save` wrote; `chip` may also be the name of a known one.
+
+        Raises:
+          TopologyError: not such a file; the message names the field.
+        """
+        try:
+            body = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise TopologyError(f"cannot read topology file {str(path)!r}: {error}") from error
+        return _from_json(body, str(path))
+
+
+def _chip(name: str, given: str) -> ChipSpec:
+    if name not in CHIPS:
+        raise TopologyError(f"unknown chip {name!r} in topology {given!r}: {_EXPECTED}{_nearest(name)}")
+    return CHIPS[name]
+
+
+def _nearest(name: str) -> str:
+    close = difflib.get_close_matches(name.strip().lower(), CHIPS, n=1, cutoff=0.5)
+    return (f"; did you mean {close[0]!r}?" if close else ";") + f" chips: {' '.join(CHIPS)}"
+
+
+def _cluster_levels(chip: ChipSpec, sizes: tuple[int, ...], given: str) -> tuple[Level, ...]:
+    num_nodes, per_node = sizes if len(sizes) == 2 else (1, sizes[0])
+    device = Level(name="device", prefix="g", size=per_node, link=chip.device_link)
+    if num_nodes == 1:
+        return (device,)
+    if chip.node_link is None:
+        raise TopologyError(
+            f"topology {given!r} has {num_nodes} nodes, but {chip.name} has no link between nodes"
+        )
+    return (Level(name="node", prefix="n", size=num_nodes, link=chip.node_link), device)
+
+
+def _torus_levels(chip: ChipSpec, sizes: tuple[int, ...]) -> tuple[Level, ...]:
+    wrap = _WRAPS[chip.torus_rank]
+
+    def link(size: int) -> Link:
+        links = 2 if size % wrap == 0 else 1
+        return replace(
+            chip.device_link, bandwidth_bytes_per_second=links * chip.device_link.bandwidth_bytes_per_second
+        )
+
+    return tuple(Level(name=n, prefix=n, size=s, link=link(s)) for n, s in zip(_TORUS_NAMES, sizes))
+
+
+def _from_json(body: Any, path: str) -> Topology:
+    if not isinstance(body, dict) or body.get("schema") != _SCHEMA or body.get("version") != _VERSION:
+        raise TopologyError(
+            f"{path!r} is not a topology file: expected schema {_SCHEMA!r} version {_VERSION}; "
+            "write one with Topology.save"
+        )
+    try:
+        chip = body["chip"]
+        chip = _chip(chip, given=path) if isinstance(chip, str) else _chip_from_json(chip)
+        levels = tuple(Level(**{**level, "link": Link(**level["link"])}) for level in body["levels"])
+        topology = Topology(name=str(body["name"]), chip=chip, levels=levels)
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, TopologyError):
+            raise
+        raise TopologyError(f"topology file {path!r} has a missing or malformed field: {error!r}") from error
+    _check(topology, path)
+    return topology
+
+
+def _chip_from_json(fields: dict[str, Any]) -> ChipSpec:
+    node_link = fields["node_link"]
+    return ChipSpec(**{
+        **fields,
+        "flops_per_second": tuple((str(k), float(v)) for k, v in fields["flops_per_second"]),
+        "device_link": Link(**fields["device_link"]),
+        "node_link": None if node_link is None else Link(**node_link),
+        "device_kinds": tuple(fields["device_kinds"]),
+    })  # fmt: skip
+
+
+def _check(topology: Topology, path: str) -> None:
+    """Every figure that a price divides by must be a positive number."""
+    chip = topology.chip
+    figures: dict[str, Any] = {f"flops_per_second.{k}": v for k, v in chip.flops_per_second}
+    for name in ("memory_bytes_per_second", "memory_bytes", "usable_fraction"):
+        figures[name] = getattr(chip, name)
+    for level in topology.levels:
+        figures[f"levels.{level.name}.size"] = level.size
+        figures[f"levels.{level.name}.bandwidth_bytes_per_second"] = level.link.bandwidth_bytes_per_second
+    names = [level.prefix for level in topology.levels]
+    if len(set(names)) != len(names) or "f32" not in dict(chip.flops_per_second):
+        raise TopologyError(
+            f"topology file {path!r}: level prefixes must differ, and flops_per_second needs f32"
+        )
+    for name, value in figures.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+            raise TopologyError(f"topology file {path!r}: {name} is {value!r}; expected a positive number")
