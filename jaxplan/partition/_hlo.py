@@ -1,0 +1,148 @@
+"""The collectives of a compiled program, read from its HLO text."""
+
+import re
+from dataclasses import dataclass
+
+from jaxplan.partition._hlo_flops import flops as flops
+from jaxplan.partition._hlo_groups import Groups, connected_groups, parse_groups
+from jaxplan.partition._hlo_text import Instruction, Module, operand_types, parse_module
+
+_KINDS = {
+    "all-gather": "all-gather",
+    "reduce-scatter": "reduce-scatter",
+    "all-reduce": "all-reduce",
+    "all-to-all": "all-to-all",
+    "ragged-all-to-all": "all-to-all",
+    "collective-permute": "collective-permute",
+    "collective-broadcast": "collective-broadcast",
+    "send": "collective-permute",  # the compiler spells large permutes as send and recv
+}
+_NUM_DEVICES = re.compile(r"\b(num_partitions|replica_count)=(\d+)")
+_OP_NAME = re.compile(r'\bop_name="((?:[^"\\]|\\.)*)"')
+_SOURCE = re.compile(r'\bsource_file="((?:[^"\\]|\\.)*)"(?:\s+source_line=(\d+))?')
+_FRAME = re.compile(r"\bstack_frame_id=(\d+)")
+_TABLE_ROW = re.compile(r"^(\d+) (.*)$")
+_FIELD = re.compile(r"(\w+)=(\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """One collective of a compiled program (combined operands count as one).
+
+    `num_bytes` is per device and execution, the larger side: all-gather its output, reduce-scatter and
+    all-reduce their input, all-to-all and collective-permute the local bytes. `count` is how often a step
+    runs it (loops). `groups` holds device numbers of the program's device order; for a collective-permute
+    they are the sets of devices that exchange data. `op_name` and `source` (`file:line`) are empty where the
+    compiler kept none.
+    """
+
+    kind: str
+    groups: Groups
+    num_bytes: int
+    count: int = 1
+    op_name: str = ""
+    source: str = ""
+
+    @property
+    def group_size(self) -> int:
+        """Devices of the largest group."""
+        return max(map(len, self.groups))
+
+    @property
+    def total_bytes(self) -> int:
+        """`num_bytes` times `count`."""
+        return self.num_bytes * self.count
+
+
+def collectives(hlo_text: str) -> tuple[Collective, ...]:
+    """Every collective that one step runs, in order of appearance; see `module_collectives`."""
+    return module_collectives(parse_module(hlo_text))
+
+
+def module_collectives(module: Module) -> tuple[Collective, ...]:
+    """Every collective of `module` that moves data between devices.
+
+    Asynchronous pairs count once, at their start. Groups of one device and permutes of each device to itself
+    are copies and left out.
+    """
+    num_devices = 1
+    for _, count in _NUM_DEVICES.findall(module.header.split("\n", 1)[0]):
+        num_devices *= int(count)
+    frames = _stack_frames(module.header)
+    found = []
+    for computation, instruction, runs in module.executed():
+        kind = _KINDS.get(instruction.opcode.removesuffix("-start"))
+        if kind is None:
+            continue
+        groups = _groups(kind, instruction, num_devices)
+        if not groups or max(map(len, groups)) < 2:
+            continue
+        op_name = _OP_NAME.search(instruction.attributes)
+        found.append(
+            Collective(
+                kind=kind,
+                groups=groups,
+                num_bytes=_num_bytes(kind, computation, instruction, len(groups[0])),
+                count=runs,
+                op_name=op_name[1] if op_name else "",
+                source=_source(instruction.attributes, frames),
+            )
+        )
+    return tuple(found)
+
+
+def memory_bytes(memory_stats: object) -> int:
+    """Peak bytes per device of a `memory_analysis()`: arguments + outputs - aliased + temporaries."""
+    return (
+        memory_stats.argument_size_in_bytes  # pyright: ignore[reportAttributeAccessIssue]
+        + memory_stats.output_size_in_bytes  # pyright: ignore[reportAttributeAccessIssue]
+        - memory_stats.alias_size_in_bytes  # pyright: ignore[reportAttributeAccessIssue]
+        + memory_stats.temp_size_in_bytes  # pyright: ignore[reportAttributeAccessIssue]
+    )
+
+
+def _num_bytes(
+    kind: str, computation: dict[str, Instruction], instruction: Instruction, group_size: int
+) -> int:
+    operands = operand_types(computation, instruction)
+    if instruction.opcode in ("send", "ragged-all-to-all", "ragged-all-to-all-start"):
+        return operands[0].num_bytes  # the rest are tokens, offsets and the output buffer
+    if kind == "collective-permute":  # an in-place permute also carries its output buffer and offsets
+        return operands[0].num_bytes if len(operands) == 4 else sum(t.num_bytes for t in operands)
+    local = sum(t.num_bytes for t in operands)
+    return local * group_size if kind == "all-gather" else local
+
+
+def _groups(kind: str, instruction: Instruction, num_devices: int) -> Groups:
+    if kind == "collective-permute":
+        return connected_groups(instruction.attributes)
+    return parse_groups(instruction.attributes, num_devices)
+
+
+def _source(attributes: str, frames: dict[int, str]) -> str:
+    if match := _SOURCE.search(attributes):
+        return f"{match[1]}:{match[2]}" if match[2] else match[1]
+    match = _FRAME.search(attributes)
+    return frames.get(int(match[1]), "") if match else ""
+
+
+def _stack_frames(header: str) -> dict[int, str]:
+    """`file:line` of each stack frame in the tables that newer compilers print above the computations."""
+    tables: dict[str, dict[int, str]] = {}
+    rows: dict[int, str] = {}
+    for line in header.splitlines()[1:]:
+        if match := _TABLE_ROW.match(line):
+            rows[int(match[1])] = match[2]
+        elif line.strip():
+            rows = tables.setdefault(line.strip(), {})
+    files = {key: value.strip('"') for key, value in tables.get("FileNames", {}).items()}
+    places = {}
+    for key, value in tables.get("FileLocations", {}).items():
+        fields = dict(_FIELD.findall(value))
+        places[key] = f"{files.get(int(fields.get('file_name_id', 0)), '?')}:{fields.get('line', '?')}"
+    frames = {}
+    for key, value in tables.get("StackFrames", {}).items():
+        place = places.get(int(dict(_FIELD.findall(value)).get("file_location_id", 0)))
+        if place is not None:
+            frames[key] = place
+    return frames

@@ -1,0 +1,207 @@
+"""Compiled HLO text as plain data: computations, instructions, and how often each computation runs."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_COMMENT = re.compile(r"/\*.*?\*/")
+_ARRAY = re.compile(r"\b(pred|token|opaque|[a-z]\d*[a-z0-9]*)\[([^\]]*)\]")
+_NAME = re.compile(r"[%]?([\w.\-]+)\s*$")
+_HEAD = re.compile(r"^(ENTRY\s+)?%?([\w.\-]+)\s*(\(.*)?\{\s*$")
+_INSTRUCTION = re.compile(r"^\s+(ROOT\s+)?%?([\w.\-]+) = ")
+_TRIP_COUNT = re.compile(r'"known_trip_count":\s*\{\s*"n":\s*"?(\d+)"?')
+_CALLED = re.compile(
+    r"\b(body|condition|calls|to_apply|true_computation|false_computation|branch_computations"
+    r"|called_computations)=(\{[^}]*\}|%?[\w.\-]+)"
+)
+_PACKED_BITS = {"s4": 4, "u4": 4, "s2": 2, "u2": 2, "f4e2m1fn": 4, "pred": 8, "token": 0, "opaque": 0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayType:
+    """One array of an HLO type: its element type in HLO's words (`bf16`) and its dimensions."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def num_elements(self) -> int:
+        """Product of the dimensions."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the elements, without padding; sub-byte types are packed."""
+        return -(-self.num_elements * _element_bits(self.dtype) // 8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instruction:
+    """One HLO instruction.
+
+    `types` are the arrays of its (possibly nested) result type, in order of appearance.
+    `attributes` is everything after the operands, as printed; `operand_text` is what stood between the
+    brackets.
+    """
+
+    name: str
+    opcode: str
+    types: tuple[ArrayType, ...]
+    operands: tuple[str, ...]
+    operand_text: str
+    attributes: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Module:
+    """A parsed HLO module; `runs` maps a computation's name to how often one step executes it.
+
+    Bodies of loops count their known trip count; `unknown_loops` names the loops that have none (counted
+    once). Every branch of a conditional counts as taken.
+    """
+
+    header: str
+    computations: dict[str, dict[str, Instruction]]
+    entry: str
+    runs: dict[str, int]
+    unknown_loops: tuple[str, ...]
+
+    def executed(self) -> Iterator[tuple[dict[str, Instruction], Instruction, int]]:
+        """Yield `(computation, instruction, times executed)` for every instruction that a step runs."""
+        for name, computation in self.computations.items():
+            if runs := self.runs.get(name, 0):
+                for instruction in computation.values():
+                    yield computation, instruction, runs
+
+
+def operand_types(computation: dict[str, Instruction], instruction: Instruction) -> tuple[ArrayType, ...]:
+    """The arrays that `instruction` reads, tuples flattened."""
+    return tuple(t for name in instruction.operands for t in computation[name].types)
+
+
+def parse_module(hlo_text: str) -> Module:
+    """Parse the text of a compiled module (`jax.stages.Compiled.as_text()`).
+
+    Raises `ValueError` if the text has no entry computation.
+    """
+    header, computations, entry, current = [], {}, None, None
+    for line in _COMMENT.sub("", hlo_text).splitlines():
+        if current is None:
+            match = _HEAD.match(line)
+            if match and not line.startswith("HloModule"):
+                current = computations.setdefault(match[2], {})
+                entry = match[2] if match[1] else entry
+            else:
+                header.append(line)
+        elif line.startswith("}"):
+            current = None
+        elif (instruction := _parse_instruction(line)) is not None:
+            current[instruction.name] = instruction
+    if entry is None:
+        raise ValueError(f"not a compiled HLO module: no ENTRY computation in {len(hlo_text)} characters")
+    runs, unknown = _count_runs(computations, entry)
+    return Module(
+        header="\n".join(header), computations=computations, entry=entry, runs=runs, unknown_loops=unknown
+    )
+
+
+def parse_types(type_text: str) -> tuple[ArrayType, ...]:
+    """The arrays of an HLO type such as `(bf16[2,3]{1,0}, f32[])`, nested tuples flattened."""
+    return tuple(
+        ArrayType(dtype=dtype, shape=tuple(int(d.lstrip("<=")) for d in dims.split(",") if d.strip()))
+        for dtype, dims in _ARRAY.findall(type_text)
+    )
+
+
+def _element_bits(dtype: str) -> int:
+    if dtype in _PACKED_BITS:
+        return _PACKED_BITS[dtype]
+    digits = re.match(r"(?:bf|[a-z])(\d+)", dtype)
+    if digits is None:
+        raise ValueError(f"unknown HLO element type {dtype!r}")
+    return int(digits[1])
+
+
+def _parse_instruction(line: str) -> Instruction | None:
+    match = _INSTRUCTION.match(line)
+    if match is None:
+        return None
+    type_end = _closing(line, match.end()) if line[match.end()] == "(" else line.index(" ", match.end())
+    open_bracket = line.index("(", type_end)
+    close = _closing(line, open_bracket)
+    inside = line[open_bracket + 1 : close - 1]
+    opcode = line[type_end:open_bracket].strip()
+    leaf = opcode in ("constant", "parameter", "iota")
+    return Instruction(
+        name=match[2],
+        opcode=opcode,
+        types=parse_types(line[match.end() : type_end]),
+        operands=() if leaf else tuple(_operand_names(inside)),
+        operand_text=inside,
+        attributes=line[close:],
+    )
+
+
+def _closing(line: str, start: int) -> int:
+    """Index just after the bracket that closes the one at `start`; quoted text is skipped."""
+    depth, quoted = 0, False
+    for index in range(start, len(line)):
+        char = line[index]
+        if char == '"' and line[index - 1] != "\\":
+            quoted = not quoted
+        elif not quoted and char == "(":
+            depth += 1
+        elif not quoted and char == ")":
+            depth -= 1
+            if depth == 0:
+                return index + 1
+    return len(line)
+
+
+def _operand_names(text: str) -> Iterator[str]:
+    depth, start = 0, 0
+    for index, char in enumerate(text + ","):
+        if char in "([{":
+            depth += 1
+        elif char in ")]}":
+            depth -= 1
+        elif char == "," and depth == 0:
+            if match := _NAME.search(text[start:index]):
+                yield match[1]
+            start = index + 1
+
+
+def _called(instruction: Instruction) -> Iterator[tuple[str, int, bool]]:
+    """Yield `(computation, times per execution, whether a loop of unknown length)` of each call."""
+    trips = 1
+    unknown = False
+    if instruction.opcode == "while":
+        match = _TRIP_COUNT.search(instruction.attributes)
+        trips, unknown = (int(match[1]), False) if match else (1, True)
+    for role, names in _CALLED.findall(instruction.attributes):
+        if role == "to_apply" and instruction.opcode not in ("call", "call-start"):
+            continue  # the scalar function of a reduction, a sort or a collective
+        times = trips + 1 if role == "condition" else trips
+        for name in names.strip("{}").split(","):
+            yield name.strip().lstrip("%"), times, unknown
+
+
+def _count_runs(
+    computations: dict[str, dict[str, Instruction]], entry: str
+) -> tuple[dict[str, int], tuple[str, ...]]:
+    runs: dict[str, int] = {}
+    unknown_loops: dict[str, None] = {}
+    pending = [(entry, 1)]
+    while pending:
+        name, times = pending.pop()
+        runs[name] = runs.get(name, 0) + times
+        for instruction in computations[name].values():
+            for called, count, unknown in _called(instruction):
+                if unknown:
+                    unknown_loops[instruction.name] = None
+                if called in computations:
+                    pending.append((called, times * count))
+    return runs, tuple(unknown_loops)
