@@ -54,7 +54,7 @@ def factor_rule(
             )
     kept = [name for name in names if sizes[name] != 1]
     index = {name: position for position, name in enumerate(kept)}
-    kinds = {name: _kind(name, reducers, whole, window) for name in kept}
+    kinds: dict[str, FactorKind] = {name: _kind(name, reducers, whole, window) for name in kept}
     return OperatorRule(
         factors=tuple(
             Factor(size=sizes[name], kind=kinds[name], reducer=reducers.get(name), name=name) for name in kept

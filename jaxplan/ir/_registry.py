@@ -79,6 +79,8 @@ def register_rule(*primitive_names: str) -> Callable[[_RuleFnT], _RuleFnT]:
             "write @register_rule('name'), with parentheses"
         )
 
+    _load_builtin_rules()  # first, so that they do not replace the caller's
+
     def register(rule_fn: _RuleFnT) -> _RuleFnT:
         for name in primitive_names:
             _RULES[name] = rule_fn

@@ -55,8 +55,8 @@ class OperatorRule:
       factors: the iteration space.
       operands: per operand and dimension, factor indices, major to minor; ``()`` for a dimension of size 1.
       results: the same, per result.
-      family: ``elementwise``, ``contraction``, ``reduction``, ``shape``, ``gather``, ``scatter``,
-        ``scan``, ``convolution``, ``window``, ``sort``, ``linalg``, ``rng``, ``source`` (no tensor operand), ``unknown``.
+      family: ``elementwise``, ``contraction``, ``reduction``, ``shape``, ``gather``, ``scatter``, ``scan``,
+        ``convolution``, ``window``, ``sort``, ``linalg``, ``rng``, ``source`` (no operand), ``unknown``.
       linear: sets of operands in which the operator is jointly linear: when all of one set are partial sums
         over the same devices, and the other operands are not, so are the results. ``add`` has ((0, 1),),
         ``mul`` has ((0,), (1,)).

@@ -9,5 +9,9 @@ from jaxplan.ir._rule import Factor as Factor
 from jaxplan.ir._rule import OperatorRule as OperatorRule
 from jaxplan.ir.rules import _contraction as _contraction
 from jaxplan.ir.rules import _elementwise as _elementwise
+from jaxplan.ir.rules import _gather as _gather
+from jaxplan.ir.rules import _linalg as _linalg
+from jaxplan.ir.rules import _random as _random
 from jaxplan.ir.rules import _reduction as _reduction
 from jaxplan.ir.rules import _shape as _shape
+from jaxplan.ir.rules import _window as _window

@@ -14,8 +14,8 @@ def reshape_dims(factors: Factors, in_shape: Shape, out_shape: Shape) -> tuple[T
 
     The shapes are cut into segments of equal products; in each, the greatest common divisor of the leading
     dimensions is a factor of both as long as there is one. What remains of a segment is whole: its elements
-    do not line up. ``(6, 4) -> (24,)`` gives ``i j -> (i j)``; ``(4, 3) -> (6, 2)`` gives ``(i j) k -> (i l) m``
-    with only i mapped.
+    do not line up. ``(6, 4) -> (24,)`` gives ``i j -> (i j)``; ``(4, 3) -> (6, 2)`` gives
+    ``(i j) k -> (i l) m`` with only i mapped.
     """
     operand: list[Dimension] = [()] * len(in_shape)
     result: list[Dimension] = [()] * len(out_shape)
