@@ -23,7 +23,8 @@ from typing import NamedTuple
 from jaxplan._errors import ArgumentError
 from jaxplan.mesh._collectives import collective_seconds
 from jaxplan.mesh._layout import Layout
-from jaxplan.mesh._search import Line, Move, Puzzle, State, envelope
+from jaxplan.mesh._puzzle import Move, Puzzle, State
+from jaxplan.mesh._search import Line, envelope
 from jaxplan.mesh._topology import Topology
 
 
@@ -154,7 +155,7 @@ def _problem(source: Layout, target: Layout, caps: tuple[int, ...], topology: To
             )
     if not set(target.partial) <= set(source.partial):
         return None
-    dims = tuple(d for d, (old, new) in enumerate(zip(source.dims, target.dims)) if old != new)
+    dims = _differing(source, target, caps, topology)
     prefixes = {d: _common_prefix(source.dims[d], target.dims[d]) for d in dims}
     old = tuple(source.dims[d][prefixes[d] :] for d in dims)
     new = tuple(target.dims[d][prefixes[d] :] for d in dims)
@@ -164,6 +165,19 @@ def _problem(source: Layout, target: Layout, caps: tuple[int, ...], topology: To
     moving = {axis for dim in old for axis in dim}
     pieces = math.prod(topology.axes[a].size for dim in source.dims for a in dim if a not in moving)
     return _Problem(envelope(puzzle, topology), pieces, blocks, dims)
+
+
+def _differing(
+    source: Layout, target: Layout, caps: tuple[int, ...], topology: Topology
+) -> tuple[int, ...]:
+    """Dimensions whose axes differ, in an order that depends on their form and not on their place in the tensor."""
+    axes = topology.axes
+
+    def form(d: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]], int, int]:
+        old, new = ([(axes[a].level, axes[a].size) for a in x.dims[d]] for x in (source, target))
+        return old, new, _common_prefix(source.dims[d], target.dims[d]), caps[d]
+
+    return tuple(sorted((d for d in range(len(caps)) if source.dims[d] != target.dims[d]), key=form))
 
 
 def _common_prefix(old: tuple[int, ...], new: tuple[int, ...]) -> int:
