@@ -1,6 +1,5 @@
 """The command line: what it passes to `jaxplan.plan`, what it prints, and its errors and exit codes."""
 
-import dataclasses
 import importlib
 import subprocess
 import sys
@@ -12,41 +11,7 @@ import jaxplan
 from jaxplan import _cli
 from jaxplan._errors import InfeasibleError, TopologyError
 from jaxplan._frontier import Frontier
-
-GIB = 2**30
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FakeAudit:
-    ok: bool
-
-    def table(self):
-        return "predicted beside compiled"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FakePlan:
-    name: str
-    time_seconds: float
-    memory_bytes: int
-    compute_seconds: float = 0.001
-    communication_seconds: float = 0.0
-    lower_bound_seconds: float = 0.0
-    summary: str = ""
-    faithful: bool = True
-
-    def to_json(self):
-        return dataclasses.asdict(self)
-
-    def explain(self):
-        return f"explanation of {self.name}"
-
-    def audit(self):
-        return FakeAudit(ok=self.faithful)
-
-    def save(self, path):
-        with open(path, "w") as file:
-            file.write(self.name)
+from tests.fake_plan import GIB, FakePlan
 
 
 @pytest.fixture

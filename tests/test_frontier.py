@@ -1,7 +1,6 @@
 """The frontier on small fake plans: choices by geometry, errors, table, plot and files."""
 
 import builtins
-import dataclasses
 import itertools
 import json
 import xml.etree.ElementTree as ElementTree
@@ -12,29 +11,7 @@ from hypothesis import strategies as st
 
 from jaxplan._errors import ArgumentError, InfeasibleError, MissingExtraError, PlanFileError
 from jaxplan._frontier import Frontier
-
-GIB = 2**30
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FakePlan:
-    """What a frontier reads of a plan."""
-
-    name: str
-    time_seconds: float
-    memory_bytes: int
-    compute_seconds: float = 0.001
-    communication_seconds: float = 0.0
-    lower_bound_seconds: float = 0.0
-    summary: str = ""
-    memory_parts: dict[str, int] = dataclasses.field(default_factory=dict)
-
-    def to_json(self):
-        return dataclasses.asdict(self)
-
-    @staticmethod
-    def from_json(data):
-        return FakePlan(**data)
+from tests.fake_plan import GIB, FakePlan
 
 
 def make_plan(gib, milliseconds, name="", **fields):
