@@ -15,8 +15,8 @@ from jaxplan.partition._aot import CompiledReport
 from jaxplan.partition._hlo import Collective
 from jaxplan.partition._hlo_text import Instruction, operand_types, parse_module
 
-# Assumptions, not measurements: large matrix products reach about 60 % of the data sheet's rate, streaming kernels
-# about 80 % of the memory's.
+# Assumptions, not measurements: large matrix products reach about 60 % of the data sheet's rate, streaming
+# kernels about 80 % of the memory's.
 CONTRACTION_EFFICIENCY = 0.6
 MEMORY_EFFICIENCY = 0.8
 

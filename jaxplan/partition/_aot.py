@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -14,9 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import jax
-import jaxlib
 
 from jaxplan._errors import AuditError, MissingExtraError
 from jaxplan.partition._hlo import Collective, module_collectives
@@ -140,21 +138,19 @@ def _topology_axes(topology: Topology) -> list[tuple[str, int]]:
 
 
 def _cache_key(serialized: bytes, topology_json: bytes, settings: Sequence[Any]) -> str:
-    versions = [CACHE_VERSION, jax.__version__, jaxlib.__version__, *_plugin_versions()]
+    versions = [CACHE_VERSION, *_compiler_versions()]
     digest = hashlib.sha256(serialized)
     digest.update(topology_json)
     digest.update(json.dumps([settings, versions], sort_keys=True).encode())
     return digest.hexdigest()
 
 
-def _plugin_versions() -> list[str]:
-    from importlib import metadata
-
+def _compiler_versions() -> list[str]:
     versions = []
-    for name in ("jax-cuda12-pjrt", "jax-cuda13-pjrt", "libtpu"):
+    for name in ("jax", "jaxlib", "jax-cuda12-pjrt", "jax-cuda13-pjrt", "libtpu"):
         try:
-            versions.append(f"{name}=={metadata.version(name)}")
-        except metadata.PackageNotFoundError:
+            versions.append(f"{name}=={importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
             continue
     return versions
 
