@@ -170,9 +170,8 @@ def main() -> int:
     print(f"planning and compiling a GPT of {num_parameters:,} parameters ...")
     started = time.perf_counter()
     batches = make(options.steps)
-    state, first_loss = step(
-        state, next(batches)
-    )  # the first call plans, shards the state, compiles and runs
+    # The first call plans, shards the state, compiles and runs; the later ones only run.
+    state, first_loss = step(state, next(batches))
     first_loss = float(first_loss)
     report(step, options, time.perf_counter() - started)
 
