@@ -40,10 +40,7 @@ class Puzzle:
 
     def pieces(self, labels: tuple[int, ...]) -> int:
         """Product of the sizes of labels."""
-        product = 1
-        for label in labels:
-            product *= self.sizes[label]
-        return product
+        return math.prod(map(self.sizes.__getitem__, labels))
 
     def fits(self, dim: int, labels: tuple[int, ...]) -> bool:
         """Whether the dimension can be split by the labels."""
@@ -97,9 +94,9 @@ def _replaced(dims: Dims, dim: int, labels: tuple[int, ...]) -> Dims:
 
 
 def _slices(puzzle: Puzzle, state: State, free: list[int]) -> Iterator[Move]:
-    """Append free labels that belong to the dimension in the end, in the order of the target."""
+    """Append free labels, those that belong to the dimension first, in the order of the target."""
     for dim, labels in enumerate(state.dims):
-        wanted = [label for label in puzzle.target[dim] if label in free]
+        wanted = _in_order_of(puzzle.target[dim], tuple(free))
         for count in range(1, len(wanted) + 1):
             for chosen in itertools.combinations(wanted, count):
                 if puzzle.fits(dim, labels + chosen):

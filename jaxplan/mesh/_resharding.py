@@ -28,6 +28,10 @@ from jaxplan.mesh._search import Line, envelope
 from jaxplan.mesh._topology import Topology
 
 
+# Up to so many moving axes are moved one by one; of more, those that stay together are moved as one.
+_MAX_SINGLE_AXES = 3
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """One primitive step.
@@ -207,8 +211,10 @@ def _blocks(
         after = after_new.get(a) == b or (a in homeless_new and b in homeless_new)
         return before and after and topology.axes[a].level == topology.axes[b].level
 
-    blocks: list[list[int]] = []
     order = dict.fromkeys([a for dim in old for a in dim] + [a for dim in new for a in dim] + list(partial))
+    if len(order) <= _MAX_SINGLE_AXES:
+        return tuple((axis,) for axis in order)
+    blocks: list[list[int]] = []
     for axis in order:
         if blocks and joined(blocks[-1][-1], axis):
             blocks[-1].append(axis)

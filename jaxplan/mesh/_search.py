@@ -17,7 +17,9 @@ from jaxplan.mesh._topology import Topology
 
 # Times are compared as whole units of 1e-14 s, so that sums in any order tie exactly and plans are deterministic.
 _TICKS_PER_SECOND = 1e14
-# Ticks by which rounding may put a lower bound above the price of a chain.
+# A lower bound stays one however its sums are rounded.
+_BOUND_TICKS = _TICKS_PER_SECOND * (1 - 1e-9)
+# Differences of prices below this are rounding.
 _ROUNDING_TICKS = 16
 # Sizes between which the cheapest chains are found: one byte, and more than any tensor.
 _LEAST_BYTES, _MOST_BYTES = 1.0, 1e15
@@ -66,6 +68,7 @@ class _Graph:
         self._puzzle, self._topology = puzzle, topology
         self._start, self._goal = State(puzzle.source, puzzle.partial), State(puzzle.target, ())
         self._edges: dict[State, list[_Edge]] = {}
+        self._bounds: dict[State, tuple[float, float]] = {}
         self._terms: dict[tuple[str, tuple[int, ...]], tuple[float, float]] = {}
         self._fastest = max(level.link.bandwidth_bytes_per_second for level in topology.levels)
         quickest = min(level.link.latency_seconds for level in topology.levels)
@@ -80,7 +83,6 @@ class _Graph:
         best = {self._start: (0, 0, 0)}
         came: dict[State, tuple[State, _Edge]] = {}
         heap = [((0, 0, 0), 0, (0, 0, 0), self._start)]
-        bounds: dict[State, int] = {}
         counter = itertools.count(1)
         while heap:
             _, _, cost, state = heapq.heappop(heap)
@@ -94,9 +96,10 @@ class _Graph:
                 after = edge.move.state
                 if after not in best or total < best[after]:
                     best[after], came[after] = total, (state, edge)
-                    if after not in bounds:
-                        bounds[after] = self._bound(after, num_bytes)
-                    estimate = (total[0] + bounds[after], total[1], total[2])
+                    if after not in self._bounds:
+                        self._bounds[after] = self._bound(after)
+                    least = self._bounds[after][0] + self._bounds[after][1] * num_bytes
+                    estimate = (total[0] + int(least * _BOUND_TICKS), total[1], total[2])
                     heapq.heappush(heap, (estimate, next(counter), total, after))
         raise AssertionError(f"no chain for {self._puzzle}")  # gathering and slicing always is one
 
@@ -110,21 +113,19 @@ class _Graph:
         fixed, slope = sum(edge.fixed for edge in edges), sum(edge.slope for edge in edges)
         return Line(fixed, slope, tuple(edge.move for edge in edges))
 
-    def _bound(self, state: State, num_bytes: float) -> int:
-        """Ticks that are needed at least, for launches and for bytes.
+    def _bound(self, state: State) -> tuple[float, float]:
+        """(seconds, seconds per byte) that are needed at least, for launches and for bytes.
 
         Every dimension that is split too finely needs a gather or all-to-all of its own, and a sum a reduction. A
         device receives all that it will have more than now, and no link is faster than the fastest.
         """
         goal = self._puzzle.target
         if not state.partial and all(want[: len(dim)] == dim for dim, want in zip(state.dims, goal)):
-            seconds = 0.0 if state.dims == goal else self._launch
-        else:
-            pairs = zip(state.dims, self._goal_pieces_of_dim)
-            finer = sum(self._puzzle.pieces(dim) > pieces for dim, pieces in pairs)
-            seconds = max(1, finer + bool(state.partial)) * self._least_fixed
-            seconds += self._missing(state) * num_bytes / self._fastest
-        return max(0, int(seconds * _TICKS_PER_SECOND * (1 - 1e-12)) - _ROUNDING_TICKS)
+            return (0.0 if state.dims == goal else self._launch), 0.0
+        num_collectives = 1 if state.partial else 0
+        for dim, pieces in zip(state.dims, self._goal_pieces_of_dim):
+            num_collectives += self._puzzle.pieces(dim) > pieces
+        return max(1, num_collectives) * self._least_fixed, self._missing(state) / self._fastest
 
     def _missing(self, state: State) -> float:
         """Share of the unsplit tensor that a device has yet to receive, at least."""
