@@ -6,6 +6,7 @@ dimension as people name it: batch, sequence, heads, vocabulary.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -92,7 +93,6 @@ def _dimension_name(program: Program, members, inputs: dict[int, int], state: fr
         return "batch"
     for t, d in members:
         if t in inputs:
-            keys = [part.strip("[]'\"") for part in program.tensors[t].path.replace("]", "].").split(".")]
-            leaf = "/".join([k for k in keys if k][-2:])
-            return f"{leaf}.{d}"
+            keys = re.findall(r"\w+", program.tensors[t].path)
+            return f"{'/'.join(keys[-2:])}.{d}"
     return ""

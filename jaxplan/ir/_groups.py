@@ -26,6 +26,7 @@ from jaxplan.ir._values import VIEW_PRIMITIVES, Values
 
 GroupKind = Literal["state", "contraction", "elementwise", "input"]
 CONTRACTION_FAMILIES = frozenset({"contraction", "convolution"})
+_STORAGE_VIEW_PRIMITIVES = VIEW_PRIMITIVES | {"broadcast_in_dim"}
 _GRADIENT_CHAIN_PRIMITIVES = frozenset({"convert_element_type", "add_any", "neg", "copy"})
 UNGROUPED = -1
 
@@ -114,23 +115,23 @@ class _Coarsening:
                 self.kind[eqn.index] = "state"
                 self.union.join(node, eqn.index)
                 stack.extend(eqn.operands)
+        stored = {t: node for t, node in self.input_node.items() if self.kind.get(node) == "state"}
         for eqn in self.program.equations:
-            if eqn.name in VIEW_PRIMITIVES and eqn.operands[0] in self.input_node and eqn.index not in self.kind:
-                self._join_storage_cast(eqn)
+            if eqn.name in _STORAGE_VIEW_PRIMITIVES and eqn.operands[0] in stored and eqn.index not in self.kind:
+                self._join_storage_view(eqn, stored)
 
-    def _join_storage_cast(self, eqn: Equation) -> None:
-        """A cast to fewer bytes, or a view, of a stored leaf stays where the leaf is stored: gather the small copy."""
-        tensors, node = self.program.tensors, self.input_node[eqn.operands[0]]
-        is_state = self.kind.get(node) == "state"
-        narrows = tensors[eqn.results[0]].itemsize <= tensors[eqn.operands[0]].itemsize
-        if is_state and narrows and eqn.name in ("convert_element_type", "transpose"):
+    def _join_storage_view(self, eqn: Equation, stored: dict[int, int]) -> None:
+        """A cast to no more bytes, or a view, of a stored leaf stays where the leaf is: gather the small copy."""
+        operand, result = self.program.tensors[eqn.operands[0]], self.program.tensors[eqn.results[0]]
+        if result.num_bytes <= operand.num_bytes and result.num_elements == operand.num_elements:
             self.kind[eqn.index] = "state"
-            self.union.join(node, eqn.index)
+            self.union.join(stored[operand.index], eqn.index)
+            stored[result.index] = stored[operand.index]
 
     def _in_update(self, eqn: Equation) -> bool:
         if self.rules[eqn.index].family != "elementwise":
             return False
-        return eqn.phase == "forward" or eqn.name in _GRADIENT_CHAIN_PRIMITIVES
+        return eqn.phase != "backward" or eqn.name in _GRADIENT_CHAIN_PRIMITIVES
 
     def _input_groups(self) -> None:
         for t, node in self.input_node.items():
@@ -140,7 +141,7 @@ class _Coarsening:
     def _contraction_groups(self) -> None:
         """Join each forward contraction with its gradients: they pairwise share an operand (through views)."""
         heavy = [e for e in self.program.equations if self._is_contraction(e)]
-        forward = [e for e in heavy if e.phase == "forward"]
+        forward = [e for e in heavy if e.phase != "backward"]
         backward = [e for e in heavy if e.phase == "backward"]
         for eqn in heavy:
             self.kind[eqn.index] = "contraction"
@@ -210,9 +211,11 @@ class _Coarsening:
                 continue
             if self._joins_contraction(eqn):
                 continue
+            if eqn.phase == "update" and self._joins_state(eqn):
+                continue
             candidates = self._candidates(eqn)
             if candidates:
-                pick = max if eqn.phase == "forward" else min
+                pick = min if eqn.phase == "backward" else max
                 self._join(eqn, pick(candidates, key=self._order))
             else:
                 self.kind[eqn.index] = "elementwise"
@@ -240,6 +243,23 @@ class _Coarsening:
         if eqn.operands[0] in self.mirror:
             self.mirror.setdefault(eqn.results[0], self.mirror[eqn.operands[0]])
         return True
+
+    def _joins_state(self, eqn: Equation) -> bool:
+        """What an update computes of a gradient (its norm, say) is computed where the gradient is stored."""
+        tensors = self.program.tensors
+        sized = [t for t in eqn.operands if tensors[t].shape and not self.values.free[t]]
+        if not sized:
+            return False
+        largest = max(sized, key=lambda t: tensors[t].num_elements)
+        producer = self._producer(largest)
+        if producer is not None and self.kind.get(producer.index) == "state":
+            self._join(eqn, producer.index)
+            return True
+        for c in self.values.consumers[largest]:
+            if self.kind.get(c) == "state" and c != eqn.index:
+                self._join(eqn, c)
+                return True
+        return False
 
     def _candidates(self, eqn: Equation) -> list[int]:
         tensors, family = self.program.tensors, self.rules[eqn.index].family
@@ -290,9 +310,13 @@ class _Coarsening:
         return None if index < 0 else self.program.equations[index]
 
     def _late_join(self) -> None:
-        """A free equation that only one group reads is computed there (dropout bits, one-off masks)."""
+        """Random bits that only one group reads are computed there: unlike a mask, they cost something."""
+        random: set[int] = set()
+        for eqn in self.program.equations:
+            if self.rules[eqn.index].family == "rng" or any(t in random for t in eqn.operands):
+                random.update(eqn.results)
         for eqn in reversed(self.program.equations):
-            if eqn.index in self.kind or not any(self.program.tensors[t].shape for t in eqn.results):
+            if eqn.index in self.kind or not any(self.program.tensors[t].shape and t in random for t in eqn.results):
                 continue
             readers = {c for t in eqn.results for c in self.values.consumers[t]}
             roots = {self.union.find(c) for c in readers if c in self.kind}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 TensorKind = Literal["input", "constant", "literal", "computed"]
-Phase = Literal["forward", "backward"]
+Phase = Literal["forward", "backward", "update"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +55,8 @@ class Equation:
       params: its parameters.
       operands, results: tensor indices; a dropped result has an index nobody reads.
       name_stack: name stack with the stacks of the inlined calls in front.
+      phase: ``backward`` when transposed by differentiation (JAX wraps the name stack in ``transpose(...)``),
+        ``update`` when not transposed and fed by a backward equation, else ``forward``.
       origin: the jaxpr equation it was read from (context and traceback for replay and errors).
     """
 
@@ -64,16 +66,12 @@ class Equation:
     operands: tuple[int, ...]
     results: tuple[int, ...]
     name_stack: str
+    phase: Phase
     origin: Any
 
     @property
     def name(self) -> str:
         return self.primitive.name
-
-    @property
-    def phase(self) -> Phase:
-        """JAX wraps the name stack of transposed equations in ``transpose(...)``."""
-        return "backward" if "transpose(" in self.name_stack else "forward"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

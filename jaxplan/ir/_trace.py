@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 
 from jaxplan import _compat
 from jaxplan._errors import TraceError
-from jaxplan.ir._program import Equation, Program, Tensor
+from jaxplan.ir._program import Equation, Phase, Program, Tensor
 
 _InlineRule = Callable[["_Builder", Any, list[int], str], list[int]]
 _INLINE_RULES: dict[str, _InlineRule] = {}
@@ -115,6 +116,7 @@ class _Builder:
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
         self.equations: list[Equation] = []
+        self.after_backward: set[int] = set()
 
     def add(self, aval: Any, kind: Any, path: str = "", value: Any = None) -> int:
         dtype = aval.dtype
@@ -141,10 +143,18 @@ class _Builder:
                 operands=tuple(operands),
                 results=tuple(results),
                 name_stack=stack,
+                phase=self._phase(operands, stack),
                 origin=origin,
             )
         )
+        if self.equations[-1].phase != "forward":
+            self.after_backward.update(results)
         return results
+
+    def _phase(self, operands: Sequence[int], stack: str) -> Phase:
+        if "transpose(" in stack:
+            return "backward"
+        return "update" if any(t in self.after_backward for t in operands) else "forward"
 
     def inline(self, jaxpr: Any, consts: Sequence[Any], arguments: Sequence[int], prefix: str) -> list[int]:
         """Replay a jaxpr into this builder; returns the tensor indices of its results."""
@@ -238,18 +248,7 @@ def _remove_dead(equations: Sequence[Equation], outputs: Sequence[int]) -> tuple
             kept.append(eqn)
             live.update(eqn.operands)
     kept.reverse()
-    return tuple(
-        Equation(
-            index=i,
-            primitive=e.primitive,
-            params=e.params,
-            operands=e.operands,
-            results=e.results,
-            name_stack=e.name_stack,
-            origin=e.origin,
-        )
-        for i, e in enumerate(kept)
-    )
+    return tuple(dataclasses.replace(eqn, index=i) for i, eqn in enumerate(kept))
 
 
 def _fingerprint(tensors, equations, inputs, outputs, donated) -> str:

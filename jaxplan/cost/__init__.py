@@ -1,0 +1,13 @@
+"""What a plan costs: compute, resharding, memory; as tables for the solvers and as the prediction of one plan."""
+
+from jaxplan.cost._buffers import Buffers as Buffers
+from jaxplan.cost._flows import Flow as Flow
+from jaxplan.cost._model import CostModel as CostModel
+from jaxplan.cost._model import build_cost_model as build_cost_model
+from jaxplan.cost._pricing import KEEP as KEEP
+from jaxplan.cost._pricing import REPEAT as REPEAT
+from jaxplan.cost._prediction import Collective as Collective
+from jaxplan.cost._prediction import Prediction as Prediction
+from jaxplan.cost._prediction import Predictor as Predictor
+from jaxplan.cost._transfers import Span as Span
+from jaxplan.cost._transfers import Transfer as Transfer

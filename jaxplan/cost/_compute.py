@@ -1,0 +1,96 @@
+"""Roofline time of a group's equations on one device, per configuration (Williams et al. 2009)."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from jaxplan.cost._buffers import Buffers
+from jaxplan.ir import WHOLE, Configuration, Group, GroupSpace, StepGraph
+from jaxplan.mesh import Topology
+
+MATMUL_EFFICIENCY = 0.65
+"""Share of the dense peak that large matrix products reach; assumed until calibrated on the device."""
+MEMORY_EFFICIENCY = 0.85
+"""Share of the memory bandwidth that streaming kernels reach; assumed until calibrated on the device."""
+
+
+def split_counts(configs: tuple[Configuration, ...], topology: Topology) -> np.ndarray:
+    """Number of parts of each class under each configuration, shape (K, C)."""
+    sizes = [axis.size for axis in topology.axes]
+    counts = [[math.prod(sizes[a] for a in axes) for axes in config] for config in configs]
+    return np.asarray(counts, dtype=np.float64).reshape(len(configs), -1)
+
+
+def tensor_splits(space: GroupSpace, splits: np.ndarray, t: int) -> np.ndarray:
+    """Into how many parts a tensor of the group is split, shape (K,)."""
+    classes = [c for dim in space.tensor_dims.get(t, ()) for c in dim]
+    return splits[:, classes].prod(axis=1) if classes else np.ones(len(splits))
+
+
+def flops_of(graph: StepGraph, equation: int) -> float:
+    """Floating-point operations of a contraction or convolution, two per multiply-add; 0 for everything else."""
+    eqn, rule, tensors = graph.program.equations[equation], graph.rules[equation], graph.program.tensors
+    if rule.family == "contraction":
+        return 2.0 * math.prod(f.size for f in rule.factors)
+    if rule.family == "convolution":
+        kernel = tensors[eqn.operands[1]]
+        spec = eqn.params["dimension_numbers"]
+        features = kernel.shape[spec.rhs_spec[0]]
+        return 2.0 * tensors[eqn.results[0]].num_elements * kernel.num_elements / features
+    return 0.0
+
+
+def local_flops(graph: StepGraph, group: Group, space: GroupSpace, splits: np.ndarray) -> np.ndarray:
+    """Floating-point operations of a group on one device, shape (K,)."""
+    total = np.zeros(len(splits))
+    for e in group.equations:
+        flops = flops_of(graph, e)
+        if flops:
+            total += flops / _equation_splits(space, splits, e)
+    return total
+
+
+def compute_seconds(
+    graph: StepGraph, group: Group, space: GroupSpace, splits: np.ndarray, buffers: Buffers, topology: Topology
+) -> np.ndarray:
+    """Seconds of a group's equations on one device, shape (K,).
+
+    A contraction takes the larger of its arithmetic and its traffic. Everything else is fused: it pays for the
+    materialised tensors that it writes once and reads once per phase.
+    """
+    chip = topology.chip
+    bandwidth = chip.memory_bytes_per_second * MEMORY_EFFICIENCY
+    seconds = np.zeros(len(splits))
+    touched: set[tuple[str, int]] = set()
+    for e in group.equations:
+        eqn = graph.program.equations[e]
+        flops = flops_of(graph, e)
+        if flops:
+            tensors = (*eqn.operands[:2], *eqn.results)
+            traffic = sum(_local_bytes(graph, space, splits, t) for t in tensors)
+            rate = matmul_rate(graph, e, topology)
+            seconds += np.maximum(flops / _equation_splits(space, splits, e) / rate, traffic / bandwidth)
+            seconds += chip.launch_seconds
+            continue
+        touched.update((eqn.phase, t) for t in eqn.operands if buffers.materialised[t])
+        touched.update(("write", t) for t in eqn.results if buffers.materialised[t])
+    for _, t in sorted(touched):
+        seconds += _local_bytes(graph, space, splits, t) / bandwidth
+    return seconds + chip.launch_seconds * sum(1 for kind, _ in touched if kind == "write")
+
+
+def matmul_rate(graph: StepGraph, equation: int, topology: Topology) -> float:
+    """Achievable FLOP/s of a contraction in the dtype of its operands."""
+    operand = graph.program.equations[equation].operands[0]
+    return topology.chip.matmul_flops_per_second(graph.program.tensors[operand].dtype.name) * MATMUL_EFFICIENCY
+
+
+def _equation_splits(space: GroupSpace, splits: np.ndarray, equation: int) -> np.ndarray:
+    classes = sorted({c for c in space.factor_class[equation] if c != WHOLE})
+    return splits[:, classes].prod(axis=1) if classes else np.ones(len(splits))
+
+
+def _local_bytes(graph: StepGraph, space: GroupSpace, splits: np.ndarray, t: int) -> np.ndarray:
+    return graph.program.tensors[t].num_bytes / tensor_splits(space, splits, t)

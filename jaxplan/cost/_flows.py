@@ -1,0 +1,120 @@
+"""Which tensors cross from one layout to another, and where: the reads that the problem's edges price.
+
+A *flow* is one tensor read by one group. Producer and consumer each have a layout for it, given by their
+configurations; where they differ the tensor is resharded, once for all reads of the flow in one phase.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jaxplan.ir import UNGROUPED, Configuration, GroupSpace, StepGraph
+from jaxplan.mesh import Layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flow:
+    """Reads of one tensor by one group.
+
+    Attributes:
+      tensor: tensor index.
+      producer, consumer: group indices (`UNGROUPED`: replicated scalars).
+      forward: equation indices of the reads before the backward pass.
+      later: equation indices of the reads in the backward pass and the update.
+      is_output: the read is the program's own output, which takes the layout of the input it replaces.
+    """
+
+    tensor: int
+    producer: int
+    consumer: int
+    forward: tuple[int, ...]
+    later: tuple[int, ...]
+    is_output: bool = False
+
+    @property
+    def reads_twice(self) -> bool:
+        """Both phases read it: a resharded copy can be kept in between, or made again."""
+        return bool(self.forward) and bool(self.later)
+
+
+def find_flows(graph: StepGraph) -> tuple[Flow, ...]:
+    """All flows, in order of tensor, then consumer."""
+    program, grouping = graph.program, graph.grouping
+    reads: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
+    for eqn in program.equations:
+        group = grouping.equation_group[eqn.index]
+        for t in eqn.operands:
+            if _is_placed(graph, t) and not _passes_partial(graph, group, eqn.index, t):
+                pair = reads.setdefault((t, group), ([], []))
+                pair[eqn.phase != "forward"].append(eqn.index)
+    flows = []
+    for (t, group), (forward, later) in sorted(reads.items()):
+        producer = grouping.tensor_group[t]
+        if group == producer and t not in graph.spaces[producer].tensor_partial:
+            continue
+        flows.append(
+            Flow(tensor=t, producer=producer, consumer=group, forward=tuple(forward), later=tuple(later))
+        )
+    flows.extend(_output_flows(graph))
+    return tuple(flows)
+
+
+def _output_flows(graph: StepGraph) -> list[Flow]:
+    program, grouping = graph.program, graph.grouping
+    flows = []
+    for position, t in enumerate(program.outputs):
+        if not _is_placed(graph, t):
+            continue
+        home = grouping.tensor_group[t]
+        wanted = home
+        if position in program.aliases:
+            wanted = grouping.tensor_group[program.inputs[program.aliases[position]]]
+        partial = t in graph.spaces[home].tensor_partial
+        if wanted != home or partial:
+            later = (len(program.equations),)
+            flows.append(Flow(tensor=t, producer=home, consumer=wanted, forward=(), later=later, is_output=True))
+    return flows
+
+
+def _is_placed(graph: StepGraph, t: int) -> bool:
+    return graph.grouping.tensor_group[t] != UNGROUPED and not graph.values.free[t]
+
+
+def _passes_partial(graph: StepGraph, group: int, equation: int, t: int) -> bool:
+    """Inside a contraction group a view hands a partial sum on as it is."""
+    if group == UNGROUPED or graph.grouping.tensor_group[t] != group:
+        return False
+    partial = graph.spaces[group].tensor_partial
+    if t not in partial:
+        return False
+    result = graph.program.equations[equation].results[0]
+    is_view = graph.rules[equation].family in ("shape", "elementwise")
+    return is_view and graph.grouping.groups[group].kind == "contraction" and result in partial
+
+
+def produced_layout(space: GroupSpace, config: Configuration, t: int, rank: int) -> Layout:
+    """The layout in which a group makes ``t``, partial sums included."""
+    partial = tuple(sorted(a for c in space.tensor_partial.get(t, ()) for a in config[c]))
+    return Layout(_dims(space, config, t, rank), partial)
+
+
+def required_layout(space: GroupSpace | None, config: Configuration, t: int, rank: int) -> Layout:
+    """The layout in which a group reads ``t``; replicated for equations in no group."""
+    if space is None:
+        return Layout.replicated(rank)
+    return Layout(_dims(space, config, t, rank))
+
+
+def _dims(space: GroupSpace, config: Configuration, t: int, rank: int) -> tuple[tuple[int, ...], ...]:
+    dims = space.tensor_dims.get(t)
+    if dims is None:
+        return ((),) * rank
+    return tuple([tuple([a for c in classes for a in config[c]]) for classes in dims])
+
+
+def distinct_layouts(layouts: Sequence[Layout]) -> tuple[tuple[Layout, ...], tuple[int, ...]]:
+    """Distinct layouts in order of appearance, and the index of each given one."""
+    index: dict[Layout, int] = {}
+    positions = tuple([index.setdefault(layout, len(index)) for layout in layouts])
+    return tuple(index), positions

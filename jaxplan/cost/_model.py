@@ -1,0 +1,250 @@
+"""The planning problem of a step on a topology: nodes are groups, edges are reads (design section 7).
+
+Objective, in the symbols of `jaxplan.solvers.Problem`:
+
+  time_v[k]          compute of group v under configuration k (`compute_seconds`) and the reshardings inside it
+  memory_v[k]        its inputs and the activations that it saves for the backward pass, bytes per device
+  time_uv[k, l, c]   resharding of every tensor that v reads of u (`Pricer.read_tables`)
+  memory_uv[k, l, c] copies that are kept for the backward pass
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxplan.cost._buffers import Buffers, analyse_buffers
+from jaxplan.cost._compute import compute_seconds, local_flops, split_counts, tensor_splits
+from jaxplan.cost._flows import Flow, find_flows, produced_layout, required_layout
+from jaxplan.cost._pricing import Pricer
+from jaxplan.ir import UNGROUPED, Configuration, StepGraph, enumerate_configurations
+from jaxplan.mesh import Layout, Topology
+from jaxplan.solvers import Problem
+
+TINY_STATE_ELEMENTS = 1 << 14
+"""State leaves of at most this many elements (biases, scales) are replicated and leave the problem."""
+TINY_STATE_FRACTION = 1 / 16
+"""... provided that they are at most this fraction of the largest leaf: a tiny model keeps its choices."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CostModel:
+    """A step on a topology, priced.
+
+    Attributes:
+      configurations: per group, its configurations.
+      flows: reads that may reshard.
+      problem: the additive formulation; node v is group v.
+      edge_flows: per edge of the problem, the flows that it prices; a flow that reads twice has an edge to itself.
+      compute: per group (K,) seconds of compute.
+      flops: per group (K,) floating-point operations on one device.
+    """
+
+    graph: StepGraph
+    topology: Topology
+    buffers: Buffers
+    pricer: Pricer
+    configurations: tuple[tuple[Configuration, ...], ...]
+    flows: tuple[Flow, ...]
+    problem: Problem
+    edge_flows: tuple[tuple[int, ...], ...]
+    compute: tuple[np.ndarray, ...]
+    flops: tuple[np.ndarray, ...]
+
+    def produced(self, group: int, config: Configuration, t: int) -> Layout:
+        """Layout in which ``group`` makes tensor ``t``."""
+        if group == UNGROUPED:
+            return Layout.replicated(len(self.graph.program.tensors[t].shape))
+        return produced_layout(self.graph.spaces[group], config, t, len(self.graph.program.tensors[t].shape))
+
+    def required(self, group: int, config: Configuration, t: int) -> Layout:
+        """Layout in which ``group`` reads tensor ``t``."""
+        space = None if group == UNGROUPED else self.graph.spaces[group]
+        return required_layout(space, config, t, len(self.graph.program.tensors[t].shape))
+
+
+def build_cost_model(
+    graph: StepGraph, topology: Topology, progress: Callable[[float], None] = lambda fraction: None
+) -> CostModel:
+    """Enumerate configurations and price nodes and edges; equal layers share their tables."""
+    return _Builder(graph, topology, progress).build()
+
+
+class _Builder:
+    def __init__(self, graph: StepGraph, topology: Topology, progress: Callable[[float], None]) -> None:
+        self.graph, self.topology, self.progress = graph, topology, progress
+        self.pricer = Pricer(topology=topology)
+        self.buffers = analyse_buffers(graph)
+        self.flows = find_flows(graph)
+        self.memo: dict = {}
+        self.configs = self._configurations()
+
+    def _configurations(self) -> tuple[tuple[Configuration, ...], ...]:
+        sizes = tuple(axis.size for axis in self.topology.axes)
+        levels = tuple(axis.level for axis in self.topology.axes)
+        tensors = self.graph.program.tensors
+        largest = max((tensors[t].num_elements for t in self.graph.state), default=0)
+        tiny = min(TINY_STATE_ELEMENTS, largest * TINY_STATE_FRACTION)
+        result = []
+        for group, space in zip(self.graph.grouping.groups, self.graph.spaces, strict=True):
+            key = ("configs", tuple(c.sizes for c in space.classes))
+            if key not in self.memo:
+                self.memo[key] = enumerate_configurations(space.classes, sizes, levels)
+            stored = [tensors[t].num_elements for t in group.inputs if t in self.graph.state]
+            is_tiny = group.kind == "state" and max(stored, default=0) <= tiny
+            result.append(self.memo[key][:1] if is_tiny else self.memo[key])
+        return tuple(result)
+
+    def build(self) -> CostModel:
+        times, memories, computes, flops = [], [], [], []
+        inner = defaultdict(list)
+        for flow in self.flows:
+            if flow.producer == flow.consumer or flow.consumer == UNGROUPED:
+                inner[flow.producer].append(flow)
+        for v in range(len(self.graph.grouping.groups)):
+            compute, node_flops, memory = self._node(v)
+            extra = [self._inner_seconds(flow) for flow in inner[v]]
+            times.append(self._sum((compute, *extra)))
+            memories.append(memory)
+            computes.append(compute)
+            flops.append(node_flops)
+            self.progress(0.5 * v / len(self.graph.grouping.groups))
+        edges, edge_flows = self._edges()
+        names = [f"group {g.index} ({g.kind})" for g in self.graph.grouping.groups]
+        problem = Problem(time=times, memory=memories, edges=edges, names=names)
+        return CostModel(
+            graph=self.graph,
+            topology=self.topology,
+            buffers=self.buffers,
+            pricer=self.pricer,
+            configurations=self.configs,
+            flows=self.flows,
+            problem=problem,
+            edge_flows=edge_flows,
+            compute=tuple(computes),
+            flops=tuple(flops),
+        )
+
+    def _node(self, v: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Compute seconds, local FLOPs and bytes per configuration; equal arrays become one object."""
+        group, space = self.graph.grouping.groups[v], self.graph.spaces[v]
+        key = self._node_key(v)
+        if key in self.memo:
+            return self.memo[key]
+        splits = split_counts(self.configs[v], self.topology)
+        tensors = self.graph.program.tensors
+        memory = np.zeros(len(splits))
+        saved = [t for t in self.buffers.saved if self.graph.grouping.tensor_group[t] == v]
+        for t in (*group.inputs, *saved):
+            memory += tensors[t].num_bytes / tensor_splits(space, splits, t)
+        result = (
+            compute_seconds(self.graph, group, space, splits, self.buffers, self.topology),
+            local_flops(self.graph, group, space, splits),
+            np.ceil(memory).astype(np.int64),
+        )
+        self.memo[key] = result
+        return result
+
+    def _node_key(self, v: int):
+        """Structure of a group: rules, dtypes, classes and buffers in order; equal layers have equal keys."""
+        group, space = self.graph.grouping.groups[v], self.graph.spaces[v]
+        tensors, program = self.graph.program.tensors, self.graph.program
+        local = {t: i for i, t in enumerate(space.tensor_dims)}
+
+        def describe(t: int):
+            known = self.buffers.materialised[t], t in self._saved
+            return local.get(t, -1), tensors[t].shape, tensors[t].itemsize, space.tensor_dims.get(t), known
+
+        equations = tuple(
+            (
+                program.equations[e].name,
+                program.equations[e].phase,
+                space.factor_class[e],
+                tuple(describe(t) for t in (*program.equations[e].operands, *program.equations[e].results)),
+            )
+            for e in group.equations
+        )
+        return ("node", self.configs[v], equations, tuple(describe(t) for t in group.inputs))
+
+    @property
+    def _saved(self) -> frozenset[int]:
+        if "saved" not in self.memo:
+            self.memo["saved"] = frozenset(self.buffers.saved)
+        return self.memo["saved"]
+
+    def _layouts(self, v: int, t: int, produced: bool) -> tuple[Layout, ...]:
+        """One layout per configuration of group ``v``; the tuple is shared by equal groups."""
+        rank = len(self.graph.program.tensors[t].shape)
+        if v == UNGROUPED:
+            return (Layout.replicated(rank),)
+        space = self.graph.spaces[v]
+        partial = space.tensor_partial.get(t, ()) if produced else ()
+        key = ("layouts", self.configs[v], space.tensor_dims.get(t), partial, rank)
+        if key not in self.memo:
+            make = produced_layout if produced else required_layout
+            layouts = tuple(make(space, config, t, rank) for config in self.configs[v])
+            self.memo[key] = self.memo.setdefault(layouts, layouts)
+        return self.memo[key]
+
+    def _inner_seconds(self, flow: Flow) -> np.ndarray:
+        """Reshardings that one group's configuration fixes: partial sums resolved inside, scalars summed."""
+        tensor = self.graph.program.tensors[flow.tensor]
+        produced = self._layouts(flow.producer, flow.tensor, True)
+        required = self._layouts(flow.consumer, flow.tensor, False)
+        if len(required) == 1:
+            required = required * len(produced)
+        key = ("inner", produced, required, tensor.shape, tensor.itemsize)
+        if key not in self.memo:
+            pairs = zip(produced, required, strict=True)
+            self.memo[key] = np.array([0.0 if a == b else self.pricer.seconds(tensor, a, b) for a, b in pairs])
+        return self.memo[key]
+
+    def _edges(self):
+        pairs: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for index, flow in enumerate(self.flows):
+            if flow.producer != flow.consumer and flow.consumer != UNGROUPED:
+                pairs[flow.producer, flow.consumer].append(index)
+        edges, edge_flows = [], []
+        merged: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for done, ((u, v), indices) in enumerate(sorted(pairs.items())):
+            for index in indices:
+                if self.flows[index].reads_twice:
+                    edges.append((u, v, *self._tables(index)))
+                    edge_flows.append((index,))
+                else:
+                    merged[min(u, v), max(u, v)].append(index)
+            self.progress(0.5 + 0.5 * done / len(pairs))
+        for (u, v), indices in sorted(merged.items()):
+            tables = [self._tables(index) for index in indices]
+            oriented = [
+                tuple(self._transposed(a) for a in table) if self.flows[i].producer == v else table
+                for i, table in zip(indices, tables, strict=True)
+            ]
+            edges.append((u, v, self._sum([t for t, _ in oriented]), self._sum([m for _, m in oriented])))
+            edge_flows.append(tuple(indices))
+        return edges, tuple(edge_flows)
+
+    def _tables(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        flow = self.flows[index]
+        tensor = self.graph.program.tensors[flow.tensor]
+        produced = self._layouts(flow.producer, flow.tensor, True)
+        required = self._layouts(flow.consumer, flow.tensor, False)
+        return self.pricer.read_tables(tensor, produced, required, flow.reads_twice)
+
+    def _transposed(self, array: np.ndarray) -> np.ndarray:
+        key = ("T", id(array))
+        if key not in self.memo:
+            self.memo[key] = (np.ascontiguousarray(array.T), array)
+        return self.memo[key][0]
+
+    def _sum(self, arrays) -> np.ndarray:
+        """Sum of arrays; the same arrays give the same object, so that solvers fold equal layers."""
+        arrays = sorted(arrays, key=id)
+        key = ("sum", tuple(map(id, arrays)))
+        if key not in self.memo:
+            total = arrays[0] if len(arrays) == 1 else np.sum(np.stack(arrays), axis=0)
+            self.memo[key] = (total, arrays)
+        return self.memo[key][0]

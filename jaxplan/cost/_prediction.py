@@ -1,0 +1,201 @@
+"""What one plan is predicted to cost: compute, each collective, and peak memory by liveness."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxplan.cost._buffers import FUSIBLE_FAMILIES
+from jaxplan.cost._compute import split_counts, tensor_splits
+from jaxplan.cost._model import CostModel
+from jaxplan.cost._pricing import SMALL_COLLECTIVE_BYTES
+from jaxplan.cost._transfers import Transfer, plan_transfers
+from jaxplan.ir import UNGROUPED
+from jaxplan.mesh import collective_seconds
+
+CUBLAS_WORKSPACE_BYTES = 32 << 20
+"""Scratch output of a ``__cublas$`` custom call on Hopper and Ampere, read off compiled programs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """Equal collectives of a plan, executed ``count`` times a step.
+
+    Attributes:
+      kind: ``all-gather``, ``reduce-scatter``, ``all-reduce``, ``all-to-all`` or ``collective-permute``.
+      axes: atomic axes of the group, ascending.
+      num_bytes: bytes per device of one of them, the larger side (see `jaxplan.mesh.collective_seconds`).
+      count: how many.
+    """
+
+    kind: str
+    axes: tuple[int, ...]
+    num_bytes: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """Predicted cost of one step of a plan on one device.
+
+    Attributes:
+      compute_seconds, communication_seconds: added up; no overlap is assumed.
+      flops: floating-point operations of contractions and convolutions on one device.
+      memory_bytes: peak, arguments + outputs - aliased + temporaries.
+      memory_parts: bytes of the peak by what they hold; sums to ``memory_bytes``.
+      collectives: everything that is communicated.
+    """
+
+    compute_seconds: float
+    communication_seconds: float
+    flops: float
+    memory_bytes: int
+    memory_parts: Mapping[str, int]
+    collectives: tuple[Collective, ...]
+
+    @property
+    def time_seconds(self) -> float:
+        return self.compute_seconds + self.communication_seconds
+
+
+class Predictor:
+    """Predicts plans of one cost model; holds what does not depend on the plan."""
+
+    def __init__(self, model: CostModel) -> None:
+        self.model = model
+        graph, buffers = model.graph, model.buffers
+        program = graph.program
+        self._fusible = [graph.rules[e.index].family in FUSIBLE_FAMILIES for e in program.equations] + [True]
+        self._read_end = self._reads_end()
+        aliased = {program.outputs[o] for o in program.aliases if program.donated[program.aliases[o]]}
+        inputs = set(program.inputs)
+        self._members: list[list[int]] = []
+        self._bytes: list[np.ndarray] = []
+        for group, space, configs in zip(graph.grouping.groups, graph.spaces, model.configurations, strict=True):
+            made = [t for e in group.equations for t in program.equations[e].results]
+            members = [*group.inputs, *(t for t in made if buffers.materialised[t] and t not in aliased)]
+            splits = split_counts(configs, model.topology)
+            sizes = [program.tensors[t].num_bytes / tensor_splits(space, splits, t) for t in members]
+            self._members.append(members)
+            self._bytes.append(np.array(sizes).reshape(len(members), len(splits)))
+        self._is_input = [t.index in inputs for t in program.tensors]
+
+    def predict(
+        self, assignment: Sequence[int], choices: Sequence[int]
+    ) -> tuple[Prediction, tuple[Transfer, ...]]:
+        """Cost of a solution and the transfers that it executes."""
+        transfers = plan_transfers(self.model, assignment, choices)
+        collectives = _collectives(transfers)
+        peak, parts = self._memory(assignment, transfers)
+        prediction = Prediction(
+            compute_seconds=float(sum(c[k] for c, k in zip(self.model.compute, assignment, strict=True))),
+            communication_seconds=self._communication_seconds(collectives),
+            flops=float(sum(f[k] for f, k in zip(self.model.flops, assignment, strict=True))),
+            memory_bytes=peak,
+            memory_parts=parts,
+            collectives=collectives,
+        )
+        return prediction, transfers
+
+    def _communication_seconds(self, collectives: Sequence[Collective]) -> float:
+        total, pooled = 0.0, set()
+        for c in collectives:
+            if c.num_bytes <= SMALL_COLLECTIVE_BYTES:
+                total += c.count * self.model.pricer.bandwidth_seconds(c.kind, c.num_bytes, c.axes)
+                pooled.add((c.kind, c.axes))
+            else:
+                total += c.count * float(collective_seconds(self.model.topology, c.kind, c.num_bytes, c.axes))
+        return total + sum(float(collective_seconds(self.model.topology, k, 0, a)) for k, a in sorted(pooled))
+
+    def _reads_end(self) -> list[int]:
+        """Per equation, the equation whose fusion really reads its operands."""
+        program, buffers = self.model.graph.program, self.model.buffers
+        ends = []
+        for eqn in program.equations:
+            virtual = [buffers.death[r] for r in eqn.results if not buffers.materialised[r]]
+            ends.append(max([eqn.index, *virtual]))
+        return [*ends, len(program.equations)]
+
+    def _memory(self, assignment: Sequence[int], transfers: Sequence[Transfer]) -> tuple[int, dict[str, int]]:
+        """Peak of the liveness curve; positions are two per equation so that fusions can work in place."""
+        model, buffers = self.model, self.model.buffers
+        end = len(model.graph.program.equations)
+        home_death = self._home_deaths(assignment, transfers)
+        births: list[int] = []
+        deaths: list[int] = []
+        sizes: list[float] = []
+        labels: list[str] = []
+        resident = 0.0
+        turning = buffers.turning_point
+        for members, table, k in zip(self._members, self._bytes, assignment, strict=True):
+            for t, size in zip(members, table[:, k].tolist(), strict=True):
+                if self._is_input[t]:
+                    resident += size
+                    continue
+                birth, death = buffers.birth[t], home_death.get(t, buffers.death[t])
+                if death < birth:
+                    continue
+                births.append(self._position(birth, reading=False))
+                deaths.append(self._position(death, reading=True))
+                sizes.append(size)
+                labels.append("activations" if birth < turning else "gradients and temporaries")
+        for transfer in transfers:
+            size = model.pricer.local_bytes(model.graph.program.tensors[transfer.tensor], transfer.target)
+            for span in transfer.spans:
+                births.append(2 * span.first)
+                deaths.append(self._position(min(self._read_end[span.last], end), reading=True))
+                sizes.append(size)
+                labels.append("resharded copies")
+        return _peak(births, deaths, sizes, labels, resident, 2 * end + 2)
+
+    def _position(self, equation: int, reading: bool) -> int:
+        fusible = self._fusible[min(equation, len(self._fusible) - 1)]
+        return 2 * equation + (fusible != reading)
+
+    def _home_deaths(self, assignment: Sequence[int], transfers: Sequence[Transfer]) -> dict[int, int]:
+        """Last read of the original copy of tensors that are resharded: readers of copies do not count."""
+        model = self.model
+        executed: dict[int, list[int]] = defaultdict(list)
+        targets: dict[int, set] = defaultdict(set)
+        for transfer in transfers:
+            executed[transfer.tensor].extend(span.first for span in transfer.spans)
+            targets[transfer.tensor].add(transfer.target)
+        result = {}
+        for t, positions in executed.items():
+            last = max(positions)
+            for c in model.graph.values.consumers[t]:
+                group = model.graph.grouping.equation_group[c]
+                config = () if group == UNGROUPED else model.configurations[group][assignment[group]]
+                if model.required(group, config, t) not in targets[t]:
+                    last = max(last, self._read_end[c])
+            result[t] = last
+        return result
+
+
+def _collectives(transfers: Sequence[Transfer]) -> tuple[Collective, ...]:
+    counts: dict[tuple[str, tuple[int, ...], int], int] = defaultdict(int)
+    for transfer in transfers:
+        for kind, axes, num_bytes in transfer.path.collectives:
+            counts[kind, tuple(sorted(axes)), int(num_bytes)] += len(transfer.spans)
+    return tuple(
+        Collective(kind=kind, axes=axes, num_bytes=size, count=count)
+        for (kind, axes, size), count in sorted(counts.items())
+    )
+
+
+def _peak(births, deaths, sizes, labels, resident, length) -> tuple[int, dict[str, int]]:
+    first, last, size = np.array(births, int), np.array(deaths, int), np.array(sizes, float)
+    curve = np.zeros(length + 2)
+    np.add.at(curve, first, size)
+    np.add.at(curve, last + 1, -size)
+    top = int(np.argmax(np.cumsum(curve))) if len(size) else 0
+    live = (first <= top) & (top <= last) if len(size) else np.zeros(0, bool)
+    parts: dict[str, int] = {"state and batch": int(resident)}
+    for label, alive, amount in zip(labels, live.tolist(), size.tolist(), strict=True):
+        if alive:
+            parts[label] = parts.get(label, 0) + int(amount)
+    parts["workspace"] = CUBLAS_WORKSPACE_BYTES
+    return sum(parts.values()), parts

@@ -1,0 +1,79 @@
+"""Prices of reading one tensor in another layout: tables for the solver, paths for the plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from jaxplan.cost._flows import distinct_layouts
+from jaxplan.ir import Tensor
+from jaxplan.mesh import Layout, Topology, collective_seconds, reshard_path, reshard_seconds
+
+SMALL_COLLECTIVE_BYTES = 1 << 18
+"""Collectives of at most this many bytes (gradients of biases and scales, norms) are independent of each other and
+combined by the compiler into few: the solver prices their bytes, the prediction adds one latency per kind and group."""
+
+KEEP, REPEAT = 0, 1
+"""Choices of a resharded read in both phases (TensorOpt 4.2): keep the copy, or make it again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pricer:
+    """Memoised tables over pairs of layouts for one topology."""
+
+    topology: Topology
+    _tables: dict = field(default_factory=dict)
+
+    def read_tables(
+        self, tensor: Tensor, produced: tuple[Layout, ...], required: tuple[Layout, ...], reads_twice: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Seconds and bytes of one read for every pair of configurations.
+
+        Args:
+          produced: K_u layouts, one per configuration of the producer.
+          required: K_v layouts, one per configuration of the consumer.
+          reads_twice: whether both phases read, so that the copy may be kept or repeated.
+
+        Returns:
+          Arrays (K_u, K_v), or (K_u, K_v, 2) with the choices `KEEP` and `REPEAT` (infinite time where there is
+          nothing to repeat). The memory is that of a copy that lives until the backward pass.
+        """
+        key = (tensor.shape, tensor.itemsize, produced, required, reads_twice)
+        if key not in self._tables:
+            self._tables[key] = self._build(tensor, produced, required, reads_twice)
+        return self._tables[key]
+
+    def _build(self, tensor, produced, required, reads_twice):
+        sources, rows = distinct_layouts(produced)
+        targets, columns = distinct_layouts(required)
+        seconds = np.zeros((len(sources), len(targets)))
+        copies = np.zeros((len(sources), len(targets)), dtype=np.int64)
+        for i, source in enumerate(sources):
+            for j, target in enumerate(targets):
+                if source != target:
+                    seconds[i, j] = self.seconds(tensor, source, target)
+                    copies[i, j] = self.local_bytes(tensor, target)
+        seconds, copies = seconds[np.ix_(rows, columns)], copies[np.ix_(rows, columns)]
+        if not reads_twice:
+            return seconds, np.zeros_like(copies)
+        again = np.where(copies > 0, 2 * seconds, np.inf)
+        return np.stack([seconds, again], axis=-1), np.stack([copies, np.zeros_like(copies)], axis=-1)
+
+    def seconds(self, tensor: Tensor, source: Layout, target: Layout) -> float:
+        """Seconds of one read of ``tensor``, latency left out where the compiler combines."""
+        if tensor.num_bytes > SMALL_COLLECTIVE_BYTES:
+            return reshard_seconds(source, target, tensor.shape, tensor.itemsize, self.topology)
+        path = reshard_path(source, target, tensor.shape, tensor.itemsize, self.topology)
+        return sum(self.bandwidth_seconds(kind, size, axes) for kind, axes, size in path.collectives)
+
+    def bandwidth_seconds(self, kind: str, num_bytes: int, axes: tuple[int, ...]) -> float:
+        """The part of a collective's time that grows with its bytes."""
+        fixed = collective_seconds(self.topology, kind, 0, axes)
+        return max(0.0, float(collective_seconds(self.topology, kind, num_bytes, axes)) - float(fixed))
+
+    def local_bytes(self, tensor: Tensor, layout: Layout) -> int:
+        splits = 1
+        for parts in layout.num_splits(self.topology.axes):
+            splits *= parts
+        return tensor.num_bytes // splits
