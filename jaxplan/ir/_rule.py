@@ -76,6 +76,8 @@ class OperatorRule:
                 raise RuleError(f"factor {self.factor_name(index)!r} is in no dimension")
             if factor.kind == "reduce" and index in in_results:
                 raise RuleError(f"reduce factor {self.factor_name(index)!r} is in a result: operands only")
+            if factor.kind in ("map", "window") and index not in in_results:
+                raise RuleError(f"{factor.kind} factor {self.factor_name(index)!r} is in no result")
         for index in itertools.chain.from_iterable(self.linear):
             if not 0 <= index < len(self.operands):
                 raise RuleError(f"linear names operand {index} of {len(self.operands)}")

@@ -1,0 +1,140 @@
+"""Our rules against those that the compiler's own partitioner, Shardy, populates for the same operators.
+
+What is compared is what either lets be split freely: map and reduce factors, their sizes and the places they have in
+the dimensions. `_DIFFERENCES` names every operator on which the two disagree, with the reason, and how.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import pytest
+from jaxlib.mlir.passmanager import PassManager
+
+from jaxplan.ir.rules import OperatorRule
+from tests.ir.rules import _cases
+from tests.ir.rules._cases import Case
+from tests.ir.rules._equations import rule_of, single_equation
+
+# Places of a factor: (side, tensor, dimension, stride within the dimension's factors).
+Place = tuple[str, int, int, int]
+FreeFactor = tuple[str, int, tuple[Place, ...]]
+
+_STABLEHLO_NAMES = {
+    "exp": "exponential",
+    "neg": "negate",
+    "sub": "subtract",
+    "mul": "multiply",
+    "div": "divide",
+    "integer_pow": "multiply",
+    "select_n": "select",
+    "convert_element_type": "convert",
+    "argmax": "reduce",
+    "cumsum": "reduce_window",
+    "cummax": "reduce_window",
+    "rev": "reverse",
+    "split": "slice",
+    "conv_general_dilated": "convolution",
+    "reduce_window_max": "reduce_window",
+    "squeeze": "reshape",
+    **{f"reduce_{name}": "reduce" for name in ("sum", "max", "min", "prod", "and", "or")},
+    **{f"scatter{suffix}": "scatter" for suffix in ("", "-add", "-mul", "-max")},
+}
+# Lowered to several operators or to a custom call, on which Shardy has no rule of the whole.
+_WITHOUT_SHARDY_RULE = {"cholesky", "top_k", "clamp"}
+
+_INDEXED = (
+    "an indexed dimension can be split by masking the indices outside of the part; the executor does not yet"
+)
+_KERNEL = "kernel positions are a reduction for Shardy, which needs a halo or strided parts of the image; here whole"
+_UNALIGNED = "the factors behind the part that does not line up can be split only with gaps; here whole"
+_ARGMAX = (
+    "Shardy lets argmax reduce by (value, index) pairs; here a reducer is a sum, product, maximum or minimum"
+)
+_DIFFERENCES = {
+    "gather (10, 6), (4, 8, 1) -> (4, 8, 6)": _INDEXED,
+}
+
+
+def _free_factors(tensors: Iterator[Any], kinds: Any, sizes: Any) -> list[FreeFactor]:
+    places: dict[Any, list[Place]] = {}
+    for side, tensor, dims in tensors:
+        for axis, factors in enumerate(dims):
+            for position, factor in enumerate(factors):
+                stride = math.prod(sizes[minor] for minor in factors[position + 1 :])
+                places.setdefault(factor, []).append((side, tensor, axis, stride))
+    free = [factor for factor in places if kinds[factor] in ("map", "reduce") and sizes[factor] > 1]
+    return sorted((kinds[factor], sizes[factor], tuple(places[factor])) for factor in free)
+
+
+def _tensors(operands: Sequence[Any], results: Sequence[Any]) -> Iterator[Any]:
+    """Scalars, such as initial values, are operands for one side and parameters for the other: leave them out."""
+    for side, tensors in (("operand", operands), ("result", results)):
+        for index, dims in enumerate([dims for dims in tensors if dims]):
+            yield side, index, dims
+
+
+def _ours(rule: OperatorRule) -> list[FreeFactor]:
+    kinds = [factor.kind for factor in rule.factors]
+    sizes = [factor.size for factor in rule.factors]
+    return _free_factors(_tensors(rule.operands, rule.results), kinds, sizes)
+
+
+def _theirs(text: str) -> list[FreeFactor]:
+    """Parse ``#sdy.op_sharding_rule<([i, jk], [k])->([i]) {i=4, j=2, k=3} reduction={k} need_replication={j}>``."""
+    sides, _, rest = text.partition("{")
+    names, _, notes = rest.partition("}")
+    sizes = {name: int(size) for name, size in re.findall(r"(\w+)=(\d+)", names)}
+    kinds = dict.fromkeys(sizes, "map")
+    for note, factors in re.findall(r"(\w+)=\{([^}]*)\}", notes):
+        if note != "blocked_propagation":
+            kinds.update(
+                dict.fromkeys(re.findall(r"\w+", factors), "reduce" if note == "reduction" else "whole")
+            )
+    operands, results = (
+        [
+            [list(dim.strip()) for dim in dims.split(",") if dim.strip()]
+            for dims in re.findall(r"\[([^\]]*)\]", side)
+        ]
+        for side in sides.split("->")
+    )
+    return _free_factors(_tensors(operands, results), kinds, sizes)
+
+
+def _shardy_rules(case: Case) -> list[str]:
+    """The rules that Shardy gives the operators of a lowered case, of those that the primitive lowers to."""
+    module = jax.jit(lambda *operands: case.fn(case.out_shapes, *operands)).lower(*case.operands())
+    module = module.compiler_ir("stablehlo")
+    with module.context:
+        for pipeline in ("inline", "func.func(sdy-populate-op-sharding-rules)"):
+            PassManager.parse(f"builtin.module({pipeline})").run(module.operation)
+        name = "stablehlo." + _STABLEHLO_NAMES.get(case.primitive, case.primitive)
+        return [
+            str(op.attributes["sdy.sharding_rule"]) for op in _operations(module.operation) if op.name == name
+        ]
+
+
+def _operations(operation: Any) -> Iterator[Any]:
+    yield operation
+    if operation.name.startswith("stablehlo."):
+        return  # the scalar program of a reduction
+    for region in operation.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                yield from _operations(inner.operation)
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in _cases.ALL if case.primitive not in _WITHOUT_SHARDY_RULE], ids=str
+)
+def test_rule_agrees_with_shardy(case: Case) -> None:
+    fn = lambda *operands: case.fn(case.out_shapes, *operands)  # noqa: E731
+    rule = rule_of(single_equation(fn, case.primitive, *case.operands()))
+    shardy = _shardy_rules(case)
+    assert shardy, f"no operator of {case} has a Shardy rule"
+    agrees = any(_ours(rule) == _theirs(text) for text in shardy)
+    assert agrees == (str(case) not in _DIFFERENCES), f"ours: {rule}\nShardy: {shardy}"
