@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from jaxplan.solvers._elimination import run_schedule
+from jaxplan.solvers._point import Point, non_dominated, score
 from jaxplan.solvers._problem import Problem, Weights
 from jaxplan.solvers._schedule import Schedule
 
@@ -23,20 +24,6 @@ ROUNDING = 1e-11
 _TIE_WEIGHT = 1e-6
 
 Progress = Callable[[str, float], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """An assignment with its choices, seconds and bytes; ordered by memory, then time, then assignment."""
-
-    assignment: tuple[int, ...]
-    choices: tuple[int, ...]
-    time: float
-    memory: int
-
-    @property
-    def order(self) -> tuple[int, float, tuple[int, ...], tuple[int, ...]]:
-        return self.memory, self.time, self.assignment, self.choices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,18 +63,26 @@ class Hull:
         return max(line.at(memory) for line in self.lines)
 
 
-def non_dominated(points: Iterable[Point]) -> list[Point]:
-    """Return the points that nothing beats, ascending in memory; of equal ones the first in `Point.order`."""
-    kept: list[Point] = []
-    for point in sorted(points, key=lambda point: point.order):
-        if not kept or point.time < kept[-1].time:
-            kept.append(point)
-    return kept
+def fastest_point(problem: Problem, schedule: Schedule, *, break_ties: bool = True) -> Point:
+    """Return the fastest assignment; with `break_ties` the leanest of them, as far as one more solve tells.
+
+    Raises:
+      InfeasibleError: every assignment has infinite time.
+    """
+    fast, _ = _minimise(problem, schedule, (1.0, 0.0))
+    if not break_ties or not any(array.any() for array in problem.memory):
+        return fast
+    tied, _ = _minimise(problem, schedule, (1.0, _TIE_WEIGHT * fast.time / max(1, abs(fast.memory))))
+    return tied if tied.time <= fast.time and tied.memory < fast.memory else fast
 
 
-def minimise(problem: Problem, schedule: Schedule, slope: float) -> tuple[Point, Line]:
-    """Return an assignment of least time + slope * memory, and the bound that it proves."""
-    return _minimise(problem, schedule, (1.0, slope))
+def leanest_point(problem: Problem, schedule: Schedule) -> Point:
+    """Return an assignment of least memory.
+
+    Raises:
+      InfeasibleError: every assignment has infinite time.
+    """
+    return _minimise(problem, schedule, (0.0, 1.0))[0]
 
 
 def lower_hull(
@@ -114,7 +109,7 @@ def lower_hull(
     while queue and len(lines) < max_solves:
         *_, left, right = heapq.heappop(queue)
         slope = (left.time - right.time) / (right.memory - left.memory)
-        point, line = minimise(problem, schedule, slope)
+        point, line = _minimise(problem, schedule, (1.0, slope))
         lines.append(line)
         gain = (left.time - point.time) - slope * (point.memory - left.memory)
         if gain > ROUNDING * left.time:
@@ -142,13 +137,6 @@ def _ends(problem: Problem, schedule: Schedule) -> tuple[list[Point], list[Line]
 def _minimise(problem: Problem, schedule: Schedule, weights: Weights) -> tuple[Point, Line]:
     """Solve for one pair of weights and score the result exactly."""
     optimum = run_schedule(problem, schedule, weights)
-    rows = np.array([optimum.assignment], np.intp)
-    times, memories, choices = problem.evaluate_many(rows, weights=weights)
-    point = Point(
-        assignment=optimum.assignment,
-        choices=tuple(choices[0].tolist()),
-        time=float(times[0]),
-        memory=int(memories[0]),
-    )
+    (point,) = score(problem, np.array([optimum.assignment], np.intp), weights=weights)
     slope = weights[1] / weights[0] if weights[0] else 0.0
     return point, Line(time=point.time, memory=point.memory, slope=slope)

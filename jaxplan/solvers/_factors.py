@@ -1,0 +1,165 @@
+"""Tables of Pareto lists over named nodes, with the way back from a point to its configurations.
+
+Equal operations on equal tables are done once (`Workshop`), so equal layers cost one layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from jaxplan.solvers._edge import Edge
+from jaxplan.solvers._kernel import aligned
+from jaxplan.solvers._pareto import Lists, product, reduce_lists, union_first_axis
+from jaxplan.solvers._problem import Problem
+
+
+class ListsOverflow(Exception):
+    """The lists need more candidates than the caller allowed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Factor:
+    """A table of lists over some nodes.
+
+    Attributes:
+      lists: the table, one axis of cells for each of `names`.
+      names: the nodes of the axes.
+      kind: how it was made.
+      parents: the factors it was made of.
+      index: the node that was removed or fixed, or the edge it comes from; -1 otherwise.
+      label: the configuration that `index` was fixed to.
+    """
+
+    lists: Lists
+    names: tuple[int, ...]
+    kind: Literal["node", "edge", "product", "union", "fixed"]
+    parents: tuple[Factor, ...] = ()
+    index: int = -1
+    label: int = -1
+
+
+@dataclass(slots=True, kw_only=True)
+class Workshop:
+    """Makes factors, each different operation once.
+
+    Attributes:
+      cap: most points of a list; None for exact lists.
+      budget: candidates that may still be looked at, over all operations.
+      is_exact: whether no list was thinned and no node was fixed.
+    """
+
+    cap: int | None
+    budget: int
+    is_exact: bool = True
+    _made: dict[Hashable, Lists] = field(default_factory=dict)
+
+    def node(self, problem: Problem, node: int) -> Factor:
+        time, memory = problem.time[node], problem.memory[node]
+        key = ("node", id(time), id(memory))
+        if key not in self._made:
+            self._made[key] = reduce_lists(time[:, None], memory[:, None])
+        return Factor(lists=self._made[key], names=(node,), kind="node", index=node)
+
+    def edge(self, edge: Edge, index: int) -> Factor:
+        key = ("edge", *edge.table_key)
+        if key not in self._made:
+            time = edge.time.reshape(*edge.time.shape[:2], -1)
+            memory = (
+                np.zeros(time.shape, np.int64) if edge.memory is None else edge.memory.reshape(time.shape)
+            )
+            self._made[key] = reduce_lists(time, memory)
+        return Factor(lists=self._made[key], names=(edge.source, edge.target), kind="edge", index=index)
+
+    def product(self, first: Factor, second: Factor) -> Factor:
+        """Return the sums of two factors, over the nodes of both."""
+        names = (*first.names, *(name for name in second.names if name not in first.names))
+        axes = tuple(names.index(name) for name in second.names)
+        key = ("product", id(first.lists), id(second.lists), axes)
+        if key not in self._made:
+            one = _expanded(first.lists, tuple(range(len(first.names))), len(names))
+            two = _expanded(second.lists, axes, len(names))
+            num_cells = int(np.prod(np.broadcast_shapes(one.cells, two.cells), dtype=np.int64))
+            self._spend(num_cells * one.length * two.length)
+            self._keep(key, product(one, two, self.cap))
+        return Factor(lists=self._made[key], names=names, kind="product", parents=(first, second))
+
+    def products(self, factors: Iterable[Factor]) -> Factor:
+        """Return the sums of several factors; short lists and few nodes first."""
+        ordered = sorted(factors, key=lambda factor: (len(factor.names), factor.lists.time.size))
+        result = ordered[0]
+        for factor in ordered[1:]:
+            result = self.product(result, factor)
+        return result
+
+    def union(self, factor: Factor, name: int) -> Factor:
+        """Remove a node: take the best points over its configurations."""
+        axis = factor.names.index(name)
+        key = ("union", id(factor.lists), axis)
+        if key not in self._made:
+            self._spend(factor.lists.time.size)
+            lists = factor.lists
+            moved = [np.moveaxis(array, axis, 0) for array in (lists.time, lists.memory, lists.source)]
+            turned = Lists(time=moved[0], memory=moved[1], source=moved[2])
+            self._keep(key, union_first_axis(turned, self.cap))
+        names = factor.names[:axis] + factor.names[axis + 1 :]
+        return Factor(lists=self._made[key], names=names, kind="union", parents=(factor,), index=name)
+
+    def fixed(self, factor: Factor, name: int, label: int) -> Factor:
+        """Give a node one configuration."""
+        self.is_exact = False
+        axis = factor.names.index(name)
+        key = ("fixed", id(factor.lists), axis, label)
+        if key not in self._made:
+            lists = factor.lists
+            taken = [np.take(array, label, axis=axis) for array in (lists.time, lists.memory, lists.source)]
+            self._made[key] = Lists(time=taken[0], memory=taken[1], source=taken[2])
+        names = factor.names[:axis] + factor.names[axis + 1 :]
+        return Factor(
+            lists=self._made[key], names=names, kind="fixed", parents=(factor,), index=name, label=label
+        )
+
+    def _keep(self, key: Hashable, lists: Lists) -> None:
+        self.is_exact &= lists.is_exact
+        self._made[key] = lists
+
+    def _spend(self, num_candidates: int) -> None:
+        self.budget -= num_candidates
+        if self.budget < 0:
+            raise ListsOverflow
+
+
+def _expanded(lists: Lists, axes: tuple[int, ...], num_axes: int) -> Lists:
+    """Return views whose cells have `num_axes` axes, those of `lists` at `axes`."""
+    places = (*axes, num_axes)
+    time, memory, source = (
+        aligned(array, places, num_axes + 1) for array in (lists.time, lists.memory, lists.source)
+    )
+    return Lists(time=time, memory=memory, source=source)
+
+
+def unroll(factor: Factor, point: int, num_nodes: int, num_edges: int) -> tuple[list[int], list[int]]:
+    """Return the configurations and choices behind a point of a factor that has no axes left."""
+    assignment, choices = [0] * num_nodes, [0] * num_edges
+    pending = [(factor, point)]
+    while pending:
+        factor, point = pending.pop()
+        cell = tuple(assignment[name] for name in factor.names)
+        source = int(factor.lists.source[(*cell, point)])
+        if factor.kind == "edge":
+            choices[factor.index] = source
+        elif factor.kind == "product":
+            first, second = factor.parents
+            one, two = divmod(source, second.lists.length)
+            pending += [(first, one), (second, two)]
+        elif factor.kind == "union":
+            (parent,) = factor.parents
+            assignment[factor.index], place = divmod(source, parent.lists.length)
+            pending.append((parent, place))
+        elif factor.kind == "fixed":
+            assignment[factor.index] = factor.label
+            pending.append((factor.parents[0], point))
+    return assignment, choices

@@ -1,0 +1,170 @@
+"""The frontier of a whole problem: exact lists where they fit, else hull, moves and restricted lists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxplan._errors import InfeasibleError, ProblemError
+from jaxplan.solvers._elimination import NOTHING_FEASIBLE_MSG
+from jaxplan.solvers._ft import track_frontier
+from jaxplan.solvers._hull import Hull, Progress, lower_hull
+from jaxplan.solvers._moves import points_between
+from jaxplan.solvers._order import OrderName
+from jaxplan.solvers._pareto import reduce_lists
+from jaxplan.solvers._point import Point, non_dominated, score
+from jaxplan.solvers._problem import Problem
+from jaxplan.solvers._restrict import labels_of, original_labels, restrict
+from jaxplan.solvers._schedule import Schedule, build_schedule
+from jaxplan.solvers._solution import Solution, relative_gap
+
+# Order of elimination of the solvers that give frontiers. `ft` is TensorOpt's, `pase` has PaSE's order.
+ORDERS: dict[str, OrderName] = {"auto": "min-weight", "ft": "min-weight", "pase": "min-degree"}
+
+# Budgets, in entries looked at; a core does about 5e8 sums and 2e7 list candidates a second (measured on one
+# core of a 2 GHz server). They bound the time and, unlike a clock, give the same answer on every machine.
+_EXACT_LISTS_CANDIDATES = 2_000_000
+_THINNED_LISTS_CANDIDATES = 10_000_000
+_HULL_ADDITIONS = 600_000_000
+_LEAST_SOLVES, _MOST_SOLVES = 16, 64
+# Points of a list inside the restricted lists; the design's experiments keep 64.
+_LIST_CAP = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A frontier before it is thinned and labelled.
+
+    Attributes:
+      points: ascending in memory, none beaten by another.
+      hull: bounds for every memory limit, None where `points` is the exact frontier.
+    """
+
+    points: tuple[Point, ...]
+    hull: Hull | None
+
+    def lower_bound(self, memory: int) -> float:
+        """Return seconds that no assignment of at most `memory` bytes beats."""
+        if self.hull is not None:
+            return self.hull.lower_bound(memory)
+        return min((point.time for point in self.points if point.memory <= memory), default=float("inf"))
+
+
+def frontier(
+    problem: Problem, solver: str = "auto", *, max_points: int = 256, progress: Progress | None = None
+) -> tuple[Solution, ...]:
+    """Return assignments that nothing known beats in both time and memory, ascending in memory.
+
+    Where exact Pareto lists fit a stated budget the frontier is exact and every gap is zero. Elsewhere its hull
+    is exact, its ends included, and each gap says how far a point is from the hull's bound. Of equal points found
+    the one with the lexicographically smallest assignment, then choices, is returned.
+
+    Args:
+      problem: what to solve.
+      solver: "ft" or "auto", or "pase" for the hull by PaSE's elimination and moves alone.
+      max_points: most points returned; hull vertices stay longest, both ends always.
+      progress: called with the name of a stage and the fraction of it done.
+
+    Raises:
+      ProblemError: no such solver, or a graph too wide for elimination.
+      InfeasibleError: every assignment takes infinite time.
+    """
+    if max_points < 2:
+        raise ProblemError(f"max_points is {max_points}, expected at least 2: the leanest and the fastest")
+    found = find_frontier(problem, solver, max_points=max_points, progress=progress)
+    corners = found.hull.points if found.hull is not None else ()
+    return tuple(
+        solution(point, found.lower_bound(point.memory), solver)
+        for point in thinned(found.points, corners, max_points)
+    )
+
+
+def solution(point: Point, lower_bound: float, solver: str) -> Solution:
+    """Return a point with its bound."""
+    bound = min(lower_bound, point.time)
+    return Solution(
+        assignment=point.assignment,
+        choices=point.choices,
+        time=point.time,
+        memory=point.memory,
+        lower_bound=bound,
+        gap=relative_gap(point.time, bound),
+        solver=solver,
+    )
+
+
+def find_frontier(
+    problem: Problem, solver: str, *, max_points: int, progress: Progress | None = None
+) -> Found:
+    """Do the work of `frontier`, all points kept."""
+    if solver not in ORDERS:
+        raise ProblemError(f"no frontier solver is called {solver!r}; known are {', '.join(sorted(ORDERS))}")
+    report = progress or (lambda stage, fraction: None)
+    if solver != "pase" and (exact := _exact_lists(problem)) is not None:
+        report("lists", 1.0)
+        return Found(points=tuple(exact), hull=None)
+    schedule = build_schedule(problem, ORDERS[solver])
+    hull = lower_hull(problem, schedule, max_solves=num_solves(schedule), progress=progress)
+    points = list(hull.points)
+    pairs = list(zip(hull.points, hull.points[1:]))
+    for done, (lean, fast) in enumerate(pairs):
+        points += points_between(problem, lean, fast, max(32, 2 * max_points // len(pairs)))
+        report("moves", (done + 1) / len(pairs))
+    if solver != "pase":
+        points += _restricted_lists(problem, hull.points, max_points)
+        report("lists", 1.0)
+    return Found(points=tuple(non_dominated(points)), hull=hull)
+
+
+def num_solves(schedule: Schedule) -> int:
+    """Return how many eliminations the hull may take."""
+    affordable = _HULL_ADDITIONS // max(1, schedule.num_additions)
+    return int(min(_MOST_SOLVES, max(_LEAST_SOLVES, affordable)))
+
+
+def thinned(points: tuple[Point, ...], corners: Iterable[Point], max_points: int) -> list[Point]:
+    """Return at most `max_points`: both ends, then hull vertices, then points spread over the curve."""
+    if len(points) <= max_points:
+        return list(points)
+    ends = {points[0].order, points[-1].order}
+    keep = [point for point in _spread(list(corners), max_points) if point.order not in ends]
+    keep = keep[: max_points - 2]
+    taken = ends | {point.order for point in keep}
+    rest = [point for point in points if point.order not in taken]
+    room = max_points - len(taken)
+    chosen = [points[0], points[-1], *keep, *(_spread(rest, room) if room > 1 else [])]
+    return non_dominated(chosen)
+
+
+def _spread(points: list[Point], num: int) -> list[Point]:
+    if len(points) <= num:
+        return points
+    times = np.array([[point.time for point in points]])
+    memories = np.array([[point.memory for point in points]])
+    return [points[place] for place in reduce_lists(times, memories, max(2, num)).source[0]]
+
+
+def _exact_lists(problem: Problem) -> list[Point] | None:
+    """Return the exact frontier where its lists fit the budget."""
+    if sum(problem.num_configurations) ** 2 > _EXACT_LISTS_CANDIDATES:
+        return None
+    tracked = track_frontier(problem, cap=None, budget=_EXACT_LISTS_CANDIDATES)
+    if tracked is None or not tracked.is_exact:
+        return None
+    if not len(tracked.assignments):
+        raise InfeasibleError(NOTHING_FEASIBLE_MSG)
+    return non_dominated(score(problem, tracked.assignments, tracked.choices))
+
+
+def _restricted_lists(problem: Problem, vertices: tuple[Point, ...], max_points: int) -> list[Point]:
+    """Return the frontier by thinned lists over the configurations that occur on the hull."""
+    labels = labels_of([point.assignment for point in vertices])
+    small = restrict(problem, labels)
+    tracked = track_frontier(
+        small, cap=min(_LIST_CAP, max_points), budget=_THINNED_LISTS_CANDIDATES, max_group=256
+    )
+    if tracked is None or not len(tracked.assignments):
+        return []
+    return score(problem, original_labels(tracked.assignments, labels), tracked.choices)

@@ -1,0 +1,144 @@
+"""Points between two neighbours on the hull: switch the parts where they differ, one after the other.
+
+Parts are switched in the order of seconds saved per byte, long ones piecewise along the graph, and each one
+alone. Where 24 equal layers differ, this gives the points with 1, 2 ... 23 of them switched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxplan.solvers._pareto import reduce_lists
+from jaxplan.solvers._parts import Part, Stages, differing_parts, stage_costs
+from jaxplan.solvers._point import Point, score
+from jaxplan.solvers._problem import Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Way:
+    """An order in which nodes and edges switch; after n steps, those with a position below n have.
+
+    Attributes:
+      node_position: (V,) the step of each node; `num_steps` where it does not switch.
+      edge_start: (E,) the step of the end of each edge that switches first; `num_steps` where none does.
+      edge_stop: (E,) the step of the end that switches last.
+      first_stage: (E,) 1 where the source switches first, else 2.
+      num_steps: steps in all.
+    """
+
+    node_position: np.ndarray
+    edge_start: np.ndarray
+    edge_stop: np.ndarray
+    first_stage: np.ndarray
+    num_steps: int
+
+
+def points_between(problem: Problem, lean: Point, fast: Point, cap: int) -> list[Point]:
+    """Return points on ways from `lean` to `fast`, the ends not included, that nothing on these ways beats.
+
+    Args:
+      problem: what to solve.
+      lean: the leaner of two points, neighbours on the hull for instance.
+      fast: the faster.
+      cap: most points returned, thinned over their own range.
+    """
+    slope = (lean.time - fast.time) / max(1, fast.memory - lean.memory)
+    parts = differing_parts(problem, lean, fast)
+    stages = stage_costs(problem, lean, fast, slope)
+    ends = np.array([(edge.source, edge.target) for edge in problem.edges], np.intp).reshape(-1, 2)
+    ways, steps, times, memories = [], [], [], []
+    for sequence in _sequences(problem, parts, stages, ends):
+        way = _way(problem.num_nodes, ends, sequence)
+        time, memory = _prefix_costs(way, stages)
+        ways += [way] * (way.num_steps - 1)
+        steps += range(1, way.num_steps)
+        times.append(lean.time + time[1:-1])
+        memories.append(lean.memory + memory[1:-1])
+    if not steps:
+        return []
+    picked = reduce_lists(np.concatenate(times)[None], np.concatenate(memories)[None], cap)
+    chosen = picked.source[0][np.isfinite(picked.time[0])].tolist()
+    rows = [_at_step(ways[place], steps[place], lean, fast) for place in chosen]
+    assignments, choices = (
+        np.array([row[i] for row in rows], np.intp).reshape(len(rows), -1) for i in (0, 1)
+    )
+    return score(problem, assignments, choices, (1.0, slope))
+
+
+def _sequences(
+    problem: Problem, parts: list[Part], stages: Stages, ends: np.ndarray
+) -> list[tuple[int, ...]]:
+    """Return the orders to try: by gain, each part along the graph or by index, and both backwards.
+
+    Then, to switch each kind of part alone, the parts that gain differently come first once each.
+    """
+    ranks = [_rank(problem.num_nodes, part, stages, ends) for part in parts]
+    order = sorted(range(len(parts)), key=lambda place: (ranks[place], place))
+    along = [node for place in order for node in parts[place]]
+    by_index = [node for place in order for node in sorted(parts[place])]
+    sequences = [along, along[::-1], by_index, by_index[::-1]]
+    distinct = {ranks[place]: place for place in reversed(order)}
+    for place in list(distinct.values()):
+        sequences.append([*parts[place], *(node for node in along if node not in set(parts[place]))])
+    return list(dict.fromkeys(tuple(sequence) for sequence in sequences))
+
+
+def _rank(num_nodes: int, part: Part, stages: Stages, ends: np.ndarray) -> tuple[int, float]:
+    """Sort parts by seconds saved per byte: first those that cost no memory, last those that save no time."""
+    way = _way(num_nodes, ends, part)
+    time, memory = (float(costs[-1]) for costs in _prefix_costs(way, stages))
+    if memory <= 0:
+        return (0, time) if time <= 0 else (2, time)
+    # Rounded, so that equal layers tie whatever the order of their sums.
+    return 1, float(f"{time / memory:.9g}")
+
+
+def _way(num_nodes: int, ends: np.ndarray, sequence: Sequence[int]) -> _Way:
+    num_steps = len(sequence)
+    position = np.full(num_nodes + len(ends), num_steps)
+    position[np.array(sequence, np.intp)] = np.arange(num_steps)
+    at_ends = position[ends]
+    lone = position[num_nodes:]
+    start = np.minimum(at_ends.min(axis=1, initial=num_steps), lone)
+    stop = np.where(at_ends < num_steps, at_ends, -1).max(axis=1, initial=-1)
+    return _Way(
+        node_position=position[:num_nodes],
+        edge_start=start,
+        edge_stop=np.where(stop < 0, lone, stop),
+        first_stage=np.where(at_ends[:, 0] < at_ends[:, 1], 1, 2),
+        num_steps=num_steps,
+    )
+
+
+def _prefix_costs(way: _Way, stages: Stages) -> tuple[np.ndarray, np.ndarray]:
+    """Return the seconds and bytes that the first 0, 1 ... steps add; infinite where ends clash."""
+    rows = np.arange(len(way.edge_start))
+    stage = np.where(way.edge_start == way.edge_stop, 0, way.first_stage)
+    clash = np.isinf(stages.edge_time[rows, stage])
+    finite = np.where(np.isinf(stages.edge_time), 0.0, stages.edge_time)
+    time = _running(way, stages.node_time, finite, stage)
+    memory = _running(way, stages.node_memory, stages.edge_memory, stage)
+    clashes = np.zeros(way.num_steps + 2, np.int64)
+    np.add.at(clashes, way.edge_start[clash] + 1, 1)
+    np.add.at(clashes, way.edge_stop[clash] + 1, -1)
+    return np.where(np.cumsum(clashes)[: way.num_steps + 1] > 0, np.inf, time), memory
+
+
+def _running(way: _Way, of_nodes: np.ndarray, of_edges: np.ndarray, stage: np.ndarray) -> np.ndarray:
+    """Sum up, step by step, what nodes add and what edges change."""
+    rows = np.arange(len(stage))
+    change = np.zeros(way.num_steps + 2, of_nodes.dtype)
+    np.add.at(change, way.node_position + 1, of_nodes)
+    np.add.at(change, way.edge_start + 1, of_edges[rows, stage] - of_edges[rows, 0])
+    np.add.at(change, way.edge_stop + 1, of_edges[rows, 3] - of_edges[rows, stage])
+    return np.cumsum(change)[: way.num_steps + 1]
+
+
+def _at_step(way: _Way, step: int, lean: Point, fast: Point) -> tuple[np.ndarray, np.ndarray]:
+    """Return the configurations and choices after `step` steps; choices between stages are open, -1."""
+    assignment = np.where(way.node_position < step, fast.assignment, lean.assignment)
+    choices = np.where(way.edge_stop < step, fast.choices, lean.choices)
+    return assignment, np.where((way.edge_start < step) & (way.edge_stop >= step), -1, choices)

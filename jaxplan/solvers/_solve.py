@@ -1,0 +1,75 @@
+"""One fastest assignment, by a solver's name."""
+
+from __future__ import annotations
+
+from jaxplan._errors import InfeasibleError, ProblemError
+from jaxplan.solvers._elimination import NOTHING_FEASIBLE_MSG
+from jaxplan.solvers._exact import solve_exact
+from jaxplan.solvers._frontier import ORDERS, find_frontier, solution
+from jaxplan.solvers._hull import Progress, fastest_point, leanest_point
+from jaxplan.solvers._problem import Problem
+from jaxplan.solvers._schedule import build_schedule
+from jaxplan.solvers._solution import Solution
+
+SOLVERS = (*ORDERS, "exact")
+
+# Points kept on the way to one memory limit; the more, the closer the best of them comes to the limit.
+_POINTS = 1024
+
+_OVER_LIMIT_MSG = (
+    "no assignment fits {limit} bytes: the leanest one takes {least} bytes and {seconds:.6g} s. Raise the "
+    "memory limit, or give nodes leaner configurations."
+)
+
+
+def solve(
+    problem: Problem,
+    solver: str = "auto",
+    memory_limit: int | None = None,
+    *,
+    progress: Progress | None = None,
+) -> Solution:
+    """Return the fastest assignment found of at most `memory_limit` bytes.
+
+    Without a limit that binds, the result is optimal and its gap zero. With one, "exact" stays optimal; the
+    others return the fastest point of their frontier that fits, and the gap to the hull's bound.
+
+    Args:
+      problem: what to solve.
+      solver: "pase" (elimination in PaSE's min-degree order, recurrence 4), "auto" (min-weight order, ties to
+        less memory), "ft" (from TensorOpt's frontier) or "exact" (counting, or mixed-integer programming).
+      memory_limit: bytes.
+      progress: called with the name of a stage and the fraction of it done.
+
+    Raises:
+      ProblemError: no such solver, or a graph too wide for elimination.
+      InfeasibleError: nothing fits the limit, or every assignment takes infinite time.
+    """
+    if solver not in SOLVERS:
+        raise ProblemError(f"no solver is called {solver!r}; known are {', '.join(sorted(SOLVERS))}")
+    if solver == "exact":
+        result = solve_exact(problem, memory_limit)
+        if result is None:
+            raise _infeasible(problem, memory_limit)
+        return solution(*result, solver)
+    if solver != "ft":
+        schedule = build_schedule(problem, ORDERS[solver])
+        point = fastest_point(problem, schedule, break_ties=solver == "auto")
+        if memory_limit is None or point.memory <= memory_limit:
+            return solution(point, point.time, solver)
+    found = find_frontier(problem, solver, max_points=_POINTS, progress=progress)
+    if memory_limit is None:
+        return solution(found.points[-1], found.lower_bound(found.points[-1].memory), solver)
+    fitting = [point for point in found.points if point.memory <= memory_limit]
+    if not fitting:
+        raise _infeasible(problem, memory_limit)
+    return solution(fitting[-1], found.lower_bound(memory_limit), solver)
+
+
+def _infeasible(problem: Problem, memory_limit: int | None) -> InfeasibleError:
+    """Return the error that says what would fit."""
+    point = leanest_point(problem, build_schedule(problem))
+    if memory_limit is None:
+        return InfeasibleError(NOTHING_FEASIBLE_MSG)
+    text = _OVER_LIMIT_MSG.format(limit=memory_limit, least=point.memory, seconds=point.time)
+    return InfeasibleError(text, smallest_memory_bytes=point.memory)
