@@ -1,14 +1,16 @@
-"""Baselines to beat: plain `jax.jit`, shardings at the boundary and nothing inside, compiled for a topology.
+"""Baselines to beat: plain `jax.jit` with shardings given at the boundary, compiled for a topology.
 
     python -m benchmarks.baselines --model gpt2-small --topology h100:8
 
 `data`: parameters and optimizer slots replicated, the batch split over all devices. `fsdp`: the same, with
 every parameter and slot split over all devices on its largest dimension that they divide; `fsdp-last` on its
-last one. Nothing here uses the planner; only the compiling child process is shared.
+last one; `fsdp-gathered` as `fsdp`, and each parameter constrained to be whole where the step reads it, the
+way FSDP works. Nothing here uses the planner; only the compiling child process is shared.
 """
 
 import argparse
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,24 @@ def _last(shape: tuple[int, ...], num_devices: int) -> int | None:
     return divisible[-1] if divisible else None
 
 
-BASELINES: dict[str, SplitDimension] = {"data": _replicate, "fsdp": _largest, "fsdp-last": _last}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """How a baseline shards: `split` picks the dimension of a leaf of the state that all devices split.
+
+    `gather`: constrain the parameters to be whole where the step reads them, so that activations follow the
+    batch.
+    """
+
+    split: SplitDimension
+    gather: bool = False
+
+
+BASELINES: dict[str, Baseline] = {
+    "data": Baseline(split=_replicate),
+    "fsdp": Baseline(split=_largest),
+    "fsdp-last": Baseline(split=_last),
+    "fsdp-gathered": Baseline(split=_largest, gather=True),
+}
 
 
 def export_baseline(
@@ -56,13 +75,13 @@ def export_baseline(
     """
     names = tuple(axis.name for axis in topology.axes)
     mesh = AbstractMesh(tuple(a.size for a in topology.axes), names, axis_types=(AxisType.Auto,) * len(names))
-    split = BASELINES[baseline]
+    chosen = BASELINES[baseline]
 
     def sharding(leaf: Any, dim: int | None) -> NamedSharding:
         return NamedSharding(mesh, PartitionSpec(*[names if d == dim else None for d in range(leaf.ndim)]))
 
     state, batch = args
-    state_shardings = jax.tree.map(lambda x: sharding(x, split(x.shape, topology.num_devices)), state)
+    state_shardings = jax.tree.map(lambda x: sharding(x, chosen.split(x.shape, topology.num_devices)), state)
     batch_shardings = jax.tree.map(lambda x: sharding(x, 0), batch)
     leaves, tree = jax.tree.flatten(args)
     in_shardings = jax.tree.leaves((state_shardings, batch_shardings))
@@ -71,7 +90,11 @@ def export_baseline(
     out_shardings = new_state + [NamedSharding(mesh, PartitionSpec())] * (len(out_leaves) - len(new_state))
 
     def flat_step(*flat: Any) -> list[Any]:
-        return jax.tree.leaves(train_step(*jax.tree.unflatten(tree, flat)))
+        state, batch = jax.tree.unflatten(tree, flat)
+        if chosen.gather:
+            whole = NamedSharding(mesh, PartitionSpec())
+            state = state.replace(params=jax.lax.with_sharding_constraint(state.params, whole))
+        return jax.tree.leaves(train_step(state, batch))
 
     step = jax.jit(flat_step, in_shardings=tuple(in_shardings), out_shardings=out_shardings)
     return bytes(export.export(step, platforms=[platform])(*leaves).serialize()), tuple(range(len(new_state)))
