@@ -12,8 +12,8 @@ from jaxplan.ir.rules import OperatorRule, operator_rule
 
 # Primitives that hold a program and are no operators themselves.
 CALLS = frozenset(
-    ["jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call", "custom_lin"]
-    + ["checkpoint", "remat2", "scan", "while", "cond", "eval_jaxpr"]
+    {"jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call", "custom_lin", "eval_jaxpr"}
+    | {"checkpoint", "remat2", "scan", "while", "cond"}
 )
 
 
