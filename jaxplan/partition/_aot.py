@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ _PLUGINS = {
 }
 _REMATERIALISED_NAME = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]*\.remat\d*[\w.\-]* = ", re.MULTILINE)
 _REMATERIALISATION_WARNING = re.compile(r"[^\n]*by rematerialization[^\n]*")
+_CHILD_SCOPE = "jit(exported_step)/call_exported/"
 _MAX_STDERR_LINES = 20
 
 
@@ -215,7 +216,7 @@ def _read_report(folder: Path) -> CompiledReport:
     return CompiledReport(
         platform=result["platform"],
         memory=CompiledMemory(**result["memory"]),
-        collectives=module_collectives(module),
+        collectives=tuple(map(_without_child, module_collectives(module))),
         flops_by_dtype=tuple(sorted(flops_by_dtype(module).items())),
         uncounted_calls=uncounted_calls(module),
         unknown_loops=module.unknown_loops,
@@ -225,6 +226,12 @@ def _read_report(folder: Path) -> CompiledReport:
         compile_seconds=result["compile_seconds"],
         hlo_text=hlo_text,
     )
+
+
+def _without_child(collective: Collective) -> Collective:
+    """Names and places of the program's own: the child's wrapping call is left out."""
+    source = "" if "_aot_child.py:" in collective.source else collective.source
+    return replace(collective, op_name=collective.op_name.removeprefix(_CHILD_SCOPE), source=source)
 
 
 def report_summary(report: CompiledReport) -> dict[str, Any]:

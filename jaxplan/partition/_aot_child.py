@@ -32,13 +32,18 @@ def compile_request(request: dict[str, Any]) -> dict[str, Any]:
     jax.config.update("jax_enable_x64", True)  # the program's types are already decided; keep them
     exported = export.deserialize(bytearray(Path(request["exported"]).read_bytes()))
     mesh = _mesh(exported.platforms[0], request)
-    in_shardings = tuple(exported.in_shardings_jax(mesh))
+    alone = jax.sharding.SingleDeviceSharding(mesh.devices.flat[0]) if exported.nr_devices == 1 else None
+    in_shardings = [sharding or alone for sharding in exported.in_shardings_jax(mesh)]
     arguments = [
         jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
         for aval, sharding in zip(exported.in_avals, in_shardings, strict=True)
     ]
+
+    def exported_step(*leaves: Any) -> Any:
+        return exported.call(*leaves)
+
     step = jax.jit(
-        lambda *leaves: exported.call(*leaves),
+        exported_step,
         donate_argnums=tuple(request["donate_argnums"]),
         out_shardings=jax.tree.unflatten(exported.out_tree, exported.out_shardings_jax(mesh)),
     )
@@ -71,12 +76,12 @@ def _mesh(platform: str, request: dict[str, Any]) -> Any:
             f" {topology.chip.aot_platform!r}: export it with platforms=[topology.chip.aot_platform]"
         )
     require_plugin(platform)
-    names, sizes = zip(*request["mesh"], strict=True)
+    names, sizes = [name for name, _ in request["mesh"]], [size for _, size in request["mesh"]]
     if (count := math.prod(sizes)) != topology.num_devices:
         raise ValueError(
             f"the mesh {request['mesh']} has {count} devices; {topology.name} has {topology.num_devices}"
         )
-    return jax.sharding.Mesh(np.array(topology.aot_devices()).reshape(sizes), names)
+    return jax.sharding.Mesh(np.array(topology.aot_devices()).reshape(sizes), tuple(names))
 
 
 def _memory(stats: Any) -> dict[str, int]:

@@ -3,10 +3,13 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 _COMMENT = re.compile(r"/\*.*?\*/")
 _ARRAY = re.compile(r"\b(pred|token|opaque|[a-z]\d*[a-z0-9]*)\[([^\]]*)\]")
-_NAME = re.compile(r"[%]?([\w.\-]+)\s*$")
+_NAME = re.compile(r"([\w.\-]+)\s*$")
+_PERCENT_NAME = re.compile(r"%([\w.\-]+)")
+_BRACKET = re.compile(r'[()]|"(?:[^"\\]|\\.)*"')
 _HEAD = re.compile(r"^(ENTRY\s+)?%?([\w.\-]+)\s*(\(.*)?\{\s*$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT\s+)?%?([\w.\-]+) = ")
 _TRIP_COUNT = re.compile(r'"known_trip_count":\s*\{\s*"n":\s*"?(\d+)"?')
@@ -108,6 +111,7 @@ def parse_module(hlo_text: str) -> Module:
     )
 
 
+@lru_cache(maxsize=2**16)
 def parse_types(type_text: str) -> tuple[ArrayType, ...]:
     """The arrays of an HLO type such as `(bf16[2,3]{1,0}, f32[])`, nested tuples flattened."""
     return tuple(
@@ -147,31 +151,19 @@ def _parse_instruction(line: str) -> Instruction | None:
 
 def _closing(line: str, start: int) -> int:
     """Index just after the bracket that closes the one at `start`; quoted text is skipped."""
-    depth, quoted = 0, False
-    for index in range(start, len(line)):
-        char = line[index]
-        if char == '"' and line[index - 1] != "\\":
-            quoted = not quoted
-        elif not quoted and char == "(":
-            depth += 1
-        elif not quoted and char == ")":
-            depth -= 1
-            if depth == 0:
-                return index + 1
+    depth = 0
+    for match in _BRACKET.finditer(line, start):
+        depth += {"(": 1, ")": -1}.get(match[0], 0)
+        if depth == 0:
+            return match.end()
     return len(line)
 
 
-def _operand_names(text: str) -> Iterator[str]:
-    depth, start = 0, 0
-    for index, char in enumerate(text + ","):
-        if char in "([{":
-            depth += 1
-        elif char in ")]}":
-            depth -= 1
-        elif char == "," and depth == 0:
-            if match := _NAME.search(text[start:index]):
-                yield match[1]
-            start = index + 1
+def _operand_names(text: str) -> list[str]:
+    """Names in an operand list; types before them, which some printers add, hold commas but no `%`."""
+    if "%" in text:
+        return _PERCENT_NAME.findall(text)
+    return [match[1] for part in text.split(",") if (match := _NAME.search(part))]
 
 
 def _called(instruction: Instruction) -> Iterator[tuple[str, int, bool]]:

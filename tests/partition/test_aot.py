@@ -112,13 +112,41 @@ def test_a_missing_plugin_names_the_extra(monkeypatch) -> None:
     require_plugin("cpu")
 
 
-@pytest.mark.gpu_aot
-@pytest.mark.slow
-def test_a_gpu_program_without_a_gpu() -> None:
+@pytest.fixture
+def gpu_plugin() -> None:
     try:
         require_plugin("cuda")
     except MissingExtraError as error:
         pytest.skip(str(error))
+
+
+@pytest.mark.gpu_aot
+@pytest.mark.usefixtures("gpu_plugin")
+def test_a_program_that_the_compiler_recomputes_is_flagged() -> None:
+    """Six saved activations of 16 GiB on one device of 80 GB: cheap ones are computed twice, with a warning."""
+
+    def step(x, w):
+        saved, h = [], x
+        for _ in range(6):
+            saved.append(jnp.sin(h))
+            h = saved[-1] @ w
+        for y in reversed(saved):
+            h = (h * y) @ w
+        return h.sum()
+
+    shapes = [jax.ShapeDtypeStruct((rows, 2**16), jnp.bfloat16) for rows in (2**17, 2**16)]
+    program = bytes(export.export(jax.jit(step), platforms=["cuda"])(*shapes).serialize())
+    report = compile_exported(program, Topology.parse("h100:1"))
+    assert report.rematerialised
+    assert any("by rematerialization" in warning for warning in report.warnings)
+    assert report.memory_bytes > 80e9  # the compiler does not refuse it
+    assert report.collectives == ()
+    assert report.flops == 12 * 2 * 2**17 * 2**16 * 2**16
+
+
+@pytest.mark.gpu_aot
+@pytest.mark.usefixtures("gpu_plugin")
+def test_a_gpu_program_without_a_gpu() -> None:
     report = compile_exported(_export("cuda"), Topology.parse("h100:8"), donate_argnums=(0,))
     assert report.memory.argument_bytes == WIDTH * HIDDEN * 4 // 8 + BATCH * WIDTH * 2 // 8
     assert report.memory.alias_bytes == WIDTH * HIDDEN * 4 // 8

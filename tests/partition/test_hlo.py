@@ -13,6 +13,7 @@ from jaxplan.partition._hlo_groups import connected_groups, parse_groups
 from jaxplan.partition._hlo_text import parse_module, parse_types
 
 ACROSS = ((0, 4), (1, 5), (2, 6), (3, 7))
+PAIRS = ((0, 1), (2, 3), (4, 5), (6, 7))
 HALVES = ((0, 1, 2, 3), (4, 5, 6, 7))
 
 # One of everything: an asynchronous combined all-gather with index comments, a loop of five all-reduces, a
@@ -104,7 +105,8 @@ backend_config={"known_trip_count":{"n":"5"}}
         ("replica_groups=mesh['a'=2,'b'=4,'c'=1] {'a','c'}", ACROSS),
         ("replica_groups=mesh['a'=8] {'a':(1)2}", ACROSS),
         ("replica_groups=mesh['a'=8] {'a':(2)4}", HALVES),
-        ("replica_groups=mesh['a'=4,'b'=2, device_ids=([8]<=[2,4]T(1,0))] {'b'}", ACROSS),
+        ("replica_groups=mesh['a'=1,'b'=2,'c'=4], device_ids=([4,2]T(1,0)) {'b'}, dimensions={0}", PAIRS),
+        ("replica_groups=mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'b'}", ACROSS),
         ("replica_groups={}, to_apply=%add", (tuple(range(8)),)),
         ("to_apply=%add", (tuple(range(8)),)),
     ],
