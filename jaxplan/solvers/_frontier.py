@@ -12,23 +12,25 @@ from jaxplan.solvers._elimination import NOTHING_FEASIBLE_MSG
 from jaxplan.solvers._ft import track_frontier
 from jaxplan.solvers._hull import Hull, Progress, lower_hull
 from jaxplan.solvers._moves import points_between
-from jaxplan.solvers._order import OrderName
 from jaxplan.solvers._pareto import reduce_lists
 from jaxplan.solvers._point import Point, non_dominated, score
 from jaxplan.solvers._problem import Problem
 from jaxplan.solvers._restrict import labels_of, original_labels, restrict
-from jaxplan.solvers._schedule import Schedule, build_schedule
+from jaxplan.solvers._schedule import Schedule, best_schedule, build_schedule
 from jaxplan.solvers._solution import Solution, relative_gap
 
-# Order of elimination of the solvers that give frontiers. `ft` is TensorOpt's, `pase` has PaSE's order.
-ORDERS: dict[str, OrderName] = {"auto": "min-weight", "ft": "min-weight", "pase": "min-degree"}
+FRONTIER_SOLVERS = ("auto", "ft", "pase")
 
 # Budgets, in entries looked at; a core does about 5e8 sums and 2e7 list candidates a second (measured on one
 # core of a 2 GHz server). They bound the time and, unlike a clock, give the same answer on every machine.
 _EXACT_LISTS_CANDIDATES = 2_000_000
 _THINNED_LISTS_CANDIDATES = 10_000_000
-_HULL_ADDITIONS = 600_000_000
+_HULL_ADDITIONS = 300_000_000
+# Below a thousandth of the step time the order of two plans is beyond any cost model.
+_HULL_TOLERANCE = 1e-3
 _LEAST_SOLVES, _MOST_SOLVES = 16, 64
+# Lists on the surviving configurations are made where hull and moves leave fewer points, or a larger gap.
+_MANY_POINTS, _SMALL_GAP = 64, 0.01
 # Points of a list inside the restricted lists; the design's experiments keep 64.
 _LIST_CAP = 64
 
@@ -57,9 +59,9 @@ def frontier(
 ) -> tuple[Solution, ...]:
     """Return assignments that nothing known beats in both time and memory, ascending in memory.
 
-    Where exact Pareto lists fit a stated budget the frontier is exact and every gap is zero. Elsewhere its hull
-    is exact, its ends included, and each gap says how far a point is from the hull's bound. Of equal points found
-    the one with the lexicographically smallest assignment, then choices, is returned.
+    Where exact Pareto lists fit a stated budget the frontier is exact and every gap is zero. Elsewhere its
+    hull is exact, its ends included, and each gap says how far a point is from the hull's bound. Of equal
+    points found, the one with the lexicographically smallest assignment, then choices, is returned.
 
     Args:
       problem: what to solve.
@@ -99,23 +101,36 @@ def find_frontier(
     problem: Problem, solver: str, *, max_points: int, progress: Progress | None = None
 ) -> Found:
     """Do the work of `frontier`, all points kept."""
-    if solver not in ORDERS:
-        raise ProblemError(f"no frontier solver is called {solver!r}; known are {', '.join(sorted(ORDERS))}")
+    if solver not in FRONTIER_SOLVERS:
+        raise ProblemError(
+            f"no frontier solver is called {solver!r}; known are {', '.join(FRONTIER_SOLVERS)}"
+        )
     report = progress or (lambda stage, fraction: None)
     if solver != "pase" and (exact := _exact_lists(problem)) is not None:
         report("lists", 1.0)
         return Found(points=tuple(exact), hull=None)
-    schedule = build_schedule(problem, ORDERS[solver])
-    hull = lower_hull(problem, schedule, max_solves=num_solves(schedule), progress=progress)
-    points = list(hull.points)
-    pairs = list(zip(hull.points, hull.points[1:]))
-    for done, (lean, fast) in enumerate(pairs):
-        points += points_between(problem, lean, fast, max(32, 2 * max_points // len(pairs)))
-        report("moves", (done + 1) / len(pairs))
-    if solver != "pase":
+    schedule = schedule_for(problem, solver)
+    hull = lower_hull(
+        problem, schedule, max_solves=num_solves(schedule), tolerance=_HULL_TOLERANCE, progress=progress
+    )
+    points = [*hull.points, *points_between(problem, hull.points, max_points)]
+    report("moves", 1.0)
+    if solver != "pase" and _has_gaps(points, hull):
         points += _restricted_lists(problem, hull.points, max_points)
         report("lists", 1.0)
     return Found(points=tuple(non_dominated(points)), hull=hull)
+
+
+def _has_gaps(points: list[Point], hull: Hull) -> bool:
+    """Return whether points are few, or one of them is far from the bound."""
+    kept = non_dominated(points)
+    worst = max(relative_gap(point.time, hull.lower_bound(point.memory)) for point in kept)
+    return len(kept) < _MANY_POINTS or worst > _SMALL_GAP
+
+
+def schedule_for(problem: Problem, solver: str) -> Schedule:
+    """Return the elimination that a solver uses: PaSE's order (GenerateSeq), else the cheapest one."""
+    return build_schedule(problem, "min-degree") if solver == "pase" else best_schedule(problem)
 
 
 def num_solves(schedule: Schedule) -> int:

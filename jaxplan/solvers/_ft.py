@@ -113,8 +113,8 @@ class _Graph:
     def fix(self, group: int) -> None:
         """Decide a group's configuration and leave its edges to its neighbours (Eq. 7).
 
-        The heuristic: the configuration with the least sum, over the group and its edges, of the least time and
-        the least memory there, each as a fraction of its range over the configurations.
+        The heuristic: the configuration with the least sum, over the group and its edges, of the least time
+        and the least memory there, each as a fraction of its range over the configurations.
         """
         labels = self._best_labels(group)
         factors = {other: self.edge(group, other) for other in sorted(self.adjacent[group])}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -33,7 +34,7 @@ class Line:
     Attributes:
       time: seconds.
       memory: bytes.
-      slope: seconds per byte, at least 0.
+      slope: seconds per byte, at least 0; infinite where no assignment takes less memory.
     """
 
     time: float
@@ -41,6 +42,8 @@ class Line:
     slope: float
 
     def at(self, memory: int) -> float:
+        if self.slope == math.inf:
+            return -math.inf if memory >= self.memory else math.inf
         return self.time - self.slope * (memory - self.memory)
 
 
@@ -86,57 +89,82 @@ def leanest_point(problem: Problem, schedule: Schedule) -> Point:
 
 
 def lower_hull(
-    problem: Problem, schedule: Schedule, *, max_solves: int = 64, progress: Progress | None = None
+    problem: Problem,
+    schedule: Schedule,
+    *,
+    max_solves: int = 64,
+    tolerance: float = 0.0,
+    progress: Progress | None = None,
 ) -> Hull:
     """Find the hull by dichotomy: between two neighbours, minimise along the normal of the line through them.
 
-    The pair that encloses the largest area is refined first, so `max_solves` cuts off what matters least.
+    The pair with the largest possible gain comes first, so `max_solves` cuts off what matters least.
+
+    Args:
+      problem: what to solve.
+      schedule: its elimination.
+      max_solves: most eliminations; four are needed for the ends.
+      tolerance: leave neighbours alone where nothing between them can gain more than this fraction of the time.
+      progress: called with "hull" and the fraction of solves used.
 
     Raises:
       InfeasibleError: every assignment has infinite time.
     """
     found, lines = _ends(problem, schedule)
-    queue: list[tuple[float, int, Point, Point]] = []
+    queue: list[tuple[float, int, Line, Line]] = []
+    points = {(point.memory, point.time): point for point in found}
     order = itertools.count()
 
-    def push(left: Point, right: Point) -> None:
-        area = (right.memory - left.memory) * (left.time - right.time)
-        if left.memory < right.memory and left.time > right.time:
-            heapq.heappush(queue, (-area, next(order), left, right))
+    def push(left: Line, right: Line) -> None:
+        gain = _possible_gain(left, right)
+        if gain > tolerance:
+            heapq.heappush(queue, (-gain, next(order), left, right))
 
-    for left, right in itertools.pairwise(found):
+    for left, right in itertools.pairwise(sorted(lines, key=lambda line: (line.memory, -line.slope))):
         push(left, right)
     while queue and len(lines) < max_solves:
         *_, left, right = heapq.heappop(queue)
         slope = (left.time - right.time) / (right.memory - left.memory)
         point, line = _minimise(problem, schedule, (1.0, slope))
         lines.append(line)
-        gain = (left.time - point.time) - slope * (point.memory - left.memory)
-        if gain > ROUNDING * left.time:
-            found.append(point)
-            push(left, point)
-            push(point, right)
+        if (left.time - point.time) - slope * (point.memory - left.memory) > ROUNDING * left.time:
+            points[point.memory, point.time] = point
+            push(left, line)
+            push(line, right)
         if progress is not None:
             progress("hull", len(lines) / max_solves)
-    return Hull(points=tuple(non_dominated(found)), lines=tuple(lines), is_complete=not queue)
+    return Hull(points=tuple(non_dominated(points.values())), lines=tuple(lines), is_complete=not queue)
+
+
+def _possible_gain(left: Line, right: Line) -> float:
+    """Return how far, as a fraction, the bounds through two points meet below the chord between them."""
+    if left.memory >= right.memory or left.time <= right.time:
+        return 0.0
+    if left.slope == math.inf:
+        return math.inf
+    chord = (left.time - right.time) / (right.memory - left.memory)
+    steeper, flatter = left.slope - chord, chord - right.slope
+    if steeper <= 0 or flatter <= 0:
+        return 0.0
+    reach = (right.memory - left.memory) * flatter / (steeper + flatter)
+    return reach * steeper / (left.time - chord * reach)
 
 
 def _ends(problem: Problem, schedule: Schedule) -> tuple[list[Point], list[Line]]:
-    """Return the leanest and the fastest point, ties resolved where the slopes next to them can."""
-    fast, floor = _minimise(problem, schedule, (1.0, 0.0))
-    lean, _ = _minimise(problem, schedule, (0.0, 1.0))
+    """Return the leanest and the fastest point, each also with ties resolved where the next slope can."""
+    fast, fast_line = _minimise(problem, schedule, (1.0, 0.0))
+    lean, lean_line = _minimise(problem, schedule, (0.0, 1.0))
     if lean.memory >= fast.memory:
-        return [fast], [floor]
+        return [fast], [fast_line]
     ratio = max(fast.time, lean.time - fast.time) / (fast.memory - lean.memory)
-    near_lean, lean_line = _minimise(problem, schedule, (_TIE_WEIGHT / ratio, 1.0))
-    near_fast, fast_line = _minimise(problem, schedule, (1.0, _TIE_WEIGHT * ratio))
-    points = non_dominated([lean, near_lean, near_fast, fast])
-    return points, [floor, lean_line, fast_line]
+    near_lean, near_lean_line = _minimise(problem, schedule, (_TIE_WEIGHT / ratio, 1.0))
+    near_fast, near_fast_line = _minimise(problem, schedule, (1.0, _TIE_WEIGHT * ratio))
+    return [lean, near_lean, near_fast, fast], [lean_line, near_lean_line, near_fast_line, fast_line]
 
 
 def _minimise(problem: Problem, schedule: Schedule, weights: Weights) -> tuple[Point, Line]:
     """Solve for one pair of weights and score the result exactly."""
     optimum = run_schedule(problem, schedule, weights)
     (point,) = score(problem, np.array([optimum.assignment], np.intp), weights=weights)
-    slope = weights[1] / weights[0] if weights[0] else 0.0
+    slope = weights[1] / weights[0] if weights[0] else math.inf
     return point, Line(time=point.time, memory=point.memory, slope=slope)

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
+from jaxplan.solvers._order import neighbours
 from jaxplan.solvers._pareto import reduce_lists
 from jaxplan.solvers._parts import Part, Stages, differing_parts, stage_costs
 from jaxplan.solvers._point import Point, score
 from jaxplan.solvers._problem import Problem
+
+# Points kept between two neighbours however many neighbours there are.
+_LEAST_BETWEEN = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -36,46 +41,54 @@ class _Way:
     num_steps: int
 
 
-def points_between(problem: Problem, lean: Point, fast: Point, cap: int) -> list[Point]:
-    """Return points on ways from `lean` to `fast`, the ends not included, that nothing on these ways beats.
+def points_between(problem: Problem, vertices: Sequence[Point], max_points: int) -> list[Point]:
+    """Return points on ways between neighbouring vertices, the vertices not included.
 
     Args:
       problem: what to solve.
-      lean: the leaner of two points, neighbours on the hull for instance.
-      fast: the faster.
-      cap: most points returned, thinned over their own range.
+      vertices: points ascending in memory and descending in time, those of a hull for instance.
+      max_points: about twice as many are returned at most, spread evenly over the pairs of neighbours.
     """
-    slope = (lean.time - fast.time) / max(1, fast.memory - lean.memory)
-    parts = differing_parts(problem, lean, fast)
+    adjacent = neighbours(problem)
+    cap = max(_LEAST_BETWEEN, 2 * max_points // max(1, len(vertices) - 1))
+    rows = [
+        row for lean, fast in pairwise(vertices) for row in _rows_between(problem, adjacent, lean, fast, cap)
+    ]
+    if not rows:
+        return []
+    assignments, choices = (np.array([row[i] for row in rows], np.intp) for i in (0, 1))
+    return score(problem, assignments, choices)
+
+
+def _rows_between(
+    problem: Problem, adjacent: list[set[int]], lean: Point, fast: Point, cap: int
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return (V,) assignments and (E,) choices between two points that nothing on the ways there beats."""
+    slope = (lean.time - fast.time) / (fast.memory - lean.memory)
+    parts = differing_parts(problem, adjacent, lean, fast)
     stages = stage_costs(problem, lean, fast, slope)
     ends = np.array([(edge.source, edge.target) for edge in problem.edges], np.intp).reshape(-1, 2)
-    ways, steps, times, memories = [], [], [], []
-    for sequence in _sequences(problem, parts, stages, ends):
+    steps: list[tuple[_Way, int]] = []
+    times, memories = [], []
+    for sequence in _sequences(problem.num_nodes, parts, stages, ends):
         way = _way(problem.num_nodes, ends, sequence)
         time, memory = _prefix_costs(way, stages)
-        ways += [way] * (way.num_steps - 1)
-        steps += range(1, way.num_steps)
+        steps += [(way, step) for step in range(1, way.num_steps)]
         times.append(lean.time + time[1:-1])
         memories.append(lean.memory + memory[1:-1])
     if not steps:
         return []
     picked = reduce_lists(np.concatenate(times)[None], np.concatenate(memories)[None], cap)
     chosen = picked.source[0][np.isfinite(picked.time[0])].tolist()
-    rows = [_at_step(ways[place], steps[place], lean, fast) for place in chosen]
-    assignments, choices = (
-        np.array([row[i] for row in rows], np.intp).reshape(len(rows), -1) for i in (0, 1)
-    )
-    return score(problem, assignments, choices, (1.0, slope))
+    return [_at_step(way, step, lean, fast, stages) for way, step in map(steps.__getitem__, chosen)]
 
 
-def _sequences(
-    problem: Problem, parts: list[Part], stages: Stages, ends: np.ndarray
-) -> list[tuple[int, ...]]:
+def _sequences(num_nodes: int, parts: list[Part], stages: Stages, ends: np.ndarray) -> list[tuple[int, ...]]:
     """Return the orders to try: by gain, each part along the graph or by index, and both backwards.
 
     Then, to switch each kind of part alone, the parts that gain differently come first once each.
     """
-    ranks = [_rank(problem.num_nodes, part, stages, ends) for part in parts]
+    ranks = [_rank(num_nodes, part, stages, ends) for part in parts]
     order = sorted(range(len(parts)), key=lambda place: (ranks[place], place))
     along = [node for place in order for node in parts[place]]
     by_index = [node for place in order for node in sorted(parts[place])]
@@ -137,8 +150,8 @@ def _running(way: _Way, of_nodes: np.ndarray, of_edges: np.ndarray, stage: np.nd
     return np.cumsum(change)[: way.num_steps + 1]
 
 
-def _at_step(way: _Way, step: int, lean: Point, fast: Point) -> tuple[np.ndarray, np.ndarray]:
-    """Return the configurations and choices after `step` steps; choices between stages are open, -1."""
+def _at_step(way: _Way, step: int, lean: Point, fast: Point, stages: Stages) -> tuple[np.ndarray, np.ndarray]:
+    """Return the configurations and choices after `step` steps."""
     assignment = np.where(way.node_position < step, fast.assignment, lean.assignment)
-    choices = np.where(way.edge_stop < step, fast.choices, lean.choices)
-    return assignment, np.where((way.edge_start < step) & (way.edge_stop >= step), -1, choices)
+    stage = np.where(way.edge_stop < step, 3, np.where(way.edge_start < step, way.first_stage, 0))
+    return assignment, stages.edge_choice[np.arange(len(stage)), stage]

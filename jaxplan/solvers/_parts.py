@@ -7,17 +7,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxplan.solvers._edge import cheapest_choice
-from jaxplan.solvers._order import neighbours
 from jaxplan.solvers._point import Point
 from jaxplan.solvers._problem import Problem
 
 Part = tuple[int, ...]  # nodes, or V + e for an edge e whose choice alone differs
 
 
-def differing_parts(problem: Problem, lean: Point, fast: Point) -> list[Part]:
-    """Return the connected parts, by their lowest node; each in breadth-first order from one of its ends."""
+def differing_parts(problem: Problem, adjacent: list[set[int]], lean: Point, fast: Point) -> list[Part]:
+    """Return the connected parts, by their lowest node; each in breadth-first order from one of its ends.
+
+    Args:
+      problem: what to solve.
+      adjacent: `neighbours(problem)`.
+      lean: one assignment.
+      fast: another.
+    """
     differ = {node for node, (a, b) in enumerate(zip(lean.assignment, fast.assignment)) if a != b}
-    adjacent = neighbours(problem)
     parts: list[Part] = []
     remaining = set(differ)
     for node in sorted(differ):
@@ -52,12 +57,14 @@ class Stages:
       node_memory: (V,) bytes.
       edge_time: (E, 4) seconds at each stage; infinite where ends do not go together.
       edge_memory: (E, 4) bytes.
+      edge_choice: (E, 4) the choice at each stage.
     """
 
     node_time: np.ndarray
     node_memory: np.ndarray
     edge_time: np.ndarray
     edge_memory: np.ndarray
+    edge_choice: np.ndarray
 
 
 def stage_costs(problem: Problem, lean: Point, fast: Point, slope: float) -> Stages:
@@ -70,7 +77,7 @@ def stage_costs(problem: Problem, lean: Point, fast: Point, slope: float) -> Sta
       slope: seconds per byte, for the choices in between.
     """
     nodes = list(zip(problem.time, problem.memory, lean.assignment, fast.assignment))
-    known: dict[tuple[object, ...], tuple[list[float], list[int]]] = {}
+    known: dict[tuple[object, ...], tuple[list[float], list[int], list[int]]] = {}
     rows = []
     for index, edge in enumerate(problem.edges):
         a = lean.assignment[edge.source], lean.assignment[edge.target]
@@ -84,11 +91,12 @@ def stage_costs(problem: Problem, lean: Point, fast: Point, slope: float) -> Sta
             picked = cheapest_choice(time, memory, 1.0, slope)
             picked[[0, 3]] = choices
             stages = np.arange(4)
-            known[key] = time[stages, picked].tolist(), memory[stages, picked].tolist()
+            known[key] = time[stages, picked].tolist(), memory[stages, picked].tolist(), picked.tolist()
         rows.append(known[key])
     return Stages(
         node_time=np.array([time[b] - time[a] if a != b else 0.0 for time, _, a, b in nodes]),
         node_memory=np.array([memory[b] - memory[a] for _, memory, a, b in nodes], np.int64),
         edge_time=np.array([row[0] for row in rows]).reshape(-1, 4),
         edge_memory=np.array([row[1] for row in rows], np.int64).reshape(-1, 4),
+        edge_choice=np.array([row[2] for row in rows], np.intp).reshape(-1, 4),
     )

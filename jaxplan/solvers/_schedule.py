@@ -19,6 +19,8 @@ _TOO_WIDE_MSG = (
     "so many configurations; give nodes fewer configurations, or join fewer nodes to one."
 )
 
+ORDERS: tuple[OrderName, ...] = ("min-weight", "min-result", "min-degree")
+
 _Factor = tuple[int, tuple[int, ...]]  # a table and the nodes of its axes
 
 
@@ -114,6 +116,23 @@ def build_schedule(
     return Schedule(
         node_bases=node_bases, edge_bases=edge_bases, operations=tuple(operations), steps=tuple(steps)
     )
+
+
+def best_schedule(problem: Problem, max_entries: int = MAX_TABLE_ENTRIES) -> Schedule:
+    """Return the schedule of the order that takes the fewest additions; ties to the first order.
+
+    Raises:
+      ProblemError: the tables would exceed `max_entries` in every order.
+    """
+    schedules, failures = [], []
+    for order in ORDERS:
+        try:
+            schedules.append(build_schedule(problem, order, max_entries=max_entries))
+        except ProblemError as error:
+            failures.append(error)
+    if not schedules:
+        raise failures[0]
+    return min(schedules, key=lambda schedule: schedule.num_additions)
 
 
 def _bases(problem: Problem, fold: bool) -> tuple[tuple[int, ...], tuple[int, ...], list[list[_Factor]]]:

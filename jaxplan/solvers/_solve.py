@@ -5,13 +5,13 @@ from __future__ import annotations
 from jaxplan._errors import InfeasibleError, ProblemError
 from jaxplan.solvers._elimination import NOTHING_FEASIBLE_MSG
 from jaxplan.solvers._exact import solve_exact
-from jaxplan.solvers._frontier import ORDERS, find_frontier, solution
+from jaxplan.solvers._frontier import FRONTIER_SOLVERS, find_frontier, schedule_for, solution
 from jaxplan.solvers._hull import Progress, fastest_point, leanest_point
 from jaxplan.solvers._problem import Problem
-from jaxplan.solvers._schedule import build_schedule
+from jaxplan.solvers._schedule import best_schedule
 from jaxplan.solvers._solution import Solution
 
-SOLVERS = (*ORDERS, "exact")
+SOLVERS = (*FRONTIER_SOLVERS, "exact")
 
 # Points kept on the way to one memory limit; the more, the closer the best of them comes to the limit.
 _POINTS = 1024
@@ -36,8 +36,8 @@ def solve(
 
     Args:
       problem: what to solve.
-      solver: "pase" (elimination in PaSE's min-degree order, recurrence 4), "auto" (min-weight order, ties to
-        less memory), "ft" (from TensorOpt's frontier) or "exact" (counting, or mixed-integer programming).
+      solver: "pase" (elimination in PaSE's min-degree order, recurrence 4), "auto" (the cheapest order,
+        ties to less memory), "ft" (from TensorOpt's frontier) or "exact" (counting, or mixed-integer programming).
       memory_limit: bytes.
       progress: called with the name of a stage and the fraction of it done.
 
@@ -46,14 +46,14 @@ def solve(
       InfeasibleError: nothing fits the limit, or every assignment takes infinite time.
     """
     if solver not in SOLVERS:
-        raise ProblemError(f"no solver is called {solver!r}; known are {', '.join(sorted(SOLVERS))}")
+        raise ProblemError(f"no solver is called {solver!r}; known are {', '.join(SOLVERS)}")
     if solver == "exact":
         result = solve_exact(problem, memory_limit)
         if result is None:
             raise _infeasible(problem, memory_limit)
         return solution(*result, solver)
     if solver != "ft":
-        schedule = build_schedule(problem, ORDERS[solver])
+        schedule = schedule_for(problem, solver)
         point = fastest_point(problem, schedule, break_ties=solver == "auto")
         if memory_limit is None or point.memory <= memory_limit:
             return solution(point, point.time, solver)
@@ -68,7 +68,7 @@ def solve(
 
 def _infeasible(problem: Problem, memory_limit: int | None) -> InfeasibleError:
     """Return the error that says what would fit."""
-    point = leanest_point(problem, build_schedule(problem))
+    point = leanest_point(problem, best_schedule(problem))
     if memory_limit is None:
         return InfeasibleError(NOTHING_FEASIBLE_MSG)
     text = _OVER_LIMIT_MSG.format(limit=memory_limit, least=point.memory, seconds=point.time)
