@@ -151,6 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--platform", choices=["cuda", "tpu", "cpu"], default="cuda")
     parser.add_argument("--cache", type=Path, default=None, help="folder to keep compiled reports in")
     options = parser.parse_args(arguments)
+    jax.config.update("jax_platforms", "cpu")  # nothing runs here, and a plugin without its device complains
     topology = Topology.parse(options.topology)
     for baseline in options.baseline or BASELINES:
         report = compile_baseline(

@@ -123,7 +123,7 @@ def gpu_plugin() -> None:
 @pytest.mark.gpu_aot
 @pytest.mark.usefixtures("gpu_plugin")
 def test_a_program_that_the_compiler_recomputes_is_flagged() -> None:
-    """Six saved activations of 16 GiB on one device of 80 GB: cheap ones are computed twice, with a warning."""
+    """Six saved activations of 16 GiB on a device of 80 GB: cheap ones are computed twice, with a warning."""
 
     def step(x, w):
         saved, h = [], x
