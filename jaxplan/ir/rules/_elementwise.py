@@ -9,7 +9,7 @@ import numpy as np
 from jaxplan._compat import is_key_dtype
 from jaxplan.ir._registry import Aval, Avals, Params, register_rule
 from jaxplan.ir._rule import OperatorRule
-from jaxplan.ir.rules._builder import Factors, broadcast_dims, one_to_one_rule
+from jaxplan.ir.rules._builder import Factors, broadcast_dims
 
 _Linear = tuple[tuple[int, ...], ...]
 
@@ -152,7 +152,7 @@ def integer_pow_rule(in_avals: Avals, out_avals: Avals, params: Params) -> Opera
     return _elementwise_rule(in_avals, out_avals, ((0,),) if params["y"] == 1 else ())
 
 
-@register_rule("convert_element_type", "convert_element_type_p")
+@register_rule("convert_element_type")
 def convert_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorRule:
     """A cast is linear, up to rounding, unless it truncates to integers or starts from truth values."""
     return _elementwise_rule(
@@ -172,11 +172,9 @@ def clamp_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorRul
     return _elementwise_rule(in_avals, out_avals)
 
 
-@register_rule("optimization_barrier", "device_put", "tie", "pin", "unpin")
+@register_rule("optimization_barrier", "device_put")
 def barrier_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorRule:
     """Result ``i`` is operand ``i``; operands share nothing."""
-    if len(in_avals) != len(out_avals):
-        return one_to_one_rule(in_avals, out_avals, family="elementwise")
     factors = Factors()
     tensors = [factors.add_all(aval.shape) for aval in in_avals]
     linear = (tuple(range(len(in_avals))),) if in_avals else ()

@@ -36,17 +36,6 @@ def squeeze_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorR
     return factors.rule([dims], [kept], "shape", _LINEAR)
 
 
-@register_rule("expand_dims")
-def expand_dims_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorRule:
-    """``i -> 1 i``."""
-    shape = out_avals[0].shape
-    added = {index_of(axis, len(shape)) for axis in params["dimensions"]}
-    factors = Factors()
-    dims = factors.add_all(shape)
-    kept = tuple(dim for axis, dim in enumerate(dims) if axis not in added)
-    return factors.rule([kept], [dims], "shape", _LINEAR)
-
-
 @register_rule("transpose")
 def transpose_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorRule:
     """``i j k -> k i j``."""

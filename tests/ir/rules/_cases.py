@@ -126,6 +126,18 @@ def _to_shape(fn: Callable[..., Any]) -> Callable[..., Any]:
     return lambda out, *operands: fn(*operands, out[0])
 
 
+# Rows of each of three groups, eight in all.
+_GROUPS = np.array([2, 3, 3], np.int32)
+
+
+def _ragged_contraction(lhs: Any, rhs: Any) -> Any:
+    """Weight gradient of a ragged product: rows are contracted group by group."""
+    numbers = lax.RaggedDotDimensionNumbers(
+        dot_dimension_numbers=(((0,), (0,)), ((), ())), lhs_ragged_dimensions=[0], rhs_group_dimensions=[]
+    )
+    return lax.ragged_dot_general(lhs, rhs, _GROUPS, numbers)
+
+
 ELEMENTWISE = [
     _case("exp", lambda out, x: lax.exp(x), [(4, 6)], (4, 6)),
     _case("neg", lambda out, x: lax.neg(x), [(4, 6)], (4, 6)),
@@ -155,6 +167,10 @@ CONTRACTION = [
         (2, 6, 10),
     ),
     _case("dot_general", lambda out, x, y: lax.dot_general(x, y, (((), ()), ((), ()))), [(4,), (6,)], (4, 6)),
+]
+RAGGED = [
+    _case("ragged_dot_general", lambda out, x, y: lax.ragged_dot(x, y, _GROUPS), [(8, 4), (3, 4, 6)], (8, 6)),
+    _case("ragged_dot_general", lambda out, x, y: _ragged_contraction(x, y), [(8, 4), (8, 6)], (3, 4, 6)),
 ]
 REDUCTION = [
     _case(
@@ -244,7 +260,7 @@ LINALG = [
         (4, 6),
     ),
 ]
-ALL = [*ELEMENTWISE, *CONTRACTION, *REDUCTION, *SHAPE, *INDEXED, *WINDOW, *LINALG]
+ALL = [*ELEMENTWISE, *CONTRACTION, *RAGGED, *REDUCTION, *SHAPE, *INDEXED, *WINDOW, *LINALG]
 
 
 def _positive(matrices: Any) -> Any:

@@ -43,7 +43,7 @@ _STABLEHLO_NAMES = {
     **{f"scatter{suffix}": "scatter" for suffix in ("", "-add", "-mul", "-max")},
 }
 # Lowered to several operators or to a custom call: Shardy has no one rule for them.
-_WITHOUT_SHARDY_RULE = {"cholesky", "top_k", "clamp", "integer_pow", "split"}
+_WITHOUT_SHARDY_RULE = {"cholesky", "top_k", "clamp", "integer_pow", "split", "ragged_dot_general"}
 
 _INDEXED = (
     "Shardy splits an indexed dimension and lets each device mask the indices outside of its part: "
