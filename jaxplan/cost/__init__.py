@@ -11,3 +11,6 @@ from jaxplan.cost._prediction import Prediction as Prediction
 from jaxplan.cost._prediction import Predictor as Predictor
 from jaxplan.cost._transfers import Span as Span
 from jaxplan.cost._transfers import Transfer as Transfer
+from jaxplan.cost._flows import find_flows as find_flows
+from jaxplan.cost._flows import layout_of as layout_of
+from jaxplan.cost._transfers import plan_transfers as plan_transfers

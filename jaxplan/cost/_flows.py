@@ -93,16 +93,25 @@ def _passes_partial(graph: StepGraph, group: int, equation: int, t: int) -> bool
     return is_view and graph.grouping.groups[group].kind == "contraction" and result in partial
 
 
+def layout_of(
+    graph: StepGraph, configurations: Sequence[Configuration], group: int, t: int, *, produced: bool
+) -> Layout:
+    """The layout in which ``group`` makes (``produced``) or reads tensor ``t`` under the chosen configurations."""
+    rank = len(graph.program.tensors[t].shape)
+    if group == UNGROUPED:
+        return Layout.replicated(rank)
+    make = produced_layout if produced else required_layout
+    return make(graph.spaces[group], configurations[group], t, rank)
+
+
 def produced_layout(space: GroupSpace, config: Configuration, t: int, rank: int) -> Layout:
     """The layout in which a group makes ``t``, partial sums included."""
     partial = tuple(sorted(a for c in space.tensor_partial.get(t, ()) for a in config[c]))
     return Layout(_dims(space, config, t, rank), partial)
 
 
-def required_layout(space: GroupSpace | None, config: Configuration, t: int, rank: int) -> Layout:
-    """The layout in which a group reads ``t``; replicated for equations in no group."""
-    if space is None:
-        return Layout.replicated(rank)
+def required_layout(space: GroupSpace, config: Configuration, t: int, rank: int) -> Layout:
+    """The layout in which a group reads ``t``."""
     return Layout(_dims(space, config, t, rank))
 
 

@@ -11,7 +11,7 @@ Objective, in the symbols of `jaxplan.solvers.Problem`:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ import numpy as np
 from jaxplan.cost._buffers import Buffers, analyse_buffers
 from jaxplan.cost._compute import compute_seconds, local_flops, split_counts, tensor_splits
 from jaxplan.cost._flows import Flow, find_flows, produced_layout, required_layout
-from jaxplan.cost._pricing import Pricer
+from jaxplan.cost._pricing import REPEAT, Pricer
 from jaxplan.ir import UNGROUPED, Configuration, StepGraph, enumerate_configurations
 from jaxplan.mesh import Layout, Topology
 from jaxplan.solvers import Problem
@@ -54,16 +54,18 @@ class CostModel:
     compute: tuple[np.ndarray, ...]
     flops: tuple[np.ndarray, ...]
 
-    def produced(self, group: int, config: Configuration, t: int) -> Layout:
-        """Layout in which ``group`` makes tensor ``t``."""
-        if group == UNGROUPED:
-            return Layout.replicated(len(self.graph.program.tensors[t].shape))
-        return produced_layout(self.graph.spaces[group], config, t, len(self.graph.program.tensors[t].shape))
+    def chosen(self, assignment: Sequence[int]) -> tuple[Configuration, ...]:
+        """The configuration of each group."""
+        return tuple(configs[k] for configs, k in zip(self.configurations, assignment, strict=True))
 
-    def required(self, group: int, config: Configuration, t: int) -> Layout:
-        """Layout in which ``group`` reads tensor ``t``."""
-        space = None if group == UNGROUPED else self.graph.spaces[group]
-        return required_layout(space, config, t, len(self.graph.program.tensors[t].shape))
+    def repeated(self, choices: Sequence[int]) -> frozenset[int]:
+        """Flows whose copy is made again, by index, from the choices of the problem's edges."""
+        return frozenset(
+            flow
+            for flows, choice in zip(self.edge_flows, choices, strict=True)
+            for flow in flows
+            if self.flows[flow].reads_twice and choice == REPEAT
+        )
 
 
 def build_cost_model(

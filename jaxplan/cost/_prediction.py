@@ -10,10 +10,11 @@ import numpy as np
 
 from jaxplan.cost._buffers import FUSIBLE_FAMILIES
 from jaxplan.cost._compute import split_counts, tensor_splits
+from jaxplan.cost._flows import layout_of
 from jaxplan.cost._model import CostModel
 from jaxplan.cost._pricing import SMALL_COLLECTIVE_BYTES
 from jaxplan.cost._transfers import Transfer, plan_transfers
-from jaxplan.ir import UNGROUPED
+from jaxplan.ir import Configuration
 from jaxplan.mesh import collective_seconds
 
 CUBLAS_WORKSPACE_BYTES = 32 << 20
@@ -87,9 +88,11 @@ class Predictor:
         self, assignment: Sequence[int], choices: Sequence[int]
     ) -> tuple[Prediction, tuple[Transfer, ...]]:
         """Cost of a solution and the transfers that it executes."""
-        transfers = plan_transfers(self.model, assignment, choices)
+        model = self.model
+        chosen = model.chosen(assignment)
+        transfers = plan_transfers(model.graph, model.topology, model.flows, chosen, model.repeated(choices))
         collectives = _collectives(transfers)
-        peak, parts = self._memory(assignment, transfers)
+        peak, parts = self._memory(assignment, chosen, transfers)
         prediction = Prediction(
             compute_seconds=float(sum(c[k] for c, k in zip(self.model.compute, assignment, strict=True))),
             communication_seconds=self._communication_seconds(collectives),
@@ -119,11 +122,13 @@ class Predictor:
             ends.append(max([eqn.index, *virtual]))
         return [*ends, len(program.equations)]
 
-    def _memory(self, assignment: Sequence[int], transfers: Sequence[Transfer]) -> tuple[int, dict[str, int]]:
+    def _memory(
+        self, assignment: Sequence[int], chosen: Sequence[Configuration], transfers: Sequence[Transfer]
+    ) -> tuple[int, dict[str, int]]:
         """Peak of the liveness curve; positions are two per equation so that fusions can work in place."""
         model, buffers = self.model, self.model.buffers
         end = len(model.graph.program.equations)
-        home_death = self._home_deaths(assignment, transfers)
+        home_death = self._home_deaths(chosen, transfers)
         births: list[int] = []
         deaths: list[int] = []
         sizes: list[float] = []
@@ -155,7 +160,7 @@ class Predictor:
         fusible = self._fusible[min(equation, len(self._fusible) - 1)]
         return 2 * equation + (fusible != reading)
 
-    def _home_deaths(self, assignment: Sequence[int], transfers: Sequence[Transfer]) -> dict[int, int]:
+    def _home_deaths(self, chosen: Sequence[Configuration], transfers: Sequence[Transfer]) -> dict[int, int]:
         """Last read of the original copy of tensors that are resharded: readers of copies do not count."""
         model = self.model
         executed: dict[int, list[int]] = defaultdict(list)
@@ -168,8 +173,7 @@ class Predictor:
             last = max(positions)
             for c in model.graph.values.consumers[t]:
                 group = model.graph.grouping.equation_group[c]
-                config = () if group == UNGROUPED else model.configurations[group][assignment[group]]
-                if model.required(group, config, t) not in targets[t]:
+                if layout_of(model.graph, chosen, group, t, produced=False) not in targets[t]:
                     last = max(last, self._read_end[c])
             result[t] = last
         return result

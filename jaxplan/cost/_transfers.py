@@ -6,10 +6,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jaxplan.cost._model import CostModel
-from jaxplan.cost._pricing import REPEAT
-from jaxplan.ir import UNGROUPED
-from jaxplan.mesh import Layout, Path, reshard_path
+from jaxplan.cost._flows import Flow, layout_of
+from jaxplan.ir import Configuration, StepGraph
+from jaxplan.mesh import Layout, Path, Topology, reshard_path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,40 +41,37 @@ class Transfer:
 
 
 def plan_transfers(
-    model: CostModel, assignment: Sequence[int], choices: Sequence[int]
+    graph: StepGraph,
+    topology: Topology,
+    flows: Sequence[Flow],
+    configurations: Sequence[Configuration],
+    repeated: frozenset[int],
 ) -> tuple[Transfer, ...]:
-    """All reshardings of a solution, in order of first execution.
+    """All reshardings of a plan, in order of first execution.
 
     Args:
-      assignment: configuration index per group.
-      choices: choice per edge of the problem.
+      flows: from `find_flows`.
+      configurations: the configuration of each group.
+      repeated: flows (by index) whose copy is made again for the backward pass.
     """
-    choice_of = {
-        flow: choices[edge] for edge, flows in enumerate(model.edge_flows) if len(flows) == 1 for flow in flows
-    }
     reads: dict[tuple[int, Layout], list[int]] = defaultdict(list)
     sources: dict[int, Layout] = {}
-    for index, flow in enumerate(model.flows):
-        source = model.produced(flow.producer, _config(model, assignment, flow.producer), flow.tensor)
-        target = model.required(flow.consumer, _config(model, assignment, flow.consumer), flow.tensor)
+    for index, flow in enumerate(flows):
+        source = layout_of(graph, configurations, flow.producer, flow.tensor, produced=True)
+        target = layout_of(graph, configurations, flow.consumer, flow.tensor, produced=False)
         if source != target:
             sources[flow.tensor] = source
             reads[flow.tensor, target].append(index)
     transfers = []
     for (t, target), indices in reads.items():
-        tensor = model.graph.program.tensors[t]
-        path = reshard_path(sources[t], target, tensor.shape, tensor.itemsize, model.topology)
-        flows = [model.flows[i] for i in indices]
-        forward = sorted(e for flow in flows for e in flow.forward)
-        later = sorted(e for flow in flows for e in flow.later)
-        again = [choice_of.get(i) == REPEAT for i in indices if model.flows[i].reads_twice]
-        repeated = bool(forward and later and path.collectives) and (not again or all(again))
-        reading = (forward, later) if repeated else (forward + later,)
+        tensor = graph.program.tensors[t]
+        path = reshard_path(sources[t], target, tensor.shape, tensor.itemsize, topology)
+        forward = sorted(e for i in indices for e in flows[i].forward)
+        later = sorted(e for i in indices for e in flows[i].later)
+        again = [i in repeated for i in indices if flows[i].reads_twice]
+        repeats = bool(forward and later and path.collectives) and (not again or all(again))
+        reading = (forward, later) if repeats else (forward + later,)
         spans = tuple(Span(first=e[0], last=e[-1]) for e in reading if e)
-        transfers.append(Transfer(tensor=t, path=path, spans=spans, repeated=repeated))
+        transfers.append(Transfer(tensor=t, path=path, spans=spans, repeated=repeats))
     transfers.sort(key=lambda x: (x.spans[0].first, x.tensor, x.target.dims))
     return tuple(transfers)
-
-
-def _config(model: CostModel, assignment: Sequence[int], group: int):
-    return () if group == UNGROUPED else model.configurations[group][assignment[group]]

@@ -84,6 +84,7 @@ class Program:
       in_paths, out_paths: key paths, such as ``[0].params['Dense_0']['kernel']``.
       donated: per input, whether its buffer may be reused by an output.
       aliases: output position -> input position of the state leaf that it replaces.
+      static_argnums: positions of the arguments that were closed over as Python values.
       fingerprint: SHA-256 over equations and avals; names the program in plan files.
     """
 
@@ -97,6 +98,7 @@ class Program:
     out_paths: tuple[str, ...]
     donated: tuple[bool, ...]
     aliases: Mapping[int, int]
+    static_argnums: tuple[int, ...]
     fingerprint: str
 
     def __repr__(self) -> str:

@@ -31,7 +31,7 @@ def trace(
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None = None,
     *,
-    donate_argnums: Sequence[int] = (),
+    donate_argnums: Sequence[int] | None = None,
     static_argnums: Sequence[int] = (),
 ) -> Program:
     """Trace ``step`` on abstract values; nothing is allocated.
@@ -39,7 +39,8 @@ def trace(
     Args:
       step: the single-device step.
       args, kwargs: arrays, ``jax.ShapeDtypeStruct`` or pytrees of them.
-      donate_argnums: positions in ``args`` whose buffers the step may reuse.
+      donate_argnums: positions in ``args`` whose buffers the step may reuse; None: every argument that the step
+        returns updated, leaf by leaf.
       static_argnums: positions in ``args`` closed over as Python values.
 
     Raises:
@@ -64,17 +65,23 @@ def trace(
         closed,
         in_example=abstract,
         out_example=out_shape,
-        donate=[dynamic.index(i % len(args)) for i in donate_argnums if i % len(args) in dynamic] if args else [],
+        donate=None if donate_argnums is None else [dynamic.index(i % len(args)) for i in donate_argnums],
         argnums=dynamic,
+        static_argnums=tuple(sorted(static)),
     )
 
 
 def build_program(
-    closed: Any, *, in_example: Any, out_example: Any, donate: Sequence[int], argnums: Sequence[int]
+    closed: Any,
+    *,
+    in_example: Any,
+    out_example: Any,
+    donate: Sequence[int] | None,
+    argnums: Sequence[int],
+    static_argnums: tuple[int, ...] = (),
 ) -> Program:
     """Turn a closed jaxpr of ``f(dynamic_args, kwargs)`` into a `Program`."""
-    in_leaves, in_tree = jax.tree.flatten(in_example)
-    del in_leaves
+    in_tree = jax.tree.structure(in_example)
     in_keys = [path for path, _ in jax.tree_util.tree_flatten_with_path(in_example)[0]]
     out_keys = [path for path, _ in jax.tree_util.tree_flatten_with_path(out_example)[0]]
     in_paths = tuple(_input_path(path, argnums) for path in in_keys)
@@ -82,8 +89,10 @@ def build_program(
     jaxpr = closed.jaxpr
     inputs = [builder.add(var.aval, "input", path) for var, path in zip(jaxpr.invars, in_paths, strict=True)]
     outputs = builder.inline(jaxpr, closed.consts, inputs, "")
-    donated = tuple(path[0].idx == 0 and path[1].idx in donate for path in in_keys)
+    donated = tuple(path[0].idx == 0 and donate is not None and path[1].idx in donate for path in in_keys)
     aliases = _state_aliases(builder.tensors, inputs, outputs, in_keys, out_keys, donated)
+    if donate is None:
+        donated = _returned_arguments(in_keys, aliases)
     equations = _remove_dead(builder.equations, outputs)
     return Program(
         tensors=tuple(builder.tensors),
@@ -96,6 +105,7 @@ def build_program(
         out_paths=tuple(jax.tree_util.keystr(path) for path in out_keys),
         donated=donated,
         aliases=aliases,
+        static_argnums=static_argnums,
         fingerprint=_fingerprint(builder.tensors, equations, inputs, outputs, donated),
     )
 
@@ -232,11 +242,19 @@ def _state_aliases(tensors, inputs, outputs, in_keys, out_keys, donated) -> dict
         for inner in (path[1:], path):
             free = [i for i in by_key.get((tuple(inner), tensor.shape, tensor.dtype), []) if i not in taken]
             free.sort(key=lambda i: not donated[i])
-            if free and inner and (donated[free[0]] or tensor.shape):
+            if free and inner:
                 aliases[position] = free[0]
                 taken.add(free[0])
                 break
     return aliases
+
+
+def _returned_arguments(in_keys: Sequence[Any], aliases: Mapping[int, int]) -> tuple[bool, ...]:
+    """Donate an argument when every leaf of it is replaced by an output: the caller has the new one."""
+    replaced = set(aliases.values())
+    owners = [(path[0].idx, str(path[1])) for path in in_keys]
+    kept = {owner for i, owner in enumerate(owners) if i not in replaced}
+    return tuple(owner not in kept for owner in owners)
 
 
 def _remove_dead(equations: Sequence[Equation], outputs: Sequence[int]) -> tuple[Equation, ...]:

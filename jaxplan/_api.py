@@ -1,0 +1,190 @@
+"""`plan` and `auto`: the two ways in."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+
+from jaxplan._errors import ArgumentError
+from jaxplan._units import parse_memory
+from jaxplan.mesh import Topology
+
+if TYPE_CHECKING:
+    from jaxplan._frontier import Frontier
+    from jaxplan._plan import Plan
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def plan(
+    step: Callable[..., Any],
+    *args: Any,
+    topology: str | Topology | None = None,
+    memory: int | str | None = None,
+    solver: str = "auto",
+    donate_argnums: Sequence[int] | None = None,
+    static_argnums: Sequence[int] = (),
+    pins: Any = None,
+    progress: Any = None,
+    **kwargs: Any,
+) -> Frontier:
+    """Plan a single-device step for several devices; nothing is allocated and nothing is compiled.
+
+    Args:
+      step: the step, as `jax.jit` accepts it.
+      args, kwargs: its arguments: arrays, `jax.ShapeDtypeStruct`, or pytrees of them.
+      topology: such as ``"h100:2x8"``; default: the devices present.
+      memory: limit per device, bytes or ``"40GiB"``; default: the chip's capacity times its usable fraction.
+      solver: ``"auto"``, ``"ft"`` (TensorOpt section 3) or ``"pase"``.
+      donate_argnums: arguments whose buffers the step may reuse; default: those that it returns updated.
+      static_argnums: arguments that are Python values.
+      pins: not built yet; must be None.
+      progress: True, False, None (shown on a terminal only) or a function of (stage, fraction).
+
+    Returns:
+      The frontier: every plan that nothing beats in both time and memory, reference strategies beside it.
+
+    Raises:
+      TraceError: the step cannot be traced; names the user's line.
+      TopologyError: the topology cannot be read.
+      InfeasibleError: no plan fits; names the smallest feasible memory.
+    """
+    from jaxplan._planner import check_solver_arguments, parse_topology, plan_step
+
+    check_solver_arguments(pins)
+    if not callable(step):
+        raise ArgumentError(f"step is {step!r}; expected the function to plan, and then its arguments")
+    where = parse_topology(topology)
+    return plan_step(
+        getattr(step, "__wrapped__", step) if isinstance(step, Auto) else step,
+        args,
+        kwargs,
+        topology=where,
+        memory_limit_bytes=where.memory_limit_bytes if memory is None else parse_memory(memory),
+        solver=solver,
+        donate_argnums=donate_argnums,
+        static_argnums=static_argnums,
+        progress=progress,
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """How often a decorated step was traced and planned, and compiled."""
+
+    plans: int = 0
+    compiles: int = 0
+
+
+@overload
+def auto(step: Callable[P, R], /) -> Auto[P, R]: ...
+@overload
+def auto(
+    *,
+    topology: str | Topology | None = None,
+    memory: int | str | None = None,
+    choose: str | int = "fastest",
+    solver: str = "auto",
+    donate_argnums: Sequence[int] | None = None,
+    static_argnums: Sequence[int] = (),
+    progress: Any = None,
+) -> Callable[[Callable[P, R]], Auto[P, R]]: ...
+def auto(step: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """Decorate a single-device step so that it runs on all devices, planned at its first call.
+
+    Options are those of `plan`, and ``choose``: ``"fastest"`` (default), ``"knee"``, ``"leanest"`` or an index of
+    the frontier. The first call traces, plans, places the arguments, compiles and runs; later calls with
+    arguments of the same structure, shapes and dtypes only run.
+    """
+    unknown = sorted(set(options) - _OPTIONS)
+    if unknown:
+        raise ArgumentError(f"auto was given {', '.join(unknown)}; expected options are {', '.join(sorted(_OPTIONS))}")
+    if step is None:
+        return functools.partial(Auto, options=options)
+    if not callable(step):
+        raise ArgumentError(f"auto decorates a function, and was given {step!r}; options are keywords: @auto(choose='knee')")
+    return Auto(step, options=options)
+
+
+_OPTIONS = frozenset({"topology", "memory", "choose", "solver", "donate_argnums", "static_argnums", "progress"})
+
+
+class Auto(Generic[P, R]):
+    """A decorated step; call it like the step itself.
+
+    Attributes:
+      plan, frontier: what the last new kind of arguments led to; errors before the first call.
+      counts: how often it planned and compiled.
+      graph: the analysed program of that plan.
+    """
+
+    def __init__(self, step: Callable[P, R], *, options: dict[str, Any]) -> None:
+        functools.update_wrapper(self, step)
+        self._step = step
+        self._options = dict(options)
+        self._choose = self._options.pop("choose", "fastest")
+        self._static = tuple(self._options.get("static_argnums", ()))
+        self._lock = threading.Lock()
+        self._ready: dict[Any, Any] = {}
+        self._frontiers: list[Frontier] = []
+        self._plans: list[Plan] = []
+
+    def __repr__(self) -> str:
+        return f"jaxplan.auto({getattr(self._step, '__qualname__', self._step)!s})"
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        key = self._key(args, kwargs)
+        run = self._ready.get(key)
+        if run is None:
+            with self._lock:
+                run = self._ready.get(key) or self._prepare(key, args, kwargs)
+        return run(*args, **kwargs)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    @property
+    def plan(self) -> Plan:
+        return self._last(self._plans, "plan")
+
+    @property
+    def frontier(self) -> Frontier:
+        return self._last(self._frontiers, "frontier")
+
+    @property
+    def graph(self) -> Any:
+        return self._plans[-1].graph if self._plans else None
+
+    @property
+    def counts(self) -> Counts:
+        return Counts(plans=len(self._plans), compiles=len(self._ready))
+
+    def _last(self, items: list[Any], what: str) -> Any:
+        if not items:
+            raise ArgumentError(
+                f"{self!r} has no {what} yet: it is planned at its first call.\n"
+                "  fix: call it, or use jaxplan.plan(step, *args) to plan without running"
+            )
+        return items[-1]
+
+    def _prepare(self, key: Any, args: Any, kwargs: Any) -> Any:
+        frontier = plan(self._step, *args, **self._options, **kwargs)
+        chosen = frontier.choose(self._choose)
+        run = chosen.jit()
+        self._frontiers.append(frontier)
+        self._plans.append(chosen)
+        self._ready[key] = run
+        return run
+
+    def _key(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """What a plan depends on: tree, shapes, dtypes and weak types of the arguments, and static values."""
+        import jax
+
+        dynamic = [a for i, a in enumerate(args) if i not in self._static]
+        static = tuple(a for i, a in enumerate(args) if i in self._static)
+        leaves, tree = jax.tree.flatten((dynamic, kwargs))
+        return tree, tuple(map(jax.typeof, leaves)), static

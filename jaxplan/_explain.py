@@ -1,0 +1,70 @@
+"""A plan in words and tables, for people who decide whether to trust it."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from jaxplan._units import format_bytes, format_milliseconds
+
+if TYPE_CHECKING:
+    from jaxplan._plan import Plan
+
+_MOST_ROWS = 24
+
+
+def explain(plan: Plan) -> str:
+    """Topology, cost, memory by part, collectives, and how dimensions and parameters are split."""
+    lines = [
+        f"{plan.name} on {plan.topology.name}: {plan.summary}",
+        f"time    {format_milliseconds(plan.time_seconds)} = compute {format_milliseconds(plan.compute_seconds)}"
+        f" + communication {format_milliseconds(plan.communication_seconds)}",
+        f"memory  {format_bytes(plan.memory_bytes)} per device",
+    ]
+    lines += [f"  {part:<26} {format_bytes(size)}" for part, size in plan.memory_parts.items()]
+    lines += ["collectives per step", *_collectives(plan)]
+    lines += ["inputs", *_inputs(plan)]
+    if plan.graph is not None:
+        lines += ["operators by split", *_groups(plan)]
+    return "\n".join(lines)
+
+
+def _collectives(plan: Plan) -> list[str]:
+    totals: dict[tuple[str, tuple[int, ...]], list[int]] = defaultdict(lambda: [0, 0])
+    for c in plan.prediction.collectives:
+        entry = totals[c.kind, c.axes]
+        entry[0] += c.count
+        entry[1] += c.count * c.num_bytes
+    rows = []
+    for (kind, axes), (count, total) in sorted(totals.items(), key=lambda item: -item[1][1]):
+        names = " ".join(plan.topology.axes[a].name for a in axes)
+        size = math.prod(plan.topology.axes[a].size for a in axes)
+        rows.append(f"  {count:>5} x {kind:<18} over {size} ({names}): {format_bytes(total)}")
+    return rows or ["  none"]
+
+
+def _inputs(plan: Plan) -> list[str]:
+    by_layout: dict[str, list[str]] = defaultdict(list)
+    for path, layout in zip(plan.in_paths, plan.in_layouts, strict=True):
+        by_layout[layout.describe(plan.topology.axes)].append(path)
+    rows = [
+        f"  {layout:<22} {len(paths):>4} leaves, such as {paths[0]}"
+        for layout, paths in sorted(by_layout.items(), key=lambda item: -len(item[1]))
+    ]
+    return rows[:_MOST_ROWS]
+
+
+def _groups(plan: Plan) -> list[str]:
+    graph = plan.require_program()
+    rows: dict[str, int] = defaultdict(int)
+    for group, space, config in zip(graph.grouping.groups, graph.spaces, plan.configurations, strict=True):
+        splits = [
+            f"{graph.named.dimensions[cls.named_dimension].name if cls.named_dimension >= 0 else '?'}"
+            f"({min(cls.sizes)})={' '.join(plan.topology.axes[a].name for a in axes)}"
+            for cls, axes in zip(space.classes, config, strict=True)
+            if axes
+        ]
+        rows[f"{group.kind}: {', '.join(splits) or 'replicated'}"] += 1
+    ordered = sorted(rows.items(), key=lambda item: (-item[1], item[0]))[:_MOST_ROWS]
+    return [f"  {count:>4} x {text}" for text, count in ordered]

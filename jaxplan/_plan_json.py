@@ -1,0 +1,113 @@
+"""Plans as JSON: schema, limits, and the two directions."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from jaxplan._errors import PlanFileError
+from jaxplan.cost import Collective, Prediction
+from jaxplan.mesh import Layout, Topology
+
+if TYPE_CHECKING:
+    from jaxplan._plan import Plan
+
+PLAN_SCHEMA = "jaxplan.plan"
+FRONTIER_SCHEMA = "jaxplan.frontier"
+PLAN_VERSION = 1
+MAX_FILE_BYTES = 256 << 20
+"""A larger file is refused before it is parsed."""
+
+
+def plan_to_json(plan: Plan) -> dict[str, Any]:
+    """Plain data of a plan; the topology by its name and figures, layouts as lists of atomic axes."""
+    prediction = plan.prediction
+    return {
+        "schema": PLAN_SCHEMA,
+        "version": PLAN_VERSION,
+        "name": plan.name,
+        "summary": plan.summary,
+        "topology": plan.topology.to_json(),
+        "fingerprint": plan.fingerprint,
+        "configurations": plan.configurations,
+        "repeated": plan.repeated,
+        "inputs": _leaves(plan.in_paths, plan.in_layouts),
+        "outputs": _leaves(plan.out_paths, plan.out_layouts),
+        "lower_bound_seconds": plan.lower_bound_seconds,
+        "prediction": {
+            "compute_seconds": prediction.compute_seconds,
+            "communication_seconds": prediction.communication_seconds,
+            "flops": prediction.flops,
+            "memory_bytes": prediction.memory_bytes,
+            "memory_parts": dict(prediction.memory_parts),
+            "collectives": [asdict(c) for c in prediction.collectives],
+        },
+    }
+
+
+def plan_from_json(data: Any) -> dict[str, Any]:
+    """Constructor arguments of a `Plan`.
+
+    Raises:
+      PlanFileError: the version is another, or a field is missing or malformed.
+    """
+    if not isinstance(data, dict) or data.get("schema") != PLAN_SCHEMA:
+        raise PlanFileError(f"not a plan: expected an object with schema {PLAN_SCHEMA!r}")
+    if data.get("version") != PLAN_VERSION:
+        raise PlanFileError(
+            f"plan has schema version {data.get('version')!r}, this jaxplan reads version {PLAN_VERSION}: "
+            "plan again, or use the jaxplan that wrote it"
+        )
+    try:
+        return _fields(data)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise PlanFileError(f"plan file has a missing or malformed field: {type(error).__name__}: {error}") from error
+
+
+def _fields(data: dict[str, Any]) -> dict[str, Any]:
+    prediction = dict(data["prediction"])
+    collectives = tuple(
+        Collective(
+            kind=str(c["kind"]), axes=_ints(c["axes"]), num_bytes=int(c["num_bytes"]), count=int(c["count"])
+        )
+        for c in prediction["collectives"]
+    )
+    topology = Topology.from_json(data["topology"])
+    in_paths, in_layouts = _read_leaves(data["inputs"])
+    out_paths, out_layouts = _read_leaves(data["outputs"])
+    return {
+        "name": str(data["name"]),
+        "summary": str(data["summary"]),
+        "topology": topology,
+        "fingerprint": str(data["fingerprint"]),
+        "configurations": tuple(tuple(_ints(axes) for axes in config) for config in data["configurations"]),
+        "repeated": _ints(data["repeated"]),
+        "in_paths": in_paths,
+        "out_paths": out_paths,
+        "in_layouts": in_layouts,
+        "out_layouts": out_layouts,
+        "lower_bound_seconds": float(data["lower_bound_seconds"]),
+        "prediction": Prediction(
+            compute_seconds=float(prediction["compute_seconds"]),
+            communication_seconds=float(prediction["communication_seconds"]),
+            flops=float(prediction["flops"]),
+            memory_bytes=int(prediction["memory_bytes"]),
+            memory_parts={str(k): int(v) for k, v in prediction["memory_parts"].items()},
+            collectives=collectives,
+        ),
+    }
+
+
+def _leaves(paths: tuple[str, ...], layouts: tuple[Layout, ...]) -> list[dict[str, Any]]:
+    return [{"path": path, "layout": layout.dims} for path, layout in zip(paths, layouts, strict=True)]
+
+
+def _read_leaves(items: Any) -> tuple[tuple[str, ...], tuple[Layout, ...]]:
+    paths = tuple(str(item["path"]) for item in items)
+    return paths, tuple(Layout(tuple(_ints(dim) for dim in item["layout"])) for item in items)
+
+
+def _ints(values: Any) -> tuple[int, ...]:
+    if not isinstance(values, list | tuple) or any(isinstance(v, bool) or not isinstance(v, int) for v in values):
+        raise TypeError(f"expected a list of integers, got {values!r}")
+    return tuple(values)

@@ -1,0 +1,204 @@
+"""The pipeline: trace, analyse, price, solve, predict; from a step to its frontier."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jaxplan._errors import ArgumentError
+from jaxplan._frontier import Frontier
+from jaxplan._plan import Plan
+from jaxplan._progress import Progress
+from jaxplan._summary import summarise
+from jaxplan.cost import CostModel, Prediction, Predictor, Transfer, build_cost_model
+from jaxplan.ir import Program, StepGraph, analyse, trace
+from jaxplan.mesh import Topology
+from jaxplan.partition import Replay
+from jaxplan.solvers import Solution, frontier
+from jaxplan.strategies import REFERENCE_STRATEGIES, reference_solution
+
+logger = logging.getLogger("jaxplan")
+
+MAX_CANDIDATES = 96
+"""Solutions of the additive problem that are predicted one by one."""
+MAX_POINTS = 24
+"""Points of a frontier that a person is shown."""
+LEAST_MEMORY_STEP = 0.005
+"""Neighbouring points closer than this fraction of memory are thinned first."""
+
+
+def plan_step(
+    step: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    topology: Topology,
+    memory_limit_bytes: int | None,
+    solver: str,
+    donate_argnums: Sequence[int] | None,
+    static_argnums: Sequence[int],
+    progress: Any,
+) -> Frontier:
+    """Plan a step; see `jaxplan.plan`."""
+    with Progress(progress) as report:
+        graph = analyse_step(
+            step, args, kwargs, donate_argnums=donate_argnums, static_argnums=static_argnums, report=report
+        )
+        report("costs")
+        model = build_cost_model(graph, topology, lambda fraction: report("costs", fraction))
+        plans, references = solve_model(model, solver, report)
+        report("score", 1.0)
+    searched = sum(seconds for stage, seconds in report.seconds.items() if stage != "trace")
+    return Frontier.from_plans(
+        _spread([*references.values(), *plans], memory_limit_bytes),
+        references=references,
+        memory_limit_bytes=memory_limit_bytes,
+        search_seconds=searched,
+        notes=_notes(graph),
+    )
+
+
+def analyse_step(
+    step: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    donate_argnums: Sequence[int] | None,
+    static_argnums: Sequence[int],
+    report: Callable[..., Any] = lambda stage, fraction=0.0: None,
+) -> StepGraph:
+    """Trace a step and analyse it.
+
+    ``donate_argnums=None`` donates the arguments that the step returns updated.
+    """
+    report("trace")
+    program = trace(step, args, kwargs, donate_argnums=donate_argnums, static_argnums=static_argnums)
+    return analyse(program, report)
+
+
+def solve_model(model: CostModel, solver: str, report: Progress) -> tuple[list[Plan], dict[str, Plan]]:
+    """Plans of the solver's frontier, and the reference strategies, all predicted alike."""
+    report("solve")
+    solutions = frontier(
+        model.problem,
+        solver=solver,
+        max_points=MAX_CANDIDATES,
+        progress=lambda stage, fraction: report("solve", fraction),
+    )
+    predictor = Predictor(model)
+    report("score")
+    references = {}
+    for name, strategy in REFERENCE_STRATEGIES.items():
+        assignment, choices = reference_solution(model, strategy)
+        references[name] = make_plan(predictor, assignment, choices, name=name)
+    plans = []
+    for done, solution in enumerate(solutions):
+        plans.append(_plan_of_solution(predictor, solution))
+        report("score", done / len(solutions))
+    return plans, references
+
+
+def _plan_of_solution(predictor: Predictor, solution: Solution) -> Plan:
+    return make_plan(
+        predictor, solution.assignment, solution.choices, name="plan", lower_bound=solution.lower_bound
+    )
+
+
+def make_plan(
+    predictor: Predictor,
+    assignment: Sequence[int],
+    choices: Sequence[int],
+    *,
+    name: str,
+    lower_bound: float = 0.0,
+) -> Plan:
+    """The plan of one assignment: predicted, and with the layouts of its inputs and outputs."""
+    model = predictor.model
+    prediction, transfers = predictor.predict(assignment, choices)
+    chosen, repeated = model.chosen(assignment), model.repeated(choices)
+    replay = Replay(model.graph, chosen, model.flows, transfers)
+    program: Program = model.graph.program
+    return Plan(
+        name=name,
+        topology=model.topology,
+        fingerprint=program.fingerprint,
+        configurations=chosen,
+        repeated=tuple(sorted(repeated)),
+        in_paths=program.in_paths,
+        out_paths=program.out_paths,
+        in_layouts=tuple(replay.in_layouts()),
+        out_layouts=tuple(replay.out_layouts()),
+        prediction=prediction,
+        lower_bound_seconds=min(lower_bound, prediction.time_seconds),
+        summary=summarise(model.graph, model.topology, chosen, transfers),
+        graph=model.graph,
+    )
+
+
+def _spread(plans: list[Plan], limit: int | None) -> list[Plan]:
+    """At most `MAX_POINTS` undominated plans: both ends, and the rest spread evenly in memory."""
+    fitting = [p for p in plans if limit is None or p.memory_bytes <= limit]
+    best: list[Plan] = []
+    for plan in sorted(fitting, key=lambda p: (p.memory_bytes, p.time_seconds)):
+        if not best or plan.time_seconds < best[-1].time_seconds:
+            best.append(plan)
+    if len(best) <= 2:
+        return best or plans
+    step = max((best[-1].memory_bytes - best[0].memory_bytes) / MAX_POINTS, LEAST_MEMORY_STEP * best[0].memory_bytes)
+    kept = [best[0]]
+    for plan in best[1:-1]:
+        if plan.memory_bytes >= kept[-1].memory_bytes + step:
+            kept.append(plan)
+    return [*kept, best[-1]]
+
+
+def _notes(graph: StepGraph) -> tuple[str, ...]:
+    notes: dict[str, list[str]] = {}
+    for index in graph.unknown:
+        eqn = graph.program.equations[index]
+        notes.setdefault(eqn.name, []).append(source_line(eqn.origin))
+    lines = []
+    for name, places in sorted(notes.items()):
+        where = next((p for p in places if p), "unknown line")
+        lines.append(
+            f"operator {name!r} ({len(places)}x, first at {where}) has no rule: its operands are gathered and it runs "
+            f"replicated; describe it with jaxplan.register_rule({name!r})"
+        )
+        logger.warning(lines[-1])
+    return tuple(lines)
+
+
+def source_line(origin: Any) -> str:
+    """The user's line of a jaxpr equation."""
+    from jaxplan import _compat
+
+    return _compat.eqn_source_line(origin)
+
+
+def check_solver_arguments(pins: Any) -> None:
+    """Refuse what is not built yet by name."""
+    if pins is not None:
+        from jaxplan._errors import UnsupportedError
+
+        raise UnsupportedError(
+            f"pins={pins!r}: fixing parts of a plan by hand is not built yet; expected None. "
+            "Leave it out, and filter the frontier instead"
+        )
+
+
+def parse_topology(topology: str | Topology | None) -> Topology:
+    """A topology from a string, an object, or the devices present."""
+    if topology is None:
+        return Topology.detect()
+    if isinstance(topology, Topology):
+        return topology
+    if isinstance(topology, str):
+        return Topology.parse(topology)
+    raise ArgumentError(
+        f"topology is {topology!r} of type {type(topology).__name__}; expected a string such as 'h100:2x8', a "
+        "jaxplan.Topology, or None for the devices present"
+    )
+
+
+__all__ = ["Prediction", "Transfer", "analyse_step", "check_solver_arguments", "make_plan", "parse_topology", "plan_step"]

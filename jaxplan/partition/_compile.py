@@ -1,0 +1,66 @@
+"""Compile a plan without its devices, and audit it: the compiler is the referee."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import jax
+from jax import export
+from jax.sharding import NamedSharding
+
+from jaxplan._errors import UnsupportedError
+from jaxplan.partition._aot import CompiledReport, compile_exported, require_plugin
+from jaxplan.partition._audit import Audit, PredictedProgram, compare
+from jaxplan.partition._planned import abstract_mesh, compiler_options, jit_flat
+
+if TYPE_CHECKING:
+    from jaxplan._plan import Plan
+
+
+def export_plan(plan: Plan) -> bytes:
+    """The planned program as serialised StableHLO for the topology's platform; needs no devices."""
+    platform = plan.topology.chip.aot_platform
+    if platform is None:
+        raise UnsupportedError(
+            f"{plan.topology.name} can be planned but not audited: the compiler has no target for "
+            f"{plan.topology.chip.name!r}; expected a chip with one, such as h100 or a100"
+        )
+    require_plugin(platform)
+    program = plan.require_program().program
+    mesh = abstract_mesh(plan.topology)
+    leaves = [
+        jax.ShapeDtypeStruct(
+            program.tensors[t].shape,
+            program.tensors[t].dtype,
+            sharding=NamedSharding(mesh, layout.partition_spec(plan.topology.axes)),
+        )
+        for t, layout in zip(program.inputs, plan.in_layouts, strict=True)
+    ]
+    return export.export(jit_flat(plan, mesh, program.donated), platforms=[platform])(*leaves).serialize()
+
+
+def compile_plan(plan: Plan, *, cache_dir: str | Path | None = None) -> CompiledReport:
+    """Compile a plan for its topology in a child process."""
+    program = plan.require_program().program
+    platform = plan.topology.chip.aot_platform
+    return compile_exported(
+        bytes(export_plan(plan)),
+        plan.topology,
+        donate_argnums=[i for i, donated in enumerate(program.donated) if donated],
+        compiler_options=compiler_options(plan) if platform == "cuda" else None,
+        mesh_axes=None if plan.topology.axes else [("device", 1)],
+        cache_dir=cache_dir,
+    )
+
+
+def audit_plan(plan: Plan, *, cache_dir: str | Path | None = None) -> Audit:
+    """Predicted against compiled."""
+    prediction = plan.prediction
+    predicted = PredictedProgram(
+        memory_bytes=prediction.memory_bytes,
+        flops=int(prediction.flops),
+        collectives=tuple((c.kind, c.axes, c.num_bytes, c.count) for c in prediction.collectives),
+        topology=plan.topology,
+    )
+    return compare(predicted, compile_plan(plan, cache_dir=cache_dir))

@@ -1,0 +1,85 @@
+"""Execute one primitive resharding step on a global array over the atomic mesh.
+
+Every step that communicates is a fully manual `jax.shard_map` over all axes of the mesh: measured to compile to exactly
+the collective it names. A step that does not (a slice) is a sharding constraint.
+
+A value that is a partial sum over axes ``p`` has one extra leading dimension of size ``prod(p)``, split over ``p``:
+device i holds its own summand. So partial sums are ordinary global arrays, and linear equations map over the dimension.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxplan.mesh import AtomicAxis, Layout, Step, permutation_pairs
+
+
+class Executor:
+    """Steps over one mesh.
+
+    Attributes:
+      mesh: a mesh whose axes are the atomic axes in order (abstract or with devices).
+      axes: the atomic axes.
+    """
+
+    def __init__(self, mesh: Any, axes: tuple[AtomicAxis, ...]) -> None:
+        self.mesh, self.axes = mesh, axes
+
+    def names(self, axes: tuple[int, ...]) -> tuple[str, ...]:
+        return tuple(self.axes[a].name for a in axes)
+
+    def spec(self, layout: Layout) -> PartitionSpec:
+        """PartitionSpec of the global array that stands for a value in ``layout``."""
+        dims = Layout(layout.dims).partition_spec(self.axes)
+        return PartitionSpec(self.names(layout.partial), *dims) if layout.partial else dims
+
+    def constrain(self, value: Any, layout: Layout) -> Any:
+        """Pin a value to a layout."""
+        if not self.axes:
+            return value
+        return lax.with_sharding_constraint(value, NamedSharding(self.mesh, self.spec(layout)))
+
+    def manual(self, fn: Any, operands: list[Any], sources: list[Layout], target: Any) -> Any:
+        """Run ``fn`` on the devices' own pieces; ``target`` is a layout or a pytree of them."""
+        return jax.shard_map(
+            fn,
+            mesh=self.mesh,
+            in_specs=tuple(self.spec(layout) for layout in sources),
+            out_specs=jax.tree.map(self.spec, target, is_leaf=lambda x: isinstance(x, Layout)),
+            check_vma=False,
+        )(*operands)
+
+    def apply(self, value: Any, step: Step) -> Any:
+        """The value after one step."""
+        if step.kind == "slice":
+            return self.constrain(value, step.target)
+        return self.manual(lambda x: self._local(x, step), [value], [step.source], step.target)
+
+    def _local(self, x: Any, step: Step) -> Any:
+        """One step on a device's piece; a partial value has its leading dimension of size 1."""
+        names, lead = self.names(step.axes), bool(step.source.partial)
+        dim = None if step.dim is None else step.dim + lead
+        if step.kind == "all-gather":
+            return lax.all_gather(x, names, axis=dim, tiled=True)
+        if step.kind == "all-to-all":
+            return lax.all_to_all(x, names, split_axis=step.to_dim + lead, concat_axis=dim, tiled=True)
+        if step.kind == "collective-permute":
+            everything = tuple(axis.name for axis in self.axes)
+            return lax.ppermute(x, everything, permutation_pairs(step.source, step.target, self.axes))
+        if step.kind == "all-reduce":
+            x = lax.psum(x, names)
+        elif step.kind == "reduce-scatter":
+            x = lax.psum_scatter(x, names, scatter_dimension=dim, tiled=True)
+        else:
+            raise AssertionError(step.kind)
+        return x if step.target.partial else x[0]
+
+
+def num_devices(axes: tuple[AtomicAxis, ...]) -> int:
+    """Devices of a mesh over the axes."""
+    return math.prod(axis.size for axis in axes)

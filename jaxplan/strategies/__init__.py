@@ -1,0 +1,5 @@
+"""Reference strategies as people write them, as rules over named dimensions, on the same search space."""
+
+from jaxplan.strategies._reference import REFERENCE_STRATEGIES as REFERENCE_STRATEGIES
+from jaxplan.strategies._reference import Strategy as Strategy
+from jaxplan.strategies._reference import reference_solution as reference_solution
