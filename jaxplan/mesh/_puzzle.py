@@ -3,7 +3,8 @@
 A `Puzzle` drops untouched dimensions and common major prefixes; labels 0, 1, ... stand for one atomic axis, or for
 several of one level that stay together. Puzzles of different tensors and axes are the same, so few are ever solved.
 
-A label in its final place, with all labels major to it in theirs, is not moved again.
+A label in its final place, with all labels major to it in theirs, is not moved again. A puzzle of many labels is
+`large`, and tries only moves that bring labels towards their final place.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 Dims = tuple[tuple[int, ...], ...]
-# Above this many labels, only the reorderings that bring a dimension to its goal are tried (n! otherwise).
-_MAX_LABELS_REORDERED = 4
+# Above this many labels, only moves that bring labels towards their final place are tried: their number otherwise grows
+# as the factorial.
+_MAX_LABELS_FREELY_MOVED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,10 @@ class Puzzle:
     caps: tuple[int, ...]
     sizes: tuple[int, ...]
     levels: tuple[int, ...]
+
+    @property
+    def large(self) -> bool:
+        return len(self.sizes) > _MAX_LABELS_FREELY_MOVED
 
     def pieces(self, labels: tuple[int, ...]) -> int:
         """Product of the sizes of labels."""
@@ -96,12 +102,29 @@ def _replaced(dims: Dims, dim: int, labels: tuple[int, ...]) -> Dims:
 def _slices(puzzle: Puzzle, state: State, free: list[int]) -> Iterator[Move]:
     """Append free labels, those that belong to the dimension first, in the order of the target."""
     for dim, labels in enumerate(state.dims):
-        wanted = _in_order_of(puzzle.target[dim], tuple(free))
-        for count in range(1, len(wanted) + 1):
-            for chosen in itertools.combinations(wanted, count):
-                if puzzle.fits(dim, labels + chosen):
-                    after = State(_replaced(state.dims, dim, labels + chosen), state.partial)
-                    yield Move("slice", chosen, dim, -1, (), after)
+        for chosen in _slices_of(puzzle, dim, labels, free):
+            if puzzle.fits(dim, labels + chosen):
+                after = State(_replaced(state.dims, dim, labels + chosen), state.partial)
+                yield Move("slice", chosen, dim, -1, (), after)
+
+
+def _slices_of(
+    puzzle: Puzzle, dim: int, labels: tuple[int, ...], free: list[int]
+) -> Iterator[tuple[int, ...]]:
+    if puzzle.large:
+        wanted = _next_in_place(puzzle.target[dim], labels, free)
+        yield from (wanted[:count] for count in range(1, len(wanted) + 1))
+        return
+    wanted = _in_order_of(puzzle.target[dim], tuple(free))
+    for count in range(1, len(wanted) + 1):
+        yield from itertools.combinations(wanted, count)
+
+
+def _next_in_place(goal: tuple[int, ...], labels: tuple[int, ...], free: list[int]) -> tuple[int, ...]:
+    """Free labels that would stand in their final place if appended."""
+    if goal[: len(labels)] != labels:
+        return tuple(label for label in goal if label in free)
+    return tuple(itertools.takewhile(free.__contains__, goal[len(labels) :]))
 
 
 def _all_gathers(state: State, settled: list[int]) -> Iterator[Move]:
@@ -121,6 +144,8 @@ def _all_to_alls(puzzle: Puzzle, state: State, settled: list[int]) -> Iterator[M
             group = tuple(sorted(moved))
             without = _replaced(state.dims, dim, labels[:keep])
             for to_dim, to_labels in enumerate(state.dims):
+                if puzzle.large and (*to_labels, moved[0]) != puzzle.target[to_dim][: len(to_labels) + 1]:
+                    continue
                 if to_dim != dim and puzzle.fits(to_dim, to_labels + moved):
                     after = State(_replaced(without, to_dim, to_labels + moved), state.partial)
                     yield Move("all-to-all", moved, dim, to_dim, group, after)
@@ -132,11 +157,8 @@ def _permutes(puzzle: Puzzle, state: State, settled: list[int], free: list[int])
     if not loose or len(loose) + len(free) == 1:
         return
     pool = sorted(loose + free)
-    few = len(pool) <= _MAX_LABELS_REORDERED
-    arrangements = (
-        itertools.permutations(pool, len(loose)) if few else _towards_goal(puzzle, state, settled, pool)
-    )
-    for arrangement in arrangements:
+    arrangements = _towards_goal if puzzle.large else _any_order
+    for arrangement in arrangements(puzzle, state, settled, pool):
         after = _arranged(puzzle, state.dims, settled, arrangement)
         if after is not None:
             group = {x for old, new in zip(state.dims, after) if old != new for x in {*old, *new}}
@@ -157,7 +179,17 @@ def _arranged(puzzle: Puzzle, dims: Dims, settled: list[int], arrangement: tuple
     return None if tuple(after) == dims else tuple(after)
 
 
-def _towards_goal(puzzle: Puzzle, state: State, settled: list[int], pool: list[int]) -> Iterator[tuple[int, ...]]:
+def _any_order(
+    puzzle: Puzzle, state: State, settled: list[int], pool: list[int]
+) -> Iterator[tuple[int, ...]]:
+    """All arrangements of the pool in the loose places."""
+    num_loose = sum(len(labels) - count for labels, count in zip(state.dims, settled))
+    return itertools.permutations(pool, num_loose)
+
+
+def _towards_goal(
+    puzzle: Puzzle, state: State, settled: list[int], pool: list[int]
+) -> Iterator[tuple[int, ...]]:
     """For each set of dimensions: their places as the target has them, the other places with what is left, in order."""
     loose = [dim for dim, labels in enumerate(state.dims) if len(labels) > settled[dim]]
     for count in range(1, len(loose) + 1):
@@ -179,23 +211,30 @@ def _towards_goal(puzzle: Puzzle, state: State, settled: list[int], pool: list[i
 
 def _reductions(puzzle: Puzzle, state: State) -> Iterator[Move]:
     """Sum over partial labels: scattered to the minor place of a dimension, or kept whole."""
-    for count in range(1, len(state.partial) + 1):
-        for chosen in itertools.combinations(state.partial, count):
-            left = tuple(label for label in state.partial if label not in chosen)
-            for dim, labels in enumerate(state.dims):
-                order = _in_order_of(puzzle.target[dim], chosen)
-                if puzzle.fits(dim, labels + order):
-                    after = State(_replaced(state.dims, dim, labels + order), left)
-                    yield Move("reduce-scatter", order, dim, -1, chosen, after)
-            yield Move("all-reduce", chosen, -1, -1, chosen, State(state.dims, left))
+    for chosen in _summed(puzzle, state.partial):
+        left = tuple(label for label in state.partial if label not in chosen)
+        for dim, labels in enumerate(state.dims):
+            order = _in_order_of(puzzle.target[dim], chosen)
+            if puzzle.fits(dim, labels + order):
+                after = State(_replaced(state.dims, dim, labels + order), left)
+                yield Move("reduce-scatter", order, dim, -1, chosen, after)
+        yield Move("all-reduce", chosen, -1, -1, chosen, State(state.dims, left))
+
+
+def _summed(puzzle: Puzzle, partial: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Sets of labels to sum over at once: all there are, or in a large puzzle all labels and those of one home."""
+    if not puzzle.large:
+        counts = range(1, len(partial) + 1)
+        return [chosen for count in counts for chosen in itertools.combinations(partial, count)]
+    homes = [tuple(label for label in partial if label in goal) for goal in puzzle.target]
+    homes.append(tuple(label for label in partial if not any(label in goal for goal in puzzle.target)))
+    return list(dict.fromkeys(filter(None, [*homes, partial])))
 
 
 def _in_order_of(goal: tuple[int, ...], labels: tuple[int, ...]) -> tuple[int, ...]:
     """Labels as the goal orders them, then those that it lacks."""
     wanted = [label for label in goal if label in labels]
     return (*wanted, *(label for label in labels if label not in wanted))
-
-
 
 
 def most_pieces(puzzle: Puzzle) -> int:

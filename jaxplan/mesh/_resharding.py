@@ -171,9 +171,7 @@ def _problem(source: Layout, target: Layout, caps: tuple[int, ...], topology: To
     return _Problem(envelope(puzzle, topology), pieces, blocks, dims)
 
 
-def _differing(
-    source: Layout, target: Layout, caps: tuple[int, ...], topology: Topology
-) -> tuple[int, ...]:
+def _differing(source: Layout, target: Layout, caps: tuple[int, ...], topology: Topology) -> tuple[int, ...]:
     """Dimensions whose axes differ, in an order that depends on their form and not on their place in the tensor."""
     axes = topology.axes
 

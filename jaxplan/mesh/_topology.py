@@ -134,9 +134,21 @@ class Topology:
 
     def save(self, path: str | Path) -> None:
         """Write JSON, the chip's figures included, so that measured ones can be put in by hand."""
+        Path(path).write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data with schema and version."""
         body = {"schema": _SCHEMA, "version": _VERSION, "name": self.name, "chip": asdict(self.chip)}
-        body["levels"] = [asdict(level) for level in self.levels]
-        Path(path).write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+        return {**body, "levels": [asdict(level) for level in self.levels]}
+
+    @classmethod
+    def from_json(cls, body: Any) -> Topology:
+        """Read what `to_json` wrote.
+
+        Raises:
+          TopologyError: not such data; the message names the field.
+        """
+        return _from_json(body, "topology")
 
     @classmethod
     def load(cls, path: str | Path) -> Topology:

@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from jaxplan.mesh import Layout, Topology, collective_seconds
 
 
-def single_steps(layout: Layout, shape: tuple[int, ...], itemsize: int, topology: Topology) -> Iterator[tuple[Layout, float]]:
+def single_steps(
+    layout: Layout, shape: tuple[int, ...], itemsize: int, topology: Topology
+) -> Iterator[tuple[Layout, float]]:
     """(layout, seconds) of all that one step reaches, over all axes of the topology."""
     axes = range(len(topology.axes))
     dims, partial = layout.dims, layout.partial
@@ -42,7 +44,9 @@ def single_steps(layout: Layout, shape: tuple[int, ...], itemsize: int, topology
             yield put({}, left), price("all-reduce", here, summed)
             for d, dim in enumerate(dims):
                 yield put({d: dim + summed}, left), price("reduce-scatter", here, summed)
-    yield from ((after, price("collective-permute", here, moved)) for after, moved in permutes(layout, topology))
+    yield from (
+        (after, price("collective-permute", here, moved)) for after, moved in permutes(layout, topology)
+    )
 
 
 def permutes(layout: Layout, topology: Topology) -> Iterator[tuple[Layout, tuple[int, ...]]]:
@@ -61,7 +65,9 @@ def _place(layout: Layout, axis: int) -> tuple[int, int] | None:
     return next(((d, dim.index(axis)) for d, dim in enumerate(layout.dims) if axis in dim), None)
 
 
-def all_seconds(source: Layout, shape: tuple[int, ...], itemsize: int, topology: Topology) -> dict[Layout, float]:
+def all_seconds(
+    source: Layout, shape: tuple[int, ...], itemsize: int, topology: Topology
+) -> dict[Layout, float]:
     """Uniform-cost search from one source to everything it reaches."""
     best = {source: 0.0}
     heap: list[tuple[float, int, Layout]] = [(0.0, 0, source)]
