@@ -37,11 +37,10 @@ class Edge:
         return id(self.time), id(self.memory)
 
     def costs_at(self, sources: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the choices' (N, C) seconds and bytes for N pairs of configurations."""
-        time = self.time[sources, targets].reshape(len(sources), -1)
-        if self.memory is None:
-            return time, np.zeros(time.shape, np.int64)
-        return time, self.memory[sources, targets].reshape(len(sources), -1)
+        """Return the choices' (..., C) seconds and bytes for pairs of configurations of shape (...)."""
+        time = self.time[sources, targets]
+        memory = np.zeros(time.shape, np.int64) if self.memory is None else self.memory[sources, targets]
+        return (time, memory) if self.time.ndim == 3 else (time[..., None], memory[..., None])
 
     def scalarised(self, time_weight: float, memory_weight: float) -> np.ndarray:
         """Return the (Ku, Kv) least weighted cost over the choices."""
@@ -63,13 +62,18 @@ def weighted(
 
 
 def fastest_choice(time: np.ndarray, memory: np.ndarray) -> np.ndarray:
-    """Return for (N, C) costs the (N,) fastest choice; ties go to less memory, then to the lower index."""
-    tied = time == time.min(axis=1, keepdims=True)
-    return np.argmin(np.where(tied, memory, _NO_MEMORY), axis=1)
+    """Return for (..., C) costs the fastest choice; ties go to less memory, then to the lower index."""
+    tied = time == time.min(axis=-1, keepdims=True)
+    return np.argmin(np.where(tied, memory, _NO_MEMORY), axis=-1)
 
 
 def cheapest_choice(
     time: np.ndarray, memory: np.ndarray, time_weight: float, memory_weight: float
 ) -> np.ndarray:
-    """Return for (N, C) costs the (N,) choice of least weighted cost; ties go to the lower index."""
-    return np.argmin(weighted(time, memory, time_weight, memory_weight), axis=1)
+    """Return for (..., C) costs the choice of least weighted cost; ties go to the lower index."""
+    return np.argmin(weighted(time, memory, time_weight, memory_weight), axis=-1)
+
+
+def at_choice(costs: np.ndarray, choices: np.ndarray) -> np.ndarray:
+    """Return for (..., C) costs those at the choices (...)."""
+    return np.take_along_axis(costs, choices[..., None], axis=-1)[..., 0]

@@ -104,7 +104,7 @@ def lower_hull(
       problem: what to solve.
       schedule: its elimination.
       max_solves: most eliminations; four are needed for the ends.
-      tolerance: leave neighbours alone where nothing between them can gain more than this fraction of the time.
+      tolerance: leave neighbours alone where nothing between can gain more than this fraction of the time.
       progress: called with "hull" and the fraction of solves used.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -13,9 +14,14 @@ _BLOCK_ENTRIES = 2**16
 
 def aligned(table: np.ndarray, axes: tuple[int, ...], num_axes: int) -> np.ndarray:
     """Return a view of `table`, axis i standing for variable `axes[i]`, with one axis a variable."""
-    ordered = np.transpose(table, np.argsort(axes))
-    present = set(axes)
-    return ordered[tuple(slice(None) if axis in present else None for axis in range(num_axes))]
+    order, index = _alignment(axes, num_axes)
+    return table.transpose(order)[index]
+
+
+@functools.cache
+def _alignment(axes: tuple[int, ...], num_axes: int) -> tuple[tuple[int, ...], tuple[slice | None, ...]]:
+    order = tuple(sorted(range(len(axes)), key=lambda place: axes[place]))
+    return order, tuple(slice(None) if axis in axes else None for axis in range(num_axes))
 
 
 def minimise_first_axis(terms: Sequence[np.ndarray], sizes: tuple[int, ...]) -> np.ndarray:
@@ -48,7 +54,8 @@ def _presummed(terms: list[np.ndarray], sizes: tuple[int, ...]) -> list[np.ndarr
     done: list[np.ndarray] = []
     for term in parts:
         for place, other in enumerate(done):
-            if math.prod(np.broadcast_shapes(term.shape, other.shape)) < full or term.size == full:
+            joined = math.prod(map(max, term.shape, other.shape))
+            if joined < full or term.size == full:
                 done[place] = other + term
                 break
         else:

@@ -14,12 +14,14 @@ import numpy as np
 
 from jaxplan.solvers._order import neighbours
 from jaxplan.solvers._pareto import reduce_lists
-from jaxplan.solvers._parts import Part, Stages, differing_parts, stage_costs
+from jaxplan.solvers._parts import Part, Stages, differing_parts, part_gains, stage_costs
 from jaxplan.solvers._point import Point, score
 from jaxplan.solvers._problem import Problem
 
 # Points kept between two neighbours however many neighbours there are.
 _LEAST_BETWEEN = 8
+# Parts of different costs that are also switched alone.
+_MOST_ALONE = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -68,45 +70,54 @@ def _rows_between(
     parts = differing_parts(problem, adjacent, lean, fast)
     stages = stage_costs(problem, lean, fast, slope)
     ends = np.array([(edge.source, edge.target) for edge in problem.edges], np.intp).reshape(-1, 2)
+    order, alone = _order_of_parts(problem.num_nodes, ends, parts, stages)
     steps: list[tuple[_Way, int]] = []
     times, memories = [], []
-    for sequence in _sequences(problem.num_nodes, parts, stages, ends):
+    for sequence in _sequences([parts[place] for place in order]):
         way = _way(problem.num_nodes, ends, sequence)
         time, memory = _prefix_costs(way, stages)
         steps += [(way, step) for step in range(1, way.num_steps)]
         times.append(lean.time + time[1:-1])
         memories.append(lean.memory + memory[1:-1])
-    if not steps:
+    for part in (parts[place] for place in alone):
+        way = _way(problem.num_nodes, ends, part)
+        time, memory = _prefix_costs(way, stages)
+        steps.append((way, way.num_steps))
+        times.append(lean.time + time[-1:])
+        memories.append(lean.memory + memory[-1:])
+    if len(steps) < 2:
         return []
     picked = reduce_lists(np.concatenate(times)[None], np.concatenate(memories)[None], cap)
     chosen = picked.source[0][np.isfinite(picked.time[0])].tolist()
     return [_at_step(way, step, lean, fast, stages) for way, step in map(steps.__getitem__, chosen)]
 
 
-def _sequences(num_nodes: int, parts: list[Part], stages: Stages, ends: np.ndarray) -> list[tuple[int, ...]]:
-    """Return the orders to try: by gain, each part along the graph or by index, and both backwards.
+def _order_of_parts(
+    num_nodes: int, ends: np.ndarray, parts: list[Part], stages: Stages
+) -> tuple[list[int], list[int]]:
+    """Return the parts by seconds saved per byte, and those to switch alone: one of each kind.
 
-    Then, to switch each kind of part alone, the parts that gain differently come first once each.
+    First come parts that cost no memory, last those that save no time.
     """
-    ranks = [_rank(num_nodes, part, stages, ends) for part in parts]
+
+    def rank(time: float, memory: int) -> tuple[int, float]:
+        if memory <= 0:
+            return (0, time) if time <= 0 else (2, time)
+        # Rounded, so that equal layers tie whatever the order of their sums.
+        return 1, float(f"{time / memory:.9g}")
+
+    times, memories = part_gains(num_nodes, ends, parts, stages)
+    ranks = [rank(time, memory) for time, memory in zip(times.tolist(), memories.tolist())]
     order = sorted(range(len(parts)), key=lambda place: (ranks[place], place))
-    along = [node for place in order for node in parts[place]]
-    by_index = [node for place in order for node in sorted(parts[place])]
-    sequences = [along, along[::-1], by_index, by_index[::-1]]
-    distinct = {ranks[place]: place for place in reversed(order)}
-    for place in list(distinct.values()):
-        sequences.append([*parts[place], *(node for node in along if node not in set(parts[place]))])
-    return list(dict.fromkeys(tuple(sequence) for sequence in sequences))
+    kinds = {(ranks[place], int(memories[place])): place for place in reversed(order)}
+    return order, sorted(kinds.values())[:_MOST_ALONE]
 
 
-def _rank(num_nodes: int, part: Part, stages: Stages, ends: np.ndarray) -> tuple[int, float]:
-    """Sort parts by seconds saved per byte: first those that cost no memory, last those that save no time."""
-    way = _way(num_nodes, ends, part)
-    time, memory = (float(costs[-1]) for costs in _prefix_costs(way, stages))
-    if memory <= 0:
-        return (0, time) if time <= 0 else (2, time)
-    # Rounded, so that equal layers tie whatever the order of their sums.
-    return 1, float(f"{time / memory:.9g}")
+def _sequences(parts: list[Part]) -> list[tuple[int, ...]]:
+    """Return the orders to try: part by part, each along the graph or by index, and both backwards."""
+    along = tuple(node for part in parts for node in part)
+    by_index = tuple(node for part in parts for node in sorted(part))
+    return list(dict.fromkeys([along, along[::-1], by_index, by_index[::-1]]))
 
 
 def _way(num_nodes: int, ends: np.ndarray, sequence: Sequence[int]) -> _Way:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxplan.solvers._edge import cheapest_choice
+from jaxplan.solvers._edge import at_choice, cheapest_choice
 from jaxplan.solvers._point import Point
 from jaxplan.solvers._problem import Problem
 
@@ -68,7 +68,7 @@ class Stages:
 
 
 def stage_costs(problem: Problem, lean: Point, fast: Point, slope: float) -> Stages:
-    """Return what nodes and edges cost; equal edges with equal labels are looked up.
+    """Return what nodes and edges cost on the way.
 
     Args:
       problem: what to solve.
@@ -76,27 +76,49 @@ def stage_costs(problem: Problem, lean: Point, fast: Point, slope: float) -> Sta
       fast: where it ends.
       slope: seconds per byte, for the choices in between.
     """
-    nodes = list(zip(problem.time, problem.memory, lean.assignment, fast.assignment))
-    known: dict[tuple[object, ...], tuple[list[float], list[int], list[int]]] = {}
-    rows = []
-    for index, edge in enumerate(problem.edges):
-        a = lean.assignment[edge.source], lean.assignment[edge.target]
-        b = fast.assignment[edge.source], fast.assignment[edge.target]
-        choices = (lean.choices[index], fast.choices[index])
-        key = (edge.table_key, a, b, choices)
-        if key not in known:
-            time, memory = edge.costs_at(
-                np.array([a[0], b[0], a[0], b[0]]), np.array([a[1], a[1], b[1], b[1]])
-            )
-            picked = cheapest_choice(time, memory, 1.0, slope)
-            picked[[0, 3]] = choices
-            stages = np.arange(4)
-            known[key] = time[stages, picked].tolist(), memory[stages, picked].tolist(), picked.tolist()
-        rows.append(known[key])
+    a, b = np.array(lean.assignment), np.array(fast.assignment)
+    node_time, node_memory, _ = problem.costs(np.stack([a, b]))
+    num_nodes, num_edges = problem.num_nodes, len(problem.edges)
+    edge_time, edge_memory = np.empty((num_edges, 4)), np.empty((num_edges, 4), np.int64)
+    edge_choice = np.zeros((num_edges, 4), np.intp)
+    ends = np.array([lean.choices, fast.choices], np.intp).reshape(2, num_edges).T
+    for indices, sources, targets, edge in problem.edge_groups():
+        time, memory = edge.costs_at(
+            np.stack([a[sources], b[sources], a[sources], b[sources]], axis=1),
+            np.stack([a[targets], a[targets], b[targets], b[targets]], axis=1),
+        )
+        picked = cheapest_choice(time, memory, 1.0, slope)
+        picked[:, [0, 3]] = ends[indices]
+        edge_choice[indices] = picked
+        edge_time[indices], edge_memory[indices] = at_choice(time, picked), at_choice(memory, picked)
     return Stages(
-        node_time=np.array([time[b] - time[a] if a != b else 0.0 for time, _, a, b in nodes]),
-        node_memory=np.array([memory[b] - memory[a] for _, memory, a, b in nodes], np.int64),
-        edge_time=np.array([row[0] for row in rows]).reshape(-1, 4),
-        edge_memory=np.array([row[1] for row in rows], np.int64).reshape(-1, 4),
-        edge_choice=np.array([row[2] for row in rows], np.intp).reshape(-1, 4),
+        node_time=np.where(a == b, 0.0, node_time[1, :num_nodes] - node_time[0, :num_nodes]),
+        node_memory=node_memory[1, :num_nodes] - node_memory[0, :num_nodes],
+        edge_time=edge_time,
+        edge_memory=edge_memory,
+        edge_choice=edge_choice,
     )
+
+
+def part_gains(
+    num_nodes: int, ends: np.ndarray, parts: list[Part], stages: Stages
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the (P,) seconds and bytes that switching each part adds.
+
+    Args:
+      num_nodes: nodes of the problem.
+      ends: (E, 2) nodes that each edge joins.
+      parts: P parts.
+      stages: costs on the way.
+    """
+    part_of = np.full(num_nodes + len(ends), len(parts))
+    for place, part in enumerate(parts):
+        part_of[list(part)] = place
+    of_nodes = part_of[:num_nodes]
+    of_edges = np.minimum(part_of[ends].min(axis=1, initial=len(parts)), part_of[num_nodes:])
+    time, memory = np.zeros(len(parts) + 1), np.zeros(len(parts) + 1, np.int64)
+    np.add.at(time, of_nodes, stages.node_time)
+    np.add.at(time, of_edges, stages.edge_time[:, 3] - stages.edge_time[:, 0])
+    np.add.at(memory, of_nodes, stages.node_memory)
+    np.add.at(memory, of_edges, stages.edge_memory[:, 3] - stages.edge_memory[:, 0])
+    return time[:-1], memory[:-1]

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from jaxplan.solvers import _validate
-from jaxplan.solvers._edge import Edge, cheapest_choice, fastest_choice
+from jaxplan.solvers._edge import Edge, at_choice, cheapest_choice, fastest_choice
 
 Weights = tuple[float, float]
 
@@ -44,6 +44,7 @@ class Problem:
     edges: tuple[Edge, ...]
     names: tuple[str, ...]
     num_configurations: tuple[int, ...]
+    _groups: Groups
 
     def __init__(
         self,
@@ -80,6 +81,7 @@ class Problem:
         keep("edges", tuple(arrays.edge(edge, index, sizes, names) for index, edge in enumerate(edges)))
         keep("names", names)
         keep("num_configurations", sizes)
+        keep("_groups", Groups(times, memories, self.edges))
 
     @property
     def num_nodes(self) -> int:
@@ -127,30 +129,57 @@ class Problem:
         self, assignments: np.ndarray, choices: np.ndarray | None = None, weights: Weights | None = None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the terms of `evaluate_many`'s sums: (N, V + E) seconds and bytes, and (N, E) choices."""
-        num_rows, num_nodes = assignments.shape
-        columns = np.ascontiguousarray(assignments.T)
-        times = np.empty((num_nodes + len(self.edges), num_rows))
-        memories = np.empty(times.shape, np.int64)
-        picked = np.zeros((len(self.edges), num_rows), np.intp)
-        for node, column in enumerate(columns):
-            times[node] = self.time[node][column]
-            memories[node] = self.memory[node][column]
-        for index, edge in enumerate(self.edges):
-            given = None if choices is None else choices[:, index]
-            terms = _edge_costs(edge, columns[edge.source], columns[edge.target], given, weights)
-            times[num_nodes + index], memories[num_nodes + index], picked[index] = terms
-        return times.T, memories.T, picked.T
+        num_rows = len(assignments)
+        times = np.empty((num_rows, self.num_nodes + len(self.edges)))
+        memories = np.zeros(times.shape, np.int64)
+        picked = np.zeros((num_rows, len(self.edges)), np.intp)
+        for nodes, time, memory in self._groups.nodes:
+            labels = assignments[:, nodes]
+            times[:, nodes], memories[:, nodes] = time[labels], memory[labels]
+        for indices, sources, targets, edge in self._groups.edges:
+            given = None if choices is None else choices[:, indices]
+            terms = _edge_costs(edge, assignments[:, sources], assignments[:, targets], given, weights)
+            columns = self.num_nodes + indices
+            times[:, columns], memories[:, columns], picked[:, indices] = terms
+        return times, memories, picked
+
+    def edge_groups(self) -> list[tuple[np.ndarray, np.ndarray, np.ndarray, Edge]]:
+        """Return, for each different pair of an edge's arrays, the edges that have it and their two ends."""
+        return self._groups.edges
+
+
+class Groups:
+    """Nodes and edges that share their arrays: each group is looked up at once."""
+
+    def __init__(
+        self, times: Sequence[np.ndarray], memories: Sequence[np.ndarray], edges: Sequence[Edge]
+    ) -> None:
+        nodes: dict[tuple[int, int], list[int]] = {}
+        for node, (time, memory) in enumerate(zip(times, memories)):
+            nodes.setdefault((id(time), id(memory)), []).append(node)
+        self.nodes = [(np.array(group), times[group[0]], memories[group[0]]) for group in nodes.values()]
+        tables: dict[tuple[int, int], list[int]] = {}
+        for index, edge in enumerate(edges):
+            tables.setdefault(edge.table_key, []).append(index)
+        self.edges = [
+            (
+                np.array(group),
+                np.array([edges[index].source for index in group]),
+                np.array([edges[index].target for index in group]),
+                edges[group[0]],
+            )
+            for group in tables.values()
+        ]
 
 
 def _edge_costs(
     edge: Edge, sources: np.ndarray, targets: np.ndarray, given: np.ndarray | None, weights: Weights | None
 ) -> tuple[np.ndarray, np.ndarray | int, np.ndarray | int]:
-    """Return one edge's (N,) seconds, bytes and choices."""
-    if edge.time.ndim == 2:
-        return edge.time[sources, targets], 0 if edge.memory is None else edge.memory[sources, targets], 0
+    """Return the seconds, bytes and choices of equal edges, for (N, G) configurations of their ends."""
     time, memory = edge.costs_at(sources, targets)
+    if edge.num_choices == 1:
+        return time[..., 0], memory[..., 0], 0
     picked = fastest_choice(time, memory) if weights is None else cheapest_choice(time, memory, *weights)
     if given is not None:
         picked = np.where(given >= 0, given, picked)
-    rows = np.arange(len(sources))
-    return time[rows, picked], memory[rows, picked], picked
+    return at_choice(time, picked), at_choice(memory, picked), picked

@@ -37,7 +37,7 @@ def solve(
     Args:
       problem: what to solve.
       solver: "pase" (elimination in PaSE's min-degree order, recurrence 4), "auto" (the cheapest order,
-        ties to less memory), "ft" (from TensorOpt's frontier) or "exact" (counting, or mixed-integer programming).
+        ties to less memory), "ft" (from TensorOpt's frontier) or "exact" (counting, or integer programming).
       memory_limit: bytes.
       progress: called with the name of a stage and the fraction of it done.
 
