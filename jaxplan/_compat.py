@@ -45,12 +45,12 @@ def eqn_source_line(eqn: Any) -> str:
 
 def bind_like(eqn: Any, primitive: Any, params: dict, operands: Sequence[Any], name_stack: str) -> list[Any]:
     """Bind a primitive in the context of ``eqn`` as ``jax.core.eval_jaxpr`` does; always a list of results."""
-    subfuns, bind_params = primitive.get_bind_params(params)
+    bind_params = primitive.get_bind_params(params)
     stack = source_info_util.current_name_stack()
     if name_stack:
-        stack = stack + source_info_util.new_name_stack(*name_stack.split("/"))
+        stack = stack + source_info_util.new_name_stack(name_stack)
     with source_info_util.user_context(eqn.source_info.traceback, name_stack=stack), eqn.ctx.manager:
-        results = primitive.bind(*subfuns, *operands, **bind_params)
+        results = primitive.bind(*operands, **bind_params)
     return list(results) if primitive.multiple_results else [results]
 
 
