@@ -85,7 +85,7 @@ def _rows_between(
         steps.append((way, way.num_steps))
         times.append(lean.time + time[-1:])
         memories.append(lean.memory + memory[-1:])
-    if len(steps) < 2:
+    if not steps:
         return []
     picked = reduce_lists(np.concatenate(times)[None], np.concatenate(memories)[None], cap)
     chosen = picked.source[0][np.isfinite(picked.time[0])].tolist()
@@ -110,7 +110,8 @@ def _order_of_parts(
     ranks = [rank(time, memory) for time, memory in zip(times.tolist(), memories.tolist())]
     order = sorted(range(len(parts)), key=lambda place: (ranks[place], place))
     kinds = {(ranks[place], int(memories[place])): place for place in reversed(order)}
-    return order, sorted(kinds.values())[:_MOST_ALONE]
+    alone = sorted(kinds.values())[:_MOST_ALONE] if len(parts) > 1 else []
+    return order, alone
 
 
 def _sequences(parts: list[Part]) -> list[tuple[int, ...]]:

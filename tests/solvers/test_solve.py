@@ -1,0 +1,67 @@
+import numpy as np
+import pytest
+from random_problems import brute_frontier, layered_problem, random_problem
+
+from jaxplan import InfeasibleError, ProblemError
+from jaxplan.solvers import Problem, solve
+from jaxplan.solvers import _exact as exact
+
+
+@pytest.mark.parametrize("solver", ["auto", "ft", "pase", "exact"])
+@pytest.mark.parametrize("seed", range(40))
+def test_fastest_within_each_limit(seed, solver):
+    problem = random_problem(seed)
+    true = brute_frontier(problem)
+    assert solve(problem, solver).time == true[-1][1]
+    for limit in {true[0][0], true[len(true) // 2][0], true[-1][0] + 3}:
+        fastest = min(time for memory, time in true if memory <= limit)
+        point = solve(problem, solver, limit)
+        assert point.memory <= limit
+        assert problem.evaluate(point.assignment, point.choices)[:2] == (point.time, point.memory)
+        assert point.lower_bound <= fastest + 1e-9
+        if solver in ("ft", "exact"):
+            assert point.time == pytest.approx(fastest)
+            assert point.gap == 0
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_programme_equals_brute_force(seed, monkeypatch):
+    monkeypatch.setattr(exact, "_MOST_COUNTED", 0)
+    problem = random_problem(seed)
+    true = brute_frontier(problem)
+    for memory, time in true[:: max(1, len(true) // 3)]:
+        point = solve(problem, "exact", memory)
+        assert (point.time, point.memory <= memory) == (pytest.approx(time), True)
+        assert point.gap <= 1e-6
+
+
+def test_ties_of_auto_go_to_less_memory():
+    problem = Problem(time=[np.array([1.0, 1.0, 1.0])], memory=[np.array([5, 3, 4])])
+    assert solve(problem).memory == 3
+
+
+def test_too_small_a_limit_names_the_smallest_memory():
+    problem = random_problem(3)
+    least = brute_frontier(problem)[0][0]
+    for solver in ("auto", "ft", "pase", "exact"):
+        with pytest.raises(InfeasibleError, match=f"the leanest one takes {least} bytes") as caught:
+            solve(problem, solver, least - 1)
+        assert caught.value.smallest_memory_bytes == least
+
+
+def test_unknown_solver_lists_the_known_ones():
+    with pytest.raises(ProblemError, match="no solver is called 'tabu'; known are auto, ft, pase, exact"):
+        solve(random_problem(0), "tabu")
+
+
+def test_binding_limit_on_layers_stays_near_the_bound():
+    problem = layered_problem(24, labels=5)
+    lean, fast = solve(problem, "auto", None), None
+    for fraction in (0.9, 0.6):
+        limit = int(lean.memory * fraction)
+        try:
+            fast = solve(problem, "auto", limit)
+        except InfeasibleError:
+            continue
+        assert fast.memory <= limit and fast.time >= lean.time and fast.gap < 0.05
+    assert fast is not None
