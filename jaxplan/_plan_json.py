@@ -68,7 +68,11 @@ def _fields(data: dict[str, Any]) -> dict[str, Any]:
     prediction = dict(data["prediction"])
     collectives = tuple(
         Collective(
-            kind=str(c["kind"]), axes=_ints(c["axes"]), num_bytes=int(c["num_bytes"]), count=int(c["count"])
+            kind=str(c["kind"]),
+            axes=_ints(c["axes"]),
+            num_bytes=int(c["num_bytes"]),
+            count=int(c["count"]),
+            pooled=bool(c["pooled"]),
         )
         for c in prediction["collectives"]
     )

@@ -39,6 +39,7 @@ class CostModel:
       flows: reads that may reshard.
       problem: the additive formulation; node v is group v.
       edge_flows: per edge of the problem, the flows that it prices; a flow that reads twice has an edge to itself.
+      pooled: tensors whose collectives the compiler combines with others like them.
       compute: per group (K,) seconds of compute.
       flops: per group (K,) floating-point operations on one device.
     """
@@ -51,6 +52,7 @@ class CostModel:
     flows: tuple[Flow, ...]
     problem: Problem
     edge_flows: tuple[tuple[int, ...], ...]
+    pooled: frozenset[int]
     compute: tuple[np.ndarray, ...]
     flops: tuple[np.ndarray, ...]
 
@@ -83,6 +85,19 @@ class _Builder:
         self.flows = find_flows(graph)
         self.memo: dict = {}
         self.configs = self._configurations()
+        self.pooled = self._pooled()
+
+    def _pooled(self) -> frozenset[int]:
+        """Scalars, and gradients of tiny state: their collectives are combined."""
+        found = set()
+        for flow in self.flows:
+            if not self.graph.program.tensors[flow.tensor].shape:
+                found.add(flow.tensor)
+            elif flow.consumer != UNGROUPED and not flow.forward:
+                group = self.graph.grouping.groups[flow.consumer]
+                if group.kind == "state" and len(self.configs[flow.consumer]) == 1:
+                    found.add(flow.tensor)
+        return frozenset(found)
 
     def _configurations(self) -> tuple[tuple[Configuration, ...], ...]:
         sizes = tuple(axis.size for axis in self.topology.axes)
@@ -126,6 +141,7 @@ class _Builder:
             flows=self.flows,
             problem=problem,
             edge_flows=edge_flows,
+            pooled=self.pooled,
             compute=tuple(computes),
             flops=tuple(flops),
         )
@@ -198,10 +214,12 @@ class _Builder:
         required = self._layouts(flow.consumer, flow.tensor, False)
         if len(required) == 1:
             required = required * len(produced)
-        key = ("inner", produced, required, tensor.shape, tensor.itemsize)
+        key = ("inner", produced, required, tensor.shape, tensor.itemsize, flow.tensor in self.pooled)
         if key not in self.memo:
             pairs = zip(produced, required, strict=True)
-            self.memo[key] = np.array([0.0 if a == b else self.pricer.seconds(tensor, a, b) for a, b in pairs])
+            self.memo[key] = np.array(
+                [0.0 if a == b else self.pricer.seconds(tensor, a, b, flow.tensor in self.pooled) for a, b in pairs]
+            )
         return self.memo[key]
 
     def _edges(self):
@@ -234,7 +252,9 @@ class _Builder:
         tensor = self.graph.program.tensors[flow.tensor]
         produced = self._layouts(flow.producer, flow.tensor, True)
         required = self._layouts(flow.consumer, flow.tensor, False)
-        return self.pricer.read_tables(tensor, produced, required, flow.reads_twice)
+        return self.pricer.read_tables(
+            tensor, produced, required, reads_twice=flow.reads_twice, pooled=flow.tensor in self.pooled
+        )
 
     def _transposed(self, array: np.ndarray) -> np.ndarray:
         key = ("T", id(array))

@@ -12,13 +12,12 @@ from jaxplan.cost._buffers import FUSIBLE_FAMILIES
 from jaxplan.cost._compute import split_counts, tensor_splits
 from jaxplan.cost._flows import layout_of
 from jaxplan.cost._model import CostModel
-from jaxplan.cost._pricing import SMALL_COLLECTIVE_BYTES
 from jaxplan.cost._transfers import Transfer, plan_transfers
 from jaxplan.ir import Configuration
 from jaxplan.mesh import collective_seconds
 
-CUBLAS_WORKSPACE_BYTES = 32 << 20
-"""Scratch output of a ``__cublas$`` custom call on Hopper and Ampere, read off compiled programs."""
+WORKSPACE_BYTES = {"cuda": 32 << 20}
+"""Scratch output of a matrix product by platform: that of a ``__cublas$`` custom call, read off compiled programs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,12 +29,14 @@ class Collective:
       axes: atomic axes of the group, ascending.
       num_bytes: bytes per device of one of them, the larger side (see `jaxplan.mesh.collective_seconds`).
       count: how many.
+      pooled: small and independent of each other, so that the compiler combines them.
     """
 
     kind: str
     axes: tuple[int, ...]
     num_bytes: int
     count: int
+    pooled: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +92,7 @@ class Predictor:
         model = self.model
         chosen = model.chosen(assignment)
         transfers = plan_transfers(model.graph, model.topology, model.flows, chosen, model.repeated(choices))
-        collectives = _collectives(transfers)
+        collectives = _collectives(transfers, model.pooled)
         peak, parts = self._memory(assignment, chosen, transfers)
         prediction = Prediction(
             compute_seconds=float(sum(c[k] for c, k in zip(self.model.compute, assignment, strict=True))),
@@ -106,7 +107,7 @@ class Predictor:
     def _communication_seconds(self, collectives: Sequence[Collective]) -> float:
         total, pooled = 0.0, set()
         for c in collectives:
-            if c.num_bytes <= SMALL_COLLECTIVE_BYTES:
+            if c.pooled:
                 total += c.count * self.model.pricer.bandwidth_seconds(c.kind, c.num_bytes, c.axes)
                 pooled.add((c.kind, c.axes))
             else:
@@ -154,7 +155,8 @@ class Predictor:
                 deaths.append(self._position(min(self._read_end[span.last], end), reading=True))
                 sizes.append(size)
                 labels.append("resharded copies")
-        return _peak(births, deaths, sizes, labels, resident, 2 * end + 2)
+        workspace = WORKSPACE_BYTES.get(model.topology.chip.aot_platform or "", 0)
+        return _peak(births, deaths, sizes, labels, resident, workspace, 2 * end + 2)
 
     def _position(self, equation: int, reading: bool) -> int:
         fusible = self._fusible[min(equation, len(self._fusible) - 1)]
@@ -179,18 +181,18 @@ class Predictor:
         return result
 
 
-def _collectives(transfers: Sequence[Transfer]) -> tuple[Collective, ...]:
-    counts: dict[tuple[str, tuple[int, ...], int], int] = defaultdict(int)
+def _collectives(transfers: Sequence[Transfer], pooled: frozenset[int]) -> tuple[Collective, ...]:
+    counts: dict[tuple[str, tuple[int, ...], int, bool], int] = defaultdict(int)
     for transfer in transfers:
         for kind, axes, num_bytes in transfer.path.collectives:
-            counts[kind, tuple(sorted(axes)), int(num_bytes)] += len(transfer.spans)
+            counts[kind, tuple(sorted(axes)), int(num_bytes), transfer.tensor in pooled] += len(transfer.spans)
     return tuple(
-        Collective(kind=kind, axes=axes, num_bytes=size, count=count)
-        for (kind, axes, size), count in sorted(counts.items())
+        Collective(kind=kind, axes=axes, num_bytes=size, count=count, pooled=small)
+        for (kind, axes, size, small), count in sorted(counts.items())
     )
 
 
-def _peak(births, deaths, sizes, labels, resident, length) -> tuple[int, dict[str, int]]:
+def _peak(births, deaths, sizes, labels, resident, workspace, length) -> tuple[int, dict[str, int]]:
     first, last, size = np.array(births, int), np.array(deaths, int), np.array(sizes, float)
     curve = np.zeros(length + 2)
     np.add.at(curve, first, size)
@@ -201,5 +203,6 @@ def _peak(births, deaths, sizes, labels, resident, length) -> tuple[int, dict[st
     for label, alive, amount in zip(labels, live.tolist(), size.tolist(), strict=True):
         if alive:
             parts[label] = parts.get(label, 0) + int(amount)
-    parts["workspace"] = CUBLAS_WORKSPACE_BYTES
+    if workspace:
+        parts["workspace"] = workspace
     return sum(parts.values()), parts

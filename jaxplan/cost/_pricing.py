@@ -10,10 +10,6 @@ from jaxplan.cost._flows import distinct_layouts
 from jaxplan.ir import Tensor
 from jaxplan.mesh import Layout, Topology, collective_seconds, reshard_path, reshard_seconds
 
-SMALL_COLLECTIVE_BYTES = 1 << 18
-"""Collectives of at most this many bytes (gradients of biases and scales, norms) are independent of each other and
-combined by the compiler into few: the solver prices their bytes, the prediction adds one latency per kind and group."""
-
 KEEP, REPEAT = 0, 1
 """Choices of a resharded read in both phases (TensorOpt 4.2): keep the copy, or make it again."""
 
@@ -26,7 +22,13 @@ class Pricer:
     _tables: dict = field(default_factory=dict)
 
     def read_tables(
-        self, tensor: Tensor, produced: tuple[Layout, ...], required: tuple[Layout, ...], reads_twice: bool
+        self,
+        tensor: Tensor,
+        produced: tuple[Layout, ...],
+        required: tuple[Layout, ...],
+        *,
+        reads_twice: bool,
+        pooled: bool = False,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Seconds and bytes of one read for every pair of configurations.
 
@@ -34,17 +36,18 @@ class Pricer:
           produced: K_u layouts, one per configuration of the producer.
           required: K_v layouts, one per configuration of the consumer.
           reads_twice: whether both phases read, so that the copy may be kept or repeated.
+          pooled: whether the compiler combines the collective with others like it (see `seconds`).
 
         Returns:
           Arrays (K_u, K_v), or (K_u, K_v, 2) with the choices `KEEP` and `REPEAT` (infinite time where there is
           nothing to repeat). The memory is that of a copy that lives until the backward pass.
         """
-        key = (tensor.shape, tensor.itemsize, produced, required, reads_twice)
+        key = (tensor.shape, tensor.itemsize, produced, required, reads_twice, pooled)
         if key not in self._tables:
-            self._tables[key] = self._build(tensor, produced, required, reads_twice)
+            self._tables[key] = self._build(tensor, produced, required, reads_twice, pooled)
         return self._tables[key]
 
-    def _build(self, tensor, produced, required, reads_twice):
+    def _build(self, tensor, produced, required, reads_twice, pooled):
         sources, rows = distinct_layouts(produced)
         targets, columns = distinct_layouts(required)
         seconds = np.zeros((len(sources), len(targets)))
@@ -52,7 +55,7 @@ class Pricer:
         for i, source in enumerate(sources):
             for j, target in enumerate(targets):
                 if source != target:
-                    seconds[i, j] = self.seconds(tensor, source, target)
+                    seconds[i, j] = self.seconds(tensor, source, target, pooled)
                     copies[i, j] = self.local_bytes(tensor, target)
         seconds, copies = seconds[np.ix_(rows, columns)], copies[np.ix_(rows, columns)]
         if not reads_twice:
@@ -60,9 +63,14 @@ class Pricer:
         again = np.where(copies > 0, 2 * seconds, np.inf)
         return np.stack([seconds, again], axis=-1), np.stack([copies, np.zeros_like(copies)], axis=-1)
 
-    def seconds(self, tensor: Tensor, source: Layout, target: Layout) -> float:
-        """Seconds of one read of ``tensor``, latency left out where the compiler combines."""
-        if tensor.num_bytes > SMALL_COLLECTIVE_BYTES:
+    def seconds(self, tensor: Tensor, source: Layout, target: Layout, pooled: bool) -> float:
+        """Seconds of one read of ``tensor``.
+
+        Gradients of biases and scales, and norms, are small and independent of each other: the compiler combines
+        them into one collective per kind and group. Such ``pooled`` reads are priced by their bytes alone here; the
+        prediction of a plan adds one latency per kind and group.
+        """
+        if not pooled:
             return reshard_seconds(source, target, tensor.shape, tensor.itemsize, self.topology)
         path = reshard_path(source, target, tensor.shape, tensor.itemsize, self.topology)
         return sum(self.bandwidth_seconds(kind, size, axes) for kind, axes, size in path.collectives)

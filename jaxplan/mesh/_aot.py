@@ -10,7 +10,7 @@ from typing import Any
 from jaxplan._errors import TopologyError
 from jaxplan.mesh._topology import Topology
 
-# Autotuning needs the device; without Triton's matrix products the compiler needs no tile sizes measured on it.
+# Autotuning needs the device, and so do the tile sizes of Triton's matrix products.
 _CUDA_XLA_FLAGS = "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false"
 _TPU_ACCELERATOR_TYPES = {"v5e": "v5litepod", "v5p": "v5p", "v6e": "v6e"}
 
@@ -48,7 +48,7 @@ def aot_devices(topology: Topology) -> list[Any]:
         return _cpu_devices(topology)
     if chip.aot_platform is None or (chip.aot_platform == "cuda" and chip.aot_target is None):
         raise TopologyError(
-            f"{chip.name} has no target for compilation without the device: it can be planned for, not audited"
+            f"{chip.name} has no target for compilation without the device: it can be planned, not audited"
         )
     if os.environ.get("JAX_PLATFORMS") != "cpu":
         raise TopologyError(

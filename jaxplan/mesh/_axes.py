@@ -27,8 +27,8 @@ class AtomicAxis:
 def prime_factors(count: int) -> tuple[int, ...]:
     """Prime factors of a device count in descending order, `()` for 1.
 
-    Descending, so that the minor axes are the twos: a tensor dimension takes odd factors rarely, and the axes that
-    are used most then sit where the neighbours are nearest.
+    Descending, so that the minor axes are the twos: a tensor dimension takes odd factors rarely, and the axes
+    that are used most then sit where the neighbours are nearest.
     """
     factors: list[int] = []
     divisor = 2

@@ -1,8 +1,10 @@
 """What one chip of each supported kind can do, from public data sheets.
 
-Rates are dense peaks; bandwidths of links are what one device sends in one direction. Links between GPUs take the
-effective figures of NCCL's own topology search (GB/s per NVLink, PCIe and network), which are below the signalling rate:
-https://github.com/NVIDIA/nccl/blob/master/src/graph/topo.h . Latencies are those of NCCL's ring with the LL protocol:
+Rates are dense peaks; bandwidths of links are what one device sends in one direction. Links between GPUs take
+the effective figures of NCCL's own topology search (GB/s per NVLink, PCIe and network), which are below the
+signalling rate:
+https://github.com/NVIDIA/nccl/blob/master/src/graph/topo.h . Latencies are those of NCCL's ring with the LL
+protocol:
 https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc (`baseLat`, `hwLat`).
 """
 
@@ -10,7 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# NCCL, topo.h: bytes per second of one NVLink of Pascal, Volta, Ampere, Hopper; PCIe 3.0 x16; 100 Gbit/s network.
+# NCCL, topo.h: bytes per second of one NVLink of Pascal, Volta, Ampere, Hopper; PCIe 3.0 x16; 100 Gbit/s
+# network.
 _NVLINK_P100, _NVLINK_V100, _NVLINK_A100, _NVLINK_H100 = 18.0e9, 20.0e9, 20.0e9, 20.6e9
 _PCIE3_X16 = 12.0e9
 _PCIE4_X16 = 2 * _PCIE3_X16
@@ -87,7 +90,7 @@ class ChipSpec:
     source: str
 
     def peak_flops_per_second(self, dtype: str) -> float:
-        """Dense peak for element-wise work in a dtype (`bfloat16` or `bf16`); formats it lacks run in the next wider one."""
+        """Dense peak in a dtype (`bfloat16` or `bf16`); a format that the chip lacks runs in the next wider one."""
         rates = dict(self.flops_per_second)
         name = _SHORT_DTYPES.get(dtype, dtype)
         while name not in rates and name in _WIDER:
@@ -95,7 +98,7 @@ class ChipSpec:
         return rates.get(name, rates["f32"])
 
     def matmul_flops_per_second(self, dtype: str) -> float:
-        """Dense peak of matrix products in a dtype at JAX's default precision (float32 runs as `f32_matmul`)."""
+        """The same for matrix products at JAX's default precision, which runs float32 as `f32_matmul`."""
         name = _SHORT_DTYPES.get(dtype, dtype)
         return self.peak_flops_per_second(self.f32_matmul if name == "f32" else name)
 
@@ -114,9 +117,11 @@ def _gpu(
     return ChipSpec(
         name=name, flops_per_second=tuple((k, v * 1e12) for k, v in rates.items()),
         f32_matmul="tf32" if "tf32" in rates else "f32", memory_bytes_per_second=gbytes_per_second * 1e9,
-        memory_bytes=memory_bytes, usable_fraction=GPU_PREALLOCATED_FRACTION, launch_seconds=_GPU_KERNEL_LAUNCH,
+        memory_bytes=memory_bytes, usable_fraction=GPU_PREALLOCATED_FRACTION,
+        launch_seconds=_GPU_KERNEL_LAUNCH,
         collective_launch_seconds=_NCCL_LAUNCH, device_link=device_link, node_link=node_link,
-        aot_platform="cuda" if target else None, aot_target=name if target else None, device_kinds=kinds, source=source,
+        aot_platform="cuda" if target else None, aot_target=name if target else None,
+        device_kinds=kinds, source=source,
     )  # fmt: skip
 
 
@@ -134,68 +139,83 @@ def _network(total: float, per_device: float) -> Link:
     )
 
 
-def _tpu(name: str, bf16: float, int8: float, bandwidth: float, memory: int, ici: float, rank: int, kinds: tuple[str, ...], source: str) -> ChipSpec:  # fmt: skip  # noqa: E501
+def _tpu(
+    name: str, bf16: float, int8: float, bandwidth: float, memory: int, ici: float, rank: int,
+    kinds: tuple[str, ...], source: str,
+) -> ChipSpec:  # fmt: skip
     return ChipSpec(
-        # float32 at full precision takes six bfloat16 passes: https://docs.jax.dev/en/latest/jax.lax.html (Precision)
+        # float32 at full precision takes six bfloat16 passes: https://docs.jax.dev/en/latest/jax.lax.html
+        # (Precision)
         name=name, flops_per_second=(("bf16", bf16), ("int8", int8), ("f32", bf16 / 6)), f32_matmul="bf16",
         memory_bytes_per_second=bandwidth, memory_bytes=memory, usable_fraction=TPU_USABLE_FRACTION,
         launch_seconds=_TPU_LAUNCH, collective_launch_seconds=_TPU_LAUNCH,
-        device_link=Link(bandwidth_bytes_per_second=ici, latency_seconds=_ICI_LATENCY, ring=True), node_link=None,
+        device_link=Link(bandwidth_bytes_per_second=ici, latency_seconds=_ICI_LATENCY, ring=True),
+        node_link=None,
         torus_rank=rank, aot_platform="tpu", device_kinds=kinds, source=source,
     )  # fmt: skip
 
 
 _HOPPER = {"f64": 33.5, "f32": 66.9, "tf32": 494.7, "bf16": 989.4, "f16": 989.4, "f8": 1978.9, "int8": 1978.9}
 _AMPERE = {"f64": 9.7, "f32": 19.5, "tf32": 156.0, "bf16": 312.0, "f16": 312.0, "int8": 624.0}
+_HOPPER_NODES = _network(32 * _NET_100G, 4 * _NET_100G)
+_AMPERE_NODES = _network(16 * _NET_100G, 2 * _NET_100G)
+_HDR = _network(2 * _NET_100G, 2 * _NET_100G)  # InfiniBand at 200, 100 and 56 Gbit/s, one card for a node
+_EDR = _network(_NET_100G, _NET_100G)
+_FDR = _network(0.56 * _NET_100G, 0.56 * _NET_100G)
 _SCALING_BOOK = "https://jax-ml.github.io/scaling-book/tpus/ and https://cloud.google.com/tpu/docs/"
 _GIB = 2**30
 
 _ALL = (
     # DGX H200: 18 NVLinks, eight 400 Gbit/s network cards.
-    _gpu("h200", _HOPPER, 4800, 151397597184, _nvlink(18, _NVLINK_H100), _network(32 * _NET_100G, 4 * _NET_100G),
+    _gpu("h200", _HOPPER, 4800, 151397597184, _nvlink(18, _NVLINK_H100), _HOPPER_NODES,
          ("H200",), "https://www.nvidia.com/en-us/data-center/h200/", True),
     # DGX H100: 18 NVLinks, eight 400 Gbit/s network cards.
-    _gpu("h100", _HOPPER, 3352.32, 84929347584, _nvlink(18, _NVLINK_H100), _network(32 * _NET_100G, 4 * _NET_100G),
+    _gpu("h100", _HOPPER, 3352.32, 84929347584, _nvlink(18, _NVLINK_H100), _HOPPER_NODES,
          ("H100",), "https://resources.nvidia.com/en-us-tensor-core/nvidia-tensor-core-gpu-datasheet", True),
     # PCIe 4.0 x16, no NVLink bridge; one 200 Gbit/s network card per node is assumed.
-    _gpu("a100-pcie", _AMPERE, 1935.36, 79050250240, _pcie(_PCIE4_X16), _network(2 * _NET_100G, 2 * _NET_100G),
-         ("A100 80GB PCIe", "A100-PCIE"), "https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/"
+    _gpu("a100-pcie", _AMPERE, 1935.36, 79050250240, _pcie(_PCIE4_X16), _HDR,
+         ("A100 80GB PCIe", "A100-PCIE"),
+         "https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/"
          "PB-10577-001_v02.pdf", True),
     # DGX A100 80GB: 12 NVLinks, eight 200 Gbit/s network cards.
-    _gpu("a100", _AMPERE, 2039.04, 85100068864, _nvlink(12, _NVLINK_A100), _network(16 * _NET_100G, 2 * _NET_100G),
+    _gpu("a100", _AMPERE, 2039.04, 85100068864, _nvlink(12, _NVLINK_A100), _AMPERE_NODES,
          ("A100",), "https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/"
          "nvidia-a100-datasheet-nvidia-us-2188504-web.pdf", True),
     # DGX-1: 6 NVLinks, four 100 Gbit/s network cards behind PCIe 3.0.
     _gpu("v100", {"f64": 7.8, "f32": 15.7, "f16": 125.0}, 898.048, 16935682048, _nvlink(6, _NVLINK_V100),
          _network(4 * _NET_100G, _NET_100G), ("V100",),
-         "https://images.nvidia.com/content/technologies/volta/pdf/volta-v100-datasheet-update-us-1165301-r5.pdf", True),
+         "https://images.nvidia.com/content/technologies/volta/pdf/volta-v100-datasheet-update-us-1165301-r5.pdf",
+         True),
     # 4 NVLinks; nodes on 100 Gbit/s InfiniBand as in FlexFlow, section 8.
     _gpu("p100", {"f64": 5.3, "f32": 10.6, "f16": 21.2}, 732.16, 17066885120, _nvlink(4, _NVLINK_P100),
-         _network(_NET_100G, _NET_100G), ("P100",),
+         _EDR, ("P100",),
          "https://images.nvidia.com/content/tesla/pdf/nvidia-tesla-p100-datasheet.pdf", True),
-    # One of the two dies of a board, boost clock; nodes on 56 Gbit/s InfiniBand as in FlexFlow, section 8. sm_37 is
-    # older than today's compilers: it can be planned, not compiled.
-    _gpu("k80", {"f64": 1.455, "f32": 4.37}, 240, 12 * _GIB, _pcie(_PCIE3_X16), _network(0.56 * _NET_100G, 0.56 * _NET_100G),
+    # One of the two dies of a board, boost clock; nodes on 56 Gbit/s InfiniBand as in FlexFlow, section 8.
+    # sm_37 is older than today's compilers: it can be planned, not compiled.
+    _gpu("k80", {"f64": 1.455, "f32": 4.37}, 240, 12 * _GIB, _pcie(_PCIE3_X16), _FDR,
          ("K80",), "https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/tesla-product-literature/"
          "Tesla-K80-BoardSpec-07317-001-v05.pdf", False),
-    # Boards of PaSE, section 4; nodes on 100 Gbit/s InfiniBand assumed. Half-precision products summed in float32.
+    # Boards of PaSE, section 4; nodes on 100 Gbit/s InfiniBand assumed. Half-precision products summed in
+    # float32.
     _gpu("2080ti", {"f64": 0.42, "f32": 13.45, "f16": 53.8, "int8": 215.2}, 616, 11 * _GIB, _pcie(_PCIE3_X16),
-         _network(_NET_100G, _NET_100G), ("2080 Ti",),
-         "https://images.nvidia.com/aem-dam/en-zz/Solutions/design-visualization/technologies/turing-architecture/"
-         "NVIDIA-Turing-Architecture-Whitepaper.pdf", False),
+         _EDR, ("2080 Ti",),
+         "https://images.nvidia.com/aem-dam/en-zz/Solutions/design-visualization/technologies/"
+         "turing-architecture/NVIDIA-Turing-Architecture-Whitepaper.pdf", False),
     # Half precision runs at 1/64 of float32 on sm_61, so it is computed in float32.
-    _gpu("1080ti", {"f64": 0.354, "f32": 11.34}, 484.4, 11 * _GIB, _pcie(_PCIE3_X16), _network(_NET_100G, _NET_100G),
+    _gpu("1080ti", {"f64": 0.354, "f32": 11.34}, 484.4, 11 * _GIB, _pcie(_PCIE3_X16), _EDR,
          ("1080 Ti",), "https://www.nvidia.com/en-gb/geforce/products/10series/geforce-gtx-1080-ti/", False),
     # ICI: one link, one direction; two links per torus dimension where it wraps around.
     _tpu("v5e", 197e12, 394e12, 819e9, 16 * _GIB, 45e9, 2, ("TPU v5 lite", "TPU v5e"), _SCALING_BOOK),
     _tpu("v5p", 459e12, 918e12, 2765e9, 95 * _GIB, 90e9, 3, ("TPU v5p", "TPU v5"), _SCALING_BOOK),
     _tpu("v6e", 918e12, 1836e12, 1640e9, 32 * _GIB, 90e9, 2, ("TPU v6 lite", "TPU v6e"), _SCALING_BOOK),
-    # Nominal: virtual devices of one host, which share its memory bandwidth (order of magnitude of a desktop core;
-    # no data sheet). Meant for running plans without accelerators, not for predicting their time.
+    # Nominal: virtual devices of one host, which share its memory bandwidth (order of magnitude of a desktop
+    # core; no data sheet). Meant for running plans without accelerators, not for predicting their time.
     ChipSpec(name="cpu", flops_per_second=(("f64", 20e9), ("f32", 40e9)), memory_bytes_per_second=10e9,
-             memory_bytes=16 * _GIB, usable_fraction=1.0, launch_seconds=5e-6, collective_launch_seconds=50e-6,
+             memory_bytes=16 * _GIB, usable_fraction=1.0, launch_seconds=5e-6,
+             collective_launch_seconds=50e-6,
              device_link=Link(bandwidth_bytes_per_second=2e9, latency_seconds=10e-6),
-             node_link=Link(bandwidth_bytes_per_second=1e9, latency_seconds=50e-6, shared_bytes_per_second=1e9),
+             node_link=Link(bandwidth_bytes_per_second=1e9, latency_seconds=50e-6,
+                            shared_bytes_per_second=1e9),
              aot_platform="cpu", device_kinds=("cpu",), source="nominal"),
 )  # fmt: skip
 

@@ -1,8 +1,9 @@
 """Seconds of one collective: alpha-beta over the levels of the machine.
 
-A group spans the product of its axes. `n_l` is its size at level l (0 = outermost), `m_l` how many of its devices sit
-below one child of level l, `D_l` how many devices there are below one child in all. All groups run at once, so
-`D_l / m_l` groups share what a child shares. NCCL's model, https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc :
+A group spans the product of its axes. `n_l` is its size at level l (0 = outermost), `m_l` how many of its
+devices sit below one child of level l, `D_l` how many devices there are below one child in all. All groups
+run at once, so `D_l / m_l` groups share what a child shares. NCCL's model,
+https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc :
 
   ring bandwidth    B = min over levels spanned of min(m_l b_l, shared_l m_l / D_l)
   ring steps        the n - 1 steps of a ring, each at the latency of the level that it crosses
@@ -43,8 +44,8 @@ def collective_seconds(
     """Seconds of one collective in which all devices take part, in groups over `axes`.
 
     Args:
-      num_bytes: bytes per device on the larger side: what comes out of an all-gather, what goes into the others; may
-        be an array.
+      num_bytes: bytes per device on the larger side: what comes out of an all-gather, what goes into the
+        others; may be an array.
       axes: indices of atomic axes; their order does not matter. None: 0 seconds.
     """
     latency, seconds_per_byte = collective_terms(topology, kind, axes)
@@ -121,18 +122,17 @@ def _tree_latency(topology: Topology, sizes: tuple[int, ...]) -> float:
 
 
 def _all_to_all_seconds_per_byte(topology: Topology, sizes: tuple[int, ...]) -> float:
-    """Levels carry their bytes at the same time; of a device's S bytes, those for other children cross the level."""
+    """Levels carry their bytes at the same time; a device's bytes for other children cross the level."""
     num_devices = math.prod(sizes)
     slowest = 0.0
     for level, in_group, in_all in _spanned(topology, sizes):
         link, size = topology.levels[level].link, sizes[level]
         crossing = in_group * (size - 1) / num_devices
-        # A ring of n chips has two links where it is cut in half, and n/2 chips that send half of theirs across it.
+        # A ring of n chips has two links where it is cut in half, and n/2 chips that send half of theirs
+        # across it.
         hops = max(1.0, size / 4) if link.ring else 1.0
-        slowest = max(
-            slowest,
-            crossing * hops / _share(link.bandwidth_bytes_per_second, link.shared_bytes_per_second, in_all),
-        )  # noqa: E501
+        rate = _share(link.bandwidth_bytes_per_second, link.shared_bytes_per_second, in_all)
+        slowest = max(slowest, crossing * hops / rate)
     return slowest
 
 

@@ -20,7 +20,7 @@ def detect(devices: Sequence[Any] | None = None) -> Topology:
     if devices is None:
         import jax
 
-        devices = jax.devices()
+        return detect(jax.devices())
     kinds = sorted({str(device.device_kind) for device in devices})
     if len(kinds) != 1:
         raise TopologyError(
@@ -46,7 +46,8 @@ def _cluster_shape(devices: Sequence[Any]) -> tuple[int, ...]:
     in_order = [device.process_index for device in devices]
     if len(counts) != 1 or in_order != sorted(in_order):
         raise TopologyError(
-            f"devices per process are {dict(per_node)}; expected the same number in each process, in process order"
+            f"devices per process are {dict(per_node)}; expected the same number in "
+            "each process, in process order"
         )
     size = counts.pop()
     return (len(per_node), size) if len(per_node) > 1 else (size,)

@@ -71,7 +71,8 @@ class Layout:
         """Shape of the piece on one device."""
         if not self.divides(shape, axes):
             raise ArgumentError(
-                f"layout {self.describe(axes)} splits {self.num_splits(axes)} does not divide the shape {tuple(shape)}; "
+                f"layout {self.describe(axes)} splits {self.num_splits(axes)} does not divide the "
+                f"shape {tuple(shape)}; "
                 "each dimension must be a multiple of its number of parts"
             )
         return tuple([size // _product(dim, axes) for size, dim in zip(shape, self.dims)])
@@ -86,8 +87,8 @@ class Layout:
 
         if self.partial:
             raise ArgumentError(
-                f"layout {self.describe(axes)} is partial over {[axes[a].name for a in self.partial]}, which a "
-                "PartitionSpec cannot say; resolve it with an all-reduce or reduce-scatter first"
+                f"layout {self.describe(axes)} is partial over {[axes[a].name for a in self.partial]}, which "
+                "a PartitionSpec cannot say; resolve it with an all-reduce or reduce-scatter first"
             )
         return PartitionSpec(*(_spec_entry([axes[a].name for a in dim]) for dim in self.dims))
 

@@ -12,11 +12,12 @@ from jaxplan.mesh._layout import Layout
 
 
 def permutation_pairs(source: Layout, target: Layout, axes: Sequence[AtomicAxis]) -> list[tuple[int, int]]:
-    """(from, to) device pairs of the permute that turns `source` into `target`, by position in the device order.
+    """(from, to) device pairs of the permute that turns `source` into `target`, by position in the device
+    order.
 
-    Each device receives the piece that `target` wants on it. Where several devices hold copies of a piece, those that
-    need it keep their own, and the rest are matched in device order, so every device sends once and receives once.
-    Identity pairs are included, as `jax.lax.ppermute` wants them.
+    Each device receives the piece that `target` wants on it. Where several devices hold copies of a piece,
+    those that need it keep their own, and the rest are matched in device order, so every device sends once
+    and receives once. Identity pairs are included, as `jax.lax.ppermute` wants them.
     """
     if source.num_splits(axes) != target.num_splits(axes) or source.partial != target.partial:
         raise ArgumentError(

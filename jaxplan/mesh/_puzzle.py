@@ -1,10 +1,11 @@
 """What is left of a resharding when names are taken away, and the primitive steps on it.
 
-A `Puzzle` drops untouched dimensions and common major prefixes; labels 0, 1, ... stand for one atomic axis, or for
-several of one level that stay together. Puzzles of different tensors and axes are the same, so few are ever solved.
+A `Puzzle` drops untouched dimensions and common major prefixes; labels 0, 1, ... stand for one atomic axis,
+or for several of one level that stay together. Puzzles of different tensors and axes are the same, so few are
+ever solved.
 
-A label in its final place, with all labels major to it in theirs, is not moved again. A puzzle of many labels is
-`large`, and tries only moves that bring labels towards their final place.
+A label in its final place, with all labels major to it in theirs, is not moved again. A puzzle of many labels
+is `large`, and tries only moves that bring labels towards their final place.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 Dims = tuple[tuple[int, ...], ...]
-# Above this many labels, only moves that bring labels towards their final place are tried: their number otherwise grows
-# as the factorial.
+# Above this many labels, only moves that bring labels towards their final place are tried: their number
+# otherwise grows as the factorial.
 _MAX_LABELS_FREELY_MOVED = 3
 
 
@@ -71,7 +72,7 @@ class State(NamedTuple):
 
 
 class Move(NamedTuple):
-    """One step: `labels` move from `dim` (to `to_dim`), `group` communicates, `state` is the result; -1: no dimension."""
+    """One step: `labels` move from `dim` (to `to_dim`; -1: none), `group` communicates, `state` is the result."""
 
     kind: str
     labels: tuple[int, ...]
@@ -190,7 +191,7 @@ def _any_order(
 def _towards_goal(
     puzzle: Puzzle, state: State, settled: list[int], pool: list[int]
 ) -> Iterator[tuple[int, ...]]:
-    """For each set of dimensions: their places as the target has them, the other places with what is left, in order."""
+    """For each set of dimensions: their places as the target has them, the others with what is left."""
     loose = [dim for dim, labels in enumerate(state.dims) if len(labels) > settled[dim]]
     for count in range(1, len(loose) + 1):
         for chosen in itertools.combinations(loose, count):
@@ -222,7 +223,7 @@ def _reductions(puzzle: Puzzle, state: State) -> Iterator[Move]:
 
 
 def _summed(puzzle: Puzzle, partial: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Sets of labels to sum over at once: all there are, or in a large puzzle all labels and those of one home."""
+    """Sets of labels to sum over at once: every one, or in a large puzzle all labels and those of one home."""
     if not puzzle.large:
         counts = range(1, len(partial) + 1)
         return [chosen for count in counts for chosen in itertools.combinations(partial, count)]

@@ -14,6 +14,7 @@ TensorOpt, section 4.1, calls this tensor rescheduling and finds it by shortest 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +28,6 @@ from jaxplan.mesh._puzzle import Move, Puzzle, State
 from jaxplan.mesh._search import Line, envelope
 from jaxplan.mesh._topology import Topology
 
-
 # Up to so many moving axes are moved one by one; of more, those that stay together are moved as one.
 _MAX_SINGLE_AXES = 3
 
@@ -38,8 +38,8 @@ class Step:
 
     Attributes:
       kind: `slice`, `all-gather`, `all-to-all`, `collective-permute`, `reduce-scatter` or `all-reduce`.
-      axes: atomic axes that move, major to minor as they stand (or will stand) in the dimension; for a permute all
-        axes that change place.
+      axes: atomic axes that move, major to minor as they stand (or will stand) in the dimension; for a
+        permute all axes that change place.
       dim: the dimension sliced, gathered, scattered to or moved from; None for a permute and an all-reduce.
       to_dim: the dimension that an all-to-all moves to, else None.
       source, target: the layouts before and after.
@@ -64,8 +64,10 @@ class Path:
       steps: in order; none when the layouts are equal.
       layouts: the source, the layout after each step; the last is the target.
       seconds: of all steps; infinite when there is no path (an unsplit value never becomes partial).
-      collectives: (kind, axes, bytes per device) of the steps that communicate, bytes as in `collective_seconds`.
-      peak_bytes: the largest layout strictly between source and target, bytes per device; 0 when there is none.
+      collectives: (kind, axes, bytes per device) of the steps that communicate, bytes as in
+        `collective_seconds`.
+      peak_bytes: the largest layout strictly between source and target, bytes per device; 0 when there is
+        none.
     """
 
     steps: tuple[Step, ...]
@@ -76,7 +78,7 @@ class Path:
 
 
 class _Problem(NamedTuple):
-    """Lines of the cheapest paths, the pieces that every layout has, and what the labels and dimensions stand for."""
+    """Lines of the cheapest paths, pieces that every layout has, and what labels and dimensions stand for."""
 
     lines: tuple[Line, ...]
     pieces: int
@@ -102,8 +104,9 @@ def reshard_path(
 ) -> Path:
     """The cheapest path from `source` to `target` for a tensor of the global `shape`.
 
-    Partial axes of the source that the target does not keep are summed; the target may keep any of them. All layouts
-    on the way divide the shape. Ties go to fewer collectives, then fewer bytes, then the order of steps above.
+    Partial axes of the source that the target does not keep are summed; the target may keep any of them. All
+    layouts on the way divide the shape. Ties go to fewer collectives, then fewer bytes, then the order of
+    steps above.
 
     Raises:
       ArgumentError: a layout has another rank than the shape, or does not divide it.
@@ -155,7 +158,8 @@ def _problem(source: Layout, target: Layout, caps: tuple[int, ...], topology: To
         if not layout.divides(caps, topology.axes):
             raise ArgumentError(
                 f"layout {layout.describe(topology.axes)} of {topology.name} does not divide a tensor of "
-                f"{len(caps)} dimensions whose common divisors with the devices are {caps}; choose layouts by Layout.divides"
+                f"{len(caps)} dimensions whose common divisors with the devices are {caps}; "
+                "choose layouts by Layout.divides"
             )
     if not set(target.partial) <= set(source.partial):
         return None
@@ -172,7 +176,7 @@ def _problem(source: Layout, target: Layout, caps: tuple[int, ...], topology: To
 
 
 def _differing(source: Layout, target: Layout, caps: tuple[int, ...], topology: Topology) -> tuple[int, ...]:
-    """Dimensions whose axes differ, in an order that depends on their form and not on their place in the tensor."""
+    """Dimensions whose axes differ, ordered by their form, not by their place in the tensor."""
     axes = topology.axes
 
     def form(d: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]], int, int]:
@@ -222,7 +226,7 @@ def _blocks(
 
 
 def _successors(dims: tuple[tuple[int, ...], ...]) -> dict[int, int]:
-    return {a: b for dim in dims for a, b in zip(dim, dim[1:])}
+    return {a: b for dim in dims for a, b in itertools.pairwise(dim)}
 
 
 def _puzzle(

@@ -1,7 +1,7 @@
 """The cheapest chains of moves for a puzzle, for tensors of every size at once.
 
-The price of a chain is a line in the bytes of the tensor: `envelope` finds every chain that is cheapest for some size,
-each by A* at one size, so a price is exact and a puzzle is solved a few times in all.
+The price of a chain is a line in the bytes of the tensor: `envelope` finds every chain that is cheapest for
+some size, each by A* at one size, so a price is exact and a puzzle is solved a few times in all.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from jaxplan.mesh._collectives import terms_of_sizes
 from jaxplan.mesh._puzzle import Move, Puzzle, State, most_pieces, moves
 from jaxplan.mesh._topology import Topology
 
-# Times are compared as whole units of 1e-14 s, so that sums in any order tie exactly and plans are deterministic.
+# Times are compared as whole units of 1e-14 s, so that sums in any order tie exactly and plans are
+# deterministic.
 _TICKS_PER_SECOND = 1e14
 # A lower bound stays one however its sums are rounded.
 _BOUND_TICKS = _TICKS_PER_SECOND * (1 - 1e-9)
@@ -26,7 +27,7 @@ _LEAST_BYTES, _MOST_BYTES = 1.0, 1e15
 
 
 class Line(NamedTuple):
-    """A chain and its price for a tensor of which x bytes lie on a device when no label splits it: fixed + slope x."""
+    """A chain and its price, fixed + slope x, for x bytes on a device when no label splits the tensor."""
 
     fixed: float
     slope: float
@@ -79,7 +80,7 @@ class _Graph:
         self._goal_pieces_of_dim = [puzzle.pieces(dim) for dim in puzzle.target]
 
     def shortest(self, num_bytes: float) -> Line:
-        """A* from source to target: least time, then fewest collectives, then fewest bytes, then first found."""
+        """A* to the target: least time, then fewest collectives, then fewest bytes, then first found."""
         best = {self._start: (0, 0, 0)}
         came: dict[State, tuple[State, _Edge]] = {}
         heap = [((0, 0, 0), 0, (0, 0, 0), self._start)]
@@ -116,8 +117,9 @@ class _Graph:
     def _bound(self, state: State) -> tuple[float, float]:
         """(seconds, seconds per byte) that are needed at least, for launches and for bytes.
 
-        Every dimension that is split too finely needs a gather or all-to-all of its own, and a sum a reduction. A
-        device receives all that it will have more than now, and no link is faster than the fastest.
+        Every dimension that is split too finely needs a gather or all-to-all of its own, and a sum a
+        reduction. A device receives all that it will have more than now, and no link is faster than the
+        fastest.
         """
         goal = self._puzzle.target
         if not state.partial and all(want[: len(dim)] == dim for dim, want in zip(state.dims, goal)):

@@ -81,7 +81,8 @@ class Topology:
 
     @classmethod
     def parse(cls, text: str) -> Topology:
-        """Read `h100:2x8` (nodes x devices per node), `a100-pcie:8`, `cpu:8`, or a TPU slice such as `v5e:2x4`.
+        """Read `h100:2x8` (nodes x devices per node), `a100-pcie:8`, `cpu:8`, or a TPU slice such as
+        `v5e:2x4`.
 
         Raises:
           TopologyError: unknown chip (the nearest name is shown) or malformed sizes.
@@ -100,7 +101,8 @@ class Topology:
         most = chip.torus_rank or 2
         if not 1 <= len(sizes) <= most or min(sizes) < 1:
             raise TopologyError(
-                f"topology {given!r} has sizes {sizes}; {chip.name} takes one to {most} sizes of at least 1: {_EXPECTED}"
+                f"topology {given!r} has sizes {sizes}; {chip.name} takes one to {most} sizes of at least "
+                f"1: {_EXPECTED}"
             )
         levels = _torus_levels(chip, sizes) if chip.torus_rank else _cluster_levels(chip, sizes, given)
         return cls(
@@ -117,10 +119,12 @@ class Topology:
         return detect(devices)
 
     def aot_devices(self) -> list[Any]:
-        """Compile-only devices of this topology, in order; call it in a process started with `aot_environment()`.
+        """Compile-only devices of this topology, in order; call it in a process started with
+        `aot_environment()`.
 
         Raises:
-          TopologyError: the chip cannot be compiled for, or the compiler plugin is missing or has found no place to run.
+          TopologyError: the chip cannot be compiled for, or the compiler plugin is missing or has found no
+            place to run.
         """
         from jaxplan.mesh._aot import aot_devices
 

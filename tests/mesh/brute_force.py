@@ -50,7 +50,7 @@ def single_steps(
 
 
 def permutes(layout: Layout, topology: Topology) -> Iterator[tuple[Layout, tuple[int, ...]]]:
-    """All layouts of the same local shape, for axes that are all of one size, with the axes that change place."""
+    """All layouts of the same local shape, if all axes are of one size, with the axes that change place."""
     axes = [a for a in range(len(topology.axes)) if a not in layout.partial]
     lengths = [len(dim) for dim in layout.dims]
     for order in itertools.permutations(axes, sum(lengths)):
