@@ -4,8 +4,8 @@
 
 `DIR` holds `.npz` files: `n_nodes`, `cost_<v>` (K_v,), `edges` (E, 2), `edge_mat` (E,), `mat_<j>` (K_u, K_v)
 and `opt_cost`, a proven optimum of the sum. Each solver's optimum is checked against it before anything is
-timed. The baseline is a dense elimination, one table for each node: min-weight order, an in-place minimum over
-the eliminated node's configurations, nothing folded.
+timed. The baseline is a dense elimination, one table for each node: min-weight order, an in-place minimum
+over the eliminated node's configurations, nothing folded.
 """
 
 from __future__ import annotations
