@@ -90,7 +90,7 @@ class ChipSpec:
     source: str
 
     def peak_flops_per_second(self, dtype: str) -> float:
-        """Dense peak in a dtype (`bfloat16` or `bf16`); a format that the chip lacks runs in the next wider one."""
+        """Dense peak in a dtype (`bfloat16` or `bf16`); a format it lacks runs in the next wider one."""
         rates = dict(self.flops_per_second)
         name = _SHORT_DTYPES.get(dtype, dtype)
         while name not in rates and name in _WIDER:

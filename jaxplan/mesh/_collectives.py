@@ -49,6 +49,8 @@ def collective_seconds(
       axes: indices of atomic axes; their order does not matter. None: 0 seconds.
     """
     latency, seconds_per_byte = collective_terms(topology, kind, axes)
+    if isinstance(num_bytes, np.ndarray):
+        return latency + seconds_per_byte * num_bytes.astype(np.float64)
     return latency + seconds_per_byte * num_bytes
 
 

@@ -72,7 +72,7 @@ class State(NamedTuple):
 
 
 class Move(NamedTuple):
-    """One step: `labels` move from `dim` (to `to_dim`; -1: none), `group` communicates, `state` is the result."""
+    """One step: `labels` move from `dim` (to `to_dim`; -1: none), `group` communicates, then `state`."""
 
     kind: str
     labels: tuple[int, ...]
@@ -223,7 +223,7 @@ def _reductions(puzzle: Puzzle, state: State) -> Iterator[Move]:
 
 
 def _summed(puzzle: Puzzle, partial: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Sets of labels to sum over at once: every one, or in a large puzzle all labels and those of one home."""
+    """Sets of labels to sum over at once: every one; in a large puzzle all labels and those of one home."""
     if not puzzle.large:
         counts = range(1, len(partial) + 1)
         return [chosen for count in counts for chosen in itertools.combinations(partial, count)]
