@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from jaxplan.mesh import Layout, Topology, collective_seconds
 
@@ -66,7 +66,11 @@ def _place(layout: Layout, axis: int) -> tuple[int, int] | None:
 
 
 def all_seconds(
-    source: Layout, shape: tuple[int, ...], itemsize: int, topology: Topology
+    source: Layout,
+    shape: tuple[int, ...],
+    itemsize: int,
+    topology: Topology,
+    allowed: Callable[[Layout], bool] = lambda layout: True,
 ) -> dict[Layout, float]:
     """Uniform-cost search from one source to everything it reaches."""
     best = {source: 0.0}
@@ -77,9 +81,10 @@ def all_seconds(
         if seconds > best[layout]:
             continue
         for after, price in single_steps(layout, shape, itemsize, topology):
-            if after.divides(shape, topology.axes) and seconds + price < best.get(after, math.inf):
-                best[after] = seconds + price
-                heapq.heappush(heap, (seconds + price, next(counter), after))
+            new = seconds + price
+            if new < best.get(after, math.inf) and after.divides(shape, topology.axes) and allowed(after):
+                best[after] = new
+                heapq.heappush(heap, (new, next(counter), after))
     return best
 
 
@@ -92,3 +97,24 @@ def all_layouts(rank: int, num_axes: int) -> list[Layout]:
         for dims in itertools.product(*(list(itertools.permutations(m)) for m in members)):
             layouts.append(Layout(tuple(dims), partial))
     return layouts
+
+
+def least_seconds(
+    source: Layout, target: Layout, shape: tuple[int, ...], itemsize: int, topology: Topology
+) -> float:
+    """The cheapest path that moves only axes whose place differs, within the dimensions that differ."""
+    movable = {a for a in (*source.used, *target.used) if _home(source, a) != _home(target, a)}
+
+    def allowed(layout: Layout) -> bool:
+        return all(
+            a in movable or _home(layout, a) == _home(source, a) for a in range(len(topology.axes))
+        ) and all(layout.dims[d] == dim for d, dim in enumerate(source.dims) if dim == target.dims[d])
+
+    return all_seconds(source, shape, itemsize, topology, allowed).get(target, math.inf)
+
+
+def _home(layout: Layout, axis: int) -> object:
+    """What lies major to an axis, and where: it moves if any of that changes."""
+    if axis in layout.partial:
+        return "partial"
+    return next(((d, dim[: dim.index(axis)]) for d, dim in enumerate(layout.dims) if axis in dim), None)
