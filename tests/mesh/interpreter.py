@@ -16,7 +16,7 @@ def mesh_of(topology: Topology) -> Mesh:
 
 
 def spec(layout: Layout, topology: Topology) -> PartitionSpec:
-    """A partial value carries its terms along one leading dimension per partial axis, split over that axis."""
+    """A partial value carries its terms along one leading dimension per partial axis, split there."""
     names = [axis.name for axis in topology.axes]
     whole = Layout(layout.dims).partition_spec(topology.axes)
     return PartitionSpec(*(names[a] for a in layout.partial), *whole)

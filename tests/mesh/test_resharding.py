@@ -129,7 +129,7 @@ def test_axes_at_rest_would_help_little() -> None:
     "topology", [H100, Topology.parse("h100:2x4"), Topology.parse("a100:2x6")], ids=lambda t: t.name
 )
 def test_laws_of_paths(topology: Topology) -> None:
-    """A path ends in its target through layouts that divide, at the price of the table; no detour is cheaper."""
+    """A path ends in its target through layouts that divide, at the table's price; no detour is cheaper."""
     shape = (24, 48)
     layouts = [x for x in brute_force.all_layouts(2, len(topology.axes)) if x.divides(shape, topology.axes)]
     draw = random.Random(1)
