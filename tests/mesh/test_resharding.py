@@ -181,5 +181,8 @@ def test_permutations_send_and_receive_once() -> None:
     for source, target in itertools.permutations([layout("ab", ""), layout("ca", ""), layout("bc", "")], 2):
         pairs = permutation_pairs(source, target, CPU.axes)
         assert sorted(p for p, _ in pairs) == sorted(q for _, q in pairs) == list(range(8))
+    # From a to b: the four devices with equal places along both already hold their piece.
+    moves = permutation_pairs(layout("a", ""), layout("b", ""), CPU.axes)
+    assert [p for p, q in moves if p == q] == [0, 1, 6, 7]
     with pytest.raises(JaxplanError, match="no permute"):
         permutation_pairs(layout("a", ""), layout("", "a"), CPU.axes)
