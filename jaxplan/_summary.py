@@ -16,7 +16,7 @@ def summarise(
 ) -> str:
     """Such as ``batch /8; state 1/7.9; gathers: 12 kept, 60 repeated``."""
     parts = [_splits(graph, topology, configurations), _state(graph, topology, configurations)]
-    gathers = [t for t in transfers if any(s.kind == "all-gather" for s in t.path.steps) and t.tensor in _storage(graph)]
+    gathers = [t for t in transfers if any(s.kind == "all-gather" for s in t.path.steps) and _is_stored(graph, t.tensor)]
     repeated = sum(1 for t in gathers if t.repeated)
     if gathers:
         parts.append(f"gathers: {len(gathers) - repeated} kept, {repeated} repeated")
@@ -56,10 +56,7 @@ def _state(graph: StepGraph, topology: Topology, configurations: Sequence[Config
     return f"state 1/{total / local:.3g}" if local else ""
 
 
-def _storage(graph: StepGraph) -> frozenset[int]:
-    """Tensors that state groups make: parameters as they are stored or cast."""
-    found = set()
-    for t, group in enumerate(graph.grouping.tensor_group):
-        if group >= 0 and graph.grouping.groups[group].kind == "state":
-            found.add(t)
-    return frozenset(found)
+def _is_stored(graph: StepGraph, t: int) -> bool:
+    """Whether a state group makes the tensor: a parameter as it is stored, or cast."""
+    group = graph.grouping.tensor_group[t]
+    return group >= 0 and graph.grouping.groups[group].kind == "state"

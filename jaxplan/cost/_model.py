@@ -107,9 +107,10 @@ class _Builder:
         tiny = min(TINY_STATE_ELEMENTS, largest * TINY_STATE_FRACTION)
         result = []
         for group, space in zip(self.graph.grouping.groups, self.graph.spaces, strict=True):
-            key = ("configs", tuple(c.sizes for c in space.classes))
+            front = self.graph.named.front
+            key = ("configs", tuple((c.sizes, c.named_dimension == front) for c in space.classes))
             if key not in self.memo:
-                self.memo[key] = enumerate_configurations(space.classes, sizes, levels)
+                self.memo[key] = enumerate_configurations(space.classes, sizes, levels, front)
             stored = [tensors[t].num_elements for t in group.inputs if t in self.graph.state]
             is_tiny = group.kind == "state" and max(stored, default=0) <= tiny
             result.append(self.memo[key][:1] if is_tiny else self.memo[key])

@@ -39,6 +39,11 @@ class NamedDimensions:
     dimensions: tuple[NamedDimension, ...]
     of: dict[tuple[int, int], int]
 
+    @property
+    def front(self) -> int:
+        """The dimension that takes the outermost axes: the batch, or else the largest."""
+        return next((k for k, dimension in enumerate(self.dimensions) if dimension.name == "batch"), 0)
+
 
 def dimension_graph(program: Program, rules: Sequence[OperatorRule]) -> nx.Graph:
     """Undirected graph over ``(tensor index, dimension)``; edge attribute ``equation`` names the operator."""

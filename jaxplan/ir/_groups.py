@@ -271,20 +271,23 @@ class _Coarsening:
         for t in sized:
             if tensors[t].num_elements < largest and family not in ("gather", "scatter"):
                 continue
-            if family == "gather" and t == eqn.operands[0] and t not in self._computed_elementwise(eqn):
+            if not self._leads(eqn, t):
                 continue
             node = self._home(t)
             if node is not None and self.kind[node] in ("elementwise", "input"):
                 result.append(node)
         return result
 
-    def _computed_elementwise(self, eqn: Equation) -> set[int]:
-        found = set()
-        for t in eqn.operands:
+    def _leads(self, eqn: Equation, t: int) -> bool:
+        """Whether a gather or scatter follows this operand: a look-up in a stored table follows its indices, a
+        look-up in an activation follows that; a scatter follows its updates."""
+        family = self.rules[eqn.index].family
+        if family == "scatter":
+            return t == eqn.operands[2]
+        if family == "gather" and t == eqn.operands[0]:
             node = self._home(t)
-            if node is not None and self.kind[node] == "elementwise":
-                found.add(t)
-        return found
+            return node is not None and self.kind[node] == "elementwise"
+        return True
 
     def _home(self, t: int) -> int | None:
         """The node whose group a reader of ``t`` would follow."""
