@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxplan import _compat
 from jaxplan._errors import TraceError
+from jaxplan.ir._one_hot import one_hot_form
 from jaxplan.ir._program import Equation, Phase, Program, Tensor
 
 _InlineRule = Callable[["_Builder", Any, list[int], str], list[int]]
@@ -210,6 +211,17 @@ def _inline_remat(builder: _Builder, eqn: Any, operands: list[int], stack: str) 
         avals = [var.aval for var in jaxpr.invars]
         operands = builder.append(jax.lax.optimization_barrier_p, {}, operands, avals, stack, eqn)
     return builder.inline(jaxpr, consts, operands, stack)
+
+
+@register_inline("gather", "scatter-add")
+def _inline_look_up(builder: _Builder, eqn: Any, operands: list[int], stack: str) -> list[int]:
+    """One look-up per row becomes a comparison, which fuses and splits; every other one stays as it is."""
+    form = one_hot_form(eqn)
+    if form is None:
+        return _keep(builder, eqn, operands, stack)
+    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+    closed = jax.make_jaxpr(form)(*avals)
+    return builder.inline(closed.jaxpr, closed.consts, operands, stack)
 
 
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
