@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxplan.cost._buffers import FUSIBLE_FAMILIES
 from jaxplan.cost._compute import split_counts, tensor_splits
 from jaxplan.cost._flows import layout_of
 from jaxplan.cost._model import CostModel
@@ -70,7 +69,6 @@ class Predictor:
         self.model = model
         graph, buffers = model.graph, model.buffers
         program = graph.program
-        self._fusible = [graph.rules[e.index].family in FUSIBLE_FAMILIES for e in program.equations] + [True]
         self._read_end = self._reads_end()
         aliased = {program.outputs[o] for o in program.aliases if program.donated[program.aliases[o]]}
         inputs = set(program.inputs)
@@ -126,7 +124,9 @@ class Predictor:
     def _memory(
         self, assignment: Sequence[int], chosen: Sequence[Configuration], transfers: Sequence[Transfer]
     ) -> tuple[int, dict[str, int]]:
-        """Peak of the liveness curve; positions are two per equation so that fusions can work in place."""
+        """Peak of the liveness curve, two positions per equation: results are born at the first, operands die at the
+        second. Nothing is assumed to work in place: compiled programs showed the logits and their gradient side by side.
+        """
         model, buffers = self.model, self.model.buffers
         end = len(model.graph.program.equations)
         home_death = self._home_deaths(chosen, transfers)
@@ -144,23 +144,19 @@ class Predictor:
                 birth, death = buffers.birth[t], home_death.get(t, buffers.death[t])
                 if death < birth:
                     continue
-                births.append(self._position(birth, reading=False))
-                deaths.append(self._position(death, reading=True))
+                births.append(2 * birth)
+                deaths.append(2 * death + 1)
                 sizes.append(size)
                 labels.append("activations" if birth < turning else "gradients and temporaries")
         for transfer in transfers:
             size = model.pricer.local_bytes(model.graph.program.tensors[transfer.tensor], transfer.target)
             for span in transfer.spans:
                 births.append(2 * span.first)
-                deaths.append(self._position(min(self._read_end[span.last], end), reading=True))
+                deaths.append(2 * min(self._read_end[span.last], end) + 1)
                 sizes.append(size)
                 labels.append("resharded copies")
         workspace = WORKSPACE_BYTES.get(model.topology.chip.aot_platform or "", 0)
         return _peak(births, deaths, sizes, labels, resident, workspace, 2 * end + 2)
-
-    def _position(self, equation: int, reading: bool) -> int:
-        fusible = self._fusible[min(equation, len(self._fusible) - 1)]
-        return 2 * equation + (fusible != reading)
 
     def _home_deaths(self, chosen: Sequence[Configuration], transfers: Sequence[Transfer]) -> dict[int, int]:
         """Last read of the original copy of tensors that are resharded: readers of copies do not count."""

@@ -115,10 +115,20 @@ class _SpaceBuilder:
         for t, nodes in list(self.tensor_factors.items()):
             primal = self.tensor_factors.get(self.primal_of.get(t, -1))
             shapes = self.program.tensors
-            if primal is not None and shapes[t].shape == shapes[self.primal_of[t]].shape:
-                for ours, theirs in zip(primal, nodes, strict=True):
-                    if ours and theirs:
-                        self.union.join(ours[0], theirs[0])
+            if primal is None or shapes[t].shape != shapes[self.primal_of[t]].shape:
+                continue
+            if self._is_permuted(primal, nodes):
+                continue
+            for ours, theirs in zip(primal, nodes, strict=True):
+                if ours and theirs:
+                    self.union.join(ours[0], theirs[0])
+
+    def _is_permuted(self, primal: tuple[tuple[int, ...], ...], nodes: tuple[tuple[int, ...], ...]) -> bool:
+        """Whether the factors already say that a cotangent holds the dimensions of its primal in another order: the
+        gradient of a square weight comes out transposed, and tying it by position would tie rows to columns."""
+        ours = [self.union.find(dim[0]) if dim else -1 for dim in primal]
+        theirs = [self.union.find(dim[0]) if dim else -2 for dim in nodes]
+        return any(a == b for i, a in enumerate(ours) for j, b in enumerate(theirs) if i != j)
 
     def _forbid_repeats(self, equations: Sequence[Equation]) -> None:
         """A class that an equation holds twice (queries and keys of one sequence) cannot be split: two dimensions
