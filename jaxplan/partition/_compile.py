@@ -54,8 +54,10 @@ def compile_plan(plan: Plan, *, cache_dir: str | Path | None = None) -> Compiled
     )
 
 
-def audit_plan(plan: Plan, *, cache_dir: str | Path | None = None) -> Audit:
-    """Predicted against compiled."""
+def audit_plan(
+    plan: Plan, *, cache_dir: str | Path | None = None, report: CompiledReport | None = None
+) -> Audit:
+    """Predicted against compiled; compiles the plan unless its report is given."""
     prediction = plan.prediction
     predicted = PredictedProgram(
         memory_bytes=prediction.memory_bytes,
@@ -63,4 +65,4 @@ def audit_plan(plan: Plan, *, cache_dir: str | Path | None = None) -> Audit:
         collectives=tuple((c.kind, c.axes, c.num_bytes, c.count) for c in prediction.collectives),
         topology=plan.topology,
     )
-    return compare(predicted, compile_plan(plan, cache_dir=cache_dir))
+    return compare(predicted, report or compile_plan(plan, cache_dir=cache_dir))
