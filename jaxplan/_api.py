@@ -187,4 +187,12 @@ class Auto(Generic[P, R]):
         dynamic = [a for i, a in enumerate(args) if i not in self._static]
         static = tuple(a for i, a in enumerate(args) if i in self._static)
         leaves, tree = jax.tree.flatten((dynamic, kwargs))
-        return tree, tuple(map(jax.typeof, leaves)), static
+        return tree, tuple(map(_leaf_key, leaves)), static
+
+
+def _leaf_key(leaf: Any) -> tuple[Any, ...]:
+    """Shape, dtype and weak type: not the sharding, which differs between a first state and those that follow."""
+    import jax
+
+    aval = jax.typeof(leaf)
+    return aval.shape, aval.dtype, getattr(aval, "weak_type", False)

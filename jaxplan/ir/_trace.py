@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jaxplan import _compat
-from jaxplan._errors import TraceError
+from jaxplan._errors import ArgumentError, TraceError
 from jaxplan.ir._one_hot import one_hot_form
 from jaxplan.ir._program import Equation, Phase, Program, Tensor
 
@@ -46,9 +46,10 @@ def trace(
 
     Raises:
       TraceError: the step cannot be traced; names the user's own line.
+      ArgumentError: an argument number is out of range, or an argument is both static and donated.
     """
     kwargs = dict(kwargs or {})
-    static = {i % len(args) for i in static_argnums} if args else set()
+    static = {_position(i, args, "static_argnums") for i in static_argnums}
     dynamic = [i for i in range(len(args)) if i not in static]
 
     def call(dynamic_args, kwargs):
@@ -66,10 +67,29 @@ def trace(
         closed,
         in_example=abstract,
         out_example=out_shape,
-        donate=None if donate_argnums is None else [dynamic.index(i % len(args)) for i in donate_argnums],
+        donate=None if donate_argnums is None else _dynamic_positions(donate_argnums, args, dynamic),
         argnums=dynamic,
         static_argnums=tuple(sorted(static)),
     )
+
+
+def _position(argnum: int, args: Sequence[Any], option: str) -> int:
+    """A position in ``args``; negative numbers count from the end."""
+    if not -len(args) <= argnum < len(args):
+        raise ArgumentError(
+            f"{option} names argument {argnum}, and the step was given {len(args)} positional arguments; "
+            "keyword arguments have no number: pass it by position"
+        )
+    return argnum % len(args)
+
+
+def _dynamic_positions(donate_argnums: Sequence[int], args: Sequence[Any], dynamic: Sequence[int]) -> list[int]:
+    """Positions of donated arguments among those that are not static."""
+    donated = [_position(i, args, "donate_argnums") for i in donate_argnums]
+    both = [i for i in donated if i not in dynamic]
+    if both:
+        raise ArgumentError(f"arguments {both} are in donate_argnums and in static_argnums; a Python value has no buffer")
+    return [dynamic.index(i) for i in donated]
 
 
 def build_program(

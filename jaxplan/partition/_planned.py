@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from jaxplan import _compat
-from jaxplan._errors import PlanMismatchError
+from jaxplan._errors import ArgumentError, PlanMismatchError
 from jaxplan.cost import find_flows, plan_transfers
 from jaxplan.mesh import Topology
 from jaxplan.partition._replay import Replay
@@ -97,12 +97,23 @@ class PlannedFunction:
         program = self._graph.program
         self._donate = list(program.donated)
         if donate_argnums is not None:
-            wanted = tuple(f"[{i}]" for i in donate_argnums)
-            self._donate = [path.startswith(wanted) for path in program.in_paths] if wanted else [False] * len(
-                program.in_paths
-            )
+            self._donate = self._donated(donate_argnums)
         self._jitted = jit_flat(plan, mesh, self._donate)
         self._compiled: Any = None
+
+    def _donated(self, donate_argnums: Sequence[int]) -> list[bool]:
+        """Per leaf, whether it belongs to one of the arguments."""
+        program = self._graph.program
+        arguments, _ = jax.tree.unflatten(program.in_tree, program.in_paths)
+        count = len(arguments) + len(program.static_argnums)
+        wrong = [i for i in donate_argnums if not -count <= i < count]
+        if wrong:
+            raise ArgumentError(
+                f"donate_argnums names arguments {wrong}, and the step has {count} positional arguments; "
+                "keyword arguments have no number"
+            )
+        wanted = tuple(f"[{i % count}]" for i in donate_argnums)
+        return [path.startswith(wanted) for path in program.in_paths] if wanted else [False] * len(program.in_paths)
 
     @functools.cached_property
     def _in_shardings(self) -> tuple[NamedSharding, ...]:
@@ -142,6 +153,17 @@ class PlannedFunction:
                 raise PlanMismatchError(
                     f"argument {path} has shape {np.shape(leaf)}; the plan was made for {tensor.shape}.\n"
                     "  fix: plan again for these arguments"
+                )
+            if isinstance(leaf, jax.Array) and leaf.dtype != tensor.dtype:
+                raise PlanMismatchError(
+                    f"argument {path} is {leaf.dtype}; the plan was made for {tensor.dtype}.\n"
+                    "  fix: convert it, or plan again for these arguments"
+                )
+            if isinstance(leaf, jax.Array) and leaf.is_deleted():
+                raise ArgumentError(
+                    f"argument {path} was deleted: an earlier call was given it and could reuse its buffer.\n"
+                    "  likely cause: the step returns it updated, so the plan donates it\n"
+                    "  fix: pass on what the step returned, or donate nothing (donate_argnums=())"
                 )
         return leaves
 
