@@ -7,6 +7,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from jaxplan._units import format_bytes, format_milliseconds
+from jaxplan.ir import FactorClass, StepGraph
 
 if TYPE_CHECKING:
     from jaxplan._plan import Plan
@@ -60,11 +61,17 @@ def _groups(plan: Plan) -> list[str]:
     rows: dict[str, int] = defaultdict(int)
     for group, space, config in zip(graph.grouping.groups, graph.spaces, plan.configurations, strict=True):
         splits = [
-            f"{graph.named.dimensions[cls.named_dimension].name if cls.named_dimension >= 0 else '?'}"
-            f"({min(cls.sizes)})={' '.join(plan.topology.axes[a].name for a in axes)}"
+            f"{_class_name(graph, cls)}={' '.join(plan.topology.axes[a].name for a in axes)}"
             for cls, axes in zip(space.classes, config, strict=True)
             if axes
         ]
         rows[f"{group.kind}: {', '.join(splits) or 'replicated'}"] += 1
     ordered = sorted(rows.items(), key=lambda item: (-item[1], item[0]))[:_MOST_ROWS]
     return [f"  {count:>4} x {text}" for text, count in ordered]
+
+
+def _class_name(graph: StepGraph, cls: FactorClass) -> str:
+    if not cls.sizes:
+        return "partial sums"
+    name = graph.named.dimensions[cls.named_dimension].name if cls.named_dimension >= 0 else "?"
+    return f"{name}({min(cls.sizes)})"

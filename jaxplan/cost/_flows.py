@@ -111,8 +111,9 @@ def produced_layout(space: GroupSpace, config: Configuration, t: int, rank: int)
 
 
 def required_layout(space: GroupSpace, config: Configuration, t: int, rank: int) -> Layout:
-    """The layout in which a group reads ``t``."""
-    return Layout(_dims(space, config, t, rank))
+    """The layout in which a group reads ``t``; a sum group may read, and make, partial sums."""
+    partial = tuple(sorted(a for c in space.operand_partial for a in config[c]))
+    return Layout(_dims(space, config, t, rank), partial)
 
 
 def _dims(space: GroupSpace, config: Configuration, t: int, rank: int) -> tuple[tuple[int, ...], ...]:

@@ -200,7 +200,7 @@ class _Builder:
         if v == UNGROUPED:
             return (Layout.replicated(rank),)
         space = self.graph.spaces[v]
-        partial = space.tensor_partial.get(t, ()) if produced else ()
+        partial = space.tensor_partial.get(t, ()) if produced else space.operand_partial
         key = ("layouts", self.configs[v], space.tensor_dims.get(t), partial, rank)
         if key not in self.memo:
             make = produced_layout if produced else required_layout

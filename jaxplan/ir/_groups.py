@@ -1,13 +1,15 @@
 """Coarsening: which equations share one configuration (Tofu 4.2, TensorOpt 3.2).
 
-A *group* is a set of equations with one iteration space. There are four ways into a group:
+A *group* is a set of equations with one iteration space. There are five ways into a group:
 
 1. state: a parameter or optimizer slot, and the element-wise equations of its update, found by walking back from
    the output that replaces it; laid out apart from the forward use, so that ZeRO and FSDP can emerge;
 2. contraction: a contraction, its input gradient and its weight gradient, which share operands pairwise;
-3. follow: everything else joins the element-wise group of its operands: the latest one in the forward pass, the
+3. sum: the sum of several contractions' results (the gradient of what queries, keys and values share) is a group of
+   its own, whose layout may be partial: add first, reduce once;
+4. follow: everything else joins the element-wise group of its operands: the latest one in the forward pass, the
    earliest in the backward pass, which makes forward and backward of a residual block one group;
-4. source: a batch input (and what is computed from it alone) seeds a group of its own.
+5. source: a batch input (and what is computed from it alone) seeds a group of its own.
 
 Equations on free values and on scalars are in no group: they exist in every layout for nothing.
 """
@@ -24,7 +26,7 @@ from jaxplan.ir._rule import OperatorRule
 from jaxplan.ir._union import UnionFind
 from jaxplan.ir._values import VIEW_PRIMITIVES, Values
 
-GroupKind = Literal["state", "contraction", "elementwise", "input"]
+GroupKind = Literal["state", "contraction", "sum", "elementwise", "input"]
 CONTRACTION_FAMILIES = frozenset({"contraction", "convolution"})
 _STORAGE_VIEW_PRIMITIVES = VIEW_PRIMITIVES | {"broadcast_in_dim"}
 _GRADIENT_CHAIN_PRIMITIVES = frozenset({"convert_element_type", "add_any", "neg", "copy"})
@@ -82,12 +84,34 @@ class _Coarsening:
         self.twin: dict[int, int] = {}
 
     def run(self) -> Grouping:
+        self._sum_groups()
         self._state_groups()
         self._input_groups()
         self._contraction_groups()
         self._follow()
         self._late_join()
         return self._finish()
+
+    def _sum_groups(self) -> None:
+        """Chains of additions in the backward pass whose summands all are results of contractions."""
+        summands: set[int] = set()
+        for eqn in self.program.equations:
+            result = eqn.results[0] if eqn.results else -1
+            if self._is_contraction(eqn):
+                summands.add(result)
+            elif eqn.name in VIEW_PRIMITIVES and eqn.operands[0] in summands and self._keeps_bytes(eqn):
+                summands.add(result)
+            elif eqn.name == "add_any" and all(t in summands for t in eqn.operands):
+                summands.add(result)
+                self.kind[eqn.index] = "sum"
+                for t in eqn.operands:
+                    producer = self._producer(t)
+                    if producer is not None and self.kind.get(producer.index) == "sum":
+                        self.union.join(producer.index, eqn.index)
+
+    def _keeps_bytes(self, eqn: Equation) -> bool:
+        tensors = self.program.tensors
+        return tensors[eqn.results[0]].itemsize == tensors[eqn.operands[0]].itemsize
 
     def _state_groups(self) -> None:
         """Walk back from each replaced state leaf over element-wise equations of its own shape."""
@@ -110,7 +134,7 @@ class _Coarsening:
                     self.union.join(node, self.input_node[t])
                     continue
                 eqn = self._producer(t)
-                if eqn is None or not self._in_update(eqn):
+                if eqn is None or eqn.index in self.kind or not self._in_update(eqn):
                     continue
                 self.kind[eqn.index] = "state"
                 self.union.join(node, eqn.index)
@@ -204,6 +228,8 @@ class _Coarsening:
         for eqn in self.program.equations:
             number = self.values.number[eqn.results[0]] if eqn.results else -1
             twin = first_with_number.setdefault(number, eqn.index)
+            if self.kind.get(eqn.index) == "sum":
+                self._mirror_sum(eqn)
             if eqn.index in self.kind or self._is_free(eqn):
                 continue
             if twin != eqn.index and twin in self.kind:
@@ -220,6 +246,12 @@ class _Coarsening:
             else:
                 self.kind[eqn.index] = "elementwise"
 
+    def _mirror_sum(self, eqn: Equation) -> None:
+        """A sum of cotangents of one value is a cotangent of it."""
+        for t in eqn.operands:
+            if t in self.mirror:
+                self.mirror.setdefault(eqn.results[0], self.mirror[t])
+
     def _join(self, eqn: Equation, node: int) -> None:
         self.kind[eqn.index] = self.kind[node]
         self.union.join(node, eqn.index)
@@ -234,10 +266,7 @@ class _Coarsening:
         if eqn.name not in VIEW_PRIMITIVES:
             return False
         producer = self._producer(eqn.operands[0])
-        tensors = self.program.tensors
-        if producer is None or self.kind.get(producer.index) != "contraction":
-            return False
-        if tensors[eqn.results[0]].itemsize != tensors[eqn.operands[0]].itemsize:
+        if producer is None or self.kind.get(producer.index) != "contraction" or not self._keeps_bytes(eqn):
             return False
         self._join(eqn, producer.index)
         if eqn.operands[0] in self.mirror:
@@ -300,7 +329,7 @@ class _Coarsening:
             eqn = self._producer(t)
             if eqn is None or eqn.index not in self.kind:
                 return None
-            if self.kind[eqn.index] != "contraction":
+            if self.kind[eqn.index] not in ("contraction", "sum"):
                 return eqn.index
             mirrored = self.mirror.get(t)
             if mirrored is None:

@@ -46,12 +46,15 @@ class GroupSpace:
       factor_class: equation index -> class of each factor of its rule (`WHOLE` when never split).
       tensor_dims: tensor index -> per dimension the classes that split it, major to minor.
       tensor_partial: result tensor index -> classes whose split leaves it a partial sum.
+      operand_partial: classes over which the group reads partial sums: the one class without a dimension that a sum
+        group has, else none.
     """
 
     classes: tuple[FactorClass, ...]
     factor_class: dict[int, tuple[int, ...]]
     tensor_dims: dict[int, ClassDims]
     tensor_partial: dict[int, tuple[int, ...]]
+    operand_partial: tuple[int, ...] = ()
 
 
 def group_space(
@@ -155,13 +158,16 @@ class _SpaceBuilder:
         roots.sort(key=lambda r: (named_of[r], r))
         index = {root: k for k, root in enumerate(roots)}
         last = len(self.named.dimensions)
+        classes = [
+            FactorClass(sizes=tuple(sorted(sizes[r])), named_dimension=named_of[r] if named_of[r] < last else -1)
+            for r in roots
+        ]
+        operand_partial: tuple[int, ...] = ()
+        if self.group.kind == "sum":
+            operand_partial = (len(classes),)
+            classes.append(FactorClass(sizes=(), named_dimension=-1))
         return GroupSpace(
-            classes=tuple(
-                FactorClass(
-                    sizes=tuple(sorted(sizes[r])), named_dimension=named_of[r] if named_of[r] < last else -1
-                )
-                for r in roots
-            ),
+            classes=tuple(classes),
             factor_class={
                 eqn.index: tuple(
                     index.get(self.union.find(self.base[eqn.index] + f), WHOLE)
@@ -176,10 +182,15 @@ class _SpaceBuilder:
                 )
                 for t, dims in self.tensor_factors.items()
             },
-            tensor_partial=self._partials(equations, index),
+            tensor_partial=self._partials(equations, index, operand_partial),
+            operand_partial=operand_partial,
         )
 
-    def _partials(self, equations: Sequence[Equation], index: dict[int, int]) -> dict[int, tuple[int, ...]]:
+    def _partials(
+        self, equations: Sequence[Equation], index: dict[int, int], operand_partial: tuple[int, ...]
+    ) -> dict[int, tuple[int, ...]]:
+        if operand_partial:
+            return {t: operand_partial for eqn in equations for t in eqn.results}
         partial: dict[int, tuple[int, ...]] = {}
         for eqn in equations:
             rule, base = self.rules[eqn.index], self.base[eqn.index]
