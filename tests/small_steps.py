@@ -32,7 +32,9 @@ class Block(nn.Module):
     def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
         kwargs = {"dtype": self.dtype, "param_dtype": self.dtype}
         h = nn.LayerNorm(**kwargs)(x)
-        x = x + nn.MultiHeadDotProductAttention(num_heads=self.num_heads, use_bias=False, **kwargs)(h, mask=mask)
+        x = x + nn.MultiHeadDotProductAttention(num_heads=self.num_heads, use_bias=False, **kwargs)(
+            h, mask=mask
+        )
         h = nn.Dense(4 * x.shape[-1], **kwargs)(nn.LayerNorm(**kwargs)(x))
         return x + nn.Dense(x.shape[-1], **kwargs)(nn.gelu(h))
 

@@ -41,7 +41,12 @@ def init(dtype: Any) -> Any:
 @pytest.fixture(scope="module")
 def frontier(init: Any) -> jaxplan.Frontier:
     return jaxplan.plan(
-        train_step, jax.eval_shape(init), token_batch(BATCH), topology="cpu:8", memory="1GiB", donate_argnums=(0,)
+        train_step,
+        jax.eval_shape(init),
+        token_batch(BATCH),
+        topology="cpu:8",
+        memory="1GiB",
+        donate_argnums=(0,),
     )
 
 
@@ -65,7 +70,9 @@ def alone(init: Any) -> tuple[list[float], Any]:
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_training_agrees_with_one_device(point: str, dtype: Any, init: Any, frontier: Any, alone: Any) -> None:
+def test_training_agrees_with_one_device(
+    point: str, dtype: Any, init: Any, frontier: Any, alone: Any
+) -> None:
     losses, params = _train(frontier.choose(point).jit(), jax.jit(init)())
     expected_losses, expected_params = alone
     assert expected_losses[-1] < expected_losses[0] - 0.1  # it learns, so the steps depend on each other
@@ -82,7 +89,12 @@ def test_the_three_plans_differ_and_hold_what_is_hard(frontier: Any) -> None:
     found: set[str] = set()
     for plan in plans:
         found |= _hard_things(plan)
-    assert found == {"contraction split", "all-reduce of a partial sum", "reduce-scatter of a partial sum", "sharded slot"}
+    assert found == {
+        "contraction split",
+        "all-reduce of a partial sum",
+        "reduce-scatter of a partial sum",
+        "sharded slot",
+    }
 
 
 def _hard_things(plan: jaxplan.Plan) -> set[str]:
@@ -137,12 +149,12 @@ def _forced_plan() -> jaxplan.Plan:
     x = jax.ShapeDtypeStruct((16, WIDTH), jnp.float32)
     graph = analyse_step(_two_layer_step, (shapes, x), {}, donate_argnums=(0,), static_argnums=())
     model = build_cost_model(graph, Topology.parse("cpu:8"))
-    forward = [
-        e for e in graph.program.equations if e.name == "dot_general" and e.phase == "forward"
-    ]
+    forward = [e for e in graph.program.equations if e.name == "dot_general" and e.phase == "forward"]
     first, second = (graph.grouping.equation_group[e.index] for e in forward)
     assignment = [0] * len(model.configurations)
-    rows, columns = (graph.spaces[second].factor_class[forward[1].index][f] for f in _rows_and_columns(graph, forward[1]))
+    rows, columns = (
+        graph.spaces[second].factor_class[forward[1].index][f] for f in _rows_and_columns(graph, forward[1])
+    )
     assignment[first] = _configuration(model, first, {_rows_class(graph, first, forward[0]): 8})
     assignment[second] = _configuration(model, second, {rows: 2, columns: 4})
     return make_plan(Predictor(model), assignment, [0] * len(model.problem.edges), name="forced")
