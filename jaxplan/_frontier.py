@@ -208,6 +208,8 @@ class Frontier:
             )
         except KeyError as error:
             raise PlanFileError(f"the frontier file has no field {error}; was it cut or edited?") from error
+        except (TypeError, AttributeError, ArgumentError) as error:
+            raise PlanFileError(f"the frontier file has a malformed field; was it edited? {error}") from error
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the frontier as JSON, byte for byte the same for equal frontiers; `jaxplan.load` reads it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -266,7 +267,26 @@ def _bound(plan: Plan, step: Any, args: tuple, kwargs: Mapping[str, Any], static
             )
         graph = analyse_step(step, args, kwargs, donate_argnums=None, static_argnums=static_argnums)
     _check_same_program(plan, graph)
+    _check_same_groups(plan, graph)
     return dataclasses.replace(plan, graph=graph)
+
+
+def _check_same_groups(plan: Plan, graph: StepGraph) -> None:
+    """The program can be the same and its groups others: they belong to the jaxplan that made the plan."""
+    sizes = [axis.size for axis in plan.topology.axes]
+    fits = len(plan.configurations) == len(graph.spaces) and all(
+        len(config) == len(space.classes)
+        and all(cls.divisible_by(math.prod(sizes[a] for a in axes)) for cls, axes in zip(space.classes, config))
+        for space, config in zip(graph.spaces, plan.configurations, strict=True)
+    )
+    leaves = len(plan.in_layouts) == len(graph.program.inputs) and len(plan.out_layouts) == len(graph.program.outputs)
+    if not (fits and leaves):
+        raise PlanMismatchError(
+            f"the plan lays out {len(plan.configurations)} groups of operators otherwise than this jaxplan forms them "
+            f"({len(graph.spaces)} groups).\n"
+            "  likely cause: another version of jaxplan wrote the file, or it was edited\n"
+            "  fix: plan again with jaxplan.plan"
+        )
 
 
 def _check_same_program(plan: Plan, graph: StepGraph) -> None:

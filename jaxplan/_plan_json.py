@@ -60,7 +60,7 @@ def plan_from_json(data: Any) -> dict[str, Any]:
         )
     try:
         return _fields(data)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise PlanFileError(f"plan file has a missing or malformed field: {type(error).__name__}: {error}") from error
 
 
@@ -79,12 +79,18 @@ def _fields(data: dict[str, Any]) -> dict[str, Any]:
     topology = Topology.from_json(data["topology"])
     in_paths, in_layouts = _read_leaves(data["inputs"])
     out_paths, out_layouts = _read_leaves(data["outputs"])
+    configurations = tuple(tuple(_ints(axes) for axes in config) for config in data["configurations"])
+    used = {a for config in configurations for axes in config for a in axes}
+    used.update(a for layout in (*in_layouts, *out_layouts) for a in layout.used)
+    used.update(a for c in collectives for a in c.axes)
+    if not used <= set(range(len(topology.axes))):
+        raise ValueError(f"axes {sorted(used)} of a topology with {len(topology.axes)} atomic axes")
     return {
         "name": str(data["name"]),
         "summary": str(data["summary"]),
         "topology": topology,
         "fingerprint": str(data["fingerprint"]),
-        "configurations": tuple(tuple(_ints(axes) for axes in config) for config in data["configurations"]),
+        "configurations": configurations,
         "repeated": _ints(data["repeated"]),
         "in_paths": in_paths,
         "out_paths": out_paths,
