@@ -1,4 +1,4 @@
-"""Small train steps whose dtype is chosen, for tests that compare numbers: bf16 would hide what they look for."""
+"""Small train steps whose dtype is chosen: in bf16 a comparison of numbers would find nothing."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ SEQUENCE = 16
 VOCABULARY = 128
 
 
-# Adam divides a gradient by its own size: where it is nought but rounding, that would be a step of full length.
+# Adam divides a gradient by its size: where that is rounding alone, it would take a step of full length.
 ADAM_EPSILON = 1e-6
 
 
 class Block(nn.Module):
     """Pre-norm attention and perceptron, each with a residual connection.
 
-    No bias in the attention: that of the keys has a gradient of exactly zero, and Adam would follow its rounding.
+    No bias in the attention: that of the keys has a gradient of zero, and Adam would follow its rounding.
     """
 
     num_heads: int

@@ -83,7 +83,7 @@ def test_training_agrees_with_one_device(
 
 
 def test_the_three_plans_differ_and_hold_what_is_hard(frontier: Any) -> None:
-    """A contraction split on its reduced factor, partial sums resolved in two ways, and sharded optimizer state."""
+    """A contraction split where it sums, partial sums resolved in two ways, and sharded optimizer state."""
     plans = [frontier.choose(point) for point in POINTS]
     assert len({plan.configurations for plan in plans}) == 3
     found: set[str] = set()
@@ -143,8 +143,8 @@ def _two_layer_step(params: Any, x: jax.Array) -> tuple[Any, jax.Array]:
 
 @functools.cache
 def _forced_plan() -> jaxplan.Plan:
-    """First contraction [8] on the batch; the second [2, 4] on rows and columns, with the rows' axis last of the
-    first's: the hidden layer cannot get there in one step."""
+    """First contraction [8] on the batch, second [2, 4] on rows and columns: the hidden layer cannot get from one
+    to the other in a single step."""
     shapes = {name: jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32) for name in ("w1", "w2")}
     x = jax.ShapeDtypeStruct((16, WIDTH), jnp.float32)
     graph = analyse_step(_two_layer_step, (shapes, x), {}, donate_argnums=(0,), static_argnums=())

@@ -1,4 +1,4 @@
-"""Plans and frontiers on disk: the same bytes everywhere, and files that are not what they say are refused."""
+"""Plans and frontiers on disk: the same bytes everywhere; files that are not what they say are refused."""
 
 from __future__ import annotations
 
