@@ -3,7 +3,8 @@
 The compiler fuses element-wise chains, so most values of a jaxpr never exist in memory. A value is *materialised* when
 an operator that cannot be fused makes or reads it; the others are recomputed inside the fusions that read them. What
 a backward fusion needs of an unmaterialised forward value it recomputes from materialised ones: the narrowest such
-value of the chain is the one that is saved.
+value of the chain is the one that is saved. Transcendental functions that cost many instructions are not recomputed:
+the fusion that makes one for the forward pass also writes it for the backward pass.
 """
 
 from __future__ import annotations
@@ -11,8 +12,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jaxplan.ir import StepGraph
+from jaxplan.mesh import ChipSpec
 
 FUSIBLE_FAMILIES = frozenset({"elementwise", "shape", "source", "rng"})
+NOT_RECOMPUTED = frozenset(
+    {"tanh", "erf", "erfc", "erf_inv", "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "lgamma"}
+    | {"digamma", "pow", "cbrt"}
+)
+"""Functions that compiled GPU programs were seen to save (``tanh`` in GELU), and others of their cost; ``exp`` of
+attention and loss was seen recomputed."""
+SMALL_FRACTION = 1 / 8
+"""Statistics (a row's maximum, mean or variance) this much smaller than the value they belong to are saved beside it."""
+_WIDE_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +36,8 @@ class Buffers:
       death: last equation whose fusion reads it; the number of equations for program outputs.
       turning_point: index of the first backward equation (the number of equations when there is none).
       saved: materialised tensors made before and read after the turning point, inputs excluded.
+      num_bytes: global bytes of each tensor as a buffer: a 16-bit result of a function in `NOT_RECOMPUTED` is saved in
+        float32 where the chip's element-wise arithmetic is.
     """
 
     materialised: tuple[bool, ...]
@@ -32,9 +45,10 @@ class Buffers:
     death: tuple[int, ...]
     turning_point: int
     saved: tuple[int, ...]
+    num_bytes: tuple[int, ...]
 
 
-def analyse_buffers(graph: StepGraph) -> Buffers:
+def analyse_buffers(graph: StepGraph, chip: ChipSpec) -> Buffers:
     """Decide materialisation and lifetimes in two passes over the equations."""
     program, values = graph.program, graph.values
     num_equations = len(program.equations)
@@ -60,7 +74,16 @@ def analyse_buffers(graph: StepGraph) -> Buffers:
         death=tuple(death),
         turning_point=turning,
         saved=saved,
+        num_bytes=tuple(_buffer_bytes(graph, chip, t) for t in range(len(program.tensors))),
     )
+
+
+def _buffer_bytes(graph: StepGraph, chip: ChipSpec, t: int) -> int:
+    tensor, index = graph.program.tensors[t], graph.values.producer[t]
+    if index < 0 or tensor.itemsize >= _WIDE_BYTES or chip.elementwise_16bit or chip.aot_platform != "cuda":
+        return tensor.num_bytes
+    wide = graph.program.equations[index].name in NOT_RECOMPUTED
+    return tensor.num_elements * _WIDE_BYTES if wide else tensor.num_bytes
 
 
 def _materialised(graph: StepGraph, turning: int) -> list[bool]:
@@ -112,30 +135,40 @@ def _save_residuals(graph: StepGraph, turning: int, materialised: list[bool]) ->
             if t in kept or not program.tensors[t].shape or values.free[t]:
                 continue
             if any(c >= turning for c in values.consumers[t]):
-                keep = _narrowest(graph, t, kept)
-                if keep is not None:
+                for keep in _narrowest(graph, t, kept):
                     kept.add(keep)
                     materialised[keep] = True
 
 
-def _narrowest(graph: StepGraph, t: int, kept: set[int]) -> int | None:
-    """The value to keep so that ``t`` can be recomputed; ``None`` when what is kept already suffices."""
+def _recomputable(graph: StepGraph, equation: int) -> bool:
+    fusible = graph.rules[equation].family in FUSIBLE_FAMILIES
+    return fusible and graph.program.equations[equation].name not in NOT_RECOMPUTED
+
+
+def _narrowest(graph: StepGraph, t: int, kept: set[int]) -> list[int]:
+    """The values to keep so that ``t`` can be recomputed; none when what is kept already suffices."""
     program, values = graph.program, graph.values
-    missing = _missing_ancestors(graph, t, kept)
-    if not missing:
-        return None
+    if not _missing_ancestors(graph, t, kept):
+        return []
+    keep: list[int] = []
     while True:
         index = values.producer[t]
-        if index < 0 or graph.rules[index].family not in FUSIBLE_FAMILIES:
-            return t
-        needed = [o for o in set(program.equations[index].operands) if _missing_ancestors(graph, o, kept)]
-        if len(needed) != 1 or program.tensors[needed[0]].num_bytes > program.tensors[t].num_bytes:
-            return t
-        t = needed[0]
+        if index < 0 or not _recomputable(graph, index):
+            return [*keep, t]
+        size = program.tensors[t].num_bytes
+        operands = dict.fromkeys(program.equations[index].operands)
+        needed = [o for o in operands if _missing_ancestors(graph, o, kept)]
+        large = [o for o in needed if program.tensors[o].num_bytes > SMALL_FRACTION * size]
+        if len(large) != 1 or program.tensors[large[0]].num_bytes > size:
+            return [*keep, t]
+        for small in needed:
+            if small != large[0]:
+                keep.extend(_narrowest(graph, small, kept))
+        t = large[0]
 
 
 def _missing_ancestors(graph: StepGraph, t: int, kept: set[int]) -> set[int]:
-    """Unfusible sources, not kept, from which ``t`` would be recomputed."""
+    """Sources, not kept, from which ``t`` would be recomputed."""
     program, values = graph.program, graph.values
     missing, stack, seen = set(), [t], set()
     while stack:
@@ -146,7 +179,7 @@ def _missing_ancestors(graph: StepGraph, t: int, kept: set[int]) -> set[int]:
         index = values.producer[u]
         if index < 0:
             continue
-        if graph.rules[index].family not in FUSIBLE_FAMILIES or len(seen) > 64:
+        if not _recomputable(graph, index) or len(seen) > 64:
             missing.add(u)
             continue
         stack.extend(program.equations[index].operands)

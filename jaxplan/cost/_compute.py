@@ -69,7 +69,7 @@ def compute_seconds(
         flops = flops_of(graph, e)
         if flops:
             tensors = (*eqn.operands[:2], *eqn.results)
-            traffic = sum(_local_bytes(graph, space, splits, t) for t in tensors)
+            traffic = sum(_local_bytes(buffers, space, splits, t) for t in tensors)
             rate = matmul_rate(graph, e, topology)
             seconds += np.maximum(flops / _equation_splits(space, splits, e) / rate, traffic / bandwidth)
             seconds += chip.launch_seconds
@@ -77,7 +77,7 @@ def compute_seconds(
         touched.update((eqn.phase, t) for t in eqn.operands if buffers.materialised[t])
         touched.update(("write", t) for t in eqn.results if buffers.materialised[t])
     for _, t in sorted(touched):
-        seconds += _local_bytes(graph, space, splits, t) / bandwidth
+        seconds += _local_bytes(buffers, space, splits, t) / bandwidth
     return seconds + chip.launch_seconds * sum(1 for kind, _ in touched if kind == "write")
 
 
@@ -92,5 +92,5 @@ def _equation_splits(space: GroupSpace, splits: np.ndarray, equation: int) -> np
     return splits[:, classes].prod(axis=1) if classes else np.ones(len(splits))
 
 
-def _local_bytes(graph: StepGraph, space: GroupSpace, splits: np.ndarray, t: int) -> np.ndarray:
-    return graph.program.tensors[t].num_bytes / tensor_splits(space, splits, t)
+def _local_bytes(buffers: Buffers, space: GroupSpace, splits: np.ndarray, t: int) -> np.ndarray:
+    return buffers.num_bytes[t] / tensor_splits(space, splits, t)

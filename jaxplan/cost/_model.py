@@ -81,7 +81,7 @@ class _Builder:
     def __init__(self, graph: StepGraph, topology: Topology, progress: Callable[[float], None]) -> None:
         self.graph, self.topology, self.progress = graph, topology, progress
         self.pricer = Pricer(topology=topology)
-        self.buffers = analyse_buffers(graph)
+        self.buffers = analyse_buffers(graph, topology.chip)
         self.flows = find_flows(graph)
         self.memo: dict = {}
         self.configs = self._configurations()
@@ -154,11 +154,10 @@ class _Builder:
         if key in self.memo:
             return self.memo[key]
         splits = split_counts(self.configs[v], self.topology)
-        tensors = self.graph.program.tensors
         memory = np.zeros(len(splits))
         saved = [t for t in self.buffers.saved if self.graph.grouping.tensor_group[t] == v]
         for t in (*group.inputs, *saved):
-            memory += tensors[t].num_bytes / tensor_splits(space, splits, t)
+            memory += self.buffers.num_bytes[t] / tensor_splits(space, splits, t)
         result = (
             compute_seconds(self.graph, group, space, splits, self.buffers, self.topology),
             local_flops(self.graph, group, space, splits),

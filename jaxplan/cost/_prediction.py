@@ -78,7 +78,7 @@ class Predictor:
             made = [t for e in group.equations for t in program.equations[e].results]
             members = [*group.inputs, *(t for t in made if buffers.materialised[t] and t not in aliased)]
             splits = split_counts(configs, model.topology)
-            sizes = [program.tensors[t].num_bytes / tensor_splits(space, splits, t) for t in members]
+            sizes = [buffers.num_bytes[t] / tensor_splits(space, splits, t) for t in members]
             self._members.append(members)
             self._bytes.append(np.array(sizes).reshape(len(members), len(splits)))
         self._is_input = [t.index in inputs for t in program.tensors]

@@ -67,6 +67,8 @@ class ChipSpec:
       device_link: between the devices of a node (or along one torus dimension).
       node_link: between nodes; None where there is only one.
       torus_rank: dimensions of the ICI torus, 0 for chips behind a switch.
+      elementwise_16bit: whether element-wise arithmetic runs in bfloat16 as written; elsewhere the compiler widens
+        it to float32, and keeps what it saves of it wide.
       aot_platform: platform for compilation without the device ("cuda", "tpu", "cpu"), or None.
       aot_target: name of the target file under `targets/` (cuda only), or None: planned, not audited.
       device_kinds: substrings of `jax.Device.device_kind` by which `detect` knows it.
@@ -84,6 +86,7 @@ class ChipSpec:
     device_link: Link
     node_link: Link | None
     torus_rank: int = 0
+    elementwise_16bit: bool = False
     aot_platform: str | None = None
     aot_target: str | None = None
     device_kinds: tuple[str, ...] = ()
@@ -119,7 +122,7 @@ def _gpu(
         f32_matmul="tf32" if "tf32" in rates else "f32", memory_bytes_per_second=gbytes_per_second * 1e9,
         memory_bytes=memory_bytes, usable_fraction=GPU_PREALLOCATED_FRACTION,
         launch_seconds=_GPU_KERNEL_LAUNCH,
-        collective_launch_seconds=_NCCL_LAUNCH, device_link=device_link, node_link=node_link,
+        elementwise_16bit=rates is _HOPPER, collective_launch_seconds=_NCCL_LAUNCH, device_link=device_link, node_link=node_link,
         aot_platform="cuda" if target else None, aot_target=name if target else None,
         device_kinds=kinds, source=source,
     )  # fmt: skip
