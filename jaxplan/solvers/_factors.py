@@ -17,6 +17,10 @@ from jaxplan.solvers._pareto import Lists, product, reduce_lists, union_first_ax
 from jaxplan.solvers._problem import Problem
 
 
+_MAX_NODES_OF_FACTOR = 30
+"""Arrays have at most 32 dimensions in numpy 1 and in its broadcasting; two are for the lists."""
+
+
 class ListsOverflow(Exception):
     """The lists need more candidates than the caller allowed."""
 
@@ -77,6 +81,8 @@ class Workshop:
     def product(self, first: Factor, second: Factor) -> Factor:
         """Return the sums of two factors, over the nodes of both."""
         names = (*first.names, *(name for name in second.names if name not in first.names))
+        if len(names) > _MAX_NODES_OF_FACTOR:
+            raise ListsOverflow
         axes = tuple(names.index(name) for name in second.names)
         key = ("product", id(first.lists), id(second.lists), axes)
         if key not in self._made:
