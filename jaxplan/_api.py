@@ -81,7 +81,18 @@ class Counts:
 
 
 @overload
-def auto(step: Callable[P, R], /) -> Auto[P, R]: ...
+def auto(
+    step: Callable[P, R],
+    /,
+    *,
+    topology: str | Topology | None = None,
+    memory: int | str | None = None,
+    choose: str | int = "fastest",
+    solver: str = "auto",
+    donate_argnums: Sequence[int] | None = None,
+    static_argnums: Sequence[int] = (),
+    progress: Any = None,
+) -> Auto[P, R]: ...
 @overload
 def auto(
     *,
@@ -102,15 +113,21 @@ def auto(step: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """
     unknown = sorted(set(options) - _OPTIONS)
     if unknown:
-        raise ArgumentError(f"auto was given {', '.join(unknown)}; expected options are {', '.join(sorted(_OPTIONS))}")
+        raise ArgumentError(
+            f"auto was given {', '.join(unknown)}; expected options are {', '.join(sorted(_OPTIONS))}"
+        )
     if step is None:
         return functools.partial(Auto, options=options)
     if not callable(step):
-        raise ArgumentError(f"auto decorates a function, and was given {step!r}; options are keywords: @auto(choose='knee')")
+        raise ArgumentError(
+            f"auto decorates a function, and was given {step!r}; options are keywords: @auto(choose='knee')"
+        )
     return Auto(step, options=options)
 
 
-_OPTIONS = frozenset({"topology", "memory", "choose", "solver", "donate_argnums", "static_argnums", "progress"})
+_OPTIONS = frozenset(
+    {"topology", "memory", "choose", "solver", "donate_argnums", "static_argnums", "progress"}
+)
 
 
 class Auto(Generic[P, R]):

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy
 from jax._src import source_info_util
 from jax.extend import core as jex_core
 from jax.sharding import AbstractMesh, AxisType
@@ -61,7 +62,7 @@ def auto_abstract_mesh(sizes: Sequence[int], names: Sequence[str]) -> AbstractMe
 
 def is_key_dtype(dtype: Any) -> bool:
     """Whether a dtype is a PRNG key type (extended dtype, no NumPy equivalent)."""
-    return jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+    return jax.numpy.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 def itemsize(dtype: Any) -> int:

@@ -84,7 +84,7 @@ class Plan:
             f"{self.memory_bytes / 2**30:.3f} GiB per device; {self.summary})"
         )
 
-    def mesh(self, devices: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh:
+    def mesh(self, devices: Sequence[Any] | None = None) -> jax.sharding.Mesh:
         """The mesh of atomic axes over ``devices`` (default: the first ones of `jax.devices()`).
 
         Raises:
@@ -135,7 +135,7 @@ class Plan:
 
     def jit(
         self,
-        devices: Sequence[jax.Device] | None = None,
+        devices: Sequence[Any] | None = None,
         backend: str = "jit",
         donate_argnums: Sequence[int] | None = None,
     ) -> PlannedFunction:
@@ -168,7 +168,7 @@ class Plan:
             )
         return self.graph
 
-    def shard(self, args: Any, devices: Sequence[jax.Device] | None = None) -> Any:
+    def shard(self, args: Any, devices: Sequence[Any] | None = None) -> Any:
         """Place arguments (a tuple, in order) as the plan wants them; returns the placed tuple."""
         return self.jit(devices).shard(*args)
 
@@ -247,13 +247,17 @@ def _read_json(path: str | Path) -> Any:
     path = Path(path)
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
-            raise PlanFileError(f"{str(path)!r} has {path.stat().st_size} bytes; a plan file has at most {MAX_FILE_BYTES}")
+            raise PlanFileError(
+                f"{str(path)!r} has {path.stat().st_size} bytes; a plan file has at most {MAX_FILE_BYTES}"
+            )
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise PlanFileError(f"cannot read plan file {str(path)!r}: {error}") from error
 
 
-def _bound(plan: Plan, step: Any, args: tuple, kwargs: Mapping[str, Any], static_argnums: Sequence[int]) -> Plan:
+def _bound(
+    plan: Plan, step: Any, args: tuple, kwargs: Mapping[str, Any], static_argnums: Sequence[int]
+) -> Plan:
     from jaxplan._planner import analyse_step
 
     if step is None:
@@ -276,10 +280,14 @@ def _check_same_groups(plan: Plan, graph: StepGraph) -> None:
     sizes = [axis.size for axis in plan.topology.axes]
     fits = len(plan.configurations) == len(graph.spaces) and all(
         len(config) == len(space.classes)
-        and all(cls.divisible_by(math.prod(sizes[a] for a in axes)) for cls, axes in zip(space.classes, config))
+        and all(
+            cls.divisible_by(math.prod(sizes[a] for a in axes)) for cls, axes in zip(space.classes, config)
+        )
         for space, config in zip(graph.spaces, plan.configurations, strict=True)
     )
-    leaves = len(plan.in_layouts) == len(graph.program.inputs) and len(plan.out_layouts) == len(graph.program.outputs)
+    leaves = len(plan.in_layouts) == len(graph.program.inputs) and len(plan.out_layouts) == len(
+        graph.program.outputs
+    )
     if not (fits and leaves):
         raise PlanMismatchError(
             f"the plan lays out {len(plan.configurations)} groups of operators otherwise than this jaxplan forms them "

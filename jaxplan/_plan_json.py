@@ -61,7 +61,9 @@ def plan_from_json(data: Any) -> dict[str, Any]:
     try:
         return _fields(data)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise PlanFileError(f"plan file has a missing or malformed field: {type(error).__name__}: {error}") from error
+        raise PlanFileError(
+            f"plan file has a missing or malformed field: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _fields(data: dict[str, Any]) -> dict[str, Any]:
@@ -118,6 +120,8 @@ def _read_leaves(items: Any) -> tuple[tuple[str, ...], tuple[Layout, ...]]:
 
 
 def _ints(values: Any) -> tuple[int, ...]:
-    if not isinstance(values, list | tuple) or any(isinstance(v, bool) or not isinstance(v, int) for v in values):
+    if not isinstance(values, list | tuple) or any(
+        isinstance(v, bool) or not isinstance(v, int) for v in values
+    ):
         raise TypeError(f"expected a list of integers, got {values!r}")
     return tuple(values)

@@ -83,12 +83,16 @@ def _position(argnum: int, args: Sequence[Any], option: str) -> int:
     return argnum % len(args)
 
 
-def _dynamic_positions(donate_argnums: Sequence[int], args: Sequence[Any], dynamic: Sequence[int]) -> list[int]:
+def _dynamic_positions(
+    donate_argnums: Sequence[int], args: Sequence[Any], dynamic: Sequence[int]
+) -> list[int]:
     """Positions of donated arguments among those that are not static."""
     donated = [_position(i, args, "donate_argnums") for i in donate_argnums]
     both = [i for i in donated if i not in dynamic]
     if both:
-        raise ArgumentError(f"arguments {both} are in donate_argnums and in static_argnums; a Python value has no buffer")
+        raise ArgumentError(
+            f"arguments {both} are in donate_argnums and in static_argnums; a Python value has no buffer"
+        )
     return [dynamic.index(i) for i in donated]
 
 
@@ -164,7 +168,9 @@ class _Builder:
         )
         return len(self.tensors) - 1
 
-    def append(self, primitive: Any, params: Mapping, operands: Sequence[int], out_avals, stack: str, origin) -> list[int]:
+    def append(
+        self, primitive: Any, params: Mapping, operands: Sequence[int], out_avals, stack: str, origin
+    ) -> list[int]:
         results = [self.add(aval, "computed") for aval in out_avals]
         self.equations.append(
             Equation(
@@ -212,7 +218,9 @@ def _keep(builder: _Builder, eqn: Any, operands: list[int], stack: str) -> list[
 
 @register_inline("jit", "pjit", "closed_call", "core_call")
 def _inline_call(builder: _Builder, eqn: Any, operands: list[int], stack: str) -> list[int]:
-    jaxpr, consts = _compat.open_jaxpr(eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call_jaxpr"])
+    jaxpr, consts = _compat.open_jaxpr(
+        eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call_jaxpr"]
+    )
     return builder.inline(jaxpr, consts, operands, stack)
 
 
@@ -311,7 +319,9 @@ def _fingerprint(tensors, equations, inputs, outputs, donated) -> str:
         put("in", tensors[i].shape, str(tensors[i].dtype), tensors[i].path)
     for eqn in equations:
         operands = tuple(
-            ("lit", str(tensors[t].dtype), _literal_repr(tensors[t].value)) if tensors[t].kind == "literal" else t
+            ("lit", str(tensors[t].dtype), _literal_repr(tensors[t].value))
+            if tensors[t].kind == "literal"
+            else t
             for t in eqn.operands
         )
         shapes = tuple((tensors[t].shape, str(tensors[t].dtype)) for t in eqn.results)
@@ -359,7 +369,15 @@ def _user_frame(error: BaseException) -> str:
     while traceback is not None:
         code = traceback.tb_frame.f_code
         module = traceback.tb_frame.f_globals.get("__name__", "")
-        if module.split(".")[0] not in ("jax", "jaxlib", "flax", "optax", "jaxplan", "contextlib", "functools"):
+        if module.split(".")[0] not in (
+            "jax",
+            "jaxlib",
+            "flax",
+            "optax",
+            "jaxplan",
+            "contextlib",
+            "functools",
+        ):
             found = f"{code.co_filename}:{traceback.tb_lineno} ({code.co_name})"
         traceback = traceback.tb_next
     return found

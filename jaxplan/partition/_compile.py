@@ -37,7 +37,8 @@ def export_plan(plan: Plan) -> bytes:
         )
         for t, layout in zip(program.inputs, plan.in_layouts, strict=True)
     ]
-    return export.export(jit_flat(plan, mesh, program.donated), platforms=[platform])(*leaves).serialize()
+    exported = export.export(jit_flat(plan, mesh, program.donated), platforms=[platform])(*leaves)
+    return bytes(exported.serialize())
 
 
 def compile_plan(plan: Plan, *, cache_dir: str | Path | None = None) -> CompiledReport:
@@ -45,7 +46,7 @@ def compile_plan(plan: Plan, *, cache_dir: str | Path | None = None) -> Compiled
     program = plan.require_program().program
     platform = plan.topology.chip.aot_platform
     return compile_exported(
-        bytes(export_plan(plan)),
+        export_plan(plan),
         plan.topology,
         donate_argnums=[i for i, donated in enumerate(program.donated) if donated],
         compiler_options=compiler_options(plan) if platform == "cuda" else None,

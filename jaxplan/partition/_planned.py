@@ -113,7 +113,11 @@ class PlannedFunction:
                 "keyword arguments have no number"
             )
         wanted = tuple(f"[{i % count}]" for i in donate_argnums)
-        return [path.startswith(wanted) for path in program.in_paths] if wanted else [False] * len(program.in_paths)
+        return (
+            [path.startswith(wanted) for path in program.in_paths]
+            if wanted
+            else [False] * len(program.in_paths)
+        )
 
     @functools.cached_property
     def _in_shardings(self) -> tuple[NamedSharding, ...]:
@@ -129,7 +133,9 @@ class PlannedFunction:
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """`jax.stages.Lowered` over flat leaves; arguments may be `jax.ShapeDtypeStruct`."""
         leaves = self._flatten(args, kwargs)
-        return self._jitted.lower(*[self._abstract(x, s) for x, s in zip(leaves, self._in_shardings, strict=True)])
+        return self._jitted.lower(
+            *[self._abstract(x, s) for x, s in zip(leaves, self._in_shardings, strict=True)]
+        )
 
     def shard(self, *args: Any, **kwargs: Any) -> Any:
         """Place the dynamic arguments as the plan wants them; returns the tuple of arguments."""
@@ -176,4 +182,6 @@ class PlannedFunction:
     @staticmethod
     def _abstract(leaf: Any, sharding: NamedSharding) -> Any:
         aval = jax.typeof(leaf) if not isinstance(leaf, jax.ShapeDtypeStruct) else leaf
-        return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=getattr(aval, "weak_type", False))
+        return jax.ShapeDtypeStruct(
+            aval.shape, aval.dtype, sharding=sharding, weak_type=getattr(aval, "weak_type", False)
+        )

@@ -63,10 +63,11 @@ class Executor:
     def _local(self, x: Any, step: Step) -> Any:
         """One step on a device's piece; a partial value has its leading dimension of size 1."""
         names, lead = self.names(step.axes), bool(step.source.partial)
-        dim = None if step.dim is None else step.dim + lead
+        dim = -1 if step.dim is None else step.dim + lead  # of a permute and an all-reduce, which read none
         if step.kind == "all-gather":
             return lax.all_gather(x, names, axis=dim, tiled=True)
         if step.kind == "all-to-all":
+            assert step.to_dim is not None
             return lax.all_to_all(x, names, split_axis=step.to_dim + lead, concat_axis=dim, tiled=True)
         if step.kind == "collective-permute":
             everything = tuple(axis.name for axis in self.axes)
