@@ -317,6 +317,9 @@ def _fingerprint(tensors, equations, inputs, outputs, donated) -> str:
 
     for i in inputs:
         put("in", tensors[i].shape, str(tensors[i].dtype), tensors[i].path)
+    for tensor in tensors:  # not their values: a plan does not depend on them
+        if tensor.kind == "constant":
+            put("constant", tensor.index, tensor.shape, str(tensor.dtype))
     for eqn in equations:
         operands = tuple(
             ("lit", str(tensors[t].dtype), _literal_repr(tensors[t].value))

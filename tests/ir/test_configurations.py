@@ -1,0 +1,100 @@
+"""Configurations of a group: counts in closed form, and laws over random spaces."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+
+from jaxplan.ir import FactorClass, enumerate_configurations
+from jaxplan.ir._configurations import MAX_CONFIGURATIONS
+from jaxplan.mesh import Topology
+
+BIG = 1 << 30
+
+
+def classes(*sizes: int) -> tuple[FactorClass, ...]:
+    return tuple(FactorClass(sizes=(size,), named_dimension=k) for k, size in enumerate(sizes))
+
+
+def configurations(spaces: tuple[FactorClass, ...], topology: str, front: int = 0):
+    axes = Topology.parse(topology).axes
+    return enumerate_configurations(spaces, [a.size for a in axes], [a.level for a in axes], front)
+
+
+def parts(config, topology: str) -> tuple[int, ...]:
+    axes = Topology.parse(topology).axes
+    return tuple(math.prod(axes[a].size for a in taken) for taken in config)
+
+
+@pytest.mark.parametrize(("num_classes", "expected"), [(0, 1), (1, 4), (2, 10), (3, 20), (5, 56)])
+def test_counts_on_eight_devices(num_classes: int, expected: int) -> None:
+    """Three equal axes among C classes and nobody: stars and bars, (3 + C) choose C."""
+    assert len(configurations(classes(*[BIG] * num_classes), "h100:8")) == expected
+
+
+@pytest.mark.parametrize(("num_classes", "expected"), [(1, 16), (2, 100)])
+def test_counts_on_two_levels_are_products(num_classes: int, expected: int) -> None:
+    assert len(configurations(classes(*[BIG] * num_classes), "h100:8x8")) == expected
+
+
+@pytest.mark.parametrize("topology", ["h100:8", "h100:8x8", "h100:64x8", "v5p:4x4x8"])
+@pytest.mark.parametrize("num_classes", [1, 4, 6])
+def test_the_cap_holds_and_keeps_the_plain_ways(topology: str, num_classes: int) -> None:
+    """Each class alone over everything (data parallelism, FSDP) stays, and the replicated one."""
+    found = configurations(classes(*[BIG] * num_classes), topology)
+    assert len(found) <= MAX_CONFIGURATIONS
+    assert len(set(found)) == len(found)
+    devices = Topology.parse(topology).num_devices
+    shapes = {parts(config, topology) for config in found}
+    for c in range(num_classes):
+        assert tuple(devices if k == c else 1 for k in range(num_classes)) in shapes
+    assert found[0] == ((),) * num_classes
+
+
+def test_no_axis_is_used_twice_and_every_composition_is_there() -> None:
+    found = configurations(classes(BIG, BIG, BIG), "h100:2x8")
+    for config in found:
+        used = [a for taken in config for a in taken]
+        assert len(set(used)) == len(used)
+    levels = [axis.level for axis in Topology.parse("h100:2x8").axes]
+    counted = {
+        tuple(tuple(sum(levels[a] == level for a in taken) for level in (0, 1)) for taken in config)
+        for config in found
+    }
+    wanted = {
+        tuple(zip(nodes, gpus))
+        for nodes in itertools.product(range(2), repeat=3)
+        for gpus in itertools.product(range(4), repeat=3)
+        if sum(nodes) <= 1 and sum(gpus) <= 3
+    }
+    assert counted == wanted
+
+
+def test_only_what_divides_every_member() -> None:
+    assert configurations(classes(50257), "h100:8") == (
+        ((),),
+    )  # GPT-2's vocabulary is divisible by 29 and 1733 only
+    assert [parts(c, "h100:8") for c in configurations(classes(50304), "h100:8")] == [(1,), (2,), (4,), (8,)]
+    assert [parts(c, "h100:8") for c in configurations(classes(12), "h100:8")] == [(1,), (2,), (4,)]
+    several = (FactorClass(sizes=(4, 6), named_dimension=0),)
+    assert [parts(c, "h100:8") for c in configurations(several, "h100:8")] == [(1,), (2,)]
+
+
+def test_odd_device_counts_split_what_they_divide() -> None:
+    found = {parts(c, "h100:6") for c in configurations(classes(12, 10), "h100:6")}
+    assert found >= {(1, 1), (3, 1), (6, 1), (1, 2), (3, 2)}
+    assert found <= {(1, 1), (2, 1), (3, 1), (6, 1), (1, 2), (3, 2)}
+
+
+def test_the_batch_takes_axes_from_the_front_and_others_from_the_back() -> None:
+    """So that one axis between batch and another dimension is one all-to-all of the minor-most."""
+    found = configurations(classes(BIG, BIG), "h100:8", front=0)
+    assert ((0, 1), (2,)) in found
+    assert ((0,), (2, 1)) in found
+    assert ((0, 1, 2), ()) in found
+
+
+def test_one_device_has_one_configuration() -> None:
+    assert configurations(classes(BIG, BIG), "h100:1") == (((), ()),)
