@@ -44,8 +44,10 @@ class Row:
     audit: Audit | None = None
 
     def text(self) -> str:
-        predicted = "        -         -" if self.plan is None else (
-            f"{self.plan.time_seconds * 1e3:>9.2f} {self.plan.memory_bytes / GIB:>9.3f}"
+        predicted = (
+            "        -         -"
+            if self.plan is None
+            else (f"{self.plan.time_seconds * 1e3:>9.2f} {self.plan.memory_bytes / GIB:>9.3f}")
         )
         collectives = "" if self.audit is None else ("agree" if self.audit.collectives_ok else "DIFFER")
         flags = " rematerialised" if self.report.rematerialised else ""
@@ -57,14 +59,15 @@ class Row:
 
 
 HEADER = (
-    f"{'program':<24} {'pred. ms':>9} {'pred. GiB':>9} {'GiB':>9} {'TFLOP':>8} {'flop+comm':>10} {'priced':>9}  collectives"
+    f"{'program':<24} {'pred. ms':>9} {'pred. GiB':>9} {'GiB':>9} {'TFLOP':>8} "
+    f"{'flop+comm':>10} {'priced':>9}  collectives"
 )
 
 
 def separated(points: Sequence[jaxplan.Plan]) -> list[jaxplan.Plan]:
     """The longest chain of points, both ends kept, with neighbours far enough apart in memory and in time."""
     best: list[list[jaxplan.Plan]] = []
-    for i, plan in enumerate(points):
+    for plan in points:
         chains = [chain for j, chain in enumerate(best) if _apart(points[j], plan)]
         best.append([*max(chains, key=len, default=[]), plan])
     return max(best, key=lambda chain: (len(chain), chain[-1] is points[-1]))
@@ -81,17 +84,25 @@ def compile_row(plan: jaxplan.Plan, name: str, cache: Path | None) -> Row:
     """Compile one plan and audit it."""
     report = plan.compile_report(cache_dir=cache)
     return Row(
-        name=name, plan=plan, report=report, price=price(report, plan.topology), audit=audit_plan(plan, report=report)
+        name=name,
+        plan=plan,
+        report=report,
+        price=price(report, plan.topology),
+        audit=audit_plan(plan, report=report),
     )
 
 
-def baseline_row(model: str, topology: Topology, name: str, cache: Path | None, overrides: dict[str, Any]) -> Row:
+def baseline_row(
+    model: str, topology: Topology, name: str, cache: Path | None, overrides: dict[str, Any]
+) -> Row:
     """Compile one baseline annotated at the jit boundary."""
     report = compile_baseline(model, topology, name, cache_dir=cache, **overrides)
     return Row(name=f"jit boundary: {name}", plan=None, report=report, price=price(report, topology))
 
 
-def run(model: str, topology: Topology, cache: Path | None, most_points: int, overrides: dict[str, Any]) -> bool:
+def run(
+    model: str, topology: Topology, cache: Path | None, most_points: int, overrides: dict[str, Any]
+) -> bool:
     """Plan, compile, print; whether every check holds."""
     step, args = build(model, **overrides)
     start = time.perf_counter()
@@ -112,7 +123,9 @@ def run(model: str, topology: Topology, cache: Path | None, most_points: int, ov
     return _check(rows, baselines, shown, roles)
 
 
-def _check(rows: list[Row], baselines: list[Row], shown: list[jaxplan.Plan], roles: dict[str, jaxplan.Plan]) -> bool:
+def _check(
+    rows: list[Row], baselines: list[Row], shown: list[jaxplan.Plan], roles: dict[str, jaxplan.Plan]
+) -> bool:
     of_plan = {id(row.plan): row for row in rows}
     separate = [of_plan[id(plan)] for plan in shown if id(plan) in of_plan]
     sizes = [row.report.memory_bytes for row in separate]
@@ -124,7 +137,8 @@ def _check(rows: list[Row], baselines: list[Row], shown: list[jaxplan.Plan], rol
     least = min(row.report.memory_bytes for row in baselines)
     checks = {
         f"at least 4 points 3 % apart in memory and 1 % in time: {len(shown)}": len(shown) >= 4,
-        f"compiled memory keeps their order: {', '.join(f'{s / GIB:.2f}' for s in sizes)} GiB": sizes == sorted(sizes),
+        f"compiled memory keeps their order: {', '.join(f'{s / GIB:.2f}' for s in sizes)} GiB": sizes
+        == sorted(sizes),
         "collectives of fastest, knee and leanest are the plan's": all(
             row.audit is not None and row.audit.collectives_ok for row in named.values()
         ),
@@ -149,11 +163,15 @@ def _check(rows: list[Row], baselines: list[Row], shown: list[jaxplan.Plan], rol
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="benchmarks.frontier", description="Compile a frontier and its baselines.")
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.frontier", description="Compile a frontier and its baselines."
+    )
     parser.add_argument("--model", choices=list(MODELS), default="gpt2-small")
     parser.add_argument("--topology", default="h100:8")
     parser.add_argument("--cache", type=Path, default=None, help="folder to keep compiled reports in")
-    parser.add_argument("--points", type=int, default=12, help="most points compiled besides fastest, knee, leanest")
+    parser.add_argument(
+        "--points", type=int, default=12, help="most points compiled besides fastest, knee, leanest"
+    )
     options = parser.parse_args(arguments)
     jax.config.update("jax_platforms", "cpu")  # nothing runs here, and a plugin without its device complains
     holds = run(options.model, Topology.parse(options.topology), options.cache, options.points, {})

@@ -2,15 +2,15 @@
 
 from jaxplan.cost._buffers import Buffers as Buffers
 from jaxplan.cost._flows import Flow as Flow
+from jaxplan.cost._flows import find_flows as find_flows
+from jaxplan.cost._flows import layout_of as layout_of
 from jaxplan.cost._model import CostModel as CostModel
 from jaxplan.cost._model import build_cost_model as build_cost_model
-from jaxplan.cost._pricing import KEEP as KEEP
-from jaxplan.cost._pricing import REPEAT as REPEAT
 from jaxplan.cost._prediction import Collective as Collective
 from jaxplan.cost._prediction import Prediction as Prediction
 from jaxplan.cost._prediction import Predictor as Predictor
+from jaxplan.cost._pricing import KEEP as KEEP
+from jaxplan.cost._pricing import REPEAT as REPEAT
 from jaxplan.cost._transfers import Span as Span
 from jaxplan.cost._transfers import Transfer as Transfer
-from jaxplan.cost._flows import find_flows as find_flows
-from jaxplan.cost._flows import layout_of as layout_of
 from jaxplan.cost._transfers import plan_transfers as plan_transfers

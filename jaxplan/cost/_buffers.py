@@ -16,13 +16,28 @@ from jaxplan.mesh import ChipSpec
 
 FUSIBLE_FAMILIES = frozenset({"elementwise", "shape", "source", "rng"})
 NOT_RECOMPUTED = frozenset(
-    {"tanh", "erf", "erfc", "erf_inv", "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "lgamma"}
+    {
+        "tanh",
+        "erf",
+        "erfc",
+        "erf_inv",
+        "sin",
+        "cos",
+        "tan",
+        "asin",
+        "acos",
+        "atan",
+        "atan2",
+        "sinh",
+        "cosh",
+        "lgamma",
+    }
     | {"digamma", "pow", "cbrt"}
 )
 """Functions that compiled GPU programs were seen to save (``tanh`` in GELU), and others of their cost; ``exp`` of
 attention and loss was seen recomputed."""
 SMALL_FRACTION = 1 / 8
-"""Statistics (a row's maximum, mean or variance) this much smaller than the value they belong to are saved beside it."""
+"""Statistics (a row's maximum, mean or variance) this much smaller than what they belong to are saved beside it."""
 _WIDE_BYTES = 4
 
 

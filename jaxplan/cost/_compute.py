@@ -53,7 +53,12 @@ def local_flops(graph: StepGraph, group: Group, space: GroupSpace, splits: np.nd
 
 
 def compute_seconds(
-    graph: StepGraph, group: Group, space: GroupSpace, splits: np.ndarray, buffers: Buffers, topology: Topology
+    graph: StepGraph,
+    group: Group,
+    space: GroupSpace,
+    splits: np.ndarray,
+    buffers: Buffers,
+    topology: Topology,
 ) -> np.ndarray:
     """Seconds of a group's equations on one device, shape (K,).
 
@@ -84,7 +89,9 @@ def compute_seconds(
 def matmul_rate(graph: StepGraph, equation: int, topology: Topology) -> float:
     """Achievable FLOP/s of a contraction in the dtype of its operands."""
     operand = graph.program.equations[equation].operands[0]
-    return topology.chip.matmul_flops_per_second(graph.program.tensors[operand].dtype.name) * MATMUL_EFFICIENCY
+    return (
+        topology.chip.matmul_flops_per_second(graph.program.tensors[operand].dtype.name) * MATMUL_EFFICIENCY
+    )
 
 
 def _equation_splits(space: GroupSpace, splits: np.ndarray, equation: int) -> np.ndarray:

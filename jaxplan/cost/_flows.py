@@ -73,7 +73,9 @@ def _output_flows(graph: StepGraph) -> list[Flow]:
         partial = t in graph.spaces[home].tensor_partial
         if wanted != home or partial:
             later = (len(program.equations),)
-            flows.append(Flow(tensor=t, producer=home, consumer=wanted, forward=(), later=later, is_output=True))
+            flows.append(
+                Flow(tensor=t, producer=home, consumer=wanted, forward=(), later=later, is_output=True)
+            )
     return flows
 
 

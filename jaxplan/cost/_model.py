@@ -218,7 +218,10 @@ class _Builder:
         if key not in self.memo:
             pairs = zip(produced, required, strict=True)
             self.memo[key] = np.array(
-                [0.0 if a == b else self.pricer.seconds(tensor, a, b, flow.tensor in self.pooled) for a, b in pairs]
+                [
+                    0.0 if a == b else self.pricer.seconds(tensor, a, b, flow.tensor in self.pooled)
+                    for a, b in pairs
+                ]
             )
         return self.memo[key]
 

@@ -74,7 +74,9 @@ class Predictor:
         inputs = set(program.inputs)
         self._members: list[list[int]] = []
         self._bytes: list[np.ndarray] = []
-        for group, space, configs in zip(graph.grouping.groups, graph.spaces, model.configurations, strict=True):
+        for group, space, configs in zip(
+            graph.grouping.groups, graph.spaces, model.configurations, strict=True
+        ):
             made = [t for e in group.equations for t in program.equations[e].results]
             members = [*group.inputs, *(t for t in made if buffers.materialised[t] and t not in aliased)]
             splits = split_counts(configs, model.topology)
@@ -125,7 +127,7 @@ class Predictor:
         self, assignment: Sequence[int], chosen: Sequence[Configuration], transfers: Sequence[Transfer]
     ) -> tuple[int, dict[str, int]]:
         """Peak of the liveness curve, two positions per equation: results are born at the first, operands die at the
-        second. Nothing is assumed to work in place: compiled programs showed the logits and their gradient side by side.
+        second. Nothing is assumed to work in place: compiled programs showed logits and their gradient side by side.
         """
         model, buffers = self.model, self.model.buffers
         end = len(model.graph.program.equations)
@@ -181,7 +183,9 @@ def _collectives(transfers: Sequence[Transfer], pooled: frozenset[int]) -> tuple
     counts: dict[tuple[str, tuple[int, ...], int, bool], int] = defaultdict(int)
     for transfer in transfers:
         for kind, axes, num_bytes in transfer.path.collectives:
-            counts[kind, tuple(sorted(axes)), int(num_bytes), transfer.tensor in pooled] += len(transfer.spans)
+            counts[kind, tuple(sorted(axes)), int(num_bytes), transfer.tensor in pooled] += len(
+                transfer.spans
+            )
     return tuple(
         Collective(kind=kind, axes=axes, num_bytes=size, count=count, pooled=small)
         for (kind, axes, size, small), count in sorted(counts.items())

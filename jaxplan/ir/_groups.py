@@ -97,9 +97,8 @@ class _Coarsening:
         summands: set[int] = set()
         for eqn in self.program.equations:
             result = eqn.results[0] if eqn.results else -1
-            if self._is_contraction(eqn):
-                summands.add(result)
-            elif eqn.name in VIEW_PRIMITIVES and eqn.operands[0] in summands and self._keeps_bytes(eqn):
+            is_view = eqn.name in VIEW_PRIMITIVES and eqn.operands[0] in summands and self._keeps_bytes(eqn)
+            if is_view or self._is_contraction(eqn):
                 summands.add(result)
             elif eqn.name == "add_any" and all(t in summands for t in eqn.operands):
                 summands.add(result)
@@ -141,7 +140,11 @@ class _Coarsening:
                 stack.extend(eqn.operands)
         stored = {t: node for t, node in self.input_node.items() if self.kind.get(node) == "state"}
         for eqn in self.program.equations:
-            if eqn.name in _STORAGE_VIEW_PRIMITIVES and eqn.operands[0] in stored and eqn.index not in self.kind:
+            if (
+                eqn.name in _STORAGE_VIEW_PRIMITIVES
+                and eqn.operands[0] in stored
+                and eqn.index not in self.kind
+            ):
                 self._join_storage_view(eqn, stored)
 
     def _join_storage_view(self, eqn: Equation, stored: dict[int, int]) -> None:
@@ -348,7 +351,9 @@ class _Coarsening:
             if self.rules[eqn.index].family == "rng" or any(t in random for t in eqn.operands):
                 random.update(eqn.results)
         for eqn in reversed(self.program.equations):
-            if eqn.index in self.kind or not any(self.program.tensors[t].shape and t in random for t in eqn.results):
+            if eqn.index in self.kind or not any(
+                self.program.tensors[t].shape and t in random for t in eqn.results
+            ):
                 continue
             readers = {c for t in eqn.results for c in self.values.consumers[t]}
             roots = {self.union.find(c) for c in readers if c in self.kind}
@@ -366,7 +371,9 @@ class _Coarsening:
         for root in sorted(members, key=lambda r: min(members[r])):
             nodes = members[root]
             equations = tuple(n for n in nodes if n < self.num_equations)
-            inputs = tuple(self.program.inputs[n - self.num_equations] for n in nodes if n >= self.num_equations)
+            inputs = tuple(
+                self.program.inputs[n - self.num_equations] for n in nodes if n >= self.num_equations
+            )
             groups.append(Group(index=len(groups), kind=self.kind[root], equations=equations, inputs=inputs))
             for e in equations:
                 equation_group[e] = groups[-1].index

@@ -122,7 +122,8 @@ def _gpu(
         f32_matmul="tf32" if "tf32" in rates else "f32", memory_bytes_per_second=gbytes_per_second * 1e9,
         memory_bytes=memory_bytes, usable_fraction=GPU_PREALLOCATED_FRACTION,
         launch_seconds=_GPU_KERNEL_LAUNCH,
-        elementwise_16bit=rates is _HOPPER, collective_launch_seconds=_NCCL_LAUNCH, device_link=device_link, node_link=node_link,
+        elementwise_16bit=rates is _HOPPER, collective_launch_seconds=_NCCL_LAUNCH,
+        device_link=device_link, node_link=node_link,
         aot_platform="cuda" if target else None, aot_target=name if target else None,
         device_kinds=kinds, source=source,
     )  # fmt: skip

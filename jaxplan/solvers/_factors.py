@@ -16,7 +16,6 @@ from jaxplan.solvers._kernel import aligned
 from jaxplan.solvers._pareto import Lists, product, reduce_lists, union_first_axis
 from jaxplan.solvers._problem import Problem
 
-
 _MAX_NODES_OF_FACTOR = 30
 """Arrays have at most 32 dimensions in numpy 1 and in its broadcasting; two are for the lists."""
 
