@@ -10,21 +10,56 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
+import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from jaxplan.ir._space import FactorClass
 
 Configuration = tuple[tuple[int, ...], ...]
 """For each class of a group the atomic axes that split it, major to minor."""
 
-MAX_CONFIGURATIONS = 512
-"""Cap on configurations of one group (design section 5); above it each level splits at most two classes."""
+MAX_CONFIGURATIONS = 176
+"""Cap on configurations of one group: tables of prices have its square, and 32 devices are planned in a minute."""
+SUPER_AXIS_DEVICES = 8
+"""Axes of an outer level are dealt in blocks of up to so many devices where single axes would be too many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dealing:
+    """How freely the axes of one level are dealt.
+
+    Attributes:
+      most_classes: how many classes may take axes of the level.
+      block_devices: on levels other than the innermost, axes are dealt in blocks of at most so many devices.
+      with_front: where two or more classes share a level, one of them is the front dimension (the batch).
+    """
+
+    most_classes: int
+    block_devices: int
+    with_front: bool = False
+
+
+DEALINGS = (
+    Dealing(most_classes=sys.maxsize, block_devices=1),
+    Dealing(most_classes=2, block_devices=1),
+    Dealing(most_classes=2, block_devices=SUPER_AXIS_DEVICES),
+    Dealing(most_classes=2, block_devices=sys.maxsize),
+    Dealing(most_classes=2, block_devices=sys.maxsize, with_front=True),
+    Dealing(most_classes=1, block_devices=sys.maxsize),
+)
+"""From free to strict. Each contains all that give whole levels to one class each: data parallelism, FSDP, and one
+class within a node with another across nodes are in every one of them."""
 
 
 def enumerate_configurations(
     classes: Sequence[FactorClass], axis_sizes: Sequence[int], axis_levels: Sequence[int], front_dimension: int = 0
 ) -> tuple[Configuration, ...]:
     """All configurations whose splits divide every member of their class, the replicated one first.
+
+    The cap rule: the first of `DEALINGS` under which there are at most `MAX_CONFIGURATIONS`; if there are more
+    under the last one too, those that split the fewest classes.
 
     Args:
       classes: the splittable classes of a group, ``C`` of them.
@@ -37,32 +72,69 @@ def enumerate_configurations(
     levels = [
         [a for a, level in enumerate(axis_levels) if level == wanted] for wanted in sorted(set(axis_levels))
     ]
-    total = math.prod(math.comb(len(axes) + len(classes), len(classes)) for axes in levels)
-    limit = len(classes) if total <= MAX_CONFIGURATIONS else 2
     front = next((c for c, cls in enumerate(classes) if cls.named_dimension == front_dimension), -1)
-    found = []
-    for dealt in itertools.product(*(_deal_level(axes, len(classes), limit, front) for axes in levels)):
-        merged = tuple(tuple(itertools.chain(*(level[c] for level in dealt))) for c in range(len(classes)))
-        if _divides(classes, merged, axis_sizes):
-            found.append(merged)
+    found: list[Configuration] = []
+    for dealing in DEALINGS:
+        blocks = [_blocks(axes, axis_sizes, dealing.block_devices) for axes in levels[:-1]]
+        blocks.extend([(axis,) for axis in axes] for axes in levels[-1:])
+        dealt = [_deal_level(level, len(classes), dealing, front) for level in blocks]
+        limit = None if dealing is DEALINGS[-1] else MAX_CONFIGURATIONS + 1
+        found = _dividing(classes, dealt, axis_sizes, limit)
+        if len(found) <= MAX_CONFIGURATIONS:
+            break
+    else:
+        found.sort(key=lambda c: sum(1 for axes in c if axes))
+        found = found[:MAX_CONFIGURATIONS]
     found.sort(key=lambda c: (sum(map(len, c)), tuple(-len(a) for a in c), c))
-    return tuple(found[: max(MAX_CONFIGURATIONS, 1)])
+    return tuple(found)
 
 
-def _deal_level(axes: Sequence[int], num_classes: int, max_classes: int, front: int) -> Iterator[Configuration]:
-    """Every way to deal one level's axes to the classes, at most ``max_classes`` of them taking any."""
-    for counts in _counts(len(axes), num_classes):
-        if sum(1 for n in counts if n) > max_classes:
+def _blocks(axes: Sequence[int], axis_sizes: Sequence[int], most_devices: int) -> list[tuple[int, ...]]:
+    """Neighbouring axes joined while a block has at most ``most_devices``."""
+    blocks: list[tuple[int, ...]] = []
+    for axis in axes:
+        if blocks and math.prod(axis_sizes[a] for a in (*blocks[-1], axis)) <= most_devices:
+            blocks[-1] += (axis,)
+        else:
+            blocks.append((axis,))
+    return blocks
+
+
+def _dividing(
+    classes: Sequence[FactorClass], dealt: Sequence[list[Configuration]], axis_sizes: Sequence[int], limit: int | None
+) -> list[Configuration]:
+    """Combinations of the levels' dealings that divide, at most ``limit``.
+
+    One that does not divide is dropped at once; every other one is itself a configuration, so that stopping early
+    never hides that there are too many.
+    """
+    found: list[Configuration] = [((),) * len(classes)]
+    for level in dealt:
+        joined = (tuple(map(operator.add, outer, inner)) for inner in level for outer in found)
+        dividing = (config for config in joined if _divides(classes, config, axis_sizes))
+        found = list(itertools.islice(dividing, limit))
+    return found
+
+
+def _deal_level(
+    blocks: Sequence[tuple[int, ...]], num_classes: int, dealing: Dealing, front: int
+) -> list[Configuration]:
+    """Every way that ``dealing`` allows to deal one level's blocks to the classes."""
+    found: list[Configuration] = []
+    for counts in _counts(len(blocks), num_classes):
+        taking = [c for c, n in enumerate(counts) if n]
+        if len(taking) > dealing.most_classes or (dealing.with_front and len(taking) > 1 and front not in taking):
             continue
         dealt: list[tuple[int, ...]] = [()] * num_classes
-        end = len(axes)
+        end = len(blocks)
         for c in reversed(range(num_classes)):
             if c == front:
-                dealt[c] = tuple(axes[: counts[c]])
+                dealt[c] = tuple(itertools.chain(*blocks[: counts[c]]))
             else:
-                dealt[c] = tuple(reversed(axes[end - counts[c] : end]))
+                dealt[c] = tuple(reversed(tuple(itertools.chain(*blocks[end - counts[c] : end]))))
                 end -= counts[c]
-        yield tuple(dealt)
+        found.append(tuple(dealt))
+    return found
 
 
 def _counts(num_axes: int, num_classes: int) -> Iterator[tuple[int, ...]]:
