@@ -21,8 +21,8 @@ class NamedDimension:
     """One connected set of tensor dimensions.
 
     Attributes:
-      name: ``batch`` when it holds the leading dimension of a batch input, else the first parameter
-        dimension in it (``query/kernel.1``), else ``dim<k>``.
+      name: ``batch`` when it holds the leading dimension of a batch input, else the dimension of the
+        parameter of highest rank in it (``query/kernel.1``), else ``dim<k>``.
       size: the largest size among its members.
       num_elements: elements of all tensors that carry it, each counted once: how much splitting it would divide.
     """
@@ -50,7 +50,9 @@ def dimension_graph(program: Program, rules: Sequence[OperatorRule]) -> nx.Graph
     graph = nx.Graph()
     for eqn, rule in zip(program.equations, rules, strict=True):
         holders: dict[int, tuple[int, int]] = {}
-        uses = list(zip(eqn.operands, rule.operands, strict=True)) + list(zip(eqn.results, rule.results, strict=True))
+        uses = list(zip(eqn.operands, rule.operands, strict=True)) + list(
+            zip(eqn.results, rule.results, strict=True)
+        )
         for tensor, dims in uses:
             for dim, factors in enumerate(dims):
                 if not factors:
@@ -64,7 +66,9 @@ def dimension_graph(program: Program, rules: Sequence[OperatorRule]) -> nx.Graph
     return graph
 
 
-def named_dimensions(program: Program, rules: Sequence[OperatorRule], state: frozenset[int]) -> NamedDimensions:
+def named_dimensions(
+    program: Program, rules: Sequence[OperatorRule], state: frozenset[int]
+) -> NamedDimensions:
     """Connected sets of the dimension graph, named and ordered.
 
     Args:
@@ -96,8 +100,9 @@ def named_dimensions(program: Program, rules: Sequence[OperatorRule], state: fro
 def _dimension_name(program: Program, members, inputs: dict[int, int], state: frozenset[int]) -> str:
     if any(t in inputs and t not in state and d == 0 for t, d in members):
         return "batch"
-    for t, d in members:
-        if t in inputs:
-            keys = re.findall(r"\w+", program.tensors[t].path)
-            return f"{'/'.join(keys[-2:])}.{d}"
-    return ""
+    stored = [(-len(program.tensors[t].shape), t, d) for t, d in members if t in inputs]
+    if not stored:
+        return ""
+    _, t, d = min(stored)
+    keys = re.findall(r"\w+", program.tensors[t].path)
+    return f"{'/'.join(keys[-2:])}.{d}"
