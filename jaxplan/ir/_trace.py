@@ -269,7 +269,8 @@ def _state_aliases(tensors, inputs, outputs, in_keys, out_keys, donated) -> dict
     """Pair each output with the input state leaf of the same inner path, shape and dtype.
 
     The inner path drops the argument number, and on the output side the position in a returned tuple; a
-    donated input is preferred. The pair keeps one layout, so that a step's output feeds the next step as it is.
+    donated input is preferred, and a bare array, which has no inner path, is paired only when it was donated by
+    name. The pair keeps one layout, so that a step's output feeds the next step as it is.
     """
     by_key: dict[Any, list[int]] = {}
     for position, path in enumerate(in_keys):
@@ -282,7 +283,7 @@ def _state_aliases(tensors, inputs, outputs, in_keys, out_keys, donated) -> dict
         for inner in (path[1:], path):
             free = [i for i in by_key.get((tuple(inner), tensor.shape, tensor.dtype), []) if i not in taken]
             free.sort(key=lambda i: not donated[i])
-            if free and inner:
+            if free and (inner or donated[free[0]]):
                 aliases[position] = free[0]
                 taken.add(free[0])
                 break

@@ -1,0 +1,210 @@
+"""Closed forms: operations, resident and saved bytes, peak memory and collectives of programs counted by hand."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxplan._planner import analyse_step, make_plan
+from jaxplan.cost import CostModel, Predictor, build_cost_model, plan_transfers
+from jaxplan.cost._prediction import _peak
+from jaxplan.mesh import Topology, collective_seconds
+from jaxplan.strategies import REFERENCE_STRATEGIES, reference_solution
+
+BATCH, WIDTH, HIDDEN = 64, 32, 128
+PARAMS = {"in": (WIDTH, HIDDEN), "out": (HIDDEN, WIDTH)}
+
+
+def shape(*dims: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(dims, dtype)
+
+
+def sgd_step(params: Any, x: jax.Array) -> Any:
+    def loss_fn(params: Any) -> jax.Array:
+        return jnp.sum((jnp.tanh(x @ params["in"]) @ params["out"]) ** 2)
+
+    loss, grads = jax.value_and_grad(loss_fn)(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), loss
+
+
+def model_of(step: Any, *args: Any, topology: str = "cpu:8", donate: Any = None) -> CostModel:
+    graph = analyse_step(step, args, {}, donate_argnums=donate, static_argnums=())
+    return build_cost_model(graph, Topology.parse(topology))
+
+
+@pytest.fixture(scope="module")
+def model() -> CostModel:
+    return model_of(sgd_step, {k: shape(*v) for k, v in PARAMS.items()}, shape(BATCH, WIDTH))
+
+
+def replicated(model: CostModel) -> tuple[list[int], list[int]]:
+    return [0] * len(model.configurations), [0] * len(model.problem.edges)
+
+
+# operations
+
+
+def test_flops_are_two_per_multiply_add(model: CostModel) -> None:
+    prediction, _ = Predictor(model).predict(*replicated(model))
+    # Forward and weight gradient of both layers, input gradient of the second.
+    assert prediction.flops == 5 * 2 * BATCH * WIDTH * HIDDEN
+
+
+def test_no_configuration_does_less_than_its_share(model: CostModel) -> None:
+    for flops, configs in zip(model.flops, model.configurations, strict=True):
+        splits = [8 ** (sum(map(len, config)) / 3) for config in configs]
+        np.testing.assert_allclose(flops, flops[0] / np.array(splits), rtol=1e-12)
+
+
+@pytest.mark.parametrize(("m", "k", "n"), [(4096, 4096, 4096), (1, 8192, 8192), (8192, 1, 8192)])
+def test_a_matrix_product_is_bound_by_arithmetic_or_by_memory(m: int, k: int, n: int) -> None:
+    bf16 = jnp.bfloat16
+    model = model_of(jnp.matmul, shape(m, k, dtype=bf16), shape(k, n, dtype=bf16), topology="h100:1")
+    chip = model.topology.chip
+    arithmetic = 2 * m * k * n / dict(chip.flops_per_second)["bf16"]
+    traffic = 2 * (m * k + k * n + m * n) / chip.memory_bytes_per_second
+    seconds = sum(c[0] for c in model.compute)
+    roof = max(arithmetic, traffic)
+    assert roof < seconds < 2 * roof + 20e-6
+    assert (arithmetic > traffic) == (min(m, k, n) > 1)
+
+
+# memory
+
+
+def test_resident_bytes_are_state_and_batch(model: CostModel) -> None:
+    prediction, _ = Predictor(model).predict(*replicated(model))
+    assert prediction.memory_parts["state and batch"] == 4 * (2 * WIDTH * HIDDEN + BATCH * WIDTH)
+    assert sum(prediction.memory_parts.values()) == prediction.memory_bytes
+
+
+def test_what_is_saved_for_the_backward_pass(model: CostModel) -> None:
+    """The hidden layer after its tanh (which gives its own derivative) and the output that is squared."""
+    tensors = model.graph.program.tensors
+    saved = sorted(tensors[t].shape for t in model.buffers.saved if tensors[t].shape)
+    assert saved == sorted([(BATCH, HIDDEN), (BATCH, WIDTH)])
+
+
+def test_peak_of_a_chain_of_products() -> None:
+    """x w1 w2 w3 w4 without gradients: all weights, and at each product what goes in and what comes out."""
+    widths = [16, 512, 8, 1024, 64]
+    weights = [shape(a, b) for a, b in itertools.pairwise(widths)]
+
+    def chain(x: jax.Array, weights: Any) -> jax.Array:
+        for w in weights:
+            x = x @ w
+        return x
+
+    model = model_of(chain, shape(BATCH, widths[0]), weights, topology="cpu:1", donate=())
+    prediction, _ = Predictor(model).predict(*replicated(model))
+    inputs = 4 * (BATCH * widths[0] + sum(a * b for a, b in itertools.pairwise(widths)))
+    made = [0, *(4 * BATCH * w for w in widths[1:])]  # the first operand is an input
+    assert prediction.memory_bytes == inputs + max(a + b for a, b in itertools.pairwise(made))
+
+
+def test_donated_state_is_not_counted_twice() -> None:
+    def scale(state: jax.Array) -> jax.Array:
+        return state * 0.5
+
+    for donate, copies in (((0,), 1), ((), 2)):
+        model = model_of(scale, shape(256, 256), topology="cpu:1", donate=donate)
+        prediction, _ = Predictor(model).predict(*replicated(model))
+        assert prediction.memory_bytes == copies * 4 * 256 * 256
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_peak_of_a_liveness_curve_is_its_largest_moment(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    length, count = 12, int(rng.integers(0, 10))
+    births = rng.integers(0, length, count)
+    deaths = np.minimum(births + rng.integers(0, 6, count), length)
+    sizes = rng.integers(1, 100, count)
+    labels = [str(label) for label in rng.integers(0, 3, count)]
+    moments = [
+        sum(int(s) for b, d, s in zip(births, deaths, sizes) if b <= now <= d) for now in range(length + 1)
+    ]
+    peak, parts = _peak(births.tolist(), deaths.tolist(), sizes.tolist(), labels, 7, 5, length)
+    assert peak == max(moments) + 7 + 5
+    assert sum(parts.values()) == peak
+
+
+# communication
+
+
+def test_time_is_that_of_the_listed_collectives(model: CostModel) -> None:
+    predictor = Predictor(model)
+    for strategy in REFERENCE_STRATEGIES.values():
+        prediction, _ = predictor.predict(*reference_solution(model, strategy))
+        listed = sum(
+            c.count * float(collective_seconds(model.topology, c.kind, c.num_bytes, c.axes))
+            for c in prediction.collectives
+        )
+        assert 0 < prediction.communication_seconds <= listed * (1 + 1e-12)
+        assert prediction.time_seconds == prediction.compute_seconds + prediction.communication_seconds
+
+
+def test_one_device_communicates_nothing() -> None:
+    model = model_of(
+        sgd_step, {k: shape(*v) for k, v in PARAMS.items()}, shape(BATCH, WIDTH), topology="h100:1"
+    )
+    assert all(len(configs) == 1 for configs in model.configurations)
+    prediction, transfers = Predictor(model).predict(*replicated(model))
+    assert not transfers
+    assert prediction.communication_seconds == 0
+
+
+def test_a_kept_copy_is_made_once_and_a_repeated_one_twice(model: CostModel) -> None:
+    assignment, choices = reference_solution(model, REFERENCE_STRATEGIES["fsdp"])
+    out = model.graph.program.inputs[model.graph.program.in_paths.index("[0]['out']")]
+    chosen = model.chosen(assignment)
+    turning = model.buffers.turning_point
+    for picks, repeated in ((choices, True), ([0] * len(choices), False)):
+        transfers = plan_transfers(model.graph, model.topology, model.flows, chosen, model.repeated(picks))
+        (gather,) = [t for t in transfers if t.tensor == out]
+        assert [s.kind for s in gather.path.steps] == ["all-gather"]
+        assert gather.repeated == repeated
+        assert len(gather.spans) == 1 + repeated
+        assert gather.spans[0].first < turning
+        assert gather.spans[-1].last >= turning
+
+
+def test_a_kept_copy_costs_memory_and_a_repeated_one_time(model: CostModel) -> None:
+    predictor = Predictor(model)
+    assignment, again = reference_solution(model, REFERENCE_STRATEGIES["fsdp"])
+    repeat, _ = predictor.predict(assignment, again)
+    keep, _ = predictor.predict(assignment, [0] * len(again))
+    assert keep.communication_seconds < repeat.communication_seconds
+    assert keep.memory_bytes >= repeat.memory_bytes
+
+
+def test_equal_layers_share_their_tables() -> None:
+    """So that building the problem costs a layer, and solvers can fold the rest."""
+
+    def step(params: Any, x: jax.Array) -> Any:
+        def loss_fn(params: Any) -> jax.Array:
+            h = x
+            for w in params:
+                h = h + jnp.tanh(h @ w["up"]) @ w["down"]
+            return jnp.sum(h**2)
+
+        return jax.tree.map(lambda p, g: p - g, params, jax.grad(loss_fn)(params))
+
+    def distinct(num_layers: int) -> int:
+        layers = [{"up": shape(WIDTH, HIDDEN), "down": shape(HIDDEN, WIDTH)}] * num_layers
+        model = model_of(step, layers, shape(BATCH, WIDTH))
+        return len({id(t) for t in model.problem.time}) + len({id(e.time) for e in model.problem.edges})
+
+    assert distinct(6) == distinct(4)
+
+
+def test_make_plan_says_what_the_predictor_says(model: CostModel) -> None:
+    predictor = Predictor(model)
+    assignment, choices = reference_solution(model, REFERENCE_STRATEGIES["data"])
+    plan = make_plan(predictor, assignment, choices, name="data", lower_bound=1e9)
+    assert plan.prediction == predictor.predict(assignment, choices)[0]
+    assert plan.lower_bound_seconds <= plan.time_seconds
