@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from jaxplan._units import format_bytes, format_milliseconds
+from jaxplan._units import format_bytes, format_seconds
 from jaxplan.ir import FactorClass, StepGraph
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ def explain(plan: Plan) -> str:
     """Topology, cost, memory by part, collectives, and how dimensions and parameters are split."""
     lines = [
         f"{plan.name} on {plan.topology.name}: {plan.summary}",
-        f"time    {format_milliseconds(plan.time_seconds)} = compute {format_milliseconds(plan.compute_seconds)}"
-        f" + communication {format_milliseconds(plan.communication_seconds)}",
+        f"time    {format_seconds(plan.time_seconds)} = compute {format_seconds(plan.compute_seconds)}"
+        f" + communication {format_seconds(plan.communication_seconds)}",
         f"memory  {format_bytes(plan.memory_bytes)} per device",
     ]
     lines += [f"  {part:<26} {format_bytes(size)}" for part, size in plan.memory_parts.items()]
