@@ -24,8 +24,10 @@ from typing import NamedTuple
 from jaxplan._errors import ArgumentError
 from jaxplan.mesh._collectives import collective_seconds
 from jaxplan.mesh._layout import Layout
-from jaxplan.mesh._puzzle import Move, Puzzle, State
-from jaxplan.mesh._search import Line, envelope
+from jaxplan.mesh._lines import Line
+from jaxplan.mesh._moves import Move, State
+from jaxplan.mesh._puzzle import Puzzle
+from jaxplan.mesh._search import envelope
 from jaxplan.mesh._topology import Topology
 
 # Up to so many moving axes are moved one by one; of more, those that stay together are moved as one.

@@ -1,0 +1,153 @@
+"""Shortest chains on a board: from all states to one target at a few sizes by arrays, in between by A*.
+
+The time to the target is concave in the bytes, so between two sizes it is at least the chord, which guides A* so
+well that it hardly leaves the best chain.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxplan.mesh._board import board
+from jaxplan.mesh._lines import BOUND_TICKS, LEAST_BYTES, MOST_BYTES, Cost, Line, ticks
+from jaxplan.mesh._moves import Rules, State
+from jaxplan.mesh._topology import Topology
+
+_GRID = np.array([LEAST_BYTES, 2.0**16, 2.0**20, 2.0**24, 2.0**28, MOST_BYTES])
+# Ties go to fewer collectives, then to fewer bytes: so many seconds each, less than any two prices differ by.
+_SECONDS_PER_COLLECTIVE, _SECONDS_PER_WHOLE = 1e-12, 1e-13
+# More than those can add up to in a chain.
+_MARGIN_SECONDS = 2e-11
+
+# Stands for never in lower bounds: more than any chain that is looked for.
+_MOST_SECONDS = 1e9
+
+
+class _Edge(NamedTuple):
+    target: int
+    fixed: float
+    slope: float
+    moved: int
+    move: int
+
+
+class TableSearch:
+    """Chains to `goal` from every state of a board."""
+
+    def __init__(self, rules: Rules, goal: State, topology: Topology) -> None:
+        self._board = board(rules.caps, rules.sizes, rules.levels, topology)
+        self._goal = self._board.skeleton.index[goal]
+        self._edges: dict[int, list[_Edge]] = {}
+        self._next = self._cheapest_moves()
+        self._fixed, self._slope = self._follow()
+        seconds = self._fixed + self._slope * _GRID - _MARGIN_SECONDS
+        self._least_seconds = np.clip(seconds, 0.0, _MOST_SECONDS)
+
+    def _cheapest_moves(self) -> np.ndarray:
+        """(S, grid) the first move of a cheapest chain, by rounds of Bellman and Ford."""
+        b = self._board
+        most = max(1, int(b.moved.max(initial=1)))
+        ties = np.where(b.moved > 0, _SECONDS_PER_COLLECTIVE, 0.0) + b.moved * (_SECONDS_PER_WHOLE / most)
+        weight = b.slope[:, None] * _GRID + (b.fixed + ties)[:, None]
+        best = np.full((len(b.skeleton.states), len(_GRID)), np.inf)
+        best[self._goal] = 0.0
+        while True:
+            through = best[b.target] + weight
+            after = best.copy()
+            after[b.movable] = np.minimum(best[b.movable], np.minimum.reduceat(through, b.starts, axis=0))
+            if np.array_equal(after, best):
+                break
+            best = after
+        position = np.where(through == best[b.source], np.arange(len(b.edges))[:, None], len(b.edges))
+        first = np.full(best.shape, -1)
+        first[b.movable] = np.minimum.reduceat(position, b.starts, axis=0)
+        first[self._goal] = -1
+        first[~np.isfinite(best)] = -1
+        return first
+
+    def _follow(self) -> tuple[np.ndarray, np.ndarray]:
+        """(S, grid) fixed seconds and slopes of the whole chains; infinite where there is none."""
+        b = self._board
+        moving = self._next >= 0
+        step_fixed = np.where(moving, b.fixed[self._next], np.inf)
+        step_slope = np.where(moving, b.slope[self._next], 0.0)
+        step_fixed[self._goal] = 0.0
+        after = np.where(moving, b.target[self._next], np.arange(len(moving))[:, None])
+        columns = np.arange(len(_GRID))
+        fixed, slope, place = step_fixed, step_slope, after
+        while (place != self._goal)[np.isfinite(fixed)].any():
+            fixed = fixed + np.where(place == self._goal, 0.0, step_fixed[place, columns])
+            slope = slope + np.where(place == self._goal, 0.0, step_slope[place, columns])
+            place = after[place, columns]
+        return fixed, slope
+
+    def lines(self, source: State) -> list[Line]:
+        """The cheapest chains at the sizes of the grid, without repetition."""
+        start = self._board.skeleton.index[source]
+        chains: dict[tuple[int, ...], Line] = {}
+        for k in range(len(_GRID)):
+            chain, state = [], start
+            while state != self._goal:
+                position = int(self._next[state, k])
+                chain.append(position)
+                state = int(self._board.target[position])
+            if tuple(chain) not in chains:
+                chains[tuple(chain)] = self._line(chain)
+        return list(chains.values())
+
+    def _line(self, chain: list[int]) -> Line:
+        b = self._board
+        moves = tuple(b.skeleton.moves[b.edges[position]] for position in chain)
+        return Line(float(sum(b.fixed[chain])), float(sum(b.slope[chain])), moves)
+
+    def shortest(self, source: State, num_bytes: float) -> Line:
+        """A* to the target: least time, then fewest collectives, then fewest bytes, then first found."""
+        least = self._chords(num_bytes)
+        start = self._board.skeleton.index[source]
+        best: dict[int, Cost] = {start: (0, 0, 0)}
+        came: dict[int, tuple[int, int]] = {}
+        heap = [((0, 0, 0), 0, (0, 0, 0), start)]
+        counter = itertools.count(1)
+        while heap:
+            _, _, cost, state = heapq.heappop(heap)
+            if state == self._goal:
+                return self._trace(start, came)
+            if cost > best[state]:
+                continue
+            for edge in self._edges.get(state) or self._expand(state):
+                after = edge.target
+                total = (
+                    cost[0] + ticks(edge.fixed, edge.slope, num_bytes),
+                    cost[1] + (edge.moved > 0),
+                    cost[2] + edge.moved,
+                )
+                if after not in best or total < best[after]:
+                    best[after], came[after] = total, (state, edge.move)
+                    estimate = (total[0] + int(least[after]), total[1], total[2])
+                    heapq.heappush(heap, (estimate, next(counter), total, after))
+        raise AssertionError(f"no chain from {source}")  # gathering and slicing always is one
+
+    def _chords(self, num_bytes: float) -> list[float]:
+        """Ticks that are needed at least from each state."""
+        high = int(np.clip(np.searchsorted(_GRID, num_bytes), 1, len(_GRID) - 1))
+        share = (num_bytes - _GRID[high - 1]) / (_GRID[high] - _GRID[high - 1])
+        chord = self._least_seconds[:, high - 1] * (1 - share) + self._least_seconds[:, high] * share
+        return (chord * BOUND_TICKS).tolist()
+
+    def _expand(self, state: int) -> list[_Edge]:
+        b = self._board
+        low, high = np.searchsorted(b.source, [state, state + 1])
+        columns = (a[low:high].tolist() for a in (b.target, b.fixed, b.slope, b.moved))
+        self._edges[state] = edges = [_Edge(*x) for x in zip(*columns, range(low, high))]
+        return edges
+
+    def _trace(self, start: int, came: dict[int, tuple[int, int]]) -> Line:
+        chain, state = [], self._goal
+        while state != start:
+            state, position = came[state]
+            chain.append(position)
+        return self._line(chain[::-1])
