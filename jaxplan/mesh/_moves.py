@@ -167,9 +167,7 @@ def _arranged(rules: Rules, dims: Dims, settled: list[int], arrangement: tuple[i
     return None if tuple(after) == dims else tuple(after)
 
 
-def _any_order(
-    rules: Rules, state: State, settled: list[int], pool: list[int]
-) -> Iterator[tuple[int, ...]]:
+def _any_order(rules: Rules, state: State, settled: list[int], pool: list[int]) -> Iterator[tuple[int, ...]]:
     """All arrangements of the pool in the loose places."""
     num_loose = sum(len(labels) - count for labels, count in zip(state.dims, settled))
     return itertools.permutations(pool, num_loose)

@@ -22,16 +22,13 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from jaxplan._errors import ArgumentError
+from jaxplan.mesh._canonical import canonical
 from jaxplan.mesh._collectives import collective_seconds
 from jaxplan.mesh._layout import Layout
 from jaxplan.mesh._lines import Line
 from jaxplan.mesh._moves import Move, State
-from jaxplan.mesh._puzzle import Puzzle
 from jaxplan.mesh._search import envelope
 from jaxplan.mesh._topology import Topology
-
-# Up to so many moving axes are moved one by one; of more, those that stay together are moved as one.
-_MAX_SINGLE_AXES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,112 +151,29 @@ def _caps(shape: Sequence[int], topology: Topology) -> tuple[int, ...]:
     return tuple([math.gcd(size, num_devices) for size in shape])
 
 
-@lru_cache(maxsize=2**18)
+@lru_cache(maxsize=2**20)
 def _problem(source: Layout, target: Layout, caps: tuple[int, ...], topology: Topology) -> _Problem | None:
-    for layout in (source, target):
-        if not layout.divides(caps, topology.axes):
-            raise ArgumentError(
-                f"layout {layout.describe(topology.axes)} of {topology.name} does not divide a tensor of "
-                f"{len(caps)} dimensions whose common divisors with the devices are {caps}; "
-                "choose layouts by Layout.divides"
-            )
+    _check_divides(source, caps, topology)
+    _check_divides(target, caps, topology)
     if not set(target.partial) <= set(source.partial):
         return None
-    dims = _differing(source, target, caps, topology)
-    prefixes = {d: _common_prefix(source.dims[d], target.dims[d]) for d in dims}
-    old = tuple(source.dims[d][prefixes[d] :] for d in dims)
-    new = tuple(target.dims[d][prefixes[d] :] for d in dims)
-    partial = tuple(axis for axis in source.partial if axis not in target.partial)
-    blocks = _blocks(old, new, partial, topology)
-    puzzle, dims = _puzzle(old, new, partial, blocks, dims, prefixes, source, caps, topology)
-    moving = {axis for dim in old for axis in dim}
-    pieces = math.prod(topology.axes[a].size for dim in source.dims for a in dim if a not in moving)
-    return _Problem(envelope(puzzle, topology), pieces, blocks, dims)
+    found = canonical(source, target, caps, topology)
+    return _Problem(envelope(found.puzzle, topology), found.pieces, found.axes_of_label, found.dims)
 
 
-def _differing(source: Layout, target: Layout, caps: tuple[int, ...], topology: Topology) -> tuple[int, ...]:
-    """Dimensions whose axes differ, ordered by their form, not by their place in the tensor."""
-    axes = topology.axes
-
-    def form(d: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]], int, int]:
-        old, new = ([(axes[a].level, axes[a].size) for a in x.dims[d]] for x in (source, target))
-        return old, new, _common_prefix(source.dims[d], target.dims[d]), caps[d]
-
-    return tuple(sorted((d for d in range(len(caps)) if source.dims[d] != target.dims[d]), key=form))
-
-
-def _common_prefix(old: tuple[int, ...], new: tuple[int, ...]) -> int:
-    length = 0
-    while length < min(len(old), len(new)) and old[length] == new[length]:
-        length += 1
-    return length
-
-
-def _blocks(
-    old: tuple[tuple[int, ...], ...],
-    new: tuple[tuple[int, ...], ...],
-    partial: tuple[int, ...],
-    topology: Topology,
-) -> tuple[tuple[int, ...], ...]:
-    """Labels: axes of one level that stand side by side, in the same order, before and after, move as one."""
-    after_old, after_new = _successors(old), _successors(new)
-    homeless_old = {a for dim in new for a in dim} - {a for dim in old for a in dim} - set(partial)
-    homeless_new = ({a for dim in old for a in dim} | set(partial)) - {a for dim in new for a in dim}
-
-    def joined(a: int, b: int) -> bool:
-        before = (
-            after_old.get(a) == b
-            or (a in homeless_old and b in homeless_old)
-            or (a in partial and b in partial)
+@lru_cache(maxsize=2**16)
+def _check_divides(layout: Layout, caps: tuple[int, ...], topology: Topology) -> None:
+    if not layout.divides(caps, topology.axes):
+        raise ArgumentError(
+            f"layout {layout.describe(topology.axes)} of {topology.name} does not divide a tensor of "
+            f"{len(caps)} dimensions whose common divisors with the devices are {caps}; "
+            "choose layouts by Layout.divides"
         )
-        after = after_new.get(a) == b or (a in homeless_new and b in homeless_new)
-        return before and after and topology.axes[a].level == topology.axes[b].level
-
-    order = dict.fromkeys([a for dim in old for a in dim] + [a for dim in new for a in dim] + list(partial))
-    if len(order) <= _MAX_SINGLE_AXES:
-        return tuple((axis,) for axis in order)
-    blocks: list[list[int]] = []
-    for axis in order:
-        if blocks and joined(blocks[-1][-1], axis):
-            blocks[-1].append(axis)
-        else:
-            blocks.append([axis])
-    return tuple(map(tuple, blocks))
-
-
-def _successors(dims: tuple[tuple[int, ...], ...]) -> dict[int, int]:
-    return {a: b for dim in dims for a, b in itertools.pairwise(dim)}
-
-
-def _puzzle(
-    old: tuple[tuple[int, ...], ...], new: tuple[tuple[int, ...], ...], partial: tuple[int, ...],
-    blocks: tuple[tuple[int, ...], ...], dims: tuple[int, ...], prefixes: dict[int, int], source: Layout,
-    caps: tuple[int, ...], topology: Topology,
-) -> tuple[Puzzle, tuple[int, ...]]:  # fmt: skip
-    """Rename axes to labels, in order of first appearance."""
-    axes = topology.axes
-    label_of = {block[0]: label for label, block in enumerate(blocks)}
-    sizes = tuple(math.prod(axes[a].size for a in block) for block in blocks)
-    most = math.prod(sizes)
-
-    def labels(dim: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(label_of[a] for a in dim if a in label_of)
-
-    room = [caps[d] // math.prod(axes[a].size for a in source.dims[d][: prefixes[d]]) for d in dims]
-    puzzle = Puzzle(
-        source=tuple(map(labels, old)),
-        target=tuple(map(labels, new)),
-        partial=tuple(sorted(labels(partial))),
-        caps=tuple(math.gcd(r, most) for r in room),
-        sizes=sizes,
-        levels=tuple(axes[block[0]].level for block in blocks),
-    )
-    return puzzle, dims
 
 
 def _steps(moves: tuple[Move, ...], source: Layout, target: Layout, problem: _Problem) -> tuple[Step, ...]:
     """The moves on the real axes and dimensions."""
-    prefixes = {d: source.dims[d][: _common_prefix(source.dims[d], target.dims[d])] for d in problem.dims}
+    prefixes = {d: _common_prefix(source.dims[d], target.dims[d]) for d in problem.dims}
 
     def real(labels: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(axis for label in labels for axis in problem.axes_of_label[label])
@@ -284,3 +198,8 @@ def _steps(moves: tuple[Move, ...], source: Layout, target: Layout, problem: _Pr
             )
         )
     return tuple(steps)
+
+
+def _common_prefix(old: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, ...]:
+    common = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(old, new))
+    return tuple(axis for axis, _ in common)
