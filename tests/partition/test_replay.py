@@ -1,0 +1,188 @@
+"""Whatever configurations are chosen, the replayed program computes what the step computes.
+
+Each step holds operators of one kind. Its configurations are drawn at random, mostly such that something is split, so
+that every way of the backend is taken: constraints, islands, partial sums through views, chains of transfers.
+"""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxplan._plan import Plan
+from jaxplan._planner import analyse_step, make_plan
+from jaxplan.cost import REPEAT, CostModel, Predictor, build_cost_model
+from jaxplan.mesh import Topology
+
+NUM_DRAWS = 3
+F32, I32 = jnp.float32, jnp.int32
+Args = dict[str, tuple[tuple[int, ...], Any]]
+CASES: dict[str, tuple[Callable[..., Any], Args]] = {}
+
+
+def case(**args: tuple[tuple[int, ...], Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a step and the shapes and dtypes of its arguments; integers are drawn from 0 to 15."""
+
+    def register(step: Callable[..., Any]) -> Callable[..., Any]:
+        CASES[step.__name__] = step, args
+        return step
+
+    return register
+
+
+@case(x=((16, 8), F32), w=((8, 32), F32), v=((32, 8), F32))
+def contractions_and_their_gradients(x: Any, w: Any, v: Any) -> Any:
+    return jax.value_and_grad(lambda x, w, v: jnp.sum(jnp.sin(jnp.sin(x @ w) @ v)), (0, 1, 2))(x, w, v)
+
+
+@case(x=((16, 8), F32), y=((16, 8), F32))
+def extreme_values(x: Any, y: Any) -> Any:
+    return (
+        jnp.max(x, 0),
+        jnp.min(x * y, 1),
+        jnp.max(y),
+        jnp.prod(1 + x / 32, 0),
+        jnp.argmax(x, 1),
+        jnp.any(x > y, 1),
+    )
+
+
+@case(x=((16, 32), F32))
+def softmax_of_the_split_dimension(x: Any) -> Any:
+    return jax.grad(lambda x: jnp.sum(jax.nn.log_softmax(x) ** 2))(x)
+
+
+@case(table=((16, 8), F32), ids=((8, 4), I32))
+def embedding(table: Any, ids: Any) -> Any:
+    """A gather, and in its gradient a scatter-add that several positions hit."""
+    return jax.value_and_grad(lambda t: jnp.sum(jnp.sin(t[ids])))(table)
+
+
+@case(logits=((8, 4, 16), F32), labels=((8, 4), I32))
+def label_log_likelihood(logits: Any, labels: Any) -> Any:
+    def loss(logits: Any) -> Any:
+        picked = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+        return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - picked)
+
+    return jax.value_and_grad(loss)(logits)
+
+
+@case(x=((4, 8, 16), F32), wq=((16, 4, 8), F32), wk=((16, 4, 8), F32), wo=((4, 8, 16), F32))
+def attention(x: Any, wq: Any, wk: Any, wo: Any) -> Any:
+    def loss(wq: Any, wk: Any, wo: Any) -> Any:
+        q, k = jnp.einsum("btd,dhk->bthk", x, wq), jnp.einsum("btd,dhk->bthk", x, wk)
+        scores = jax.nn.softmax(jnp.where(jnp.tri(8, dtype=bool), jnp.einsum("bqhk,bshk->bhqs", q, k), -1e9))
+        return jnp.sum(jnp.sin(jnp.einsum("bhqs,bshk,hkd->bqd", scores, k, wo)))
+
+    return jax.grad(loss, (0, 1, 2))(wq, wk, wo)
+
+
+@case(x=((4, 8, 8, 8), F32), w=((3, 3, 8, 16), F32))
+def convolution(x: Any, w: Any) -> Any:
+    def loss(x: Any, w: Any) -> Any:
+        y = jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return jnp.sum(jnp.sin(y))
+
+    return jax.grad(loss, (0, 1))(x, w)
+
+
+@case(x=((16, 8), F32), y=((16, 24), F32))
+def shapes(x: Any, y: Any) -> Any:
+    joined = jnp.concatenate([x, y], axis=1).reshape(4, 4, 32)
+    padded = jnp.pad(joined.transpose(2, 0, 1), ((0, 0), (1, 1), (0, 0)))[:, 1:-1]
+    return (
+        padded + jnp.arange(4.0),
+        jnp.split(joined, 2, axis=-1)[1].squeeze(),
+        jnp.flip(x, 0),
+        jnp.tile(x, 2),
+    )
+
+
+@case(x=((16, 8), F32), start=((), I32))
+def ordered_dimensions(x: Any, start: Any) -> Any:
+    return (
+        jnp.cumsum(x, 0),
+        jnp.sort(x, 1),
+        jax.lax.top_k(x, 2)[0],
+        jax.lax.dynamic_slice(x, (start, 0), (4, 8)),
+    )
+
+
+@case(params=((8, 16), F32), slots=((8, 16), F32), x=((16, 8), F32))
+def optimizer_with_clipping(params: Any, slots: Any, x: Any) -> Any:
+    loss, grad = jax.value_and_grad(lambda p: jnp.mean(jnp.tanh(x @ p) ** 2))(params)
+    grad = grad * jnp.minimum(1.0, 0.1 / jnp.sqrt(jnp.sum(grad**2)))
+    slots = 0.9 * slots + grad
+    return params - 0.1 * slots, slots, loss
+
+
+@functools.cache
+def _model(name: str) -> CostModel:
+    step, args = CASES[name]
+    abstract = [jax.ShapeDtypeStruct(*spec) for spec in args.values()]
+    graph = analyse_step(step, abstract, {}, donate_argnums=(), static_argnums=())
+    assert not graph.unknown
+    return build_cost_model(graph, Topology.parse("cpu:8"))
+
+
+def _draw(name: str, seed: int) -> Plan:
+    model = _model(name)
+    rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+    most_split = rng.random() < 0.5  # all over everything, or anything
+    assignment = _draw_assignment(model, rng, most_split)
+    while not _is_feasible(model, assignment):
+        assignment = _draw_assignment(model, rng, False)
+    choices = []
+    for edge in model.problem.edges:
+        times = edge.time[assignment[edge.source], assignment[edge.target]]
+        may_repeat = times.ndim and np.isfinite(times[REPEAT])
+        choices.append(int(rng.integers(2)) if may_repeat else 0)
+    return make_plan(Predictor(model), assignment, choices, name="drawn")
+
+
+def _draw_assignment(model: CostModel, rng: np.random.Generator, most_split: bool) -> list[int]:
+    assignment = []
+    for configs in model.configurations:
+        most = max(sum(map(len, c)) for c in configs)
+        wanted = [k for k, c in enumerate(configs) if not most_split or sum(map(len, c)) == most]
+        assignment.append(int(rng.choice(wanted)))
+    return assignment
+
+
+def _is_feasible(model: CostModel, assignment: list[int]) -> bool:
+    """A whole value is never read as a partial sum: such pairs of configurations cost infinitely much."""
+    return all(
+        np.isfinite(np.min(edge.time[assignment[edge.source], assignment[edge.target]]))
+        for edge in model.problem.edges
+    )
+
+
+@functools.cache
+def _expected(name: str) -> tuple[list[np.ndarray], Any]:
+    step, args = CASES[name]
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    values = [
+        rng.integers(0, 16, shape).astype(dtype)
+        if dtype == I32
+        else (rng.normal(size=shape) / 4).astype(dtype)
+        for shape, dtype in args.values()
+    ]
+    return values, jax.device_get(jax.jit(step)(*values))
+
+
+@pytest.mark.parametrize("seed", range(NUM_DRAWS))
+@pytest.mark.parametrize("name", CASES)
+def test_a_drawn_plan_computes_the_same(name: str, seed: int) -> None:
+    values, expected = _expected(name)
+    plan = _draw(name, seed)
+    found = plan.jit()(*values)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+        assert a.dtype == b.dtype
