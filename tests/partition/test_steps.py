@@ -1,0 +1,150 @@
+"""Resharding steps on eight virtual devices: the value stays, and exactly the named collective is compiled."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+
+from jaxplan.mesh import Layout, Step, Topology, reshard_path
+from jaxplan.partition import device_mesh
+from jaxplan.partition._steps import Executor
+
+SHAPE = (8, 16)
+CUBE, PRIMES = Topology.parse("cpu:8"), Topology.parse("cpu:6")
+
+
+def executor_of(topology: Topology) -> Executor:
+    return Executor(device_mesh(topology), topology.axes)
+
+
+def step(
+    kind: str, axes: tuple[int, ...], source: Layout, target: Layout, dim: Any = None, to_dim: Any = None
+) -> Step:
+    return Step(kind=kind, axes=axes, dim=dim, to_dim=to_dim, source=source, target=target)
+
+
+WHOLE = [
+    step("all-gather", (1,), Layout(((0, 1), (2,))), Layout(((0,), (2,))), dim=0),
+    step("all-gather", (1, 0), Layout(((2, 1, 0), ())), Layout(((2,), ())), dim=0),
+    step("slice", (2,), Layout(((0,), ())), Layout(((0,), (2,))), dim=1),
+    step("all-to-all", (1,), Layout(((0, 1), ())), Layout(((0,), (1,))), dim=0, to_dim=1),
+    step("all-to-all", (1, 2), Layout(((0, 1, 2), ())), Layout(((0,), (1, 2))), dim=0, to_dim=1),
+    step("collective-permute", (0, 1), Layout(((0, 1), ())), Layout(((1, 0), ()))),
+    step("collective-permute", (0, 2), Layout(((0, 1), ())), Layout(((2, 1), ()))),
+]
+# The same with a sum over axis 2 still to be taken.
+PARTIAL = [
+    step("all-gather", (1,), Layout(((0, 1), ()), (2,)), Layout(((0,), ()), (2,)), dim=0),
+    step("slice", (1,), Layout(((0,), ()), (2,)), Layout(((0,), (1,)), (2,)), dim=1),
+    step("all-to-all", (1,), Layout(((0, 1), ()), (2,)), Layout(((0,), (1,)), (2,)), dim=0, to_dim=1),
+    step("collective-permute", (0, 1), Layout(((0, 1), ()), (2,)), Layout(((1, 0), ()), (2,))),
+]
+SUMS = [
+    step("all-reduce", (2,), Layout(((0,), (1,)), (2,)), Layout(((0,), (1,)))),
+    step("all-reduce", (0, 1, 2), Layout(((), ()), (0, 1, 2)), Layout(((), ()))),
+    step("reduce-scatter", (2,), Layout(((0,), (1,)), (2,)), Layout(((0, 2), (1,))), dim=0),
+    step("reduce-scatter", (2, 1), Layout(((0,), ()), (1, 2)), Layout(((0,), (2, 1))), dim=1),
+]
+
+
+def placed(executor: Executor, layout: Layout, value: np.ndarray) -> jax.Array:
+    return jax.device_put(value, NamedSharding(executor.mesh, executor.spec(layout)))
+
+
+def run(topology: Topology, steps: tuple[Step, ...], value: np.ndarray) -> tuple[jax.Array, str]:
+    """The result of a chain of steps, and the compiled program."""
+    executor = executor_of(topology)
+
+    def chain(x: Any) -> Any:
+        for s in steps:
+            x = executor.apply(x, s)
+        return x
+
+    argument = placed(executor, steps[0].source, value)
+    compiled = (
+        jax.jit(chain, out_shardings=NamedSharding(executor.mesh, executor.spec(steps[-1].target)))
+        .lower(argument)
+        .compile()
+    )
+    return compiled(argument), compiled.as_text()
+
+
+def collectives(text: str) -> list[str]:
+    kinds = "all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter"
+    return re.findall(rf"= \S+ ({kinds})(?:-start)?\(", text) + re.findall(
+        rf"= \(.*?\) ({kinds})(?:-start)?\(", text
+    )
+
+
+@pytest.mark.parametrize("s", WHOLE, ids=repr)
+def test_a_step_moves_and_keeps_the_value(s: Step) -> None:
+    value = np.arange(np.prod(SHAPE), dtype=np.float32).reshape(SHAPE)
+    result, text = run(CUBE, (s,), value)
+    np.testing.assert_array_equal(result, value)
+    assert result.addressable_shards[0].data.shape == s.target.local_shape(SHAPE, CUBE.axes)
+    assert set(collectives(text)) == ({s.kind} if s.kind != "slice" else set())
+
+
+@pytest.mark.parametrize("s", PARTIAL, ids=repr)
+def test_a_step_leaves_summands_apart(s: Step) -> None:
+    summands = np.random.default_rng(0).normal(size=(2, *SHAPE)).astype(np.float32)
+    result, text = run(CUBE, (s,), summands)
+    np.testing.assert_array_equal(result, summands)
+    assert set(collectives(text)) == ({s.kind} if s.kind != "slice" else set())
+
+
+@pytest.mark.parametrize("s", SUMS, ids=repr)
+def test_a_sum_is_taken_once(s: Step) -> None:
+    count = 2 ** len(s.source.partial)
+    summands = np.random.default_rng(0).integers(-9, 9, (count, *SHAPE)).astype(np.float32)
+    result, text = run(CUBE, (s,), summands)
+    np.testing.assert_array_equal(result, summands.sum(0))
+    assert result.addressable_shards[0].data.shape == s.target.local_shape(SHAPE, CUBE.axes)
+    assert set(collectives(text)) <= {
+        s.kind,
+        "all-reduce",
+    }  # the CPU compiler has reduce-scatters as all-reduces
+    assert collectives(text)
+
+
+def test_a_sum_in_two_parts() -> None:
+    source = Layout(((), (0,)), (1, 2))
+    middle, target = Layout(((2,), (0,)), (1,)), Layout(((2,), (0,)))
+    summands = np.random.default_rng(0).integers(-9, 9, (4, *SHAPE)).astype(np.float32)
+    chain = (
+        step("reduce-scatter", (2,), source, middle, dim=0),
+        step("all-reduce", (1,), middle, target),
+    )
+    result, _ = run(CUBE, chain, summands)
+    np.testing.assert_array_equal(result, summands.sum(0))
+
+
+def layouts(topology: Topology) -> list[Layout]:
+    """All layouts of a matrix: each axis unused or in one dimension, in every order."""
+    found = set()
+    for used in itertools.product((None, 0, 1), repeat=len(topology.axes)):
+        taken = [[a for a, d in enumerate(used) if d == dim] for dim in (0, 1)]
+        found.update(Layout(dims) for dims in itertools.product(*map(itertools.permutations, taken)))
+    return sorted(found, key=repr)
+
+
+@pytest.mark.parametrize("topology", [CUBE, PRIMES], ids=lambda t: t.name)
+def test_paths_between_drawn_layouts_keep_the_value(topology: Topology) -> None:
+    rng = np.random.default_rng(5)
+    every, shape = layouts(topology), (24, 48)
+    value = rng.normal(size=shape).astype(np.float32)
+    longest = 0
+    for _ in range(12):
+        source, target = (every[i] for i in rng.choice(len(every), 2, replace=False))
+        path = reshard_path(source, target, shape, 4, topology)
+        result, _ = run(topology, path.steps, value)
+        np.testing.assert_array_equal(result, value, err_msg=f"{source!r} -> {target!r}: {path.steps}")
+        assert result.addressable_shards[0].data.shape == target.local_shape(shape, topology.axes)
+        longest = max(longest, len(path.steps))
+    assert longest >= 2
