@@ -20,7 +20,7 @@ from jaxplan.cost._buffers import Buffers, analyse_buffers
 from jaxplan.cost._compute import compute_seconds, local_flops, split_counts, tensor_splits
 from jaxplan.cost._flows import Flow, find_flows, produced_layout, required_layout
 from jaxplan.cost._pricing import REPEAT, Pricer
-from jaxplan.ir import UNGROUPED, Configuration, StepGraph, enumerate_configurations
+from jaxplan.ir import UNGROUPED, Configuration, StepGraph, common_block_devices, enumerate_configurations
 from jaxplan.mesh import Layout, Topology
 from jaxplan.solvers import Problem
 
@@ -105,12 +105,13 @@ class _Builder:
         tensors = self.graph.program.tensors
         largest = max((tensors[t].num_elements for t in self.graph.state), default=0)
         tiny = min(TINY_STATE_ELEMENTS, largest * TINY_STATE_FRACTION)
+        front = self.graph.named.front
+        blocks = common_block_devices([space.classes for space in self.graph.spaces], sizes, levels, front)
         result = []
         for group, space in zip(self.graph.grouping.groups, self.graph.spaces, strict=True):
-            front = self.graph.named.front
             key = ("configs", tuple((c.sizes, c.named_dimension == front) for c in space.classes))
             if key not in self.memo:
-                self.memo[key] = enumerate_configurations(space.classes, sizes, levels, front)
+                self.memo[key] = enumerate_configurations(space.classes, sizes, levels, front, blocks)
             stored = [tensors[t].num_elements for t in group.inputs if t in self.graph.state]
             is_tiny = group.kind == "state" and max(stored, default=0) <= tiny
             result.append(self.memo[key][:1] if is_tiny else self.memo[key])

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxplan.cost._flows import distinct_layouts
 from jaxplan.ir import Tensor
-from jaxplan.mesh import Layout, Topology, collective_seconds, reshard_path, reshard_seconds
+from jaxplan.mesh import Layout, Topology, collective_seconds, reshard_path, reshard_seconds, reshard_table
 
 KEEP, REPEAT = 0, 1
 """Choices of a resharded read in both phases (TensorOpt 4.2): keep the copy, or make it again."""
@@ -47,16 +47,26 @@ class Pricer:
             self._tables[key] = self._build(tensor, produced, required, reads_twice, pooled)
         return self._tables[key]
 
-    def _build(self, tensor, produced, required, reads_twice, pooled):
+    def _build(
+        self,
+        tensor: Tensor,
+        produced: tuple[Layout, ...],
+        required: tuple[Layout, ...],
+        reads_twice: bool,
+        pooled: bool,
+    ) -> tuple[np.ndarray, np.ndarray]:
         sources, rows = distinct_layouts(produced)
         targets, columns = distinct_layouts(required)
-        seconds = np.zeros((len(sources), len(targets)))
-        copies = np.zeros((len(sources), len(targets)), dtype=np.int64)
+        if pooled:
+            seconds = np.array([[self.seconds(tensor, s, t, pooled) for t in targets] for s in sources])
+        else:
+            seconds = reshard_table(sources, targets, tensor.shape, tensor.itemsize, self.topology)
+        sizes = np.array([self.local_bytes(tensor, target) for target in targets], dtype=np.int64)
+        position = {target: j for j, target in enumerate(targets)}
+        copies = np.tile(sizes, (len(sources), 1))
         for i, source in enumerate(sources):
-            for j, target in enumerate(targets):
-                if source != target:
-                    seconds[i, j] = self.seconds(tensor, source, target, pooled)
-                    copies[i, j] = self.local_bytes(tensor, target)
+            if source in position:
+                copies[i, position[source]] = 0
         seconds, copies = seconds[np.ix_(rows, columns)], copies[np.ix_(rows, columns)]
         if not reads_twice:
             return seconds, np.zeros_like(copies)

@@ -2,6 +2,7 @@
 
 from jaxplan.ir._configurations import MAX_CONFIGURATIONS as MAX_CONFIGURATIONS
 from jaxplan.ir._configurations import Configuration as Configuration
+from jaxplan.ir._configurations import common_block_devices as common_block_devices
 from jaxplan.ir._configurations import enumerate_configurations as enumerate_configurations
 from jaxplan.ir._dimensions import NamedDimension as NamedDimension
 from jaxplan.ir._dimensions import NamedDimensions as NamedDimensions

@@ -44,6 +44,7 @@ class Dealing:
 DEALINGS = (
     Dealing(most_classes=sys.maxsize, block_devices=1),
     Dealing(most_classes=2, block_devices=1),
+    Dealing(most_classes=sys.maxsize, block_devices=SUPER_AXIS_DEVICES),
     Dealing(most_classes=2, block_devices=SUPER_AXIS_DEVICES),
     Dealing(most_classes=2, block_devices=sys.maxsize),
     Dealing(most_classes=2, block_devices=sys.maxsize, with_front=True),
@@ -54,7 +55,11 @@ class within a node with another across nodes are in every one of them."""
 
 
 def enumerate_configurations(
-    classes: Sequence[FactorClass], axis_sizes: Sequence[int], axis_levels: Sequence[int], front_dimension: int = 0
+    classes: Sequence[FactorClass],
+    axis_sizes: Sequence[int],
+    axis_levels: Sequence[int],
+    front_dimension: int = 0,
+    block_devices: int = 1,
 ) -> tuple[Configuration, ...]:
     """All configurations whose splits divide every member of their class, the replicated one first.
 
@@ -65,28 +70,63 @@ def enumerate_configurations(
       classes: the splittable classes of a group, ``C`` of them.
       axis_sizes, axis_levels: size and topology level of each atomic axis, outermost first.
       front_dimension: index of the named dimension whose class takes axes from the front.
+      block_devices: start at dealings with blocks of at least so many devices (see `common_block_devices`).
 
     Returns:
       Configurations, each a tuple of ``C`` axis tuples.
     """
+    _, found = _first_fitting(classes, axis_sizes, axis_levels, front_dimension, block_devices)
+    return tuple(sorted(found, key=lambda c: (sum(map(len, c)), tuple(-len(a) for a in c), c)))
+
+
+def common_block_devices(
+    groups: Sequence[Sequence[FactorClass]],
+    axis_sizes: Sequence[int],
+    axis_levels: Sequence[int],
+    front_dimension: int = 0,
+) -> int:
+    """Blocks for all groups of a program: super-axes if any group needs blocks, else single axes.
+
+    Groups that hand tensors to each other should cut a level at the same places; a cut that only one of them can
+    make is a resharding across the slow links.
+    """
+    for classes in dict.fromkeys(map(tuple, groups)):
+        dealing, _ = _first_fitting(classes, axis_sizes, axis_levels, front_dimension, 1)
+        if dealing.block_devices > 1:
+            return SUPER_AXIS_DEVICES
+    return 1
+
+
+def _first_fitting(
+    classes: Sequence[FactorClass],
+    axis_sizes: Sequence[int],
+    axis_levels: Sequence[int],
+    front_dimension: int,
+    block_devices: int,
+) -> tuple[Dealing, list[Configuration]]:
     levels = [
         [a for a, level in enumerate(axis_levels) if level == wanted] for wanted in sorted(set(axis_levels))
     ]
     front = next((c for c, cls in enumerate(classes) if cls.named_dimension == front_dimension), -1)
-    found: list[Configuration] = []
-    for dealing in DEALINGS:
-        blocks = [_blocks(axes, axis_sizes, dealing.block_devices) for axes in levels[:-1]]
-        blocks.extend([(axis,) for axis in axes] for axes in levels[-1:])
-        dealt = [_deal_level(level, len(classes), dealing, front) for level in blocks]
-        limit = None if dealing is DEALINGS[-1] else MAX_CONFIGURATIONS + 1
-        found = _dividing(classes, dealt, axis_sizes, limit)
-        if len(found) <= MAX_CONFIGURATIONS:
-            break
-    else:
-        found.sort(key=lambda c: sum(1 for axes in c if axes))
-        found = found[:MAX_CONFIGURATIONS]
-    found.sort(key=lambda c: (sum(map(len, c)), tuple(-len(a) for a in c), c))
-    return tuple(found)
+    for dealing in DEALINGS[:-1]:
+        if dealing.block_devices >= block_devices:
+            dealt = _deal(dealing, levels, len(classes), front, axis_sizes)
+            found = _dividing(classes, dealt, axis_sizes, MAX_CONFIGURATIONS + 1)
+            if len(found) <= MAX_CONFIGURATIONS:
+                return dealing, found
+    strictest = DEALINGS[-1]
+    found = _dividing(classes, _deal(strictest, levels, len(classes), front, axis_sizes), axis_sizes, None)
+    found.sort(key=lambda c: sum(1 for axes in c if axes))
+    return strictest, found[:MAX_CONFIGURATIONS]
+
+
+def _deal(
+    dealing: Dealing, levels: Sequence[Sequence[int]], num_classes: int, front: int, axis_sizes: Sequence[int]
+) -> list[list[Configuration]]:
+    """What each level can do; only levels other than the innermost have blocks."""
+    blocks = [_blocks(axes, axis_sizes, dealing.block_devices) for axes in levels[:-1]]
+    blocks.extend([(axis,) for axis in axes] for axes in levels[-1:])
+    return [_deal_level(level, num_classes, dealing, front) for level in blocks]
 
 
 def _blocks(axes: Sequence[int], axis_sizes: Sequence[int], most_devices: int) -> list[tuple[int, ...]]:

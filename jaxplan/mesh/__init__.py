@@ -12,5 +12,6 @@ from jaxplan.mesh._resharding import Path as Path
 from jaxplan.mesh._resharding import Step as Step
 from jaxplan.mesh._resharding import reshard_path as reshard_path
 from jaxplan.mesh._resharding import reshard_seconds as reshard_seconds
+from jaxplan.mesh._resharding import reshard_table as reshard_table
 from jaxplan.mesh._topology import Level as Level
 from jaxplan.mesh._topology import Topology as Topology

@@ -21,6 +21,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from jaxplan._errors import ArgumentError
 from jaxplan.mesh._canonical import canonical
 from jaxplan.mesh._collectives import collective_seconds
@@ -89,12 +92,29 @@ def reshard_seconds(
     source: Layout, target: Layout, shape: Sequence[int], itemsize: int, topology: Topology
 ) -> float:
     """Seconds of the cheapest path: `reshard_path(...).seconds` without the path, for tables of prices."""
+    return _pair_seconds(source, target, _caps(shape, topology), math.prod(shape) * itemsize, topology)
+
+
+def reshard_table(
+    sources: Sequence[Layout], targets: Sequence[Layout], shape: Sequence[int], itemsize: int, topology: Topology
+) -> npt.NDArray[np.float64]:
+    """`reshard_seconds` of every pair, shape (sources, targets)."""
+    caps, num_bytes = _caps(shape, topology), math.prod(shape) * itemsize
+    table = np.zeros((len(sources), len(targets)))
+    for i, source in enumerate(sources):
+        table[i] = [_pair_seconds(source, target, caps, num_bytes, topology) for target in targets]
+    return table
+
+
+def _pair_seconds(
+    source: Layout, target: Layout, caps: tuple[int, ...], num_bytes: int, topology: Topology
+) -> float:
     if source == target:
         return 0.0
-    problem = _problem(source, target, _caps(shape, topology), topology)
+    problem = _problem(source, target, caps, topology)
     if problem is None:
         return math.inf
-    unsplit = math.prod(shape) * itemsize / problem.pieces
+    unsplit = num_bytes / problem.pieces
     return min([line.fixed + line.slope * unsplit for line in problem.lines])
 
 
