@@ -1,0 +1,63 @@
+"""Plans compiled for GPUs that are not there: the compiler's collectives and memory are the predicted ones."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+
+import jaxplan
+from benchmarks.models import build
+from jaxplan.partition import Audit
+
+pytestmark = [
+    pytest.mark.gpu_aot,
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("jax_cuda12_plugin") is None,
+        reason="needs the extra gpu-aot to compile for GPUs",
+    ),
+]
+
+MODELS: dict[str, dict[str, Any]] = {
+    "mlp": {"num_layers": 3, "width": 2048, "num_classes": 1024, "batch_size": 4096},
+    "gpt-tiny": {
+        "num_layers": 1,
+        "width": 512,
+        "num_heads": 8,
+        "vocab_size": 2048,
+        "batch_size": 16,
+        "sequence_length": 256,
+    },
+}
+POINTS = ("fastest", "knee", "leanest")
+# Memory that a prediction may hold too much: the scratch of matrix products, which need not be live at the peak.
+WORKSPACE_BYTES = 32 << 20
+MOST_OVERESTIMATE = 1.25
+
+
+@pytest.fixture(scope="module", params=list(MODELS))
+def audited(request: pytest.FixtureRequest) -> dict[str, tuple[jaxplan.Plan, Audit]]:
+    """The plans of three points of a frontier and their audits."""
+    step, arguments = build(request.param, **MODELS[request.param])
+    frontier = jaxplan.plan(step, *arguments, topology="a100-pcie:8", donate_argnums=(0,))
+    plans = {point: frontier.choose(point) for point in POINTS}
+    assert len({plan.configurations for plan in plans.values()}) == len(POINTS)
+    return {point: (plan, plan.audit()) for point, plan in plans.items()}
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_the_compiled_program_is_the_planned_one(point: str, audited: Any) -> None:
+    plan, audit = audited[point]
+    told = f"{plan}\n{audit.table()}"
+    assert audit.collectives_ok, told
+    assert audit.flops_ok, told
+    assert audit.memory_ok, told
+    assert not audit.rematerialised, told
+    assert plan.memory_bytes - WORKSPACE_BYTES < MOST_OVERESTIMATE * audit.compiled_memory_bytes, told
+
+
+def test_compiled_memory_keeps_the_order_of_the_frontier(audited: Any) -> None:
+    compiled = [audited[point][1].compiled_memory_bytes for point in POINTS]
+    assert compiled == sorted(compiled, reverse=True)
