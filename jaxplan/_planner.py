@@ -22,10 +22,10 @@ logger = logging.getLogger("jaxplan")
 
 MAX_CANDIDATES = 96
 """Solutions of the additive problem that are predicted one by one."""
-MAX_POINTS = 24
-"""Points of a frontier that a person is shown."""
-LEAST_MEMORY_STEP = 0.005
-"""Neighbouring points closer than this fraction of memory are thinned first."""
+LADDERS = (24, 18, 12, 9, 6, 3)
+"""Numbers of steps between the leanest and the fastest of the points that a person is shown."""
+LEAST_RUNG = 0.005
+"""Neighbouring points are about this fraction of memory apart at least."""
 
 
 def plan_step(
@@ -137,7 +137,10 @@ def make_plan(
 
 
 def _spread(plans: list[Plan], limit: int | None) -> list[Plan]:
-    """At most `MAX_POINTS` undominated plans: both ends, and the rest spread evenly in memory."""
+    """Undominated plans that a person is shown: both ends, and the ones nearest to a ladder of memory between them.
+
+    The ladder is geometric, as fine as `LADDERS` allows with rungs at least `LEAST_RUNG` apart.
+    """
     fitting = [p for p in plans if limit is None or p.memory_bytes <= limit]
     best: list[Plan] = []
     for plan in sorted(fitting, key=lambda p: (p.memory_bytes, p.time_seconds)):
@@ -145,12 +148,13 @@ def _spread(plans: list[Plan], limit: int | None) -> list[Plan]:
             best.append(plan)
     if len(best) <= 2:
         return best or plans
-    step = max((best[-1].memory_bytes - best[0].memory_bytes) / MAX_POINTS, LEAST_MEMORY_STEP * best[0].memory_bytes)
-    kept = [best[0]]
-    for plan in best[1:-1]:
-        if plan.memory_bytes >= kept[-1].memory_bytes + step:
-            kept.append(plan)
-    return [*kept, best[-1]]
+    low, high = best[0].memory_bytes, best[-1].memory_bytes
+    steps = next((n for n in LADDERS if (high / low) ** (1 / n) >= 1 + LEAST_RUNG), LADDERS[-1])
+    kept = {0, len(best) - 1}
+    for rung in range(1, steps):
+        wanted = low * (high / low) ** (rung / steps)
+        kept.add(min(range(len(best)), key=lambda i: abs(best[i].memory_bytes - wanted)))
+    return [best[i] for i in sorted(kept)]
 
 
 def _notes(graph: StepGraph) -> tuple[str, ...]:
@@ -199,6 +203,3 @@ def parse_topology(topology: str | Topology | None) -> Topology:
         f"topology is {topology!r} of type {type(topology).__name__}; expected a string such as 'h100:2x8', a "
         "jaxplan.Topology, or None for the devices present"
     )
-
-
-__all__ = ["Prediction", "Transfer", "analyse_step", "check_solver_arguments", "make_plan", "parse_topology", "plan_step"]

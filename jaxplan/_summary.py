@@ -12,11 +12,18 @@ from jaxplan.mesh import Topology
 
 
 def summarise(
-    graph: StepGraph, topology: Topology, configurations: Sequence[Configuration], transfers: Sequence[Transfer]
+    graph: StepGraph,
+    topology: Topology,
+    configurations: Sequence[Configuration],
+    transfers: Sequence[Transfer],
 ) -> str:
     """Such as ``batch /8; state 1/7.9; gathers: 12 kept, 60 repeated``."""
     parts = [_splits(graph, topology, configurations), _state(graph, topology, configurations)]
-    gathers = [t for t in transfers if any(s.kind == "all-gather" for s in t.path.steps) and _is_stored(graph, t.tensor)]
+    gathers = [
+        t
+        for t in transfers
+        if any(s.kind == "all-gather" for s in t.path.steps) and _is_stored(graph, t.tensor)
+    ]
     repeated = sum(1 for t in gathers if t.repeated)
     if gathers:
         parts.append(f"gathers: {len(gathers) - repeated} kept, {repeated} repeated")

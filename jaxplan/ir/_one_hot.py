@@ -38,7 +38,9 @@ def _gather_form(eqn: Any) -> Callable[..., Any] | None:
 
     def look_up(x: jax.Array, index: jax.Array) -> jax.Array:
         row = _bounded(index.reshape(operand.shape[:axis]), operand.shape[axis], mode)
-        found = jnp.sum(jnp.where(_matches(x.shape, axis, row), x, jnp.zeros_like(x)), axis=axis, dtype=x.dtype)
+        found = jnp.sum(
+            jnp.where(_matches(x.shape, axis, row), x, jnp.zeros_like(x)), axis=axis, dtype=x.dtype
+        )
         if mode == lax.GatherScatterMode.FILL_OR_DROP:
             inside = (row >= 0) & (row < operand.shape[axis])
             found = jnp.where(inside, found, jnp.asarray(_fill(fill, x.dtype), x.dtype))
@@ -74,7 +76,11 @@ def _row_axis(shape, index_shape, operand_batch, index_batch, index_map, collaps
         return None
     if tuple(index_map) != (axis,) or tuple(collapsed) != (axis,):
         return None
-    return axis if tuple(index_shape[:axis]) == tuple(shape[:axis]) and all(n == 1 for n in index_shape[axis:]) else None
+    return (
+        axis
+        if tuple(index_shape[:axis]) == tuple(shape[:axis]) and all(n == 1 for n in index_shape[axis:])
+        else None
+    )
 
 
 def _matches(shape: tuple[int, ...], axis: int, row: jax.Array) -> jax.Array:

@@ -58,7 +58,11 @@ class GroupSpace:
 
 
 def group_space(
-    group: Group, program: Program, rules: Sequence[OperatorRule], named: NamedDimensions, primal_of: dict[int, int]
+    group: Group,
+    program: Program,
+    rules: Sequence[OperatorRule],
+    named: NamedDimensions,
+    primal_of: dict[int, int],
 ) -> GroupSpace:
     """Build the space of ``group``.
 
@@ -100,7 +104,10 @@ class _SpaceBuilder:
         self.base[eqn.index] = len(self.sizes)
         for factor in rule.factors:
             self._new(factor.size, factor.kind in ("map", "reduce"))
-        for t, dims in (*zip(eqn.operands, rule.operands, strict=True), *zip(eqn.results, rule.results, strict=True)):
+        for t, dims in (
+            *zip(eqn.operands, rule.operands, strict=True),
+            *zip(eqn.results, rule.results, strict=True),
+        ):
             if not dims or self.program.tensors[t].kind == "literal":
                 continue
             nodes = tuple(tuple(self.base[eqn.index] + f for f in factors) for factors in dims)
@@ -153,13 +160,17 @@ class _SpaceBuilder:
         for t, dims in self.tensor_factors.items():
             for d, nodes in enumerate(dims):
                 if nodes:
-                    named_of.setdefault(self.union.find(nodes[0]), self.named.of.get((t, d), len(self.named.dimensions)))
+                    named_of.setdefault(
+                        self.union.find(nodes[0]), self.named.of.get((t, d), len(self.named.dimensions))
+                    )
         roots = [r for r in sizes if r not in whole_roots and max(sizes[r]) > 1 and r in named_of]
         roots.sort(key=lambda r: (named_of[r], r))
         index = {root: k for k, root in enumerate(roots)}
         last = len(self.named.dimensions)
         classes = [
-            FactorClass(sizes=tuple(sorted(sizes[r])), named_dimension=named_of[r] if named_of[r] < last else -1)
+            FactorClass(
+                sizes=tuple(sorted(sizes[r])), named_dimension=named_of[r] if named_of[r] < last else -1
+            )
             for r in roots
         ]
         operand_partial: tuple[int, ...] = ()
@@ -177,7 +188,9 @@ class _SpaceBuilder:
             },
             tensor_dims={
                 t: tuple(
-                    (index[self.union.find(nodes[0])],) if nodes and self.union.find(nodes[0]) in index else ()
+                    (index[self.union.find(nodes[0])],)
+                    if nodes and self.union.find(nodes[0]) in index
+                    else ()
                     for nodes in dims
                 )
                 for t, dims in self.tensor_factors.items()

@@ -95,7 +95,9 @@ class _Run:
                 self._forget(t)
         end = len(self.program.equations)
         layouts = self.replay.out_layouts()
-        return [self._read(t, layout, end, None) for t, layout in zip(self.program.outputs, layouts, strict=True)]
+        return [
+            self._read(t, layout, end, None) for t, layout in zip(self.program.outputs, layouts, strict=True)
+        ]
 
     def _forget(self, t: int) -> None:
         self.env.pop(t, None)
@@ -110,7 +112,9 @@ class _Run:
             return
         layouts = [self._required(eqn, group, t) for t in eqn.operands]
         tie = self._tie(eqn, layouts)
-        operands = [self._read(t, layout, eqn.index, tie) for t, layout in zip(eqn.operands, layouts, strict=True)]
+        operands = [
+            self._read(t, layout, eqn.index, tie) for t, layout in zip(eqn.operands, layouts, strict=True)
+        ]
         results = self._apply(eqn, group, operands, layouts)
         self.env.update(zip(eqn.results, results, strict=True))
 
@@ -209,4 +213,3 @@ class _Run:
             return None
         t = max(ready, key=lambda t: self.program.tensors[t].num_elements)
         return self.env[t]
-

@@ -52,7 +52,9 @@ def reference_solution(model: CostModel, strategy: Strategy) -> tuple[tuple[int,
             wanted = tuple(range(len(space.classes))) if strategy.shard_state else ()
         else:
             wanted = tuple(c for c, cls in enumerate(space.classes) if _is_batch(model, cls.named_dimension))
-        assignment.append(_most_split(model, configs, wanted, [min(c.sizes, default=0) for c in space.classes]))
+        assignment.append(
+            _most_split(model, configs, wanted, [min(c.sizes, default=0) for c in space.classes])
+        )
     return tuple(assignment), _choices(model, assignment, strategy.repeat_gathers)
 
 
