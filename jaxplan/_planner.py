@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ from jaxplan._frontier import Frontier
 from jaxplan._plan import Plan
 from jaxplan._progress import Progress
 from jaxplan._summary import summarise
-from jaxplan.cost import CostModel, Prediction, Predictor, Transfer, build_cost_model
+from jaxplan.cost import CostModel, Prediction, Predictor, build_cost_model
 from jaxplan.ir import Program, StepGraph, analyse, trace
 from jaxplan.mesh import Topology
 from jaxplan.partition import Replay
@@ -47,11 +48,11 @@ def plan_step(
         )
         report("costs")
         model = build_cost_model(graph, topology, lambda fraction: report("costs", fraction))
-        plans, references = solve_model(model, solver, report)
+        plans, references = solve_model(model, solver, memory_limit_bytes, report)
         report("score", 1.0)
     searched = sum(seconds for stage, seconds in report.seconds.items() if stage != "trace")
     return Frontier.from_plans(
-        _spread([*references.values(), *plans], memory_limit_bytes),
+        plans,
         references=references,
         memory_limit_bytes=memory_limit_bytes,
         search_seconds=searched,
@@ -77,8 +78,10 @@ def analyse_step(
     return analyse(program, report)
 
 
-def solve_model(model: CostModel, solver: str, report: Progress) -> tuple[list[Plan], dict[str, Plan]]:
-    """Plans of the solver's frontier, and the reference strategies, all predicted alike."""
+def solve_model(
+    model: CostModel, solver: str, memory_limit_bytes: int | None, report: Progress
+) -> tuple[list[Plan], dict[str, Plan]]:
+    """Plans to show of the solver's frontier, and the reference strategies, all predicted alike."""
     report("solve")
     solutions = frontier(
         model.problem,
@@ -92,17 +95,36 @@ def solve_model(model: CostModel, solver: str, report: Progress) -> tuple[list[P
     for name, strategy in REFERENCE_STRATEGIES.items():
         assignment, choices = reference_solution(model, strategy)
         references[name] = make_plan(predictor, assignment, choices, name=name)
-    plans = []
+    candidates = []
     for done, solution in enumerate(solutions):
-        plans.append(_plan_of_solution(predictor, solution))
+        prediction, _ = predictor.predict(solution.assignment, solution.choices)
+        candidates.append(_Candidate(prediction=prediction, solution=solution))
         report("score", done / len(solutions))
-    return plans, references
+    shown = _spread([*references.values(), *candidates], memory_limit_bytes)
+    return [_finished(predictor, item) for item in shown], references
 
 
-def _plan_of_solution(predictor: Predictor, solution: Solution) -> Plan:
-    return make_plan(
-        predictor, solution.assignment, solution.choices, name="plan", lower_bound=solution.lower_bound
-    )
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Candidate:
+    """A solution and its prediction, before it is worth making a plan of it."""
+
+    prediction: Prediction
+    solution: Solution
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.prediction.memory_bytes
+
+    @property
+    def time_seconds(self) -> float:
+        return self.prediction.time_seconds
+
+
+def _finished(predictor: Predictor, item: Plan | _Candidate) -> Plan:
+    if isinstance(item, Plan):
+        return item
+    found = item.solution
+    return make_plan(predictor, found.assignment, found.choices, name="plan", lower_bound=found.lower_bound)
 
 
 def make_plan(
@@ -136,18 +158,18 @@ def make_plan(
     )
 
 
-def _spread(plans: list[Plan], limit: int | None) -> list[Plan]:
+def _spread(plans: Sequence[Plan | _Candidate], limit: int | None) -> list[Plan | _Candidate]:
     """Undominated plans that a person is shown: both ends, and the ones nearest to a ladder of memory between them.
 
     The ladder is geometric, as fine as `LADDERS` allows with rungs at least `LEAST_RUNG` apart.
     """
     fitting = [p for p in plans if limit is None or p.memory_bytes <= limit]
-    best: list[Plan] = []
+    best: list[Plan | _Candidate] = []
     for plan in sorted(fitting, key=lambda p: (p.memory_bytes, p.time_seconds)):
         if not best or plan.time_seconds < best[-1].time_seconds:
             best.append(plan)
     if len(best) <= 2:
-        return best or plans
+        return best or list(plans)
     low, high = best[0].memory_bytes, best[-1].memory_bytes
     steps = next((n for n in LADDERS if (high / low) ** (1 / n) >= 1 + LEAST_RUNG), LADDERS[-1])
     kept = {0, len(best) - 1}
