@@ -104,5 +104,5 @@ def _dimension_name(program: Program, members, inputs: dict[int, int], state: fr
     if not stored:
         return ""
     _, t, d = min(stored)
-    keys = re.findall(r"\w+", program.tensors[t].path)
+    keys = re.findall(r"\w+", re.sub(r"^\[\d+\]", "", program.tensors[t].path)) or ["argument"]
     return f"{'/'.join(keys[-2:])}.{d}"
