@@ -171,7 +171,7 @@ def _deal_level(
             if c == front:
                 dealt[c] = tuple(itertools.chain(*blocks[: counts[c]]))
             else:
-                dealt[c] = tuple(reversed(tuple(itertools.chain(*blocks[end - counts[c] : end]))))
+                dealt[c] = tuple(itertools.chain(*reversed(blocks[end - counts[c] : end])))
                 end -= counts[c]
         found.append(tuple(dealt))
     return found

@@ -12,7 +12,7 @@ TICKS_PER_SECOND = 1e14
 # A lower bound stays one however its sums are rounded.
 BOUND_TICKS = TICKS_PER_SECOND * (1 - 1e-9)
 # Differences of prices below this are rounding.
-_ROUNDING_TICKS = 16
+ROUNDING_TICKS = 16
 # Sizes between which the cheapest chains are found: one byte, and more than any tensor.
 LEAST_BYTES, MOST_BYTES = 1.0, 1e15
 
@@ -31,8 +31,3 @@ class Line(NamedTuple):
 def ticks(fixed: float, slope: float, num_bytes: float) -> int:
     """A price in whole ticks."""
     return round((fixed + slope * num_bytes) * TICKS_PER_SECOND)
-
-
-def is_gain(seconds: float) -> bool:
-    """Whether a difference of prices is more than rounding."""
-    return seconds * TICKS_PER_SECOND > _ROUNDING_TICKS

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from jaxplan.mesh._moves import Dims, Rules
 
-# Up to this many labels all moves are tried; of more, those towards the target.
+# With up to so many labels, or one more in few dimensions, all moves are tried; else those towards the target.
 MAX_LABELS_FREELY_MOVED = 3
+_FEW_DIMS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +33,8 @@ class Puzzle:
 
     @property
     def large(self) -> bool:
-        return len(self.sizes) > MAX_LABELS_FREELY_MOVED
+        most = MAX_LABELS_FREELY_MOVED + (len(self.caps) <= _FEW_DIMS)
+        return len(self.sizes) > most
 
     @property
     def rules(self) -> Rules:

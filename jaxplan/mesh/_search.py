@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 
-from jaxplan.mesh._lines import LEAST_BYTES, MOST_BYTES, Line, is_gain
+from jaxplan.mesh._lines import LEAST_BYTES, MOST_BYTES, ROUNDING_TICKS, TICKS_PER_SECOND, Line
 from jaxplan.mesh._moves import Rules, State
 from jaxplan.mesh._puzzle import Puzzle
 from jaxplan.mesh._search_guided import GuidedSearch
@@ -25,9 +25,9 @@ def envelope(puzzle: Puzzle, topology: Topology) -> tuple[Line, ...]:
     if puzzle.large:
         guided = _guided(puzzle.rules, topology)
         ends = [guided.shortest(source, LEAST_BYTES), guided.shortest(source, MOST_BYTES)]
-        return _hull(ends, lambda num_bytes: guided.shortest(source, num_bytes))
+        return _hull(ends, lambda num_bytes, seconds: guided.shortest(source, num_bytes))
     tables = _tables(puzzle.rules, State(puzzle.target, ()), topology)
-    return _hull(tables.lines(source), lambda num_bytes: tables.shortest(source, num_bytes))
+    return _hull(tables.lines(source), lambda num_bytes, seconds: tables.cheaper(source, num_bytes, seconds))
 
 
 @lru_cache(maxsize=2**12)
@@ -40,23 +40,25 @@ def _tables(rules: Rules, goal: State, topology: Topology) -> TableSearch:
     return TableSearch(rules, goal, topology)
 
 
-def _hull(lines: list[Line], shortest: Callable[[float], Line]) -> tuple[Line, ...]:
+def _hull(lines: list[Line], cheaper: Callable[[float, float], Line | None]) -> tuple[Line, ...]:
     """Complete lines that are cheapest at ascending sizes."""
     found = lines[:1]
     for line in lines[1:]:
-        found = found[:-1] + _between(found[-1], line, shortest)
+        found = found[:-1] + _between(found[-1], line, cheaper)
     return tuple(found)
 
 
-def _between(low: Line, high: Line, shortest: Callable[[float], Line]) -> list[Line]:
+def _between(low: Line, high: Line, cheaper: Callable[[float, float], Line | None]) -> list[Line]:
     """Dichotomy: a chain below both lines at their crossing, if any, splits the range."""
     if low.moves == high.moves or low.slope <= high.slope:
         return [low]
     crossing = (high.fixed - low.fixed) / (low.slope - high.slope)
     if crossing <= LEAST_BYTES:
         return [high]
-    middle = shortest(crossing)
-    gain = low.fixed + low.slope * crossing - middle.fixed - middle.slope * crossing
-    if not is_gain(gain) or middle.slope in (low.slope, high.slope):
+    seconds = low.fixed + low.slope * crossing
+    middle = cheaper(crossing, seconds)
+    if middle is None or middle.slope in (low.slope, high.slope):
         return [low, high]
-    return _between(low, middle, shortest)[:-1] + _between(middle, high, shortest)
+    if (seconds - middle.fixed - middle.slope * crossing) * TICKS_PER_SECOND <= ROUNDING_TICKS:
+        return [low, high]
+    return _between(low, middle, cheaper)[:-1] + _between(middle, high, cheaper)

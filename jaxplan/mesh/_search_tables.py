@@ -8,12 +8,20 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from jaxplan.mesh._board import board
-from jaxplan.mesh._lines import BOUND_TICKS, LEAST_BYTES, MOST_BYTES, Cost, Line, ticks
+from jaxplan.mesh._lines import (
+    BOUND_TICKS,
+    LEAST_BYTES,
+    MOST_BYTES,
+    ROUNDING_TICKS,
+    TICKS_PER_SECOND,
+    Cost,
+    Line,
+)
 from jaxplan.mesh._moves import Rules, State
 from jaxplan.mesh._topology import Topology
 
@@ -27,25 +35,18 @@ _MARGIN_SECONDS = 2e-11
 _MOST_SECONDS = 1e9
 
 
-class _Edge(NamedTuple):
-    target: int
-    fixed: float
-    slope: float
-    moved: int
-    move: int
-
-
 class TableSearch:
     """Chains to `goal` from every state of a board."""
 
     def __init__(self, rules: Rules, goal: State, topology: Topology) -> None:
         self._board = board(rules.caps, rules.sizes, rules.levels, topology)
         self._goal = self._board.skeleton.index[goal]
-        self._edges: dict[int, list[_Edge]] = {}
         self._next = self._cheapest_moves()
         self._fixed, self._slope = self._follow()
         seconds = self._fixed + self._slope * _GRID - _MARGIN_SECONDS
-        self._least_seconds = np.clip(seconds, 0.0, _MOST_SECONDS)
+        self._bounds = np.ascontiguousarray(np.clip(seconds, 0.0, _MOST_SECONDS).T)
+        edges = np.searchsorted(self._board.source, np.arange(len(seconds) + 1)).tolist()
+        self._ranges = list(itertools.pairwise(edges))
 
     def _cheapest_moves(self) -> np.ndarray:
         """(S, grid) the first move of a cheapest chain, by rounds of Bellman and Ford."""
@@ -104,10 +105,15 @@ class TableSearch:
         moves = tuple(b.skeleton.moves[b.edges[position]] for position in chain)
         return Line(float(sum(b.fixed[chain])), float(sum(b.slope[chain])), moves)
 
-    def shortest(self, source: State, num_bytes: float) -> Line:
-        """A* to the target: least time, then fewest collectives, then fewest bytes, then first found."""
-        least = self._chords(num_bytes)
-        start = self._board.skeleton.index[source]
+    def cheaper(self, source: State, num_bytes: float, seconds: float) -> Line | None:
+        """The cheapest chain at one size if it takes less than `seconds`, else None.
+
+        A*: least time, then fewest collectives, then fewest bytes, then first found. What cannot beat `seconds` by
+        its lower bound is never looked at, which is nearly everything.
+        """
+        b, least = self._board, self._least_ticks(num_bytes)
+        limit = seconds * TICKS_PER_SECOND - ROUNDING_TICKS
+        start = b.skeleton.index[source]
         best: dict[int, Cost] = {start: (0, 0, 0)}
         came: dict[int, tuple[int, int]] = {}
         heap = [((0, 0, 0), 0, (0, 0, 0), start)]
@@ -118,32 +124,24 @@ class TableSearch:
                 return self._trace(start, came)
             if cost > best[state]:
                 continue
-            for edge in self._edges.get(state) or self._expand(state):
-                after = edge.target
-                total = (
-                    cost[0] + ticks(edge.fixed, edge.slope, num_bytes),
-                    cost[1] + (edge.moved > 0),
-                    cost[2] + edge.moved,
-                )
+            low, high = self._ranges[state]
+            target = b.target[low:high]
+            step = np.rint((b.fixed[low:high] + b.slope[low:high] * num_bytes) * TICKS_PER_SECOND)
+            hopeful = np.flatnonzero(step + least[target] < limit - cost[0]).tolist()
+            for i in hopeful:
+                after, moved = int(target[i]), int(b.moved[low + i])
+                total = (cost[0] + int(step[i]), cost[1] + (moved > 0), cost[2] + moved)
                 if after not in best or total < best[after]:
-                    best[after], came[after] = total, (state, edge.move)
+                    best[after], came[after] = total, (state, low + i)
                     estimate = (total[0] + int(least[after]), total[1], total[2])
                     heapq.heappush(heap, (estimate, next(counter), total, after))
-        raise AssertionError(f"no chain from {source}")  # gathering and slicing always is one
+        return None
 
-    def _chords(self, num_bytes: float) -> list[float]:
-        """Ticks that are needed at least from each state."""
+    def _least_ticks(self, num_bytes: float) -> npt.NDArray[np.float64]:
+        """(S,) ticks that are needed at least from each state: the chord between two sizes of the grid."""
         high = int(np.clip(np.searchsorted(_GRID, num_bytes), 1, len(_GRID) - 1))
         share = (num_bytes - _GRID[high - 1]) / (_GRID[high] - _GRID[high - 1])
-        chord = self._least_seconds[:, high - 1] * (1 - share) + self._least_seconds[:, high] * share
-        return (chord * BOUND_TICKS).tolist()
-
-    def _expand(self, state: int) -> list[_Edge]:
-        b = self._board
-        low, high = np.searchsorted(b.source, [state, state + 1])
-        columns = (a[low:high].tolist() for a in (b.target, b.fixed, b.slope, b.moved))
-        self._edges[state] = edges = [_Edge(*x) for x in zip(*columns, range(low, high))]
-        return edges
+        return (self._bounds[high - 1] * (1 - share) + self._bounds[high] * share) * BOUND_TICKS
 
     def _trace(self, start: int, came: dict[int, tuple[int, int]]) -> Line:
         chain, state = [], self._goal
