@@ -21,6 +21,8 @@ _EXPECTED = (
     "expected <chip>:<devices>, <chip>:<nodes>x<devices per node>, or for TPUs the slice, such as v5e:2x4"
 )
 _TORUS_NAMES = "xyz"
+# Larger than any machine, and factored into primes in no time: a hostile file must not hang the reader.
+_MOST_CHILDREN = 1 << 20
 # TPU v5e and v6e wrap around at 16 chips, v5p at multiples of 4: https://jax-ml.github.io/scaling-book/tpus/
 _WRAPS = {2: 16, 3: 4}
 
@@ -40,6 +42,12 @@ class Level:
     prefix: str
     size: int
     link: Link
+
+    def __post_init__(self) -> None:
+        if isinstance(self.size, int) and self.size > _MOST_CHILDREN:
+            raise TopologyError(
+                f"level {self.name!r} has {self.size} children; expected at most {_MOST_CHILDREN}: larger than any machine"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
