@@ -3,7 +3,8 @@
 Axes of one level are interchangeable, so a configuration is a *composition*: how many axes of each level go to each
 class. Axes are dealt in a fixed order: the program's front dimension (the batch) takes a level's axes from the front,
 ascending; every other class takes them from the back, descending. So moving one axis between the batch and another
-dimension touches only minor-most axes, one all-to-all (``(a b), c -> a, (c b)``), and no permutation.
+dimension touches only minor-most axes, one all-to-all (``(a b), c -> a, (c b)``), and no permutation. On large
+machines there are too many compositions, and `DEALINGS` says which are kept.
 """
 
 from __future__ import annotations
@@ -20,20 +21,21 @@ from jaxplan.ir._space import FactorClass
 Configuration = tuple[tuple[int, ...], ...]
 """For each class of a group the atomic axes that split it, major to minor."""
 
-MAX_CONFIGURATIONS = 176
-"""Cap on configurations of one group: tables of prices have its square, and 32 devices are planned in a minute."""
+MAX_CONFIGURATIONS = 100
+"""Cap on configurations of one group. Tables of prices have its square and solving takes its cube; at most 84 are all
+that six classes have on 8 devices."""
 SUPER_AXIS_DEVICES = 8
 """Axes of an outer level are dealt in blocks of up to so many devices where single axes would be too many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dealing:
-    """How freely the axes of one level are dealt.
+    """How freely the axes are dealt.
 
     Attributes:
-      most_classes: how many classes may take axes of the level.
+      most_classes: how many classes may take axes of one level.
       block_devices: on levels other than the innermost, axes are dealt in blocks of at most so many devices.
-      with_front: where two or more classes share a level, one of them is the front dimension (the batch).
+      with_front: at most two classes take axes at all, and if two, the front dimension (the batch) is one of them.
     """
 
     most_classes: int
@@ -46,12 +48,12 @@ DEALINGS = (
     Dealing(most_classes=2, block_devices=1),
     Dealing(most_classes=sys.maxsize, block_devices=SUPER_AXIS_DEVICES),
     Dealing(most_classes=2, block_devices=SUPER_AXIS_DEVICES),
-    Dealing(most_classes=2, block_devices=sys.maxsize),
+    Dealing(most_classes=2, block_devices=SUPER_AXIS_DEVICES, with_front=True),
     Dealing(most_classes=2, block_devices=sys.maxsize, with_front=True),
-    Dealing(most_classes=1, block_devices=sys.maxsize),
+    Dealing(most_classes=1, block_devices=sys.maxsize, with_front=True),
 )
-"""From free to strict. Each contains all that give whole levels to one class each: data parallelism, FSDP, and one
-class within a node with another across nodes are in every one of them."""
+"""From free to strict. All of them let one class take everything, and the batch take whole levels beside one other
+class: data parallelism, FSDP, and Megatron's tensor parallelism within a node are in every one."""
 
 
 def enumerate_configurations(
@@ -111,11 +113,12 @@ def _first_fitting(
     for dealing in DEALINGS[:-1]:
         if dealing.block_devices >= block_devices:
             dealt = _deal(dealing, levels, len(classes), front, axis_sizes)
-            found = _dividing(classes, dealt, axis_sizes, MAX_CONFIGURATIONS + 1)
+            found = _dividing(classes, dealt, axis_sizes, dealing, front, MAX_CONFIGURATIONS + 1)
             if len(found) <= MAX_CONFIGURATIONS:
                 return dealing, found
     strictest = DEALINGS[-1]
-    found = _dividing(classes, _deal(strictest, levels, len(classes), front, axis_sizes), axis_sizes, None)
+    dealt = _deal(strictest, levels, len(classes), front, axis_sizes)
+    found = _dividing(classes, dealt, axis_sizes, strictest, front, None)
     found.sort(key=lambda c: sum(1 for axes in c if axes))
     return strictest, found[:MAX_CONFIGURATIONS]
 
@@ -141,19 +144,33 @@ def _blocks(axes: Sequence[int], axis_sizes: Sequence[int], most_devices: int) -
 
 
 def _dividing(
-    classes: Sequence[FactorClass], dealt: Sequence[list[Configuration]], axis_sizes: Sequence[int], limit: int | None
+    classes: Sequence[FactorClass],
+    dealt: Sequence[list[Configuration]],
+    axis_sizes: Sequence[int],
+    dealing: Dealing,
+    front: int,
+    limit: int | None,
 ) -> list[Configuration]:
-    """Combinations of the levels' dealings that divide, at most ``limit``.
+    """Combinations of the levels' dealings that divide and that ``dealing`` allows, at most ``limit``.
 
-    One that does not divide is dropped at once; every other one is itself a configuration, so that stopping early
-    never hides that there are too many.
+    One that fails is dropped at once; every other one is itself a configuration, so that stopping early never hides
+    that there are too many.
     """
     found: list[Configuration] = [((),) * len(classes)]
     for level in dealt:
         joined = (tuple(map(operator.add, outer, inner)) for inner in level for outer in found)
-        dividing = (config for config in joined if _divides(classes, config, axis_sizes))
-        found = list(itertools.islice(dividing, limit))
+        allowed = (
+            config
+            for config in joined
+            if _divides(classes, config, axis_sizes) and not (dealing.with_front and _is_mixed(config, front))
+        )
+        found = list(itertools.islice(allowed, limit))
     return found
+
+
+def _is_mixed(config: Configuration, front: int) -> bool:
+    """Whether classes other than the front dimension share the axes."""
+    return sum(1 for c, axes in enumerate(config) if axes and c != front) > 1
 
 
 def _deal_level(
@@ -162,8 +179,7 @@ def _deal_level(
     """Every way that ``dealing`` allows to deal one level's blocks to the classes."""
     found: list[Configuration] = []
     for counts in _counts(len(blocks), num_classes):
-        taking = [c for c, n in enumerate(counts) if n]
-        if len(taking) > dealing.most_classes or (dealing.with_front and len(taking) > 1 and front not in taking):
+        if sum(1 for n in counts if n) > dealing.most_classes:
             continue
         dealt: list[tuple[int, ...]] = [()] * num_classes
         end = len(blocks)
