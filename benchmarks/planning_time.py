@@ -2,8 +2,8 @@
 
     python -m benchmarks.planning_time --model gpt2-small --topology h100:8
 
-Planning is from ClosedJaxpr to frontier. Trace and lower are those of the unplanned step; compile is that of the step as
-data parallelism annotated at the jit boundary, without its devices, in a process of its own, never from a cache.
+Planning is from ClosedJaxpr to frontier. Trace and lower are those of the unplanned step; compile is that of the step
+as data parallelism annotated at the jit boundary, without its devices, in a process of its own, never from a cache.
 """
 
 from __future__ import annotations
@@ -48,9 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"trace     {traced_at - start:8.2f} s   (again: the process traced it for planning before)")
     print(f"lower     {lowered_at - traced_at:8.2f} s")
     print(f"compile   {report.compile_seconds:8.2f} s")
-    print(
-        f"{'ok  ' if planning < report.compile_seconds else 'MISS'} planning takes {planning / report.compile_seconds:.2f} of compiling"
-    )
+    share, verdict = planning / report.compile_seconds, "ok  " if planning < report.compile_seconds else "MISS"
+    print(f"{verdict} planning takes {share:.2f} of compiling")
     return 0 if planning < report.compile_seconds else 1
 
 

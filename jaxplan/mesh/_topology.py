@@ -46,7 +46,7 @@ class Level:
     def __post_init__(self) -> None:
         if isinstance(self.size, int) and self.size > _MOST_CHILDREN:
             raise TopologyError(
-                f"level {self.name!r} has {self.size} children; expected at most {_MOST_CHILDREN}: larger than any machine"
+                f"level {self.name!r} has {self.size} children; at most {_MOST_CHILDREN} are expected"
             )
 
 
