@@ -15,9 +15,6 @@ from jaxplan.cost._transfers import Transfer, plan_transfers
 from jaxplan.ir import Configuration
 from jaxplan.mesh import collective_seconds
 
-WORKSPACE_BYTES = {"cuda": 32 << 20}
-"""Scratch output of a matrix product by platform: that of a ``__cublas$`` custom call, read off compiled programs."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
@@ -70,6 +67,9 @@ class Predictor:
         graph, buffers = model.graph, model.buffers
         program = graph.program
         self._read_end = self._reads_end()
+        self._contractions = [
+            e.index for e in program.equations if graph.rules[e.index].family == "contraction"
+        ]
         aliased = {program.outputs[o] for o in program.aliases if program.donated[program.aliases[o]]}
         inputs = set(program.inputs)
         self._members: list[list[int]] = []
@@ -157,8 +157,13 @@ class Predictor:
                 deaths.append(2 * min(self._read_end[span.last], end) + 1)
                 sizes.append(size)
                 labels.append("resharded copies")
-        workspace = WORKSPACE_BYTES.get(model.topology.chip.aot_platform or "", 0)
-        return _peak(births, deaths, sizes, labels, resident, workspace, 2 * end + 2)
+        workspace = model.topology.chip.matmul_workspace_bytes
+        for e in self._contractions if workspace else ():
+            births.append(2 * e)
+            deaths.append(2 * e + 1)
+            sizes.append(workspace)
+            labels.append("workspace")
+        return _peak(births, deaths, sizes, labels, resident, 2 * end + 2)
 
     def _home_deaths(self, chosen: Sequence[Configuration], transfers: Sequence[Transfer]) -> dict[int, int]:
         """Last read of the original copy of tensors that are resharded: readers of copies do not count."""
@@ -192,7 +197,7 @@ def _collectives(transfers: Sequence[Transfer], pooled: frozenset[int]) -> tuple
     )
 
 
-def _peak(births, deaths, sizes, labels, resident, workspace, length) -> tuple[int, dict[str, int]]:
+def _peak(births, deaths, sizes, labels, resident, length) -> tuple[int, dict[str, int]]:
     first, last, size = np.array(births, int), np.array(deaths, int), np.array(sizes, float)
     curve = np.zeros(length + 2)
     np.add.at(curve, first, size)
@@ -203,6 +208,4 @@ def _peak(births, deaths, sizes, labels, resident, workspace, length) -> tuple[i
     for label, alive, amount in zip(labels, live.tolist(), size.tolist(), strict=True):
         if alive:
             parts[label] = parts.get(label, 0) + int(amount)
-    if workspace:
-        parts["workspace"] = workspace
     return sum(parts.values()), parts

@@ -24,6 +24,8 @@ _NCCL_LAUNCH = 6.6e-6
 # Time between dependent kernels on a GPU stream, order of magnitude of "Kernel launch overhead" in
 # https://developer.nvidia.com/blog/cuda-graphs/ (a few microseconds).
 _GPU_KERNEL_LAUNCH = 3.0e-6
+# Scratch output of a `__cublas$` custom call, read off programs compiled for H100 and A100.
+_CUBLAS_WORKSPACE_HOPPER, _CUBLAS_WORKSPACE = 32 << 20, 4 << 20
 # JAX preallocates this fraction of a GPU: https://docs.jax.dev/en/latest/gpu_memory_allocation.html
 GPU_PREALLOCATED_FRACTION = 0.75
 # The TPU compiler offers 15.75 of 16 GiB on v5e (it says so in its out-of-memory message).
@@ -66,6 +68,7 @@ class ChipSpec:
       collective_launch_seconds: floor of one collective.
       device_link: between the devices of a node (or along one torus dimension).
       node_link: between nodes; None where there is only one.
+      matmul_workspace_bytes: scratch of one matrix product, as the compiler hands it to the library.
       torus_rank: dimensions of the ICI torus, 0 for chips behind a switch.
       elementwise_16bit: whether element-wise arithmetic runs in bfloat16 as written; elsewhere the compiler widens
         it to float32, and keeps what it saves of it wide.
@@ -87,6 +90,7 @@ class ChipSpec:
     node_link: Link | None
     torus_rank: int = 0
     elementwise_16bit: bool = False
+    matmul_workspace_bytes: int = 0
     aot_platform: str | None = None
     aot_target: str | None = None
     device_kinds: tuple[str, ...] = ()
@@ -122,7 +126,9 @@ def _gpu(
         f32_matmul="tf32" if "tf32" in rates else "f32", memory_bytes_per_second=gbytes_per_second * 1e9,
         memory_bytes=memory_bytes, usable_fraction=GPU_PREALLOCATED_FRACTION,
         launch_seconds=_GPU_KERNEL_LAUNCH,
-        elementwise_16bit=rates is _HOPPER, collective_launch_seconds=_NCCL_LAUNCH,
+        elementwise_16bit=rates is _HOPPER,
+        matmul_workspace_bytes=_CUBLAS_WORKSPACE_HOPPER if rates is _HOPPER else _CUBLAS_WORKSPACE,
+        collective_launch_seconds=_NCCL_LAUNCH,
         device_link=device_link, node_link=node_link,
         aot_platform="cuda" if target else None, aot_target=name if target else None,
         device_kinds=kinds, source=source,

@@ -128,8 +128,8 @@ def test_the_peak_of_a_liveness_curve_is_its_largest_moment(seed: int) -> None:
     moments = [
         sum(int(s) for b, d, s in zip(births, deaths, sizes) if b <= now <= d) for now in range(length + 1)
     ]
-    peak, parts = _peak(births.tolist(), deaths.tolist(), sizes.tolist(), labels, 7, 5, length)
-    assert peak == max(moments) + 7 + 5
+    peak, parts = _peak(births.tolist(), deaths.tolist(), sizes.tolist(), labels, 7, length)
+    assert peak == max(moments) + 7
     assert sum(parts.values()) == peak
 
 

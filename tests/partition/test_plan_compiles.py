@@ -32,8 +32,7 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }
 POINTS = ("fastest", "knee", "leanest")
-# Memory that a prediction may hold too much: the scratch of matrix products, which need not be live at the peak.
-WORKSPACE_BYTES = 32 << 20
+# Small programs are fused beyond what the model of buffers knows.
 MOST_OVERESTIMATE = 1.25
 
 
@@ -55,7 +54,7 @@ def test_the_compiled_program_is_the_planned_one(point: str, audited: Any) -> No
     assert audit.flops_ok, told
     assert audit.memory_ok, told
     assert not audit.rematerialised, told
-    assert plan.memory_bytes - WORKSPACE_BYTES < MOST_OVERESTIMATE * audit.compiled_memory_bytes, told
+    assert plan.memory_bytes < MOST_OVERESTIMATE * audit.compiled_memory_bytes, told
 
 
 def test_compiled_memory_keeps_the_order_of_the_frontier(audited: Any) -> None:
