@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from jaxplan.ir import UNGROUPED, Configuration, GroupSpace, StepGraph
 from jaxplan.mesh import Layout
@@ -99,30 +100,33 @@ def layout_of(
     graph: StepGraph, configurations: Sequence[Configuration], group: int, t: int, *, produced: bool
 ) -> Layout:
     """The layout in which ``group`` makes (``produced``) or reads tensor ``t`` under the chosen configurations."""
-    rank = len(graph.program.tensors[t].shape)
     if group == UNGROUPED:
-        return Layout.replicated(rank)
-    make = produced_layout if produced else required_layout
-    return make(graph.spaces[group], configurations[group], t, rank)
+        return Layout.replicated(len(graph.program.tensors[t].shape))
+    space = graph.spaces[group]
+    dims = space.tensor_dims.get(t)
+    if dims is None:
+        dims = ((),) * len(graph.program.tensors[t].shape)
+    partial = space.tensor_partial.get(t, ()) if produced else space.operand_partial
+    return _layout(dims, partial, configurations[group])
 
 
 def produced_layout(space: GroupSpace, config: Configuration, t: int, rank: int) -> Layout:
     """The layout in which a group makes ``t``, partial sums included."""
-    partial = tuple(sorted(a for c in space.tensor_partial.get(t, ()) for a in config[c]))
-    return Layout(_dims(space, config, t, rank), partial)
+    return _layout(space.tensor_dims.get(t, ((),) * rank), space.tensor_partial.get(t, ()), config)
 
 
 def required_layout(space: GroupSpace, config: Configuration, t: int, rank: int) -> Layout:
     """The layout in which a group reads ``t``; a sum group may read, and make, partial sums."""
-    partial = tuple(sorted(a for c in space.operand_partial for a in config[c]))
-    return Layout(_dims(space, config, t, rank), partial)
+    return _layout(space.tensor_dims.get(t, ((),) * rank), space.operand_partial, config)
 
 
-def _dims(space: GroupSpace, config: Configuration, t: int, rank: int) -> tuple[tuple[int, ...], ...]:
-    dims = space.tensor_dims.get(t)
-    if dims is None:
-        return ((),) * rank
-    return tuple([tuple([a for c in classes for a in config[c]]) for classes in dims])
+@lru_cache(maxsize=2**18)
+def _layout(dims: tuple[tuple[int, ...], ...], partial: tuple[int, ...], config: Configuration) -> Layout:
+    """The axes of the classes of each dimension; equal layers ask for the same again and again."""
+    return Layout(
+        tuple([tuple([a for c in classes for a in config[c]]) for classes in dims]),
+        tuple(sorted([a for c in partial for a in config[c]])),
+    )
 
 
 def distinct_layouts(layouts: Sequence[Layout]) -> tuple[tuple[Layout, ...], tuple[int, ...]]:

@@ -59,7 +59,7 @@ def plan_transfers(
     for index, flow in enumerate(flows):
         source = layout_of(graph, configurations, flow.producer, flow.tensor, produced=True)
         target = layout_of(graph, configurations, flow.consumer, flow.tensor, produced=False)
-        if source != target:
+        if source is not target and source != target:
             sources[flow.tensor] = source
             reads[flow.tensor, target].append(index)
     transfers = []
