@@ -72,7 +72,7 @@ class Predictor:
         ]
         aliased = {program.outputs[o] for o in program.aliases if program.donated[program.aliases[o]]}
         inputs = set(program.inputs)
-        self._members: list[list[int]] = []
+        everyone: list[int] = []
         self._bytes: list[np.ndarray] = []
         for group, space, configs in zip(
             graph.grouping.groups, graph.spaces, model.configurations, strict=True
@@ -81,9 +81,17 @@ class Predictor:
             members = [*group.inputs, *(t for t in made if buffers.materialised[t] and t not in aliased)]
             splits = split_counts(configs, model.topology)
             sizes = [buffers.num_bytes[t] / tensor_splits(space, splits, t) for t in members]
-            self._members.append(members)
+            everyone.extend(members)
             self._bytes.append(np.array(sizes).reshape(len(members), len(splits)))
-        self._is_input = [t.index in inputs for t in program.tensors]
+        self._is_input = np.array([t in inputs for t in everyone], dtype=bool)
+        self._made = [t for t in everyone if t not in inputs]
+        self._place = {t: i for i, t in enumerate(self._made)}
+        self._birth = np.array([buffers.birth[t] for t in self._made], dtype=np.int64)
+        self._death = np.array([buffers.death[t] for t in self._made], dtype=np.int64)
+        self._label = [
+            "activations" if buffers.birth[t] < buffers.turning_point else "gradients and temporaries"
+            for t in self._made
+        ]
 
     def predict(
         self, assignment: Sequence[int], choices: Sequence[int]
@@ -129,27 +137,18 @@ class Predictor:
         """Peak of the liveness curve, two positions per equation: results are born at the first, operands die at the
         second. Nothing is assumed to work in place: compiled programs showed logits and their gradient side by side.
         """
-        model, buffers = self.model, self.model.buffers
+        model = self.model
         end = len(model.graph.program.equations)
-        home_death = self._home_deaths(chosen, transfers)
-        births: list[int] = []
-        deaths: list[int] = []
-        sizes: list[float] = []
-        labels: list[str] = []
-        resident = 0.0
-        turning = buffers.turning_point
-        for members, table, k in zip(self._members, self._bytes, assignment, strict=True):
-            for t, size in zip(members, table[:, k].tolist(), strict=True):
-                if self._is_input[t]:
-                    resident += size
-                    continue
-                birth, death = buffers.birth[t], home_death.get(t, buffers.death[t])
-                if death < birth:
-                    continue
-                births.append(2 * birth)
-                deaths.append(2 * death + 1)
-                sizes.append(size)
-                labels.append("activations" if birth < turning else "gradients and temporaries")
+        held = np.concatenate([table[:, k] for table, k in zip(self._bytes, assignment, strict=True)])
+        death = self._death.copy()
+        for t, last in self._home_deaths(chosen, transfers).items():
+            if t in self._place:
+                death[self._place[t]] = last
+        lives = np.flatnonzero(death >= self._birth)
+        births: list[int] = (2 * self._birth[lives]).tolist()
+        deaths: list[int] = (2 * death[lives] + 1).tolist()
+        sizes: list[float] = held[~self._is_input][lives].tolist()
+        labels = [self._label[i] for i in lives.tolist()]
         for transfer in transfers:
             size = model.pricer.local_bytes(model.graph.program.tensors[transfer.tensor], transfer.target)
             for span in transfer.spans:
@@ -163,6 +162,7 @@ class Predictor:
             deaths.append(2 * e + 1)
             sizes.append(workspace)
             labels.append("workspace")
+        resident = float(held[self._is_input].sum())
         return _peak(births, deaths, sizes, labels, resident, 2 * end + 2)
 
     def _home_deaths(self, chosen: Sequence[Configuration], transfers: Sequence[Transfer]) -> dict[int, int]:
@@ -203,9 +203,7 @@ def _peak(births, deaths, sizes, labels, resident, length) -> tuple[int, dict[st
     np.add.at(curve, first, size)
     np.add.at(curve, last + 1, -size)
     top = int(np.argmax(np.cumsum(curve))) if len(size) else 0
-    live = (first <= top) & (top <= last) if len(size) else np.zeros(0, bool)
     parts: dict[str, int] = {"state and batch": int(resident)}
-    for label, alive, amount in zip(labels, live.tolist(), size.tolist(), strict=True):
-        if alive:
-            parts[label] = parts.get(label, 0) + int(amount)
+    for i in np.flatnonzero((first <= top) & (top <= last)).tolist():
+        parts[labels[i]] = parts.get(labels[i], 0) + int(sizes[i])
     return sum(parts.values()), parts
