@@ -11,7 +11,7 @@ import numpy as np
 from jaxplan.cost._compute import split_counts, tensor_splits
 from jaxplan.cost._flows import layout_of
 from jaxplan.cost._model import CostModel
-from jaxplan.cost._transfers import Transfer, plan_transfers
+from jaxplan.cost._transfers import ChangedFlow, Transfer, changed_flows, make_transfers
 from jaxplan.ir import Configuration
 from jaxplan.mesh import collective_seconds
 
@@ -67,6 +67,7 @@ class Predictor:
         graph, buffers = model.graph, model.buffers
         program = graph.program
         self._read_end = self._reads_end()
+        self._pairs: list[dict[tuple[int, int], ChangedFlow | None]] = [{} for _ in model.flows]
         self._contractions = [
             e.index for e in program.equations if graph.rules[e.index].family == "contraction"
         ]
@@ -99,7 +100,8 @@ class Predictor:
         """Cost of a solution and the transfers that it executes."""
         model = self.model
         chosen = model.chosen(assignment)
-        transfers = plan_transfers(model.graph, model.topology, model.flows, chosen, model.repeated(choices))
+        changed = self._changed_flows(assignment, chosen)
+        transfers = make_transfers(model.graph, model.topology, model.flows, changed, model.repeated(choices))
         collectives = _collectives(transfers, model.pooled)
         peak, parts = self._memory(assignment, chosen, transfers)
         prediction = Prediction(
@@ -111,6 +113,20 @@ class Predictor:
             collectives=collectives,
         )
         return prediction, transfers
+
+    def _changed_flows(self, assignment: Sequence[int], chosen: Sequence[Configuration]) -> list[ChangedFlow]:
+        """As `changed_flows`; each flow is looked at once for each pair of configurations."""
+        graph, changed = self.model.graph, []
+        places = (*assignment, 0)
+        for index, (flow, known) in enumerate(zip(self.model.flows, self._pairs, strict=True)):
+            # The last entry of `places` stands for `UNGROUPED`, which is -1.
+            key = (places[flow.producer], places[flow.consumer])
+            if key not in known:
+                found = changed_flows(graph, (flow,), chosen)
+                known[key] = (index, *found[0][1:]) if found else None
+            if known[key] is not None:
+                changed.append(known[key])
+        return changed
 
     def _communication_seconds(self, collectives: Sequence[Collective]) -> float:
         total, pooled = 0.0, set()

@@ -10,6 +10,9 @@ from jaxplan.cost._flows import Flow, layout_of
 from jaxplan.ir import Configuration, StepGraph
 from jaxplan.mesh import Layout, Path, Topology, reshard_path
 
+ChangedFlow = tuple[int, Layout, Layout]
+"""Index of a flow, the layout in which it is made and the one in which it is read."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
@@ -54,14 +57,37 @@ def plan_transfers(
       configurations: the configuration of each group.
       repeated: flows (by index) whose copy is made again for the backward pass.
     """
+    return make_transfers(graph, topology, flows, changed_flows(graph, flows, configurations), repeated)
+
+
+def changed_flows(
+    graph: StepGraph, flows: Sequence[Flow], configurations: Sequence[Configuration]
+) -> list[ChangedFlow]:
+    """Flows whose producer and consumer differ in layout."""
+    pairs = (
+        (
+            index,
+            layout_of(graph, configurations, flow.producer, flow.tensor, produced=True),
+            layout_of(graph, configurations, flow.consumer, flow.tensor, produced=False),
+        )
+        for index, flow in enumerate(flows)
+    )
+    return [(index, source, target) for index, source, target in pairs if source != target]
+
+
+def make_transfers(
+    graph: StepGraph,
+    topology: Topology,
+    flows: Sequence[Flow],
+    changed: Sequence[ChangedFlow],
+    repeated: frozenset[int],
+) -> tuple[Transfer, ...]:
+    """One transfer for all flows that bring a tensor to one layout (see `plan_transfers`)."""
     reads: dict[tuple[int, Layout], list[int]] = defaultdict(list)
     sources: dict[int, Layout] = {}
-    for index, flow in enumerate(flows):
-        source = layout_of(graph, configurations, flow.producer, flow.tensor, produced=True)
-        target = layout_of(graph, configurations, flow.consumer, flow.tensor, produced=False)
-        if source is not target and source != target:
-            sources[flow.tensor] = source
-            reads[flow.tensor, target].append(index)
+    for index, source, target in changed:
+        sources[flows[index].tensor] = source
+        reads[flows[index].tensor, target].append(index)
     transfers = []
     for (t, target), indices in reads.items():
         tensor = graph.program.tensors[t]
