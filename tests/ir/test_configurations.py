@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from jaxplan.ir import FactorClass, enumerate_configurations
+from jaxplan.ir import FactorClass, common_block_devices, enumerate_configurations
 from jaxplan.ir._configurations import MAX_CONFIGURATIONS
 from jaxplan.mesh import Topology
 
@@ -98,3 +98,31 @@ def test_the_batch_takes_axes_from_the_front_and_others_from_the_back() -> None:
 
 def test_one_device_has_one_configuration() -> None:
     assert configurations(classes(BIG, BIG), "h100:1") == (((), ()),)
+
+
+def test_too_many_compositions_leave_the_batch_beside_one_other_class() -> None:
+    """4 nodes x 8, five classes: 21 x 56 compositions are too many. One block of nodes and three axes to at most
+    the batch and one more: nobody 1, one class alone 5 x 7, and four pairs of 3 x 10 less 15 that leave one out."""
+    found = configurations(classes(*[BIG] * 5), "h100:4x8")
+    assert len(found) == 1 + 5 * 7 + 4 * (3 * 10 - 15)
+    for config in found:
+        assert sum(1 for taken in config[1:] if taken) <= 1
+    shapes = {parts(config, "h100:4x8") for config in found}
+    assert {(4, 8, 1, 1, 1), (8, 4, 1, 1, 1), (16, 1, 1, 2, 1), (8, 1, 1, 1, 4)} <= shapes
+
+
+def test_nodes_move_as_one_block_in_one_order() -> None:
+    """A block keeps its order, so that handing it from the batch to another class is no permutation."""
+    for config in configurations(classes(*[BIG] * 5), "h100:4x8"):
+        for taken in config:
+            assert taken[:2] == (0, 1) or not {0, 1} & set(taken)
+
+
+def test_all_groups_of_a_program_cut_outer_levels_alike() -> None:
+    axes = Topology.parse("h100:4x8").axes
+    sizes, levels = [a.size for a in axes], [a.level for a in axes]
+    small, large = classes(BIG, BIG), classes(*[BIG] * 5)
+    assert common_block_devices([small], sizes, levels) == 1
+    blocks = common_block_devices([small, large], sizes, levels)
+    assert blocks > 1
+    assert len(enumerate_configurations(small, sizes, levels, 0, blocks)) == 3 * 10
