@@ -6,14 +6,16 @@ dimension as people name it: batch, sequence, heads, vocabulary.
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import networkx as nx
 
 from jaxplan.ir._program import Program
 from jaxplan.ir._rule import OperatorRule
+from jaxplan.ir._union import UnionFind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,22 +50,42 @@ class NamedDimensions:
 def dimension_graph(program: Program, rules: Sequence[OperatorRule]) -> nx.Graph:
     """Undirected graph over ``(tensor index, dimension)``; edge attribute ``equation`` names the operator."""
     graph = nx.Graph()
+    for first, node, equation in _links(program, rules):
+        if first == node:
+            graph.add_node(node)
+        else:
+            graph.add_edge(first, node, equation=equation)
+    return graph
+
+
+def _links(
+    program: Program, rules: Sequence[OperatorRule]
+) -> Iterator[tuple[tuple[int, int], tuple[int, int], int]]:
+    """(first holder, holder, equation) of every factor that leads a dimension."""
     for eqn, rule in zip(program.equations, rules, strict=True):
         holders: dict[int, tuple[int, int]] = {}
-        uses = list(zip(eqn.operands, rule.operands, strict=True)) + list(
-            zip(eqn.results, rule.results, strict=True)
-        )
-        for tensor, dims in uses:
+        operands = zip(eqn.operands, rule.operands, strict=True)
+        results = zip(eqn.results, rule.results, strict=True)
+        for tensor, dims in itertools.chain(operands, results):
             for dim, factors in enumerate(dims):
-                if not factors:
-                    continue
-                node = (tensor, dim)
-                first = holders.setdefault(factors[0], node)
-                if first == node:
-                    graph.add_node(node)
-                else:
-                    graph.add_edge(first, node, equation=eqn.index)
-    return graph
+                if factors:
+                    node = (tensor, dim)
+                    yield holders.setdefault(factors[0], node), node, eqn.index
+
+
+def _connected_sets(program: Program, rules: Sequence[OperatorRule]) -> list[list[tuple[int, int]]]:
+    """Connected sets of the dimension graph and of the inputs' dimensions, each ascending."""
+    nodes = {(t, d): 0 for t in program.inputs for d in range(len(program.tensors[t].shape))}
+    links = [(first, node) for first, node, _ in _links(program, rules)]
+    nodes.update((node, 0) for _, node in links)
+    nodes = {node: i for i, node in enumerate(sorted(nodes))}
+    union = UnionFind(len(nodes))
+    for first, node in links:
+        union.join(nodes[first], nodes[node])
+    sets: dict[int, list[tuple[int, int]]] = {}
+    for node, i in nodes.items():
+        sets.setdefault(union.find(i), []).append(node)
+    return list(sets.values())
 
 
 def named_dimensions(
@@ -76,10 +98,7 @@ def named_dimensions(
       rules: one rule per equation.
       state: tensor indices of inputs that are state (parameters, optimizer slots); the others are batch inputs.
     """
-    graph = dimension_graph(program, rules)
-    for t in program.inputs:
-        graph.add_nodes_from((t, d) for d in range(len(program.tensors[t].shape)))
-    components = [sorted(c) for c in nx.connected_components(graph)]
+    components = _connected_sets(program, rules)
     inputs = {t: i for i, t in enumerate(program.inputs)}
     described = []
     for members in components:
