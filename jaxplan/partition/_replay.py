@@ -7,6 +7,7 @@ value of that pass, so that the compiler neither merges the two gathers nor issu
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -37,7 +38,6 @@ class Replay:
         self.graph, self.configurations = graph, tuple(configurations)
         self._by_read: dict[tuple[int, Layout], Transfer] = {(t.tensor, t.target): t for t in transfers}
         self._crossing = {flow.tensor for flow in flows}
-        self._last_use = self._find_last_uses()
         self._late = {t.tensor for t in transfers if t.repeated}
 
     def home(self, t: int) -> Layout:
@@ -63,7 +63,8 @@ class Replay:
         """Evaluate the program on flat global arguments; call under `jax.jit`."""
         return _Run(self, executor, arguments).run()
 
-    def _find_last_uses(self) -> dict[int, list[int]]:
+    @functools.cached_property
+    def _last_use(self) -> dict[int, list[int]]:
         """Equation index -> tensors that nothing reads after it."""
         program, result = self.graph.program, defaultdict(list)
         outputs = set(program.outputs)
