@@ -27,8 +27,8 @@ MODELS: dict[str, dict[str, Any]] = {
         "width": 512,
         "num_heads": 8,
         "vocab_size": 2048,
-        "batch_size": 16,
-        "sequence_length": 256,
+        "batch_size": 128,
+        "sequence_length": 512,
     },
 }
 POINTS = ("fastest", "knee", "leanest")
