@@ -1,6 +1,6 @@
 """Configurations of a group: which atomic axes split which factor class (design: compositions per level).
 
-Axes of one level are interchangeable, so a configuration is a *composition*: how many axes of each level go to each
+Axes of one level and size are interchangeable, so a configuration is a *composition*: how many of them go to each
 class. Axes are dealt in a fixed order: the program's front dimension (the batch) takes a level's axes from the front,
 ascending; every other class takes them from the back, descending. So moving one axis between the batch and another
 dimension touches only minor-most axes, one all-to-all (``(a b), c -> a, (c b)``), and no permutation. On large
@@ -106,9 +106,8 @@ def _first_fitting(
     front_dimension: int,
     block_devices: int,
 ) -> tuple[Dealing, list[Configuration]]:
-    levels = [
-        [a for a, level in enumerate(axis_levels) if level == wanted] for wanted in sorted(set(axis_levels))
-    ]
+    kinds = list(zip(axis_levels, axis_sizes))  # axes are interchangeable when level and size are equal
+    levels = [[a for a, kind in enumerate(kinds) if kind == wanted] for wanted in dict.fromkeys(kinds)]
     front = next((c for c, cls in enumerate(classes) if cls.named_dimension == front_dimension), -1)
     for dealing in DEALINGS[:-1]:
         if dealing.block_devices >= block_devices:

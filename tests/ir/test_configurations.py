@@ -126,3 +126,10 @@ def test_all_groups_of_a_program_cut_outer_levels_alike() -> None:
     blocks = common_block_devices([small, large], sizes, levels)
     assert blocks > 1
     assert len(enumerate_configurations(small, sizes, levels, 0, blocks)) == 3 * 10
+
+
+def test_axes_of_unequal_size_are_dealt_one_by_one() -> None:
+    """On 6 = 3 x 2 devices a batch of 32 can take the two, whatever comes first."""
+    batch = FactorClass(sizes=(32,), named_dimension=0)
+    found = enumerate_configurations((batch,), (3, 2), (1, 1), front_dimension=0)
+    assert set(found) == {((),), ((1,),)}
