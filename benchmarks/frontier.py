@@ -101,7 +101,12 @@ def baseline_row(
 
 
 def run(
-    model: str, topology: Topology, cache: Path | None, most_points: int, overrides: dict[str, Any]
+    model: str,
+    topology: Topology,
+    cache: Path | None,
+    most_points: int,
+    least_separate: int,
+    overrides: dict[str, Any],
 ) -> bool:
     """Plan, compile, print; whether every check holds."""
     step, args = build(model, **overrides)
@@ -120,7 +125,7 @@ def run(
     baselines = [baseline_row(model, topology, name, cache, overrides) for name in BASELINE_NAMES]
     for row in baselines:
         print(row.text(), flush=True)
-    return _check(rows, baselines, shown, roles, separate)
+    return _check(rows, baselines, shown, roles, least_separate)
 
 
 def _check(
