@@ -115,3 +115,17 @@ def test_a_batch_that_nothing_divides_stays_whole() -> None:
     planned = jaxplan.plan(momentum_step, [leaf], [leaf], x, topology="cpu:8", memory="1GiB")
     assert planned.references["data"].in_specs[2][0] is None
     assert planned.references["data"].communication_seconds == 0
+
+
+@pytest.mark.parametrize("solver", ["auto", "ft", "pase"])
+@pytest.mark.parametrize("topology", ["h100:8", "a100-pcie:8", "h100:2x4", "cpu:6"])
+@pytest.mark.parametrize("batch", [24, 4096])
+def test_the_ends_of_a_frontier_are_never_predicted_worse_than_a_reference(
+    batch: int, topology: str, solver: str
+) -> None:
+    leaf, x = jax.ShapeDtypeStruct((192, 192), jnp.float32), jax.ShapeDtypeStruct((batch, 192), jnp.float32)
+    frontier = jaxplan.plan(momentum_step, [leaf] * 2, [leaf] * 2, x, topology=topology, solver=solver)
+    references = frontier.references.values()
+    assert set(frontier.references) == {"data", "fsdp"}
+    assert frontier.fastest().time_seconds <= min(plan.time_seconds for plan in references)
+    assert frontier.leanest().memory_bytes <= min(plan.memory_bytes for plan in references)
