@@ -14,6 +14,13 @@ from jax._src import source_info_util
 from jax.extend import core as jex_core
 from jax.sharding import AbstractMesh, AxisType
 
+_MODEL_LIBRARIES = (
+    "site-packages/flax",
+    "site-packages/optax",
+    "site-packages/haiku",
+    "site-packages/equinox",
+)
+
 Literal = jex_core.Literal
 ClosedJaxpr = jex_core.ClosedJaxpr
 Jaxpr = jex_core.Jaxpr
@@ -37,10 +44,15 @@ def eqn_name_stack(eqn: Any) -> str:
 
 
 def eqn_source_line(eqn: Any) -> str:
-    """``file:line (function)`` of the user's frame of one equation, '' when unknown."""
-    frame = source_info_util.user_frame(eqn.source_info.traceback)
-    if frame is None:
+    """``file:line (function)`` of the user's frame of one equation, '' when unknown.
+
+    The innermost frame outside the model libraries; inside them when there is no other.
+    """
+    frames = list(source_info_util.user_frames(eqn.source_info.traceback))
+    if not frames:
         return ""
+    own = (f for f in frames if not any(f"/{library}/" in f.file_name for library in _MODEL_LIBRARIES))
+    frame = next(own, frames[0])
     return f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
 
 
