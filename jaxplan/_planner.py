@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jaxplan import _compat
 from jaxplan._errors import ArgumentError
 from jaxplan._frontier import Frontier
 from jaxplan._plan import Plan
@@ -183,7 +184,7 @@ def _notes(graph: StepGraph) -> tuple[str, ...]:
     notes: dict[str, list[str]] = {}
     for index in graph.unknown:
         eqn = graph.program.equations[index]
-        notes.setdefault(eqn.name, []).append(source_line(eqn.origin))
+        notes.setdefault(eqn.name, []).append(_compat.eqn_source_line(eqn.origin))
     lines = []
     for name, places in sorted(notes.items()):
         where = next((p for p in places if p), "unknown line")
@@ -193,13 +194,6 @@ def _notes(graph: StepGraph) -> tuple[str, ...]:
         )
         logger.warning(lines[-1])
     return tuple(lines)
-
-
-def source_line(origin: Any) -> str:
-    """The user's line of a jaxpr equation."""
-    from jaxplan import _compat
-
-    return _compat.eqn_source_line(origin)
 
 
 def check_solver_arguments(pins: Any) -> None:

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 from jaxplan._errors import UnsupportedError
 from jaxplan.partition._aot import CompiledReport, compile_exported, require_plugin
 from jaxplan.partition._audit import Audit, PredictedProgram, compare
-from jaxplan.partition._planned import abstract_mesh, compiler_options, jit_flat
+from jaxplan.partition._planned import abstract_mesh, jit_flat
 
 if TYPE_CHECKING:
     from jaxplan._plan import Plan
@@ -44,12 +44,10 @@ def export_plan(plan: Plan) -> bytes:
 def compile_plan(plan: Plan, *, cache_dir: str | Path | None = None) -> CompiledReport:
     """Compile a plan for its topology in a child process."""
     program = plan.require_program().program
-    platform = plan.topology.chip.aot_platform
     return compile_exported(
         export_plan(plan),
         plan.topology,
         donate_argnums=[i for i, donated in enumerate(program.donated) if donated],
-        compiler_options=compiler_options(plan) if platform == "cuda" else None,
         mesh_axes=None if plan.topology.axes else [("device", 1)],
         cache_dir=cache_dir,
     )

@@ -68,19 +68,7 @@ def jit_flat(plan: Plan, mesh: Any, donate: Sequence[bool]) -> Any:
         in_shardings=shardings(plan.in_layouts),
         out_shardings=shardings(plan.out_layouts),
         donate_argnums=tuple(i for i, d in enumerate(donate) if d),
-        compiler_options=compiler_options(plan) if mesh_platform(mesh) == "gpu" else None,
     )
-
-
-def mesh_platform(mesh: Any) -> str:
-    """Platform of a mesh's devices, '' for an abstract mesh."""
-    return mesh.devices.flat[0].platform if isinstance(mesh, Mesh) else ""
-
-
-def compiler_options(plan: Plan) -> dict[str, str]:
-    """Options of the GPU compiler that the plan counts on."""
-    del plan
-    return {}
 
 
 class PlannedFunction:

@@ -9,7 +9,6 @@ device i holds its own summand. So partial sums are ordinary global arrays, and 
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
@@ -79,8 +78,3 @@ class Executor:
         else:
             raise AssertionError(step.kind)
         return x if step.target.partial else x[0]
-
-
-def num_devices(axes: tuple[AtomicAxis, ...]) -> int:
-    """Devices of a mesh over the axes."""
-    return math.prod(axis.size for axis in axes)
