@@ -16,7 +16,8 @@ from benchmarks.models._optimizer import abstract_state
 class GPTConfig:
     """Sizes of a GPT and of its batch: `batch_size` sequences of `sequence_length` tokens per step.
 
-    `tied` shares the token embedding with the output projection, as GPT-2 does.
+    `tied` shares the token embedding with the output projection, as GPT-2 does. `remat` puts each block under
+    `flax.linen.remat` (`jax.checkpoint`): its activations are computed again in the backward pass.
     """
 
     num_layers: int
@@ -27,6 +28,7 @@ class GPTConfig:
     sequence_length: int
     mlp_factor: int = 4
     tied: bool = True
+    remat: bool = False
 
 
 class Block(nn.Module):
@@ -56,8 +58,9 @@ class GPT(nn.Module):
         positions = nn.Embed(config.sequence_length, config.width, dtype=jnp.bfloat16, name="positions")
         x = embed(tokens) + positions(jnp.arange(tokens.shape[1]))
         mask = nn.make_causal_mask(tokens)
+        block = nn.remat(Block) if config.remat else Block
         for layer in range(config.num_layers):
-            x = Block(config, name=f"block_{layer}")(x, mask)
+            x = block(config, name=f"block_{layer}")(x, mask)
         x = nn.LayerNorm(dtype=jnp.bfloat16)(x)
         if config.tied:
             return embed.attend(x).astype(jnp.float32)

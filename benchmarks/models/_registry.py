@@ -48,6 +48,10 @@ MODELS: dict[str, ModelSpec] = {
         "GPT-3 XL shape, 1.3B parameters",
         num_layers=24, width=2048, num_heads=16, vocab_size=50304, batch_size=32, sequence_length=1024,
     ),
+    "gpt-30b": _gpt(
+        "OPT-30B shape, 30B parameters; `remat=True` for checkpointed blocks",
+        num_layers=48, width=7168, num_heads=56, vocab_size=50304, batch_size=64, sequence_length=2048,
+    ),
     "mlp": ModelSpec(
         config=MLPConfig(num_layers=4, width=1024, num_classes=1024, batch_size=4096),
         train_step=mlp_train_step,

@@ -18,6 +18,7 @@ def _gpt_parameters(num_layers: int, width: int, vocab_size: int, positions: int
         ("gpt-tiny", _gpt_parameters(2, 64, 256, 32)),
         ("gpt2-small", _gpt_parameters(12, 768, 50304, 512)),
         ("gpt-1.3b", _gpt_parameters(24, 2048, 50304, 1024)),
+        ("gpt-30b", _gpt_parameters(48, 7168, 50304, 2048)),
         ("mlp", 4 * (1024 * 1024 + 1024)),
     ],
 )
@@ -35,6 +36,14 @@ def test_a_step_keeps_the_state_and_returns_a_scalar_loss(name: str) -> None:
         lambda x: (x.shape, x.dtype), state
     )
     assert (loss.shape, loss.dtype) == ((), jnp.float32)
+
+
+def test_remat_checkpoints_every_block_and_changes_no_parameter() -> None:
+    step, (state, batch) = build("gpt-tiny", remat=True)
+    _, (plain, _) = build("gpt-tiny")
+    assert jax.tree.structure(state.params) == jax.tree.structure(plain.params)
+    names = [eqn.primitive.name for eqn in jax.make_jaxpr(step)(state, batch).eqns]
+    assert names.count("remat2") + names.count("checkpoint") == MODELS["gpt-tiny"].config.num_layers
 
 
 def test_overrides_and_unknown_names() -> None:
