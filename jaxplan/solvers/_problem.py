@@ -28,7 +28,7 @@ class Problem:
     """Nodes with configurations, edges with matrices, a time and a memory for every entry.
 
     Letters: `V` nodes, `E` edges, `K_v` configurations of node v, `C` choices of an edge, `N` assignments.
-    Arrays of the right dtype are kept as they are, and arrays given twice (identical layers) stay one
+    Arrays of the right dtype are kept as they are, and arrays of equal content (identical layers) become one
     object: solvers fold repeated structure by identity. Do not write to them afterwards.
 
     Attributes:

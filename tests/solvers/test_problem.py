@@ -91,3 +91,15 @@ def test_assignments_out_of_range(assignment, choices, message):
     problem = Problem(time=[good, good], edges=[(0, 1, np.zeros((2, 2)))])
     with pytest.raises(ProblemError, match=message):
         problem.evaluate(assignment, choices)
+
+
+def test_arrays_of_equal_content_become_one_object():
+    tables = [np.arange(600.0).reshape(20, 30) for _ in range(3)]
+    tables[1][7, 11] += 1
+    problem = Problem(
+        time=[np.zeros(20), np.zeros(30), np.zeros(20)],
+        edges=[(0, 1, tables[0]), (0, 1, tables[1]), (2, 1, tables[2])],
+    )
+    assert problem.time[0] is problem.time[2]
+    assert problem.edges[0].time is problem.edges[2].time is tables[0]
+    assert problem.edges[1].time is tables[1]
