@@ -17,6 +17,7 @@ from jaxplan._errors import MissingExtraError as MissingExtraError
 from jaxplan._errors import PlanFileError as PlanFileError
 from jaxplan._errors import PlanMismatchError as PlanMismatchError
 from jaxplan._errors import ProblemError as ProblemError
+from jaxplan._errors import ProfileError as ProfileError
 from jaxplan._errors import RuleError as RuleError
 from jaxplan._errors import TopologyError as TopologyError
 from jaxplan._errors import TraceError as TraceError

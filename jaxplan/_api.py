@@ -5,16 +5,23 @@ from __future__ import annotations
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
+import jax
+
+from jaxplan import _nnx
+from jaxplan._arguments import argnums, check_call, check_leaves, step_name
+from jaxplan._call_key import CallKey, call_key
 from jaxplan._errors import ArgumentError
+from jaxplan._log import warn_once
 from jaxplan._units import parse_memory
 from jaxplan.mesh import Topology
 
 if TYPE_CHECKING:
     from jaxplan._frontier import Frontier
     from jaxplan._plan import Plan
+    from jaxplan.partition import PlannedFunction
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -53,22 +60,49 @@ def plan(
       TopologyError: the topology cannot be read.
       InfeasibleError: no plan fits; names the smallest feasible memory.
     """
+    if not callable(step):
+        raise ArgumentError(
+            f"step is {step!r}, of type {type(step).__name__}; expected the function to plan, and then its arguments.\n"
+            "  likely cause: the arguments were given without the step, or the step was called\n"
+            "  fix: jaxplan.plan(train_step, state, batch)"
+        )
+    options = {
+        "topology": topology,
+        "memory": memory,
+        "solver": solver,
+        "donate_argnums": donate_argnums,
+        "static_argnums": static_argnums,
+        "pins": pins,
+        "progress": progress,
+    }
+    step = step._step if isinstance(step, Auto) else step
+    return _plan(step, args, kwargs, options, entry="jaxplan.plan")
+
+
+def _plan(
+    step: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    options: Mapping[str, Any],
+    entry: str,
+) -> Frontier:
+    """`plan`, where keywords of the step may have the names of options."""
     from jaxplan._planner import check_solver_arguments, parse_topology, plan_step
 
-    check_solver_arguments(pins)
-    if not callable(step):
-        raise ArgumentError(f"step is {step!r}; expected the function to plan, and then its arguments")
-    where = parse_topology(topology)
+    check_solver_arguments(options.get("pins"))
+    check_call(step, args, kwargs, options=options, entry=entry)
+    static = argnums(options.get("static_argnums", ()), "static_argnums") or ()
+    where, memory = parse_topology(options.get("topology")), options.get("memory")
     return plan_step(
-        getattr(step, "__wrapped__", step) if isinstance(step, Auto) else step,
+        step,
         args,
         kwargs,
         topology=where,
         memory_limit_bytes=where.memory_limit_bytes if memory is None else parse_memory(memory),
-        solver=solver,
-        donate_argnums=donate_argnums,
-        static_argnums=static_argnums,
-        progress=progress,
+        solver=options.get("solver", "auto"),
+        donate_argnums=argnums(options.get("donate_argnums"), "donate_argnums"),
+        static_argnums=static,
+        progress=options.get("progress"),
     )
 
 
@@ -125,6 +159,11 @@ def auto(step: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     return Auto(step, options=options)
 
 
+_DISABLED_MSG = (
+    "jit is disabled (jax.disable_jit): {step} runs operator by operator, as written and without its plan. Arguments "
+    "that lie on one device stay there"
+)
+
 _OPTIONS = frozenset(
     {"topology", "memory", "choose", "solver", "donate_argnums", "static_argnums", "progress"}
 )
@@ -144,9 +183,9 @@ class Auto(Generic[P, R]):
         self._step = step
         self._options = dict(options)
         self._choose = self._options.pop("choose", "fastest")
-        self._static = tuple(self._options.get("static_argnums", ()))
+        self._static = argnums(self._options.get("static_argnums", ()), "static_argnums") or ()
         self._lock = threading.Lock()
-        self._ready: dict[Any, Any] = {}
+        self._ready: dict[CallKey, PlannedFunction] = {}
         self._frontiers: list[Frontier] = []
         self._plans: list[Plan] = []
 
@@ -154,12 +193,20 @@ class Auto(Generic[P, R]):
         return f"jaxplan.auto({getattr(self._step, '__qualname__', self._step)!s})"
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        key = self._key(args, kwargs)
-        run = self._ready.get(key)
-        if run is None:
-            with self._lock:
-                run = self._ready.get(key) or self._prepare(key, args, kwargs)
-        return run(*args, **kwargs)
+        if jax.config.jax_disable_jit:
+            warn_once(_DISABLED_MSG.format(step=step_name(self._step)))
+            return self._step(*args, **kwargs)
+        with _nnx.opened(args, kwargs, self._static) as call:
+            try:
+                key = call_key(call.args, call.kwargs, self._static, self._options.get("topology"))
+            except TypeError as error:
+                check_leaves(self._step, call.args, call.kwargs, self._static)
+                raise error from None
+            run = self._ready.get(key)
+            if run is None:
+                with self._lock:
+                    run = self._ready.get(key) or self._prepare(key, args, kwargs)
+            return call.close(run.run_opened(call))
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
@@ -188,28 +235,15 @@ class Auto(Generic[P, R]):
             )
         return items[-1]
 
-    def _prepare(self, key: Any, args: Any, kwargs: Any) -> Any:
-        frontier = plan(self._step, *args, **self._options, **kwargs)
+    def _prepare(self, key: CallKey, args: Any, kwargs: Any) -> PlannedFunction:
+        from jaxplan._planner import parse_topology
+        from jaxplan.partition import device_mesh
+
+        device_mesh(parse_topology(self._options.get("topology")))  # too few devices: said before the search
+        frontier = _plan(self._step, args, kwargs, self._options, entry=step_name(self._step))
         chosen = frontier.choose(self._choose)
         run = chosen.jit()
         self._frontiers.append(frontier)
         self._plans.append(chosen)
         self._ready[key] = run
         return run
-
-    def _key(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """What a plan depends on: tree, shapes, dtypes and weak types of the arguments, and static values."""
-        import jax
-
-        dynamic = [a for i, a in enumerate(args) if i not in self._static]
-        static = tuple(a for i, a in enumerate(args) if i in self._static)
-        leaves, tree = jax.tree.flatten((dynamic, kwargs))
-        return tree, tuple(map(_leaf_key, leaves)), static
-
-
-def _leaf_key(leaf: Any) -> tuple[Any, ...]:
-    """Shape, dtype and weak type: not the sharding, which differs between a first state and those that follow."""
-    import jax
-
-    aval = jax.typeof(leaf)
-    return aval.shape, aval.dtype, getattr(aval, "weak_type", False)

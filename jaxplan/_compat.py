@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy
+from jax._src import config as jax_config
 from jax._src import source_info_util
 from jax.extend import core as jex_core
 from jax.sharding import AbstractMesh, AxisType
@@ -24,6 +25,11 @@ _MODEL_LIBRARIES = (
 Literal = jex_core.Literal
 ClosedJaxpr = jex_core.ClosedJaxpr
 Jaxpr = jex_core.Jaxpr
+
+
+def trace_context() -> Any:
+    """The settings that change what a trace gives, hashable: what `jax.jit` keys its cache on besides avals."""
+    return jax_config.trace_context()
 
 
 def is_drop_var(var: Any) -> bool:

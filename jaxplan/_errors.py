@@ -17,6 +17,10 @@ class TopologyError(JaxplanError, ValueError):
     """A topology string, file or device list does not describe a machine that jaxplan knows."""
 
 
+class ProfileError(JaxplanError, ValueError):
+    """A table of measurements cannot be read, or does not describe the machine that it is used for."""
+
+
 class TraceError(JaxplanError):
     """The step could not be traced to a jaxpr on abstract values."""
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jaxplan import _nnx
 from jaxplan._errors import PlanFileError, PlanMismatchError, UnsupportedError
 from jaxplan._plan_json import FRONTIER_SCHEMA, MAX_FILE_BYTES, PLAN_SCHEMA, plan_from_json, plan_to_json
 from jaxplan.cost import Prediction
@@ -123,7 +124,7 @@ class Plan:
 
         if self.graph is None:
             return dict(zip(self.in_paths, leaves, strict=True))
-        args, kwargs = jax.tree.unflatten(self.graph.program.in_tree, leaves)
+        args, kwargs = _nnx.states(jax.tree.unflatten(self.graph.program.in_tree, leaves))
         return (*args, kwargs) if kwargs else tuple(args)
 
     def _out_tree(self, leaves: Sequence[Any]) -> Any:
@@ -131,7 +132,7 @@ class Plan:
 
         if self.graph is None:
             return dict(zip(self.out_paths, leaves, strict=True))
-        return jax.tree.unflatten(self.graph.program.out_tree, leaves)
+        return _nnx.states(jax.tree.unflatten(self.graph.program.out_tree, leaves))
 
     def jit(
         self,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxplan import _compat
+from jaxplan._arguments import step_name
 from jaxplan._errors import ArgumentError
 from jaxplan._frontier import Frontier
+from jaxplan._log import warn_once
 from jaxplan._plan import Plan
 from jaxplan._progress import Progress
 from jaxplan._summary import summarise
@@ -20,7 +21,12 @@ from jaxplan.partition import Replay
 from jaxplan.solvers import Solution, frontier
 from jaxplan.strategies import REFERENCE_STRATEGIES, reference_solution
 
-logger = logging.getLogger("jaxplan")
+_NOTHING_MSG = (
+    "there is nothing to plan in the step {name}: it does not compute with arrays that it was given.\n"
+    "  expected: a step with at least one operator on its arguments\n"
+    "  likely cause: it returns its arguments as they are, or closes over the arrays that it works on\n"
+    "  fix: pass the arrays as arguments, or plan the function that trains"
+)
 
 MAX_CANDIDATES = 96
 """Solutions of the additive problem that are predicted one by one."""
@@ -47,6 +53,8 @@ def plan_step(
         graph = analyse_step(
             step, args, kwargs, donate_argnums=donate_argnums, static_argnums=static_argnums, report=report
         )
+        if not graph.program.equations or not graph.grouping.groups:
+            raise ArgumentError(_NOTHING_MSG.format(name=step_name(step)))
         report("costs")
         model = build_cost_model(graph, topology, lambda fraction: report("costs", fraction))
         plans, references = solve_model(model, solver, memory_limit_bytes, report)
@@ -192,7 +200,7 @@ def _notes(graph: StepGraph) -> tuple[str, ...]:
             f"operator {name!r} ({len(places)}x, first at {where}) has no rule: its operands are gathered and it runs "
             f"replicated; describe it with jaxplan.register_rule({name!r})"
         )
-        logger.warning(lines[-1])
+        warn_once(lines[-1])
     return tuple(lines)
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxplan import _compat
+from jaxplan import _compat, _nnx
+from jaxplan._arguments import check_leaves, step_name
 from jaxplan._errors import ArgumentError, TraceError
 from jaxplan.ir._one_hot import one_hot_form
 from jaxplan.ir._program import Equation, Phase, Program, Tensor
@@ -23,7 +24,31 @@ _TRACE_FAILED_MSG = (
     "  expected: a function that jax.jit accepts (pure, arrays in and out, no Python branch on array values)\n"
     "  got: {error_type}: {error}\n"
     "  at: {where}\n"
-    "  fix: make jax.make_jaxpr(step)(*args) work first; mark non-array arguments with static_argnums."
+    "  likely cause: {cause}\n"
+    "  fix: {fix}; jax.make_jaxpr({name})(*args) must work first"
+)
+_CAPTURED_MSG = (
+    "the step {name} uses a value of another function that is being traced, without taking it as an argument.\n"
+    "  expected: a step that depends on its arguments and on constants, because its plan is kept for later calls\n"
+    "  likely cause: it is defined inside a function under jax.jit, jax.grad or jax.lax.scan, and reads its variables\n"
+    "  fix: pass the value to the step as an argument"
+)
+_CAUSES: tuple[tuple[type[Exception], str, str], ...] = (
+    (
+        jax.errors.TracerBoolConversionError,
+        "a Python if, while, and, or or assert on the value of an array",
+        "use jnp.where, jax.lax.cond or jax.lax.while_loop, or static_argnums when the value is a setting",
+    ),
+    (
+        jax.errors.TracerArrayConversionError,
+        "a NumPy function was given a traced array",
+        "use the function of jax.numpy",
+    ),
+    (
+        jax.errors.ConcretizationTypeError,
+        "a Python value (a shape, an index, float(x), x.item()) depends on the value of an array",
+        "compute it from shapes, or name its argument in static_argnums",
+    ),
 )
 
 
@@ -48,8 +73,19 @@ def trace(
       TraceError: the step cannot be traced; names the user's own line.
       ArgumentError: an argument number is out of range, or an argument is both static and donated.
     """
-    kwargs = dict(kwargs or {})
     static = {_position(i, args, "static_argnums") for i in static_argnums}
+    with _nnx.opened(args, kwargs or {}, tuple(static)) as call:
+        return _trace(call.functional(step), call.args, dict(call.kwargs), static, donate_argnums)
+
+
+def _trace(
+    step: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    static: set[int],
+    donate_argnums: Sequence[int] | None,
+) -> Program:
+    """`trace`, with NNX objects opened."""
     dynamic = [i for i in range(len(args)) if i not in static]
 
     def call(dynamic_args, kwargs):
@@ -58,11 +94,17 @@ def trace(
             merged[i] = value
         return step(*merged, **kwargs)
 
-    abstract = jax.tree.map(_abstract, ([args[i] for i in dynamic], kwargs))
+    try:
+        abstract = jax.tree.map(_abstract, ([args[i] for i in dynamic], kwargs))
+    except TypeError:
+        check_leaves(step, args, kwargs, tuple(static))
+        raise
     try:
         closed, out_shape = jax.make_jaxpr(call, return_shape=True)(*abstract)
     except Exception as error:
         raise _trace_error(step, error) from error
+    if any(isinstance(value, jax.core.Tracer) for value in closed.consts):
+        raise TraceError(_CAPTURED_MSG.format(name=step_name(step)))
     return build_program(
         closed,
         in_example=abstract,
@@ -236,9 +278,18 @@ def _inline_remat(builder: _Builder, eqn: Any, operands: list[int], stack: str) 
     """A remat region is inlined behind a barrier on its inputs: without it the compiler's CSE undoes the remat."""
     jaxpr, consts = _compat.open_jaxpr(eqn.params["jaxpr"])
     if eqn.params.get("differentiated") and eqn.params.get("prevent_cse", True) is not False:
-        avals = [var.aval for var in jaxpr.invars]
-        operands = builder.append(jax.lax.optimization_barrier_p, {}, operands, avals, stack, eqn)
+        operands = _inline_barrier(builder, eqn, operands, stack)
     return builder.inline(jaxpr, consts, operands, stack)
+
+
+@register_inline("optimization_barrier")
+def _inline_barrier(builder: _Builder, eqn: Any, operands: list[int], stack: str) -> list[int]:
+    """One barrier per operand, so that each has a layout of its own; equal origins are executed as one barrier."""
+    primitive = jax.lax.optimization_barrier_p
+    return [
+        builder.append(primitive, {}, [t], [var.aval], stack, eqn)[0]
+        for t, var in zip(operands, eqn.invars, strict=True)
+    ]
 
 
 @register_inline("gather", "scatter-add")
@@ -356,9 +407,15 @@ def _stable(value: Any) -> str:
 
 def _trace_error(step: Callable[..., Any], error: Exception) -> TraceError:
     frame = _user_frame(error)
+    causes = ((cause, fix) for kind, cause, fix in _CAUSES if isinstance(error, kind))
+    cause, fix = next(
+        causes, ("the step itself fails on these shapes and dtypes", "mend that line, or the arguments")
+    )
     return TraceError(
         _TRACE_FAILED_MSG.format(
-            name=getattr(step, "__name__", repr(step)),
+            name=step_name(step),
+            cause=cause,
+            fix=fix,
             error_type=type(error).__name__,
             error=str(error).split("\n", 1)[0],
             where=frame or "unknown line",

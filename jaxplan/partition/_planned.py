@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +10,13 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from jaxplan import _compat
+from jaxplan import _compat, _nnx
 from jaxplan._errors import ArgumentError, PlanMismatchError
 from jaxplan.cost import find_flows, plan_transfers
 from jaxplan.mesh import Topology
+from jaxplan.partition import _find_nan
+from jaxplan.partition._nested import nested_program
+from jaxplan.partition._placement import Placer
 from jaxplan.partition._replay import Replay
 from jaxplan.partition._steps import Executor
 
@@ -74,6 +77,8 @@ def jit_flat(plan: Plan, mesh: Any, donate: Sequence[bool]) -> Any:
 class PlannedFunction:
     """A step bound to devices; compiled at the first call.
 
+    Inside another traced function it becomes part of that function's program, without donation.
+
     Attributes:
       plan: the plan that it runs.
       mesh: the devices.
@@ -87,7 +92,13 @@ class PlannedFunction:
         if donate_argnums is not None:
             self._donate = self._donated(donate_argnums)
         self._jitted = jit_flat(plan, mesh, self._donate)
+        axes = plan.topology.axes
+        shardings = [NamedSharding(mesh, layout.partition_spec(axes)) for layout in plan.in_layouts]
+        self._place = Placer(program.in_paths, shardings)
+        self._lock = threading.Lock()
         self._compiled: Any = None
+        self._nested: Any = None
+        self._checked: Any = None
 
     def _donated(self, donate_argnums: Sequence[int]) -> list[bool]:
         """Per leaf, whether it belongs to one of the arguments."""
@@ -107,34 +118,67 @@ class PlannedFunction:
             else [False] * len(program.in_paths)
         )
 
-    @functools.cached_property
-    def _in_shardings(self) -> tuple[NamedSharding, ...]:
-        axes = self.plan.topology.axes
-        return tuple(NamedSharding(self.mesh, layout.partition_spec(axes)) for layout in self.plan.in_layouts)
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        leaves = self._place(self._flatten(args, kwargs))
+        with _nnx.opened(args, kwargs, self._graph.program.static_argnums) as call:
+            return call.close(self.run_opened(call))
+
+    def run_opened(self, call: _nnx.Opened) -> Any:
+        """The results of a call whose NNX objects are opened; they are to be closed."""
+        leaves = self._flatten(call)
+        placed = leaves if _any_traced(leaves) else self._place(leaves)
+        if _any_traced(placed):
+            results = self._nested_call(leaves)
+        elif _find_nan.is_checking():
+            results = self._checked_call(placed)
+        else:
+            results = self._compiled_call(placed)
+        return jax.tree.unflatten(self._graph.program.out_tree, results)
+
+    def _compiled_call(self, leaves: Sequence[Any]) -> Any:
         if self._compiled is None:
-            self._compiled = self._jitted.lower(*leaves).compile()
-        return jax.tree.unflatten(self._graph.program.out_tree, self._compiled(*leaves))
+            with self._lock:  # of two threads that call first at once, one compiles
+                if self._compiled is None:
+                    self._compiled = self._jitted.lower(*leaves).compile()
+        return self._compiled(*leaves)
+
+    def _nested_call(self, leaves: Sequence[Any]) -> Any:
+        """Inside another trace: the planned program is staged into it."""
+        if self._nested is None:
+            self._nested = nested_program(self._undonated())
+        return self._nested(*leaves)
+
+    def _checked_call(self, leaves: Sequence[Any]) -> Any:
+        """Under `jax_debug_nans`: nothing is donated, as under `jax.jit`, so that the error can be traced back."""
+        if self._checked is None:
+            with self._lock:
+                if self._checked is None:
+                    self._checked = self._undonated().lower(*leaves).compile()
+        results = self._checked(*leaves)
+        _find_nan.check_results(self._graph.program, leaves, results)
+        return results
+
+    def _undonated(self) -> Any:
+        return jit_flat(self.plan, self.mesh, [False] * len(self._donate))
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """`jax.stages.Lowered` over flat leaves; arguments may be `jax.ShapeDtypeStruct`."""
-        leaves = self._flatten(args, kwargs)
+        with _nnx.opened(args, kwargs, self._graph.program.static_argnums) as call:
+            leaves = self._flatten(call)
         return self._jitted.lower(
-            *[self._abstract(x, s) for x, s in zip(leaves, self._in_shardings, strict=True)]
+            *[self._abstract(x, s) for x, s in zip(leaves, self._place.shardings, strict=True)]
         )
 
     def shard(self, *args: Any, **kwargs: Any) -> Any:
-        """Place the dynamic arguments as the plan wants them; returns the tuple of arguments."""
-        leaves = self._place(self._flatten(args, kwargs))
-        placed, placed_kwargs = jax.tree.unflatten(self._graph.program.in_tree, leaves)
+        """Place the dynamic arguments as the plan wants them; returns the tuple of arguments, NNX objects copied."""
+        with _nnx.opened(args, kwargs, self._graph.program.static_argnums) as call:
+            leaves = self._place(self._flatten(call))
+        placed, placed_kwargs = _nnx.closed(jax.tree.unflatten(self._graph.program.in_tree, leaves))
         return (*placed, placed_kwargs) if placed_kwargs else tuple(placed)
 
-    def _flatten(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    def _flatten(self, call: _nnx.Opened) -> list[Any]:
         program = self._graph.program
-        dynamic = [arg for i, arg in enumerate(args) if i not in program.static_argnums]
-        leaves, tree = jax.tree.flatten((dynamic, kwargs))
+        dynamic = [arg for i, arg in enumerate(call.args) if i not in program.static_argnums]
+        leaves, tree = jax.tree.flatten((dynamic, dict(call.kwargs)))
         if tree != program.in_tree:
             raise PlanMismatchError(
                 "the arguments have another structure than those the plan was made for.\n"
@@ -148,12 +192,13 @@ class PlannedFunction:
                     f"argument {path} has shape {np.shape(leaf)}; the plan was made for {tensor.shape}.\n"
                     "  fix: plan again for these arguments"
                 )
-            if isinstance(leaf, jax.Array) and leaf.dtype != tensor.dtype:
+            dtype = leaf.dtype if hasattr(leaf, "sharding") else jax.typeof(leaf).dtype
+            if dtype != tensor.dtype:
                 raise PlanMismatchError(
-                    f"argument {path} is {leaf.dtype}; the plan was made for {tensor.dtype}.\n"
+                    f"argument {path} is {dtype}; the plan was made for {tensor.dtype}.\n"
                     "  fix: convert it, or plan again for these arguments"
                 )
-            if isinstance(leaf, jax.Array) and leaf.is_deleted():
+            if isinstance(leaf, jax.Array) and not _any_traced([leaf]) and leaf.is_deleted():
                 raise ArgumentError(
                     f"argument {path} was deleted: an earlier call was given it and could reuse its buffer.\n"
                     "  likely cause: the step returns it updated, so the plan donates it\n"
@@ -161,15 +206,13 @@ class PlannedFunction:
                 )
         return leaves
 
-    def _place(self, leaves: Sequence[Any]) -> list[Any]:
-        return [
-            leaf if getattr(leaf, "sharding", None) == sharding else jax.device_put(leaf, sharding)
-            for leaf, sharding in zip(leaves, self._in_shardings, strict=True)
-        ]
-
     @staticmethod
     def _abstract(leaf: Any, sharding: NamedSharding) -> Any:
         aval = jax.typeof(leaf) if not isinstance(leaf, jax.ShapeDtypeStruct) else leaf
         return jax.ShapeDtypeStruct(
             aval.shape, aval.dtype, sharding=sharding, weak_type=getattr(aval, "weak_type", False)
         )
+
+
+def _any_traced(leaves: Sequence[Any]) -> bool:
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)

@@ -1,0 +1,55 @@
+"""Under `jax_debug_nans` and `jax_debug_infs`: check what a planned step returned, and find where it went wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxplan import _compat
+from jaxplan.ir import Program
+
+
+def is_checking() -> bool:
+    """Whether the person asked JAX to stop at NaN or at infinity."""
+    return bool(jax.config.jax_debug_nans or jax.config.jax_debug_infs)
+
+
+def check_results(program: Program, arguments: Sequence[Any], results: Sequence[Any]) -> None:
+    """Raise FloatingPointError as `jax.jit` would, naming the operator and the line of the step.
+
+    Args:
+      program: the traced step.
+      arguments: its flat arguments, not donated.
+      results: what the planned program made of them.
+    """
+    bad = [path for path, x in zip(program.out_paths, results, strict=True) if _is_bad(x)]
+    if not bad:
+        return
+    _evaluate(program, arguments)
+    raise FloatingPointError(
+        f"invalid value in the result {bad[0] or 'of the step'}, and in none of its operators when they run one by one"
+    )
+
+
+def _is_bad(x: Any) -> bool:
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        return False
+    nan = jax.config.jax_debug_nans and bool(jnp.isnan(x).any())
+    return bool(nan or (jax.config.jax_debug_infs and bool(jnp.isinf(x).any())))
+
+
+def _evaluate(program: Program, arguments: Sequence[Any]) -> None:
+    """Run the operators one by one; JAX checks each of them."""
+    env = dict(zip(program.inputs, arguments, strict=True))
+    env.update({t.index: t.value for t in program.tensors if t.kind in ("literal", "constant")})
+    for eqn in program.equations:
+        operands = [env[t] for t in eqn.operands]
+        try:
+            results = _compat.bind_like(eqn.origin, eqn.primitive, dict(eqn.params), operands, eqn.name_stack)
+        except FloatingPointError as error:
+            where = _compat.eqn_source_line(eqn.origin) or "unknown line"
+            raise FloatingPointError(f"{error}, at {where}") from None
+        env.update(zip(eqn.results, results, strict=True))
