@@ -107,7 +107,9 @@ def _materialised(graph: StepGraph, turning: int) -> list[bool]:
     for t in program.outputs:
         result[t] = bool(program.tensors[t].shape)
     for eqn in program.equations:
-        if graph.rules[eqn.index].family not in FUSIBLE_FAMILIES or eqn.name == "optimization_barrier":
+        if eqn.name == "optimization_barrier":  # its result is the same buffer
+            result[eqn.operands[0]] = not graph.values.free[eqn.operands[0]]
+        elif graph.rules[eqn.index].family not in FUSIBLE_FAMILIES:
             for t in (*eqn.operands, *eqn.results):
                 reads_free = graph.values.free[t] or program.tensors[t].kind == "literal"
                 result[t] = not reads_free and (result[t] or not _fuses_into_reduction(graph, eqn.index, t))

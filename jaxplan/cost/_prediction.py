@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -197,7 +198,31 @@ class Predictor:
                 if layout_of(model.graph, chosen, group, t, produced=False) not in targets[t]:
                     last = max(last, self._read_end[c])
             result[t] = last
+        self._shorten_sources(result, executed)
         return result
+
+    def _shorten_sources(self, deaths: dict[int, int], executed: Mapping[int, list[int]]) -> None:
+        """What a resharded value was fused from is not needed for longer than that value: a weight gradient that is
+        transposed, reduced and kept as a shard does not outlive its reduction."""
+        buffers, values = self.model.buffers, self.model.graph.values
+        equations = self.model.graph.program.equations
+        outputs = set(self.model.graph.program.outputs)
+        waiting = [(-values.producer[t], t) for t in deaths if not buffers.materialised[t]]
+        heapq.heapify(waiting)
+        while waiting:
+            index = -heapq.heappop(waiting)[0]
+            for u in equations[index].operands if index >= 0 else ():
+                if u in executed or u in outputs or buffers.birth[u] < 0:
+                    continue
+                last = max(
+                    deaths.get(r, buffers.death[r]) if not buffers.materialised[r] else c
+                    for c in values.consumers[u]
+                    for r in equations[c].results
+                )
+                if last < deaths.get(u, buffers.death[u]):
+                    deaths[u] = last
+                    if not buffers.materialised[u]:
+                        heapq.heappush(waiting, (-values.producer[u], u))
 
 
 def _collectives(transfers: Sequence[Transfer], pooled: frozenset[int]) -> tuple[Collective, ...]:

@@ -28,7 +28,7 @@ from jaxplan.ir._values import VIEW_PRIMITIVES, Values
 
 GroupKind = Literal["state", "contraction", "sum", "elementwise", "input"]
 CONTRACTION_FAMILIES = frozenset({"contraction", "convolution"})
-_STORAGE_VIEW_PRIMITIVES = VIEW_PRIMITIVES | {"broadcast_in_dim"}
+_STORAGE_VIEW_PRIMITIVES = VIEW_PRIMITIVES | {"broadcast_in_dim", "optimization_barrier"}
 _GRADIENT_CHAIN_PRIMITIVES = frozenset({"convert_element_type", "add_any", "neg", "copy"})
 UNGROUPED = -1
 

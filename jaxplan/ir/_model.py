@@ -55,7 +55,7 @@ def analyse(program: Program, stage: Callable[[str], None] = lambda name: None) 
     state = frozenset(program.inputs[i] for i in program.aliases.values())
     named = named_dimensions(program, rules, state)
     grouping, primal_of = coarsen(program, rules, values)
-    spaces = tuple(group_space(g, program, rules, named, primal_of) for g in grouping.groups)
+    spaces = tuple(group_space(g, program, rules, named, primal_of, values.number) for g in grouping.groups)
     return StepGraph(
         program=program, rules=rules, values=values, named=named, grouping=grouping, spaces=spaces, state=state
     )

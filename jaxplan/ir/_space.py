@@ -63,18 +63,20 @@ def group_space(
     rules: Sequence[OperatorRule],
     named: NamedDimensions,
     primal_of: dict[int, int],
+    number: Sequence[int],
 ) -> GroupSpace:
     """Build the space of ``group``.
 
-    ``primal_of`` maps a cotangent tensor to the tensor whose gradient it is: their dimensions are split alike.
+    ``primal_of`` maps a cotangent tensor to the tensor whose gradient it is, ``number`` each tensor to its value number:
+    the dimensions of either, and those of equal values (a recomputed activation and the original), are split alike.
     """
-    return _SpaceBuilder(group, program, rules, named, primal_of).build()
+    return _SpaceBuilder(group, program, rules, named, primal_of, number).build()
 
 
 class _SpaceBuilder:
-    def __init__(self, group, program: Program, rules, named, primal_of) -> None:
+    def __init__(self, group, program: Program, rules, named, primal_of, number) -> None:
         self.group, self.program, self.rules, self.named = group, program, rules, named
-        self.primal_of = primal_of
+        self.primal_of, self.number = primal_of, number
         self.union = UnionFind(0)
         self.sizes: list[int] = []
         self.base: dict[int, int] = {}
@@ -88,6 +90,7 @@ class _SpaceBuilder:
             self.tensor_factors[t] = tuple((self._new(n),) if n > 1 else () for n in shape)
         for eqn in equations:
             self._add_equation(eqn)
+        self._tie_equal_values()
         self._tie_cotangents()
         self._forbid_repeats(equations)
         return self._finish(equations)
@@ -120,6 +123,13 @@ class _SpaceBuilder:
                 self.whole.add(minor)
             if ours and theirs:
                 self.union.join(ours[0], theirs[0])
+
+    def _tie_equal_values(self) -> None:
+        first: dict[int, int] = {}
+        for t in list(self.tensor_factors):
+            twin = first.setdefault(self.number[t], t)
+            if twin != t:
+                self._meet(twin, self.tensor_factors[t])
 
     def _tie_cotangents(self) -> None:
         for t, nodes in list(self.tensor_factors.items()):

@@ -103,7 +103,7 @@ def _trace(
         closed, out_shape = jax.make_jaxpr(call, return_shape=True)(*abstract)
     except Exception as error:
         raise _trace_error(step, error) from error
-    if any(isinstance(value, jax.core.Tracer) for value in closed.consts):
+    if any(isinstance(value, _compat.Tracer) for value in closed.consts):
         raise TraceError(_CAPTURED_MSG.format(name=step_name(step)))
     return build_program(
         closed,

@@ -106,6 +106,9 @@ class _Run:
             del self.copies[key]
 
     def _evaluate(self, eqn: Equation) -> None:
+        if eqn.primitive is lax.optimization_barrier_p:
+            self._barrier(eqn)
+            return
         group = self.graph.grouping.equation_group[eqn.index]
         if group == UNGROUPED:
             operands = [self._read_replicated(t, eqn.index) for t in eqn.operands]
@@ -118,6 +121,31 @@ class _Run:
         ]
         results = self._apply(eqn, group, operands, layouts)
         self.env.update(zip(eqn.results, results, strict=True))
+
+    def _barrier(self, eqn: Equation) -> None:
+        """All equations of one barrier at the first of them: nothing of it is there before all of it is.
+
+        Values that are computed for nothing pass by, or they would have to be stored.
+        """
+        if eqn.results[0] in self.env:
+            return
+        held: list[Equation] = []
+        for other in self.program.equations[eqn.index :]:
+            if other.primitive is not eqn.primitive or other.origin is not eqn.origin:
+                break
+            if self.graph.values.free[other.operands[0]]:
+                self.env[other.results[0]] = self.env[other.operands[0]]
+            else:
+                held.append(other)
+        values = [self._barrier_operand(other) for other in held]
+        values = lax.optimization_barrier(values) if values else []
+        self.env.update((other.results[0], value) for other, value in zip(held, values, strict=True))
+
+    def _barrier_operand(self, eqn: Equation) -> Any:
+        group, t = self.graph.grouping.equation_group[eqn.index], eqn.operands[0]
+        if group == UNGROUPED:
+            return self._read_replicated(t, eqn.index)
+        return self._read(t, self._required(eqn, group, t), eqn.index, None)
 
     def _apply(self, eqn: Equation, group: int, operands: list[Any], layouts: list[Layout]) -> list[Any]:
         homes = [self.replay.home(t) for t in eqn.results]
