@@ -8,9 +8,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
-import jax
-
-from jaxplan import _nnx
+from jaxplan import _compat, _nnx
 from jaxplan._arguments import argnums, check_call, check_leaves, step_name
 from jaxplan._call_key import CallKey, call_key
 from jaxplan._errors import ArgumentError
@@ -193,7 +191,7 @@ class Auto(Generic[P, R]):
         return f"jaxplan.auto({getattr(self._step, '__qualname__', self._step)!s})"
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if jax.config.jax_disable_jit:
+        if _compat.setting("jax_disable_jit"):
             warn_once(_DISABLED_MSG.format(step=step_name(self._step)))
             return self._step(*args, **kwargs)
         with _nnx.opened(args, kwargs, self._static) as call:

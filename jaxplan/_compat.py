@@ -12,6 +12,7 @@ import jax
 import jax.numpy
 from jax._src import config as jax_config
 from jax._src import source_info_util
+from jax.core import Tracer as Tracer
 from jax.extend import core as jex_core
 from jax.sharding import AbstractMesh, AxisType
 
@@ -25,6 +26,12 @@ _MODEL_LIBRARIES = (
 Literal = jex_core.Literal
 ClosedJaxpr = jex_core.ClosedJaxpr
 Jaxpr = jex_core.Jaxpr
+Primitive = jex_core.Primitive
+
+
+def setting(name: str) -> Any:
+    """A setting of JAX such as ``jax_debug_nans``, as this thread sees it: context managers change it too."""
+    return getattr(jax.config, name)
 
 
 def trace_context() -> Any:
@@ -89,3 +96,12 @@ def itemsize(dtype: Any) -> int:
         shape = getattr(getattr(dtype, "_impl", None), "key_shape", (2,))
         return 4 * int(shape[0] if shape else 1)
     return int(dtype.itemsize)
+
+
+def callee_name(primitive_name: str, params: Any) -> str:
+    """The name of what a calling primitive calls, '' for every other primitive and for a callee without a name."""
+    if primitive_name == "ffi_call":
+        return str(params["target_name"])
+    if primitive_name == "pallas_call":
+        return str(params.get("name") or "")
+    return ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from jaxplan import _compat
@@ -14,7 +13,7 @@ from jaxplan.ir import Program
 
 def is_checking() -> bool:
     """Whether the person asked JAX to stop at NaN or at infinity."""
-    return bool(jax.config.jax_debug_nans or jax.config.jax_debug_infs)
+    return bool(_compat.setting("jax_debug_nans") or _compat.setting("jax_debug_infs"))
 
 
 def check_results(program: Program, arguments: Sequence[Any], results: Sequence[Any]) -> None:
@@ -37,8 +36,8 @@ def check_results(program: Program, arguments: Sequence[Any], results: Sequence[
 def _is_bad(x: Any) -> bool:
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         return False
-    nan = jax.config.jax_debug_nans and bool(jnp.isnan(x).any())
-    return bool(nan or (jax.config.jax_debug_infs and bool(jnp.isinf(x).any())))
+    nan = _compat.setting("jax_debug_nans") and bool(jnp.isnan(x).any())
+    return bool(nan or (_compat.setting("jax_debug_infs") and bool(jnp.isinf(x).any())))
 
 
 def _evaluate(program: Program, arguments: Sequence[Any]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, SingleDeviceSharding
 
+from jaxplan import _compat
 from jaxplan._log import logger
 from jaxplan._units import format_bytes
 
@@ -51,7 +52,7 @@ class Placer:
         return placed
 
     def _tell(self, say: Any, message: str, which: Sequence[int], leaves: Sequence[Any]) -> None:
-        if message in self._told or any(isinstance(leaves[i], jax.core.Tracer) for i in which):
+        if message in self._told or any(isinstance(leaves[i], _compat.Tracer) for i in which):
             return
         self._told.add(message)
         sizes = {i: jax.typeof(leaves[i]) for i in which}

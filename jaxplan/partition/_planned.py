@@ -215,4 +215,4 @@ class PlannedFunction:
 
 
 def _any_traced(leaves: Sequence[Any]) -> bool:
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
+    return any(isinstance(leaf, _compat.Tracer) for leaf in leaves)
