@@ -10,7 +10,8 @@ from jaxplan import _compat
 from jaxplan._arguments import step_name
 from jaxplan._errors import ArgumentError
 from jaxplan._frontier import Frontier
-from jaxplan._log import warn_once
+from jaxplan._log import inform_once, warn_once
+from jaxplan._padding import uneven_dimensions
 from jaxplan._plan import Plan
 from jaxplan._progress import Progress
 from jaxplan._summary import summarise
@@ -65,7 +66,7 @@ def plan_step(
         references=references,
         memory_limit_bytes=memory_limit_bytes,
         search_seconds=searched,
-        notes=_notes(graph),
+        notes=[*_unknown_operators(graph), *_uneven_dimensions(model, plans)],
     )
 
 
@@ -188,7 +189,19 @@ def _spread(plans: Sequence[Plan | _Candidate], limit: int | None) -> list[Plan 
     return [best[i] for i in sorted(kept)]
 
 
-def _notes(graph: StepGraph) -> tuple[str, ...]:
+def _uneven_dimensions(model: CostModel, plans: Sequence[Plan]) -> list[str]:
+    """What is said of dimensions that the devices do not divide; a warning where padding them would gain."""
+    fastest = min(plans, key=lambda plan: plan.time_seconds)
+    lines = []
+    for uneven in uneven_dimensions(model, fastest.configurations):
+        lines.append(uneven.describe(model.topology.num_devices))
+        say = warn_once if uneven.gains or uneven.is_batch else inform_once
+        say(lines[-1])
+    return lines
+
+
+def _unknown_operators(graph: StepGraph) -> list[str]:
+    """What is said of operators without a rule."""
     notes: dict[str, list[str]] = {}
     for index in graph.unknown:
         eqn = graph.program.equations[index]
@@ -201,7 +214,7 @@ def _notes(graph: StepGraph) -> tuple[str, ...]:
             f"replicated; describe it with jaxplan.register_rule({name!r})"
         )
         warn_once(lines[-1])
-    return tuple(lines)
+    return lines
 
 
 def check_solver_arguments(pins: Any) -> None:

@@ -1,6 +1,7 @@
 """What a plan costs: compute, resharding, memory; as tables for the solvers and as the prediction of one plan."""
 
 from jaxplan.cost._buffers import Buffers as Buffers
+from jaxplan.cost._compute import flops_of as flops_of
 from jaxplan.cost._flows import Flow as Flow
 from jaxplan.cost._flows import find_flows as find_flows
 from jaxplan.cost._flows import layout_of as layout_of
