@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, overload
 
-from jaxplan._compat import ClosedJaxpr, Jaxpr
+from jaxplan import _compat
+from jaxplan._compat import ClosedJaxpr, Jaxpr, Primitive
 from jaxplan._errors import RuleError
 from jaxplan.ir._rule import Factor, OperatorRule, Shape
+from jaxplan.ir.tdl import analyse, operands_and_options
 
 _CONTRADICTION_MSG = """\
 the rule of primitive {name!r} does not fit its operands: {reason}.
@@ -19,6 +22,11 @@ the rule of primitive {name!r} does not fit its operands: {reason}.
   results:  {results}
 Expected: the factors of each dimension multiply to its size.
 Likely cause: the rule reads a parameter or a shape wrongly. Fix the function registered for it: {where}."""
+_DESCRIPTION_MSG = """\
+the description of primitive {name!r} does not fit its operands: {reason}
+  operands: {operands}
+  results:  {results}
+  described in {where}"""
 
 # Entries after which the memo is emptied: a process that plans many programs must not grow without bound.
 _MEMO_CAPACITY = 65_536
@@ -44,10 +52,18 @@ class RuleFn(Protocol):
     def __call__(self, in_avals: Avals, out_avals: Avals, params: Params, /) -> OperatorRule: ...
 
 
+LocalParamsFn = Callable[[Params, Sequence[Shape], Sequence[Shape]], Mapping[str, Any]]
+"""Parameters of an equation for one device's pieces, from those of the whole: (params, local operand shapes, local
+result shapes) -> params."""
+
 _RuleFnT = TypeVar("_RuleFnT", bound=RuleFn)
+_DescriptionT = TypeVar("_DescriptionT", bound=Callable[..., Any])
 
 _RULES: dict[str, RuleFn] = {}
+_LOCAL_PARAMS: dict[str, LocalParamsFn] = {}
 _MEMO: dict[Any, OperatorRule] = {}
+# Primitives whose rules read inner programs, which are not part of the memo's key.
+_UNMEMOISED = frozenset({"pallas_call", "custom_partitioning"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,33 +77,128 @@ class _Value:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"
 
 
-def register_rule(*primitive_names: str) -> Callable[[_RuleFnT], _RuleFnT]:
-    """Decorate the rule function of some primitives; the function is returned unchanged.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribedRule:
+    """The rule function that a description stands for (`jaxplan.tdl`).
 
-    A later registration of the same name replaces the earlier one.
+    Attributes:
+      description: a function of operands that returns functions of index variables.
+      family: as in `OperatorRule`; None: as the description suggests.
+      manual: as in `OperatorRule`.
+    """
+
+    description: Callable[..., Any]
+    family: str | None = None
+    manual: bool = True
+
+    def __call__(self, in_avals: Avals, out_avals: Avals, params: Params, /) -> OperatorRule:
+        ins, outs = ([aval.shape for aval in avals] for avals in (in_avals, out_avals))
+        analysis = analyse(self.description, ins, outs, params, family=self.family, manual=self.manual)
+        return analysis.rule
+
+
+@overload
+def register_rule(*primitives: Any) -> Callable[[_RuleFnT], _RuleFnT]: ...
+
+
+@overload
+def register_rule(
+    primitive: Any,
+    description: _DescriptionT,
+    /,
+    *,
+    family: str | None = None,
+    manual: bool = True,
+    local_params: LocalParamsFn | None = None,
+) -> _DescriptionT: ...
+
+
+def register_rule(
+    *arguments: Any,
+    family: str | None = None,
+    manual: bool = True,
+    local_params: LocalParamsFn | None = None,
+) -> Any:
+    """Say how a primitive may be split: by a description, or by a function that returns an `OperatorRule`.
+
+    A later registration of the same name replaces the earlier one. A primitive that calls something by name has one
+    entry per callee: ``"ffi_call:my_target"``, ``"pallas_call:my_kernel"``.
 
     Example::
+
+        jaxplan.register_rule("my_conv", lambda data, filters: lambda b, co, x:
+            Sum(lambda ci, dx: data[b, ci, x + dx] * filters[ci, co, dx]))
 
         @jaxplan.register_rule("my_primitive")
         def _my_rule(in_avals, out_avals, params):
             batch, width = in_avals[0].shape
             return factor_rule("b w, w -> b w", {"b": batch, "w": width}, family="elementwise")
+
+    Args:
+      arguments: primitives or their names; then, or to the function that is returned, what is registered.
+      family: as in `OperatorRule`; None: as the description suggests.
+      manual: of a description: every device applies the primitive to its own pieces. False: the compiler can split
+        the primitive by itself, as it can whatever is lowered to ordinary operators.
+      local_params: parameters for the pieces, where they hold sizes (`LocalParamsFn`).
+
+    Raises:
+      RuleError: no primitive, or no function.
     """
-    if not primitive_names or not all(isinstance(name, str) for name in primitive_names):
+    primitives, described = arguments, None
+    if len(arguments) == 2 and not _is_primitive(arguments[1]):
+        primitives, described = arguments[:1], arguments[1]
+    if not primitives or not all(map(_is_primitive, primitives)):
         raise RuleError(
-            f"register_rule was given {primitive_names!r}, expected names of primitives such as 'add'; "
+            f"register_rule was given {primitives!r}, expected primitives or their names, such as 'add'; "
             "write @register_rule('name'), with parentheses"
         )
-
+    names = [getattr(primitive, "name", primitive) for primitive in primitives]
     _load_builtin_rules()  # first, so that they do not replace the caller's
 
     def register(rule_fn: _RuleFnT) -> _RuleFnT:
-        for name in primitive_names:
+        for name in names:
             _RULES[name] = rule_fn
+            if local_params is not None:
+                _LOCAL_PARAMS[name] = local_params
         _MEMO.clear()
         return rule_fn
 
+    if described is None:
+        return register
+    operands_and_options(described, 0)  # raises on what is no description
+    register(DescribedRule(description=described, family=family, manual=manual))
+    return described
+
+
+def register_local_params(*primitive_names: str) -> Callable[[LocalParamsFn], LocalParamsFn]:
+    """Decorate the function that adapts the parameters of some primitives to pieces; returns it unchanged."""
+
+    def register(fn: LocalParamsFn) -> LocalParamsFn:
+        _LOCAL_PARAMS.update(dict.fromkeys(primitive_names, fn))
+        return fn
+
     return register
+
+
+def local_params(
+    primitive_name: str, params: Params, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape]
+) -> Mapping[str, Any]:
+    """An equation's parameters for pieces of these shapes; most parameters hold no sizes of split dimensions."""
+    _load_builtin_rules()
+    for name in _names(primitive_name, params):
+        if name in _LOCAL_PARAMS:
+            return _LOCAL_PARAMS[name](params, in_shapes, out_shapes)
+    return params
+
+
+def _is_primitive(argument: Any) -> bool:
+    return isinstance(argument, (str, Primitive))
+
+
+def _names(primitive_name: str, params: Params) -> tuple[str, ...]:
+    """Names under which a rule is looked for, the callee's first."""
+    callee = _compat.callee_name(primitive_name, params)
+    return (f"{primitive_name}:{callee}", primitive_name) if callee else (primitive_name,)
 
 
 def has_rule(primitive_name: str) -> bool:
@@ -121,6 +232,8 @@ def operator_rule(
     Raises:
       RuleError: the registered rule contradicts the shapes.
     """
+    if primitive_name in _UNMEMOISED:
+        return _compute_rule(primitive_name, in_avals, out_avals, params)
     key = (
         primitive_name,
         tuple([(aval.shape, aval.dtype) for aval in in_avals]),
@@ -157,10 +270,10 @@ def _compute_rule(name: str, in_avals: Avals, out_avals: Avals, params: Params) 
     _load_builtin_rules()
     ins = tuple(_Value(shape=tuple(aval.shape), dtype=aval.dtype) for aval in in_avals)
     outs = tuple(_Value(shape=tuple(aval.shape), dtype=aval.dtype) for aval in out_avals)
-    rule_fn = _RULES.get(name)
+    rule_fn = next((_RULES[key] for key in _names(name, params) if key in _RULES), None)
     if rule_fn is None:
         return unknown_rule(ins, outs)
-    rule = rule_fn(ins, outs, params)
+    rule = _call(rule_fn, name, ins, outs, params)
     try:
         rule.check([value.shape for value in ins], [value.shape for value in outs])
     except RuleError as error:
@@ -171,9 +284,26 @@ def _compute_rule(name: str, in_avals: Avals, out_avals: Avals, params: Params) 
     return rule
 
 
+def _call(rule_fn: RuleFn, name: str, ins: Avals, outs: Avals, params: Params) -> OperatorRule:
+    """The rule, its error with the context that only the registry knows."""
+    if not isinstance(rule_fn, DescribedRule):
+        return rule_fn(ins, outs, params)
+    try:
+        return rule_fn(ins, outs, params)
+    except RuleError as error:
+        message = _DESCRIPTION_MSG.format(
+            name=name, reason=error, operands=list(ins), results=list(outs), where=_where(rule_fn)
+        )
+        raise RuleError(message) from None
+
+
 def _where(rule_fn: Any) -> str:
+    """``module.function (file:line)`` of what was registered."""
     inner = rule_fn.func if isinstance(rule_fn, functools.partial) else rule_fn
-    return f"{getattr(inner, '__module__', '?')}.{getattr(inner, '__qualname__', repr(inner))}"
+    inner = getattr(inner, "description", inner)
+    text = f"{getattr(inner, '__module__', '?')}.{getattr(inner, '__qualname__', repr(inner))}"
+    code = getattr(inspect.unwrap(inner), "__code__", None)
+    return text if code is None else f"{text} ({code.co_filename}:{code.co_firstlineno})"
 
 
 def _hashable(value: Any) -> Any:

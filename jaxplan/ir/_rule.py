@@ -60,6 +60,8 @@ class OperatorRule:
       linear: sets of operands in which the operator is jointly linear: when all of one set are partial sums
         over the same devices, and the other operands are not, so are the results. ``add`` has ((0, 1),),
         ``mul`` has ((0,), (1,)).
+      manual: where it is split, every device applies the operator to its own pieces, because the compiler would
+        not split it by itself (an own primitive, a foreign function).
     """
 
     factors: tuple[Factor, ...]
@@ -67,6 +69,7 @@ class OperatorRule:
     results: tuple[TensorFactors, ...]
     family: str
     linear: tuple[tuple[int, ...], ...] = ()
+    manual: bool = False
 
     def __post_init__(self) -> None:
         in_operands = _factors_of(self.operands, "operand", len(self.factors))
