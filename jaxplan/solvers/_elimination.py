@@ -23,15 +23,17 @@ NOTHING_FEASIBLE_MSG = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimum:
-    """An assignment of least weighted cost.
+    """An assignment of small weighted cost, the least if `bound` says so.
 
     Attributes:
-      value: the least cost, in units of the weights.
+      value: its cost, in units of the weights.
       assignment: (V,) configuration of each node; edges take their choice of least weighted cost.
+      bound: no assignment costs less; equal to `value` after an elimination.
     """
 
     value: float
     assignment: tuple[int, ...]
+    bound: float
 
 
 def run_schedule(problem: Problem, schedule: Schedule, weights: Weights = (1.0, 0.0)) -> Optimum:
@@ -47,7 +49,7 @@ def run_schedule(problem: Problem, schedule: Schedule, weights: Weights = (1.0, 
     value = sum(float(tables[root]) for root in roots)
     if not np.isfinite(value):
         raise InfeasibleError(NOTHING_FEASIBLE_MSG)
-    return Optimum(value=value, assignment=_read_back(problem, schedule, tables))
+    return Optimum(value=value, assignment=_read_back(problem, schedule, tables), bound=value)
 
 
 def _fill(problem: Problem, schedule: Schedule, weights: Weights) -> list[np.ndarray]:

@@ -11,12 +11,12 @@ from jaxplan._errors import InfeasibleError, ProblemError
 from jaxplan.solvers._elimination import NOTHING_FEASIBLE_MSG
 from jaxplan.solvers._ft import track_frontier
 from jaxplan.solvers._hull import Hull, Progress, lower_hull
+from jaxplan.solvers._minimise import Minimiser, minimiser
 from jaxplan.solvers._moves import points_between
 from jaxplan.solvers._pareto import reduce_lists
 from jaxplan.solvers._point import Point, non_dominated, score
 from jaxplan.solvers._problem import Problem
 from jaxplan.solvers._restrict import labels_of, original_labels, restrict
-from jaxplan.solvers._schedule import Schedule, best_schedule, build_schedule
 from jaxplan.solvers._solution import Solution, relative_gap
 
 FRONTIER_SOLVERS = ("auto", "ft", "pase")
@@ -109,9 +109,9 @@ def find_frontier(
     if solver != "pase" and (exact := _exact_lists(problem)) is not None:
         report("lists", 1.0)
         return Found(points=tuple(exact), hull=None)
-    schedule = schedule_for(problem, solver)
+    minimise, num_additions = minimiser_for(problem, solver)
     hull = lower_hull(
-        problem, schedule, max_solves=num_solves(schedule), tolerance=_HULL_TOLERANCE, progress=progress
+        problem, minimise, max_solves=num_solves(num_additions), tolerance=_HULL_TOLERANCE, progress=progress
     )
     points = [*hull.points, *points_between(problem, hull.points, max_points)]
     report("moves", 1.0)
@@ -128,14 +128,14 @@ def _has_gaps(points: list[Point], hull: Hull) -> bool:
     return len(kept) < _MANY_POINTS or worst > _SMALL_GAP
 
 
-def schedule_for(problem: Problem, solver: str) -> Schedule:
-    """Return the elimination that a solver uses: PaSE's order (GenerateSeq), else the cheapest one."""
-    return build_schedule(problem, "min-degree") if solver == "pase" else best_schedule(problem)
+def minimiser_for(problem: Problem, solver: str) -> tuple[Minimiser, int]:
+    """Return what a solver minimises with: PaSE's order of elimination (GenerateSeq), else what is cheapest."""
+    return minimiser(problem, "min-degree" if solver == "pase" else None)
 
 
-def num_solves(schedule: Schedule) -> int:
-    """Return how many eliminations the hull may take."""
-    affordable = _HULL_ADDITIONS // max(1, schedule.num_additions)
+def num_solves(num_additions: int) -> int:
+    """Return how many minimisations the hull may take."""
+    affordable = _HULL_ADDITIONS // max(1, num_additions)
     return int(min(_MOST_SOLVES, max(_LEAST_SOLVES, affordable)))
 
 

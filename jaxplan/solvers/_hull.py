@@ -1,4 +1,4 @@
-"""The lower convex hull of the frontier, by exact scalarised eliminations.
+"""The lower convex hull of the frontier, by scalarised minimisations.
 
 Every point that minimises time + slope x memory is truly on the frontier, and each such minimum is a straight
 line below the whole frontier: a bound on the time at every memory limit.
@@ -14,10 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxplan.solvers._elimination import run_schedule
+from jaxplan.solvers._minimise import Minimiser
 from jaxplan.solvers._point import Point, non_dominated, score
 from jaxplan.solvers._problem import Problem, Weights
-from jaxplan.solvers._schedule import Schedule
 
 # Sums of a thousand float64 costs agree to about 1e-13; below this fraction a difference is rounding.
 ROUNDING = 1e-11
@@ -29,22 +28,25 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A proven bound through (time, memory): no assignment lies below it, up to rounding.
+    """A proven bound below (time, memory): no assignment lies below it, up to rounding.
 
     Attributes:
       time: seconds.
       memory: bytes.
-      slope: seconds per byte, at least 0; infinite where no assignment takes less memory.
+      slope: seconds per byte, at least 0; infinite where memory alone was minimised.
+      slack: how far below the point the bound lies: seconds, or bytes where the slope is infinite. Zero where
+        the minimisation was proven.
     """
 
     time: float
     memory: int
     slope: float
+    slack: float = 0.0
 
     def at(self, memory: int) -> float:
         if self.slope == math.inf:
-            return -math.inf if memory >= self.memory else math.inf
-        return self.time - self.slope * (memory - self.memory)
+            return -math.inf if memory >= self.memory - self.slack else math.inf
+        return self.time - self.slack - self.slope * (memory - self.memory)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,31 +68,41 @@ class Hull:
         return max(line.at(memory) for line in self.lines)
 
 
-def fastest_point(problem: Problem, schedule: Schedule, *, break_ties: bool = True) -> Point:
-    """Return the fastest assignment; with `break_ties` the leanest of them, as far as one more solve tells.
+def fastest_point(problem: Problem, minimise: Minimiser, *, break_ties: bool = True) -> tuple[Point, float]:
+    """Return the fastest assignment and a bound on its seconds.
+
+    With `break_ties` it is the leanest of the fastest, as far as one more solve tells.
 
     Raises:
       InfeasibleError: every assignment has infinite time.
     """
-    fast, _ = _minimise(problem, schedule, (1.0, 0.0))
-    if not break_ties or not any(array.any() for array in problem.memory):
-        return fast
-    tied, _ = _minimise(problem, schedule, (1.0, _TIE_WEIGHT * fast.time / max(1, abs(fast.memory))))
-    return tied if tied.time <= fast.time and tied.memory < fast.memory else fast
+    fast, line = _minimised(problem, minimise, (1.0, 0.0))
+    bound = line.time - line.slack
+    if not break_ties or not has_memory(problem):
+        return fast, bound
+    tied, _ = _minimised(problem, minimise, (1.0, _TIE_WEIGHT * fast.time / max(1, abs(fast.memory))))
+    return (tied if tied.time <= fast.time and tied.memory < fast.memory else fast), bound
 
 
-def leanest_point(problem: Problem, schedule: Schedule) -> Point:
+def has_memory(problem: Problem) -> bool:
+    """Return whether anything in the problem takes memory."""
+    if any(array.any() for array in problem.memory):
+        return True
+    return any(edge.memory is not None and edge.memory.any() for edge in problem.edges)
+
+
+def leanest_point(problem: Problem, minimise: Minimiser) -> Point:
     """Return an assignment of least memory.
 
     Raises:
       InfeasibleError: every assignment has infinite time.
     """
-    return _minimise(problem, schedule, (0.0, 1.0))[0]
+    return _minimised(problem, minimise, (0.0, 1.0))[0]
 
 
 def lower_hull(
     problem: Problem,
-    schedule: Schedule,
+    minimise: Minimiser,
     *,
     max_solves: int = 64,
     tolerance: float = 0.0,
@@ -102,15 +114,15 @@ def lower_hull(
 
     Args:
       problem: what to solve.
-      schedule: its elimination.
-      max_solves: most eliminations; four are needed for the ends.
+      minimise: solves it for given weights.
+      max_solves: most minimisations; four are needed for the ends.
       tolerance: leave neighbours alone where nothing between can gain more than this fraction of the time.
       progress: called with "hull" and the fraction of solves used.
 
     Raises:
       InfeasibleError: every assignment has infinite time.
     """
-    found, lines = _ends(problem, schedule)
+    found, lines = _ends(problem, minimise)
     queue: list[tuple[float, int, Line, Line]] = []
     points = {(point.memory, point.time): point for point in found}
     order = itertools.count()
@@ -125,7 +137,7 @@ def lower_hull(
     while queue and len(lines) < max_solves:
         *_, left, right = heapq.heappop(queue)
         slope = (left.time - right.time) / (right.memory - left.memory)
-        point, line = _minimise(problem, schedule, (1.0, slope))
+        point, line = _minimised(problem, minimise, (1.0, slope))
         lines.append(line)
         if (left.time - point.time) - slope * (point.memory - left.memory) > ROUNDING * left.time:
             points[point.memory, point.time] = point
@@ -150,21 +162,24 @@ def _possible_gain(left: Line, right: Line) -> float:
     return reach * steeper / (left.time - chord * reach)
 
 
-def _ends(problem: Problem, schedule: Schedule) -> tuple[list[Point], list[Line]]:
+def _ends(problem: Problem, minimise: Minimiser) -> tuple[list[Point], list[Line]]:
     """Return the leanest and the fastest point, each also with ties resolved where the next slope can."""
-    fast, fast_line = _minimise(problem, schedule, (1.0, 0.0))
-    lean, lean_line = _minimise(problem, schedule, (0.0, 1.0))
+    fast, fast_line = _minimised(problem, minimise, (1.0, 0.0))
+    lean, lean_line = _minimised(problem, minimise, (0.0, 1.0))
     if lean.memory >= fast.memory:
         return [fast], [fast_line]
     ratio = max(fast.time, lean.time - fast.time) / (fast.memory - lean.memory)
-    near_lean, near_lean_line = _minimise(problem, schedule, (_TIE_WEIGHT / ratio, 1.0))
-    near_fast, near_fast_line = _minimise(problem, schedule, (1.0, _TIE_WEIGHT * ratio))
+    near_lean, near_lean_line = _minimised(problem, minimise, (_TIE_WEIGHT / ratio, 1.0))
+    near_fast, near_fast_line = _minimised(problem, minimise, (1.0, _TIE_WEIGHT * ratio))
     return [lean, near_lean, near_fast, fast], [lean_line, near_lean_line, near_fast_line, fast_line]
 
 
-def _minimise(problem: Problem, schedule: Schedule, weights: Weights) -> tuple[Point, Line]:
+def _minimised(problem: Problem, minimise: Minimiser, weights: Weights) -> tuple[Point, Line]:
     """Solve for one pair of weights and score the result exactly."""
-    optimum = run_schedule(problem, schedule, weights)
+    optimum = minimise(weights)
     (point,) = score(problem, np.array([optimum.assignment], np.intp), weights=weights)
     slope = weights[1] / weights[0] if weights[0] else math.inf
-    return point, Line(time=point.time, memory=point.memory, slope=slope)
+    slack = (optimum.value - optimum.bound) / (weights[0] or weights[1])
+    if slack <= ROUNDING * abs(point.time if weights[0] else point.memory):
+        slack = 0.0
+    return point, Line(time=point.time, memory=point.memory, slope=slope, slack=slack)

@@ -116,7 +116,7 @@ def _undominated(
 
 
 def _cut(table: np.ndarray, rows: np.ndarray, columns: Labels) -> np.ndarray:
-    cut = table[rows] if len(columns) == table.shape[1] else table[np.ix_(rows, columns)]
+    cut = table[rows] if len(columns) == table.shape[1] else table[np.ix_(rows, np.array(columns))]
     return cut.reshape(len(rows), -1)
 
 
@@ -140,7 +140,8 @@ def _promising_pairs(
     if num > _MOST_TRIED:
         worst_tried = np.partition(promise, _MOST_TRIED - 1, axis=0)[_MOST_TRIED - 1]
         possible &= promise <= worst_tried
-    return np.nonzero(possible)
+    winners, losers = np.nonzero(possible)
+    return winners, losers
 
 
 def _total(terms: Sequence[np.ndarray]) -> np.ndarray:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from jaxplan._errors import InfeasibleError, ProblemError
 from jaxplan.solvers._elimination import NOTHING_FEASIBLE_MSG
 from jaxplan.solvers._exact import solve_exact
-from jaxplan.solvers._frontier import FRONTIER_SOLVERS, find_frontier, schedule_for, solution
+from jaxplan.solvers._frontier import FRONTIER_SOLVERS, find_frontier, minimiser_for, solution
 from jaxplan.solvers._hull import Progress, fastest_point, leanest_point
+from jaxplan.solvers._minimise import minimiser
 from jaxplan.solvers._problem import Problem
-from jaxplan.solvers._schedule import best_schedule
 from jaxplan.solvers._solution import Solution
 
 SOLVERS = (*FRONTIER_SOLVERS, "exact")
@@ -53,10 +53,10 @@ def solve(
             raise _infeasible(problem, memory_limit)
         return solution(*result, solver)
     if solver != "ft":
-        schedule = schedule_for(problem, solver)
-        point = fastest_point(problem, schedule, break_ties=solver == "auto")
+        minimise, _ = minimiser_for(problem, solver)
+        point, bound = fastest_point(problem, minimise, break_ties=solver == "auto")
         if memory_limit is None or point.memory <= memory_limit:
-            return solution(point, point.time, solver)
+            return solution(point, bound, solver)
     found = find_frontier(problem, solver, max_points=_POINTS, progress=progress)
     if memory_limit is None:
         return solution(found.points[-1], found.lower_bound(found.points[-1].memory), solver)
@@ -68,7 +68,7 @@ def solve(
 
 def _infeasible(problem: Problem, memory_limit: int | None) -> InfeasibleError:
     """Return the error that says what would fit."""
-    point = leanest_point(problem, best_schedule(problem))
+    point = leanest_point(problem, minimiser(problem)[0])
     if memory_limit is None:
         return InfeasibleError(NOTHING_FEASIBLE_MSG)
     text = _OVER_LIMIT_MSG.format(limit=memory_limit, least=point.memory, seconds=point.time)

@@ -6,11 +6,11 @@ from random_problems import random_problem
 
 from jaxplan.solvers import Problem
 from jaxplan.solvers._hull import lower_hull
+from jaxplan.solvers._minimise import minimiser
 from jaxplan.solvers._moves import points_between
 from jaxplan.solvers._order import neighbours
 from jaxplan.solvers._parts import differing_parts
 from jaxplan.solvers._point import score
-from jaxplan.solvers._schedule import build_schedule
 
 
 def independent_layers(num_layers: int) -> Problem:
@@ -30,7 +30,7 @@ def independent_layers(num_layers: int) -> Problem:
 
 def test_equal_layers_give_a_point_for_every_number_of_them():
     problem = independent_layers(24)
-    hull = lower_hull(problem, build_schedule(problem))
+    hull = lower_hull(problem, minimiser(problem)[0])
     assert [(point.memory, point.time) for point in hull.points] == [(240, 72.0), (720, 24.0)]
     between = points_between(problem, hull.points, 256)
     assert sorted((point.memory, point.time) for point in between) == [
@@ -48,7 +48,7 @@ def test_a_long_part_is_cut_along_the_graph():
         memory=[node[1]] * 6,
         edges=[(u, v, table) for u, v in itertools.pairwise(order)],
     )
-    hull = lower_hull(problem, build_schedule(problem))
+    hull = lower_hull(problem, minimiser(problem)[0])
     assert [len(part) for part in differing_parts(problem, neighbours(problem), *hull.points)] == [6]
     between = points_between(problem, hull.points, 256)
     best = {point.memory: point.time for point in between}
@@ -60,7 +60,7 @@ def test_an_edge_whose_choice_alone_differs_is_a_part():
     problem = Problem(
         time=[np.zeros(1)] * 3, edges=[(0, 1, *choice), (1, 2, *choice)], memory=[np.zeros(1, int)] * 3
     )
-    hull = lower_hull(problem, build_schedule(problem))
+    hull = lower_hull(problem, minimiser(problem)[0])
     assert differing_parts(problem, neighbours(problem), *hull.points) == [(3,), (4,)]
     assert [(point.memory, point.time) for point in points_between(problem, hull.points, 8)] == [(5, 3.0)]
 
@@ -68,7 +68,7 @@ def test_an_edge_whose_choice_alone_differs_is_a_part():
 @pytest.mark.parametrize("seed", range(60))
 def test_points_score_as_they_say_and_switching_parts_adds_up(seed):
     problem = random_problem(seed)
-    hull = lower_hull(problem, build_schedule(problem))
+    hull = lower_hull(problem, minimiser(problem)[0])
     for point in points_between(problem, hull.points, 256):
         assert problem.evaluate(point.assignment, point.choices)[:2] == (point.time, point.memory)
     for lean, fast in zip(hull.points, hull.points[1:]):
