@@ -145,7 +145,8 @@ def describe(report: CompiledReport, topology: Topology) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Compile and print the baselines that the command line names."""
     parser = argparse.ArgumentParser(prog="benchmarks.baselines", description="Compile and price baselines.")
-    parser.add_argument("--model", choices=list(MODELS), default="gpt2-small")
+    trained = [name for name, spec in MODELS.items() if spec.updates == "returned"]
+    parser.add_argument("--model", choices=trained, default="gpt2-small")
     parser.add_argument("--topology", default="h100:8")
     parser.add_argument("--baseline", choices=list(BASELINES), action="append")
     parser.add_argument("--platform", choices=["cuda", "tpu", "cpu"], default="cuda")

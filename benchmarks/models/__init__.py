@@ -1,8 +1,9 @@
-"""Train steps to plan: ordinary Flax and Optax programs that know nothing of sharding.
+"""Steps to plan: ordinary Flax and Optax programs that know nothing of sharding.
 
-`build(name)` returns `(train_step, abstract_args)`; nothing is allocated.
+`build(name)` returns `(step, abstract_args)`; nothing is allocated. `MODELS[name]` also makes real arguments.
 """
 
+from benchmarks.models._optimizer import OPTIMIZERS as OPTIMIZERS
 from benchmarks.models._registry import MODELS as MODELS
-from benchmarks.models._registry import ModelSpec as ModelSpec
 from benchmarks.models._registry import build as build
+from benchmarks.models._spec import ModelSpec as ModelSpec

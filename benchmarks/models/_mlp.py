@@ -1,4 +1,4 @@
-"""A plain perceptron classifier in Flax Linen, all float32: the smallest real train step."""
+"""A plain perceptron classifier in Flax Linen, all of one dtype: the smallest real train step."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,17 +9,24 @@ import optax
 from flax import linen as nn
 from flax.training.train_state import TrainState
 
-from benchmarks.models._optimizer import abstract_state
+from benchmarks.models._optimizer import make_train_state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MLPConfig:
-    """`num_layers` dense layers of `width` inputs and outputs, the last one onto `num_classes`."""
+    """`num_layers` dense layers of `width` inputs and outputs, the last one onto `num_classes`.
+
+    `optimizer` is a name in `OPTIMIZERS`; `num_microbatches` parts of the batch are taken one after the other in a
+    `lax.scan`, their gradients added.
+    """
 
     num_layers: int
     width: int
     num_classes: int
     batch_size: int
+    optimizer: str = "clipped-adamw"
+    num_microbatches: int = 1
+    dtype: str = "float32"
 
 
 class MLP(nn.Module):
@@ -29,24 +36,53 @@ class MLP(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        for _ in range(self.config.num_layers - 1):
-            x = nn.relu(nn.Dense(self.config.width)(x))
-        return nn.Dense(self.config.num_classes)(x)
+        config = self.config
+        for _ in range(config.num_layers - 1):
+            x = nn.relu(nn.Dense(config.width, param_dtype=config.dtype)(x))
+        return nn.Dense(config.num_classes, param_dtype=config.dtype)(x)
 
 
-def mlp_train_step(state: TrainState, batch: dict[str, Any]) -> tuple[TrainState, jax.Array]:
-    """One AdamW step on cross entropy; `batch` holds `inputs` `[B, width]` and int32 `labels` `[B]`."""
-
+def _loss_and_grads(state: TrainState, batch: Any) -> tuple[jax.Array, Any]:
     def loss_fn(params: Any) -> jax.Array:
         logits = state.apply_fn({"params": params}, batch["inputs"])
         return optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"]).mean()
 
-    loss, grads = jax.value_and_grad(loss_fn)(state.params)
+    return jax.value_and_grad(loss_fn)(state.params)
+
+
+def mlp_train_step(state: TrainState, batch: dict[str, Any]) -> tuple[TrainState, jax.Array]:
+    """One optimizer step on cross entropy; `batch` holds `inputs` `[B, width]` and int32 `labels` `[B]`."""
+    loss, grads = _loss_and_grads(state, batch)
     return state.apply_gradients(grads=grads), loss
 
 
-def abstract_mlp_args(config: MLPConfig) -> tuple[TrainState, dict[str, jax.ShapeDtypeStruct]]:
-    """`(state, batch)` of `jax.ShapeDtypeStruct` for `mlp_train_step`."""
-    inputs = jax.ShapeDtypeStruct((config.batch_size, config.width), jnp.float32)
-    labels = jax.ShapeDtypeStruct((config.batch_size,), jnp.int32)
-    return abstract_state(MLP(config), inputs), {"inputs": inputs, "labels": labels}
+def make_mlp_step(config: MLPConfig) -> Any:
+    """`mlp_train_step`, or the same over microbatches."""
+    if config.num_microbatches == 1:
+        return mlp_train_step
+
+    def accumulating_train_step(state: TrainState, batch: dict[str, Any]) -> tuple[TrainState, jax.Array]:
+        parts = jax.tree.map(lambda x: x.reshape(config.num_microbatches, -1, *x.shape[1:]), batch)
+
+        def add(total: Any, part: Any) -> tuple[Any, None]:
+            return jax.tree.map(jnp.add, total, _loss_and_grads(state, part)), None
+
+        zero = jax.tree.map(jnp.zeros_like, (jnp.zeros((), config.dtype), state.params))
+        total, _ = jax.lax.scan(add, zero, parts)
+        loss, grads = jax.tree.map(lambda x: x / config.num_microbatches, total)
+        return state.apply_gradients(grads=grads), loss
+
+    return accumulating_train_step
+
+
+def make_mlp_state(config: MLPConfig) -> tuple[TrainState]:
+    return (make_train_state(MLP(config), config.optimizer, jnp.zeros((1, config.width), config.dtype)),)
+
+
+def make_mlp_batch(config: MLPConfig, key: jax.Array) -> dict[str, jax.Array]:
+    """Random inputs, and labels that a perceptron can learn."""
+    inputs = jax.random.normal(key, (config.batch_size, config.width), config.dtype)
+    return {
+        "inputs": inputs,
+        "labels": jnp.argmax(inputs[:, : config.num_classes], axis=-1).astype(jnp.int32),
+    }

@@ -1,45 +1,113 @@
-"""The models by name, and how a name becomes a train step with abstract arguments."""
+"""The models by name, and how a name becomes a step with abstract arguments."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-from benchmarks.models._gpt import GPTConfig, abstract_gpt_args, gpt_train_step
-from benchmarks.models._mlp import MLPConfig, abstract_mlp_args, mlp_train_step
+from benchmarks.models._gpt import (
+    GPTConfig,
+    gpt_eval_step,
+    gpt_train_step,
+    make_gpt_batch,
+    make_gpt_inference,
+    make_gpt_params,
+    make_gpt_state,
+    make_gpt_step,
+    make_gpt_tokens,
+)
+from benchmarks.models._gpt_nnx import make_nnx_gpt_state, nnx_gpt_train_step
+from benchmarks.models._lstm import LSTMConfig, make_lstm_state
+from benchmarks.models._mixed import MixedGPTConfig, make_mixed_state, make_mixed_step
+from benchmarks.models._mlp import MLPConfig, make_mlp_batch, make_mlp_state, make_mlp_step, mlp_train_step
+from benchmarks.models._resnet import ResNetConfig, make_resnet_state, resnet_eval_step, resnet_train_step
+from benchmarks.models._spec import ModelSpec, Step
+from benchmarks.models._vit import ViTConfig, make_image_batch, make_vit_state
 
-Config = GPTConfig | MLPConfig
-TrainStep = Callable[[Any, Any], tuple[Any, Any]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSpec:
-    """One model of the benchmarks: its configuration and the functions that build its step and arguments.
-
-    `config` is a frozen dataclass whose fields `build` may override; `train_step` is `(state, batch) ->
-    (state, loss)`; `abstract_args` maps a config to `(state, batch)` of `jax.ShapeDtypeStruct`.
-    """
-
-    config: Config
-    train_step: TrainStep
-    abstract_args: Callable[[Any], tuple[Any, Any]]
-    summary: str
-    donate_argnums: tuple[int, ...] = field(default=(0,))
+_TINY_GPT: dict[str, Any] = {
+    "num_layers": 2, "width": 64, "num_heads": 4, "vocab_size": 256, "batch_size": 16, "sequence_length": 32,
+}  # fmt: skip
 
 
 def _gpt(summary: str, **config: Any) -> ModelSpec:
     return ModelSpec(
         config=GPTConfig(**config),
-        train_step=gpt_train_step,
-        abstract_args=abstract_gpt_args,
+        make_step=make_gpt_step,
+        make_state=make_gpt_state,
+        make_batch=make_gpt_batch,
         summary=summary,
     )
 
 
+def _mlp(summary: str, **config: Any) -> ModelSpec:
+    return ModelSpec(
+        config=MLPConfig(**config),
+        make_step=make_mlp_step,
+        make_state=make_mlp_state,
+        make_batch=make_mlp_batch,
+        summary=summary,
+    )
+
+
+def _resnet(summary: str, **config: Any) -> ModelSpec:
+    return ModelSpec(
+        config=ResNetConfig(**config),
+        make_step=lambda _: resnet_train_step,
+        make_state=make_resnet_state,
+        make_batch=make_image_batch,
+        summary=summary,
+    )
+
+
+def _vit(summary: str, **config: Any) -> ModelSpec:
+    return ModelSpec(
+        config=ViTConfig(**config),
+        make_step=lambda _: mlp_train_step,  # images and labels instead of vectors and labels
+        make_state=make_vit_state,
+        make_batch=make_image_batch,
+        summary=summary,
+    )
+
+
+def _lstm(summary: str, **config: Any) -> ModelSpec:
+    return ModelSpec(
+        config=LSTMConfig(**config),
+        make_step=lambda _: gpt_train_step,
+        make_state=make_lstm_state,
+        make_batch=make_gpt_batch,
+        summary=summary,
+    )
+
+
+def _mixed(summary: str, **config: Any) -> ModelSpec:
+    return replace(
+        _gpt(summary, **_TINY_GPT),
+        config=MixedGPTConfig(**config),
+        make_step=make_mixed_step,
+        make_state=make_mixed_state,
+    )
+
+
+def _nnx_gpt(summary: str, **config: Any) -> ModelSpec:
+    return replace(
+        _gpt(summary, **config),
+        make_step=lambda _: nnx_gpt_train_step,
+        make_state=make_nnx_gpt_state,
+        updates="in place",
+        donate_argnums=(0, 1),
+    )
+
+
+def _reading(spec: ModelSpec, summary: str, **fields: Any) -> ModelSpec:
+    """A step that reads its state and returns something else."""
+    return replace(spec, updates="none", donate_argnums=(), summary=summary, **fields)
+
+
+_TINY_RESNET = _resnet(
+    "ResNet of four bottleneck blocks for tests",
+    stage_sizes=(1, 1, 1, 1), width=16, image_size=32, num_classes=16, batch_size=16,
+)  # fmt: skip
+
 MODELS: dict[str, ModelSpec] = {
-    "gpt-tiny": _gpt(
-        "2-layer GPT for tests",
-        num_layers=2, width=64, num_heads=4, vocab_size=256, batch_size=16, sequence_length=32,
-    ),
+    "gpt-tiny": _gpt("2-layer GPT for tests", **_TINY_GPT),
     "gpt2-small": _gpt(
         "GPT-2 small, 124M parameters",
         num_layers=12, width=768, num_heads=12, vocab_size=50304, batch_size=64, sequence_length=512,
@@ -52,21 +120,56 @@ MODELS: dict[str, ModelSpec] = {
         "OPT-30B shape, 30B parameters; `remat=True` for checkpointed blocks",
         num_layers=48, width=7168, num_heads=56, vocab_size=50304, batch_size=64, sequence_length=2048,
     ),
-    "mlp": ModelSpec(
-        config=MLPConfig(num_layers=4, width=1024, num_classes=1024, batch_size=4096),
-        train_step=mlp_train_step,
-        abstract_args=abstract_mlp_args,
-        summary="4-layer perceptron, 4M parameters",
+    "gpt-tiny-scan": _gpt("2-layer GPT, scanned over its layers with remat", scan=True, remat=True, **_TINY_GPT),
+    "gpt-tiny-dropout": _gpt("2-layer GPT with dropout", dropout=0.1, **_TINY_GPT),
+    "gpt-tiny-mixed": _mixed("2-layer GPT, bf16 parameters in the forward pass, scaled loss", **_TINY_GPT),
+    "gpt-tiny-nnx": _nnx_gpt("2-layer GPT in NNX", **_TINY_GPT),
+    "gpt-tiny-eval": _reading(
+        _gpt("", **_TINY_GPT), "2-layer GPT, loss and accuracy", make_step=lambda _: gpt_eval_step
+    ),
+    "gpt-tiny-inference": _reading(
+        _gpt("", **_TINY_GPT), "2-layer GPT, logits of the next token",
+        make_step=make_gpt_inference, make_state=make_gpt_params, make_batch=make_gpt_tokens,
+    ),
+    "mlp": _mlp(
+        "4-layer perceptron, 4M parameters", num_layers=4, width=1024, num_classes=1024, batch_size=4096
+    ),
+    "mlp-tiny": _mlp("3-layer perceptron for tests", num_layers=3, width=128, num_classes=16, batch_size=32),
+    "vit-b16": _vit(
+        "ViT-B/16, 86M parameters",
+        num_layers=12, width=768, num_heads=12, patch_size=16, image_size=224, num_classes=1000,
+        batch_size=256,
+    ),
+    "vit-tiny": _vit(
+        "2-layer ViT for tests",
+        num_layers=2, width=64, num_heads=4, patch_size=4, image_size=16, num_classes=16, batch_size=16,
+    ),
+    "resnet50": _resnet(
+        "ResNet-50, 26M parameters",
+        stage_sizes=(3, 4, 6, 3), width=64, image_size=224, num_classes=1000, batch_size=256,
+    ),
+    "resnet-tiny": _TINY_RESNET,
+    "resnet-tiny-eval": _reading(
+        _TINY_RESNET, "the tiny ResNet, loss and accuracy with the running statistics",
+        make_step=lambda _: resnet_eval_step,
+    ),
+    "lstm": _lstm(
+        "2-layer LSTM, 18M parameters",
+        num_layers=2, width=1024, vocab_size=1024, batch_size=64, sequence_length=256,
+    ),
+    "lstm-tiny": _lstm(
+        "1-layer LSTM for tests",
+        num_layers=1, width=32, vocab_size=64, batch_size=16, sequence_length=8,
     ),
 }  # fmt: skip
 
 
-def build(name: str, **overrides: Any) -> tuple[TrainStep, tuple[Any, Any]]:
-    """The train step of model `name` and its abstract `(state, batch)`, with config fields overridden.
+def build(name: str, **overrides: Any) -> tuple[Step, tuple[Any, ...]]:
+    """The step of model `name` and its abstract arguments, with config fields overridden.
 
     Raises `KeyError` for an unknown name and `TypeError` for an unknown field.
     """
     if name not in MODELS:
         raise KeyError(f"unknown model {name!r}; expected one of {', '.join(MODELS)}")
-    spec = MODELS[name]
-    return spec.train_step, spec.abstract_args(replace(spec.config, **overrides))
+    spec = MODELS[name].override(**overrides)
+    return spec.make_step(spec.config), spec.abstract_args()

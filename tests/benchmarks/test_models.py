@@ -1,10 +1,17 @@
 """The benchmark models: sizes known from the architecture, and steps that trace without allocating."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import pytest
+from flax import nnx
 
 from benchmarks.models import MODELS, build
+
+# Parameters as the literature and other libraries count them (torchvision, timm).
+RESNET_50_PARAMETERS = 25_557_032
+VIT_B16_PARAMETERS = 86_567_656
 
 
 def _gpt_parameters(num_layers: int, width: int, vocab_size: int, positions: int) -> int:
@@ -12,23 +19,42 @@ def _gpt_parameters(num_layers: int, width: int, vocab_size: int, positions: int
     return (vocab_size + positions) * width + num_layers * (12 * width**2 + 13 * width) + 2 * width
 
 
+def _lstm_parameters(num_layers: int, width: int, vocab_size: int) -> int:
+    """Embedding and head with bias; per layer four gates of input and hidden weights, and one bias each."""
+    return vocab_size * (2 * width + 1) + num_layers * 4 * (2 * width**2 + width)
+
+
+def _num_parameters(state: Any) -> int:
+    params = nnx.state(state, nnx.Param) if isinstance(state, nnx.Module) else getattr(state, "params", state)
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+TINY_GPT_PARAMETERS = _gpt_parameters(2, 64, 256, 32)
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("gpt-tiny", _gpt_parameters(2, 64, 256, 32)),
         ("gpt2-small", _gpt_parameters(12, 768, 50304, 512)),
         ("gpt-1.3b", _gpt_parameters(24, 2048, 50304, 1024)),
         ("gpt-30b", _gpt_parameters(48, 7168, 50304, 2048)),
         ("mlp", 4 * (1024 * 1024 + 1024)),
+        ("mlp-tiny", 2 * (128 * 128 + 128) + 128 * 16 + 16),
+        ("vit-b16", VIT_B16_PARAMETERS),
+        ("resnet50", RESNET_50_PARAMETERS),
+        ("lstm", _lstm_parameters(2, 1024, 1024)),
+        *((name, TINY_GPT_PARAMETERS) for name in MODELS if name.startswith("gpt-tiny")),
     ],
 )
 def test_parameter_counts(name: str, expected: int) -> None:
-    _, (state, _) = build(name)
-    assert sum(leaf.size for leaf in jax.tree.leaves(state.params)) == expected
+    _, (state, *_) = build(name)
+    assert _num_parameters(state) == expected
     assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(state))
 
 
-@pytest.mark.parametrize("name", ["gpt-tiny", "mlp"])
+@pytest.mark.parametrize(
+    "name", [name for name, spec in MODELS.items() if "tiny" in name and spec.updates == "returned"]
+)
 def test_a_step_keeps_the_state_and_returns_a_scalar_loss(name: str) -> None:
     step, (state, batch) = build(name)
     new_state, loss = jax.eval_shape(step, state, batch)
@@ -36,14 +62,37 @@ def test_a_step_keeps_the_state_and_returns_a_scalar_loss(name: str) -> None:
         lambda x: (x.shape, x.dtype), state
     )
     assert (loss.shape, loss.dtype) == ((), jnp.float32)
+    assert MODELS[name].donate_argnums == (0,)
+
+
+def test_what_other_steps_return() -> None:
+    step, args = build("gpt-tiny-inference")
+    assert jax.eval_shape(step, *args).shape == (16, 256)
+    for name in ("gpt-tiny-eval", "resnet-tiny-eval"):
+        step, args = build(name)
+        assert set(jax.eval_shape(step, *args)) == {"loss", "accuracy"}
+        assert MODELS[name].donate_argnums == ()
+    step, args = build("gpt-tiny-nnx")
+    assert nnx.eval_shape(step, *args).shape == ()
+
+
+def _names(name: str, **overrides: Any) -> list[str]:
+    step, args = build(name, **overrides)
+    return [eqn.primitive.name for eqn in jax.make_jaxpr(step)(*args).eqns]
 
 
 def test_remat_checkpoints_every_block_and_changes_no_parameter() -> None:
-    step, (state, batch) = build("gpt-tiny", remat=True)
+    _, (state, _) = build("gpt-tiny", remat=True)
     _, (plain, _) = build("gpt-tiny")
     assert jax.tree.structure(state.params) == jax.tree.structure(plain.params)
-    names = [eqn.primitive.name for eqn in jax.make_jaxpr(step)(state, batch).eqns]
+    names = _names("gpt-tiny", remat=True)
     assert names.count("remat2") + names.count("checkpoint") == MODELS["gpt-tiny"].config.num_layers
+
+
+def test_scanned_layers_are_one_scan_forward_and_one_backward() -> None:
+    assert _names("gpt-tiny-scan").count("scan") == 2
+    assert _names("gpt-tiny").count("scan") == 0
+    assert _names("mlp-tiny", num_microbatches=4).count("scan") == 1
 
 
 def test_overrides_and_unknown_names() -> None:
@@ -53,7 +102,3 @@ def test_overrides_and_unknown_names() -> None:
         build("gpt-huge")
     with pytest.raises(TypeError, match="depth"):
         build("gpt-tiny", depth=3)
-
-
-def test_every_model_donates_its_state() -> None:
-    assert {spec.donate_argnums for spec in MODELS.values()} == {(0,)}

@@ -1,0 +1,50 @@
+"""What a model of the benchmarks is: a configuration, and functions that make its step and arguments from it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import jax
+
+Step = Callable[..., Any]
+Updates = Literal["returned", "in place", "none"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """One entry of the registry.
+
+    Attributes:
+      config: a frozen dataclass whose fields `build` may override.
+      make_step: config to the step, a function of the state's arguments and the batch.
+      make_state: config to the tuple of arguments before the batch, real arrays.
+      make_batch: config and a PRNG key to one batch, real arrays.
+      updates: how a step hands on its state: ``returned`` (``(state, loss)``), ``in place`` (NNX objects; it returns
+        the loss) or ``none`` (evaluation and inference; it returns what it computed).
+      donate_argnums: arguments whose buffers the step may reuse.
+      summary: one line.
+    """
+
+    config: Any
+    make_step: Callable[[Any], Step]
+    make_state: Callable[[Any], tuple[Any, ...]]
+    make_batch: Callable[[Any, jax.Array], Any]
+    summary: str
+    updates: Updates = "returned"
+    donate_argnums: tuple[int, ...] = (0,)
+
+    def override(self, **fields: Any) -> "ModelSpec":
+        """The same model with other sizes; raises `TypeError` for an unknown field."""
+        return replace(self, config=replace(self.config, **fields))
+
+    def abstract_args(self) -> tuple[Any, ...]:
+        """The arguments with `jax.ShapeDtypeStruct` leaves: nothing is allocated."""
+
+        def make() -> tuple[Any, ...]:
+            return *self.make_state(self.config), self.make_batch(self.config, jax.random.key(0))
+
+        if self.updates == "in place":
+            from flax import nnx
+
+            return nnx.eval_shape(make)
+        return jax.eval_shape(make)
