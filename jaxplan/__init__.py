@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from jaxplan._api import auto as auto
     from jaxplan._api import plan as plan
     from jaxplan._frontier import Frontier as Frontier
+    from jaxplan._load import load as load
     from jaxplan._plan import Plan as Plan
-    from jaxplan._plan import load as load
     from jaxplan.ir.rules import register_rule as register_rule
     from jaxplan.mesh import Topology as Topology
 
@@ -37,7 +37,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "auto": "jaxplan._api",
     "plan": "jaxplan._api",
-    "load": "jaxplan._plan",
+    "load": "jaxplan._load",
     "Plan": "jaxplan._plan",
     "Frontier": "jaxplan._frontier",
     "Topology": "jaxplan.mesh",

@@ -53,12 +53,14 @@ def check_call(
     *,
     options: Iterable[str] = (),
     entry: str = "jaxplan.plan",
+    before: str = "",
 ) -> None:
     """Raise ArgumentError, naming the parameters, when the step cannot be called like this.
 
     Args:
       options: names of the options of the entry point, of which an unknown keyword may be a misspelling.
-      entry: what the person called.
+      entry: what the person called; the step itself, or a function that takes the step and its arguments.
+      before: what that function takes before the step.
     """
     try:
         signature = inspect.signature(step)
@@ -68,11 +70,11 @@ def check_call(
         signature.bind(*args, **kwargs)
     except TypeError as error:
         raise ArgumentError(
-            _call_message(step, signature, error, args, kwargs, tuple(options), entry)
+            _call_message(step, signature, error, args, kwargs, tuple(options), entry, before)
         ) from None
 
 
-def _call_message(step, signature, error, args, kwargs, options, entry) -> str:
+def _call_message(step, signature, error, args, kwargs, options, entry, before) -> str:
     name, parameters = step_name(step), signature.parameters.values()
     required = [
         p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
@@ -83,8 +85,8 @@ def _call_message(step, signature, error, args, kwargs, options, entry) -> str:
     )
     unknown = [k for k in kwargs if k not in signature.parameters]
     cause = f"{entry} takes the arguments of the step behind the step itself, all of those without a default"
-    fix = f"{entry}({name}, {', '.join(required)}); a jax.ShapeDtypeStruct does for an array"
-    if entry != "jaxplan.plan":
+    fix = f"{entry}({before}{', '.join([name, *required])}); a jax.ShapeDtypeStruct does for an array"
+    if entry == name:
         cause = "the decorated step takes the arguments of the step, no more and no fewer"
         fix = f"{name}({', '.join(required)})"
     for keyword in unknown:

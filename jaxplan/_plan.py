@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxplan import _nnx
-from jaxplan._errors import PlanFileError, PlanMismatchError, UnsupportedError
-from jaxplan._plan_json import FRONTIER_SCHEMA, MAX_FILE_BYTES, PLAN_SCHEMA, plan_from_json, plan_to_json
+from jaxplan._errors import PlanMismatchError, UnsupportedError
+from jaxplan._plan_json import plan_from_json, plan_to_json
 from jaxplan.cost import Prediction
 from jaxplan.ir import Configuration, StepGraph
 from jaxplan.mesh import Layout, Topology
@@ -20,7 +18,6 @@ from jaxplan.mesh import Layout, Topology
 if TYPE_CHECKING:
     import jax
 
-    from jaxplan._frontier import Frontier
     from jaxplan.partition import Audit, CompiledReport, PlannedFunction
 
 
@@ -32,9 +29,11 @@ class Plan:
       name: ``plan`` for a point of the frontier, the name of the strategy for a reference.
       topology: the machine it was made for.
       fingerprint: of the program it was made for.
+      donate_argnums: the arguments that were donated by name; None when those that come back updated are.
       configurations: per group of operators, the atomic axes that split each of its factor classes.
       repeated: indices of reads whose resharded copy is made again in the backward pass.
       in_paths, out_paths: key paths of the flattened arguments and results.
+      in_avals: dtype and shape of each argument, such as ``float32[16,32]``.
       in_layouts, out_layouts: a layout for each.
       prediction: predicted cost of one step on one device.
       lower_bound_seconds: additive cost that no plan of at most this memory beats; 0 when unknown.
@@ -47,7 +46,9 @@ class Plan:
     fingerprint: str
     configurations: tuple[Configuration, ...]
     repeated: tuple[int, ...]
+    donate_argnums: tuple[int, ...] | None
     in_paths: tuple[str, ...]
+    in_avals: tuple[str, ...]
     out_paths: tuple[str, ...]
     in_layouts: tuple[Layout, ...]
     out_layouts: tuple[Layout, ...]
@@ -208,110 +209,3 @@ class Plan:
     def save(self, path: str | Path) -> None:
         """Write JSON: schema version, no time stamps, deterministic."""
         Path(path).write_text(json.dumps(self.to_json(), indent=1, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def load(
-    path: str | Path,
-    step: Callable[..., Any] | None = None,
-    *args: Any,
-    static_argnums: Sequence[int] = (),
-    **kwargs: Any,
-) -> Plan | Frontier:
-    """Read a plan or a frontier.
-
-    Args:
-      path: a file that `Plan.save` or `Frontier.save` wrote.
-      step: the step; when given with its arguments the plan can run, and the program's fingerprint is checked.
-        A step decorated with `auto` that has been called needs no arguments.
-      args, kwargs: arguments of the step, arrays or `jax.ShapeDtypeStruct`.
-
-    Raises:
-      PlanFileError: not a plan file, another schema version, or too large.
-      PlanMismatchError: the step is not the one that the plan was made for; names what differs.
-    """
-    data = _read_json(path)
-    schema = data.get("schema") if isinstance(data, dict) else None
-    if schema == PLAN_SCHEMA:
-        return _bound(Plan.from_json(data), step, args, kwargs, static_argnums)
-    if schema == FRONTIER_SCHEMA:
-        from jaxplan._frontier import Frontier
-
-        bind = functools.partial(_bound, step=step, args=args, kwargs=kwargs, static_argnums=static_argnums)
-        return Frontier.from_json(data, lambda item: bind(Plan.from_json(item)))
-    raise PlanFileError(
-        f"{str(path)!r} has schema {schema!r}; expected {PLAN_SCHEMA!r} or {FRONTIER_SCHEMA!r}: "
-        "is it a file that Plan.save or Frontier.save wrote?"
-    )
-
-
-def _read_json(path: str | Path) -> Any:
-    path = Path(path)
-    try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise PlanFileError(
-                f"{str(path)!r} has {path.stat().st_size} bytes; a plan file has at most {MAX_FILE_BYTES}"
-            )
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise PlanFileError(f"cannot read plan file {str(path)!r}: {error}") from error
-
-
-def _bound(
-    plan: Plan, step: Any, args: tuple, kwargs: Mapping[str, Any], static_argnums: Sequence[int]
-) -> Plan:
-    from jaxplan._planner import analyse_step
-
-    if step is None:
-        return plan
-    graph = getattr(step, "graph", None) if not args and not kwargs else None
-    if graph is None:
-        if not args and not kwargs:
-            raise PlanMismatchError(
-                "load was given a step but no arguments to trace it with; "
-                "give example arguments: jaxplan.load(path, step, *args)"
-            )
-        graph = analyse_step(step, args, kwargs, donate_argnums=None, static_argnums=static_argnums)
-    _check_same_program(plan, graph)
-    _check_same_groups(plan, graph)
-    return dataclasses.replace(plan, graph=graph)
-
-
-def _check_same_groups(plan: Plan, graph: StepGraph) -> None:
-    """The program can be the same and its groups others: they belong to the jaxplan that made the plan."""
-    sizes = [axis.size for axis in plan.topology.axes]
-    fits = len(plan.configurations) == len(graph.spaces) and all(
-        len(config) == len(space.classes)
-        and all(
-            cls.divisible_by(math.prod(sizes[a] for a in axes)) for cls, axes in zip(space.classes, config)
-        )
-        for space, config in zip(graph.spaces, plan.configurations, strict=True)
-    )
-    leaves = len(plan.in_layouts) == len(graph.program.inputs) and len(plan.out_layouts) == len(
-        graph.program.outputs
-    )
-    if not (fits and leaves):
-        raise PlanMismatchError(
-            f"the plan lays out {len(plan.configurations)} groups of operators otherwise than this jaxplan forms them "
-            f"({len(graph.spaces)} groups).\n"
-            "  likely cause: another version of jaxplan wrote the file, or it was edited\n"
-            "  fix: plan again with jaxplan.plan"
-        )
-
-
-def _check_same_program(plan: Plan, graph: StepGraph) -> None:
-    program = graph.program
-    if program.fingerprint == plan.fingerprint:
-        return
-    ours, theirs = dict.fromkeys(program.in_paths), dict.fromkeys(plan.in_paths)
-    missing = [p for p in theirs if p not in ours][:3]
-    added = [p for p in ours if p not in theirs][:3]
-    detail = "the arguments have the same structure; shapes, dtypes or the step's own code differ"
-    if missing or added:
-        detail = f"arguments only in the plan: {missing or 'none'}; only in the step: {added or 'none'}"
-    raise PlanMismatchError(
-        "the plan was made for another program.\n"
-        f"  plan:     {plan.fingerprint[:16]} ({len(plan.in_paths)} input leaves)\n"
-        f"  step:     {program.fingerprint[:16]} ({len(program.in_paths)} input leaves)\n"
-        f"  differs:  {detail}\n"
-        "  fix: plan again with jaxplan.plan, or give load the step and arguments the plan was made for"
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 PLAN_SCHEMA = "jaxplan.plan"
 FRONTIER_SCHEMA = "jaxplan.frontier"
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 MAX_FILE_BYTES = 256 << 20
 """A larger file is refused before it is parsed."""
 
@@ -29,9 +30,13 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "summary": plan.summary,
         "topology": plan.topology.to_json(),
         "fingerprint": plan.fingerprint,
+        "donate_argnums": plan.donate_argnums,
         "configurations": plan.configurations,
         "repeated": plan.repeated,
-        "inputs": _leaves(plan.in_paths, plan.in_layouts),
+        "inputs": [
+            leaf | {"aval": aval}
+            for leaf, aval in zip(_leaves(plan.in_paths, plan.in_layouts), plan.in_avals, strict=True)
+        ],
         "outputs": _leaves(plan.out_paths, plan.out_layouts),
         "lower_bound_seconds": plan.lower_bound_seconds,
         "prediction": {
@@ -78,7 +83,7 @@ def _fields(data: dict[str, Any]) -> dict[str, Any]:
         )
         for c in prediction["collectives"]
     )
-    topology = Topology.from_json(data["topology"])
+    topology, donated = Topology.from_json(data["topology"]), data["donate_argnums"]
     in_paths, in_layouts = _read_leaves(data["inputs"])
     out_paths, out_layouts = _read_leaves(data["outputs"])
     configurations = tuple(tuple(_ints(axes) for axes in config) for config in data["configurations"])
@@ -92,17 +97,19 @@ def _fields(data: dict[str, Any]) -> dict[str, Any]:
         "summary": str(data["summary"]),
         "topology": topology,
         "fingerprint": str(data["fingerprint"]),
+        "donate_argnums": None if donated is None else _ints(donated),
         "configurations": configurations,
         "repeated": _ints(data["repeated"]),
         "in_paths": in_paths,
+        "in_avals": tuple(str(item["aval"]) for item in data["inputs"]),
         "out_paths": out_paths,
         "in_layouts": in_layouts,
         "out_layouts": out_layouts,
-        "lower_bound_seconds": float(data["lower_bound_seconds"]),
+        "lower_bound_seconds": _finite(data["lower_bound_seconds"]),
         "prediction": Prediction(
-            compute_seconds=float(prediction["compute_seconds"]),
-            communication_seconds=float(prediction["communication_seconds"]),
-            flops=float(prediction["flops"]),
+            compute_seconds=_finite(prediction["compute_seconds"]),
+            communication_seconds=_finite(prediction["communication_seconds"]),
+            flops=_finite(prediction["flops"]),
             memory_bytes=int(prediction["memory_bytes"]),
             memory_parts={str(k): int(v) for k, v in prediction["memory_parts"].items()},
             collectives=collectives,
@@ -125,3 +132,10 @@ def _ints(values: Any) -> tuple[int, ...]:
     ):
         raise TypeError(f"expected a list of integers, got {values!r}")
     return tuple(values)
+
+
+def _finite(value: Any) -> float:
+    number = float(value)
+    if not 0 <= number < math.inf:
+        raise ValueError(f"expected a finite number that is not negative, got {value!r}")
+    return number

@@ -85,6 +85,8 @@ def analyse_step(
     """
     report("trace")
     program = trace(step, args, kwargs, donate_argnums=donate_argnums, static_argnums=static_argnums)
+    if donate_argnums is not None:
+        program = dataclasses.replace(program, donate_argnums=tuple(donate_argnums))
     return analyse(program, report)
 
 
@@ -155,9 +157,11 @@ def make_plan(
         name=name,
         topology=model.topology,
         fingerprint=program.fingerprint,
+        donate_argnums=program.donate_argnums,
         configurations=chosen,
         repeated=tuple(sorted(repeated)),
         in_paths=program.in_paths,
+        in_avals=program.in_avals,
         out_paths=program.out_paths,
         in_layouts=tuple(replay.in_layouts()),
         out_layouts=tuple(replay.out_layouts()),
@@ -235,8 +239,8 @@ def parse_topology(topology: str | Topology | None) -> Topology:
     if isinstance(topology, Topology):
         return topology
     if isinstance(topology, str):
-        return Topology.parse(topology)
+        return Topology.load(topology) if topology.endswith(".json") else Topology.parse(topology)
     raise ArgumentError(
         f"topology is {topology!r} of type {type(topology).__name__}; expected a string such as 'h100:2x8', a "
-        "jaxplan.Topology, or None for the devices present"
+        "topology's .json file, a jaxplan.Topology, or None for the devices present"
     )

@@ -142,15 +142,47 @@ def test_files_are_the_same_in_every_process(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("other", "arguments", "differs"),
     [
-        (_other_step, (PARAMS, X), "shapes, dtypes or the step's own code differ"),
-        (step, (PARAMS, jax.ShapeDtypeStruct((BATCH, WIDTH), jnp.bfloat16)), "shapes, dtypes or"),
-        (step, ({**PARAMS, "c": X}, X), r"only in the step: \[\"\[0\]\['c'\]\"\]"),
+        (_other_step, (PARAMS, X), "the arguments are the same; the step's own code"),
+        (
+            step,
+            (PARAMS, jax.ShapeDtypeStruct((BATCH, WIDTH), jnp.bfloat16)),
+            r"\[1\] is bfloat16\[16,32\], and float32",
+        ),
+        (step, ({**PARAMS, "c": X}, X), r"only in the plan: none; only in the step: \[0\]\['c'\]"),
     ],
     ids=["code", "dtype", "structure"],
 )
 def test_another_program_is_refused(path: Path, other: Any, arguments: Any, differs: str) -> None:
     with pytest.raises(PlanMismatchError, match=rf"made for another program(.|\n)*{differs}"):
         jaxplan.load(path, other, *arguments)
+
+
+def test_a_plan_made_with_donation_by_name_is_found_again(tmp_path: Path) -> None:
+    for donate in ((), (0,), None):
+        frontier = jaxplan.plan(step, PARAMS, X, topology="cpu:8", memory="1GiB", donate_argnums=donate)
+        frontier.save(tmp_path / "f.json")
+        loaded = jaxplan.load(tmp_path / "f.json", step, PARAMS, X)
+        assert isinstance(loaded, jaxplan.Frontier)
+        fastest = loaded.fastest()
+        assert fastest.donate_argnums == donate
+        assert (
+            fastest.require_program().program.donated == frontier.fastest().require_program().program.donated
+        )
+
+
+def test_a_frontier_is_bound_by_one_trace(frontier: jaxplan.Frontier, tmp_path: Path) -> None:
+    traces = 0
+
+    def counted(params: Any, x: jax.Array) -> Any:
+        nonlocal traces
+        traces += 1
+        return step(params, x)
+
+    frontier.save(tmp_path / "f.json")
+    loaded = jaxplan.load(tmp_path / "f.json", counted, PARAMS, X)
+    assert isinstance(loaded, jaxplan.Frontier)
+    assert len(loaded) + len(loaded.references) > 1
+    assert traces == 1
 
 
 def test_a_step_without_arguments_is_refused(path: Path) -> None:
@@ -188,6 +220,10 @@ def _set(*keys: Any) -> Edit:
         (_set("inputs", 0, "layout", [[0], [0]]), "malformed"),
         (_set("inputs", None), "malformed"),
         (_set("prediction", "memory_bytes", float("inf")), "malformed"),
+        (_set("prediction", "compute_seconds", float("nan")), "malformed.*finite number"),
+        (_set("lower_bound_seconds", -1.0), "malformed.*finite number"),
+        (_set("donate_argnums", "0"), "malformed"),
+        (_set("inputs", 0, {"path": "[0]['a']", "layout": [[], []]}), "KeyError: 'aval'"),
         (_set("prediction", "collectives", {"a": 1}), "malformed"),
         (_set("prediction", []), "malformed"),
         (_set("topology", "levels", 0, "size", -8), "malformed"),
@@ -204,8 +240,20 @@ def test_an_edited_file_is_refused(edit: Edit, match: str, path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"[]", b"3", b'"x"', b"\xff\xfe\x00", b"[" * 100_000, b'{"schema": "jaxplan.plan"}', b"null"],
-    ids=["empty", "cut", "list", "number", "text", "binary", "deep", "bare", "null"],
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"3",
+        b'"x"',
+        b"\xff\xfe\x00",
+        b"[" * 100_000,
+        b'{"schema": "jaxplan.plan"}',
+        b"null",
+        b"9" * 5000,
+        b"cos\nsystem\n(S'echo'\ntR.",
+    ],
+    ids=["empty", "cut", "list", "number", "text", "binary", "deep", "bare", "null", "long", "pickle"],
 )
 def test_what_is_no_plan_file_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "p.json").write_bytes(content)

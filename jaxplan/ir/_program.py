@@ -23,6 +23,7 @@ class Tensor:
       kind: how the value comes to be.
       path: key path of an input in the user's arguments, ``''`` otherwise.
       value: the value of a literal or constant, ``None`` otherwise.
+      trips: how often it is made in one step: the product of the lengths of the loops around it.
     """
 
     index: int
@@ -32,6 +33,7 @@ class Tensor:
     kind: TensorKind
     path: str = ""
     value: Any = None
+    trips: int = 1
 
     @property
     def num_elements(self) -> int:
@@ -58,6 +60,7 @@ class Equation:
       phase: ``backward`` when transposed by differentiation (JAX wraps the name stack in ``transpose(...)``),
         ``update`` when not transposed and fed by a backward equation, else ``forward``.
       origin: the jaxpr equation it was read from (context and traceback for replay and errors).
+      region: index of the innermost region in whose body it runs, -1 outside of all.
     """
 
     index: int
@@ -68,10 +71,55 @@ class Equation:
     name_stack: str
     phase: Phase
     origin: Any
+    region: int = -1
 
     @property
     def name(self) -> str:
         return self.primitive.name
+
+
+RegionKind = Literal["scan", "while", "cond"]
+REGION_IN, REGION_OUT = "region_in", "region_out"
+"""Primitives of the equations through which values enter and leave a region."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """A loop or branch, its bodies inlined once into the program.
+
+    Equations of a region are contiguous. A value enters a body through an equation `REGION_IN`, whose ``role`` is
+    ``const``, ``carry``, ``x`` (a slice of the operand per trip) or ``operand`` (of a branch), and leaves through an
+    equation `REGION_OUT` of role ``carry`` (operands: the carry as it enters, and as it leaves, the body), ``y``
+    (stacked over the trips) or ``branch`` (one operand per branch). Both run outside; the bodies are what is between.
+
+    Attributes:
+      index: position in ``Program.regions``.
+      parent: the region around it, -1 when there is none.
+      kind: ``scan``, ``while`` or ``cond``.
+      trips: trips of a scan; 1 for others, whose number is not known.
+      params: parameters of the primitive (``reverse``, ``unroll``, ...).
+      selector: the outer scalar that picks the branch of a ``cond``, else None.
+      predicate: the inner scalar that says whether a ``while`` goes on, else None.
+      start, stop: range of its equations, boundaries included.
+      entries: per body, equations through which values enter it, in the order of the primitive's operands; carries
+        of a ``while`` enter its condition with its body, which is body 0.
+      exits: equations through which values leave.
+      ranges: per body, its equations without the boundary.
+    """
+
+    index: int
+    parent: int
+    kind: RegionKind
+    trips: int
+    params: Mapping[str, Any]
+    origin: Any
+    selector: int | None = None
+    predicate: int | None = None
+    start: int = 0
+    stop: int = 0
+    entries: tuple[tuple[int, ...], ...] = ()
+    exits: tuple[int, ...] = ()
+    ranges: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +133,9 @@ class Program:
       donated: per input, whether its buffer may be reused by an output.
       aliases: output position -> input position of the state leaf that it replaces.
       static_argnums: positions of the arguments that were closed over as Python values.
+      regions: loops and branches; an inner one comes after the one around it.
       fingerprint: SHA-256 over equations and avals; names the program in plan files.
+      donate_argnums: the arguments that were donated by name; None when those that come back updated are.
     """
 
     tensors: tuple[Tensor, ...]
@@ -100,6 +150,14 @@ class Program:
     aliases: Mapping[int, int]
     static_argnums: tuple[int, ...]
     fingerprint: str
+    regions: tuple[Region, ...] = ()
+    donate_argnums: tuple[int, ...] | None = None
+
+    @property
+    def in_avals(self) -> tuple[str, ...]:
+        """Dtype and shape of each input, such as ``float32[16,32]``."""
+        tensors = [self.tensors[t] for t in self.inputs]
+        return tuple(f"{tensor.dtype}[{','.join(map(str, tensor.shape))}]" for tensor in tensors)
 
     def __repr__(self) -> str:
         return (
