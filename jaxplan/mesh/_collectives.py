@@ -12,6 +12,9 @@ https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc :
   all-reduce        launch + min(2 steps, tree) + 2 S (n - 1)/n / B
   all-to-all        launch + steps + S max over levels of (bytes that cross it / what it carries)
   permute           launch + latency + S / (what one device gets of the slowest level)
+
+Where the topology has a profile, seconds are interpolated between those measured, and a search that needs a line in
+the bytes (`collective_terms`) has the one nearest to them.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ from typing import Literal, overload
 import numpy as np
 import numpy.typing as npt
 
-from jaxplan._errors import ArgumentError
+from jaxplan._errors import ArgumentError, ProfileError
+from jaxplan.mesh._curve import Curve
 from jaxplan.mesh._topology import Topology
 
 Collective = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute"]
@@ -48,6 +52,8 @@ def collective_seconds(
         others; may be an array.
       axes: indices of atomic axes; their order does not matter. None: 0 seconds.
     """
+    if topology.profile is not None and axes:
+        return measured_seconds(topology, kind, num_bytes, _sizes_of(topology, axes))
     latency, seconds_per_byte = collective_terms(topology, kind, axes)
     if isinstance(num_bytes, np.ndarray):
         return latency + seconds_per_byte * num_bytes.astype(np.float64)
@@ -57,20 +63,44 @@ def collective_seconds(
 @lru_cache(maxsize=2**14)
 def collective_terms(topology: Topology, kind: str, axes: tuple[int, ...]) -> tuple[float, float]:
     """(seconds, seconds per byte) of a collective over the axes: its price is the line through them."""
-    if kind not in COLLECTIVES:
-        raise ArgumentError(f"unknown collective {kind!r}; expected one of {', '.join(COLLECTIVES)}")
+    return terms_of_sizes(topology, kind, _sizes_of(topology, axes))
+
+
+@overload
+def measured_seconds(topology: Topology, kind: str, num_bytes: float, sizes: tuple[int, ...]) -> float: ...
+@overload
+def measured_seconds(
+    topology: Topology, kind: str, num_bytes: npt.NDArray[np.number], sizes: tuple[int, ...]
+) -> npt.NDArray[np.float64]: ...
+def measured_seconds(
+    topology: Topology, kind: str, num_bytes: float | npt.NDArray[np.number], sizes: tuple[int, ...]
+) -> float | npt.NDArray[np.float64]:
+    """`collective_seconds` from the topology's profile, for a group of `sizes[l]` children at each level l."""
+    return _curve(topology, kind, sizes).at(num_bytes)
+
+
+@lru_cache(maxsize=2**14)
+def _sizes_of(topology: Topology, axes: tuple[int, ...]) -> tuple[int, ...]:
     sizes = [1] * len(topology.levels)
     for axis in axes:
         sizes[topology.axes[axis].level] *= topology.axes[axis].size
-    return terms_of_sizes(topology, kind, tuple(sizes))
+    return tuple(sizes)
+
+
+def _check_kind(kind: str) -> None:
+    if kind not in COLLECTIVES:
+        raise ArgumentError(f"unknown collective {kind!r}; expected one of {', '.join(COLLECTIVES)}")
 
 
 @lru_cache(maxsize=2**14)
 def terms_of_sizes(topology: Topology, kind: str, sizes: tuple[int, ...]) -> tuple[float, float]:
     """The same for a group of `sizes[l]` children at each level l: a price depends on nothing else."""
+    _check_kind(kind)
     num_devices = math.prod(sizes)
     if num_devices == 1:
         return 0.0, 0.0
+    if topology.profile is not None:
+        return _curve(topology, kind, sizes).line()
     launch = topology.chip.collective_launch_seconds
     if kind == "collective-permute":
         latency, seconds_per_byte = _permute_terms(topology, sizes)
@@ -82,6 +112,31 @@ def terms_of_sizes(topology: Topology, kind: str, sizes: tuple[int, ...]) -> tup
     if kind == "all-reduce":
         return launch + min(2 * steps, _tree_latency(topology, sizes)), 2 * once
     return launch + steps, once
+
+
+def _curve(topology: Topology, kind: str, sizes: tuple[int, ...]) -> Curve:
+    assert topology.profile is not None
+    curve = topology.profile.collectives.get((kind, sizes))
+    if curve is None:
+        _check_kind(kind)
+        raise ProfileError(f"the profile of {topology.name} has no {kind} in groups of {sizes}")
+    return curve
+
+
+@lru_cache(maxsize=2**8)
+def collective_bounds(topology: Topology) -> tuple[float, float]:
+    """(seconds that every collective takes at least, bytes per second that no device receives more of)."""
+    if topology.profile is None:
+        quickest = min(level.link.latency_seconds for level in topology.levels)
+        fastest = max(level.link.bandwidth_bytes_per_second for level in topology.levels)
+        return topology.chip.collective_launch_seconds + quickest, fastest
+    least, fastest = math.inf, 0.0
+    for kind, sizes in topology.profile.collectives:
+        fixed, slope = _curve(topology, kind, sizes).line()
+        # A device receives at most all of its bytes, twice in an all-reduce.
+        received = 2.0 if kind == "all-reduce" else 1.0
+        least, fastest = min(least, fixed), max(fastest, received / slope if slope else math.inf)
+    return least, fastest
 
 
 def _spanned(topology: Topology, sizes: tuple[int, ...]) -> list[tuple[int, int, int]]:

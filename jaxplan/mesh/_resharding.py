@@ -29,7 +29,9 @@ from jaxplan.mesh._canonical import canonical
 from jaxplan.mesh._collectives import collective_seconds
 from jaxplan.mesh._layout import Layout
 from jaxplan.mesh._lines import Line
+from jaxplan.mesh._measured import best_measured
 from jaxplan.mesh._moves import Move, State
+from jaxplan.mesh._puzzle import Puzzle
 from jaxplan.mesh._search import envelope
 from jaxplan.mesh._topology import Topology
 
@@ -80,8 +82,9 @@ class Path:
 
 
 class _Problem(NamedTuple):
-    """Lines of the cheapest paths, pieces that every layout has, and what labels and dimensions stand for."""
+    """A puzzle, lines of the cheapest paths, pieces that every layout has, and what labels and dimensions stand for."""
 
+    puzzle: Puzzle
     lines: tuple[Line, ...]
     pieces: int
     axes_of_label: tuple[tuple[int, ...], ...]
@@ -96,7 +99,11 @@ def reshard_seconds(
 
 
 def reshard_table(
-    sources: Sequence[Layout], targets: Sequence[Layout], shape: Sequence[int], itemsize: int, topology: Topology
+    sources: Sequence[Layout],
+    targets: Sequence[Layout],
+    shape: Sequence[int],
+    itemsize: int,
+    topology: Topology,
 ) -> npt.NDArray[np.float64]:
     """`reshard_seconds` of every pair, shape (sources, targets)."""
     caps, num_bytes = _caps(shape, topology), math.prod(shape) * itemsize
@@ -115,6 +122,8 @@ def _pair_seconds(
     if problem is None:
         return math.inf
     unsplit = num_bytes / problem.pieces
+    if topology.profile is not None:
+        return best_measured(problem.puzzle, unsplit, topology)[0]
     return min([line.fixed + line.slope * unsplit for line in problem.lines])
 
 
@@ -141,7 +150,10 @@ def _path(source: Layout, target: Layout, shape: tuple[int, ...], itemsize: int,
     if problem is None:
         return Path(steps=(), layouts=(source,), seconds=math.inf, collectives=(), peak_bytes=0)
     unsplit = math.prod(shape) * itemsize / problem.pieces
-    line = min(problem.lines, key=lambda line: line.fixed + line.slope * unsplit)
+    if topology.profile is not None:
+        line = problem.lines[best_measured(problem.puzzle, unsplit, topology)[1]]
+    else:
+        line = min(problem.lines, key=lambda line: line.fixed + line.slope * unsplit)
     steps = _steps(line.moves, source, target, problem)
     return _priced(steps, source, math.prod(shape) * itemsize, topology)
 
@@ -178,7 +190,9 @@ def _problem(source: Layout, target: Layout, caps: tuple[int, ...], topology: To
     if not set(target.partial) <= set(source.partial):
         return None
     found = canonical(source, target, caps, topology)
-    return _Problem(envelope(found.puzzle, topology), found.pieces, found.axes_of_label, found.dims)
+    return _Problem(
+        found.puzzle, envelope(found.puzzle, topology), found.pieces, found.axes_of_label, found.dims
+    )
 
 
 @lru_cache(maxsize=2**16)

@@ -7,7 +7,7 @@ import itertools
 import math
 from typing import NamedTuple
 
-from jaxplan.mesh._collectives import terms_of_sizes
+from jaxplan.mesh._collectives import collective_bounds, terms_of_sizes
 from jaxplan.mesh._lines import BOUND_TICKS, LEAST_BYTES, MOST_BYTES, Cost, Line, ticks
 from jaxplan.mesh._moves import Move, Rules, State, moves
 from jaxplan.mesh._topology import Topology
@@ -36,9 +36,7 @@ class GuidedSearch:
         self._known: dict[float, dict[State, tuple[Cost, _Edge | None]]] = {
             size: {self._goal: ((0, 0, 0), None)} for size in (LEAST_BYTES, MOST_BYTES)
         }
-        self._fastest = max(level.link.bandwidth_bytes_per_second for level in topology.levels)
-        quickest = min(level.link.latency_seconds for level in topology.levels)
-        self._least_fixed = topology.chip.collective_launch_seconds + quickest
+        self._least_fixed, self._fastest = collective_bounds(topology)
         self._launch = topology.chip.launch_seconds
         self._most = math.prod(rules.sizes)
         self._goal_pieces = self._pieces(self._goal)

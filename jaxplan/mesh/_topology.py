@@ -7,16 +7,15 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from jaxplan._errors import TopologyError
 from jaxplan.mesh._axes import AtomicAxis, atomic_axes
 from jaxplan.mesh._chips import CHIPS, ChipSpec, Link
+from jaxplan.mesh._profile_table import ProfileTable
 
-_SCHEMA = "jaxplan.topology"
-_VERSION = 1
 _EXPECTED = (
     "expected <chip>:<devices>, <chip>:<nodes>x<devices per node>, or for TPUs the slice, such as v5e:2x4"
 )
@@ -58,6 +57,7 @@ class Topology:
       name: the string it was parsed from, or one of the same form.
       chip: what one device can do.
       levels: outermost (slowest) first; levels of size 1 are left out.
+      profile: what was measured on this machine, which then replaces the figures of data sheets in prices.
       axes: the atomic axes, in the order of the devices.
       num_devices: product of the sizes of the levels.
     """
@@ -65,6 +65,7 @@ class Topology:
     name: str
     chip: ChipSpec
     levels: tuple[Level, ...]
+    profile: ProfileTable | None = None
     axes: tuple[AtomicAxis, ...] = field(init=False, compare=False, repr=False)
     num_devices: int = field(init=False, compare=False, repr=False)
     _hash: int = field(init=False, compare=False, repr=False)
@@ -72,7 +73,7 @@ class Topology:
     def __post_init__(self) -> None:
         object.__setattr__(self, "axes", atomic_axes((level.prefix, level.size) for level in self.levels))
         object.__setattr__(self, "num_devices", math.prod(level.size for level in self.levels))
-        object.__setattr__(self, "_hash", hash((self.name, self.chip, self.levels)))
+        object.__setattr__(self, "_hash", hash((self.name, self.chip, self.levels, self.profile)))
 
     def __hash__(self) -> int:
         return self._hash
@@ -98,7 +99,7 @@ class Topology:
         match = re.fullmatch(r"\s*([a-z0-9-]+)\s*:\s*([0-9]+(?:x[0-9]+)*)\s*", text.lower())
         if match is None:
             raise TopologyError(f"cannot read topology {text!r}: {_EXPECTED}{_nearest(text.split(':')[0])}")
-        chip = _chip(match[1], given=text)
+        chip = known_chip(match[1], given=text)
         sizes = tuple(int(size) for size in match[2].split("x"))
         return cls.of(chip, sizes, given=text)
 
@@ -144,14 +145,32 @@ class Topology:
 
         return aot_environment(self)
 
+    def with_profile(self, table: ProfileTable | str | Path) -> Topology:
+        """This topology with measured prices.
+
+        Args:
+          table: from `jaxplan.profile.measure`, or the file that `jaxplan profile` wrote.
+
+        Raises:
+          ProfileError: the table is of another machine or incomplete (what differs or lacks is said), or cannot be
+            read.
+        """
+        from jaxplan.mesh._profile_check import check_profile, read_profile
+
+        table = table if isinstance(table, ProfileTable) else read_profile(table)
+        check_profile(self, table)
+        chip = replace(self.chip, launch_seconds=table.launch_seconds)
+        return replace(self, chip=chip, profile=table)
+
     def save(self, path: str | Path) -> None:
         """Write JSON, the chip's figures included, so that measured ones can be put in by hand."""
         Path(path).write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
 
     def to_json(self) -> dict[str, Any]:
         """Plain data with schema and version."""
-        body = {"schema": _SCHEMA, "version": _VERSION, "name": self.name, "chip": asdict(self.chip)}
-        return {**body, "levels": [asdict(level) for level in self.levels]}
+        from jaxplan.mesh._topology_json import topology_to_json
+
+        return topology_to_json(self)
 
     @classmethod
     def from_json(cls, body: Any) -> Topology:
@@ -160,7 +179,9 @@ class Topology:
         Raises:
           TopologyError: not such data; the message names the field.
         """
-        return _from_json(body, "topology")
+        from jaxplan.mesh._topology_json import topology_from_json
+
+        return topology_from_json(body, "topology")
 
     @classmethod
     def load(cls, path: str | Path) -> Topology:
@@ -169,14 +190,17 @@ class Topology:
         Raises:
           TopologyError: not such a file; the message names the field.
         """
+        from jaxplan.mesh._topology_json import topology_from_json
+
         try:
             body = json.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
             raise TopologyError(f"cannot read topology file {str(path)!r}: {error}") from error
-        return _from_json(body, str(path))
+        return topology_from_json(body, str(path))
 
 
-def _chip(name: str, given: str) -> ChipSpec:
+def known_chip(name: str, given: str) -> ChipSpec:
+    """The chip of a name, or an error with the nearest one."""
     if name not in CHIPS:
         raise TopologyError(f"unknown chip {name!r} in topology {given!r}: {_EXPECTED}{_nearest(name)}")
     return CHIPS[name]
@@ -209,52 +233,3 @@ def _torus_levels(chip: ChipSpec, sizes: tuple[int, ...]) -> tuple[Level, ...]:
         )
 
     return tuple(Level(name=n, prefix=n, size=s, link=link(s)) for n, s in zip(_TORUS_NAMES, sizes))
-
-
-def _from_json(body: Any, path: str) -> Topology:
-    if not isinstance(body, dict) or body.get("schema") != _SCHEMA or body.get("version") != _VERSION:
-        raise TopologyError(
-            f"{path!r} is not a topology file: expected schema {_SCHEMA!r} version {_VERSION}; "
-            "write one with Topology.save"
-        )
-    try:
-        chip = body["chip"]
-        chip = _chip(chip, given=path) if isinstance(chip, str) else _chip_from_json(chip)
-        levels = tuple(Level(**{**level, "link": Link(**level["link"])}) for level in body["levels"])
-        topology = Topology(name=str(body["name"]), chip=chip, levels=levels)
-    except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, TopologyError):
-            raise
-        raise TopologyError(f"topology file {path!r} has a missing or malformed field: {error!r}") from error
-    _check(topology, path)
-    return topology
-
-
-def _chip_from_json(fields: dict[str, Any]) -> ChipSpec:
-    node_link = fields["node_link"]
-    return ChipSpec(**{
-        **fields,
-        "flops_per_second": tuple((str(k), float(v)) for k, v in fields["flops_per_second"]),
-        "device_link": Link(**fields["device_link"]),
-        "node_link": None if node_link is None else Link(**node_link),
-        "device_kinds": tuple(fields["device_kinds"]),
-    })  # fmt: skip
-
-
-def _check(topology: Topology, path: str) -> None:
-    """Every figure that a price divides by must be a positive number."""
-    chip = topology.chip
-    figures: dict[str, Any] = {f"flops_per_second.{k}": v for k, v in chip.flops_per_second}
-    for name in ("memory_bytes_per_second", "memory_bytes", "usable_fraction"):
-        figures[name] = getattr(chip, name)
-    for level in topology.levels:
-        figures[f"levels.{level.name}.size"] = level.size
-        figures[f"levels.{level.name}.bandwidth_bytes_per_second"] = level.link.bandwidth_bytes_per_second
-    names = [level.prefix for level in topology.levels]
-    if len(set(names)) != len(names) or "f32" not in dict(chip.flops_per_second):
-        raise TopologyError(
-            f"topology file {path!r}: level prefixes must differ, and flops_per_second needs f32"
-        )
-    for name, value in figures.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-            raise TopologyError(f"topology file {path!r}: {name} is {value!r}; expected a positive number")

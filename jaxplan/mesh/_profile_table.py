@@ -1,0 +1,129 @@
+"""What `jaxplan profile` measured on one machine: plain data, and the seconds that follow from it."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from jaxplan._errors import ProfileError
+from jaxplan.mesh._curve import Curve
+from jaxplan.mesh._machine import Machine
+from jaxplan.mesh._rates import MatmulRates
+
+PROFILE_SCHEMA, PROFILE_VERSION = "jaxplan.profile", 1
+
+Key = tuple[Any, ...]
+"""`("collective", kind, sizes per level, bytes)`, `("matmul", dtype, batch, m, k, n)` or `("memory", bytes)`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileTable:
+    """Measured seconds, all devices busy at once.
+
+    Attributes:
+      machine: where it was measured.
+      topology: name of the topology, such as `h100:8`.
+      entries: (key, seconds), in the order of the keys. Bytes of a collective are those of
+        `jaxplan.mesh.collective_seconds`, of memory those read and written by an element-wise pass.
+      collectives: per (kind, sizes per level) a curve over bytes.
+      memory: a curve over bytes.
+      matmuls: rates by dtype and shape.
+    """
+
+    machine: Machine
+    topology: str
+    entries: tuple[tuple[Key, float], ...]
+    collectives: dict[tuple[str, tuple[int, ...]], Curve] = field(init=False, compare=False, repr=False)
+    memory: Curve = field(init=False, compare=False, repr=False)
+    matmuls: MatmulRates = field(init=False, compare=False, repr=False)
+    _hash: int = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        groups: dict[tuple[str, tuple[int, ...]], list[tuple[float, float]]] = defaultdict(list)
+        memory: list[tuple[float, float]] = []
+        matmuls: dict[tuple[str, int, int, int, int], float] = {}
+        for key, seconds in self.entries:
+            if not (isinstance(seconds, float) and 0 < seconds < math.inf):
+                raise ProfileError(f"measurement {key!r} is {seconds!r}; expected positive seconds")
+            if key[0] == "collective":
+                groups[key[1], key[2]].append((key[3], seconds))
+            elif key[0] == "matmul":
+                matmuls[key[1:]] = seconds
+            elif key[0] == "memory":
+                memory.append((key[1], seconds))
+            else:
+                raise ProfileError(f"measurement {key!r} is of no known kind")
+        if not memory or not matmuls:
+            raise ProfileError(
+                "the table measures no matrix products, or no memory: run `jaxplan profile` to the end"
+            )
+        object.__setattr__(self, "collectives", {key: Curve.of(points) for key, points in groups.items()})
+        object.__setattr__(self, "memory", Curve.of(memory))
+        object.__setattr__(self, "matmuls", MatmulRates.of(matmuls))
+        object.__setattr__(self, "_hash", hash((self.machine, self.topology, self.entries)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return (
+            f"ProfileTable({self.topology} on {self.machine.device_kind}, {len(self.entries)} measurements)"
+        )
+
+    @property
+    def launch_seconds(self) -> float:
+        """Floor of one element-wise kernel."""
+        return self.memory.seconds[0]
+
+    def memory_seconds(self, num_bytes: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Seconds beyond the launch floor to read or write so many bytes in an element-wise pass."""
+        return np.maximum(0.0, self.memory.at(num_bytes) - self.launch_seconds)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data with schema and version."""
+        head = {"schema": PROFILE_SCHEMA, "version": PROFILE_VERSION, "topology": self.topology}
+        return {**head, "machine": asdict(self.machine), "entries": [[*key, s] for key, s in self.entries]}
+
+    @classmethod
+    def from_json(cls, body: Any) -> ProfileTable:
+        """Read what `to_json` wrote.
+
+        Raises:
+          ProfileError: not such data; the message says what is wrong.
+        """
+        if not isinstance(body, dict) or (body.get("schema"), body.get("version")) != (
+            PROFILE_SCHEMA,
+            PROFILE_VERSION,
+        ):
+            raise ProfileError(
+                f"not a profile table: expected schema {PROFILE_SCHEMA!r} version {PROFILE_VERSION}; "
+                "measure one with `jaxplan profile`"
+            )
+        try:
+            entries = tuple((key_of(entry[:-1]), float(entry[-1])) for entry in body["entries"])
+            return cls(machine=Machine(**body["machine"]), topology=str(body["topology"]), entries=entries)
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            if isinstance(error, ProfileError):
+                raise
+            raise ProfileError(f"profile table has a missing or malformed field: {error!r}") from error
+
+
+def key_of(items: list[Any]) -> Key:
+    """A key from JSON: sizes per level become a tuple, and everything has the type that it should have."""
+    kind, *rest = items
+    if kind == "collective":
+        name, sizes, num_bytes = rest
+        return kind, str(name), tuple(int(size) for size in sizes), int(num_bytes)
+    if kind == "matmul":
+        dtype, *shape = rest
+        batch, m, k, n = (int(extent) for extent in shape)
+        return kind, str(dtype), batch, m, k, n
+    if kind == "memory":
+        (num_bytes,) = rest
+        return kind, int(num_bytes)
+    raise ProfileError(f"measurement {items!r} is of no known kind")

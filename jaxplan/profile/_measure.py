@@ -1,0 +1,99 @@
+"""Measure what a table lacks, one operation after the other, on all devices at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxplan._errors import ProfileError
+from jaxplan._progress import Progress, ProgressFn
+from jaxplan.mesh import Topology
+from jaxplan.mesh._machine import Machine
+from jaxplan.mesh._profile_table import Key, ProfileTable
+from jaxplan.profile._journal import Journal
+from jaxplan.profile._programs import program
+from jaxplan.profile._settings import Settings
+from jaxplan.profile._timing import agreed, seconds_per_operation
+
+_STAGES = {"collective": "collectives", "matmul": "matrix products", "memory": "memory"}
+
+
+def measure(
+    path: str | Path | None = None,
+    *,
+    topology: str | Topology | None = None,
+    devices: Sequence[Any] | None = None,
+    settings: Settings | None = None,
+    progress: bool | ProgressFn | Progress | None = None,
+) -> ProfileTable:
+    """Measure collectives, matrix products and memory of the devices present.
+
+    Args:
+      path: the table's file; every measurement is written as it is made, so that a second run goes on where an
+        interrupted one stopped, and measures only what the file lacks. None: nothing is written.
+      topology: of the devices; default: detected.
+      devices: default `jax.devices()`; in the order of the topology.
+      settings: what is measured; default `Settings()`.
+      progress: as of `jaxplan.plan`.
+
+    Returns:
+      The table, for `Topology.with_profile`.
+
+    Raises:
+      ProfileError: the file is of another machine (what differs is said), or there are too few devices.
+    """
+    devices = list(devices) if devices is not None else jax.devices()
+    where = Topology.parse(topology) if isinstance(topology, str) else topology or Topology.detect(devices)
+    if len(devices) != where.num_devices:
+        raise ProfileError(
+            f"{where.name} has {where.num_devices} devices, and {len(devices)} are there to measure"
+        )
+    settings = settings or Settings()
+    mesh = Mesh(
+        np.array(devices).reshape([axis.size for axis in where.axes] or [1]),
+        [axis.name for axis in where.axes] or ["device"],
+    )
+    journal = Journal(path, Machine.present(devices), where.name, writes=jax.process_index() == 0)
+    with journal, _reporting(progress) as report:
+        _fill(journal, settings.keys(where), where, mesh, settings, report)
+        return journal.finish()
+
+
+def _reporting(progress: bool | ProgressFn | Progress | None) -> Progress:
+    return progress if isinstance(progress, Progress) else Progress(progress)
+
+
+def _fill(
+    journal: Journal,
+    keys: Sequence[Key],
+    topology: Topology,
+    mesh: Mesh,
+    settings: Settings,
+    report: Progress,
+) -> None:
+    for stage, name in _STAGES.items():
+        of_stage = [key for key in keys if key[0] == stage]
+        for done, key in enumerate(of_stage):
+            report(name, done / len(of_stage))
+            if agreed(int(key in journal.seconds)) or _too_long(key, journal.seconds, settings):
+                continue
+            compiled, arrays, unroll = program(key, topology, mesh)
+            journal.add(key, seconds_per_operation(compiled, arrays, unroll, settings))
+        report(name, 1.0)
+
+
+def _too_long(key: Key, seconds: dict[Key, float], settings: Settings) -> bool:
+    """Whether a matrix product is expected to take too long, at the rate of the largest one measured so far."""
+    if key[0] != "matmul":
+        return False
+    measured = [(math.prod(k[2:]), s) for k, s in seconds.items() if k[:2] == key[:2]]
+    if not measured:
+        return False
+    largest, its_seconds = max(measured)
+    return its_seconds * math.prod(key[2:]) / largest > settings.longest_seconds
