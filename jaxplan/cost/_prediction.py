@@ -12,8 +12,9 @@ import numpy as np
 from jaxplan.cost._compute import split_counts, tensor_splits
 from jaxplan.cost._flows import layout_of
 from jaxplan.cost._model import CostModel
+from jaxplan.cost._residents import BATCH, OTHER_STATE, PARAMETERS, resident_labels
 from jaxplan.cost._transfers import ChangedFlow, Transfer, changed_flows, make_transfers
-from jaxplan.ir import Configuration
+from jaxplan.ir import REGION_IN, Configuration
 from jaxplan.mesh import collective_seconds
 
 
@@ -86,6 +87,8 @@ class Predictor:
             everyone.extend(members)
             self._bytes.append(np.array(sizes).reshape(len(members), len(splits)))
         self._is_input = np.array([t in inputs for t in everyone], dtype=bool)
+        labels = resident_labels(graph)
+        self._input_label = [labels[t] for t in everyone if t in inputs]
         self._made = [t for t in everyone if t not in inputs]
         self._place = {t: i for i, t in enumerate(self._made)}
         self._birth = np.array([buffers.birth[t] for t in self._made], dtype=np.int64)
@@ -145,6 +148,8 @@ class Predictor:
         ends = []
         for eqn in program.equations:
             virtual = [buffers.death[r] for r in eqn.results if not buffers.materialised[r]]
+            if eqn.name == REGION_IN and eqn.params["role"] in ("const", "x"):  # read in every trip
+                virtual.append(program.regions[eqn.params["region"]].stop - 1)
             ends.append(max([eqn.index, *virtual]))
         return [*ends, len(program.equations)]
 
@@ -179,7 +184,9 @@ class Predictor:
             deaths.append(2 * e + 1)
             sizes.append(workspace)
             labels.append("workspace")
-        resident = float(held[self._is_input].sum())
+        resident = dict.fromkeys((PARAMETERS, OTHER_STATE, BATCH), 0.0)
+        for label, size in zip(self._input_label, held[self._is_input].tolist(), strict=True):
+            resident[label] += size
         return _peak(births, deaths, sizes, labels, resident, 2 * end + 2)
 
     def _home_deaths(self, chosen: Sequence[Configuration], transfers: Sequence[Transfer]) -> dict[int, int]:
@@ -215,7 +222,9 @@ class Predictor:
                 if u in executed or u in outputs or buffers.birth[u] < 0:
                     continue
                 last = max(
-                    deaths.get(r, buffers.death[r]) if not buffers.materialised[r] else c
+                    self._read_end[c]
+                    if buffers.materialised[r] or equations[c].name == REGION_IN
+                    else deaths.get(r, buffers.death[r])
                     for c in values.consumers[u]
                     for r in equations[c].results
                 )
@@ -229,9 +238,8 @@ def _collectives(transfers: Sequence[Transfer], pooled: frozenset[int]) -> tuple
     counts: dict[tuple[str, tuple[int, ...], int, bool], int] = defaultdict(int)
     for transfer in transfers:
         for kind, axes, num_bytes in transfer.path.collectives:
-            counts[kind, tuple(sorted(axes)), int(num_bytes), transfer.tensor in pooled] += len(
-                transfer.spans
-            )
+            key = (kind, tuple(sorted(axes)), int(num_bytes), transfer.tensor in pooled)
+            counts[key] += transfer.trips * len(transfer.spans)
     return tuple(
         Collective(kind=kind, axes=axes, num_bytes=size, count=count, pooled=small)
         for (kind, axes, size, small), count in sorted(counts.items())
@@ -244,7 +252,7 @@ def _peak(births, deaths, sizes, labels, resident, length) -> tuple[int, dict[st
     np.add.at(curve, first, size)
     np.add.at(curve, last + 1, -size)
     top = int(np.argmax(np.cumsum(curve))) if len(size) else 0
-    parts: dict[str, int] = {"state and batch": int(resident)}
+    parts = {label: int(size) for label, size in resident.items() if size}
     for i in np.flatnonzero((first <= top) & (top <= last)).tolist():
         parts[labels[i]] = parts.get(labels[i], 0) + int(sizes[i])
     return sum(parts.values()), parts

@@ -79,7 +79,8 @@ def test_a_matrix_product_is_bound_by_arithmetic_or_by_memory(m: int, k: int, n:
 
 def test_resident_bytes_are_state_and_batch(model: CostModel) -> None:
     prediction, _ = Predictor(model).predict(*replicated(model))
-    assert prediction.memory_parts["state and batch"] == 4 * (2 * WIDTH * HIDDEN + BATCH * WIDTH)
+    assert prediction.memory_parts["parameters"] == 4 * 2 * WIDTH * HIDDEN
+    assert prediction.memory_parts["batch and other arguments"] == 4 * BATCH * WIDTH
     assert sum(prediction.memory_parts.values()) == prediction.memory_bytes
 
 
@@ -128,7 +129,7 @@ def test_the_peak_of_a_liveness_curve_is_its_largest_moment(seed: int) -> None:
     moments = [
         sum(int(s) for b, d, s in zip(births, deaths, sizes) if b <= now <= d) for now in range(length + 1)
     ]
-    peak, parts = _peak(births.tolist(), deaths.tolist(), sizes.tolist(), labels, 7, length)
+    peak, parts = _peak(births.tolist(), deaths.tolist(), sizes.tolist(), labels, {"state": 7.0}, length)
     assert peak == max(moments) + 7
     assert sum(parts.values()) == peak
 

@@ -60,7 +60,9 @@ def test_data_parallelism_splits_the_batch_and_copies_the_state(frontier: jaxpla
     params, slots, x = plan.in_specs
     assert all(entry is None for spec in (*params, *slots) for entry in spec)
     assert x[0] == tuple(axis.name for axis in plan.topology.axes)
-    assert plan.memory_parts["state and batch"] == 2 * NUM_LAYERS * LEAF_BYTES + BATCH_BYTES // DEVICES
+    assert plan.memory_parts["parameters"] == NUM_LAYERS * LEAF_BYTES
+    assert plan.memory_parts["optimizer state"] == NUM_LAYERS * LEAF_BYTES
+    assert plan.memory_parts["batch and other arguments"] == BATCH_BYTES // DEVICES
 
 
 def test_fsdp_gathers_for_each_pass_and_scatters_each_gradient_once(frontier: jaxplan.Frontier) -> None:
@@ -74,8 +76,9 @@ def test_fsdp_gathers_for_each_pass_and_scatters_each_gradient_once(frontier: ja
 
 def test_fsdp_holds_an_eighth_of_the_state(frontier: jaxplan.Frontier) -> None:
     plan = frontier.references["fsdp"]
-    resident = (2 * NUM_LAYERS * LEAF_BYTES + BATCH_BYTES) // DEVICES
-    assert plan.memory_parts["state and batch"] == resident
+    assert plan.memory_parts["parameters"] == NUM_LAYERS * LEAF_BYTES // DEVICES
+    assert plan.memory_parts["optimizer state"] == NUM_LAYERS * LEAF_BYTES // DEVICES
+    assert plan.memory_parts["batch and other arguments"] == BATCH_BYTES // DEVICES
     for layout in plan.in_layouts:
         assert math.prod(layout.num_splits(plan.topology.axes)) == DEVICES
 
