@@ -24,10 +24,25 @@ _KNEE_TOLERANCE = 1e-12
 
 _INFEASIBLE_MSG = (
     "no plan fits {limit} per device ({limit_bytes} bytes).\n"
-    "  the leanest of {num_plans} plans needs {smallest} ({smallest_bytes} bytes): {parts}\n"
-    "  fix: a limit of at least that, more devices, a smaller batch, rematerialisation (jax.checkpoint), or\n"
-    "  donation of the state that the step returns (donate_argnums)"
+    "  expected:     a limit that a plan meets; the leanest of {num_plans} plans needs {smallest} ({smallest_bytes} bytes):\n"
+    "                {parts}\n"
+    "  likely cause: {cause}\n"
+    "  fix:          a limit of at least that, more devices, {fix}"
 )
+_CAUSES = {
+    "activations": (
+        "what the forward pass saves for the backward pass",
+        "a smaller batch, or rematerialisation (jax.checkpoint)",
+    ),
+    "gradients and temporaries": (
+        "gradients, results and temporaries that are there at one moment",
+        "a smaller batch, or donation of the state that the step returns (donate_argnums)",
+    ),
+    "parameters": ("the parameters, although they are split", "or parameters of a narrower dtype"),
+    "optimizer state": ("the optimizer's state, although it is split", "or an optimizer that keeps less"),
+    "batch and other arguments": ("the batch, and arguments that are only read", "or a smaller batch"),
+}
+_OTHER_CAUSE = ("copies and scratch space of the plan itself", "or a smaller batch")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -224,7 +239,10 @@ def infeasible_error(plans: Iterable[Plan], limit_bytes: int) -> InfeasibleError
     leanest = min(plans, key=lambda plan: plan.memory_bytes)
     largest_first = sorted(leanest.memory_parts.items(), key=lambda part: (-part[1], part[0]))
     parts = ", ".join(f"{name} {format_bytes(num_bytes)}" for name, num_bytes in largest_first if num_bytes)
+    cause, fix = _CAUSES.get(largest_first[0][0] if largest_first else "", _OTHER_CAUSE)
     message = _INFEASIBLE_MSG.format(
+        cause=f"the largest part is {cause}",
+        fix=fix,
         limit=format_bytes(limit_bytes),
         limit_bytes=limit_bytes,
         num_plans=len(plans),

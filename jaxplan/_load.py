@@ -52,7 +52,9 @@ def load(
         return Frontier.from_json(data, lambda item: binder.bind(Plan.from_json(item)))
     raise PlanFileError(
         f"{str(path)!r} has schema {schema!r}; expected {PLAN_SCHEMA!r} or {FRONTIER_SCHEMA!r}: "
-        "is it a file that Plan.save or Frontier.save wrote?"
+        "is it a file that Plan.save or Frontier.save wrote?\n"
+        "  likely cause: it is another JSON file\n"
+        "  fix: save the plan again, or plan again with jaxplan.plan"
     )
 
 
@@ -149,7 +151,9 @@ def _check_same_program(plan: Plan, program: Program) -> None:
         "the plan was made for another program.\n"
         f"  plan:     {plan.fingerprint[:16]} ({len(plan.in_paths)} input leaves)\n"
         f"  step:     {program.fingerprint[:16]} ({len(program.in_paths)} input leaves)\n"
+        "  expected: the step and arguments that the plan was made for, in the same settings of JAX\n"
         f"  differs:  {_difference(plan, program)}\n"
+        "  likely cause: the step, its batch or its optimizer has changed since the plan was saved\n"
         "  fix: plan again with jaxplan.plan, or give load the step and arguments the plan was made for"
     )
 

@@ -61,7 +61,9 @@ def plan_from_json(data: Any) -> dict[str, Any]:
     if data.get("version") != PLAN_VERSION:
         raise PlanFileError(
             f"plan has schema version {data.get('version')!r}, this jaxplan reads version {PLAN_VERSION}: "
-            "plan again, or use the jaxplan that wrote it"
+            "plan again, or use the jaxplan that wrote it.\n"
+            f'  expected: "version": {PLAN_VERSION}\n'
+            "  likely cause: another version of jaxplan wrote the file"
         )
     try:
         return _fields(data)

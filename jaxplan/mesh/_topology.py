@@ -16,8 +16,12 @@ from jaxplan.mesh._axes import AtomicAxis, atomic_axes
 from jaxplan.mesh._chips import CHIPS, ChipSpec, Link
 from jaxplan.mesh._profile_table import ProfileTable
 
-_EXPECTED = (
-    "expected <chip>:<devices>, <chip>:<nodes>x<devices per node>, or for TPUs the slice, such as v5e:2x4"
+_UNREADABLE_MSG = (
+    "cannot read topology {text!r}: {reason}.\n"
+    "  expected:     <chip>:<devices>, <chip>:<nodes>x<devices per node>, or for TPUs the slice, such as v5e:2x4;\n"
+    "                chips: {chips}\n"
+    "  likely cause: {cause}\n"
+    "  fix:          {fix}"
 )
 _TORUS_NAMES = "xyz"
 # Larger than any machine, and factored into primes in no time: a hostile file must not hang the reader.
@@ -98,7 +102,7 @@ class Topology:
         """
         match = re.fullmatch(r"\s*([a-z0-9-]+)\s*:\s*([0-9]+(?:x[0-9]+)*)\s*", text.lower())
         if match is None:
-            raise TopologyError(f"cannot read topology {text!r}: {_EXPECTED}{_nearest(text.split(':')[0])}")
+            raise _unreadable(text)
         chip = known_chip(match[1], given=text)
         sizes = tuple(int(size) for size in match[2].split("x"))
         return cls.of(chip, sizes, given=text)
@@ -109,9 +113,9 @@ class Topology:
         given = given or f"{chip.name}:{'x'.join(map(str, sizes))}"
         most = chip.torus_rank or 2
         if not 1 <= len(sizes) <= most or min(sizes) < 1:
-            raise TopologyError(
-                f"topology {given!r} has sizes {sizes}; {chip.name} takes one to {most} sizes of at least "
-                f"1: {_EXPECTED}"
+            raise _unreadable(
+                given or chip.name,
+                f"it has sizes {sizes}, and {chip.name} takes one to {most} sizes of at least 1",
             )
         levels = _torus_levels(chip, sizes) if chip.torus_rank else _cluster_levels(chip, sizes, given)
         return cls(
@@ -202,13 +206,31 @@ class Topology:
 def known_chip(name: str, given: str) -> ChipSpec:
     """The chip of a name, or an error with the nearest one."""
     if name not in CHIPS:
-        raise TopologyError(f"unknown chip {name!r} in topology {given!r}: {_EXPECTED}{_nearest(name)}")
+        raise _unreadable(given, f"unknown chip {name!r}", name)
     return CHIPS[name]
 
 
-def _nearest(name: str) -> str:
-    close = difflib.get_close_matches(name.strip().lower(), CHIPS, n=1, cutoff=0.5)
-    return (f"; did you mean {close[0]!r}?" if close else ";") + f" chips: {' '.join(CHIPS)}"
+def _unreadable(text: str, reason: str = "", chip: str | None = None) -> TopologyError:
+    """The error for a string that is no topology: the nearest chip, or what is wrong with its sizes."""
+    before, colon, _ = text.strip().lower().partition(":")
+    chip = before if chip is None else chip
+    close = difflib.get_close_matches(chip, CHIPS, n=1, cutoff=0.5)
+    cause, fix = (
+        "no chip of that name is known",
+        "one of the chips above, or Topology.load of a file that describes it",
+    )
+    if chip in CHIPS:
+        cause = (
+            "the numbers of nodes and devices are malformed" if colon else "the number of devices is missing"
+        )
+        fix = f"{chip}:8, {chip}:2x4" if CHIPS[chip].torus_rank else f"{chip}:8, {chip}:2x8"
+    elif close:
+        cause, fix = "a misspelling", f"did you mean {close[0]!r}?"
+    return TopologyError(
+        _UNREADABLE_MSG.format(
+            text=text, reason=reason or "not of the form below", chips=" ".join(CHIPS), cause=cause, fix=fix
+        )
+    )
 
 
 def _cluster_levels(chip: ChipSpec, sizes: tuple[int, ...], given: str) -> tuple[Level, ...]:

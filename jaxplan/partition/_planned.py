@@ -29,8 +29,9 @@ def device_mesh(topology: Topology, devices: Sequence[Any] | None = None) -> Mes
     devices = list(devices) if devices is not None else jax.devices()
     if len(devices) < topology.num_devices:
         raise PlanMismatchError(
-            f"the plan needs {topology.num_devices} devices ({topology.name}), and {len(devices)} are there "
-            f"({', '.join(map(str, devices[:4]))}{' ...' if len(devices) > 4 else ''}).\n"
+            f"the plan needs {topology.num_devices} devices ({topology.name}), and {len(devices)} are there.\n"
+            f"  given:    {', '.join(map(str, devices[:4]))}{' ...' if len(devices) > 4 else ''}\n"
+            f"  expected: at least {topology.num_devices} devices\n"
             "  likely cause: it was planned for another machine\n"
             "  fix: plan for the devices present (topology=None), or on CPU ask for virtual ones with "
             "jax.config.update('jax_num_cpu_devices', n) before the first use of JAX"

@@ -40,7 +40,7 @@ def test_parse(text: str, num_devices: int, num_nodes: int, names: str) -> None:
     [
         ("h10:8", "did you mean 'h100'"),
         ("a100pcie:8", "did you mean 'a100-pcie'"),
-        ("h100", "expected <chip>:<devices>"),
+        ("h100", "number of devices is missing"),
         ("h100:2x2x2", "one to 2 sizes"),
         ("h100:0", "at least 1"),
         ("h100:-8", "cannot read topology"),
