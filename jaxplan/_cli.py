@@ -11,7 +11,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jaxplan
-from jaxplan._errors import ArgumentError, AuditError, InfeasibleError, JaxplanError, TopologyError
+from jaxplan._cli_profile import add_profile_command
+from jaxplan._errors import (
+    ArgumentError,
+    AuditError,
+    InfeasibleError,
+    JaxplanError,
+    ProfileError,
+    TopologyError,
+)
 from jaxplan._progress import Progress
 from jaxplan._units import format_bytes, format_seconds, parse_memory
 
@@ -26,6 +34,7 @@ examples:
   jaxplan plan train:train_step --args train:make_args --topology h100:8 --memory 40GiB --donate 0
   jaxplan plan examples/train_gpt.py:train_step --args examples/train_gpt.py:make_args --topology a100:2x8
   jaxplan show frontier.json
+  jaxplan profile --output here.json && jaxplan plan ... --profile here.json
 
 exit codes: 0 done, 1 failed, 2 wrong usage, 3 no plan fits the memory, 4 the compiled program differs
 """
@@ -48,6 +57,7 @@ def _exit_code(error: Exception) -> int:
         InfeasibleError: EXIT_INFEASIBLE,
         AuditError: EXIT_AUDIT,
         ArgumentError: EXIT_USAGE,
+        ProfileError: EXIT_USAGE,
         TopologyError: EXIT_USAGE,
     }
     return next((code for kind, code in codes.items() if isinstance(error, kind)), EXIT_FAILED)
@@ -68,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"jaxplan {jaxplan.__version__}")
-    commands = parser.add_subparsers(required=True, metavar="plan|show")
+    commands = parser.add_subparsers(required=True, metavar="plan|show|profile")
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument(
         "--choose", metavar="WHICH", help="fastest (default), knee, leanest, or a number of the table"
@@ -90,6 +100,9 @@ def _parser() -> argparse.ArgumentParser:
         "--topology", metavar="CHIP:SHAPE", help="such as h100:8 or a100:2x8; default: this machine"
     )
     plan.add_argument(
+        "--profile", metavar="FILE", help="price with what `jaxplan profile` measured on that machine"
+    )
+    plan.add_argument(
         "--memory", metavar="AMOUNT", help="limit per device, such as 40GiB; default: the device's own"
     )
     plan.add_argument("--solver", default="auto", help="default: auto")
@@ -107,6 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     show = commands.add_parser("show", parents=[common], help="print a saved frontier or plan")
     show.add_argument("file")
     show.set_defaults(run=_run_show)
+    add_profile_command(commands)
     return parser
 
 
@@ -118,7 +132,7 @@ def _run_plan(arguments: argparse.Namespace) -> int:
         frontier = jaxplan.plan(
             step,
             *args,
-            topology=arguments.topology,
+            topology=_topology(arguments),
             memory=parse_memory(arguments.memory) if arguments.memory is not None else None,
             solver=arguments.solver,
             donate_argnums=tuple(arguments.donate),
@@ -136,6 +150,15 @@ def _run_plan(arguments: argparse.Namespace) -> int:
     audit = plan.audit()
     print(audit.table())
     return EXIT_DONE if audit.ok else EXIT_AUDIT
+
+
+def _topology(arguments: argparse.Namespace) -> Any:
+    """What was given; with the prices of the profile where one was given too."""
+    if arguments.profile is None:
+        return arguments.topology
+    from jaxplan._planner import parse_topology
+
+    return parse_topology(arguments.topology).with_profile(arguments.profile)
 
 
 def _run_show(arguments: argparse.Namespace) -> int:
