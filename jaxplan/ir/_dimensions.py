@@ -10,12 +10,14 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-
-import networkx as nx
+from typing import TYPE_CHECKING
 
 from jaxplan.ir._program import Program
 from jaxplan.ir._rule import OperatorRule
 from jaxplan.ir._union import UnionFind
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,8 @@ class NamedDimensions:
 
 def dimension_graph(program: Program, rules: Sequence[OperatorRule]) -> nx.Graph:
     """Undirected graph over ``(tensor index, dimension)``; edge attribute ``equation`` names the operator."""
+    import networkx as nx  # slow to import, and needed by those alone who ask for the graph
+
     graph = nx.Graph()
     for first, node, equation in _links(program, rules):
         if first == node:
