@@ -1,6 +1,6 @@
 """Proof by counting through tiny problems, and by mixed-integer programming (HiGHS) elsewhere.
 
-The programme:
+The programme is made of the configurations that message passing cannot rule out, see `_candidates`:
 
     minimise   sum_v time_v x_v + sum_uv time_uv y_uv
     subject to sum_k x_v,k = 1;  sum_(j,c) y_uv,(i,j,c) = x_u,i;  sum_(i,c) y_uv,(i,j,c) = x_v,j;
@@ -9,17 +9,28 @@ The programme:
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from jaxplan._errors import ProblemError
+from jaxplan.solvers._dual import tighten
+from jaxplan.solvers._hull import fastest_point, lower_hull
+from jaxplan.solvers._minimise import minimiser
+from jaxplan.solvers._moves import points_between
 from jaxplan.solvers._point import Point, score
 from jaxplan.solvers._problem import Problem
+from jaxplan.solvers._prune import prune
+from jaxplan.solvers._restrict import Labels, restrict
 
 # Assignments with their choices that are counted through: about a second.
 _MOST_COUNTED = 100_000
+_MOST_COUNTED_ENTRIES = 2_000_000
+# Minimisations and points on the way to a good assignment within a limit.
+_HULL_SOLVES, _BETWEEN = 24, 256
 # Above the solver's own tolerance of 1e-6 on a row scaled to the limit.
 _ROW_TOLERANCE = 2e-6
 
@@ -32,7 +43,40 @@ def solve_exact(problem: Problem, memory_limit: int | None) -> tuple[Point, floa
     """
     if num_combinations(problem) <= _MOST_COUNTED:
         return _count(problem, memory_limit)
-    return _programme(problem, memory_limit)
+    labels = _candidates(problem, memory_limit)
+    if labels is None:
+        return None
+    small = restrict(problem, labels)
+    few = num_combinations(small) * (small.num_nodes + len(small.edges)) <= _MOST_COUNTED_ENTRIES
+    found = _count(small, memory_limit) if few else _programme(small, memory_limit)
+    if found is None:
+        return None
+    point, bound = found
+    assignment = tuple(kept[label] for kept, label in zip(labels, point.assignment))
+    return dataclasses.replace(point, assignment=assignment), bound
+
+
+def _candidates(problem: Problem, memory_limit: int | None) -> Sequence[Labels] | None:
+    """Return configurations among which an optimum is, None where nothing fits the limit.
+
+    With a limit, everything at most as slow as a known assignment that fits has
+    time + slope x memory <= its time + slope x limit, whatever the slope; that of the hull at the limit makes
+    the right side smallest.
+    """
+    minimise, _ = minimiser(problem)
+    fast, _ = fastest_point(problem, minimise)
+    if memory_limit is None or fast.memory <= memory_limit:
+        return tighten(problem, (1.0, 0.0)).labels
+    hull = lower_hull(problem, minimise, max_solves=_HULL_SOLVES, tolerance=1e-4)
+    if hull.lower_bound(memory_limit) == math.inf:
+        return None
+    points = [*hull.points, *points_between(problem, hull.points, _BETWEEN)]
+    fitting = [point.time for point in points if point.memory <= memory_limit]
+    slopes = [line.slope for line in hull.lines if line.at(memory_limit) == hull.lower_bound(memory_limit)]
+    if not fitting or not math.isfinite(slopes[0]):
+        return prune(problem)
+    upper = min(fitting) + slopes[0] * memory_limit
+    return tighten(problem, (1.0, slopes[0]), upper).labels
 
 
 def num_combinations(problem: Problem) -> int:
@@ -42,7 +86,10 @@ def num_combinations(problem: Problem) -> int:
 
 def _count(problem: Problem, memory_limit: int | None) -> tuple[Point, float] | None:
     sizes = (*problem.num_configurations, *(edge.num_choices for edge in problem.edges))
-    rows = np.stack([part.ravel() for part in np.indices(sizes)], axis=1)
+    rows = np.empty((math.prod(sizes), len(sizes)), np.intp)
+    rest = np.arange(len(rows))
+    for column in reversed(range(len(sizes))):
+        rest, rows[:, column] = np.divmod(rest, sizes[column])
     assignments, choices = rows[:, : problem.num_nodes], rows[:, problem.num_nodes :]
     times, memories, _ = problem.evaluate_many(assignments, choices)
     fits = np.isfinite(times) & (True if memory_limit is None else memories <= memory_limit)

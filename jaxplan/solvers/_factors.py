@@ -146,25 +146,29 @@ def _expanded(lists: Lists, axes: tuple[int, ...], num_axes: int) -> Lists:
     return Lists(time=time, memory=memory, source=source)
 
 
-def unroll(factor: Factor, point: int, num_nodes: int, num_edges: int) -> tuple[list[int], list[int]]:
-    """Return the configurations and choices behind a point of a factor that has no axes left."""
-    assignment, choices = [0] * num_nodes, [0] * num_edges
-    pending = [(factor, point)]
+def unroll(factor: Factor, num_nodes: int, num_edges: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return (P, V) configurations and (P, E) choices behind the P points of a factor that has no axes left.
+
+    The way back passes the same factors for every point, so all points go back together.
+    """
+    num_points = int(np.isfinite(factor.lists.time).sum())
+    assignments = np.zeros((num_points, num_nodes), np.intp)
+    choices = np.zeros((num_points, num_edges), np.intp)
+    pending = [(factor, np.arange(num_points))]
     while pending:
-        factor, point = pending.pop()
-        cell = tuple(assignment[name] for name in factor.names)
-        source = int(factor.lists.source[(*cell, point)])
+        factor, points = pending.pop()
+        source = factor.lists.source[(*(assignments[:, name] for name in factor.names), points)]
         if factor.kind == "edge":
-            choices[factor.index] = source
+            choices[:, factor.index] = source
         elif factor.kind == "product":
             first, second = factor.parents
-            one, two = divmod(source, second.lists.length)
+            one, two = np.divmod(source, second.lists.length)
             pending += [(first, one), (second, two)]
         elif factor.kind == "union":
             (parent,) = factor.parents
-            assignment[factor.index], place = divmod(source, parent.lists.length)
+            assignments[:, factor.index], place = np.divmod(source, parent.lists.length)
             pending.append((parent, place))
         elif factor.kind == "fixed":
-            assignment[factor.index] = factor.label
-            pending.append((factor.parents[0], point))
-    return assignment, choices
+            assignments[:, factor.index] = factor.label
+            pending.append((factor.parents[0], points))
+    return assignments, choices

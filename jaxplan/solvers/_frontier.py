@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -11,12 +12,12 @@ from jaxplan._errors import InfeasibleError, ProblemError
 from jaxplan.solvers._elimination import NOTHING_FEASIBLE_MSG
 from jaxplan.solvers._ft import track_frontier
 from jaxplan.solvers._hull import Hull, Progress, lower_hull
-from jaxplan.solvers._minimise import Minimiser, minimiser
+from jaxplan.solvers._minimise import Minimiser, messages_additions, minimiser
 from jaxplan.solvers._moves import points_between
 from jaxplan.solvers._pareto import reduce_lists
 from jaxplan.solvers._point import Point, non_dominated, score
 from jaxplan.solvers._problem import Problem
-from jaxplan.solvers._restrict import labels_of, original_labels, restrict
+from jaxplan.solvers._segments import points_in_segment
 from jaxplan.solvers._solution import Solution, relative_gap
 
 FRONTIER_SOLVERS = ("auto", "ft", "pase")
@@ -24,15 +25,14 @@ FRONTIER_SOLVERS = ("auto", "ft", "pase")
 # Budgets, in entries looked at; a core does about 5e8 sums and 2e7 list candidates a second (measured on one
 # core of a 2 GHz server). They bound the time and, unlike a clock, give the same answer on every machine.
 _EXACT_LISTS_CANDIDATES = 2_000_000
-_THINNED_LISTS_CANDIDATES = 10_000_000
+_LISTS_ADDITIONS = 300_000_000
 _HULL_ADDITIONS = 300_000_000
 # Below a thousandth of the step time the order of two plans is beyond any cost model.
-_HULL_TOLERANCE = 1e-3
+HULL_TOLERANCE = 1e-3
 _LEAST_SOLVES, _MOST_SOLVES = 16, 64
-# Lists on the surviving configurations are made where hull and moves leave fewer points, or a larger gap.
-_MANY_POINTS, _SMALL_GAP = 64, 0.01
-# Points of a list inside the restricted lists; the design's experiments keep 64.
-_LIST_CAP = 64
+# Lists between neighbours on the hull are made where hull and moves leave fewer points, or a larger gap.
+_MANY_POINTS, _SMALL_GAP = 32, 0.01
+_MOST_SEGMENTS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,14 +42,16 @@ class Found:
     Attributes:
       points: ascending in memory, none beaten by another.
       hull: bounds for every memory limit, None where `points` is the exact frontier.
+      exact_spans: (first, last) bytes between which `points` holds the whole frontier.
     """
 
     points: tuple[Point, ...]
     hull: Hull | None
+    exact_spans: tuple[tuple[int, int], ...] = ()
 
     def lower_bound(self, memory: int) -> float:
         """Return seconds that no assignment of at most `memory` bytes beats."""
-        if self.hull is not None:
+        if self.hull is not None and not any(low <= memory <= high for low, high in self.exact_spans):
             return self.hull.lower_bound(memory)
         return min((point.time for point in self.points if point.memory <= memory), default=float("inf"))
 
@@ -111,21 +113,45 @@ def find_frontier(
         return Found(points=tuple(exact), hull=None)
     minimise, num_additions = minimiser_for(problem, solver)
     hull = lower_hull(
-        problem, minimise, max_solves=num_solves(num_additions), tolerance=_HULL_TOLERANCE, progress=progress
+        problem, minimise, max_solves=num_solves(num_additions), tolerance=HULL_TOLERANCE, progress=progress
     )
-    points = [*hull.points, *points_between(problem, hull.points, max_points)]
+    points = non_dominated([*hull.points, *points_between(problem, hull.points, max_points)])
     report("moves", 1.0)
-    if solver != "pase" and _has_gaps(points, hull):
-        points += _restricted_lists(problem, hull.points, max_points)
-        report("lists", 1.0)
-    return Found(points=tuple(non_dominated(points)), hull=hull)
+    if solver == "pase":
+        return Found(points=tuple(points), hull=hull)
+    found, spans = _fill_gaps(problem, hull, points, report)
+    return Found(points=tuple(non_dominated([*points, *found])), hull=hull, exact_spans=tuple(spans))
 
 
-def _has_gaps(points: list[Point], hull: Hull) -> bool:
-    """Return whether points are few, or one of them is far from the bound."""
-    kept = non_dominated(points)
-    worst = max(relative_gap(point.time, hull.lower_bound(point.memory)) for point in kept)
-    return len(kept) < _MANY_POINTS or worst > _SMALL_GAP
+def _fill_gaps(
+    problem: Problem, hull: Hull, points: Sequence[Point], report: Progress
+) -> tuple[list[Point], list[tuple[int, int]]]:
+    """Return more points where few are known, or far from the bound, and the spans that are complete."""
+    segments = _open_segments(hull, points)
+    affordable = _LISTS_ADDITIONS // max(1, messages_additions(problem))
+    segments = segments[: int(min(_MOST_SEGMENTS, affordable))]
+    found: list[Point] = []
+    spans: list[tuple[int, int]] = []
+    for done, (lean, fast) in enumerate(segments):
+        inside, is_exact = points_in_segment(problem, lean, fast, points)
+        found += inside
+        if is_exact:
+            spans.append((lean.memory, fast.memory))
+        report("lists", (done + 1) / len(segments))
+    return found, spans
+
+
+def _open_segments(hull: Hull, points: Sequence[Point]) -> list[tuple[Point, Point]]:
+    """Return the neighbours on the hull with the largest gaps between them first, closed ones not at all."""
+    is_sparse = len(points) < _MANY_POINTS
+    ranked = []
+    for lean, fast in pairwise(hull.points):
+        inside = [point for point in points if lean.memory <= point.memory <= fast.memory]
+        # Just below a point's memory the one before it is the best that is known.
+        gap = max(relative_gap(a.time, hull.lower_bound(b.memory - 1)) for a, b in pairwise(inside))
+        if gap > (HULL_TOLERANCE if is_sparse else _SMALL_GAP):
+            ranked.append((-gap, lean.memory, lean, fast))
+    return [(lean, fast) for *_, lean, fast in sorted(ranked, key=lambda item: item[:2])]
 
 
 def minimiser_for(problem: Problem, solver: str) -> tuple[Minimiser, int]:
@@ -171,15 +197,3 @@ def _exact_lists(problem: Problem) -> list[Point] | None:
     if not len(tracked.assignments):
         raise InfeasibleError(NOTHING_FEASIBLE_MSG)
     return non_dominated(score(problem, tracked.assignments, tracked.choices))
-
-
-def _restricted_lists(problem: Problem, vertices: tuple[Point, ...], max_points: int) -> list[Point]:
-    """Return the frontier by thinned lists over the configurations that occur on the hull."""
-    labels = labels_of([point.assignment for point in vertices])
-    small = restrict(problem, labels)
-    tracked = track_frontier(
-        small, cap=min(_LIST_CAP, max_points), budget=_THINNED_LISTS_CANDIDATES, max_group=256
-    )
-    if tracked is None or not len(tracked.assignments):
-        return []
-    return score(problem, original_labels(tracked.assignments, labels), tracked.choices)

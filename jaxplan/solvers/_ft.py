@@ -55,13 +55,8 @@ def track_frontier(
         whole = workshop.products([*parts, *graph.constants])
     except ListsOverflow:
         return None
-    num_points = int(np.isfinite(whole.lists.time).sum())
-    rows = [unroll(whole, point, problem.num_nodes, len(problem.edges)) for point in range(num_points)]
-    return Tracked(
-        assignments=np.array([row[0] for row in rows], np.intp).reshape(num_points, problem.num_nodes),
-        choices=np.array([row[1] for row in rows], np.intp).reshape(num_points, len(problem.edges)),
-        is_exact=workshop.is_exact,
-    )
+    assignments, choices = unroll(whole, problem.num_nodes, len(problem.edges))
+    return Tracked(assignments=assignments, choices=choices, is_exact=workshop.is_exact)
 
 
 class _Graph:

@@ -27,7 +27,7 @@ def test_small_frontiers_are_exactly_those_of_brute_force(seed):
 @pytest.mark.parametrize("seed", range(0, 200, 5))
 def test_without_exact_lists_hull_and_bounds_still_are_right(seed, solver, monkeypatch):
     monkeypatch.setattr(internals, "_EXACT_LISTS_CANDIDATES", 0)
-    monkeypatch.setattr(internals, "_HULL_TOLERANCE", 0.0)
+    monkeypatch.setattr(internals, "HULL_TOLERANCE", 0.0)
     problem = random_problem(seed, max_nodes=5)
     true = brute_frontier(problem)
     points = frontier(problem, solver)
