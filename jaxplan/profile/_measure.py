@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,10 @@ from jaxplan.profile._settings import Settings
 from jaxplan.profile._timing import agreed, seconds_per_operation
 
 _STAGES = {"collective": "collectives", "matmul": "matrix products", "memory": "memory"}
+# Entries of a key that are no sizes: its kind, and the collective and its groups or the dtype.
+_NUM_NAMES = {"collective": 3, "matmul": 2, "memory": 1}
+# Longer than something larger by this factor is no noise of the clock.
+_CLEARLY = 1.15
 
 
 def measure(
@@ -77,15 +82,42 @@ def _fill(
     settings: Settings,
     report: Progress,
 ) -> None:
+    def take(key: Key) -> float:
+        compiled, arrays, unroll = program(key, topology, mesh)
+        return seconds_per_operation(compiled, arrays, unroll, settings)
+
+    is_new = False
     for stage, name in _STAGES.items():
         of_stage = [key for key in keys if key[0] == stage]
         for done, key in enumerate(of_stage):
             report(name, done / len(of_stage))
-            if agreed(int(key in journal.seconds)) or _too_long(key, journal.seconds, settings):
-                continue
-            compiled, arrays, unroll = program(key, topology, mesh)
-            journal.add(key, seconds_per_operation(compiled, arrays, unroll, settings))
+            if not agreed(int(key in journal.seconds)) and not _too_long(key, journal.seconds, settings):
+                journal.add(key, take(key))
+                is_new = True
         report(name, 1.0)
+    for _ in range(settings.num_repairs if is_new else 0):
+        wrong = disturbed(journal.seconds)
+        if not wrong:
+            break
+        for done, key in enumerate(wrong):
+            report("repeats", done / len(wrong))
+            journal.add(key, min(journal.seconds[key], take(key)))
+        report("repeats", 1.0)
+
+
+def disturbed(seconds: Mapping[Key, float]) -> list[Key]:
+    """What took clearly longer than something larger of its kind: another program ran meanwhile."""
+    families: dict[Key, list[Key]] = defaultdict(list)
+    for key in seconds:
+        families[key[: _NUM_NAMES[key[0]]]].append(key)
+    found = []
+    for family, members in families.items():
+        sizes = np.array([key[len(family) :] for key in members], dtype=np.int64)
+        taken = np.array([seconds[key] for key in members])
+        for key, size, here in zip(members, sizes, taken, strict=True):
+            if here > _CLEARLY * taken[(sizes >= size).all(axis=1)].min():
+                found.append(key)
+    return found
 
 
 def _too_long(key: Key, seconds: dict[Key, float], settings: Settings) -> bool:

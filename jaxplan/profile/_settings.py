@@ -27,6 +27,7 @@ class Settings:
       longest_seconds: shapes whose product is expected to take longer are left out.
       sample_seconds: how long one sample runs, about.
       num_samples: of each measurement; the quickest counts, since other programs only ever add time.
+      num_repairs: rounds in which what took longer than something larger is measured again.
     """
 
     min_bytes: int = 1 << 10
@@ -38,6 +39,7 @@ class Settings:
     longest_seconds: float = 0.2
     sample_seconds: float = 0.02
     num_samples: int = 3
+    num_repairs: int = 3
 
     def __post_init__(self) -> None:
         for name in ("min_bytes", "max_bytes"):

@@ -143,6 +143,25 @@ def test_a_journal_without_a_whole_first_line_is_begun_again(tmp_path: Path, clo
     assert len(jaxplan.profile.measure(tmp_path / "table.json", settings=QUICK, progress=False).entries) == 18
 
 
+def test_what_took_longer_than_something_larger_is_measured_again(
+    clockless: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The 4 KiB reduction is disturbed at first, and the small product against one larger in every extent."""
+    settings = dataclasses.replace(QUICK, max_bytes=1 << 14, extents=(16, 64))
+    victims = [("collective", "all-reduce", (4,), 4096), ("matmul", "float32", 1, 16, 16, 16)]
+    seen: list[Any] = []
+
+    def timed(key: Any, *_: Any) -> float:
+        seen.append(key)
+        return 1e-3 if key in victims and seen.count(key) < 2 else 1e-5
+
+    monkeypatch.setattr(_measure, "seconds_per_operation", timed)
+    table = jaxplan.profile.measure(settings=settings, progress=False)
+    assert sorted(set(seen), key=repr) == sorted((key for key, _ in table.entries), key=repr)
+    assert [key for key in victims if seen.count(key) == 2] == victims and len(seen) == len(set(seen)) + 2
+    assert set(dict(table.entries).values()) == {1e-5}
+
+
 def test_products_that_would_take_too_long_are_left_out(clockless: list[Any]) -> None:
     """Each takes microseconds here, and 256 times as much work more than a millisecond."""
     settings = dataclasses.replace(QUICK, extents=(16, 4096), longest_seconds=1e-3)
