@@ -14,11 +14,11 @@ from jaxplan._call_key import CallKey, call_key
 from jaxplan._errors import ArgumentError
 from jaxplan._log import warn_once
 from jaxplan._units import parse_memory
-from jaxplan.mesh import Topology
 
 if TYPE_CHECKING:
     from jaxplan._frontier import Frontier
     from jaxplan._plan import Plan
+    from jaxplan.mesh import Topology
     from jaxplan.partition import PlannedFunction
 
 P = ParamSpec("P")

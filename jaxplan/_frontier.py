@@ -24,8 +24,8 @@ _KNEE_TOLERANCE = 1e-12
 
 _INFEASIBLE_MSG = (
     "no plan fits {limit} per device ({limit_bytes} bytes).\n"
-    "  expected:     a limit that a plan meets; the leanest of {num_plans} plans needs {smallest} ({smallest_bytes} bytes):\n"
-    "                {parts}\n"
+    "  expected:     a limit that some plan meets\n"
+    "  but:          the leanest of {num_plans} plans needs {smallest} ({smallest_bytes} bytes): {parts}\n"
     "  likely cause: {cause}\n"
     "  fix:          a limit of at least that, more devices, {fix}"
 )

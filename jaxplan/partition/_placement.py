@@ -16,8 +16,8 @@ _MOST_PATHS = 4
 
 _MOVED_MSG = (
     "{count} of the step's arguments were committed to other places than the plan's and were moved: {moves}; "
-    "{total} in all. The originals live as long as they are held, and every call that brings arguments like this "
-    "moves them again: place them once (plan.shard), or pass on what the step returned"
+    "{total} in all. Every call that brings arguments like this moves them again: "
+    "place them once (plan.shard), or pass on what the step returned"
 )
 _PLACED_MSG = "placed {count} arguments on {devices} devices: {moves}; {total} in all"
 
@@ -91,4 +91,5 @@ def _where(leaf: Any) -> str:
 
 def _where_to(sharding: Any) -> str:
     spec = getattr(sharding, "spec", None)
-    return f"{spec if spec is not None else sharding} on {len(sharding.device_set)} devices"
+    text = str(sharding) if spec is None else f"P({', '.join(map(repr, spec))})"
+    return f"{text} on {len(sharding.device_set)} devices"
