@@ -18,6 +18,8 @@ _NVLINK_P100, _NVLINK_V100, _NVLINK_A100, _NVLINK_H100 = 18.0e9, 20.0e9, 20.0e9,
 _PCIE3_X16 = 12.0e9
 _PCIE4_X16 = 2 * _PCIE3_X16
 _NET_100G = 12.0e9
+# Tofu, section 7.1, of EC2 p2.8xlarge: 21 GB/s between two K80, both directions together.
+_PCIE_P2_8XLARGE = 21.0e9 / 2
 # NCCL, tuning.cc: seconds per ring step over NVLink, PCIe and the network, and per collective.
 _NVLINK_LATENCY, _PCIE_LATENCY, _NET_LATENCY = 0.6e-6, 1.0e-6, 2.7e-6
 _NCCL_LAUNCH = 6.6e-6
@@ -200,9 +202,10 @@ _ALL = (
     _gpu("p100", {"f64": 5.3, "f32": 10.6, "f16": 21.2}, 732.16, 17066885120, _nvlink(4, _NVLINK_P100),
          _EDR, ("P100",),
          "https://images.nvidia.com/content/tesla/pdf/nvidia-tesla-p100-datasheet.pdf", True),
-    # One of the two dies of a board, boost clock; nodes on 56 Gbit/s InfiniBand as in FlexFlow, section 8.
+    # One of the two dies of a board, boost clock; `k80:8` is EC2's p2.8xlarge. Nodes on 56 Gbit/s InfiniBand as in
+    # FlexFlow, section 8.
     # sm_37 is older than today's compilers: it can be planned, not compiled.
-    _gpu("k80", {"f64": 1.455, "f32": 4.37}, 240, 12 * _GIB, _pcie(_PCIE3_X16), _FDR,
+    _gpu("k80", {"f64": 1.455, "f32": 4.37}, 240, 12 * _GIB, _pcie(_PCIE_P2_8XLARGE), _FDR,
          ("K80",), "https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/tesla-product-literature/"
          "Tesla-K80-BoardSpec-07317-001-v05.pdf", False),
     # Boards of PaSE, section 4; nodes on 100 Gbit/s InfiniBand assumed. Half-precision products summed in

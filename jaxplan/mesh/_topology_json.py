@@ -52,6 +52,10 @@ def _level_from_json(fields: dict[str, Any], path: str) -> Level:
             "same for every node: machines whose nodes differ in their devices are not planned. Describe the part "
             "of which all nodes have the same"
         )
+    if isinstance(fields["size"], bool) or not isinstance(fields["size"], int):
+        raise TopologyError(
+            f"topology file {path!r}: levels.{fields['name']}.size is {fields['size']!r}; expected a whole number"
+        )
     return Level(**{**fields, "link": Link(**fields["link"])})
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxplan import TopologyError
+from jaxplan import JaxplanError, TopologyError
 from jaxplan.mesh import CHIPS, Topology
 
 
@@ -84,6 +84,21 @@ def test_save_and_load(tmp_path: Path) -> None:
         (lambda b: b.pop("levels"), "levels"),
         (lambda b: b["levels"][0].update(size=-2), "size is -2"),
         (lambda b: b["chip"].update(memory_bytes=float("nan")), "memory_bytes is nan"),
+        (
+            lambda b: b["levels"][1]["link"].update(bandwidth_bytes_per_second=-1),
+            "levels.device.bandwidth.* is -1",
+        ),
+        (
+            lambda b: b["levels"][0]["link"].update(bandwidth_bytes_per_second=0),
+            "levels.node.bandwidth.* is 0",
+        ),
+        (lambda b: b["levels"][0]["link"].update(shared_bytes_per_second="fast"), "node.shared.* is 'fast'"),
+        (lambda b: b["levels"][0]["link"].pop("bandwidth_bytes_per_second"), "bandwidth_bytes_per_second"),
+        (lambda b: b["chip"]["device_link"].update(bandwidth_bytes_per_second=0), "chip.device_link.* is 0"),
+        (lambda b: b["levels"][0]["link"].update(latency_seconds=-1e-6), "latency_seconds is -1e-06"),
+        (lambda b: b["levels"][1].update(size=[8, 4]), "the same for every node"),
+        (lambda b: b["levels"][1].update(size=7.5), "size is 7.5"),
+        (lambda b: b.update(profile={"schema": "other"}), "not a profile table"),
         (lambda b: b.update(chip="h10"), "did you mean"),
     ],
 )
@@ -93,7 +108,7 @@ def test_bad_files_name_the_field(tmp_path: Path, change, message: str) -> None:
     body = json.loads(file.read_text())
     change(body)
     file.write_text(json.dumps(body))
-    with pytest.raises(TopologyError, match=message):
+    with pytest.raises(JaxplanError, match=message):
         Topology.load(file)
 
 
