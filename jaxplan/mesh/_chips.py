@@ -47,12 +47,14 @@ class Link:
       shared_bytes_per_second: what all devices below one child can send together (a node's network cards);
         None where each device has its own link.
       ring: a torus dimension, whose bisection does not grow with its size (TPU), rather than a switch.
+      wraps: the ring closes, and the bandwidth is that of both directions round it: a part of the ring has half.
     """
 
     bandwidth_bytes_per_second: float
     latency_seconds: float
     shared_bytes_per_second: float | None = None
     ring: bool = False
+    wraps: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -155,10 +155,17 @@ def _ring_bandwidth(topology: Topology, sizes: tuple[int, ...]) -> float:
     rates = []
     for level, in_group, in_all in _spanned(topology, sizes):
         link = topology.levels[level].link
-        rates.append(in_group * link.bandwidth_bytes_per_second)
+        rates.append(in_group * _bandwidth(topology, level, sizes))
         if link.shared_bytes_per_second is not None:
             rates.append(link.shared_bytes_per_second * in_group / in_all)
     return min(rates)
+
+
+def _bandwidth(topology: Topology, level: int, sizes: tuple[int, ...]) -> float:
+    """What one device can send at a level: half where the group is a part of a ring, for it does not close."""
+    link = topology.levels[level].link
+    is_part = link.wraps and sizes[level] < topology.levels[level].size
+    return link.bandwidth_bytes_per_second / (2 if is_part else 1)
 
 
 def _ring_latency(topology: Topology, sizes: tuple[int, ...]) -> float:
@@ -188,7 +195,7 @@ def _all_to_all_seconds_per_byte(topology: Topology, sizes: tuple[int, ...]) -> 
         # A ring of n chips has two links where it is cut in half, and n/2 chips that send half of theirs
         # across it.
         hops = max(1.0, size / 4) if link.ring else 1.0
-        rate = _share(link.bandwidth_bytes_per_second, link.shared_bytes_per_second, in_all)
+        rate = _share(_bandwidth(topology, level, sizes), link.shared_bytes_per_second, in_all)
         slowest = max(slowest, crossing * hops / rate)
     return slowest
 
@@ -198,7 +205,7 @@ def _permute_terms(topology: Topology, sizes: tuple[int, ...]) -> tuple[float, f
     for level, _, in_all in _spanned(topology, sizes):
         link = topology.levels[level].link
         latency = max(latency, link.latency_seconds)
-        rate = _share(link.bandwidth_bytes_per_second, link.shared_bytes_per_second, in_all)
+        rate = _share(_bandwidth(topology, level, sizes), link.shared_bytes_per_second, in_all)
         seconds_per_byte = max(seconds_per_byte, 1 / rate)
     return latency, seconds_per_byte
 

@@ -249,9 +249,8 @@ def _torus_levels(chip: ChipSpec, sizes: tuple[int, ...]) -> tuple[Level, ...]:
     wrap = _WRAPS[chip.torus_rank]
 
     def link(size: int) -> Link:
-        links = 2 if size % wrap == 0 else 1
-        return replace(
-            chip.device_link, bandwidth_bytes_per_second=links * chip.device_link.bandwidth_bytes_per_second
-        )
+        wraps = size % wrap == 0
+        bandwidth = (2 if wraps else 1) * chip.device_link.bandwidth_bytes_per_second
+        return replace(chip.device_link, bandwidth_bytes_per_second=bandwidth, wraps=wraps)
 
     return tuple(Level(name=n, prefix=n, size=s, link=link(s)) for n, s in zip(_TORUS_NAMES, sizes))

@@ -55,6 +55,22 @@ def test_tpu_ring_all_to_all_is_bound_by_its_bisection() -> None:
     assert slope == pytest.approx(8 * 0.5e9 / (2 * 45e9), rel=0.1)
 
 
+def test_only_the_whole_of_a_ring_is_closed() -> None:
+    """v5e has 45 GB/s a link: both ways round a closed ring of 16, one way along a part of it or along 8."""
+
+    def gigabytes_per_second(topology: Topology, axes: tuple[int, ...], size: int) -> float:
+        terms = [collective_seconds(topology, "all-gather", b, axes) for b in (0, 1e9)]
+        return (size - 1) / size / (terms[1] - terms[0])
+
+    closed, line = Topology.parse("v5e:16x16"), Topology.parse("v5e:8x8")
+    assert gigabytes_per_second(closed, (4, 5, 6, 7), 16) == pytest.approx(90)
+    assert gigabytes_per_second(closed, (6, 7), 4) == pytest.approx(45)
+    assert gigabytes_per_second(line, (3, 4, 5), 8) == pytest.approx(45)
+    cube = Topology.parse("v5p:4x4x4")
+    assert gigabytes_per_second(cube, (4, 5), 4) == pytest.approx(180)
+    assert gigabytes_per_second(cube, (5,), 2) == pytest.approx(90)
+
+
 @pytest.mark.parametrize("kind", COLLECTIVES)
 @pytest.mark.parametrize(
     "topology", [CLUSTER, Topology.parse("p100:4x4"), Topology.parse("v5e:4x4")], ids=lambda t: t.name
