@@ -31,8 +31,8 @@ def plan(
     topology: str | Topology | None = None,
     memory: int | str | None = None,
     solver: str = "auto",
-    donate_argnums: Sequence[int] | None = None,
-    static_argnums: Sequence[int] = (),
+    donate_argnums: int | Sequence[int] | None = None,
+    static_argnums: int | Sequence[int] = (),
     pins: Any = None,
     progress: Any = None,
     **kwargs: Any,
@@ -121,8 +121,8 @@ def auto(
     memory: int | str | None = None,
     choose: str | int = "fastest",
     solver: str = "auto",
-    donate_argnums: Sequence[int] | None = None,
-    static_argnums: Sequence[int] = (),
+    donate_argnums: int | Sequence[int] | None = None,
+    static_argnums: int | Sequence[int] = (),
     progress: Any = None,
 ) -> Auto[P, R]: ...
 @overload
@@ -132,8 +132,8 @@ def auto(
     memory: int | str | None = None,
     choose: str | int = "fastest",
     solver: str = "auto",
-    donate_argnums: Sequence[int] | None = None,
-    static_argnums: Sequence[int] = (),
+    donate_argnums: int | Sequence[int] | None = None,
+    static_argnums: int | Sequence[int] = (),
     progress: Any = None,
 ) -> Callable[[Callable[P, R]], Auto[P, R]]: ...
 def auto(step: Callable[..., Any] | None = None, /, **options: Any) -> Any:

@@ -26,7 +26,7 @@ def load(
     path: str | Path,
     step: Callable[..., Any] | None = None,
     *args: Any,
-    static_argnums: Sequence[int] = (),
+    static_argnums: int | Sequence[int] = (),
     **kwargs: Any,
 ) -> Plan | Frontier:
     """Read a plan or a frontier.
@@ -86,7 +86,12 @@ class _Binder:
     """Gives plans their program; the step is analysed once for all plans of a frontier."""
 
     def __init__(
-        self, *, step: Any, args: Sequence[Any], kwargs: Mapping[str, Any], static_argnums: Sequence[int]
+        self,
+        *,
+        step: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        static_argnums: int | Sequence[int],
     ) -> None:
         self._step, self._args, self._kwargs = step, args, kwargs
         self._static = argnums(static_argnums, "static_argnums") or ()
