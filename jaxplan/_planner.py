@@ -24,7 +24,7 @@ from jaxplan.strategies import REFERENCE_STRATEGIES, reference_solution
 
 _NOTHING_MSG = (
     "there is nothing to plan in the step {name}: it does not compute with arrays that it was given.\n"
-    "  expected: a step with at least one operator on its arguments\n"
+    "  expected: a step with at least one operator on arrays among its arguments\n"
     "  likely cause: it returns its arguments as they are, or closes over the arrays that it works on\n"
     "  fix: pass the arrays as arguments, or plan the function that trains"
 )
@@ -59,6 +59,8 @@ def plan_step(
         report("costs")
         model = build_cost_model(graph, topology, lambda fraction: report("costs", fraction))
         plans, references = solve_model(model, solver, memory_limit_bytes, report)
+        if not any(plan.time_seconds for plan in plans):
+            raise ArgumentError(_NOTHING_MSG.format(name=step_name(step)))
         report("score", 1.0)
     searched = sum(seconds for stage, seconds in report.seconds.items() if stage != "trace")
     return Frontier.from_plans(
