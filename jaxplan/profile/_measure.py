@@ -20,7 +20,7 @@ from jaxplan.mesh._profile_table import Key, ProfileTable
 from jaxplan.profile._journal import Journal
 from jaxplan.profile._programs import program
 from jaxplan.profile._settings import Settings
-from jaxplan.profile._timing import agreed, seconds_per_operation
+from jaxplan.profile._timing import agreed_array, seconds_per_operation
 
 _STAGES = {"collective": "collectives", "matmul": "matrix products", "memory": "memory"}
 # Entries of a key that are no sizes: its kind, and the collective and its groups or the dtype.
@@ -86,12 +86,13 @@ def _fill(
         compiled, arrays, unroll = program(key, topology, mesh)
         return seconds_per_operation(compiled, arrays, unroll, settings)
 
+    _share(journal, keys)
     is_new = False
     for stage, name in _STAGES.items():
         of_stage = [key for key in keys if key[0] == stage]
         for done, key in enumerate(of_stage):
             report(name, done / len(of_stage))
-            if not agreed(int(key in journal.seconds)) and not _too_long(key, journal.seconds, settings):
+            if key not in journal.seconds and not _too_long(key, journal.seconds, settings):
                 journal.add(key, take(key))
                 is_new = True
         report(name, 1.0)
@@ -103,6 +104,14 @@ def _fill(
             report("repeats", done / len(wrong))
             journal.add(key, min(journal.seconds[key], take(key)))
         report("repeats", 1.0)
+
+
+def _share(journal: Journal, keys: Sequence[Key]) -> None:
+    """All processes know what the first one has measured: the file may be on its disk alone."""
+    known = agreed_array(np.array([journal.seconds.get(key, math.nan) for key in keys]))
+    for key, seconds in zip(keys, known.tolist(), strict=True):
+        if not math.isnan(seconds):
+            journal.seconds[key] = seconds
 
 
 def disturbed(seconds: Mapping[Key, float]) -> list[Key]:

@@ -20,9 +20,9 @@ def seconds_per_operation(compiled: Any, arrays: tuple[Any, ...], unroll: int, s
     _run(compiled, arrays, 1)
     empty = min(_run(compiled, arrays, 0) for _ in range(2))
     one = max(_run(compiled, arrays, 1) - empty, _LEAST_SECONDS)
-    if one < settings.sample_seconds / 8:  # too short to tell from dispatch: look again over a few
+    if agreed(one) < settings.sample_seconds / 8:  # too short to tell from dispatch: look again over a few
         one = max((_run(compiled, arrays, 8) - empty) / 8, _LEAST_SECONDS)
-    rounds = agreed(min(_MOST_ROUNDS, max(1, round(settings.sample_seconds / one))))
+    rounds = int(agreed(min(_MOST_ROUNDS, max(1, round(settings.sample_seconds / one)))))
     samples = []
     for _ in range(settings.num_samples):
         empty = min(empty, _run(compiled, arrays, 0))
@@ -37,10 +37,15 @@ def _run(compiled: Any, arrays: tuple[Any, ...], rounds: int) -> float:
     return time.perf_counter() - start
 
 
-def agreed(value: Any) -> Any:
+def agreed(value: float) -> float:
     """The value that the first process has: programs of several processes must repeat equally often."""
+    return float(agreed_array(np.asarray([value]))[0])
+
+
+def agreed_array(values: np.ndarray) -> np.ndarray:
+    """The same for an array, rounded to float32 where there are several processes."""
     if jax.process_count() == 1:
-        return value
+        return values
     from jax.experimental import multihost_utils
 
-    return type(value)(multihost_utils.broadcast_one_to_all(np.asarray(value, dtype=np.float64)))
+    return np.asarray(multihost_utils.broadcast_one_to_all(values.astype(np.float32)), dtype=np.float64)
