@@ -49,7 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"trace     {traced_at - start:8.2f} s   (again: the process traced it for planning before)")
     print(f"lower     {lowered_at - traced_at:8.2f} s")
     print(f"compile   {report.compile_seconds:8.2f} s")
-    share, verdict = planning / report.compile_seconds, "ok  " if planning < report.compile_seconds else "MISS"
+    share, verdict = (
+        planning / report.compile_seconds,
+        "ok  " if planning < report.compile_seconds else "MISS",
+    )
     print(f"{verdict} planning takes {share:.2f} of compiling")
     return 0 if planning < report.compile_seconds else 1
 

@@ -1,11 +1,10 @@
 """Times the solvers: on exported problems with proven optima, and on equal layers.
 
-    python -m benchmarks.solvers [--instances DIR] [--repeats N]
+    python -m benchmarks.solvers [--instances DIR] [--repeats N] [--skip-large]
 
-`DIR` holds `.npz` files: `n_nodes`, `cost_<v>` (K_v,), `edges` (E, 2), `edge_mat` (E,), `mat_<j>` (K_u, K_v)
-and `opt_cost`, a proven optimum of the sum. Each solver's optimum is checked against it before anything is
-timed. The baseline is a dense elimination, one table for each node: min-weight order, an in-place minimum
-over the eliminated node's configurations, nothing folded.
+Each solver's optimum is checked before anything is timed. `DIR` holds instances, see `benchmarks/_instances.py`.
+The baseline is a dense elimination, one table for each node: min-weight order, an in-place minimum over the
+eliminated node's configurations, nothing folded.
 """
 
 from __future__ import annotations
@@ -23,59 +22,17 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks._instances import load_instance as load_instance
+from benchmarks._instances import reference_elimination as reference_elimination
+from benchmarks._solver_frontiers import compare_frontiers
+from benchmarks._transformer import transformer_problem
 from jaxplan.solvers import Problem, frontier, solve
 
+SUBJECTS = ("pase", "auto", "exact")
+# A subject may take this long, or this many times the reference, whichever is more.
+_LEAST_SECONDS, _MOST_TIMES = 0.05, 1.2
 # Sums of a few hundred float64 costs in different orders.
 _RELATIVE_TOLERANCE = 1e-9
-
-
-def load_instance(path: Path) -> tuple[Problem, float]:
-    """Return a problem without memory, matrices shared where the file shares them, and its proven optimum."""
-    data = np.load(path)
-    matrices = {j: data[f"mat_{j}"] for j in range(int(data["n_mats"]))}
-    edges = [(int(u), int(v), matrices[int(j)]) for (u, v), j in zip(data["edges"], data["edge_mat"])]
-    times = [data[f"cost_{node}"] for node in range(int(data["n_nodes"]))]
-    return Problem(time=times, edges=edges), float(data["opt_cost"])
-
-
-def reference_elimination(problem: Problem) -> float:
-    """Return the least time by dense elimination, for comparison: no folding, no blocking, no other ideas."""
-    tables: list[tuple[tuple[int, ...], np.ndarray]] = [
-        ((node,), array) for node, array in enumerate(problem.time)
-    ]
-    tables += [((edge.source, edge.target), edge.scalarised(1.0, 0.0)) for edge in problem.edges]
-    remaining, total = set(range(problem.num_nodes)), 0.0
-    touching: dict[int, list[int]] = {node: [] for node in remaining}
-    for index, (names, _) in enumerate(tables):
-        for name in names:
-            touching[name].append(index)
-    adjacent = {
-        node: {name for index in touching[node] for name in tables[index][0]} - {node} for node in remaining
-    }
-    sizes = problem.num_configurations
-    while remaining:
-        node = min(remaining, key=lambda n: (math.prod(sizes[o] for o in adjacent[n]) * sizes[n], n))
-        scope = tuple(sorted(adjacent[node]))
-        terms = [_over(*tables[index], (node, *scope)) for index in touching[node]]
-        result = np.full([sizes[name] for name in scope], np.inf)
-        for label in range(sizes[node]):
-            row = np.zeros(())
-            for term in terms:
-                row = row + term[label]
-            np.minimum(result, row, out=result)
-        remaining.discard(node)
-        total += float(result) if not scope else 0.0
-        tables.append((scope, result))
-        gone = set(touching.pop(node))
-        for name in scope:
-            touching[name] = [index for index in touching[name] if index not in gone] + [len(tables) - 1]
-            adjacent[name] = (adjacent[name] | adjacent[node]) - {name, node}
-    return total
-
-
-def _over(names: tuple[int, ...], table: np.ndarray, scope: tuple[int, ...]) -> np.ndarray:
-    order = sorted(range(len(names)), key=lambda place: scope.index(names[place]))
-    return table.transpose(order)[tuple(slice(None) if name in names else None for name in scope)]
 
 
 def layered_problem(num_layers: int, *, layer_nodes: int = 34, seed: int = 0) -> Problem:
@@ -120,23 +77,63 @@ def measured(run: Callable[[], object], repeats: int) -> tuple[float, float]:
 
 
 def compare_instances(folder: Path, repeats: int) -> bool:
-    """Check and time every instance; return whether all optima were met."""
-    print(
-        f"{'instance':<18} {'nodes':>5} {'labels':>7}  optimum  {'reference':>10} {'pase':>9} {'auto':>9}  s"
-    )
-    is_right = True
+    """Check every instance, then time it; return whether all bars are met."""
+    columns = " ".join(f"{name:>10}" for name in ("reference", *SUBJECTS))
+    print(f"{'instance':<18} {'nodes':>5} {'labels':>7}  optimum  {columns}  s (median of {repeats})")
+    is_right, sums, slow = True, dict.fromkeys(("reference", *SUBJECTS), 0.0), []
     for path in sorted(folder.glob("*.npz")):
         problem, optimum = load_instance(path)
-        values = [reference_elimination(problem), *(solve(problem, name).time for name in ("pase", "auto"))]
-        met = all(math.isclose(value, optimum, rel_tol=_RELATIVE_TOLERANCE) for value in values)
+        met = is_optimal(problem, optimum)
         is_right &= met
-        medians = [
-            measured(functools.partial(run, problem, *names), repeats)[0]
-            for run, *names in ((reference_elimination,), (solve, "pase"), (solve, "auto"))
-        ]
+        medians = time_solvers(problem, repeats)
+        for name, seconds in medians.items():
+            sums[name] += seconds
+            if seconds > max(_LEAST_SECONDS, _MOST_TIMES * medians["reference"]):
+                slow.append(f"{path.stem} by {name}")
         labels = sum(problem.num_configurations)
-        times = f"{medians[0]:>10.4f} {medians[1]:>9.4f} {medians[2]:>9.4f}"
+        times = " ".join(f"{seconds:>10.4f}" for seconds in medians.values())
         print(f"{path.stem:<18} {problem.num_nodes:>5} {labels:>7}  {'met' if met else 'MISSED':<7}  {times}")
+    print(f"{'sum':<42} {' '.join(f'{seconds:>10.4f}' for seconds in sums.values())}")
+    print(f"slower than max(50 ms, 1.2 x reference): {', '.join(slow) or 'none'}")
+    in_half = all(sums[name] <= 0.5 * sums["reference"] for name in SUBJECTS)
+    print(f"sum at most half of the reference's: {'yes' if in_half else 'NO'}")
+    return is_right and in_half and not slow
+
+
+def is_optimal(problem: Problem, optimum: float) -> bool:
+    """Return whether every subject and the reference find the optimum, the subjects proving it."""
+    values = [reference_elimination(problem)]
+    for name in SUBJECTS:
+        found = solve(problem, name)
+        values += [found.time, found.lower_bound]
+    return all(math.isclose(value, optimum, rel_tol=_RELATIVE_TOLERANCE) for value in values)
+
+
+def time_solvers(problem: Problem, repeats: int) -> dict[str, float]:
+    """Return the median seconds of the reference and of each subject."""
+    runs: dict[str, Callable[[], object]] = {"reference": functools.partial(reference_elimination, problem)}
+    runs |= {name: functools.partial(solve, problem, name) for name in SUBJECTS}
+    return {name: measured(run, repeats)[0] for name, run in runs.items()}
+
+
+def compare_large() -> bool:
+    """Check and time, once each, problems as large as a Transformer's on 64 devices, layers equal and not."""
+    is_right = True
+    for jitter, kind in ((0.0, "equal layers"), (0.05, "no two layers equal")):
+        problem = transformer_problem(64, jitter=jitter)
+        most = max(problem.num_configurations)
+        print(f"\nTransformer, 64 devices, {kind}: {problem!r}, at most {most} a node")
+        start = time.perf_counter()
+        optimum = reference_elimination(problem)
+        reference = time.perf_counter() - start
+        print(f"  reference {reference:7.3f} s")
+        for name in SUBJECTS:
+            start = time.perf_counter()
+            found = solve(problem, name)
+            seconds = time.perf_counter() - start
+            met = math.isclose(found.time, optimum, rel_tol=_RELATIVE_TOLERANCE) and found.gap == 0
+            print(f"  {name:<9} {seconds:7.3f} s, {reference / seconds:5.1f} x, {'met' if met else 'MISSED'}")
+            is_right &= met and (name != "auto" or (seconds < 3 and 3 * seconds <= reference))
     return is_right
 
 
@@ -164,11 +161,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.solvers", description="Time the solvers.")
     parser.add_argument("--instances", type=Path, help="folder of .npz problems with proven optima")
     parser.add_argument("--repeats", type=int, default=3, help="timed runs of each; the median is printed")
+    parser.add_argument("--skip-large", action="store_true", help="leave out the problems of minutes")
     options = parser.parse_args(arguments)
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, NumPy {np.__version__}")
     is_right = True
     if options.instances is not None:
         is_right = compare_instances(options.instances, options.repeats)
+        is_right &= compare_frontiers(options.instances)
+    if not options.skip_large:
+        is_right &= compare_large()
     time_layers(options.repeats)
     return 0 if is_right else 1
 
