@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from typing import Any
 
@@ -51,12 +52,12 @@ def run_profile(arguments: argparse.Namespace) -> int:
         jax.config.update("jax_num_cpu_devices", arguments.virtual_devices)
     topology = Topology.parse(arguments.topology) if arguments.topology else Topology.detect()
     file = arguments.output or f"profile-{topology.name.replace(':', '-')}.json"
-    options = {"max_bytes": 1 << (parse_memory(arguments.max_bytes) - 1).bit_length()}
+    settings = Settings(max_bytes=1 << (parse_memory(arguments.max_bytes) - 1).bit_length())
     if arguments.dtypes:
-        options["dtypes"] = tuple(arguments.dtypes)
+        settings = dataclasses.replace(settings, dtypes=tuple(arguments.dtypes))
     with Progress() as progress:
         try:
-            table = measure(file, topology=topology, settings=Settings(**options), progress=progress)
+            table = measure(file, topology=topology, settings=settings, progress=progress)
         except KeyboardInterrupt:
             print(
                 f"interrupted: what was measured is in {file}.partial; run it again to go on", file=sys.stderr
