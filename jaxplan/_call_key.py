@@ -60,7 +60,9 @@ def call_key(args: Sequence[Any], kwargs: Mapping[str, Any], static: Sequence[in
 
 
 def _aval(leaf: Any) -> tuple[Any, ...]:
-    aval = jax.typeof(leaf)
+    aval: Any = (
+        leaf if isinstance(leaf, jax.Array) else jax.typeof(leaf)
+    )  # an array tells by itself, and faster
     return aval.shape, aval.dtype, getattr(aval, "weak_type", False)
 
 

@@ -11,7 +11,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 
-from jaxplan._units import format_bytes
+from jaxplan._units import format_bytes, format_seconds
 from jaxplan.cost import CostModel, flops_of
 from jaxplan.ir import WHOLE, Configuration, StepGraph
 
@@ -57,8 +57,8 @@ class UnevenDimension:
     is_batch: bool
     gains: bool
 
-    def describe(self, num_devices: int) -> str:
-        """One line for people."""
+    def describe(self, num_devices: int, communication_seconds: float) -> str:
+        """One line for people; the seconds are those that the plan communicates in a step."""
         return _NOTE_MSG.format(
             name=repr(self.name),
             size=self.size,
@@ -67,10 +67,10 @@ class UnevenDimension:
             devices=num_devices,
             padded=self.padded,
             wanted=self.wanted,
-            gain=self._gain(),
+            gain=self._gain(communication_seconds),
         )
 
-    def _gain(self) -> str:
+    def _gain(self, communication_seconds: float) -> str:
         flops = f"computes {_flop(self.padded_flops)} instead of {_flop(self.flops)}"
         kept = f"keeps {format_bytes(round(self.padded_kept_bytes))} instead of {format_bytes(round(self.kept_bytes))}"
         spared = [
@@ -82,7 +82,10 @@ class UnevenDimension:
             if after < (1 - LEAST_GAIN) * before
         ]
         if not (self.gains and spared):
-            return "that spares no arithmetic and no memory, because the fastest plan splits what carries it otherwise"
+            return (
+                "that spares no arithmetic and no memory, because the fastest plan splits what carries it otherwise; "
+                f"it communicates for {format_seconds(communication_seconds)} a step"
+            )
         return f"at best a device {' and '.join(spared)} in what carries it (fastest plan)"
 
 

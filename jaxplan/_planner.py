@@ -200,7 +200,7 @@ def _uneven_dimensions(model: CostModel, plans: Sequence[Plan]) -> list[str]:
     fastest = min(plans, key=lambda plan: plan.time_seconds)
     lines = []
     for uneven in uneven_dimensions(model, fastest.configurations):
-        lines.append(uneven.describe(model.topology.num_devices))
+        lines.append(uneven.describe(model.topology.num_devices, fastest.communication_seconds))
         say = warn_once if uneven.gains or uneven.is_batch else inform_once
         say(lines[-1])
     return lines

@@ -93,6 +93,8 @@ class PlannedFunction:
         if donate_argnums is not None:
             self._donate = self._donated(donate_argnums)
         self._jitted = jit_flat(plan, mesh, self._donate)
+        tensors = [program.tensors[t] for t in program.inputs]
+        self._wanted = [(p, t.shape, t.dtype) for p, t in zip(program.in_paths, tensors, strict=True)]
         axes = plan.topology.axes
         shardings = [NamedSharding(mesh, layout.partition_spec(axes)) for layout in plan.in_layouts]
         self._place = Placer(program.in_paths, shardings)
@@ -187,25 +189,8 @@ class PlannedFunction:
                 f"  given:    {tree}\n  expected: {program.in_tree}\n"
                 "  fix: plan again for these arguments"
             )
-        for leaf, t, path in zip(leaves, program.inputs, program.in_paths, strict=True):
-            tensor = program.tensors[t]
-            if np.shape(leaf) != tensor.shape:
-                raise PlanMismatchError(
-                    f"argument {path} has shape {np.shape(leaf)}; the plan was made for {tensor.shape}.\n"
-                    "  fix: plan again for these arguments"
-                )
-            dtype = leaf.dtype if hasattr(leaf, "sharding") else jax.typeof(leaf).dtype
-            if dtype != tensor.dtype:
-                raise PlanMismatchError(
-                    f"argument {path} is {dtype}; the plan was made for {tensor.dtype}.\n"
-                    "  fix: convert it, or plan again for these arguments"
-                )
-            if isinstance(leaf, jax.Array) and not _any_traced([leaf]) and leaf.is_deleted():
-                raise ArgumentError(
-                    f"argument {path} was deleted: an earlier call was given it and could reuse its buffer.\n"
-                    "  likely cause: the step returns it updated, so the plan donates it\n"
-                    "  fix: pass on what the step returned, or donate nothing (donate_argnums=())"
-                )
+        for leaf, (path, shape, dtype) in zip(leaves, self._wanted, strict=True):
+            _check_leaf(leaf, path, shape, dtype)
         return leaves
 
     @staticmethod
@@ -213,6 +198,28 @@ class PlannedFunction:
         aval = jax.typeof(leaf) if not isinstance(leaf, jax.ShapeDtypeStruct) else leaf
         return jax.ShapeDtypeStruct(
             aval.shape, aval.dtype, sharding=sharding, weak_type=getattr(aval, "weak_type", False)
+        )
+
+
+def _check_leaf(leaf: Any, path: str, shape: tuple[int, ...], dtype: Any) -> None:
+    """Raise when an argument is not of the kind that the plan was made for; called for every leaf of every step."""
+    is_array = isinstance(leaf, jax.Array)
+    aval: Any = leaf if is_array or isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf)
+    if aval.shape != shape:
+        raise PlanMismatchError(
+            f"argument {path} has shape {aval.shape}; the plan was made for {shape}.\n"
+            "  fix: plan again for these arguments"
+        )
+    if aval.dtype != dtype:
+        raise PlanMismatchError(
+            f"argument {path} is {aval.dtype}; the plan was made for {dtype}.\n"
+            "  fix: convert it, or plan again for these arguments"
+        )
+    if is_array and not isinstance(leaf, _compat.Tracer) and leaf.is_deleted():
+        raise ArgumentError(
+            f"argument {path} was deleted: an earlier call was given it and could reuse its buffer.\n"
+            "  likely cause: the step returns it updated, so the plan donates it\n"
+            "  fix: pass on what the step returned, or donate nothing (donate_argnums=())"
         )
 
 
