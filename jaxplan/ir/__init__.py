@@ -15,6 +15,7 @@ from jaxplan.ir._model import analyse as analyse
 from jaxplan.ir._program import Equation as Equation
 from jaxplan.ir._program import Program as Program
 from jaxplan.ir._program import Tensor as Tensor
+from jaxplan.ir._registry import local_params as local_params
 from jaxplan.ir._registry import operator_rule as operator_rule
 from jaxplan.ir._registry import register_rule as register_rule
 from jaxplan.ir._rule import Factor as Factor

@@ -81,6 +81,7 @@ class _Coarsening:
         self.union = UnionFind(self.num_equations + len(program.inputs))
         self.kind: dict[int, GroupKind] = {}
         self.mirror: dict[int, int] = {}
+        self.look_ups: dict[tuple[int, tuple[int, ...]], Equation] = {}
         self.twin: dict[int, int] = {}
 
     def run(self) -> Grouping:
@@ -238,7 +239,7 @@ class _Coarsening:
             if twin != eqn.index and twin in self.kind:
                 self._join(eqn, twin)
                 continue
-            if self._joins_contraction(eqn):
+            if self._joins_contraction(eqn) or self._joins_look_up(eqn):
                 continue
             if eqn.phase == "update" and self._joins_state(eqn):
                 continue
@@ -274,6 +275,35 @@ class _Coarsening:
         self._join(eqn, producer.index)
         if eqn.operands[0] in self.mirror:
             self.mirror.setdefault(eqn.results[0], self.mirror[eqn.operands[0]])
+        return True
+
+    def _joins_look_up(self, eqn: Equation) -> bool:
+        """A look-up in a stored table is a product with one-hot rows: it and its gradient are a group by themselves,
+        where the rows may be split, and what follows them is not tied to that."""
+        rule = self.rules[eqn.index]
+        if not rule.indexed or eqn.index in self.kind:
+            return False
+        key = self.values.root[eqn.operands[1]], self.program.tensors[eqn.operands[0]].shape
+        primal = self.look_ups.get(key)
+        if rule.family == "gather" and self._is_stored(eqn.operands[0]):
+            self.look_ups.setdefault(key, eqn)
+        elif primal is None:
+            return False
+        self.kind[eqn.index] = "contraction"
+        if primal is not None:
+            self.union.join(primal.index, eqn.index)
+        if primal is not None and rule.family == "scatter":
+            self.mirror.setdefault(self.values.number[eqn.operands[2]], primal.results[0])
+            self.mirror.setdefault(eqn.results[0], primal.operands[0])
+        return True
+
+    def _is_stored(self, t: int) -> bool:
+        """Whether a tensor is an input, or a view of one."""
+        while t not in self.input_node:
+            eqn = self._producer(t)
+            if eqn is None or eqn.name not in VIEW_PRIMITIVES:
+                return False
+            t = eqn.operands[0]
         return True
 
     def _joins_state(self, eqn: Equation) -> bool:

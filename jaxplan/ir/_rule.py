@@ -60,6 +60,9 @@ class OperatorRule:
       linear: sets of operands in which the operator is jointly linear: when all of one set are partial sums
         over the same devices, and the other operands are not, so are the results. ``add`` has ((0, 1),),
         ``mul`` has ((0,), (1,)).
+      indexed: factors of operand 0 that operand 1 addresses: (factor, position in the last dimension of operand 1).
+        A device that holds a part shifts the indices by the start of its part, and looks up, or updates, nothing
+        for those outside of it; so a plain slice of the operands does not do.
       manual: where it is split, every device applies the operator to its own pieces, because the compiler would
         not split it by itself (an own primitive, a foreign function).
     """
@@ -69,6 +72,7 @@ class OperatorRule:
     results: tuple[TensorFactors, ...]
     family: str
     linear: tuple[tuple[int, ...], ...] = ()
+    indexed: tuple[tuple[int, int], ...] = ()
     manual: bool = False
 
     def __post_init__(self) -> None:
@@ -81,6 +85,9 @@ class OperatorRule:
                 raise RuleError(f"reduce factor {self.factor_name(index)!r} is in a result: operands only")
             if factor.kind in ("map", "window") and index not in in_results:
                 raise RuleError(f"{factor.kind} factor {self.factor_name(index)!r} is in no result")
+        for index, _ in self.indexed:
+            if not any(dim == (index,) for dim in self.operands[0]):
+                raise RuleError(f"indexed names factor {index}, which is no dimension of operand 0")
         for index in itertools.chain.from_iterable(self.linear):
             if not 0 <= index < len(self.operands):
                 raise RuleError(f"linear names operand {index} of {len(self.operands)}")

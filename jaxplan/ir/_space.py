@@ -105,8 +105,9 @@ class _SpaceBuilder:
     def _add_equation(self, eqn: Equation) -> None:
         rule = self.rules[eqn.index]
         self.base[eqn.index] = len(self.sizes)
-        for factor in rule.factors:
-            self._new(factor.size, factor.kind in ("map", "reduce"))
+        rows = frozenset(() if self.group.kind == "contraction" else (f for f, _ in rule.indexed))
+        for f, factor in enumerate(rule.factors):
+            self._new(factor.size, factor.kind in ("map", "reduce") and f not in rows)
         for t, dims in (
             *zip(eqn.operands, rule.operands, strict=True),
             *zip(eqn.results, rule.results, strict=True),

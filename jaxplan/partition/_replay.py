@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ from jaxplan import _compat
 from jaxplan.cost import Flow, Transfer, layout_of
 from jaxplan.ir import UNGROUPED, WHOLE, Configuration, Equation, StepGraph
 from jaxplan.mesh import Layout
-from jaxplan.partition._local import run_local
+from jaxplan.partition._local import run_local, runs_on_pieces
 from jaxplan.partition._steps import Executor
 
 _PINNED_FAMILIES = frozenset({"contraction", "convolution", "gather", "scatter", "reduction", "unknown"})
@@ -149,9 +149,9 @@ class _Run:
 
     def _apply(self, eqn: Equation, group: int, operands: list[Any], layouts: list[Layout]) -> list[Any]:
         homes = [self.replay.home(t) for t in eqn.results]
-        reduced = self._reduced(eqn, group)
-        if reduced:
-            return self._island(eqn, operands, layouts, homes, reduced)
+        split = self._split(eqn, group)
+        if runs_on_pieces(self.graph.rules[eqn.index], split):
+            return self._island(eqn, operands, layouts, homes, split)
         if any(layout.partial for layout in layouts):
             mapped = jax.vmap(lambda *args: self._bind(eqn, args))(*operands)
             return [self.executor.constrain(r, home) for r, home in zip(mapped, homes, strict=True)]
@@ -166,32 +166,37 @@ class _Run:
             return False
         return self.graph.rules[eqn.index].family in _PINNED_FAMILIES or t in self.replay._crossing
 
-    def _reduced(self, eqn: Equation, group: int) -> dict[int, tuple[str, ...]]:
-        """Reduce factors that the group's configuration splits, with the mesh axes."""
-        rule, config = self.graph.rules[eqn.index], self.replay.configurations[group]
+    def _split(self, eqn: Equation, group: int) -> dict[int, tuple[str, ...]]:
+        """Factors that the group's configuration splits, with the mesh axes."""
+        config = self.replay.configurations[group]
         classes = self.graph.spaces[group].factor_class[eqn.index]
-        return {
-            f: self.executor.names(config[c])
-            for f, c in enumerate(classes)
-            if c != WHOLE and rule.factors[f].kind == "reduce" and config[c]
-        }
+        return {f: self.executor.names(config[c]) for f, c in enumerate(classes) if c != WHOLE and config[c]}
 
-    def _island(self, eqn: Equation, operands, layouts, homes, reduced) -> list[Any]:
-        rule = self.graph.rules[eqn.index]
+    def _island(self, eqn: Equation, operands, layouts, homes, split) -> list[Any]:
+        rule, tensors = self.graph.rules[eqn.index], self.program.tensors
         partial = bool(homes[0].partial)
-        traced = [i for i, t in enumerate(eqn.operands) if self.program.tensors[t].kind != "literal"]
+        traced = [i for i, t in enumerate(eqn.operands) if tensors[t].kind != "literal"]
+        out_shapes = [
+            home.local_shape(tensors[t].shape, self.executor.axes)
+            for t, home in zip(eqn.results, homes, strict=True)
+        ]
 
         def body(*pieces: Any) -> list[Any]:
             local = list(operands)
             for i, piece in zip(traced, pieces, strict=True):
                 local[i] = piece
-            results = run_local(eqn, rule, lambda xs: self._bind(eqn, xs), local, reduced)
+            results = run_local(
+                eqn, rule, lambda params, xs: self._bind(eqn, xs, params), local, split, out_shapes
+            )
             return [r[None] for r in results] if partial else results
 
         return self.executor.manual(body, [operands[i] for i in traced], [layouts[i] for i in traced], homes)
 
-    def _bind(self, eqn: Equation, operands: Sequence[Any]) -> list[Any]:
-        return _compat.bind_like(eqn.origin, eqn.primitive, dict(eqn.params), operands, eqn.name_stack)
+    def _bind(
+        self, eqn: Equation, operands: Sequence[Any], params: Mapping[str, Any] | None = None
+    ) -> list[Any]:
+        params = dict(eqn.params if params is None else params)
+        return _compat.bind_like(eqn.origin, eqn.primitive, params, operands, eqn.name_stack)
 
     def _required(self, eqn: Equation, group: int, t: int) -> Layout:
         layout = layout_of(self.graph, self.replay.configurations, group, t, produced=False)

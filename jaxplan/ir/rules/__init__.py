@@ -7,10 +7,15 @@ from jaxplan.ir._registry import register_rule as register_rule
 from jaxplan.ir._registry import registered_primitives as registered_primitives
 from jaxplan.ir._rule import Factor as Factor
 from jaxplan.ir._rule import OperatorRule as OperatorRule
+from jaxplan.ir.rules import _custom_partitioning as _custom_partitioning
+from jaxplan.ir.rules import _attention as _attention
 from jaxplan.ir.rules import _contraction as _contraction
 from jaxplan.ir.rules import _elementwise as _elementwise
 from jaxplan.ir.rules import _gather as _gather
 from jaxplan.ir.rules import _linalg as _linalg
+from jaxplan.ir.rules import _opaque as _opaque
+from jaxplan.ir.rules import _pallas as _pallas
+from jaxplan.ir.rules import _quantised as _quantised
 from jaxplan.ir.rules import _random as _random
 from jaxplan.ir.rules import _reduction as _reduction
 from jaxplan.ir.rules import _shape as _shape

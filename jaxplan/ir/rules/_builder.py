@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -23,6 +24,10 @@ class Factors:
         self._factors.append(Factor(size=size, kind=kind, reducer=reducer))
         return (len(self._factors) - 1,)
 
+    def size(self, dimension: Dimension) -> int:
+        """Elements of a dimension made here."""
+        return math.prod(self._factors[index].size for index in dimension)
+
     def whole(self, size: int) -> Dimension:
         """A new factor that may not be split."""
         return self.add(size, "whole")
@@ -42,6 +47,7 @@ class Factors:
         results: Iterable[TensorFactors],
         family: str,
         linear: tuple[tuple[int, ...], ...] = (),
+        indexed: tuple[tuple[int, int], ...] = (),
     ) -> OperatorRule:
         """The finished rule."""
         return OperatorRule(
@@ -50,6 +56,7 @@ class Factors:
             results=tuple(results),
             family=family,
             linear=linear,
+            indexed=indexed,
         )
 
 

@@ -40,6 +40,7 @@ _NONLINEAR = [
     "exp2",
     "expm1",
     "floor",
+    "from_edtype",
     "ge",
     "gt",
     "igamma",
@@ -81,6 +82,7 @@ _NONLINEAR = [
     "square",
     "tan",
     "tanh",
+    "to_edtype",
     "xor",
     "zeta",
 ]
@@ -179,6 +181,15 @@ def barrier_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorR
     tensors = [factors.add_all(aval.shape) for aval in in_avals]
     linear = (tuple(range(len(in_avals))),) if in_avals else ()
     return factors.rule(tensors, tensors, "elementwise", linear)
+
+
+@register_rule("tie")
+def tie_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorRule:
+    """The second operand, once the first is there, of which nothing else is known."""
+    factors = Factors()
+    first = factors.add_except(in_avals[0].shape, range(len(in_avals[0].shape)))
+    dims = factors.add_all(out_avals[0].shape)
+    return factors.rule([first, dims], [dims], "elementwise", ((1,),))
 
 
 def _is_linear_cast(source: Aval, target: Aval) -> bool:

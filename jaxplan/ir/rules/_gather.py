@@ -6,12 +6,16 @@ Semantics: https://openxla.org/stablehlo/spec#gather and #scatter.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from jaxplan.ir._registry import Avals, Params, register_rule
-from jaxplan.ir._rule import Dimension, OperatorRule, Reducer
+from jax import lax
+
+from jaxplan._compat import is_key_dtype
+from jaxplan.ir._registry import Aval, Avals, Params, register_local_params, register_rule
+from jaxplan.ir._rule import Dimension, OperatorRule, Reducer, Shape
 from jaxplan.ir.rules._builder import Factors
 
+_ONE_HOT = getattr(lax.GatherScatterMode, "ONE_HOT", None)
 # What joins the updates that different devices made; None where the last writer wins.
 _SCATTER_REDUCERS: dict[str, Reducer] = {
     "scatter-add": "sum",
@@ -24,10 +28,11 @@ _SCATTER_REDUCERS: dict[str, Reducer] = {
 
 @register_rule("gather")
 def gather_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorRule:
-    """Embedding look-up ``v d, b s 1 -> b s d`` with v whole, and everything else `lax.gather` can do.
+    """Embedding look-up ``v d, b s 1 -> b s d`` with v reduced, and everything else `lax.gather` can do.
 
     Look-up dimensions are mapped from the indices; slice dimensions are mapped from the operand where they
-    are taken in full; indexed or cut dimensions are whole; batching dimensions are shared by all three.
+    are taken in full; dimensions of which one element is taken are reduced (every device looks up what it holds,
+    and the results add up); cut dimensions are whole; batching dimensions are shared by all three.
     """
     numbers = params["dimension_numbers"]
     operand_shape, indices_shape, result_shape = in_avals[0].shape, in_avals[1].shape, out_avals[0].shape
@@ -37,20 +42,36 @@ def gather_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorRu
     dropped = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
     slice_axes = [axis for axis in range(len(operand_shape)) if axis not in dropped]
     result: dict[int, Dimension] = {}
+    single = _single(numbers.start_index_map, in_avals[0], params, params["slice_sizes"])
     for operand_axis, result_axis in zip(slice_axes, numbers.offset_dims, strict=True):
         size = operand_shape[operand_axis]
+        if operand_axis in single:
+            operand[operand_axis], result[result_axis] = factors.add(size, "reduce", "sum"), ()
+            continue
         is_full = result_shape[result_axis] == size
         operand[operand_axis] = factors.add(size, "map" if is_full else "whole")
         result[result_axis] = operand[operand_axis] if is_full else factors.whole(result_shape[result_axis])
     for axis in numbers.collapsed_slice_dims:
-        operand[axis] = factors.whole(operand_shape[axis])
+        size = operand_shape[axis]
+        operand[axis] = factors.add(size, "reduce", "sum") if axis in single else factors.whole(size)
     _fill(result, lookups, len(result_shape))
     return factors.rule(
         [_ordered(operand), (*lookups, factors.whole(indices_shape[-1]))],
         [_ordered(result)],
         "gather",
         ((0,),),
+        indexed=tuple((operand[axis][0], column) for axis, column in single.items()),
     )
+
+
+@register_local_params("gather")
+def gather_params(params: Params, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape]) -> Params:
+    """Dimensions that are taken in full are taken in full of a piece."""
+    numbers = params["dimension_numbers"]
+    dropped = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
+    sizes = iter(out_shapes[0][axis] for axis in numbers.offset_dims)
+    slice_sizes = [1 if axis in dropped else next(sizes) for axis in range(len(in_shapes[0]))]
+    return {**params, "slice_sizes": tuple(slice_sizes)}
 
 
 @register_rule("scatter")
@@ -74,7 +95,7 @@ for _name, _reducer in _SCATTER_REDUCERS.items():
 def _scatter_rule(
     in_avals: Avals, params: Params, reducer: Reducer | None, linear: tuple[tuple[int, ...], ...]
 ) -> OperatorRule:
-    """Gradient of an embedding ``v d, b s 1, b s d -> v d`` with v whole and b, s reduced.
+    """Gradient of an embedding ``v d, b s 1, b s d -> v d`` with v mapped and b, s reduced.
 
     Look-up dimensions of indices and updates are reduce factors: a device that applies its part of the
     updates holds a partial result. The operand does not carry them, so whoever executes the split must let it
@@ -92,19 +113,42 @@ def _scatter_rule(
     operand = _batching_dims(lookups, numbers.operand_batching_dims, numbers.scatter_indices_batching_dims)
     dropped = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
     window_axes = [axis for axis in range(len(operand_shape)) if axis not in dropped]
+    window_sizes = [1] * len(operand_shape)
+    for axis, update_axis in zip(window_axes, numbers.update_window_dims, strict=True):
+        window_sizes[axis] = updates_shape[update_axis]
+    single = _single(numbers.scatter_dims_to_operand_dims, in_avals[0], params, window_sizes)
     updates: dict[int, Dimension] = {}
     for operand_axis, update_axis in zip(window_axes, numbers.update_window_dims, strict=True):
         size = operand_shape[operand_axis]
+        if operand_axis in single:
+            operand[operand_axis], updates[update_axis] = factors.add(size), ()
+            continue
         is_full = updates_shape[update_axis] == size
         operand[operand_axis] = factors.add(size, "map" if is_full else "whole")
         updates[update_axis] = operand[operand_axis] if is_full else factors.whole(updates_shape[update_axis])
     for axis in numbers.inserted_window_dims:
-        operand[axis] = factors.whole(operand_shape[axis])
+        size = operand_shape[axis]
+        operand[axis] = factors.add(size) if axis in single else factors.whole(size)
     _fill(updates, lookups, len(updates_shape))
     indices = (*lookups, factors.whole(indices_shape[-1]))
-    return factors.rule(
-        [_ordered(operand), indices, _ordered(updates)], [_ordered(operand)], "scatter", linear
-    )
+    tensors = [_ordered(operand), indices, _ordered(updates)]
+    indexed = tuple((operand[axis][0], column) for axis, column in single.items())
+    return factors.rule(tensors, [_ordered(operand)], "scatter", linear, indexed)
+
+
+def _single(
+    index_map: Sequence[int], operand: Aval, params: Params, slice_sizes: Sequence[int]
+) -> dict[int, int]:
+    """Dimensions of which an index picks one element, with the position of that index.
+
+    Results of several devices are added up, so truth values and keys, which do not add, are left out.
+    """
+    if is_key_dtype(operand.dtype) or operand.dtype == bool or params["mode"] == _ONE_HOT:
+        return {}
+    shape = operand.shape
+    return {
+        axis: column for column, axis in enumerate(index_map) if slice_sizes[axis] == 1 and shape[axis] > 1
+    }
 
 
 def _lookup(factors: Factors, size: int, reducer: Reducer | None) -> Dimension:

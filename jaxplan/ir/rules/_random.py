@@ -20,7 +20,14 @@ def random_bits_rule(in_avals: Avals, out_avals: Avals, params: Params) -> Opera
 
 
 @register_rule(
-    "random_seed", "random_fold_in", "random_clone", "random_gamma", "threefry2x32", "threefry4x32"
+    "random_seed",
+    "random_fold_in",
+    "random_clone",
+    "random_gamma",
+    "threefry2x32",
+    "threefry4x32",
+    "philox2x32",
+    "philox4x32",
 )
 def random_elementwise_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorRule:
     """One output per key or counter."""

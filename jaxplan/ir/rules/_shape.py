@@ -158,7 +158,7 @@ def bitcast_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorR
     return leading_dims_rule(in_avals, out_avals, num_leading=num_leading, family="elementwise")
 
 
-@register_rule("iota", "empty", "empty2")
+@register_rule("iota", "empty", "empty2", "platform_index")
 def source_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorRule:
     """A value made from nothing, in any split."""
     factors = Factors()

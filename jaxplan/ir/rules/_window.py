@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jaxplan.ir._registry import Avals, Params, register_rule
+from jaxplan.ir._registry import Avals, Params, register_local_params, register_rule
 from jaxplan.ir._rule import Dimension, OperatorRule, Shape, TensorFactors
 from jaxplan.ir.rules._builder import Factors
 
@@ -71,6 +72,19 @@ def convolution_rule(in_avals: Avals, out_avals: Avals, params: Params) -> Opera
         lhs[lhs_axis], out[out_axis] = window.dims(factors, lhs_shape[lhs_axis], out_shape[out_axis])
         rhs[rhs_axis] = factors.whole(rhs_shape[rhs_axis])
     return factors.rule([_ordered(lhs), _ordered(rhs)], [_ordered(out)], "convolution", ((0,), (1,)))
+
+
+@register_local_params("conv_general_dilated")
+def convolution_params(params: Params, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape]) -> Params:
+    """Where groups are split, a piece has fewer of them."""
+    numbers = params["dimension_numbers"]
+    channels = in_shapes[0][numbers.lhs_spec[1]]
+    batch, out_batch = in_shapes[0][numbers.lhs_spec[0]], out_shapes[0][numbers.out_spec[0]]
+    return {
+        **params,
+        "feature_group_count": channels // in_shapes[1][numbers.rhs_spec[1]],
+        "batch_group_count": batch // out_batch,
+    }
 
 
 @register_rule("reduce_window_sum")

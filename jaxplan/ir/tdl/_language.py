@@ -250,13 +250,15 @@ def _body(function: Any, variables: tuple[Variable, ...]) -> Expression:
 
 
 def _parameters(function: Any, what: str, num_variables: int | None = None) -> tuple[str, ...]:
-    """Names of a function's parameters; ``*i`` stands for as many as are wanted."""
+    """Names of a function's parameters; ``*i`` stands for as many as are wanted, one with a default is no variable."""
     if not callable(function) or isinstance(function, Expression):
         raise RuleError(
             f"{what} is {function!r}: expected a function of index variables, such as lambda i: ..."
         )
     names: list[str] = []
     for parameter in inspect.signature(function).parameters.values():
+        if parameter.default is not parameter.empty:
+            continue
         if parameter.kind is parameter.VAR_POSITIONAL and num_variables is not None:
             names.extend(f"{parameter.name}{i}" for i in range(len(names), num_variables))
         elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):

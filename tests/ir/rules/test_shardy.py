@@ -45,10 +45,6 @@ _STABLEHLO_NAMES = {
 # Lowered to several operators or to a custom call: Shardy has no one rule for them.
 _WITHOUT_SHARDY_RULE = {"cholesky", "top_k", "clamp", "integer_pow", "split", "ragged_dot_general"}
 
-_INDEXED = (
-    "Shardy splits an indexed dimension and lets each device mask the indices outside of its part: "
-    "a split that shifts indices is not a slice of the program, so here it is whole"
-)
 _STRIDED = (
     "Shardy reduces over kernel positions where it can cut the image into strides; "
     "that is a strided slice of the image, so here the kernel is whole"
@@ -62,13 +58,6 @@ _ARGMAX = "Shardy reduces (value, index) pairs; no sum, product, minimum or maxi
 _DIFFERENCES = {
     "argmax (4, 6) -> (4,)": _ARGMAX,
     "reshape (4, 6) -> (6, 4)": _UNALIGNED,
-    "gather (10, 6), (4, 8, 1) -> (4, 8, 6)": _INDEXED,
-    "gather (4, 10, 6), (4, 8, 1) -> (4, 8, 2)": _INDEXED,
-    "scatter-add (10, 6), (4, 8, 1), (4, 8, 6) -> (10, 6)": _INDEXED,
-    "scatter-add (4, 10, 6), (4, 8, 1), (4, 8, 6) -> (4, 10, 6)": _INDEXED,
-    "scatter-mul (10, 6), (4, 1), (4, 6) -> (10, 6)": _INDEXED,
-    "scatter-max (10, 6), (4, 1), (4, 6) -> (10, 6)": _INDEXED,
-    "scatter (10, 6), (4, 1), (4, 6) -> (10, 6)": _INDEXED,
     "conv_general_dilated (4, 8, 8, 6), (3, 3, 6, 10) -> (4, 4, 4, 10)": _STRIDED,
     "conv_general_dilated (4, 8, 8, 6), (1, 1, 6, 10) -> (4, 8, 8, 10)": _POINTWISE,
     "conv_general_dilated (2, 8, 16, 4), (4, 4, 4, 6) -> (2, 2, 4, 6)": _PATCHES,

@@ -1,0 +1,90 @@
+"""Look-ups in, and updates of, a dimension that the devices hold in parts (a vocabulary, the rows of a cache).
+
+Every device sees all indices, shifts them by the start of its part, and does its own: a look-up returns zeros for the
+others, so that the results of all devices add up, and an update drops them. (Megatron-LM, section 3, does this to the
+embedding: https://arxiv.org/abs/1909.08053.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from jaxplan.ir import OperatorRule
+
+_Mode = lax.GatherScatterMode
+Bind = Callable[[Mapping[str, Any], Sequence[Any]], list[Any]]
+Split = Mapping[int, tuple[str, ...]]
+
+
+def own_look_ups(
+    rule: OperatorRule, bind: Bind, params: Mapping[str, Any], pieces: Sequence[Any], split: Split
+) -> list[Any]:
+    """A gather from a piece of the operand: partial sums.
+
+    An index outside of the whole operand is looked up by the first device alone, which reads the fill value for it.
+    """
+    operand, indices = pieces
+    mode, is_own = _Mode.from_any(params["mode"]), jnp.ones(indices.shape[:-1], bool)
+    for size, column, names in _split_columns(rule, operand, split):
+        part, num_parts = lax.axis_index(names), lax.axis_size(names)
+        index, is_inside = _bounded(indices[..., column], size * num_parts, mode)
+        local = index - part * size
+        is_here = (local >= 0) & (local < size)
+        if mode == _Mode.FILL_OR_DROP:
+            is_own &= jnp.where(is_inside, is_here, part == 0)
+            local = jnp.where(is_inside, jnp.clip(local, 0, size - 1), size)
+        else:
+            is_own &= is_here
+            local = jnp.clip(local, 0, size - 1)
+        indices = indices.at[..., column].set(local)
+    (found,) = bind(params, [operand, indices])
+    mask = jnp.expand_dims(is_own, tuple(params["dimension_numbers"].offset_dims))
+    return [jnp.where(mask, found, jnp.zeros_like(found))]
+
+
+def own_updates(
+    rule: OperatorRule, bind: Bind, params: Mapping[str, Any], pieces: Sequence[Any], split: Split
+) -> list[Any]:
+    """A scatter into a piece of the operand: the updates of other parts are dropped."""
+    operand, indices, updates = pieces
+    mode = _Mode.from_any(params["mode"])
+    for size, column, names in _split_columns(rule, operand, split):
+        part, num_parts = lax.axis_index(names), lax.axis_size(names)
+        index, is_inside = _bounded(indices[..., column], size * num_parts, mode)
+        local = index - part * size
+        is_here = is_inside & (local >= 0) & (local < size)
+        indices = indices.at[..., column].set(jnp.where(is_here, local, size))
+    others = _other_columns_clipped(rule, operand, indices, split, mode)
+    return bind({**params, "mode": _Mode.FILL_OR_DROP}, [operand, others, updates])
+
+
+def _other_columns_clipped(rule: OperatorRule, operand: Any, indices: Any, split: Split, mode: Any) -> Any:
+    """Indices of dimensions that are not split, clipped if the program clips: from now on outside means dropped."""
+    if mode != _Mode.CLIP:
+        return indices
+    for factor, column in rule.indexed:
+        if factor not in split:
+            size = operand.shape[rule.operands[0].index((factor,))]
+            indices = indices.at[..., column].set(jnp.clip(indices[..., column], 0, size - 1))
+    return indices
+
+
+def _split_columns(rule: OperatorRule, operand: Any, split: Split) -> list[tuple[int, int, tuple[str, ...]]]:
+    """Local size of a split dimension that is addressed, position of its index, and the axes that split it."""
+    return [
+        (operand.shape[rule.operands[0].index((factor,))], column, split[factor])
+        for factor, column in rule.indexed
+        if factor in split
+    ]
+
+
+def _bounded(index: Any, size: int, mode: Any) -> tuple[Any, Any]:
+    """A signed index into the whole dimension, clipped where the program says so, and whether it lies inside."""
+    if jnp.issubdtype(index.dtype, jnp.unsignedinteger):
+        index = index.astype(jnp.int32)
+    index = jnp.clip(index, 0, size - 1) if mode == _Mode.CLIP else index
+    return index, (index >= 0) & (index < size)
