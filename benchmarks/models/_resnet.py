@@ -101,4 +101,7 @@ def resnet_eval_step(state: BatchNormTrainState, batch: dict[str, Any]) -> dict[
 
 def make_resnet_state(config: ResNetConfig) -> tuple[TrainState]:
     images = jnp.zeros((1, config.image_size, config.image_size, 3), config.param_dtype)
-    return (make_train_state(ResNet(config), config.optimizer, images, state_class=BatchNormTrainState),)
+    state = make_train_state(ResNet(config), config.optimizer, images, state_class=BatchNormTrainState)
+    # Flax makes the first statistics float32 whatever the parameters are; those that follow are not.
+    statistics = jax.tree.map(lambda x: x.astype(config.param_dtype), state.batch_stats)  # pyright: ignore
+    return (state.replace(batch_stats=statistics),)

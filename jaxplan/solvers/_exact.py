@@ -24,7 +24,7 @@ from jaxplan.solvers._moves import points_between
 from jaxplan.solvers._point import Point, score
 from jaxplan.solvers._problem import Problem
 from jaxplan.solvers._prune import prune
-from jaxplan.solvers._restrict import Labels, restrict
+from jaxplan.solvers._restrict import Labels, labels_of, restrict
 
 # Assignments with their choices that are counted through: about a second.
 _MOST_COUNTED = 100_000
@@ -44,11 +44,23 @@ def solve_exact(problem: Problem, memory_limit: int | None) -> tuple[Point, floa
     if num_combinations(problem) <= _MOST_COUNTED:
         return _count(problem, memory_limit)
     labels = _candidates(problem, memory_limit)
-    if labels is None:
-        return None
+    return None if labels is None else solve_among(problem, labels, memory_limit)
+
+
+def solve_among(
+    problem: Problem, labels: Sequence[Labels], memory_limit: int | None, max_branches: int | None = None
+) -> tuple[Point, float] | None:
+    """Return the fastest point with some configurations alone and a bound on its seconds, or None.
+
+    Args:
+      problem: what to solve.
+      labels: configurations of each node.
+      memory_limit: bytes.
+      max_branches: nodes of the search tree after which the programme stops with what it has.
+    """
     small = restrict(problem, labels)
     few = num_combinations(small) * (small.num_nodes + len(small.edges)) <= _MOST_COUNTED_ENTRIES
-    found = _count(small, memory_limit) if few else _programme(small, memory_limit)
+    found = _count(small, memory_limit) if few else _programme(small, memory_limit, max_branches)
     if found is None:
         return None
     point, bound = found
@@ -63,10 +75,12 @@ def _candidates(problem: Problem, memory_limit: int | None) -> Sequence[Labels] 
     time + slope x memory <= its time + slope x limit, whatever the slope; that of the hull at the limit makes
     the right side smallest.
     """
+    if memory_limit is None:
+        return tighten(problem, (1.0, 0.0)).labels
     minimise, _ = minimiser(problem)
     fast, _ = fastest_point(problem, minimise)
-    if memory_limit is None or fast.memory <= memory_limit:
-        return tighten(problem, (1.0, 0.0)).labels
+    if fast.memory <= memory_limit:
+        return labels_of([fast.assignment])
     hull = lower_hull(problem, minimise, max_solves=_HULL_SOLVES, tolerance=1e-4)
     if hull.lower_bound(memory_limit) == math.inf:
         return None
@@ -101,11 +115,13 @@ def _count(problem: Problem, memory_limit: int | None) -> tuple[Point, float] | 
     return point, point.time
 
 
-def _programme(problem: Problem, memory_limit: int | None) -> tuple[Point, float] | None:
+def _programme(
+    problem: Problem, memory_limit: int | None, max_branches: int | None
+) -> tuple[Point, float] | None:
     """Solve the programme; where rounding lets the memory exceed the limit, tighten and repeat."""
     limit, bound = memory_limit, None
     for _ in range(4):
-        result = _Programme(problem).solve(limit)
+        result = _Programme(problem).solve(limit, max_branches)
         if result is None:
             return None
         point, proven = result
@@ -125,7 +141,7 @@ class _Programme:
         blocks = [edge.time.size for edge in problem.edges]
         self.edge_starts = self.starts[-1] + np.cumsum([0, *blocks])
 
-    def solve(self, memory_limit: int | None) -> tuple[Point, float] | None:
+    def solve(self, memory_limit: int | None, max_branches: int | None) -> tuple[Point, float] | None:
         from scipy.optimize import Bounds, LinearConstraint, milp  # heavy, and needed by this solver alone
 
         problem = self.problem
@@ -143,9 +159,9 @@ class _Programme:
             integrality=self._integrality(),
             bounds=Bounds(0, allowed.astype(float)),  # pyright: ignore[reportArgumentType]
             constraints=constraints,
-            options={"mip_rel_gap": 0.0},
+            options={"mip_rel_gap": 0.0} | ({} if max_branches is None else {"node_limit": max_branches}),
         )
-        if result.status == 2:
+        if result.status == 2 or (result.x is None and max_branches is not None):
             return None
         if result.x is None:
             raise ProblemError(f"HiGHS found no solution: {result.message}")

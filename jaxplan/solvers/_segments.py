@@ -20,6 +20,8 @@ from jaxplan.solvers._restrict import Labels, original_labels, restrict
 # Candidates of the lists of one segment, exact and thinned; a core looks at some 2e7 a second.
 _EXACT_CANDIDATES = 2_000_000
 _THINNED_CANDIDATES = 2_000_000
+# Configurations left per node beyond which exact lists are not worth the attempt.
+_MOST_PER_NODE = 3
 # Points of a thinned list.
 _LIST_CAP = 48
 # Thinned lists lower the staircase, so that a second look leaves fewer configurations.
@@ -61,7 +63,10 @@ def _lists(problem: Problem, labels: Sequence[Labels]) -> tuple[list[Point], boo
     undominated = prune(small)
     small = restrict(small, undominated)
     labels = [tuple(kept[label] for label in rows) for kept, rows in zip(labels, undominated)]
-    for cap, budget in ((None, _EXACT_CANDIDATES), (_LIST_CAP, _THINNED_CANDIDATES)):
+    attempts = [(None, _EXACT_CANDIDATES), (_LIST_CAP, _THINNED_CANDIDATES)]
+    if sum(small.num_configurations) > _MOST_PER_NODE * small.num_nodes:
+        del attempts[0]
+    for cap, budget in attempts:
         tracked = track_frontier(small, cap=cap, budget=budget, max_group=_MAX_GROUP)
         if tracked is not None and len(tracked.assignments):
             points = score(problem, original_labels(tracked.assignments, labels), tracked.choices)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 from jaxplan._errors import InfeasibleError, ProblemError
+from jaxplan.solvers._dual import tighten
 from jaxplan.solvers._elimination import NOTHING_FEASIBLE_MSG
-from jaxplan.solvers._exact import solve_exact
+from jaxplan.solvers._exact import solve_among, solve_exact
 from jaxplan.solvers._frontier import (
     FRONTIER_SOLVERS,
     HULL_TOLERANCE,
@@ -20,12 +22,14 @@ from jaxplan.solvers._moves import points_between
 from jaxplan.solvers._point import Point, non_dominated
 from jaxplan.solvers._problem import Problem
 from jaxplan.solvers._segments import points_in_segment
-from jaxplan.solvers._solution import Solution
+from jaxplan.solvers._solution import Solution, relative_gap
 
 SOLVERS = (*FRONTIER_SOLVERS, "exact")
 
 # Points kept on the way to one memory limit; the more, the closer the best of them comes to the limit.
 _POINTS = 256
+# Where lists leave a larger gap, a programme on at most this many configurations is tried, this long.
+_SMALL_GAP, _MOST_LABELS, _MOST_BRANCHES = 2e-3, 4000, 500
 
 _OVER_LIMIT_MSG = (
     "no assignment fits {limit} bytes: the leanest one takes {least} bytes and {seconds:.6g} s. Raise the "
@@ -71,16 +75,41 @@ def solve(
         problem, minimise, max_solves=num_solves(num_additions), tolerance=HULL_TOLERANCE, progress=progress
     )
     points = [*hull.points, *points_between(problem, hull.points, _POINTS)]
-    bound = hull.lower_bound(memory_limit)
-    if solver != "pase" and (around := _segment_around(hull, memory_limit)) is not None:
-        found, is_exact = points_in_segment(problem, *around, points)
-        points += found
-        if is_exact:
-            bound = min(point.time for point in found if point.memory <= memory_limit)
-    fitting = [point for point in non_dominated(points) if point.memory <= memory_limit]
-    if not fitting:
+    best, bound = _fitting(points, memory_limit), hull.lower_bound(memory_limit)
+    around = _segment_around(hull, memory_limit)
+    if solver != "pase" and best is not None and around is not None:
+        best, bound = _closer(problem, around, points, memory_limit, bound)
+    if best is None:
         raise _infeasible(problem, memory_limit)
-    return solution(fitting[-1], bound, solver)
+    return solution(best, bound, solver)
+
+
+def _closer(
+    problem: Problem, around: tuple[Point, Point], points: Sequence[Point], memory_limit: int, bound: float
+) -> tuple[Point, float]:
+    """Return the fastest point within the limit by lists between two vertices, then by a programme."""
+    lean, fast = around
+    found, is_exact = points_in_segment(problem, lean, fast, points)
+    best = _fitting([*points, *found], memory_limit) or lean
+    if is_exact:
+        return best, best.time
+    if relative_gap(best.time, bound) <= _SMALL_GAP:
+        return best, bound
+    slope = (lean.time - fast.time) / (fast.memory - lean.memory)
+    labels = tighten(problem, (1.0, slope), best.time + slope * memory_limit).labels
+    if sum(map(len, labels)) > _MOST_LABELS:
+        return best, bound
+    programme = solve_among(problem, labels, memory_limit, _MOST_BRANCHES)
+    if programme is None:
+        return best, bound
+    point, proven = programme
+    return min(best, point, key=lambda point: (point.time, point.memory)), max(bound, proven)
+
+
+def _fitting(points: Sequence[Point], memory_limit: int) -> Point | None:
+    """Return the fastest point within the limit."""
+    fitting = [point for point in non_dominated(points) if point.memory <= memory_limit]
+    return fitting[-1] if fitting else None
 
 
 def _segment_around(hull: Hull, memory_limit: int) -> tuple[Point, Point] | None:
