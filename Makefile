@@ -1,14 +1,18 @@
-# make demo: plan and train a small GPT.   make test: every check.   Both make their own virtual environment, .venv.
+# make demo: plan and train a small GPT.   make demo-vision: a ResNet.   make test: every check.
+# All make their own virtual environment, .venv.
 PYTHON ?= python3
 VENV ?= .venv
 NUM_WORKERS ?= 2
 BIN := $(VENV)/bin
 
-.PHONY: demo test clean
+.PHONY: demo demo-vision test clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.flax
 	$(BIN)/python examples/train_gpt.py
+
+demo-vision: $(VENV)/.examples
+	$(BIN)/python examples/train_vision.py
 
 test: $(VENV)/.test
 	$(BIN)/ruff check .
