@@ -223,7 +223,9 @@ class Auto(Generic[P, R]):
 
     @property
     def counts(self) -> Counts:
-        return Counts(plans=len(self._plans), compiles=len(self._ready))
+        return Counts(
+            plans=len(self._plans), compiles=sum(run.num_compilations for run in self._ready.values())
+        )
 
     def _last(self, items: list[Any], what: str) -> Any:
         if not items:

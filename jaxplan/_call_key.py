@@ -60,9 +60,7 @@ def call_key(args: Sequence[Any], kwargs: Mapping[str, Any], static: Sequence[in
 
 
 def _aval(leaf: Any) -> tuple[Any, ...]:
-    aval: Any = (
-        leaf if isinstance(leaf, jax.Array) else jax.typeof(leaf)
-    )  # an array tells by itself, and faster
+    aval: Any = leaf if isinstance(leaf, jax.Array) else jax.typeof(leaf)  # an array is faster asked itself
     return aval.shape, aval.dtype, getattr(aval, "weak_type", False)
 
 

@@ -121,6 +121,11 @@ class PlannedFunction:
             else [False] * len(program.in_paths)
         )
 
+    @property
+    def num_compilations(self) -> int:
+        """How many programs were compiled: none while it was only called inside other traced functions."""
+        return (self._compiled is not None) + (self._checked is not None)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with _nnx.opened(args, kwargs, self._graph.program.static_argnums) as call:
             return call.close(self.run_opened(call))
