@@ -193,14 +193,19 @@ class Topology:
 
         Raises:
           TopologyError: not such a file; the message names the field.
+          ProfileError: what was measured is of another machine; the message says what differs.
         """
+        from jaxplan.mesh._profile_check import check_profile
         from jaxplan.mesh._topology_json import topology_from_json
 
         try:
             body = json.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
             raise TopologyError(f"cannot read topology file {str(path)!r}: {error}") from error
-        return topology_from_json(body, str(path))
+        topology = topology_from_json(body, str(path))
+        if topology.profile is not None:
+            check_profile(topology, topology.profile)
+        return topology
 
 
 def known_chip(name: str, given: str) -> ChipSpec:

@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -32,6 +31,16 @@ Operation = Callable[..., Any]
 
 def program(key: Key, topology: Topology, mesh: Mesh) -> tuple[Any, tuple[Any, ...], int]:
     """A compiled function of (rounds, *arrays), its arrays, and how many operations a round has."""
+    lowered, abstract, unroll = lower(key, topology, mesh)
+    ones = jax.jit(
+        lambda: tuple(jnp.ones(x.shape, x.dtype) for x in abstract),
+        out_shardings=tuple(x.sharding for x in abstract),
+    )
+    return lowered.compile(), ones(), unroll
+
+
+def lower(key: Key, topology: Topology, mesh: Mesh) -> tuple[Any, tuple[jax.ShapeDtypeStruct, ...], int]:
+    """The same before it is compiled, for devices that may exist for the compiler only."""
     operation, shapes, dtype = _operation(key, topology, mesh)
     unroll = _UNROLL.get(mesh.devices.flat[0].platform, _UNROLL_ELSEWHERE)
     every = PartitionSpec(mesh.axis_names)
@@ -47,15 +56,13 @@ def program(key: Key, topology: Topology, mesh: Mesh) -> tuple[Any, tuple[Any, .
 
     specs = (PartitionSpec(), *(every for _ in shapes))
     mapped = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=every, check_vma=False)
-    arrays = tuple(_array(shape, dtype, mesh) for shape in shapes)
-    return jax.jit(mapped).lower(np.int32(0), *arrays).compile(), arrays, unroll
-
-
-def _array(local_shape: Sequence[int], dtype: Any, mesh: Mesh) -> jax.Array:
-    """Ones on every device, this shape on each."""
-    shape = (local_shape[0] * mesh.size, *local_shape[1:])
-    sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
-    return jax.jit(lambda: jnp.ones(shape, dtype), out_shardings=sharding)()
+    # Every device holds an array of this shape of its own.
+    abstract = tuple(
+        jax.ShapeDtypeStruct((s[0] * mesh.size, *s[1:]), dtype, sharding=NamedSharding(mesh, every))
+        for s in shapes
+    )
+    rounds = jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec()))
+    return jax.jit(mapped).lower(rounds, *abstract), abstract, unroll
 
 
 def _operation(key: Key, topology: Topology, mesh: Mesh) -> tuple[Operation, list[tuple[int, ...]], Any]:

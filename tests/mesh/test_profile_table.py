@@ -201,11 +201,17 @@ def test_a_table_of_another_machine_is_refused_with_what_differs(other: str, mes
         NODES.with_profile(table_of(Topology.parse(other), _seconds))
 
 
-def test_virtual_devices_are_the_host_that_was_measured() -> None:
+def test_virtual_devices_are_the_host_that_was_measured(tmp_path: Path) -> None:
     host = Topology.parse("cpu:8")
     host.with_profile(table_of(host, _seconds))
     with pytest.raises(ProfileError, match=r"num_cores is 1000, not .*\n.*\n  fix"):
         host.with_profile(table_of(host, _seconds, num_cores=1000))
+    measured = host.with_profile(table_of(host, _seconds))
+    body = measured.to_json()
+    body["profile"]["machine"]["processor"] = "Abacus"
+    (tmp_path / "machine.json").write_text(json.dumps(body))
+    with pytest.raises(ProfileError, match="processor is 'Abacus'"):
+        Topology.load(tmp_path / "machine.json")
 
 
 def test_a_table_that_lacks_collectives_is_refused() -> None:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +69,38 @@ def test_the_program_runs_the_operation_on_the_bytes_that_it_names(
     assert any(shape in line for line in lines), compiled.as_text()
     assert unroll == 1 and all(len(a.sharding.device_set) == 8 for a in arrays)
     assert seconds_per_operation(compiled, arrays, unroll, QUICK) > 0
+
+
+_COMPILE_FOR_GPU = """
+import collections, re
+import numpy as np
+from jax.sharding import Mesh
+from jaxplan.mesh import COLLECTIVES, Topology
+from jaxplan.profile._programs import lower
+t = Topology.parse("h100:8")
+mesh = Mesh(np.array(t.aot_devices()).reshape([a.size for a in t.axes]), [a.name for a in t.axes])
+for key in [*(("collective", kind, (4,), 4096) for kind in COLLECTIVES), ("matmul", "bfloat16", 1, 256, 256, 256)]:
+    lowered, _, unroll = lower(key, t, mesh)
+    text = lowered.compile().as_text()
+    found = re.findall(r" ([a-z-]*(?:gather|reduce|scatter|all|permute|call))(?:-start)?[(]", text)
+    print(key[1], unroll, {k: n for k, n in collections.Counter(found).items() if k != "call"})
+"""
+
+
+@pytest.mark.gpu_aot
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("jax_cuda12_plugin") is None, reason="needs the extra gpu-aot")
+def test_on_a_gpu_a_round_has_sixteen_operations_and_no_other_collective() -> None:
+    environment = os.environ | Topology.parse("h100:8").aot_environment()
+    environment["PYTHONPATH"] = os.pathsep.join(
+        [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", _COMPILE_FOR_GPU], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    expected = [f"{kind} 16 {{'{kind}': 16}}" for kind in COLLECTIVES] + ["bfloat16 16 {'custom-call': 16}"]
+    assert done.stdout.splitlines() == expected
 
 
 def test_groups_are_made_of_the_innermost_axes() -> None:
