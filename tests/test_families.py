@@ -1,0 +1,199 @@
+"""Every family of models computes, planned, what it computes on one device: three points of each frontier."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+import jaxplan
+from benchmarks.models import MODELS, ModelSpec
+
+NUM_STEPS = 6
+POINTS = ("fastest", "knee", "leanest")
+TOLERANCE = {"bfloat16": 2e-2, "float32": 1e-4, "float64": 1e-9}  # relative, of losses
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A model of the registry with fields overridden; `dtype` of its computation."""
+
+    model: str
+    fields: tuple[tuple[str, Any], ...] = ()
+    dtype: str = "float32"
+    num_steps: int = NUM_STEPS
+
+    @property
+    def spec(self) -> ModelSpec:
+        spec = MODELS[self.model]
+        names = {field.name for field in dataclasses.fields(spec.config)}
+        dtypes = {"dtype": self.dtype}
+        if "param_dtype" in names:
+            dtypes["param_dtype"] = "float64" if self.dtype == "float64" else "float32"
+        return spec.override(**{**dtypes, **dict(self.fields)})
+
+
+def _case(model: str, dtype: str = "float32", num_steps: int = NUM_STEPS, **fields: Any) -> Any:
+    case = Case(model=model, fields=tuple(fields.items()), dtype=dtype, num_steps=num_steps)
+    words = [model, *(f"{name}={value}" for name, value in fields.items()), dtype]
+    return pytest.param(case, id=" ".join(words))
+
+
+# Optimizers with many equations are tried on small models: what takes time here is compiling.
+MLP = {"num_layers": 2}
+GPT = {"num_layers": 1, "sequence_length": 16, "vocab_size": 128, "optimizer": "sgd"}
+RESNET = {"stage_sizes": (1, 1), "image_size": 16}
+
+CASES = [
+    _case("mlp-tiny", **MLP, optimizer="momentum"),
+    _case("mlp-tiny", "float64", **MLP, optimizer="masked-adamw", num_steps=20),
+    _case("mlp-tiny", **MLP, optimizer="adafactor"),
+    _case("mlp-tiny", **MLP, optimizer="multi-steps"),
+    _case("mlp-tiny", **MLP, num_microbatches=4, optimizer="clipped-adamw"),
+    _case("gpt-tiny-dropout", **GPT, remat=True, tied=False),
+    _case("gpt-tiny-scan", **{**GPT, "num_layers": 2}),
+    _case("gpt-tiny-mixed", "bfloat16", **GPT, loss_scale=1024.0),
+    _case("gpt-tiny-nnx", **{**GPT, "optimizer": "adamw"}),
+    _case("gpt-tiny-eval", **GPT),
+    _case("gpt-tiny-inference", **GPT),
+    _case("vit-tiny", num_layers=1, optimizer="sgd"),
+    _case("resnet-tiny", "float64", **RESNET),
+    _case("resnet-tiny-eval", **RESNET),
+    _case("lstm-tiny"),
+]
+
+
+def _batches(case: Case) -> list[Any]:
+    make = jax.jit(functools.partial(case.spec.make_batch, case.spec.config))
+    return [jax.device_get(make(jax.random.key(i))) for i in range(case.num_steps)]
+
+
+@functools.cache
+def _initial(case: Case) -> tuple[list[Any], Any]:
+    """The leaves and the tree of the state, made once: functions in it are compared by identity."""
+    make = functools.partial(case.spec.make_state, case.spec.config)
+    leaves, tree = jax.tree.flatten(make() if case.spec.updates == "in place" else jax.jit(make)())
+    return [
+        leaf if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else np.asarray(leaf) for leaf in leaves
+    ], tree
+
+
+def _state(case: Case) -> Any:
+    """A state whose buffers may be donated."""
+    leaves, tree = _initial(case)
+    return jax.tree.unflatten(tree, [leaf.copy() for leaf in leaves])
+
+
+def _run(step: Any, case: Case) -> list[Any]:
+    """What the steps return, apart from the state, one after the other."""
+    state, found = _state(case), []
+    for batch in _batches(case):
+        result = step(*state, batch)
+        if case.spec.updates == "returned":
+            state, result = (result[0],), result[1]
+        found.append(jax.device_get(result))
+    return found
+
+
+def _alone(case: Case) -> list[Any]:
+    step = case.spec.make_step(case.spec.config)
+    if case.spec.updates == "in place":
+        from flax import nnx
+
+        return _run(nnx.jit(step), case)
+    return _run(jax.jit(step), case)
+
+
+def _frontier(case: Case) -> jaxplan.Frontier:
+    spec = case.spec
+    return jaxplan.plan(
+        spec.make_step(spec.config),
+        *_state(case),
+        _batches(case)[0],
+        topology="cpu:8",
+        memory="1GiB",
+        donate_argnums=spec.donate_argnums,
+    )
+
+
+MUST_BE_SPLIT = ("mlp-tiny", "gpt-tiny", "resnet-tiny")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_three_points_compute_what_one_device_does(case: Case) -> None:
+    with jax.enable_x64(case.dtype == "float64"):
+        frontier, expected = _frontier(case), _alone(case)
+        plans = {plan.configurations: plan for plan in map(frontier.choose, POINTS)}
+        if case.spec.updates != "none":
+            assert np.std(expected) > 0  # the steps depend on each other
+        if case.model.startswith(MUST_BE_SPLIT) and not _is_whole_in_loops(case):
+            assert any(_num_splits(plan) > 1 for plan in plans.values())
+        for plan in plans.values():
+            for found, wanted in zip(_run(plan.jit(), case), expected, strict=True):
+                _assert_close(found, wanted, TOLERANCE[case.dtype], plan.summary)
+
+
+def _is_whole_in_loops(case: Case) -> bool:
+    """Whether the whole state goes through a `cond`, which is planned whole."""
+    return ("optimizer", "multi-steps") in case.fields
+
+
+def _num_splits(plan: jaxplan.Plan) -> int:
+    """The most parts that an argument or a contraction is split into."""
+    return max(
+        math.prod(plan.topology.axes[a].size for axes in config for a in axes)
+        for config in plan.configurations
+    )
+
+
+def _assert_close(found: Any, wanted: Any, tolerance: float, message: str) -> None:
+    for leaf, expected in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        atol = tolerance * np.abs(expected).max()  # of one number: relative
+        np.testing.assert_allclose(leaf, expected, rtol=0, atol=atol, err_msg=message)
+
+
+def test_dropout_draws_the_same_bits_wherever_they_are_split() -> None:
+    """The masks themselves, of a layer whose batch and features are split."""
+    dropout = nn.Dropout(0.5, deterministic=False)
+
+    def step(w: jax.Array, x: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        hidden = x @ w
+        kept = dropout.apply({}, jnp.ones_like(hidden), rngs={"dropout": key})
+        return kept, (hidden * kept) @ w.T  # pyright: ignore
+
+    rng = np.random.default_rng(0)
+    w, x = (rng.normal(size=shape).astype(np.float32) for shape in ((64, 256), (64, 64)))
+    key = jax.random.key(3)
+    expected, _ = jax.jit(step)(w, x, key)
+    frontier = jaxplan.plan(step, w, x, key, topology="cpu:8", memory="1GiB", donate_argnums=())
+    plans = {plan.configurations: plan for plan in (*frontier.points, *frontier.references.values())}
+    split = [
+        plan
+        for plan in plans.values()
+        if any(plan.out_layouts[0].num_splits(plan.topology.axes)[d] > 1 for d in (0, 1))
+    ]
+    assert split
+    for plan in split[:4]:
+        found, _ = plan.jit()(w, x, key)
+        np.testing.assert_array_equal(found, expected)
+    assert 0.4 < np.mean(np.asarray(expected) > 0) < 0.6
+
+
+def test_an_overflowing_step_is_skipped_and_the_scale_halved() -> None:
+    """Dynamic loss scaling: planned, the state after an overflow is the state before it, at half the scale."""
+    spec = MODELS["gpt-tiny-mixed"].override(**GPT, dtype="float16")
+    (state,) = jax.jit(functools.partial(spec.make_state, spec.config))()
+    state = state.replace(dynamic_scale=state.dynamic_scale.replace(scale=jnp.float32(2.0**100)))
+    before = jax.device_get(state.params)
+    step = jaxplan.auto(spec.make_step(spec.config), memory="1GiB", donate_argnums=(0,))
+    new, loss = step(state, spec.make_batch(spec.config, jax.random.key(0)))
+    assert np.isfinite(loss)
+    assert float(new.dynamic_scale.scale) == 2.0**99
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(new.params), before)
