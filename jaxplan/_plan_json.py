@@ -74,24 +74,14 @@ def plan_from_json(data: Any) -> dict[str, Any]:
 
 
 def _fields(data: dict[str, Any]) -> dict[str, Any]:
-    prediction = dict(data["prediction"])
-    collectives = tuple(
-        Collective(
-            kind=str(c["kind"]),
-            axes=_ints(c["axes"]),
-            num_bytes=int(c["num_bytes"]),
-            count=int(c["count"]),
-            pooled=bool(c["pooled"]),
-        )
-        for c in prediction["collectives"]
-    )
+    prediction = _read_prediction(data["prediction"])
     topology, donated = Topology.from_json(data["topology"]), data["donate_argnums"]
     in_paths, in_layouts = _read_leaves(data["inputs"])
     out_paths, out_layouts = _read_leaves(data["outputs"])
     configurations = tuple(tuple(_ints(axes) for axes in config) for config in data["configurations"])
     used = {a for config in configurations for axes in config for a in axes}
     used.update(a for layout in (*in_layouts, *out_layouts) for a in layout.used)
-    used.update(a for c in collectives for a in c.axes)
+    used.update(a for c in prediction.collectives for a in c.axes)
     if not used <= set(range(len(topology.axes))):
         raise ValueError(f"axes {sorted(used)} of a topology with {len(topology.axes)} atomic axes")
     return {
@@ -108,15 +98,29 @@ def _fields(data: dict[str, Any]) -> dict[str, Any]:
         "in_layouts": in_layouts,
         "out_layouts": out_layouts,
         "lower_bound_seconds": _finite(data["lower_bound_seconds"]),
-        "prediction": Prediction(
-            compute_seconds=_finite(prediction["compute_seconds"]),
-            communication_seconds=_finite(prediction["communication_seconds"]),
-            flops=_finite(prediction["flops"]),
-            memory_bytes=int(prediction["memory_bytes"]),
-            memory_parts={str(k): int(v) for k, v in prediction["memory_parts"].items()},
-            collectives=collectives,
-        ),
+        "prediction": prediction,
     }
+
+
+def _read_prediction(data: Any) -> Prediction:
+    collectives = tuple(
+        Collective(
+            kind=str(c["kind"]),
+            axes=_ints(c["axes"]),
+            num_bytes=int(c["num_bytes"]),
+            count=int(c["count"]),
+            pooled=bool(c["pooled"]),
+        )
+        for c in data["collectives"]
+    )
+    return Prediction(
+        compute_seconds=_finite(data["compute_seconds"]),
+        communication_seconds=_finite(data["communication_seconds"]),
+        flops=_finite(data["flops"]),
+        memory_bytes=int(data["memory_bytes"]),
+        memory_parts={str(k): int(v) for k, v in data["memory_parts"].items()},
+        collectives=collectives,
+    )
 
 
 def _leaves(paths: tuple[str, ...], layouts: tuple[Layout, ...]) -> list[dict[str, Any]]:

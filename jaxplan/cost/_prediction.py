@@ -184,7 +184,7 @@ class Predictor:
             deaths.append(2 * e + 1)
             sizes.append(workspace)
             labels.append("workspace")
-        resident = dict.fromkeys((PARAMETERS, OTHER_STATE, BATCH), 0.0)
+        resident: dict[str, float] = dict.fromkeys((PARAMETERS, OTHER_STATE, BATCH), 0.0)
         for label, size in zip(self._input_label, held[self._is_input].tolist(), strict=True):
             resident[label] += size
         return _peak(births, deaths, sizes, labels, resident, 2 * end + 2)
