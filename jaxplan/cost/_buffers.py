@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jaxplan.ir import StepGraph
+from jaxplan.ir import REGION_IN, REGION_OUT, Equation, StepGraph
 from jaxplan.mesh import ChipSpec
 
 FUSIBLE_FAMILIES = frozenset({"elementwise", "shape", "source", "rng"})
@@ -76,16 +76,24 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec) -> Buffers:
         inner = [death[r] for r in eqn.results if not materialised[r]]
         outer = [eqn.index for r in eqn.results if materialised[r]]
         last = max(inner + outer, default=eqn.index)
+        if eqn.name == REGION_IN and eqn.params["role"] in ("const", "x"):  # read in every trip
+            last = program.regions[eqn.params["region"]].stop - 1
+            death[eqn.results[0]] = max(death[eqn.results[0]], last if eqn.params["role"] == "const" else -1)
         for t in eqn.operands:
             death[t] = max(death[t], last)
+    birth = list(values.producer)
+    for region in program.regions:  # what a loop stacks is there from its beginning
+        for e in region.exits:
+            if program.equations[e].params["role"] == "y":
+                birth[program.equations[e].results[0]] = region.start
     saved = tuple(
         t.index
         for t in program.tensors
-        if materialised[t.index] and -1 < values.producer[t.index] < turning <= death[t.index]
+        if materialised[t.index] and -1 < birth[t.index] < turning <= death[t.index]
     )
     return Buffers(
         materialised=tuple(materialised),
-        birth=values.producer,
+        birth=tuple(birth),
         death=tuple(death),
         turning_point=turning,
         saved=saved,
@@ -109,6 +117,8 @@ def _materialised(graph: StepGraph, turning: int) -> list[bool]:
     for eqn in program.equations:
         if eqn.name == "optimization_barrier":  # its result is the same buffer
             result[eqn.operands[0]] = not graph.values.free[eqn.operands[0]]
+        elif eqn.name in (REGION_IN, REGION_OUT):
+            _mark_boundary(graph, eqn, result)
         elif graph.rules[eqn.index].family not in FUSIBLE_FAMILIES:
             for t in (*eqn.operands, *eqn.results):
                 reads_free = graph.values.free[t] or program.tensors[t].kind == "literal"
@@ -120,6 +130,18 @@ def _materialised(graph: StepGraph, turning: int) -> list[bool]:
             result[eqn.results[0]] = True
     _save_residuals(graph, turning, result)
     return result
+
+
+def _mark_boundary(graph: StepGraph, eqn: Equation, materialised: list[bool]) -> None:
+    """What a loop or branch reads is a buffer outside of it, what it makes is one, and so is a carry inside of it.
+
+    A constant is the same buffer inside; a slice is computed in the fusions that read it.
+    """
+    is_entry = eqn.name == REGION_IN
+    if is_entry:
+        materialised[eqn.operands[0]] = not graph.values.free[eqn.operands[0]]
+    if not is_entry or eqn.params["role"] == "carry":
+        materialised[eqn.results[0]] = bool(graph.program.tensors[eqn.results[0]].shape)
 
 
 def _fuses_into_reduction(graph: StepGraph, equation: int, t: int) -> bool:

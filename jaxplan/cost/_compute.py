@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxplan.cost._buffers import Buffers
 from jaxplan.cost._measured import product_seconds
-from jaxplan.ir import WHOLE, Configuration, Group, GroupSpace, StepGraph
+from jaxplan.ir import REGION_IN, REGION_OUT, WHOLE, Configuration, Group, GroupSpace, StepGraph
 from jaxplan.mesh import Topology
 
 MATMUL_EFFICIENCY = 0.65
@@ -49,8 +49,14 @@ def local_flops(graph: StepGraph, group: Group, space: GroupSpace, splits: np.nd
     for e in group.equations:
         flops = flops_of(graph, e)
         if flops:
-            total += flops / _equation_splits(space, splits, e)
+            total += flops * trips_of(graph, e) / _equation_splits(space, splits, e)
     return total
+
+
+def trips_of(graph: StepGraph, equation: int) -> int:
+    """How often an equation runs in one step."""
+    eqn = graph.program.equations[equation]
+    return graph.program.tensors[eqn.results[0]].trips if eqn.results else 1
 
 
 def compute_seconds(
@@ -75,21 +81,28 @@ def compute_seconds(
         eqn = graph.program.equations[e]
         flops = flops_of(graph, e)
         if flops and profile is not None:
-            seconds += product_seconds(graph, space, splits, e, profile)
+            seconds += trips_of(graph, e) * product_seconds(graph, space, splits, e, profile)
             continue
         if flops:
             tensors = (*eqn.operands[:2], *eqn.results)
             traffic = sum(_local_bytes(buffers, space, splits, t) for t in tensors)
             rate = matmul_rate(graph, e, topology)
-            seconds += np.maximum(flops / _equation_splits(space, splits, e) / rate, traffic / bandwidth)
-            seconds += chip.launch_seconds
+            arithmetic = flops / _equation_splits(space, splits, e) / rate
+            seconds += trips_of(graph, e) * (np.maximum(arithmetic, traffic / bandwidth) + chip.launch_seconds)
             continue
-        touched.update((eqn.phase, t) for t in eqn.operands if buffers.materialised[t])
-        touched.update(("write", t) for t in eqn.results if buffers.materialised[t])
-    for _, t in sorted(touched):
-        num_bytes = _local_bytes(buffers, space, splits, t)
-        seconds += num_bytes / bandwidth if profile is None else profile.memory_seconds(num_bytes)
-    return seconds + chip.launch_seconds * sum(1 for kind, _ in touched if kind == "write")
+        if eqn.name == REGION_IN:  # slices are read; constants and carries stay where they are
+            touched.update((eqn.phase, t) for t in eqn.operands if eqn.params["role"] == "x")
+        elif eqn.name == REGION_OUT:
+            touched.update(("write", t) for t in eqn.results if eqn.params["role"] == "y")
+        else:
+            touched.update((eqn.phase, t) for t in eqn.operands if buffers.materialised[t])
+            touched.update(("write", t) for t in eqn.results if buffers.materialised[t])
+    launches = 0
+    for kind, t in sorted(touched):
+        num_bytes, trips = _local_bytes(buffers, space, splits, t), graph.program.tensors[t].trips
+        seconds += trips * (num_bytes / bandwidth if profile is None else profile.memory_seconds(num_bytes))
+        launches += trips if kind == "write" else 0
+    return seconds + chip.launch_seconds * launches
 
 
 def matmul_rate(graph: StepGraph, equation: int, topology: Topology) -> float:

@@ -175,7 +175,8 @@ class _Builder:
 
         def describe(t: int):
             known = self.buffers.materialised[t], t in self._saved
-            return local.get(t, -1), tensors[t].shape, tensors[t].itemsize, space.tensor_dims.get(t), known
+            tensor = tensors[t]
+            return local.get(t, -1), tensor.shape, tensor.itemsize, tensor.trips, space.tensor_dims.get(t), known
 
         equations = tuple(
             (
@@ -213,14 +214,17 @@ class _Builder:
         tensor = self.graph.program.tensors[flow.tensor]
         produced = self._layouts(flow.producer, flow.tensor, True)
         required = self._layouts(flow.consumer, flow.tensor, False)
+        if flow.is_output:  # what leaves the program is whole
+            required = tuple(Layout(layout.dims) for layout in required)
         if len(required) == 1:
             required = required * len(produced)
-        key = ("inner", produced, required, tensor.shape, tensor.itemsize, flow.tensor in self.pooled)
+        pooled = flow.tensor in self.pooled
+        key = ("inner", produced, required, tensor.shape, tensor.itemsize, tensor.trips, pooled)
         if key not in self.memo:
             pairs = zip(produced, required, strict=True)
             self.memo[key] = np.array(
                 [
-                    0.0 if a == b else self.pricer.seconds(tensor, a, b, flow.tensor in self.pooled)
+                    0.0 if a == b else tensor.trips * self.pricer.seconds(tensor, a, b, pooled)
                     for a, b in pairs
                 ]
             )
@@ -256,9 +260,16 @@ class _Builder:
         tensor = self.graph.program.tensors[flow.tensor]
         produced = self._layouts(flow.producer, flow.tensor, True)
         required = self._layouts(flow.consumer, flow.tensor, False)
-        return self.pricer.read_tables(
+        seconds, copies = self.pricer.read_tables(
             tensor, produced, required, reads_twice=flow.reads_twice, pooled=flow.tensor in self.pooled
         )
+        return (seconds if tensor.trips == 1 else self._times(seconds, tensor.trips)), copies
+
+    def _times(self, seconds: np.ndarray, trips: int) -> np.ndarray:
+        key = ("times", id(seconds), trips)
+        if key not in self.memo:
+            self.memo[key] = (seconds * trips, seconds)
+        return self.memo[key][0]
 
     def _transposed(self, array: np.ndarray) -> np.ndarray:
         key = ("T", id(array))

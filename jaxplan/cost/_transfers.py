@@ -31,12 +31,14 @@ class Transfer:
       path: the chain of steps.
       spans: its executions in program order: one, or one per phase when the copy is made again.
       repeated: the copy is not kept between forward and backward pass.
+      trips: how often each execution runs: the trips of the loops around it.
     """
 
     tensor: int
     path: Path
     spans: tuple[Span, ...]
     repeated: bool
+    trips: int = 1
 
     @property
     def target(self) -> Layout:
@@ -64,15 +66,15 @@ def changed_flows(
     graph: StepGraph, flows: Sequence[Flow], configurations: Sequence[Configuration]
 ) -> list[ChangedFlow]:
     """Flows whose producer and consumer differ in layout."""
-    pairs = (
-        (
-            index,
-            layout_of(graph, configurations, flow.producer, flow.tensor, produced=True),
-            layout_of(graph, configurations, flow.consumer, flow.tensor, produced=False),
-        )
-        for index, flow in enumerate(flows)
-    )
-    return [(index, source, target) for index, source, target in pairs if source != target]
+    changed = []
+    for index, flow in enumerate(flows):
+        source = layout_of(graph, configurations, flow.producer, flow.tensor, produced=True)
+        target = layout_of(graph, configurations, flow.consumer, flow.tensor, produced=False)
+        if flow.is_output and target.partial:  # what leaves the program is whole
+            target = Layout(target.dims)
+        if source != target:
+            changed.append((index, source, target))
+    return changed
 
 
 def make_transfers(
@@ -98,6 +100,10 @@ def make_transfers(
         repeats = bool(forward and later and path.collectives) and (not again or all(again))
         reading = (forward, later) if repeats else (forward + later,)
         spans = tuple(Span(first=e[0], last=e[-1]) for e in reading if e)
-        transfers.append(Transfer(tensor=t, path=path, spans=spans, repeated=repeats))
+        if sources[t].partial and len(spans) == 1:  # a sum is taken as soon as its summands are there
+            spans = (Span(first=graph.values.producer[t] + 1, last=spans[0].last),)
+        transfers.append(
+            Transfer(tensor=t, path=path, spans=spans, repeated=repeats, trips=tensor.trips)
+        )
     transfers.sort(key=lambda x: (x.spans[0].first, x.tensor, x.target.dims))
     return tuple(transfers)

@@ -12,8 +12,11 @@ from jaxplan.ir._groups import Group as Group
 from jaxplan.ir._groups import Grouping as Grouping
 from jaxplan.ir._model import StepGraph as StepGraph
 from jaxplan.ir._model import analyse as analyse
+from jaxplan.ir._program import REGION_IN as REGION_IN
+from jaxplan.ir._program import REGION_OUT as REGION_OUT
 from jaxplan.ir._program import Equation as Equation
 from jaxplan.ir._program import Program as Program
+from jaxplan.ir._program import Region as Region
 from jaxplan.ir._program import Tensor as Tensor
 from jaxplan.ir._registry import local_params as local_params
 from jaxplan.ir._registry import operator_rule as operator_rule

@@ -21,7 +21,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxplan.ir._program import Equation, Program
+import numpy as np
+
+from jaxplan import _compat
+from jaxplan.ir._program import REGION_IN, REGION_OUT, Equation, Program
 from jaxplan.ir._rule import OperatorRule
 from jaxplan.ir._union import UnionFind
 from jaxplan.ir._values import VIEW_PRIMITIVES, Values
@@ -82,9 +85,10 @@ class _Coarsening:
         self.kind: dict[int, GroupKind] = {}
         self.mirror: dict[int, int] = {}
         self.look_ups: dict[tuple[int, tuple[int, ...]], Equation] = {}
-        self.twin: dict[int, int] = {}
+        self.partner: dict[int, int] = {}
 
     def run(self) -> Grouping:
+        self._carries()
         self._sum_groups()
         self._state_groups()
         self._input_groups()
@@ -92,6 +96,48 @@ class _Coarsening:
         self._follow()
         self._late_join()
         return self._finish()
+
+    def _carries(self) -> None:
+        """A carry enters and leaves a loop in one layout; one that only accumulates may be a partial sum in it."""
+        for eqn in self.program.equations:
+            if eqn.name != REGION_OUT or eqn.params["role"] != "carry":
+                continue
+            entry = self._producer(eqn.operands[0])
+            assert entry is not None
+            self.union.join(entry.index, eqn.index)
+            self.partner[entry.index], self.partner[eqn.index] = eqn.index, entry.index
+            added = self._accumulation(entry, eqn)
+            for part in (entry, eqn, *added) if added else ():
+                self.kind[part.index] = "sum"
+                self.union.join(entry.index, part.index)
+
+    def _accumulation(self, entry: Equation, leave: Equation) -> list[Equation]:
+        """The addition by which a carry that starts at zero takes up a value per trip, and the cast of that value."""
+        carry, out = leave.operands
+        adding = self._producer(out)
+        if adding is None or adding.name not in ("add", "add_any") or carry not in adding.operands:
+            return []
+        if adding.operands[0] == adding.operands[1] or not self.program.tensors[carry].shape:
+            return []
+        if set(self.values.consumers[carry]) != {adding.index, leave.index}:
+            return []
+        if self.values.consumers[out] != (leave.index,) or not self._is_zero(entry.operands[0]):
+            return []
+        summand = next(t for t in adding.operands if t != carry)
+        cast = self._producer(summand)
+        if cast is not None and cast.name == "convert_element_type" and len(self.values.consumers[summand]) == 1:
+            source = self._producer(cast.operands[0])
+            if source is not None and (self._is_contraction(source) or source.name in VIEW_PRIMITIVES):
+                return [cast, adding]
+        return [adding]
+
+    def _is_zero(self, t: int) -> bool:
+        """Whether a value is zero everywhere, by how it is made."""
+        tensor = self.program.tensors[t]
+        if tensor.kind in ("literal", "constant"):
+            return not _compat.is_key_dtype(tensor.dtype) and not np.any(np.asarray(tensor.value))
+        producer = self._producer(t)
+        return producer is not None and producer.name == "broadcast_in_dim" and self._is_zero(producer.operands[0])
 
     def _sum_groups(self) -> None:
         """Chains of additions in the backward pass whose summands all are results of contractions."""
@@ -136,9 +182,11 @@ class _Coarsening:
                 eqn = self._producer(t)
                 if eqn is None or eqn.index in self.kind or not self._in_update(eqn):
                     continue
-                self.kind[eqn.index] = "state"
+                self._set_kind(eqn.index, "state")
                 self.union.join(node, eqn.index)
                 stack.extend(eqn.operands)
+                if eqn.index in self.partner:
+                    stack.extend(self.program.equations[self.partner[eqn.index]].operands)
         stored = {t: node for t, node in self.input_node.items() if self.kind.get(node) == "state"}
         for eqn in self.program.equations:
             if (
@@ -156,7 +204,14 @@ class _Coarsening:
             self.union.join(stored[operand.index], eqn.index)
             stored[result.index] = stored[operand.index]
 
+    def _set_kind(self, node: int, kind: GroupKind) -> None:
+        self.kind[node] = kind
+        if node in self.partner:
+            self.kind[self.partner[node]] = kind
+
     def _in_update(self, eqn: Equation) -> bool:
+        if eqn.name in (REGION_IN, REGION_OUT):
+            return eqn.params["role"] not in ("x", "const")
         if self.rules[eqn.index].family != "elementwise":
             return False
         return eqn.phase != "backward" or eqn.name in _GRADIENT_CHAIN_PRIMITIVES
@@ -248,7 +303,7 @@ class _Coarsening:
                 pick = min if eqn.phase == "backward" else max
                 self._join(eqn, pick(candidates, key=self._order))
             else:
-                self.kind[eqn.index] = "elementwise"
+                self._set_kind(eqn.index, "elementwise")
 
     def _mirror_sum(self, eqn: Equation) -> None:
         """A sum of cotangents of one value is a cotangent of it."""
@@ -257,7 +312,7 @@ class _Coarsening:
                 self.mirror.setdefault(eqn.results[0], self.mirror[t])
 
     def _join(self, eqn: Equation, node: int) -> None:
-        self.kind[eqn.index] = self.kind[node]
+        self._set_kind(eqn.index, self.kind[node])
         self.union.join(node, eqn.index)
 
     def _order(self, node: int) -> int:
@@ -289,7 +344,7 @@ class _Coarsening:
             self.look_ups.setdefault(key, eqn)
         elif primal is None:
             return False
-        self.kind[eqn.index] = "contraction"
+        self._set_kind(eqn.index, "contraction")
         if primal is not None:
             self.union.join(primal.index, eqn.index)
         if primal is not None and rule.family == "scatter":
@@ -326,7 +381,7 @@ class _Coarsening:
     def _candidates(self, eqn: Equation) -> list[int]:
         tensors, family = self.program.tensors, self.rules[eqn.index].family
         sized = [t for t in eqn.operands if tensors[t].shape and not self.values.free[t]]
-        if not sized:
+        if not sized or eqn.index in self.partner:  # a carry has a layout of its own
             return []
         largest = max(tensors[t].num_elements for t in sized)
         result: list[int] = []

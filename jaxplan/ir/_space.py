@@ -67,8 +67,8 @@ def group_space(
 ) -> GroupSpace:
     """Build the space of ``group``.
 
-    ``primal_of`` maps a cotangent tensor to the tensor whose gradient it is, ``number`` each tensor to its value number:
-    the dimensions of either, and those of equal values (a recomputed activation and the original), are split alike.
+    ``primal_of`` maps a cotangent tensor to the tensor whose gradient it is, ``number`` each tensor to its value
+    number: both, and equal values (a recomputed activation and the original), are split alike.
     """
     return _SpaceBuilder(group, program, rules, named, primal_of, number).build()
 

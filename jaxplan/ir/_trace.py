@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,11 +12,10 @@ import numpy as np
 from jaxplan import _compat, _nnx
 from jaxplan._arguments import check_leaves, step_name
 from jaxplan._errors import ArgumentError, TraceError
-from jaxplan.ir._one_hot import one_hot_form
-from jaxplan.ir._program import Equation, Phase, Program, Tensor
-
-_InlineRule = Callable[["_Builder", Any, list[int], str], list[int]]
-_INLINE_RULES: dict[str, _InlineRule] = {}
+from jaxplan.ir import _control_flow as _control_flow  # registers how loops and branches are inlined
+from jaxplan.ir._builder import Builder
+from jaxplan.ir._program import Program
+from jaxplan.ir._regions import remove_dead
 
 _TRACE_FAILED_MSG = (
     "jaxplan could not trace the step {name}.\n"
@@ -152,7 +150,7 @@ def build_program(
     in_keys = [path for path, _ in jax.tree_util.tree_flatten_with_path(in_example)[0]]
     out_keys = [path for path, _ in jax.tree_util.tree_flatten_with_path(out_example)[0]]
     in_paths = tuple(_input_path(path, argnums) for path in in_keys)
-    builder = _Builder()
+    builder = Builder()
     jaxpr = closed.jaxpr
     inputs = [builder.add(var.aval, "input", path) for var, path in zip(jaxpr.invars, in_paths, strict=True)]
     outputs = builder.inline(jaxpr, closed.consts, inputs, "")
@@ -160,7 +158,7 @@ def build_program(
     aliases = _state_aliases(builder.tensors, inputs, outputs, in_keys, out_keys, donated)
     if donate is None:
         donated = _returned_arguments(in_keys, aliases)
-    equations = _remove_dead(builder.equations, outputs)
+    equations, regions = remove_dead(builder.equations, outputs, builder.regions)
     return Program(
         tensors=tuple(builder.tensors),
         equations=equations,
@@ -173,134 +171,9 @@ def build_program(
         donated=donated,
         aliases=aliases,
         static_argnums=static_argnums,
-        fingerprint=_fingerprint(builder.tensors, equations, inputs, outputs, donated),
+        fingerprint=_fingerprint(builder.tensors, equations, regions, inputs, outputs, donated),
+        regions=regions,
     )
-
-
-def register_inline(*names: str) -> Callable[[_InlineRule], _InlineRule]:
-    """Register how a call primitive is inlined; returns the rule unchanged."""
-
-    def register(rule: _InlineRule) -> _InlineRule:
-        _INLINE_RULES.update(dict.fromkeys(names, rule))
-        return rule
-
-    return register
-
-
-class _Builder:
-    """Collects tensors and equations while calls are inlined."""
-
-    def __init__(self) -> None:
-        self.tensors: list[Tensor] = []
-        self.equations: list[Equation] = []
-        self.after_backward: set[int] = set()
-
-    def add(self, aval: Any, kind: Any, path: str = "", value: Any = None) -> int:
-        dtype = aval.dtype
-        self.tensors.append(
-            Tensor(
-                index=len(self.tensors),
-                shape=tuple(aval.shape),
-                dtype=dtype,
-                itemsize=_compat.itemsize(dtype),
-                kind=kind,
-                path=path,
-                value=value,
-            )
-        )
-        return len(self.tensors) - 1
-
-    def append(
-        self, primitive: Any, params: Mapping, operands: Sequence[int], out_avals, stack: str, origin
-    ) -> list[int]:
-        results = [self.add(aval, "computed") for aval in out_avals]
-        self.equations.append(
-            Equation(
-                index=len(self.equations),
-                primitive=primitive,
-                params=params,
-                operands=tuple(operands),
-                results=tuple(results),
-                name_stack=stack,
-                phase=self._phase(operands, stack),
-                origin=origin,
-            )
-        )
-        if self.equations[-1].phase != "forward":
-            self.after_backward.update(results)
-        return results
-
-    def _phase(self, operands: Sequence[int], stack: str) -> Phase:
-        if "transpose(" in stack:
-            return "backward"
-        return "update" if any(t in self.after_backward for t in operands) else "forward"
-
-    def inline(self, jaxpr: Any, consts: Sequence[Any], arguments: Sequence[int], prefix: str) -> list[int]:
-        """Replay a jaxpr into this builder; returns the tensor indices of its results."""
-        env: dict[Any, int] = dict(zip(jaxpr.invars, arguments, strict=True))
-        for var, value in zip(jaxpr.constvars, consts, strict=True):
-            env[var] = self.add(var.aval, "constant", value=value)
-
-        def read(atom: Any) -> int:
-            if isinstance(atom, _compat.Literal):
-                return self.add(atom.aval, "literal", value=atom.val)
-            return env[atom]
-
-        for eqn in jaxpr.eqns:
-            operands = [read(atom) for atom in eqn.invars]
-            stack = "/".join(filter(None, (prefix, _compat.eqn_name_stack(eqn))))
-            rule = _INLINE_RULES.get(eqn.primitive.name, _keep)
-            env.update(zip(eqn.outvars, rule(self, eqn, operands, stack), strict=True))
-        return [read(atom) for atom in jaxpr.outvars]
-
-
-def _keep(builder: _Builder, eqn: Any, operands: list[int], stack: str) -> list[int]:
-    return builder.append(eqn.primitive, eqn.params, operands, [v.aval for v in eqn.outvars], stack, eqn)
-
-
-@register_inline("jit", "pjit", "closed_call", "core_call")
-def _inline_call(builder: _Builder, eqn: Any, operands: list[int], stack: str) -> list[int]:
-    jaxpr, consts = _compat.open_jaxpr(
-        eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call_jaxpr"]
-    )
-    return builder.inline(jaxpr, consts, operands, stack)
-
-
-@register_inline("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
-def _inline_custom(builder: _Builder, eqn: Any, operands: list[int], stack: str) -> list[int]:
-    body = eqn.params.get("call_jaxpr", eqn.params.get("fun_jaxpr"))
-    jaxpr, consts = _compat.open_jaxpr(body)
-    return builder.inline(jaxpr, consts, operands, stack)
-
-
-@register_inline("checkpoint", "remat", "remat2")
-def _inline_remat(builder: _Builder, eqn: Any, operands: list[int], stack: str) -> list[int]:
-    """A remat region is inlined behind a barrier on its inputs: without it the compiler's CSE undoes the remat."""
-    jaxpr, consts = _compat.open_jaxpr(eqn.params["jaxpr"])
-    if eqn.params.get("differentiated") and eqn.params.get("prevent_cse", True) is not False:
-        operands = _inline_barrier(builder, eqn, operands, stack)
-    return builder.inline(jaxpr, consts, operands, stack)
-
-
-@register_inline("optimization_barrier")
-def _inline_barrier(builder: _Builder, eqn: Any, operands: list[int], stack: str) -> list[int]:
-    """One barrier per operand, so that each has a layout of its own; equal origins are executed as one barrier."""
-    primitive = jax.lax.optimization_barrier_p
-    return [
-        builder.append(primitive, {}, [t], [var.aval], stack, eqn)[0]
-        for t, var in zip(operands, eqn.invars, strict=True)
-    ]
-
-
-@register_inline("gather", "scatter-add")
-def _inline_look_up(builder: _Builder, eqn: Any, operands: list[int], stack: str) -> list[int]:
-    """One look-up per row becomes a comparison, which fuses and splits; every other one stays as it is."""
-    form = one_hot_form(eqn)
-    if form is None:
-        return _keep(builder, eqn, operands, stack)
-    avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
-    closed = jax.make_jaxpr(form)(*avals)
-    return builder.inline(closed.jaxpr, closed.consts, operands, stack)
 
 
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
@@ -349,19 +222,7 @@ def _returned_arguments(in_keys: Sequence[Any], aliases: Mapping[int, int]) -> t
     return tuple(owner not in kept for owner in owners)
 
 
-def _remove_dead(equations: Sequence[Equation], outputs: Sequence[int]) -> tuple[Equation, ...]:
-    """Drop equations whose results nobody reads, keeping those with effects; indices are renumbered."""
-    live = set(outputs)
-    kept: list[Equation] = []
-    for eqn in reversed(equations):
-        if getattr(eqn.origin, "effects", None) or any(r in live for r in eqn.results):
-            kept.append(eqn)
-            live.update(eqn.operands)
-    kept.reverse()
-    return tuple(dataclasses.replace(eqn, index=i) for i, eqn in enumerate(kept))
-
-
-def _fingerprint(tensors, equations, inputs, outputs, donated) -> str:
+def _fingerprint(tensors, equations, regions, inputs, outputs, donated) -> str:
     digest = hashlib.sha256()
 
     def put(*items: Any) -> None:
@@ -381,6 +242,8 @@ def _fingerprint(tensors, equations, inputs, outputs, donated) -> str:
         )
         shapes = tuple((tensors[t].shape, str(tensors[t].dtype)) for t in eqn.results)
         put(eqn.name, operands, eqn.results, shapes, stable_params(eqn.params))
+    for region in regions:
+        put(region.kind, region.selector, region.predicate, region.ranges, region.params.get("reverse"))
     put("out", tuple(outputs), tuple(donated))
     return digest.hexdigest()
 

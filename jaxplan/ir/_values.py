@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxplan.ir._program import Program
+from jaxplan.ir._program import REGION_IN, REGION_OUT, Equation, Program
 from jaxplan.ir._rule import OperatorRule
 
 IDENTITY_PRIMITIVES = frozenset({"optimization_barrier", "stop_gradient", "copy", "copy_p", "sharding_constraint"})
@@ -44,6 +44,7 @@ def analyse_values(program: Program, rules: tuple[OperatorRule, ...]) -> Values:
     free, producer = [False] * count, [-1] * count
     consumers: list[list[int]] = [[] for _ in range(count)]
     seen: dict[Any, tuple[int, ...]] = {}
+    stacked: dict[tuple[int, int], int] = {}
     for tensor in tensors:
         if tensor.kind == "literal":
             free[tensor.index] = True
@@ -59,6 +60,11 @@ def analyse_values(program: Program, rules: tuple[OperatorRule, ...]) -> Values:
         is_free = all(free[t] or t in scalar_inputs for t in eqn.operands) and rule.family != "unknown"
         if eqn.name in IDENTITY_PRIMITIVES and len(eqn.results) == len(eqn.operands):
             numbers = operand_numbers
+        elif eqn.name in (REGION_IN, REGION_OUT):
+            numbers = (_boundary_number(eqn, operand_numbers, seen, stacked),)
+            is_free = is_free and eqn.params["role"] != "carry"
+            if eqn.name == REGION_IN and not tensors[eqn.results[0]].shape:
+                scalar_inputs.add(eqn.results[0])  # wherever it is read, it is there
         else:
             key = (eqn.name, frozen_params(eqn.params), operand_numbers)
             numbers = seen.setdefault(key, eqn.results) if not getattr(eqn.origin, "effects", None) else eqn.results
@@ -81,6 +87,26 @@ def analyse_values(program: Program, rules: tuple[OperatorRule, ...]) -> Values:
         producer=tuple(producer),
         consumers=tuple(map(tuple, consumers)),
     )
+
+
+def _boundary_number(
+    eqn: Equation, operands: tuple[int, ...], seen: dict, stacked: dict[tuple[int, int], int]
+) -> int:
+    """Value number of what enters or leaves a region.
+
+    Slices of one operand have the same number in every loop of that length, and slices of what a loop stacked have
+    that of the value which it stacked: the trip is the same. A carry is new in every loop.
+    """
+    role, length, (result,) = eqn.params["role"], eqn.params["length"], eqn.results
+    if eqn.name == REGION_OUT:
+        if role == "y":
+            stacked[result, length] = operands[0]
+        return result
+    if role == "carry":
+        return result
+    if role == "x" and (operands[0], length) in stacked:
+        return stacked[operands[0], length]
+    return seen.setdefault((REGION_IN, role, length, operands[0]), (result,))[0]
 
 
 def frozen_params(params: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:

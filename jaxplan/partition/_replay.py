@@ -8,21 +8,26 @@ value of that pass, so that the compiler neither merges the two gathers nor issu
 from __future__ import annotations
 
 import functools
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import ChainMap, defaultdict
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxplan import _compat
 from jaxplan.cost import Flow, Transfer, layout_of
-from jaxplan.ir import UNGROUPED, WHOLE, Configuration, Equation, StepGraph
+from jaxplan.ir import UNGROUPED, WHOLE, Configuration, Equation, Region, StepGraph
 from jaxplan.mesh import Layout
 from jaxplan.partition._local import run_local, runs_on_pieces
+from jaxplan.partition._regions import run_region
 from jaxplan.partition._steps import Executor
 
-_PINNED_FAMILIES = frozenset({"contraction", "convolution", "gather", "scatter", "reduction", "unknown"})
+_Copy = tuple[int, Layout, int]
+"""A resharded value: tensor, layout, and which execution of its transfer."""
+_PINNED_FAMILIES = frozenset({"contraction", "convolution", "gather", "scatter", "reduction", "region", "unknown"})
 
 
 class Replay:
@@ -39,6 +44,19 @@ class Replay:
         self._by_read: dict[tuple[int, Layout], Transfer] = {(t.tensor, t.target): t for t in transfers}
         self._crossing = {flow.tensor for flow in flows}
         self._late = {t.tensor for t in transfers if t.repeated}
+        stored = {f.tensor for f in flows if self._is_gradient(f)}
+        self._gradients = {t.tensor: t for t in transfers if t.tensor in stored and len(t.spans) == 1}
+
+    def _is_gradient(self, flow: Flow) -> bool:
+        """Whether a state group reads what a contraction of the backward pass made."""
+        groups, made_by = self.graph.grouping.groups, self.graph.values.producer[flow.tensor]
+        return (
+            flow.consumer != UNGROUPED
+            and groups[flow.consumer].kind == "state"
+            and groups[flow.producer].kind in ("contraction", "sum")
+            and made_by >= 0
+            and self.graph.program.equations[made_by].phase == "backward"
+        )
 
     def home(self, t: int) -> Layout:
         """Layout in which tensor ``t`` is made or comes in."""
@@ -61,7 +79,13 @@ class Replay:
 
     def run(self, executor: Executor, arguments: Sequence[Any]) -> list[Any]:
         """Evaluate the program on flat global arguments; call under `jax.jit`."""
-        return _Run(self, executor, arguments).run()
+        return _Run(self, executor, {}, {}).run(arguments)
+
+    @functools.cached_property
+    def _region_at(self) -> dict[tuple[int, int], Region]:
+        """(region around it, first equation) -> region."""
+        regions = self.graph.program.regions
+        return {(region.parent, region.start): region for region in regions if region.start < region.stop}
 
     @functools.cached_property
     def _last_use(self) -> dict[int, list[int]]:
@@ -77,28 +101,86 @@ class Replay:
 class _Run:
     """The environment of one evaluation (see `jax.core.eval_jaxpr`)."""
 
-    def __init__(self, replay: Replay, executor: Executor, arguments: Sequence[Any]) -> None:
+    def __init__(self, replay: Replay, executor: Executor, env: Any, copies: Any) -> None:
         self.replay, self.executor = replay, executor
         self.graph, self.program = replay.graph, replay.graph.program
-        self.env: dict[int, Any] = dict(zip(self.program.inputs, arguments, strict=True))
+        self.env: MutableMapping[int, Any] = env
+        self.copies: MutableMapping[_Copy, Any] = copies
+        self.made: list[_Copy] = []  # gradients since the last barrier of the backward pass
+        self.due: list[_Copy] = []  # those of the one before
+
+    def run(self, arguments: Sequence[Any]) -> list[Any]:
+        for t, value in zip(self.program.inputs, arguments, strict=True):
+            self.env[t] = self.executor.constrain(value, self.replay.home(t)) if np.ndim(value) else value
         for tensor in self.program.tensors:
             if tensor.kind in ("literal", "constant"):
                 self.env[tensor.index] = tensor.value
-        self.copies: dict[tuple[int, Layout, int], Any] = {}
-
-    def run(self) -> list[Any]:
-        for t in self.program.inputs:
-            if self.program.tensors[t].shape:
-                self.env[t] = self.executor.constrain(self.env[t], self.replay.home(t))
-        for eqn in self.program.equations:
-            self._evaluate(eqn)
-            for t in self.replay._last_use.get(eqn.index, ()):
-                self._forget(t)
         end = len(self.program.equations)
+        self.evaluate(0, end, -1)
         layouts = self.replay.out_layouts()
         return [
             self._read(t, layout, end, None) for t, layout in zip(self.program.outputs, layouts, strict=True)
         ]
+
+    def evaluate(self, start: int, stop: int, region: int) -> None:
+        """Evaluate a range of equations in the body of ``region`` (-1: outside of all)."""
+        index = start
+        while index < stop:
+            inner = self.replay._region_at.get((region, index))
+            if inner is not None:
+                run_region(self, inner)
+                last = inner.stop
+            else:
+                self._evaluate(self.program.equations[index])
+                last = index + 1
+            if region < 0:  # a body sees the values around it, and they are not its own to forget
+                for done in range(index, last):
+                    for t in self.replay._last_use.get(done, ()):
+                        self._forget(t)
+            index = last
+
+    def child(self) -> _Run:
+        """An evaluation that sees this one's values and keeps its own."""
+        return _Run(self.replay, self.executor, ChainMap({}, self.env), ChainMap({}, self.copies))
+
+    def equations(self, indices: Sequence[int]) -> list[Equation]:
+        return [self.program.equations[i] for i in indices]
+
+    def dtype(self, t: int) -> Any:
+        return self.program.tensors[t].dtype
+
+    def pin(self, t: int, value: Any) -> Any:
+        """A value in the layout in which its group makes it."""
+        placed = self.program.tensors[t].shape and self.graph.grouping.tensor_group[t] != UNGROUPED
+        return self.executor.constrain(value, self.replay.home(t)) if placed else value
+
+    def read_scalar(self, t: int, equation: int) -> Any:
+        return self._read_replicated(t, equation)
+
+    def read_operand(self, eqn: Equation, position: int, tie: Any = None) -> Any:
+        """An operand in the layout that the equation's group wants."""
+        t, group = eqn.operands[position], self.graph.grouping.equation_group[eqn.index]
+        if group == UNGROUPED:
+            return self._read_replicated(t, eqn.index)
+        layout = self._required(eqn, group, t)
+        if layout.partial and self.graph.values.free[t]:  # what an accumulation starts from: zero on every device
+            shape = self.program.tensors[t].shape
+            return self.executor.constrain(
+                jnp.zeros((self.executor.size(layout.partial), *shape), self.dtype(t)), layout
+            )
+        return self._read(t, layout, eqn.index, tie)
+
+    def tie(self, tensors: Sequence[int]) -> Any:
+        """The largest of the values that are there already, for a repeated copy to wait for."""
+        ready = [
+            t
+            for t in tensors
+            if self.program.tensors[t].shape
+            and self.program.tensors[t].kind == "computed"
+            and t not in self.replay._late
+            and not self.graph.values.free[t]
+        ]
+        return self.env[max(ready, key=lambda t: self.program.tensors[t].num_elements)] if ready else None
 
     def _forget(self, t: int) -> None:
         self.env.pop(t, None)
@@ -115,21 +197,35 @@ class _Run:
             self.env.update(zip(eqn.results, self._bind(eqn, operands), strict=True))
             return
         layouts = [self._required(eqn, group, t) for t in eqn.operands]
-        tie = self._tie(eqn, layouts)
+        tie = self.tie(eqn.operands)
         operands = [
             self._read(t, layout, eqn.index, tie) for t, layout in zip(eqn.operands, layouts, strict=True)
         ]
         results = self._apply(eqn, group, operands, layouts)
         self.env.update(zip(eqn.results, results, strict=True))
+        for t in eqn.results:
+            if t in self.replay._gradients:
+                self._resolve(t)
+
+    def _resolve(self, t: int) -> None:
+        """A gradient goes to where its parameter is stored as soon as it is made."""
+        transfer = self.replay._gradients[t]
+        key = (t, transfer.target, 0)
+        self.copies[key] = self._transfer(self.env[t], transfer, None)
+        self.made.append(key)
 
     def _barrier(self, eqn: Equation) -> None:
         """All equations of one barrier at the first of them: nothing of it is there before all of it is.
 
-        Values that are computed for nothing pass by, or they would have to be stored.
+        Values that are computed for nothing pass by, or they would have to be stored. A barrier of the backward pass
+        begins to compute a region again. The gradients of parameters that were resharded before the previous one
+        have to be there by then: the compiler was seen to put off the products that make them to the end, and to
+        keep all that they need until there.
         """
         if eqn.results[0] in self.env:
             return
         held: list[Equation] = []
+        due, self.made = self.made, []
         for other in self.program.equations[eqn.index :]:
             if other.primitive is not eqn.primitive or other.origin is not eqn.origin:
                 break
@@ -137,15 +233,19 @@ class _Run:
                 self.env[other.results[0]] = self.env[other.operands[0]]
             else:
                 held.append(other)
-        values = [self._barrier_operand(other) for other in held]
-        values = lax.optimization_barrier(values) if values else []
+        values = [self.read_operand(other, 0) for other in held]
+        copies = [key for key in self.due if key in self.copies]
+        read = {r for t, _, _ in self.due for c in self.graph.values.consumers[t] for r in self._results(c)}
+        tensors = sorted(t for t in read if t in self.env)
+        everything = (values, [self.copies[key] for key in copies], [self.env[t] for t in tensors])
+        values, ready, made = lax.optimization_barrier(everything)
         self.env.update((other.results[0], value) for other, value in zip(held, values, strict=True))
+        self.copies.update(zip(copies, ready, strict=True))
+        self.env.update(zip(tensors, made, strict=True))
+        self.due = due if eqn.phase == "backward" else []
 
-    def _barrier_operand(self, eqn: Equation) -> Any:
-        group, t = self.graph.grouping.equation_group[eqn.index], eqn.operands[0]
-        if group == UNGROUPED:
-            return self._read_replicated(t, eqn.index)
-        return self._read(t, self._required(eqn, group, t), eqn.index, None)
+    def _results(self, equation: int) -> tuple[int, ...]:
+        return self.program.equations[equation].results
 
     def _apply(self, eqn: Equation, group: int, operands: list[Any], layouts: list[Layout]) -> list[Any]:
         homes = [self.replay.home(t) for t in eqn.results]
@@ -232,18 +332,3 @@ class _Run:
         for step in transfer.path.steps:
             value = self.executor.apply(value, step)
         return value
-
-    def _tie(self, eqn: Equation, layouts: Sequence[Layout]) -> Any:
-        """The value that a repeated copy waits for: the largest operand of the equation that is there already."""
-        ready = [
-            t
-            for t, layout in zip(eqn.operands, layouts, strict=True)
-            if self.program.tensors[t].shape
-            and self.program.tensors[t].kind == "computed"
-            and t not in self.replay._late
-            and not self.graph.values.free[t]
-        ]
-        if not ready:
-            return None
-        t = max(ready, key=lambda t: self.program.tensors[t].num_elements)
-        return self.env[t]

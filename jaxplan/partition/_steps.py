@@ -9,6 +9,7 @@ device i holds its own summand. So partial sums are ordinary global arrays, and 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -31,6 +32,10 @@ class Executor:
 
     def names(self, axes: tuple[int, ...]) -> tuple[str, ...]:
         return tuple(self.axes[a].name for a in axes)
+
+    def size(self, axes: tuple[int, ...]) -> int:
+        """Number of devices over which ``axes`` split."""
+        return math.prod(self.axes[a].size for a in axes)
 
     def spec(self, layout: Layout) -> PartitionSpec:
         """PartitionSpec of the global array that stands for a value in ``layout``."""

@@ -121,11 +121,31 @@ def test_a_rematerialised_region_is_computed_twice_behind_a_barrier() -> None:
     np.testing.assert_allclose(evaluate(program, x)[0], jax.grad(loss)(x), rtol=1e-6)
 
 
-def test_control_flow_stays_one_operator() -> None:
-    def step(x: jax.Array) -> jax.Array:
-        return jax.lax.scan(lambda c, _: (jnp.sin(c), None), x, None, length=3)[0]
+def test_a_loop_body_is_inlined_once_between_its_boundaries() -> None:
+    def step(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jax.lax.scan(lambda c, row: (jnp.sin(c * row), c), x, w)
 
-    assert names(trace(step, (shape(4),))) == {"scan": 1}
+    program = trace(step, (shape(4), shape(3, 4)))
+    assert names(program) == {"region_in": 2, "mul": 1, "sin": 1, "region_out": 2}
+    (region,) = program.regions
+    assert (region.kind, region.trips, region.start, region.stop) == ("scan", 3, 0, 6)
+    assert region.entries == ((0, 1),) and region.ranges == ((2, 4),) and region.exits == (4, 5)
+    roles = [e.params["role"] for e in program.equations if "role" in e.params]
+    assert roles == ["carry", "x", "carry", "y"]
+    trips = {e.name: program.tensors[e.results[0]].trips for e in program.equations}
+    assert trips == {"region_in": 3, "mul": 3, "sin": 3, "region_out": 1}
+
+
+def test_a_carry_that_nobody_reads_is_dropped_and_one_that_the_body_reads_stays() -> None:
+    def step(x: jax.Array) -> jax.Array:
+        def body(carry: tuple, _: None) -> tuple:
+            a, b, unread = carry
+            return (a + b, jnp.sin(b), unread * 2.0), None
+
+        return jax.lax.scan(body, (x, x, x), None, length=2)[0][0]
+
+    found = names(trace(step, (shape(4),)))
+    assert found == {"region_in": 2, "add": 1, "sin": 1, "region_out": 2}
 
 
 def test_constants_are_tensors() -> None:

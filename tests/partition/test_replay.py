@@ -123,6 +123,49 @@ def optimizer_with_clipping(params: Any, slots: Any, x: Any) -> Any:
     return params - 0.1 * slots, slots, loss
 
 
+@case(x=((6, 16, 8), F32), w=((8, 16), F32), u=((16, 16), F32))
+def recurrence(x: Any, w: Any, u: Any) -> Any:
+    """A loop whose gradient accumulates over the trips, and one that consumes what another stacked."""
+
+    def loss(x: Any, w: Any, u: Any) -> Any:
+        def cell(h: Any, row: Any) -> Any:
+            h = jnp.tanh(row @ w + h @ u)
+            return h, h * 2
+
+        h, outputs = jax.lax.scan(cell, jnp.zeros((16, 16)), x)
+        return jnp.sum(jnp.sin(h)) + jnp.mean(outputs**2)
+
+    return jax.value_and_grad(loss, (0, 1, 2))(x, w, u)
+
+
+@case(x=((8, 16), F32), w=((3, 16, 32), F32), v=((3, 32, 16), F32))
+def scanned_layers_with_remat(x: Any, w: Any, v: Any) -> Any:
+    def loss(w: Any, v: Any) -> Any:
+        layer = jax.checkpoint(lambda h, p: (h + jnp.tanh(h @ p[0]) @ p[1], None))
+        return jnp.mean(jax.lax.scan(layer, x, (w, v))[0] ** 2)
+
+    return jax.value_and_grad(loss, (0, 1))(w, v)
+
+
+@case(x=((16, 8), F32), w=((8, 8), F32))
+def gradient_accumulation(x: Any, w: Any) -> Any:
+    def micro(total: Any, rows: Any) -> Any:
+        loss, grad = jax.value_and_grad(lambda w: jnp.sum(jnp.tanh(rows @ w) ** 2))(w)
+        return (total[0] + loss, total[1] + grad), None
+
+    return jax.lax.scan(micro, (0.0, jnp.zeros_like(w)), x.reshape(2, 8, 8))[0]
+
+
+@case(x=((16, 8), F32), w=((8, 8), F32), count=((), I32))
+def loops_in_loops_and_branches(x: Any, w: Any, count: Any) -> Any:
+    def twice(h: Any, row: Any) -> Any:
+        return jax.lax.fori_loop(0, 2, lambda i, h: jnp.sin(h @ w) + i, h) + row, jnp.sum(row)
+
+    h, sums = jax.lax.scan(twice, x, x.reshape(2, 8, 8).repeat(2, 1), reverse=True)
+    h = jax.lax.while_loop(lambda s: s[0] < count % 3, lambda s: (s[0] + 1, jnp.cos(s[1] @ w)), (0, h))[1]
+    return jax.lax.cond(count % 2 == 0, lambda h: h @ w, lambda h: h - jnp.max(h, 0), h), sums
+
+
 @functools.cache
 def _model(name: str) -> CostModel:
     step, args = CASES[name]

@@ -18,5 +18,6 @@ from jaxplan.ir.rules import _pallas as _pallas
 from jaxplan.ir.rules import _quantised as _quantised
 from jaxplan.ir.rules import _random as _random
 from jaxplan.ir.rules import _reduction as _reduction
+from jaxplan.ir.rules import _region as _region
 from jaxplan.ir.rules import _shape as _shape
 from jaxplan.ir.rules import _window as _window

@@ -1,0 +1,145 @@
+"""How loops and branches are inlined: their bodies once, between equations through which values enter and leave.
+
+So a body is planned like everything else, at the price of as many executions as the loop has trips. The body's view of
+a carry, of a constant and of a slice is a tensor of its own, and the layout of a carry is the same before, in and
+after the loop: its entry and its exit are one group.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from jaxplan import _compat
+from jaxplan.ir._builder import Builder, keep, register_inline
+from jaxplan.ir._program import REGION_IN, REGION_OUT, Region, RegionKind
+
+_REGION_IN = _compat.Primitive(REGION_IN)
+_REGION_OUT = _compat.Primitive(REGION_OUT)
+
+
+class _Open:
+    """A region under construction; the builder is inside its bodies between `body` and `close`."""
+
+    def __init__(self, builder: Builder, kind: RegionKind, eqn: Any, stack: str, trips: int = 1) -> None:
+        self.builder, self.eqn, self.stack = builder, eqn, stack
+        self.outer, self.outer_trips = builder.region, builder.trips
+        self.trips = trips
+        self.region = Region(
+            index=len(builder.regions),
+            parent=builder.region,
+            kind=kind,
+            trips=trips,
+            params=eqn.params,
+            origin=eqn,
+            start=len(builder.equations),
+        )
+        builder.regions.append(self.region)
+        self.entries: list[list[int]] = []
+        self.ranges: list[tuple[int, int]] = []
+        self.exits: list[int] = []
+
+    def body(
+        self, jaxpr: Any, operands: Sequence[int | None], roles: Sequence[str], known: Sequence[int] = ()
+    ) -> tuple[list[int], list[int]]:
+        """Inline one body; returns its inner arguments and results.
+
+        Args:
+          operands: outer tensors, None for arguments taken from ``known``, in order.
+        """
+        opened, consts = _compat.open_jaxpr(jaxpr)
+        ready, inner = iter(known), []
+        self.entries.append([])
+        for var, t, role in zip(opened.invars, operands, roles, strict=True):
+            inner.append(next(ready) if t is None else self._enter(var.aval, t, role))
+        start = len(self.builder.equations)
+        self.builder.region, self.builder.trips = self.region.index, self.outer_trips * self.trips
+        results = self.builder.inline(opened, consts, inner, self.stack)
+        self.builder.region, self.builder.trips = self.outer, self.outer_trips
+        self.ranges.append((start, len(self.builder.equations)))
+        return inner, results
+
+    def _enter(self, aval: Any, t: int, role: str) -> int:
+        params = {"region": self.region.index, "role": role, "length": self.trips}
+        self.entries[-1].append(len(self.builder.equations))
+        self.builder.trips = self.outer_trips * self.trips  # the result is the body's
+        (result,) = self.builder.append(_REGION_IN, params, [t], [aval], self.stack, self.eqn)
+        self.builder.trips = self.outer_trips
+        return result
+
+    def leave(self, aval: Any, operands: Sequence[int], role: str) -> int:
+        """The outer tensor of a result."""
+        params = {"region": self.region.index, "role": role, "length": self.trips}
+        self.exits.append(len(self.builder.equations))
+        return self.builder.append(_REGION_OUT, params, operands, [aval], self.stack, self.eqn)[0]
+
+    def close(self, **fields: Any) -> None:
+        self.builder.regions[self.region.index] = dataclasses.replace(
+            self.region,
+            stop=len(self.builder.equations),
+            entries=tuple(map(tuple, self.entries)),
+            exits=tuple(self.exits),
+            ranges=tuple(self.ranges),
+            **fields,
+        )
+
+
+@register_inline("scan")
+def _inline_scan(builder: Builder, eqn: Any, operands: list[int], stack: str) -> list[int]:
+    if eqn.effects:
+        return keep(builder, eqn, operands, stack)
+    num_consts, num_carry = eqn.params["num_consts"], eqn.params["num_carry"]
+    num_xs = len(operands) - num_consts - num_carry
+    roles = ["const"] * num_consts + ["carry"] * num_carry + ["x"] * num_xs
+    region = _Open(builder, "scan", eqn, stack, trips=eqn.params["length"])
+    inner, outs = region.body(eqn.params["jaxpr"], operands, roles)
+    results = []
+    for k, (var, out) in enumerate(zip(eqn.outvars, outs, strict=True)):
+        if k < num_carry:
+            results.append(region.leave(var.aval, [inner[num_consts + k], out], "carry"))
+        else:
+            results.append(region.leave(var.aval, [out], "y"))
+    region.close()
+    return results
+
+
+@register_inline("while")
+def _inline_while(builder: Builder, eqn: Any, operands: list[int], stack: str) -> list[int]:
+    if eqn.effects:
+        return keep(builder, eqn, operands, stack)
+    num_cond, num_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+    cond_consts = operands[:num_cond]
+    rest = operands[num_cond:]
+    num_carry = len(rest) - num_body
+    region = _Open(builder, "while", eqn, stack)
+    roles = ["const"] * num_body + ["carry"] * num_carry
+    inner, outs = region.body(eqn.params["body_jaxpr"], rest, roles)
+    carries = inner[num_body:]
+    roles = ["const"] * num_cond + ["carry"] * num_carry
+    _, (predicate,) = region.body(
+        eqn.params["cond_jaxpr"], [*cond_consts, *[None] * num_carry], roles, known=carries
+    )
+    results = [
+        region.leave(var.aval, [carry, out], "carry")
+        for var, carry, out in zip(eqn.outvars, carries, outs, strict=True)
+    ]
+    region.close(predicate=predicate)
+    return results
+
+
+@register_inline("cond")
+def _inline_cond(builder: Builder, eqn: Any, operands: list[int], stack: str) -> list[int]:
+    if eqn.effects:
+        return keep(builder, eqn, operands, stack)
+    selector, *arguments = operands
+    region = _Open(builder, "cond", eqn, stack)
+    outs = [
+        region.body(branch, arguments, ["operand"] * len(arguments))[1] for branch in eqn.params["branches"]
+    ]
+    results = [
+        region.leave(var.aval, list(branches), "branch")
+        for var, branches in zip(eqn.outvars, zip(*outs, strict=True), strict=True)
+    ]
+    region.close(selector=selector)
+    return results

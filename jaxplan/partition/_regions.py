@@ -1,0 +1,141 @@
+"""Run loops and branches: `jax.lax.scan`, `while_loop` and `switch` over replayed bodies.
+
+A body runs in an environment of its own that sees the one around it; what its equations reshard is resharded in every
+trip, what an entry reshards, once before the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import jax.numpy as jnp
+from jax import lax
+
+from jaxplan import _compat
+from jaxplan.ir import Equation, Region
+
+
+class Run(Protocol):
+    """What a region asks of the evaluation around it (see `jaxplan.partition._replay`)."""
+
+    env: Any
+
+    def child(self) -> Run: ...
+    def evaluate(self, start: int, stop: int, region: int) -> None: ...
+    def equations(self, indices: Sequence[int]) -> list[Equation]: ...
+    def read_operand(self, eqn: Equation, position: int, tie: Any = None) -> Any: ...
+    def read_scalar(self, t: int, eqn: int) -> Any: ...
+    def tie(self, tensors: Sequence[int]) -> Any: ...
+    def pin(self, t: int, value: Any) -> Any: ...
+    def dtype(self, t: int) -> Any: ...
+
+
+def run_region(run: Run, region: Region) -> None:
+    """Evaluate a region; its results are in ``run.env`` afterwards."""
+    {"scan": _scan, "while": _while, "cond": _cond}[region.kind](run, region)
+
+
+def _enter(run: Run, entries: Sequence[Equation], role: str) -> dict[int, Any]:
+    """Inner tensor -> its value (or the stack that is sliced for it), brought to its layout."""
+    tie = run.tie([t for eqn in entries for t in eqn.operands])
+    chosen = [eqn for eqn in entries if eqn.params["role"] == role]
+    return {eqn.results[0]: run.read_operand(eqn, 0, tie) for eqn in chosen}
+
+
+def _value(run: Run, t: int, value: Any) -> Any:
+    """A value of a body as the loop wants it: an array of the dtype that the trace gave it, in its layout."""
+    dtype = run.dtype(t)
+    if not _compat.is_key_dtype(dtype):
+        value = lax.convert_element_type(jnp.asarray(value), dtype)
+    return run.pin(t, value)
+
+
+def _pinned(run: Run, values: dict[int, Any]) -> dict[int, Any]:
+    return {t: run.pin(t, value) for t, value in values.items()}
+
+
+def _scan(run: Run, region: Region) -> None:
+    entries, exits = run.equations(region.entries[0]), run.equations(region.exits)
+    consts, carry, xs = (_enter(run, entries, role) for role in ("const", "carry", "x"))
+    carry_exits = [eqn for eqn in exits if eqn.params["role"] == "carry"]
+    y_exits = [eqn for eqn in exits if eqn.params["role"] == "y"]
+
+    def body(state: tuple[Any, ...], slices: dict[int, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        inner = run.child()
+        inner.env.update(_pinned(run, consts))
+        inner.env.update(
+            {
+                eqn.operands[0]: run.pin(eqn.operands[0], v)
+                for eqn, v in zip(carry_exits, state, strict=True)
+            }
+        )
+        inner.env.update(_pinned(run, slices))
+        inner.evaluate(*region.ranges[0], region.index)
+        after = tuple(_value(run, eqn.operands[0], inner.read_operand(eqn, 1)) for eqn in carry_exits)
+        return after, tuple(jnp.asarray(inner.read_operand(eqn, 0)) for eqn in y_exits)
+
+    before = tuple(_value(run, eqn.operands[0], carry[eqn.operands[0]]) for eqn in carry_exits)
+    final, ys = lax.scan(
+        body,
+        before,
+        xs,
+        length=region.params["length"],
+        reverse=region.params["reverse"],
+        unroll=region.params["unroll"],
+    )
+    for eqn, value in zip((*carry_exits, *y_exits), (*final, *ys), strict=True):
+        run.env[eqn.results[0]] = run.pin(eqn.results[0], value)
+
+
+def _while(run: Run, region: Region) -> None:
+    exits, predicate = run.equations(region.exits), region.predicate
+    entries = run.equations(region.entries[0])
+    consts, carry = _enter(run, entries, "const"), _enter(run, entries, "carry")
+    cond_consts = _enter(run, run.equations(region.entries[1]), "const")
+
+    def inner_run(state: tuple[Any, ...], body: int) -> Run:
+        inner = run.child()
+        inner.env.update(_pinned(run, cond_consts if body else consts))
+        inner.env.update(
+            {eqn.operands[0]: run.pin(eqn.operands[0], v) for eqn, v in zip(exits, state, strict=True)}
+        )
+        inner.evaluate(*region.ranges[body], region.index)
+        return inner
+
+    def goes_on(state: tuple[Any, ...]) -> Any:
+        assert predicate is not None
+        return inner_run(state, 1).read_scalar(predicate, region.stop)
+
+    def body(state: tuple[Any, ...]) -> tuple[Any, ...]:
+        inner = inner_run(state, 0)
+        return tuple(_value(run, eqn.operands[0], inner.read_operand(eqn, 1)) for eqn in exits)
+
+    before = tuple(_value(run, eqn.operands[0], carry[eqn.operands[0]]) for eqn in exits)
+    final = lax.while_loop(goes_on, body, before)
+    for eqn, value in zip(exits, final, strict=True):
+        run.env[eqn.results[0]] = run.pin(eqn.results[0], value)
+
+
+def _cond(run: Run, region: Region) -> None:
+    exits, selector = run.equations(region.exits), region.selector
+    assert selector is not None
+    choice = jnp.asarray(run.read_scalar(selector, region.start))
+
+    def branch(k: int) -> Any:
+        def evaluate(_: None) -> tuple[Any, ...]:
+            inner = run.child()
+            entries = inner.equations(region.entries[k])
+            inner.env.update(_pinned(run, _enter(inner, entries, "operand")))
+            inner.evaluate(*region.ranges[k], region.index)
+            return tuple(_value(run, eqn.results[0], inner.read_operand(eqn, k)) for eqn in exits)
+
+        return evaluate
+
+    results = lax.switch(
+        lax.convert_element_type(choice, jnp.int32), [branch(k) for k in range(len(region.ranges))], None
+    )
+    for eqn, value in zip(exits, results, strict=True):
+        run.env[eqn.results[0]] = run.pin(eqn.results[0], value)
+
+
