@@ -4,7 +4,14 @@
 `frontier` all that nothing beats in both time and memory.
 """
 
+from jaxplan.solvers._chain import Walk as Walk
+from jaxplan.solvers._chain import additive_walks as additive_walks
+from jaxplan.solvers._frontier import SOLVERS as SOLVERS
 from jaxplan.solvers._frontier import frontier as frontier
+from jaxplan.solvers._mcmc import ChainOptions as ChainOptions
+from jaxplan.solvers._mcmc import walk_chains as walk_chains
+from jaxplan.solvers._one_mesh import one_mesh as one_mesh
 from jaxplan.solvers._problem import Problem as Problem
 from jaxplan.solvers._solution import Solution as Solution
 from jaxplan.solvers._solve import solve as solve
+from jaxplan.solvers._tofu import recursive_dp as recursive_dp

@@ -14,17 +14,25 @@ from jaxplan.solvers._ft import track_frontier
 from jaxplan.solvers._hull import Hull, Progress, lower_hull
 from jaxplan.solvers._minimise import Minimiser, messages_additions, minimiser
 from jaxplan.solvers._moves import points_between
+from jaxplan.solvers._optcnn import optcnn_order
 from jaxplan.solvers._pareto import reduce_lists
 from jaxplan.solvers._point import Point, non_dominated, score
 from jaxplan.solvers._problem import Problem
-from jaxplan.solvers._segments import points_in_segment
-from jaxplan.solvers._solution import Solution, relative_gap
+from jaxplan.solvers._segments import LIST_CAP, points_in_segment
+from jaxplan.solvers._single import SINGLE_SOLVERS, solve_single
+from jaxplan.solvers._solution import Solution, relative_gap, solution
 
-FRONTIER_SOLVERS = ("auto", "ft", "pase")
+FRONTIER_SOLVERS = ("auto", "ft", "ft-elimination", "pase", "optcnn")
+SOLVERS = (*FRONTIER_SOLVERS, *SINGLE_SOLVERS)
+# Those that minimise weighted sums alone: their frontier is the hull and what moves find around it.
+_SUM_SOLVERS = ("pase", "optcnn")
+# Those that work on lists from end to end, as published.
+_LIST_SOLVERS = ("ft", "ft-elimination")
 
 # Budgets, in entries looked at; a core does about 5e8 sums and 2e7 list candidates a second (measured on one
 # core of a 2 GHz server). They bound the time and, unlike a clock, give the same answer on every machine.
 _EXACT_LISTS_CANDIDATES = 2_000_000
+_THINNED_LISTS_CANDIDATES = 40_000_000
 _LISTS_ADDITIONS = 300_000_000
 _HULL_ADDITIONS = 300_000_000
 # Below a thousandth of the step time the order of two plans is beyond any cost model.
@@ -67,7 +75,9 @@ def frontier(
 
     Args:
       problem: what to solve.
-      solver: "ft" or "auto", or "pase" for the hull by PaSE's elimination and moves alone.
+      solver: "auto"; "ft" or "ft-elimination" for TensorOpt's lists over all configurations, thinned where
+        exact ones do not fit; "pase" or "optcnn" for the hull by their eliminations and moves alone;
+        "tofu", "mcmc" or "exact" for one point, their fastest.
       max_points: most points returned; hull vertices stay longest, both ends always.
       progress: called with the name of a stage and the fraction of it done.
 
@@ -77,6 +87,9 @@ def frontier(
     """
     if max_points < 2:
         raise ProblemError(f"max_points is {max_points}, expected at least 2: the leanest and the fastest")
+    check_solver(solver)
+    if solver in SINGLE_SOLVERS:
+        return (solve_single(problem, solver, None),)
     found = find_frontier(problem, solver, max_points=max_points, progress=progress)
     corners = found.hull.points if found.hull is not None else ()
     return tuple(
@@ -85,30 +98,18 @@ def frontier(
     )
 
 
-def solution(point: Point, lower_bound: float, solver: str) -> Solution:
-    """Return a point with its bound."""
-    bound = min(lower_bound, point.time)
-    return Solution(
-        assignment=point.assignment,
-        choices=point.choices,
-        time=point.time,
-        memory=point.memory,
-        lower_bound=bound,
-        gap=relative_gap(point.time, bound),
-        solver=solver,
-    )
+def check_solver(solver: str) -> None:
+    """Raise the error that lists the known names, if this is none of them."""
+    if solver not in SOLVERS:
+        raise ProblemError(f"no solver is called {solver!r}; known are {', '.join(SOLVERS)}")
 
 
 def find_frontier(
     problem: Problem, solver: str, *, max_points: int, progress: Progress | None = None
 ) -> Found:
     """Do the work of `frontier`, all points kept."""
-    if solver not in FRONTIER_SOLVERS:
-        raise ProblemError(
-            f"no frontier solver is called {solver!r}; known are {', '.join(FRONTIER_SOLVERS)}"
-        )
     report = progress or (lambda stage, fraction: None)
-    if solver != "pase" and (exact := _exact_lists(problem)) is not None:
+    if solver not in _SUM_SOLVERS and (exact := _exact_lists(problem, solver)) is not None:
         report("lists", 1.0)
         return Found(points=tuple(exact), hull=None)
     minimise, num_additions = minimiser_for(problem, solver)
@@ -117,8 +118,10 @@ def find_frontier(
     )
     points = non_dominated([*hull.points, *points_between(problem, hull.points, max_points)])
     report("moves", 1.0)
-    if solver == "pase":
+    if solver in _SUM_SOLVERS:
         return Found(points=tuple(points), hull=hull)
+    if solver in _LIST_SOLVERS:
+        points = non_dominated([*points, *_thinned_lists(problem, solver)])
     found, spans = _fill_gaps(problem, hull, points, report)
     return Found(points=tuple(non_dominated([*points, *found])), hull=hull, exact_spans=tuple(spans))
 
@@ -155,7 +158,9 @@ def _open_segments(hull: Hull, points: Sequence[Point]) -> list[tuple[Point, Poi
 
 
 def minimiser_for(problem: Problem, solver: str) -> tuple[Minimiser, int]:
-    """Return what a solver minimises with: PaSE's order of elimination (GenerateSeq), else what is cheapest."""
+    """Return what a solver minimises with: PaSE's order (GenerateSeq), OptCNN's, else what is cheapest."""
+    if solver == "optcnn":
+        return minimiser(problem, optcnn_order(problem))
     return minimiser(problem, "min-degree" if solver == "pase" else None)
 
 
@@ -187,13 +192,23 @@ def _spread(points: list[Point], num: int) -> list[Point]:
     return [points[place] for place in reduce_lists(times, memories, max(2, num)).source[0]]
 
 
-def _exact_lists(problem: Problem) -> list[Point] | None:
+def _exact_lists(problem: Problem, solver: str) -> list[Point] | None:
     """Return the exact frontier where its lists fit the budget."""
     if sum(problem.num_configurations) ** 2 > _EXACT_LISTS_CANDIDATES:
         return None
-    tracked = track_frontier(problem, cap=None, budget=_EXACT_LISTS_CANDIDATES)
+    linear = solver != "ft-elimination"
+    tracked = track_frontier(problem, cap=None, budget=_EXACT_LISTS_CANDIDATES, linear=linear)
     if tracked is None or not tracked.is_exact:
         return None
     if not len(tracked.assignments):
         raise InfeasibleError(NOTHING_FEASIBLE_MSG)
     return non_dominated(score(problem, tracked.assignments, tracked.choices))
+
+
+def _thinned_lists(problem: Problem, solver: str) -> list[Point]:
+    """Return what thinned lists over all configurations find, nothing where they do not fit the budget."""
+    linear = solver != "ft-elimination"
+    tracked = track_frontier(problem, cap=LIST_CAP, budget=_THINNED_LISTS_CANDIDATES, linear=linear)
+    if tracked is None or not len(tracked.assignments):
+        return []
+    return score(problem, tracked.assignments, tracked.choices)

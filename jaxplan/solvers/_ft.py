@@ -38,7 +38,12 @@ class Tracked:
 
 
 def track_frontier(
-    problem: Problem, *, cap: int | None, budget: int, max_group: int = MAX_GROUP_CONFIGURATIONS
+    problem: Problem,
+    *,
+    cap: int | None,
+    budget: int,
+    max_group: int = MAX_GROUP_CONFIGURATIONS,
+    linear: bool = True,
 ) -> Tracked | None:
     """Return the frontier of the whole problem, or None where it takes more than `budget` candidates.
 
@@ -47,11 +52,13 @@ def track_frontier(
       cap: most points of a list, thinned over its own range; None keeps lists exact.
       budget: points that may be looked at in all.
       max_group: most configurations of a group of merged nodes.
+      linear: mark a linear graph and sweep along it (FT-LDP); otherwise eliminate all but one node of each
+        part (FT-Elimination).
     """
     workshop = Workshop(cap=cap, budget=budget)
     try:
         graph = _Graph(problem, workshop)
-        parts = [_sweep(graph, chain) for chain in _reduce_to_chains(graph, max_group)]
+        parts = [_sweep(graph, chain) for chain in _reduce_to_chains(graph, max_group, linear)]
         whole = workshop.products([*parts, *graph.constants])
     except ListsOverflow:
         return None
@@ -180,7 +187,7 @@ def _least_over(costs: np.ndarray, axes: tuple[int, ...], names: tuple[int, ...]
     return scaled[tuple(slice(None) if name in kept else None for name in names)]
 
 
-def _reduce_to_chains(graph: _Graph, max_group: int) -> list[list[int]]:
+def _reduce_to_chains(graph: _Graph, max_group: int, linear: bool) -> list[list[int]]:
     """Apply eliminations until every part is a chain of marked groups (Algorithm 2, lines 4 to 11)."""
     chains: list[list[int]] = []
     unmarked = set(graph.own)
@@ -189,7 +196,8 @@ def _reduce_to_chains(graph: _Graph, max_group: int) -> list[list[int]]:
         unmarked.discard(chain[0])
         chains.append(chain)
         while True:
-            _extend(graph, chain, unmarked)
+            if linear:
+                _extend(graph, chain, unmarked)
             inside = _reachable(graph, chain[-1]) & unmarked
             if not inside:
                 break

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from jaxplan._errors import ProblemError
 from jaxplan.solvers._dual import minimise_by_messages
@@ -20,12 +20,13 @@ _TYPICAL_SWEEPS = 10
 _ADDITIONS_PER_TABLE = 10_000
 
 
-def minimiser(problem: Problem, order: OrderName | None = None) -> tuple[Minimiser, int]:
+def minimiser(problem: Problem, order: OrderName | Sequence[int] | None = None) -> tuple[Minimiser, int]:
     """Return what minimises the problem for given weights, and the additions that one run takes.
 
     Args:
       problem: what to minimise.
-      order: the elimination to use; None takes the cheapest order, or messages where they are cheaper.
+      order: the elimination to use, as `build_schedule` takes it; None takes the cheapest order, or
+        messages where they are cheaper.
 
     Raises:
       ProblemError: an order was given, and the graph is too wide for it.

@@ -6,7 +6,9 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
+from jaxplan._errors import InfeasibleError
 from jaxplan.solvers._edge import Edge
+from jaxplan.solvers._elimination import NOTHING_FEASIBLE_MSG
 from jaxplan.solvers._problem import Problem
 
 Labels = tuple[int, ...]
@@ -16,6 +18,9 @@ def restrict(problem: Problem, labels: Sequence[Labels]) -> Problem:
     """Return the problem with the configurations `labels[v]` of each node v alone, in that order.
 
     Equal cuts of shared arrays stay shared. Costs and choices are unchanged.
+
+    Raises:
+      InfeasibleError: everything that is left of a node or an edge takes infinite time.
     """
     known: dict[Hashable, np.ndarray] = {}
 
@@ -23,6 +28,8 @@ def restrict(problem: Problem, labels: Sequence[Labels]) -> Problem:
         key = (id(array), kept)
         if key not in known:
             known[key] = np.ascontiguousarray(array[np.ix_(*kept)])
+            if array.dtype.kind == "f" and np.isposinf(known[key]).all():
+                raise InfeasibleError(NOTHING_FEASIBLE_MSG)
         return known[key]
 
     edges = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from jaxplan._errors import ProblemError
@@ -76,7 +76,7 @@ class Schedule:
 
 def build_schedule(
     problem: Problem,
-    order: OrderName = "min-weight",
+    order: OrderName | Sequence[int] = "min-weight",
     *,
     fold: bool = True,
     max_entries: int = MAX_TABLE_ENTRIES,
@@ -85,7 +85,7 @@ def build_schedule(
 
     Args:
       problem: what to solve.
-      order: the rule that picks the next node.
+      order: the rule that picks the next node, or the nodes in order.
       fold: compute steps whose inputs are the same tables, with axes in the same places, once.
       max_entries: bound on the entries of all tables together.
 
@@ -98,7 +98,7 @@ def build_schedule(
     operations: list[Operation] = []
     steps: list[Step] = []
     num_entries = 0
-    for node in elimination_order(problem, order):
+    for node in elimination_order(problem, order) if isinstance(order, str) else order:
         terms = sorted(factors[node])
         operation, scope = _operation(problem, node, terms)
         index = known.setdefault(operation if fold else node, len(operations))

@@ -23,7 +23,7 @@ _THINNED_CANDIDATES = 2_000_000
 # Configurations left per node beyond which exact lists are not worth the attempt.
 _MOST_PER_NODE = 3
 # Points of a thinned list.
-_LIST_CAP = 48
+LIST_CAP = 48
 # Thinned lists lower the staircase, so that a second look leaves fewer configurations.
 _LOOKS = 2
 _MAX_GROUP = 256
@@ -63,7 +63,7 @@ def _lists(problem: Problem, labels: Sequence[Labels]) -> tuple[list[Point], boo
     undominated = prune(small)
     small = restrict(small, undominated)
     labels = [tuple(kept[label] for label in rows) for kept, rows in zip(labels, undominated)]
-    attempts = [(None, _EXACT_CANDIDATES), (_LIST_CAP, _THINNED_CANDIDATES)]
+    attempts = [(None, _EXACT_CANDIDATES), (LIST_CAP, _THINNED_CANDIDATES)]
     if sum(small.num_configurations) > _MOST_PER_NODE * small.num_nodes:
         del attempts[0]
     for cap, budget in attempts:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jaxplan.solvers._point import Point
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
@@ -37,3 +39,17 @@ def relative_gap(time: float, lower_bound: float) -> float:
     if difference <= 1e-9 * abs(time):
         return 0.0
     return difference / lower_bound if lower_bound > 0 else float("inf")
+
+
+def solution(point: Point, lower_bound: float, solver: str) -> Solution:
+    """Return a point with its bound."""
+    bound = min(lower_bound, point.time)
+    return Solution(
+        assignment=point.assignment,
+        choices=point.choices,
+        time=point.time,
+        memory=point.memory,
+        lower_bound=bound,
+        gap=relative_gap(point.time, bound),
+        solver=solver,
+    )

@@ -5,36 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from jaxplan._errors import InfeasibleError, ProblemError
 from jaxplan.solvers._dual import tighten
-from jaxplan.solvers._elimination import NOTHING_FEASIBLE_MSG
-from jaxplan.solvers._exact import solve_among, solve_exact
+from jaxplan.solvers._exact import solve_among
 from jaxplan.solvers._frontier import (
-    FRONTIER_SOLVERS,
     HULL_TOLERANCE,
+    check_solver,
     minimiser_for,
     num_solves,
-    solution,
 )
-from jaxplan.solvers._hull import Hull, Progress, fastest_point, leanest_point, lower_hull
-from jaxplan.solvers._minimise import minimiser
+from jaxplan.solvers._hull import Hull, Progress, fastest_point, lower_hull
 from jaxplan.solvers._moves import points_between
 from jaxplan.solvers._point import Point, non_dominated
 from jaxplan.solvers._problem import Problem
 from jaxplan.solvers._segments import points_in_segment
-from jaxplan.solvers._solution import Solution, relative_gap
-
-SOLVERS = (*FRONTIER_SOLVERS, "exact")
+from jaxplan.solvers._single import SINGLE_SOLVERS, infeasible, solve_single
+from jaxplan.solvers._solution import Solution, relative_gap, solution
 
 # Points kept on the way to one memory limit; the more, the closer the best of them comes to the limit.
 _POINTS = 256
 # Where lists leave a larger gap, a programme on at most this many configurations is tried, this long.
 _SMALL_GAP, _MOST_LABELS, _MOST_BRANCHES = 2e-3, 4000, 500
-
-_OVER_LIMIT_MSG = (
-    "no assignment fits {limit} bytes: the leanest one takes {least} bytes and {seconds:.6g} s. Raise the "
-    "memory limit, or give nodes leaner configurations."
-)
 
 
 def solve(
@@ -51,8 +41,10 @@ def solve(
 
     Args:
       problem: what to solve.
-      solver: "pase" (elimination in PaSE's min-degree order, recurrence 4), "auto" (the cheapest order,
-        ties to less memory), "ft" (from TensorOpt's frontier) or "exact" (counting, or integer programming).
+      solver: "auto" (elimination in the cheapest order or message passing, ties to less memory), "pase"
+        (PaSE's min-degree order, recurrence 4), "optcnn", "ft" or "ft-elimination" (as "auto", from TensorOpt's
+        lists within a limit), "exact" (counting, or integer programming), "tofu" (CriticalDP) or "mcmc"
+        (FlexFlow's search on the additive costs; `walk_chains` takes any other score).
       memory_limit: bytes.
       progress: called with the name of a stage and the fraction of it done.
 
@@ -60,13 +52,9 @@ def solve(
       ProblemError: no such solver, or a graph too wide for elimination.
       InfeasibleError: nothing fits the limit, or every assignment takes infinite time.
     """
-    if solver not in SOLVERS:
-        raise ProblemError(f"no solver is called {solver!r}; known are {', '.join(SOLVERS)}")
-    if solver == "exact":
-        result = solve_exact(problem, memory_limit)
-        if result is None:
-            raise _infeasible(problem, memory_limit)
-        return solution(*result, solver)
+    check_solver(solver)
+    if solver in SINGLE_SOLVERS:
+        return solve_single(problem, solver, memory_limit)
     minimise, num_additions = minimiser_for(problem, solver)
     point, bound = fastest_point(problem, minimise, break_ties=solver != "pase")
     if memory_limit is None or point.memory <= memory_limit:
@@ -80,7 +68,7 @@ def solve(
     if solver != "pase" and best is not None and around is not None:
         best, bound = _closer(problem, around, points, memory_limit, bound)
     if best is None:
-        raise _infeasible(problem, memory_limit)
+        raise infeasible(problem, memory_limit)
     return solution(best, bound, solver)
 
 
@@ -118,12 +106,3 @@ def _segment_around(hull: Hull, memory_limit: int) -> tuple[Point, Point] | None
         if lean.memory <= memory_limit < fast.memory:
             return lean, fast
     return None
-
-
-def _infeasible(problem: Problem, memory_limit: int | None) -> InfeasibleError:
-    """Return the error that says what would fit."""
-    point = leanest_point(problem, minimiser(problem)[0])
-    if memory_limit is None:
-        return InfeasibleError(NOTHING_FEASIBLE_MSG)
-    text = _OVER_LIMIT_MSG.format(limit=memory_limit, least=point.memory, seconds=point.time)
-    return InfeasibleError(text, smallest_memory_bytes=point.memory)

@@ -76,7 +76,7 @@ def test_progress_reports_stages_and_fractions():
 
 
 def test_unknown_solver_lists_the_known_ones():
-    with pytest.raises(ProblemError, match="no frontier solver is called 'magic'; known are auto, ft, pase"):
+    with pytest.raises(ProblemError, match="no solver is called 'magic'; known are auto, ft, ft-elim"):
         frontier(random_problem(0), "magic")
     with pytest.raises(ProblemError, match="at least 2"):
         frontier(random_problem(0), max_points=1)

@@ -50,7 +50,10 @@ def test_too_small_a_limit_names_the_smallest_memory():
 
 
 def test_unknown_solver_lists_the_known_ones():
-    with pytest.raises(ProblemError, match="no solver is called 'tabu'; known are auto, ft, pase, exact"):
+    with pytest.raises(
+        ProblemError,
+        match="no solver is called 'tabu'; known are auto, ft, ft-elimination, pase, optcnn, tofu, mcmc, exact",
+    ):
         solve(random_problem(0), "tabu")
 
 

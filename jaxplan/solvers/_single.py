@@ -1,0 +1,68 @@
+"""Solvers that return one assignment: the exact programme, and the published heuristics."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from jaxplan._errors import InfeasibleError
+from jaxplan.solvers._chain import additive_walks
+from jaxplan.solvers._elimination import NOTHING_FEASIBLE_MSG
+from jaxplan.solvers._exact import solve_exact
+from jaxplan.solvers._hull import leanest_point
+from jaxplan.solvers._mcmc import walk_chains
+from jaxplan.solvers._minimise import minimiser
+from jaxplan.solvers._point import score
+from jaxplan.solvers._problem import Problem
+from jaxplan.solvers._solution import Solution, solution
+from jaxplan.solvers._tofu import critical_dp
+
+SINGLE_SOLVERS = ("tofu", "mcmc", "exact")
+
+_OVER_LIMIT_MSG = (
+    "no assignment fits {limit} bytes: the leanest one takes {least} bytes and {seconds:.6g} s. Raise the "
+    "memory limit, or give nodes leaner configurations."
+)
+_HEURISTIC_MSG = (
+    "solver {solver!r} ended at {found} bytes and {time:.6g} s; the limit is {limit} bytes. It is a heuristic that "
+    "need not find what fits. Use solver='auto'."
+)
+
+
+def solve_single(problem: Problem, solver: str, memory_limit: int | None) -> Solution:
+    """Return what one of `SINGLE_SOLVERS` finds; see `solve`."""
+    if solver == "exact":
+        found = solve_exact(problem, memory_limit)
+        if found is None:
+            raise infeasible(problem, memory_limit)
+        return solution(*found, solver)
+    if solver == "tofu":
+        assignment = critical_dp(problem)
+    else:
+        assignment = walk_chains(problem, additive_walks(problem, memory_limit)).assignment
+    return _heuristic_solution(problem, solver, assignment, memory_limit)
+
+
+def _heuristic_solution(
+    problem: Problem, solver: str, assignment: tuple[int, ...], memory_limit: int | None
+) -> Solution:
+    """Return an assignment with the bound of the default engines, if it is feasible."""
+    (point,) = score(problem, np.array([assignment], np.intp))
+    bound = minimiser(problem)[0]((1.0, 0.0)).bound
+    if math.isfinite(point.time) and (memory_limit is None or point.memory <= memory_limit):
+        return solution(point, bound, solver)
+    lean = leanest_point(problem, minimiser(problem)[0])
+    if memory_limit is not None and lean.memory > memory_limit:
+        raise infeasible(problem, memory_limit)
+    text = _HEURISTIC_MSG.format(solver=solver, found=point.memory, time=point.time, limit=memory_limit)
+    raise InfeasibleError(text, smallest_memory_bytes=lean.memory)
+
+
+def infeasible(problem: Problem, memory_limit: int | None) -> InfeasibleError:
+    """Return the error that says what would fit."""
+    point = leanest_point(problem, minimiser(problem)[0])
+    if memory_limit is None:
+        return InfeasibleError(NOTHING_FEASIBLE_MSG)
+    text = _OVER_LIMIT_MSG.format(limit=memory_limit, least=point.memory, seconds=point.time)
+    return InfeasibleError(text, smallest_memory_bytes=point.memory)

@@ -1,0 +1,171 @@
+"""Tofu's search: dynamic programming along critical paths, recursively over the prime factors of the devices.
+
+Source: Tofu, section 4.2.2 (CriticalDP), 4.4 (recursion), 6.3 (the searches it was compared with). The graph
+given is the coarsened one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from jaxplan._errors import InfeasibleError, ProblemError
+from jaxplan.solvers._elimination import run_schedule
+from jaxplan.solvers._order import neighbours
+from jaxplan.solvers._problem import Problem
+from jaxplan.solvers._restrict import original_labels, restrict
+from jaxplan.solvers._schedule import best_schedule
+
+Recost = Callable[[tuple[tuple[int, ...], ...]], "Problem | None"]
+"""From the assignments of the steps so far to the problem of the next one: the program is smaller by what was
+split, and larger by what is fetched. None when every prime factor is used up."""
+
+
+_DEAD_END_MSG = (
+    "fixing one path after the other, Tofu's search reached a dead end: nothing on the path of node {name} goes "
+    "with what is fixed already (infinite entries). Use solver='auto', or finite costs."
+)
+
+
+def recursive_dp(
+    first: Problem, recost: Recost, sizes: Sequence[float] | None = None
+) -> tuple[tuple[int, ...], ...]:
+    """Return one assignment for each prime factor of the device count, outermost first (section 4.4).
+
+    Args:
+      first: the problem of splitting everything over the first factor, along one dimension.
+      recost: the problem of each later factor.
+      sizes: as in `critical_dp`, for the first step; later steps take their own.
+    """
+    steps = (critical_dp(first, sizes),)
+    while (problem := recost(steps)) is not None:
+        steps += (critical_dp(problem),)
+    return steps
+
+
+def critical_dp(problem: Problem, sizes: Sequence[float] | None = None) -> tuple[int, ...]:
+    """Return an assignment by dynamic programming along critical paths (section 4.2.2).
+
+    The path of the largest sum of tensor sizes is solved exactly, given what is already fixed, and fixed; then
+    the next one, until every node is. With one configuration per tensor and no recursion this is the paper's
+    EqualChop.
+
+    Args:
+      problem: the coarsened graph; edges point the way data flows, or are taken from lower to higher node.
+      sizes: (E,) bytes of the tensors on the edges; by default the mean cost of the edge's finite entries.
+    """
+    lengths = _edge_sizes(problem) if sizes is None else np.asarray(sizes, float)
+    if lengths.shape != (len(problem.edges),):
+        raise ProblemError(
+            f"sizes has shape {lengths.shape}, expected one for each of {len(problem.edges)} edges"
+        )
+    adjacent = neighbours(problem)
+    fixed: dict[int, int] = {}
+    while len(fixed) < problem.num_nodes:
+        path = _critical_path(problem, lengths, fixed)
+        fixed |= _solve_path(problem, adjacent, path, fixed)
+    return tuple(fixed[node] for node in range(problem.num_nodes))
+
+
+def all_row_greedy(problem: Problem, rows: Mapping[int, int]) -> tuple[int, ...]:
+    """Return an assignment where tensors are split by rows and every operator suits itself (section 6.3).
+
+    Args:
+      problem: nodes of tensors and of operators.
+      rows: for each node that is a tensor, its configuration that splits the first dimension. Each other node
+        takes what is cheapest with them.
+    """
+    fixed, adjacent = dict(rows), neighbours(problem)
+    for node in range(problem.num_nodes):
+        if node not in fixed:
+            fixed |= _solve_path(problem, adjacent, [node], rows)
+    return tuple(fixed[node] for node in range(problem.num_nodes))
+
+
+def greedy_largest_first(problem: Problem, sizes: Sequence[float] | None = None) -> tuple[int, ...]:
+    """Return an assignment that decides the largest nodes first, each by what its neighbours could then do.
+
+    Source: section 6.3, there said to equal Spartan's. A neighbour that is not decided counts with its
+    cheapest configuration.
+
+    Args:
+      problem: what to solve.
+      sizes: (V,) bytes of each node's tensor; by default the mean of its finite costs and its edges'.
+    """
+    weights = _node_sizes(problem) if sizes is None else np.asarray(sizes, float)
+    edges: list[list[tuple[int, np.ndarray]]] = [[] for _ in problem.time]
+    for edge in problem.edges:
+        table = edge.scalarised(1.0, 0.0)
+        edges[edge.source].append((edge.target, table))
+        edges[edge.target].append((edge.source, table.T))
+    fixed: dict[int, int] = {}
+    for node in sorted(range(problem.num_nodes), key=lambda node: (-weights[node], node)):
+        costs = problem.time[node].copy()
+        for other, table in edges[node]:
+            costs = costs + (
+                table[:, fixed[other]] if other in fixed else (table + problem.time[other]).min(axis=1)
+            )
+        fixed[node] = int(np.argmin(costs))
+    return tuple(fixed[node] for node in range(problem.num_nodes))
+
+
+def _edge_sizes(problem: Problem) -> np.ndarray:
+    return np.array([_mean_finite(edge.time) for edge in problem.edges])
+
+
+def _node_sizes(problem: Problem) -> np.ndarray:
+    sizes = np.array([_mean_finite(time) for time in problem.time])
+    for edge, size in zip(problem.edges, _edge_sizes(problem)):
+        sizes[edge.source] += size
+        sizes[edge.target] += size
+    return sizes
+
+
+def _mean_finite(costs: np.ndarray) -> float:
+    return float(costs[np.isfinite(costs)].mean())
+
+
+def _critical_path(problem: Problem, lengths: np.ndarray, fixed: Mapping[int, int]) -> list[int]:
+    """Return the longest path through nodes that are not fixed, in the order of their indices."""
+    best = {node: 0.0 for node in range(problem.num_nodes) if node not in fixed}
+    before: dict[int, int] = {}
+    steps: dict[int, list[tuple[int, float]]] = {node: [] for node in best}
+    for edge, length in zip(problem.edges, lengths.tolist()):
+        if edge.source in best and edge.target in best:
+            steps[max(edge.source, edge.target)].append((min(edge.source, edge.target), length))
+    for node in best:
+        for previous, length in steps[node]:
+            if best[previous] + length > best[node]:
+                best[node], before[node] = best[previous] + length, previous
+    path = [max(best, key=lambda node: (best[node], -node))]
+    while path[-1] in before:
+        path.append(before[path[-1]])
+    return path[::-1]
+
+
+def _solve_path(
+    problem: Problem, adjacent: Sequence[set[int]], path: Sequence[int], fixed: Mapping[int, int]
+) -> dict[int, int]:
+    """Return the best configurations of the path's nodes, given the fixed ones, whatever the others do."""
+    place = {node: index for index, node in enumerate(path)}
+    around = sorted({n for node in path for n in adjacent[node] if n in fixed})
+    nodes = [*path, *around]
+    place |= {node: len(path) + index for index, node in enumerate(around)}
+    part = Problem(
+        time=[problem.time[node] for node in nodes],
+        edges=[
+            (place[edge.source], place[edge.target], edge.time)
+            for edge in problem.edges
+            if {edge.source, edge.target} <= place.keys() and not {edge.source, edge.target} <= set(around)
+        ],
+        names=[problem.names[node] for node in nodes],
+    )
+    labels = [tuple(range(len(problem.time[node]))) for node in path] + [(fixed[node],) for node in around]
+    try:
+        small = restrict(part, labels)
+        optimum = run_schedule(small, best_schedule(small))
+    except InfeasibleError as error:
+        raise InfeasibleError(_DEAD_END_MSG.format(name=problem.names[path[0]])) from error
+    (row,) = original_labels(np.array([optimum.assignment]), labels)
+    return {node: int(row[place[node]]) for node in path}
