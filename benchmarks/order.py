@@ -78,20 +78,19 @@ def candidates(model: CostModel) -> list[Candidate]:
     predictor = Predictor(model)
     found: dict[tuple[int, ...], Candidate] = {}
 
-    def add(origin: str, assignment: Sequence[int], choices: Sequence[int]) -> None:
+    def add(origin: str, assignment: Sequence[int], choices: Sequence[int] | None = None) -> None:
         key = tuple(map(int, assignment))
-        if key not in found:
-            prediction, _ = predictor.predict(key, tuple(choices))
-            if math.isfinite(prediction.time_seconds):
-                found[key] = Candidate(
-                    origin=origin, assignment=key, choices=tuple(choices), seconds=prediction.time_seconds
-                )
+        additive_seconds, _, picked = model.problem.evaluate(key, choices)
+        # A whole value never becomes a partial sum: the problem forbids such pairs of layouts.
+        if key not in found and math.isfinite(additive_seconds):
+            seconds = predictor.predict(key, picked)[0].time_seconds
+            found[key] = Candidate(origin=origin, assignment=key, choices=picked, seconds=seconds)
 
     for solution in frontier(model.problem, max_points=24):
         add("frontier", solution.assignment, solution.choices)
     for name, strategy in REFERENCE_STRATEGIES.items():
         add(name, *reference_solution(model, strategy))
-    add("replicated", [0] * len(model.configurations), [0] * len(model.problem.edges))
+    add("replicated", [0] * len(model.configurations))
     for machine in OTHER_MACHINES:
         other = build_cost_model(model.graph, Topology.parse(machine))
         assert other.configurations == model.configurations
@@ -108,7 +107,7 @@ def candidates(model: CostModel) -> list[Candidate]:
                 int(rng.integers(len(configs))) if rng.random() < share else k
                 for k, configs in zip(base.assignment, model.configurations, strict=True)
             ]
-            add(f"{base.origin}, {share:.0%} at random", changed, [0] * len(base.choices))
+            add(f"{base.origin}, {share:.0%} at random", changed)
     return sorted(found.values(), key=lambda c: c.seconds)
 
 
