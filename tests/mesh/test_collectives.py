@@ -4,6 +4,8 @@ import dataclasses
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jaxplan import JaxplanError
 from jaxplan.mesh import CHIPS, COLLECTIVES, Link, Topology, collective_seconds
@@ -83,6 +85,28 @@ def test_laws(kind: str, topology: Topology) -> None:
     assert [collective_seconds(topology, kind, int(s), axes) for s in sizes] == pytest.approx(prices)
     assert collective_seconds(topology, kind, 1e9, ()) == 0
     assert collective_seconds(topology, kind, 1e9, axes[::-1]) == pytest.approx(prices[-1])
+
+
+MACHINES = [
+    CLUSTER,
+    *map(Topology.parse, ("h100:4x8", "k80:2x8", "1080ti:8", "v5e:16x8", "v5p:4x4x2", "cpu:6")),
+]
+
+
+@given(st.data())
+def test_prices_of_any_group_grow_with_bytes_and_have_their_order(data: st.DataObject) -> None:
+    """A reduction whose result stays split moves no more than one that all hold; and more bytes cost more."""
+    topology = data.draw(st.sampled_from(MACHINES))
+    axes = tuple(data.draw(st.sets(st.integers(0, len(topology.axes) - 1), min_size=1)))
+    few, many = sorted([data.draw(st.integers(0, 2**40)), data.draw(st.integers(0, 2**40))])
+    for kind in COLLECTIVES:
+        prices = [collective_seconds(topology, kind, size, axes) for size in (few, many)]
+        assert 0 < prices[0] <= prices[1] and (few == many or prices[0] < prices[1])
+    assert (
+        collective_seconds(topology, "reduce-scatter", many, axes)
+        <= collective_seconds(topology, "all-reduce", many, axes) * (1 + 1e-12)
+        or many < 2**20
+    )
 
 
 @pytest.mark.parametrize("axes", [NODE, WITHIN, ALL, (0, 2)])
