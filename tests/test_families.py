@@ -15,6 +15,7 @@ from flax import linen as nn
 
 import jaxplan
 from benchmarks.models import MODELS, ModelSpec
+from jaxplan._planner import analyse_step
 
 NUM_STEPS = 6
 POINTS = ("fastest", "knee", "leanest")
@@ -197,3 +198,21 @@ def test_an_overflowing_step_is_skipped_and_the_scale_halved() -> None:
     assert np.isfinite(loss)
     assert float(new.dynamic_scale.scale) == 2.0**99
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(new.params), before)
+
+
+@pytest.mark.parametrize("model", ["gpt-tiny-inference", "resnet-tiny-eval"])
+def test_the_batch_of_a_step_that_only_reads_is_that_of_its_data(model: str) -> None:
+    """And no dimension of a parameter, though none is replaced."""
+    spec = MODELS[model]
+    graph = analyse_step(
+        spec.make_step(spec.config), spec.abstract_args(), {}, donate_argnums=(), static_argnums=()
+    )
+    named = {
+        path: [
+            graph.named.dimensions[graph.named.of[t, d]].name
+            for d in range(len(graph.program.tensors[t].shape))
+        ]
+        for path, t in zip(graph.program.in_paths, graph.program.inputs, strict=True)
+    }
+    with_batch = {path for path, names in named.items() if "batch" in names}
+    assert with_batch == {path for path in named if path.startswith("[1]")}

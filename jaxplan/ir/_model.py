@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from jaxplan import _compat
 from jaxplan.ir._dimensions import NamedDimensions, named_dimensions
 from jaxplan.ir._groups import Grouping, coarsen
-from jaxplan.ir._program import Program
+from jaxplan.ir._program import Program, Tensor
 from jaxplan.ir._registry import operator_rule
 from jaxplan.ir._rule import OperatorRule
 from jaxplan.ir._space import GroupSpace, group_space
@@ -53,9 +55,33 @@ def analyse(program: Program, stage: Callable[[str], None] = lambda name: None) 
     values = analyse_values(program, rules)
     stage("groups")
     state = frozenset(program.inputs[i] for i in program.aliases.values())
-    named = named_dimensions(program, rules, state)
+    named = named_dimensions(program, rules, state or _parameters(program))
     grouping, primal_of = coarsen(program, rules, values)
     spaces = tuple(group_space(g, program, rules, named, primal_of, values.number) for g in grouping.groups)
     return StepGraph(
-        program=program, rules=rules, values=values, named=named, grouping=grouping, spaces=spaces, state=state
+        program=program,
+        rules=rules,
+        values=values,
+        named=named,
+        grouping=grouping,
+        spaces=spaces,
+        state=state,
     )
+
+
+def _parameters(program: Program) -> frozenset[int]:
+    """Inputs that are parameters where an output replaces none (evaluation, inference).
+
+    Taken for them is every leaf of a tree among the positional arguments before the last that holds an array; a PRNG
+    key is no array here.
+    """
+    found = [(re.match(r"\[(\d+)\]", path), path, t) for path, t in zip(program.in_paths, program.inputs)]
+    numbered = [(int(n[1]), path != n[0], t) for n, path, t in found if n]
+    arrays = [n for n, _, t in numbered if program.tensors[t].shape and not _is_key(program.tensors[t])]
+    last = max(arrays, default=0)
+    return frozenset(t for n, in_tree, t in numbered if n < last and in_tree)
+
+
+def _is_key(tensor: Tensor) -> bool:
+    """Whether an input is a PRNG key: typed, or the raw words of one."""
+    return _compat.is_key_dtype(tensor.dtype) or (tensor.dtype == "uint32" and tensor.shape in ((2,), (4,)))
