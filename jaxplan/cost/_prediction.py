@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import heapq
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -69,6 +70,10 @@ class Predictor:
         graph, buffers = model.graph, model.buffers
         program = graph.program
         self._read_end = self._reads_end()
+        again = [e for e in program.equations if e.name == "optimization_barrier" and e.phase == "backward"]
+        self._barriers = [
+            e.index for e, before in zip(again, (None, *again)) if not before or before.origin is not e.origin
+        ]
         self._pairs: list[dict[tuple[int, int], ChangedFlow | None]] = [{} for _ in model.flows]
         self._contractions = [
             e.index for e in program.equations if graph.rules[e.index].family == "contraction"
@@ -195,7 +200,9 @@ class Predictor:
         executed: dict[int, list[int]] = defaultdict(list)
         targets: dict[int, set] = defaultdict(set)
         for transfer in transfers:
-            executed[transfer.tensor].extend(span.first for span in transfer.spans)
+            executed[transfer.tensor].extend(
+                self._executed_by(transfer, span.first) for span in transfer.spans
+            )
             targets[transfer.tensor].add(transfer.target)
         result = {}
         for t, positions in executed.items():
@@ -207,6 +214,19 @@ class Predictor:
             result[t] = last
         self._shorten_sources(result, executed)
         return result
+
+    def _executed_by(self, transfer: Transfer, first: int) -> int:
+        """By when a transfer is executed at the latest.
+
+        Between regions of the backward pass that are computed again, the compiler was seen to put off the product that
+        makes a gradient for as long as it may: until the barrier after the next, where the lowering asks for it.
+        """
+        if not transfer.path.layouts[0].partial or not self._barriers or first <= self._barriers[0]:
+            return first
+        k = bisect.bisect_left(self._barriers, first) + 1
+        if k >= len(self._barriers):
+            return first
+        return min(self._barriers[k], self._read_end[transfer.spans[-1].last])
 
     def _shorten_sources(self, deaths: dict[int, int], executed: Mapping[int, list[int]]) -> None:
         """What a resharded value was fused from is not needed for longer than that value: a weight gradient that is

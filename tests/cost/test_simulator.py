@@ -1,0 +1,162 @@
+import json
+
+import numpy as np
+import pytest
+
+from jaxplan import JaxplanError
+from jaxplan.cost._delta_simulator import DeltaSimulation
+from jaxplan.cost._simulator import Buffer, Task, chrome_trace, memory_curve, simulate
+
+
+def random_tasks(rng, num_tasks=60, num_streams=4, grid=True):
+    tasks = {}
+    for number in range(num_tasks):
+        tasks[number] = random_task(rng, number, list(tasks), num_streams, grid)
+    return tasks
+
+
+def random_task(rng, number, known, num_streams=4, grid=True):
+    """Return a task that needs up to three earlier ones; coarse durations, zero among them, make ties common."""
+    earlier = [other for other in known if other < number]
+    count = min(len(earlier), int(rng.integers(0, 4)))
+    needs = tuple(sorted(int(n) for n in rng.choice(earlier, count, replace=False))) if count else ()
+    seconds = float(rng.integers(0, 5)) if grid else float(rng.random())
+    return Task(stream=int(rng.integers(num_streams)), seconds=seconds, needs=needs)
+
+
+def check(timeline):
+    """Check what makes a timeline one: needs are met, streams do one thing at a time in order, nobody idles."""
+    tasks, start, end = timeline.tasks, timeline.start, timeline.end
+    ready = {n: max((end[other] for other in task.needs), default=0.0) for n, task in tasks.items()}
+    for stream in {task.stream for task in tasks.values()}:
+        line = sorted((ready[n], n) for n, task in tasks.items() if task.stream == stream)
+        free = 0.0
+        for when, number in line:
+            assert start[number] == max(when, free)
+            assert end[number] == start[number] + tasks[number].seconds
+            free = end[number]
+
+
+def test_communication_hides_behind_computation_that_does_not_need_it():
+    tasks = {
+        0: Task(stream=0, seconds=2.0),
+        1: Task(stream=1, seconds=3.0, needs=(0,)),  # sends what 0 made
+        2: Task(stream=0, seconds=4.0, needs=(0,)),
+        3: Task(stream=0, seconds=1.0, needs=(1, 2)),
+    }
+    timeline = simulate(tasks)
+    assert timeline.start == {0: 0.0, 1: 2.0, 2: 2.0, 3: 6.0}
+    assert timeline.makespan == 7.0 and timeline.busy_seconds(0) == 7.0
+
+
+def test_streams_serve_who_is_ready_first():
+    tasks = {
+        0: Task(stream=1, seconds=5.0),
+        1: Task(stream=2, seconds=1.0),
+        2: Task(stream=0, seconds=10.0, needs=(0,)),
+        3: Task(stream=0, seconds=10.0, needs=(1,)),
+    }
+    assert simulate(tasks).start == {0: 0.0, 1: 0.0, 3: 1.0, 2: 11.0}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_timelines_obey_the_rules(seed):
+    check(simulate(random_tasks(np.random.default_rng(seed))))
+
+
+@pytest.mark.parametrize("grid", [True, False])
+@pytest.mark.parametrize("seed", range(15))
+def test_delta_equals_full_after_random_changes(seed, grid):
+    rng = np.random.default_rng(seed)
+    simulation = DeltaSimulation(random_tasks(rng, grid=grid))
+    for _ in range(25):
+        updates = {}
+        for number in rng.choice(80, int(rng.integers(1, 4)), replace=False):
+            updates[int(number)] = random_task(rng, int(number), list(simulation.tasks), grid=grid)
+        unused = [n for n in simulation.tasks if not any(n in t.needs for t in simulation.tasks.values())]
+        gone = [n for n in unused if n not in updates and not any(n in t.needs for t in updates.values())]
+        if gone and rng.random() < 0.5:
+            updates[gone[0]] = None
+        makespan = simulation.change(updates)
+        full = simulate(simulation.tasks)
+        assert makespan == full.makespan
+        assert simulation.timeline() == full
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_undo_restores_the_timeline(seed):
+    rng = np.random.default_rng(seed)
+    simulation = DeltaSimulation(random_tasks(rng))
+    for _ in range(20):
+        before, makespan = simulation.timeline(), simulation.makespan
+        updates = {
+            int(n): random_task(rng, int(n), list(simulation.tasks)) for n in rng.choice(70, 2, replace=False)
+        }
+        simulation.change(updates)
+        simulation.undo()
+        assert (
+            simulation.timeline() == before == simulate(simulation.tasks) and simulation.makespan == makespan
+        )
+        simulation.change(updates)
+        assert simulation.timeline() == simulate(simulation.tasks)
+
+
+def test_delta_touches_only_what_a_change_reaches():
+    tasks = {n: Task(stream=n % 8, seconds=1.0, needs=(n - 8,) if n >= 8 else ()) for n in range(800)}
+    simulation = DeltaSimulation(tasks)
+    simulation.change({795: Task(stream=3, seconds=2.0, needs=(787,))})
+    assert simulation.num_touched == 1
+    simulation.change({0: Task(stream=0, seconds=2.0)})
+    assert simulation.num_touched == 100
+
+
+def test_memory_lives_from_its_maker_to_its_last_user():
+    timeline = simulate(
+        {
+            0: Task(stream=0, seconds=1.0),
+            1: Task(stream=0, seconds=2.0, needs=(0,)),
+            2: Task(stream=0, seconds=1.0),
+        }
+    )
+    # Task 2 is ready at once and runs second.
+    buffers = [
+        Buffer(num_bytes=100),
+        Buffer(num_bytes=10, made_by=0, used_by=(1,)),
+        Buffer(num_bytes=1, made_by=2, used_by=()),
+    ]
+    assert memory_curve(timeline, buffers) == [(0.0, 110), (1.0, 111), (2.0, 110), (4.0, 100)]
+
+
+def test_trace_events_are_json_with_microseconds():
+    timeline = simulate({0: Task(stream=0, seconds=1.5), 1: Task(stream=7, seconds=0.5, needs=(0,))})
+    trace = json.loads(json.dumps(chrome_trace(timeline, "task {}".format, "stream {}".format)))
+    names = {e["tid"]: e["args"]["name"] for e in trace["traceEvents"] if e["ph"] == "M"}
+    assert names == {0: "stream 0", 7: "stream 7"}
+    assert [(e["name"], e["ts"], e["dur"]) for e in trace["traceEvents"] if e["ph"] == "X"] == [
+        ("task 0", 0.0, 1.5e6),
+        ("task 1", 1.5e6, 0.5e6),
+    ]
+
+
+def test_impossible_graphs_are_refused():
+    with pytest.raises(JaxplanError, match="task 0 needs task 1"):
+        simulate({0: Task(stream=0, seconds=1.0, needs=(1,)), 1: Task(stream=0, seconds=1.0)})
+    with pytest.raises(JaxplanError, match="takes -1"):
+        simulate({0: Task(stream=0, seconds=-1.0)})
+    simulation = DeltaSimulation({0: Task(stream=0, seconds=1.0), 1: Task(stream=0, seconds=1.0, needs=(0,))})
+    with pytest.raises(JaxplanError, match="task 1 needs it"):
+        simulation.change({0: None})
+
+
+def test_a_refused_change_changes_nothing():
+    simulation = DeltaSimulation({0: Task(stream=0, seconds=1.0), 1: Task(stream=0, seconds=1.0, needs=(0,))})
+    before = simulation.timeline()
+    for updates in (
+        {0: None},
+        {1: Task(stream=0, seconds=2.0, needs=(5,))},
+        {0: None, 2: Task(stream=1, seconds=1.0)},
+    ):
+        with pytest.raises(JaxplanError):
+            simulation.change(updates)
+        assert simulation.timeline() == before
+    assert simulation.change({0: None, 1: Task(stream=0, seconds=3.0)}) == 3.0
