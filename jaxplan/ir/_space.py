@@ -115,7 +115,16 @@ class _SpaceBuilder:
             if not dims or self.program.tensors[t].kind == "literal":
                 continue
             nodes = tuple(tuple(self.base[eqn.index] + f for f in factors) for factors in dims)
+            if t in eqn.operands and t not in eqn.results and rule.family == "shape":
+                nodes = self._without_led(nodes, rule, self.base[eqn.index])
             self._meet(t, nodes)
+
+    @staticmethod
+    def _without_led(nodes: ClassDims, rule: OperatorRule, base: int) -> ClassDims:
+        """Of an operand's dimension that is taken apart, the minor parts that lead a dimension of the result: they may
+        be split, the operand then being read whole in them (micro-batches of a batch, say)."""
+        led = {base + dim[0] for result in rule.results for dim in result if len(dim) == 1}
+        return tuple(dim[:1] + tuple(n for n in dim[1:] if n not in led) for dim in nodes)
 
     def _meet(self, t: int, nodes: tuple[tuple[int, ...], ...]) -> None:
         known = self.tensor_factors.setdefault(t, nodes)
