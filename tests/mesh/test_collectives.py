@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxplan import JaxplanError
@@ -93,20 +93,19 @@ MACHINES = [
 ]
 
 
+@settings(deadline=None)
 @given(st.data())
-def test_prices_of_any_group_grow_with_bytes_and_have_their_order(data: st.DataObject) -> None:
+def test_prices_of_any_group_grow_with_bytes(data: st.DataObject) -> None:
     """A reduction whose result stays split moves no more than one that all hold; and more bytes cost more."""
     topology = data.draw(st.sampled_from(MACHINES))
     axes = tuple(data.draw(st.sets(st.integers(0, len(topology.axes) - 1), min_size=1)))
     few, many = sorted([data.draw(st.integers(0, 2**40)), data.draw(st.integers(0, 2**40))])
+    growth = {}
     for kind in COLLECTIVES:
-        prices = [collective_seconds(topology, kind, size, axes) for size in (few, many)]
-        assert 0 < prices[0] <= prices[1] and (few == many or prices[0] < prices[1])
-    assert (
-        collective_seconds(topology, "reduce-scatter", many, axes)
-        <= collective_seconds(topology, "all-reduce", many, axes) * (1 + 1e-12)
-        or many < 2**20
-    )
+        none, less, more = (collective_seconds(topology, kind, size, axes) for size in (0, few, many))
+        assert 0 < none <= less <= more and (few == many or less < more)
+        growth[kind] = more - none
+    assert growth["reduce-scatter"] <= growth["all-reduce"] * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("axes", [NODE, WITHIN, ALL, (0, 2)])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxplan
@@ -49,6 +49,7 @@ def test_a_power_law_is_interpolated_exactly() -> None:
     assert curve.at(2**23) == pytest.approx(8 * curve.at(2**20))
 
 
+@settings(deadline=None)
 @given(POINTS, st.floats(1, 1e13), st.floats(1, 1e13))
 def test_seconds_never_fall_as_bytes_grow(points: list[tuple[int, float]], a: float, b: float) -> None:
     curve = Curve.of((2.0**i, s) for i, s in points)
@@ -57,6 +58,7 @@ def test_seconds_never_fall_as_bytes_grow(points: list[tuple[int, float]], a: fl
     np.testing.assert_allclose(curve.at(np.array([low, high])), [curve.at(low), curve.at(high)], rtol=1e-9)
 
 
+@settings(deadline=None)
 @given(POINTS)
 def test_what_never_falls_is_kept_as_measured(points: list[tuple[int, float]]) -> None:
     rising = list(zip(sorted(i for i, _ in points), sorted(s for _, s in points)))
