@@ -41,10 +41,12 @@ class Case:
         return spec.override(**{**dtypes, **dict(self.fields)})
 
 
-def _case(model: str, dtype: str = "float32", num_steps: int = NUM_STEPS, **fields: Any) -> Any:
+def _case(
+    model: str, dtype: str = "float32", num_steps: int = NUM_STEPS, slow: bool = False, **fields: Any
+) -> Any:
     case = Case(model=model, fields=tuple(fields.items()), dtype=dtype, num_steps=num_steps)
     words = [model, *(f"{name}={value}" for name, value in fields.items()), dtype]
-    return pytest.param(case, id=" ".join(words))
+    return pytest.param(case, id=" ".join(words), marks=[pytest.mark.slow] if slow else [])
 
 
 # Optimizers with many equations are tried on small models: what takes time here is compiling.
@@ -58,16 +60,16 @@ CASES = [
     _case("mlp-tiny", **MLP, optimizer="adafactor"),
     _case("mlp-tiny", **MLP, optimizer="multi-steps"),
     _case("mlp-tiny", **MLP, num_microbatches=4, optimizer="clipped-adamw"),
-    _case("gpt-tiny-dropout", **GPT, remat=True, tied=False),
-    _case("gpt-tiny-scan", **{**GPT, "num_layers": 2}),
-    _case("gpt-tiny-mixed", "bfloat16", **GPT, loss_scale=1024.0),
-    _case("gpt-tiny-nnx", **{**GPT, "optimizer": "adamw"}),
+    _case("gpt-tiny-dropout", slow=True, **GPT, remat=True, tied=False),
+    _case("gpt-tiny-scan", slow=True, **{**GPT, "num_layers": 2}),
+    _case("gpt-tiny-mixed", "bfloat16", slow=True, **GPT, loss_scale=1024.0),
+    _case("gpt-tiny-nnx", slow=True, **{**GPT, "optimizer": "adamw"}),
     _case("gpt-tiny-eval", **GPT),
     _case("gpt-tiny-inference", **GPT),
-    _case("vit-tiny", num_layers=1, optimizer="sgd"),
-    _case("resnet-tiny", "float64", **RESNET),
-    _case("resnet-tiny-eval", **RESNET),
-    _case("lstm-tiny"),
+    _case("vit-tiny", slow=True, num_layers=1, optimizer="sgd"),
+    _case("resnet-tiny", "float64", slow=True, **RESNET),
+    _case("resnet-tiny-eval", **{**RESNET, "stage_sizes": (1,)}),
+    _case("lstm-tiny", slow=True, optimizer="sgd"),
 ]
 
 
