@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"jaxplan {jaxplan.__version__}")
-    commands = parser.add_subparsers(required=True, metavar="plan|show|profile")
+    commands = parser.add_subparsers(required=True, metavar="plan|show|profile|coverage")
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument(
         "--choose", metavar="WHICH", help="fastest (default), knee, leanest, or a number of the table"
@@ -121,6 +121,9 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("file")
     show.set_defaults(run=_run_show)
     add_profile_command(commands)
+    coverage = commands.add_parser("coverage", help="print which primitives of JAX have a rule, and what tests it")
+    coverage.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    coverage.set_defaults(run=_run_coverage)
     return parser
 
 
@@ -171,6 +174,13 @@ def _run_show(arguments: argparse.Namespace) -> int:
     if arguments.choose or arguments.plot:
         raise ArgumentError(f"{arguments.file} holds one plan: --choose and --plot need a frontier")
     print(loaded.explain())
+    return EXIT_DONE
+
+
+def _run_coverage(arguments: argparse.Namespace) -> int:
+    from jaxplan._coverage import coverage, coverage_table
+
+    print(coverage_table(coverage()))
     return EXIT_DONE
 
 

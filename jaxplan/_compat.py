@@ -90,6 +90,11 @@ def is_key_dtype(dtype: Any) -> bool:
     return jax.numpy.issubdtype(dtype, jax.dtypes.prng_key)
 
 
+def key_implementation(dtype: Any) -> str:
+    """Name of the generator of a PRNG key type, such as ``threefry2x32``."""
+    return str(getattr(getattr(dtype, "_impl", None), "name", ""))
+
+
 def itemsize(dtype: Any) -> int:
     """Bytes of one element; a PRNG key counts its underlying uint32 words."""
     if is_key_dtype(dtype):

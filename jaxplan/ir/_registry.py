@@ -62,8 +62,8 @@ _DescriptionT = TypeVar("_DescriptionT", bound=Callable[..., Any])
 _RULES: dict[str, RuleFn] = {}
 _LOCAL_PARAMS: dict[str, LocalParamsFn] = {}
 _MEMO: dict[Any, OperatorRule] = {}
-# Primitives whose rules read inner programs, which are not part of the memo's key.
-_UNMEMOISED = frozenset({"pallas_call", "custom_partitioning"})
+# Primitives whose rules read inner programs or settings, which are not part of the memo's key.
+_UNMEMOISED = frozenset({"pallas_call", "custom_partitioning", "random_bits", "random_split"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,9 +21,9 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxplan import RuleError
 from jaxplan.ir import OperatorRule
 from jaxplan.partition._local import run_local, runs_on_pieces
-from tests.ir.rules import _cases
+from tests.ir.rules import _more_cases
 from tests.ir.rules._cases import Case
-from tests.ir.rules._equations import rule_of, single_equation
+from tests.ir.rules._equations import applied, bind, rule_of, single_equation
 
 _NAMES = ("a", "b")
 
@@ -41,9 +41,9 @@ def run_split(
     sums = tuple(n for f, names in split.items() if rule.factors[f].reducer == "sum" for n in names)
 
     def body(*pieces: Any) -> list[Any]:
-        bind = lambda params, xs: _bind(eqn, params, xs)  # noqa: E731
+        on_pieces = lambda params, xs: bind(eqn, params, xs)  # noqa: E731
         named = SimpleNamespace(name=eqn.primitive.name, params=eqn.params)
-        results = run_local(named, rule, bind, pieces, split, out_shapes)  # type: ignore[arg-type]
+        results = run_local(named, rule, on_pieces, pieces, split, out_shapes)  # type: ignore[arg-type]
         return [lax.psum(result, sums) if sums else result for result in results]
 
     specs = tuple(map(spec, rule.operands)), list(map(spec, rule.results))
@@ -56,11 +56,6 @@ def run_split(
 def _axes(dim: Sequence[int], split: dict[int, tuple[str, ...]]) -> tuple[str, ...] | None:
     """A minor factor cannot be split, so the first one that is says it all."""
     return tuple(name for f in dim for name in split.get(f, ())) or None
-
-
-def _bind(eqn: Any, params: Any, operands: Sequence[Any]) -> list[Any]:
-    results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(dict(params)))
-    return list(results) if eqn.primitive.multiple_results else [results]
 
 
 def _splits(rule: OperatorRule) -> list[dict[int, tuple[str, ...]]]:
@@ -76,8 +71,9 @@ def _splits(rule: OperatorRule) -> list[dict[int, tuple[str, ...]]]:
 @functools.cache
 def _manual_cases() -> list[Case]:
     """Cases of which some split runs in a manual region."""
-    families = ("scatter", "gather", "reduce", "dot_general", "conv_general_dilated")
-    return [case for case in _cases.ALL if case.primitive.startswith(families)]
+    families = ("scatter", "gather", "reduce", "dot_general", "conv_general_dilated", "top_k", "igamma")
+    others = ("triangular_solve", "tridiagonal_solve", "fft", "regularized_incomplete_beta", "scaled_dot")
+    return [case for case in _more_cases.PARTS if case.primitive.startswith((*families, *others))]
 
 
 @pytest.mark.parametrize("case", _manual_cases(), ids=str)
@@ -90,9 +86,8 @@ def test_pieces_put_together_are_the_whole(case: Case) -> None:
 def _check_all_splits(
     fn: Callable[..., Any], primitive: str, operands: Sequence[Any], least: int = 0
 ) -> None:
-    eqn = single_equation(fn, primitive, *operands)
+    eqn, operands, expected = applied(fn, primitive, *operands)
     rule = rule_of(eqn)
-    expected = jax.tree.leaves(jax.jit(fn)(*operands))
     splits = _splits(rule)
     assert len(splits) >= least
     for split in splits[:6]:

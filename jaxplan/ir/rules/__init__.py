@@ -7,9 +7,9 @@ from jaxplan.ir._registry import register_rule as register_rule
 from jaxplan.ir._registry import registered_primitives as registered_primitives
 from jaxplan.ir._rule import Factor as Factor
 from jaxplan.ir._rule import OperatorRule as OperatorRule
-from jaxplan.ir.rules import _custom_partitioning as _custom_partitioning
 from jaxplan.ir.rules import _attention as _attention
 from jaxplan.ir.rules import _contraction as _contraction
+from jaxplan.ir.rules import _custom_partitioning as _custom_partitioning
 from jaxplan.ir.rules import _elementwise as _elementwise
 from jaxplan.ir.rules import _gather as _gather
 from jaxplan.ir.rules import _linalg as _linalg

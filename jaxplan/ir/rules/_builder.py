@@ -48,6 +48,7 @@ class Factors:
         family: str,
         linear: tuple[tuple[int, ...], ...] = (),
         indexed: tuple[tuple[int, int], ...] = (),
+        manual: bool = False,
     ) -> OperatorRule:
         """The finished rule."""
         return OperatorRule(
@@ -57,6 +58,7 @@ class Factors:
             family=family,
             linear=linear,
             indexed=indexed,
+            manual=manual,
         )
 
 
@@ -88,7 +90,13 @@ def broadcast_dims(shape: Shape, dims: TensorFactors) -> TensorFactors:
 
 
 def leading_dims_rule(
-    in_avals: Avals, out_avals: Avals, *, num_leading: int, family: str, linear: Any = ()
+    in_avals: Avals,
+    out_avals: Avals,
+    *,
+    num_leading: int,
+    family: str,
+    linear: Any = (),
+    manual: bool = False,
 ) -> OperatorRule:
     """The first ``num_leading`` dimensions are one batch of all tensors, every other dimension is whole."""
     factors = Factors()
@@ -98,7 +106,8 @@ def leading_dims_rule(
         rest = aval.shape[num_leading:]
         return batch[: len(aval.shape)] + tuple([factors.whole(size) for size in rest])
 
-    return factors.rule([dims(aval) for aval in in_avals], [dims(aval) for aval in out_avals], family, linear)
+    operands, results = [dims(aval) for aval in in_avals], [dims(aval) for aval in out_avals]
+    return factors.rule(operands, results, family, linear, manual=manual)
 
 
 def resized_dims(factors: Factors, in_shape: Shape, out_shape: Shape) -> tuple[TensorFactors, TensorFactors]:

@@ -43,9 +43,6 @@ _NONLINEAR = [
     "from_edtype",
     "ge",
     "gt",
-    "igamma",
-    "igamma_grad_a",
-    "igammac",
     "is_finite",
     "le",
     "le_to",
@@ -68,7 +65,6 @@ _NONLINEAR = [
     "polynomial",
     "population_count",
     "pow",
-    "regularized_incomplete_beta",
     "rem",
     "round",
     "rsqrt",
@@ -86,6 +82,8 @@ _NONLINEAR = [
     "xor",
     "zeta",
 ]
+# Loops until the last element has converged: split by the compiler, each trip would ask all devices.
+_ITERATED = ["igamma", "igamma_grad_a", "igammac", "regularized_incomplete_beta"]
 _UNARY_LINEAR = [
     "neg",
     "copy",
@@ -106,7 +104,9 @@ _UNARY_LINEAR = [
 _JOINTLY_LINEAR = ("add", "add_any", "sub", "complex")
 
 
-def _elementwise_rule(in_avals: Avals, out_avals: Avals, linear: _Linear = ()) -> OperatorRule:
+def _elementwise_rule(
+    in_avals: Avals, out_avals: Avals, linear: _Linear = (), manual: bool = False
+) -> OperatorRule:
     factors = Factors()
     dims = factors.add_all(out_avals[0].shape)
     return factors.rule(
@@ -114,6 +114,7 @@ def _elementwise_rule(in_avals: Avals, out_avals: Avals, linear: _Linear = ()) -
         [broadcast_dims(aval.shape, dims) for aval in out_avals],
         "elementwise",
         linear,
+        manual=manual,
     )
 
 
@@ -121,6 +122,12 @@ def _elementwise_rule(in_avals: Avals, out_avals: Avals, linear: _Linear = ()) -
 def nonlinear_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorRule:
     """``exp``, ``max``, comparisons ...: ``i j, i j -> i j``."""
     return _elementwise_rule(in_avals, out_avals)
+
+
+@register_rule(*_ITERATED)
+def iterated_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorRule:
+    """Incomplete gamma and beta functions: every device stops when its own part has converged."""
+    return _elementwise_rule(in_avals, out_avals, manual=True)
 
 
 @register_rule(*_UNARY_LINEAR)

@@ -1,4 +1,7 @@
-"""Decompositions, solves and transforms: a batch of leading dimensions, the rest whole."""
+"""Decompositions, solves and transforms: a batch of leading dimensions, the rest whole.
+
+Solves and transforms run on pieces: the compiler gathers their operands whatever the layout.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,8 @@ def _solve_rule(in_avals: Avals, out_avals: Avals, free: int) -> OperatorRule:
     )
     matrices = [(*batch, *map(factors.whole, aval.shape[num_leading:])) for aval in in_avals[:-1]]
     result = (*batch, *solved)
-    return factors.rule([*matrices, result], [result], "linalg", ((len(in_avals) - 1,),))
+    linear = ((len(in_avals) - 1,),)
+    return factors.rule([*matrices, result], [result], "linalg", linear, manual=True)
 
 
 @register_rule("lu_pivots_to_permutation")
@@ -56,4 +60,6 @@ def vector_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorRu
 def fft_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorRule:
     """The transformed dimensions are the last ones; linear."""
     num_leading = len(in_avals[0].shape) - len(params["fft_lengths"])
-    return leading_dims_rule(in_avals, out_avals, num_leading=num_leading, family="linalg", linear=((0,),))
+    return leading_dims_rule(
+        in_avals, out_avals, num_leading=num_leading, family="linalg", linear=((0,),), manual=True
+    )

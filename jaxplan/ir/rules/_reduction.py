@@ -92,7 +92,7 @@ def sort_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorRule
 
 @register_rule("top_k", "approx_top_k")
 def top_k_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorRule:
-    """Values and indices of the k largest along one dimension, whole on both sides."""
+    """Values and indices of the k largest along one dimension, whole on both sides; the compiler would gather."""
     shape = in_avals[0].shape
     names = [name for name in ("axis", "operand_axis", "reduction_dimension") if name in params]
     axis = index_of(axes_param(params, *names)[0] if names else -1, len(shape))
@@ -100,4 +100,5 @@ def top_k_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorRul
     dims = factors.add_except(shape, (axis,))
     chosen = factors.whole(out_avals[0].shape[axis])
     result = (*dims[:axis], chosen, *dims[axis + 1 :])
-    return factors.rule([dims] * len(in_avals), [result] * len(out_avals), "sort")
+    operands, results = [dims] * len(in_avals), [result] * len(out_avals)
+    return factors.rule(operands, results, "sort", manual=True)

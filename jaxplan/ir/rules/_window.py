@@ -47,7 +47,7 @@ def convolution_rule(in_avals: Avals, out_avals: Avals, params: Params) -> Opera
 
     n, o and the feature groups g are mapped, c is reduced, the kernel's dimensions are whole, the image's are
     windows (`_Window.dims`). With batch groups (the weight gradient of a grouped convolution) it is
-    ``(g n) c h w, (g o) c kh kw -> n (g o) h w``.
+    ``(g n) c h w, (g o) c kh kw -> n (g o) h w``. Groups run on pieces, because the compiler would gather them.
     """
     numbers = params["dimension_numbers"]
     lhs_spec, rhs_spec, out_spec = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
@@ -71,7 +71,8 @@ def convolution_rule(in_avals: Avals, out_avals: Avals, params: Params) -> Opera
         )
         lhs[lhs_axis], out[out_axis] = window.dims(factors, lhs_shape[lhs_axis], out_shape[out_axis])
         rhs[rhs_axis] = factors.whole(rhs_shape[rhs_axis])
-    return factors.rule([_ordered(lhs), _ordered(rhs)], [_ordered(out)], "convolution", ((0,), (1,)))
+    tensors, is_grouped = [_ordered(lhs), _ordered(rhs)], feature_groups * batch_groups > 1
+    return factors.rule(tensors, [_ordered(out)], "convolution", ((0,), (1,)), manual=is_grouped)
 
 
 @register_local_params("conv_general_dilated")
@@ -129,8 +130,7 @@ def unpool_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorRu
 def generic_unpool_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorRule:
     """`select_and_scatter` with functions of the user: operand, source, scalar initial value."""
     factors = Factors()
-    operand = factors.add_except(in_avals[0].shape, range(len(in_avals[0].shape)))
-    source = factors.add_except(in_avals[1].shape, range(len(in_avals[1].shape)))
+    operand, source = _window_dims(factors, in_avals[0].shape, in_avals[1].shape, params)
     return factors.rule([operand, source, ()], [operand], "window")
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jaxplan.ir.rules import OperatorRule, operator_rule
-from tests.ir.rules import _cases
+from tests.ir.rules import _more_cases
 from tests.ir.rules._cases import Case
 from tests.ir.rules._equations import rule_of, single_equation
 
@@ -48,7 +48,7 @@ def _part(rule: OperatorRule, dims: Any, shape: Sequence[int], factor: int, part
     return np.ix_(*parts) if parts else ()
 
 
-@pytest.mark.parametrize("case", _cases.ALL, ids=str)
+@pytest.mark.parametrize("case", _more_cases.PARTS, ids=str)
 def test_splitting_any_factor_gives_the_whole_result(case: Case) -> None:
     rule, operands = _rule(case), case.operands()
     whole = _run(case, operands, case.out_shapes)
@@ -81,7 +81,7 @@ def _run_in_parts(
     return assembled
 
 
-@pytest.mark.parametrize("case", _cases.ALL, ids=str)
+@pytest.mark.parametrize("case", _more_cases.PARTS, ids=str)
 def test_linear_operands_carry_partial_sums(case: Case) -> None:
     first = case.operands(seed=1)
     for linear in _rule(case).linear:

@@ -1,0 +1,109 @@
+"""Which primitives of JAX have a rule, of what kind, and what tests it: `python -m jaxplan coverage`."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from jaxplan._compat import Primitive
+from jaxplan.ir.rules import registered_primitives
+from jaxplan.ir.rules._elsewhere import ELSEWHERE, WHOLE_REASONS
+from jaxplan.ir.rules._evidence import EVIDENCE
+
+_SCIPY = ("cluster.vq", "fft", "interpolate", "linalg", "ndimage", "optimize", "signal", "sparse.linalg")
+_MODULES = (
+    *("jax.custom_batching", "jax.experimental.custom_partitioning", "jax.experimental.pallas", "jax.ffi"),
+    *("jax.nn", "jax.numpy.linalg", "jax.random", "jax.scipy.spatial.transform", "jax.scipy.special"),
+    *(f"jax.scipy.{name}" for name in (*_SCIPY, "stats")),
+    *("flax.linen", "optax"),
+)
+_REGION_MARKERS = frozenset({"region_in", "region_out"})
+"""Primitives of jaxplan's own, which stand for the ends of loops and branches."""
+_SPLITTING = ("map", "reduce")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """What is known of one primitive.
+
+    Attributes:
+      name: of the primitive.
+      kind: the kinds of factors that its rule has, ``map reduce whole``; ``elsewhere`` where it needs none;
+        ``none`` where it has none.
+      tested: names of the tests, empty for what needs none.
+      reason: why nothing is split, '' where something is.
+    """
+
+    name: str
+    kind: str
+    tested: str
+    reason: str
+
+    @property
+    def splits(self) -> bool:
+        return any(kind in self.kind.split() for kind in _SPLITTING)
+
+
+def installed_primitives() -> tuple[str, ...]:
+    """Names of the primitives that the installed JAX, Flax and Optax can put into a program, sorted.
+
+    Found by importing their public modules, and looking through the modules of JAX that are then there.
+    """
+    for name in _MODULES:
+        with contextlib.suppress(ImportError):  # Flax and Optax need not be there
+            importlib.import_module(name)
+    modules = [
+        module for name, module in sys.modules.items() if name.split(".")[0] == "jax" and module is not None
+    ]
+    return tuple(
+        sorted({v.name for m in modules for v in list(vars(m).values()) if isinstance(v, Primitive)})
+    )
+
+
+def coverage() -> tuple[Coverage, ...]:
+    """One entry per primitive of the installed JAX."""
+    known = frozenset(registered_primitives()) - _REGION_MARKERS
+    return tuple(
+        _entry(name, name in known) for name in installed_primitives() if name not in _REGION_MARKERS
+    )
+
+
+def _entry(name: str, is_registered: bool) -> Coverage:
+    if is_registered and name not in ELSEWHERE:
+        kinds, tested = EVIDENCE.get(name, ("", ""))
+        splits = any(kind in kinds.split() for kind in _SPLITTING)
+        reason = "" if splits else WHOLE_REASONS.get(name, "not tried")
+        return Coverage(name=name, kind=kinds or "whole", tested=tested, reason=reason)
+    if name in ELSEWHERE:
+        return Coverage(name=name, kind="elsewhere", tested="", reason=ELSEWHERE[name])
+    return Coverage(name=name, kind="none", tested="", reason="unknown: it runs replicated, with a warning")
+
+
+def coverage_table(entries: Iterable[Coverage]) -> str:
+    """The entries as lines, and a summary."""
+    entries = list(entries)
+    operators = [e for e in entries if e.kind != "elsewhere"]
+    width = max(len(entry.name) for entry in entries)
+    lines = [f"{'primitive':<{width}}  {'kind of rule':<24}  tested by / reason"]
+    for entry in operators:
+        notes = "; ".join(filter(None, (entry.tested, entry.reason)))
+        lines.append(f"{entry.name:<{width}}  {entry.kind:<24}  {notes}".rstrip())
+    lines += ["", "needs no rule:"]
+    for reason in dict.fromkeys(e.reason for e in entries if e.kind == "elsewhere"):
+        names = [e.name for e in entries if e.kind == "elsewhere" and e.reason == reason]
+        lines.append(f"  {reason}: {', '.join(names)}")
+    return "\n".join([*lines, "", _summary(entries, operators)])
+
+
+def _summary(entries: list[Coverage], operators: list[Coverage]) -> str:
+    splitting = sum(entry.splits for entry in operators)
+    unknown = [entry.name for entry in operators if entry.kind == "none"]
+    untested = [entry.name for entry in operators if not entry.tested]
+    return (
+        f"{len(entries)} primitives: {len(entries) - len(operators)} need no rule, {len(operators)} are operators, of "
+        f"which {splitting} ({splitting / len(operators):.1%}) can be split\n"
+        f"unaccounted for: {', '.join(unknown) or 'none'}; without a test of their own: {', '.join(untested) or 'none'}"
+    )
