@@ -174,7 +174,7 @@ def _save_residuals(graph: StepGraph, turning: int, materialised: list[bool]) ->
             if t in kept or not program.tensors[t].shape or values.free[t]:
                 continue
             if any(c >= turning for c in values.consumers[t]):
-                for keep in _narrowest(graph, t, kept):
+                for keep in _narrowest(graph, t, kept, materialised):
                     kept.add(keep)
                     materialised[keep] = True
 
@@ -184,10 +184,10 @@ def _recomputable(graph: StepGraph, equation: int) -> bool:
     return fusible and graph.program.equations[equation].name not in NOT_RECOMPUTED
 
 
-def _narrowest(graph: StepGraph, t: int, kept: set[int]) -> list[int]:
+def _narrowest(graph: StepGraph, t: int, kept: set[int], materialised: list[bool]) -> list[int]:
     """The values to keep so that ``t`` can be recomputed; none when what is kept already suffices."""
     program, values = graph.program, graph.values
-    if not _missing_ancestors(graph, t, kept):
+    if not _is_missing(graph, t, kept, materialised):
         return []
     keep: list[int] = []
     while True:
@@ -196,20 +196,23 @@ def _narrowest(graph: StepGraph, t: int, kept: set[int]) -> list[int]:
             return [*keep, t]
         size = program.tensors[t].num_bytes
         operands = dict.fromkeys(program.equations[index].operands)
-        needed = [o for o in operands if _missing_ancestors(graph, o, kept)]
+        needed = [o for o in operands if _is_missing(graph, o, kept, materialised)]
         large = [o for o in needed if program.tensors[o].num_bytes > SMALL_FRACTION * size]
-        if len(large) != 1 or program.tensors[large[0]].num_bytes > size:
+        if len(large) > 1 or (large and program.tensors[large[0]].num_bytes > size):
             return [*keep, t]
         for small in needed:
-            if small != large[0]:
-                keep.extend(_narrowest(graph, small, kept))
+            if small not in large:
+                keep.extend(_narrowest(graph, small, kept, materialised))
+        if not large:
+            return keep
         t = large[0]
 
 
-def _missing_ancestors(graph: StepGraph, t: int, kept: set[int]) -> set[int]:
-    """Sources, not kept, from which ``t`` would be recomputed."""
+def _is_missing(graph: StepGraph, t: int, kept: set[int], materialised: list[bool]) -> bool:
+    """Whether ``t`` cannot be recomputed from what is kept: some source of it is a buffer, or made by an operator that
+    is not repeated, and is not kept."""
     program, values = graph.program, graph.values
-    missing, stack, seen = set(), [t], set()
+    stack, seen = [t], set()
     while stack:
         u = stack.pop()
         if u in seen or u in kept or values.free[u] or not program.tensors[u].shape:
@@ -218,8 +221,7 @@ def _missing_ancestors(graph: StepGraph, t: int, kept: set[int]) -> set[int]:
         index = values.producer[u]
         if index < 0:
             continue
-        if not _recomputable(graph, index) or len(seen) > 64:
-            missing.add(u)
-            continue
+        if materialised[u] or not _recomputable(graph, index):
+            return True
         stack.extend(program.equations[index].operands)
-    return missing
+    return False
