@@ -29,16 +29,19 @@ def test_the_digits_are_apart_and_the_batches_repeatable(monkeypatch):
 
 @pytest.mark.slow
 def test_planned_and_one_device_agree():
-    flags = ["--steps", "3", "--batch", "64", "--model", "resnet"]
+    """On two devices: planning and compiling for eight takes most of a minute."""
+    flags = ["--steps", "3", "--batch", "64", "--model", "resnet", "--devices", "2"]
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / "train_vision.py"), *flags],
-        env={**os.environ, "PYTHONPATH": str(EXAMPLES.parent)},
+        env={**environment, "PYTHONPATH": str(EXAMPLES.parent)},
         capture_output=True,
         text=True,
         timeout=600,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "what is split" in done.stdout
+    assert ", 2 x cpu" in done.stdout
     losses = re.search(r"after 3 steps: ([0-9.]+) planned, ([0-9.]+) on one device", done.stdout)
     assert losses is not None
     planned, alone = map(float, losses.groups())
