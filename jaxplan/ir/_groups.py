@@ -33,6 +33,7 @@ GroupKind = Literal["state", "contraction", "sum", "elementwise", "input"]
 CONTRACTION_FAMILIES = frozenset({"contraction", "convolution"})
 _STORAGE_VIEW_PRIMITIVES = VIEW_PRIMITIVES | {"broadcast_in_dim", "optimization_barrier"}
 _GRADIENT_CHAIN_PRIMITIVES = frozenset({"convert_element_type", "add_any", "neg", "copy"})
+_LINEAR_CHAIN_PRIMITIVES = VIEW_PRIMITIVES | {"slice", "neg"}
 UNGROUPED = -1
 
 
@@ -89,6 +90,7 @@ class _Coarsening:
 
     def run(self) -> Grouping:
         self._carries()
+        self._linear_splits()
         self._sum_groups()
         self._state_groups()
         self._input_groups()
@@ -112,7 +114,7 @@ class _Coarsening:
                 self.union.join(entry.index, part.index)
 
     def _accumulation(self, entry: Equation, leave: Equation) -> list[Equation]:
-        """The addition by which a carry that starts at zero takes up a value per trip, and the cast of that value."""
+        """The addition by which a carry that starts at zero takes up a value per trip, with what leads to it."""
         carry, out = leave.operands
         adding = self._producer(out)
         if adding is None or adding.name not in ("add", "add_any") or carry not in adding.operands:
@@ -124,12 +126,32 @@ class _Coarsening:
         if self.values.consumers[out] != (leave.index,) or not self._is_zero(entry.operands[0]):
             return []
         summand = next(t for t in adding.operands if t != carry)
-        cast = self._producer(summand)
-        if cast is not None and cast.name == "convert_element_type" and len(self.values.consumers[summand]) == 1:
-            source = self._producer(cast.operands[0])
-            if source is not None and (self._is_contraction(source) or source.name in VIEW_PRIMITIVES):
-                return [cast, adding]
-        return [adding]
+        return [adding, *self._linear_chain(summand)]
+
+    def _linear_chain(self, t: int) -> list[Equation]:
+        """The casts, slices and views between a contraction and the sum that alone takes them up: they may hold partial
+        sums too. Views of the contraction itself stay with it."""
+        chain: list[Equation] = []
+        while len(self.values.consumers[t]) == 1:
+            eqn = self._producer(t)
+            if eqn is None or eqn.name not in _LINEAR_CHAIN_PRIMITIVES:
+                break
+            chain.append(eqn)
+            t = eqn.operands[0]
+        source = self._producer(t)
+        if source is not None and self._is_contraction(source):
+            while chain and chain[-1].name in VIEW_PRIMITIVES and self._keeps_bytes(chain[-1]):
+                chain.pop()
+        return chain
+
+    def _linear_splits(self) -> None:
+        """What is taken apart only to be added up piece by piece (the gates of a recurrent cell) may be a partial sum."""
+        for eqn in self.program.equations:
+            readers = [c for t in eqn.results for c in self.values.consumers[t]]
+            if eqn.name == "split" and readers and all(self.kind.get(c) == "sum" for c in readers):
+                for part in (eqn, *self._linear_chain(eqn.operands[0])):
+                    self.kind[part.index] = "sum"
+                    self.union.join(eqn.index, part.index)
 
     def _is_zero(self, t: int) -> bool:
         """Whether a value is zero everywhere, by how it is made."""

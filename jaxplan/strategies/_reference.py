@@ -52,10 +52,22 @@ def reference_solution(model: CostModel, strategy: Strategy) -> tuple[tuple[int,
             wanted = tuple(range(len(space.classes))) if strategy.shard_state else ()
         else:
             wanted = tuple(c for c, cls in enumerate(space.classes) if _is_batch(model, cls.named_dimension))
+            wanted = wanted or space.operand_partial  # sums over the batch: each device's own until all are added
         assignment.append(
             _most_split(model, configs, wanted, [min(c.sizes, default=0) for c in space.classes])
         )
+    _take_sums(model, assignment)
     return tuple(assignment), _choices(model, assignment, strategy.repeat_gathers)
+
+
+def _take_sums(model: CostModel, assignment: list[int]) -> None:
+    """Where what is added up is no partial sum (no axis divided its batch), neither is the result."""
+    for edge in model.problem.edges:
+        if np.isfinite(np.min(edge.time[assignment[edge.source], assignment[edge.target]])):
+            continue
+        for v in (edge.source, edge.target):
+            if model.graph.spaces[v].operand_partial:
+                assignment[v] = 0
 
 
 def _is_batch(model: CostModel, dimension: int) -> bool:

@@ -138,6 +138,22 @@ def recurrence(x: Any, w: Any, u: Any) -> Any:
     return jax.value_and_grad(loss, (0, 1, 2))(x, w, u)
 
 
+@case(x=((3, 16, 8), F32), w=((8, 32), F32), b=((32,), F32))
+def gates(x: Any, w: Any, b: Any) -> Any:
+    """Gradients that are taken apart before they are added up over the trips."""
+
+    def loss(w: Any, b: Any) -> Any:
+        ws, bs = jnp.split(w, 2, 1), jnp.split(b, 2)
+
+        def cell(h: Any, row: Any) -> Any:
+            forget, update = jnp.split(row @ jnp.concatenate(ws, 1) + jnp.concatenate(bs), 2, 1)
+            return h * jax.nn.sigmoid(forget) + jnp.tanh(update), None
+
+        return jnp.sum(jax.lax.scan(cell, jnp.ones((16, 16)), x)[0] ** 2)
+
+    return jax.value_and_grad(loss, (0, 1))(w, b)
+
+
 @case(x=((8, 16), F32), w=((3, 16, 32), F32), v=((3, 32, 16), F32))
 def scanned_layers_with_remat(x: Any, w: Any, v: Any) -> Any:
     def loss(w: Any, v: Any) -> Any:
