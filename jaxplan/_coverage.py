@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ _MODULES = (
     *("jax.nn", "jax.numpy.linalg", "jax.random", "jax.scipy.spatial.transform", "jax.scipy.special"),
     *(f"jax.scipy.{name}" for name in (*_SCIPY, "stats")),
     *("flax.linen", "optax"),
+)
+_LEFT_OUT = re.compile(
+    r"pallas\.(mosaic|triton|tpu|fuser|ops)|mosaic|experimental\.(?!custom_partitioning|pallas)"
 )
 _REGION_MARKERS = frozenset({"region_in", "region_out"})
 """Primitives of jaxplan's own, which stand for the ends of loops and branches."""
@@ -50,13 +54,16 @@ class Coverage:
 def installed_primitives() -> tuple[str, ...]:
     """Names of the primitives that the installed JAX, Flax and Optax can put into a program, sorted.
 
-    Found by importing their public modules, and looking through the modules of JAX that are then there.
+    Found by importing their public modules, and looking through the modules of JAX that are then there; those of
+    Pallas's backends, which stand in kernels only, and of other experiments, such as sparse arrays, are left out.
     """
     for name in _MODULES:
         with contextlib.suppress(ImportError):  # Flax and Optax need not be there
             importlib.import_module(name)
     modules = [
-        module for name, module in sys.modules.items() if name.split(".")[0] == "jax" and module is not None
+        module
+        for name, module in sys.modules.items()
+        if name.split(".")[0] == "jax" and module is not None and not _LEFT_OUT.search(name)
     ]
     return tuple(
         sorted({v.name for m in modules for v in list(vars(m).values()) if isinstance(v, Primitive)})

@@ -100,15 +100,33 @@ def keep(builder: Builder, eqn: Any, operands: list[int], stack: str) -> list[in
     return builder.append(eqn.primitive, eqn.params, operands, [v.aval for v in eqn.outvars], stack, eqn)
 
 
-@register_inline("jit", "pjit", "closed_call", "core_call")
+# Where calls keep the program that they call.
+_CALLEE_PARAMS = ("jaxpr", "call_jaxpr", "call", "callee")
+
+
+@register_inline("jit", "pjit", "call", "closed_call", "core_call", "eval_jaxpr")
+@register_inline("composite", "custom_vmap_call", "linear_call", "xla_metadata_call")
 def _inline_call(builder: Builder, eqn: Any, operands: list[int], stack: str) -> list[int]:
-    jaxpr, consts = _compat.open_jaxpr(
-        eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call_jaxpr"]
-    )
+    callee = next(eqn.params[name] for name in _CALLEE_PARAMS if name in eqn.params)
+    jaxpr, consts = _compat.open_jaxpr(callee)
     return builder.inline(jaxpr, consts, operands, stack)
 
 
-@register_inline("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
+@register_inline("custom_linear_solve")
+def _inline_linear_solve(builder: Builder, eqn: Any, operands: list[int], stack: str) -> list[int]:
+    """Differentiation is done by now, so that of the functions that the solve brings only ``solve`` is left to run.
+
+    Operands: constants of ``matvec, vecmat, solve, transpose_solve``, then right-hand sides.
+    """
+    lengths, jaxprs = eqn.params["const_lengths"], eqn.params["jaxprs"]
+    start = lengths.matvec + lengths.vecmat
+    consts = operands[start : start + lengths.solve]
+    right_hand_sides = operands[sum(lengths) :]
+    jaxpr, values = _compat.open_jaxpr(jaxprs.solve)
+    return builder.inline(jaxpr, values, [*consts, *right_hand_sides], stack)
+
+
+@register_inline("custom_jvp_call", "custom_jvp_call_jaxpr", "custom_vjp_call", "custom_vjp_call_jaxpr")
 def _inline_custom(builder: Builder, eqn: Any, operands: list[int], stack: str) -> list[int]:
     body = eqn.params.get("call_jaxpr", eqn.params.get("fun_jaxpr"))
     jaxpr, consts = _compat.open_jaxpr(body)

@@ -7,10 +7,13 @@ from collections import Counter
 from typing import Any
 
 import jax
+import jax.custom_batching
+import jax.custom_derivatives
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxplan
 from jaxplan._compat import bind_like
 from jaxplan.ir import Program, trace
 
@@ -277,3 +280,36 @@ def test_constants_count_by_shape_not_by_value() -> None:
 
     assert fingerprint(np.zeros((5, 4))) == fingerprint(np.ones((5, 4)))
     assert fingerprint(np.zeros((5, 4))) != fingerprint(np.zeros((6, 4)))
+
+
+@jax.custom_batching.custom_vmap
+def _batched_cosine(x):
+    return jnp.cos(x)
+
+
+_batched_cosine.def_vmap(lambda size, batched, x: (jnp.cos(x), True))
+
+
+@pytest.mark.parametrize(
+    "step, left",
+    [
+        (lambda a: jax.lax.composite(jnp.sin, name="my.sin")(a), {"sin"}),
+        (lambda a: _batched_cosine(a), {"cos"}),
+        (
+            lambda a: jax.custom_derivatives.linear_call(lambda r, x: r * x, lambda r, t: r * t, 2.0, a),
+            {"mul"},
+        ),
+        (lambda a: jnp.linalg.solve(a + 4 * jnp.eye(4), a), {"lu", "triangular_solve"}),
+        (
+            lambda a: jax.grad(lambda a: jnp.sum(jnp.linalg.solve(a + 4 * jnp.eye(4), a)))(a),
+            {"triangular_solve"},
+        ),
+    ],
+)
+def test_other_calls_are_inlined_too(step, left) -> None:
+    a = np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)
+    program = trace(step, (jax.ShapeDtypeStruct(a.shape, a.dtype),))
+    found = set(names(program))
+    assert left <= found
+    assert not found & {"composite", "custom_vmap_call", "linear_call", "custom_linear_solve"}
+    np.testing.assert_allclose(jaxplan.plan(step, a, topology="cpu:2").fastest().jit()(a), step(a), rtol=1e-4)

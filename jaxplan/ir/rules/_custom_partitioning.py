@@ -22,7 +22,7 @@ def custom_partitioning_rule(in_avals: Avals, out_avals: Avals, params: Params) 
     partial result. Without a rule, or with one that asks for the mesh, nothing is split; a description registered for
     ``custom_partitioning`` replaces this rule.
     """
-    given = params.get("sharding_rule")
+    given: Any = params.get("sharding_rule")
     if not hasattr(given, "operand_mappings"):
         return leading_dims_rule(in_avals, out_avals, num_leading=0, family="opaque")
     shapes = [tuple(aval.shape) for aval in (*in_avals, *out_avals)]

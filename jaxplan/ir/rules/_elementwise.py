@@ -100,6 +100,7 @@ _UNARY_LINEAR = [
     "reshard",
     "relayout",
     "with_memory_space_constraint",
+    "xla_metadata_value",
 ]
 _JOINTLY_LINEAR = ("add", "add_any", "sub", "complex")
 

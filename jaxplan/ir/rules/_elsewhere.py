@@ -16,10 +16,11 @@ _EXPORT = "belongs to exported programs of symbolic shape"
 
 _NAMES = {
     _CALL: (
-        "call closed_call composite core_call custom_jvp_call custom_jvp_call_jaxpr custom_vjp_call "
-        "custom_vjp_call_jaxpr custom_vmap_call eval_jaxpr jit linear_call pjit remat2 remat_opt"
+        "call closed_call composite core_call custom_jvp_call custom_jvp_call_jaxpr custom_linear_solve "
+        "custom_vjp_call custom_vjp_call_jaxpr custom_vmap_call eval_jaxpr jit linear_call pjit remat2 "
+        "xla_metadata_call"
     ),
-    _REGION: "call_exported cond cudnn_fusion custom_linear_solve run_state scan shard_map while",
+    _REGION: "call_exported cond cudnn_fusion remat_opt run_state scan shard_map while",
     _COLLECTIVE: (
         "all_gather all_gather_done all_gather_invariant all_gather_reduced all_gather_reduced_start all_gather_start "
         "all_to_all all_to_all_done all_to_all_start axis_index pbroadcast pbroadcast_done pbroadcast_dynamic "
@@ -30,8 +31,8 @@ _NAMES = {
         "vary_unreduced_cast_p"
     ),
     _KERNEL: (
-        "core_map delay get_global jaxpr_call masked_load masked_swap mpmd_map multiple_of num_programs program_id "
-        "reciprocal run_scoped semaphore_read semaphore_signal semaphore_wait"
+        "core_map delay einshape_lo get_global jaxpr_call masked_load masked_swap mpmd_map multiple_of num_programs "
+        "program_id reciprocal run_scoped semaphore_read semaphore_signal semaphore_wait tpu_custom_call"
     ),
     _TRACING: (
         "box_get box_set call_hi_primitive call_hi_primitive_linearized check custom_lin dce_sink log_extend log_read "

@@ -210,6 +210,7 @@ EVIDENCE: dict[str, tuple[str, str]] = {
     "tridiagonal_solve": ("map whole", "parts pieces"),
     "unstack": ("map whole", "parts compiled"),
     "with_memory_space_constraint": ("map", "documented"),
+    "xla_metadata_value": ("map", "documented"),
     "xor": ("map", "parts compiled Shardy"),
     "zeta": ("map", "parts compiled"),
 }

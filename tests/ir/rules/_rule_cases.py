@@ -143,7 +143,13 @@ RULE_CASES = [
                 "reshard",
                 "log2",
             ),
-            *("sharding_constraint", "stop_gradient", "with_memory_space_constraint", "one_minus_square"),
+            *(
+                "sharding_constraint",
+                "stop_gradient",
+                "with_memory_space_constraint",
+                "one_minus_square",
+                "xla_metadata_value",
+            ),
         )
     ],
     _case("polynomial", "f32[4,6] -> f32[4,6]", _SAME),
