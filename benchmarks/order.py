@@ -53,15 +53,17 @@ OVERRIDES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One plan: where it came from, what was predicted and what was measured, seconds of a step."""
+    """One plan: where it came from, what was predicted, and of the steps measured the median, the quickest and the
+    distance of the quartiles as a share of the median."""
 
     origin: str
     summary: str
     predicted_seconds: float
     compute_seconds: float
     communication_seconds: float
-    measured_seconds: float = math.nan
-    spread: float = math.nan
+    measured_seconds: float
+    quickest_seconds: float
+    spread: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +172,7 @@ def run_model(name: str, topology: Topology, most: int, num_rounds: int) -> tupl
             compute_seconds=plan.compute_seconds,
             communication_seconds=plan.communication_seconds,
             measured_seconds=statistics.median(seconds),
+            quickest_seconds=min(seconds),
             spread=(np.quantile(seconds, 0.75) - np.quantile(seconds, 0.25)) / statistics.median(seconds),
         )
         for candidate, plan, seconds in zip(chosen, plans, samples, strict=True)
