@@ -211,13 +211,15 @@ def _unknown_operators(graph: StepGraph) -> list[str]:
     notes: dict[str, list[str]] = {}
     for index in graph.unknown:
         eqn = graph.program.equations[index]
-        notes.setdefault(eqn.name, []).append(_compat.eqn_source_line(eqn.origin))
+        callee = _compat.callee_name(eqn.name, eqn.params)
+        name = f"{eqn.name}:{callee}" if callee else eqn.name
+        notes.setdefault(name, []).append(_compat.eqn_source_line(eqn.origin))
     lines = []
     for name, places in sorted(notes.items()):
         where = next((p for p in places if p), "unknown line")
         lines.append(
             f"operator {name!r} ({len(places)}x, first at {where}) has no rule: its operands are gathered and it runs "
-            f"replicated; describe it with jaxplan.register_rule({name!r})"
+            f"replicated; describe it with jaxplan.register_rule({name!r}, ...), see docs/operators.md"
         )
         warn_once(lines[-1])
     return lines

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxplan._errors import RuleError
-from jaxplan.ir._registry import Avals, Params, register_rule
+from jaxplan.ir._registry import Avals, Params, register_rule, unknown_rule
 from jaxplan.ir._rule import Dimension, OperatorRule, Shape
-from jaxplan.ir.rules._builder import Factors, leading_dims_rule
+from jaxplan.ir.rules._builder import Factors
 
 _BATCHING = "…"
 """Begins the name of a run of leading dimensions in a sharding rule."""
@@ -19,12 +19,12 @@ def custom_partitioning_rule(in_avals: Avals, out_avals: Avals, params: Params) 
     """The operator's ``sharding_rule``, its factors of results mapped and all others whole.
 
     Reduced factors are whole because the operator's own ``partition`` function takes the sum: what comes out is no
-    partial result. Without a rule, or with one that asks for the mesh, nothing is split; a description registered for
-    ``custom_partitioning`` replaces this rule.
+    partial result. Without a rule, or with one that asks for the mesh, nothing is split, and the plan says so; a
+    description registered for ``custom_partitioning`` replaces this rule.
     """
     given: Any = params.get("sharding_rule")
     if not hasattr(given, "operand_mappings"):
-        return leading_dims_rule(in_avals, out_avals, num_leading=0, family="opaque")
+        return unknown_rule(in_avals, out_avals)
     shapes = [tuple(aval.shape) for aval in (*in_avals, *out_avals)]
     mappings = [*given.operand_mappings, *given.result_mappings]
     if len(mappings) != len(shapes):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jaxplan.ir._registry import Avals, Params, register_local_params, register_rule
+from jaxplan.ir._registry import Avals, Params, register_local_params, register_rule, unknown_rule
 from jaxplan.ir._rule import OperatorRule, Shape
 from jaxplan.ir.rules._builder import leading_dims_rule
 
@@ -22,7 +22,6 @@ WHOLE_BY_NATURE = (
     "dot_product_attention_fp8_bwd_wrapper",
     "dot_product_attention_fp8_fwd",
     "dot_product_attention_fp8_fwd_wrapper",
-    "ffi_call",
     "inspect_sharding",
     "io_callback",
     "pure_callback",
@@ -33,6 +32,12 @@ WHOLE_BY_NATURE = (
 def whole_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorRule:
     """Nothing is split: run replicated, known to be."""
     return leading_dims_rule(in_avals, out_avals, num_leading=0, family="opaque")
+
+
+@register_rule("ffi_call")
+def foreign_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorRule:
+    """A foreign function that nobody described: the plan says so."""
+    return unknown_rule(in_avals, out_avals)
 
 
 @register_local_params("ffi_call")
