@@ -81,7 +81,7 @@ def compare_instances(folder: Path, repeats: int) -> bool:
     columns = " ".join(f"{name:>10}" for name in ("reference", *SUBJECTS))
     print(f"{'instance':<18} {'nodes':>5} {'labels':>7}  optimum  {columns}  s (median of {repeats})")
     is_right, slow = True, []
-    sums: dict[str, float] = {name: 0.0 for name in ("reference", *SUBJECTS)}
+    sums: dict[str, float] = dict.fromkeys(("reference", *SUBJECTS), 0.0)
     for path in sorted(folder.glob("*.npz")):
         problem, optimum = load_instance(path)
         met = is_optimal(problem, optimum)

@@ -15,3 +15,5 @@ from jaxplan.solvers._problem import Problem as Problem
 from jaxplan.solvers._solution import Solution as Solution
 from jaxplan.solvers._solve import solve as solve
 from jaxplan.solvers._tofu import recursive_dp as recursive_dp
+from jaxplan.solvers._triples import Triple as Triple
+from jaxplan.solvers._triples import join_triples as join_triples

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -135,12 +136,13 @@ def _fill_gaps(
     segments = segments[: int(min(_MOST_SEGMENTS, affordable))]
     found: list[Point] = []
     spans: list[tuple[int, int]] = []
-    for done, (lean, fast) in enumerate(segments):
-        inside, is_exact = points_in_segment(problem, lean, fast, points)
-        found += inside
-        if is_exact:
-            spans.append((lean.memory, fast.memory))
-        report("lists", (done + 1) / len(segments))
+    with contextlib.suppress(KeyboardInterrupt):  # the points so far are a frontier too
+        for done, (lean, fast) in enumerate(segments):
+            inside, is_exact = points_in_segment(problem, lean, fast, points)
+            found += inside
+            if is_exact:
+                spans.append((lean.memory, fast.memory))
+            report("lists", (done + 1) / len(segments))
     return found, spans
 
 

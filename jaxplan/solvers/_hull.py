@@ -6,6 +6,7 @@ line below the whole frontier: a bound on the time at every memory limit.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import math
@@ -110,7 +111,8 @@ def lower_hull(
 ) -> Hull:
     """Find the hull by dichotomy: between two neighbours, minimise along the normal of the line through them.
 
-    The pair with the largest possible gain comes first, so `max_solves` cuts off what matters least.
+    The pair with the largest possible gain comes first, so `max_solves` cuts off what matters least. An interrupt
+    (Ctrl-C) ends the search with what it has.
 
     Args:
       problem: what to solve.
@@ -134,17 +136,19 @@ def lower_hull(
 
     for left, right in itertools.pairwise(sorted(lines, key=lambda line: (line.memory, -line.slope))):
         push(left, right)
-    while queue and len(lines) < max_solves:
-        *_, left, right = heapq.heappop(queue)
-        slope = (left.time - right.time) / (right.memory - left.memory)
-        point, line = _minimised(problem, minimise, (1.0, slope))
-        lines.append(line)
-        if (left.time - point.time) - slope * (point.memory - left.memory) > ROUNDING * left.time:
-            points[point.memory, point.time] = point
-            push(left, line)
-            push(line, right)
-        if progress is not None:
-            progress("hull", len(lines) / max_solves)
+    with contextlib.suppress(KeyboardInterrupt):  # what is known so far is a hull, with weaker bounds
+        while queue and len(lines) < max_solves:
+            *_, left, right = queue[0]
+            slope = (left.time - right.time) / (right.memory - left.memory)
+            point, line = _minimised(problem, minimise, (1.0, slope))
+            heapq.heappop(queue)
+            lines.append(line)
+            if (left.time - point.time) - slope * (point.memory - left.memory) > ROUNDING * left.time:
+                points[point.memory, point.time] = point
+                push(left, line)
+                push(line, right)
+            if progress is not None:
+                progress("hull", len(lines) / max_solves)
     return Hull(points=tuple(non_dominated(points.values())), lines=tuple(lines), is_complete=not queue)
 
 

@@ -32,7 +32,8 @@ class ChainOptions:
       patience: a chain also ends when the best did not improve for this fraction of its budget of proposals
         (the second criterion, half of the search in the paper).
       sharpness: beta times the current cost per node: a proposal that is dearer by a fraction f of an average
-        node's share is accepted with probability exp(-sharpness f). The paper leaves beta open.
+        node's share is accepted with probability exp(-sharpness f). The paper leaves beta open; 2 found the optimum of
+        both its small models in 40 of 40 seeds (`benchmarks.flexflow`), 1 in 39 and 5 in 38.
     """
 
     seed: int = 0
@@ -40,7 +41,7 @@ class ChainOptions:
     num_proposals: int | None = None
     seconds: float | None = None
     patience: float = 0.5
-    sharpness: float = 20.0
+    sharpness: float = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -112,3 +112,21 @@ def test_frontier_is_the_same_under_any_hash_seed():
         for seed in ("0", "1", "77")
     }
     assert len(outputs) == 1
+
+
+def test_an_interrupt_returns_the_best_frontier_so_far():
+    problem = layered_problem(30, labels=6)
+    calls = []
+
+    def interrupt(stage, done):
+        calls.append(stage)
+        if stage == "hull" and calls.count("hull") == 2:
+            raise KeyboardInterrupt
+
+    points = frontier(problem, "pase", progress=interrupt)
+    whole = frontier(problem, "pase")
+    assert 2 <= len(points) <= len(whole)
+    assert (points[0].memory, points[-1].time) == (whole[0].memory, whole[-1].time)
+    for point in points:
+        assert problem.evaluate(point.assignment, point.choices)[:2] == (point.time, point.memory)
+        assert point.lower_bound <= point.time
