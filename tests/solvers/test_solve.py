@@ -3,7 +3,7 @@ import pytest
 from random_problems import brute_frontier, layered_problem, random_problem
 
 from jaxplan import InfeasibleError, ProblemError
-from jaxplan.solvers import Problem, solve
+from jaxplan.solvers import SOLVERS, Problem, frontier, solve
 from jaxplan.solvers import _exact as exact
 
 
@@ -68,3 +68,34 @@ def test_binding_limit_on_layers_stays_near_the_bound():
             continue
         assert fast.memory <= limit and fast.time >= lean.time and fast.gap < 0.05
     assert fast is not None
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_every_solver_takes_parts_that_no_edge_joins(solver):
+    table = np.array([[0.0, 4.0], [4.0, 0.0]])
+    problem = Problem(
+        time=[np.array([3.0, 2.0]), np.array([1.0, 2.5]), np.array([4.0, 5.0]), np.array([7.0])],
+        memory=[np.array([1, 2])] * 3 + [np.array([5])],
+        edges=[(0, 1, table)],
+    )
+    found = solve(problem, solver)
+    assert (found.time, found.gap, found.solver) == (15.0, 0.0, solver)
+    points = frontier(problem, solver)
+    assert points[-1].time == 15.0
+    assert all(problem.evaluate(p.assignment, p.choices)[:2] == (p.time, p.memory) for p in points)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_every_solver_says_what_would_fit(solver):
+    problem = random_problem(3)
+    least = brute_frontier(problem)[0][0]
+    with pytest.raises(InfeasibleError, match=f"the leanest one takes {least} bytes"):
+        solve(problem, solver, least - 1)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_every_solver_refuses_contradicting_infinities(solver):
+    unequal = np.array([[np.inf, 0.0], [0.0, np.inf]])
+    triangle = Problem(time=[np.zeros(2)] * 3, edges=[(0, 1, unequal), (1, 2, unequal), (2, 0, unequal)])
+    with pytest.raises(InfeasibleError):
+        solve(triangle, solver)
