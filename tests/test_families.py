@@ -126,7 +126,7 @@ def _frontier(case: Case) -> jaxplan.Frontier:
     )
 
 
-MUST_BE_SPLIT = ("mlp-tiny", "gpt-tiny", "resnet-tiny")
+MUST_BE_SPLIT = ("mlp-tiny", "gpt-tiny", "vit-tiny", "resnet-tiny", "lstm-tiny")
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -136,16 +136,11 @@ def test_three_points_compute_what_one_device_does(case: Case) -> None:
         plans = {plan.configurations: plan for plan in map(frontier.choose, POINTS)}
         if case.spec.updates != "none":
             assert np.std(expected) > 0  # the steps depend on each other
-        if case.model.startswith(MUST_BE_SPLIT) and not _is_whole_in_loops(case):
+        if case.model.startswith(MUST_BE_SPLIT):
             assert any(_num_splits(plan) > 1 for plan in plans.values())
         for plan in plans.values():
             for found, wanted in zip(_run(plan.jit(), case), expected, strict=True):
                 _assert_close(found, wanted, TOLERANCE[case.dtype], plan.summary)
-
-
-def _is_whole_in_loops(case: Case) -> bool:
-    """Whether the whole state goes through a `cond`, which is planned whole."""
-    return ("optimizer", "multi-steps") in case.fields
 
 
 def _num_splits(plan: jaxplan.Plan) -> int:
