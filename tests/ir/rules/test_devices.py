@@ -40,16 +40,16 @@ def test_compiler_splits_mapped_factors(case: Case) -> None:
     _check([(case, rule, factor) for factor in factors])
 
 
-@pytest.mark.parametrize("axis", [0, 1])
-def test_compiler_splits_elementwise_operators(axis: int) -> None:
+@pytest.mark.slow
+def test_compiler_splits_elementwise_operators() -> None:
     """All in one program: each has operands of its own."""
     variants = []
     for case in _ELEMENTWISE:
         rule = rule_of(single_equation(function_of(case), case.primitive, *case.operands()))
         factors = split_by_the_compiler(rule)
-        if axis < len(factors) and case.primitive not in _NOT_LOWERED:
-            variants.append((case, rule, factors[axis]))
-    assert len(variants) > len(_ELEMENTWISE) / 2
+        if factors and case.primitive not in _NOT_LOWERED:
+            variants.append((case, rule, factors[0]))
+    assert len(variants) > len(_ELEMENTWISE) * 0.9
     _check(variants)
 
 
