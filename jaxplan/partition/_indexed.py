@@ -27,7 +27,7 @@ def own_look_ups(
 
     An index outside of the whole operand is looked up by the first device alone, which reads the fill value for it.
     """
-    operand, indices = pieces
+    operand, indices = pieces[0], _signed(pieces[1])
     mode, is_own = _Mode.from_any(params["mode"]), jnp.ones(indices.shape[:-1], bool)
     for size, column, names in _split_columns(rule, operand, split):
         part, num_parts = lax.axis_index(names), lax.axis_size(names)
@@ -50,7 +50,7 @@ def own_updates(
     rule: OperatorRule, bind: Bind, params: Mapping[str, Any], pieces: Sequence[Any], split: Split
 ) -> list[Any]:
     """A scatter into a piece of the operand: the updates of other parts are dropped."""
-    operand, indices, updates = pieces
+    operand, indices, updates = pieces[0], _signed(pieces[1]), pieces[2]
     mode = _Mode.from_any(params["mode"])
     for size, column, names in _split_columns(rule, operand, split):
         part, num_parts = lax.axis_index(names), lax.axis_size(names)
@@ -82,9 +82,15 @@ def _split_columns(rule: OperatorRule, operand: Any, split: Split) -> list[tuple
     ]
 
 
+def _signed(indices: Any) -> Any:
+    """Indices of a type that holds every shifted one: 32 bits and a sign, or more."""
+    if jnp.issubdtype(indices.dtype, jnp.unsignedinteger):
+        indices = jnp.minimum(indices, min(jnp.iinfo(indices.dtype).max, jnp.iinfo(jnp.int32).max))
+        return indices.astype(jnp.int32)
+    return indices if indices.dtype.itemsize >= jnp.int32.dtype.itemsize else indices.astype(jnp.int32)
+
+
 def _bounded(index: Any, size: int, mode: Any) -> tuple[Any, Any]:
-    """A signed index into the whole dimension, clipped where the program says so, and whether it lies inside."""
-    if jnp.issubdtype(index.dtype, jnp.unsignedinteger):
-        index = index.astype(jnp.int32)
+    """An index into the whole dimension, clipped where the program says so, and whether it lies inside."""
     index = jnp.clip(index, 0, size - 1) if mode == _Mode.CLIP else index
     return index, (index >= 0) & (index < size)

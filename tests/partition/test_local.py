@@ -116,6 +116,22 @@ def test_rows_of_a_split_table(mode: str, dtype: Any) -> None:
     _check_all_splits(fn, "gather", [table, ids[..., None]], least=4)
 
 
+@pytest.mark.parametrize("index_dtype", [np.uint8, np.uint32, np.int8, np.int32])
+def test_rows_are_found_by_indices_of_any_type(index_dtype: Any) -> None:
+    """A table of more rows than the smallest types can count, some of the indices outside of it."""
+    rng = np.random.default_rng(4)
+    table = rng.normal(size=(288, 2)).astype(np.float32)
+    ids = rng.integers(0, np.iinfo(index_dtype).max // 2**24 * 2**23 + 120, (12, 1)).astype(index_dtype)
+    ids[0] = np.iinfo(index_dtype).max
+    numbers = lax.GatherDimensionNumbers(offset_dims=(1,), collapsed_slice_dims=(0,), start_index_map=(0,))
+    for mode in ("clip", "fill"):
+        fn = lambda t, i, mode=mode: lax.gather(t, i, numbers, (1, t.shape[1]), mode=mode)  # noqa: E731
+        eqn, operands, (expected,) = applied(fn, "gather", table, ids)
+        rule = rule_of(eqn)
+        (found,) = run_split(eqn, rule, operands, {rule.indexed[0][0]: ("a", "b")})
+        np.testing.assert_array_equal(found, expected, err_msg=mode)
+
+
 @pytest.mark.parametrize("mode", _MODES)
 def test_elements_of_a_table_split_along_two_indexed_dimensions(mode: str) -> None:
     rng = np.random.default_rng(1)
