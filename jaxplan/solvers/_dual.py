@@ -59,6 +59,11 @@ class Tightened:
     upper: float
     assignment: tuple[int, ...] | None
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether bound and `upper` meet: of an optimum looked for, that it is proven."""
+        return _is_closed(self.upper, self.bound)
+
 
 def minimise_by_messages(problem: Problem, weights: Weights = (1.0, 0.0)) -> Optimum:
     """Return an assignment of small weighted cost and a bound on the least; mostly they meet.
@@ -68,7 +73,7 @@ def minimise_by_messages(problem: Problem, weights: Weights = (1.0, 0.0)) -> Opt
       ProblemError: no assignment of finite time was found.
     """
     found = tighten(problem, weights)
-    if found.assignment is not None and _is_closed(found.upper, found.bound):
+    if found.assignment is not None and found.is_closed:
         return Optimum(value=found.upper, assignment=found.assignment, bound=found.bound)
     small = restrict(problem, found.labels)
     schedule = _affordable(small)

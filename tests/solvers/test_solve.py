@@ -27,6 +27,7 @@ def test_fastest_within_each_limit(seed, solver):
 @pytest.mark.parametrize("seed", range(30))
 def test_programme_equals_brute_force(seed, monkeypatch):
     monkeypatch.setattr(exact, "_MOST_COUNTED", 0)
+    monkeypatch.setattr(exact, "_MOST_COUNTED_ENTRIES", 0)
     problem = random_problem(seed)
     true = brute_frontier(problem)
     for memory, time in true[:: max(1, len(true) // 3)]:
