@@ -24,7 +24,7 @@ import numpy as np
 
 from benchmarks._instances import load_instance as load_instance
 from benchmarks._instances import reference_elimination as reference_elimination
-from benchmarks._solver_frontiers import compare_frontiers
+from benchmarks._solver_frontiers import compare_frontiers, heuristic_loss
 from benchmarks._transformer import transformer_problem
 from jaxplan.solvers import Problem, frontier, solve
 
@@ -171,6 +171,7 @@ def main(arguments: list[str] | None = None) -> int:
         is_right &= compare_frontiers(options.instances)
     if not options.skip_large:
         is_right &= compare_large()
+    heuristic_loss()
     time_layers(options.repeats)
     return 0 if is_right else 1
 
