@@ -34,7 +34,7 @@ _LIST_SOLVERS = ("ft", "ft-elimination")
 # core of a 2 GHz server). They bound the time and, unlike a clock, give the same answer on every machine.
 _EXACT_LISTS_CANDIDATES = 2_000_000
 _THINNED_LISTS_CANDIDATES = 40_000_000
-_LISTS_ADDITIONS = 300_000_000
+_LISTS_ADDITIONS = 100_000_000
 _HULL_ADDITIONS = 300_000_000
 # Below a thousandth of the step time the order of two plans is beyond any cost model.
 HULL_TOLERANCE = 1e-3
