@@ -44,7 +44,7 @@ def plan(
       args, kwargs: its arguments: arrays, `jax.ShapeDtypeStruct`, or pytrees of them.
       topology: such as ``"h100:2x8"``; default: the devices present.
       memory: limit per device, bytes or ``"40GiB"``; default: the chip's capacity times its usable fraction.
-      solver: ``"auto"``, ``"ft"`` (TensorOpt section 3) or ``"pase"``.
+      solver: one of `jaxplan.solvers.SOLVERS`: ``"auto"``, or an algorithm as published (docs/solvers.md).
       donate_argnums: arguments whose buffers the step may reuse; default: those that it returns updated.
       static_argnums: arguments that are Python values.
       pins: not built yet; must be None.

@@ -51,6 +51,14 @@ def open_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
     return jaxpr, ()
 
 
+def scan_counts(params: Any, num_operands: int) -> tuple[int, int]:
+    """Numbers of constants and of carries of a ``scan``, the first of its operands; the carries lead its results."""
+    if "num_consts" in params:  # jax 0.10
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = (list(part) for part in params["ft_in"].update(range(num_operands)).unpack())
+    return len(consts), len(carry)
+
+
 def eqn_name_stack(eqn: Any) -> str:
     """The name stack of one equation, relative to its own jaxpr, '' when there is none."""
     return str(eqn.source_info.name_stack)

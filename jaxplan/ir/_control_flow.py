@@ -89,7 +89,7 @@ class _Open:
 def _inline_scan(builder: Builder, eqn: Any, operands: list[int], stack: str) -> list[int]:
     if eqn.effects:
         return keep(builder, eqn, operands, stack)
-    num_consts, num_carry = eqn.params["num_consts"], eqn.params["num_carry"]
+    num_consts, num_carry = _compat.scan_counts(eqn.params, len(operands))
     num_xs = len(operands) - num_consts - num_carry
     roles = ["const"] * num_consts + ["carry"] * num_carry + ["x"] * num_xs
     region = _Open(builder, "scan", eqn, stack, trips=eqn.params["length"])

@@ -145,7 +145,7 @@ class _Coarsening:
         return chain
 
     def _linear_splits(self) -> None:
-        """What is taken apart only to be added up piece by piece (the gates of a recurrent cell) may be a partial sum."""
+        """What is taken apart only to be added up piece by piece (gates of a recurrent cell) may be a partial sum."""
         for eqn in self.program.equations:
             readers = [c for t in eqn.results for c in self.values.consumers[t]]
             if eqn.name == "split" and readers and all(self.kind.get(c) == "sum" for c in readers):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections import ChainMap, defaultdict
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence, Set
 from typing import Any
 
 import jax
@@ -44,15 +44,16 @@ class Replay:
         self._by_read: dict[tuple[int, Layout], Transfer] = {(t.tensor, t.target): t for t in transfers}
         self._crossing = {flow.tensor for flow in flows}
         self._late = {t.tensor for t in transfers if t.repeated}
-        stored = {f.tensor for f in flows if self._is_gradient(f)}
+        stored = {f.tensor for f in flows if self._is_gradient(f, "state")}
+        self._summands = frozenset(f.tensor for f in flows if self._is_gradient(f, "sum"))
         self._gradients = {t.tensor: t for t in transfers if t.tensor in stored and len(t.spans) == 1}
 
-    def _is_gradient(self, flow: Flow) -> bool:
-        """Whether a state group reads what a contraction of the backward pass made."""
+    def _is_gradient(self, flow: Flow, reader: str) -> bool:
+        """Whether a group of the kind ``reader`` reads what a contraction of the backward pass made."""
         groups, made_by = self.graph.grouping.groups, self.graph.values.producer[flow.tensor]
         return (
             flow.consumer != UNGROUPED
-            and groups[flow.consumer].kind == "state"
+            and groups[flow.consumer].kind == reader
             and groups[flow.producer].kind in ("contraction", "sum")
             and made_by >= 0
             and self.graph.program.equations[made_by].phase == "backward"
@@ -171,7 +172,8 @@ class _Run:
         return self._read(t, layout, eqn.index, tie)
 
     def tie(self, tensors: Sequence[int]) -> Any:
-        """The largest of the values that are there already, for a repeated copy to wait for."""
+        """The largest of the values that are there already, one of the backward pass if there is any: what a repeated
+        copy waits for."""
         ready = [
             t
             for t in tensors
@@ -180,7 +182,11 @@ class _Run:
             and t not in self.replay._late
             and not self.graph.values.free[t]
         ]
-        return self.env[max(ready, key=lambda t: self.program.tensors[t].num_elements)] if ready else None
+        return self.env[max(ready, key=self._lateness)] if ready else None
+
+    def _lateness(self, t: int) -> tuple[bool, int]:
+        made_by = self.program.equations[self.graph.values.producer[t]]
+        return made_by.phase == "backward", self.program.tensors[t].num_elements
 
     def _forget(self, t: int) -> None:
         self.env.pop(t, None)
@@ -234,15 +240,28 @@ class _Run:
             else:
                 held.append(other)
         values = [self.read_operand(other, 0) for other in held]
-        copies = [key for key in self.due if key in self.copies]
-        read = {r for t, _, _ in self.due for c in self.graph.values.consumers[t] for r in self._results(c)}
-        tensors = sorted(t for t in read if t in self.env)
-        everything = (values, [self.copies[key] for key in copies], [self.env[t] for t in tensors])
-        values, ready, made = lax.optimization_barrier(everything)
+        values = self._after_gradients(values, self.due)
         self.env.update((other.results[0], value) for other, value in zip(held, values, strict=True))
+        self.due = due if eqn.phase == "backward" else []
+
+    def settle(self, values: Sequence[Any]) -> list[Any]:
+        """Values that a loop of the backward pass begins with, there when all gradients made before it are."""
+        made, self.made, self.due = [*self.due, *self.made], [], []
+        return self._after_gradients(values, made, self.replay._summands)
+
+    def _after_gradients(
+        self, values: Sequence[Any], gradients: Sequence[_Copy], summands: Set[int] = frozenset()
+    ) -> list[Any]:
+        """Tie values to gradients, or to what was computed of those that were read already, and to summands of
+        gradients that are there."""
+        copies = [key for key in gradients if key in self.copies]
+        read = {r for t, _, _ in gradients for c in self.graph.values.consumers[t] for r in self._results(c)}
+        tensors = sorted(t for t in read | summands if t in self.env)
+        everything = (list(values), [self.copies[key] for key in copies], [self.env[t] for t in tensors])
+        tied, ready, made = lax.optimization_barrier(everything)
         self.copies.update(zip(copies, ready, strict=True))
         self.env.update(zip(tensors, made, strict=True))
-        self.due = due if eqn.phase == "backward" else []
+        return tied
 
     def _results(self, equation: int) -> tuple[int, ...]:
         return self.program.equations[equation].results
