@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxplan.cost._flows import Flow, layout_of
-from jaxplan.ir import Configuration, StepGraph
+from jaxplan.ir import Configuration, StepGraph, Tensor
 from jaxplan.mesh import Layout, Path, Topology, reshard_path
 
 ChangedFlow = tuple[int, Layout, Layout]
 """Index of a flow, the layout in which it is made and the one in which it is read."""
+
+
+COMBINED_BYTES = 30 * 2**20
+"""Larger sums are taken as soon as their summands are there. Smaller ones the compiler combines with others of a kind
+(XLA's default threshold for all-reduce and reduce-scatter on GPUs), so they wait for their reader."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +83,11 @@ def changed_flows(
     return changed
 
 
+def _local_bytes(tensor: Tensor, path: Path, topology: Topology) -> int:
+    """Bytes per device of a tensor before its resharding."""
+    return tensor.num_bytes // math.prod(path.layouts[0].num_splits(topology.axes))
+
+
 def make_transfers(
     graph: StepGraph,
     topology: Topology,
@@ -100,7 +111,7 @@ def make_transfers(
         repeats = bool(forward and later and path.collectives) and (not again or all(again))
         reading = (forward, later) if repeats else (forward + later,)
         spans = tuple(Span(first=e[0], last=e[-1]) for e in reading if e)
-        if sources[t].partial and len(spans) == 1:  # a sum is taken as soon as its summands are there
+        if sources[t].partial and len(spans) == 1 and _local_bytes(tensor, path, topology) > COMBINED_BYTES:
             spans = (Span(first=graph.values.producer[t] + 1, last=spans[0].last),)
         transfers.append(
             Transfer(tensor=t, path=path, spans=spans, repeated=repeats, trips=tensor.trips)

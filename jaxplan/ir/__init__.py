@@ -27,4 +27,5 @@ from jaxplan.ir._space import WHOLE as WHOLE
 from jaxplan.ir._space import FactorClass as FactorClass
 from jaxplan.ir._space import GroupSpace as GroupSpace
 from jaxplan.ir._trace import trace as trace
+from jaxplan.ir._values import VIEW_PRIMITIVES as VIEW_PRIMITIVES
 from jaxplan.ir._values import Values as Values

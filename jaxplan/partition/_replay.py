@@ -7,9 +7,10 @@ value of that pass, so that the compiler neither merges the two gathers nor issu
 
 from __future__ import annotations
 
+import bisect
 import functools
 from collections import ChainMap, defaultdict
-from collections.abc import Mapping, MutableMapping, Sequence, Set
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 import jax
@@ -19,14 +20,21 @@ from jax import lax
 
 from jaxplan import _compat
 from jaxplan.cost import Flow, Transfer, layout_of
-from jaxplan.ir import UNGROUPED, WHOLE, Configuration, Equation, Region, StepGraph
+from jaxplan.ir import UNGROUPED, VIEW_PRIMITIVES, WHOLE, Configuration, Equation, Region, StepGraph
 from jaxplan.mesh import Layout
 from jaxplan.partition._local import run_local, runs_on_pieces
 from jaxplan.partition._regions import run_region
 from jaxplan.partition._steps import Executor
 
+PREFETCH_CONTRACTIONS = 8
+"""A parameter is gathered at most this many contractions before it is read, about a block of a transformer: the
+compiler was seen to gather all parameters of a model first."""
+LEAST_PREFETCH_BYTES = 4 * 2**20
+"""Smaller parameters may be gathered at any time: the compiler combines them."""
 _Copy = tuple[int, Layout, int]
 """A resharded value: tensor, layout, and which execution of its transfer."""
+_Due = tuple[_Copy | int, Any]
+"""A gradient: the copy that was resharded, or the tensor whose sum is still to be taken; and its value."""
 _PINNED_FAMILIES = frozenset({"contraction", "convolution", "gather", "scatter", "reduction", "region", "unknown"})
 
 
@@ -45,8 +53,36 @@ class Replay:
         self._crossing = {flow.tensor for flow in flows}
         self._late = {t.tensor for t in transfers if t.repeated}
         stored = {f.tensor for f in flows if self._is_gradient(f, "state")}
+        self._awaited = self._anchors([t for t in transfers if self._is_stored(t)])
+        self._sums = frozenset(f.tensor for f in flows if self._is_sum(f))
         self._summands = frozenset(f.tensor for f in flows if self._is_gradient(f, "sum"))
         self._gradients = {t.tensor: t for t in transfers if t.tensor in stored and len(t.spans) == 1}
+
+    def _is_stored(self, transfer: Transfer) -> bool:
+        """Whether a parameter, or a view of one, is gathered."""
+        group = self.graph.grouping.tensor_group[transfer.tensor]
+        gathers = any(step.kind == "all-gather" for step in transfer.path.steps)
+        return gathers and group != UNGROUPED and self.graph.grouping.groups[group].kind == "state"
+
+    def _anchors(self, gathers: Sequence[Transfer]) -> dict[int, list[int]]:
+        """Contraction -> large parameters that are first gathered for the one `PREFETCH_CONTRACTIONS` after it."""
+        program, values = self.graph.program, self.graph.values
+        outer = [
+            e.index
+            for e in program.equations
+            if self.graph.rules[e.index].family == "contraction" and e.region < 0
+        ]
+        anchors: dict[int, list[int]] = defaultdict(list)
+        seen: set[int] = set()
+        for gather in sorted(gathers, key=lambda gather: gather.spans[0].first):
+            t, place = gather.tensor, bisect.bisect_left(outer, gather.spans[0].first) - PREFETCH_CONTRACTIONS
+            while values.producer[t] >= 0 and len(program.equations[values.producer[t]].operands) == 1:
+                t = program.equations[values.producer[t]].operands[0]
+            is_large = program.tensors[t].num_bytes >= LEAST_PREFETCH_BYTES
+            if values.producer[t] < 0 and is_large and place >= 0 and t not in seen:
+                anchors[outer[place]].append(t)
+                seen.add(t)
+        return dict(anchors)
 
     def _is_gradient(self, flow: Flow, reader: str) -> bool:
         """Whether a group of the kind ``reader`` reads what a contraction of the backward pass made."""
@@ -58,6 +94,22 @@ class Replay:
             and made_by >= 0
             and self.graph.program.equations[made_by].phase == "backward"
         )
+
+    def _is_sum(self, flow: Flow) -> bool:
+        """Whether a state group reads what a reduction of the backward pass made.
+
+        That is the gradient of a bias or scale. The compiler combines its sum over the devices with others, so only
+        a device's own part can be due.
+        """
+        made_by = self.graph.values.producer[flow.tensor]
+        if flow.consumer == UNGROUPED or made_by < 0:
+            return False
+        eqn = self.graph.program.equations[made_by]
+        group = self.graph.grouping.groups[flow.consumer]
+        while eqn.name in VIEW_PRIMITIVES and (source := self.graph.values.producer[eqn.operands[0]]) >= 0:
+            eqn = self.graph.program.equations[source]
+        is_reduction = self.graph.rules[eqn.index].family == "reduction"
+        return group.kind == "state" and eqn.phase == "backward" and is_reduction
 
     def home(self, t: int) -> Layout:
         """Layout in which tensor ``t`` is made or comes in."""
@@ -107,8 +159,8 @@ class _Run:
         self.graph, self.program = replay.graph, replay.graph.program
         self.env: MutableMapping[int, Any] = env
         self.copies: MutableMapping[_Copy, Any] = copies
-        self.made: list[_Copy] = []  # gradients since the last barrier of the backward pass
-        self.due: list[_Copy] = []  # those of the one before
+        self.made: list[_Due] = []  # gradients since the last barrier of the backward pass
+        self.due: list[_Due] = []  # those of the one before
 
     def run(self, arguments: Sequence[Any]) -> list[Any]:
         for t, value in zip(self.program.inputs, arguments, strict=True):
@@ -181,6 +233,7 @@ class _Run:
             and self.program.tensors[t].kind == "computed"
             and t not in self.replay._late
             and not self.graph.values.free[t]
+            and t in self.env
         ]
         return self.env[max(ready, key=self._lateness)] if ready else None
 
@@ -190,6 +243,9 @@ class _Run:
 
     def _forget(self, t: int) -> None:
         self.env.pop(t, None)
+        self._forget_copies(t)
+
+    def _forget_copies(self, t: int) -> None:
         for key in [key for key in self.copies if key[0] == t]:
             del self.copies[key]
 
@@ -207,18 +263,29 @@ class _Run:
         operands = [
             self._read(t, layout, eqn.index, tie) for t, layout in zip(eqn.operands, layouts, strict=True)
         ]
+        if eqn.index in self.replay._awaited:
+            operands = self._await(eqn, operands)
         results = self._apply(eqn, group, operands, layouts)
         self.env.update(zip(eqn.results, results, strict=True))
         for t in eqn.results:
             if t in self.replay._gradients:
                 self._resolve(t)
+            elif t in self.replay._sums:
+                self.made.append((t, self.env[t]))
+
+    def _await(self, eqn: Equation, operands: list[Any]) -> list[Any]:
+        """Parameters that are not to be gathered before this equation has its operands."""
+        parameters = self.replay._awaited[eqn.index]
+        operands, values = lax.optimization_barrier((operands, [self.env[t] for t in parameters]))
+        self.env.update(zip(parameters, values, strict=True))
+        return list(operands)
 
     def _resolve(self, t: int) -> None:
         """A gradient goes to where its parameter is stored as soon as it is made."""
         transfer = self.replay._gradients[t]
         key = (t, transfer.target, 0)
         self.copies[key] = self._transfer(self.env[t], transfer, None)
-        self.made.append(key)
+        self.made.append((key, self.copies[key]))
 
     def _barrier(self, eqn: Equation) -> None:
         """All equations of one barrier at the first of them: nothing of it is there before all of it is.
@@ -240,31 +307,47 @@ class _Run:
             else:
                 held.append(other)
         values = [self.read_operand(other, 0) for other in held]
-        values = self._after_gradients(values, self.due)
+        values = self._after(values, self.due)
         self.env.update((other.results[0], value) for other, value in zip(held, values, strict=True))
         self.due = due if eqn.phase == "backward" else []
 
     def settle(self, values: Sequence[Any]) -> list[Any]:
         """Values that a loop of the backward pass begins with, there when all gradients made before it are."""
         made, self.made, self.due = [*self.due, *self.made], [], []
-        return self._after_gradients(values, made, self.replay._summands)
+        summands = [t for t in sorted(self.replay._summands) if t in self.env]
+        both, parts = lax.optimization_barrier((list(values), [self.env[t] for t in summands]))
+        self.env.update(zip(summands, parts, strict=True))
+        return self._after(both, made)
 
-    def _after_gradients(
-        self, values: Sequence[Any], gradients: Sequence[_Copy], summands: Set[int] = frozenset()
-    ) -> list[Any]:
-        """Tie values to gradients, or to what was computed of those that were read already, and to summands of
-        gradients that are there."""
-        copies = [key for key in gradients if key in self.copies]
-        read = {r for t, _, _ in gradients for c in self.graph.values.consumers[t] for r in self._results(c)}
-        tensors = sorted(t for t in read | summands if t in self.env)
-        everything = (list(values), [self.copies[key] for key in copies], [self.env[t] for t in tensors])
-        tied, ready, made = lax.optimization_barrier(everything)
-        self.copies.update(zip(copies, ready, strict=True))
-        self.env.update(zip(tensors, made, strict=True))
+    def _after(self, values: Sequence[Any], gradients: Sequence[_Due]) -> list[Any]:
+        """Values that are there when the gradients are.
+
+        The compiler forgets what a barrier holds and nobody reads, so what was computed of a gradient that was read
+        already (a cast) is computed again of what comes out.
+        """
+        tied, made = lax.optimization_barrier((list(values), [value for _, value in gradients]))
+        for (key, _), value in zip(gradients, made, strict=True):
+            self._replace(key, value)
         return tied
 
-    def _results(self, equation: int) -> tuple[int, ...]:
-        return self.program.equations[equation].results
+    def _replace(self, key: _Copy | int, value: Any) -> None:
+        """Put a value in the place of a copy, or of a tensor, and compute again what was computed of it."""
+        t = key if isinstance(key, int) else key[0]
+        held = self.env.get(t), {copy: v for copy, v in self.copies.items() if copy[0] == t}
+        for copy in held[1]:
+            del self.copies[copy]
+        if isinstance(key, int):
+            self.env[t] = value
+        else:
+            self.copies[key] = value
+        for eqn in self.equations(self.graph.values.consumers[t]):
+            arrays = [u for u in eqn.operands if self.program.tensors[u].kind != "literal"]
+            if len(arrays) == 1 and all(r in self.env for r in eqn.results):
+                self._evaluate(eqn)
+        if held[0] is None:
+            self.env.pop(t, None)
+        if not held[1]:
+            self._forget_copies(t)
 
     def _apply(self, eqn: Equation, group: int, operands: list[Any], layouts: list[Layout]) -> list[Any]:
         homes = [self.replay.home(t) for t in eqn.results]
@@ -350,4 +433,6 @@ class _Run:
             value, _ = lax.optimization_barrier((value, tie))
         for step in transfer.path.steps:
             value = self.executor.apply(value, step)
+            if step.kind == "all-reduce" and self.program.tensors[transfer.tensor].shape:
+                value = lax.optimization_barrier(value)  # or the compiler makes others of it and a slice after it
         return value
