@@ -17,7 +17,7 @@ from jaxplan.ir import Equation, Region
 
 
 class Run(Protocol):
-    """What a region asks of the evaluation around it (see `jaxplan.partition._replay`)."""
+    """What a region asks of the evaluation around it (see `jaxplan.partition._run`)."""
 
     env: Any
 

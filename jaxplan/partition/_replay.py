@@ -1,29 +1,21 @@
-"""Replay the program over the atomic mesh as a plan says: the jit backend.
+"""What a plan does at each equation of its program, decided once: the jit backend.
 
 Layouts are pinned by constraints; an equation with a split reduced factor runs as a fully manual island; a transfer
-runs step by step. A copy that the plan makes again in the backward pass is tied by an optimization barrier to a
-value of that pass, so that the compiler neither merges the two gathers nor issues the second one early.
+runs step by step (`jaxplan.partition._run` does it). docs/lowering.md says what is measured behind the decisions.
 """
 
 from __future__ import annotations
 
 import bisect
 import functools
-from collections import ChainMap, defaultdict
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-from jax import lax
-
-from jaxplan import _compat
 from jaxplan.cost import Flow, Transfer, layout_of
-from jaxplan.ir import UNGROUPED, VIEW_PRIMITIVES, WHOLE, Configuration, Equation, Region, StepGraph
+from jaxplan.ir import UNGROUPED, VIEW_PRIMITIVES, Configuration, Region, StepGraph
 from jaxplan.mesh import Layout
-from jaxplan.partition._local import run_local, runs_on_pieces
-from jaxplan.partition._regions import run_region
+from jaxplan.partition._run import Run
 from jaxplan.partition._steps import Executor
 
 PREFETCH_CONTRACTIONS = 8
@@ -31,15 +23,20 @@ PREFETCH_CONTRACTIONS = 8
 compiler was seen to gather all parameters of a model first."""
 LEAST_PREFETCH_BYTES = 4 * 2**20
 """Smaller parameters may be gathered at any time: the compiler combines them."""
-_Copy = tuple[int, Layout, int]
-"""A resharded value: tensor, layout, and which execution of its transfer."""
-_Due = tuple[_Copy | int, Any]
-"""A gradient: the copy that was resharded, or the tensor whose sum is still to be taken; and its value."""
-_PINNED_FAMILIES = frozenset({"contraction", "convolution", "gather", "scatter", "reduction", "region", "unknown"})
 
 
 class Replay:
-    """A plan bound to its program: what to do at each equation, decided once."""
+    """A plan bound to its program: what to do at each equation, decided once.
+
+    Attributes:
+      by_read: (tensor, layout) -> the transfer that brings the one to the other.
+      crossing: tensors that some other group reads.
+      late: tensors whose copy is made again in the backward pass.
+      gradients: gradient of a parameter -> its transfer, made as soon as the gradient is.
+      sums: gradients of biases and scales, whose sum over the devices waits for others.
+      summands: parts of gradients that are added up before they are reduced.
+      awaited: contraction -> parameters not to be gathered before its operands are there.
+    """
 
     def __init__(
         self,
@@ -49,14 +46,14 @@ class Replay:
         transfers: Sequence[Transfer],
     ) -> None:
         self.graph, self.configurations = graph, tuple(configurations)
-        self._by_read: dict[tuple[int, Layout], Transfer] = {(t.tensor, t.target): t for t in transfers}
-        self._crossing = {flow.tensor for flow in flows}
-        self._late = {t.tensor for t in transfers if t.repeated}
+        self.by_read: dict[tuple[int, Layout], Transfer] = {(t.tensor, t.target): t for t in transfers}
+        self.crossing = {flow.tensor for flow in flows}
+        self.late = {t.tensor for t in transfers if t.repeated}
         stored = {f.tensor for f in flows if self._is_gradient(f, "state")}
-        self._awaited = self._anchors([t for t in transfers if self._is_stored(t)])
-        self._sums = frozenset(f.tensor for f in flows if self._is_sum(f))
-        self._summands = frozenset(f.tensor for f in flows if self._is_gradient(f, "sum"))
-        self._gradients = {t.tensor: t for t in transfers if t.tensor in stored and len(t.spans) == 1}
+        self.awaited = self._anchors([t for t in transfers if self._is_stored(t)])
+        self.sums = frozenset(f.tensor for f in flows if self._is_sum(f))
+        self.summands = frozenset(f.tensor for f in flows if self._is_gradient(f, "sum"))
+        self.gradients = {t.tensor: t for t in transfers if t.tensor in stored and len(t.spans) == 1}
 
     def _is_stored(self, transfer: Transfer) -> bool:
         """Whether a parameter, or a view of one, is gathered."""
@@ -132,16 +129,16 @@ class Replay:
 
     def run(self, executor: Executor, arguments: Sequence[Any]) -> list[Any]:
         """Evaluate the program on flat global arguments; call under `jax.jit`."""
-        return _Run(self, executor, {}, {}).run(arguments)
+        return Run(self, executor, {}, {}).run(arguments)
 
     @functools.cached_property
-    def _region_at(self) -> dict[tuple[int, int], Region]:
+    def region_at(self) -> dict[tuple[int, int], Region]:
         """(region around it, first equation) -> region."""
         regions = self.graph.program.regions
         return {(region.parent, region.start): region for region in regions if region.start < region.stop}
 
     @functools.cached_property
-    def _last_use(self) -> dict[int, list[int]]:
+    def last_use(self) -> dict[int, list[int]]:
         """Equation index -> tensors that nothing reads after it."""
         program, result = self.graph.program, defaultdict(list)
         outputs = set(program.outputs)
@@ -149,290 +146,3 @@ class Replay:
             if consumers and t not in outputs:
                 result[consumers[-1]].append(t)
         return result
-
-
-class _Run:
-    """The environment of one evaluation (see `jax.core.eval_jaxpr`)."""
-
-    def __init__(self, replay: Replay, executor: Executor, env: Any, copies: Any) -> None:
-        self.replay, self.executor = replay, executor
-        self.graph, self.program = replay.graph, replay.graph.program
-        self.env: MutableMapping[int, Any] = env
-        self.copies: MutableMapping[_Copy, Any] = copies
-        self.made: list[_Due] = []  # gradients since the last barrier of the backward pass
-        self.due: list[_Due] = []  # those of the one before
-
-    def run(self, arguments: Sequence[Any]) -> list[Any]:
-        for t, value in zip(self.program.inputs, arguments, strict=True):
-            self.env[t] = self.executor.constrain(value, self.replay.home(t)) if np.ndim(value) else value
-        for tensor in self.program.tensors:
-            if tensor.kind in ("literal", "constant"):
-                self.env[tensor.index] = tensor.value
-        end = len(self.program.equations)
-        self.evaluate(0, end, -1)
-        layouts = self.replay.out_layouts()
-        return [
-            self._read(t, layout, end, None) for t, layout in zip(self.program.outputs, layouts, strict=True)
-        ]
-
-    def evaluate(self, start: int, stop: int, region: int) -> None:
-        """Evaluate a range of equations in the body of ``region`` (-1: outside of all)."""
-        index = start
-        while index < stop:
-            inner = self.replay._region_at.get((region, index))
-            if inner is not None:
-                run_region(self, inner)
-                last = inner.stop
-            else:
-                self._evaluate(self.program.equations[index])
-                last = index + 1
-            if region < 0:  # a body sees the values around it, and they are not its own to forget
-                for done in range(index, last):
-                    for t in self.replay._last_use.get(done, ()):
-                        self._forget(t)
-            index = last
-
-    def child(self) -> _Run:
-        """An evaluation that sees this one's values and keeps its own."""
-        return _Run(self.replay, self.executor, ChainMap({}, self.env), ChainMap({}, self.copies))
-
-    def equations(self, indices: Sequence[int]) -> list[Equation]:
-        return [self.program.equations[i] for i in indices]
-
-    def dtype(self, t: int) -> Any:
-        return self.program.tensors[t].dtype
-
-    def pin(self, t: int, value: Any) -> Any:
-        """A value in the layout in which its group makes it."""
-        placed = self.program.tensors[t].shape and self.graph.grouping.tensor_group[t] != UNGROUPED
-        return self.executor.constrain(value, self.replay.home(t)) if placed else value
-
-    def read_scalar(self, t: int, equation: int) -> Any:
-        return self._read_replicated(t, equation)
-
-    def read_operand(self, eqn: Equation, position: int, tie: Any = None) -> Any:
-        """An operand in the layout that the equation's group wants."""
-        t, group = eqn.operands[position], self.graph.grouping.equation_group[eqn.index]
-        if group == UNGROUPED:
-            return self._read_replicated(t, eqn.index)
-        layout = self._required(eqn, group, t)
-        if layout.partial and self.graph.values.free[t]:  # what an accumulation starts from: zero on every device
-            shape = self.program.tensors[t].shape
-            return self.executor.constrain(
-                jnp.zeros((self.executor.size(layout.partial), *shape), self.dtype(t)), layout
-            )
-        return self._read(t, layout, eqn.index, tie)
-
-    def tie(self, tensors: Sequence[int]) -> Any:
-        """The largest of the values that are there already, one of the backward pass if there is any: what a repeated
-        copy waits for."""
-        ready = [
-            t
-            for t in tensors
-            if self.program.tensors[t].shape
-            and self.program.tensors[t].kind == "computed"
-            and t not in self.replay._late
-            and not self.graph.values.free[t]
-            and t in self.env
-        ]
-        return self.env[max(ready, key=self._lateness)] if ready else None
-
-    def _lateness(self, t: int) -> tuple[bool, int]:
-        made_by = self.program.equations[self.graph.values.producer[t]]
-        return made_by.phase == "backward", self.program.tensors[t].num_elements
-
-    def _forget(self, t: int) -> None:
-        self.env.pop(t, None)
-        self._forget_copies(t)
-
-    def _forget_copies(self, t: int) -> None:
-        for key in [key for key in self.copies if key[0] == t]:
-            del self.copies[key]
-
-    def _evaluate(self, eqn: Equation) -> None:
-        if eqn.primitive is lax.optimization_barrier_p:
-            self._barrier(eqn)
-            return
-        group = self.graph.grouping.equation_group[eqn.index]
-        if group == UNGROUPED:
-            operands = [self._read_replicated(t, eqn.index) for t in eqn.operands]
-            self.env.update(zip(eqn.results, self._bind(eqn, operands), strict=True))
-            return
-        layouts = [self._required(eqn, group, t) for t in eqn.operands]
-        tie = self.tie(eqn.operands)
-        operands = [
-            self._read(t, layout, eqn.index, tie) for t, layout in zip(eqn.operands, layouts, strict=True)
-        ]
-        if eqn.index in self.replay._awaited:
-            operands = self._await(eqn, operands)
-        results = self._apply(eqn, group, operands, layouts)
-        self.env.update(zip(eqn.results, results, strict=True))
-        for t in eqn.results:
-            if t in self.replay._gradients:
-                self._resolve(t)
-            elif t in self.replay._sums:
-                self.made.append((t, self.env[t]))
-
-    def _await(self, eqn: Equation, operands: list[Any]) -> list[Any]:
-        """Parameters that are not to be gathered before this equation has its operands."""
-        parameters = self.replay._awaited[eqn.index]
-        operands, values = lax.optimization_barrier((operands, [self.env[t] for t in parameters]))
-        self.env.update(zip(parameters, values, strict=True))
-        return list(operands)
-
-    def _resolve(self, t: int) -> None:
-        """A gradient goes to where its parameter is stored as soon as it is made."""
-        transfer = self.replay._gradients[t]
-        key = (t, transfer.target, 0)
-        self.copies[key] = self._transfer(self.env[t], transfer, None)
-        self.made.append((key, self.copies[key]))
-
-    def _barrier(self, eqn: Equation) -> None:
-        """All equations of one barrier at the first of them: nothing of it is there before all of it is.
-
-        Values that are computed for nothing pass by, or they would have to be stored. A barrier of the backward pass
-        begins to compute a region again. The gradients of parameters that were resharded before the previous one
-        have to be there by then: the compiler was seen to put off the products that make them to the end, and to
-        keep all that they need until there.
-        """
-        if eqn.results[0] in self.env:
-            return
-        held: list[Equation] = []
-        due, self.made = self.made, []
-        for other in self.program.equations[eqn.index :]:
-            if other.primitive is not eqn.primitive or other.origin is not eqn.origin:
-                break
-            if self.graph.values.free[other.operands[0]]:
-                self.env[other.results[0]] = self.env[other.operands[0]]
-            else:
-                held.append(other)
-        values = [self.read_operand(other, 0) for other in held]
-        values = self._after(values, self.due)
-        self.env.update((other.results[0], value) for other, value in zip(held, values, strict=True))
-        self.due = due if eqn.phase == "backward" else []
-
-    def settle(self, values: Sequence[Any]) -> list[Any]:
-        """Values that a loop of the backward pass begins with, there when all gradients made before it are."""
-        made, self.made, self.due = [*self.due, *self.made], [], []
-        summands = [t for t in sorted(self.replay._summands) if t in self.env]
-        both, parts = lax.optimization_barrier((list(values), [self.env[t] for t in summands]))
-        self.env.update(zip(summands, parts, strict=True))
-        return self._after(both, made)
-
-    def _after(self, values: Sequence[Any], gradients: Sequence[_Due]) -> list[Any]:
-        """Values that are there when the gradients are.
-
-        The compiler forgets what a barrier holds and nobody reads, so what was computed of a gradient that was read
-        already (a cast) is computed again of what comes out.
-        """
-        tied, made = lax.optimization_barrier((list(values), [value for _, value in gradients]))
-        for (key, _), value in zip(gradients, made, strict=True):
-            self._replace(key, value)
-        return tied
-
-    def _replace(self, key: _Copy | int, value: Any) -> None:
-        """Put a value in the place of a copy, or of a tensor, and compute again what was computed of it."""
-        t = key if isinstance(key, int) else key[0]
-        held = self.env.get(t), {copy: v for copy, v in self.copies.items() if copy[0] == t}
-        for copy in held[1]:
-            del self.copies[copy]
-        if isinstance(key, int):
-            self.env[t] = value
-        else:
-            self.copies[key] = value
-        for eqn in self.equations(self.graph.values.consumers[t]):
-            arrays = [u for u in eqn.operands if self.program.tensors[u].kind != "literal"]
-            if len(arrays) == 1 and all(r in self.env for r in eqn.results):
-                self._evaluate(eqn)
-        if held[0] is None:
-            self.env.pop(t, None)
-        if not held[1]:
-            self._forget_copies(t)
-
-    def _apply(self, eqn: Equation, group: int, operands: list[Any], layouts: list[Layout]) -> list[Any]:
-        homes = [self.replay.home(t) for t in eqn.results]
-        split = self._split(eqn, group)
-        if runs_on_pieces(self.graph.rules[eqn.index], split):
-            return self._island(eqn, operands, layouts, homes, split)
-        if any(layout.partial for layout in layouts):
-            mapped = jax.vmap(lambda *args: self._bind(eqn, args))(*operands)
-            return [self.executor.constrain(r, home) for r, home in zip(mapped, homes, strict=True)]
-        results = self._bind(eqn, operands)
-        return [
-            self.executor.constrain(r, home) if self._is_pinned(eqn, t) else r
-            for t, r, home in zip(eqn.results, results, homes, strict=True)
-        ]
-
-    def _is_pinned(self, eqn: Equation, t: int) -> bool:
-        if not self.program.tensors[t].shape:
-            return False
-        return self.graph.rules[eqn.index].family in _PINNED_FAMILIES or t in self.replay._crossing
-
-    def _split(self, eqn: Equation, group: int) -> dict[int, tuple[str, ...]]:
-        """Factors that the group's configuration splits, with the mesh axes."""
-        config = self.replay.configurations[group]
-        classes = self.graph.spaces[group].factor_class[eqn.index]
-        return {f: self.executor.names(config[c]) for f, c in enumerate(classes) if c != WHOLE and config[c]}
-
-    def _island(self, eqn: Equation, operands, layouts, homes, split) -> list[Any]:
-        rule, tensors = self.graph.rules[eqn.index], self.program.tensors
-        partial = bool(homes[0].partial)
-        traced = [i for i, t in enumerate(eqn.operands) if tensors[t].kind != "literal"]
-        out_shapes = [
-            home.local_shape(tensors[t].shape, self.executor.axes)
-            for t, home in zip(eqn.results, homes, strict=True)
-        ]
-
-        def body(*pieces: Any) -> list[Any]:
-            local = list(operands)
-            for i, piece in zip(traced, pieces, strict=True):
-                local[i] = piece
-            results = run_local(
-                eqn, rule, lambda params, xs: self._bind(eqn, xs, params), local, split, out_shapes
-            )
-            return [r[None] for r in results] if partial else results
-
-        return self.executor.manual(body, [operands[i] for i in traced], [layouts[i] for i in traced], homes)
-
-    def _bind(
-        self, eqn: Equation, operands: Sequence[Any], params: Mapping[str, Any] | None = None
-    ) -> list[Any]:
-        params = dict(eqn.params if params is None else params)
-        return _compat.bind_like(eqn.origin, eqn.primitive, params, operands, eqn.name_stack)
-
-    def _required(self, eqn: Equation, group: int, t: int) -> Layout:
-        layout = layout_of(self.graph, self.replay.configurations, group, t, produced=False)
-        home = self.replay.home(t)
-        if home.partial and (t, layout) not in self.replay._by_read:
-            return home  # a view inside a contraction group hands the partial sum on
-        return layout
-
-    def _read_replicated(self, t: int, equation: int) -> Any:
-        if self.graph.values.free[t] or self.graph.grouping.tensor_group[t] == UNGROUPED:
-            return self.env[t]
-        return self._read(t, Layout.replicated(len(self.program.tensors[t].shape)), equation, None)
-
-    def _read(self, t: int, layout: Layout, equation: int, tie: Any) -> Any:
-        """Tensor ``t`` in ``layout``: as it is, from a copy already made, or through its transfer."""
-        tensor = self.program.tensors[t]
-        if tensor.kind == "literal":
-            return self.env[t]
-        if self.graph.grouping.tensor_group[t] == UNGROUPED or self.graph.values.free[t]:
-            return self.executor.constrain(self.env[t], layout) if tensor.shape else self.env[t]
-        if self.replay.home(t) == layout:
-            return self.env[t]
-        transfer = self.replay._by_read[t, layout]
-        span = next(i for i, s in enumerate(transfer.spans) if s.first <= equation <= s.last)
-        key = (t, layout, span)
-        if key not in self.copies:
-            self.copies[key] = self._transfer(self.env[t], transfer, tie)
-        return self.copies[key]
-
-    def _transfer(self, value: Any, transfer: Transfer, tie: Any) -> Any:
-        if transfer.repeated and tie is not None:
-            value, _ = lax.optimization_barrier((value, tie))
-        for step in transfer.path.steps:
-            value = self.executor.apply(value, step)
-            if step.kind == "all-reduce" and self.program.tensors[transfer.tensor].shape:
-                value = lax.optimization_barrier(value)  # or the compiler makes others of it and a slice after it
-        return value
