@@ -17,7 +17,7 @@ demo-vision: $(VENV)/.examples
 test: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/python -m pytest -n $(NUM_WORKERS)
+	$(BIN)/python -m pytest -n $(NUM_WORKERS) --dist worksteal
 
 clean:
 	rm -rf $(VENV)
