@@ -15,6 +15,7 @@ from benchmarks.models._gpt import (
     make_gpt_tokens,
 )
 from benchmarks.models._gpt_nnx import make_nnx_gpt_state, nnx_gpt_train_step
+from benchmarks.models._llama import LlamaConfig, llama_train_step, make_llama_batch, make_llama_state
 from benchmarks.models._lstm import LSTMConfig, make_lstm_state
 from benchmarks.models._mixed import MixedGPTConfig, make_mixed_state, make_mixed_step
 from benchmarks.models._mlp import MLPConfig, make_mlp_batch, make_mlp_state, make_mlp_step, mlp_train_step
@@ -77,6 +78,16 @@ def _lstm(summary: str, **config: Any) -> ModelSpec:
     )
 
 
+def _llama(summary: str, **config: Any) -> ModelSpec:
+    return ModelSpec(
+        config=LlamaConfig(**config),
+        make_step=lambda _: llama_train_step,
+        make_state=make_llama_state,
+        make_batch=make_llama_batch,
+        summary=summary,
+    )
+
+
 def _mixed(summary: str, **config: Any) -> ModelSpec:
     return replace(
         _gpt(summary, **_TINY_GPT),
@@ -130,6 +141,21 @@ MODELS: dict[str, ModelSpec] = {
     "gpt-tiny-inference": _reading(
         _gpt("", **_TINY_GPT), "2-layer GPT, logits of the next token",
         make_step=make_gpt_inference, make_state=make_gpt_params, make_batch=make_gpt_tokens,
+    ),
+    "llama-tiny": _llama(
+        "2-layer Llama for tests",
+        num_layers=2, width=64, num_heads=8, num_kv_heads=4, ffn_width=128, vocab_size=256, batch_size=16,
+        sequence_length=32,
+    ),
+    "llama3-8b": _llama(
+        "Llama 3 8B shape, blocks checkpointed",
+        num_layers=32, width=4096, num_heads=32, num_kv_heads=8, ffn_width=14336, vocab_size=128256,
+        batch_size=128, sequence_length=4096,
+    ),
+    "llama3-70b": _llama(
+        "Llama 3 70B shape, blocks checkpointed",
+        num_layers=80, width=8192, num_heads=64, num_kv_heads=8, ffn_width=28672, vocab_size=128256,
+        batch_size=1024, sequence_length=4096,
     ),
     "mlp": _mlp(
         "4-layer perceptron, 4M parameters", num_layers=4, width=1024, num_classes=1024, batch_size=4096

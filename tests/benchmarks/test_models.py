@@ -12,6 +12,8 @@ from benchmarks.models import MODELS, build
 # Parameters as the literature and other libraries count them (torchvision, timm).
 RESNET_50_PARAMETERS = 25_557_032
 VIT_B16_PARAMETERS = 86_567_656
+# Of the checkpoint as published.
+LLAMA_8B_PARAMETERS = 8_030_261_248
 
 
 def _gpt_parameters(num_layers: int, width: int, vocab_size: int, positions: int) -> int:
@@ -22,6 +24,14 @@ def _gpt_parameters(num_layers: int, width: int, vocab_size: int, positions: int
 def _lstm_parameters(num_layers: int, width: int, vocab_size: int) -> int:
     """Embedding and head with bias; per layer four gates of input and hidden weights, and one bias each."""
     return vocab_size * (2 * width + 1) + num_layers * 4 * (2 * width**2 + width)
+
+
+def _llama_parameters(
+    num_layers: int, width: int, num_kv_heads: int, head_width: int, ffn_width: int, vocab_size: int
+) -> int:
+    """Embedding and head of their own; per layer two norms, queries and output, keys and values, three of SwiGLU."""
+    layer = 2 * width + 2 * width**2 + 2 * width * num_kv_heads * head_width + 3 * width * ffn_width
+    return 2 * vocab_size * width + num_layers * layer + width
 
 
 def _num_parameters(state: Any) -> int:
@@ -38,6 +48,8 @@ TINY_GPT_PARAMETERS = _gpt_parameters(2, 64, 256, 32)
         ("gpt2-small", _gpt_parameters(12, 768, 50304, 512)),
         ("gpt-1.3b", _gpt_parameters(24, 2048, 50304, 1024)),
         ("gpt-30b", _gpt_parameters(48, 7168, 50304, 2048)),
+        ("llama3-8b", LLAMA_8B_PARAMETERS),
+        ("llama-tiny", _llama_parameters(2, 64, 4, 8, 128, 256)),
         ("mlp", 4 * (1024 * 1024 + 1024)),
         ("mlp-tiny", 2 * (128 * 128 + 128) + 128 * 16 + 16),
         ("vit-b16", VIT_B16_PARAMETERS),

@@ -1,0 +1,126 @@
+"""A decoder-only transformer of Llama 3's architecture in stock Flax Linen: bf16 compute, f32 parameters.
+
+Root-mean-square norms, rotary positions, grouped-query attention, SwiGLU (Grattafiori et al., "The Llama 3 Herd of
+Models", arXiv:2407.21783, table 3).
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax.training.train_state import TrainState
+
+from benchmarks.models._gpt import gpt_train_step as llama_train_step
+from benchmarks.models._gpt import make_gpt_batch as make_llama_batch
+from benchmarks.models._optimizer import make_train_state
+
+__all__ = ["LlamaConfig", "llama_train_step", "make_llama_batch", "make_llama_state"]
+
+ROPE_BASE = 500_000.0
+"""Base frequency of the rotary positions, as in table 3 of the paper."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaConfig:
+    """Sizes of a Llama and of its batch: `batch_size` sequences of `sequence_length` tokens per step.
+
+    `num_kv_heads` heads of keys and values serve `num_heads` of queries. `ffn_widths` gives layers perceptrons of
+    unequal widths, in turns; empty: all have `ffn_width`. `remat` puts each block under `jax.checkpoint`.
+    """
+
+    num_layers: int
+    width: int
+    num_heads: int
+    num_kv_heads: int
+    ffn_width: int
+    vocab_size: int
+    batch_size: int
+    sequence_length: int
+    ffn_widths: tuple[int, ...] = ()
+    remat: bool = True
+    optimizer: str = "clipped-adamw"
+    dtype: str = "bfloat16"
+    param_dtype: str = "float32"
+
+    @property
+    def head_width(self) -> int:
+        return self.width // self.num_heads
+
+    @property
+    def dtypes(self) -> dict[str, str]:
+        return {"dtype": self.dtype, "param_dtype": self.param_dtype}
+
+    def ffn_width_of(self, layer: int) -> int:
+        return self.ffn_widths[layer % len(self.ffn_widths)] if self.ffn_widths else self.ffn_width
+
+
+def rotate(x: jax.Array) -> jax.Array:
+    """Rotary positions of heads `[B, T, ..., D]`: halves of D are real and imaginary parts (Su et al. 2021)."""
+    length, half = x.shape[1], x.shape[-1] // 2
+    frequencies = ROPE_BASE ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angles = jnp.arange(length, dtype=jnp.float32)[:, None] * frequencies
+    angles = angles.reshape(length, *(1,) * (x.ndim - 3), half)
+    cos, sin = jnp.cos(angles).astype(x.dtype), jnp.sin(angles).astype(x.dtype)
+    real, imaginary = x[..., :half], x[..., half:]
+    return jnp.concatenate([real * cos - imaginary * sin, imaginary * cos + real * sin], axis=-1)
+
+
+class Attention(nn.Module):
+    """Causal self-attention; groups of query heads share a head of keys and values (Ainslie et al. 2023)."""
+
+    config: LlamaConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        config = self.config
+        kwargs = {"use_bias": False, **config.dtypes}
+        groups, width = config.num_heads // config.num_kv_heads, config.head_width
+        q = rotate(nn.DenseGeneral((config.num_kv_heads, groups, width), name="query", **kwargs)(x))
+        k = rotate(nn.DenseGeneral((config.num_kv_heads, width), name="key", **kwargs)(x))
+        v = nn.DenseGeneral((config.num_kv_heads, width), name="value", **kwargs)(x)
+        scores = jnp.einsum("btkgd,bskd->bkgts", q, k) * jnp.asarray(width**-0.5, q.dtype)
+        causal = jnp.tril(jnp.ones((x.shape[1], x.shape[1]), bool))
+        scores = jnp.where(causal, scores.astype(jnp.float32), jnp.finfo(jnp.float32).min)
+        weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+        mixed = jnp.einsum("bkgts,bskd->btkgd", weights, v)
+        return nn.DenseGeneral(config.width, axis=(-3, -2, -1), name="out", **kwargs)(mixed)
+
+
+class Block(nn.Module):
+    """Pre-norm attention and SwiGLU perceptron, each with a residual connection."""
+
+    config: LlamaConfig
+    ffn_width: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        config = self.config
+        kwargs = {"use_bias": False, **config.dtypes}
+        x = x + Attention(config, name="attention")(nn.RMSNorm(name="attention_norm", **config.dtypes)(x))
+        h = nn.RMSNorm(name="ffn_norm", **config.dtypes)(x)
+        gate = nn.silu(nn.Dense(self.ffn_width, name="gate", **kwargs)(h))
+        h = gate * nn.Dense(self.ffn_width, name="up", **kwargs)(h)
+        return x + nn.Dense(config.width, name="down", **kwargs)(h)
+
+
+class Llama(nn.Module):
+    """Tokens `[B, T]` to float32 logits `[B, T, V]`; the output projection has weights of its own."""
+
+    config: LlamaConfig
+
+    @nn.compact
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        config = self.config
+        x = nn.Embed(config.vocab_size, config.width, name="tokens", **config.dtypes)(tokens)
+        block = nn.remat(Block) if config.remat else Block
+        for layer in range(config.num_layers):
+            x = block(config, config.ffn_width_of(layer), name=f"block_{layer}")(x)
+        x = nn.RMSNorm(name="norm", **config.dtypes)(x)
+        logits = nn.Dense(config.vocab_size, use_bias=False, name="head", **config.dtypes)(x)
+        return logits.astype(jnp.promote_types(config.dtype, jnp.float32))
+
+
+def make_llama_state(config: LlamaConfig) -> tuple[TrainState]:
+    tokens = jnp.zeros((1, config.sequence_length), jnp.int32)
+    return (make_train_state(Llama(config), config.optimizer, tokens),)
