@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from benchmarks.models._bert import BERTConfig, bert_train_step, make_bert_batch, make_bert_state
 from benchmarks.models._gpt import (
     GPTConfig,
     gpt_eval_step,
@@ -19,6 +20,7 @@ from benchmarks.models._llama import LlamaConfig, llama_train_step, make_llama_b
 from benchmarks.models._lstm import LSTMConfig, make_lstm_state
 from benchmarks.models._mixed import MixedGPTConfig, make_mixed_state, make_mixed_step
 from benchmarks.models._mlp import MLPConfig, make_mlp_batch, make_mlp_state, make_mlp_step, mlp_train_step
+from benchmarks.models._moe import MoEConfig, make_moe_state, make_moe_step
 from benchmarks.models._resnet import ResNetConfig, make_resnet_state, resnet_eval_step, resnet_train_step
 from benchmarks.models._spec import ModelSpec, Step
 from benchmarks.models._vit import ViTConfig, make_image_batch, make_vit_state
@@ -73,6 +75,26 @@ def _lstm(summary: str, **config: Any) -> ModelSpec:
         config=LSTMConfig(**config),
         make_step=lambda _: gpt_train_step,
         make_state=make_lstm_state,
+        make_batch=make_gpt_batch,
+        summary=summary,
+    )
+
+
+def _bert(summary: str, **config: Any) -> ModelSpec:
+    return ModelSpec(
+        config=BERTConfig(**config),
+        make_step=lambda _: bert_train_step,
+        make_state=make_bert_state,
+        make_batch=make_bert_batch,
+        summary=summary,
+    )
+
+
+def _moe(summary: str, **config: Any) -> ModelSpec:
+    return ModelSpec(
+        config=MoEConfig(**config),
+        make_step=make_moe_step,
+        make_state=make_moe_state,
         make_batch=make_gpt_batch,
         summary=summary,
     )
@@ -141,6 +163,23 @@ MODELS: dict[str, ModelSpec] = {
     "gpt-tiny-inference": _reading(
         _gpt("", **_TINY_GPT), "2-layer GPT, logits of the next token",
         make_step=make_gpt_inference, make_state=make_gpt_params, make_batch=make_gpt_tokens,
+    ),
+    "bert-large": _bert(
+        "BERT-large, 335M parameters, masked tokens",
+        num_layers=24, width=1024, num_heads=16, vocab_size=30528, batch_size=64, sequence_length=512,
+        num_predictions=80,
+    ),
+    "bert-tiny": _bert(
+        "2-layer BERT for tests",
+        num_layers=2, width=64, num_heads=4, vocab_size=256, batch_size=16, sequence_length=32, num_predictions=8,
+    ),
+    "moe-8x": _moe(
+        "12-layer transformer, every second perceptron 8 experts, 323M parameters",
+        num_layers=12, width=768, num_heads=12, vocab_size=50304, batch_size=64, sequence_length=512,
+    ),
+    "moe-tiny": _moe(
+        "2-layer transformer, one of its perceptrons 8 experts, for tests",
+        num_layers=2, width=64, num_heads=4, vocab_size=256, batch_size=16, sequence_length=32,
     ),
     "llama-tiny": _llama(
         "2-layer Llama for tests",

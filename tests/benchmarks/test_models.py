@@ -8,6 +8,7 @@ import pytest
 from flax import nnx
 
 from benchmarks.models import MODELS, build
+from benchmarks.models._moe import top_two
 
 # Parameters as the literature and other libraries count them (torchvision, timm).
 RESNET_50_PARAMETERS = 25_557_032
@@ -19,6 +20,20 @@ LLAMA_8B_PARAMETERS = 8_030_261_248
 def _gpt_parameters(num_layers: int, width: int, vocab_size: int, positions: int) -> int:
     """Tied embedding, positions, per layer 12 d^2 weights and 13 d biases and scales, and the last norm."""
     return (vocab_size + positions) * width + num_layers * (12 * width**2 + 13 * width) + 2 * width
+
+
+def _bert_parameters(num_layers: int, width: int, vocab_size: int, positions: int) -> int:
+    """As a GPT's, with two segments, a norm of the embeddings instead of the last one, the transform of what is
+    predicted with its norm, and a bias per word."""
+    transform = width**2 + 3 * width
+    return _gpt_parameters(num_layers, width, vocab_size, positions) + 2 * width + transform + vocab_size
+
+
+def _moe_parameters(num_layers: int, width: int, vocab_size: int, positions: int, experts: int) -> int:
+    """As a GPT's, but in half of the layers the perceptron is many without biases, and a router."""
+    one = 8 * width**2
+    change = (experts - 1) * one - 5 * width + experts * width
+    return _gpt_parameters(num_layers, width, vocab_size, positions) + num_layers // 2 * change
 
 
 def _lstm_parameters(num_layers: int, width: int, vocab_size: int) -> int:
@@ -50,6 +65,10 @@ TINY_GPT_PARAMETERS = _gpt_parameters(2, 64, 256, 32)
         ("gpt-30b", _gpt_parameters(48, 7168, 50304, 2048)),
         ("llama3-8b", LLAMA_8B_PARAMETERS),
         ("llama-tiny", _llama_parameters(2, 64, 4, 8, 128, 256)),
+        ("bert-large", _bert_parameters(24, 1024, 30528, 512)),
+        ("bert-tiny", _bert_parameters(2, 64, 256, 32)),
+        ("moe-8x", _moe_parameters(12, 768, 50304, 512, 8)),
+        ("moe-tiny", _moe_parameters(2, 64, 256, 32, 8)),
         ("mlp", 4 * (1024 * 1024 + 1024)),
         ("mlp-tiny", 2 * (128 * 128 + 128) + 128 * 16 + 16),
         ("vit-b16", VIT_B16_PARAMETERS),
@@ -105,6 +124,22 @@ def test_scanned_layers_are_one_scan_forward_and_one_backward() -> None:
     assert _names("gpt-tiny-scan").count("scan") == 2
     assert _names("gpt-tiny").count("scan") == 0
     assert _names("mlp-tiny", num_microbatches=4).count("scan") == 1
+
+
+def test_gates_fill_slots_in_order_and_drop_what_finds_none() -> None:
+    """Four tokens, three experts of two slots: counted by hand."""
+    gates = jnp.array([[[0.6, 0.3, 0.1], [0.5, 0.4, 0.1], [0.7, 0.1, 0.2], [0.1, 0.2, 0.7]]])
+    weights, balance = top_two(gates, 2)
+    taken = jnp.asarray(weights > 0)[0].tolist()
+    none, slot0, slot1 = [False, False], [True, False], [False, True]
+    assert taken == [
+        [slot0, slot0, none],  # expert 0 first, expert 1 second
+        [slot1, slot1, none],
+        [none, none, slot1],  # expert 0 is full; expert 2 has one token whose first choice it is
+        [none, none, slot0],  # and expert 1 is full, too
+    ]
+    assert jnp.allclose(weights[0, 0].sum(axis=-1), jnp.array([0.6, 0.3, 0]) / 0.9)
+    assert jnp.isclose(balance, 3 * (0.475 * 0.75 + 0.275 * 0.25))
 
 
 def test_overrides_and_unknown_names() -> None:
