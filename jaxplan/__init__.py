@@ -1,6 +1,7 @@
 """jaxplan plans how a single-device JAX train step runs on several accelerators.
 
-`auto` decorates a step, `plan` returns the frontier of time against memory, `load` reads a saved one.
+`auto` decorates a step, `plan` returns the frontier of time against memory, `load` reads a saved one; `min_devices`
+and `scaling` plan on parts of a machine.
 Names are imported when they are first used, so that `import jaxplan` is quick and starts no backend.
 """
 
@@ -25,7 +26,9 @@ from jaxplan._errors import UnsupportedError as UnsupportedError
 
 if TYPE_CHECKING:
     from jaxplan._api import auto as auto
+    from jaxplan._api import min_devices as min_devices
     from jaxplan._api import plan as plan
+    from jaxplan._api import scaling as scaling
     from jaxplan._frontier import Frontier as Frontier
     from jaxplan._load import load as load
     from jaxplan._plan import Plan as Plan
@@ -36,7 +39,9 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "auto": "jaxplan._api",
+    "min_devices": "jaxplan._api",
     "plan": "jaxplan._api",
+    "scaling": "jaxplan._api",
     "load": "jaxplan._load",
     "Plan": "jaxplan._plan",
     "Frontier": "jaxplan._frontier",

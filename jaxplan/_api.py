@@ -1,11 +1,12 @@
-"""`plan` and `auto`: the two ways in."""
+"""The ways in: `plan` and `auto`, and on parts of a machine `min_devices` and `scaling`."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from jaxplan import _compat, _nnx
@@ -13,11 +14,13 @@ from jaxplan._arguments import argnums, check_call, check_leaves, step_name
 from jaxplan._call_key import CallKey, call_key
 from jaxplan._errors import ArgumentError
 from jaxplan._log import warn_once
+from jaxplan._scaling import MinDevices, Scaling, checked_counts, find_fewest, scale
 from jaxplan._units import parse_memory
 
 if TYPE_CHECKING:
     from jaxplan._frontier import Frontier
     from jaxplan._plan import Plan
+    from jaxplan._planner import Job
     from jaxplan.mesh import Topology
     from jaxplan.partition import PlannedFunction
 
@@ -58,12 +61,7 @@ def plan(
       TopologyError: the topology cannot be read.
       InfeasibleError: no plan fits; names the smallest feasible memory.
     """
-    if not callable(step):
-        raise ArgumentError(
-            f"step is {step!r}, of type {type(step).__name__}; expected the function to plan, and then its arguments.\n"
-            "  likely cause: the arguments were given without the step, or the step was called\n"
-            "  fix: jaxplan.plan(train_step, state, batch)"
-        )
+    step = _callable_step(step, "jaxplan.plan")
     options = {
         "topology": topology,
         "memory": memory,
@@ -73,8 +71,131 @@ def plan(
         "pins": pins,
         "progress": progress,
     }
-    step = step._step if isinstance(step, Auto) else step
     return _plan(step, args, kwargs, options, entry="jaxplan.plan")
+
+
+def min_devices(
+    step: Callable[..., Any],
+    *args: Any,
+    topology: str | Topology | None = None,
+    memory: int | str | None = None,
+    solver: str = "auto",
+    donate_argnums: int | Sequence[int] | None = None,
+    static_argnums: int | Sequence[int] = (),
+    progress: Any = None,
+    **kwargs: Any,
+) -> MinDevices:
+    """Find the fewest devices of a machine on which the step fits (TensorOpt's mini-parallelism).
+
+    The step is traced once and planned on ever larger even parts of the machine until a plan fits: 1, 2, ... devices
+    of one node, by the divisors of its devices; then those numbers of whole nodes that divide the number of nodes; on
+    a torus the most compact slices. Parts that could not hold the arguments alone are passed over.
+
+    Args:
+      topology: the largest machine to consider, such as ``"h100:16x8"``; default: the devices present.
+      memory: limit per device, as in `plan`; so are the other arguments.
+
+    Returns:
+      What counts as that number (``int(found)``, ``found.num_devices``), with its plans (``found.plan``, the fastest
+      that fits; ``found.frontier``) and all parts that were planned (``found.points``, ``found.table()``).
+
+    Raises:
+      InfeasibleError: nothing fits on the whole machine either; names the smallest memory there is.
+      TraceError, TopologyError: as `plan`.
+    """
+    options = {
+        "topology": topology,
+        "memory": memory,
+        "solver": solver,
+        "donate_argnums": donate_argnums,
+        "static_argnums": static_argnums,
+        "progress": progress,
+    }
+    step = _callable_step(step, "jaxplan.min_devices")
+    with _scaled(step, args, kwargs, options, "jaxplan.min_devices") as job:
+        return find_fewest(job.topology, job.memory_limit_bytes, job.plan_on, job.num_argument_bytes)
+
+
+def scaling(
+    step: Callable[..., Any],
+    *args: Any,
+    topology: str | Topology | None = None,
+    device_counts: Sequence[int] | None = None,
+    memory: int | str | None = None,
+    solver: str = "auto",
+    donate_argnums: int | Sequence[int] | None = None,
+    static_argnums: int | Sequence[int] = (),
+    progress: Any = None,
+    **kwargs: Any,
+) -> Scaling:
+    """Find the best time of the step for each number of devices of a machine (TensorOpt's profiling).
+
+    The step is traced once and planned on a part of the machine for each number: a divisor of the devices of one node,
+    or whole nodes; on a torus the most compact slice.
+
+    Args:
+      topology: the whole machine; default: the devices present.
+      device_counts: numbers of devices; default: all even parts (see `min_devices`).
+      memory: limit per device, as in `plan`; so are the other arguments.
+
+    Returns:
+      A point for each number, ascending (``found[8].plan``, ``found.table()``); one on which nothing fits says so.
+
+    Raises:
+      ArgumentError: ``device_counts`` are no numbers.
+      TraceError, TopologyError: as `plan`; TopologyError also names the numbers where the machine has no such part.
+    """
+    options = {
+        "topology": topology,
+        "device_counts": device_counts,
+        "memory": memory,
+        "solver": solver,
+        "donate_argnums": donate_argnums,
+        "static_argnums": static_argnums,
+        "progress": progress,
+    }
+    step = _callable_step(step, "jaxplan.scaling")
+    with _scaled(step, args, kwargs, options, "jaxplan.scaling") as job:
+        return scale(job.topology, job.memory_limit_bytes, job.plan_on, device_counts)
+
+
+def _callable_step(step: Any, entry: str) -> Callable[..., Any]:
+    """The step itself, undecorated; an error where it is none."""
+    if not callable(step):
+        raise ArgumentError(
+            f"step is {step!r}, of type {type(step).__name__}; expected the function to plan, and then its arguments.\n"
+            "  likely cause: the arguments were given without the step, or the step was called\n"
+            f"  fix: {entry}(train_step, state, batch)"
+        )
+    return step._step if isinstance(step, Auto) else step
+
+
+@contextlib.contextmanager
+def _scaled(
+    step: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    options: Mapping[str, Any],
+    entry: str,
+) -> Iterator[Job]:
+    """The step, traced, and what plans it on a topology."""
+    from jaxplan._planner import parse_topology, traced_job
+
+    check_call(step, args, kwargs, options=options, entry=entry)
+    where, memory = parse_topology(options["topology"]), options["memory"]
+    checked_counts(where, options.get("device_counts"))  # before the trace, which takes long
+    with traced_job(
+        step,
+        args,
+        kwargs,
+        topology=where,
+        memory_limit_bytes=where.memory_limit_bytes if memory is None else parse_memory(memory),
+        solver=options["solver"],
+        donate_argnums=argnums(options["donate_argnums"], "donate_argnums"),
+        static_argnums=argnums(options["static_argnums"], "static_argnums") or (),
+        progress=options["progress"],
+    ) as job:
+        yield job
 
 
 def _plan(

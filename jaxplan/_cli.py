@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-import importlib.util
-import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jaxplan
 from jaxplan._cli_profile import add_profile_command
+from jaxplan._cli_scaling import add_scaling_commands
+from jaxplan._cli_step import add_step_arguments, step_arguments
 from jaxplan._errors import (
     ArgumentError,
     AuditError,
@@ -21,7 +20,7 @@ from jaxplan._errors import (
     TopologyError,
 )
 from jaxplan._progress import Progress
-from jaxplan._units import format_bytes, format_seconds, parse_memory
+from jaxplan._units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from jaxplan._frontier import Frontier
@@ -33,6 +32,8 @@ _EPILOG = """\
 examples:
   jaxplan plan train:train_step --args train:make_args --topology h100:8 --memory 40GiB --donate 0
   jaxplan plan examples/train_gpt.py:train_step --args examples/train_gpt.py:make_args --topology a100:2x8
+  jaxplan min-devices train:train_step --args train:make_args --topology h100:16x8 --memory 60GiB
+  jaxplan scaling train:train_step --args train:make_args --topology h100:4x8 --device-counts 1 8 32
   jaxplan show frontier.json
   jaxplan profile --output here.json && jaxplan plan ... --profile here.json
 
@@ -78,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"jaxplan {jaxplan.__version__}")
-    commands = parser.add_subparsers(required=True, metavar="plan|show|profile|coverage")
+    commands = parser.add_subparsers(required=True, metavar="plan|min-devices|scaling|show|profile|coverage")
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument(
         "--choose", metavar="WHICH", help="fastest (default), knee, leanest, or a number of the table"
@@ -90,28 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     plan = commands.add_parser(
         "plan", parents=[common], help="print the frontier of a step, and choose from it"
     )
-    plan.add_argument(
-        "step", metavar="MODULE:FUNCTION", help="the step; MODULE may be a path that ends in .py"
-    )
-    plan.add_argument(
-        "--args", required=True, metavar="MODULE:FUNCTION", help="returns the tuple of the step's arguments"
-    )
-    plan.add_argument(
-        "--topology", metavar="CHIP:SHAPE", help="such as h100:8 or a100:2x8; default: this machine"
-    )
-    plan.add_argument(
-        "--profile", metavar="FILE", help="price with what `jaxplan profile` measured on that machine"
-    )
-    plan.add_argument(
-        "--memory", metavar="AMOUNT", help="limit per device, such as 40GiB; default: the device's own"
-    )
-    plan.add_argument("--solver", default="auto", help="default: auto")
-    plan.add_argument(
-        "--donate", type=int, nargs="+", default=[], metavar="N", help="arguments that the step may overwrite"
-    )
-    plan.add_argument(
-        "--static", type=int, nargs="+", default=[], metavar="N", help="arguments that are no arrays"
-    )
+    add_step_arguments(plan)
     plan.add_argument("--save", metavar="FILE", help="write the frontier as JSON")
     plan.add_argument("--plan", metavar="FILE", help="write the chosen plan as JSON")
     plan.add_argument("--audit", action="store_true", help="compile the chosen plan and compare")
@@ -120,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     show = commands.add_parser("show", parents=[common], help="print a saved frontier or plan")
     show.add_argument("file")
     show.set_defaults(run=_run_show)
+    add_scaling_commands(commands)
     add_profile_command(commands)
     coverage = commands.add_parser("coverage", help="print which primitives of JAX have a rule, and what tests it")
     coverage.add_argument("--debug", action="store_true", help="show the traceback of an error")
@@ -128,20 +109,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run_plan(arguments: argparse.Namespace) -> int:
-    step = _undecorated(_resolve(arguments.step))
-    args = _resolve(arguments.args)()
-    args = tuple(args) if isinstance(args, (tuple, list)) else (args,)
+    step, args, options = step_arguments(arguments)
     with Progress() as progress:
-        frontier = jaxplan.plan(
-            step,
-            *args,
-            topology=_topology(arguments),
-            memory=parse_memory(arguments.memory) if arguments.memory is not None else None,
-            solver=arguments.solver,
-            donate_argnums=tuple(arguments.donate),
-            static_argnums=tuple(arguments.static),
-            progress=progress,
-        )
+        frontier = jaxplan.plan(step, *args, **options, progress=progress)
     print(f"planned: {progress}", file=sys.stderr)
     plan = _show_frontier(frontier, arguments)
     if arguments.save:
@@ -153,15 +123,6 @@ def _run_plan(arguments: argparse.Namespace) -> int:
     audit = plan.audit()
     print(audit.table())
     return EXIT_DONE if audit.ok else EXIT_AUDIT
-
-
-def _topology(arguments: argparse.Namespace) -> Any:
-    """What was given; with the prices of the profile where one was given too."""
-    if arguments.profile is None:
-        return arguments.topology
-    from jaxplan._planner import parse_topology
-
-    return parse_topology(arguments.topology).with_profile(arguments.profile)
 
 
 def _run_show(arguments: argparse.Namespace) -> int:
@@ -198,57 +159,3 @@ def _show_frontier(frontier: Frontier, arguments: argparse.Namespace) -> Plan:
     if arguments.plot:
         frontier.plot(arguments.plot)
     return plan
-
-
-def _resolve(reference: str) -> Any:
-    """Return what "module:attribute" or "path/to/file.py:attribute" names; attributes may be dotted."""
-    module_name, _, attribute = reference.rpartition(":")
-    if not module_name or not attribute:
-        raise ArgumentError(f"{reference!r} names no function: expected module:function or file.py:function")
-    found = _import(module_name)
-    for name in attribute.split("."):
-        if not hasattr(found, name):
-            public = [n for n in dir(found) if not n.startswith("_") and callable(getattr(found, n))]
-            expected = f"one of {', '.join(public)}" if public else "a module with public functions"
-            raise ArgumentError(f"{reference!r}: there is no {name!r}; expected {expected}")
-        found = getattr(found, name)
-    if not callable(found):
-        raise ArgumentError(f"{reference!r} is a {type(found).__name__}, not a function")
-    return found
-
-
-def _import(module_name: str) -> Any:
-    """Import a module by name, the working directory first as `python -m` does, or a file by its path."""
-    if not module_name.endswith(".py"):
-        if os.getcwd() not in sys.path:
-            sys.path.insert(0, os.getcwd())
-        try:
-            return importlib.import_module(module_name)
-        except ModuleNotFoundError as error:
-            if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-                raise  # the module is there; something that it imports is not
-            raise ArgumentError(
-                f"there is no module {module_name!r}: looked in {os.getcwd()} and where Python imports from"
-            ) from error
-    return _import_file(os.path.abspath(module_name))
-
-
-def _import_file(path: str) -> Any:
-    """Run a file as a module, once, with its own folder first on the path as `python file.py` has it."""
-    name = f"jaxplan_cli_{os.path.splitext(os.path.basename(path))[0]}"
-    if getattr(sys.modules.get(name), "__file__", None) == path:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None or not os.path.isfile(path):
-        raise ArgumentError(f"there is no file {path!r}")
-    sys.path.insert(0, os.path.dirname(path))
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def _undecorated(step: Any) -> Any:
-    """Return the function that `@jaxplan.auto` decorates; any other callable as it is."""
-    if type(step).__module__.partition(".")[0] == "jaxplan":
-        return step.__wrapped__
-    return step

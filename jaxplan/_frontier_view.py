@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import shutil
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -43,12 +44,17 @@ def draw_table(frontier: Frontier, *, max_rows: int, width: int | None) -> str:
         table.add_section()
     for name, plan in frontier.references.items():
         table.add_row("ref", *_row(plan, _reference_mark(frontier, name, plan)))
+    return print_table(table, _footer(frontier, len(shown)), width)
+
+
+def print_table(table: Table, footer: Sequence[str], width: int | None) -> str:
+    """Return a table and the lines below it as text of at most `width` characters a line."""
     columns = width or min(max(shutil.get_terminal_size().columns, _MIN_WIDTH), _MAX_WIDTH)
     console = Console(
         file=io.StringIO(), width=columns, color_system=None, force_terminal=False, legacy_windows=False
     )
     console.print(table)
-    for line in _footer(frontier, len(shown)):
+    for line in footer:
         console.print(Text(line))
     assert isinstance(console.file, io.StringIO)
     return "\n".join(line.rstrip() for line in console.file.getvalue().strip("\n").splitlines())

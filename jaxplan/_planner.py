@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxplan import _compat
@@ -54,22 +55,104 @@ def plan_step(
         graph = analyse_step(
             step, args, kwargs, donate_argnums=donate_argnums, static_argnums=static_argnums, report=report
         )
-        if not graph.program.equations or not graph.grouping.groups:
-            raise ArgumentError(_NOTHING_MSG.format(name=step_name(step)))
-        report("costs")
-        model = build_cost_model(graph, topology, lambda fraction: report("costs", fraction))
-        plans, references = solve_model(model, solver, memory_limit_bytes, report)
-        if not any(plan.time_seconds for plan in plans):
-            raise ArgumentError(_NOTHING_MSG.format(name=step_name(step)))
-        report("score", 1.0)
+        return plan_graph(
+            graph,
+            topology=topology,
+            memory_limit_bytes=memory_limit_bytes,
+            solver=solver,
+            report=report,
+            name=step_name(step),
+        )
+
+
+def plan_graph(
+    graph: StepGraph,
+    *,
+    topology: Topology,
+    memory_limit_bytes: int | None,
+    solver: str,
+    report: Progress,
+    name: str,
+) -> Frontier:
+    """The frontier of an analysed step; ``name`` is what an error calls the step.
+
+    Raises:
+      InfeasibleError: no plan fits the limit.
+    """
+    if not graph.program.equations or not graph.grouping.groups:
+        raise ArgumentError(_NOTHING_MSG.format(name=name))
+    report("costs")
+    model = build_cost_model(graph, topology, lambda fraction: report("costs", fraction))
+    plans, references = solve_model(model, solver, memory_limit_bytes, report)
+    if not any(plan.time_seconds for plan in plans):
+        raise ArgumentError(_NOTHING_MSG.format(name=name))
+    notes = [*_unknown_operators(graph), *_uneven_dimensions(model, plans)]
+    report("score", 1.0)
     searched = sum(seconds for stage, seconds in report.seconds.items() if stage != "trace")
     return Frontier.from_plans(
         plans,
         references=references,
         memory_limit_bytes=memory_limit_bytes,
         search_seconds=searched,
-        notes=[*_unknown_operators(graph), *_uneven_dimensions(model, plans)],
+        notes=notes,
     )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Job:
+    """A traced step that is planned on several topologies.
+
+    Attributes:
+      topology: the whole machine.
+      memory_limit_bytes: per device.
+      num_argument_bytes: of the arguments, all of which devices hold together at least.
+      plan_on: the frontier on a topology; raises InfeasibleError where nothing fits.
+    """
+
+    topology: Topology
+    memory_limit_bytes: int
+    num_argument_bytes: int
+    plan_on: Callable[[Topology], Frontier]
+
+
+@contextlib.contextmanager
+def traced_job(
+    step: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    topology: Topology,
+    memory_limit_bytes: int,
+    solver: str,
+    donate_argnums: Sequence[int] | None,
+    static_argnums: Sequence[int],
+    progress: Any,
+) -> Iterator[Job]:
+    """Trace and analyse a step once; see `jaxplan.min_devices` and `jaxplan.scaling`."""
+    with Progress(progress) as report:
+        graph = analyse_step(
+            step, args, kwargs, donate_argnums=donate_argnums, static_argnums=static_argnums, report=report
+        )
+
+        def plan_on(part: Topology) -> Frontier:
+            stages = Progress(lambda stage, fraction: report(f"{stage} on {part.num_devices}", fraction))
+            with stages:
+                return plan_graph(
+                    graph,
+                    topology=part,
+                    memory_limit_bytes=memory_limit_bytes,
+                    solver=solver,
+                    report=stages,
+                    name=step_name(step),
+                )
+
+        tensors = graph.program.tensors
+        yield Job(
+            topology=topology,
+            memory_limit_bytes=memory_limit_bytes,
+            num_argument_bytes=sum(tensors[t].num_bytes for t in graph.program.inputs),
+            plan_on=plan_on,
+        )
 
 
 def analyse_step(

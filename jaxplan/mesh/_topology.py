@@ -27,7 +27,7 @@ _TORUS_NAMES = "xyz"
 # Larger than any machine, and factored into primes in no time: a hostile file must not hang the reader.
 _MOST_CHILDREN = 1 << 20
 # TPU v5e and v6e wrap around at 16 chips, v5p at multiples of 4: https://jax-ml.github.io/scaling-book/tpus/
-_WRAPS = {2: 16, 3: 4}
+WRAPS = {2: 16, 3: 4}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,7 +251,7 @@ def _cluster_levels(chip: ChipSpec, sizes: tuple[int, ...], given: str) -> tuple
 
 
 def _torus_levels(chip: ChipSpec, sizes: tuple[int, ...]) -> tuple[Level, ...]:
-    wrap = _WRAPS[chip.torus_rank]
+    wrap = WRAPS[chip.torus_rank]
 
     def link(size: int) -> Link:
         wraps = size % wrap == 0
