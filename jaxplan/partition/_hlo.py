@@ -23,6 +23,7 @@ _SOURCE = re.compile(r'\bsource_file="((?:[^"\\]|\\.)*)"(?:\s+source_line=(\d+))
 _FRAME = re.compile(r"\bstack_frame_id=(\d+)")
 _TABLE_ROW = re.compile(r"^(\d+) (.*)$")
 _FIELD = re.compile(r"(\w+)=(\d+)")
+_CHAIN, _CHAIN_START = 'chain_id="', '"AsyncCollectiveStart"'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,25 +71,44 @@ def module_collectives(module: Module) -> tuple[Collective, ...]:
         num_devices *= int(count)
     frames = _stack_frames(module.header)
     found = []
-    for computation, instruction, runs in module.executed():
-        kind = _KINDS.get(instruction.opcode.removesuffix("-start"))
-        if kind is None:
-            continue
-        groups = _groups(kind, instruction, num_devices)
-        if not groups or max(map(len, groups)) < 2:
-            continue
-        op_name = _OP_NAME.search(instruction.attributes)
-        found.append(
-            Collective(
-                kind=kind,
-                groups=groups,
-                num_bytes=_num_bytes(kind, computation, instruction, len(groups[0])),
-                count=runs,
-                op_name=op_name[1] if op_name else "",
-                source=_source(instruction.attributes, frames),
+    for name, computation in module.computations.items():
+        for instruction in computation.values() if name in module.runs else ():
+            kind = _kind(name, computation, instruction)
+            if kind is None:
+                continue
+            groups = _groups(kind, instruction, num_devices)
+            if not groups or max(map(len, groups)) < 2:
+                continue
+            op_name = _OP_NAME.search(instruction.attributes)
+            found.append(
+                Collective(
+                    kind=kind,
+                    groups=groups,
+                    num_bytes=_num_bytes(kind, computation, instruction, len(groups[0])),
+                    count=module.runs[name],
+                    op_name=op_name[1] if op_name else "",
+                    source=_source(instruction.attributes, frames),
+                )
             )
-        )
     return tuple(found)
+
+
+def _kind(name: str, computation: dict[str, Instruction], instruction: Instruction) -> str | None:
+    """The kind of a collective; None of other instructions, and where a collective only goes on.
+
+    The TPU compiler runs a collective beside arithmetic by repeating it, with the same `chain_id`, in each fusion
+    that moves it on; it starts in the one that hands it to `AsyncCollectiveStart`. Its reduce-scatters may be an
+    all-reduce inside a fusion `all-reduce-scatter` that keeps a slice.
+    """
+    kind = _KINDS.get(instruction.opcode.removesuffix("-start"))
+    if kind is None:
+        return None
+    if _CHAIN in instruction.attributes and not any(
+        instruction.name in other.operands and _CHAIN_START in other.attributes
+        for other in computation.values()
+    ):
+        return None
+    return "reduce-scatter" if name.startswith("all-reduce-scatter") else kind
 
 
 def memory_bytes(memory_stats: object) -> int:

@@ -65,21 +65,30 @@ class Executor:
         return self.manual(lambda x: self._local(x, step), [value], [step.source], step.target)
 
     def _local(self, x: Any, step: Step) -> Any:
-        """One step on a device's piece; a partial value has its leading dimension of size 1."""
-        names, lead = self.names(step.axes), bool(step.source.partial)
-        dim = -1 if step.dim is None else step.dim + lead  # of a permute and an all-reduce, which read none
+        """One step on a device's piece, without the leading dimension (of size 1) of a partial value.
+
+        A reduce-scatter behind a dimension of size 1 is an all-reduce to the TPU compiler.
+        """
+        piece = self._moved(x[0] if step.source.partial else x, step)
+        return piece[None] if step.target.partial else piece
+
+    def _moved(self, x: Any, step: Step) -> Any:
+        names = self.names(step.axes)
         if step.kind == "all-gather":
-            return lax.all_gather(x, names, axis=dim, tiled=True)
+            return lax.all_gather(x, names, axis=_dim(step.dim), tiled=True)
         if step.kind == "all-to-all":
-            assert step.to_dim is not None
-            return lax.all_to_all(x, names, split_axis=step.to_dim + lead, concat_axis=dim, tiled=True)
+            split, concat = _dim(step.to_dim), _dim(step.dim)
+            return lax.all_to_all(x, names, split_axis=split, concat_axis=concat, tiled=True)
         if step.kind == "collective-permute":
             everything = tuple(axis.name for axis in self.axes)
             return lax.ppermute(x, everything, permutation_pairs(step.source, step.target, self.axes))
         if step.kind == "all-reduce":
-            x = lax.psum(x, names)
-        elif step.kind == "reduce-scatter":
-            x = lax.psum_scatter(x, names, scatter_dimension=dim, tiled=True)
-        else:
-            raise AssertionError(step.kind)
-        return x if step.target.partial else x[0]
+            return lax.psum(x, names)
+        if step.kind == "reduce-scatter":
+            return lax.psum_scatter(x, names, scatter_dimension=_dim(step.dim), tiled=True)
+        raise AssertionError(step.kind)
+
+
+def _dim(dim: int | None) -> int:
+    assert dim is not None
+    return dim

@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxplan.partition._hlo import collectives, flops, memory_bytes
+from jaxplan.partition._hlo_flops import uncounted_calls
 from jaxplan.partition._hlo_groups import connected_groups, parse_groups
 from jaxplan.partition._hlo_text import parse_module, parse_types
 
@@ -93,6 +94,68 @@ backend_config={"known_trip_count":{"n":"5"}}
 }
 """
 
+# What the TPU compiler prints: a gather that starts in one fusion, goes on beside a product and ends in a third, a
+# reduce-scatter that is an all-reduce of which a fusion keeps a slice, and a product that is a convolution.
+TPU_PROGRAM = """
+HloModule jit_step, is_scheduled=true, num_partitions=8
+
+%add (a: bf16[], b: bf16[]) -> bf16[] {
+  %a = bf16[]{:T(256)} parameter(0)
+  %b = bf16[]{:T(256)} parameter(1)
+  ROOT %sum = bf16[]{:T(256)} add(%a, %b)
+}
+
+%started (p.1: bf16[512,1024]) -> (bf16[512,1024], bf16[1024,1024], s32[2]) {
+  %p.1 = bf16[512,1024]{1,0:T(8,128)(2,1)S(1)} parameter(0)
+  %gather.1 = bf16[1024,1024]{1,0:T(8,128)(2,1)} all-gather(%p.1), channel_id=1, replica_groups={{0,4},{1,5},{2,6},\
+{3,7}}, dimensions={0}, use_global_device_ids=true, frontend_attributes={chain_id="1"}
+  ROOT %call.1 = (bf16[512,1024]{1,0:T(8,128)(2,1)S(1)}, bf16[1024,1024]{1,0:T(8,128)(2,1)S(1)}, s32[2]{0:S(4)}) \
+custom-call(%gather.1), custom_call_target="AsyncCollectiveStart"
+}
+
+%async_collective_fusion (p.2: bf16[512,1024], l: bf16[8,32], r: bf16[32,4]) -> (bf16[8,4], bf16[1024,1024]) {
+  %p.2 = bf16[512,1024]{1,0:T(8,128)(2,1)S(1)} parameter(0)
+  %l = bf16[8,32]{1,0:T(8,128)(2,1)S(1)} parameter(1)
+  %r = bf16[32,4]{1,0:T(8,128)(2,1)S(1)} parameter(2)
+  %product = bf16[8,4]{1,0:T(8,128)} convolution(%l, %r), dim_labels=bf_io->bf
+  %gather.2 = bf16[1024,1024]{1,0:T(8,128)(2,1)S(1)} all-gather(%p.2), channel_id=1, replica_groups={{0,4},{1,5},\
+{2,6},{3,7}}, dimensions={0}, use_global_device_ids=true, frontend_attributes={chain_id="1"}
+  ROOT %both = (bf16[8,4]{1,0:T(8,128)}, bf16[1024,1024]{1,0:T(8,128)(2,1)S(1)}) tuple(%product, %gather.2)
+}
+
+%done (p.3: bf16[512,1024]) -> bf16[1024,1024] {
+  %p.3 = bf16[512,1024]{1,0:T(8,128)(2,1)S(1)} parameter(0)
+  %gather.3 = bf16[1024,1024]{1,0:T(8,128)(2,1)} all-gather(%p.3), channel_id=1, replica_groups={{0,4},{1,5},{2,6},\
+{3,7}}, dimensions={0}, use_global_device_ids=true, frontend_attributes={chain_id="1"}
+  ROOT %call.3 = bf16[1024,1024]{1,0:T(8,128)(2,1)S(1)} custom-call(%gather.3), \
+custom_call_target="AsyncCollectiveDone"
+}
+
+%all-reduce-scatter (input: bf16[64,128]) -> bf16[16,128] {
+  %input = bf16[64,128]{1,0:T(8,128)(2,1)} parameter(0)
+  %zero = bf16[] constant(0)
+  %padded = bf16[72,128]{1,0:T(8,128)(2,1)} pad(%input, %zero), padding=0_8x0_0
+  %summed = bf16[72,128]{1,0:T(8,128)(2,1)} all-reduce(%padded), channel_id=4, replica_groups={{0,1,2,3},{4,5,6,7}}, \
+use_global_device_ids=true, to_apply=%add, frontend_attributes={from-cross-replica-sharding="true"}
+  %index = s32[] constant(0)
+  ROOT %kept = bf16[18,128]{1,0:T(8,128)(2,1)} dynamic-slice(%summed, %index, %index), dynamic_slice_sizes={18,128}
+}
+
+ENTRY %main (w: bf16[512,1024], g: bf16[64,128], x: bf16[8,32], y: bf16[32,4]) -> bf16[16,128] {
+  %w = bf16[512,1024]{1,0:T(8,128)(2,1)S(1)} parameter(0)
+  %g = bf16[64,128]{1,0:T(8,128)(2,1)} parameter(1)
+  %x = bf16[8,32]{1,0:T(8,128)(2,1)S(1)} parameter(2)
+  %y = bf16[32,4]{1,0:T(8,128)(2,1)S(1)} parameter(3)
+  %start = (bf16[512,1024]{1,0:T(8,128)(2,1)S(1)}, bf16[1024,1024]{1,0:T(8,128)(2,1)S(1)}, s32[2]{0:S(4)}) \
+fusion(%w), kind=kCustom, calls=%started
+  %w.1 = bf16[512,1024]{1,0:T(8,128)(2,1)S(1)} get-tuple-element(%start), index=0
+  %on = (bf16[8,4]{1,0:T(8,128)}, bf16[1024,1024]{1,0:T(8,128)(2,1)S(1)}) fusion(%w.1, %x, %y), kind=kOutput, \
+calls=%async_collective_fusion
+  %w.2 = bf16[1024,1024]{1,0:T(8,128)(2,1)S(1)} fusion(%w.1), kind=kCustom, calls=%done
+  ROOT %result = bf16[18,128]{1,0:T(8,128)(2,1)} fusion(%g), kind=kCustom, calls=%all-reduce-scatter
+}
+"""
+
 
 @pytest.mark.parametrize(
     ("spelling", "groups"),
@@ -147,6 +210,16 @@ def test_a_program_with_one_of_everything() -> None:
     assert (scatter.num_bytes, scatter.groups, scatter.group_size) == (128, HALVES, 4)
     permute = found["collective-permute"]
     assert (permute.num_bytes, permute.groups, permute.source) == (128, ((0, 4),), "model.py:12")
+
+
+def test_the_spellings_of_the_tpu_compiler() -> None:
+    gather, scatter = collectives(TPU_PROGRAM)
+    assert (gather.kind, gather.num_bytes, gather.groups, gather.count) == (
+        "all-gather", 2 * 1024 * 1024, ACROSS, 1,
+    )  # fmt: skip
+    assert (scatter.kind, scatter.num_bytes, scatter.groups) == ("reduce-scatter", 2 * 72 * 128, HALVES)
+    assert flops(TPU_PROGRAM) == 2 * 8 * 32 * 4
+    assert uncounted_calls(parse_module(TPU_PROGRAM)) == ()
 
 
 def test_contractions_in_fusions_and_library_calls_are_counted() -> None:
