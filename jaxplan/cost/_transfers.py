@@ -17,7 +17,8 @@ ChangedFlow = tuple[int, Layout, Layout]
 
 COMBINED_BYTES = 30 * 2**20
 """Larger sums are taken as soon as their summands are there. Smaller ones the compiler combines with others of a kind
-(XLA's default threshold for all-reduce and reduce-scatter on GPUs), so they wait for their reader."""
+(30 MiB for all-reduce on GPUs: https://github.com/openxla/xla/blob/main/xla/service/collective_utils.h), so they wait for
+their reader."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

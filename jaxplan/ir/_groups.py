@@ -134,13 +134,17 @@ class _Coarsening:
         chain: list[Equation] = []
         while len(self.values.consumers[t]) == 1:
             eqn = self._producer(t)
-            if eqn is None or eqn.name not in _LINEAR_CHAIN_PRIMITIVES:
+            if (
+                eqn is None
+                or eqn.name not in _LINEAR_CHAIN_PRIMITIVES
+                or not self.rules[eqn.index].linear
+            ):
                 break
             chain.append(eqn)
             t = eqn.operands[0]
         source = self._producer(t)
         if source is not None and self._is_contraction(source):
-            while chain and chain[-1].name in VIEW_PRIMITIVES and self._keeps_bytes(chain[-1]):
+            while chain and chain[-1].name in VIEW_PRIMITIVES and self._hands_on(chain[-1]):
                 chain.pop()
         return chain
 
@@ -148,7 +152,8 @@ class _Coarsening:
         """What is taken apart only to be added up piece by piece (gates of a recurrent cell) may be a partial sum."""
         for eqn in self.program.equations:
             readers = [c for t in eqn.results for c in self.values.consumers[t]]
-            if eqn.name == "split" and readers and all(self.kind.get(c) == "sum" for c in readers):
+            is_linear = eqn.name == "split" and self.rules[eqn.index].linear
+            if is_linear and readers and all(self.kind.get(c) == "sum" for c in readers):
                 for part in (eqn, *self._linear_chain(eqn.operands[0])):
                     self.kind[part.index] = "sum"
                     self.union.join(eqn.index, part.index)
@@ -166,7 +171,7 @@ class _Coarsening:
         summands: set[int] = set()
         for eqn in self.program.equations:
             result = eqn.results[0] if eqn.results else -1
-            is_view = eqn.name in VIEW_PRIMITIVES and eqn.operands[0] in summands and self._keeps_bytes(eqn)
+            is_view = eqn.name in VIEW_PRIMITIVES and eqn.operands[0] in summands and self._hands_on(eqn)
             if is_view or self._is_contraction(eqn):
                 summands.add(result)
             elif eqn.name == "add_any" and all(t in summands for t in eqn.operands):
@@ -177,9 +182,11 @@ class _Coarsening:
                     if producer is not None and self.kind.get(producer.index) == "sum":
                         self.union.join(producer.index, eqn.index)
 
-    def _keeps_bytes(self, eqn: Equation) -> bool:
+    def _hands_on(self, eqn: Equation) -> bool:
+        """Whether a view keeps its bytes and may be taken of each part of a sum (a cast to integers may not)."""
         tensors = self.program.tensors
-        return tensors[eqn.results[0]].itemsize == tensors[eqn.operands[0]].itemsize
+        keeps_bytes = tensors[eqn.results[0]].itemsize == tensors[eqn.operands[0]].itemsize
+        return keeps_bytes and bool(self.rules[eqn.index].linear)
 
     def _state_groups(self) -> None:
         """Walk back from each replaced state leaf over element-wise equations of its own shape."""
@@ -347,7 +354,7 @@ class _Coarsening:
         if eqn.name not in VIEW_PRIMITIVES:
             return False
         producer = self._producer(eqn.operands[0])
-        if producer is None or self.kind.get(producer.index) != "contraction" or not self._keeps_bytes(eqn):
+        if producer is None or self.kind.get(producer.index) != "contraction" or not self._hands_on(eqn):
             return False
         self._join(eqn, producer.index)
         if eqn.operands[0] in self.mirror:

@@ -7,7 +7,7 @@ trip, what an entry reshards, once before the loop.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 from jax import lax
@@ -15,21 +15,8 @@ from jax import lax
 from jaxplan import _compat
 from jaxplan.ir import Equation, Region
 
-
-class Run(Protocol):
-    """What a region asks of the evaluation around it (see `jaxplan.partition._run`)."""
-
-    env: Any
-
-    def child(self) -> Run: ...
-    def evaluate(self, start: int, stop: int, region: int) -> None: ...
-    def equations(self, indices: Sequence[int]) -> list[Equation]: ...
-    def read_operand(self, eqn: Equation, position: int, tie: Any = None) -> Any: ...
-    def read_scalar(self, t: int, equation: int) -> Any: ...
-    def tie(self, tensors: Sequence[int]) -> Any: ...
-    def pin(self, t: int, value: Any) -> Any: ...
-    def dtype(self, t: int) -> Any: ...
-    def settle(self, values: Sequence[Any]) -> list[Any]: ...
+if TYPE_CHECKING:
+    from jaxplan.partition._run import Run
 
 
 def run_region(run: Run, region: Region) -> None:
@@ -108,7 +95,7 @@ def _while(run: Run, region: Region) -> None:
 
     def goes_on(state: tuple[Any, ...]) -> Any:
         assert predicate is not None
-        return inner_run(state, 1).read_scalar(predicate, region.stop)
+        return inner_run(state, 1).read_replicated(predicate, region.stop)
 
     def body(state: tuple[Any, ...]) -> tuple[Any, ...]:
         inner = inner_run(state, 0)
@@ -123,7 +110,7 @@ def _while(run: Run, region: Region) -> None:
 def _cond(run: Run, region: Region) -> None:
     exits, selector = run.equations(region.exits), region.selector
     assert selector is not None
-    choice = jnp.asarray(run.read_scalar(selector, region.start))
+    choice = jnp.asarray(run.read_replicated(selector, region.start))
 
     def branch(k: int) -> Any:
         def evaluate(_: None) -> tuple[Any, ...]:

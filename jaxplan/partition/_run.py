@@ -89,14 +89,17 @@ class Run:
         placed = self.program.tensors[t].shape and self.graph.grouping.tensor_group[t] != UNGROUPED
         return self.executor.constrain(value, self.replay.home(t)) if placed else value
 
-    def read_scalar(self, t: int, equation: int) -> Any:
-        return self._read_replicated(t, equation)
+    def read_replicated(self, t: int, equation: int) -> Any:
+        """A value whole on every device."""
+        if self.graph.values.free[t] or self.graph.grouping.tensor_group[t] == UNGROUPED:
+            return self.env[t]
+        return self._read(t, Layout.replicated(len(self.program.tensors[t].shape)), equation, None)
 
     def read_operand(self, eqn: Equation, position: int, tie: Any = None) -> Any:
         """An operand in the layout that the equation's group wants."""
         t, group = eqn.operands[position], self.graph.grouping.equation_group[eqn.index]
         if group == UNGROUPED:
-            return self._read_replicated(t, eqn.index)
+            return self.read_replicated(t, eqn.index)
         layout = self._required(eqn, group, t)
         if layout.partial and self.graph.values.free[t]:  # what an accumulation starts from: zero on every device
             shape = self.program.tensors[t].shape
@@ -137,7 +140,7 @@ class Run:
             return
         group = self.graph.grouping.equation_group[eqn.index]
         if group == UNGROUPED:
-            operands = [self._read_replicated(t, eqn.index) for t in eqn.operands]
+            operands = [self.read_replicated(t, eqn.index) for t in eqn.operands]
             self.env.update(zip(eqn.results, self._bind(eqn, operands), strict=True))
             return
         layouts = [self._required(eqn, group, t) for t in eqn.operands]
@@ -195,11 +198,9 @@ class Run:
 
     def settle(self, values: Sequence[Any]) -> list[Any]:
         """Values that a loop of the backward pass begins with, there when all gradients made before it are."""
-        made, self.made, self.due = [*self.due, *self.made], [], []
-        summands = [t for t in sorted(self.replay.summands) if t in self.env]
-        both, parts = lax.optimization_barrier((list(values), [self.env[t] for t in summands]))
-        self.env.update(zip(summands, parts, strict=True))
-        return self._after(both, made)
+        summands = [(t, self.env[t]) for t in sorted(self.replay.summands) if t in self.env]
+        made, self.made, self.due = [*self.due, *self.made, *summands], [], []
+        return self._after(values, made)
 
     def _after(self, values: Sequence[Any], gradients: Sequence[_Due]) -> list[Any]:
         """Values that are there when the gradients are.
@@ -213,23 +214,29 @@ class Run:
         return tied
 
     def _replace(self, key: _Copy | int, value: Any) -> None:
-        """Put a value in the place of a copy, or of a tensor, and compute again what was computed of it."""
+        """Put a value in the place of a tensor, or of a copy of it, and compute again what was computed of it."""
         t = key if isinstance(key, int) else key[0]
-        held = self.env.get(t), {copy: v for copy, v in self.copies.items() if copy[0] == t}
-        for copy in held[1]:
-            del self.copies[copy]
+        was_forgotten = t not in self.env
         if isinstance(key, int):
+            self._forget_copies(t)
             self.env[t] = value
         else:
             self.copies[key] = value
         for eqn in self.equations(self.graph.values.consumers[t]):
-            arrays = [u for u in eqn.operands if self.program.tensors[u].kind != "literal"]
-            if len(arrays) == 1 and all(r in self.env for r in eqn.results):
+            if all(r in self.env for r in eqn.results) and self._is_made_of(eqn, key):
                 self._evaluate(eqn)
-        if held[0] is None:
-            self.env.pop(t, None)
-        if not held[1]:
-            self._forget_copies(t)
+        if was_forgotten:
+            self._forget(t)
+
+    def _is_made_of(self, eqn: Equation, key: _Copy | int) -> bool:
+        """Whether an equation reads one array, and that is the one under ``key``; never one with an effect."""
+        if not eqn.results or getattr(eqn.origin, "effects", None):
+            return False
+        arrays = [t for t in eqn.operands if self.program.tensors[t].kind != "literal"]
+        if len(arrays) != 1 or isinstance(key, int):
+            return len(arrays) == 1
+        group = self.graph.grouping.equation_group[eqn.index]
+        return group != UNGROUPED and self._required(eqn, group, key[0]) == key[1]
 
     def _apply(self, eqn: Equation, group: int, operands: list[Any], layouts: list[Layout]) -> list[Any]:
         homes = [self.replay.home(t) for t in eqn.results]
@@ -288,11 +295,6 @@ class Run:
         if home.partial and (t, layout) not in self.replay.by_read:
             return home  # a view inside a contraction group hands the partial sum on
         return layout
-
-    def _read_replicated(self, t: int, equation: int) -> Any:
-        if self.graph.values.free[t] or self.graph.grouping.tensor_group[t] == UNGROUPED:
-            return self.env[t]
-        return self._read(t, Layout.replicated(len(self.program.tensors[t].shape)), equation, None)
 
     def _read(self, t: int, layout: Layout, equation: int, tie: Any) -> Any:
         """Tensor ``t`` in ``layout``: as it is, from a copy already made, or through its transfer."""

@@ -42,6 +42,16 @@ def contractions_and_their_gradients(x: Any, w: Any, v: Any) -> Any:
     return jax.value_and_grad(lambda x, w, v: jnp.sum(jnp.sin(jnp.sin(x @ w) @ v)), (0, 1, 2))(x, w, v)
 
 
+@case(x=((16, 8), I32), w=((8, 32), I32), xs=((4, 16, 8), I32))
+def casts_of_contractions_to_integers(x: Any, w: Any, xs: Any) -> Any:
+    """Halves are summed before they are cut off: a cast to integers is no view of a partial sum."""
+    x, w, xs = x / 2, w / 1.0, xs / 2
+    total, _ = jax.lax.scan(
+        lambda c, x: (c + (x @ w).astype(I32), None), jnp.zeros((16, 32), I32), xs.astype(F32)
+    )
+    return (x @ w).astype(I32), total
+
+
 @case(x=((16, 8), F32), y=((16, 8), F32))
 def extreme_values(x: Any, y: Any) -> Any:
     return (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 from jaxplan.ir._program import REGION_OUT, Equation, Region
@@ -20,12 +21,8 @@ def remove_dead(
     while len(live) != before:
         before = len(live)
         kept = _live_equations(equations, live, regions)
-    place = [0] * (len(equations) + 1)
-    for eqn in kept:
-        place[eqn.index + 1] = 1
-    for i in range(len(equations)):
-        place[i + 1] += place[i]
     alive = {eqn.index for eqn in kept}
+    place = list(itertools.accumulate((eqn.index in alive for eqn in equations), initial=0))
     renumbered = tuple(dataclasses.replace(eqn, index=i) for i, eqn in enumerate(kept))
     return renumbered, tuple(_renumbered(region, place, alive) for region in regions)
 
