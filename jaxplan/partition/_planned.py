@@ -59,7 +59,7 @@ def replay_of(plan: Plan) -> Replay:
 def jit_flat(plan: Plan, mesh: Any, donate: Sequence[bool]) -> Any:
     """`jax.jit` of the planned program over flat leaves."""
     replay = replay_of(plan)
-    executor = Executor(mesh, plan.topology.axes)
+    executor = Executor(mesh, plan.topology.axes, tiled=plan.topology.chip.aot_platform == "tpu")
 
     def planned_step(*leaves: Any) -> tuple[Any, ...]:
         return tuple(replay.run(executor, leaves))

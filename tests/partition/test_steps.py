@@ -113,6 +113,22 @@ def test_a_sum_is_taken_once(s: Step) -> None:
     assert collectives(text)
 
 
+@pytest.mark.parametrize("shape", [(16, 8), (4, 8, 16), (4, 4, 8, 4)], ids=repr)
+def test_tiles_change_how_a_sum_is_scattered_and_not_the_sum(shape: tuple[int, ...]) -> None:
+    summands = np.random.default_rng(0).integers(-9, 9, (4, *shape)).astype(np.float32)
+    for dim in range(len(shape)):
+        dims = tuple((1, 0) if d == dim else () for d in range(len(shape)))
+        s = step("reduce-scatter", (1, 0), Layout(((),) * len(shape), (0, 1)), Layout(dims), dim=dim)
+        executor = Executor(device_mesh(CUBE), CUBE.axes, tiled=True)
+        result = jax.jit(lambda x, s=s, executor=executor: executor.apply(x, s))(
+            placed(executor, s.source, summands)
+        )
+        np.testing.assert_array_equal(result, summands.sum(0))
+        assert result.sharding.is_equivalent_to(
+            NamedSharding(executor.mesh, executor.spec(s.target)), len(shape)
+        )
+
+
 def test_a_sum_in_two_parts() -> None:
     source = Layout(((), (0,)), (1, 2))
     middle, target = Layout(((2,), (0,)), (1,)), Layout(((2,), (0,)))
