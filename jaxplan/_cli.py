@@ -94,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     add_step_arguments(plan)
     plan.add_argument("--save", metavar="FILE", help="write the frontier as JSON")
     plan.add_argument("--plan", metavar="FILE", help="write the chosen plan as JSON")
+    plan.add_argument("--trace", metavar="FILE", help="simulate the chosen plan and write its timeline for Perfetto")
     plan.add_argument("--audit", action="store_true", help="compile the chosen plan and compare")
     plan.set_defaults(run=_run_plan)
 
@@ -118,11 +119,23 @@ def _run_plan(arguments: argparse.Namespace) -> int:
         frontier.save(arguments.save)
     if arguments.plan:
         plan.save(arguments.plan)
+    if arguments.trace:
+        _write_trace(plan, arguments.trace)
     if not arguments.audit:
         return EXIT_DONE
     audit = plan.audit()
     print(audit.table())
     return EXIT_DONE if audit.ok else EXIT_AUDIT
+
+
+def _write_trace(plan: Plan, file: str) -> None:
+    """Simulate a plan, write its timeline, and say what came out."""
+    simulation = plan.simulate()
+    simulation.trace(file)
+    print(
+        f"simulated: {format_seconds(simulation.time_seconds)} a step with overlap, "
+        f"{format_seconds(simulation.hidden_seconds)} of communication beside compute; timeline in {file}"
+    )
 
 
 def _run_show(arguments: argparse.Namespace) -> int:

@@ -24,6 +24,13 @@ def explain(plan: Plan) -> str:
         f"memory  {format_bytes(plan.memory_bytes)} per device",
     ]
     lines += [f"  {part:<26} {format_bytes(size)}" for part, size in plan.memory_parts.items()]
+    if plan.graph is not None:
+        simulated = plan.simulate()
+        lines.insert(
+            2,
+            f"        {format_seconds(simulated.time_seconds)} simulated with overlap: "
+            f"{format_seconds(simulated.hidden_seconds)} of communication beside compute",
+        )
     lines += ["collectives per step", *_collectives(plan)]
     lines += ["inputs", *_inputs(plan)]
     if plan.graph is not None:

@@ -18,6 +18,7 @@ from jaxplan.mesh import Layout, Topology
 if TYPE_CHECKING:
     import jax
 
+    from jaxplan.cost import Simulation
     from jaxplan.partition import Audit, CompiledReport, PlannedFunction
 
 
@@ -179,6 +180,24 @@ class Plan:
         from jaxplan._explain import explain
 
         return explain(self)
+
+    def simulate(self) -> Simulation:
+        """Run one step on the execution simulator: communication beside compute, where the plan lets it.
+
+        ``time_seconds`` of what is returned lies between the larger of compute and communication, and their sum,
+        which is that of the plan; ``memory_bytes`` counts gathers that are made ahead. `docs/prediction.md` says what
+        is assumed.
+
+        Raises:
+          PlanMismatchError: the plan has no program.
+        """
+        from jaxplan.cost import simulate_plan
+
+        return simulate_plan(self.require_program(), self.topology, self.configurations, self.repeated)
+
+    def trace(self, path: str | Path) -> None:
+        """Write the simulated step as JSON for Perfetto (https://ui.perfetto.dev) or chrome://tracing."""
+        self.simulate().trace(path)
 
     def compile_report(self, cache_dir: str | Path | None = None) -> CompiledReport:
         """Compile this plan for its topology without the devices, in a child process."""

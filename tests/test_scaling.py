@@ -114,7 +114,8 @@ def test_the_command_line(tmp_path, capsys):
     )
     out = capsys.readouterr().out
     assert code == 0 and "fewest: 1 devices (h100:1)" in out
-    assert jaxplan.load(file).topology.num_devices == 1
+    saved = jaxplan.load(file)
+    assert isinstance(saved, jaxplan.Plan) and saved.topology.num_devices == 1
     assert _cli.main(["scaling", *named, "--topology", "h100:2x2", "--device-counts", "2"]) == 0
     assert "within 59.3 GiB per device; speed-up over 2" in capsys.readouterr().out
     assert _cli.main(["min-devices", *named, "--topology", "h100:2", "--memory", "1MiB"]) == 3

@@ -12,6 +12,10 @@ from jaxplan.cost._prediction import Prediction as Prediction
 from jaxplan.cost._prediction import Predictor as Predictor
 from jaxplan.cost._pricing import KEEP as KEEP
 from jaxplan.cost._pricing import REPEAT as REPEAT
+from jaxplan.cost._simulated_plan import PlanSimulator as PlanSimulator
+from jaxplan.cost._simulated_plan import Simulation as Simulation
+from jaxplan.cost._simulated_plan import simulate_plan as simulate_plan
+from jaxplan.cost._simulated_plan import simulated_walks as simulated_walks
 from jaxplan.cost._transfers import Span as Span
 from jaxplan.cost._transfers import Transfer as Transfer
 from jaxplan.cost._transfers import plan_transfers as plan_transfers

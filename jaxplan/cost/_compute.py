@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -67,7 +68,39 @@ def compute_seconds(
     buffers: Buffers,
     topology: Topology,
 ) -> np.ndarray:
-    """Seconds of a group's equations on one device, shape (K,).
+    """Seconds of a group's equations on one device, shape (K,): the sum of `equation_seconds`."""
+    seconds = np.zeros(len(splits))
+    launches = 0
+    for _, term, launched in _terms(graph, group, space, splits, buffers, topology):
+        seconds += term
+        launches += launched
+    return seconds + topology.chip.launch_seconds * launches
+
+
+def equation_seconds(
+    graph: StepGraph,
+    group: Group,
+    space: GroupSpace,
+    splits: np.ndarray,
+    buffers: Buffers,
+    topology: Topology,
+) -> dict[int, np.ndarray]:
+    """Equation -> its share of `compute_seconds`, shape (K,): a pass over memory counts where it comes first."""
+    seconds: dict[int, np.ndarray] = {}
+    for e, term, launched in _terms(graph, group, space, splits, buffers, topology):
+        seconds[e] = seconds.get(e, 0.0) + term + topology.chip.launch_seconds * launched
+    return seconds
+
+
+def _terms(
+    graph: StepGraph,
+    group: Group,
+    space: GroupSpace,
+    splits: np.ndarray,
+    buffers: Buffers,
+    topology: Topology,
+) -> Iterator[tuple[int, np.ndarray, int]]:
+    """(equation, seconds (K,), kernels whose launches come on top of them), one for each product and each pass.
 
     A contraction takes the larger of its arithmetic and its traffic. Everything else is fused: it pays for the
     materialised tensors that it writes once and reads once per phase. Where the topology has a profile, products and
@@ -75,34 +108,37 @@ def compute_seconds(
     """
     chip, profile = topology.chip, topology.profile
     bandwidth = chip.memory_bytes_per_second * MEMORY_EFFICIENCY
-    seconds = np.zeros(len(splits))
-    touched: set[tuple[str, int]] = set()
+    touched: dict[tuple[str, int], int] = {}
     for e in group.equations:
         eqn = graph.program.equations[e]
         flops = flops_of(graph, e)
         if flops and profile is not None:
-            seconds += trips_of(graph, e) * product_seconds(graph, space, splits, e, profile)
+            yield e, trips_of(graph, e) * product_seconds(graph, space, splits, e, profile), 0
             continue
         if flops:
             tensors = (*eqn.operands[:2], *eqn.results)
             traffic = sum(_local_bytes(buffers, space, splits, t) for t in tensors)
             rate = matmul_rate(graph, e, topology)
             arithmetic = flops / _equation_splits(space, splits, e) / rate
-            seconds += trips_of(graph, e) * (np.maximum(arithmetic, traffic / bandwidth) + chip.launch_seconds)
+            yield e, trips_of(graph, e) * (np.maximum(arithmetic, traffic / bandwidth) + chip.launch_seconds), 0
             continue
-        if eqn.name == REGION_IN:  # slices are read; constants and carries stay where they are
-            touched.update((eqn.phase, t) for t in eqn.operands if eqn.params["role"] == "x")
-        elif eqn.name == REGION_OUT:
-            touched.update(("write", t) for t in eqn.results if eqn.params["role"] == "y")
-        else:
-            touched.update((eqn.phase, t) for t in eqn.operands if buffers.materialised[t])
-            touched.update(("write", t) for t in eqn.results if buffers.materialised[t])
-    launches = 0
+        for pass_over in _passes(graph, e, buffers):
+            touched.setdefault(pass_over, e)
     for kind, t in sorted(touched):
         num_bytes, trips = _local_bytes(buffers, space, splits, t), graph.program.tensors[t].trips
-        seconds += trips * (num_bytes / bandwidth if profile is None else profile.memory_seconds(num_bytes))
-        launches += trips if kind == "write" else 0
-    return seconds + chip.launch_seconds * launches
+        seconds = num_bytes / bandwidth if profile is None else profile.memory_seconds(num_bytes)
+        yield touched[kind, t], trips * seconds, trips if kind == "write" else 0
+
+
+def _passes(graph: StepGraph, equation: int, buffers: Buffers) -> list[tuple[str, int]]:
+    """What an equation that is fused reads (in its phase) and writes."""
+    eqn = graph.program.equations[equation]
+    if eqn.name == REGION_IN:  # slices are read; constants and carries stay where they are
+        return [(eqn.phase, t) for t in eqn.operands if eqn.params["role"] == "x"]
+    if eqn.name == REGION_OUT:
+        return [("write", t) for t in eqn.results if eqn.params["role"] == "y"]
+    reads = [(eqn.phase, t) for t in eqn.operands if buffers.materialised[t]]
+    return [*reads, *(("write", t) for t in eqn.results if buffers.materialised[t])]
 
 
 def matmul_rate(graph: StepGraph, equation: int, topology: Topology) -> float:

@@ -71,20 +71,34 @@ class CostModel:
 
 
 def build_cost_model(
-    graph: StepGraph, topology: Topology, progress: Callable[[float], None] = lambda fraction: None
+    graph: StepGraph,
+    topology: Topology,
+    progress: Callable[[float], None] = lambda fraction: None,
+    configurations: Sequence[tuple[Configuration, ...]] | None = None,
 ) -> CostModel:
-    """Enumerate configurations and price nodes and edges; equal layers share their tables."""
-    return _Builder(graph, topology, progress).build()
+    """Price nodes and edges; equal layers share their tables.
+
+    Args:
+      configurations: of each group; default: those that `enumerate_configurations` gives.
+    """
+    return _Builder(graph, topology, progress, configurations).build()
 
 
 class _Builder:
-    def __init__(self, graph: StepGraph, topology: Topology, progress: Callable[[float], None]) -> None:
+    def __init__(
+        self,
+        graph: StepGraph,
+        topology: Topology,
+        progress: Callable[[float], None],
+        configurations: Sequence[tuple[Configuration, ...]] | None,
+    ) -> None:
         self.graph, self.topology, self.progress = graph, topology, progress
         self.pricer = Pricer(topology=topology)
         self.buffers = analyse_buffers(graph, topology.chip)
         self.flows = find_flows(graph)
         self.memo: dict = {}
-        self.configs = self._configurations()
+        self.tiny = self._tiny()
+        self.configs = self._configurations() if configurations is None else self._shared(configurations)
         self.pooled = self._pooled()
 
     def _pooled(self) -> frozenset[int]:
@@ -95,16 +109,37 @@ class _Builder:
                 found.add(flow.tensor)
             elif flow.consumer != UNGROUPED and not flow.forward:
                 group = self.graph.grouping.groups[flow.consumer]
-                if group.kind == "state" and len(self.configs[flow.consumer]) == 1:
+                if group.kind == "state" and not self._is_splittable(flow.consumer):
                     found.add(flow.tensor)
         return frozenset(found)
+
+    def _is_splittable(self, v: int) -> bool:
+        """Whether a group has more than the replicated configuration to choose from."""
+        sizes = {axis.size for axis in self.topology.axes}
+        return v not in self.tiny and any(
+            cls.divisible_by(size) for cls in self.graph.spaces[v].classes for size in sizes
+        )
+
+    def _tiny(self) -> frozenset[int]:
+        """Groups of state that leave the problem: they are replicated."""
+        tensors = self.graph.program.tensors
+        largest = max((tensors[t].num_elements for t in self.graph.state), default=0)
+        tiny = min(TINY_STATE_ELEMENTS, largest * TINY_STATE_FRACTION)
+        return frozenset(
+            group.index
+            for group in self.graph.grouping.groups
+            if group.kind == "state"
+            and max((tensors[t].num_elements for t in group.inputs if t in self.graph.state), default=0) <= tiny
+        )
+
+    def _shared(self, configurations: Sequence[tuple[Configuration, ...]]) -> tuple[tuple[Configuration, ...], ...]:
+        """Equal tuples as one object."""
+        first: dict[tuple[Configuration, ...], tuple[Configuration, ...]] = {}
+        return tuple(first.setdefault(configs, configs) for configs in configurations)
 
     def _configurations(self) -> tuple[tuple[Configuration, ...], ...]:
         sizes = tuple(axis.size for axis in self.topology.axes)
         levels = tuple(axis.level for axis in self.topology.axes)
-        tensors = self.graph.program.tensors
-        largest = max((tensors[t].num_elements for t in self.graph.state), default=0)
-        tiny = min(TINY_STATE_ELEMENTS, largest * TINY_STATE_FRACTION)
         front = self.graph.named.front
         blocks = common_block_devices([space.classes for space in self.graph.spaces], sizes, levels, front)
         result = []
@@ -112,9 +147,7 @@ class _Builder:
             key = ("configs", tuple((c.sizes, c.named_dimension == front) for c in space.classes))
             if key not in self.memo:
                 self.memo[key] = enumerate_configurations(space.classes, sizes, levels, front, blocks)
-            stored = [tensors[t].num_elements for t in group.inputs if t in self.graph.state]
-            is_tiny = group.kind == "state" and max(stored, default=0) <= tiny
-            result.append(self.memo[key][:1] if is_tiny else self.memo[key])
+            result.append(self.memo[key][:1] if group.index in self.tiny else self.memo[key])
         return tuple(result)
 
     def build(self) -> CostModel:

@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxplan.cost._compute import split_counts, tensor_splits
 from jaxplan.cost._flows import layout_of
+from jaxplan.cost._lifetimes import Lifetimes
 from jaxplan.cost._model import CostModel
 from jaxplan.cost._residents import BATCH, OTHER_STATE, PARAMETERS, resident_labels
 from jaxplan.cost._transfers import ChangedFlow, Transfer, changed_flows, make_transfers
@@ -109,8 +110,7 @@ class Predictor:
         """Cost of a solution and the transfers that it executes."""
         model = self.model
         chosen = model.chosen(assignment)
-        changed = self._changed_flows(assignment, chosen)
-        transfers = make_transfers(model.graph, model.topology, model.flows, changed, model.repeated(choices))
+        transfers = self.transfers(assignment, choices)
         collectives = _collectives(transfers, model.pooled)
         peak, parts = self._memory(assignment, chosen, transfers)
         prediction = Prediction(
@@ -123,7 +123,13 @@ class Predictor:
         )
         return prediction, transfers
 
-    def _changed_flows(self, assignment: Sequence[int], chosen: Sequence[Configuration]) -> list[ChangedFlow]:
+    def transfers(self, assignment: Sequence[int], choices: Sequence[int]) -> tuple[Transfer, ...]:
+        """The transfers that a solution executes."""
+        model = self.model
+        changed = self.changed_flows(assignment, model.chosen(assignment))
+        return make_transfers(model.graph, model.topology, model.flows, changed, model.repeated(choices))
+
+    def changed_flows(self, assignment: Sequence[int], chosen: Sequence[Configuration]) -> list[ChangedFlow]:
         """As `changed_flows`; each flow is looked at once for each pair of configurations."""
         graph, changed = self.model.graph, []
         places = (*assignment, 0)
@@ -164,6 +170,12 @@ class Predictor:
         """Peak of the liveness curve, two positions per equation: results are born at the first, operands die at the
         second. Nothing is assumed to work in place: compiled programs showed logits and their gradient side by side.
         """
+        return self.lifetimes(assignment, chosen, transfers).peak()
+
+    def lifetimes(
+        self, assignment: Sequence[int], chosen: Sequence[Configuration], transfers: Sequence[Transfer]
+    ) -> Lifetimes:
+        """From when to when everything lives that a plan holds in memory."""
         model = self.model
         end = len(model.graph.program.equations)
         held = np.concatenate([table[:, k] for table, k in zip(self._bytes, assignment, strict=True)])
@@ -176,9 +188,12 @@ class Predictor:
         deaths: list[int] = (2 * death[lives] + 1).tolist()
         sizes: list[float] = held[~self._is_input][lives].tolist()
         labels = [self._label[i] for i in lives.tolist()]
-        for transfer in transfers:
+        home = {self._made[i]: place for place, i in enumerate(lives.tolist())}
+        copies: dict[tuple[int, int], int] = {}
+        for number, transfer in enumerate(transfers):
             size = model.pricer.local_bytes(model.graph.program.tensors[transfer.tensor], transfer.target)
-            for span in transfer.spans:
+            for turn, span in enumerate(transfer.spans):
+                copies[number, turn] = len(births)
                 births.append(2 * span.first)
                 deaths.append(2 * min(self._read_end[span.last], end) + 1)
                 sizes.append(size)
@@ -192,7 +207,16 @@ class Predictor:
         resident: dict[str, float] = dict.fromkeys((PARAMETERS, OTHER_STATE, BATCH), 0.0)
         for label, size in zip(self._input_label, held[self._is_input].tolist(), strict=True):
             resident[label] += size
-        return _peak(births, deaths, sizes, labels, resident, 2 * end + 2)
+        return Lifetimes(
+            first=np.array(births, dtype=np.int64),
+            last=np.array(deaths, dtype=np.int64),
+            sizes=np.array(sizes, dtype=np.float64),
+            labels=tuple(labels),
+            resident=resident,
+            length=2 * end + 2,
+            home=home,
+            copies=copies,
+        )
 
     def _home_deaths(self, chosen: Sequence[Configuration], transfers: Sequence[Transfer]) -> dict[int, int]:
         """Last read of the original copy of tensors that are resharded: readers of copies do not count."""
@@ -264,15 +288,3 @@ def _collectives(transfers: Sequence[Transfer], pooled: frozenset[int]) -> tuple
         Collective(kind=kind, axes=axes, num_bytes=size, count=count, pooled=small)
         for (kind, axes, size, small), count in sorted(counts.items())
     )
-
-
-def _peak(births, deaths, sizes, labels, resident, length) -> tuple[int, dict[str, int]]:
-    first, last, size = np.array(births, int), np.array(deaths, int), np.array(sizes, float)
-    curve = np.zeros(length + 2)
-    np.add.at(curve, first, size)
-    np.add.at(curve, last + 1, -size)
-    top = int(np.argmax(np.cumsum(curve))) if len(size) else 0
-    parts = {label: int(size) for label, size in resident.items() if size}
-    for i in np.flatnonzero((first <= top) & (top <= last)).tolist():
-        parts[labels[i]] = parts.get(labels[i], 0) + int(sizes[i])
-    return sum(parts.values()), parts

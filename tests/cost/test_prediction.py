@@ -12,7 +12,7 @@ import pytest
 
 from jaxplan._planner import analyse_step, make_plan
 from jaxplan.cost import CostModel, Predictor, build_cost_model, plan_transfers
-from jaxplan.cost._prediction import _peak
+from jaxplan.cost._lifetimes import Lifetimes
 from jaxplan.mesh import Topology, collective_seconds
 from jaxplan.strategies import REFERENCE_STRATEGIES, reference_solution
 
@@ -129,7 +129,17 @@ def test_the_peak_of_a_liveness_curve_is_its_largest_moment(seed: int) -> None:
     moments = [
         sum(int(s) for b, d, s in zip(births, deaths, sizes) if b <= now <= d) for now in range(length + 1)
     ]
-    peak, parts = _peak(births.tolist(), deaths.tolist(), sizes.tolist(), labels, {"state": 7.0}, length)
+    lifetimes = Lifetimes(
+        first=births,
+        last=deaths,
+        sizes=sizes.astype(float),
+        labels=tuple(labels),
+        resident={"state": 7.0},
+        length=length,
+        home={},
+        copies={},
+    )
+    peak, parts = lifetimes.peak()
     assert peak == max(moments) + 7
     assert sum(parts.values()) == peak
 
