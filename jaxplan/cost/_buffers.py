@@ -187,8 +187,9 @@ def _recomputable(graph: StepGraph, equation: int) -> bool:
 def _narrowest(graph: StepGraph, t: int, kept: set[int], materialised: list[bool]) -> list[int]:
     """The values to keep so that ``t`` can be recomputed; none when what is kept already suffices."""
     program, values = graph.program, graph.values
-    if not _is_missing(graph, t, kept, materialised):
-        return []
+    missing = _missing_sources(graph, t, kept, materialised)
+    if sum(program.tensors[u].num_bytes for u in missing) <= SMALL_FRACTION * program.tensors[t].num_bytes:
+        return missing  # the statistics that a normalised value, and its mask, are computed again from
     keep: list[int] = []
     while True:
         index = values.producer[t]
@@ -196,7 +197,7 @@ def _narrowest(graph: StepGraph, t: int, kept: set[int], materialised: list[bool
             return [*keep, t]
         size = program.tensors[t].num_bytes
         operands = dict.fromkeys(program.equations[index].operands)
-        needed = [o for o in operands if _is_missing(graph, o, kept, materialised)]
+        needed = [o for o in operands if _missing_sources(graph, o, kept, materialised)]
         large = [o for o in needed if program.tensors[o].num_bytes > SMALL_FRACTION * size]
         if len(large) > 1 or (large and program.tensors[large[0]].num_bytes > size):
             return [*keep, t]
@@ -208,11 +209,10 @@ def _narrowest(graph: StepGraph, t: int, kept: set[int], materialised: list[bool
         t = large[0]
 
 
-def _is_missing(graph: StepGraph, t: int, kept: set[int], materialised: list[bool]) -> bool:
-    """Whether ``t`` cannot be recomputed from what is kept: some source of it is a buffer, or made by an operator that
-    is not repeated, and is not kept."""
+def _missing_sources(graph: StepGraph, t: int, kept: set[int], materialised: list[bool]) -> list[int]:
+    """What ``t`` cannot be recomputed without and is not kept: buffers, and results of operators that are not repeated."""
     program, values = graph.program, graph.values
-    stack, seen = [t], set()
+    stack, seen, missing = [t], set(), []
     while stack:
         u = stack.pop()
         if u in seen or u in kept or values.free[u] or not program.tensors[u].shape:
@@ -222,6 +222,7 @@ def _is_missing(graph: StepGraph, t: int, kept: set[int], materialised: list[boo
         if index < 0:
             continue
         if materialised[u] or not _recomputable(graph, index):
-            return True
-        stack.extend(program.equations[index].operands)
-    return False
+            missing.append(u)
+        else:
+            stack.extend(program.equations[index].operands)
+    return missing
