@@ -1,0 +1,71 @@
+"""Run every split equation on the devices' own pieces, whether it has to or not.
+
+By itself the compiler splits what it can under constraints, and a rule that is wrong there costs communication, not
+correctness. On pieces a wrong rule gives wrong numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from unittest import mock
+
+from jaxplan.ir import OperatorRule
+from jaxplan.partition import _local, _run
+
+_BY_POSITION = frozenset({"source", "rng", "region", "unknown"})
+"""Families whose results depend on where a piece lies, or that are no operators."""
+_SIZES = {
+    "reshape": "new_sizes",
+    "broadcast_in_dim": "shape",
+    "dynamic_slice": "slice_sizes",
+}
+
+
+@contextlib.contextmanager
+def on_pieces() -> Iterator[None]:
+    """Within it programs are replayed so."""
+    runs_on_pieces, local_params, apply = _run.runs_on_pieces, _local.local_params, _run.Run._apply
+    reads_partial = False
+
+    def apply_noting(run: Any, eqn: Any, group: int, operands: list[Any], layouts: list[Any]) -> list[Any]:
+        nonlocal reads_partial
+        reads_partial = any(layout.partial for layout in layouts)
+        return apply(run, eqn, group, operands, layouts)
+
+    def always(rule: OperatorRule, split: Mapping[int, tuple[str, ...]]) -> bool:
+        may = not reads_partial and rule.family not in _BY_POSITION and _is_major(rule, split)
+        return runs_on_pieces(rule, split) or (bool(split) and may)
+
+    def with_sizes(name: str, params: Any, ins: Sequence[Any], outs: Sequence[Any]) -> Mapping[str, Any]:
+        params = local_params(name, params, ins, outs)
+        if name in _SIZES:
+            params = {**params, _SIZES[name]: tuple(outs[0])}
+        if name == "slice":
+            return _slice_params(params, ins[0], outs[0])
+        return params
+
+    with (
+        mock.patch.object(_run, "runs_on_pieces", always),
+        mock.patch.object(_local, "local_params", with_sizes),
+        mock.patch.object(_run.Run, "_apply", apply_noting),
+    ):
+        yield
+
+
+def _is_major(rule: OperatorRule, split: Mapping[int, tuple[str, ...]]) -> bool:
+    """Whether no factor that is split is a minor part of a dimension, which may be read whole."""
+    return not any(
+        f in split for tensor in (*rule.operands, *rule.results) for dim in tensor for f in dim[1:]
+    )
+
+
+def _slice_params(
+    params: Mapping[str, Any], in_shape: Sequence[int], out_shape: Sequence[int]
+) -> Mapping[str, Any]:
+    """A dimension that is kept whole is kept whole of a piece."""
+    starts, limits = params["start_indices"], params["limit_indices"]
+    strides = params["strides"] or (1,) * len(starts)
+    kept = [a == 0 and s == 1 and i == o for a, s, i, o in zip(starts, strides, in_shape, out_shape)]
+    return {**params, "limit_indices": tuple(n if k else b for k, n, b in zip(kept, in_shape, limits))}

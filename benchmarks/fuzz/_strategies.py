@@ -1,0 +1,166 @@
+"""Random strategies of a step: for every group of operators any way to split it, not only the planner's.
+
+Axes are dealt to the classes of a group in any order, so that layouts occur in every order of axes, logical meshes of
+every shape, partial sums, copies that are made again, and chains of several collectives between groups.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jaxplan._plan import Plan
+from jaxplan.cost import Flow, Prediction, find_flows, layout_of, plan_transfers
+from jaxplan.ir import WHOLE, Configuration, Group, GroupSpace, StepGraph
+from jaxplan.mesh import AtomicAxis, Topology
+from jaxplan.partition import Replay
+
+TOPOLOGY = "cpu:8"
+LEAST_SPLIT = 0.5
+"""Fraction of the splittable operators that a strategy splits at least."""
+_REPLICATE_ONE_IN = 6
+_PARTIAL_ONE_IN = 4
+_MAX_DRAWS = 30
+_UNPREDICTED = Prediction(
+    compute_seconds=0.0,
+    communication_seconds=0.0,
+    flops=0.0,
+    memory_bytes=0,
+    memory_parts={},
+    collectives=(),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategy:
+    """A strategy and what it splits.
+
+    Attributes:
+      splittable, split: names of the primitives of the operators that can be split, and that are.
+      on_pieces: every operator that is split runs on the devices' own pieces (see `on_pieces`).
+    """
+
+    configurations: tuple[Configuration, ...]
+    repeated: tuple[int, ...]
+    splittable: tuple[str, ...]
+    split: tuple[str, ...]
+    on_pieces: bool = False
+
+
+def draw_strategy(graph: StepGraph, topology: Topology, seed: str, on_pieces: bool = False) -> Strategy:
+    """A random strategy that splits at least `LEAST_SPLIT` of the splittable operators.
+
+    A group's configuration depends on ``seed`` and on what the group holds, not on its number, so that it stays while
+    the program around it is reduced.
+    """
+    flows = find_flows(graph)
+    for attempt in range(_MAX_DRAWS):
+        drawn = [
+            _draw_group(graph, group, space, topology.axes, f"{seed} {attempt}")
+            for group, space in zip(graph.grouping.groups, graph.spaces, strict=True)
+        ]
+        _make_feasible(graph, flows, drawn)
+        strategy = _described(graph, topology, flows, drawn, random.Random(f"{seed} {attempt} repeated"))
+        if len(strategy.split) >= LEAST_SPLIT * len(strategy.splittable):
+            return dataclasses.replace(strategy, on_pieces=on_pieces)
+    raise AssertionError(f"no strategy in {_MAX_DRAWS} draws splits half of {strategy.splittable}")
+
+
+def plan_of(graph: StepGraph, topology: Topology, strategy: Strategy) -> Plan:
+    """The plan of a strategy, unpredicted, as it would come out of a file."""
+    flows = find_flows(graph)
+    transfers = plan_transfers(graph, topology, flows, strategy.configurations, frozenset(strategy.repeated))
+    replay, program = Replay(graph, strategy.configurations, flows, transfers), graph.program
+    return Plan(
+        name="drawn",
+        topology=topology,
+        fingerprint=program.fingerprint,
+        donate_argnums=program.donate_argnums,
+        configurations=strategy.configurations,
+        repeated=strategy.repeated,
+        in_paths=program.in_paths,
+        in_avals=program.in_avals,
+        out_paths=program.out_paths,
+        in_layouts=tuple(replay.in_layouts()),
+        out_layouts=tuple(replay.out_layouts()),
+        prediction=_UNPREDICTED,
+        lower_bound_seconds=0.0,
+        summary="drawn at random",
+        graph=graph,
+    )
+
+
+def _draw_group(
+    graph: StepGraph, group: Group, space: GroupSpace, axes: Sequence[AtomicAxis], seed: str
+) -> Configuration:
+    """Deal the axes to the classes, each to one that it divides, or to none."""
+    rng = random.Random(f"{seed} {_signature(graph, group, space)}")
+    dealt: list[tuple[int, ...]] = [()] * len(space.classes)
+    for axis in rng.sample(range(len(axes)), len(axes)):
+        fitting = [
+            c
+            for c, cls in enumerate(space.classes)
+            if cls.divisible_by(math.prod(axes[a].size for a in dealt[c]) * axes[axis].size)
+            and (c not in space.operand_partial or rng.randrange(_PARTIAL_ONE_IN) == 0)
+        ]
+        if fitting and rng.randrange(_REPLICATE_ONE_IN):
+            c = rng.choice(fitting)
+            dealt[c] = (*dealt[c], axis)
+    return tuple(dealt)
+
+
+def _signature(graph: StepGraph, group: Group, space: GroupSpace) -> int:
+    names = [graph.program.equations[e].name for e in group.equations[:4]]
+    shapes = [graph.program.tensors[t].shape for t in group.inputs[:4]]
+    return zlib.crc32(repr((group.kind, names, shapes, [cls.sizes for cls in space.classes])).encode())
+
+
+def _make_feasible(graph: StepGraph, flows: Sequence[Flow], drawn: list[Configuration]) -> None:
+    """Groups that read partial sums get the axes over which all that they read is partial, and no others."""
+    sums = [v for v, space in enumerate(graph.spaces) if space.operand_partial]
+    for v in sums:
+        (c,) = graph.spaces[v].operand_partial
+        while wrong := _too_partial(graph, flows, drawn, v):
+            drawn[v] = (*drawn[v][:c], tuple(a for a in drawn[v][c] if a not in wrong), *drawn[v][c + 1 :])
+    if any(_too_partial(graph, flows, drawn, v) for v in sums):  # one reads another
+        _make_feasible(graph, flows, drawn)
+
+
+def _too_partial(graph: StepGraph, flows: Sequence[Flow], drawn: Sequence[Configuration], v: int) -> set[int]:
+    """Axes over which group ``v`` reads partial sums of values that are none."""
+    wrong: set[int] = set()
+    for flow in flows:
+        if flow.consumer == v and flow.producer != v:
+            made = layout_of(graph, drawn, flow.producer, flow.tensor, produced=True)
+            read = layout_of(graph, drawn, v, flow.tensor, produced=False)
+            wrong |= set(read.partial) - set(made.partial)
+    return wrong
+
+
+def _described(
+    graph: StepGraph,
+    topology: Topology,
+    flows: Sequence[Flow],
+    drawn: Sequence[Configuration],
+    rng: random.Random,
+) -> Strategy:
+    splittable, split = [], []
+    least = min(axis.size for axis in topology.axes)
+    for group, space, config in zip(graph.grouping.groups, graph.spaces, drawn, strict=True):
+        for e in group.equations:
+            name = graph.program.equations[e].name
+            classes = [c for c in space.factor_class[e] if c != WHOLE]
+            if any(space.classes[c].divisible_by(least) for c in classes):
+                splittable.append(name)
+                if any(config[c] for c in classes):
+                    split.append(name)
+    return Strategy(
+        configurations=tuple(drawn),
+        repeated=tuple(i for i, flow in enumerate(flows) if flow.reads_twice and rng.randrange(2)),
+        splittable=tuple(splittable),
+        split=tuple(split),
+    )
