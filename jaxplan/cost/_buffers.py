@@ -126,7 +126,7 @@ def _materialised(graph: StepGraph, turning: int) -> list[bool]:
     for t in program.inputs:
         result[t] = True
     for eqn in program.equations:
-        if _is_junction(graph, eqn.index):
+        if _is_junction(graph, eqn.index, turning):
             result[eqn.results[0]] = True
     _save_residuals(graph, turning, result)
     return result
@@ -150,12 +150,20 @@ def _fuses_into_reduction(graph: StepGraph, equation: int, t: int) -> bool:
     return graph.rules[equation].family == "reduction" and t in eqn.operands
 
 
-def _is_junction(graph: StepGraph, equation: int) -> bool:
-    """A sum of two activations that several readers share (a residual stream) is written once, not recomputed."""
-    eqn, tensors = graph.program.equations[equation], graph.program.tensors
-    if graph.rules[equation].family != "elementwise" or len(graph.values.consumers[eqn.results[0]]) < 2:
+def _is_junction(graph: StepGraph, equation: int, turning: int) -> bool:
+    """A sum of two activations that several readers share (a residual stream) is written once, not recomputed.
+
+    A reader that only serves the backward pass (the mask of a rectifier) does not count: it is computed again there.
+    """
+    eqn, tensors, consumers = graph.program.equations[equation], graph.program.tensors, graph.values.consumers
+    if graph.rules[equation].family != "elementwise" or eqn.name not in ("add", "add_any", "sub"):
         return False
-    if eqn.name not in ("add", "add_any", "sub"):
+    readers = [
+        c
+        for c in consumers[eqn.results[0]]
+        if c >= turning or any(r < turning for t in graph.program.equations[c].results for r in consumers[t])
+    ]
+    if len(readers) < 2:
         return False
     size = tensors[eqn.results[0]].num_elements
     large = {t for t in eqn.operands if tensors[t].num_elements == size and not graph.values.free[t]}
