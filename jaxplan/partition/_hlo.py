@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from jaxplan.partition._hlo_flops import flops as flops
 from jaxplan.partition._hlo_groups import Groups, connected_groups, parse_groups
+from jaxplan.partition._hlo_source import op_name_of, source_of, stack_frames
 from jaxplan.partition._hlo_text import Instruction, Module, operand_types, parse_module
 
 _KINDS = {
@@ -18,11 +19,6 @@ _KINDS = {
     "send": "collective-permute",  # the compiler spells large permutes as send and recv
 }
 _NUM_DEVICES = re.compile(r"\b(num_partitions|replica_count)=(\d+)")
-_OP_NAME = re.compile(r'\bop_name="((?:[^"\\]|\\.)*)"')
-_SOURCE = re.compile(r'\bsource_file="((?:[^"\\]|\\.)*)"(?:\s+source_line=(\d+))?')
-_FRAME = re.compile(r"\bstack_frame_id=(\d+)")
-_TABLE_ROW = re.compile(r"^(\d+) (.*)$")
-_FIELD = re.compile(r"(\w+)=(\d+)")
 _CHAIN, _CHAIN_START = 'chain_id="', '"AsyncCollectiveStart"'
 
 
@@ -69,7 +65,7 @@ def module_collectives(module: Module) -> tuple[Collective, ...]:
     num_devices = 1
     for _, count in _NUM_DEVICES.findall(module.header.split("\n", 1)[0]):
         num_devices *= int(count)
-    frames = _stack_frames(module.header)
+    frames = stack_frames(module.header)
     found = []
     for name, computation in module.computations.items():
         for instruction in computation.values() if name in module.runs else ():
@@ -79,15 +75,14 @@ def module_collectives(module: Module) -> tuple[Collective, ...]:
             groups = _groups(kind, instruction, num_devices)
             if not groups or max(map(len, groups)) < 2:
                 continue
-            op_name = _OP_NAME.search(instruction.attributes)
             found.append(
                 Collective(
                     kind=kind,
                     groups=groups,
                     num_bytes=_num_bytes(kind, computation, instruction, len(groups[0])),
                     count=module.runs[name],
-                    op_name=op_name[1] if op_name else "",
-                    source=_source(instruction.attributes, frames),
+                    op_name=op_name_of(instruction.attributes),
+                    source=source_of(instruction.attributes, frames),
                 )
             )
     return tuple(found)
@@ -137,32 +132,3 @@ def _groups(kind: str, instruction: Instruction, num_devices: int) -> Groups:
     if kind == "collective-permute":
         return connected_groups(instruction.attributes)
     return parse_groups(instruction.attributes, num_devices)
-
-
-def _source(attributes: str, frames: dict[int, str]) -> str:
-    if match := _SOURCE.search(attributes):
-        return f"{match[1]}:{match[2]}" if match[2] else match[1]
-    match = _FRAME.search(attributes)
-    return frames.get(int(match[1]), "") if match else ""
-
-
-def _stack_frames(header: str) -> dict[int, str]:
-    """`file:line` of each stack frame in the tables that newer compilers print above the computations."""
-    tables: dict[str, dict[int, str]] = {}
-    rows: dict[int, str] = {}
-    for line in header.splitlines()[1:]:
-        if match := _TABLE_ROW.match(line):
-            rows[int(match[1])] = match[2]
-        elif line.strip():
-            rows = tables.setdefault(line.strip(), {})
-    files = {key: value.strip('"') for key, value in tables.get("FileNames", {}).items()}
-    places = {}
-    for key, value in tables.get("FileLocations", {}).items():
-        fields = dict(_FIELD.findall(value))
-        places[key] = f"{files.get(int(fields.get('file_name_id', 0)), '?')}:{fields.get('line', '?')}"
-    frames = {}
-    for key, value in tables.get("StackFrames", {}).items():
-        place = places.get(int(dict(_FIELD.findall(value)).get("file_location_id", 0)))
-        if place is not None:
-            frames[key] = place
-    return frames

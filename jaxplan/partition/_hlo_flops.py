@@ -14,12 +14,11 @@ _CONFIG_CONTRACTING = re.compile(r'"lhs_contracting_dimensions":\s*(\[[^\]]*\])'
 _BATCH_GROUPS = re.compile(r"\bbatch_group_count=(\d+)")
 
 _FLOPS_PER_FMA = 2  # a multiplication and an addition
-_NO_ARITHMETIC = frozenset(
-    {
-        *("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "LayoutConstraint"),
-        *("AsyncCollectiveStart", "AsyncCollectiveDone", "AssumeGatherIndicesInBound", "ConcatBitcast"),  # TPU
-    }
+_LAYOUT_CALLS = frozenset({"Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "LayoutConstraint"})
+_TPU_MARKS = frozenset(
+    {"AsyncCollectiveStart", "AsyncCollectiveDone", "AssumeGatherIndicesInBound", "ConcatBitcast"}
 )
+_NO_ARITHMETIC = _LAYOUT_CALLS | _TPU_MARKS
 
 
 def flops(hlo_text: str) -> int:

@@ -4,9 +4,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 
 _COMMENT = re.compile(r"/\*.*?\*/")
-_ARRAY = re.compile(r"\b(pred|token|opaque|[a-z]\d*[a-z0-9]*)\[([^\]]*)\]")
+_ARRAY = re.compile(r"\b(pred|token|opaque|[a-z]\d*[a-z0-9]*)\[([^\]]*)\](\{[^}]*\})?")
+_ORDER = re.compile(r"^\{([\d,]*)")
+_TILE = re.compile(r":T\(([\d,]+)\)")
+_SPACE = re.compile(r"S\((\d+)\)")
 _NAME = re.compile(r"([\w.\-]+)\s*$")
 _PERCENT_NAME = re.compile(r"%([\w.\-]+)")
 _BRACKET = re.compile(r'[()]|"(?:[^"\\]|\\.)*"')
@@ -22,10 +26,14 @@ _PACKED_BITS = {"s4": 4, "u4": 4, "s2": 2, "u2": 2, "f4e2m1fn": 4, "pred": 8, "t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayType:
-    """One array of an HLO type: its element type in HLO's words (`bf16`) and its dimensions."""
+    """One array of an HLO type: its element type in HLO's words (`bf16`), its dimensions and how it lies in memory.
+
+    `layout` is that of HLO: dimensions minor to major, tiles, memory space (`{1,0:T(8,128)(2,1)S(1)}`), or empty.
+    """
 
     dtype: str
     shape: tuple[int, ...]
+    layout: str = ""
 
     @property
     def num_elements(self) -> int:
@@ -39,6 +47,28 @@ class ArrayType:
     def num_bytes(self) -> int:
         """Bytes of the elements, without padding; sub-byte types are packed."""
         return -(-self.num_elements * _element_bits(self.dtype) // 8)
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes with the padding of the outer tile, to which the minor-most dimensions are rounded up."""
+        tile = _TILE.search(self.layout)
+        if tile is None:
+            return self.num_bytes
+        order = _ORDER.match(self.layout)
+        minor_first = [int(d) for d in order[1].split(",") if d] if order else []
+        padded = [self.shape[d] for d in minor_first]
+        for place, size in enumerate(reversed([int(n) for n in tile[1].split(",")])):
+            if place < len(padded):
+                padded[place] = -(-padded[place] // size) * size
+            else:
+                padded.append(size)
+        return -(-prod(padded) * _element_bits(self.dtype) // 8)
+
+    @property
+    def memory_space(self) -> int:
+        """0 for the device's main memory; others are TPU's on-chip memories and the host's."""
+        space = _SPACE.search(self.layout)
+        return int(space[1]) if space else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,8 +145,12 @@ def parse_module(hlo_text: str) -> Module:
 def parse_types(type_text: str) -> tuple[ArrayType, ...]:
     """The arrays of an HLO type such as `(bf16[2,3]{1,0}, f32[])`, nested tuples flattened."""
     return tuple(
-        ArrayType(dtype=dtype, shape=tuple(int(d.lstrip("<=")) for d in dims.split(",") if d.strip()))
-        for dtype, dims in _ARRAY.findall(type_text)
+        ArrayType(
+            dtype=dtype,
+            shape=tuple(int(d.lstrip("<=")) for d in dims.split(",") if d.strip()),
+            layout=layout if ":" in layout else "",
+        )
+        for dtype, dims, layout in _ARRAY.findall(type_text)
     )
 
 
@@ -164,6 +198,11 @@ def _operand_names(text: str) -> list[str]:
     if "%" in text:
         return _PERCENT_NAME.findall(text)
     return [match[1] for part in text.split(",") if (match := _NAME.search(part))]
+
+
+def called_computations(instruction: Instruction) -> tuple[str, ...]:
+    """Names of the computations that an instruction runs: bodies, branches, fusions."""
+    return tuple(name for name, _, _ in _called(instruction))
 
 
 def _called(instruction: Instruction) -> Iterator[tuple[str, int, bool]]:

@@ -1,0 +1,233 @@
+"""Every resharding edge compiled: the compiler's collectives are those of its path, in kind, groups and bytes."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path as File
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax import export, lax
+from jax.sharding import NamedSharding
+
+from jaxplan.mesh import AtomicAxis, Layout, Path, Topology, reshard_path
+from jaxplan.partition._aot import compile_exported
+from jaxplan.partition._audit import axis_groups
+from jaxplan.partition._hlo import Collective, collectives
+from jaxplan.partition._planned import abstract_mesh, device_mesh
+from jaxplan.partition._steps import Executor
+
+needs_gpu_plugin = pytest.mark.skipif(
+    importlib.util.find_spec("jax_cuda12_plugin") is None,
+    reason="needs the extra gpu-aot to compile for GPUs",
+)
+needs_tpu_plugin = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="needs the extra tpu-aot to compile for TPUs"
+)
+DOCUMENT = File(__file__).parents[2] / "docs" / "resharding.md"
+ROW = re.compile(
+    r"\| \d+ \| \d+ \| (?P<topology>\S+) \| `(?P<source>.*?)` \| `(?P<target>.*?)` "
+    r"\| (?P<dtype>\w+)\[(?P<shape>[\d,]*)\] \| (?P<steps>.*?) \| [\d.]+ \|$"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edge:
+    """A tensor that goes from one layout to another, and the steps that the document states, if it does."""
+
+    topology: str
+    source: Layout
+    target: Layout
+    dtype: str
+    shape: tuple[int, ...]
+    documented: str = ""
+
+    @property
+    def path(self) -> Path:
+        itemsize = np.dtype(self.dtype).itemsize
+        return reshard_path(self.source, self.target, self.shape, itemsize, Topology.parse(self.topology))
+
+
+def layout(text: str, axes: Sequence[AtomicAxis]) -> Layout:
+    """Read `(g0 g1),-|+g2`."""
+    number = {axis.name: i for i, axis in enumerate(axes)}
+    dims, _, partial = text.replace("\\|", "|").partition("|")
+    entries = [] if dims == "scalar" else dims.split(",")
+    return Layout(
+        tuple(tuple(number[name] for name in entry.strip("()").split() if name != "-") for entry in entries),
+        tuple(number[name.lstrip("+")] for name in partial.split()),
+    )
+
+
+def edge(
+    topology: str, source: str, target: str, shape: tuple[int, ...], dtype: str = "bfloat16", doc: str = ""
+) -> Edge:
+    axes = Topology.parse(topology).axes
+    return Edge(
+        topology=topology,
+        source=layout(source, axes),
+        target=layout(target, axes),
+        dtype=dtype,
+        shape=shape,
+        documented=doc,
+    )
+
+
+def documented_edges() -> list[Edge]:
+    rows = [match for line in DOCUMENT.read_text(encoding="utf-8").splitlines() if (match := ROW.match(line))]
+    return [
+        edge(
+            row["topology"], row["source"], row["target"], tuple(int(n) for n in row["shape"].split(",") if n),
+            row["dtype"], row["steps"],
+        )
+        for row in rows
+    ]  # fmt: skip
+
+
+def step_texts(found: Edge) -> str:
+    """The path as the document spells it."""
+    axes, texts, moved = Topology.parse(found.topology).axes, [], iter(found.path.collectives)
+    for step in found.path.steps:
+        names = " ".join(axes[a].name for a in step.axes)
+        texts.append(f"{step.kind} {names}" + ("" if step.kind == "slice" else f" {next(moved)[2]:,}"))
+    return "; ".join(texts)
+
+
+def program(edges: Sequence[Edge], executor: Executor) -> Any:
+    """A jitted function of one array for each edge that takes all the paths, one after the other."""
+
+    def run(*values: Any) -> tuple[Any, ...]:
+        results: list[Any] = []
+        for number, (value, one) in enumerate(zip(values, edges, strict=True)):
+            if results:  # what waits for the last result cannot be combined with what made it
+                value, results[-1] = lax.optimization_barrier((value, results[-1]))
+            with jax.named_scope(f"edge{number}."):
+                for step in one.path.steps:
+                    value = executor.apply(value, step)
+            results.append(value)
+        return tuple(results)
+
+    shardings = [
+        [NamedSharding(executor.mesh, executor.spec(side)) for side in sides]
+        for sides in ([e.source for e in edges], [e.target for e in edges])
+    ]
+    return jax.jit(run, in_shardings=tuple(shardings[0]), out_shardings=tuple(shardings[1]))
+
+
+def arguments(edges: Sequence[Edge], axes: Sequence[AtomicAxis]) -> list[jax.ShapeDtypeStruct]:
+    def summands(one: Edge) -> tuple[int, ...]:
+        return (int(np.prod([axes[a].size for a in one.source.partial])),) if one.source.partial else ()
+
+    return [jax.ShapeDtypeStruct((*summands(e), *e.shape), e.dtype) for e in edges]
+
+
+def compiled(edges: Sequence[Edge]) -> tuple[Collective, ...]:
+    """The collectives of the program of edges on one topology, compiled without its devices."""
+    topology = Topology.parse(edges[0].topology)
+    platform = str(topology.chip.aot_platform)
+    executor = Executor(abstract_mesh(topology), topology.axes, tiled=platform == "tpu")
+    exported = export.export(program(edges, executor), platforms=[platform])(*arguments(edges, topology.axes))
+    return compile_exported(bytes(exported.serialize()), topology).collectives
+
+
+def check(edges: Sequence[Edge], found: Sequence[Collective], most_scraps: int = 0) -> None:
+    """Each edge has exactly the collectives of its path; nothing else moves more than `most_scraps` bytes."""
+    sizes = tuple(axis.size for axis in Topology.parse(edges[0].topology).axes)
+    of_edge: dict[int, list[Collective]] = {number: [] for number in range(len(edges))}
+    for collective in found:
+        match = re.search(r"edge(\d+)\.", collective.op_name)
+        if match is None:
+            assert collective.total_bytes <= most_scraps, collective
+        else:
+            of_edge[int(match[1])].append(collective)
+    for number, one in enumerate(edges):
+        told = f"{one.topology}: {one.source!r} -> {one.target!r} {one.dtype}{one.shape}: {of_edge[number]}"
+        expected = one.path.collectives
+        assert [c.kind for c in of_edge[number]] == [kind for kind, _, _ in expected], told
+        for collective, (kind, axes, num_bytes) in zip(of_edge[number], expected, strict=True):
+            groups = {frozenset(group) for group in collective.groups}
+            wanted = axis_groups(sizes, axes)
+            assert (collective.num_bytes, collective.count) == (num_bytes, 1), told
+            if kind == "collective-permute":  # lists only devices that exchange, each within a group
+                assert all(any(group <= wide for wide in wanted) for group in groups), told
+            else:
+                assert groups == wanted, told
+
+
+def every_kind(
+    topology: str, names: Sequence[str], dtypes: Sequence[str] = ("float32", "bfloat16")
+) -> list[Edge]:
+    """Partial sums, orders of axes and chains of several hops, on three axes."""
+    a, b, c = names
+    pairs = [
+        (f"({a} {b} {c}),-", "-,-"),
+        (f"({a} {b}),-", f"{a},{b}"),
+        (f"({a} {b}),-", f"{b},-"),  # the major axis goes: a permute, then a gather
+        (f"({a} {b}),{c}", f"{a},({b} {c})"),
+        (f"({a} {b}),-", f"({b} {a}),-"),
+        (f"{a},{b}", f"{b},{a}"),
+        (f"({a} {b} {c}),-", f"-,({a} {b} {c})"),
+        (f"({a} {b} {c}),-", f"-,{b}"),
+        (f"{a},-", f"{a},({b} {c})"),
+        (f"-,-|+{a} +{b} +{c}", "-,-"),
+        (f"-,-|+{a} +{b} +{c}", f"({a} {b} {c}),-"),
+        (f"-,-|+{a} +{b} +{c}", f"{b},{c}"),
+        (f"{a},-|+{b} +{c}", f"({a} {c} {b}),-"),
+        (f"{a},-|+{b} +{c}", f"{a},({b} {c})"),
+        (f"({a} {b}),-|+{c}", f"-,({a} {b})|+{c}"),
+        (f"({a} {b}),-|+{c}", f"{a},{b}"),
+    ]
+    return [
+        edge(topology, source, target, (2048, 1024), dtypes[number % len(dtypes)])
+        for number, (source, target) in enumerate(pairs)
+    ]
+
+
+def test_the_document_states_the_paths_that_are_found() -> None:
+    edges = documented_edges()
+    assert len(edges) == 20
+    assert [step_texts(e) for e in edges] == [e.documented for e in edges], (
+        "fix: python -m benchmarks.reshard_pairs --write docs/resharding.md"
+    )
+
+
+@needs_gpu_plugin
+@pytest.mark.gpu_aot
+@pytest.mark.parametrize("topology", ["h100:8", "h100:2x8"])
+def test_the_commonest_edges_compile_to_their_paths(topology: str) -> None:
+    edges = [e for e in documented_edges() if e.topology == topology]
+    assert len(edges) >= 4
+    check(edges, compiled(edges))
+
+
+@needs_gpu_plugin
+@pytest.mark.gpu_aot
+@pytest.mark.parametrize(
+    ("topology", "names"), [("h100:2x4", ("n0", "g0", "g1")), ("h100:2x4", ("g1", "n0", "g0"))], ids=str
+)
+def test_edges_of_every_kind_compile_to_their_paths(topology: str, names: tuple[str, str, str]) -> None:
+    edges = every_kind(topology, names)
+    kinds = {kind for e in edges for kind, _, _ in e.path.collectives}
+    assert kinds == {"all-gather", "all-to-all", "collective-permute", "reduce-scatter", "all-reduce"}
+    assert any(len(e.path.collectives) > 1 for e in edges)
+    check(edges, compiled(edges))
+
+
+def test_edges_on_the_host_compile_to_their_paths() -> None:
+    edges = every_kind("cpu:8", ("g0", "g1", "g2"), ("float32",))  # bfloat16 is widened there
+    topology = Topology.parse("cpu:8")
+    executor = Executor(device_mesh(topology), topology.axes)
+    text = program(edges, executor).lower(*arguments(edges, topology.axes)).compile().as_text()
+    check(edges, collectives(text))
+
+
+@needs_tpu_plugin
+@pytest.mark.tpu_aot
+def test_edges_on_a_torus_compile_to_their_paths() -> None:
+    edges = every_kind("v5e:2x4", ("x0", "y0", "y1"))
+    check(edges, compiled(edges))
