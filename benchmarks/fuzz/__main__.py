@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import functools
 import multiprocessing
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from benchmarks.fuzz._settings import apply_settings
 
@@ -18,25 +20,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from benchmarks.fuzz._mutants import hunt
 
         return hunt(options.seed, options.programs or 400, options.only_mutants)
-    from benchmarks.fuzz._run import Counts, fuzz
+    from benchmarks.fuzz._run import Counts
 
     if options.only is not None:
         indices = list(options.only)
     else:
         indices = list(range(options.start, options.programs or 200))
-    shares = [indices[p :: options.processes] for p in range(options.processes)]
+    job = functools.partial(
+        _share,
+        seed=options.seed,
+        num_strategies=options.strategies,
+        reduces=not options.no_reduce,
+        max_statements=options.max_statements,
+    )
     counts = Counts()
-    if options.processes == 1:
-        counts = fuzz(options.seed, indices, options.strategies, reduces=not options.no_reduce, verbose=True)
-    else:
-        context = multiprocessing.get_context("spawn")
-        with concurrent.futures.ProcessPoolExecutor(options.processes, context) as pool:
-            jobs = [
-                pool.submit(_share, options.seed, share, options.strategies, not options.no_reduce)
-                for share in shares
-            ]
-            for job in jobs:
-                counts.add(job.result())
+    for part in _results(job, [indices[p :: options.processes] for p in range(options.processes)]):
+        counts.add(part)
     print(counts.table())
     print(f"seed {options.seed}, programs {options.start} to {indices[-1]}: {counts.summary()}")
     if counts.failed:
@@ -44,12 +43,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if counts.failed else 0
 
 
-def _share(seed: int, indices: list[int], num_strategies: int, reduces: bool) -> object:
+def _results(job: Callable[[list[int]], Any], shares: list[list[int]]) -> list[Any]:
+    """What every share of the programs gave; several shares have a process each."""
+    if len(shares) == 1:
+        return [job(shares[0])]
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(len(shares), context) as pool:
+        return list(pool.map(job, shares))
+
+
+def _share(indices: list[int], **options: Any) -> Any:
     """What one process does; settings come before its JAX starts."""
     apply_settings()
     from benchmarks.fuzz._run import fuzz
 
-    return fuzz(seed, indices, num_strategies, reduces=reduces, verbose=True)
+    return fuzz(indices=indices, **options)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -63,6 +71,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", type=int, nargs="+", default=None, help="just these programs")
     parser.add_argument("--processes", type=int, default=1, help="processes that share the programs")
     parser.add_argument("--no-reduce", action="store_true", help="print failing programs as they are")
+    parser.add_argument(
+        "--max-statements", type=int, default=30, help="about the largest number in a program"
+    )
     parser.add_argument("--mutants", action="store_true", help="the mutation check instead")
     parser.add_argument("--only-mutants", nargs="+", default=None, help="names of mutants")
     return parser

@@ -55,18 +55,24 @@ class Outcome:
 
 
 class Subject:
-    """A step with its analysis, its single-device results and its tolerance.
-
-    Raises:
-      Exception: what JAX itself says against the program.
-    """
+    """A step with its analysis, its single-device results and its tolerance, each made when it is asked for."""
 
     def __init__(self, step: Any, args: Sequence[Any], tolerance: float = TOLERANCE["float64"]) -> None:
         self.step, self.args, self.tolerance = step, args, tolerance
         self.topology = Topology.parse(TOPOLOGY)
-        self.expected = jax.device_get(jax.tree.leaves(jax.jit(step)(*args)))
-        self.abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype), tuple(args))
+        self._expected: list[np.ndarray] | None = None
         self._graph: StepGraph | None = None
+
+    @property
+    def expected(self) -> list[np.ndarray]:
+        """Results of one device.
+
+        Raises:
+          Exception: what JAX itself says against the program.
+        """
+        if self._expected is None:
+            self._expected = jax.device_get(jax.tree.leaves(jax.jit(self.step)(*self.args)))
+        return self._expected
 
     @classmethod
     def of(cls, program: Program) -> Subject:
@@ -83,7 +89,8 @@ class Subject:
     @property
     def graph(self) -> StepGraph:
         if self._graph is None:
-            self._graph = analyse_step(self.step, self.abstract, {}, donate_argnums=None, static_argnums=())
+            abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), x.dtype), tuple(self.args))
+            self._graph = analyse_step(self.step, abstract, {}, donate_argnums=None, static_argnums=())
         return self._graph
 
     def try_seed(self, seed: str, pieces: bool = False) -> Outcome:
@@ -96,6 +103,7 @@ class Subject:
 
     def try_strategy(self, strategy: Strategy) -> Outcome:
         """Run the step under a strategy and compare."""
+        expected = self.expected
         try:
             with on_pieces() if strategy.on_pieces else contextlib.nullcontext():
                 found = plan_of(self.graph, self.topology, strategy).jit()(*self.args)
@@ -104,13 +112,11 @@ class Subject:
             text = traceback.format_exc()
             status = "compiler" if any(error in text for error in COMPILER_ERRORS) else "crash"
             return Outcome(status=status, strategy=strategy, text=text)
-        errors = [error_of(a, b) for a, b in zip(found, self.expected, strict=True)]
-        wrong = [
-            i for i, (error, b) in enumerate(zip(errors, self.expected)) if not error <= self._allowed(b)
-        ]
+        errors = [error_of(a, b) for a, b in zip(found, expected, strict=True)]
+        wrong = [i for i, (error, b) in enumerate(zip(errors, expected)) if not error <= self._allowed(b)]
         if not wrong:
             return Outcome(status="equal", strategy=strategy)
-        text = "\n".join(_describe(i, found[i], self.expected[i], errors[i]) for i in wrong[:4])
+        text = "\n".join(_describe(i, found[i], expected[i], errors[i]) for i in wrong[:4])
         noise = deviations(self.graph, self.args)
         if all(errors[i] <= NOISE_MARGIN * noise[i] for i in wrong):
             return Outcome(status="ill-conditioned", strategy=strategy, text=text)
@@ -132,7 +138,9 @@ def error_of(found: np.ndarray, expected: np.ndarray) -> float:
     a, b = np.asarray(found, np.float64), np.asarray(expected, np.float64)
     same = (a == b) | (np.isnan(a) & np.isnan(b))
     with np.errstate(invalid="ignore"):
-        return float(np.max(np.where(same, 0.0, np.nan_to_num(np.abs(a - b), nan=np.inf)), initial=0.0))
+        return float(
+            np.max(np.where(same, 0.0, np.nan_to_num(np.abs(a - b), nan=np.inf, posinf=np.inf)), initial=0.0)
+        )
 
 
 def _describe(position: int, found: np.ndarray, expected: np.ndarray, error: float) -> str:

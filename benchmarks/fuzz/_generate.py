@@ -65,9 +65,9 @@ def programs(draw: Any, max_statements: int = MAX_STATEMENTS) -> Program:
     return generate(lambda low, high: draw(st.integers(low, high)), max_statements)
 
 
-def program_of(seed: int, index: int) -> Program:
+def program_of(seed: int, index: int, max_statements: int = MAX_STATEMENTS) -> Program:
     """Program number ``index`` of a seed, the same in every process."""
-    return generate(random.Random(f"{seed} {index}").randint)
+    return generate(random.Random(f"{seed} {index}").randint, max_statements)
 
 
 def fill(scope: Scope, num_statements: int) -> None:

@@ -31,7 +31,8 @@ def deviations(graph: StepGraph, args: Sequence[Any]) -> list[float]:
         noisy = _evaluate(graph, args, np.random.default_rng(sample))
         with np.errstate(invalid="ignore"):
             moved = [
-                np.max(np.nan_to_num(np.abs(a - b), nan=np.inf), initial=0.0) for a, b in zip(noisy, quiet)
+                np.max(np.nan_to_num(np.abs(a - b), nan=np.inf, posinf=np.inf), initial=0.0)
+                for a, b in zip(noisy, quiet)
             ]
         worst = [max(a, float(b)) for a, b in zip(worst, moved)]
     return worst

@@ -48,6 +48,9 @@ def reduce_strategy(subject: Subject, outcome: Outcome) -> Outcome:
 
 def _smaller(program: Program) -> Iterator[Program]:
     """Programs with one thing less, those that drop much first."""
+    for statement in program.statements[:-1]:  # nothing after it
+        if {v.name for v in program.results} != {v.name for v in statement.results}:
+            yield _with(program, results=statement.results)
     if len(program.results) > 1:
         half = len(program.results) // 2
         yield _with(program, results=program.results[:half])
@@ -67,7 +70,7 @@ def _smaller(program: Program) -> Iterator[Program]:
 
 
 def _with(program: Program, **changes: object) -> Program:
-    return _live(dataclasses.replace(program, **changes))  # type: ignore[arg-type]
+    return live(dataclasses.replace(program, **changes))  # type: ignore[arg-type]
 
 
 def _without(program: Program, index: int) -> Program:
@@ -77,7 +80,7 @@ def _without(program: Program, index: int) -> Program:
     kept = [_renamed(s, names) for i, s in enumerate(program.statements) if i != index]
     results = tuple(names.get(v.name, v) for v in program.results)
     arguments = (*program.arguments, *names.values())
-    return _live(dataclasses.replace(program, statements=tuple(kept), results=results, arguments=arguments))
+    return live(dataclasses.replace(program, statements=tuple(kept), results=results, arguments=arguments))
 
 
 def _without_inner(program: Program, index: int, f: int, inner: int) -> Program:
@@ -90,7 +93,7 @@ def _without_inner(program: Program, index: int, f: int, inner: int) -> Program:
     functions = (*statement.functions[:f], smaller, *statement.functions[f + 1 :])
     statements = list(program.statements)
     statements[index] = dataclasses.replace(statement, functions=functions)
-    return _live(
+    return live(
         dataclasses.replace(
             program, statements=tuple(statements), arguments=(*program.arguments, *names.values())
         )
@@ -121,7 +124,7 @@ def _renamed(statement: Statement, names: dict[str, Value]) -> Statement:
     return dataclasses.replace(statement, text=_rename(statement.text, names), functions=functions)
 
 
-def _live(program: Program) -> Program:
+def live(program: Program) -> Program:
     """Without statements and arguments that nothing reads."""
     read = {v.name for v in program.results}
     kept: list[Statement] = []

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import jax
 
 from benchmarks.fuzz._check import Outcome, Subject
-from benchmarks.fuzz._generate import program_of
+from benchmarks.fuzz._generate import MAX_STATEMENTS, program_of
 from benchmarks.fuzz._program import Program
 from benchmarks.fuzz._reduce import reduce_program, reduce_strategy
 
@@ -57,26 +57,32 @@ class Counts:
 
 
 def fuzz(
-    seed: int, indices: Iterable[int], num_strategies: int, *, reduces: bool = True, verbose: bool = False
+    seed: int,
+    indices: Iterable[int],
+    num_strategies: int,
+    *,
+    reduces: bool = True,
+    max_statements: int = MAX_STATEMENTS,
 ) -> Counts:
     """Check programs ``indices`` of ``seed`` under so many strategies each; prints failures."""
     counts = Counts()
     for index in indices:
         start = time.perf_counter()
-        _fuzz_one(seed, index, num_strategies, counts, reduces)
+        _fuzz_one(seed, index, program_of(seed, index, max_statements), num_strategies, counts, reduces)
         counts.programs += 1
         counts.seconds += time.perf_counter() - start
         if counts.programs % _CLEAR_EVERY == 0:
             jax.clear_caches()
-            if verbose:
-                print(f"... program {index}: {counts.summary()}; failed: {counts.failed}", flush=True)
+            print(f"... program {index}: {counts.summary()}; failed: {counts.failed}", flush=True)
     return counts
 
 
-def _fuzz_one(seed: int, index: int, num_strategies: int, counts: Counts, reduces: bool) -> None:
-    program = program_of(seed, index)
+def _fuzz_one(
+    seed: int, index: int, program: Program, num_strategies: int, counts: Counts, reduces: bool
+) -> None:
     try:
         subject = Subject.of(program)
+        assert subject.expected is not None
     except Exception as error:
         counts.invalid += 1
         print(
@@ -129,6 +135,7 @@ def _reduced(program: Program, outcome: Outcome, drawn: str) -> tuple[Program, O
     def fails(smaller: Program) -> bool:
         try:
             subject = Subject.of(smaller)
+            assert subject.expected is not None
         except Exception:
             return False
         for attempt in ("", " again"):
