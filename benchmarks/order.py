@@ -32,7 +32,7 @@ from jaxplan._planner import analyse_step, make_plan
 from jaxplan.cost import CostModel, Predictor, build_cost_model
 from jaxplan.mesh import CHIPS, Machine, Topology
 from jaxplan.solvers import frontier
-from jaxplan.strategies import REFERENCE_STRATEGIES, reference_solution
+from jaxplan.strategies import reference_solution, sketch_references
 
 APART = 1.1
 """Predicted times of neighbours in the chain differ by this factor at least."""
@@ -91,8 +91,8 @@ def candidates(model: CostModel) -> list[Candidate]:
 
     for solution in frontier(model.problem, max_points=24):
         add("frontier", solution.assignment, solution.choices)
-    for name, strategy in REFERENCE_STRATEGIES.items():
-        add(name, *reference_solution(model, strategy))
+    for name, sketch in sketch_references(model.graph, model.topology).sketches.items():
+        add(name, *reference_solution(model, sketch))
     add("replicated", [0] * len(model.configurations))
     shape = tuple(level.size for level in model.topology.levels)
     for machine in OTHER_CHIPS:

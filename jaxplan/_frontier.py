@@ -52,6 +52,7 @@ class Frontier:
     Attributes:
       points: at least one plan; memory strictly ascends, time strictly descends.
       references: named strategies priced the same way, for comparison; they need not be on the frontier.
+      absent: strategies that do not apply to the step, and why.
       memory_limit_bytes: the limit that filtered the points, bytes per device, or None.
       search_seconds: from ClosedJaxpr to frontier; None on a frontier that was read from a file.
       notes: what a reader of the plans should know, such as operators without a rule.
@@ -62,6 +63,7 @@ class Frontier:
     memory_limit_bytes: int | None = None
     search_seconds: float | None = None
     notes: tuple[str, ...] = ()
+    absent: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.points:
@@ -85,6 +87,7 @@ class Frontier:
         plans: Iterable[Plan],
         *,
         references: Mapping[str, Plan] | None = None,
+        absent: Mapping[str, str] | None = None,
         memory_limit_bytes: int | None = None,
         search_seconds: float | None = None,
         notes: Iterable[str] = (),
@@ -100,6 +103,7 @@ class Frontier:
         return cls(
             points=_pareto(fitting),
             references=dict(references or {}),
+            absent=dict(absent or {}),
             memory_limit_bytes=memory_limit_bytes,
             search_seconds=search_seconds,
             notes=tuple(notes),
@@ -158,10 +162,20 @@ class Frontier:
         return fitting[-1]
 
     def choose(self, which: str | int) -> Plan:
-        """Return a plan by name ("fastest", "knee", "leanest") or by its number in the table."""
+        """Return a plan by name ("fastest", "knee", "leanest", or a reference's) or by its number in the table.
+
+        A reference is taken as it is, whether it fits the memory limit or not.
+        """
         choices = {"fastest": self.fastest, "knee": self.knee, "leanest": self.leanest}
         if which in choices:
             return choices[str(which)]()
+        if which in self.references:
+            return self.references[str(which)]
+        if which in self.absent:
+            raise ArgumentError(
+                f"the strategy {which!r} does not apply to this step: {self.absent[str(which)]}.\n"
+                f"  expected: {', '.join(map(repr, [*choices, *self.references]))}"
+            )
         try:
             index = int(which)
         except (TypeError, ValueError):
@@ -169,7 +183,8 @@ class Frontier:
         if isinstance(which, bool) or not 0 <= index < len(self):
             raise ArgumentError(
                 f"choose={which!r} is no point of this frontier.\n"
-                f"  expected: {', '.join(map(repr, choices))} or a number from 0 to {len(self) - 1}"
+                f"  expected: {', '.join(map(repr, [*choices, *self.references]))} "
+                f"or a number from 0 to {len(self) - 1}"
             )
         return self.points[index]
 
@@ -202,6 +217,7 @@ class Frontier:
             "notes": list(self.notes),
             "points": [plan.to_json() for plan in self.points],
             "references": {name: plan.to_json() for name, plan in self.references.items()},
+            "absent": dict(self.absent),
         }
 
     @classmethod
@@ -220,6 +236,7 @@ class Frontier:
                 references={name: read_plan(point) for name, point in data["references"].items()},
                 memory_limit_bytes=data["memory_limit_bytes"],
                 notes=tuple(data["notes"]),
+                absent=dict(data.get("absent", {})),
             )
         except KeyError as error:
             raise PlanFileError(f"the frontier file has no field {error}; was it cut or edited?") from error

@@ -21,7 +21,7 @@ from jaxplan.ir import Program, StepGraph, analyse, trace
 from jaxplan.mesh import Topology
 from jaxplan.partition import Replay
 from jaxplan.solvers import Solution, frontier
-from jaxplan.strategies import REFERENCE_STRATEGIES, reference_solution
+from jaxplan.strategies import Sketch, reference_solution, sketch_references
 
 _NOTHING_MSG = (
     "there is nothing to plan in the step {name}: it does not compute with arrays that it was given.\n"
@@ -82,8 +82,11 @@ def plan_graph(
     if not graph.program.equations or not graph.grouping.groups:
         raise ArgumentError(_NOTHING_MSG.format(name=name))
     report("costs")
-    model = build_cost_model(graph, topology, lambda fraction: report("costs", fraction))
-    plans, references = solve_model(model, solver, memory_limit_bytes, report)
+    strategies = sketch_references(graph, topology)
+    model = build_cost_model(
+        graph, topology, lambda fraction: report("costs", fraction), always=strategies.configurations()
+    )
+    plans, references = solve_model(model, strategies.sketches, solver, memory_limit_bytes, report)
     if not any(plan.time_seconds for plan in plans):
         raise ArgumentError(_NOTHING_MSG.format(name=name))
     notes = [*_unknown_operators(graph), *_uneven_dimensions(model, plans)]
@@ -92,6 +95,7 @@ def plan_graph(
     return Frontier.from_plans(
         plans,
         references=references,
+        absent=strategies.absent,
         memory_limit_bytes=memory_limit_bytes,
         search_seconds=searched,
         notes=notes,
@@ -176,9 +180,13 @@ def analyse_step(
 
 
 def solve_model(
-    model: CostModel, solver: str, memory_limit_bytes: int | None, report: Progress
+    model: CostModel,
+    sketches: Mapping[str, Sketch],
+    solver: str,
+    memory_limit_bytes: int | None,
+    report: Callable[..., Any],
 ) -> tuple[list[Plan], dict[str, Plan]]:
-    """Plans to show of the solver's frontier, and the reference strategies, all predicted alike."""
+    """Plans to show of the solver's frontier and of the reference strategies, all predicted alike."""
     report("solve")
     solutions = frontier(
         model.problem,
@@ -189,8 +197,8 @@ def solve_model(
     predictor = Predictor(model)
     report("score")
     references = {}
-    for name, strategy in REFERENCE_STRATEGIES.items():
-        assignment, choices = reference_solution(model, strategy)
+    for name, sketch in sketches.items():
+        assignment, choices = reference_solution(model, sketch)
         references[name] = make_plan(predictor, assignment, choices, name=name)
     candidates = []
     for done, solution in enumerate(solutions):

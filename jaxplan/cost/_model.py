@@ -75,13 +75,16 @@ def build_cost_model(
     topology: Topology,
     progress: Callable[[float], None] = lambda fraction: None,
     configurations: Sequence[tuple[Configuration, ...]] | None = None,
+    *,
+    always: Sequence[frozenset[Configuration]] = (),
 ) -> CostModel:
     """Price nodes and edges; equal layers share their tables.
 
     Args:
-      configurations: of each group; default: those that `enumerate_configurations` gives.
+      configurations: of each group; default: those that `enumerate_configurations` gives, and `always`.
+      always: per group, configurations that are there whatever the cap on their number leaves out.
     """
-    return _Builder(graph, topology, progress, configurations).build()
+    return _Builder(graph, topology, progress, configurations, always).build()
 
 
 class _Builder:
@@ -91,8 +94,10 @@ class _Builder:
         topology: Topology,
         progress: Callable[[float], None],
         configurations: Sequence[tuple[Configuration, ...]] | None,
+        always: Sequence[frozenset[Configuration]],
     ) -> None:
         self.graph, self.topology, self.progress = graph, topology, progress
+        self.always = always or (frozenset(),) * len(graph.grouping.groups)
         self.pricer = Pricer(topology=topology)
         self.buffers = analyse_buffers(graph, topology.chip)
         self.flows = find_flows(graph)
@@ -143,10 +148,14 @@ class _Builder:
         front = self.graph.named.front
         blocks = common_block_devices([space.classes for space in self.graph.spaces], sizes, levels, front)
         result = []
-        for group, space in zip(self.graph.grouping.groups, self.graph.spaces, strict=True):
-            key = ("configs", tuple((c.sizes, c.named_dimension == front) for c in space.classes))
+        for group, space, always in zip(
+            self.graph.grouping.groups, self.graph.spaces, self.always, strict=True
+        ):
+            key = ("configs", tuple((c.sizes, c.named_dimension == front) for c in space.classes), always)
             if key not in self.memo:
-                self.memo[key] = enumerate_configurations(space.classes, sizes, levels, front, blocks)
+                found = enumerate_configurations(space.classes, sizes, levels, front, blocks)
+                found += tuple(sorted(always.difference(found)))
+                self.memo[key] = self.memo.setdefault(found, found)  # one object: equal groups share their tables
             result.append(self.memo[key][:1] if group.index in self.tiny else self.memo[key])
         return tuple(result)
 

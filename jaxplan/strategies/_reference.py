@@ -1,63 +1,98 @@
-"""`data` and `fsdp`: what every frontier is compared with.
+"""The reference strategies by name: what every frontier is compared with.
 
-A strategy is two rules: how a group that carries the batch is split, and how stored state is split. Both pick among the
-configurations that the solvers see, so a strategy is a point of the search space and costs what any other point costs.
+A strategy is rules over named dimensions: which of them split a group, and which split what is stored. What comes out
+is a configuration for every group, so a strategy is a point of the search space and costs what any other point costs.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
 
 from jaxplan.cost import KEEP, REPEAT, CostModel
-from jaxplan.ir import Configuration
+from jaxplan.ir import Configuration, StepGraph
+from jaxplan.mesh import Topology
+from jaxplan.strategies._axes import grid_name, grids
+from jaxplan.strategies._data import data, fsdp, hybrid_fsdp, zero2
+from jaxplan.strategies._sketch import Absent, Sketch, Step
+from jaxplan.strategies._special import context, experts, one_weird_trick, spatial
+from jaxplan.strategies._tensor import grid, megatron, megatron_sequence
+from jaxplan.strategies._weights import Weights
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Strategy:
-    """A named way to lay out a step.
-
-    Attributes:
-      shard_state: split parameters and optimizer slots on their largest dimension, over all devices
-        (ZeRO-3, https://arxiv.org/abs/1910.02054); otherwise every device holds all of them.
-      repeat_gathers: gather parameters again for the backward pass instead of keeping them.
-    """
-
-    shard_state: bool
-    repeat_gathers: bool
-
+Strategy = Callable[[Step], Sketch | Absent]
 
 REFERENCE_STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
     {
-        "data": Strategy(shard_state=False, repeat_gathers=False),
-        "fsdp": Strategy(shard_state=True, repeat_gathers=True),
+        "data": data,
+        "zero2": zero2,
+        "fsdp": fsdp,
+        "hybrid_fsdp": hybrid_fsdp,
+        "megatron": megatron,
+        "megatron_sequence": megatron_sequence,
+        "one_weird_trick": one_weird_trick,
+        "experts": experts,
+        "spatial": spatial,
+        "context": context,
     }
 )
+"""Those that have one form on every topology; `sketch_references` adds data times tensor on every grid."""
 
 
-def reference_solution(model: CostModel, strategy: Strategy) -> tuple[tuple[int, ...], tuple[int, ...]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class References:
+    """The strategies on one step and topology.
+
+    Attributes:
+      sketches: those that apply, by name, `data` first.
+      absent: why the others do not, by name.
+    """
+
+    sketches: Mapping[str, Sketch]
+    absent: Mapping[str, str]
+
+    def configurations(self) -> tuple[frozenset[Configuration], ...]:
+        """Per group, what the search space must hold."""
+        return tuple(
+            map(frozenset, zip(*(sketch.configurations for sketch in self.sketches.values()), strict=True))
+        )
+
+
+def sketch_references(graph: StepGraph, topology: Topology) -> References:
+    """Every reference strategy on a step; one that comes to the same as an earlier one is absent."""
+    step = Step(graph=graph, topology=topology, weights=Weights(graph))
+    strategies: dict[str, Strategy] = dict(REFERENCE_STRATEGIES)
+    for split in grids(topology):
+        strategies[grid_name(topology, split)] = lambda step, split=split: grid(step, split)
+    sketches: dict[str, Sketch] = {}
+    absent: dict[str, str] = {}
+    for name, strategy in strategies.items():
+        alone = not topology.axes and name != "data"
+        found = Absent(reason="there is one device") if alone else strategy(step)
+        if isinstance(found, Absent):
+            absent[name] = found.reason
+            continue
+        twin = next((other for other, sketch in sketches.items() if sketch == found), None)
+        if twin is None:
+            sketches[name] = found
+        else:
+            absent[name] = f"here it is the same as {twin}"
+    return References(sketches=sketches, absent=absent)
+
+
+def reference_solution(model: CostModel, sketch: Sketch) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Configuration per group and choice per edge of a strategy.
 
-    Where no axis divides the batch, or no dimension of a leaf, what is left whole is replicated.
+    Raises ValueError where the search space lacks a configuration, except of tiny state, which is always whole.
     """
-    assignment = []
-    for group, space, configs in zip(
-        model.graph.grouping.groups, model.graph.spaces, model.configurations, strict=True
-    ):
-        if group.kind == "state":
-            wanted = tuple(range(len(space.classes))) if strategy.shard_state else ()
-        else:
-            wanted = tuple(c for c, cls in enumerate(space.classes) if _is_batch(model, cls.named_dimension))
-            wanted = wanted or space.operand_partial  # sums over the batch: each device's own until all are added
-        assignment.append(
-            _most_split(model, configs, wanted, [min(c.sizes, default=0) for c in space.classes])
-        )
+    assignment = [
+        configs.index(wanted) if len(configs) > 1 else 0
+        for configs, wanted in zip(model.configurations, sketch.configurations, strict=True)
+    ]
     _take_sums(model, assignment)
-    return tuple(assignment), _choices(model, assignment, strategy.repeat_gathers)
+    return tuple(assignment), _choices(model, assignment, sketch.repeat_gathers)
 
 
 def _take_sums(model: CostModel, assignment: list[int]) -> None:
@@ -68,25 +103,6 @@ def _take_sums(model: CostModel, assignment: list[int]) -> None:
         for v in (edge.source, edge.target):
             if model.graph.spaces[v].operand_partial:
                 assignment[v] = 0
-
-
-def _is_batch(model: CostModel, dimension: int) -> bool:
-    return dimension >= 0 and model.graph.named.dimensions[dimension].name == "batch"
-
-
-def _most_split(
-    model: CostModel, configs: tuple[Configuration, ...], wanted: tuple[int, ...], sizes: list[int]
-) -> int:
-    """The configuration that splits exactly one wanted class into most parts; ties to the larger dimension."""
-    best, best_key = 0, (1, 0)
-    for k, config in enumerate(configs):
-        used = [c for c, axes in enumerate(config) if axes]
-        if len(used) != 1 or used[0] not in wanted:
-            continue
-        parts = math.prod(model.topology.axes[a].size for a in config[used[0]])
-        if (parts, sizes[used[0]]) > best_key:
-            best, best_key = k, (parts, sizes[used[0]])
-    return best
 
 
 def _choices(model: CostModel, assignment: list[int], repeat: bool) -> tuple[int, ...]:

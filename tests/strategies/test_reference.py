@@ -87,7 +87,7 @@ def test_both_split_the_work_evenly(frontier: jaxplan.Frontier) -> None:
     """Forward and weight gradient of every layer, input gradient of all but the first."""
     total = 2 * BATCH * WIDTH * WIDTH * (3 * NUM_LAYERS - 1)
     for plan in frontier.references.values():
-        assert plan.prediction.flops == total / DEVICES
+        assert plan.prediction.flops == total / DEVICES, plan.name
 
 
 def test_no_reference_beats_the_frontier(frontier: jaxplan.Frontier) -> None:
@@ -129,6 +129,6 @@ def test_the_ends_of_a_frontier_are_never_predicted_worse_than_a_reference(
     leaf, x = jax.ShapeDtypeStruct((192, 192), jnp.float32), jax.ShapeDtypeStruct((batch, 192), jnp.float32)
     frontier = jaxplan.plan(momentum_step, [leaf] * 2, [leaf] * 2, x, topology=topology, solver=solver)
     references = frontier.references.values()
-    assert set(frontier.references) == {"data", "fsdp"}
+    assert {"data", "zero2", "fsdp", "megatron"} <= set(frontier.references)
     assert frontier.fastest().time_seconds <= min(plan.time_seconds for plan in references)
     assert frontier.leanest().memory_bytes <= min(plan.memory_bytes for plan in references)

@@ -1,0 +1,127 @@
+"""A strategy on a step: a configuration for every group, from rules over named dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from jaxplan.cost import layout_of
+from jaxplan.ir import UNGROUPED, Configuration, Group, GroupSpace, StepGraph
+from jaxplan.mesh import Topology
+from jaxplan.strategies._axes import Axes, dividing, num_devices
+from jaxplan.strategies._weights import Weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sketch:
+    """What a strategy makes of a step.
+
+    Attributes:
+      configurations: one per group.
+      repeat_gathers: gather parameters again for the backward pass instead of keeping them.
+    """
+
+    configurations: tuple[Configuration, ...]
+    repeat_gathers: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Absent:
+    """Why a strategy is not there for a step, as the rest of a sentence."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Step:
+    """What the strategies read: the analysed step, where it goes, and where it uses parameters."""
+
+    graph: StepGraph
+    topology: Topology
+    weights: Weights
+
+    def named(self, v: int) -> tuple[int, ...]:
+        """Named dimension of each class of a group."""
+        return tuple(cls.named_dimension for cls in self.graph.spaces[v].classes)
+
+    def size(self, dimension: int) -> int:
+        return self.graph.named.dimensions[dimension].size
+
+    def name(self, dimension: int) -> str:
+        return self.graph.named.dimensions[dimension].name
+
+
+Wishes = Mapping[int, Axes]
+"""Class of a group -> the axes that should split it; those that divide it do."""
+Rule = Callable[[Group], Wishes]
+
+
+def draw(step: Step, compute: Rule, state: Rule, *, repeat_gathers: bool = False) -> Sketch:
+    """The configurations that two rules ask for, ``state`` for what is stored and ``compute`` for everything else.
+
+    What a sum group adds stays a partial sum over the axes over which all of its summands are: added first, reduced
+    once.
+    """
+    configurations: list[Configuration] = []
+    for group, space in zip(step.graph.grouping.groups, step.graph.spaces, strict=True):
+        wishes = (state if group.kind == "state" else compute)(group)
+        configurations.append(_configuration(step, space, wishes))
+    for group, space in zip(step.graph.grouping.groups, step.graph.spaces, strict=True):
+        if space.operand_partial:
+            configurations[group.index] = _summing(step, group, space, configurations)
+    return Sketch(configurations=tuple(configurations), repeat_gathers=repeat_gathers)
+
+
+def _configuration(step: Step, space: GroupSpace, wishes: Wishes) -> Configuration:
+    """No axis is used twice; the first wish has it."""
+    chosen: list[Axes] = [()] * len(space.classes)
+    used: set[int] = set()
+    for c, axes in wishes.items():
+        free = tuple(a for a in axes if a not in used)
+        chosen[c] = dividing(space.classes[c], free, step.topology)
+        used.update(chosen[c])
+    return tuple(chosen)
+
+
+def _summing(
+    step: Step, group: Group, space: GroupSpace, configurations: list[Configuration]
+) -> Configuration:
+    """The configuration of a sum group, what is partial in all of its summands first."""
+    partial: set[int] | None = None
+    for e in group.equations:
+        for t in step.graph.program.equations[e].operands:
+            home = step.graph.grouping.tensor_group[t]
+            if home in (group.index, UNGROUPED) or step.graph.values.free[t]:
+                continue
+            found = set(layout_of(step.graph, configurations, home, t, produced=True).partial)
+            partial = found if partial is None else partial & found
+    kept = partial or set()
+    mine = configurations[group.index]
+    (last,) = space.operand_partial
+    config = [tuple(a for a in axes if a not in kept) for axes in mine]
+    config[last] = tuple(sorted(kept, key=lambda a: (step.topology.axes[a].level, -a)))
+    return tuple(config)
+
+
+def batch_wishes(step: Step, v: int, axes: Axes) -> dict[int, Axes]:
+    """The batch of a group on ``axes``; of several classes that hold it, the first."""
+    for c, dimension in enumerate(step.named(v)):
+        if step.weights.is_batch(dimension):
+            return {c: axes}
+    return {}
+
+
+def largest_split(step: Step, group: Group, axes: Axes) -> Wishes:
+    """The one class of a group that ``axes`` split into most parts; ties to the larger dimension."""
+    best, wish = (1, 0), {}
+    for c, cls in enumerate(step.graph.spaces[group.index].classes):
+        parts = num_devices(step.topology, dividing(cls, axes, step.topology))
+        key = (parts, min(cls.sizes, default=0))
+        if parts > 1 and key > best:
+            best, wish = key, {c: axes}
+    return wish
+
+
+def nothing(group: Group) -> Wishes:
+    """Whole on every device."""
+    return {}
