@@ -126,7 +126,18 @@ def of_positive(s: Scope) -> None:
 def special(s: Scope) -> None:
     x = s.positive(s.pick_float(0, max_bound=10.0))
     form = s.one_of(
-        ("lax.digamma({})", "jnp.isfinite({})", "jnp.nextafter({0}, {0} + 1)", "lax.bessel_i0e({})")
+        (
+            "lax.digamma({})",
+            "jnp.isfinite({})",
+            "jnp.nextafter({0}, {0} + 1)",
+            "lax.bessel_i0e({})",
+            "lax.igamma({0}, {0} + 0.5)",
+            "lax.igammac({0}, 2 * {0})",
+            "lax.betainc({0}, {0} + 1, jnp.full_like({0}, 0.25))",
+            "lax.zeta({0} + 1.5, {0})",
+            "jnp.hypot({0}, {0})",
+            "lax.bitcast_convert_type({0}.astype('float32'), 'int32') >> 20",
+        )
     )
     s.emit(form.format(x.name), bound=10.0)
 

@@ -205,6 +205,63 @@ def decomposition(s: Scope) -> None:
         s.emit(solved, bound=y.bound)
 
 
+@operator(1, differentiable=False)
+def of_matrices(s: Scope) -> None:
+    """Results of decompositions that are unique."""
+    x = s.pick(lambda v: v.rank >= 2 and v.dtype == "float64" and 2 <= v.shape[-1] <= 4)
+    n = x.shape[-1]
+    gram = f"(jnp.einsum('...ij,...ik->...jk', {x.name}, {x.name}) + jnp.eye({n}))"
+    form = s.one_of(
+        (
+            "jnp.linalg.eigvalsh({})",
+            "jnp.linalg.svd({}, compute_uv=False)",
+            "lax.linalg.lu({})[0]",
+            "jnp.abs(jnp.linalg.qr({}, mode='r'))",
+            "jnp.linalg.det({})",
+        )
+    )
+    s.emit(form.format(gram), bound=100.0)
+
+
+@operator(1, differentiable=False)
+def ragged(s: Scope) -> None:
+    """A product per group of rows."""
+    x = s.pick(lambda v: v.rank == 2 and v.dtype == "float64" and v.bound <= 20)
+    groups = s.integer(2, 3)
+    w = s.matching((groups, x.shape[1], s.size()), x.dtype)
+    counts = [x.shape[0] // groups] * (groups - 1)
+    counts.append(x.shape[0] - sum(counts))
+    s.emit(f"lax.ragged_dot({x.name}, {w.name}, jnp.asarray({counts}, 'int32'))", bound=x.bound * w.bound * 8)
+
+
+@operator(2, differentiable=False)
+def reduced_by_a_function(s: Scope) -> None:
+    x = s.pick_float(max_bound=20.0)
+    axes = _axes(s, x)
+    form = s.one_of(
+        (
+            "lax.reduce({}, np.zeros((), jnp.dtype({!r})), lambda a, b: jnp.hypot(a, b), {})",
+            "lax.reduce({}, np.ones((), jnp.dtype({!r})), lambda a, b: jnp.maximum(a, 2 * b), {})",
+        )
+    )
+    s.emit(form.format(x.name, x.dtype, axes), bound=x.bound * 8)
+
+
+@operator(1, differentiable=False)
+def along_one_line(s: Scope) -> None:
+    """Tridiagonal systems, the largest by an approximate search, and forward derivatives of pooling."""
+    x = s.small(s.pick(lambda v: v.rank >= 2 and v.dtype == "float64" and v.shape[-1] >= 4))
+    form = s.one_of(
+        (
+            "lax.linalg.tridiagonal_solve("
+            "{0}.at[..., 0].set(0), {0} + 4, {0}.at[..., -1].set(0), {0}[..., None])[..., 0]",
+            "lax.approx_max_k({0}, 2)[0]",
+            "jax.jvp(lambda z: jnp.cumsum(jnp.max(z, -1)), ({0},), ({0},))[1]",
+        )
+    )
+    s.emit(form.format(x.name), bound=10.0)
+
+
 @operator(1)
 def fourier(s: Scope) -> None:
     x = s.pick(lambda v: v.rank >= 1 and v.dtype == "float64")
