@@ -7,6 +7,7 @@ from jaxplan.ir import StepGraph
 PARAMETERS = "parameters"
 OTHER_STATE = "optimizer state"
 BATCH = "batch and other arguments"
+RESIDENTS = (PARAMETERS, OTHER_STATE, BATCH)
 
 
 def resident_labels(graph: StepGraph) -> dict[int, str]:

@@ -14,11 +14,12 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from jaxplan._errors import AuditError, MissingExtraError
 from jaxplan.partition._hlo import Collective, module_collectives
 from jaxplan.partition._hlo_flops import flops_by_dtype, uncounted_calls
+from jaxplan.partition._hlo_liveness import Holding, peak_temporaries
 from jaxplan.partition._hlo_text import parse_module
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ _REMATERIALISED_NAME = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]*\.remat\d*[\w.\-]* =
 _REMATERIALISATION_WARNING = re.compile(r"[^\n]*by rematerialization[^\n]*")
 _CHILD_SCOPE = "jit(exported_step)/call_exported/"
 _MAX_STDERR_LINES = 20
+_Placed = TypeVar("_Placed", Collective, Holding)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,15 @@ class CompiledMemory:
         """Peak: arguments + outputs - aliased + temporaries."""
         return self.argument_bytes + self.output_bytes - self.alias_bytes + self.temp_bytes
 
+    @property
+    def parts(self) -> tuple[tuple[str, int], ...]:
+        """What the total is made of: (what, bytes)."""
+        return (
+            ("arguments", self.argument_bytes),
+            ("outputs that overwrite no argument", self.output_bytes - self.alias_bytes),
+            ("temporaries", self.temp_bytes),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledReport:
@@ -59,6 +70,7 @@ class CompiledReport:
     `flops_by_dtype` counts contractions and convolutions per step by operand type; `uncounted_calls` names
     library calls it knows nothing of and `unknown_loops` loops of unknown length (counted once).
     `rematerialised`: the compiler recomputed values to save memory, so `memory` is what was left after that.
+    `held` is what the temporaries are when they are largest (`peak_temporaries`).
     """
 
     platform: str
@@ -72,6 +84,7 @@ class CompiledReport:
     lower_seconds: float = 0.0
     compile_seconds: float = 0.0
     hlo_text: str | None = None
+    held: tuple[Holding, ...] = ()
 
     @property
     def memory_bytes(self) -> int:
@@ -225,17 +238,19 @@ def _read_report(folder: Path) -> CompiledReport:
         lower_seconds=result["lower_seconds"],
         compile_seconds=result["compile_seconds"],
         hlo_text=hlo_text,
+        held=tuple(map(_without_child, peak_temporaries(module).holdings)),
     )
 
 
-def _without_child(collective: Collective) -> Collective:
+def _without_child(found: _Placed) -> _Placed:
     """Names and places of the program's own: the child's wrapping call is left out."""
-    source = "" if "_aot_child.py:" in collective.source else collective.source
-    return replace(collective, op_name=collective.op_name.removeprefix(_CHILD_SCOPE), source=source)
+    source = "" if "_aot_child.py:" in found.source else found.source
+    return replace(found, op_name=found.op_name.removeprefix(_CHILD_SCOPE), source=source)
 
 
 def report_summary(report: CompiledReport) -> dict[str, Any]:
-    """Plain data of a report (no HLO text), for JSON files."""
+    """Plain data of a report (no HLO text, no buffers), for JSON files."""
     summary = asdict(report)
     summary.pop("hlo_text")
+    summary.pop("held")
     return {**summary, "memory_bytes": report.memory_bytes, "flops": report.flops}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,6 +12,7 @@ import numpy as np
 from jaxplan._errors import AuditError
 from jaxplan.partition._aot import CompiledReport
 from jaxplan.partition._hlo import Collective
+from jaxplan.partition._hlo_liveness import Holding
 
 if TYPE_CHECKING:
     from jaxplan.mesh import Topology
@@ -42,12 +43,13 @@ class PredictedCollective(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictedProgram:
-    """What a plan says of one device's program: peak bytes, contraction FLOPs and collectives of a step."""
+    """What a plan says of one device's program: peak bytes and their parts, contraction FLOPs, collectives."""
 
     memory_bytes: int
     flops: int
     collectives: tuple[PredictedCollective | tuple[str, tuple[int, ...], int, int], ...]
     topology: Topology
+    memory_parts: Mapping[str, int] = field(default_factory=dict)
 
 
 class Verdict(Enum):
@@ -87,7 +89,11 @@ class CollectiveRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """A predicted program beside the compiled one; bytes and FLOPs are per device and step."""
+    """A predicted program beside the compiled one; bytes and FLOPs are per device and step.
+
+    `predicted_parts` and `compiled_parts` are (what, bytes) that sum to the two memories; `held` is what the
+    compiled program's temporaries are made of when they are largest, largest first.
+    """
 
     predicted_memory_bytes: int
     compiled_memory_bytes: int
@@ -98,6 +104,9 @@ class Audit:
     uncounted_calls: tuple[str, ...] = ()
     unknown_loops: tuple[str, ...] = ()
     unexpected: tuple[Collective, ...] = ()
+    predicted_parts: tuple[tuple[str, int], ...] = ()
+    compiled_parts: tuple[tuple[str, int], ...] = ()
+    held: tuple[Holding, ...] = ()
 
     @property
     def collectives_ok(self) -> bool:
@@ -161,6 +170,9 @@ def compare(predicted: PredictedProgram, report: CompiledReport) -> Audit:
         uncounted_calls=report.uncounted_calls,
         unknown_loops=report.unknown_loops,
         unexpected=tuple(unexpected),
+        predicted_parts=tuple(predicted.memory_parts.items()),
+        compiled_parts=report.memory.parts,
+        held=report.held,
     )
 
 

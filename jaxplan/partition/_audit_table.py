@@ -7,10 +7,13 @@ import io
 from rich.console import Console
 from rich.table import Table
 
+from jaxplan.cost import RESIDENTS
 from jaxplan.partition._audit import Audit, CollectiveRow
+from jaxplan.partition._hlo_liveness import Holding
 
 _GIB = 2**30
 _MIB = 2**20
+_MOST_HELD = 8
 
 
 def audit_table(audit: Audit, width: int = 140) -> str:
@@ -22,6 +25,8 @@ def audit_table(audit: Audit, width: int = 140) -> str:
         table.add_column(column, justify="right")
     table.add_column("verdict")
     table.add_row(*_memory_cells(audit))
+    for cells in _part_cells(audit):
+        table.add_row(*cells)
     table.add_row(*_flops_cells(audit))
     for row in audit.rows:
         table.add_row(*_collective_cells(row))
@@ -41,6 +46,19 @@ def _memory_cells(audit: Audit) -> tuple[str, ...]:
     return ("memory", "", *cells, _ratio(compiled, predicted), verdict)
 
 
+def _part_cells(audit: Audit) -> list[tuple[str, ...]]:
+    """Arguments against arguments, and all else against outputs and temporaries."""
+    if not audit.predicted_parts or not audit.compiled_parts:
+        return []
+    predicted = sum(size for part, size in audit.predicted_parts if part in RESIDENTS)
+    compiled = audit.compiled_parts[0][1]
+    rows = (
+        ("  arguments", predicted, compiled),
+        ("  all else", audit.predicted_memory_bytes - predicted, audit.compiled_memory_bytes - compiled),
+    )
+    return [(what, "", f"{p / _GIB:.3f} GiB", f"{c / _GIB:.3f} GiB", _ratio(c, p), "") for what, p, c in rows]
+
+
 def _flops_cells(audit: Audit) -> tuple[str, ...]:
     predicted, compiled = audit.predicted_flops, audit.compiled_flops
     verdict = "agrees" if audit.flops_ok else "more"
@@ -57,9 +75,22 @@ def _collective_cells(row: CollectiveRow) -> tuple[str, ...]:
     return (row.kind, over, *cells, _ratio(row.compiled_bytes, row.predicted_bytes), row.verdict.value)
 
 
+def _holding_line(held: Holding) -> str:
+    place = f"{held.op_name or '(no name)'} ({held.source})" if held.source else held.op_name or "(no name)"
+    return f"{held.num_bytes / _MIB:9.1f} MiB  {held.count} x {held.array}  {place}"
+
+
 def _notes(audit: Audit) -> list[str]:
     """What the cells have no room for: where disagreements come from, and what was not counted."""
     notes = ["collectives: how many x their total; the compiler may combine several into one"]
+    for what, parts in (("predicted", audit.predicted_parts), ("compiled", audit.compiled_parts)):
+        if parts:
+            notes.append(
+                f"memory, {what}: {', '.join(f'{part} {size / _MIB:.1f}' for part, size in parts)} MiB"
+            )
+    if audit.held:
+        notes.append("compiled temporaries when they are largest:")
+        notes += [f"  {_holding_line(held)}" for held in audit.held[:_MOST_HELD]]
     for row in audit.rows:
         if not row.ok and row.examples:
             notes.append(f"{row.verdict.value}: {row.kind} over {row.group_size}, largest from:")

@@ -63,5 +63,6 @@ def audit_plan(
         flops=int(prediction.flops),
         collectives=tuple((c.kind, c.axes, c.num_bytes, c.count) for c in prediction.collectives),
         topology=plan.topology,
+        memory_parts=prediction.memory_parts,
     )
     return compare(predicted, report or compile_plan(plan, cache_dir=cache_dir))

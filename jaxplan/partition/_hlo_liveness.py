@@ -18,6 +18,7 @@ _IN_PLACE_PAIR = re.compile(r"\{(\d*)[\d,]*\}: \((\d+), \{(\d*)[\d,]*\}")
 _INDEX = re.compile(r"\bindex=(\d+)")
 _NUMBER = re.compile(r"(?<=_)\d+")
 _IN_PLACE_NAMES = ("dynamic-update-slice", "dynamic_update_slice", "scatter")
+_MOST_COPIES = 8  # followed from a buffer without a name to one that has one
 _RUNS_INSIDE = frozenset({"while", "conditional", "call", "async-start", "call-start"})
 
 
@@ -185,7 +186,15 @@ class _Scan:
         for buffer, _ in self._sizes():
             array, born = self.made[buffer]
             if born <= place <= self.last[buffer]:
-                yield array, self.instructions[born]
+                yield array, self._origin(self.instructions[born])
+
+    def _origin(self, instruction: Instruction) -> Instruction:
+        """The instruction itself; of a copy or conversion that the compiler put in, what it copies."""
+        for _ in range(_MOST_COPIES):
+            if op_name_of(instruction.attributes) or not instruction.operands:
+                break
+            instruction = self.by_name[instruction.operands[0]]
+        return instruction
 
 
 def _in_place(instruction: Instruction) -> Iterator[tuple[int, int, int]]:

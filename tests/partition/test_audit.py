@@ -1,12 +1,20 @@
 """Predicted against compiled: groups from axes by enumeration, and verdicts on reports made by hand."""
 
+import dataclasses
 import itertools
+import re
+from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax import export
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from jaxplan import AuditError
 from jaxplan.mesh import Topology
-from jaxplan.partition._aot import CompiledMemory, CompiledReport
+from jaxplan.partition._aot import CompiledMemory, CompiledReport, compile_exported
 from jaxplan.partition._audit import (
     PredictedCollective,
     PredictedProgram,
@@ -16,6 +24,8 @@ from jaxplan.partition._audit import (
     spanning_axes,
 )
 from jaxplan.partition._hlo import Collective
+from jaxplan.partition._hlo_liveness import Holding
+from jaxplan.partition._planned import abstract_mesh
 
 MIB = 2**20
 TOPOLOGY = Topology.parse("h100:2x4")  # devices 0-3 on one node, 4-7 on the other
@@ -128,6 +138,55 @@ def test_a_permute_belongs_to_the_axes_that_hold_its_exchanges() -> None:
 def test_more_memory_or_work_than_predicted_is_not_ok(report: CompiledReport) -> None:
     assert compare(_predicted(), _report(memory=1040, flops=90)).ok
     assert not compare(_predicted(), report).ok
+
+
+def test_memory_is_told_by_part_and_by_what_holds_it() -> None:
+    held = Holding(array="bf16[8,16]", num_bytes=3 * MIB, count=2, op_name="jit(f)/relu", source="model.py:7")
+    memory = CompiledMemory(
+        argument_bytes=40 * MIB, output_bytes=9 * MIB, alias_bytes=8 * MIB, temp_bytes=5 * MIB
+    )
+    report = dataclasses.replace(_report(held=(held,)), memory=memory)
+    parts = {"parameters": 30 * MIB, "batch and other arguments": 10 * MIB, "activations": 4 * MIB}
+    predicted = dataclasses.replace(_predicted(memory=44 * MIB), memory_parts=parts)
+    audit = compare(predicted, report)
+    assert sum(size for _, size in audit.compiled_parts) == audit.compiled_memory_bytes == 46 * MIB
+    assert audit.compiled_parts == (
+        ("arguments", 40 * MIB), ("outputs that overwrite no argument", MIB), ("temporaries", 5 * MIB),
+    )  # fmt: skip
+    table = audit.table()
+    assert re.search(r"arguments +│ +│ +0\.039 GiB │ +0\.039 GiB │ 1\.000", table)
+    assert re.search(r"all else +│ +│ +0\.004 GiB │ +0\.006 GiB │ 1\.500", table)
+    assert "3.0 MiB  2 x bf16[8,16]  jit(f)/relu (model.py:7)" in table
+    assert "activations 4.0" in table
+
+
+def test_a_collective_that_the_plan_does_not_have_is_traced_to_its_line() -> None:
+    """The step squares a matrix that it first wants whole on every device; the plan knows of nothing."""
+    topology = Topology.parse("cpu:8")
+    mesh = abstract_mesh(topology)
+    split = NamedSharding(mesh, P(("g0", "g1", "g2")))
+
+    def step(x: jax.Array) -> jax.Array:
+        with jax.named_scope("layer"):
+            whole = jax.lax.with_sharding_constraint(x * 2, NamedSharding(mesh, P()))
+        return x @ whole  # FORCED
+
+    jitted = jax.jit(step, in_shardings=(split,), out_shardings=split)
+    exported = export.export(jitted, platforms=["cpu"])(jax.ShapeDtypeStruct((512, 512), jnp.float32))
+    report = compile_exported(bytes(exported.serialize()), topology)
+    predicted = PredictedProgram(
+        memory_bytes=report.memory_bytes, flops=report.flops, collectives=(), topology=topology
+    )
+    audit = compare(predicted, report)
+    (found,) = audit.unexpected
+    assert (found.kind, found.num_bytes, found.group_size) == ("all-gather", 512 * 512 * 4, 8)
+    assert "jit(step)" in found.op_name
+    file, line = found.source.rsplit(":", 1)
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    assert file.endswith("test_audit.py")
+    assert "whole" in lines[int(line) - 1]
+    with pytest.raises(AuditError, match=r"unexpected: all-gather over 8.*\n.*test_audit\.py:\d+"):
+        audit.check()
 
 
 def test_the_table_says_what_was_not_counted() -> None:

@@ -207,11 +207,8 @@ def test_the_commonest_edges_compile_to_their_paths(topology: str) -> None:
 
 @needs_gpu_plugin
 @pytest.mark.gpu_aot
-@pytest.mark.parametrize(
-    ("topology", "names"), [("h100:2x4", ("n0", "g0", "g1")), ("h100:2x4", ("g1", "n0", "g0"))], ids=str
-)
-def test_edges_of_every_kind_compile_to_their_paths(topology: str, names: tuple[str, str, str]) -> None:
-    edges = every_kind(topology, names)
+def test_edges_of_every_kind_on_two_nodes_compile_to_their_paths() -> None:
+    edges = every_kind("h100:2x4", ("g1", "n0", "g0"))
     kinds = {kind for e in edges for kind, _, _ in e.path.collectives}
     assert kinds == {"all-gather", "all-to-all", "collective-permute", "reduce-scatter", "all-reduce"}
     assert any(len(e.path.collectives) > 1 for e in edges)
