@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import jaxplan
+from jaxplan._cli_audit import add_audit_arguments, audit_of
 from jaxplan._cli_profile import add_profile_command
 from jaxplan._cli_scaling import add_scaling_commands
 from jaxplan._cli_step import add_step_arguments, step_arguments
@@ -35,6 +36,7 @@ examples:
   jaxplan min-devices train:train_step --args train:make_args --topology h100:16x8 --memory 60GiB
   jaxplan scaling train:train_step --args train:make_args --topology h100:4x8 --device-counts 1 8 32
   jaxplan show frontier.json
+  jaxplan audit frontier.json train:train_step --args train:make_args --choose knee
   jaxplan profile --output here.json && jaxplan plan ... --profile here.json
 
 exit codes: 0 done, 1 failed, 2 wrong usage, 3 no plan fits the memory, 4 the compiled program differs
@@ -102,6 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("file")
     show.set_defaults(run=_run_show)
     add_scaling_commands(commands)
+    add_audit_arguments(commands).set_defaults(run=_run_audit)
     add_profile_command(commands)
     coverage = commands.add_parser("coverage", help="print which primitives of JAX have a rule, and what tests it")
     coverage.add_argument("--debug", action="store_true", help="show the traceback of an error")
@@ -149,6 +152,12 @@ def _run_show(arguments: argparse.Namespace) -> int:
         raise ArgumentError(f"{arguments.file} holds one plan: --choose and --plot need a frontier")
     print(loaded.explain())
     return EXIT_DONE
+
+
+def _run_audit(arguments: argparse.Namespace) -> int:
+    audit = audit_of(arguments)
+    print(audit.table())
+    return EXIT_DONE if audit.ok else EXIT_AUDIT
 
 
 def _run_coverage(arguments: argparse.Namespace) -> int:

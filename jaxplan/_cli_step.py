@@ -42,9 +42,7 @@ def add_step_arguments(parser: argparse.ArgumentParser) -> None:
 
 def step_arguments(arguments: argparse.Namespace) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
     """Return the step, its arguments, and the options of `jaxplan.plan` that were given."""
-    step = _undecorated(_resolve(arguments.step))
-    args = _resolve(arguments.args)()
-    args = tuple(args) if isinstance(args, (tuple, list)) else (args,)
+    step, args = named_step(arguments)
     options = {
         "topology": _topology(arguments),
         "memory": parse_memory(arguments.memory) if arguments.memory is not None else None,
@@ -53,6 +51,12 @@ def step_arguments(arguments: argparse.Namespace) -> tuple[Callable[..., Any], t
         "static_argnums": tuple(arguments.static),
     }
     return step, args, options
+
+
+def named_step(arguments: argparse.Namespace) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Return the step that `step` names, and the arguments that `--args` makes."""
+    args = _resolve(arguments.args)()
+    return _undecorated(_resolve(arguments.step)), tuple(args) if isinstance(args, (tuple, list)) else (args,)
 
 
 def _topology(arguments: argparse.Namespace) -> Any:

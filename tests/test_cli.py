@@ -100,6 +100,29 @@ def test_files_and_audit(calls, module, capsys, choose, name, exit_code):
     assert "predicted beside compiled" in capsys.readouterr().out
 
 
+def test_a_saved_plan_is_audited(module, capsys):
+    source = """
+        import jax
+
+        def step(w, x):
+            return w - 0.1 * jax.grad(lambda w: ((x @ w) ** 2).sum())(w)
+
+        def make_args():
+            return jax.ShapeDtypeStruct((512, 512), "float32"), jax.ShapeDtypeStruct((1024, 512), "float32")
+    """
+    (module / "real_step.py").write_text(textwrap.dedent(source))
+    step = "real_step.py:step --args real_step.py:make_args"
+    assert _cli.main([*f"plan {step} --topology cpu:8 --donate 0 --save f.json --plan p.json".split()]) == 0
+    capsys.readouterr()
+    code = _cli.main(f"audit f.json {step} --choose leanest --cache programs".split())
+    out, _ = capsys.readouterr()
+    assert ("memory" in out, "contractions" in out, "temporaries" in out) == (True, True, True)
+    assert code in (0, 4)  # agrees, or differs
+    assert len(list((module / "programs").iterdir())) == 1
+    assert _cli.main(f"audit p.json {step} --choose leanest".split()) == 2
+    assert "holds one plan: --choose needs a frontier" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("step", "args", "options", "exit_code", "message"),
     [
