@@ -71,7 +71,7 @@ class Subject:
           Exception: what JAX itself says against the program.
         """
         if self._expected is None:
-            self._expected = jax.device_get(jax.tree.leaves(jax.jit(self.step)(*self.args)))
+            self._expected = list(jax.device_get(jax.tree.leaves(jax.jit(self.step)(*self.args))))
         return self._expected
 
     @classmethod

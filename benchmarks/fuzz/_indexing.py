@@ -38,7 +38,7 @@ def taken(s: Scope) -> None:
     s.emit(f"jnp.take({x.name}, {ids}, {axis}, mode={_mode(s)})", bound=x.bound)
 
 
-@operator(4)
+@operator(8)
 def embedded(s: Scope) -> None:
     """A look-up in a table that is an argument."""
     table = s.matching((s.size(), s.size()), "float64")

@@ -51,7 +51,7 @@ def multiplied(s: Scope) -> None:
     s.emit(f"jnp.prod(1 + {x.name} / 8, {_axes(s, x)})", bound=4.0)
 
 
-@operator(3)
+@operator(6)
 def any_or_all(s: Scope) -> None:
     x = s.pick(lambda v: v.rank >= 1 and v.dtype == "bool")
     s.emit(f"{s.one_of(('jnp.any', 'jnp.all'))}({x.name}, {_axes(s, x)})")
@@ -155,6 +155,18 @@ def layer(s: Scope) -> None:
     w, b = s.matching((x.shape[-1], width), x.dtype), s.matching((width,), x.dtype)
     act = s.one_of(("jnp.tanh({})", "jax.nn.relu({})", "({}) * 0.5"))
     s.emit(act.format(f"{x.name} @ {w.name} + {b.name}"), bound=x.bound * w.bound * 8)
+
+
+@operator(4)
+def function_of_product(s: Scope) -> None:
+    """What must not be taken of the parts of a sum: a non-linear function, or a cast to as many bits."""
+    x = s.small(s.pick_float())
+    w = s.matching((x.shape[-1], s.size()), x.dtype)
+    form = s.one_of(("jnp.sin({})", "jnp.abs({})", "({}) ** 2", ""))
+    if form:
+        s.emit(form.format(f"{x.name} @ {w.name}"), bound=16.0)
+    else:
+        s.emit(f"({x.name}.astype('float32') @ {w.name}.astype('float32')).astype('int32')", bound=16.0)
 
 
 @operator(5)

@@ -148,7 +148,7 @@ class Scope:
                 *(f"    {line}" for line in (*definitions, f"return {text}")),
             ]
         )
-        namespace = dict(_EVALUATION)
+        namespace: dict[str, Any] = dict(_EVALUATION)
         exec(source, namespace)
         given = [jax.ShapeDtypeStruct(by_name[name].shape, jnp.dtype(by_name[name].dtype)) for name in names]
         try:
