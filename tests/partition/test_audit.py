@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import jax
@@ -12,6 +13,8 @@ from jax import export
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import jaxplan
+from benchmarks.models import build
 from jaxplan import AuditError
 from jaxplan.mesh import Topology
 from jaxplan.partition._aot import CompiledMemory, CompiledReport, compile_exported
@@ -187,6 +190,20 @@ def test_a_collective_that_the_plan_does_not_have_is_traced_to_its_line() -> Non
     assert "whole" in lines[int(line) - 1]
     with pytest.raises(AuditError, match=r"unexpected: all-gather over 8.*\n.*test_audit\.py:\d+"):
         audit.check()
+
+
+@pytest.mark.tpu_aot
+@pytest.mark.skipif(find_spec("libtpu") is None, reason="needs the extra tpu-aot to compile for TPUs")
+def test_a_plan_for_a_torus_compiles_to_what_it_says() -> None:
+    step, arguments = build("mlp", num_layers=2, width=1024, num_classes=1024, dtype="bfloat16")
+    frontier = jaxplan.plan(step, *arguments, topology="v5e:2x4", donate_argnums=(0,), progress=False)
+    plan = frontier.fastest()
+    kinds = {collective.kind for collective in plan.prediction.collectives}
+    assert {"all-gather", "reduce-scatter"} <= kinds
+    audit = plan.audit()
+    assert audit.collectives_ok, audit.table()
+    assert audit.compiled_flops == audit.predicted_flops, audit.table()
+    assert not audit.unexpected
 
 
 def test_the_table_says_what_was_not_counted() -> None:
