@@ -9,9 +9,10 @@ the fusion that makes one for the forward pass also writes it for the backward p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jaxplan.ir import REGION_IN, REGION_OUT, Equation, StepGraph
+from jaxplan.ir import CONTRACTION_FAMILIES, REGION_IN, REGION_OUT, Equation, StepGraph
 from jaxplan.mesh import ChipSpec
 
 FUSIBLE_FAMILIES = frozenset({"elementwise", "shape", "source", "rng"})
@@ -68,7 +69,7 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec) -> Buffers:
     program, values = graph.program, graph.values
     num_equations = len(program.equations)
     turning = next((e.index for e in program.equations if e.phase == "backward"), num_equations)
-    materialised = _materialised(graph, turning)
+    materialised = _materialised(graph, chip, turning)
     death = [-1] * len(program.tensors)
     for t in program.outputs:
         death[t] = num_equations
@@ -109,7 +110,7 @@ def _buffer_bytes(graph: StepGraph, chip: ChipSpec, t: int) -> int:
     return tensor.num_elements * _WIDE_BYTES if wide else tensor.num_bytes
 
 
-def _materialised(graph: StepGraph, turning: int) -> list[bool]:
+def _materialised(graph: StepGraph, chip: ChipSpec, turning: int) -> list[bool]:
     program = graph.program
     result = [False] * len(program.tensors)
     for t in program.outputs:
@@ -122,13 +123,13 @@ def _materialised(graph: StepGraph, turning: int) -> list[bool]:
         elif graph.rules[eqn.index].family not in FUSIBLE_FAMILIES:
             for t in (*eqn.operands, *eqn.results):
                 reads_free = graph.values.free[t] or program.tensors[t].kind == "literal"
-                result[t] = not reads_free and (result[t] or not _fuses_into_reduction(graph, eqn.index, t))
+                result[t] = not reads_free and (result[t] or not _fuses_into(graph, chip, eqn.index, t))
     for t in program.inputs:
         result[t] = True
     for eqn in program.equations:
         if _is_junction(graph, eqn.index, turning):
             result[eqn.results[0]] = True
-    _save_residuals(graph, turning, result)
+    _save_residuals(graph, chip, turning, result)
     return result
 
 
@@ -144,10 +145,12 @@ def _mark_boundary(graph: StepGraph, eqn: Equation, materialised: list[bool]) ->
         materialised[eqn.results[0]] = bool(graph.program.tensors[eqn.results[0]].shape)
 
 
-def _fuses_into_reduction(graph: StepGraph, equation: int, t: int) -> bool:
-    """A reduction's operand is computed inside its fusion."""
-    eqn = graph.program.equations[equation]
-    return graph.rules[equation].family == "reduction" and t in eqn.operands
+def _fuses_into(graph: StepGraph, chip: ChipSpec, equation: int, t: int) -> bool:
+    """Whether an operand is computed inside the kernel that reads it: a reduction, or a product that no library runs."""
+    eqn, family = graph.program.equations[equation], graph.rules[equation].family
+    if t not in eqn.operands:
+        return False
+    return family == "reduction" or (chip.fuses_products and family in CONTRACTION_FAMILIES)
 
 
 def _is_junction(graph: StepGraph, equation: int, turning: int) -> bool:
@@ -170,9 +173,10 @@ def _is_junction(graph: StepGraph, equation: int, turning: int) -> bool:
     return len(large) >= 2 and size > 1
 
 
-def _save_residuals(graph: StepGraph, turning: int, materialised: list[bool]) -> None:
+def _save_residuals(graph: StepGraph, chip: ChipSpec, turning: int, materialised: list[bool]) -> None:
     """Make a buffer of what backward fusions need and cannot recompute from buffers that live anyway."""
     program, values = graph.program, graph.values
+    again = _recomputable(graph, chip)
     kept = set(program.inputs)
     for t in program.tensors:
         if materialised[t.index] and any(c >= turning for c in values.consumers[t.index]):
@@ -182,42 +186,50 @@ def _save_residuals(graph: StepGraph, turning: int, materialised: list[bool]) ->
             if t in kept or not program.tensors[t].shape or values.free[t]:
                 continue
             if any(c >= turning for c in values.consumers[t]):
-                for keep in _narrowest(graph, t, kept, materialised):
+                for keep in _narrowest(graph, again, t, kept, materialised):
                     kept.add(keep)
                     materialised[keep] = True
 
 
-def _recomputable(graph: StepGraph, equation: int) -> bool:
-    fusible = graph.rules[equation].family in FUSIBLE_FAMILIES
-    return fusible and graph.program.equations[equation].name not in NOT_RECOMPUTED
+def _recomputable(graph: StepGraph, chip: ChipSpec) -> list[bool]:
+    """Per equation, whether the fusions of the backward pass compute it again."""
+    saved = frozenset() if chip.fuses_products else NOT_RECOMPUTED
+    return [
+        graph.rules[eqn.index].family in FUSIBLE_FAMILIES and eqn.name not in saved
+        for eqn in graph.program.equations
+    ]
 
 
-def _narrowest(graph: StepGraph, t: int, kept: set[int], materialised: list[bool]) -> list[int]:
+def _narrowest(
+    graph: StepGraph, again: Sequence[bool], t: int, kept: set[int], materialised: list[bool]
+) -> list[int]:
     """The values to keep so that ``t`` can be recomputed; none when what is kept already suffices."""
     program, values = graph.program, graph.values
-    missing = _missing_sources(graph, t, kept, materialised)
+    missing = _missing_sources(graph, again, t, kept, materialised)
     if sum(program.tensors[u].num_bytes for u in missing) <= SMALL_FRACTION * program.tensors[t].num_bytes:
         return missing  # the statistics that a normalised value, and its mask, are computed again from
     keep: list[int] = []
     while True:
         index = values.producer[t]
-        if index < 0 or not _recomputable(graph, index):
+        if index < 0 or not again[index]:
             return [*keep, t]
         size = program.tensors[t].num_bytes
         operands = dict.fromkeys(program.equations[index].operands)
-        needed = [o for o in operands if _missing_sources(graph, o, kept, materialised)]
+        needed = [o for o in operands if _missing_sources(graph, again, o, kept, materialised)]
         large = [o for o in needed if program.tensors[o].num_bytes > SMALL_FRACTION * size]
         if len(large) > 1 or (large and program.tensors[large[0]].num_bytes > size):
             return [*keep, t]
         for small in needed:
             if small not in large:
-                keep.extend(_narrowest(graph, small, kept, materialised))
+                keep.extend(_narrowest(graph, again, small, kept, materialised))
         if not large:
             return keep
         t = large[0]
 
 
-def _missing_sources(graph: StepGraph, t: int, kept: set[int], materialised: list[bool]) -> list[int]:
+def _missing_sources(
+    graph: StepGraph, again: Sequence[bool], t: int, kept: set[int], materialised: list[bool]
+) -> list[int]:
     """What ``t`` cannot be recomputed without and is not kept: buffers, and results of operators that are not repeated."""
     program, values = graph.program, graph.values
     stack, seen, missing = [t], set(), []
@@ -229,7 +241,7 @@ def _missing_sources(graph: StepGraph, t: int, kept: set[int], materialised: lis
         index = values.producer[u]
         if index < 0:
             continue
-        if materialised[u] or not _recomputable(graph, index):
+        if materialised[u] or not again[index]:
             missing.append(u)
         else:
             stack.extend(program.equations[index].operands)

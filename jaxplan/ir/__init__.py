@@ -7,6 +7,7 @@ from jaxplan.ir._configurations import enumerate_configurations as enumerate_con
 from jaxplan.ir._dimensions import NamedDimension as NamedDimension
 from jaxplan.ir._dimensions import NamedDimensions as NamedDimensions
 from jaxplan.ir._dimensions import dimension_graph as dimension_graph
+from jaxplan.ir._groups import CONTRACTION_FAMILIES as CONTRACTION_FAMILIES
 from jaxplan.ir._groups import UNGROUPED as UNGROUPED
 from jaxplan.ir._groups import Group as Group
 from jaxplan.ir._groups import Grouping as Grouping

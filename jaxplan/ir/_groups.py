@@ -257,6 +257,7 @@ class _Coarsening:
         backward = [e for e in heavy if e.phase == "backward"]
         for eqn in heavy:
             self.kind[eqn.index] = "contraction"
+            self._join_reversal(eqn)
         by_number: dict[int, Equation] = {}
         for eqn in heavy:
             first = by_number.setdefault(self.values.number[eqn.results[0]], eqn)
@@ -275,6 +276,15 @@ class _Coarsening:
                 partners[root].append((eqn, position))
         for cotangent, uses in sorted(partners.items()):
             self._match_gradients(cotangent, uses, by_operands, by_operand)
+
+    def _join_reversal(self, eqn: Equation) -> None:
+        """A kernel that is reversed for one convolution (an input gradient) is reversed on the devices that use it: the
+        compiler calls its library only where it sees both together, and multiplies with the holes of a strided
+        convolution's gradient otherwise."""
+        producer = self._producer(eqn.operands[1])
+        if producer is not None and producer.name == "rev" and len(self.values.consumers[eqn.operands[1]]) == 1:
+            self.kind[producer.index] = "contraction"
+            self.union.join(eqn.index, producer.index)
 
     def _match_gradients(self, cotangent: int, uses, by_operands, by_operand) -> None:
         others = frozenset(root for eqn, p in uses for i, root in enumerate(self._roots(eqn)) if i != p)
@@ -301,7 +311,12 @@ class _Coarsening:
             self.mirror.setdefault(gradient.results[0], wanted)
 
     def _roots(self, eqn: Equation) -> tuple[int, ...]:
-        return tuple(self.values.root[t] for t in eqn.operands[:2])
+        """What the two operands are views of; a reversed kernel is the kernel."""
+        makers = [self._producer(t) for t in eqn.operands[:2]]
+        return tuple(
+            self.values.root[maker.operands[0] if maker is not None and maker.name == "rev" else t]
+            for t, maker in zip(eqn.operands[:2], makers)
+        )
 
     def _is_contraction(self, eqn: Equation) -> bool:
         return self.rules[eqn.index].family in CONTRACTION_FAMILIES and not self._is_free(eqn)

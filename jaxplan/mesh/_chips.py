@@ -73,6 +73,8 @@ class ChipSpec:
       device_link: between the devices of a node (or along one torus dimension).
       node_link: between nodes; None where there is only one.
       matmul_workspace_bytes: scratch of one matrix product, as the compiler hands it to the library.
+      fuses_products: the compiler computes what a matrix product reads inside of it, as often as it is read, rather
+        than hand buffers to a library.
       torus_rank: dimensions of the ICI torus, 0 for chips behind a switch.
       elementwise_16bit: whether element-wise arithmetic runs in bfloat16 as written; elsewhere the compiler widens
         it to float32, and keeps what it saves of it wide.
@@ -95,6 +97,7 @@ class ChipSpec:
     torus_rank: int = 0
     elementwise_16bit: bool = False
     matmul_workspace_bytes: int = 0
+    fuses_products: bool = False
     aot_platform: str | None = None
     aot_target: str | None = None
     device_kinds: tuple[str, ...] = ()
@@ -165,7 +168,7 @@ def _tpu(
         launch_seconds=_TPU_LAUNCH, collective_launch_seconds=_TPU_LAUNCH,
         device_link=Link(bandwidth_bytes_per_second=ici, latency_seconds=_ICI_LATENCY, ring=True),
         node_link=None,
-        torus_rank=rank, aot_platform="tpu", device_kinds=kinds, source=source,
+        torus_rank=rank, fuses_products=True, aot_platform="tpu", device_kinds=kinds, source=source,
     )  # fmt: skip
 
 

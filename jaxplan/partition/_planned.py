@@ -53,7 +53,13 @@ def replay_of(plan: Plan) -> Replay:
     graph = plan.require_program()
     flows = find_flows(graph)
     transfers = plan_transfers(graph, plan.topology, flows, plan.configurations, frozenset(plan.repeated))
-    return Replay(graph, plan.configurations, flows, transfers)
+    return Replay(
+        graph,
+        plan.configurations,
+        flows,
+        transfers,
+        fuses_products=plan.topology.chip.fuses_products,
+    )
 
 
 def jit_flat(plan: Plan, mesh: Any, donate: Sequence[bool]) -> Any:

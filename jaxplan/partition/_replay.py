@@ -36,6 +36,7 @@ class Replay:
       sums: gradients of biases and scales, whose sum over the devices waits for others.
       summands: parts of gradients that are added up before they are reduced.
       awaited: contraction -> parameters not to be gathered before its operands are there.
+      fuses_products: see `jaxplan.mesh.ChipSpec`.
     """
 
     def __init__(
@@ -44,8 +45,10 @@ class Replay:
         configurations: Sequence[Configuration],
         flows: Sequence[Flow],
         transfers: Sequence[Transfer],
+        *,
+        fuses_products: bool = False,
     ) -> None:
-        self.graph, self.configurations = graph, tuple(configurations)
+        self.graph, self.configurations, self.fuses_products = graph, tuple(configurations), fuses_products
         self.by_read: dict[tuple[int, Layout], Transfer] = {(t.tensor, t.target): t for t in transfers}
         self.crossing = {flow.tensor for flow in flows}
         self.late = {t.tensor for t in transfers if t.repeated}

@@ -17,7 +17,7 @@ from jax import lax
 
 from jaxplan import _compat
 from jaxplan.cost import Transfer, layout_of
-from jaxplan.ir import UNGROUPED, WHOLE, Equation
+from jaxplan.ir import CONTRACTION_FAMILIES, UNGROUPED, WHOLE, Equation
 from jaxplan.mesh import Layout
 from jaxplan.partition._local import run_local, runs_on_pieces
 from jaxplan.partition._regions import run_region
@@ -43,6 +43,7 @@ class Run:
         self.copies: MutableMapping[_Copy, Any] = copies
         self.made: list[_Due] = []  # gradients since the last barrier of the backward pass
         self.due: list[_Due] = []  # those of the one before
+        self.last_product: Any = None
 
     def run(self, arguments: Sequence[Any]) -> list[Any]:
         for t, value in zip(self.program.inputs, arguments, strict=True):
@@ -109,8 +110,14 @@ class Run:
         return self._read(t, layout, eqn.index, tie)
 
     def tie(self, tensors: Sequence[int]) -> Any:
-        """The largest of the values that are there already, one of the backward pass if there is any: what a repeated
-        copy waits for."""
+        """What a repeated copy waits for: the largest of the values that are there already, one of the backward pass if
+        there is any.
+
+        Where the compiler computes what a product reads inside of it, a barrier would make a buffer of that, so the
+        copy waits for the product before.
+        """
+        if self.replay.fuses_products:
+            return self.last_product
         ready = [
             t
             for t in tensors
@@ -152,6 +159,8 @@ class Run:
             operands = self._await(eqn, operands)
         results = self._apply(eqn, group, operands, layouts)
         self.env.update(zip(eqn.results, results, strict=True))
+        if self.graph.rules[eqn.index].family in CONTRACTION_FAMILIES:
+            self.last_product = results[0]
         for t in eqn.results:
             if t in self.replay.gradients:
                 self._resolve(t)
