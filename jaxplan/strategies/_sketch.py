@@ -73,14 +73,22 @@ def draw(step: Step, compute: Rule, state: Rule, *, repeat_gathers: bool = False
 
 
 def _configuration(step: Step, space: GroupSpace, wishes: Wishes) -> Configuration:
-    """No axis is used twice; the first wish has it."""
+    """No axis is used twice in one operator or tensor; the first wish has it."""
     chosen: list[Axes] = [()] * len(space.classes)
-    used: set[int] = set()
     for c, axes in wishes.items():
+        used = {a for other, taken in enumerate(chosen) if taken and _meet(space, c, other) for a in taken}
         free = tuple(a for a in axes if a not in used)
         chosen[c] = dividing(space.classes[c], free, step.topology)
-        used.update(chosen[c])
     return tuple(chosen)
+
+
+def _meet(space: GroupSpace, a: int, b: int) -> bool:
+    """Whether an operator or a tensor of a group holds two classes."""
+    held = (
+        *space.factor_class.values(),
+        *(tuple(c for dim in t for c in dim) for t in space.tensor_dims.values()),
+    )
+    return any(a in classes and b in classes for classes in held)
 
 
 def _summing(
@@ -104,11 +112,11 @@ def _summing(
 
 
 def batch_wishes(step: Step, v: int, axes: Axes) -> dict[int, Axes]:
-    """The batch of a group on ``axes``; of several classes that hold it, the first."""
-    for c, dimension in enumerate(step.named(v)):
-        if step.weights.is_batch(dimension):
-            return {c: axes}
-    return {}
+    """The batch of a group on ``axes``.
+
+    A group may hold it in several classes, of tensors that no operator ties (around a flattening, say): each is split.
+    """
+    return {c: axes for c, dimension in enumerate(step.named(v)) if step.weights.is_batch(dimension)}
 
 
 def largest_split(step: Step, group: Group, axes: Axes) -> Wishes:

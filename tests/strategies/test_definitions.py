@@ -1,0 +1,208 @@
+"""Every strategy communicates and holds what its definition implies: closed forms of the model's dimensions."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+import jaxplan
+from jaxplan.strategies import References
+from tests.strategies.small_models import (
+    CNN_BATCH,
+    CNN_PARAMS,
+    F32,
+    Sizes,
+    cnn_case,
+    communicated,
+    gpt_case,
+    gpt_params,
+    references_of,
+    totals,
+)
+
+DEVICES = 8
+GPT = Sizes()
+MOE = Sizes(experts=8, layers=1)
+WIDE = Sizes(width=2048, hidden=8192, vocabulary=16384, layers=1)  # so that bytes count more than latency
+PARAMETERS = {name: F32 * math.prod(shape) for name, shape in gpt_params(GPT).items()}
+TOTAL = sum(PARAMETERS.values())
+A = GPT.activation_bytes
+SMALL = 2 * F32 * GPT.batch * GPT.tokens  # what softmax over a split vocabulary exchanges is below this
+
+
+@pytest.fixture(scope="module")
+def gpt() -> tuple[dict[str, jaxplan.Plan], References]:
+    return references_of(*gpt_case(GPT), f"h100:{DEVICES}")
+
+
+@pytest.fixture(scope="module")
+def nodes() -> tuple[dict[str, jaxplan.Plan], References]:
+    return references_of(*gpt_case(WIDE), "h100:2x4")
+
+
+@pytest.fixture(scope="module")
+def moe() -> tuple[dict[str, jaxplan.Plan], References]:
+    return references_of(*gpt_case(MOE), f"h100:{DEVICES}")
+
+
+@pytest.fixture(scope="module")
+def cnn() -> tuple[dict[str, jaxplan.Plan], References]:
+    return references_of(*cnn_case(), f"h100:{DEVICES}")
+
+
+def state(plan: jaxplan.Plan) -> tuple[int, int]:
+    return plan.memory_parts["parameters"], plan.memory_parts["optimizer state"]
+
+
+def test_data_parallelism_sums_every_gradient_once(gpt) -> None:
+    plan = gpt[0]["data"]
+    assert totals(plan, SMALL) == {("all-reduce", DEVICES): TOTAL}
+    assert sum(communicated(plan, SMALL)["all-reduce", DEVICES].values()) == len(PARAMETERS)
+    assert state(plan) == (TOTAL, TOTAL)
+
+
+def test_zero2_scatters_gradients_and_gathers_parameters_once(gpt) -> None:
+    plan = gpt[0]["zero2"]
+    assert totals(plan, SMALL) == {("reduce-scatter", DEVICES): TOTAL, ("all-gather", DEVICES): TOTAL}
+    assert state(plan) == (TOTAL // DEVICES, TOTAL // DEVICES)
+
+
+def test_fsdp_gathers_parameters_for_each_pass(gpt) -> None:
+    """All but the embedding: the gradient of a look-up does not read the table."""
+    plan = gpt[0]["fsdp"]
+    gathered = 2 * TOTAL - PARAMETERS["embed"]
+    assert totals(plan, SMALL) == {("reduce-scatter", DEVICES): TOTAL, ("all-gather", DEVICES): gathered}
+    assert state(plan) == (TOTAL // DEVICES, TOTAL // DEVICES)
+    assert plan.memory_bytes < gpt[0]["zero2"].memory_bytes < gpt[0]["data"].memory_bytes
+
+
+def test_hybrid_fsdp_scatters_inside_a_node_and_sums_across(nodes) -> None:
+    """A sum across nodes is a scatter and a gather; of each gradient the cheaper spelling is taken."""
+    inside, across = 4, 2
+    plan = nodes[0]["hybrid_fsdp"]
+    parameters = {name: F32 * math.prod(shape) for name, shape in gpt_params(WIDE).items()}
+    total = sum(parameters.values())
+    found = totals(plan, 2**20)
+    summed, scattered_twice = found.pop(("all-reduce", across)), found.pop(("reduce-scatter", DEVICES))
+    assert summed + found[("all-gather", across)] == total // inside
+    assert found == {
+        ("all-gather", inside): 2 * total - parameters["embed"],
+        ("reduce-scatter", inside): total - scattered_twice,
+        ("all-gather", across): scattered_twice // inside,
+    }
+    assert state(plan) == (total // inside, total // inside)
+
+
+def test_megatron_sums_activations_four_times_a_layer(gpt) -> None:
+    """And once each behind the embedding and before the head, whose vocabulary is split."""
+    plan = gpt[0]["megatron"]
+    assert communicated(plan, SMALL) == {("all-reduce", DEVICES): {A: 4 * GPT.layers + 2}}
+    assert state(plan) == (TOTAL // DEVICES, TOTAL // DEVICES)
+
+
+def test_sequence_parallelism_scatters_and_gathers_where_megatron_sums(gpt) -> None:
+    times = 4 * GPT.layers + 2
+    plan = gpt[0]["megatron_sequence"]
+    found = communicated(plan, SMALL)
+    assert found == {("all-gather", DEVICES): {A: times}, ("reduce-scatter", DEVICES): {A: times}}
+    assert plan.memory_bytes < gpt[0]["megatron"].memory_bytes
+
+
+@pytest.mark.parametrize(("data", "tensor"), [(4, 2), (2, 4)])
+def test_data_times_tensor_sums_activations_one_way_and_gradients_the_other(
+    gpt, data: int, tensor: int
+) -> None:
+    plan = gpt[0][f"data{data}_tensor{tensor}"]
+    found = totals(plan, SMALL)
+    assert found == {
+        ("all-reduce", tensor): (4 * GPT.layers + 2) * A // data + (TOTAL // tensor if data == tensor else 0),
+        ("all-reduce", data): TOTAL // tensor,
+    }
+    assert state(plan) == (TOTAL // tensor, TOTAL // tensor)
+
+
+def test_every_grid_is_there(nodes) -> None:
+    """Two nodes of four: either way across, and 1, 2 or 4 of the devices inside; one of them is megatron."""
+    plans, references = nodes
+    found = {name for name in (*plans, *references.absent) if "_tensor" in name}
+    assert found == {
+        "data2x1_tensor1x4", "data2x2_tensor1x2",
+        "data1x4_tensor2x1", "data1x2_tensor2x2",
+    }  # fmt: skip
+    assert references.absent["data2x1_tensor1x4"] == "here it is the same as megatron"
+
+
+def test_context_parallelism_gathers_keys_and_values(gpt) -> None:
+    """In each layer; their gradients are scattered, and parameters are as in data parallelism."""
+    plan = gpt[0]["context"]
+    assert totals(plan, SMALL) == {
+        ("all-gather", DEVICES): 2 * GPT.layers * A,
+        ("reduce-scatter", DEVICES): 2 * GPT.layers * A,
+        ("all-reduce", DEVICES): TOTAL,
+    }
+    assert state(plan) == (TOTAL, TOTAL)
+
+
+def test_experts_send_tokens_and_keep_their_parameters(moe) -> None:
+    """To the experts and back, forward and backward; only what is no expert's is summed."""
+    plan = moe[0]["experts"]
+    shapes = gpt_params(MOE)
+    experts = sum(
+        F32 * math.prod(shape) for shape in shapes.values() if shape[0] == MOE.experts and len(shape) == 3
+    )
+    heads = sum(F32 * math.prod(s) for name, s in shapes.items() if name.endswith("o"))
+    experts -= heads  # (8, 16, 128) of attention's output: eight heads, not experts
+    total = sum(F32 * math.prod(shape) for shape in shapes.values())
+    slots = F32 * MOE.experts * MOE.batch * MOE.capacity * MOE.width
+    assert communicated(plan, SMALL)["all-to-all", DEVICES] == {slots // DEVICES: 4 * MOE.layers}
+    assert totals(plan, SMALL) == {
+        ("all-to-all", DEVICES): 4 * MOE.layers * slots // DEVICES,
+        ("all-reduce", DEVICES): total - experts,
+    }
+    assert state(plan) == (total - experts + experts // DEVICES,) * 2
+
+
+def test_one_weird_trick_sends_activations_of_dense_layers_and_gradients_of_convolutions(cnn) -> None:
+    """Inputs of both dense layers are gathered, and their gradients scattered."""
+    plan = cnn[0]["one_weird_trick"]
+    sizes = {name: F32 * math.prod(shape) for name, shape in CNN_PARAMS.items()}
+    features = F32 * CNN_BATCH * 1024
+    assert totals(plan, SMALL) == {
+        ("all-gather", DEVICES): 2 * features,
+        ("reduce-scatter", DEVICES): 2 * features,
+        ("all-reduce", DEVICES): sizes["c1"] + sizes["c2"],
+    }
+    held = sizes["c1"] + sizes["c2"] + (sizes["d1"] + sizes["d2"]) // DEVICES
+    assert state(plan) == (held, held)
+
+
+def test_what_does_not_apply_says_why(gpt, cnn) -> None:
+    assert gpt[1].absent == {
+        "hybrid_fsdp": "the topology has one level, where it is fsdp",
+        "one_weird_trick": "the step is not a convolutional network",
+        "experts": "the step has no experts: no product with one parameter for each of several inputs",
+        "spatial": "the step has no convolution over images",
+    }
+    assert "windows" in cnn[1].absent["spatial"]
+    assert "attention" in cnn[1].absent["context"]
+    assert "attention" in cnn[1].absent["megatron_sequence"]
+
+
+def test_data_parallelism_keeps_the_batch_split_around_a_flattening(cnn) -> None:
+    """Nothing but gradients is summed, although no operator ties the images to the gradient of their features."""
+    total = sum(F32 * math.prod(shape) for shape in CNN_PARAMS.values())
+    assert totals(cnn[0]["data"], SMALL) == {("all-reduce", DEVICES): total}
+
+
+def test_heads_that_do_not_divide_leave_fewer_devices_to_a_tensor() -> None:
+    plans, references = references_of(*gpt_case(Sizes(layers=1, heads=4)), f"h100:{DEVICES}")
+    assert references.absent["data2_tensor4"] == "here it is the same as megatron"
+    assert totals(plans["megatron"], SMALL)["all-reduce", 4] == 6 * A // 2
+    _, references = references_of(*gpt_case(Sizes(layers=1, heads=1, hidden=511)), f"h100:{DEVICES}")
+    assert "does not divide by the 2 devices of a tensor" in references.absent["megatron"]
+
+
+def test_one_device_has_one_strategy() -> None:
+    plans, references = references_of(*cnn_case(), "cpu:1")
+    assert list(plans) == ["data"] and set(references.absent.values()) == {"there is one device"}
