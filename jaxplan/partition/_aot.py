@@ -20,6 +20,7 @@ from jaxplan._errors import AuditError, MissingExtraError
 from jaxplan.partition._hlo import Collective, module_collectives
 from jaxplan.partition._hlo_flops import flops_by_dtype, uncounted_calls
 from jaxplan.partition._hlo_liveness import Holding, peak_temporaries
+from jaxplan.partition._hlo_source import CALL_SCOPE
 from jaxplan.partition._hlo_text import parse_module
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ _PLUGINS = {
 }
 _REMATERIALISED_NAME = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]*\.remat\d*[\w.\-]* = ", re.MULTILINE)
 _REMATERIALISATION_WARNING = re.compile(r"[^\n]*by rematerialization[^\n]*")
-_CHILD_SCOPE = "jit(exported_step)/call_exported/"
 _MAX_STDERR_LINES = 20
 _Placed = TypeVar("_Placed", Collective, Holding)
 
@@ -245,7 +245,7 @@ def _read_report(folder: Path) -> CompiledReport:
 def _without_child(found: _Placed) -> _Placed:
     """Names and places of the program's own: the child's wrapping call is left out."""
     source = "" if "_aot_child.py:" in found.source else found.source
-    return replace(found, op_name=found.op_name.removeprefix(_CHILD_SCOPE), source=source)
+    return replace(found, op_name=found.op_name.removeprefix(f"{CALL_SCOPE}/"), source=source)
 
 
 def report_summary(report: CompiledReport) -> dict[str, Any]:

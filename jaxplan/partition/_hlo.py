@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from jaxplan.partition._hlo_flops import flops as flops
 from jaxplan.partition._hlo_groups import Groups, connected_groups, parse_groups
-from jaxplan.partition._hlo_source import op_name_of, source_of, stack_frames
+from jaxplan.partition._hlo_source import place_of, stack_frames
 from jaxplan.partition._hlo_text import Instruction, Module, operand_types, parse_module
 
 _KINDS = {
@@ -29,8 +29,8 @@ class Collective:
     `num_bytes` is per device and execution, the larger side: all-gather its output, reduce-scatter and
     all-reduce their input, all-to-all and collective-permute the local bytes. `count` is how often a step
     runs it (loops). `groups` holds device numbers of the program's device order; for a collective-permute
-    they are the sets of devices that exchange data. `op_name` and `source` (`file:line`) are empty where the
-    compiler kept none.
+    they are the sets of devices that exchange data. `op_name` and `source` (`file:line`) are those of what is moved,
+    or of what reads it, where the compiler gave the collective none.
     """
 
     kind: str
@@ -75,14 +75,15 @@ def module_collectives(module: Module) -> tuple[Collective, ...]:
             groups = _groups(kind, instruction, num_devices)
             if not groups or max(map(len, groups)) < 2:
                 continue
+            op_name, source = place_of(computation, instruction, frames)
             found.append(
                 Collective(
                     kind=kind,
                     groups=groups,
                     num_bytes=_num_bytes(kind, computation, instruction, len(groups[0])),
                     count=module.runs[name],
-                    op_name=op_name_of(instruction.attributes),
-                    source=source_of(instruction.attributes, frames),
+                    op_name=op_name,
+                    source=source,
                 )
             )
     return tuple(found)

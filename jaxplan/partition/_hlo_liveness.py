@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from jaxplan.partition._hlo_source import op_name_of, source_of, stack_frames
+from jaxplan.partition._hlo_source import op_name_of, origin, source_of, stack_frames
 from jaxplan.partition._hlo_text import ArrayType, Instruction, Module, called_computations
 
 _ALIAS = frozenset({"bitcast", "optimization-barrier", "opt-barrier", "domain", "while", "async-update"})
@@ -18,7 +18,6 @@ _IN_PLACE_PAIR = re.compile(r"\{(\d*)[\d,]*\}: \((\d+), \{(\d*)[\d,]*\}")
 _INDEX = re.compile(r"\bindex=(\d+)")
 _NUMBER = re.compile(r"(?<=_)\d+")
 _IN_PLACE_NAMES = ("dynamic-update-slice", "dynamic_update_slice", "scatter")
-_MOST_COPIES = 8  # followed from a buffer without a name to one that has one
 _RUNS_INSIDE = frozenset({"while", "conditional", "call", "async-start", "call-start"})
 
 
@@ -186,15 +185,7 @@ class _Scan:
         for buffer, _ in self._sizes():
             array, born = self.made[buffer]
             if born <= place <= self.last[buffer]:
-                yield array, self._origin(self.instructions[born])
-
-    def _origin(self, instruction: Instruction) -> Instruction:
-        """The instruction itself; of a copy or conversion that the compiler put in, what it copies."""
-        for _ in range(_MOST_COPIES):
-            if op_name_of(instruction.attributes) or not instruction.operands:
-                break
-            instruction = self.by_name[instruction.operands[0]]
-        return instruction
+                yield array, origin(self.by_name, self.instructions[born])
 
 
 def _in_place(instruction: Instruction) -> Iterator[tuple[int, int, int]]:

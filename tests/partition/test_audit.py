@@ -172,7 +172,7 @@ def test_a_collective_that_the_plan_does_not_have_is_traced_to_its_line() -> Non
     def step(x: jax.Array) -> jax.Array:
         with jax.named_scope("layer"):
             whole = jax.lax.with_sharding_constraint(x * 2, NamedSharding(mesh, P()))
-        return x @ whole  # FORCED
+        return x @ whole
 
     jitted = jax.jit(step, in_shardings=(split,), out_shardings=split)
     exported = export.export(jitted, platforms=["cpu"])(jax.ShapeDtypeStruct((512, 512), jnp.float32))
