@@ -11,6 +11,7 @@ from jaxplan.partition._hlo_source import op_name_of, origin, source_of, stack_f
 from jaxplan.partition._hlo_text import ArrayType, Instruction, Module, called_computations
 
 _ALIAS = frozenset({"bitcast", "optimization-barrier", "opt-barrier", "domain", "while", "async-update"})
+_NO_USE = frozenset({"bitcast", "optimization-barrier", "opt-barrier", "domain", "tuple", "get-tuple-element"})
 _NO_BUFFER = frozenset({"parameter", "constant", "partition-id", "replica-id", "after-all"})
 _OPERANDS_FIRST = ("all-gather-start", "collective-permute-start", "async-start", "call-start", "slice-start")
 _IN_PLACE = re.compile(r"\boutput_to_operand_aliasing=\{((?:\{[\d,]*\}: \(\d+, \{[\d,]*\}[^)]*\),? ?)+)\}")
@@ -95,7 +96,7 @@ class _Scan:
         self.last: list[int] = []
         for place, instruction in enumerate(self.instructions):
             self.leaves[instruction.name] = self._results(place, instruction)
-            for operand in instruction.operands if instruction.opcode not in _ALIAS | {"tuple"} else ():
+            for operand in instruction.operands if instruction.opcode not in _NO_USE else ():
                 for buffer in self._buffers(operand):
                     self.last[buffer] = place
         for buffer in self._buffers(self.instructions[-1].name):  # the root: in the caller's memory
