@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.mutants:
         from benchmarks.fuzz._mutants import hunt
 
-        return hunt(options.seed, options.programs or 400, options.only_mutants)
+        return hunt(options.seed, range(options.start, options.programs or 400), options.only_mutants)
     from benchmarks.fuzz._run import Counts
 
     if options.only is not None:

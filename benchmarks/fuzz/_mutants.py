@@ -253,11 +253,11 @@ MUTANTS = [
 ]
 
 
-def hunt(seed: int, num_programs: int, names: Sequence[str] | None = None) -> int:
-    """Look for every mutant among so many programs; prints which program found it, and returns 1 if one was missed."""
+def hunt(seed: int, indices: range, names: Sequence[str] | None = None) -> int:
+    """Look for every mutant among these programs; prints which found it, and returns 1 if one was missed."""
     left = [m for m in MUTANTS if names is None or m.name in names]
     total, found = len(left), 0
-    for index in range(num_programs):
+    for index in indices:
         if not left:
             break
         program = program_of(seed, index)
@@ -275,8 +275,8 @@ def hunt(seed: int, num_programs: int, names: Sequence[str] | None = None) -> in
         if index % 20 == 19:
             jax.clear_caches()
     for mutant in left:
-        print(f"MISSED {mutant.name:16} {mutant.what}: {num_programs} programs", flush=True)
-    print(f"{found} of {total} bugs found among {num_programs} programs, seed {seed}")
+        print(f"MISSED {mutant.name:16} {mutant.what}: not by programs {indices}", flush=True)
+    print(f"{found} of {total} bugs found by programs {indices.start} to {indices.stop - 1} of seed {seed}")
     return 1 if left else 0
 
 
