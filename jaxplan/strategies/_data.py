@@ -22,6 +22,13 @@ def data(step: Step) -> Sketch:
     return draw(step, _batch(step), nothing)
 
 
+def zero1(step: Step) -> Absent:
+    """ZeRO-1 splits optimizer slots alone, and here a parameter lies where its slots do."""
+    return Absent(
+        reason="a parameter and its optimizer slots have one layout; zero2 sends the same bytes and holds no more"
+    )
+
+
 def zero2(step: Step) -> Sketch:
     """ZeRO-2: state and gradients split over all devices; parameters gathered once a step, and kept."""
     return draw(step, _batch(step), _stored(step, all_back(step.topology).back))

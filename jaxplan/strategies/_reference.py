@@ -16,7 +16,7 @@ from jaxplan.cost import KEEP, REPEAT, CostModel
 from jaxplan.ir import Configuration, StepGraph
 from jaxplan.mesh import Topology
 from jaxplan.strategies._axes import grid_name, grids
-from jaxplan.strategies._data import data, fsdp, hybrid_fsdp, zero2
+from jaxplan.strategies._data import data, fsdp, hybrid_fsdp, zero1, zero2
 from jaxplan.strategies._sketch import Absent, Sketch, Step
 from jaxplan.strategies._special import context, experts, one_weird_trick, spatial
 from jaxplan.strategies._tensor import grid, megatron, megatron_sequence
@@ -27,6 +27,7 @@ Strategy = Callable[[Step], Sketch | Absent]
 REFERENCE_STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
     {
         "data": data,
+        "zero1": zero1,
         "zero2": zero2,
         "fsdp": fsdp,
         "hybrid_fsdp": hybrid_fsdp,

@@ -14,7 +14,7 @@ from jaxplan._planner import analyse_step, make_plan
 from jaxplan.cost import CostModel, Predictor, build_cost_model, plan_transfers
 from jaxplan.cost._lifetimes import Lifetimes
 from jaxplan.mesh import Topology, collective_seconds
-from jaxplan.strategies import REFERENCE_STRATEGIES, reference_solution
+from jaxplan.strategies import reference_solution, sketch_references
 
 BATCH, WIDTH, HIDDEN = 64, 32, 128
 PARAMS = {"in": (WIDTH, HIDDEN), "out": (HIDDEN, WIDTH)}
@@ -149,8 +149,8 @@ def test_the_peak_of_a_liveness_curve_is_its_largest_moment(seed: int) -> None:
 
 def test_time_is_that_of_the_listed_collectives(model: CostModel) -> None:
     predictor = Predictor(model)
-    for strategy in REFERENCE_STRATEGIES.values():
-        prediction, _ = predictor.predict(*reference_solution(model, strategy))
+    for sketch in sketch_references(model.graph, model.topology).sketches.values():
+        prediction, _ = predictor.predict(*reference_solution(model, sketch))
         listed = sum(
             c.count * float(collective_seconds(model.topology, c.kind, c.num_bytes, c.axes))
             for c in prediction.collectives
@@ -170,7 +170,7 @@ def test_one_device_communicates_nothing() -> None:
 
 
 def test_a_kept_copy_is_made_once_and_a_repeated_one_twice(model: CostModel) -> None:
-    assignment, choices = reference_solution(model, REFERENCE_STRATEGIES["fsdp"])
+    assignment, choices = reference_solution(model, sketch_references(model.graph, model.topology).sketches["fsdp"])
     out = model.graph.program.inputs[model.graph.program.in_paths.index("[0]['out']")]
     chosen = model.chosen(assignment)
     turning = model.buffers.turning_point
@@ -186,7 +186,7 @@ def test_a_kept_copy_is_made_once_and_a_repeated_one_twice(model: CostModel) -> 
 
 def test_a_kept_copy_costs_memory_and_a_repeated_one_time(model: CostModel) -> None:
     predictor = Predictor(model)
-    assignment, again = reference_solution(model, REFERENCE_STRATEGIES["fsdp"])
+    assignment, again = reference_solution(model, sketch_references(model.graph, model.topology).sketches["fsdp"])
     repeat, _ = predictor.predict(assignment, again)
     keep, _ = predictor.predict(assignment, [0] * len(again))
     assert keep.communication_seconds < repeat.communication_seconds
@@ -215,7 +215,7 @@ def test_equal_layers_share_their_tables() -> None:
 
 def test_make_plan_says_what_the_predictor_says(model: CostModel) -> None:
     predictor = Predictor(model)
-    assignment, choices = reference_solution(model, REFERENCE_STRATEGIES["data"])
+    assignment, choices = reference_solution(model, sketch_references(model.graph, model.topology).sketches["data"])
     plan = make_plan(predictor, assignment, choices, name="data", lower_bound=1e9)
     assert plan.prediction == predictor.predict(assignment, choices)[0]
     assert plan.lower_bound_seconds <= plan.time_seconds

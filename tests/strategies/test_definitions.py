@@ -179,6 +179,7 @@ def test_one_weird_trick_sends_activations_of_dense_layers_and_gradients_of_conv
 
 def test_what_does_not_apply_says_why(gpt, cnn) -> None:
     assert gpt[1].absent == {
+        "zero1": "a parameter and its optimizer slots have one layout; zero2 sends the same bytes and holds no more",
         "hybrid_fsdp": "the topology has one level, where it is fsdp",
         "one_weird_trick": "the step is not a convolutional network",
         "experts": "the step has no experts: no product with one parameter for each of several inputs",

@@ -113,6 +113,15 @@ def test_references_compute_the_same(name: str, frontier: jaxplan.Frontier) -> N
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
+def test_a_strategy_is_chosen_by_name_or_says_why_it_is_not_there(frontier: jaxplan.Frontier) -> None:
+    assert frontier.choose("zero2") is frontier.references["zero2"]
+    with pytest.raises(jaxplan.JaxplanError, match=r"'experts' does not apply to this step: .*no experts"):
+        frontier.choose("experts")
+    with pytest.raises(jaxplan.JaxplanError, match=r"expected: 'fastest', .*'megatron'.* or a number"):
+        frontier.choose("mesh_tensorflow")
+    assert "megatron" in frontier.table()
+
+
 def test_a_batch_that_nothing_divides_stays_whole() -> None:
     leaf, x = jax.ShapeDtypeStruct((8, 8), jnp.float32), jax.ShapeDtypeStruct((7, 8), jnp.float32)
     planned = jaxplan.plan(momentum_step, [leaf], [leaf], x, topology="cpu:8", memory="1GiB")
