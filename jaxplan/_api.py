@@ -261,8 +261,8 @@ def auto(step: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Decorate a single-device step so that it runs on all devices, planned at its first call.
 
     Options are those of `plan`, and ``choose``: ``"fastest"`` (default), ``"knee"``, ``"leanest"``, the name of a
-    reference strategy (docs/strategies.md) or an index of the frontier. The first call traces, plans, places the arguments, compiles and runs; later calls with
-    arguments of the same structure, shapes and dtypes only run.
+    reference strategy (docs/strategies.md) or an index of the frontier. The first call traces, plans, places the
+    arguments, compiles and runs; later calls with arguments of the same structure, shapes and dtypes only run.
     """
     unknown = sorted(set(options) - _OPTIONS)
     if unknown:
