@@ -21,23 +21,25 @@ from benchmarks.fuzz._program import Program
 from benchmarks.fuzz._reduce import live, reduce_program
 
 ROOT = Path(__file__).parent.parent
+NUM_PROGRAMS = 40
+"""Half a second each."""
 SMALL = ("--max-statements", "7")
 
 
 def fuzz(*options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "benchmarks.fuzz", *options]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", [0, 50])
+@pytest.mark.parametrize("start", [0, NUM_PROGRAMS])
 def test_random_programs_compute_the_same(start: int) -> None:
-    end = str(start + 50)
+    end = str(start + NUM_PROGRAMS)
     done = fuzz("--start", str(start), "--programs", end, "--strategies", "1", "--no-reduce", *SMALL)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert "50 programs" in done.stdout
+    assert f"{NUM_PROGRAMS} programs" in done.stdout
     found = re.search(r"(\d+) equal", done.stdout.splitlines()[-1])
-    assert found and int(found[1]) >= 45
+    assert found and int(found[1]) >= 0.9 * NUM_PROGRAMS
     split = re.search(r"(\d+) of (\d+) operators that can be split were", done.stdout.splitlines()[-1])
     assert split and int(split[1]) >= int(split[2]) / 2
 
