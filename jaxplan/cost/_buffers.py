@@ -50,18 +50,26 @@ class Buffers:
       materialised: per tensor, whether it is a buffer of its own.
       birth: equation that makes it (-1 for inputs).
       death: last equation whose fusion reads it; the number of equations for program outputs.
+      read_end: per equation, the one whose fusion really reads its operands; one more, for what leaves the program.
       turning_point: index of the first backward equation (the number of equations when there is none).
       saved: materialised tensors made before and read after the turning point, inputs excluded.
       num_bytes: global bytes of each tensor as a buffer: a 16-bit result of a function in `NOT_RECOMPUTED` is saved in
         float32 where the chip's element-wise arithmetic is.
+      widened: 16-bit tensors that are cast to float32 by the fusions of both passes.
     """
 
     materialised: tuple[bool, ...]
     birth: tuple[int, ...]
     death: tuple[int, ...]
+    read_end: tuple[int, ...]
     turning_point: int
     saved: tuple[int, ...]
     num_bytes: tuple[int, ...]
+    widened: frozenset[int]
+
+    def is_kept(self, first: int, last: int) -> bool:
+        """Whether what is made for a read at ``first``, and read at ``last`` again, lives until the backward pass."""
+        return first < self.turning_point <= self.read_end[last]
 
 
 def analyse_buffers(graph: StepGraph, chip: ChipSpec) -> Buffers:
@@ -96,10 +104,35 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec) -> Buffers:
         materialised=tuple(materialised),
         birth=tuple(birth),
         death=tuple(death),
+        read_end=_read_end(graph, materialised, death),
         turning_point=turning,
         saved=saved,
         num_bytes=tuple(_buffer_bytes(graph, chip, t) for t in range(len(program.tensors))),
+        widened=_widened(graph, chip, materialised),
     )
+
+
+def _read_end(graph: StepGraph, materialised: Sequence[bool], death: Sequence[int]) -> tuple[int, ...]:
+    program, ends = graph.program, []
+    for eqn in program.equations:
+        virtual = [death[r] for r in eqn.results if not materialised[r]]
+        if eqn.name == REGION_IN and eqn.params["role"] in ("const", "x"):  # read in every trip
+            virtual.append(program.regions[eqn.params["region"]].stop - 1)
+        ends.append(max([eqn.index, *virtual]))
+    return (*ends, len(program.equations))
+
+
+def _widened(graph: StepGraph, chip: ChipSpec, materialised: Sequence[bool]) -> frozenset[int]:
+    if chip.aot_platform != "cuda":
+        return frozenset()
+    tensors, found = graph.program.tensors, set()
+    for eqn in graph.program.equations:
+        if eqn.name != "convert_element_type" or eqn.phase == "backward" or materialised[eqn.results[0]]:
+            continue
+        narrow, wide = tensors[eqn.operands[0]], tensors[eqn.results[0]]
+        if narrow.itemsize < _WIDE_BYTES == wide.itemsize and wide.dtype.kind == "f":
+            found.add(narrow.index)
+    return frozenset(found)
 
 
 def _buffer_bytes(graph: StepGraph, chip: ChipSpec, t: int) -> int:
@@ -146,7 +179,7 @@ def _mark_boundary(graph: StepGraph, eqn: Equation, materialised: list[bool]) ->
 
 
 def _fuses_into(graph: StepGraph, chip: ChipSpec, equation: int, t: int) -> bool:
-    """Whether an operand is computed inside the kernel that reads it: a reduction, or a product that no library runs."""
+    """Whether an operand is computed inside the kernel that reads it: a reduction, or a product of no library."""
     eqn, family = graph.program.equations[equation], graph.rules[equation].family
     if t not in eqn.operands:
         return False
@@ -230,7 +263,7 @@ def _narrowest(
 def _missing_sources(
     graph: StepGraph, again: Sequence[bool], t: int, kept: set[int], materialised: list[bool]
 ) -> list[int]:
-    """What ``t`` cannot be recomputed without and is not kept: buffers, and results of operators that are not repeated."""
+    """What ``t`` cannot be recomputed without and is not kept: buffers, and results that are not computed twice."""
     program, values = graph.program, graph.values
     stack, seen, missing = [t], set(), []
     while stack:

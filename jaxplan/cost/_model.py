@@ -302,8 +302,16 @@ class _Builder:
         tensor = self.graph.program.tensors[flow.tensor]
         produced = self._layouts(flow.producer, flow.tensor, True)
         required = self._layouts(flow.consumer, flow.tensor, False)
+        reads = flow.forward + flow.later
+        kept = bool(reads) and self.buffers.is_kept(reads[0], max(reads, key=self.buffers.read_end.__getitem__))
         seconds, copies = self.pricer.read_tables(
-            tensor, produced, required, reads_twice=flow.reads_twice, pooled=flow.tensor in self.pooled
+            tensor,
+            produced,
+            required,
+            reads_twice=flow.reads_twice,
+            pooled=flow.tensor in self.pooled,
+            kept=kept,
+            widened=kept and flow.tensor in self.buffers.widened,
         )
         return (seconds if tensor.trips == 1 else self._times(seconds, tensor.trips)), copies
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import heapq
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,7 +70,7 @@ class Predictor:
         self.model = model
         graph, buffers = model.graph, model.buffers
         program = graph.program
-        self._read_end = self._reads_end()
+        self._read_end = buffers.read_end
         again = [e for e in program.equations if e.name == "optimization_barrier" and e.phase == "backward"]
         self._barriers = [
             e.index for e, before in zip(again, (None, *again)) if not before or before.origin is not e.origin
@@ -153,17 +153,6 @@ class Predictor:
                 total += c.count * float(collective_seconds(self.model.topology, c.kind, c.num_bytes, c.axes))
         return total + sum(float(collective_seconds(self.model.topology, k, 0, a)) for k, a in sorted(pooled))
 
-    def _reads_end(self) -> list[int]:
-        """Per equation, the equation whose fusion really reads its operands."""
-        program, buffers = self.model.graph.program, self.model.buffers
-        ends = []
-        for eqn in program.equations:
-            virtual = [buffers.death[r] for r in eqn.results if not buffers.materialised[r]]
-            if eqn.name == REGION_IN and eqn.params["role"] in ("const", "x"):  # read in every trip
-                virtual.append(program.regions[eqn.params["region"]].stop - 1)
-            ends.append(max([eqn.index, *virtual]))
-        return [*ends, len(program.equations)]
-
     def _memory(
         self, assignment: Sequence[int], chosen: Sequence[Configuration], transfers: Sequence[Transfer]
     ) -> tuple[int, dict[str, int]]:
@@ -176,7 +165,7 @@ class Predictor:
         self, assignment: Sequence[int], chosen: Sequence[Configuration], transfers: Sequence[Transfer]
     ) -> Lifetimes:
         """From when to when everything lives that a plan holds in memory."""
-        model = self.model
+        model, buffers = self.model, self.model.buffers
         end = len(model.graph.program.equations)
         held = np.concatenate([table[:, k] for table, k in zip(self._bytes, assignment, strict=True)])
         death = self._death.copy()
@@ -191,13 +180,20 @@ class Predictor:
         home = {self._made[i]: place for place, i in enumerate(lives.tolist())}
         copies: dict[tuple[int, int], int] = {}
         for number, transfer in enumerate(transfers):
-            size = model.pricer.local_bytes(model.graph.program.tensors[transfer.tensor], transfer.target)
+            tensor = model.graph.program.tensors[transfer.tensor]
             for turn, span in enumerate(transfer.spans):
+                is_wide = transfer.tensor in buffers.widened and buffers.is_kept(span.first, span.last)
+                size = model.pricer.copy_bytes(tensor, transfer.target, is_wide)
                 copies[number, turn] = len(births)
                 births.append(2 * span.first)
                 deaths.append(2 * min(self._read_end[span.last], end) + 1)
                 sizes.append(size)
                 labels.append("resharded copies")
+        for first, last, size in self._shared_copies(transfers):
+            births.append(2 * first)
+            deaths.append(2 * last)
+            sizes.append(size)
+            labels.append("resharded copies")
         workspace = model.topology.chip.matmul_workspace_bytes
         for e in self._contractions if workspace else ():
             births.append(2 * e)
@@ -217,6 +213,18 @@ class Predictor:
             home=home,
             copies=copies,
         )
+
+    def _shared_copies(self, transfers: Sequence[Transfer]) -> Iterator[tuple[int, int, int]]:
+        """(first, last equation, bytes) of what several transfers of a tensor share: there until the last goes on."""
+        tensors, number, made = self.model.graph.program.tensors, self.model.graph.values.number, {}
+        for transfer in transfers:
+            first = transfer.spans[0].first
+            if transfer.shared:
+                layout = transfer.path.layouts[transfer.shared]
+                size = self.model.pricer.local_bytes(tensors[transfer.tensor], layout)
+                yield made[number[transfer.tensor]], first, size
+            elif len(transfer.spans) == 1:
+                made.setdefault(number[transfer.tensor], first)
 
     def _home_deaths(self, chosen: Sequence[Configuration], transfers: Sequence[Transfer]) -> dict[int, int]:
         """Last read of the original copy of tensors that are resharded: readers of copies do not count."""
@@ -281,7 +289,7 @@ class Predictor:
 def _collectives(transfers: Sequence[Transfer], pooled: frozenset[int]) -> tuple[Collective, ...]:
     counts: dict[tuple[str, tuple[int, ...], int, bool], int] = defaultdict(int)
     for transfer in transfers:
-        for kind, axes, num_bytes in transfer.path.collectives:
+        for kind, axes, num_bytes in transfer.collectives:
             key = (kind, tuple(sorted(axes)), int(num_bytes), transfer.tensor in pooled)
             counts[key] += transfer.trips * len(transfer.spans)
     return tuple(

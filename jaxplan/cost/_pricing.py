@@ -12,6 +12,7 @@ from jaxplan.mesh import Layout, Topology, collective_seconds, reshard_path, res
 
 KEEP, REPEAT = 0, 1
 """Choices of a resharded read in both phases (TensorOpt 4.2): keep the copy, or make it again."""
+_WIDE_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,8 @@ class Pricer:
         *,
         reads_twice: bool,
         pooled: bool = False,
+        kept: bool = False,
+        widened: bool = False,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Seconds and bytes of one read for every pair of configurations.
 
@@ -37,14 +40,19 @@ class Pricer:
           required: K_v layouts, one per configuration of the consumer.
           reads_twice: whether both phases read, so that the copy may be kept or repeated.
           pooled: whether the compiler combines the collective with others like it (see `seconds`).
+          kept: whether the copy lives until the backward pass though that does not read it by itself: fusions there
+            compute what they need of it again.
+          widened: see `copy_bytes`.
 
         Returns:
           Arrays (K_u, K_v), or (K_u, K_v, 2) with the choices `KEEP` and `REPEAT` (infinite time where there is
           nothing to repeat). The memory is that of a copy that lives until the backward pass.
         """
-        key = (tensor.shape, tensor.itemsize, produced, required, reads_twice, pooled)
+        key = (tensor.shape, tensor.itemsize, produced, required, reads_twice, pooled, kept, widened)
         if key not in self._tables:
-            self._tables[key] = self._build(tensor, produced, required, reads_twice, pooled)
+            self._tables[key] = self._build(
+                tensor, produced, required, reads_twice, pooled, kept, widened
+            )
         return self._tables[key]
 
     def _build(
@@ -54,6 +62,8 @@ class Pricer:
         required: tuple[Layout, ...],
         reads_twice: bool,
         pooled: bool,
+        kept: bool,
+        widened: bool,
     ) -> tuple[np.ndarray, np.ndarray]:
         sources, rows = distinct_layouts(produced)
         targets, columns = distinct_layouts(required)
@@ -61,7 +71,7 @@ class Pricer:
             seconds = np.array([[self.seconds(tensor, s, t, pooled) for t in targets] for s in sources])
         else:
             seconds = reshard_table(sources, targets, tensor.shape, tensor.itemsize, self.topology)
-        sizes = np.array([self.local_bytes(tensor, target) for target in targets], dtype=np.int64)
+        sizes = np.array([self.copy_bytes(tensor, target, widened) for target in targets], dtype=np.int64)
         position = {target: j for j, target in enumerate(targets)}
         copies = np.tile(sizes, (len(sources), 1))
         for i, source in enumerate(sources):
@@ -69,7 +79,7 @@ class Pricer:
                 copies[i, position[source]] = 0
         seconds, copies = seconds[np.ix_(rows, columns)], copies[np.ix_(rows, columns)]
         if not reads_twice:
-            return seconds, np.zeros_like(copies)
+            return seconds, copies if kept else np.zeros_like(copies)
         again = np.where(copies > 0, 2 * seconds, np.inf)
         return np.stack([seconds, again], axis=-1), np.stack([copies, np.zeros_like(copies)], axis=-1)
 
@@ -95,3 +105,13 @@ class Pricer:
         for parts in layout.num_splits(self.topology.axes):
             splits *= parts
         return tensor.num_bytes // splits
+
+    def copy_bytes(self, tensor: Tensor, layout: Layout, widened: bool) -> int:
+        """Bytes of a resharded copy on one device.
+
+        One of 16 bits that the fusions of both passes cast to float32 was seen to be kept beside a float32 value that
+        is computed from it: compiled GPU programs save the difference to the mean of a resharded activation so.
+        """
+        size = self.local_bytes(tensor, layout)
+        return size + size * _WIDE_BYTES // tensor.itemsize if widened else size
+

@@ -211,7 +211,7 @@ class PlanSimulator:
             transfer = transfers[number]
             steps = [
                 (self._step_name(kind, transfer), self._step_seconds(kind, axes, size, transfer, latency))
-                for kind, axes, size in transfer.path.collectives
+                for kind, axes, size in transfer.collectives
             ]
             if steps:
                 wait = min(self._kernel[e] for e in readers[number, turn])
@@ -231,7 +231,7 @@ class PlanSimulator:
         counts: dict[tuple[str, tuple[int, ...]], int] = defaultdict(int)
         for transfer in transfers:
             if transfer.tensor in self.model.pooled:
-                for kind, axes, _ in transfer.path.collectives:
+                for kind, axes, _ in transfer.collectives:
                     counts[kind, tuple(sorted(axes))] += transfer.trips * len(transfer.spans)
         return {
             (kind, axes): float(collective_seconds(self.model.topology, kind, 0, axes)) / count

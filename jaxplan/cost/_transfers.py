@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -9,7 +11,7 @@ from dataclasses import dataclass
 
 from jaxplan.cost._flows import Flow, layout_of
 from jaxplan.ir import Configuration, StepGraph, Tensor
-from jaxplan.mesh import Layout, Path, Topology, reshard_path
+from jaxplan.mesh import COLLECTIVES, Layout, Path, Topology, reshard_path
 
 ChangedFlow = tuple[int, Layout, Layout]
 """Index of a flow, the layout in which it is made and the one in which it is read."""
@@ -17,8 +19,8 @@ ChangedFlow = tuple[int, Layout, Layout]
 
 COMBINED_BYTES = 30 * 2**20
 """Larger sums are taken as soon as their summands are there. Smaller ones the compiler combines with others of a kind
-(30 MiB for all-reduce on GPUs: https://github.com/openxla/xla/blob/main/xla/service/collective_utils.h), so they wait for
-their reader."""
+(30 MiB for all-reduce on GPUs, https://github.com/openxla/xla/blob/main/xla/service/collective_utils.h), so they wait
+for their reader."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,7 @@ class Transfer:
       spans: its executions in program order: one, or one per phase when the copy is made again.
       repeated: the copy is not kept between forward and backward pass.
       trips: how often each execution runs: the trips of the loops around it.
+      shared: how many of the first steps an earlier transfer of the same value has taken: the compiler merges them.
     """
 
     tensor: int
@@ -46,10 +49,16 @@ class Transfer:
     spans: tuple[Span, ...]
     repeated: bool
     trips: int = 1
+    shared: int = 0
 
     @property
     def target(self) -> Layout:
         return self.path.layouts[-1]
+
+    @property
+    def collectives(self) -> tuple[tuple[str, tuple[int, ...], int], ...]:
+        """What one execution communicates: `Path.collectives` without those of shared steps."""
+        return self.path.collectives[sum(step.kind in COLLECTIVES for step in self.path.steps[: self.shared]) :]
 
 
 def plan_transfers(
@@ -118,4 +127,23 @@ def make_transfers(
             Transfer(tensor=t, path=path, spans=spans, repeated=repeats, trips=tensor.trips)
         )
     transfers.sort(key=lambda x: (x.spans[0].first, x.tensor, x.target.dims))
-    return tuple(transfers)
+    return _with_shared_steps(transfers, graph.values.number)
+
+
+def _with_shared_steps(transfers: Sequence[Transfer], number: Sequence[int]) -> tuple[Transfer, ...]:
+    """Transfers of one value (see `Values.number`) that begin alike; a repeated one stands for itself."""
+    result: list[Transfer] = []
+    before: dict[int, list[Transfer]] = defaultdict(list)
+    for transfer in transfers:
+        if len(transfer.spans) == 1:
+            shared = max((_common(transfer.path, other.path) for other in before[number[transfer.tensor]]), default=0)
+            transfer = dataclasses.replace(transfer, shared=shared) if shared else transfer
+            before[number[transfer.tensor]].append(transfer)
+        result.append(transfer)
+    return tuple(result)
+
+
+def _common(path: Path, other: Path) -> int:
+    """Number of first steps that two paths share."""
+    pairs = zip(path.steps, other.steps) if path.layouts[0] == other.layouts[0] else ()
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -14,8 +14,8 @@ from jaxplan._arguments import check_leaves, step_name
 from jaxplan._errors import ArgumentError, TraceError
 from jaxplan.ir import _control_flow as _control_flow  # registers how loops and branches are inlined
 from jaxplan.ir._builder import Builder
-from jaxplan.ir._program import Program
 from jaxplan.ir._dead_code import remove_dead
+from jaxplan.ir._program import Program
 
 _TRACE_FAILED_MSG = (
     "jaxplan could not trace the step {name}.\n"

@@ -31,6 +31,7 @@ class Replay:
     Attributes:
       by_read: (tensor, layout) -> the transfer that brings the one to the other.
       crossing: tensors that some other group reads.
+      alike: values, and the layouts they are made in, with several transfers that begin alike.
       late: tensors whose copy is made again in the backward pass.
       gradients: gradient of a parameter -> its transfer, made as soon as the gradient is.
       sums: gradients of biases and scales, whose sum over the devices waits for others.
@@ -51,6 +52,7 @@ class Replay:
         self.graph, self.configurations, self.fuses_products = graph, tuple(configurations), fuses_products
         self.by_read: dict[tuple[int, Layout], Transfer] = {(t.tensor, t.target): t for t in transfers}
         self.crossing = {flow.tensor for flow in flows}
+        self.alike = {(graph.values.number[t.tensor], t.path.layouts[0]) for t in transfers if t.shared}
         self.late = {t.tensor for t in transfers if t.repeated}
         stored = {f.tensor for f in flows if self._is_gradient(f, "state")}
         self.awaited = self._anchors([t for t in transfers if self._is_stored(t)])

@@ -18,7 +18,7 @@ from jax import lax
 from jaxplan import _compat
 from jaxplan.cost import Transfer, layout_of
 from jaxplan.ir import CONTRACTION_FAMILIES, UNGROUPED, WHOLE, Equation
-from jaxplan.mesh import Layout
+from jaxplan.mesh import Layout, Step
 from jaxplan.partition._local import run_local, runs_on_pieces
 from jaxplan.partition._regions import run_region
 from jaxplan.partition._steps import Executor
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _Copy = tuple[int, Layout, int]
 """A resharded value: tensor, layout, and which execution of its transfer."""
+_Place = tuple[MutableMapping[Any, Any], Any]
+"""Where a value is held: the mapping and its key."""
 _Due = tuple[_Copy | int, Any]
 """A gradient: the copy that was resharded, or the tensor whose sum is still to be taken; and its value."""
 _PINNED_FAMILIES = frozenset({"contraction", "convolution", "gather", "scatter", "reduction", "region", "unknown"})
@@ -43,7 +45,8 @@ class Run:
         self.copies: MutableMapping[_Copy, Any] = copies
         self.made: list[_Due] = []  # gradients since the last barrier of the backward pass
         self.due: list[_Due] = []  # those of the one before
-        self.last_product: Any = None
+        self.last_product: tuple[int, ...] = ()
+        self.partway: dict[tuple[int, Layout, tuple[Step, ...]], Any] = {}  # of transfers that begin alike
 
     def run(self, arguments: Sequence[Any]) -> list[Any]:
         for t, value in zip(self.program.inputs, arguments, strict=True):
@@ -96,7 +99,7 @@ class Run:
             return self.env[t]
         return self._read(t, Layout.replicated(len(self.program.tensors[t].shape)), equation, None)
 
-    def read_operand(self, eqn: Equation, position: int, tie: Any = None) -> Any:
+    def read_operand(self, eqn: Equation, position: int, tie: _Place | None = None) -> Any:
         """An operand in the layout that the equation's group wants."""
         t, group = eqn.operands[position], self.graph.grouping.equation_group[eqn.index]
         if group == UNGROUPED:
@@ -109,15 +112,13 @@ class Run:
             )
         return self._read(t, layout, eqn.index, tie)
 
-    def tie(self, tensors: Sequence[int]) -> Any:
+    def tie(self, tensors: Sequence[int]) -> _Place | None:
         """What a repeated copy waits for: the largest of the values that are there already, one of the backward pass if
-        there is any.
+        there is any; or else the product before (a parameter that is reshaped for a product is alone).
 
-        Where the compiler computes what a product reads inside of it, a barrier would make a buffer of that, so the
-        copy waits for the product before.
+        Where the compiler computes what a product reads inside of it, a barrier would make a buffer of that, so there
+        the copy always waits for the product before.
         """
-        if self.replay.fuses_products:
-            return self.last_product
         ready = [
             t
             for t in tensors
@@ -127,7 +128,9 @@ class Run:
             and not self.graph.values.free[t]
             and t in self.env
         ]
-        return self.env[max(ready, key=self._lateness)] if ready else None
+        if not ready or self.replay.fuses_products:
+            ready = [t for t in self.last_product if t in self.env]
+        return (self.env, max(ready, key=self._lateness)) if ready else None
 
     def _lateness(self, t: int) -> tuple[bool, int]:
         made_by = self.program.equations[self.graph.values.producer[t]]
@@ -140,6 +143,8 @@ class Run:
     def _forget_copies(self, t: int) -> None:
         for key in [key for key in self.copies if key[0] == t]:
             del self.copies[key]
+        for key in [key for key in self.partway if key[0] == self.graph.values.number[t]]:
+            del self.partway[key]
 
     def _evaluate(self, eqn: Equation) -> None:
         if eqn.primitive is lax.optimization_barrier_p:
@@ -151,21 +156,29 @@ class Run:
             self.env.update(zip(eqn.results, self._bind(eqn, operands), strict=True))
             return
         layouts = [self._required(eqn, group, t) for t in eqn.operands]
-        tie = self.tie(eqn.operands)
-        operands = [
-            self._read(t, layout, eqn.index, tie) for t, layout in zip(eqn.operands, layouts, strict=True)
-        ]
+        operands = self._read_all(eqn, layouts)
         if eqn.index in self.replay.awaited:
             operands = self._await(eqn, operands)
         results = self._apply(eqn, group, operands, layouts)
         self.env.update(zip(eqn.results, results, strict=True))
         if self.graph.rules[eqn.index].family in CONTRACTION_FAMILIES:
-            self.last_product = results[0]
+            self.last_product = eqn.results
         for t in eqn.results:
             if t in self.replay.gradients:
                 self._resolve(t)
             elif t in self.replay.sums:
                 self.made.append((t, self.env[t]))
+
+    def _read_all(self, eqn: Equation, layouts: Sequence[Layout]) -> list[Any]:
+        """The operands; those whose copy is made again first, because the one that they wait for is read after it."""
+        tie = self.tie(eqn.operands)
+        if tie is not None and tie[1] in eqn.operands:
+            layout = layouts[eqn.operands.index(tie[1])]
+            tie = next(((self.copies, key) for key in self.copies if key[:2] == (tie[1], layout)), tie)
+        found: dict[int, Any] = {}
+        for i in sorted(range(len(layouts)), key=lambda i: eqn.operands[i] not in self.replay.late):
+            found[i] = self._read(eqn.operands[i], layouts[i], eqn.index, tie)
+        return [found[i] for i in range(len(layouts))]
 
     def _await(self, eqn: Equation, operands: list[Any]) -> list[Any]:
         """Parameters that are not to be gathered before this equation has its operands."""
@@ -305,7 +318,7 @@ class Run:
             return home  # a view inside a contraction group hands the partial sum on
         return layout
 
-    def _read(self, t: int, layout: Layout, equation: int, tie: Any) -> Any:
+    def _read(self, t: int, layout: Layout, equation: int, tie: _Place | None) -> Any:
         """Tensor ``t`` in ``layout``: as it is, from a copy already made, or through its transfer."""
         tensor = self.program.tensors[t]
         if tensor.kind == "literal":
@@ -321,11 +334,19 @@ class Run:
             self.copies[key] = self._transfer(self.env[t], transfer, tie)
         return self.copies[key]
 
-    def _transfer(self, value: Any, transfer: Transfer, tie: Any) -> Any:
-        if transfer.repeated and tie is not None:
-            value, _ = lax.optimization_barrier((value, tie))
-        for step in transfer.path.steps:
+    def _transfer(self, value: Any, transfer: Transfer, tie: _Place | None) -> Any:
+        if transfer.repeated and tie is not None:  # whoever reads the tie reads it here, or the barrier is dropped
+            values, key = tie
+            value, values[key] = lax.optimization_barrier((value, values[key]))
+        steps, source = transfer.path.steps, (self.graph.values.number[transfer.tensor], transfer.path.layouts[0])
+        is_alike, done = source in self.replay.alike and len(transfer.spans) == 1, 0
+        if is_alike:
+            done = next((n for n in range(len(steps), 0, -1) if (*source, steps[:n]) in self.partway), 0)
+            value = self.partway[*source, steps[:done]] if done else value
+        for n, step in enumerate(steps[done:], done + 1):
             value = self.executor.apply(value, step)
             if step.kind == "all-reduce" and self.program.tensors[transfer.tensor].shape:
                 value = lax.optimization_barrier(value)  # or the compiler makes others of it and a slice after it
+            if is_alike:
+                self.partway[*source, steps[:n]] = value
         return value
