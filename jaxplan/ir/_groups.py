@@ -328,6 +328,7 @@ class _Coarsening:
 
     def _follow(self) -> None:
         first_with_number: dict[int, int] = {}
+        first_reader: dict[tuple[int, str], int] = {}
         for eqn in self.program.equations:
             number = self.values.number[eqn.results[0]] if eqn.results else -1
             twin = first_with_number.setdefault(number, eqn.index)
@@ -348,6 +349,17 @@ class _Coarsening:
                 self._join(eqn, pick(candidates, key=self._order))
             else:
                 self._set_kind(eqn.index, "elementwise")
+                self._join_reader(eqn, first_reader)
+
+    def _join_reader(self, eqn: Equation, first_reader: dict[tuple[int, str], int]) -> None:
+        """Element-wise operators that begin at one contraction's result (an activation and its derivative) go together:
+        apart, each of them would pay for bringing it to the layout that both want."""
+        if self.rules[eqn.index].family != "elementwise" or eqn.index in self.partner:
+            return
+        for t in eqn.operands:
+            if self.program.tensors[t].shape == self.program.tensors[eqn.results[0]].shape and not self.values.free[t]:
+                self.union.join(first_reader.setdefault((t, eqn.phase), eqn.index), eqn.index)
+                return
 
     def _mirror_sum(self, eqn: Equation) -> None:
         """A sum of cotangents of one value is a cotangent of it."""
