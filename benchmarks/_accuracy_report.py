@@ -84,7 +84,8 @@ def _bars(records: Sequence[Record], done: Sequence[Record]) -> bool:
         f"every plan compiles: {len(records) - len(done)} do not": len(done) == len(records),
         f"not data parallel on every pair: at least {fewest}": fewest >= LEAST_NOT_DATA_PARALLEL,
         f"memory, median error: {_median(abs(memory)):.1%}": _median(abs(memory)) <= MEMORY_MEDIAN,
-        f"memory, 95th percentile: {_quantile(abs(memory), 0.95):.1%}": _quantile(abs(memory), 0.95) <= MEMORY_95,
+        f"memory, 95th percentile: {_quantile(abs(memory), 0.95):.1%}": _quantile(abs(memory), 0.95)
+        <= MEMORY_95,
         f"memory, furthest below compiled: {_least(memory):.1%}": _least(memory) >= -MEMORY_BELOW,
         f"collectives, median error of bytes per kind: {_median(moved):.2%}": _median(moved) <= BYTES_MEDIAN,
         f"collectives, worst: {-_least(-moved):.1%}": -_least(-moved) <= BYTES_WORST,

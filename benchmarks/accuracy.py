@@ -77,7 +77,9 @@ def chosen_points(frontier: jaxplan.Frontier, most: int) -> list[tuple[str, str,
     """(name, kind, plan): both ends and the knee, the references, and points between, none of the same memory twice."""
     fits = frontier.points[0].topology.memory_limit_bytes
     wanted = [(f"{role}", role, frontier.choose(role)) for role in ROLES]
-    wanted += [(name, "reference", plan) for name, plan in frontier.references.items() if plan.memory_bytes <= fits]
+    wanted += [
+        (name, "reference", plan) for name, plan in frontier.references.items() if plan.memory_bytes <= fits
+    ]
     inner = frontier.points[1:-1]
     spread = [inner[i] for i in _bisecting(len(inner))]
     wanted += [(f"#{frontier.points.index(plan)}", "between", plan) for plan in spread]
@@ -112,7 +114,9 @@ def _batch(plan: jaxplan.Plan) -> set[int]:
     return set(range(len(program.inputs))) - set(program.aliases.values())
 
 
-def measure(model: str, topology: str, name: str, kind: str, plan: jaxplan.Plan, cache: Path | None) -> Record:
+def measure(
+    model: str, topology: str, name: str, kind: str, plan: jaxplan.Plan, cache: Path | None
+) -> Record:
     """Compile one plan and set it beside its prediction."""
     prediction = plan.prediction
     known: dict[str, Any] = {
@@ -183,7 +187,9 @@ def _line(record: Record) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="benchmarks.accuracy", description="Predictions beside compiled plans.")
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.accuracy", description="Predictions beside compiled plans."
+    )
     parser.add_argument("--model", choices=list(MODELS), action="append", help="default: all")
     parser.add_argument("--topology", choices=list(TOPOLOGIES), action="append", help="default: all")
     parser.add_argument("--points", type=int, default=MOST_POINTS, help="most plans of a model and topology")

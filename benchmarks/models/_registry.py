@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.models._bert import BERTConfig, bert_train_step, make_bert_batch, make_bert_state
+from benchmarks.models._dlrm import DLRMConfig, dlrm_train_step, make_dlrm_batch, make_dlrm_state
 from benchmarks.models._gpt import (
     GPTConfig,
     gpt_eval_step,
@@ -23,6 +24,7 @@ from benchmarks.models._mlp import MLPConfig, make_mlp_batch, make_mlp_state, ma
 from benchmarks.models._moe import MoEConfig, make_moe_state, make_moe_step
 from benchmarks.models._resnet import ResNetConfig, make_resnet_state, resnet_eval_step, resnet_train_step
 from benchmarks.models._spec import ModelSpec, Step
+from benchmarks.models._unet import UNetConfig, make_unet_batch, make_unet_state, unet_train_step
 from benchmarks.models._vit import ViTConfig, make_image_batch, make_vit_state
 
 _TINY_GPT: dict[str, Any] = {
@@ -106,6 +108,26 @@ def _llama(summary: str, **config: Any) -> ModelSpec:
         make_step=lambda _: llama_train_step,
         make_state=make_llama_state,
         make_batch=make_llama_batch,
+        summary=summary,
+    )
+
+
+def _dlrm(summary: str, **config: Any) -> ModelSpec:
+    return ModelSpec(
+        config=DLRMConfig(**config),
+        make_step=lambda _: dlrm_train_step,
+        make_state=make_dlrm_state,
+        make_batch=make_dlrm_batch,
+        summary=summary,
+    )
+
+
+def _unet(summary: str, **config: Any) -> ModelSpec:
+    return ModelSpec(
+        config=UNetConfig(**config),
+        make_step=lambda _: unet_train_step,
+        make_state=make_unet_state,
+        make_batch=make_unet_batch,
         summary=summary,
     )
 
@@ -217,6 +239,22 @@ MODELS: dict[str, ModelSpec] = {
     "resnet-tiny-eval": _reading(
         _TINY_RESNET, "the tiny ResNet, loss and accuracy with the running statistics",
         make_step=lambda _: resnet_eval_step,
+    ),
+    "dlrm": _dlrm(
+        "DLRM, 26 tables of 200k rows, 335M parameters",
+        num_tables=26, rows=200_000, width=64, num_dense=13, bottom=(512, 256), top=(1024, 1024, 512, 256),
+        batch_size=65536,
+    ),
+    "dlrm-tiny": _dlrm(
+        "DLRM with 3 tables for tests",
+        num_tables=3, rows=64, width=16, num_dense=4, bottom=(32,), top=(32, 16), batch_size=32,
+    ),
+    "unet": _unet(
+        "diffusion U-Net of 4 levels, 24M parameters",
+        width=128, widths=(1, 2, 2, 4), image_size=64, batch_size=128,
+    ),
+    "unet-tiny": _unet(
+        "diffusion U-Net of 2 levels for tests", width=16, widths=(1, 2), image_size=8, batch_size=16,
     ),
     "lstm": _lstm(
         "2-layer LSTM, 18M parameters",

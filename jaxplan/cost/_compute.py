@@ -58,7 +58,9 @@ def _convolution_products(
     )  # fmt: skip
     for i, k, o, stride, (before, _), input_dilation, kernel_dilation in windows:
         positions = np.arange(outputs[o])[:, None] * stride + np.arange(kernel[k]) * kernel_dilation - before
-        exists = (positions >= 0) & (positions < inputs[i] * input_dilation) & (positions % input_dilation == 0)
+        exists = (
+            (positions >= 0) & (positions < inputs[i] * input_dilation) & (positions % input_dilation == 0)
+        )
         count *= int(np.count_nonzero(exists))
     return count
 
@@ -139,7 +141,11 @@ def _terms(
             traffic = sum(_local_bytes(buffers, space, splits, t) for t in tensors)
             rate = matmul_rate(graph, e, topology)
             arithmetic = flops / _equation_splits(space, splits, e) / rate
-            yield e, trips_of(graph, e) * (np.maximum(arithmetic, traffic / bandwidth) + chip.launch_seconds), 0
+            yield (
+                e,
+                trips_of(graph, e) * (np.maximum(arithmetic, traffic / bandwidth) + chip.launch_seconds),
+                0,
+            )
             continue
         for pass_over in _passes(graph, e, buffers):
             touched.setdefault(pass_over, e)

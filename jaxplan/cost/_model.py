@@ -134,10 +134,13 @@ class _Builder:
             group.index
             for group in self.graph.grouping.groups
             if group.kind == "state"
-            and max((tensors[t].num_elements for t in group.inputs if t in self.graph.state), default=0) <= tiny
+            and max((tensors[t].num_elements for t in group.inputs if t in self.graph.state), default=0)
+            <= tiny
         )
 
-    def _shared(self, configurations: Sequence[tuple[Configuration, ...]]) -> tuple[tuple[Configuration, ...], ...]:
+    def _shared(
+        self, configurations: Sequence[tuple[Configuration, ...]]
+    ) -> tuple[tuple[Configuration, ...], ...]:
         """Equal tuples as one object."""
         first: dict[tuple[Configuration, ...], tuple[Configuration, ...]] = {}
         return tuple(first.setdefault(configs, configs) for configs in configurations)
@@ -155,7 +158,9 @@ class _Builder:
             if key not in self.memo:
                 found = enumerate_configurations(space.classes, sizes, levels, front, blocks)
                 found += tuple(sorted(always.difference(found)))
-                self.memo[key] = self.memo.setdefault(found, found)  # one object: equal groups share their tables
+                self.memo[key] = self.memo.setdefault(
+                    found, found
+                )  # one object: equal groups share their tables
             result.append(self.memo[key][:1] if group.index in self.tiny else self.memo[key])
         return tuple(result)
 
@@ -218,7 +223,14 @@ class _Builder:
         def describe(t: int):
             known = self.buffers.materialised[t], t in self._saved
             tensor = tensors[t]
-            return local.get(t, -1), tensor.shape, tensor.itemsize, tensor.trips, space.tensor_dims.get(t), known
+            return (
+                local.get(t, -1),
+                tensor.shape,
+                tensor.itemsize,
+                tensor.trips,
+                space.tensor_dims.get(t),
+                known,
+            )
 
         equations = tuple(
             (
@@ -303,7 +315,9 @@ class _Builder:
         produced = self._layouts(flow.producer, flow.tensor, True)
         required = self._layouts(flow.consumer, flow.tensor, False)
         reads = flow.forward + flow.later
-        kept = bool(reads) and self.buffers.is_kept(reads[0], max(reads, key=self.buffers.read_end.__getitem__))
+        kept = bool(reads) and self.buffers.is_kept(
+            reads[0], max(reads, key=self.buffers.read_end.__getitem__)
+        )
         seconds, copies = self.pricer.read_tables(
             tensor,
             produced,

@@ -50,9 +50,7 @@ class Pricer:
         """
         key = (tensor.shape, tensor.itemsize, produced, required, reads_twice, pooled, kept, widened)
         if key not in self._tables:
-            self._tables[key] = self._build(
-                tensor, produced, required, reads_twice, pooled, kept, widened
-            )
+            self._tables[key] = self._build(tensor, produced, required, reads_twice, pooled, kept, widened)
         return self._tables[key]
 
     def _build(
@@ -114,4 +112,3 @@ class Pricer:
         """
         size = self.local_bytes(tensor, layout)
         return size + size * _WIDE_BYTES // tensor.itemsize if widened else size
-

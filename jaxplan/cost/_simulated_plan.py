@@ -143,7 +143,9 @@ class PlanSimulator:
         kernel = list(range(len(program.equations) + 1))
         for eqn in reversed(program.equations):
             if not any(buffers.materialised[r] for r in eqn.results):
-                kernel[eqn.index] = min((kernel[c] for r in eqn.results for c in consumers[r]), default=eqn.index)
+                kernel[eqn.index] = min(
+                    (kernel[c] for r in eqn.results for c in consumers[r]), default=eqn.index
+                )
         return kernel
 
     def simulate(self, assignment: Sequence[int], choices: Sequence[int]) -> Simulation:
@@ -221,7 +223,9 @@ class PlanSimulator:
 
     def _step_seconds(self, kind: str, axes, size: int, transfer: Transfer, latency) -> float:
         if transfer.tensor in self.model.pooled:
-            seconds = self.model.pricer.bandwidth_seconds(kind, size, axes) + latency[kind, tuple(sorted(axes))]
+            seconds = (
+                self.model.pricer.bandwidth_seconds(kind, size, axes) + latency[kind, tuple(sorted(axes))]
+            )
         else:
             seconds = float(collective_seconds(self.model.topology, kind, size, axes))
         return transfer.trips * seconds

@@ -58,7 +58,9 @@ class Transfer:
     @property
     def collectives(self) -> tuple[tuple[str, tuple[int, ...], int], ...]:
         """What one execution communicates: `Path.collectives` without those of shared steps."""
-        return self.path.collectives[sum(step.kind in COLLECTIVES for step in self.path.steps[: self.shared]) :]
+        return self.path.collectives[
+            sum(step.kind in COLLECTIVES for step in self.path.steps[: self.shared]) :
+        ]
 
 
 def plan_transfers(
@@ -123,9 +125,7 @@ def make_transfers(
         spans = tuple(Span(first=e[0], last=e[-1]) for e in reading if e)
         if sources[t].partial and len(spans) == 1 and _local_bytes(tensor, path, topology) > COMBINED_BYTES:
             spans = (Span(first=graph.values.producer[t] + 1, last=spans[0].last),)
-        transfers.append(
-            Transfer(tensor=t, path=path, spans=spans, repeated=repeats, trips=tensor.trips)
-        )
+        transfers.append(Transfer(tensor=t, path=path, spans=spans, repeated=repeats, trips=tensor.trips))
     transfers.sort(key=lambda x: (x.spans[0].first, x.tensor, x.target.dims))
     return _with_shared_steps(transfers, graph.values.number)
 
@@ -136,7 +136,9 @@ def _with_shared_steps(transfers: Sequence[Transfer], number: Sequence[int]) -> 
     before: dict[int, list[Transfer]] = defaultdict(list)
     for transfer in transfers:
         if len(transfer.spans) == 1:
-            shared = max((_common(transfer.path, other.path) for other in before[number[transfer.tensor]]), default=0)
+            shared = max(
+                (_common(transfer.path, other.path) for other in before[number[transfer.tensor]]), default=0
+            )
             transfer = dataclasses.replace(transfer, shared=shared) if shared else transfer
             before[number[transfer.tensor]].append(transfer)
         result.append(transfer)

@@ -134,11 +134,7 @@ class _Coarsening:
         chain: list[Equation] = []
         while len(self.values.consumers[t]) == 1:
             eqn = self._producer(t)
-            if (
-                eqn is None
-                or eqn.name not in _LINEAR_CHAIN_PRIMITIVES
-                or not self.rules[eqn.index].linear
-            ):
+            if eqn is None or eqn.name not in _LINEAR_CHAIN_PRIMITIVES or not self.rules[eqn.index].linear:
                 break
             chain.append(eqn)
             t = eqn.operands[0]
@@ -164,7 +160,11 @@ class _Coarsening:
         if tensor.kind in ("literal", "constant"):
             return not _compat.is_key_dtype(tensor.dtype) and not np.any(np.asarray(tensor.value))
         producer = self._producer(t)
-        return producer is not None and producer.name == "broadcast_in_dim" and self._is_zero(producer.operands[0])
+        return (
+            producer is not None
+            and producer.name == "broadcast_in_dim"
+            and self._is_zero(producer.operands[0])
+        )
 
     def _sum_groups(self) -> None:
         """Chains of additions in the backward pass whose summands all are results of contractions."""
@@ -282,7 +282,11 @@ class _Coarsening:
         compiler calls its library only where it sees both together, and multiplies with the holes of a strided
         convolution's gradient otherwise."""
         producer = self._producer(eqn.operands[1])
-        if producer is not None and producer.name == "rev" and len(self.values.consumers[eqn.operands[1]]) == 1:
+        if (
+            producer is not None
+            and producer.name == "rev"
+            and len(self.values.consumers[eqn.operands[1]]) == 1
+        ):
             self.kind[producer.index] = "contraction"
             self.union.join(eqn.index, producer.index)
 

@@ -32,7 +32,9 @@ _Place = tuple[MutableMapping[Any, Any], Any]
 """Where a value is held: the mapping and its key."""
 _Due = tuple[_Copy | int, Any]
 """A gradient: the copy that was resharded, or the tensor whose sum is still to be taken; and its value."""
-_PINNED_FAMILIES = frozenset({"contraction", "convolution", "gather", "scatter", "reduction", "region", "unknown"})
+_PINNED_FAMILIES = frozenset(
+    {"contraction", "convolution", "gather", "scatter", "reduction", "region", "unknown"}
+)
 
 
 class Run:
@@ -105,7 +107,9 @@ class Run:
         if group == UNGROUPED:
             return self.read_replicated(t, eqn.index)
         layout = self._required(eqn, group, t)
-        if layout.partial and self.graph.values.free[t]:  # what an accumulation starts from: zero on every device
+        if (
+            layout.partial and self.graph.values.free[t]
+        ):  # what an accumulation starts from: zero on every device
             shape = self.program.tensors[t].shape
             return self.executor.constrain(
                 jnp.zeros((self.executor.size(layout.partial), *shape), self.dtype(t)), layout
@@ -335,10 +339,15 @@ class Run:
         return self.copies[key]
 
     def _transfer(self, value: Any, transfer: Transfer, tie: _Place | None) -> Any:
-        if transfer.repeated and tie is not None:  # whoever reads the tie reads it here, or the barrier is dropped
+        if (
+            transfer.repeated and tie is not None
+        ):  # whoever reads the tie reads it here, or the barrier is dropped
             values, key = tie
             value, values[key] = lax.optimization_barrier((value, values[key]))
-        steps, source = transfer.path.steps, (self.graph.values.number[transfer.tensor], transfer.path.layouts[0])
+        steps, source = (
+            transfer.path.steps,
+            (self.graph.values.number[transfer.tensor], transfer.path.layouts[0]),
+        )
         is_alike, done = source in self.replay.alike and len(transfer.spans) == 1, 0
         if is_alike:
             done = next((n for n in range(len(steps), 0, -1) if (*source, steps[:n]) in self.partway), 0)
@@ -346,7 +355,9 @@ class Run:
         for n, step in enumerate(steps[done:], done + 1):
             value = self.executor.apply(value, step)
             if step.kind == "all-reduce" and self.program.tensors[transfer.tensor].shape:
-                value = lax.optimization_barrier(value)  # or the compiler makes others of it and a slice after it
+                value = lax.optimization_barrier(
+                    value
+                )  # or the compiler makes others of it and a slice after it
             if is_alike:
                 self.partway[*source, steps[:n]] = value
         return value
