@@ -6,8 +6,8 @@
 
 Planning is from ClosedJaxpr to frontier; the total is with planning's own trace. Trace and lower are those of the
 unplanned step, before planning; compile is that of the step as data parallelism annotated at the jit boundary, without
-its devices, in a process of its own, never from a cache. Resident memory is the process's largest, and what planning
-adds to that of JAX tracing and lowering the step.
+its devices, in a process of its own, never from a cache. Processor seconds are for machines where other programs run.
+Resident memory is the process's largest, and what planning adds to that of JAX tracing and lowering the step.
 """
 
 from __future__ import annotations
@@ -43,15 +43,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     jax.config.update("jax_platforms", "cpu")  # nothing runs here, and a plugin without its device complains
     overrides = dict(options.set)
     step, args = build(options.model, **overrides)
-    start = time.perf_counter()
+    start, cpu_start = time.perf_counter(), time.process_time()
     traced = jax.jit(step).trace(*args)
-    traced_at = time.perf_counter()
+    traced_at, cpu_traced = time.perf_counter(), time.process_time()
     traced.lower()
-    lowered_at = time.perf_counter()
+    lowered_at, cpu_lowered = time.perf_counter(), time.process_time()
     resident_before = _resident_gib()
-    stages = Progress(False)
-    frontier = jaxplan.plan(step, *args, topology=options.topology, memory=options.memory, progress=stages)
+    stages, cpu_stages = Progress(False), Progress(False, clock=time.process_time)
+
+    def report(stage: str, fraction: float) -> None:
+        stages(stage, fraction)
+        cpu_stages(stage, fraction)
+
+    frontier = jaxplan.plan(step, *args, topology=options.topology, memory=options.memory, progress=report)
     planned_at = time.perf_counter()
+    report("end", 1.0)
+    cpu_planning = sum(seconds for stage, seconds in cpu_stages.seconds.items() if stage not in ("trace", "end"))
     planning, resident = frontier.search_seconds or 0.0, _resident_gib()
     print(f"{options.model} on {options.topology}: {len(frontier)} plans")
     print(
@@ -61,6 +68,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"planning  {planning:8.2f} s   ({stages})")
     print(f"trace     {traced_at - start:8.2f} s")
     print(f"lower     {lowered_at - traced_at:8.2f} s")
+    cpu_jax = cpu_lowered - cpu_start
+    print(
+        f"processor {cpu_planning:8.2f} s for planning ({cpu_stages}), {cpu_traced - cpu_start:.2f} s for trace, "
+        f"{cpu_lowered - cpu_traced:.2f} s for lower: {cpu_planning / cpu_jax:.2f} of these together"
+    )
     if options.no_compile:
         return 0
     report = compile_baseline(options.model, Topology.parse(options.topology), "data", **overrides)

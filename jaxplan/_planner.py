@@ -9,17 +9,18 @@ from typing import Any
 
 from jaxplan import _compat
 from jaxplan._arguments import step_name
+from jaxplan._collector import paused_collector
 from jaxplan._errors import ArgumentError
 from jaxplan._frontier import Frontier
+from jaxplan._hierarchy import open_configurations
 from jaxplan._log import inform_once, warn_once
 from jaxplan._padding import uneven_dimensions
 from jaxplan._plan import Plan
 from jaxplan._progress import Progress
 from jaxplan._summary import summarise
-from jaxplan.cost import CostModel, Prediction, Predictor, build_cost_model
+from jaxplan.cost import CostModel, Prediction, Predictor, boundary_layouts
 from jaxplan.ir import Program, StepGraph, analyse, trace
 from jaxplan.mesh import Topology
-from jaxplan.partition import Replay
 from jaxplan.solvers import Solution, frontier
 from jaxplan.strategies import Sketch, reference_solution, sketch_references
 
@@ -79,17 +80,30 @@ def plan_graph(
     Raises:
       InfeasibleError: no plan fits the limit.
     """
+    with paused_collector():
+        return _plan_graph(graph, topology, memory_limit_bytes, solver, report, name)
+
+
+def _plan_graph(
+    graph: StepGraph,
+    topology: Topology,
+    memory_limit_bytes: int | None,
+    solver: str,
+    report: Progress,
+    name: str,
+) -> Frontier:
     if not graph.program.equations or not graph.grouping.groups:
         raise ArgumentError(_NOTHING_MSG.format(name=name))
     report("costs")
     strategies = sketch_references(graph, topology)
-    model = build_cost_model(
-        graph, topology, lambda fraction: report("costs", fraction), always=strategies.configurations()
+    opened = open_configurations(
+        graph, topology, lambda fraction: report("costs", fraction), strategies.configurations()
     )
+    model = opened.model
     plans, references = solve_model(model, strategies.sketches, solver, memory_limit_bytes, report)
     if not any(plan.time_seconds for plan in plans):
         raise ArgumentError(_NOTHING_MSG.format(name=name))
-    notes = [*_unknown_operators(graph), *_uneven_dimensions(model, plans)]
+    notes = [*_unknown_operators(graph), *_uneven_dimensions(model, plans), *filter(None, [opened.certificate()])]
     report("score", 1.0)
     searched = sum(seconds for stage, seconds in report.seconds.items() if stage != "trace")
     return Frontier.from_plans(
@@ -176,7 +190,8 @@ def analyse_step(
     program = trace(step, args, kwargs, donate_argnums=donate_argnums, static_argnums=static_argnums)
     if donate_argnums is not None:
         program = dataclasses.replace(program, donate_argnums=tuple(donate_argnums))
-    return analyse(program, report)
+    with paused_collector():
+        return analyse(program, report)
 
 
 def solve_model(
@@ -229,7 +244,14 @@ def _finished(predictor: Predictor, item: Plan | _Candidate) -> Plan:
     if isinstance(item, Plan):
         return item
     found = item.solution
-    return make_plan(predictor, found.assignment, found.choices, name="plan", lower_bound=found.lower_bound)
+    return make_plan(
+        predictor,
+        found.assignment,
+        found.choices,
+        name="plan",
+        lower_bound=found.lower_bound,
+        prediction=item.prediction,
+    )
 
 
 def make_plan(
@@ -239,12 +261,15 @@ def make_plan(
     *,
     name: str,
     lower_bound: float = 0.0,
+    prediction: Prediction | None = None,
 ) -> Plan:
-    """The plan of one assignment: predicted, and with the layouts of its inputs and outputs."""
+    """The plan of one assignment: predicted, unless that is known, and with the layouts of its inputs and outputs."""
     model = predictor.model
-    prediction, transfers = predictor.predict(assignment, choices)
+    transfers = predictor.transfers(assignment, choices)
+    if prediction is None:
+        prediction, _ = predictor.predict(assignment, choices)
     chosen, repeated = model.chosen(assignment), model.repeated(choices)
-    replay = Replay(model.graph, chosen, model.flows, transfers)
+    in_layouts, out_layouts = boundary_layouts(model.graph, chosen)
     program: Program = model.graph.program
     return Plan(
         name=name,
@@ -256,8 +281,8 @@ def make_plan(
         in_paths=program.in_paths,
         in_avals=program.in_avals,
         out_paths=program.out_paths,
-        in_layouts=tuple(replay.in_layouts()),
-        out_layouts=tuple(replay.out_layouts()),
+        in_layouts=in_layouts,
+        out_layouts=out_layouts,
         prediction=prediction,
         lower_bound_seconds=min(lower_bound, prediction.time_seconds),
         summary=summarise(model.graph, model.topology, chosen, transfers),

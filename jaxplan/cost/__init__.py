@@ -3,9 +3,11 @@
 from jaxplan.cost._buffers import Buffers as Buffers
 from jaxplan.cost._compute import flops_of as flops_of
 from jaxplan.cost._flows import Flow as Flow
+from jaxplan.cost._flows import boundary_layouts as boundary_layouts
 from jaxplan.cost._flows import find_flows as find_flows
 from jaxplan.cost._flows import layout_of as layout_of
 from jaxplan.cost._model import CostModel as CostModel
+from jaxplan.cost._model import ModelBuilder as ModelBuilder
 from jaxplan.cost._model import build_cost_model as build_cost_model
 from jaxplan.cost._prediction import Collective as Collective
 from jaxplan.cost._prediction import Prediction as Prediction

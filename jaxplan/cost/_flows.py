@@ -110,6 +110,26 @@ def layout_of(
     return _layout(dims, partial, configurations[group])
 
 
+def boundary_layouts(
+    graph: StepGraph, configurations: Sequence[Configuration]
+) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
+    """Layouts of the inputs, and of the outputs.
+
+    An output that replaces an input has its layout; every other keeps that of its group, sums taken.
+    """
+    program = graph.program
+
+    def home(t: int) -> Layout:
+        return layout_of(graph, configurations, graph.grouping.tensor_group[t], t, produced=True)
+
+    inputs = tuple(home(t) for t in program.inputs)
+    outputs = tuple(
+        inputs[program.aliases[position]] if position in program.aliases else Layout(home(t).dims)
+        for position, t in enumerate(program.outputs)
+    )
+    return inputs, outputs
+
+
 def produced_layout(space: GroupSpace, config: Configuration, t: int, rank: int) -> Layout:
     """The layout in which a group makes ``t``, partial sums included."""
     return _layout(space.tensor_dims.get(t, ((),) * rank), space.tensor_partial.get(t, ()), config)

@@ -10,6 +10,7 @@ Objective, in the symbols of `jaxplan.solvers.Problem`:
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,9 +19,17 @@ import numpy as np
 
 from jaxplan.cost._buffers import Buffers, analyse_buffers
 from jaxplan.cost._compute import compute_seconds, local_flops, split_counts, tensor_splits
-from jaxplan.cost._flows import Flow, find_flows, produced_layout, required_layout
+from jaxplan.cost._flows import Flow, find_flows, layout_of, produced_layout, required_layout
 from jaxplan.cost._pricing import REPEAT, Pricer
-from jaxplan.ir import UNGROUPED, Configuration, StepGraph, common_block_devices, enumerate_configurations
+from jaxplan.ir import (
+    MAX_CONFIGURATIONS,
+    UNGROUPED,
+    Configuration,
+    StepGraph,
+    are_all,
+    common_block_devices,
+    enumerate_configurations,
+)
 from jaxplan.mesh import Layout, Topology
 from jaxplan.solvers import Problem
 
@@ -84,26 +93,25 @@ def build_cost_model(
       configurations: of each group; default: those that `enumerate_configurations` gives, and `always`.
       always: per group, configurations that are there whatever the cap on their number leaves out.
     """
-    return _Builder(graph, topology, progress, configurations, always).build()
+    builder = ModelBuilder(graph, topology, always)
+    return builder.build(configurations if configurations is not None else builder.configurations(), progress)
 
 
-class _Builder:
+class ModelBuilder:
+    """Builds cost models of one step on one topology, for different configurations; prices are kept between them."""
+
     def __init__(
-        self,
-        graph: StepGraph,
-        topology: Topology,
-        progress: Callable[[float], None],
-        configurations: Sequence[tuple[Configuration, ...]] | None,
-        always: Sequence[frozenset[Configuration]],
+        self, graph: StepGraph, topology: Topology, always: Sequence[frozenset[Configuration]] = ()
     ) -> None:
-        self.graph, self.topology, self.progress = graph, topology, progress
+        self.graph, self.topology = graph, topology
         self.always = always or (frozenset(),) * len(graph.grouping.groups)
         self.pricer = Pricer(topology=topology)
         self.buffers = analyse_buffers(graph, topology.chip)
         self.flows = find_flows(graph)
         self.memo: dict = {}
+        self._structures: dict[int, tuple] = {}
         self.tiny = self._tiny()
-        self.configs = self._configurations() if configurations is None else self._shared(configurations)
+        self.configs: tuple[tuple[Configuration, ...], ...] = ()
         self.pooled = self._pooled()
 
     def _pooled(self) -> frozenset[int]:
@@ -138,25 +146,20 @@ class _Builder:
             <= tiny
         )
 
-    def _shared(
-        self, configurations: Sequence[tuple[Configuration, ...]]
-    ) -> tuple[tuple[Configuration, ...], ...]:
-        """Equal tuples as one object."""
-        first: dict[tuple[Configuration, ...], tuple[Configuration, ...]] = {}
-        return tuple(first.setdefault(configs, configs) for configs in configurations)
-
-    def _configurations(self) -> tuple[tuple[Configuration, ...], ...]:
-        sizes = tuple(axis.size for axis in self.topology.axes)
-        levels = tuple(axis.level for axis in self.topology.axes)
+    def configurations(self, most: int = MAX_CONFIGURATIONS) -> tuple[tuple[Configuration, ...], ...]:
+        """Of each group at most so many, those that are always there on top; one object for equal groups."""
+        sizes, levels = self.axes
         front = self.graph.named.front
-        blocks = common_block_devices([space.classes for space in self.graph.spaces], sizes, levels, front)
+        spaces = [space.classes for space in self.graph.spaces]
+        blocks = common_block_devices(spaces, sizes, levels, front, most)
         result = []
         for group, space, always in zip(
             self.graph.grouping.groups, self.graph.spaces, self.always, strict=True
         ):
-            key = ("configs", tuple((c.sizes, c.named_dimension == front) for c in space.classes), always)
+            classes = tuple((c.sizes, c.named_dimension == front) for c in space.classes)
+            key = ("configs", classes, always, most)
             if key not in self.memo:
-                found = enumerate_configurations(space.classes, sizes, levels, front, blocks)
+                found = enumerate_configurations(space.classes, sizes, levels, front, blocks, most)
                 found += tuple(sorted(always.difference(found)))
                 self.memo[key] = self.memo.setdefault(
                     found, found
@@ -164,7 +167,68 @@ class _Builder:
             result.append(self.memo[key][:1] if group.index in self.tiny else self.memo[key])
         return tuple(result)
 
-    def build(self) -> CostModel:
+    @property
+    def axes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Sizes and levels of the atomic axes."""
+        axes = self.topology.axes
+        return tuple(axis.size for axis in axes), tuple(axis.level for axis in axes)
+
+    def cost_around(self, v: int, config: Configuration, chosen: list[Configuration]) -> tuple[float, float]:
+        """Seconds and bytes of a group and of what it makes and reads, were it configured so among `chosen`.
+
+        Copies count as kept; pairs of layouts are priced one by one, so this is for a few configurations.
+        """
+        group, space, before = self.graph.grouping.groups[v], self.graph.spaces[v], chosen[v]
+        splits = split_counts((config,), self.topology)
+        seconds = float(compute_seconds(self.graph, group, space, splits, self.buffers, self.topology)[0])
+        num_bytes = float(self._memory(v, splits)[0])
+        chosen[v] = config
+        for flow in self._flows_at[v]:
+            tensor = self.graph.program.tensors[flow.tensor]
+            source = layout_of(self.graph, chosen, flow.producer, flow.tensor, produced=True)
+            target = layout_of(self.graph, chosen, flow.consumer, flow.tensor, produced=False)
+            target = Layout(target.dims) if flow.is_output else target
+            if source != target:
+                seconds += tensor.trips * self.pricer.seconds(tensor, source, target, flow.tensor in self.pooled)
+                kept = self._is_kept(flow)
+                if (kept or flow.reads_twice) and UNGROUPED != flow.consumer != flow.producer:
+                    wide = kept and flow.tensor in self.buffers.widened
+                    num_bytes += self.pricer.copy_bytes(tensor, target, wide)
+        chosen[v] = before
+        return seconds, num_bytes
+
+    @functools.cached_property
+    def _flows_at(self) -> tuple[tuple[Flow, ...], ...]:
+        """Per group, the flows that it makes or reads."""
+        found: list[list[Flow]] = [[] for _ in self.graph.grouping.groups]
+        for flow in self.flows:
+            for v in {flow.producer, flow.consumer} - {UNGROUPED}:
+                found[v].append(flow)
+        return tuple(map(tuple, found))
+
+    def num_pairs(self, configurations: Sequence[tuple[Configuration, ...]]) -> int:
+        """About how many pairs of layouts a model of these configurations prices; those of equal layers count once."""
+        tensors, tables = self.graph.program.tensors, set()
+        for flow in self.flows:
+            if UNGROUPED not in (flow.producer, flow.consumer) and flow.producer != flow.consumer:
+                ends = (configurations[flow.producer], configurations[flow.consumer])
+                tables.add((*map(id, ends), *map(len, ends), tensors[flow.tensor].shape))
+        return sum(table[2] * table[3] for table in tables)
+
+    def has_all(self) -> bool:
+        """Whether `configurations` leaves no way to split out."""
+        sizes, levels = self.axes
+        front = self.graph.named.front
+        spaces = dict.fromkeys(tuple(space.classes) for space in self.graph.spaces)
+        return all(are_all(classes, sizes, levels, front) for classes in spaces)
+
+    def build(
+        self,
+        configurations: Sequence[tuple[Configuration, ...]],
+        progress: Callable[[float], None] = lambda fraction: None,
+    ) -> CostModel:
+        """The model of these configurations of each group."""
+        self.configs = tuple(self.memo.setdefault(configs, configs) for configs in configurations)
         times, memories, computes, flops = [], [], [], []
         inner = defaultdict(list)
         for flow in self.flows:
@@ -177,8 +241,8 @@ class _Builder:
             memories.append(memory)
             computes.append(compute)
             flops.append(node_flops)
-            self.progress(0.5 * v / len(self.graph.grouping.groups))
-        edges, edge_flows = self._edges()
+            progress(0.5 * v / len(self.graph.grouping.groups))
+        edges, edge_flows = self._edges(progress)
         names = [f"group {g.index} ({g.kind})" for g in self.graph.grouping.groups]
         problem = Problem(time=times, memory=memories, edges=edges, names=names)
         return CostModel(
@@ -202,20 +266,38 @@ class _Builder:
         if key in self.memo:
             return self.memo[key]
         splits = split_counts(self.configs[v], self.topology)
-        memory = np.zeros(len(splits))
-        saved = [t for t in self.buffers.saved if self.graph.grouping.tensor_group[t] == v]
-        for t in (*group.inputs, *saved):
-            memory += self.buffers.num_bytes[t] / tensor_splits(space, splits, t)
         result = (
             compute_seconds(self.graph, group, space, splits, self.buffers, self.topology),
             local_flops(self.graph, group, space, splits),
-            np.ceil(memory).astype(np.int64),
+            self._memory(v, splits),
         )
         self.memo[key] = result
         return result
 
+    def _memory(self, v: int, splits: np.ndarray) -> np.ndarray:
+        """Bytes of a group's inputs and of what it saves, shape (K,)."""
+        memory = np.zeros(len(splits))
+        for t in (*self.graph.grouping.groups[v].inputs, *self._saved_by[v]):
+            memory += self.buffers.num_bytes[t] / tensor_splits(self.graph.spaces[v], splits, t)
+        return np.ceil(memory).astype(np.int64)
+
+    @functools.cached_property
+    def _saved_by(self) -> dict[int, list[int]]:
+        """Group -> what it makes that is saved."""
+        found: dict[int, list[int]] = defaultdict(list)
+        for t in self.buffers.saved:
+            found[self.graph.grouping.tensor_group[t]].append(t)
+        return found
+
     def _node_key(self, v: int):
-        """Structure of a group: rules, dtypes, classes and buffers in order; equal layers have equal keys."""
+        """Structure and configurations of a group; equal layers have equal keys."""
+        if v not in self._structures:
+            structure = self._structure(v)
+            self._structures[v] = self.memo.setdefault(structure, structure)
+        return ("node", self.configs[v], id(self._structures[v]))
+
+    def _structure(self, v: int):
+        """Rules, dtypes, classes and buffers of a group in order."""
         group, space = self.graph.grouping.groups[v], self.graph.spaces[v]
         tensors, program = self.graph.program.tensors, self.graph.program
         local = {t: i for i, t in enumerate(space.tensor_dims)}
@@ -241,13 +323,11 @@ class _Builder:
             )
             for e in group.equations
         )
-        return ("node", self.configs[v], equations, tuple(describe(t) for t in group.inputs))
+        return ("structure", equations, tuple(describe(t) for t in group.inputs))
 
-    @property
+    @functools.cached_property
     def _saved(self) -> frozenset[int]:
-        if "saved" not in self.memo:
-            self.memo["saved"] = frozenset(self.buffers.saved)
-        return self.memo["saved"]
+        return frozenset(self.buffers.saved)
 
     def _layouts(self, v: int, t: int, produced: bool) -> tuple[Layout, ...]:
         """One layout per configuration of group ``v``; the tuple is shared by equal groups."""
@@ -284,7 +364,7 @@ class _Builder:
             )
         return self.memo[key]
 
-    def _edges(self):
+    def _edges(self, progress: Callable[[float], None]):
         pairs: dict[tuple[int, int], list[int]] = defaultdict(list)
         for index, flow in enumerate(self.flows):
             if flow.producer != flow.consumer and flow.consumer != UNGROUPED:
@@ -298,7 +378,7 @@ class _Builder:
                     edge_flows.append((index,))
                 else:
                     merged[min(u, v), max(u, v)].append(index)
-            self.progress(0.5 + 0.5 * done / len(pairs))
+            progress(0.5 + 0.5 * done / len(pairs))
         for (u, v), indices in sorted(merged.items()):
             tables = [self._tables(index) for index in indices]
             oriented = [
@@ -314,10 +394,7 @@ class _Builder:
         tensor = self.graph.program.tensors[flow.tensor]
         produced = self._layouts(flow.producer, flow.tensor, True)
         required = self._layouts(flow.consumer, flow.tensor, False)
-        reads = flow.forward + flow.later
-        kept = bool(reads) and self.buffers.is_kept(
-            reads[0], max(reads, key=self.buffers.read_end.__getitem__)
-        )
+        kept = self._is_kept(flow)
         seconds, copies = self.pricer.read_tables(
             tensor,
             produced,
@@ -328,6 +405,11 @@ class _Builder:
             widened=kept and flow.tensor in self.buffers.widened,
         )
         return (seconds if tensor.trips == 1 else self._times(seconds, tensor.trips)), copies
+
+    def _is_kept(self, flow: Flow) -> bool:
+        """Whether a copy for this flow lives until the backward pass."""
+        reads = flow.forward + flow.later
+        return bool(reads) and self.buffers.is_kept(reads[0], max(reads, key=self.buffers.read_end.__getitem__))
 
     def _times(self, seconds: np.ndarray, trips: int) -> np.ndarray:
         key = ("times", id(seconds), trips)

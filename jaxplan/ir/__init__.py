@@ -1,9 +1,13 @@
 """From jaxpr to a graph of tensor dimensions: trace, operator rules, groups, iteration spaces."""
 
+from jaxplan.ir._configurations import COARSE_CONFIGURATIONS as COARSE_CONFIGURATIONS
 from jaxplan.ir._configurations import MAX_CONFIGURATIONS as MAX_CONFIGURATIONS
 from jaxplan.ir._configurations import Configuration as Configuration
+from jaxplan.ir._configurations import are_all as are_all
 from jaxplan.ir._configurations import common_block_devices as common_block_devices
 from jaxplan.ir._configurations import enumerate_configurations as enumerate_configurations
+from jaxplan.ir._configurations import neighbours as neighbours
+from jaxplan.ir._configurations import ordered as ordered
 from jaxplan.ir._dimensions import NamedDimension as NamedDimension
 from jaxplan.ir._dimensions import NamedDimensions as NamedDimensions
 from jaxplan.ir._dimensions import dimension_graph as dimension_graph

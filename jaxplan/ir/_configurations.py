@@ -13,7 +13,7 @@ import itertools
 import math
 import operator
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from jaxplan.ir._space import FactorClass
@@ -24,6 +24,8 @@ Configuration = tuple[tuple[int, ...], ...]
 MAX_CONFIGURATIONS = 100
 """Cap on configurations of one group. Tables of prices have its square and solving takes its cube; at most 84 are all
 that six classes have on 8 devices."""
+COARSE_CONFIGURATIONS = 40
+"""Cap where configurations are opened step by step (`jaxplan._hierarchy`), before the first step."""
 SUPER_AXIS_DEVICES = 8
 """Axes of an outer level are dealt in blocks of up to so many devices where single axes would be too many."""
 
@@ -36,11 +38,13 @@ class Dealing:
       most_classes: how many classes may take axes of one level.
       block_devices: on levels other than the innermost, axes are dealt in blocks of at most so many devices.
       with_front: at most two classes take axes at all, and if two, the front dimension (the batch) is one of them.
+      whole_levels: the innermost level too is dealt in blocks.
     """
 
     most_classes: int
     block_devices: int
     with_front: bool = False
+    whole_levels: bool = False
 
 
 DEALINGS = (
@@ -51,6 +55,7 @@ DEALINGS = (
     Dealing(most_classes=2, block_devices=SUPER_AXIS_DEVICES, with_front=True),
     Dealing(most_classes=2, block_devices=sys.maxsize, with_front=True),
     Dealing(most_classes=1, block_devices=sys.maxsize, with_front=True),
+    Dealing(most_classes=1, block_devices=sys.maxsize, with_front=True, whole_levels=True),
 )
 """From free to strict. All of them let one class take everything, and the batch take whole levels beside one other
 class: data parallelism, FSDP, and Megatron's tensor parallelism within a node are in every one."""
@@ -62,11 +67,12 @@ def enumerate_configurations(
     axis_levels: Sequence[int],
     front_dimension: int = 0,
     block_devices: int = 1,
+    most: int = MAX_CONFIGURATIONS,
 ) -> tuple[Configuration, ...]:
     """All configurations whose splits divide every member of their class, the replicated one first.
 
-    The cap rule: the first of `DEALINGS` under which there are at most `MAX_CONFIGURATIONS`; if there are more
-    under the last one too, those that split the fewest classes.
+    The cap rule: the first of `DEALINGS` under which there are at most ``most``; if there are more under the last one
+    too, those that split the fewest classes.
 
     Args:
       classes: the splittable classes of a group, ``C`` of them.
@@ -77,8 +83,53 @@ def enumerate_configurations(
     Returns:
       Configurations, each a tuple of ``C`` axis tuples.
     """
-    _, found = _first_fitting(classes, axis_sizes, axis_levels, front_dimension, block_devices)
-    return tuple(sorted(found, key=lambda c: (sum(map(len, c)), tuple(-len(a) for a in c), c)))
+    _, found = _first_fitting(classes, axis_sizes, axis_levels, front_dimension, block_devices, most)
+    return ordered(found)
+
+
+def ordered(configurations: Iterable[Configuration]) -> tuple[Configuration, ...]:
+    """Each once, the replicated one first, those that use few axes before others."""
+    return tuple(sorted(set(configurations), key=lambda c: (sum(map(len, c)), tuple(-len(a) for a in c), c)))
+
+
+def are_all(
+    classes: Sequence[FactorClass],
+    axis_sizes: Sequence[int],
+    axis_levels: Sequence[int],
+    front_dimension: int = 0,
+) -> bool:
+    """Whether `enumerate_configurations` leaves nothing out."""
+    dealing, _ = _first_fitting(classes, axis_sizes, axis_levels, front_dimension, 1, MAX_CONFIGURATIONS)
+    return dealing is DEALINGS[0]
+
+
+def neighbours(
+    config: Configuration,
+    classes: Sequence[FactorClass],
+    axis_sizes: Sequence[int],
+    axis_levels: Sequence[int],
+    front_dimension: int = 0,
+) -> tuple[Configuration, ...]:
+    """Configurations that divide and in which one axis is dealt to another class, to one more, or to none."""
+    front = _front(classes, front_dimension)
+    levels = _levels(axis_sizes, axis_levels)
+    counts = [[sum(1 for a in taken if a in level) for taken in config] for level in levels]
+    found = []
+    for place, level in enumerate(levels):
+        free = len(level) - sum(counts[place])
+        for source, target in itertools.permutations(range(-1, len(classes)), 2):  # -1: axes that nobody takes
+            if (counts[place][source] if source >= 0 else free) == 0:
+                continue
+            changed = [list(row) for row in counts]
+            if source >= 0:
+                changed[place][source] -= 1
+            if target >= 0:
+                changed[place][target] += 1
+            dealt = [_dealt([(a,) for a in axes], row, front) for axes, row in zip(levels, changed, strict=True)]
+            joined = tuple(tuple(itertools.chain(*parts)) for parts in zip(*dealt, strict=True))
+            if _divides(classes, joined, axis_sizes):
+                found.append(joined)
+    return tuple(dict.fromkeys(found))
 
 
 def common_block_devices(
@@ -86,6 +137,7 @@ def common_block_devices(
     axis_sizes: Sequence[int],
     axis_levels: Sequence[int],
     front_dimension: int = 0,
+    most: int = MAX_CONFIGURATIONS,
 ) -> int:
     """Blocks for all groups of a program: super-axes if any group needs blocks, else single axes.
 
@@ -93,10 +145,20 @@ def common_block_devices(
     make is a resharding across the slow links.
     """
     for classes in dict.fromkeys(map(tuple, groups)):
-        dealing, _ = _first_fitting(classes, axis_sizes, axis_levels, front_dimension, 1)
+        dealing, _ = _first_fitting(classes, axis_sizes, axis_levels, front_dimension, 1, most)
         if dealing.block_devices > 1:
             return SUPER_AXIS_DEVICES
     return 1
+
+
+def _levels(axis_sizes: Sequence[int], axis_levels: Sequence[int]) -> list[list[int]]:
+    """Axes that are interchangeable, because level and size are equal, by level."""
+    kinds = list(zip(axis_levels, axis_sizes))
+    return [[a for a, kind in enumerate(kinds) if kind == wanted] for wanted in dict.fromkeys(kinds)]
+
+
+def _front(classes: Sequence[FactorClass], front_dimension: int) -> int:
+    return next((c for c, cls in enumerate(classes) if cls.named_dimension == front_dimension), -1)
 
 
 def _first_fitting(
@@ -105,29 +167,29 @@ def _first_fitting(
     axis_levels: Sequence[int],
     front_dimension: int,
     block_devices: int,
+    most: int,
 ) -> tuple[Dealing, list[Configuration]]:
-    kinds = list(zip(axis_levels, axis_sizes))  # axes are interchangeable when level and size are equal
-    levels = [[a for a, kind in enumerate(kinds) if kind == wanted] for wanted in dict.fromkeys(kinds)]
-    front = next((c for c, cls in enumerate(classes) if cls.named_dimension == front_dimension), -1)
+    levels, front = _levels(axis_sizes, axis_levels), _front(classes, front_dimension)
     for dealing in DEALINGS[:-1]:
         if dealing.block_devices >= block_devices:
             dealt = _deal(dealing, levels, len(classes), front, axis_sizes)
-            found = _dividing(classes, dealt, axis_sizes, dealing, front, MAX_CONFIGURATIONS + 1)
-            if len(found) <= MAX_CONFIGURATIONS:
+            found = _dividing(classes, dealt, axis_sizes, dealing, front, most + 1)
+            if len(found) <= most:
                 return dealing, found
     strictest = DEALINGS[-1]
     dealt = _deal(strictest, levels, len(classes), front, axis_sizes)
     found = _dividing(classes, dealt, axis_sizes, strictest, front, None)
     found.sort(key=lambda c: sum(1 for axes in c if axes))
-    return strictest, found[:MAX_CONFIGURATIONS]
+    return strictest, found[:most]
 
 
 def _deal(
     dealing: Dealing, levels: Sequence[Sequence[int]], num_classes: int, front: int, axis_sizes: Sequence[int]
 ) -> list[list[Configuration]]:
-    """What each level can do; only levels other than the innermost have blocks."""
-    blocks = [_blocks(axes, axis_sizes, dealing.block_devices) for axes in levels[:-1]]
-    blocks.extend([(axis,) for axis in axes] for axes in levels[-1:])
+    """What each level can do; only levels other than the innermost have blocks, unless ``whole_levels``."""
+    outer = levels if dealing.whole_levels else levels[:-1]
+    blocks = [_blocks(axes, axis_sizes, dealing.block_devices) for axes in outer]
+    blocks.extend([(axis,) for axis in axes] for axes in levels[len(outer) :])
     return [_deal_level(level, num_classes, dealing, front) for level in blocks]
 
 
@@ -180,16 +242,21 @@ def _deal_level(
     for counts in _counts(len(blocks), num_classes):
         if sum(1 for n in counts if n) > dealing.most_classes:
             continue
-        dealt: list[tuple[int, ...]] = [()] * num_classes
-        end = len(blocks)
-        for c in reversed(range(num_classes)):
-            if c == front:
-                dealt[c] = tuple(itertools.chain(*blocks[: counts[c]]))
-            else:
-                dealt[c] = tuple(itertools.chain(*reversed(blocks[end - counts[c] : end])))
-                end -= counts[c]
-        found.append(tuple(dealt))
+        found.append(_dealt(blocks, counts, front))
     return found
+
+
+def _dealt(blocks: Sequence[tuple[int, ...]], counts: Sequence[int], front: int) -> Configuration:
+    """So many blocks of one level for each class: the front dimension's from the front, the others' from the back."""
+    dealt: list[tuple[int, ...]] = [()] * len(counts)
+    end = len(blocks)
+    for c in reversed(range(len(counts))):
+        if c == front:
+            dealt[c] = tuple(itertools.chain(*blocks[: counts[c]]))
+        else:
+            dealt[c] = tuple(itertools.chain(*reversed(blocks[end - counts[c] : end])))
+            end -= counts[c]
+    return tuple(dealt)
 
 
 def _counts(num_axes: int, num_classes: int) -> Iterator[tuple[int, ...]]:

@@ -90,6 +90,7 @@ class Board:
       source, target: (E',) positions of states.
       starts: positions in `edges` where the moves of each state that has any begin.
       movable: positions of those states.
+      ranges: (S + 1,) where the moves of each state begin and end.
       fixed, slope: (E',) seconds and seconds per byte.
       moved: (E',) bytes in units of the finest piece, 0 for a slice.
     """
@@ -100,6 +101,7 @@ class Board:
     target: np.ndarray
     starts: np.ndarray
     movable: np.ndarray
+    ranges: np.ndarray
     fixed: np.ndarray
     slope: np.ndarray
     moved: np.ndarray
@@ -131,6 +133,7 @@ def board(
         target=target,
         starts=starts,
         movable=movable,
+        ranges=np.searchsorted(source, np.arange(len(bones.states) + 1)),
         fixed=fixed[kind, bones.group[edges]],
         slope=slope[kind, bones.group[edges]] / counted,
         moved=np.where(kind == 0, 0, most // counted),

@@ -6,6 +6,7 @@ well that it hardly leaves the best chain.
 
 from __future__ import annotations
 
+import functools
 import heapq
 import itertools
 
@@ -43,10 +44,12 @@ class TableSearch:
         self._goal = self._board.skeleton.index[goal]
         self._next = self._cheapest_moves()
         self._fixed, self._slope = self._follow()
+
+    @functools.cached_property
+    def _bounds(self) -> npt.NDArray[np.float64]:
+        """(grid, S) seconds that are needed at least from each state at each size."""
         seconds = self._fixed + self._slope * _GRID - _MARGIN_SECONDS
-        self._bounds = np.ascontiguousarray(np.clip(seconds, 0.0, _MOST_SECONDS).T)
-        edges = np.searchsorted(self._board.source, np.arange(len(seconds) + 1)).tolist()
-        self._ranges = list(itertools.pairwise(edges))
+        return np.ascontiguousarray(np.clip(seconds, 0.0, _MOST_SECONDS).T)
 
     def _cheapest_moves(self) -> np.ndarray:
         """(S, grid) the first move of a cheapest chain, by rounds of Bellman and Ford."""
@@ -124,7 +127,7 @@ class TableSearch:
                 return self._trace(start, came)
             if cost > best[state]:
                 continue
-            low, high = self._ranges[state]
+            low, high = b.ranges[state], b.ranges[state + 1]
             target = b.target[low:high]
             step = np.rint((b.fixed[low:high] + b.slope[low:high] * num_bytes) * TICKS_PER_SECOND)
             hopeful = np.flatnonzero(step + least[target] < limit - cost[0]).tolist()

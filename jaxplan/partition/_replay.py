@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from jaxplan.cost import Flow, Transfer, layout_of
+from jaxplan.cost import Flow, Transfer, boundary_layouts, layout_of
 from jaxplan.ir import UNGROUPED, VIEW_PRIMITIVES, Configuration, Region, StepGraph
 from jaxplan.mesh import Layout
 from jaxplan.partition._run import Run
@@ -118,19 +118,9 @@ class Replay:
         group = self.graph.grouping.tensor_group[t]
         return layout_of(self.graph, self.configurations, group, t, produced=True)
 
-    def in_layouts(self) -> list[Layout]:
-        return [self.home(t) for t in self.graph.program.inputs]
-
     def out_layouts(self) -> list[Layout]:
-        """An output that replaces an input has its layout; every other keeps that of its group, sums taken."""
-        program = self.graph.program
-        layouts = []
-        for position, t in enumerate(program.outputs):
-            if position in program.aliases:
-                layouts.append(self.home(program.inputs[program.aliases[position]]))
-            else:
-                layouts.append(Layout(self.home(t).dims))
-        return layouts
+        """Layouts of the outputs."""
+        return list(boundary_layouts(self.graph, self.configurations)[1])
 
     def run(self, executor: Executor, arguments: Sequence[Any]) -> list[Any]:
         """Evaluate the program on flat global arguments; call under `jax.jit`."""

@@ -8,6 +8,8 @@ from jaxplan.solvers._chain import Walk as Walk
 from jaxplan.solvers._chain import additive_walks as additive_walks
 from jaxplan.solvers._frontier import SOLVERS as SOLVERS
 from jaxplan.solvers._frontier import frontier as frontier
+from jaxplan.solvers._frontier import outline as outline
+from jaxplan.solvers._hull import Hull as Hull
 from jaxplan.solvers._mcmc import ChainOptions as ChainOptions
 from jaxplan.solvers._mcmc import walk_chains as walk_chains
 from jaxplan.solvers._one_mesh import one_mesh as one_mesh

@@ -127,6 +127,15 @@ def find_frontier(
     return Found(points=tuple(non_dominated([*points, *found])), hull=hull, exact_spans=tuple(spans))
 
 
+def outline(problem: Problem, max_solves: int) -> Hull:
+    """The hull by the default engine as far as so many minimisations tell, four of them for its ends.
+
+    Raises:
+      InfeasibleError: every assignment takes infinite time.
+    """
+    return lower_hull(problem, minimiser_for(problem, "auto")[0], max_solves=max_solves, tolerance=HULL_TOLERANCE)
+
+
 def _fill_gaps(
     problem: Problem, hull: Hull, points: Sequence[Point], report: Progress
 ) -> tuple[list[Point], list[tuple[int, int]]]:

@@ -1,0 +1,23 @@
+"""Python's cyclic garbage collector set aside while much is built that lives on."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def paused_collector() -> Iterator[None]:
+    """Leave cycles alone for the time of a block.
+
+    The tables and tuples of a large step make the collector walk the whole program again and again and find nothing:
+    a quarter of the time of pricing 8B on 64 devices was measured to go there. Counted references are freed as ever.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,136 @@
+"""Configurations opened step by step, where a step has too many ways to split its operators to price them all.
+
+At first each group has few: whole levels for one class, and what the reference strategies need. The hull of that
+problem says which of them are used. Of their finer neighbours, in which one axis goes elsewhere, those are opened that
+would cost less with everything around them as it is, until there are none or the hull no longer improves. What comes
+out is optimal within the configurations that were opened, not among all there are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from jaxplan.cost import CostModel, ModelBuilder
+from jaxplan.ir import COARSE_CONFIGURATIONS, Configuration, StepGraph, neighbours, ordered
+from jaxplan.mesh import Topology
+from jaxplan.solvers import Hull, outline
+
+MOST_PAIRS = 150_000
+"""Where no more pairs of layouts than these are to be priced, a tenth of a millisecond each, all configurations within
+their cap are."""
+MOST_ROUNDS = 3
+"""How often neighbours are opened at most."""
+MOST_OPENED = 4
+"""Neighbours opened for one kind of group in one round."""
+LEAST_GAIN_OF_ONE = 1e-6
+"""... provided that it gains more than this fraction of the time, for one group of its kind."""
+NUM_SOLVES = 6
+"""Minimisations that tell which configurations are used."""
+LEAST_GAIN = 5e-3
+"""A round that gains less, as a fraction of the time, is the last one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Opened:
+    """A cost model, and what its optimum is an optimum of.
+
+    Attributes:
+      model: of the configurations that were opened.
+      has_all: these are all there are.
+      num_rounds: how often neighbours were opened.
+    """
+
+    model: CostModel
+    has_all: bool
+    num_rounds: int = 0
+
+    def certificate(self) -> str | None:
+        """What bounds and gaps leave out, for people; None where they leave nothing out."""
+        if self.has_all:
+            return None
+        most = max(len(configs) for configs in self.model.configurations)
+        return (
+            f"bounds and gaps are within the configurations that were opened, at most {most} for an operator: on "
+            f"{self.model.topology.num_devices} devices there are more (docs/solvers.md)"
+        )
+
+
+def open_configurations(
+    graph: StepGraph,
+    topology: Topology,
+    progress: Callable[[float], None] = lambda fraction: None,
+    always: Sequence[frozenset[Configuration]] = (),
+) -> Opened:
+    """The cost model to plan with: of all configurations where they are few, else of those worth opening.
+
+    Args:
+      always: per group, configurations that are there from the beginning.
+    """
+    builder = ModelBuilder(graph, topology, always)
+    whole, has_all = builder.configurations(), builder.has_all()
+    if has_all or builder.num_pairs(whole) <= MOST_PAIRS:
+        return Opened(model=builder.build(whole, progress), has_all=has_all)
+    model = builder.build(builder.configurations(COARSE_CONFIGURATIONS), lambda f: progress(0.4 * f))
+    hull = outline(model.problem, NUM_SOLVES)
+    rounds = 0
+    for rounds in range(1, MOST_ROUNDS + 1):
+        finer = _with_neighbours(builder, model, hull)
+        if finer == model.configurations:
+            break
+        before = hull
+        model = builder.build(finer, lambda f, r=rounds: progress(0.4 + 0.2 * (r - 1 + f)))
+        hull = outline(model.problem, NUM_SOLVES)
+        if not _improves(before, hull):
+            break
+    return Opened(model=model, has_all=False, num_rounds=rounds)
+
+
+def _improves(before: Hull, after: Hull) -> bool:
+    """Whether some vertex of a hull is now beaten."""
+    return any(after.lower_bound(point.memory) < (1 - LEAST_GAIN) * point.time for point in before.points)
+
+
+def _with_neighbours(builder: ModelBuilder, model: CostModel, hull: Hull) -> tuple[tuple[Configuration, ...], ...]:
+    """The configurations of a model with neighbours of those that are used; equal groups get the same."""
+    kinds: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for v, (time, memory) in enumerate(zip(model.problem.time, model.problem.memory, strict=True)):
+        kinds[id(time), id(memory)].append(v)
+    result = list(model.configurations)
+    for members in kinds.values():
+        configs = model.configurations[members[0]]
+        if len(configs) == 1:
+            continue
+        opened = _opened(builder, model, hull, members[0])
+        finer = configs[:1] + tuple(c for c in ordered((*configs, *opened)) if c != configs[0])
+        for v in members:
+            result[v] = finer
+    return tuple(result)
+
+
+def _opened(builder: ModelBuilder, model: CostModel, hull: Hull, v: int) -> list[Configuration]:
+    """New neighbours of the configurations that the vertices use for a group: those that would cost less."""
+    sizes, levels = builder.axes
+    classes, front = builder.graph.spaces[v].classes, builder.graph.named.front
+    configs, slope = model.configurations[v], _slope(hull)
+    known = frozenset(configs)
+    extra: dict[Configuration, float] = {}
+    for point in hull.points:
+        chosen = list(model.chosen(point.assignment))
+        used = chosen[v]
+        seconds, num_bytes = builder.cost_around(v, used, chosen)
+        for finer in neighbours(used, classes, sizes, levels, front):
+            if finer not in known:
+                more, bytes_more = builder.cost_around(v, finer, chosen)
+                cost = more - seconds + slope * (bytes_more - num_bytes)
+                extra[finer] = min(cost, extra.get(finer, math.inf))
+    gaining = [config for config, cost in extra.items() if cost < -LEAST_GAIN_OF_ONE * hull.points[-1].time]
+    return sorted(gaining, key=lambda config: (extra[config], config))[:MOST_OPENED]
+
+
+def _slope(hull: Hull) -> float:
+    """Seconds that a byte is worth between the ends of a hull."""
+    lean, fast = hull.points[0], hull.points[-1]
+    return (lean.time - fast.time) / (fast.memory - lean.memory) if fast.memory > lean.memory else 0.0
