@@ -11,10 +11,10 @@ from jaxplan.ir._configurations import ordered as ordered
 from jaxplan.ir._dimensions import NamedDimension as NamedDimension
 from jaxplan.ir._dimensions import NamedDimensions as NamedDimensions
 from jaxplan.ir._dimensions import dimension_graph as dimension_graph
-from jaxplan.ir._groups import CONTRACTION_FAMILIES as CONTRACTION_FAMILIES
-from jaxplan.ir._groups import UNGROUPED as UNGROUPED
-from jaxplan.ir._groups import Group as Group
-from jaxplan.ir._groups import Grouping as Grouping
+from jaxplan.ir._grouping import CONTRACTION_FAMILIES as CONTRACTION_FAMILIES
+from jaxplan.ir._grouping import UNGROUPED as UNGROUPED
+from jaxplan.ir._grouping import Group as Group
+from jaxplan.ir._grouping import Grouping as Grouping
 from jaxplan.ir._model import StepGraph as StepGraph
 from jaxplan.ir._model import analyse as analyse
 from jaxplan.ir._program import REGION_IN as REGION_IN

@@ -18,49 +18,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from jaxplan import _compat
+from jaxplan.ir._grouping import CONTRACTION_FAMILIES, UNGROUPED, Group, Grouping, GroupKind
 from jaxplan.ir._program import REGION_IN, REGION_OUT, Equation, Program
 from jaxplan.ir._rule import OperatorRule
 from jaxplan.ir._union import UnionFind
 from jaxplan.ir._values import VIEW_PRIMITIVES, Values
 
-GroupKind = Literal["state", "contraction", "sum", "elementwise", "input"]
-CONTRACTION_FAMILIES = frozenset({"contraction", "convolution"})
 _STORAGE_VIEW_PRIMITIVES = VIEW_PRIMITIVES | {"broadcast_in_dim", "optimization_barrier"}
 _GRADIENT_CHAIN_PRIMITIVES = frozenset({"convert_element_type", "add_any", "neg", "copy"})
 _LINEAR_CHAIN_PRIMITIVES = VIEW_PRIMITIVES | {"slice", "neg"}
-UNGROUPED = -1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
-    """Equations and inputs that share one configuration.
-
-    Attributes:
-      index: position in ``Grouping.groups``.
-      kind: how the group came to be.
-      equations: equation indices in program order.
-      inputs: tensor indices of the program inputs that live in this group's layout.
-    """
-
-    index: int
-    kind: GroupKind
-    equations: tuple[int, ...]
-    inputs: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grouping:
-    """All groups, and for each equation and tensor the group it belongs to (`UNGROUPED` when in none)."""
-
-    groups: tuple[Group, ...]
-    equation_group: tuple[int, ...]
-    tensor_group: tuple[int, ...]
 
 
 def coarsen(

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from jaxplan import _compat
 from jaxplan.ir._dimensions import NamedDimensions, named_dimensions
-from jaxplan.ir._groups import Grouping, coarsen
+from jaxplan.ir._grouping import Grouping
+from jaxplan.ir._groups import coarsen
 from jaxplan.ir._program import Program, Tensor
 from jaxplan.ir._registry import operator_rule
 from jaxplan.ir._rule import OperatorRule

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxplan.ir._dimensions import NamedDimensions
-from jaxplan.ir._groups import Group
+from jaxplan.ir._grouping import Group
 from jaxplan.ir._program import Equation, Program
 from jaxplan.ir._rule import OperatorRule
 from jaxplan.ir._union import UnionFind
