@@ -11,6 +11,7 @@ looked at while the cost model was made. Exit status 1 when a bar is missed; the
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import traceback
 from collections.abc import Iterator, Sequence
@@ -76,13 +77,15 @@ class Record:
 def chosen_points(frontier: jaxplan.Frontier, most: int) -> list[tuple[str, str, jaxplan.Plan]]:
     """(name, kind, plan): both ends and the knee, the references, and points between, none of the same memory twice."""
     fits = frontier.points[0].topology.memory_limit_bytes
-    wanted = [(f"{role}", role, frontier.choose(role)) for role in ROLES]
-    wanted += [
+    wanted = [(role, role, frontier.choose(role)) for role in ROLES]
+    named = [
         (name, "reference", plan) for name, plan in frontier.references.items() if plan.memory_bytes <= fits
     ]
     inner = frontier.points[1:-1]
     spread = [inner[i] for i in _bisecting(len(inner))]
-    wanted += [(f"#{frontier.points.index(plan)}", "between", plan) for plan in spread]
+    between = [(f"#{frontier.points.index(plan)}", "between", plan) for plan in spread]
+    for pair in itertools.zip_longest(named, between):
+        wanted += [item for item in pair if item is not None]
     chosen: list[tuple[str, str, jaxplan.Plan]] = []
     for name, kind, plan in wanted:
         near = (abs(plan.memory_bytes / p.memory_bytes - 1) for _, _, p in chosen)
