@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from jaxplan.partition._audit import SMALL_BYTES, SMALL_SHARE
+
 if TYPE_CHECKING:
     from benchmarks.accuracy import Record
 
@@ -15,7 +17,6 @@ MEMORY_MEDIAN, MEMORY_95, MEMORY_BELOW = 0.05, 0.12, 0.08
 BYTES_MEDIAN, BYTES_WORST = 0.02, 0.10
 FLOPS_WORST = 0.01
 LEAST_PLANS, LEAST_NOT_DATA_PARALLEL = 120, 3
-_JUDGED_BYTES = 64 * 2**10  # as in an audit: sums of losses and norms are not judged
 _HEADER = (
     f"{'':<22} {'plans':>5} {'memory: median':>14} {'95 %':>7} {'lowest':>7} {'highest':>7} "
     f"{'bytes: median':>13} {'worst':>7} {'unexpected':>10} {'FLOPs: worst':>12}"
@@ -43,15 +44,13 @@ def memory_errors(records: Iterable[Record]) -> np.ndarray:
 
 
 def bytes_errors(records: Iterable[Record]) -> np.ndarray:
-    """|predicted - compiled| over the larger, per plan and kind of collective."""
-    return np.array(
-        [
-            abs(asked - made) / max(asked, made)
-            for r in records
-            for _, asked, made in r.collectives
-            if max(asked, made) > _JUDGED_BYTES
-        ]
-    )
+    """|predicted - compiled| over the larger, per plan and kind of collective; small ones as in an audit."""
+    errors = []
+    for record in records:
+        small = max(SMALL_BYTES, SMALL_SHARE * sum(made for _, _, made in record.collectives))
+        pairs = [(asked, made) for _, asked, made in record.collectives if max(asked, made) >= small]
+        errors += [abs(asked - made) / max(asked, made) for asked, made in pairs]
+    return np.array(errors)
 
 
 def flops_errors(records: Iterable[Record]) -> np.ndarray:

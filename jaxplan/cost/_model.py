@@ -21,6 +21,7 @@ from jaxplan.cost._buffers import Buffers, analyse_buffers
 from jaxplan.cost._compute import compute_seconds, local_flops, split_counts, tensor_splits
 from jaxplan.cost._flows import Flow, find_flows, layout_of, produced_layout, required_layout
 from jaxplan.cost._pricing import REPEAT, Pricer
+from jaxplan.cost._wire import wire_tensor
 from jaxplan.ir import (
     MAX_CONFIGURATIONS,
     UNGROUPED,
@@ -189,7 +190,9 @@ class ModelBuilder:
             target = layout_of(self.graph, chosen, flow.consumer, flow.tensor, produced=False)
             target = Layout(target.dims) if flow.is_output else target
             if source != target:
-                seconds += tensor.trips * self.pricer.seconds(tensor, source, target, flow.tensor in self.pooled)
+                seconds += tensor.trips * self.pricer.seconds(
+                    tensor, source, target, flow.tensor in self.pooled
+                )
                 kept = self._is_kept(flow)
                 if (kept or flow.reads_twice) and UNGROUPED != flow.consumer != flow.producer:
                     wide = kept and flow.tensor in self.buffers.widened
@@ -391,7 +394,7 @@ class ModelBuilder:
 
     def _tables(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         flow = self.flows[index]
-        tensor = self.graph.program.tensors[flow.tensor]
+        tensor = wire_tensor(self.graph, self.pricer.topology, flow.tensor, (*flow.forward, *flow.later))
         produced = self._layouts(flow.producer, flow.tensor, True)
         required = self._layouts(flow.consumer, flow.tensor, False)
         kept = self._is_kept(flow)
@@ -409,7 +412,9 @@ class ModelBuilder:
     def _is_kept(self, flow: Flow) -> bool:
         """Whether a copy for this flow lives until the backward pass."""
         reads = flow.forward + flow.later
-        return bool(reads) and self.buffers.is_kept(reads[0], max(reads, key=self.buffers.read_end.__getitem__))
+        return bool(reads) and self.buffers.is_kept(
+            reads[0], max(reads, key=self.buffers.read_end.__getitem__)
+        )
 
     def _times(self, seconds: np.ndarray, trips: int) -> np.ndarray:
         key = ("times", id(seconds), trips)

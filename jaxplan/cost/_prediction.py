@@ -6,7 +6,7 @@ import bisect
 import heapq
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from jaxplan.cost._lifetimes import Lifetimes
 from jaxplan.cost._model import CostModel
 from jaxplan.cost._residents import BATCH, OTHER_STATE, PARAMETERS, resident_labels
 from jaxplan.cost._transfers import ChangedFlow, Transfer, changed_flows, make_transfers
-from jaxplan.ir import REGION_IN, Configuration
+from jaxplan.ir import REGION_IN, Configuration, Tensor
 from jaxplan.mesh import collective_seconds
 
 
@@ -180,7 +180,7 @@ class Predictor:
         home = {self._made[i]: place for place, i in enumerate(lives.tolist())}
         copies: dict[tuple[int, int], int] = {}
         for number, transfer in enumerate(transfers):
-            tensor = model.graph.program.tensors[transfer.tensor]
+            tensor = self._travelling(transfer)
             for turn, span in enumerate(transfer.spans):
                 is_wide = transfer.tensor in buffers.widened and buffers.is_kept(span.first, span.last)
                 size = model.pricer.copy_bytes(tensor, transfer.target, is_wide)
@@ -214,14 +214,18 @@ class Predictor:
             copies=copies,
         )
 
+    def _travelling(self, transfer: Transfer) -> Tensor:
+        tensor = self.model.graph.program.tensors[transfer.tensor]
+        return tensor if tensor.itemsize == transfer.itemsize else replace(tensor, itemsize=transfer.itemsize)
+
     def _shared_copies(self, transfers: Sequence[Transfer]) -> Iterator[tuple[int, int, int]]:
         """(first, last equation, bytes) of what several transfers of a tensor share: there until the last goes on."""
-        tensors, number, made = self.model.graph.program.tensors, self.model.graph.values.number, {}
+        number, made = self.model.graph.values.number, {}
         for transfer in transfers:
             first = transfer.spans[0].first
             if transfer.shared:
                 layout = transfer.path.layouts[transfer.shared]
-                size = self.model.pricer.local_bytes(tensors[transfer.tensor], layout)
+                size = self.model.pricer.local_bytes(self._travelling(transfer), layout)
                 yield made[number[transfer.tensor]], first, size
             elif len(transfer.spans) == 1:
                 made.setdefault(number[transfer.tensor], first)

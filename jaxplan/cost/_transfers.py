@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxplan.cost._flows import Flow, layout_of
+from jaxplan.cost._wire import wire_tensor
 from jaxplan.ir import Configuration, StepGraph, Tensor
 from jaxplan.mesh import COLLECTIVES, Layout, Path, Topology, reshard_path
 
@@ -40,6 +41,7 @@ class Transfer:
       path: the chain of steps.
       spans: its executions in program order: one, or one per phase when the copy is made again.
       repeated: the copy is not kept between forward and backward pass.
+      itemsize: bytes of an element on the way (see `wire_tensor`).
       trips: how often each execution runs: the trips of the loops around it.
       shared: how many of the first steps an earlier transfer of the same value has taken: the compiler merges them.
     """
@@ -48,6 +50,7 @@ class Transfer:
     path: Path
     spans: tuple[Span, ...]
     repeated: bool
+    itemsize: int
     trips: int = 1
     shared: int = 0
 
@@ -115,7 +118,8 @@ def make_transfers(
         reads[flows[index].tensor, target].append(index)
     transfers = []
     for (t, target), indices in reads.items():
-        tensor = graph.program.tensors[t]
+        readers = [e for i in indices for e in (*flows[i].forward, *flows[i].later)]
+        tensor = wire_tensor(graph, topology, t, readers)
         path = reshard_path(sources[t], target, tensor.shape, tensor.itemsize, topology)
         forward = sorted(e for i in indices for e in flows[i].forward)
         later = sorted(e for i in indices for e in flows[i].later)
@@ -125,7 +129,16 @@ def make_transfers(
         spans = tuple(Span(first=e[0], last=e[-1]) for e in reading if e)
         if sources[t].partial and len(spans) == 1 and _local_bytes(tensor, path, topology) > COMBINED_BYTES:
             spans = (Span(first=graph.values.producer[t] + 1, last=spans[0].last),)
-        transfers.append(Transfer(tensor=t, path=path, spans=spans, repeated=repeats, trips=tensor.trips))
+        transfers.append(
+            Transfer(
+                tensor=t,
+                path=path,
+                spans=spans,
+                repeated=repeats,
+                itemsize=tensor.itemsize,
+                trips=tensor.trips,
+            )
+        )
     transfers.sort(key=lambda x: (x.spans[0].first, x.tensor, x.target.dims))
     return _with_shared_steps(transfers, graph.values.number)
 

@@ -23,6 +23,7 @@ MEMORY_TOLERANCE = (
 )
 FLOPS_TOLERANCE = 0.01
 SMALL_BYTES = 64 * 2**10  # totals below are loss and norm scalars, listed but not judged
+SMALL_SHARE = 0.002  # and so are those below this share of all that the program moves: rows at the edges of tiles
 
 _MAX_EXAMPLES = 3
 
@@ -56,7 +57,7 @@ class Verdict(Enum):
     """How a kind and group of collectives fared."""
 
     AGREES = "agrees"
-    SMALL = "small"  # both totals below `SMALL_BYTES`: not judged
+    SMALL = "small"  # both totals below `SMALL_BYTES` or `SMALL_SHARE`: not judged
     UNEXPECTED = "unexpected"  # the plan asked for none
     MISSING = "missing"  # the compiler made none
     MORE = "more bytes"
@@ -157,7 +158,11 @@ def compare(predicted: PredictedProgram, report: CompiledReport) -> Audit:
         groups = frozenset(frozenset(group) for group in collective.groups if len(group) > 1)
         made.setdefault((collective.kind, _home(collective.kind, groups, asked)), []).append(collective)
     keys = list(dict.fromkeys([*asked, *made]))
-    judged = [(_row(key, asked.get(key, (0, 0)), made.get(key, ()), sizes, names), key) for key in keys]
+    moved = sum(c.total_bytes for c in report.collectives)
+    small = max(SMALL_BYTES, int(SMALL_SHARE * moved))
+    judged = [
+        (_row(key, asked.get(key, (0, 0)), made.get(key, ()), sizes, names, small), key) for key in keys
+    ]
     unexpected = [c for row, key in judged if row.verdict is Verdict.UNEXPECTED for c in made[key]]
     rows = sorted((row for row, _ in judged), key=lambda row: (row.ok, row.kind, row.group_size, row.axes))
     return Audit(
@@ -228,6 +233,7 @@ def _row(
     made: Sequence[Collective],
     sizes: Sequence[int],
     names: Sequence[str],
+    small: int,
 ) -> CollectiveRow:
     kind, groups = key
     axes = spanning_axes(sizes, groups)
@@ -241,13 +247,13 @@ def _row(
         predicted_bytes=asked[1],
         compiled_count=sum(c.count for c in made),
         compiled_bytes=compiled_bytes,
-        verdict=_verdict(asked[1], compiled_bytes),
+        verdict=_verdict(asked[1], compiled_bytes, small),
         examples=tuple(dict.fromkeys(_place(c) for c in largest))[:_MAX_EXAMPLES],
     )
 
 
-def _verdict(predicted_bytes: int, compiled_bytes: int) -> Verdict:
-    if max(predicted_bytes, compiled_bytes) < SMALL_BYTES:
+def _verdict(predicted_bytes: int, compiled_bytes: int, small: int) -> Verdict:
+    if max(predicted_bytes, compiled_bytes) < small:
         return Verdict.SMALL
     if predicted_bytes == 0:
         return Verdict.UNEXPECTED
