@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from jaxplan._plan import Plan
 
 _MIN_WIDTH, _MAX_WIDTH = 80, 120  # characters
+_MARK_WIDTH = 17
 _LOG_AXIS_RATIO = 5.0  # an axis whose ends differ by more than this factor is logarithmic
 _RIGHT_COLUMNS = ("time ms", "compute", "comm.", "GiB", "gap")
 _PLOT_ENDINGS = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}
@@ -34,7 +35,7 @@ def draw_table(frontier: Frontier, *, max_rows: int, width: int | None) -> str:
     table.add_column("#", justify="right", no_wrap=True)
     for header in _RIGHT_COLUMNS:
         table.add_column(header, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
+    table.add_column("", max_width=_MARK_WIDTH, overflow="fold")
     table.add_column("what is split", overflow="fold")
     shown = _spread(frontier, max_rows)
     for index in shown:

@@ -14,10 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxplan._plan import Plan
-from jaxplan.cost import Flow, Prediction, find_flows, layout_of, plan_transfers
+from jaxplan.cost import Flow, Prediction, boundary_layouts, find_flows, layout_of
 from jaxplan.ir import WHOLE, Configuration, Group, GroupSpace, StepGraph
 from jaxplan.mesh import AtomicAxis, Topology
-from jaxplan.partition import Replay
 
 TOPOLOGY = "cpu:8"
 LEAST_SPLIT = 0.5
@@ -72,9 +71,8 @@ def draw_strategy(graph: StepGraph, topology: Topology, seed: str, on_pieces: bo
 
 def plan_of(graph: StepGraph, topology: Topology, strategy: Strategy) -> Plan:
     """The plan of a strategy, unpredicted, as it would come out of a file."""
-    flows = find_flows(graph)
-    transfers = plan_transfers(graph, topology, flows, strategy.configurations, frozenset(strategy.repeated))
-    replay, program = Replay(graph, strategy.configurations, flows, transfers), graph.program
+    in_layouts, out_layouts = boundary_layouts(graph, strategy.configurations)
+    program = graph.program
     return Plan(
         name="drawn",
         topology=topology,
@@ -85,8 +83,8 @@ def plan_of(graph: StepGraph, topology: Topology, strategy: Strategy) -> Plan:
         in_paths=program.in_paths,
         in_avals=program.in_avals,
         out_paths=program.out_paths,
-        in_layouts=tuple(replay.in_layouts()),
-        out_layouts=tuple(replay.out_layouts()),
+        in_layouts=in_layouts,
+        out_layouts=out_layouts,
         prediction=_UNPREDICTED,
         lower_bound_seconds=0.0,
         summary="drawn at random",

@@ -335,7 +335,7 @@ class Run:
         span = next(i for i, s in enumerate(transfer.spans) if s.first <= equation <= s.last)
         key = (t, layout, span)
         if key not in self.copies:
-            self.copies[key] = self._transfer(self.env[t], transfer, tie)
+            self.copies[key] = self._transfer(self.env[t], transfer, tie if span else None)
         return self.copies[key]
 
     def _transfer(self, value: Any, transfer: Transfer, tie: _Place | None) -> Any:
