@@ -251,14 +251,16 @@ class _Coarsening:
         """A kernel that is reversed for one convolution (an input gradient) is reversed on the devices that use it: the
         compiler calls its library only where it sees both together, and multiplies with the holes of a strided
         convolution's gradient otherwise."""
-        producer = self._producer(eqn.operands[1])
-        if (
-            producer is not None
-            and producer.name == "rev"
-            and len(self.values.consumers[eqn.operands[1]]) == 1
-        ):
-            self.kind[producer.index] = "contraction"
-            self.union.join(eqn.index, producer.index)
+        reversal = self._reversal(eqn, 1)
+        if reversal is not None and len(self.values.consumers[eqn.operands[1]]) == 1:
+            self.kind[reversal.index] = "contraction"
+            self.union.join(eqn.index, reversal.index)
+
+    def _reversal(self, eqn: Equation, position: int) -> Equation | None:
+        """What reverses an operand whose dimensions are one factor each (not those of a grouped convolution)."""
+        producer = self._producer(eqn.operands[position])
+        is_plain = all(len(dim) <= 1 for dim in self.rules[eqn.index].operands[position])
+        return producer if producer is not None and producer.name == "rev" and is_plain else None
 
     def _match_gradients(self, cotangent: int, uses, by_operands, by_operand) -> None:
         others = frozenset(root for eqn, p in uses for i, root in enumerate(self._roots(eqn)) if i != p)
@@ -286,9 +288,9 @@ class _Coarsening:
 
     def _roots(self, eqn: Equation) -> tuple[int, ...]:
         """What the two operands are views of; a reversed kernel is the kernel."""
-        makers = [self._producer(t) for t in eqn.operands[:2]]
+        makers = [self._reversal(eqn, position) for position in range(len(eqn.operands[:2]))]
         return tuple(
-            self.values.root[maker.operands[0] if maker is not None and maker.name == "rev" else t]
+            self.values.root[t if maker is None else maker.operands[0]]
             for t, maker in zip(eqn.operands[:2], makers)
         )
 
@@ -331,7 +333,10 @@ class _Coarsening:
         if self.rules[eqn.index].family != "elementwise" or eqn.index in self.partner:
             return
         for t in eqn.operands:
-            if self.program.tensors[t].shape == self.program.tensors[eqn.results[0]].shape and not self.values.free[t]:
+            if (
+                self.program.tensors[t].shape == self.program.tensors[eqn.results[0]].shape
+                and not self.values.free[t]
+            ):
                 self.union.join(first_reader.setdefault((t, eqn.phase), eqn.index), eqn.index)
                 return
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 
+import jax.numpy as jnp
 import pytest
+from jax import lax
 
 from jaxplan import RuleError
 from jaxplan.ir.rules import Factor, OperatorRule, factor_rule
+from tests.ir.rules._equations import rule_of, single_equation
 
 _I, _J = Factor(size=4), Factor(size=6)
 
@@ -106,3 +109,11 @@ def test_window_dimensions_may_be_multiples() -> None:
     rule.check([(32,)], [(16,)])
     with pytest.raises(RuleError, match="size 40"):
         rule.check([(40,)], [(16,)])
+
+
+def test_a_reshape_that_transposes_first_follows_the_transposed_operand() -> None:
+    x = jnp.arange(4 * 6 * 8).reshape(4, 6, 8)
+    rule = rule_of(single_equation(lambda x: lax.reshape(x, (24, 8), (1, 0, 2)), "reshape", x))
+    assert str(rule) == "j i k -> (i j) k"
+    half = lax.reshape(x[:, :3], (12, 8), (1, 0, 2))  # the first half of what is the major part of the result
+    assert (half == lax.reshape(x, (24, 8), (1, 0, 2))[:12]).all()

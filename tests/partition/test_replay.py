@@ -42,6 +42,18 @@ def contractions_and_their_gradients(x: Any, w: Any, v: Any) -> Any:
     return jax.value_and_grad(lambda x, w, v: jnp.sum(jnp.sin(jnp.sin(x @ w) @ v)), (0, 1, 2))(x, w, v)
 
 
+@case(x=((16, 4, 6), F32), w=((4, 2, 2), F32), v=((8, 4, 3), F32))
+def grouped_and_strided_convolutions(x: Any, w: Any, v: Any) -> Any:
+    """The kernel of an input gradient is reversed; in a grouped one the groups change sides as well."""
+
+    def loss(x: Any, w: Any, v: Any) -> Any:
+        dims = ("NCH", "OIH", "NCH")
+        y = jax.lax.conv_general_dilated(x, w, (1,), "VALID", dimension_numbers=dims, feature_group_count=2)
+        return jnp.sum(jnp.sin(jax.lax.conv_general_dilated(y, v, (2,), "SAME", dimension_numbers=dims)))
+
+    return jax.grad(loss, (0, 1, 2))(x, w, v)
+
+
 @case(x=((16, 8), I32), w=((8, 32), I32), xs=((4, 16, 8), I32))
 def casts_of_contractions_to_integers(x: Any, w: Any, xs: Any) -> Any:
     """Halves are summed before they are cut off: a cast to integers is no view of a partial sum."""

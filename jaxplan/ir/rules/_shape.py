@@ -19,10 +19,15 @@ _LINEAR = ((0,),)
 
 @register_rule("reshape")
 def reshape_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorRule:
-    """``(i j) k -> i (j k)``: the dimensions are cut into common factors, see `reshape_dims`."""
-    factors = Factors()
-    operand, result = reshape_dims(factors, in_avals[0].shape, out_avals[0].shape)
-    return factors.rule([operand], [result], "shape", _LINEAR)
+    """``(i j) k -> i (j k)``: the dimensions are cut into common factors, see `reshape_dims`.
+
+    With ``dimensions`` (a grouped convolution's gradient has it) the operand is transposed first.
+    """
+    factors, shape = Factors(), in_avals[0].shape
+    order = params.get("dimensions") or range(len(shape))
+    transposed, result = reshape_dims(factors, [shape[axis] for axis in order], out_avals[0].shape)
+    operand = [transposed[list(order).index(axis)] for axis in range(len(shape))]
+    return factors.rule([tuple(operand)], [result], "shape", _LINEAR)
 
 
 @register_rule("squeeze")
