@@ -1,7 +1,8 @@
 """How true the numbers of a frontier are: plans of many models, compiled without their devices, beside the prediction.
 
     python -m benchmarks.accuracy --cache .aot                       # every model on every topology
-    python -m benchmarks.accuracy --cache .aot --model gpt --topology h100:8 --points 6
+    python -m benchmarks.accuracy --cache .aot --model gpt --topology h100:8 --points 6 --save gpt.jsonl
+    python -m benchmarks.accuracy --read gpt.jsonl lstm.jsonl        # report what was saved
 
 For each model and topology: the reference strategies and points of the frontier, at least 2 % apart in memory. Compiled
 programs are kept in the cache, so that an interrupted run goes on where it was. The models of `HELD_OUT` were never
@@ -174,6 +175,11 @@ def run_pair(model: str, topology: str, most: int, cache: Path | None, jobs: int
     return records
 
 
+def _record(saved: dict[str, Any]) -> Record:
+    collectives = tuple((kind, asked, made) for kind, asked, made in saved["collectives"])
+    return Record(**{**saved, "collectives": collectives, "unexpected": tuple(saved["unexpected"])})
+
+
 def _line(record: Record) -> str:
     head = f"{record.model:<9} {record.topology:<8} {record.point:<16}"
     if record.failure:
@@ -199,7 +205,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=2, help="compilers at a time")
     parser.add_argument("--cache", type=Path, default=None, help="folder to keep compiled programs in")
     parser.add_argument("--save", type=Path, default=None, help="write the records as JSON lines")
+    parser.add_argument("--read", type=Path, nargs="+", help="compile nothing: report these saved records")
     options = parser.parse_args(arguments)
+    if options.read:
+        lines = [line for path in options.read for line in path.read_text().splitlines()]
+        return report([_record(json.loads(line)) for line in lines], HELD_OUT)
     jax.config.update("jax_platforms", "cpu")  # nothing runs here, and a plugin without its device complains
     records: list[Record] = []
     for topology in options.topology or TOPOLOGIES:
