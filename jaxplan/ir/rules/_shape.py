@@ -25,7 +25,7 @@ def reshape_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorR
     """
     factors, shape = Factors(), in_avals[0].shape
     order = params.get("dimensions") or range(len(shape))
-    transposed, result = reshape_dims(factors, [shape[axis] for axis in order], out_avals[0].shape)
+    transposed, result = reshape_dims(factors, tuple(shape[axis] for axis in order), out_avals[0].shape)
     operand = [transposed[list(order).index(axis)] for axis in range(len(shape))]
     return factors.rule([tuple(operand)], [result], "shape", _LINEAR)
 
