@@ -17,6 +17,7 @@ from benchmarks.models._gpt import (
     make_gpt_tokens,
 )
 from benchmarks.models._gpt_nnx import make_nnx_gpt_state, nnx_gpt_train_step
+from benchmarks.models._inception import InceptionConfig, make_inception_state
 from benchmarks.models._llama import LlamaConfig, llama_train_step, make_llama_batch, make_llama_state
 from benchmarks.models._lstm import LSTMConfig, make_lstm_state
 from benchmarks.models._mixed import MixedGPTConfig, make_mixed_state, make_mixed_step
@@ -24,6 +25,12 @@ from benchmarks.models._mlp import MLPConfig, make_mlp_batch, make_mlp_state, ma
 from benchmarks.models._moe import MoEConfig, make_moe_state, make_moe_step
 from benchmarks.models._resnet import ResNetConfig, make_resnet_state, resnet_eval_step, resnet_train_step
 from benchmarks.models._spec import ModelSpec, Step
+from benchmarks.models._transformer import (
+    TransformerConfig,
+    make_transformer_batch,
+    make_transformer_state,
+    transformer_train_step,
+)
 from benchmarks.models._unet import UNetConfig, make_unet_batch, make_unet_state, unet_train_step
 from benchmarks.models._vit import ViTConfig, make_image_batch, make_vit_state
 
@@ -62,6 +69,16 @@ def _resnet(summary: str, **config: Any) -> ModelSpec:
     )
 
 
+def _inception(summary: str, **config: Any) -> ModelSpec:
+    return ModelSpec(
+        config=InceptionConfig(**config),
+        make_step=lambda _: resnet_train_step,
+        make_state=make_inception_state,
+        make_batch=make_image_batch,
+        summary=summary,
+    )
+
+
 def _vit(summary: str, **config: Any) -> ModelSpec:
     return ModelSpec(
         config=ViTConfig(**config),
@@ -88,6 +105,16 @@ def _bert(summary: str, **config: Any) -> ModelSpec:
         make_step=lambda _: bert_train_step,
         make_state=make_bert_state,
         make_batch=make_bert_batch,
+        summary=summary,
+    )
+
+
+def _transformer(summary: str, **config: Any) -> ModelSpec:
+    return ModelSpec(
+        config=TransformerConfig(**config),
+        make_step=lambda _: transformer_train_step,
+        make_state=make_transformer_state,
+        make_batch=make_transformer_batch,
         summary=summary,
     )
 
@@ -167,6 +194,14 @@ MODELS: dict[str, ModelSpec] = {
         "GPT-2 small, 124M parameters",
         num_layers=12, width=768, num_heads=12, vocab_size=50304, batch_size=64, sequence_length=512,
     ),
+    "gpt2-medium": _gpt(
+        "GPT-2 medium, 355M parameters",
+        num_layers=24, width=1024, num_heads=16, vocab_size=50304, batch_size=64, sequence_length=512,
+    ),
+    "gpt2-xl": _gpt(
+        "GPT-2 XL, 1.6B parameters",
+        num_layers=48, width=1600, num_heads=25, vocab_size=50304, batch_size=32, sequence_length=1024,
+    ),
     "gpt-1.3b": _gpt(
         "GPT-3 XL shape, 1.3B parameters",
         num_layers=24, width=2048, num_heads=16, vocab_size=50304, batch_size=32, sequence_length=1024,
@@ -208,6 +243,11 @@ MODELS: dict[str, ModelSpec] = {
         num_layers=2, width=64, num_heads=8, num_kv_heads=4, ffn_width=128, vocab_size=256, batch_size=16,
         sequence_length=32,
     ),
+    "llama-1b": _llama(
+        "TinyLlama shape, 1.1B parameters",
+        num_layers=22, width=2048, num_heads=32, num_kv_heads=4, ffn_width=5632, vocab_size=32000, batch_size=32,
+        sequence_length=2048, remat=False,
+    ),
     "llama3-8b": _llama(
         "Llama 3 8B shape, blocks checkpointed",
         num_layers=32, width=4096, num_heads=32, num_kv_heads=8, ffn_width=14336, vocab_size=128256,
@@ -221,10 +261,19 @@ MODELS: dict[str, ModelSpec] = {
     "mlp": _mlp(
         "4-layer perceptron, 4M parameters", num_layers=4, width=1024, num_classes=1024, batch_size=4096
     ),
+    "mlp-huge-last": _mlp(
+        "4-layer perceptron onto 262,144 classes, 1.1B parameters",
+        num_layers=4, width=4096, num_classes=262144, batch_size=4096, optimizer="adamw",
+    ),
     "mlp-tiny": _mlp("3-layer perceptron for tests", num_layers=3, width=128, num_classes=16, batch_size=32),
     "vit-b16": _vit(
         "ViT-B/16, 86M parameters",
         num_layers=12, width=768, num_heads=12, patch_size=16, image_size=224, num_classes=1000,
+        batch_size=256,
+    ),
+    "vit-l16": _vit(
+        "ViT-L/16, 304M parameters",
+        num_layers=24, width=1024, num_heads=16, patch_size=16, image_size=224, num_classes=1000,
         batch_size=256,
     ),
     "vit-tiny": _vit(
@@ -235,6 +284,14 @@ MODELS: dict[str, ModelSpec] = {
         "ResNet-50, 26M parameters",
         stage_sizes=(3, 4, 6, 3), width=64, image_size=224, num_classes=1000, batch_size=256,
     ),
+    "wide-resnet50-2": _resnet(
+        "Wide-ResNet-50-2, 69M parameters",
+        stage_sizes=(3, 4, 6, 3), width=64, widen=2, image_size=224, num_classes=1000, batch_size=256,
+    ),
+    "wide-resnet50-8x": _resnet(
+        "ResNet-50 with eight times the channels everywhere (Tofu, section 7.1), 1.5B parameters",
+        stage_sizes=(3, 4, 6, 3), width=512, image_size=224, num_classes=1000, batch_size=64,
+    ),
     "resnet-tiny": _TINY_RESNET,
     "resnet-tiny-eval": _reading(
         _TINY_RESNET, "the tiny ResNet, loss and accuracy with the running statistics",
@@ -243,6 +300,11 @@ MODELS: dict[str, ModelSpec] = {
     "dlrm": _dlrm(
         "DLRM, 26 tables of 200k rows, 335M parameters",
         num_tables=26, rows=200_000, width=64, num_dense=13, bottom=(512, 256), top=(1024, 1024, 512, 256),
+        batch_size=65536,
+    ),
+    "dlrm-large": _dlrm(
+        "DLRM, 26 tables of 1M rows, 3.3B parameters",
+        num_tables=26, rows=1_000_000, width=128, num_dense=13, bottom=(512, 256), top=(1024, 1024, 512, 256),
         batch_size=65536,
     ),
     "dlrm-tiny": _dlrm(
@@ -259,6 +321,21 @@ MODELS: dict[str, ModelSpec] = {
     "lstm": _lstm(
         "2-layer LSTM, 18M parameters",
         num_layers=2, width=1024, vocab_size=1024, batch_size=64, sequence_length=256,
+    ),
+    "lstm-8": _lstm(
+        "8-layer LSTM, 69M parameters",
+        num_layers=8, width=1024, vocab_size=1024, batch_size=64, sequence_length=256,
+    ),
+    "transformer-big": _transformer(
+        "Transformer big, 6 layers on each side, 214M parameters",
+        num_layers=6, width=1024, num_heads=16, vocab_size=37120, batch_size=256, sequence_length=256,
+    ),
+    "transformer-tiny": _transformer(
+        "2-layer encoder and decoder for tests",
+        num_layers=2, width=64, num_heads=4, vocab_size=256, batch_size=16, sequence_length=32,
+    ),
+    "inception-v3": _inception(
+        "Inception-v3, 24M parameters", image_size=299, num_classes=1000, batch_size=256,
     ),
     "lstm-tiny": _lstm(
         "1-layer LSTM for tests",

@@ -17,7 +17,8 @@ from benchmarks.models._optimizer import make_train_state
 class ResNetConfig:
     """Sizes of a ResNet of bottleneck blocks and of its batch of square images with three channels.
 
-    `stage_sizes` blocks per stage, whose width doubles from `width` on and whose resolution halves.
+    `stage_sizes` blocks per stage, whose width doubles from `width` on and whose resolution halves. `widen` times as
+    wide are the inner convolutions of a block (Wide-ResNet-50-2, arXiv 1605.07146, has 2).
     """
 
     stage_sizes: tuple[int, ...]
@@ -25,6 +26,7 @@ class ResNetConfig:
     image_size: int
     num_classes: int
     batch_size: int
+    widen: int = 1
     optimizer: str = "momentum"
     dtype: str = "bfloat16"
     param_dtype: str = "float32"
@@ -35,14 +37,16 @@ class BottleneckBlock(nn.Module):
 
     width: int
     stride: int
+    widen: int
     conv: Any
     norm: Any
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         strides = (self.stride, self.stride)
-        y = nn.relu(self.norm()(self.conv(self.width, (1, 1))(x)))
-        y = nn.relu(self.norm()(self.conv(self.width, (3, 3), strides)(y)))
+        inner = self.widen * self.width
+        y = nn.relu(self.norm()(self.conv(inner, (1, 1))(x)))
+        y = nn.relu(self.norm()(self.conv(inner, (3, 3), strides)(y)))
         y = self.norm()(self.conv(4 * self.width, (1, 1))(y))
         if x.shape != y.shape:
             x = self.norm(name="norm_shortcut")(
@@ -67,7 +71,7 @@ class ResNet(nn.Module):
         for stage, num_blocks in enumerate(config.stage_sizes):
             for block in range(num_blocks):
                 stride = 2 if stage > 0 and block == 0 else 1
-                x = BottleneckBlock(config.width * 2**stage, stride, conv, norm)(x)
+                x = BottleneckBlock(config.width * 2**stage, stride, config.widen, conv, norm)(x)
         logits = nn.Dense(config.num_classes, **dtypes)(x.mean(axis=(1, 2)))
         return logits.astype(jnp.promote_types(config.dtype, jnp.float32))
 

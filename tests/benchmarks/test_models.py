@@ -13,8 +13,12 @@ from benchmarks.models._moe import top_two
 # Parameters as the literature and other libraries count them (torchvision, timm).
 RESNET_50_PARAMETERS = 25_557_032
 VIT_B16_PARAMETERS = 86_567_656
+VIT_L16_PARAMETERS = 304_326_632
+WIDE_RESNET_50_2_PARAMETERS = 68_883_240
+INCEPTION_V3_PARAMETERS = 23_834_568  # without the auxiliary classifier
 # Of the checkpoint as published.
 LLAMA_8B_PARAMETERS = 8_030_261_248
+TINY_LLAMA_PARAMETERS = 1_100_048_384
 
 
 def _gpt_parameters(num_layers: int, width: int, vocab_size: int, positions: int) -> int:
@@ -34,6 +38,13 @@ def _moe_parameters(num_layers: int, width: int, vocab_size: int, positions: int
     one = 8 * width**2
     change = (experts - 1) * one - 5 * width + experts * width
     return _gpt_parameters(num_layers, width, vocab_size, positions) + num_layers // 2 * change
+
+
+def _transformer_parameters(num_layers: int, width: int, vocab_size: int) -> int:
+    """One embedding; per layer of the encoder 12 d^2 weights and 13 d biases and scales, of the decoder an attention
+    and its norm more."""
+    encoder, attention = 12 * width**2 + 13 * width, 4 * width**2 + 6 * width
+    return vocab_size * width + num_layers * (2 * encoder + attention)
 
 
 def _lstm_parameters(num_layers: int, width: int, vocab_size: int) -> int:
@@ -63,7 +74,11 @@ TINY_GPT_PARAMETERS = _gpt_parameters(2, 64, 256, 32)
         ("gpt2-small", _gpt_parameters(12, 768, 50304, 512)),
         ("gpt-1.3b", _gpt_parameters(24, 2048, 50304, 1024)),
         ("gpt-30b", _gpt_parameters(48, 7168, 50304, 2048)),
+        ("gpt2-medium", _gpt_parameters(24, 1024, 50304, 512)),
+        ("gpt2-xl", _gpt_parameters(48, 1600, 50304, 1024)),
         ("llama3-8b", LLAMA_8B_PARAMETERS),
+        ("llama-1b", TINY_LLAMA_PARAMETERS),
+        ("transformer-big", _transformer_parameters(6, 1024, 37120)),
         ("llama-tiny", _llama_parameters(2, 64, 4, 8, 128, 256)),
         ("bert-large", _bert_parameters(24, 1024, 30528, 512)),
         ("bert-tiny", _bert_parameters(2, 64, 256, 32)),
@@ -72,8 +87,13 @@ TINY_GPT_PARAMETERS = _gpt_parameters(2, 64, 256, 32)
         ("mlp", 4 * (1024 * 1024 + 1024)),
         ("mlp-tiny", 2 * (128 * 128 + 128) + 128 * 16 + 16),
         ("vit-b16", VIT_B16_PARAMETERS),
+        ("vit-l16", VIT_L16_PARAMETERS),
         ("resnet50", RESNET_50_PARAMETERS),
+        ("wide-resnet50-2", WIDE_RESNET_50_2_PARAMETERS),
+        ("inception-v3", INCEPTION_V3_PARAMETERS),
         ("lstm", _lstm_parameters(2, 1024, 1024)),
+        ("lstm-8", _lstm_parameters(8, 1024, 1024)),
+        ("mlp-huge-last", 3 * (4096**2 + 4096) + 4096 * 262144 + 262144),
         *((name, TINY_GPT_PARAMETERS) for name in MODELS if name.startswith("gpt-tiny")),
     ],
 )

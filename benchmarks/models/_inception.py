@@ -1,0 +1,111 @@
+"""Inception-v3 (arXiv 1512.00567) with batch normalisation, its statistics in the state, in Flax Linen.
+
+Channels and shapes as in torchvision's `inception_v3`, without the auxiliary classifier.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from benchmarks.models._optimizer import make_train_state
+from benchmarks.models._resnet import BatchNormTrainState
+
+Piece = tuple[int, tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InceptionConfig:
+    """Sizes of the batch of square images with three channels; `num_blocks` of the three kinds of mixed blocks."""
+
+    image_size: int
+    num_classes: int
+    batch_size: int
+    num_blocks: tuple[int, int, int] = (3, 4, 2)
+    optimizer: str = "momentum"
+    dtype: str = "bfloat16"
+    param_dtype: str = "float32"
+
+
+_WIDTHS_17 = (128, 160, 160, 192)
+"""Channels inside the blocks of the 17 x 17 grid."""
+_POOL_WIDTHS_35 = (32, 64, 64)
+"""Channels after pooling in the blocks of the 35 x 35 grid."""
+
+
+class Inception(nn.Module):
+    """Images `[B, H, W, 3]` to logits `[B, num_classes]`."""
+
+    config: InceptionConfig
+
+    @nn.compact
+    def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
+        config = self.config
+        dtypes: dict[str, Any] = {"dtype": config.dtype, "param_dtype": config.param_dtype}
+        plain = functools.partial(nn.Conv, use_bias=False, **dtypes)
+        norm = functools.partial(
+            nn.BatchNorm, use_running_average=not train, momentum=0.9, epsilon=1e-3, **dtypes
+        )
+
+        def conv(x: jax.Array, width: int, size: tuple[int, int], stride: int = 1, padding: str = "SAME") -> Any:
+            return nn.relu(norm()(plain(width, size, (stride, stride), padding=padding)(x)))
+
+        def chain(x: jax.Array, *pieces: Piece) -> jax.Array:
+            for width, size in pieces:
+                x = conv(x, width, size)
+            return x
+
+        def pooled(x: jax.Array, width: int) -> jax.Array:
+            return conv(nn.avg_pool(x, (3, 3), padding="SAME"), width, (1, 1))
+
+        def halved(x: jax.Array) -> jax.Array:
+            return nn.max_pool(x, (3, 3), (2, 2))
+
+        def down(x: jax.Array, width: int) -> jax.Array:
+            return conv(x, width, (3, 3), 2, "VALID")
+
+        def stem(x: jax.Array) -> jax.Array:
+            x = conv(down(x, 32), 32, (3, 3), padding="VALID")
+            x = conv(halved(conv(x, 64, (3, 3))), 80, (1, 1))
+            return halved(conv(x, 192, (3, 3), padding="VALID"))
+
+        def mixed_35(x: jax.Array, pool_width: int) -> jax.Array:
+            fives, threes = ((48, (1, 1)), (64, (5, 5))), ((64, (1, 1)), (96, (3, 3)), (96, (3, 3)))
+            parts = [conv(x, 64, (1, 1)), chain(x, *fives), chain(x, *threes), pooled(x, pool_width)]
+            return jnp.concatenate(parts, axis=-1)
+
+        def mixed_17(x: jax.Array, width: int) -> jax.Array:
+            short = ((width, (1, 1)), (width, (1, 7)), (192, (7, 1)))
+            long = ((width, (1, 1)), (width, (7, 1)), (width, (1, 7)), (width, (7, 1)), (192, (1, 7)))
+            parts = [conv(x, 192, (1, 1)), chain(x, *short), chain(x, *long), pooled(x, 192)]
+            return jnp.concatenate(parts, axis=-1)
+
+        def mixed_8(x: jax.Array) -> jax.Array:
+            short, long = conv(x, 384, (1, 1)), chain(x, (448, (1, 1)), (384, (3, 3)))
+            forks = [conv(y, 384, size) for y in (short, long) for size in ((1, 3), (3, 1))]
+            return jnp.concatenate([conv(x, 320, (1, 1)), *forks, pooled(x, 192)], axis=-1)
+
+        x = stem(images)
+        for width in _POOL_WIDTHS_35[: config.num_blocks[0]]:
+            x = mixed_35(x, width)
+        threes = chain(x, (64, (1, 1)), (96, (3, 3)))
+        x = jnp.concatenate([down(x, 384), down(threes, 96), halved(x)], axis=-1)
+        for width in _WIDTHS_17[: config.num_blocks[1]]:
+            x = mixed_17(x, width)
+        sevens = chain(x, (192, (1, 1)), (192, (1, 7)), (192, (7, 1)))
+        x = jnp.concatenate([down(conv(x, 192, (1, 1)), 320), down(sevens, 192), halved(x)], axis=-1)
+        for _ in range(config.num_blocks[2]):
+            x = mixed_8(x)
+        logits = nn.Dense(config.num_classes, **dtypes)(x.mean(axis=(1, 2)))
+        return logits.astype(jnp.promote_types(config.dtype, jnp.float32))
+
+
+def make_inception_state(config: InceptionConfig) -> tuple[BatchNormTrainState]:
+    images = jnp.zeros((1, config.image_size, config.image_size, 3), config.param_dtype)
+    state = make_train_state(Inception(config), config.optimizer, images, state_class=BatchNormTrainState)
+    # Flax makes the first statistics float32 whatever the parameters are; those that follow are not.
+    statistics = jax.tree.map(lambda x: x.astype(config.param_dtype), state.batch_stats)  # pyright: ignore
+    return (state.replace(batch_stats=statistics),)
