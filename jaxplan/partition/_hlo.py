@@ -1,7 +1,8 @@
 """The collectives of a compiled program, read from its HLO text."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 
 from jaxplan.partition._hlo_flops import flops as flops
 from jaxplan.partition._hlo_groups import Groups, connected_groups, parse_groups
@@ -62,31 +63,36 @@ def module_collectives(module: Module) -> tuple[Collective, ...]:
     Asynchronous pairs count once, at their start. Groups of one device and permutes of each device to itself
     are copies and left out.
     """
-    num_devices = 1
-    for _, count in _NUM_DEVICES.findall(module.header.split("\n", 1)[0]):
-        num_devices *= int(count)
     frames = stack_frames(module.header)
     found = []
     for name, computation in module.computations.items():
         for instruction in computation.values() if name in module.runs else ():
-            kind = _kind(name, computation, instruction)
-            if kind is None:
-                continue
-            groups = _groups(kind, instruction, num_devices)
-            if not groups or max(map(len, groups)) < 2:
-                continue
-            op_name, source = place_of(computation, instruction, frames)
-            found.append(
-                Collective(
-                    kind=kind,
-                    groups=groups,
-                    num_bytes=_num_bytes(kind, computation, instruction, len(groups[0])),
-                    count=module.runs[name],
-                    op_name=op_name,
-                    source=source,
-                )
-            )
+            collective = instruction_collective(module, name, instruction)
+            if collective is not None:
+                op_name, source = place_of(computation, instruction, frames)
+                runs = module.runs[name]
+                found.append(replace(collective, count=runs, op_name=op_name, source=source))
     return tuple(found)
+
+
+def instruction_collective(module: Module, name: str, instruction: Instruction) -> Collective | None:
+    """The collective that one instruction of the computation `name` starts, without its place in the source.
+
+    None of every other instruction, and of what moves nothing between devices.
+    """
+    computation = module.computations[name]
+    kind = _kind(name, computation, instruction)
+    if kind is None:
+        return None
+    groups = _groups(kind, instruction, _num_devices(module.header))
+    if not groups or max(map(len, groups)) < 2:
+        return None
+    num_bytes = _num_bytes(kind, computation, instruction, len(groups[0]))
+    return Collective(kind=kind, groups=groups, num_bytes=num_bytes)
+
+
+def _num_devices(header: str) -> int:
+    return prod(int(count) for _, count in _NUM_DEVICES.findall(header.split("\n", 1)[0]))
 
 
 def _kind(name: str, computation: dict[str, Instruction], instruction: Instruction) -> str | None:

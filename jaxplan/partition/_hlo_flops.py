@@ -34,7 +34,7 @@ def flops_by_dtype(module: Module) -> dict[str, int]:
     totals: dict[str, int] = {}
     for computation, instruction, runs in module.executed():
         operands = operand_types(computation, instruction)
-        if count := _instruction_flops(instruction, operands):
+        if count := instruction_flops(instruction, operands):
             dtype = operands[0].dtype
             totals[dtype] = totals.get(dtype, 0) + runs * count
     return totals
@@ -47,14 +47,15 @@ def uncounted_calls(module: Module) -> tuple[str, ...]:
         if instruction.opcode == "custom-call":
             match = _TARGET.search(instruction.attributes)
             target = match[1] if match else "?"
-            if target not in _NO_ARITHMETIC and not _instruction_flops(
+            if target not in _NO_ARITHMETIC and not instruction_flops(
                 instruction, operand_types(computation, instruction)
             ):
                 targets[target] = None
     return tuple(targets)
 
 
-def _instruction_flops(instruction: Instruction, operands: tuple[ArrayType, ...]) -> int:
+def instruction_flops(instruction: Instruction, operands: tuple[ArrayType, ...]) -> int:
+    """Operations of one contraction, convolution or library call that is one; 0 of everything else."""
     if instruction.opcode == "dot":
         match = _DIMENSIONS.search(instruction.attributes)
         contracted = [int(d) for d in match[2].split(",") if d] if match else []

@@ -205,13 +205,19 @@ def called_computations(instruction: Instruction) -> tuple[str, ...]:
     return tuple(name for name, _, _ in _called(instruction))
 
 
+def trip_count(instruction: Instruction) -> int | None:
+    """How often a loop runs its body, where the compiler knows."""
+    match = _TRIP_COUNT.search(instruction.attributes)
+    return int(match[1]) if match else None
+
+
 def _called(instruction: Instruction) -> Iterator[tuple[str, int, bool]]:
     """Yield `(computation, times per execution, whether a loop of unknown length)` of each call."""
     trips = 1
     unknown = False
     if instruction.opcode == "while":
-        match = _TRIP_COUNT.search(instruction.attributes)
-        trips, unknown = (int(match[1]), False) if match else (1, True)
+        known = trip_count(instruction)
+        trips, unknown = (1, True) if known is None else (known, False)
     for role, names in _CALLED.findall(instruction.attributes):
         if role == "to_apply" and instruction.opcode not in ("call", "call-start"):
             continue  # the scalar function of a reduction, a sort or a collective

@@ -75,7 +75,6 @@ TINY_GPT_PARAMETERS = _gpt_parameters(2, 64, 256, 32)
         ("gpt-1.3b", _gpt_parameters(24, 2048, 50304, 1024)),
         ("gpt-30b", _gpt_parameters(48, 7168, 50304, 2048)),
         ("gpt2-medium", _gpt_parameters(24, 1024, 50304, 512)),
-        ("gpt2-xl", _gpt_parameters(48, 1600, 50304, 1024)),
         ("llama3-8b", LLAMA_8B_PARAMETERS),
         ("llama-1b", TINY_LLAMA_PARAMETERS),
         ("transformer-big", _transformer_parameters(6, 1024, 37120)),
