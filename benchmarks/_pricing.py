@@ -93,7 +93,7 @@ def _bytes_moved(computation: dict[str, Instruction], instruction: Instruction) 
 def collective_seconds(collective: Collective, topology: Topology) -> float:
     """One collective on a ring: (n-1)/n of the larger side over its slowest link; all-reduce pays twice."""
     n = collective.group_size
-    level = _slowest_level(collective, topology)
+    level = slowest_level(collective, topology)
     bandwidth = _ring_bandwidth(collective, topology, level)
     latency = topology.levels[level].link.latency_seconds
     rounds = {"collective-permute": 1, "all-reduce": 2 * (n - 1)}.get(collective.kind, n - 1)
@@ -115,7 +115,7 @@ def _ring_bandwidth(collective: Collective, topology: Topology, level: int) -> f
     return bandwidth
 
 
-def _slowest_level(collective: Collective, topology: Topology) -> int:
+def slowest_level(collective: Collective, topology: Topology) -> int:
     """The outermost level whose children some group spans."""
     stride = topology.num_devices
     for index, level in enumerate(topology.levels):
