@@ -21,7 +21,7 @@ import argparse
 import time
 import traceback
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,18 +85,19 @@ class _Pair:
 
     def measure(self, plan: jaxplan.Plan, point: str, role: str) -> None:
         """Compile a plan and keep its record; a plan that has one gets the role as well."""
-        key = (plan.configurations, plan.repeated)
+        key = plan_key(plan)
         known = self.records.get(key)
-        roles = (*(known.roles if known else ()), role)
-        names = [n for n, p in self.frontier.references.items() if (p.configurations, p.repeated) == key]
-        if role != "reference" and names and "reference" not in roles:
-            roles, point = (*roles, "reference"), f"{point} {names[0]}"
+        if known is not None:
+            self.records[key] = replace(known, roles=tuple(dict.fromkeys((*known.roles, role))))
+            return
+        twins = [name for name, other in self.frontier.references.items() if plan_key(other) == key]
+        is_twin = role != "reference" and bool(twins)
         head = {
             "model": self.model,
             "topology": self.topology.name,
             "size": self.size,
-            "point": known.point if known else point,
-            "roles": tuple(dict.fromkeys(roles)),
+            "point": f"{point} {twins[0]}" if is_twin else point,
+            "roles": (role, "reference") if is_twin else (role,),
             "predicted_memory": plan.memory_bytes,
             "predicted_seconds": plan.time_seconds,
         }
@@ -104,7 +105,12 @@ class _Pair:
         print(row(self.records[key]), flush=True)
 
     def compiled(self, plan: jaxplan.Plan) -> bool:
-        return (plan.configurations, plan.repeated) in self.records
+        return plan_key(plan) in self.records
+
+
+def plan_key(plan: jaxplan.Plan) -> Any:
+    """Equal for plans of one step that are one program."""
+    return plan.configurations, plan.repeated
 
 
 def measured(plan: jaxplan.Plan, head: dict[str, Any], cache: Path | None) -> Record:
