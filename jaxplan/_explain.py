@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from jaxplan._certificate import certificate
 from jaxplan._units import format_bytes, format_seconds
 from jaxplan.ir import FactorClass, StepGraph
 
@@ -21,6 +22,7 @@ def explain(plan: Plan) -> str:
         f"{plan.name} on {plan.topology.name}: {plan.summary}",
         f"time    {format_seconds(plan.time_seconds)} = compute {format_seconds(plan.compute_seconds)}"
         f" + communication {format_seconds(plan.communication_seconds)}",
+        f"bound   {certificate(plan)}",
         f"memory  {format_bytes(plan.memory_bytes)} per device",
     ]
     lines += [f"  {part:<26} {format_bytes(size)}" for part, size in plan.memory_parts.items()]

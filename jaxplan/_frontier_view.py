@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from jaxplan._certificate import proven_points
 from jaxplan._errors import ArgumentError, MissingExtraError
 from jaxplan._units import BYTES_PER_GIB, format_bytes, format_gib, format_milliseconds, format_seconds
 
@@ -62,8 +63,7 @@ def print_table(table: Table, footer: Sequence[str], width: int | None) -> str:
 
 
 def _row(plan: Plan, mark: str) -> tuple[str | Text, ...]:
-    bound = plan.lower_bound_seconds
-    gap = f"{max(plan.time_seconds / bound - 1, 0.0):.1%}" if bound else "-"
+    gap = "-" if plan.gap is None else "0" if plan.gap == 0 else f"{plan.gap:.1%}"
     return (
         format_milliseconds(plan.time_seconds),
         format_milliseconds(plan.compute_seconds),
@@ -90,6 +90,8 @@ def _footer(frontier: Frontier, num_shown: int) -> list[str]:
         lines[0] += f"; limit {format_bytes(frontier.memory_limit_bytes)} per device"
     if frontier.search_seconds is not None:
         lines[0] += f"; searched for {format_seconds(frontier.search_seconds)}"
+    if (proven := proven_points(frontier.points)) is not None:
+        lines.append(proven)
     return lines + [f"note: {note}" for note in frontier.notes]
 
 

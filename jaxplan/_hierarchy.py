@@ -47,14 +47,19 @@ class Opened:
     has_all: bool
     num_rounds: int = 0
 
+    @property
+    def most_configurations(self) -> int | None:
+        """The most configurations of an operator, within which bounds and gaps are; None where there are no others."""
+        return None if self.has_all else max(map(len, self.model.configurations))
+
     def certificate(self) -> str | None:
         """What bounds and gaps leave out, for people; None where they leave nothing out."""
         if self.has_all:
             return None
-        most = max(len(configs) for configs in self.model.configurations)
         return (
-            f"bounds and gaps are within the configurations that were opened, at most {most} for an operator: on "
-            f"{self.model.topology.num_devices} devices there are more (docs/solvers.md)"
+            "bounds and gaps are within the configurations that were opened, at most "
+            f"{self.most_configurations} for an operator: on {self.model.topology.num_devices} devices there are more "
+            "(docs/solvers.md)"
         )
 
 

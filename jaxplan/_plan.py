@@ -38,6 +38,9 @@ class Plan:
       in_layouts, out_layouts: a layout for each.
       prediction: predicted cost of one step on one device.
       lower_bound_seconds: additive cost that no plan of at most this memory beats; 0 when unknown.
+      gap: how far the plan's own additive cost is above that bound, a fraction of it; 0: proven optimal for the cost
+        model; None: unknown.
+      most_configurations: bound and gap are within so many configurations an operator; None: all that there are.
       summary: one line on what is split.
       graph: the analysed program; None in a plan that was loaded without its step.
     """
@@ -56,6 +59,8 @@ class Plan:
     prediction: Prediction
     lower_bound_seconds: float
     summary: str
+    gap: float | None = None
+    most_configurations: int | None = None
     graph: StepGraph | None = None
 
     @property

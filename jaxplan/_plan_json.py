@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 PLAN_SCHEMA = "jaxplan.plan"
 FRONTIER_SCHEMA = "jaxplan.frontier"
-PLAN_VERSION = 2
+PLAN_VERSION = 3
 MAX_FILE_BYTES = 256 << 20
 """A larger file is refused before it is parsed."""
 
@@ -39,6 +39,8 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         ],
         "outputs": _leaves(plan.out_paths, plan.out_layouts),
         "lower_bound_seconds": plan.lower_bound_seconds,
+        "gap": plan.gap,
+        "most_configurations": plan.most_configurations,
         "prediction": {
             "compute_seconds": prediction.compute_seconds,
             "communication_seconds": prediction.communication_seconds,
@@ -82,6 +84,7 @@ def _fields(data: dict[str, Any]) -> dict[str, Any]:
     used = {a for config in configurations for axes in config for a in axes}
     used.update(a for layout in (*in_layouts, *out_layouts) for a in layout.used)
     used.update(a for c in prediction.collectives for a in c.axes)
+    most = data["most_configurations"]
     if not used <= set(range(len(topology.axes))):
         raise ValueError(f"axes {sorted(used)} of a topology with {len(topology.axes)} atomic axes")
     return {
@@ -98,6 +101,8 @@ def _fields(data: dict[str, Any]) -> dict[str, Any]:
         "in_layouts": in_layouts,
         "out_layouts": out_layouts,
         "lower_bound_seconds": _finite(data["lower_bound_seconds"]),
+        "gap": None if data["gap"] is None else _finite(data["gap"]),
+        "most_configurations": None if most is None else _ints([most])[0],
         "prediction": prediction,
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ from jaxplan._summary import summarise
 from jaxplan.cost import CostModel, Prediction, Predictor, boundary_layouts
 from jaxplan.ir import Program, StepGraph, analyse, trace
 from jaxplan.mesh import Topology
-from jaxplan.solvers import Solution, frontier
+from jaxplan.solvers import Solution, bound_at, frontier, relative_gap
 from jaxplan.strategies import Sketch, reference_solution, sketch_references
 
 _NOTHING_MSG = (
@@ -100,7 +101,9 @@ def _plan_graph(
         graph, topology, lambda fraction: report("costs", fraction), strategies.configurations()
     )
     model = opened.model
-    plans, references = solve_model(model, strategies.sketches, solver, memory_limit_bytes, report)
+    plans, references = solve_model(
+        model, strategies.sketches, solver, memory_limit_bytes, report, opened.most_configurations
+    )
     if not any(plan.time_seconds for plan in plans):
         raise ArgumentError(_NOTHING_MSG.format(name=name))
     notes = [*_unknown_operators(graph), *_uneven_dimensions(model, plans), *filter(None, [opened.certificate()])]
@@ -194,14 +197,30 @@ def analyse_step(
         return analyse(program, report)
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """What a solver proved of an assignment; see the attributes of the same name of `Plan`."""
+
+    lower_bound_seconds: float = 0.0
+    gap: float | None = None
+    most_configurations: int | None = None
+
+
+NOTHING_PROVEN = Proof()
+
+
 def solve_model(
     model: CostModel,
     sketches: Mapping[str, Sketch],
     solver: str,
     memory_limit_bytes: int | None,
     report: Callable[..., Any],
+    most_configurations: int | None = None,
 ) -> tuple[list[Plan], dict[str, Plan]]:
-    """Plans to show of the solver's frontier and of the reference strategies, all predicted alike."""
+    """Plans to show of the solver's frontier and of the reference strategies, all predicted alike.
+
+    ``most_configurations`` is what bounds and gaps are within, see `Plan`.
+    """
     report("solve")
     solutions = frontier(
         model.problem,
@@ -214,14 +233,32 @@ def solve_model(
     references = {}
     for name, sketch in sketches.items():
         assignment, choices = reference_solution(model, sketch)
-        references[name] = make_plan(predictor, assignment, choices, name=name)
+        proof = _proof(model, solutions, assignment, choices, most_configurations)
+        references[name] = make_plan(predictor, assignment, choices, name=name, proof=proof)
     candidates = []
     for done, solution in enumerate(solutions):
         prediction, _ = predictor.predict(solution.assignment, solution.choices)
         candidates.append(_Candidate(prediction=prediction, solution=solution))
         report("score", done / len(solutions))
     shown = _spread([*references.values(), *candidates], memory_limit_bytes)
-    return [_finished(predictor, item) for item in shown], references
+    return [_finished(predictor, item, most_configurations) for item in shown], references
+
+
+def _proof(
+    model: CostModel,
+    solutions: Sequence[Solution],
+    assignment: Sequence[int],
+    choices: Sequence[int],
+    most_configurations: int | None,
+) -> Proof:
+    """What the solver's bounds say of an assignment that it did not find."""
+    time, memory, _ = model.problem.evaluate(assignment, choices)
+    bound = bound_at(solutions, memory)
+    return Proof(
+        lower_bound_seconds=bound,
+        gap=relative_gap(time, bound) if bound > 0 and math.isfinite(time) else None,
+        most_configurations=most_configurations,
+    )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,7 +277,7 @@ class _Candidate:
         return self.prediction.time_seconds
 
 
-def _finished(predictor: Predictor, item: Plan | _Candidate) -> Plan:
+def _finished(predictor: Predictor, item: Plan | _Candidate, most_configurations: int | None) -> Plan:
     if isinstance(item, Plan):
         return item
     found = item.solution
@@ -249,7 +286,9 @@ def _finished(predictor: Predictor, item: Plan | _Candidate) -> Plan:
         found.assignment,
         found.choices,
         name="plan",
-        lower_bound=found.lower_bound,
+        proof=Proof(
+            lower_bound_seconds=found.lower_bound, gap=found.gap, most_configurations=most_configurations
+        ),
         prediction=item.prediction,
     )
 
@@ -260,7 +299,7 @@ def make_plan(
     choices: Sequence[int],
     *,
     name: str,
-    lower_bound: float = 0.0,
+    proof: Proof = NOTHING_PROVEN,
     prediction: Prediction | None = None,
 ) -> Plan:
     """The plan of one assignment: predicted, unless that is known, and with the layouts of its inputs and outputs."""
@@ -284,7 +323,9 @@ def make_plan(
         in_layouts=in_layouts,
         out_layouts=out_layouts,
         prediction=prediction,
-        lower_bound_seconds=min(lower_bound, prediction.time_seconds),
+        lower_bound_seconds=min(proof.lower_bound_seconds, prediction.time_seconds),
+        gap=proof.gap,
+        most_configurations=proof.most_configurations,
         summary=summarise(model.graph, model.topology, chosen, transfers),
         graph=model.graph,
     )

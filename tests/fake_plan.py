@@ -21,6 +21,8 @@ class FakePlan:
     compute_seconds: float = 0.001
     communication_seconds: float = 0.0
     lower_bound_seconds: float = 0.0
+    gap: float | None = None
+    most_configurations: int | None = None
     summary: str = ""
     memory_parts: dict[str, int] = dataclasses.field(default_factory=dict)
     faithful: bool = True

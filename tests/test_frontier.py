@@ -118,7 +118,7 @@ def test_a_frontier_checks_its_own_order():
 def test_the_table_shows_marks_references_limit_and_notes():
     plans = [
         make_plan(12, 100, compute_seconds=0.08, communication_seconds=0.02, summary="state [g0 g1]"),
-        make_plan(20, 90, lower_bound_seconds=0.075, summary="batch g0, heads g1"),
+        make_plan(20, 90, lower_bound_seconds=0.075, gap=0.2, summary="batch g0, heads g1"),
     ]
     references = {"data": make_plan(40, 95, summary="batch"), "fsdp": make_plan(12, 101, summary="all state")}
     frontier = Frontier.from_plans(
@@ -139,6 +139,7 @@ def test_the_table_shows_marks_references_limit_and_notes():
     assert "fastest" in fast and "20.0%" in fast
     assert "data (over limit)" in data
     assert "fsdp" in fsdp and "over" not in fsdp
+    assert "optimal for the cost model: no point is proven; gap of the others at most 20.0%" in text
     assert "2 plans" in text and "limit 30.0 GiB" in text and "1.50 s" in text
     assert "note: sort: no rule" in text
 

@@ -15,6 +15,8 @@ from jaxplan.solvers._mcmc import walk_chains as walk_chains
 from jaxplan.solvers._one_mesh import one_mesh as one_mesh
 from jaxplan.solvers._problem import Problem as Problem
 from jaxplan.solvers._solution import Solution as Solution
+from jaxplan.solvers._solution import bound_at as bound_at
+from jaxplan.solvers._solution import relative_gap as relative_gap
 from jaxplan.solvers._solve import solve as solve
 from jaxplan.solvers._tofu import recursive_dp as recursive_dp
 from jaxplan.solvers._triples import Triple as Triple

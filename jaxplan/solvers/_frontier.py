@@ -42,6 +42,8 @@ _LEAST_SOLVES, _MOST_SOLVES = 16, 64
 # Lists between neighbours on the hull are made where hull and moves leave fewer points, or a larger gap.
 _MANY_POINTS, _SMALL_GAP = 32, 0.01
 _MOST_SEGMENTS = 8
+# More bytes than anything takes.
+_ANY_MEMORY = 2**62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +73,8 @@ def frontier(
     """Return assignments that nothing known beats in both time and memory, ascending in memory.
 
     Where exact Pareto lists fit a stated budget the frontier is exact and every gap is zero. Elsewhere its
-    hull is exact, its ends included, and each gap says how far a point is from the hull's bound. Of equal
+    hull is exact, its ends included, and each gap says how far a point is from the hull's bound; that of the last,
+    the fastest, holds at any memory. Of equal
     points found, the one with the lexicographically smallest assignment, then choices, is returned.
 
     Args:
@@ -93,10 +96,9 @@ def frontier(
         return (solve_single(problem, solver, None),)
     found = find_frontier(problem, solver, max_points=max_points, progress=progress)
     corners = found.hull.points if found.hull is not None else ()
-    return tuple(
-        solution(point, found.lower_bound(point.memory), solver)
-        for point in thinned(found.points, corners, max_points)
-    )
+    *points, fastest = thinned(found.points, corners, max_points)
+    bounded = [solution(point, found.lower_bound(point.memory), solver) for point in points]
+    return (*bounded, solution(fastest, found.lower_bound(_ANY_MEMORY), solver))
 
 
 def check_solver(solver: str) -> None:
@@ -133,7 +135,9 @@ def outline(problem: Problem, max_solves: int) -> Hull:
     Raises:
       InfeasibleError: every assignment takes infinite time.
     """
-    return lower_hull(problem, minimiser_for(problem, "auto")[0], max_solves=max_solves, tolerance=HULL_TOLERANCE)
+    return lower_hull(
+        problem, minimiser_for(problem, "auto")[0], max_solves=max_solves, tolerance=HULL_TOLERANCE
+    )
 
 
 def _fill_gaps(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxplan.solvers._point import Point
@@ -39,6 +40,11 @@ def relative_gap(time: float, lower_bound: float) -> float:
     if difference <= 1e-9 * abs(time):
         return 0.0
     return difference / lower_bound if lower_bound > 0 else float("inf")
+
+
+def bound_at(solutions: Sequence[Solution], memory: int) -> float:
+    """Return seconds that nothing of at most `memory` bytes beats, from what `frontier` returned."""
+    return next((s.lower_bound for s in solutions if s.memory >= memory), solutions[-1].lower_bound)
 
 
 def solution(point: Point, lower_bound: float, solver: str) -> Solution:

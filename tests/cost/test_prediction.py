@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxplan._planner import analyse_step, make_plan
+from jaxplan._planner import Proof, analyse_step, make_plan
 from jaxplan.cost import CostModel, Predictor, build_cost_model, plan_transfers
 from jaxplan.cost._lifetimes import Lifetimes
 from jaxplan.mesh import Topology, collective_seconds
@@ -216,6 +216,6 @@ def test_equal_layers_share_their_tables() -> None:
 def test_make_plan_says_what_the_predictor_says(model: CostModel) -> None:
     predictor = Predictor(model)
     assignment, choices = reference_solution(model, sketch_references(model.graph, model.topology).sketches["data"])
-    plan = make_plan(predictor, assignment, choices, name="data", lower_bound=1e9)
+    plan = make_plan(predictor, assignment, choices, name="data", proof=Proof(lower_bound_seconds=1e9))
     assert plan.prediction == predictor.predict(assignment, choices)[0]
     assert plan.lower_bound_seconds <= plan.time_seconds
