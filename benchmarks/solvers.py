@@ -1,8 +1,11 @@
 """Times the solvers: on exported problems with proven optima, and on equal layers.
 
     python -m benchmarks.solvers [--instances DIR] [--repeats N] [--skip-large]
+    python -m benchmarks.solvers --models [NAME ...] [--devices 8 16 64] [--limit SECONDS] [--records FILE]
 
 Each solver's optimum is checked before anything is timed. `DIR` holds instances, see `benchmarks/_instances.py`.
+With `--models` nothing else is done: every solver works on real train steps, see `benchmarks/_solver_models.py`.
+Seconds are those of processor time: what else a machine does is not in them.
 The baseline is a dense elimination, one table for each node: min-weight order, an in-place minimum over the
 eliminated node's configurations, nothing folded.
 """
@@ -25,6 +28,7 @@ import numpy as np
 from benchmarks._instances import load_instance as load_instance
 from benchmarks._instances import reference_elimination as reference_elimination
 from benchmarks._solver_frontiers import compare_frontiers, heuristic_loss
+from benchmarks._solver_models import MODELS, compare_models
 from benchmarks._transformer import transformer_problem
 from jaxplan.solvers import Problem, frontier, solve
 
@@ -70,9 +74,9 @@ def measured(run: Callable[[], object], repeats: int) -> tuple[float, float]:
     run()
     seconds = []
     for _ in range(repeats):
-        start = time.perf_counter()
+        start = time.process_time()
         run()
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.process_time() - start)
     return statistics.median(seconds), max(seconds) - min(seconds)
 
 
@@ -124,14 +128,14 @@ def compare_large() -> bool:
         problem = transformer_problem(64, jitter=jitter)
         most = max(problem.num_configurations)
         print(f"\nTransformer, 64 devices, {kind}: {problem!r}, at most {most} a node")
-        start = time.perf_counter()
+        start = time.process_time()
         optimum = reference_elimination(problem)
-        reference = time.perf_counter() - start
+        reference = time.process_time() - start
         print(f"  reference {reference:7.3f} s")
         for name in SUBJECTS:
-            start = time.perf_counter()
+            start = time.process_time()
             found = solve(problem, name)
-            seconds = time.perf_counter() - start
+            seconds = time.process_time() - start
             met = math.isclose(found.time, optimum, rel_tol=_RELATIVE_TOLERANCE) and found.gap == 0
             print(f"  {name:<9} {seconds:7.3f} s, {reference / seconds:5.1f} x, {'met' if met else 'MISSED'}")
             is_right &= met and (name != "auto" or (seconds < 3 and 3 * seconds <= reference))
@@ -163,8 +167,22 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--instances", type=Path, help="folder of .npz problems with proven optima")
     parser.add_argument("--repeats", type=int, default=3, help="timed runs of each; the median is printed")
     parser.add_argument("--skip-large", action="store_true", help="leave out the problems of minutes")
+    parser.add_argument(
+        "--models", nargs="*", help="real steps instead of the above; default: all of the table"
+    )
+    parser.add_argument("--devices", type=int, nargs="*", default=[8, 16, 64], help="for --models")
+    parser.add_argument("--limit", type=float, default=60.0, help="processor seconds of a solver of --models")
+    parser.add_argument(
+        "--records", type=Path, help="file of --models to go on with: one line of JSON a solver"
+    )
     options = parser.parse_args(arguments)
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, NumPy {np.__version__}")
+    if options.models is not None:
+        import jax
+
+        jax.config.update("jax_platforms", "cpu")  # steps are traced here, nothing runs
+        names = options.models or MODELS
+        return 0 if compare_models(names, options.devices, options.limit, options.records) else 1
     is_right = True
     if options.instances is not None:
         is_right = compare_instances(options.instances, options.repeats)

@@ -1,6 +1,6 @@
-"""Proof by counting through tiny problems, and by mixed-integer programming (HiGHS) elsewhere.
+"""Proof by counting through tiny problems, by elimination or messages where they close the gap, else by HiGHS.
 
-The programme is made of the configurations that message passing cannot rule out, see `_candidates`:
+The mixed-integer programme is made of the configurations that message passing cannot rule out, see `_candidates`:
 
     minimise   sum_v time_v x_v + sum_uv time_uv y_uv
     subject to sum_k x_v,k = 1;  sum_(j,c) y_uv,(i,j,c) = x_u,i;  sum_(i,c) y_uv,(i,j,c) = x_v,j;
@@ -25,6 +25,7 @@ from jaxplan.solvers._point import Point, score
 from jaxplan.solvers._problem import Problem
 from jaxplan.solvers._prune import prune
 from jaxplan.solvers._restrict import Labels, labels_of, restrict
+from jaxplan.solvers._solution import relative_gap
 
 # Assignments with their choices that are counted through without a thought: milliseconds.
 _MOST_COUNTED = 2_000
@@ -43,6 +44,10 @@ def solve_exact(problem: Problem, memory_limit: int | None) -> tuple[Point, floa
     """
     if num_combinations(problem) <= _MOST_COUNTED:
         return _count(problem, memory_limit)
+    if memory_limit is None:
+        point, bound = fastest_point(problem, minimiser(problem)[0])
+        if relative_gap(point.time, bound) == 0:
+            return point, bound
     labels = _candidates(problem, memory_limit)
     return None if labels is None else solve_among(problem, labels, memory_limit)
 
@@ -76,8 +81,7 @@ def _candidates(problem: Problem, memory_limit: int | None) -> Sequence[Labels] 
     the right side smallest.
     """
     if memory_limit is None:
-        found = tighten(problem, (1.0, 0.0))
-        return labels_of([found.assignment]) if found.assignment and found.is_closed else found.labels
+        return tighten(problem, (1.0, 0.0)).labels
     minimise, _ = minimiser(problem)
     fast, _ = fastest_point(problem, minimise)
     if fast.memory <= memory_limit:
