@@ -38,6 +38,9 @@ LADDERS = (24, 18, 12, 9, 6, 3)
 """Numbers of steps between the leanest and the fastest of the points that a person is shown."""
 LEAST_RUNG = 0.005
 """Neighbouring points are about this fraction of memory apart at least."""
+SAME_MEMORY = 0.01
+"""Plans nearer than this fraction of memory are one point, the fastest of them: no prediction tells them apart, and
+nobody gives half of the speed for a hundredth of the memory."""
 
 
 def plan_step(
@@ -341,6 +344,7 @@ def _spread(plans: Sequence[Plan | _Candidate], limit: int | None) -> list[Plan 
     for plan in sorted(fitting, key=lambda p: (p.memory_bytes, p.time_seconds)):
         if not best or plan.time_seconds < best[-1].time_seconds:
             best.append(plan)
+    best = _distinct(best, min((p.memory_bytes for p in fitting if isinstance(p, Plan)), default=math.inf))
     if len(best) <= 2:
         return best or list(plans)
     low, high = best[0].memory_bytes, best[-1].memory_bytes
@@ -350,6 +354,24 @@ def _spread(plans: Sequence[Plan | _Candidate], limit: int | None) -> list[Plan 
         wanted = low * (high / low) ** (rung / steps)
         kept.add(min(range(len(best)), key=lambda i: abs(best[i].memory_bytes - wanted)))
     return [best[i] for i in sorted(kept)]
+
+
+def _distinct(plans: Sequence[Plan | _Candidate], most_bytes: float) -> list[Plan | _Candidate]:
+    """Of plans whose memory is the same up to `SAME_MEMORY`, the fastest; given and returned by ascending memory.
+
+    The first of them takes at most ``most_bytes``, the memory of the leanest reference strategy.
+    """
+    kept: list[Plan | _Candidate] = []
+    limit = 0.0
+    for plan in plans:
+        if kept and plan.memory_bytes <= limit:
+            kept[-1] = plan
+            continue
+        limit = (1 + SAME_MEMORY) * plan.memory_bytes
+        if not kept:
+            limit = max(plan.memory_bytes, min(limit, most_bytes))
+        kept.append(plan)
+    return kept
 
 
 def _uneven_dimensions(model: CostModel, plans: Sequence[Plan]) -> list[str]:

@@ -37,6 +37,9 @@ NOT_RECOMPUTED = frozenset(
 )
 """Functions that compiled GPU programs were seen to save (``tanh`` in GELU), and others of their cost; ``exp`` of
 attention and loss was seen recomputed."""
+COMPARISONS = frozenset({"eq", "ne", "ge", "gt", "le", "lt", "is_finite", "not"})
+"""A mask is a quarter of what it is made of, and still never written by compiled GPU programs: each fusion that reads
+it compares again, and what it compares is saved."""
 SMALL_FRACTION = 1 / 8
 """Statistics (a row's maximum, mean or variance) this much smaller than what they belong to are saved beside it."""
 _WIDE_BYTES = 4
@@ -250,7 +253,8 @@ def _narrowest(
         operands = dict.fromkeys(program.equations[index].operands)
         needed = [o for o in operands if _missing_sources(graph, again, o, kept, materialised)]
         large = [o for o in needed if program.tensors[o].num_bytes > SMALL_FRACTION * size]
-        if len(large) > 1 or (large and program.tensors[large[0]].num_bytes > size):
+        is_mask = program.equations[index].name in COMPARISONS
+        if len(large) > 1 or (large and not is_mask and program.tensors[large[0]].num_bytes > size):
             return [*keep, t]
         for small in needed:
             if small not in large:

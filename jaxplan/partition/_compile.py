@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding
 from jaxplan._errors import UnsupportedError
 from jaxplan.partition._aot import CompiledReport, compile_exported, require_plugin
 from jaxplan.partition._audit import Audit, PredictedProgram, compare
+from jaxplan.partition._combiner import combiner_options
 from jaxplan.partition._planned import abstract_mesh, jit_flat
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def compile_plan(plan: Plan, *, cache_dir: str | Path | None = None) -> Compiled
         donate_argnums=[i for i, donated in enumerate(program.donated) if donated],
         mesh_axes=None if plan.topology.axes else [("device", 1)],
         cache_dir=cache_dir,
+        compiler_options=combiner_options(plan, plan.topology.chip.aot_platform),
     )
 
 

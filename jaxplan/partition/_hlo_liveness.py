@@ -13,7 +13,10 @@ from jaxplan.partition._hlo_text import ArrayType, Instruction, Module, called_c
 _ALIAS = frozenset({"bitcast", "optimization-barrier", "opt-barrier", "domain", "while", "async-update"})
 _NO_USE = frozenset({"bitcast", "optimization-barrier", "opt-barrier", "domain", "tuple", "get-tuple-element"})
 _NO_BUFFER = frozenset({"parameter", "constant", "partition-id", "replica-id", "after-all"})
-_OPERANDS_FIRST = ("all-gather-start", "collective-permute-start", "async-start", "call-start", "slice-start")
+_OPERANDS_FIRST = frozenset(
+    {"all-gather-start", "reduce-scatter-start", "collective-permute-start"}
+    | {"async-start", "call-start", "slice-start"}
+)
 _IN_PLACE = re.compile(r"\boutput_to_operand_aliasing=\{((?:\{[\d,]*\}: \(\d+, \{[\d,]*\}[^)]*\),? ?)+)\}")
 _IN_PLACE_PAIR = re.compile(r"\{(\d*)[\d,]*\}: \((\d+), \{(\d*)[\d,]*\}")
 _INDEX = re.compile(r"\bindex=(\d+)")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -15,6 +15,7 @@ from jaxplan._errors import ArgumentError, PlanMismatchError
 from jaxplan.cost import find_flows, plan_transfers
 from jaxplan.mesh import Topology
 from jaxplan.partition import _find_nan
+from jaxplan.partition._combiner import combiner_options
 from jaxplan.partition._nested import nested_program
 from jaxplan.partition._placement import Placer
 from jaxplan.partition._replay import Replay
@@ -62,7 +63,9 @@ def replay_of(plan: Plan) -> Replay:
     )
 
 
-def jit_flat(plan: Plan, mesh: Any, donate: Sequence[bool]) -> Any:
+def jit_flat(
+    plan: Plan, mesh: Any, donate: Sequence[bool], compiler_options: Mapping[str, str] | None = None
+) -> Any:
     """`jax.jit` of the planned program over flat leaves."""
     replay = replay_of(plan)
     executor = Executor(mesh, plan.topology.axes, tiled=plan.topology.chip.aot_platform == "tpu")
@@ -78,6 +81,7 @@ def jit_flat(plan: Plan, mesh: Any, donate: Sequence[bool]) -> Any:
         in_shardings=shardings(plan.in_layouts),
         out_shardings=shardings(plan.out_layouts),
         donate_argnums=tuple(i for i, d in enumerate(donate) if d),
+        compiler_options=dict(compiler_options) if compiler_options else None,
     )
 
 
@@ -98,7 +102,8 @@ class PlannedFunction:
         self._donate = list(program.donated)
         if donate_argnums is not None:
             self._donate = self._donated(donate_argnums)
-        self._jitted = jit_flat(plan, mesh, self._donate)
+        options = combiner_options(plan, mesh.devices.flat[0].platform)
+        self._jitted = jit_flat(plan, mesh, self._donate, options)
         tensors = [program.tensors[t] for t in program.inputs]
         self._wanted = [(p, t.shape, t.dtype) for p, t in zip(program.in_paths, tensors, strict=True)]
         axes = plan.topology.axes

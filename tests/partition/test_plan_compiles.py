@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import itertools
 from typing import Any
 
 import pytest
@@ -33,10 +32,8 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }
 POINTS = ("fastest", "knee", "leanest")
-# Small programs are fused beyond what the model of buffers knows, and their gathers and sums combined.
+# Small programs are fused beyond what the model of buffers knows.
 MOST_OVERESTIMATE = 1.25
-MOST_UNDERESTIMATE = 1.08
-LEAST_APART = 0.03
 
 
 @pytest.fixture(scope="module", params=list(MODELS))
@@ -55,16 +52,11 @@ def test_the_compiled_program_is_the_planned_one(point: str, audited: Any) -> No
     told = f"{plan}\n{audit.table()}"
     assert audit.collectives_ok, told
     assert audit.flops_ok, told
-    assert audit.compiled_memory_bytes < MOST_UNDERESTIMATE * plan.memory_bytes, told
+    assert audit.memory_ok, told
     assert not audit.rematerialised, told
     assert plan.memory_bytes < MOST_OVERESTIMATE * audit.compiled_memory_bytes, told
 
 
 def test_compiled_memory_keeps_the_order_of_the_frontier(audited: Any) -> None:
-    """Of points that are predicted further apart than predictions are wrong by."""
-    apart = 0
-    for (lean, lean_audit), (fat, fat_audit) in itertools.permutations(audited.values(), 2):
-        if fat.memory_bytes >= (1 + LEAST_APART) * lean.memory_bytes:
-            assert fat_audit.compiled_memory_bytes > lean_audit.compiled_memory_bytes
-            apart += 1
-    assert apart
+    compiled = [audited[point][1].compiled_memory_bytes for point in POINTS]
+    assert compiled == sorted(compiled, reverse=True)

@@ -1,0 +1,35 @@
+"""How far the compiler may combine a plan's collectives: options of the compilation."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jaxplan._plan import Plan
+
+_FLAGS = tuple(
+    f"xla_gpu_{kind}_combine_threshold_bytes" for kind in ("all_gather", "all_reduce", "reduce_scatter")
+)
+_COMPILERS_OWN_BYTES = 30 * 2**20
+_LEAST_BYTES = 2**20
+_SHARE = 1 / 100
+
+
+def combiner_options(plan: Plan, platform: str | None) -> dict[str, str]:
+    """Compiler options that let GPU programs combine collectives of one kind up to 1 % of the plan's memory.
+
+    A combined collective holds all of its operands and results at once: three gradients that the plan reduces one
+    after the other are alive together until the last is made. The compiler's own limit of 30 MiB is a large part of a
+    small program's memory; at least 1 MiB may be combined, so that biases do not pay a latency each. Where the limit
+    would be more than the compiler's own, or ``XLA_FLAGS`` names one, nothing is said.
+
+    Args:
+      plan: the plan to be compiled.
+      platform: of the devices, such as ``cuda`` or ``gpu``; others get no options.
+    """
+    limit = max(_LEAST_BYTES, int(_SHARE * plan.memory_bytes))
+    if platform not in ("cuda", "gpu") or limit >= _COMPILERS_OWN_BYTES:
+        return {}
+    given = os.environ.get("XLA_FLAGS", "")
+    return {flag: str(limit) for flag in _FLAGS if flag not in given}
