@@ -52,9 +52,10 @@ GATES = (
 )
 """Named before the first run."""
 DEFAULT_LAYERS = 2
-ROLES = ("fastest", "knee", "leanest")
 MOST_BETWEEN = 4
 """Points of a pair that are compiled because a reference is not matched yet."""
+NEARLY = 1.05
+"""A point predicted to be this much slower or larger than a reference may still match it once compiled."""
 
 
 def layer_overrides(model: str, layers: int) -> tuple[dict[str, Any], str]:
@@ -104,6 +105,12 @@ class _Pair:
         self.records[key] = measured(plan, head, self.cache)
         print(row(self.records[key]), flush=True)
 
+    def leave(self, plan: jaxplan.Plan, point: str, role: str) -> None:
+        """Keep a record that says that a plan was not compiled."""
+        head = {"model": self.model, "topology": self.topology.name, "size": self.size, "roles": (role,)}
+        figures = {"predicted_memory": plan.memory_bytes, "predicted_seconds": plan.time_seconds}
+        self.records[plan_key(plan)] = Record(**head, **figures, point=point, failure="not compiled yet")
+
     def compiled(self, plan: jaxplan.Plan) -> bool:
         return plan_key(plan) in self.records
 
@@ -148,8 +155,8 @@ def link_traffic(compiled: CompiledReport, topology: Topology) -> tuple[LinkTraf
     )
 
 
-def run_pair(name: str, layers: int, cache: Path | None) -> list[Record]:
-    """Plan a pair, compile its plans, print and return their records."""
+def run_pair(name: str, layers: int, cache: Path | None, most: int | None) -> list[Record]:
+    """Plan a pair, compile its plans (`most` of them, the rest is left), print and return their records."""
     model, _, where = name.partition("@")
     overrides, size = layer_overrides(model, layers)
     step, args = build(model, **overrides)
@@ -160,16 +167,36 @@ def run_pair(name: str, layers: int, cache: Path | None) -> list[Record]:
     )
     pair = _Pair(model=model, topology=topology, size=size, frontier=frontier, cache=cache)
     print(f"\n{name}, {size}: {frontier!r}, planned in {time.perf_counter() - start:.1f} s\n{HEADER}", flush=True)
-    for role in ROLES:
-        plan = frontier.choose(role)
-        pair.measure(plan, f"#{frontier.points.index(plan)}", role)
-    for reference, plan in frontier.references.items():
-        if plan.memory_bytes <= topology.memory_limit_bytes:
-            pair.measure(plan, reference, "reference")
-    _match_references(pair)
+    for plan, point, role in _in_order(frontier):
+        if most is None or len(pair.records) < most or pair.compiled(plan):
+            pair.measure(plan, point, role)
+        else:
+            pair.leave(plan, point, role)
+    if most is None:
+        _match_references(pair)
     records = list(pair.records.values())
     print(sentence(judge(records), name in GATES), flush=True)
     return records
+
+
+def _in_order(frontier: jaxplan.Frontier) -> list[tuple[jaxplan.Plan, str, str]]:
+    """(plan, name, role) of what is compiled of a frontier: ends, then references, those nearest to ours first."""
+
+    def lead(reference: jaxplan.Plan) -> float:
+        return min(_excess(point, reference) for point in frontier.points)
+
+    limit = frontier.points[0].topology.memory_limit_bytes
+    references = {n: p for n, p in frontier.references.items() if p.memory_bytes <= limit}
+    ends = {role: frontier.choose(role) for role in ("fastest", "leanest", "knee")}
+    named = [(plan, f"#{frontier.points.index(plan)}", role) for role, plan in ends.items()]
+    others = [(references[n], n, "reference") for n in sorted(references, key=lambda n: -lead(references[n]))]
+    best = min(others, key=lambda item: item[0].time_seconds, default=None)
+    return list(dict.fromkeys([named[0], *([best] if best else []), named[1], *others, named[2]]))
+
+
+def _excess(plan: jaxplan.Plan, reference: jaxplan.Plan) -> float:
+    """How many times slower or larger than a reference a plan is predicted, in what it does worse."""
+    return max(plan.time_seconds / reference.time_seconds, plan.memory_bytes / reference.memory_bytes)
 
 
 def _match_references(pair: _Pair) -> None:
@@ -184,13 +211,9 @@ def _match_references(pair: _Pair) -> None:
 
 def _rival(pair: _Pair, reference: jaxplan.Plan) -> jaxplan.Plan | None:
     """The point, not compiled yet, that should beat a reference by most in what it beats it by least."""
-
-    def excess(plan: jaxplan.Plan) -> float:
-        return max(plan.time_seconds / reference.time_seconds, plan.memory_bytes / reference.memory_bytes)
-
     fresh = [plan for plan in pair.frontier.points if not pair.compiled(plan)]
-    best = min(fresh, key=excess, default=None)
-    return best if best is not None and excess(best) <= 1.05 else None
+    best = min(fresh, key=lambda plan: _excess(plan, reference), default=None)
+    return best if best is not None and _excess(best, reference) <= NEARLY else None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -199,6 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--pair", metavar="MODEL@TOPOLOGY", action="append", help="default: those that gate")
     parser.add_argument("--layers", type=int, default=DEFAULT_LAYERS, help="layers of a stack, or blocks of a stage")
+    parser.add_argument("--most", type=int, default=None, help="plans compiled of a pair; what is left fails its gate")
     parser.add_argument("--cache", type=Path, default=None, help="folder to keep compiled programs in")
     parser.add_argument("--save", type=Path, default=None, help="file of records, each pair's replaced when it is done")
     parser.add_argument("--read", type=Path, nargs="+", help="compile nothing: report these saved records")
@@ -210,7 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     records: list[Record] = []
     for name in wanted:
         try:
-            found = run_pair(name, options.layers, options.cache)
+            found = run_pair(name, options.layers, options.cache, options.most)
         except jaxplan.JaxplanError:
             traceback.print_exc()
             continue
