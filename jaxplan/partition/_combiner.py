@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from jaxplan._plan import Plan
 
-_FLAGS = tuple(
-    f"xla_gpu_{kind}_combine_threshold_bytes" for kind in ("all_gather", "all_reduce", "reduce_scatter")
-)
+_FLAG = "xla_gpu_{kind}_combine_threshold_bytes"
 _COMPILERS_OWN_BYTES = 30 * 2**20
 _LEAST_BYTES = 2**20
 _SHARE = 1 / 100
@@ -31,5 +29,12 @@ def combiner_options(plan: Plan, platform: str | None) -> dict[str, str]:
     limit = max(_LEAST_BYTES, int(_SHARE * plan.memory_bytes))
     if platform not in ("cuda", "gpu") or limit >= _COMPILERS_OWN_BYTES:
         return {}
+    # The compiler counts results, and a reduce-scatter's is a shard of its operand.
+    limits = {
+        "all_gather": limit,
+        "all_reduce": limit,
+        "reduce_scatter": limit // plan.topology.num_devices,
+    }
     given = os.environ.get("XLA_FLAGS", "")
-    return {flag: str(limit) for flag in _FLAGS if flag not in given}
+    flags = {_FLAG.format(kind=kind): str(size) for kind, size in limits.items()}
+    return {flag: size for flag, size in flags.items() if flag not in given}

@@ -70,6 +70,16 @@ def test_an_asynchronous_collective_holds_its_operand_until_it_is_done() -> None
     assert peak.num_bytes == (1 + 2 + 1 + 1) * KIB
 
 
+def test_a_combined_reduce_scatter_makes_only_its_shards() -> None:
+    sent = "%sent = (f32[16,16]{1,0}, f32[32,16]{1,0}) all-gather-start(%view)"
+    scattered = "%sent = ((f32[16,16]{1,0}), f32[8,16]{1,0}) reduce-scatter-start(%view)"
+    done = "%gathered = f32[32,16]{1,0} all-gather-done(%sent)"
+    program = PROGRAM.replace("%wide = f32[4,256]{1,0}", "%wide = f32[1]{0}").replace(sent, scattered)
+    program = program.replace(done, "%gathered = f32[8,16]{1,0} reduce-scatter-done(%sent)")
+    # %kept (scattered from), the shard of 512 bytes, the loop's carry and %other.
+    assert peak_temporaries(parse_module(program)).num_bytes == 3.5 * KIB
+
+
 def test_the_arrays_of_tiles_are_padded_and_lie_in_their_memory() -> None:
     matrix, vector, on_chip, plain = parse_types(
         "(bf16[1,768]{1,0:T(2,128)(2,1)}, f32[100]{0:T(128)}, bf16[24,200]{0,1:T(8,128)(2,1)S(1)}, f32[3,5]{1,0})"

@@ -1,0 +1,71 @@
+"""How far collectives may be combined: the options, and compiled GPU programs that obey them."""
+
+import importlib.util
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxplan
+from jaxplan.partition import compile_plan
+from jaxplan.partition._combiner import combiner_options
+
+MIB = 2**20
+
+
+def _options(memory_bytes: int, platform: str | None) -> dict[str, str]:
+    plan: Any = SimpleNamespace(memory_bytes=memory_bytes, topology=jaxplan.Topology.parse("h100:8"))
+    return combiner_options(plan, platform)
+
+
+def test_a_hundredth_of_the_memory_may_be_combined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    options = _options(1000 * MIB, "cuda")
+    assert options == {
+        "xla_gpu_all_gather_combine_threshold_bytes": str(10 * MIB),
+        "xla_gpu_all_reduce_combine_threshold_bytes": str(10 * MIB),
+        "xla_gpu_reduce_scatter_combine_threshold_bytes": str(10 * MIB // 8),  # of shards
+    }
+    assert max(map(int, _options(MIB, "gpu").values())) == MIB
+
+
+def test_the_compilers_own_limit_stays_where_it_is_less() -> None:
+    assert _options(3000 * MIB, "cuda") == {}
+
+
+@pytest.mark.parametrize("platform", ["cpu", "tpu", None])
+def test_other_platforms_have_no_such_options(platform: str | None) -> None:
+    assert _options(MIB, platform) == {}
+
+
+def test_a_limit_in_the_environment_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_all_gather_combine_threshold_bytes=0")
+    assert len(_options(MIB, "cuda")) == 2
+
+
+@pytest.mark.gpu_aot
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("jax_cuda12_plugin") is None, reason="needs the extra gpu-aot to compile for GPUs"
+)
+def test_large_gradients_are_reduced_one_by_one() -> None:
+    """Three gradients of 4 MiB: one reduce-scatter of all would hold them together."""
+
+    def step(params: Any, x: Any) -> Any:
+        def loss(params: Any) -> Any:
+            hidden = x
+            for weight in params:
+                hidden = jnp.tanh(hidden @ weight)
+            return jnp.sum(hidden**2)
+
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params))
+
+    matrix = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
+    frontier = jaxplan.plan(
+        step, [matrix] * 3, jax.ShapeDtypeStruct((8192, 1024), jnp.float32), topology="h100:8", donate_argnums=(0,)
+    )
+    report = compile_plan(frontier.references["zero2"])
+    scattered = [c for c in report.collectives if c.kind == "reduce-scatter"]
+    assert [c.num_bytes for c in scattered] == [4 * MIB] * 3
