@@ -59,6 +59,11 @@ def scan_counts(params: Any, num_operands: int) -> tuple[int, int]:
     return len(consts), len(carry)
 
 
+def has_effects(eqn: Any) -> bool:
+    """Whether an equation does more than compute its results; naming a mesh axis (`jax.lax.psum`) is not more."""
+    return any(type(effect).__name__ != "NamedAxisEffect" for effect in eqn.effects)
+
+
 def eqn_name_stack(eqn: Any) -> str:
     """The name stack of one equation, relative to its own jaxpr, '' when there is none."""
     return str(eqn.source_info.name_stack)

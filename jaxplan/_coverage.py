@@ -26,7 +26,7 @@ _LEFT_OUT = re.compile(
 )
 _REGION_MARKERS = frozenset({"region_in", "region_out"})
 """Primitives of jaxplan's own, which stand for the ends of loops and branches."""
-_SPLITTING = ("map", "reduce")
+_SPLITTING = ("map", "reduce", "fixed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from jaxplan._plan import Plan
 from jaxplan.cost import Flow, Prediction, boundary_layouts, find_flows, layout_of
-from jaxplan.ir import WHOLE, Configuration, Group, GroupSpace, StepGraph
+from jaxplan.ir import WHOLE, Configuration, Group, GroupSpace, StepGraph, fixed_axes
 from jaxplan.mesh import AtomicAxis, Topology
 
 TOPOLOGY = "cpu:8"
@@ -98,11 +98,16 @@ def _draw_group(
     """Deal the axes to the classes, each to one that it divides, or to none."""
     rng = random.Random(f"{seed} {_signature(graph, group, space)}")
     dealt: list[tuple[int, ...]] = [()] * len(space.classes)
-    for axis in rng.sample(range(len(axes)), len(axes)):
+    fixed = fixed_axes(space.classes, [axis.size for axis in axes])
+    for c, taken in fixed.items():
+        dealt[c] = taken
+    free = set(range(len(axes))).difference(*fixed.values())
+    for axis in rng.sample(sorted(free), len(free)):
         fitting = [
             c
             for c, cls in enumerate(space.classes)
-            if cls.divisible_by(math.prod(axes[a].size for a in dealt[c]) * axes[axis].size)
+            if c not in fixed
+            and cls.divisible_by(math.prod(axes[a].size for a in dealt[c]) * axes[axis].size)
             and (c not in space.operand_partial or rng.randrange(_PARTIAL_ONE_IN) == 0)
         ]
         if fitting and rng.randrange(_REPLICATE_ONE_IN):

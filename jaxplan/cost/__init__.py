@@ -22,3 +22,4 @@ from jaxplan.cost._simulated_plan import simulated_walks as simulated_walks
 from jaxplan.cost._transfers import Span as Span
 from jaxplan.cost._transfers import Transfer as Transfer
 from jaxplan.cost._transfers import plan_transfers as plan_transfers
+from jaxplan.cost._user_meshes import check_user_meshes as check_user_meshes

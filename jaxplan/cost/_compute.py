@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 
 from jaxplan.cost._buffers import Buffers
 from jaxplan.cost._measured import product_seconds
+from jaxplan.cost._user_body import BodyCost, body_cost
+from jaxplan.cost._work import flops_of_equation
 from jaxplan.ir import REGION_IN, REGION_OUT, WHOLE, Configuration, Group, GroupSpace, StepGraph
 from jaxplan.mesh import Topology
 
@@ -33,36 +34,9 @@ def tensor_splits(space: GroupSpace, splits: np.ndarray, t: int) -> np.ndarray:
 
 
 def flops_of(graph: StepGraph, equation: int) -> float:
-    """Floating-point operations of a contraction or convolution, two per multiply-add; 0 for everything else.
-
-    A convolution multiplies where there is input: neither the padding nor the holes of a dilated input count, as in
-    XLA's ``HloCostAnalysis``.
-    """
-    eqn, rule, tensors = graph.program.equations[equation], graph.rules[equation], graph.program.tensors
-    if rule.family == "contraction":
-        return 2.0 * math.prod(f.size for f in rule.factors)
-    if rule.family == "convolution":
-        shapes = [tensors[t].shape for t in (*eqn.operands[:2], eqn.results[0])]
-        return 2.0 * _convolution_products(eqn.params, *shapes)
-    return 0.0
-
-
-def _convolution_products(
-    params: Mapping[str, Any], inputs: tuple[int, ...], kernel: tuple[int, ...], outputs: tuple[int, ...]
-) -> int:
-    in_spec, kernel_spec, out_spec = params["dimension_numbers"]
-    count = outputs[out_spec[0]] * kernel[kernel_spec[0]] * kernel[kernel_spec[1]]
-    windows = zip(
-        in_spec[2:], kernel_spec[2:], out_spec[2:], params["window_strides"], params["padding"],
-        params["lhs_dilation"], params["rhs_dilation"], strict=True,
-    )  # fmt: skip
-    for i, k, o, stride, (before, _), input_dilation, kernel_dilation in windows:
-        positions = np.arange(outputs[o])[:, None] * stride + np.arange(kernel[k]) * kernel_dilation - before
-        exists = (
-            (positions >= 0) & (positions < inputs[i] * input_dilation) & (positions % input_dilation == 0)
-        )
-        count *= int(np.count_nonzero(exists))
-    return count
+    """Operations of a contraction or convolution (`flops_of_equation`); 0 for everything else."""
+    eqn = graph.program.equations[equation]
+    return flops_of_equation(eqn, graph.rules[equation], graph.program.tensors)
 
 
 def local_flops(graph: StepGraph, group: Group, space: GroupSpace, splits: np.ndarray) -> np.ndarray:
@@ -72,6 +46,7 @@ def local_flops(graph: StepGraph, group: Group, space: GroupSpace, splits: np.nd
         flops = flops_of(graph, e)
         if flops:
             total += flops * trips_of(graph, e) / _equation_splits(space, splits, e)
+        total += body_cost(graph.program.equations[e]).flops * trips_of(graph, e)
     return total
 
 
@@ -133,6 +108,9 @@ def _terms(
     for e in group.equations:
         eqn = graph.program.equations[e]
         flops = flops_of(graph, e)
+        if body_cost(eqn).boundary_bytes:
+            yield e, trips_of(graph, e) * _body_seconds(body_cost(eqn), topology) * np.ones(len(splits)), 0
+            continue
         if flops and profile is not None:
             yield e, trips_of(graph, e) * product_seconds(graph, space, splits, e, profile), 0
             continue
@@ -153,6 +131,17 @@ def _terms(
         num_bytes, trips = _local_bytes(buffers, space, splits, t), graph.program.tensors[t].trips
         seconds = num_bytes / bandwidth if profile is None else profile.memory_seconds(num_bytes)
         yield touched[kind, t], trips * seconds, trips if kind == "write" else 0
+
+
+def _body_seconds(body: BodyCost, topology: Topology) -> float:
+    """Roofline of a user's `jax.shard_map` on one device: each product, one pass over what goes in and out."""
+    chip = topology.chip
+    bandwidth = chip.memory_bytes_per_second * MEMORY_EFFICIENCY
+    seconds = body.boundary_bytes / bandwidth + chip.launch_seconds
+    for product in body.products:
+        arithmetic = product.flops / (chip.matmul_flops_per_second(product.dtype) * MATMUL_EFFICIENCY)
+        seconds += product.trips * (max(arithmetic, product.num_bytes / bandwidth) + chip.launch_seconds)
+    return seconds
 
 
 def _passes(graph: StepGraph, equation: int, buffers: Buffers) -> list[tuple[str, int]]:

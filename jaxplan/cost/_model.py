@@ -20,7 +20,10 @@ import numpy as np
 from jaxplan.cost._buffers import Buffers, analyse_buffers
 from jaxplan.cost._compute import compute_seconds, local_flops, split_counts, tensor_splits
 from jaxplan.cost._flows import Flow, find_flows, layout_of, produced_layout, required_layout
+from jaxplan.cost._inner import inner_collectives, may_communicate
 from jaxplan.cost._pricing import REPEAT, Pricer
+from jaxplan.cost._user_body import body_cost
+from jaxplan.cost._user_meshes import check_user_meshes
 from jaxplan.cost._wire import wire_tensor
 from jaxplan.ir import (
     MAX_CONFIGURATIONS,
@@ -104,6 +107,7 @@ class ModelBuilder:
     def __init__(
         self, graph: StepGraph, topology: Topology, always: Sequence[frozenset[Configuration]] = ()
     ) -> None:
+        check_user_meshes(graph, topology)
         self.graph, self.topology = graph, topology
         self.always = always or (frozenset(),) * len(graph.grouping.groups)
         self.pricer = Pricer(topology=topology)
@@ -157,7 +161,7 @@ class ModelBuilder:
         for group, space, always in zip(
             self.graph.grouping.groups, self.graph.spaces, self.always, strict=True
         ):
-            classes = tuple((c.sizes, c.named_dimension == front) for c in space.classes)
+            classes = tuple((c.sizes, c.named_dimension == front, c.user_axes) for c in space.classes)
             key = ("configs", classes, always, most)
             if key not in self.memo:
                 found = enumerate_configurations(space.classes, sizes, levels, front, blocks, most)
@@ -182,6 +186,8 @@ class ModelBuilder:
         group, space, before = self.graph.grouping.groups[v], self.graph.spaces[v], chosen[v]
         splits = split_counts((config,), self.topology)
         seconds = float(compute_seconds(self.graph, group, space, splits, self.buffers, self.topology)[0])
+        inner = inner_collectives(self.graph, self.topology, v, config)
+        seconds += sum(c.seconds(self.topology) for c in inner)
         num_bytes = float(self._memory(v, splits)[0])
         chosen[v] = config
         for flow in self._flows_at[v]:
@@ -240,6 +246,8 @@ class ModelBuilder:
         for v in range(len(self.graph.grouping.groups)):
             compute, node_flops, memory = self._node(v)
             extra = [self._inner_seconds(flow) for flow in inner[v]]
+            if may_communicate(self.graph, v):
+                extra.append(self._operator_seconds(v))
             times.append(self._sum((compute, *extra)))
             memories.append(memory)
             computes.append(compute)
@@ -276,6 +284,21 @@ class ModelBuilder:
         )
         self.memo[key] = result
         return result
+
+    def _operator_seconds(self, v: int) -> np.ndarray:
+        """Seconds of the collectives inside of a group's operators, per configuration (`inner_collectives`)."""
+        key = ("operators", self._node_key(v))
+        if key not in self.memo:
+            self.memo[key] = np.array(
+                [
+                    sum(
+                        c.seconds(self.topology)
+                        for c in inner_collectives(self.graph, self.topology, v, config)
+                    )
+                    for config in self.configs[v]
+                ]
+            )
+        return self.memo[key]
 
     def _memory(self, v: int, splits: np.ndarray) -> np.ndarray:
         """Bytes of a group's inputs and of what it saves, shape (K,)."""
@@ -322,6 +345,7 @@ class ModelBuilder:
                 program.equations[e].name,
                 program.equations[e].phase,
                 space.factor_class[e],
+                body_cost(program.equations[e]),
                 tuple(describe(t) for t in (*program.equations[e].operands, *program.equations[e].results)),
             )
             for e in group.equations

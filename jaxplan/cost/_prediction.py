@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxplan.cost._compute import split_counts, tensor_splits
 from jaxplan.cost._flows import layout_of
+from jaxplan.cost._inner import InnerCollective, inner_collectives, may_communicate
 from jaxplan.cost._lifetimes import Lifetimes
 from jaxplan.cost._model import CostModel
 from jaxplan.cost._residents import BATCH, OTHER_STATE, PARAMETERS, resident_labels
@@ -75,6 +76,7 @@ class Predictor:
         self._barriers = [
             e.index for e, before in zip(again, (None, *again)) if not before or before.origin is not e.origin
         ]
+        self._communicating = [g.index for g in graph.grouping.groups if may_communicate(graph, g.index)]
         self._pairs: list[dict[tuple[int, int], ChangedFlow | None]] = [{} for _ in model.flows]
         self._contractions = [
             e.index for e in program.equations if graph.rules[e.index].family == "contraction"
@@ -111,7 +113,7 @@ class Predictor:
         model = self.model
         chosen = model.chosen(assignment)
         transfers = self.transfers(assignment, choices)
-        collectives = _collectives(transfers, model.pooled)
+        collectives = _collectives(transfers, model.pooled, self.inner(chosen))
         peak, parts = self._memory(assignment, chosen, transfers)
         prediction = Prediction(
             compute_seconds=float(sum(c[k] for c, k in zip(self.model.compute, assignment, strict=True))),
@@ -122,6 +124,11 @@ class Predictor:
             collectives=collectives,
         )
         return prediction, transfers
+
+    def inner(self, chosen: Sequence[Configuration]) -> list[InnerCollective]:
+        """What operators communicate by themselves, in order of their groups."""
+        graph, topology = self.model.graph, self.model.topology
+        return [c for v in self._communicating for c in inner_collectives(graph, topology, v, chosen[v])]
 
     def transfers(self, assignment: Sequence[int], choices: Sequence[int]) -> tuple[Transfer, ...]:
         """The transfers that a solution executes."""
@@ -290,8 +297,12 @@ class Predictor:
                         heapq.heappush(waiting, (-values.producer[u], u))
 
 
-def _collectives(transfers: Sequence[Transfer], pooled: frozenset[int]) -> tuple[Collective, ...]:
+def _collectives(
+    transfers: Sequence[Transfer], pooled: frozenset[int], inner: Sequence[InnerCollective]
+) -> tuple[Collective, ...]:
     counts: dict[tuple[str, tuple[int, ...], int, bool], int] = defaultdict(int)
+    for c in inner:
+        counts[c.kind, tuple(sorted(c.axes)), c.num_bytes, False] += c.count
     for transfer in transfers:
         for kind, axes, num_bytes in transfer.collectives:
             key = (kind, tuple(sorted(axes)), int(num_bytes), transfer.tensor in pooled)

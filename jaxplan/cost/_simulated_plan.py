@@ -152,7 +152,8 @@ class PlanSimulator:
         """Run one step of an assignment."""
         transfers = self.predictor.transfers(assignment, choices)
         moves = self._moves(transfers, self._readers(assignment, transfers))
-        tasks, names, clock, ends = self._tasks(self._compute_seconds(assignment), moves)
+        inner = self._inner(assignment)
+        tasks, names, clock, ends = self._tasks(self._compute_seconds(assignment), moves, inner)
         timeline = simulate(tasks)
         lifetimes = self.predictor.lifetimes(assignment, self.model.chosen(assignment), transfers)
         lifetimes = _overlapped(lifetimes, moves, ends, timeline, clock)
@@ -169,7 +170,16 @@ class PlanSimulator:
         """Seconds of one step, memory left aside."""
         transfers = self.predictor.transfers(assignment, choices)
         moves = self._moves(transfers, self._readers(assignment, transfers))
-        return simulate(self._tasks(self._compute_seconds(assignment), moves)[0]).makespan
+        seconds = self._compute_seconds(assignment)
+        return simulate(self._tasks(seconds, moves, self._inner(assignment))[0]).makespan
+
+    def _inner(self, assignment: Sequence[int]) -> dict[int, list[tuple[str, float]]]:
+        """Equation -> (name, seconds) of what it communicates by itself."""
+        found: dict[int, list[tuple[str, float]]] = defaultdict(list)
+        for c in self.predictor.inner(self.model.chosen(assignment)):
+            name = f"{c.kind} inside of {self._equation_name(c.equation)}"
+            found[c.equation].append((name, c.seconds(self.model.topology)))
+        return found
 
     def _compute_seconds(self, assignment: Sequence[int]) -> dict[int, float]:
         """Equation -> seconds of compute, those above zero."""
@@ -248,9 +258,15 @@ class PlanSimulator:
         return f"{kind} of {what}"
 
     def _tasks(
-        self, seconds: Mapping[int, float], moves: Sequence[_Move]
+        self,
+        seconds: Mapping[int, float],
+        moves: Sequence[_Move],
+        inner: Mapping[int, Sequence[tuple[str, float]]],
     ) -> tuple[dict[int, Task], dict[int, str], _Clock, dict[tuple[int, int], tuple[int, int]]]:
-        """Number the tasks: compute in program order, the collectives of a move right before who waits for it."""
+        """Number the tasks: compute in program order, the collectives of a move right before who waits for it.
+
+        What an operator communicates by itself comes before its compute, and after everything that was computed.
+        """
         equations = sorted(seconds)
         clock = _Clock(equations=equations, tasks=[])
         tasks: dict[int, Task] = {}
@@ -271,6 +287,11 @@ class PlanSimulator:
                     ends[move.number] = (ends.get(move.number, (number, number))[0], number)
                     need = number
                 awaited.append(ends[move.number][1])
+            for name, step in inner.get(e, ()):
+                number = len(tasks)
+                tasks[number] = Task(stream=COMMUNICATION, seconds=step, needs=tuple(clock.tasks[-1:]))
+                names[number] = name
+                awaited.append(number)
             if e in seconds:
                 number = len(tasks)
                 needs = (*clock.tasks[-1:], *awaited)

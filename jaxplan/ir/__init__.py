@@ -6,6 +6,7 @@ from jaxplan.ir._configurations import Configuration as Configuration
 from jaxplan.ir._configurations import are_all as are_all
 from jaxplan.ir._configurations import common_block_devices as common_block_devices
 from jaxplan.ir._configurations import enumerate_configurations as enumerate_configurations
+from jaxplan.ir._configurations import fixed_axes as fixed_axes
 from jaxplan.ir._configurations import neighbours as neighbours
 from jaxplan.ir._configurations import ordered as ordered
 from jaxplan.ir._dimensions import NamedDimension as NamedDimension
@@ -32,5 +33,10 @@ from jaxplan.ir._space import WHOLE as WHOLE
 from jaxplan.ir._space import FactorClass as FactorClass
 from jaxplan.ir._space import GroupSpace as GroupSpace
 from jaxplan.ir._trace import trace as trace
+from jaxplan.ir._user_mesh import IN_DIMS as IN_DIMS
+from jaxplan.ir._user_mesh import MESH as MESH
+from jaxplan.ir._user_mesh import OUT_DIMS as OUT_DIMS
+from jaxplan.ir._user_mesh import UserMesh as UserMesh
+from jaxplan.ir._user_sharding import inline_body as inline_body
 from jaxplan.ir._values import VIEW_PRIMITIVES as VIEW_PRIMITIVES
 from jaxplan.ir._values import Values as Values

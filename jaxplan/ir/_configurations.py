@@ -83,8 +83,38 @@ def enumerate_configurations(
     Returns:
       Configurations, each a tuple of ``C`` axis tuples.
     """
+    fixed = fixed_axes(classes, axis_sizes)
+    if fixed:
+        classes = _open_classes(classes)
     _, found = _first_fitting(classes, axis_sizes, axis_levels, front_dimension, block_devices, most)
-    return ordered(found)
+    return ordered(_with_fixed(found, fixed) if fixed else found)
+
+
+def fixed_axes(classes: Sequence[FactorClass], axis_sizes: Sequence[int]) -> dict[int, tuple[int, ...]]:
+    """Class -> the atomic axes that split it because the step itself says so.
+
+    An axis that two classes name belongs to the operator's tensors apart, and each of them has it.
+    """
+    found = {}
+    for c, cls in enumerate(classes):
+        if cls.user_axes is not None:
+            axes = cls.user_axes.atomic_axes(axis_sizes)
+            assert axes is not None, "checked by jaxplan.cost.check_user_meshes"
+            found[c] = axes
+    return found
+
+
+def _open_classes(classes: Sequence[FactorClass]) -> list[FactorClass]:
+    return [cls for cls in classes if cls.user_axes is None]
+
+
+def _with_fixed(found: Iterable[Configuration], fixed: dict[int, tuple[int, ...]]) -> Iterator[Configuration]:
+    """Configurations of the open classes, those of the fixed ones put in; without those that want a taken axis."""
+    taken = frozenset(itertools.chain.from_iterable(fixed.values()))
+    for config in found:
+        if taken.isdisjoint(itertools.chain.from_iterable(config)):
+            rest = iter(config)
+            yield tuple(fixed[c] if c in fixed else next(rest) for c in range(len(config) + len(fixed)))
 
 
 def ordered(configurations: Iterable[Configuration]) -> tuple[Configuration, ...]:
@@ -99,6 +129,7 @@ def are_all(
     front_dimension: int = 0,
 ) -> bool:
     """Whether `enumerate_configurations` leaves nothing out."""
+    classes = _open_classes(classes)
     dealing, _ = _first_fitting(classes, axis_sizes, axis_levels, front_dimension, 1, MAX_CONFIGURATIONS)
     return dealing is DEALINGS[0]
 
@@ -111,13 +142,20 @@ def neighbours(
     front_dimension: int = 0,
 ) -> tuple[Configuration, ...]:
     """Configurations that divide and in which one axis is dealt to another class, to one more, or to none."""
+    fixed = fixed_axes(classes, axis_sizes)
+    if fixed:
+        open_config = tuple(axes for c, axes in enumerate(config) if c not in fixed)
+        found = neighbours(open_config, _open_classes(classes), axis_sizes, axis_levels, front_dimension)
+        return tuple(_with_fixed(found, fixed))
     front = _front(classes, front_dimension)
     levels = _levels(axis_sizes, axis_levels)
     counts = [[sum(1 for a in taken if a in level) for taken in config] for level in levels]
     found = []
     for place, level in enumerate(levels):
         free = len(level) - sum(counts[place])
-        for source, target in itertools.permutations(range(-1, len(classes)), 2):  # -1: axes that nobody takes
+        for source, target in itertools.permutations(
+            range(-1, len(classes)), 2
+        ):  # -1: axes that nobody takes
             if (counts[place][source] if source >= 0 else free) == 0:
                 continue
             changed = [list(row) for row in counts]
@@ -125,7 +163,9 @@ def neighbours(
                 changed[place][source] -= 1
             if target >= 0:
                 changed[place][target] += 1
-            dealt = [_dealt([(a,) for a in axes], row, front) for axes, row in zip(levels, changed, strict=True)]
+            dealt = [
+                _dealt([(a,) for a in axes], row, front) for axes, row in zip(levels, changed, strict=True)
+            ]
             joined = tuple(tuple(itertools.chain(*parts)) for parts in zip(*dealt, strict=True))
             if _divides(classes, joined, axis_sizes):
                 found.append(joined)
@@ -144,7 +184,7 @@ def common_block_devices(
     Groups that hand tensors to each other should cut a level at the same places; a cut that only one of them can
     make is a resharding across the slow links.
     """
-    for classes in dict.fromkeys(map(tuple, groups)):
+    for classes in dict.fromkeys(tuple(_open_classes(classes)) for classes in groups):
         dealing, _ = _first_fitting(classes, axis_sizes, axis_levels, front_dimension, 1, most)
         if dealing.block_devices > 1:
             return SUPER_AXIS_DEVICES
@@ -270,5 +310,6 @@ def _counts(num_axes: int, num_classes: int) -> Iterator[tuple[int, ...]]:
 
 def _divides(classes: Sequence[FactorClass], config: Configuration, axis_sizes: Sequence[int]) -> bool:
     return all(
-        cls.divisible_by(math.prod(axis_sizes[a] for a in axes)) for cls, axes in zip(classes, config, strict=True)
+        cls.divisible_by(math.prod(axis_sizes[a] for a in axes))
+        for cls, axes in zip(classes, config, strict=True)
     )

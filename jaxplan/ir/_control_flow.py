@@ -87,7 +87,7 @@ class _Open:
 
 @register_inline("scan")
 def _inline_scan(builder: Builder, eqn: Any, operands: list[int], stack: str) -> list[int]:
-    if eqn.effects:
+    if _compat.has_effects(eqn):
         return keep(builder, eqn, operands, stack)
     num_consts, num_carry = _compat.scan_counts(eqn.params, len(operands))
     num_xs = len(operands) - num_consts - num_carry
@@ -106,7 +106,7 @@ def _inline_scan(builder: Builder, eqn: Any, operands: list[int], stack: str) ->
 
 @register_inline("while")
 def _inline_while(builder: Builder, eqn: Any, operands: list[int], stack: str) -> list[int]:
-    if eqn.effects:
+    if _compat.has_effects(eqn):
         return keep(builder, eqn, operands, stack)
     num_cond, num_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
     cond_consts = operands[:num_cond]
@@ -130,7 +130,7 @@ def _inline_while(builder: Builder, eqn: Any, operands: list[int], stack: str) -
 
 @register_inline("cond")
 def _inline_cond(builder: Builder, eqn: Any, operands: list[int], stack: str) -> list[int]:
-    if eqn.effects:
+    if _compat.has_effects(eqn):
         return keep(builder, eqn, operands, stack)
     selector, *arguments = operands
     region = _Open(builder, "cond", eqn, stack)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-GroupKind = Literal["state", "contraction", "sum", "elementwise", "input"]
+GroupKind = Literal["state", "contraction", "sum", "elementwise", "input", "user"]
 UNGROUPED = -1
 CONTRACTION_FAMILIES = frozenset({"contraction", "convolution"})
 

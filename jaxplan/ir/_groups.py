@@ -1,6 +1,6 @@
 """Coarsening: which equations share one configuration (Tofu 4.2, TensorOpt 3.2).
 
-A *group* is a set of equations with one iteration space. There are five ways into a group:
+A *group* is a set of equations with one iteration space. There are six ways into a group:
 
 1. state: a parameter or optimizer slot, and the element-wise equations of its update, found by walking back from
    the output that replaces it; laid out apart from the forward use, so that ZeRO and FSDP can emerge;
@@ -9,7 +9,8 @@ A *group* is a set of equations with one iteration space. There are five ways in
    its own, whose layout may be partial: add first, reduce once;
 4. follow: everything else joins the element-wise group of its operands: the latest one in the forward pass, the
    earliest in the backward pass, which makes forward and backward of a residual block one group;
-5. source: a batch input (and what is computed from it alone) seeds a group of its own.
+5. source: a batch input (and what is computed from it alone) seeds a group of its own;
+6. user: what the step lays out itself (sharding constraints, `jax.shard_map`) is a group of its own.
 
 Equations on free values and on scalars are in no group: they exist in every layout for nothing.
 """
@@ -59,6 +60,7 @@ class _Coarsening:
         self.partner: dict[int, int] = {}
 
     def run(self) -> Grouping:
+        self._user_groups()
         self._carries()
         self._linear_splits()
         self._sum_groups()
@@ -68,6 +70,12 @@ class _Coarsening:
         self._follow()
         self._late_join()
         return self._finish()
+
+    def _user_groups(self) -> None:
+        """What the step lays out itself is a group each: its neighbours need not agree, the way there is priced."""
+        for eqn in self.program.equations:
+            if self.rules[eqn.index].family == "user":
+                self.kind[eqn.index] = "user"
 
     def _carries(self) -> None:
         """A carry enters and leaves a loop in one layout; one that only accumulates may be a partial sum in it."""
@@ -306,6 +314,8 @@ class _Coarsening:
         first_with_number: dict[int, int] = {}
         first_reader: dict[tuple[int, str], int] = {}
         for eqn in self.program.equations:
+            if self.kind.get(eqn.index) == "user":
+                continue
             number = self.values.number[eqn.results[0]] if eqn.results else -1
             twin = first_with_number.setdefault(number, eqn.index)
             if self.kind.get(eqn.index) == "sum":

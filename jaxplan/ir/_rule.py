@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jaxplan._errors import RuleError
+from jaxplan.ir._user_mesh import UserAxes
 
-FactorKind = Literal["map", "reduce", "whole", "window"]
+FactorKind = Literal["map", "reduce", "whole", "window", "fixed"]
 Reducer = Literal["sum", "max", "min", "prod"]
 Dimension = tuple[int, ...]
 TensorFactors = tuple[Dimension, ...]
@@ -30,17 +31,23 @@ class Factor:
     Attributes:
       size: number of values of the index; of a ``window`` factor, the largest number of equal parts.
       kind: ``map`` may be split freely; ``reduce`` may be split and leaves partial results; ``window`` may be
-        split if neighbours exchange a halo; ``whole`` may not be split.
+        split if neighbours exchange a halo; ``whole`` may not be split; ``fixed`` is split as the step says.
       reducer: what joins the partial results of a ``reduce`` factor, None for every other kind.
       name: a letter or word for people, may be empty.
+      user_axes: of a ``fixed`` factor, the axes of the user's mesh that split it.
     """
 
     size: int
     kind: FactorKind = "map"
     reducer: Reducer | None = None
     name: str = ""
+    user_axes: UserAxes | None = None
 
     def __post_init__(self) -> None:
+        if (self.kind == "fixed") != (self.user_axes is not None):
+            raise RuleError(
+                f"a {self.kind!r} factor has the axes {self.user_axes!r}: exactly 'fixed' has some"
+            )
         if (self.kind == "reduce") != (self.reducer is not None):
             raise RuleError(f"a {self.kind!r} factor has reducer {self.reducer!r}: exactly 'reduce' has one")
         if self.size == 1 or self.size < 0:
@@ -56,7 +63,8 @@ class OperatorRule:
       operands: per operand and dimension, factor indices, major to minor; ``()`` for a dimension of size 1.
       results: the same, per result.
       family: ``elementwise``, ``contraction``, ``reduction``, ``shape``, ``gather``, ``scatter``, ``scan``,
-        ``convolution``, ``window``, ``sort``, ``linalg``, ``rng``, ``source`` (no operand), ``unknown``.
+        ``convolution``, ``window``, ``sort``, ``linalg``, ``rng``, ``source`` (no operand), ``user`` (laid out by the
+        step itself), ``unknown``.
       linear: sets of operands in which the operator is jointly linear: when all of one set are partial sums
         over the same devices, and the other operands are not, so are the results. ``add`` has ((0, 1),),
         ``mul`` has ((0,), (1,)).

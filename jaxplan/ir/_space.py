@@ -15,6 +15,7 @@ from jaxplan.ir._grouping import Group
 from jaxplan.ir._program import Equation, Program
 from jaxplan.ir._rule import OperatorRule
 from jaxplan.ir._union import UnionFind
+from jaxplan.ir._user_mesh import UserAxes
 from jaxplan.ir._values import VIEW_PRIMITIVES
 
 WHOLE = -1
@@ -28,10 +29,12 @@ class FactorClass:
     Attributes:
       sizes: the distinct sizes of its members; a split must divide each.
       named_dimension: index of its named dimension, -1 when it has none.
+      user_axes: how the step itself splits it, None where that is open.
     """
 
     sizes: tuple[int, ...]
     named_dimension: int
+    user_axes: UserAxes | None = None
 
     def divisible_by(self, splits: int) -> bool:
         return all(size % splits == 0 for size in self.sizes)
@@ -81,6 +84,7 @@ class _SpaceBuilder:
         self.sizes: list[int] = []
         self.base: dict[int, int] = {}
         self.whole: set[int] = set()
+        self.user_axes: dict[int, UserAxes] = {}
         self.tensor_factors: dict[int, tuple[tuple[int, ...], ...]] = {}
 
     def build(self) -> GroupSpace:
@@ -90,9 +94,10 @@ class _SpaceBuilder:
             self.tensor_factors[t] = tuple((self._new(n),) if n > 1 else () for n in shape)
         for eqn in equations:
             self._add_equation(eqn)
-        self._tie_equal_values()
-        self._tie_cotangents()
-        self._forbid_repeats(equations)
+        if self.group.kind != "user":  # one equation, whose layouts are given
+            self._tie_equal_values()
+            self._tie_cotangents()
+            self._forbid_repeats(equations)
         return self._finish(equations)
 
     def _new(self, size: int, splittable: bool = True) -> int:
@@ -107,7 +112,9 @@ class _SpaceBuilder:
         self.base[eqn.index] = len(self.sizes)
         rows = frozenset(() if self.group.kind == "contraction" else (f for f, _ in rule.indexed))
         for f, factor in enumerate(rule.factors):
-            self._new(factor.size, factor.kind in ("map", "reduce") and f not in rows)
+            node = self._new(factor.size, factor.kind in ("map", "reduce", "fixed") and f not in rows)
+            if factor.user_axes is not None:
+                self.user_axes[node] = factor.user_axes
         for t, dims in (
             *zip(eqn.operands, rule.operands, strict=True),
             *zip(eqn.results, rule.results, strict=True),
@@ -187,9 +194,12 @@ class _SpaceBuilder:
         roots.sort(key=lambda r: (named_of[r], r))
         index = {root: k for k, root in enumerate(roots)}
         last = len(self.named.dimensions)
+        fixed = {self.union.find(node): axes for node, axes in self.user_axes.items()}
         classes = [
             FactorClass(
-                sizes=tuple(sorted(sizes[r])), named_dimension=named_of[r] if named_of[r] < last else -1
+                sizes=tuple(sorted(sizes[r])),
+                named_dimension=named_of[r] if named_of[r] < last else -1,
+                user_axes=fixed.get(r),
             )
             for r in roots
         ]

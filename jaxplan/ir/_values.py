@@ -11,7 +11,9 @@ import numpy as np
 from jaxplan.ir._program import REGION_IN, REGION_OUT, Equation, Program
 from jaxplan.ir._rule import OperatorRule
 
-IDENTITY_PRIMITIVES = frozenset({"optimization_barrier", "stop_gradient", "copy", "copy_p", "sharding_constraint"})
+IDENTITY_PRIMITIVES = frozenset(
+    {"optimization_barrier", "stop_gradient", "copy", "copy_p", "sharding_constraint"}
+)
 VIEW_PRIMITIVES = frozenset(
     {"transpose", "reshape", "squeeze", "expand_dims", "convert_element_type", "reduce_precision"}
 )
@@ -57,7 +59,10 @@ def analyse_values(program: Program, rules: tuple[OperatorRule, ...]) -> Values:
         for t in eqn.operands:
             consumers[t].append(eqn.index)
         operand_numbers = tuple(number[t] for t in eqn.operands)
-        is_free = all(free[t] or t in scalar_inputs for t in eqn.operands) and rule.family != "unknown"
+        is_free = all(free[t] or t in scalar_inputs for t in eqn.operands) and rule.family not in (
+            "unknown",
+            "user",
+        )
         if eqn.name in IDENTITY_PRIMITIVES and len(eqn.results) == len(eqn.operands):
             numbers = operand_numbers
         elif eqn.name in (REGION_IN, REGION_OUT):
@@ -67,7 +72,9 @@ def analyse_values(program: Program, rules: tuple[OperatorRule, ...]) -> Values:
                 scalar_inputs.add(eqn.results[0])  # wherever it is read, it is there
         else:
             key = (eqn.name, frozen_params(eqn.params), operand_numbers)
-            numbers = seen.setdefault(key, eqn.results) if not getattr(eqn.origin, "effects", None) else eqn.results
+            numbers = (
+                seen.setdefault(key, eqn.results) if not getattr(eqn.origin, "effects", None) else eqn.results
+            )
         for position, t in enumerate(eqn.results):
             producer[t] = eqn.index
             number[t] = numbers[position]

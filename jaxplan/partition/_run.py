@@ -22,6 +22,7 @@ from jaxplan.mesh import Layout, Step
 from jaxplan.partition._local import run_local, runs_on_pieces
 from jaxplan.partition._regions import run_region
 from jaxplan.partition._steps import Executor
+from jaxplan.partition._user_sharding import user_params
 
 if TYPE_CHECKING:
     from jaxplan.partition._replay import Replay
@@ -272,10 +273,27 @@ class Run:
         if any(layout.partial for layout in layouts):
             mapped = jax.vmap(lambda *args: self._bind(eqn, args))(*operands)
             return [self.executor.constrain(r, home) for r, home in zip(mapped, homes, strict=True)]
+        if self.graph.rules[eqn.index].family == "user":
+            return self._as_the_step_says(eqn, operands, homes)
         results = self._bind(eqn, operands)
         return [
             self.executor.constrain(r, home) if self._is_pinned(eqn, t) else r
             for t, r, home in zip(eqn.results, results, homes, strict=True)
+        ]
+
+    def _as_the_step_says(self, eqn: Equation, operands: list[Any], homes: list[Layout]) -> list[Any]:
+        """A constraint of the user's is the layout of its group; a `jax.shard_map` runs between such layouts."""
+        if eqn.name == "shard_map":
+            group = self.graph.grouping.equation_group[eqn.index]
+            layouts = [self._required(eqn, group, t) for t in eqn.operands]
+            pinned = [
+                self.executor.constrain(x, layout) if np.ndim(x) else x
+                for x, layout in zip(operands, layouts, strict=True)
+            ]
+            operands = self._bind(eqn, pinned, user_params(eqn, self.executor))
+        return [
+            self.executor.constrain(r, home) if np.ndim(r) else r
+            for r, home in zip(operands, homes, strict=True)
         ]
 
     def _is_pinned(self, eqn: Equation, t: int) -> bool:

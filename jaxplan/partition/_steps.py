@@ -52,13 +52,15 @@ class Executor:
 
     def manual(self, fn: Any, operands: list[Any], sources: list[Layout], target: Any) -> Any:
         """Run ``fn`` on the devices' own pieces; ``target`` is a layout or a pytree of them."""
-        return jax.shard_map(
+        mapped = jax.shard_map(
             fn,
             mesh=self.mesh,
             in_specs=tuple(self.spec(layout) for layout in sources),
             out_specs=jax.tree.map(self.spec, target, is_leaf=lambda x: isinstance(x, Layout)),
             check_vma=False,
-        )(*operands)
+        )
+        with jax.sharding.use_abstract_mesh(getattr(self.mesh, "abstract_mesh", self.mesh)):
+            return mapped(*operands)  # whatever mesh the caller has set
 
     def apply(self, value: Any, step: Step) -> Any:
         """The value after one step."""

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from jaxplan.cost import KEEP, REPEAT, CostModel
+from jaxplan.cost import KEEP, REPEAT, CostModel, check_user_meshes
 from jaxplan.ir import Configuration, StepGraph
 from jaxplan.mesh import Topology
 from jaxplan.strategies._axes import grid_name, grids
@@ -63,6 +63,7 @@ class References:
 
 def sketch_references(graph: StepGraph, topology: Topology) -> References:
     """Every reference strategy on a step; one that comes to the same as an earlier one is absent."""
+    check_user_meshes(graph, topology)
     step = Step(graph=graph, topology=topology, weights=Weights(graph))
     strategies: dict[str, Strategy] = dict(REFERENCE_STRATEGIES)
     for split in grids(topology):

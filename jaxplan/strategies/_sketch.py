@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from jaxplan.cost import layout_of
-from jaxplan.ir import UNGROUPED, Configuration, Group, GroupSpace, StepGraph
+from jaxplan.ir import UNGROUPED, Configuration, Group, GroupSpace, StepGraph, fixed_axes
 from jaxplan.mesh import Topology
 from jaxplan.strategies._axes import Axes, dividing, num_devices
 from jaxplan.strategies._weights import Weights
@@ -75,7 +75,12 @@ def draw(step: Step, compute: Rule, state: Rule, *, repeat_gathers: bool = False
 def _configuration(step: Step, space: GroupSpace, wishes: Wishes) -> Configuration:
     """No axis is used twice in one operator or tensor; the first wish has it."""
     chosen: list[Axes] = [()] * len(space.classes)
+    fixed = fixed_axes(space.classes, [axis.size for axis in step.topology.axes])
+    for c, axes in fixed.items():
+        chosen[c] = axes
     for c, axes in wishes.items():
+        if c in fixed:
+            continue
         used = {a for other, taken in enumerate(chosen) if taken and _meet(space, c, other) for a in taken}
         free = tuple(a for a in axes if a not in used)
         chosen[c] = dividing(space.classes[c], free, step.topology)

@@ -94,7 +94,6 @@ _UNARY_LINEAR = [
     "reduce_precision",
     "stop_gradient",
     "name",
-    "sharding_constraint",
     "layout_constraint",
     "mesh_cast",
     "reshard",

@@ -20,7 +20,7 @@ _NAMES = {
         "custom_vjp_call custom_vjp_call_jaxpr custom_vmap_call eval_jaxpr jit linear_call pjit remat2 "
         "xla_metadata_call"
     ),
-    _REGION: "call_exported cond cudnn_fusion remat_opt run_state scan shard_map while",
+    _REGION: "call_exported cond cudnn_fusion remat_opt run_state scan while",
     _COLLECTIVE: (
         "all_gather all_gather_done all_gather_invariant all_gather_reduced all_gather_reduced_start all_gather_start "
         "all_to_all all_to_all_done all_to_all_start axis_index pbroadcast pbroadcast_done pbroadcast_dynamic "

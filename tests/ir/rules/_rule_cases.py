@@ -144,7 +144,6 @@ RULE_CASES = [
                 "log2",
             ),
             *(
-                "sharding_constraint",
                 "stop_gradient",
                 "with_memory_space_constraint",
                 "one_minus_square",
