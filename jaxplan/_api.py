@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
@@ -14,6 +15,7 @@ from jaxplan._arguments import argnums, check_call, check_leaves, step_name
 from jaxplan._call_key import CallKey, call_key
 from jaxplan._errors import ArgumentError
 from jaxplan._log import warn_once
+from jaxplan._progress import Progress
 from jaxplan._scaling import MinDevices, Scaling, checked_counts, find_fewest, scale
 from jaxplan._units import parse_memory
 
@@ -38,9 +40,11 @@ def plan(
     static_argnums: int | Sequence[int] = (),
     pins: Any = None,
     progress: Any = None,
+    verify: bool | str = False,
+    cache_dir: str | os.PathLike[str] | None = None,
     **kwargs: Any,
 ) -> Frontier:
-    """Plan a single-device step for several devices; nothing is allocated and nothing is compiled.
+    """Plan a single-device step for several devices; nothing is allocated, and compiled only to verify.
 
     Args:
       step: the step, as `jax.jit` accepts it.
@@ -52,6 +56,10 @@ def plan(
       static_argnums: arguments that are Python values.
       pins: not built yet; must be None.
       progress: True, False, None (shown on a terminal only) or a function of (stage, fraction).
+      verify: True compiles the fastest plan that fits, its neighbours and the best reference without their devices;
+        compiled memory and collectives then count instead of predicted ones (docs/audit.md). The name of another
+        choice, such as ``"knee"``, does so around that one.
+      cache_dir: with ``verify``, a folder to keep compiled programs in.
 
     Returns:
       The frontier: every plan that nothing beats in both time and memory, reference strategies beside it.
@@ -60,6 +68,7 @@ def plan(
       TraceError: the step cannot be traced; names the user's line.
       TopologyError: the topology cannot be read.
       InfeasibleError: no plan fits; names the smallest feasible memory.
+      MissingExtraError, UnsupportedError: to verify, the compiler of the topology is needed; names the extra.
     """
     step = _callable_step(step, "jaxplan.plan")
     options = {
@@ -70,6 +79,8 @@ def plan(
         "static_argnums": static_argnums,
         "pins": pins,
         "progress": progress,
+        "verify": verify,
+        "cache_dir": cache_dir,
     }
     return _plan(step, args, kwargs, options, entry="jaxplan.plan")
 
@@ -206,13 +217,17 @@ def _plan(
     entry: str,
 ) -> Frontier:
     """`plan`, where keywords of the step may have the names of options."""
+    from jaxplan import _verify
     from jaxplan._planner import check_solver_arguments, parse_topology, plan_step
 
     check_solver_arguments(options.get("pins"))
     check_call(step, args, kwargs, options=options, entry=entry)
     static = argnums(options.get("static_argnums", ()), "static_argnums") or ()
     where, memory = parse_topology(options.get("topology")), options.get("memory")
-    return plan_step(
+    around = _verify.checked_choice(options.get("verify", False), options.get("choose", "fastest"))
+    if around is not None:
+        _verify.check_verifiable(where)
+    frontier = plan_step(
         step,
         args,
         kwargs,
@@ -223,6 +238,10 @@ def _plan(
         static_argnums=static,
         progress=options.get("progress"),
     )
+    if around is None:
+        return frontier
+    with Progress(options.get("progress")) as report:
+        return _verify.verify(frontier, around, cache_dir=options.get("cache_dir"), progress=report)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,6 +264,8 @@ def auto(
     donate_argnums: int | Sequence[int] | None = None,
     static_argnums: int | Sequence[int] = (),
     progress: Any = None,
+    verify: bool | str = False,
+    cache_dir: str | os.PathLike[str] | None = None,
 ) -> Auto[P, R]: ...
 @overload
 def auto(
@@ -256,13 +277,16 @@ def auto(
     donate_argnums: int | Sequence[int] | None = None,
     static_argnums: int | Sequence[int] = (),
     progress: Any = None,
+    verify: bool | str = False,
+    cache_dir: str | os.PathLike[str] | None = None,
 ) -> Callable[[Callable[P, R]], Auto[P, R]]: ...
 def auto(step: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Decorate a single-device step so that it runs on all devices, planned at its first call.
 
-    Options are those of `plan`, and ``choose``: ``"fastest"`` (default), ``"knee"``, ``"leanest"``, the name of a
-    reference strategy (docs/strategies.md) or an index of the frontier. The first call traces, plans, places the
-    arguments, compiles and runs; later calls with arguments of the same structure, shapes and dtypes only run.
+    Options are those of `plan`, whose ``verify=True`` compiles around the choice, and ``choose``: ``"fastest"``
+    (default), ``"knee"``, ``"leanest"``, the name of a reference strategy (docs/strategies.md) or an index of the
+    frontier. The first call traces, plans, places the arguments, compiles and runs; later calls with arguments of the
+    same structure, shapes and dtypes only run.
     """
     unknown = sorted(set(options) - _OPTIONS)
     if unknown:
@@ -284,7 +308,7 @@ _DISABLED_MSG = (
 )
 
 _OPTIONS = frozenset(
-    {"topology", "memory", "choose", "solver", "donate_argnums", "static_argnums", "progress"}
+    {"topology", "memory", "choose", "solver", "donate_argnums", "static_argnums", "progress", "verify", "cache_dir"}
 )
 
 
@@ -361,7 +385,8 @@ class Auto(Generic[P, R]):
         from jaxplan.partition import device_mesh
 
         device_mesh(parse_topology(self._options.get("topology")))  # too few devices: said before the search
-        frontier = _plan(self._step, args, kwargs, self._options, entry=step_name(self._step))
+        options = {**self._options, "choose": self._choose}
+        frontier = _plan(self._step, args, kwargs, options, entry=step_name(self._step))
         chosen = frontier.choose(self._choose)
         run = chosen.jit()
         self._frontiers.append(frontier)

@@ -97,6 +97,10 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--save", metavar="FILE", help="write the frontier as JSON")
     plan.add_argument("--plan", metavar="FILE", help="write the chosen plan as JSON")
     plan.add_argument("--trace", metavar="FILE", help="simulate the chosen plan and write its timeline for Perfetto")
+    plan.add_argument(
+        "--verify", action="store_true", help="compile the points near the choice, and count what the compiler says"
+    )
+    plan.add_argument("--cache", metavar="FOLDER", help="with --verify, keep compiled programs there")
     plan.add_argument("--audit", action="store_true", help="compile the chosen plan and compare")
     plan.set_defaults(run=_run_plan)
 
@@ -114,6 +118,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run_plan(arguments: argparse.Namespace) -> int:
     step, args, options = step_arguments(arguments)
+    if arguments.verify:
+        options |= {"verify": arguments.choose or True, "cache_dir": arguments.cache}
+    elif arguments.cache:
+        raise ArgumentError("--cache keeps what --verify compiles: give both, or neither")
     with Progress() as progress:
         frontier = jaxplan.plan(step, *args, **options, progress=progress)
     print(f"planned: {progress}", file=sys.stderr)

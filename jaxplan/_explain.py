@@ -23,7 +23,7 @@ def explain(plan: Plan) -> str:
         f"time    {format_seconds(plan.time_seconds)} = compute {format_seconds(plan.compute_seconds)}"
         f" + communication {format_seconds(plan.communication_seconds)}",
         f"bound   {certificate(plan)}",
-        f"memory  {format_bytes(plan.memory_bytes)} per device",
+        f"memory  {_memory(plan)}",
     ]
     lines += [f"  {part:<26} {format_bytes(size)}" for part, size in plan.memory_parts.items()]
     if plan.graph is not None:
@@ -38,6 +38,13 @@ def explain(plan: Plan) -> str:
     if plan.graph is not None:
         lines += ["operators by split", *_groups(plan)]
     return "\n".join(lines)
+
+
+def _memory(plan: Plan) -> str:
+    if plan.verified is None:
+        return f"{format_bytes(plan.memory_bytes)} per device"
+    predicted = format_bytes(plan.prediction.memory_bytes)
+    return f"{format_bytes(plan.memory_bytes)} per device as compiled; {predicted} predicted"
 
 
 def _collectives(plan: Plan) -> list[str]:

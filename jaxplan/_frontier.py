@@ -101,7 +101,7 @@ class Frontier:
         if plans and not fitting and memory_limit_bytes is not None:
             raise infeasible_error(plans, memory_limit_bytes)
         return cls(
-            points=_pareto(fitting),
+            points=tuple(undominated(fitting)),
             references=dict(references or {}),
             absent=dict(absent or {}),
             memory_limit_bytes=memory_limit_bytes,
@@ -272,10 +272,10 @@ def infeasible_error(plans: Iterable[Plan], limit_bytes: int) -> InfeasibleError
     )
 
 
-def _pareto(plans: Iterable[Plan]) -> tuple[Plan, ...]:
+def undominated(plans: Iterable[Plan]) -> list[Plan]:
     """Return the plans that no other plan beats, by ascending memory; of equals, the first given."""
     kept: list[Plan] = []
     for plan in sorted(plans, key=lambda plan: (plan.memory_bytes, plan.time_seconds)):
         if not kept or plan.time_seconds < kept[-1].time_seconds:
             kept.append(plan)
-    return tuple(kept)
+    return kept

@@ -41,7 +41,7 @@ def draw_table(frontier: Frontier, *, max_rows: int, width: int | None) -> str:
     shown = _spread(frontier, max_rows)
     for index in shown:
         plan = frontier.points[index]
-        table.add_row(str(index), *_row(plan, " ".join(frontier.marks(plan))))
+        table.add_row(str(index), *_row(plan, " ".join([*frontier.marks(plan), *_verified_mark(plan)])))
     if frontier.references:
         table.add_section()
     for name, plan in frontier.references.items():
@@ -75,9 +75,14 @@ def _row(plan: Plan, mark: str) -> tuple[str | Text, ...]:
     )
 
 
+def _verified_mark(plan: Plan) -> list[str]:
+    return [] if plan.verified is None else ["verified"]
+
+
 def _reference_mark(frontier: Frontier, name: str, plan: Plan) -> str:
     limit = frontier.memory_limit_bytes
-    return f"{name} (over limit)" if limit is not None and plan.memory_bytes > limit else name
+    over = ["(over limit)"] if limit is not None and plan.memory_bytes > limit else []
+    return " ".join([name, *over, *_verified_mark(plan)])
 
 
 def _footer(frontier: Frontier, num_shown: int) -> list[str]:

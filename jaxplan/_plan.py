@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from jaxplan import _nnx
 from jaxplan._errors import PlanMismatchError, UnsupportedError
 from jaxplan._plan_json import plan_from_json, plan_to_json
+from jaxplan._verified import Verified
 from jaxplan.cost import Prediction
 from jaxplan.ir import Configuration, StepGraph
 from jaxplan.mesh import Layout, Topology
@@ -42,6 +43,7 @@ class Plan:
         model; None: unknown.
       most_configurations: bound and gap are within so many configurations an operator; None: all that there are.
       summary: one line on what is split.
+      verified: what the compiler said of the plan, once `jaxplan.plan(..., verify=True)` has asked it.
       graph: the analysed program; None in a plan that was loaded without its step.
     """
 
@@ -61,12 +63,13 @@ class Plan:
     summary: str
     gap: float | None = None
     most_configurations: int | None = None
+    verified: Verified | None = None
     graph: StepGraph | None = None
 
     @property
     def time_seconds(self) -> float:
         """Predicted seconds of a step: compute plus communication, no overlap assumed."""
-        return self.prediction.time_seconds
+        return self.compute_seconds + self.communication_seconds
 
     @property
     def compute_seconds(self) -> float:
@@ -74,16 +77,23 @@ class Plan:
 
     @property
     def communication_seconds(self) -> float:
-        return self.prediction.communication_seconds
+        """Seconds of the predicted collectives; where verified, of those that the compiled program has."""
+        found = self.verified
+        return self.prediction.communication_seconds if found is None else found.communication_seconds
 
     @property
     def memory_bytes(self) -> int:
-        """Predicted peak per device: arguments + outputs - aliased + temporaries."""
-        return self.prediction.memory_bytes
+        """Peak per device: arguments + outputs - aliased + temporaries; predicted, and compiled where verified."""
+        return self.prediction.memory_bytes if self.verified is None else self.verified.memory_bytes
+
+    @property
+    def verified_memory_bytes(self) -> int | None:
+        """Peak per device of the compiled program; None unless verified."""
+        return None if self.verified is None else self.verified.memory_bytes
 
     @property
     def memory_parts(self) -> Mapping[str, int]:
-        """Bytes of the peak by what they hold."""
+        """Bytes of the predicted peak by what they hold."""
         return self.prediction.memory_parts
 
     def __repr__(self) -> str:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from jaxplan._errors import PlanFileError
+from jaxplan._verified import Verified
 from jaxplan.cost import Collective, Prediction
 from jaxplan.mesh import Layout, Topology
 
@@ -41,6 +42,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "lower_bound_seconds": plan.lower_bound_seconds,
         "gap": plan.gap,
         "most_configurations": plan.most_configurations,
+        "verified": None if plan.verified is None else plan.verified.to_json(),
         "prediction": {
             "compute_seconds": prediction.compute_seconds,
             "communication_seconds": prediction.communication_seconds,
@@ -103,6 +105,7 @@ def _fields(data: dict[str, Any]) -> dict[str, Any]:
         "lower_bound_seconds": _finite(data["lower_bound_seconds"]),
         "gap": None if data["gap"] is None else _finite(data["gap"]),
         "most_configurations": None if most is None else _ints([most])[0],
+        "verified": None if data["verified"] is None else Verified.from_json(data["verified"]),
         "prediction": prediction,
     }
 

@@ -26,6 +26,7 @@ class FakePlan:
     summary: str = ""
     memory_parts: dict[str, int] = dataclasses.field(default_factory=dict)
     faithful: bool = True
+    verified: None = None
 
     def to_json(self):
         return dataclasses.asdict(self)

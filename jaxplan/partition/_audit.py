@@ -194,13 +194,18 @@ def axis_groups(sizes: Sequence[int], axes: Iterable[int]) -> DeviceGroups:
 
 def spanning_axes(sizes: Sequence[int], groups: DeviceGroups) -> tuple[int, ...] | None:
     """The atomic axes whose groups are exactly `groups`, or None if no set of axes has them."""
+    axes = varying_axes(sizes, groups)
+    return axes if axis_groups(sizes, axes) == groups else None
+
+
+def varying_axes(sizes: Sequence[int], groups: Iterable[Iterable[int]]) -> tuple[int, ...]:
+    """The atomic axes along which devices of some group differ."""
     coordinates = np.stack(np.unravel_index(np.arange(int(np.prod(sizes))), tuple(sizes)), axis=-1)
     varying: set[int] = set()
     for group in groups:
         members = coordinates[sorted(group)]
         varying |= {axis for axis in range(len(sizes)) if np.ptp(members[:, axis]) > 0}
-    axes = tuple(sorted(varying))
-    return axes if axis_groups(sizes, axes) == groups else None
+    return tuple(sorted(varying))
 
 
 def _totals_by_groups(

@@ -17,17 +17,29 @@ from jaxplan.partition._planned import abstract_mesh, jit_flat
 
 if TYPE_CHECKING:
     from jaxplan._plan import Plan
+    from jaxplan.mesh import Topology
+
+
+def require_compiler(topology: Topology) -> str:
+    """The platform that plans of the topology are compiled for without its devices.
+
+    Raises:
+      UnsupportedError: the compiler has no target for the chip.
+      MissingExtraError: the compiler is not installed; names the extra that brings it.
+    """
+    platform = topology.chip.aot_platform
+    if platform is None:
+        raise UnsupportedError(
+            f"{topology.name} can be planned but neither audited nor verified: the compiler has no target for "
+            f"{topology.chip.name!r}; expected a chip with one, such as h100 or a100"
+        )
+    require_plugin(platform)
+    return platform
 
 
 def export_plan(plan: Plan) -> bytes:
     """The planned program as serialised StableHLO for the topology's platform; needs no devices."""
-    platform = plan.topology.chip.aot_platform
-    if platform is None:
-        raise UnsupportedError(
-            f"{plan.topology.name} can be planned but not audited: the compiler has no target for "
-            f"{plan.topology.chip.name!r}; expected a chip with one, such as h100 or a100"
-        )
-    require_plugin(platform)
+    platform = require_compiler(plan.topology)
     program = plan.require_program().program
     mesh = abstract_mesh(plan.topology)
     leaves = [
