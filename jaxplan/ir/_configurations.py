@@ -141,7 +141,13 @@ def neighbours(
     axis_levels: Sequence[int],
     front_dimension: int = 0,
 ) -> tuple[Configuration, ...]:
-    """Configurations that divide and in which one axis is dealt to another class, to one more, or to none."""
+    """Configurations that divide and in which one axis is dealt to another class, to one more, or to none.
+
+    A strategy may split two classes by the same axes where no tensor holds both (the batch of a bias's addition, and
+    that of its gradient); which other classes could share them is not known here, so there axes are only given back.
+    """
+    if len(set(itertools.chain(*config))) < sum(map(len, config)):
+        return tuple((*config[:c], axes[:-1], *config[c + 1 :]) for c, axes in enumerate(config) if axes)
     fixed = fixed_axes(classes, axis_sizes)
     if fixed:
         open_config = tuple(axes for c, axes in enumerate(config) if c not in fixed)

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from jaxplan.ir import FactorClass, common_block_devices, enumerate_configurations
-from jaxplan.ir._configurations import MAX_CONFIGURATIONS
+from jaxplan.ir._configurations import MAX_CONFIGURATIONS, neighbours
 from jaxplan.mesh import Topology
 
 BIG = 1 << 30
@@ -133,3 +133,17 @@ def test_axes_of_unequal_size_are_dealt_one_by_one() -> None:
     batch = FactorClass(sizes=(32,), named_dimension=0)
     found = enumerate_configurations((batch,), (3, 2), (1, 1), front_dimension=0)
     assert set(found) == {((),), ((1,),)}
+
+
+@pytest.mark.parametrize("config", [((0, 1, 2), (), (0, 1, 2)), ((0,), (1,), (0,)), ((0, 1), (2,), ())])
+def test_neighbours_share_no_axes_that_were_not_shared(config: tuple[tuple[int, ...], ...]) -> None:
+    """Two classes that no tensor holds together may share axes; a neighbour must not make others share them."""
+    axes = Topology.parse("h100:8").axes
+    found = neighbours(config, classes(64, 64, 64), [a.size for a in axes], [a.level for a in axes])
+    assert found
+
+    def sharing(one: tuple[tuple[int, ...], ...]) -> set[tuple[int, int, int]]:
+        pairs = itertools.combinations(range(len(one)), 2)
+        return {(a, b, axis) for a, b in pairs for axis in set(one[a]) & set(one[b])}
+
+    assert all(sharing(other) <= sharing(config) for other in found)
