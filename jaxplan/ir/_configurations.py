@@ -146,13 +146,13 @@ def neighbours(
     A strategy may split two classes by the same axes where no tensor holds both (the batch of a bias's addition, and
     that of its gradient); which other classes could share them is not known here, so there axes are only given back.
     """
-    if len(set(itertools.chain(*config))) < sum(map(len, config)):
-        return tuple((*config[:c], axes[:-1], *config[c + 1 :]) for c, axes in enumerate(config) if axes)
     fixed = fixed_axes(classes, axis_sizes)
     if fixed:
         open_config = tuple(axes for c, axes in enumerate(config) if c not in fixed)
         found = neighbours(open_config, _open_classes(classes), axis_sizes, axis_levels, front_dimension)
         return tuple(_with_fixed(found, fixed))
+    if len(set(itertools.chain(*config))) < sum(map(len, config)):
+        return tuple((*config[:c], axes[:-1], *config[c + 1 :]) for c, axes in enumerate(config) if axes)
     front = _front(classes, front_dimension)
     levels = _levels(axis_sizes, axis_levels)
     counts = [[sum(1 for a in taken if a in level) for taken in config] for level in levels]
