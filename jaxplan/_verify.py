@@ -110,7 +110,7 @@ def _look(plan: Plan, cache_dir: str | os.PathLike[str] | None) -> Verified | No
     key = plan_key(plan), "" if cache_dir is None else os.fspath(cache_dir)
     if key not in _remembered:
         try:
-            seen = verified_by(compile_plan(plan, cache_dir=cache_dir), plan.topology)
+            seen = verified_by(compile_plan(plan, cache_dir=key[1] or None), plan.topology)
         except AuditError as error:
             if _DOES_NOT_FIT not in str(error):
                 raise
