@@ -21,6 +21,9 @@ from jaxplan.partition._steps import Executor
 PREFETCH_CONTRACTIONS = 8
 """A parameter is gathered at most this many contractions before it is read, about a block of a transformer: the
 compiler was seen to gather all parameters of a model first."""
+PREFETCH_LOOK_UPS = 1
+"""A table is gathered when the rows of the one before are there: the compiler was seen to fuse 26 look-ups into the
+operator that joins their rows, and to gather all tables for it."""
 LEAST_PREFETCH_BYTES = 4 * 2**20
 """Smaller parameters may be gathered at any time: the compiler combines them."""
 
@@ -36,7 +39,9 @@ class Replay:
       gradients: gradient of a parameter -> its transfer, made as soon as the gradient is.
       sums: gradients of biases and scales, whose sum over the devices waits for others.
       summands: parts of gradients that are added up before they are reduced.
-      awaited: contraction -> parameters not to be gathered before its operands are there.
+      tables: updates of zeros that make the gradient of a large table; they take turns.
+      awaited: contraction -> parameters not to be gathered before its operands are there; look-up -> tables not to be
+        gathered before its rows are.
       fuses_products: see `jaxplan.mesh.ChipSpec`.
     """
 
@@ -59,6 +64,7 @@ class Replay:
         self.sums = frozenset(f.tensor for f in flows if self._is_sum(f))
         self.summands = frozenset(f.tensor for f in flows if self._is_gradient(f, "sum"))
         self.gradients = {t.tensor: t for t in transfers if t.tensor in stored and len(t.spans) == 1}
+        self.tables = frozenset(e for t in self.gradients if self._is_table(e := graph.values.producer[t]))
 
     def _is_stored(self, transfer: Transfer) -> bool:
         """Whether a parameter, or a view of one, is gathered."""
@@ -67,22 +73,28 @@ class Replay:
         return gathers and group != UNGROUPED and self.graph.grouping.groups[group].kind == "state"
 
     def _anchors(self, gathers: Sequence[Transfer]) -> dict[int, list[int]]:
-        """Contraction -> large parameters that are first gathered for the one `PREFETCH_CONTRACTIONS` after it."""
+        """Equation -> large parameters that are not gathered before it.
+
+        Contraction -> those that are first read `PREFETCH_CONTRACTIONS` after it; look-up -> tables that are first read
+        `PREFETCH_LOOK_UPS` after it.
+        """
         program, values = self.graph.program, self.graph.values
-        outer = [
-            e.index
-            for e in program.equations
-            if self.graph.rules[e.index].family == "contraction" and e.region < 0
-        ]
+        outer: dict[str, list[int]] = {"contraction": [], "gather": []}
+        for e in program.equations:
+            if e.region < 0 and self.graph.rules[e.index].family in outer:
+                outer[self.graph.rules[e.index].family].append(e.index)
         anchors: dict[int, list[int]] = defaultdict(list)
         seen: set[int] = set()
         for gather in sorted(gathers, key=lambda gather: gather.spans[0].first):
-            t, place = gather.tensor, bisect.bisect_left(outer, gather.spans[0].first) - PREFETCH_CONTRACTIONS
+            t, first = gather.tensor, gather.spans[0].first
+            is_table = first in outer["gather"]
+            like, ahead = ("gather", PREFETCH_LOOK_UPS) if is_table else ("contraction", PREFETCH_CONTRACTIONS)
+            place = bisect.bisect_left(outer[like], first) - ahead
             while values.producer[t] >= 0 and len(program.equations[values.producer[t]].operands) == 1:
                 t = program.equations[values.producer[t]].operands[0]
             is_large = program.tensors[t].num_bytes >= LEAST_PREFETCH_BYTES
             if values.producer[t] < 0 and is_large and place >= 0 and t not in seen:
-                anchors[outer[place]].append(t)
+                anchors[outer[like][place]].append(t)
                 seen.add(t)
         return dict(anchors)
 
@@ -96,6 +108,16 @@ class Replay:
             and made_by >= 0
             and self.graph.program.equations[made_by].phase == "backward"
         )
+
+    def _is_table(self, equation: int) -> bool:
+        """Whether an equation makes the gradient of a large table: it adds to zeros."""
+        eqn, program, values = self.graph.program.equations[equation], self.graph.program, self.graph.values
+        if eqn.name != "scatter-add" or program.tensors[eqn.operands[0]].num_bytes < LEAST_PREFETCH_BYTES:
+            return False
+        made_by = values.producer[eqn.operands[0]]
+        if made_by < 0 or program.equations[made_by].name != "broadcast_in_dim":
+            return False
+        return all(program.tensors[t].kind == "literal" for t in program.equations[made_by].operands)
 
     def _is_sum(self, flow: Flow) -> bool:
         """Whether a state group reads what a reduction of the backward pass made.

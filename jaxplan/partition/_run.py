@@ -162,11 +162,16 @@ class Run:
             return
         layouts = [self._required(eqn, group, t) for t in eqn.operands]
         operands = self._read_all(eqn, layouts)
-        if eqn.index in self.replay.awaited:
+        if eqn.index in self.replay.tables and self.made:
+            operands = [self._zeros_in_turn(eqn, layouts[0]), *operands[1:]]
+        family = self.graph.rules[eqn.index].family
+        if eqn.index in self.replay.awaited and family != "gather":
             operands = self._await(eqn, operands)
         results = self._apply(eqn, group, operands, layouts)
+        if eqn.index in self.replay.awaited and family == "gather":
+            results = self._await(eqn, results)
         self.env.update(zip(eqn.results, results, strict=True))
-        if self.graph.rules[eqn.index].family in CONTRACTION_FAMILIES:
+        if family in CONTRACTION_FAMILIES:
             self.last_product = eqn.results
         for t in eqn.results:
             if t in self.replay.gradients:
@@ -185,12 +190,12 @@ class Run:
             found[i] = self._read(eqn.operands[i], layouts[i], eqn.index, tie)
         return [found[i] for i in range(len(layouts))]
 
-    def _await(self, eqn: Equation, operands: list[Any]) -> list[Any]:
-        """Parameters that are not to be gathered before this equation has its operands."""
+    def _await(self, eqn: Equation, values: list[Any]) -> list[Any]:
+        """Parameters that are not to be gathered before these operands, or results, of an equation are there."""
         parameters = self.replay.awaited[eqn.index]
-        operands, values = lax.optimization_barrier((operands, [self.env[t] for t in parameters]))
-        self.env.update(zip(parameters, values, strict=True))
-        return list(operands)
+        values, waiting = lax.optimization_barrier((values, [self.env[t] for t in parameters]))
+        self.env.update(zip(parameters, waiting, strict=True))
+        return list(values)
 
     def _resolve(self, t: int) -> None:
         """A gradient goes to where its parameter is stored as soon as it is made."""
@@ -198,6 +203,18 @@ class Run:
         key = (t, transfer.target, 0)
         self.copies[key] = self._transfer(self.env[t], transfer, None)
         self.made.append((key, self.copies[key]))
+
+    def _zeros_in_turn(self, eqn: Equation, layout: Layout) -> Any:
+        """The zeros that a table's gradient is added to, there when the gradients made before it are where they go.
+
+        The compiler was seen to make the zeros of 26 tables in one fusion, to hold all of them, and to put off products
+        that make gradients until after the tables'.
+        """
+        fill = self.program.equations[self.graph.values.producer[eqn.operands[0]]]
+        scalars = [self.program.tensors[t].value for t in fill.operands]
+        made, self.made = self.made, []
+        scalars = self._after(scalars, made)
+        return self.executor.constrain(self._bind(fill, scalars)[0], layout)
 
     def _barrier(self, eqn: Equation) -> None:
         """All equations of one barrier at the first of them: nothing of it is there before all of it is.

@@ -1,0 +1,67 @@
+"""Models that are mostly tables: whole tables and their gradients are there one at a time, and results are the same."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxplan
+
+NUM_TABLES, ROWS, WIDTH, BATCH = 6, 65536, 32, 2048
+TABLE_BYTES = 4 * ROWS * WIDTH
+
+
+def _step(params: Any, batch: Any) -> tuple[Any, Any]:
+    def loss_fn(params: Any) -> Any:
+        rows = [table[batch["ids"][:, i]] for i, table in enumerate(params["tables"])]
+        hidden = jnp.tanh(jnp.concatenate(rows, axis=1) @ params["dense"])
+        return jnp.mean((hidden - batch["y"]) ** 2)
+
+    loss, gradients = jax.value_and_grad(loss_fn)(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), loss
+
+
+def _arguments(rows: int, dtype: Any) -> tuple[Any, Any]:
+    keys = iter(jax.random.split(jax.random.key(0), NUM_TABLES + 3))
+    params = {
+        "tables": [jax.random.normal(next(keys), (rows, WIDTH), dtype) for _ in range(NUM_TABLES)],
+        "dense": jax.random.normal(next(keys), (NUM_TABLES * WIDTH, WIDTH), dtype),
+    }
+    ids = jax.random.randint(next(keys), (BATCH, NUM_TABLES), 0, rows)
+    return params, {"ids": ids, "y": jax.random.normal(next(keys), (BATCH, WIDTH), dtype)}
+
+
+@pytest.mark.gpu_aot
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("jax_cuda12_plugin") is None, reason="needs the extra gpu-aot to compile for GPUs"
+)
+def test_tables_are_gathered_and_reduced_one_at_a_time() -> None:
+    arguments = jax.eval_shape(lambda: _arguments(ROWS, jnp.float32))
+    frontier = jaxplan.plan(_step, *arguments, topology="h100:8", donate_argnums=(0,))
+    plan = frontier.references["zero2"]
+    audit = plan.audit()
+    assert audit.collectives_ok, audit.table()
+    # Not all six tables at once, nor all of their gradients; shards of the gradients are there together.
+    shards = NUM_TABLES * TABLE_BYTES / 8
+    assert audit.compiled_memory_bytes < 2 * shards + 3 * TABLE_BYTES, audit.table()
+    assert audit.memory_ok, audit.table()
+
+
+def test_results_are_those_of_one_device() -> None:
+    """With tables that are large enough to take turns."""
+    rows = 16384
+    with jax.enable_x64(True):
+        params, batch = _arguments(rows, jnp.float64)
+        expected, expected_loss = jax.jit(_step)(params, batch)
+        frontier = jaxplan.plan(_step, params, batch, topology="cpu:8", donate_argnums=())
+        for name in ("zero2", "data"):
+            found, loss = frontier.choose(name).jit()(params, batch)
+            np.testing.assert_allclose(float(loss), float(expected_loss), rtol=1e-12)
+            for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+                np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=0, atol=1e-12)
