@@ -12,7 +12,7 @@ import pytest
 
 import jaxplan
 
-NUM_TABLES, ROWS, WIDTH, BATCH = 6, 65536, 32, 2048
+NUM_TABLES, ROWS, WIDTH, BATCH = 6, 2**18, 32, 2048
 TABLE_BYTES = 4 * ROWS * WIDTH
 
 
