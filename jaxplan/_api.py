@@ -40,6 +40,7 @@ def plan(
     static_argnums: int | Sequence[int] = (),
     pins: Any = None,
     progress: Any = None,
+    remat: bool | None = None,
     verify: bool | str = False,
     cache_dir: str | os.PathLike[str] | None = None,
     **kwargs: Any,
@@ -56,6 +57,8 @@ def plan(
       static_argnums: arguments that are Python values.
       pins: not built yet; must be None.
       progress: True, False, None (shown on a terminal only) or a function of (stage, fraction).
+      remat: whether plans may compute blocks of the forward pass again in the backward pass; default: where memory
+        is short (docs/remat.md).
       verify: True compiles the fastest plan that fits, its neighbours and the best reference without their devices;
         compiled memory and collectives then count instead of predicted ones (docs/audit.md). The name of another
         choice, such as ``"knee"``, does so around that one.
@@ -79,6 +82,7 @@ def plan(
         "static_argnums": static_argnums,
         "pins": pins,
         "progress": progress,
+        "remat": remat,
         "verify": verify,
         "cache_dir": cache_dir,
     }
@@ -94,6 +98,7 @@ def min_devices(
     donate_argnums: int | Sequence[int] | None = None,
     static_argnums: int | Sequence[int] = (),
     progress: Any = None,
+    remat: bool | None = None,
     **kwargs: Any,
 ) -> MinDevices:
     """Find the fewest devices of a machine on which the step fits (TensorOpt's mini-parallelism).
@@ -121,6 +126,7 @@ def min_devices(
         "donate_argnums": donate_argnums,
         "static_argnums": static_argnums,
         "progress": progress,
+        "remat": remat,
     }
     step = _callable_step(step, "jaxplan.min_devices")
     with _scaled(step, args, kwargs, options, "jaxplan.min_devices") as job:
@@ -137,6 +143,7 @@ def scaling(
     donate_argnums: int | Sequence[int] | None = None,
     static_argnums: int | Sequence[int] = (),
     progress: Any = None,
+    remat: bool | None = None,
     **kwargs: Any,
 ) -> Scaling:
     """Find the best time of the step for each number of devices of a machine (TensorOpt's profiling).
@@ -164,6 +171,7 @@ def scaling(
         "donate_argnums": donate_argnums,
         "static_argnums": static_argnums,
         "progress": progress,
+        "remat": remat,
     }
     step = _callable_step(step, "jaxplan.scaling")
     with _scaled(step, args, kwargs, options, "jaxplan.scaling") as job:
@@ -205,6 +213,7 @@ def _scaled(
         donate_argnums=argnums(options["donate_argnums"], "donate_argnums"),
         static_argnums=argnums(options["static_argnums"], "static_argnums") or (),
         progress=options["progress"],
+        remat=_remat(options["remat"]),
     ) as job:
         yield job
 
@@ -237,11 +246,21 @@ def _plan(
         donate_argnums=argnums(options.get("donate_argnums"), "donate_argnums"),
         static_argnums=static,
         progress=options.get("progress"),
+        remat=_remat(options.get("remat")),
     )
     if around is None:
         return frontier
     with Progress(options.get("progress")) as report:
         return _verify.verify(frontier, around, cache_dir=options.get("cache_dir"), progress=report)
+
+
+def _remat(value: Any) -> bool | None:
+    if value is not None and not isinstance(value, bool):
+        raise ArgumentError(
+            f"remat is {value!r}; expected True (look for plans that compute blocks of the forward pass again), "
+            "False, or None (where memory is short)"
+        )
+    return value
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,6 +283,7 @@ def auto(
     donate_argnums: int | Sequence[int] | None = None,
     static_argnums: int | Sequence[int] = (),
     progress: Any = None,
+    remat: bool | None = None,
     verify: bool | str = False,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> Auto[P, R]: ...
@@ -277,6 +297,7 @@ def auto(
     donate_argnums: int | Sequence[int] | None = None,
     static_argnums: int | Sequence[int] = (),
     progress: Any = None,
+    remat: bool | None = None,
     verify: bool | str = False,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> Callable[[Callable[P, R]], Auto[P, R]]: ...
@@ -308,7 +329,8 @@ _DISABLED_MSG = (
 )
 
 _OPTIONS = frozenset(
-    {"topology", "memory", "choose", "solver", "donate_argnums", "static_argnums", "progress", "verify", "cache_dir"}
+    {"topology", "memory", "choose", "solver", "donate_argnums", "static_argnums", "progress", "remat"}
+    | {"verify", "cache_dir"}
 )
 
 

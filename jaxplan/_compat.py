@@ -82,6 +82,11 @@ def eqn_source_line(eqn: Any) -> str:
     return f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
 
 
+def fresh_equation(eqn: Any) -> Any:
+    """A copy of an equation that is another object, has no effects and comes from the same line."""
+    return eqn.replace(effects=frozenset())
+
+
 def bind_like(eqn: Any, primitive: Any, params: dict, operands: Sequence[Any], name_stack: str) -> list[Any]:
     """Bind a primitive in the context of ``eqn`` as ``jax.core.eval_jaxpr`` does; always a list of results."""
     bind_params = primitive.get_bind_params(params)

@@ -14,12 +14,17 @@ from jaxplan._arguments import argnums, check_call
 from jaxplan._errors import PlanFileError, PlanMismatchError
 from jaxplan._plan import Plan
 from jaxplan._plan_json import FRONTIER_SCHEMA, MAX_FILE_BYTES, PLAN_SCHEMA
-from jaxplan.ir import Program, StepGraph
+from jaxplan.ir import Program, StepGraph, recomputable_blocks, rematerialise
 
 if TYPE_CHECKING:
     from jaxplan._frontier import Frontier
 
 _MOST_NAMED = 3
+_OTHER_BLOCKS_MSG = (
+    "the plan computes again some of {of} repeated blocks, and this jaxplan finds {found} in the step.\n"
+    "  likely cause: another version of jaxplan wrote the file, or it was edited\n"
+    "  fix: plan again with jaxplan.plan"
+)
 
 
 def load(
@@ -104,8 +109,20 @@ class _Binder:
             self._graphs[plan.donate_argnums] = self._analyse(plan.donate_argnums)
         graph = self._graphs[plan.donate_argnums]
         _check_same_program(plan, graph.program)
+        if plan.remat is not None:
+            graph = self._rematerialised(plan, graph)
         _check_same_groups(plan, graph)
         return dataclasses.replace(plan, graph=graph)
+
+    def _rematerialised(self, plan: Plan, graph: StepGraph) -> StepGraph:
+        key = (plan.donate_argnums, plan.remat)
+        if key not in self._graphs:
+            assert plan.remat is not None
+            blocks = recomputable_blocks(graph)
+            if len(blocks) != plan.remat.of:
+                raise PlanMismatchError(_OTHER_BLOCKS_MSG.format(of=plan.remat.of, found=len(blocks)))
+            self._graphs[key] = rematerialise(graph, plan.remat, blocks).graph
+        return self._graphs[key]
 
     def _analyse(self, donate_argnums: tuple[int, ...] | None) -> StepGraph:
         from jaxplan._api import Auto
@@ -114,7 +131,7 @@ class _Binder:
         step, has_arguments = self._step, bool(self._args or self._kwargs)
         if isinstance(step, Auto):
             if step.graph is not None and not has_arguments:
-                return step.graph
+                return step.graph.traced or step.graph
             step = step._step
         if not has_arguments:
             raise PlanMismatchError(

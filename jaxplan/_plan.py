@@ -13,7 +13,7 @@ from jaxplan._errors import PlanMismatchError, UnsupportedError
 from jaxplan._plan_json import plan_from_json, plan_to_json
 from jaxplan._verified import Verified
 from jaxplan.cost import Prediction
-from jaxplan.ir import Configuration, StepGraph
+from jaxplan.ir import Configuration, Remat, StepGraph
 from jaxplan.mesh import Layout, Topology
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class Plan:
         model; None: unknown.
       most_configurations: bound and gap are within so many configurations an operator; None: all that there are.
       summary: one line on what is split.
+      remat: which blocks of the forward pass the backward pass computes again; None: as the step says.
       verified: what the compiler said of the plan, once `jaxplan.plan(..., verify=True)` has asked it.
       graph: the analysed program; None in a plan that was loaded without its step.
     """
@@ -63,6 +64,7 @@ class Plan:
     summary: str
     gap: float | None = None
     most_configurations: int | None = None
+    remat: Remat | None = None
     verified: Verified | None = None
     graph: StepGraph | None = None
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from jaxplan._errors import PlanFileError
 from jaxplan._verified import Verified
 from jaxplan.cost import Collective, Prediction
+from jaxplan.ir import Remat
 from jaxplan.mesh import Layout, Topology
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "donate_argnums": plan.donate_argnums,
         "configurations": plan.configurations,
         "repeated": plan.repeated,
+        "remat": None if plan.remat is None else asdict(plan.remat),
         "inputs": [
             leaf | {"aval": aval}
             for leaf, aval in zip(_leaves(plan.in_paths, plan.in_layouts), plan.in_avals, strict=True)
@@ -97,6 +99,7 @@ def _fields(data: dict[str, Any]) -> dict[str, Any]:
         "donate_argnums": None if donated is None else _ints(donated),
         "configurations": configurations,
         "repeated": _ints(data["repeated"]),
+        "remat": _read_remat(data["remat"]),
         "in_paths": in_paths,
         "in_avals": tuple(str(item["aval"]) for item in data["inputs"]),
         "out_paths": out_paths,
@@ -108,6 +111,13 @@ def _fields(data: dict[str, Any]) -> dict[str, Any]:
         "verified": None if data["verified"] is None else Verified.from_json(data["verified"]),
         "prediction": prediction,
     }
+
+
+def _read_remat(data: Any) -> Remat | None:
+    if data is None:
+        return None
+    num_all, num_contractions, of = _ints([data["num_all"], data["num_contractions"], data["of"]])
+    return Remat(num_all=num_all, num_contractions=num_contractions, of=of)
 
 
 def _read_prediction(data: Any) -> Prediction:

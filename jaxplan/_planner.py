@@ -10,6 +10,7 @@ from typing import Any
 
 from jaxplan import _compat
 from jaxplan._arguments import step_name
+from jaxplan._candidate import Candidate
 from jaxplan._collector import paused_collector
 from jaxplan._errors import ArgumentError
 from jaxplan._frontier import Frontier
@@ -18,11 +19,12 @@ from jaxplan._log import inform_once, warn_once
 from jaxplan._padding import uneven_dimensions
 from jaxplan._plan import Plan
 from jaxplan._progress import Progress
+from jaxplan._recompute import ACTIVATION_PARTS, is_worth_it, recomputed
 from jaxplan._summary import summarise
 from jaxplan.cost import CostModel, Prediction, Predictor, boundary_layouts
 from jaxplan.ir import Program, StepGraph, analyse, trace
 from jaxplan.mesh import Topology
-from jaxplan.solvers import Solution, bound_at, frontier, relative_gap
+from jaxplan.solvers import FRONTIER_SOLVERS, Solution, bound_at, frontier, relative_gap
 from jaxplan.strategies import Sketch, reference_solution, sketch_references
 
 _NOTHING_MSG = (
@@ -54,6 +56,7 @@ def plan_step(
     donate_argnums: Sequence[int] | None,
     static_argnums: Sequence[int],
     progress: Any,
+    remat: bool | None = None,
 ) -> Frontier:
     """Plan a step; see `jaxplan.plan`."""
     with Progress(progress) as report:
@@ -67,6 +70,7 @@ def plan_step(
             solver=solver,
             report=report,
             name=step_name(step),
+            remat=remat,
         )
 
 
@@ -78,6 +82,7 @@ def plan_graph(
     solver: str,
     report: Progress,
     name: str,
+    remat: bool | None = None,
 ) -> Frontier:
     """The frontier of an analysed step; ``name`` is what an error calls the step.
 
@@ -85,7 +90,7 @@ def plan_graph(
       InfeasibleError: no plan fits the limit.
     """
     with paused_collector():
-        return _plan_graph(graph, topology, memory_limit_bytes, solver, report, name)
+        return _plan_graph(graph, topology, memory_limit_bytes, solver, report, name, remat)
 
 
 def _plan_graph(
@@ -95,6 +100,7 @@ def _plan_graph(
     solver: str,
     report: Progress,
     name: str,
+    remat: bool | None,
 ) -> Frontier:
     if not graph.program.equations or not graph.grouping.groups:
         raise ArgumentError(_NOTHING_MSG.format(name=name))
@@ -105,7 +111,7 @@ def _plan_graph(
     )
     model = opened.model
     plans, references = solve_model(
-        model, strategies.sketches, solver, memory_limit_bytes, report, opened.most_configurations
+        model, strategies.sketches, solver, memory_limit_bytes, report, opened.most_configurations, remat
     )
     if not any(plan.time_seconds for plan in plans):
         raise ArgumentError(_NOTHING_MSG.format(name=name))
@@ -151,6 +157,7 @@ def traced_job(
     donate_argnums: Sequence[int] | None,
     static_argnums: Sequence[int],
     progress: Any,
+    remat: bool | None = None,
 ) -> Iterator[Job]:
     """Trace and analyse a step once; see `jaxplan.min_devices` and `jaxplan.scaling`."""
     with Progress(progress) as report:
@@ -168,6 +175,7 @@ def traced_job(
                     solver=solver,
                     report=stages,
                     name=step_name(step),
+                    remat=remat,
                 )
 
         tensors = graph.program.tensors
@@ -219,10 +227,11 @@ def solve_model(
     memory_limit_bytes: int | None,
     report: Callable[..., Any],
     most_configurations: int | None = None,
+    remat: bool | None = False,
 ) -> tuple[list[Plan], dict[str, Plan]]:
     """Plans to show of the solver's frontier and of the reference strategies, all predicted alike.
 
-    ``most_configurations`` is what bounds and gaps are within, see `Plan`.
+    ``most_configurations`` is what bounds and gaps are within, see `Plan`; ``remat`` is that of `jaxplan.plan`.
     """
     report("solve")
     solutions = frontier(
@@ -241,10 +250,27 @@ def solve_model(
     candidates = []
     for done, solution in enumerate(solutions):
         prediction, _ = predictor.predict(solution.assignment, solution.choices)
-        candidates.append(_Candidate(prediction=prediction, solution=solution))
+        candidates.append(Candidate(prediction=prediction, solution=solution, predictor=predictor))
         report("score", done / len(solutions))
-    shown = _spread([*references.values(), *candidates], memory_limit_bytes)
-    return [_finished(predictor, item, most_configurations) for item in shown], references
+    again: list[Candidate] = []
+    if _wants_remat(remat, candidates, solver, memory_limit_bytes):
+        report("remat")
+        again = recomputed(model, candidates, solver, lambda fraction: report("remat", fraction))
+    shown = _spread([*references.values(), *candidates, *again], memory_limit_bytes)
+    return [_finished(item, most_configurations) for item in shown], references
+
+
+def _wants_remat(
+    remat: bool | None, candidates: Sequence[Candidate], solver: str, memory_limit_bytes: int | None
+) -> bool:
+    """Whether rematerialisation is looked for: as asked, or where memory is short and activations are much of it."""
+    if remat is False or solver not in FRONTIER_SOLVERS:
+        return False
+    if remat:
+        return True
+    fastest = min(candidates, key=lambda candidate: candidate.time_seconds).prediction
+    activations = sum(fastest.memory_parts.get(part, 0) for part in ACTIVATION_PARTS)
+    return is_worth_it(fastest.memory_bytes, activations, memory_limit_bytes)
 
 
 def _proof(
@@ -264,34 +290,20 @@ def _proof(
     )
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Candidate:
-    """A solution and its prediction, before it is worth making a plan of it."""
-
-    prediction: Prediction
-    solution: Solution
-
-    @property
-    def memory_bytes(self) -> int:
-        return self.prediction.memory_bytes
-
-    @property
-    def time_seconds(self) -> float:
-        return self.prediction.time_seconds
-
-
-def _finished(predictor: Predictor, item: Plan | _Candidate, most_configurations: int | None) -> Plan:
+def _finished(item: Plan | Candidate, most_configurations: int | None) -> Plan:
     if isinstance(item, Plan):
         return item
-    found = item.solution
+    found, proof = item.solution, NOTHING_PROVEN
+    if item.predictor.model.graph.remat is None:
+        proof = Proof(
+            lower_bound_seconds=found.lower_bound, gap=found.gap, most_configurations=most_configurations
+        )
     return make_plan(
-        predictor,
+        item.predictor,
         found.assignment,
         found.choices,
         name="plan",
-        proof=Proof(
-            lower_bound_seconds=found.lower_bound, gap=found.gap, most_configurations=most_configurations
-        ),
+        proof=proof,
         prediction=item.prediction,
     )
 
@@ -330,17 +342,18 @@ def make_plan(
         gap=proof.gap,
         most_configurations=proof.most_configurations,
         summary=summarise(model.graph, model.topology, chosen, transfers),
+        remat=model.graph.remat,
         graph=model.graph,
     )
 
 
-def _spread(plans: Sequence[Plan | _Candidate], limit: int | None) -> list[Plan | _Candidate]:
+def _spread(plans: Sequence[Plan | Candidate], limit: int | None) -> list[Plan | Candidate]:
     """Undominated plans that a person is shown: both ends, and the ones nearest to a ladder of memory between them.
 
     The ladder is geometric, as fine as `LADDERS` allows with rungs at least `LEAST_RUNG` apart.
     """
     fitting = [p for p in plans if limit is None or p.memory_bytes <= limit]
-    best: list[Plan | _Candidate] = []
+    best: list[Plan | Candidate] = []
     for plan in sorted(fitting, key=lambda p: (p.memory_bytes, p.time_seconds)):
         if not best or plan.time_seconds < best[-1].time_seconds:
             best.append(plan)
@@ -356,12 +369,12 @@ def _spread(plans: Sequence[Plan | _Candidate], limit: int | None) -> list[Plan 
     return [best[i] for i in sorted(kept)]
 
 
-def _distinct(plans: Sequence[Plan | _Candidate], most_bytes: float) -> list[Plan | _Candidate]:
+def _distinct(plans: Sequence[Plan | Candidate], most_bytes: float) -> list[Plan | Candidate]:
     """Of plans whose memory is the same up to `SAME_MEMORY`, the fastest; given and returned by ascending memory.
 
     The first of them takes at most ``most_bytes``, the memory of the leanest reference strategy.
     """
-    kept: list[Plan | _Candidate] = []
+    kept: list[Plan | Candidate] = []
     limit = 0.0
     for plan in plans:
         if kept and plan.memory_bytes <= limit:

@@ -27,6 +27,8 @@ def summarise(
     repeated = sum(1 for t in gathers if t.repeated)
     if gathers:
         parts.append(f"gathers: {len(gathers) - repeated} kept, {repeated} repeated")
+    if graph.remat is not None:
+        parts.append(str(graph.remat))
     return "; ".join(filter(None, parts))
 
 

@@ -1,5 +1,7 @@
 """From jaxpr to a graph of tensor dimensions: trace, operator rules, groups, iteration spaces."""
 
+from jaxplan.ir._blocks import Block as Block
+from jaxplan.ir._blocks import Remat as Remat
 from jaxplan.ir._configurations import COARSE_CONFIGURATIONS as COARSE_CONFIGURATIONS
 from jaxplan.ir._configurations import MAX_CONFIGURATIONS as MAX_CONFIGURATIONS
 from jaxplan.ir._configurations import Configuration as Configuration
@@ -27,6 +29,9 @@ from jaxplan.ir._program import Tensor as Tensor
 from jaxplan.ir._registry import local_params as local_params
 from jaxplan.ir._registry import operator_rule as operator_rule
 from jaxplan.ir._registry import register_rule as register_rule
+from jaxplan.ir._remat import Rematerialised as Rematerialised
+from jaxplan.ir._remat import recomputable_blocks as recomputable_blocks
+from jaxplan.ir._remat import rematerialise as rematerialise
 from jaxplan.ir._rule import Factor as Factor
 from jaxplan.ir._rule import OperatorRule as OperatorRule
 from jaxplan.ir._space import WHOLE as WHOLE

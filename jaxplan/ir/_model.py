@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from jaxplan import _compat
+from jaxplan.ir._blocks import Remat
 from jaxplan.ir._dimensions import NamedDimensions, named_dimensions
 from jaxplan.ir._grouping import Grouping
 from jaxplan.ir._groups import coarsen
@@ -29,6 +30,8 @@ class StepGraph:
       grouping: groups of equations.
       spaces: one iteration space per group.
       state: tensor indices of inputs that an output replaces (parameters, optimizer slots, step counts).
+      remat: what the backward pass computes again by choice of a plan; None in a step as it was traced.
+      traced: the step as it was traced, where ``remat`` is something.
     """
 
     program: Program
@@ -38,6 +41,8 @@ class StepGraph:
     grouping: Grouping
     spaces: tuple[GroupSpace, ...]
     state: frozenset[int]
+    remat: Remat | None = None
+    traced: StepGraph | None = None
 
     @property
     def unknown(self) -> tuple[int, ...]:

@@ -6,6 +6,7 @@
 
 from jaxplan.solvers._chain import Walk as Walk
 from jaxplan.solvers._chain import additive_walks as additive_walks
+from jaxplan.solvers._frontier import FRONTIER_SOLVERS as FRONTIER_SOLVERS
 from jaxplan.solvers._frontier import SOLVERS as SOLVERS
 from jaxplan.solvers._frontier import frontier as frontier
 from jaxplan.solvers._frontier import outline as outline

@@ -1,0 +1,145 @@
+"""Rematerialisation in the search: the step with blocks computed again, on the configurations that plans use.
+
+The choice is a ladder: of the first blocks of the forward pass, whose values wait longest, all is computed again that
+is between contractions, of ever more of them; then contractions too. A rung is a program of its own
+(`jaxplan.ir.rematerialise`) with the groups of the step as it is: the configurations that plans of the step use are
+carried over, and only among them is searched.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+
+from jaxplan._candidate import Candidate, undominated
+from jaxplan.cost import CostModel, ModelBuilder, Predictor
+from jaxplan.ir import (
+    WHOLE,
+    Block,
+    Configuration,
+    Remat,
+    Rematerialised,
+    StepGraph,
+    ordered,
+    recomputable_blocks,
+    rematerialise,
+)
+from jaxplan.solvers import frontier
+
+RUNGS = 5
+"""Numbers of blocks that are tried in each way: so many even steps up to all of them."""
+MAX_AT_ENDS, MAX_BETWEEN = 16, 6
+"""Solutions that are predicted where all blocks are computed again in one way, and on the other rungs."""
+LEAST_SHARE = 0.25
+"""Where the fastest plan needs at most this share of the memory there is, no rematerialisation is looked for."""
+LEAST_ACTIVATIONS = 0.15
+"""... nor where activations, and copies of them, are at most this share of what it needs."""
+ACTIVATION_PARTS = ("activations", "resharded copies")
+
+_Used = list[tuple[Configuration, ...]]
+"""Per group of the step as it was traced, the configurations to search; one object for equal groups."""
+
+
+def is_worth_it(fastest_bytes: int, activation_bytes: int, memory_limit_bytes: int | None) -> bool:
+    """Whether memory is short enough, and activations large enough, for rematerialisation to be looked for."""
+    is_short = memory_limit_bytes is not None and fastest_bytes > LEAST_SHARE * memory_limit_bytes
+    return is_short and activation_bytes > LEAST_ACTIVATIONS * fastest_bytes
+
+
+def ladder(num_blocks: int) -> list[Remat]:
+    """The choices that are tried: both ends, then what lies before and between them."""
+    if not num_blocks:
+        return []
+    counts = sorted({max(1, round(num_blocks * rung / RUNGS)) for rung in range(1, RUNGS + 1)})[:-1]
+    ends = [Remat(num_contractions=num_blocks, of=num_blocks), Remat(num_all=num_blocks, of=num_blocks)]
+    light = [Remat(num_contractions=k, of=num_blocks) for k in counts]
+    return ends + light + [Remat(num_all=k, num_contractions=num_blocks - k, of=num_blocks) for k in counts]
+
+
+def recomputed(
+    model: CostModel, candidates: Sequence[Candidate], solver: str, progress: Callable[[float], None]
+) -> list[Candidate]:
+    """Solutions of the step with blocks computed again, a few for each rung of the ladder.
+
+    The ends are searched on the configurations that the undominated of ``candidates`` use, the other rungs on those
+    that the solutions of the ends use.
+    """
+    blocks = recomputable_blocks(model.graph)
+    rungs, search = ladder(len(blocks)), _Search(model, blocks, solver)
+    used = search.used([model.chosen(c.solution.assignment) for c in undominated(candidates)])
+    found: list[Candidate] = []
+    for done, remat in enumerate(rungs):
+        if done == 2:
+            used = search.used([search.before[id(c.solution)] for c in undominated(found)])
+        found += search.solve(remat, used, MAX_AT_ENDS if done < 2 else MAX_BETWEEN)
+        progress((done + 1) / len(rungs))
+    return found
+
+
+class _Search:
+    """Solves rungs of one step; ``before``: per solution, the configurations that it was carried over from."""
+
+    def __init__(self, model: CostModel, blocks: Sequence[Block], solver: str) -> None:
+        self.model, self.blocks, self.solver = model, blocks, solver
+        self.before: dict[int, list[Configuration]] = {}
+
+    def used(self, chosen: Iterable[Sequence[Configuration]]) -> _Used:
+        """The configurations that some plan gives a group or an equal one, the replicated one first."""
+        model, found = self.model, list(chosen)
+        kinds: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for v, configs in enumerate(model.configurations):
+            kinds[id(model.problem.time[v]), id(model.problem.memory[v]), id(configs)].append(v)
+        result: _Used = [()] * len(model.configurations)
+        for members in kinds.values():
+            first = model.configurations[members[0]][0]
+            others = ordered({configs[v] for configs in found for v in members} - {first})
+            for v in members:
+                result[v] = (first, *others)
+        return result
+
+    def solve(self, remat: Remat, used: _Used, max_points: int) -> list[Candidate]:
+        """Solutions of one rung, predicted; none where nothing is computed again."""
+        graph = self.model.graph
+        again = rematerialise(graph, remat, self.blocks)
+        if not again.parts:
+            return []
+        maps = [_class_map(graph, again, v) for v in range(len(again.graph.spaces))]
+        sources = [() if before is None else used[before] for before, _ in maps]
+        carried = [
+            [tuple(config[c] if c >= 0 else () for c in classes) for config in configs]
+            or [((),) * len(classes)]
+            for configs, (_, classes) in zip(sources, maps, strict=True)
+        ]
+        model = ModelBuilder(again.graph, self.model.topology).build([tuple(configs) for configs in carried])
+        predictor, found = Predictor(model), []
+        for solution in frontier(model.problem, solver=self.solver, max_points=max_points):
+            prediction, _ = predictor.predict(solution.assignment, solution.choices)
+            found.append(Candidate(prediction=prediction, solution=solution, predictor=predictor))
+            origin = [configs[0] for configs in self.model.configurations]
+            for (before, _), configs, k in zip(maps, sources, solution.assignment, strict=True):
+                if before is not None:
+                    origin[before] = configs[k]
+            self.before[id(solution)] = origin
+        return found
+
+
+def _class_map(graph: StepGraph, again: Rematerialised, v: int) -> tuple[int | None, list[int]]:
+    """The group that a group of the rewritten program was, and which of its classes each class was (-1: none)."""
+    group, space = again.graph.grouping.groups[v], again.graph.spaces[v]
+    classes, before = [-1] * len(space.classes), None
+    for t in group.inputs:
+        before = graph.grouping.tensor_group[t]
+        dims = graph.spaces[before].tensor_dims.get(t, ())
+        _match(classes, [c for d in space.tensor_dims.get(t, ()) for c in d], [c for d in dims for c in d])
+    for e in group.equations:
+        if e in again.original:
+            old = again.original[e]
+            before = graph.grouping.equation_group[old]
+            _match(classes, space.factor_class[e], graph.spaces[before].factor_class[old])
+    return before, classes
+
+
+def _match(classes: list[int], new: Sequence[int], old: Sequence[int]) -> None:
+    for c, known in zip(new, old):
+        if c != WHOLE and known != WHOLE:
+            classes[c] = known

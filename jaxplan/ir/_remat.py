@@ -1,0 +1,283 @@
+"""Rematerialisation as a rewrite of the program: a block's forward equations again, behind a barrier.
+
+Differentiation has happened when a step is traced, so `jax.checkpoint` cannot be applied any more. What it would have
+left is made here: before the first equation of the backward pass that reads what a block saved, a barrier on what the
+block reads and on the gradient that has come that far, and after it the equations of the block that make what was
+saved. The backward pass reads these copies and the operands of the barrier, so that neither is merged with the
+originals. A copy has the value number of its original, and so joins its group (`jaxplan.ir._groups`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+
+from jaxplan import _compat
+from jaxplan.ir._blocks import Block, Remat, RematPolicy, find_blocks, turning_point
+from jaxplan.ir._dead_code import remove_dead
+from jaxplan.ir._grouping import CONTRACTION_FAMILIES
+from jaxplan.ir._model import StepGraph, analyse
+from jaxplan.ir._program import REGION_IN, REGION_OUT, Equation, Program, Region, Tensor
+
+LEAST_INTENSITY = 0.5
+"""A contraction is kept when it takes at least this share of the block's mean FLOPs for each element of its result:
+attention scores, large and cheap, are not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Again:
+    """What is computed again of one block.
+
+    Attributes:
+      equations: indices of the forward equations, ascending.
+      sources: values that they read and that are kept, ascending.
+      residuals: values of the block that the backward pass reads and that they make.
+      first, last: the equations of the backward pass that read these, from the first to the last.
+    """
+
+    equations: tuple[int, ...]
+    sources: tuple[int, ...]
+    residuals: frozenset[int]
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rematerialised:
+    """A step that computes blocks again.
+
+    Attributes:
+      graph: its program analysed; the fingerprint is that of the step as it was traced.
+      parts: what is computed again, in the order in which the backward pass needs it.
+      original: equation index -> index in the program before, for all equations but the barriers.
+    """
+
+    graph: StepGraph
+    parts: tuple[Again, ...]
+    original: dict[int, int]
+
+
+def recomputable_blocks(graph: StepGraph) -> tuple[Block, ...]:
+    """The repeated blocks of a step of which something can be computed again in the backward pass."""
+    blocks = find_blocks(graph.program, graph.rules, graph.values)
+    finder = _Finder(graph)
+    return tuple(block for block in blocks if finder.again(block, "all") is not None)
+
+
+def rematerialise(graph: StepGraph, remat: Remat, blocks: Sequence[Block] | None = None) -> Rematerialised:
+    """The step as a choice has it.
+
+    Args:
+      graph: the step as it was traced.
+      blocks: those of `recomputable_blocks`, where they are known already.
+    """
+    blocks = recomputable_blocks(graph) if blocks is None else blocks
+    finder = _Finder(graph)
+    found = [finder.again(block, policy) for block, policy in zip(blocks, remat.policies)]
+    parts = tuple(sorted((again for again in found if again is not None), key=lambda again: again.first))
+    program, original = _Rewriter(graph, parts).run()
+    again = dataclasses.replace(analyse(program), remat=remat, traced=graph)
+    return Rematerialised(graph=again, parts=parts, original=original)
+
+
+class _Finder:
+    """Finds what of a block can be computed again, and from what."""
+
+    def __init__(self, graph: StepGraph) -> None:
+        self.graph, self.program = graph, graph.program
+        self.turning = turning_point(graph.program)
+        self.outside = {t for r in self.program.regions for t in (r.selector, r.predicate) if t is not None}
+        self.outside.update(self.program.outputs)
+
+    def again(self, block: Block, policy: RematPolicy) -> Again | None:
+        """None where the backward pass reads nothing that could be computed again."""
+        equations = self.program.equations[block.start : block.stop]
+        made = {t: eqn for eqn in equations for t in eqn.results}
+        given = self._given(block, equations)
+        if policy == "contractions":
+            given |= self._costly(equations)
+        residuals = [t for t in made if t not in given and self._readers(t)]
+        needed, sources = set(), set()
+        stack = list(residuals)
+        while stack:
+            t = stack.pop()
+            if t in made and t not in given:
+                if made[t].index not in needed:
+                    needed.add(made[t].index)
+                    stack.extend(made[t].operands)
+            elif (
+                self.program.tensors[t].kind not in ("literal", "constant") and not self.graph.values.free[t]
+            ):
+                sources.add(t)
+        readers = [c for t in residuals if not self.graph.values.free[t] for c in self._readers(t)]
+        if not readers or not sources:
+            return None
+        return Again(
+            equations=tuple(sorted(needed)),
+            sources=tuple(sorted(sources)),
+            residuals=frozenset(
+                t for e in needed for t in self.program.equations[e].results if self._readers(t)
+            ),
+            first=min(map(self._outermost, readers)),
+            last=max(readers),
+        )
+
+    def _given(self, block: Block, equations: Sequence[Equation]) -> set[int]:
+        """What there is anyway: what the block hands on, and what no copy can be made of."""
+        given: set[int] = set()
+        for eqn in equations:
+            is_fixed = (
+                eqn.region >= 0 or eqn.name in (REGION_IN, REGION_OUT) or getattr(eqn.origin, "effects", None)
+            )
+            for t in eqn.results:
+                goes_on = any(block.stop <= c < self.turning for c in self.graph.values.consumers[t])
+                if is_fixed or t in self.outside or (goes_on and not self.graph.values.free[t]):
+                    given.add(t)
+        return given
+
+    def _costly(self, equations: Sequence[Equation]) -> set[int]:
+        """Results of contractions of many FLOPs for each element."""
+        heavy = [e for e in equations if self.graph.rules[e.index].family in CONTRACTION_FAMILIES]
+        elements = {e.index: self.program.tensors[e.results[0]].num_elements for e in heavy}
+        work = {e.index: elements[e.index] * self._reduced(e) for e in heavy}
+        mean = sum(work.values()) / max(1, sum(elements.values()))
+        return {e.results[0] for e in heavy if work[e.index] >= LEAST_INTENSITY * mean * elements[e.index]}
+
+    def _reduced(self, eqn: Equation) -> int:
+        """How many products are added up for each element of a contraction's result."""
+        rule, tensors = self.graph.rules[eqn.index], self.program.tensors
+        if rule.family == "convolution":
+            kernel = tensors[eqn.operands[1]].shape
+            return (
+                tensors[eqn.operands[1]].num_elements // kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
+            )
+        total = 1
+        for factor in rule.factors_of_kind("reduce"):
+            total *= rule.factors[factor].size
+        return total
+
+    def _readers(self, t: int) -> list[int]:
+        equations = self.program.equations
+        return [
+            c
+            for c in self.graph.values.consumers[t]
+            if equations[c].phase == "backward" and c >= self.turning
+        ]
+
+    def _outermost(self, index: int) -> int:
+        """Where the loop or branch around an equation begins; the equation itself outside of all."""
+        starts = [r.start for r in self.program.regions if r.start <= index < r.stop]
+        return min([index, *starts])
+
+
+class _Rewriter:
+    """Working state: the new equations, and what the backward pass reads instead of a tensor."""
+
+    def __init__(self, graph: StepGraph, parts: Sequence[Again]) -> None:
+        self.graph, self.program, self.parts = graph, graph.program, parts
+        self.tensors: list[Tensor] = list(graph.program.tensors)
+        self.equations: list[Equation] = []
+        self.name: dict[int, int] = {}
+        self.origin: dict[int, int] = {}
+        self.turning = turning_point(graph.program)
+
+    def run(self) -> tuple[Program, dict[int, int]]:
+        place: list[int] = []
+        waiting = list(self.parts)
+        for eqn in self.program.equations:
+            while waiting and waiting[0].first == eqn.index:
+                self._insert(waiting.pop(0), waiting[0].first if waiting else None)
+            place.append(len(self.equations))
+            operands = eqn.operands
+            if eqn.phase == "backward":
+                operands = tuple(self.name.get(t, t) for t in operands)
+            self._append(eqn, operands, eqn.results)
+        place.append(len(self.equations))
+        regions = tuple(_moved(region, place) for region in self.program.regions)
+        equations, regions = remove_dead(self.equations, self.program.outputs, regions)
+        program = dataclasses.replace(
+            self.program, tensors=tuple(self.tensors), equations=equations, regions=regions
+        )
+        original = {
+            e.index: self.origin[e.results[0]] for e in equations if e.results and e.results[0] in self.origin
+        }
+        return program, original
+
+    def _append(self, eqn: Equation, operands: Sequence[int], results: Sequence[int]) -> None:
+        self.equations.append(
+            dataclasses.replace(
+                eqn, index=len(self.equations), operands=tuple(operands), results=tuple(results)
+            )
+        )
+        if results:
+            self.origin[results[0]] = eqn.index
+
+    def _insert(self, part: Again, next_first: int | None) -> None:
+        """The barrier of one block and the equations behind it."""
+        last = part.last if next_first is None else min(part.last, next_first - 1)
+        origin = _compat.fresh_equation(self.program.equations[part.equations[0]].origin)
+        self._barrier(part.sources, part.sources, origin)
+        gradients = self._gradients(part.first, last)
+        self._barrier(gradients, [self.name.get(t, t) for t in gradients], origin)
+        inner = {t: self.name[t] for t in part.sources}
+        for index in part.equations:
+            eqn = self.program.equations[index]
+            results = [self._copy_of(t) for t in eqn.results]
+            inner.update(zip(eqn.results, results, strict=True))
+            again = dataclasses.replace(eqn, phase="backward", region=-1)
+            self._append(again, [inner.get(t, t) for t in eqn.operands], results)
+        self.name.update((t, inner[t]) for t in part.residuals)
+
+    def _barrier(self, tensors: Sequence[int], operands: Sequence[int], origin: object) -> None:
+        """One equation for each tensor; they have one origin, and so are executed as one barrier."""
+        for t, operand in zip(tensors, operands, strict=True):
+            self.name[t] = self._copy_of(t)
+            self.equations.append(
+                Equation(
+                    index=len(self.equations),
+                    primitive=jax.lax.optimization_barrier_p,
+                    params={},
+                    operands=(operand,),
+                    results=(self.name[t],),
+                    name_stack="rematerialised",
+                    phase="backward",
+                    origin=origin,
+                )
+            )
+
+    def _gradients(self, first: int, last: int) -> list[int]:
+        """What the backward pass has made before an equation and reads between it and another one."""
+        found: dict[int, None] = {}
+        for eqn in self.program.equations[first : last + 1]:
+            if eqn.phase != "backward":
+                continue
+            for t in eqn.operands:
+                made_by = self.graph.values.producer[t]
+                is_gradient = (
+                    self.turning <= made_by < first and self.program.equations[made_by].phase == "backward"
+                )
+                if is_gradient and self.program.tensors[t].shape and not self.graph.values.free[t]:
+                    found.setdefault(t)
+        return list(found)
+
+    def _copy_of(self, t: int) -> int:
+        tensor = self.program.tensors[t]
+        self.tensors.append(
+            dataclasses.replace(tensor, index=len(self.tensors), kind="computed", path="", value=None)
+        )
+        return len(self.tensors) - 1
+
+
+def _moved(region: Region, place: Sequence[int]) -> Region:
+    """``place[i]``: where equation ``i`` has gone."""
+    return dataclasses.replace(
+        region,
+        start=place[region.start],
+        stop=place[region.stop],
+        entries=tuple(tuple(place[e] for e in body) for body in region.entries),
+        exits=tuple(place[e] for e in region.exits),
+        ranges=tuple((place[first], place[last]) for first, last in region.ranges),
+    )
