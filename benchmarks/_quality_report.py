@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -26,6 +27,7 @@ class Verdict:
       ratios: time of the best reference that fits over that of our fastest, by how time is counted; empty where no
         reference fits.
       best: the name of that reference, likewise.
+      predicted: the same ratio by the planner's own figures, of all references that were to be compiled.
       undominated: references that no point of ours matches in both time and memory, with the time that it fails in.
       failures: plans that could not be compiled.
     """
@@ -34,6 +36,7 @@ class Verdict:
     size: str
     ratios: dict[str, float]
     best: dict[str, str]
+    predicted: float
     undominated: tuple[str, ...]
     failures: tuple[str, ...]
 
@@ -69,7 +72,7 @@ def undominated(records: Sequence[Record]) -> list[tuple[Record, str]]:
 
 
 def judge(records: Sequence[Record]) -> Verdict:
-    """The verdict of the records of one pair."""
+    """The verdict of the records of one pair, of which the references are those that are predicted to fit."""
     compiled = [r for r in records if not r.failure]
     fastest = next((r for r in compiled if "fastest" in r.roles), None)
     rivals = [r for r in compiled if r.is_reference and r.fits]
@@ -77,8 +80,11 @@ def judge(records: Sequence[Record]) -> Verdict:
     for name, seconds in _TIMES.items() if fastest is not None and rivals else ():
         rival = min(rivals, key=seconds)
         ratios[name], best[name] = seconds(rival) / seconds(fastest), rival.point  # pyright: ignore
+    told = [r.predicted_seconds for r in records if r.is_reference]
+    ours = [r.predicted_seconds for r in records if "fastest" in r.roles]
     return Verdict(
         pair=records[0].pair,
+        predicted=min(told) / ours[0] if told and ours else math.nan,
         size=records[0].size,
         ratios=ratios,
         best=best,
@@ -123,10 +129,10 @@ def sentence(verdict: Verdict, gates: bool) -> str:
     ratios = ", ".join(
         f"{name} {ratio:.3f}x of {verdict.best[name]}" for name, ratio in verdict.ratios.items()
     )
-    text = f"{mark} {verdict.pair} ({verdict.size}): {ratios or 'no reference fits'}"
+    text = f"{mark} {verdict.pair} ({verdict.size}): {ratios or 'nothing to compare'}; predicted {verdict.predicted:.3f}x"
     if verdict.undominated:
         text += f"; not matched: {', '.join(verdict.undominated)}"
-    return text + (f"; failed: {', '.join(verdict.failures)}" if verdict.failures else "")
+    return text + (f"; not compiled: {', '.join(verdict.failures)}" if verdict.failures else "")
 
 
 def report(records: Sequence[Record], gates: Sequence[str]) -> int:

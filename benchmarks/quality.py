@@ -2,6 +2,7 @@
 
     python -m benchmarks.quality --cache .aot --save quality.jsonl              # the twelve pairs that gate
     python -m benchmarks.quality --cache .aot --pair gpt2-small@h100:8 --layers 12
+    python -m benchmarks.quality --most 0 --layers 100                           # whole models, only predicted
     python -m benchmarks.quality --read benchmarks/records/quality.jsonl        # report what was saved
 
 For each model and machine: our fastest, knee and leanest, every reference strategy that is predicted to fit, and points

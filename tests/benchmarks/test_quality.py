@@ -36,6 +36,7 @@ def test_a_pair_that_holds() -> None:
     verdict = judge([FASTEST, LEANEST, DATA])
     assert verdict.holds
     assert verdict.ratios == pytest.approx({"serial": 1.8 / 1.2, "overlapped": 1.0})
+    assert verdict.predicted == 1
     assert not verdict.notable  # 1.5x serial, but nothing once overlapped
     slower = replace(DATA, compute_seconds=1.4, overlapped_seconds=1.4)
     assert judge([FASTEST, LEANEST, slower]).notable
