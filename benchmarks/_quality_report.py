@@ -129,7 +129,8 @@ def sentence(verdict: Verdict, gates: bool) -> str:
     ratios = ", ".join(
         f"{name} {ratio:.3f}x of {verdict.best[name]}" for name, ratio in verdict.ratios.items()
     )
-    text = f"{mark} {verdict.pair} ({verdict.size}): {ratios or 'nothing to compare'}; predicted {verdict.predicted:.3f}x"
+    text = f"{mark} {verdict.pair} ({verdict.size}): {ratios or 'nothing to compare'}"
+    text += f"; predicted {verdict.predicted:.3f}x"
     if verdict.undominated:
         text += f"; not matched: {', '.join(verdict.undominated)}"
     return text + (f"; not compiled: {', '.join(verdict.failures)}" if verdict.failures else "")
