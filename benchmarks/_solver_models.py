@@ -166,7 +166,9 @@ def priced_model(name: str, num_devices: int) -> tuple[CostModel, list[tuple[int
     graph = analyse_step(step, args, {}, donate_argnums=None, static_argnums=())
     topology = topology_of(num_devices)
     references = sketch_references(graph, topology)
-    model = open_configurations(graph, topology, always=references.configurations()).model
+    model = open_configurations(
+        graph, topology, strategies=[s.configurations for s in references.sketches.values()]
+    ).model
     return model, [reference_solution(model, references.sketches["data"])[0]]
 
 

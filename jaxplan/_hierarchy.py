@@ -67,26 +67,27 @@ def open_configurations(
     graph: StepGraph,
     topology: Topology,
     progress: Callable[[float], None] = lambda fraction: None,
-    always: Sequence[frozenset[Configuration]] = (),
+    strategies: Sequence[Sequence[Configuration]] = (),
 ) -> Opened:
     """The cost model to plan with: of all configurations where they are few, else of those worth opening.
 
     Args:
-      always: per group, configurations that are there from the beginning.
+      strategies: each a configuration for every group; they are points of the problem, whatever is left out.
     """
-    builder = ModelBuilder(graph, topology, always)
+    builder = ModelBuilder(graph, topology, tuple(map(frozenset, zip(*strategies, strict=True))))
     whole, has_all = builder.configurations(), builder.has_all()
     if has_all or builder.num_pairs(whole) <= MOST_PAIRS:
         return Opened(model=builder.build(whole, progress), has_all=has_all)
-    model = builder.build(builder.configurations(COARSE_CONFIGURATIONS), lambda f: progress(0.4 * f))
+    tied = builder.tied(COARSE_CONFIGURATIONS, strategies)
+    model = builder.build(builder.configurations(COARSE_CONFIGURATIONS), lambda f: progress(0.4 * f), tied)
     hull = outline(model.problem, NUM_SOLVES)
     rounds = 0
     for rounds in range(1, MOST_ROUNDS + 1):
         finer = _with_neighbours(builder, model, hull)
         if finer == model.configurations:
             break
-        before = hull
-        model = builder.build(finer, lambda f, r=rounds: progress(0.4 + 0.2 * (r - 1 + f)))
+        before, tied = hull, tied.without(_used(model, hull))
+        model = builder.build(finer, lambda f, r=rounds: progress(0.4 + 0.2 * (r - 1 + f)), tied)
         hull = outline(model.problem, NUM_SOLVES)
         if not _improves(before, hull):
             break
@@ -96,6 +97,11 @@ def open_configurations(
 def _improves(before: Hull, after: Hull) -> bool:
     """Whether some vertex of a hull is now beaten."""
     return any(after.lower_bound(point.memory) < (1 - LEAST_GAIN) * point.time for point in before.points)
+
+
+def _used(model: CostModel, hull: Hull) -> tuple[frozenset[Configuration], ...]:
+    """Per group, the configurations of the vertices of a hull."""
+    return tuple(map(frozenset, zip(*(model.chosen(point.assignment) for point in hull.points), strict=True)))
 
 
 def _with_neighbours(builder: ModelBuilder, model: CostModel, hull: Hull) -> tuple[tuple[Configuration, ...], ...]:
@@ -122,15 +128,21 @@ def _opened(builder: ModelBuilder, model: CostModel, hull: Hull, v: int) -> list
     configs, slope = model.configurations[v], _slope(hull)
     known = frozenset(configs)
     extra: dict[Configuration, float] = {}
-    for point in hull.points:
+    used_at = [(point, configs[point.assignment[v]]) for point in hull.points]
+    around = {
+        used: [c for c in neighbours(used, classes, sizes, levels, front) if c not in known]
+        for used in dict.fromkeys(used for _, used in used_at)
+    }
+    new = tuple(dict.fromkeys(config for found in around.values() for config in found))
+    own = dict(zip(new, builder.own_costs(v, new), strict=True)) if new else {}
+    for point, used in used_at:
         chosen = list(model.chosen(point.assignment))
-        used = chosen[v]
         seconds, num_bytes = builder.cost_around(v, used, chosen)
-        for finer in neighbours(used, classes, sizes, levels, front):
-            if finer not in known:
-                more, bytes_more = builder.cost_around(v, finer, chosen)
-                cost = more - seconds + slope * (bytes_more - num_bytes)
-                extra[finer] = min(cost, extra.get(finer, math.inf))
+        most = seconds + slope * num_bytes
+        for finer in around[used]:
+            more, bytes_more = builder.cost_around(v, finer, chosen, own[finer], slope, most)
+            cost = more + slope * bytes_more - most
+            extra[finer] = min(cost, extra.get(finer, math.inf))
     gaining = [config for config, cost in extra.items() if cost < -LEAST_GAIN_OF_ONE * hull.points[-1].time]
     return sorted(gaining, key=lambda config: (extra[config], config))[:MOST_OPENED]
 

@@ -36,6 +36,10 @@ _NOTHING_MSG = (
 
 MAX_CANDIDATES = 96
 """Solutions of the additive problem that are predicted one by one."""
+CANDIDATE_READS = 150_000
+"""... of large programs fewer, so that no more reads than these are looked at, some 10 microseconds each."""
+LEAST_CANDIDATES = 32
+"""... and not fewer than these."""
 LADDERS = (24, 18, 12, 9, 6, 3)
 """Numbers of steps between the leanest and the fastest of the points that a person is shown."""
 LEAST_RUNG = 0.005
@@ -107,7 +111,10 @@ def _plan_graph(
     report("costs")
     strategies = sketch_references(graph, topology)
     opened = open_configurations(
-        graph, topology, lambda fraction: report("costs", fraction), strategies.configurations()
+        graph,
+        topology,
+        lambda fraction: report("costs", fraction),
+        [sketch.configurations for sketch in strategies.sketches.values()],
     )
     model = opened.model
     plans, references = solve_model(
@@ -237,7 +244,7 @@ def solve_model(
     solutions = frontier(
         model.problem,
         solver=solver,
-        max_points=MAX_CANDIDATES,
+        max_points=max(LEAST_CANDIDATES, min(MAX_CANDIDATES, CANDIDATE_READS // max(1, len(model.flows)))),
         progress=lambda stage, fraction: report("solve", fraction),
     )
     predictor = Predictor(model)

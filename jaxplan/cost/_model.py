@@ -11,6 +11,7 @@ Objective, in the symbols of `jaxplan.solvers.Problem`:
 from __future__ import annotations
 
 import functools
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from jaxplan.cost._compute import compute_seconds, local_flops, split_counts, te
 from jaxplan.cost._flows import Flow, find_flows, layout_of, produced_layout, required_layout
 from jaxplan.cost._inner import inner_collectives, may_communicate
 from jaxplan.cost._pricing import REPEAT, Pricer
+from jaxplan.cost._tied import Tied
 from jaxplan.cost._user_body import body_cost
 from jaxplan.cost._user_meshes import check_user_meshes
 from jaxplan.cost._wire import wire_tensor
@@ -117,6 +119,7 @@ class ModelBuilder:
         self._structures: dict[int, tuple] = {}
         self.tiny = self._tiny()
         self.configs: tuple[tuple[Configuration, ...], ...] = ()
+        self._tied: Tied | None = None
         self.pooled = self._pooled()
 
     def _pooled(self) -> frozenset[int]:
@@ -153,6 +156,19 @@ class ModelBuilder:
 
     def configurations(self, most: int = MAX_CONFIGURATIONS) -> tuple[tuple[Configuration, ...], ...]:
         """Of each group at most so many, those that are always there on top; one object for equal groups."""
+        return tuple(self.memo.setdefault(configs, configs) for configs, _ in self._configurations(most))
+
+    def tied(self, most: int, strategies: Sequence[Sequence[Configuration]]) -> Tied:
+        """What strategies alone need beside `configurations` of the same number."""
+        return Tied(
+            strategies=tuple(map(tuple, strategies)),
+            configurations=tuple(added for _, added in self._configurations(most)),
+        )
+
+    def _configurations(
+        self, most: int
+    ) -> list[tuple[tuple[Configuration, ...], frozenset[Configuration]]]:
+        """Of each group its configurations, and which of them are there because they always are."""
         sizes, levels = self.axes
         front = self.graph.named.front
         spaces = [space.classes for space in self.graph.spaces]
@@ -165,12 +181,13 @@ class ModelBuilder:
             key = ("configs", classes, always, most)
             if key not in self.memo:
                 found = enumerate_configurations(space.classes, sizes, levels, front, blocks, most)
-                found += tuple(sorted(always.difference(found)))
-                self.memo[key] = self.memo.setdefault(
-                    found, found
-                )  # one object: equal groups share their tables
-            result.append(self.memo[key][:1] if group.index in self.tiny else self.memo[key])
-        return tuple(result)
+                added = always.difference(found)
+                found += tuple(sorted(added))
+                # One object: equal groups share their tables.
+                self.memo[key] = self.memo.setdefault(found, found), added
+            found, added = self.memo[key]
+            result.append((found[:1], frozenset()) if group.index in self.tiny else (found, added))
+        return result
 
     @property
     def axes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -178,19 +195,36 @@ class ModelBuilder:
         axes = self.topology.axes
         return tuple(axis.size for axis in axes), tuple(axis.level for axis in axes)
 
-    def cost_around(self, v: int, config: Configuration, chosen: list[Configuration]) -> tuple[float, float]:
+    def own_costs(self, v: int, configs: tuple[Configuration, ...]) -> list[tuple[float, float]]:
+        """Seconds and bytes of a group alone under each of some configurations."""
+        group, space = self.graph.grouping.groups[v], self.graph.spaces[v]
+        splits = split_counts(configs, self.topology)
+        seconds = compute_seconds(self.graph, group, space, splits, self.buffers, self.topology).tolist()
+        if may_communicate(self.graph, v):
+            inner = [inner_collectives(self.graph, self.topology, v, config) for config in configs]
+            seconds = [own + sum(c.seconds(self.topology) for c in of) for own, of in zip(seconds, inner)]
+        return list(zip(seconds, self._memory(v, splits).astype(float).tolist(), strict=True))
+
+    def cost_around(
+        self,
+        v: int,
+        config: Configuration,
+        chosen: list[Configuration],
+        own: tuple[float, float] | None = None,
+        slope: float = 0.0,
+        most: float = math.inf,
+    ) -> tuple[float, float]:
         """Seconds and bytes of a group and of what it makes and reads, were it configured so among `chosen`.
 
-        Copies count as kept; pairs of layouts are priced one by one, so this is for a few configurations.
+        Copies count as kept; pairs of layouts are priced one by one, so this is for a few configurations. ``own`` is
+        what `own_costs` gives for this one. Where seconds + slope x bytes come to ``most`` already, the rest is left
+        out.
         """
-        group, space, before = self.graph.grouping.groups[v], self.graph.spaces[v], chosen[v]
-        splits = split_counts((config,), self.topology)
-        seconds = float(compute_seconds(self.graph, group, space, splits, self.buffers, self.topology)[0])
-        inner = inner_collectives(self.graph, self.topology, v, config)
-        seconds += sum(c.seconds(self.topology) for c in inner)
-        num_bytes = float(self._memory(v, splits)[0])
-        chosen[v] = config
+        seconds, num_bytes = own or self.own_costs(v, (config,))[0]
+        before, chosen[v] = chosen[v], config
         for flow in self._flows_at[v]:
+            if seconds + slope * num_bytes >= most:
+                break
             tensor = self.graph.program.tensors[flow.tensor]
             source = layout_of(self.graph, chosen, flow.producer, flow.tensor, produced=True)
             target = layout_of(self.graph, chosen, flow.consumer, flow.tensor, produced=False)
@@ -235,8 +269,10 @@ class ModelBuilder:
         self,
         configurations: Sequence[tuple[Configuration, ...]],
         progress: Callable[[float], None] = lambda fraction: None,
+        tied: Tied | None = None,
     ) -> CostModel:
-        """The model of these configurations of each group."""
+        """The model of these configurations of each group, all pairs of them priced but for those that are tied."""
+        self._tied = tied
         self.configs = tuple(self.memo.setdefault(configs, configs) for configs in configurations)
         times, memories, computes, flops = [], [], [], []
         inner = defaultdict(list)
@@ -422,6 +458,8 @@ class ModelBuilder:
         produced = self._layouts(flow.producer, flow.tensor, True)
         required = self._layouts(flow.consumer, flow.tensor, False)
         kept = self._is_kept(flow)
+        ends = flow.producer, flow.consumer
+        wanted = self._tied.wanted(*ends, *(self.configs[v] for v in ends)) if self._tied else None
         seconds, copies = self.pricer.read_tables(
             tensor,
             produced,
@@ -430,6 +468,7 @@ class ModelBuilder:
             pooled=flow.tensor in self.pooled,
             kept=kept,
             widened=kept and flow.tensor in self.buffers.widened,
+            wanted=wanted,
         )
         return (seconds if tensor.trips == 1 else self._times(seconds, tensor.trips)), copies
 

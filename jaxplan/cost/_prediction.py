@@ -17,8 +17,8 @@ from jaxplan.cost._lifetimes import Lifetimes
 from jaxplan.cost._model import CostModel
 from jaxplan.cost._residents import BATCH, OTHER_STATE, PARAMETERS, resident_labels
 from jaxplan.cost._transfers import ChangedFlow, Transfer, changed_flows, make_transfers
-from jaxplan.ir import REGION_IN, Configuration, Tensor
-from jaxplan.mesh import collective_seconds
+from jaxplan.ir import REGION_IN, UNGROUPED, Configuration, Tensor
+from jaxplan.mesh import Layout, collective_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +78,10 @@ class Predictor:
         ]
         self._communicating = [g.index for g in graph.grouping.groups if may_communicate(graph, g.index)]
         self._pairs: list[dict[tuple[int, int], ChangedFlow | None]] = [{} for _ in model.flows]
+        self._transfers: dict = {}
+        self._copies: dict[tuple[int, int, Layout, bool], int] = {}
+        self._reads: dict[tuple[int, ...], dict[Layout, int]] = {}
+        self._readers: dict[int, tuple[int, ...]] = {}
         self._contractions = [
             e.index for e in program.equations if graph.rules[e.index].family == "contraction"
         ]
@@ -134,7 +138,8 @@ class Predictor:
         """The transfers that a solution executes."""
         model = self.model
         changed = self.changed_flows(assignment, model.chosen(assignment))
-        return make_transfers(model.graph, model.topology, model.flows, changed, model.repeated(choices))
+        repeated = model.repeated(choices)
+        return make_transfers(model.graph, model.topology, model.flows, changed, repeated, self._transfers)
 
     def changed_flows(self, assignment: Sequence[int], chosen: Sequence[Configuration]) -> list[ChangedFlow]:
         """As `changed_flows`; each flow is looked at once for each pair of configurations."""
@@ -176,7 +181,7 @@ class Predictor:
         end = len(model.graph.program.equations)
         held = np.concatenate([table[:, k] for table, k in zip(self._bytes, assignment, strict=True)])
         death = self._death.copy()
-        for t, last in self._home_deaths(chosen, transfers).items():
+        for t, last in self._home_deaths(assignment, chosen, transfers).items():
             if t in self._place:
                 death[self._place[t]] = last
         lives = np.flatnonzero(death >= self._birth)
@@ -190,7 +195,10 @@ class Predictor:
             tensor = self._travelling(transfer)
             for turn, span in enumerate(transfer.spans):
                 is_wide = transfer.tensor in buffers.widened and buffers.is_kept(span.first, span.last)
-                size = model.pricer.copy_bytes(tensor, transfer.target, is_wide)
+                key = (transfer.tensor, transfer.itemsize, transfer.target, is_wide)
+                if key not in self._copies:
+                    self._copies[key] = model.pricer.copy_bytes(tensor, transfer.target, is_wide)
+                size = self._copies[key]
                 copies[number, turn] = len(births)
                 births.append(2 * span.first)
                 deaths.append(2 * min(self._read_end[span.last], end) + 1)
@@ -237,9 +245,10 @@ class Predictor:
             elif len(transfer.spans) == 1:
                 made.setdefault(number[transfer.tensor], first)
 
-    def _home_deaths(self, chosen: Sequence[Configuration], transfers: Sequence[Transfer]) -> dict[int, int]:
+    def _home_deaths(
+        self, assignment: Sequence[int], chosen: Sequence[Configuration], transfers: Sequence[Transfer]
+    ) -> dict[int, int]:
         """Last read of the original copy of tensors that are resharded: readers of copies do not count."""
-        model = self.model
         executed: dict[int, list[int]] = defaultdict(list)
         targets: dict[int, set] = defaultdict(set)
         for transfer in transfers:
@@ -250,13 +259,28 @@ class Predictor:
         result = {}
         for t, positions in executed.items():
             last = max(positions)
-            for c in model.graph.values.consumers[t]:
-                group = model.graph.grouping.equation_group[c]
-                if layout_of(model.graph, chosen, group, t, produced=False) not in targets[t]:
-                    last = max(last, self._read_end[c])
-            result[t] = last
+            wanted = targets[t]
+            ends = [end for layout, end in self._last_reads(t, assignment, chosen).items() if layout not in wanted]
+            result[t] = max(last, *ends) if ends else last
         self._shorten_sources(result, executed)
         return result
+
+    def _last_reads(
+        self, t: int, assignment: Sequence[int], chosen: Sequence[Configuration]
+    ) -> dict[Layout, int]:
+        """Layout in which a tensor is read -> the end of its last read, for the configurations of the readers."""
+        graph = self.model.graph
+        if t not in self._readers:
+            groups = {graph.grouping.equation_group[c] for c in graph.values.consumers[t]}
+            self._readers[t] = tuple(sorted(groups - {UNGROUPED}))
+        key = (t, *[assignment[v] for v in self._readers[t]])
+        if key not in self._reads:
+            ends: dict[Layout, int] = {}
+            for c in graph.values.consumers[t]:
+                layout = layout_of(graph, chosen, graph.grouping.equation_group[c], t, produced=False)
+                ends[layout] = max(ends.get(layout, 0), self._read_end[c])
+            self._reads[key] = ends
+        return self._reads[key]
 
     def _executed_by(self, transfer: Transfer, first: int) -> int:
         """By when a transfer is executed at the latest.

@@ -32,6 +32,7 @@ class Pricer:
         pooled: bool = False,
         kept: bool = False,
         widened: bool = False,
+        wanted: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Seconds and bytes of one read for every pair of configurations.
 
@@ -43,43 +44,68 @@ class Pricer:
           kept: whether the copy lives until the backward pass though that does not read it by itself: fusions there
             compute what they need of it again.
           widened: see `copy_bytes`.
+          wanted: (K_u, K_v) pairs to price, the same object each time; others may be infinite. None: all.
 
         Returns:
           Arrays (K_u, K_v), or (K_u, K_v, 2) with the choices `KEEP` and `REPEAT` (infinite time where there is
           nothing to repeat). The memory is that of a copy that lives until the backward pass.
         """
-        key = (tensor.shape, tensor.itemsize, produced, required, reads_twice, pooled, kept, widened)
+        key = (tensor.shape, tensor.itemsize, produced, required, reads_twice, pooled, kept, widened, id(wanted))
         if key not in self._tables:
-            self._tables[key] = self._build(tensor, produced, required, reads_twice, pooled, kept, widened)
-        return self._tables[key]
+            priced = self._price(tensor, produced, required, pooled, wanted)
+            tables = self._build(tensor, produced, required, priced, reads_twice, kept, widened)
+            self._tables[key] = (*tables, wanted)  # kept alive: its id is part of the key
+        return self._tables[key][:2]
 
     def _build(
         self,
         tensor: Tensor,
         produced: tuple[Layout, ...],
         required: tuple[Layout, ...],
+        pair_seconds: np.ndarray,
         reads_twice: bool,
-        pooled: bool,
         kept: bool,
         widened: bool,
     ) -> tuple[np.ndarray, np.ndarray]:
         sources, rows = distinct_layouts(produced)
         targets, columns = distinct_layouts(required)
-        if pooled:
-            seconds = np.array([[self.seconds(tensor, s, t, pooled) for t in targets] for s in sources])
-        else:
-            seconds = reshard_table(sources, targets, tensor.shape, tensor.itemsize, self.topology)
         sizes = np.array([self.copy_bytes(tensor, target, widened) for target in targets], dtype=np.int64)
         position = {target: j for j, target in enumerate(targets)}
         copies = np.tile(sizes, (len(sources), 1))
         for i, source in enumerate(sources):
             if source in position:
                 copies[i, position[source]] = 0
-        seconds, copies = seconds[np.ix_(rows, columns)], copies[np.ix_(rows, columns)]
+        seconds, copies = pair_seconds[np.ix_(rows, columns)], copies[np.ix_(rows, columns)]
         if not reads_twice:
             return seconds, copies if kept else np.zeros_like(copies)
         again = np.where(copies > 0, 2 * seconds, np.inf)
         return np.stack([seconds, again], axis=-1), np.stack([copies, np.zeros_like(copies)], axis=-1)
+
+    def _price(
+        self,
+        tensor: Tensor,
+        produced: tuple[Layout, ...],
+        required: tuple[Layout, ...],
+        pooled: bool,
+        wanted: np.ndarray | None,
+    ) -> np.ndarray:
+        """Seconds between the distinct layouts that are made and those that are read; infinite where nobody asks."""
+        sources, rows = distinct_layouts(produced)
+        targets, columns = distinct_layouts(required)
+        asked = np.full((len(sources), len(targets)), wanted is None)
+        if wanted is not None:
+            made, read = np.nonzero(wanted)
+            asked[np.array(rows)[made], np.array(columns)[read]] = True
+        table = np.full(asked.shape, np.inf)
+        for i, source in enumerate(sources):
+            columns_asked = np.flatnonzero(asked[i])
+            some = [targets[j] for j in columns_asked.tolist()]
+            if pooled:
+                table[i, columns_asked] = [self.seconds(tensor, source, t, pooled) for t in some]
+            else:
+                row = reshard_table([source], some, tensor.shape, tensor.itemsize, self.topology)
+                table[i, columns_asked] = row[0]
+        return table
 
     def seconds(self, tensor: Tensor, source: Layout, target: Layout, pooled: bool) -> float:
         """Seconds of one read of ``tensor``.

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import operator
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from jaxplan.cost._flows import Flow, layout_of
 from jaxplan.cost._wire import wire_tensor
@@ -61,9 +63,15 @@ class Transfer:
     @property
     def collectives(self) -> tuple[tuple[str, tuple[int, ...], int], ...]:
         """What one execution communicates: `Path.collectives` without those of shared steps."""
+        if not self.shared:
+            return self.path.collectives
         return self.path.collectives[
             sum(step.kind in COLLECTIVES for step in self.path.steps[: self.shared]) :
         ]
+
+
+_Ordered = tuple[tuple[int, int, tuple[tuple[int, ...], ...]], Transfer]
+"""A transfer after what it is ordered by: its first reader, its tensor, the dimensions of its target."""
 
 
 def plan_transfers(
@@ -80,7 +88,8 @@ def plan_transfers(
       configurations: the configuration of each group.
       repeated: flows (by index) whose copy is made again for the backward pass.
     """
-    return make_transfers(graph, topology, flows, changed_flows(graph, flows, configurations), repeated)
+    changed = changed_flows(graph, flows, configurations)
+    return make_transfers(graph, topology, flows, changed, repeated, {})
 
 
 def changed_flows(
@@ -109,38 +118,61 @@ def make_transfers(
     flows: Sequence[Flow],
     changed: Sequence[ChangedFlow],
     repeated: frozenset[int],
+    known: dict[Any, list[_Ordered]],
 ) -> tuple[Transfer, ...]:
-    """One transfer for all flows that bring a tensor to one layout (see `plan_transfers`)."""
-    reads: dict[tuple[int, Layout], list[int]] = defaultdict(list)
-    sources: dict[int, Layout] = {}
-    for index, source, target in changed:
-        sources[flows[index].tensor] = source
-        reads[flows[index].tensor, target].append(index)
-    transfers = []
-    for (t, target), indices in reads.items():
+    """One transfer for all flows that bring a tensor to one layout (see `plan_transfers`).
+
+    ``known`` holds those of each tensor between calls: plans of one frontier differ in few.
+    """
+    of_tensor: dict[int, list[ChangedFlow]] = defaultdict(list)
+    for item in changed:
+        of_tensor[flows[item[0]].tensor].append(item)
+    ordered: list[_Ordered] = []
+    for t, items in of_tensor.items():
+        key = (t, *items, *[item[0] in repeated for item in items])
+        if key not in known:
+            known[key] = _of_tensor(graph, topology, flows, t, items, repeated)
+        ordered += known[key]
+    ordered.sort(key=operator.itemgetter(0))
+    return _with_shared_steps([transfer for _, transfer in ordered], graph.values.number)
+
+
+def _of_tensor(
+    graph: StepGraph,
+    topology: Topology,
+    flows: Sequence[Flow],
+    t: int,
+    changed: Sequence[ChangedFlow],
+    repeated: frozenset[int],
+) -> list[_Ordered]:
+    """The transfers of one tensor, steps shared with others not yet known."""
+    reads: dict[Layout, list[int]] = defaultdict(list)
+    for index, _, target in changed:
+        reads[target].append(index)
+    source = changed[-1][1]
+    ordered: list[_Ordered] = []
+    for target, indices in reads.items():
         readers = [e for i in indices for e in (*flows[i].forward, *flows[i].later)]
         tensor = wire_tensor(graph, topology, t, readers)
-        path = reshard_path(sources[t], target, tensor.shape, tensor.itemsize, topology)
+        path = reshard_path(source, target, tensor.shape, tensor.itemsize, topology)
         forward = sorted(e for i in indices for e in flows[i].forward)
         later = sorted(e for i in indices for e in flows[i].later)
         again = [i in repeated for i in indices if flows[i].reads_twice]
         repeats = bool(forward and later and path.collectives) and (not again or all(again))
         reading = (forward, later) if repeats else (forward + later,)
         spans = tuple(Span(first=e[0], last=e[-1]) for e in reading if e)
-        if sources[t].partial and len(spans) == 1 and _local_bytes(tensor, path, topology) > COMBINED_BYTES:
+        if source.partial and len(spans) == 1 and _local_bytes(tensor, path, topology) > COMBINED_BYTES:
             spans = (Span(first=graph.values.producer[t] + 1, last=spans[0].last),)
-        transfers.append(
-            Transfer(
-                tensor=t,
-                path=path,
-                spans=spans,
-                repeated=repeats,
-                itemsize=tensor.itemsize,
-                trips=tensor.trips,
-            )
+        transfer = Transfer(
+            tensor=t,
+            path=path,
+            spans=spans,
+            repeated=repeats,
+            itemsize=tensor.itemsize,
+            trips=tensor.trips,
         )
-    transfers.sort(key=lambda x: (x.spans[0].first, x.tensor, x.target.dims))
-    return _with_shared_steps(transfers, graph.values.number)
+        ordered.append(((spans[0].first, t, target.dims), transfer))
+    return ordered
 
 
 def _with_shared_steps(transfers: Sequence[Transfer], number: Sequence[int]) -> tuple[Transfer, ...]:
@@ -149,11 +181,11 @@ def _with_shared_steps(transfers: Sequence[Transfer], number: Sequence[int]) -> 
     before: dict[int, list[Transfer]] = defaultdict(list)
     for transfer in transfers:
         if len(transfer.spans) == 1:
-            shared = max(
-                (_common(transfer.path, other.path) for other in before[number[transfer.tensor]]), default=0
-            )
-            transfer = dataclasses.replace(transfer, shared=shared) if shared else transfer
-            before[number[transfer.tensor]].append(transfer)
+            others = before[number[transfer.tensor]]
+            if others:
+                shared = max(_common(transfer.path, other.path) for other in others)
+                transfer = dataclasses.replace(transfer, shared=shared) if shared else transfer
+            others.append(transfer)
         result.append(transfer)
     return tuple(result)
 

@@ -24,7 +24,7 @@ Configuration = tuple[tuple[int, ...], ...]
 MAX_CONFIGURATIONS = 100
 """Cap on configurations of one group. Tables of prices have its square and solving takes its cube; at most 84 are all
 that six classes have on 8 devices."""
-COARSE_CONFIGURATIONS = 40
+COARSE_CONFIGURATIONS = 24
 """Cap where configurations are opened step by step (`jaxplan._hierarchy`), before the first step."""
 SUPER_AXIS_DEVICES = 8
 """Axes of an outer level are dealt in blocks of up to so many devices where single axes would be too many."""
@@ -72,7 +72,7 @@ def enumerate_configurations(
     """All configurations whose splits divide every member of their class, the replicated one first.
 
     The cap rule: the first of `DEALINGS` under which there are at most ``most``; if there are more under the last one
-    too, those that split the fewest classes.
+    too, the replicated one and those that leave the fewest axes idle, then those that split the fewest classes.
 
     Args:
       classes: the splittable classes of a group, ``C`` of them.
@@ -225,7 +225,7 @@ def _first_fitting(
     strictest = DEALINGS[-1]
     dealt = _deal(strictest, levels, len(classes), front, axis_sizes)
     found = _dividing(classes, dealt, axis_sizes, strictest, front, None)
-    found.sort(key=lambda c: sum(1 for axes in c if axes))
+    found.sort(key=lambda c: (any(c), -sum(map(len, c)), sum(1 for axes in c if axes)))
     return strictest, found[:most]
 
 

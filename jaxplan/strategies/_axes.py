@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -91,6 +92,7 @@ def num_devices(topology: Topology, axes: Sequence[int]) -> int:
     return math.prod(topology.axes[a].size for a in axes)
 
 
+@functools.lru_cache(maxsize=2**14)
 def dividing(cls: FactorClass, axes: Axes, topology: Topology) -> Axes:
     """Of ``axes`` those that split a class into most parts, per level the first ones; ties to the faster links."""
     levels = [tuple(a for a in axes if a in level) for level in map(set, levels_of(topology))]

@@ -1,0 +1,88 @@
+"""Pairs of configurations that only a strategy asks for: what is priced, and that nothing else changes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxplan._planner import analyse_step
+from jaxplan.cost import ModelBuilder
+from jaxplan.cost._tied import Tied
+from jaxplan.mesh import Topology
+from jaxplan.solvers import solve
+from jaxplan.strategies import reference_solution, sketch_references
+
+WHOLE, BATCH, WIDTH, BOTH = ((), ()), ((0,), ()), ((), (0,)), ((0,), (1,))
+
+
+def step(params, x):
+    def loss_fn(params):
+        h = jnp.tanh(x @ params["in"])
+        return jnp.mean((h @ params["out"] - x) ** 2)
+
+    loss, gradients = jax.value_and_grad(loss_fn)(params)
+    return jax.tree.map(lambda p, g: p - 1e-3 * g, params, gradients), loss
+
+
+def shape(*dims: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(dims, jnp.float32)
+
+
+ARGS = ({"in": shape(2048, 8192), "out": shape(8192, 2048)}, shape(8192, 2048))
+
+
+def test_tied_configurations_go_with_their_strategy_and_with_the_replicated_one():
+    configs = (WHOLE, BATCH, WIDTH, BOTH)
+    tied = Tied(
+        strategies=((BATCH, BATCH), (BOTH, WIDTH)),
+        configurations=(frozenset({BOTH}), frozenset({WIDTH})),
+    )
+    mask = tied.wanted(0, 1, configs, configs)
+    assert mask is not None
+    expected = [  # columns: WHOLE, BATCH, WIDTH (tied), BOTH
+        [True, True, True, True],
+        [True, True, False, True],
+        [True, True, False, True],
+        [True, False, True, False],  # BOTH is tied in the first group: with WIDTH alone, as its strategy has it
+    ]
+    assert mask.tolist() == expected
+    assert tied.wanted(0, 1, configs, configs) is mask
+    assert tied.without((frozenset({BOTH}), frozenset({WIDTH}))).wanted(0, 1, configs, configs) is None
+
+
+def test_strategies_cost_what_they_cost_where_all_pairs_are_priced():
+    topology = Topology.parse("h100:2x4")
+    graph = analyse_step(step, ARGS, {}, donate_argnums=(0,), static_argnums=())
+    sketches = sketch_references(graph, topology).sketches
+    strategies = [sketch.configurations for sketch in sketches.values()]
+    builder = ModelBuilder(graph, topology, tuple(map(frozenset, zip(*strategies, strict=True))))
+    configurations = builder.configurations(6)
+    whole = builder.build(configurations)
+    tied = builder.tied(6, strategies)
+    assert any(tied.configurations)
+    sparse = builder.build(configurations, tied=tied)
+    num_priced = [sum(int(np.isfinite(e.time).sum()) for e in m.problem.edges) for m in (sparse, whole)]
+    assert num_priced[0] < num_priced[1]
+    for sketch in sketches.values():
+        found = [reference_solution(model, sketch) for model in (whole, sparse)]
+        assert found[0] == found[1]
+        times = [m.problem.evaluate(*f)[:2] for m, f in zip((whole, sparse), found)]
+        assert times[0] == times[1] and np.isfinite(times[0][0])
+    assert solve(whole.problem).time <= solve(sparse.problem).time
+    for one, two in zip(sparse.problem.edges, whole.problem.edges, strict=True):
+        priced = np.isfinite(one.time)
+        np.testing.assert_array_equal(one.time[priced], two.time[priced])
+
+
+def test_what_costs_too_much_is_not_looked_at_further():
+    topology = Topology.parse("h100:2x2")
+    graph = analyse_step(step, ARGS, {}, donate_argnums=(0,), static_argnums=())
+    builder = ModelBuilder(graph, topology)
+    model = builder.build(builder.configurations())
+    chosen = list(model.chosen([0] * model.problem.num_nodes))
+    for v, configs in enumerate(model.configurations):
+        own = builder.own_costs(v, configs)
+        for config, costs in zip(configs, own, strict=True):
+            seconds, num_bytes = builder.cost_around(v, config, chosen)
+            assert costs[0] <= seconds and costs[1] <= num_bytes
+            assert builder.cost_around(v, config, chosen, costs) == (seconds, num_bytes)
+            assert builder.cost_around(v, config, chosen, costs, 0.0, costs[0]) == costs
