@@ -10,12 +10,13 @@ from flax import linen as nn
 from flax.training.train_state import TrainState
 
 from benchmarks.models._optimizer import make_train_state
+from benchmarks.models._spec import Precision
 
 NUM_SEGMENTS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BERTConfig:
+class BERTConfig(Precision):
     """Sizes of a BERT and of its batch: in each of `batch_size` sequences `num_predictions` tokens are masked.
 
     `optimizer` is a name in `OPTIMIZERS`.
@@ -30,12 +31,6 @@ class BERTConfig:
     num_predictions: int
     mlp_factor: int = 4
     optimizer: str = "clipped-adamw"
-    dtype: str = "bfloat16"
-    param_dtype: str = "float32"
-
-    @property
-    def dtypes(self) -> dict[str, str]:
-        return {"dtype": self.dtype, "param_dtype": self.param_dtype}
 
 
 class PostNormBlock(nn.Module):

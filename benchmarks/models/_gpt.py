@@ -11,10 +11,11 @@ from flax import linen as nn
 from flax.training.train_state import TrainState
 
 from benchmarks.models._optimizer import make_train_state
+from benchmarks.models._spec import Precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GPTConfig:
+class GPTConfig(Precision):
     """Sizes of a GPT and of its batch: `batch_size` sequences of `sequence_length` tokens per step.
 
     `tied` shares the token embedding with the output projection, as GPT-2 does. `remat` puts each block under
@@ -35,12 +36,6 @@ class GPTConfig:
     scan: bool = False
     dropout: float = 0.0
     optimizer: str = "clipped-adamw"
-    dtype: str = "bfloat16"
-    param_dtype: str = "float32"
-
-    @property
-    def dtypes(self) -> dict[str, str]:
-        return {"dtype": self.dtype, "param_dtype": self.param_dtype}
 
 
 class Block(nn.Module):

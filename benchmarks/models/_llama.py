@@ -14,6 +14,7 @@ from flax.training.train_state import TrainState
 from benchmarks.models._gpt import gpt_train_step as llama_train_step
 from benchmarks.models._gpt import make_gpt_batch as make_llama_batch
 from benchmarks.models._optimizer import make_train_state
+from benchmarks.models._spec import Precision
 
 __all__ = ["LlamaConfig", "llama_train_step", "make_llama_batch", "make_llama_state"]
 
@@ -22,7 +23,7 @@ ROPE_BASE = 500_000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LlamaConfig:
+class LlamaConfig(Precision):
     """Sizes of a Llama and of its batch: `batch_size` sequences of `sequence_length` tokens per step.
 
     `num_kv_heads` heads of keys and values serve `num_heads` of queries. `ffn_widths` gives layers perceptrons of
@@ -40,16 +41,10 @@ class LlamaConfig:
     ffn_widths: tuple[int, ...] = ()
     remat: bool = True
     optimizer: str = "clipped-adamw"
-    dtype: str = "bfloat16"
-    param_dtype: str = "float32"
 
     @property
     def head_width(self) -> int:
         return self.width // self.num_heads
-
-    @property
-    def dtypes(self) -> dict[str, str]:
-        return {"dtype": self.dtype, "param_dtype": self.param_dtype}
 
     def ffn_width_of(self, layer: int) -> int:
         return self.ffn_widths[layer % len(self.ffn_widths)] if self.ffn_widths else self.ffn_width

@@ -11,12 +11,13 @@ from flax.training.train_state import TrainState
 
 from benchmarks.models._gpt import next_token_loss
 from benchmarks.models._optimizer import make_train_state
+from benchmarks.models._spec import Precision
 
 EXPERTS_PER_TOKEN = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MoEConfig:
+class MoEConfig(Precision):
     """Sizes of a decoder-only transformer whose every `moe_every`-th perceptron is `num_experts` of them.
 
     An expert takes `capacity_factor` times its even share of each sequence's tokens; what is beyond goes past it.
@@ -35,12 +36,6 @@ class MoEConfig:
     mlp_factor: int = 4
     balance_weight: float = 0.01
     optimizer: str = "clipped-adamw"
-    dtype: str = "bfloat16"
-    param_dtype: str = "float32"
-
-    @property
-    def dtypes(self) -> dict[str, str]:
-        return {"dtype": self.dtype, "param_dtype": self.param_dtype}
 
     @property
     def capacity(self) -> int:

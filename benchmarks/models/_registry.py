@@ -1,5 +1,6 @@
 """The models by name, and how a name becomes a step with abstract arguments."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -39,124 +40,43 @@ _TINY_GPT: dict[str, Any] = {
 }  # fmt: skip
 
 
-def _gpt(summary: str, **config: Any) -> ModelSpec:
-    return ModelSpec(
-        config=GPTConfig(**config),
-        make_step=make_gpt_step,
-        make_state=make_gpt_state,
-        make_batch=make_gpt_batch,
-        summary=summary,
-    )
+def _family(
+    config: Any, make_state: Callable[[Any], Any], make_batch: Callable[..., Any], make_step: Callable[[Any], Step]
+) -> Callable[..., ModelSpec]:
+    """Makes a family's models of a summary and the fields of its configuration."""
+
+    def model(summary: str, **fields: Any) -> ModelSpec:
+        return ModelSpec(
+            config=config(**fields),
+            make_step=make_step,
+            make_state=make_state,
+            make_batch=make_batch,
+            summary=summary,
+        )
+
+    return model
 
 
-def _mlp(summary: str, **config: Any) -> ModelSpec:
-    return ModelSpec(
-        config=MLPConfig(**config),
-        make_step=make_mlp_step,
-        make_state=make_mlp_state,
-        make_batch=make_mlp_batch,
-        summary=summary,
-    )
+def _always(step: Step) -> Callable[[Any], Step]:
+    """A step that no configuration changes."""
+    return lambda _: step
 
 
-def _resnet(summary: str, **config: Any) -> ModelSpec:
-    return ModelSpec(
-        config=ResNetConfig(**config),
-        make_step=lambda _: resnet_train_step,
-        make_state=make_resnet_state,
-        make_batch=make_image_batch,
-        summary=summary,
-    )
-
-
-def _inception(summary: str, **config: Any) -> ModelSpec:
-    return ModelSpec(
-        config=InceptionConfig(**config),
-        make_step=lambda _: resnet_train_step,
-        make_state=make_inception_state,
-        make_batch=make_image_batch,
-        summary=summary,
-    )
-
-
-def _vit(summary: str, **config: Any) -> ModelSpec:
-    return ModelSpec(
-        config=ViTConfig(**config),
-        make_step=lambda _: mlp_train_step,  # images and labels instead of vectors and labels
-        make_state=make_vit_state,
-        make_batch=make_image_batch,
-        summary=summary,
-    )
-
-
-def _lstm(summary: str, **config: Any) -> ModelSpec:
-    return ModelSpec(
-        config=LSTMConfig(**config),
-        make_step=lambda _: gpt_train_step,
-        make_state=make_lstm_state,
-        make_batch=make_gpt_batch,
-        summary=summary,
-    )
-
-
-def _bert(summary: str, **config: Any) -> ModelSpec:
-    return ModelSpec(
-        config=BERTConfig(**config),
-        make_step=lambda _: bert_train_step,
-        make_state=make_bert_state,
-        make_batch=make_bert_batch,
-        summary=summary,
-    )
-
-
-def _transformer(summary: str, **config: Any) -> ModelSpec:
-    return ModelSpec(
-        config=TransformerConfig(**config),
-        make_step=lambda _: transformer_train_step,
-        make_state=make_transformer_state,
-        make_batch=make_transformer_batch,
-        summary=summary,
-    )
-
-
-def _moe(summary: str, **config: Any) -> ModelSpec:
-    return ModelSpec(
-        config=MoEConfig(**config),
-        make_step=make_moe_step,
-        make_state=make_moe_state,
-        make_batch=make_gpt_batch,
-        summary=summary,
-    )
-
-
-def _llama(summary: str, **config: Any) -> ModelSpec:
-    return ModelSpec(
-        config=LlamaConfig(**config),
-        make_step=lambda _: llama_train_step,
-        make_state=make_llama_state,
-        make_batch=make_llama_batch,
-        summary=summary,
-    )
-
-
-def _dlrm(summary: str, **config: Any) -> ModelSpec:
-    return ModelSpec(
-        config=DLRMConfig(**config),
-        make_step=lambda _: dlrm_train_step,
-        make_state=make_dlrm_state,
-        make_batch=make_dlrm_batch,
-        summary=summary,
-    )
-
-
-def _unet(summary: str, **config: Any) -> ModelSpec:
-    return ModelSpec(
-        config=UNetConfig(**config),
-        make_step=lambda _: unet_train_step,
-        make_state=make_unet_state,
-        make_batch=make_unet_batch,
-        summary=summary,
-    )
+_gpt = _family(GPTConfig, make_gpt_state, make_gpt_batch, make_gpt_step)
+_mlp = _family(MLPConfig, make_mlp_state, make_mlp_batch, make_mlp_step)
+_resnet = _family(ResNetConfig, make_resnet_state, make_image_batch, _always(resnet_train_step))
+_inception = _family(InceptionConfig, make_inception_state, make_image_batch, _always(resnet_train_step))
+# Images and labels instead of vectors and labels.
+_vit = _family(ViTConfig, make_vit_state, make_image_batch, _always(mlp_train_step))
+_lstm = _family(LSTMConfig, make_lstm_state, make_gpt_batch, _always(gpt_train_step))
+_bert = _family(BERTConfig, make_bert_state, make_bert_batch, _always(bert_train_step))
+_transformer = _family(
+    TransformerConfig, make_transformer_state, make_transformer_batch, _always(transformer_train_step)
+)
+_moe = _family(MoEConfig, make_moe_state, make_gpt_batch, make_moe_step)
+_llama = _family(LlamaConfig, make_llama_state, make_llama_batch, _always(llama_train_step))
+_dlrm = _family(DLRMConfig, make_dlrm_state, make_dlrm_batch, _always(dlrm_train_step))
+_unet = _family(UNetConfig, make_unet_state, make_unet_batch, _always(unet_train_step))
 
 
 def _mixed(summary: str, **config: Any) -> ModelSpec:

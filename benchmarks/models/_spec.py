@@ -11,6 +11,19 @@ Updates = Literal["returned", "in place", "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """Names of the types that a configuration computes with and keeps parameters in."""
+
+    dtype: str = "bfloat16"
+    param_dtype: str = "float32"
+
+    @property
+    def dtypes(self) -> dict[str, str]:
+        """Both, as Flax modules take them."""
+        return {"dtype": self.dtype, "param_dtype": self.param_dtype}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """One entry of the registry.
 

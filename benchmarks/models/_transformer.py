@@ -11,13 +11,14 @@ from flax.training.train_state import TrainState
 
 from benchmarks.models._gpt import next_token_loss
 from benchmarks.models._optimizer import make_train_state
+from benchmarks.models._spec import Precision
 
 WAVELENGTH_BASE = 10_000.0
 """Of the fixed positions (section 3.5 of the paper)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TransformerConfig:
+class TransformerConfig(Precision):
     """Sizes of a transformer and of its batch: pairs of sequences of `sequence_length` tokens.
 
     `num_layers` on each side; source, target and output share one embedding. `optimizer` is a name in `OPTIMIZERS`.
@@ -31,12 +32,6 @@ class TransformerConfig:
     sequence_length: int
     mlp_factor: int = 4
     optimizer: str = "adamw"
-    dtype: str = "bfloat16"
-    param_dtype: str = "float32"
-
-    @property
-    def dtypes(self) -> dict[str, str]:
-        return {"dtype": self.dtype, "param_dtype": self.param_dtype}
 
 
 def fixed_positions(length: int, width: int) -> np.ndarray:

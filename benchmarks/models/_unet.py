@@ -9,12 +9,13 @@ from flax import linen as nn
 from flax.training.train_state import TrainState
 
 from benchmarks.models._optimizer import make_train_state
+from benchmarks.models._spec import Precision
 
 NUM_STEPS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UNetConfig:
+class UNetConfig(Precision):
     """Sizes of a U-Net and of its batch of square images with three channels.
 
     The width of level `i` is `width * widths[i]`, its resolution half of the one before; `optimizer` is a name in
@@ -27,12 +28,6 @@ class UNetConfig:
     batch_size: int
     num_groups: int = 8
     optimizer: str = "clipped-adamw"
-    dtype: str = "bfloat16"
-    param_dtype: str = "float32"
-
-    @property
-    def dtypes(self) -> dict[str, str]:
-        return {"dtype": self.dtype, "param_dtype": self.param_dtype}
 
 
 class ResidualBlock(nn.Module):
