@@ -158,6 +158,7 @@ def link_traffic(compiled: CompiledReport, topology: Topology) -> tuple[LinkTraf
 
 def run_pair(name: str, layers: int, cache: Path | None, most: int | None) -> list[Record]:
     """Plan a pair, compile its plans (`most` of them, the rest is left), print and return their records."""
+    jax.clear_caches()  # what was traced before must not show in the program: its text is the key of the cache
     model, _, where = name.partition("@")
     overrides, size = layer_overrides(model, layers)
     step, args = build(model, **overrides)
