@@ -36,6 +36,11 @@ def add_step_arguments(parser: argparse.ArgumentParser) -> None:
         "--donate", type=int, nargs="+", default=[], metavar="N", help="arguments that the step may overwrite"
     )
     parser.add_argument(
+        "--remat",
+        action=argparse.BooleanOptionalAction,
+        help="plans may compute blocks of the forward pass again (docs/remat.md); default: where memory is short",
+    )
+    parser.add_argument(
         "--static", type=int, nargs="+", default=[], metavar="N", help="arguments that are no arrays"
     )
 
@@ -49,6 +54,7 @@ def step_arguments(arguments: argparse.Namespace) -> tuple[Callable[..., Any], t
         "solver": arguments.solver,
         "donate_argnums": tuple(arguments.donate),
         "static_argnums": tuple(arguments.static),
+        "remat": arguments.remat,
     }
     return step, args, options
 

@@ -32,7 +32,7 @@ _INFEASIBLE_MSG = (
 _CAUSES = {
     "activations": (
         "what the forward pass saves for the backward pass",
-        "a smaller batch, or rematerialisation (jax.checkpoint)",
+        "a smaller batch, or rematerialisation (remat=True, or jax.checkpoint in the model)",
     ),
     "gradients and temporaries": (
         "gradients, results and temporaries that are there at one moment",

@@ -34,6 +34,10 @@ _NOTHING_MSG = (
     "  fix: pass the arrays as arguments, or plan the function that trains"
 )
 
+_UNPROVEN_NOTE = (
+    "bounds and gaps are of the step as it is: of plans that compute blocks again nothing is proven (docs/remat.md)"
+)
+
 MAX_CANDIDATES = 96
 """Solutions of the additive problem that are predicted one by one."""
 CANDIDATE_READS = 150_000
@@ -123,6 +127,8 @@ def _plan_graph(
     if not any(plan.time_seconds for plan in plans):
         raise ArgumentError(_NOTHING_MSG.format(name=name))
     notes = [*_unknown_operators(graph), *_uneven_dimensions(model, plans), *filter(None, [opened.certificate()])]
+    if any(plan.remat for plan in plans):
+        notes.append(_UNPROVEN_NOTE)
     report("score", 1.0)
     searched = sum(seconds for stage, seconds in report.seconds.items() if stage != "trace")
     return Frontier.from_plans(
@@ -396,7 +402,10 @@ def _distinct(plans: Sequence[Plan | Candidate], most_bytes: float) -> list[Plan
 
 def _uneven_dimensions(model: CostModel, plans: Sequence[Plan]) -> list[str]:
     """What is said of dimensions that the devices do not divide; a warning where padding them would gain."""
-    fastest = min(plans, key=lambda plan: plan.time_seconds)
+    as_traced = [plan for plan in plans if plan.remat is None]  # the model's groups are those of the step as it is
+    if not as_traced:
+        return []
+    fastest = min(as_traced, key=lambda plan: plan.time_seconds)
     lines = []
     for uneven in uneven_dimensions(model, fastest.configurations):
         lines.append(uneven.describe(model.topology.num_devices, fastest.communication_seconds))

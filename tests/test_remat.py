@@ -59,7 +59,9 @@ def test_a_plan_with_blocks_again_equals_one_device(frontier, tmp_path):
     args = make_args()
     wanted = jax.jit(train_step)(*args)
     plan = frontier.leanest()
-    assert plan.remat is not None and plan.remat.num_all and plan.remat.num_contractions  # both ways in one plan
+    assert (
+        plan.remat is not None and plan.remat.num_all and plan.remat.num_contractions
+    )  # both ways in one plan
     plan.save(tmp_path / "plan.json")
     loaded = jaxplan.load(tmp_path / "plan.json", train_step, *args)
     assert loaded.remat == plan.remat and loaded.to_json() == plan.to_json()
@@ -70,7 +72,9 @@ def test_a_plan_with_blocks_again_equals_one_device(frontier, tmp_path):
 def test_a_plan_says_what_it_computes_again(frontier):
     plan = frontier.leanest()
     said = "recomputes 1 of 2 blocks, 1 but contractions"
-    assert said in plan.summary and said in plan.explain() and "1 but contractions" in frontier.table(width=200)
+    assert (
+        said in plan.summary and said in plan.explain() and "1 but contractions" in frontier.table(width=200)
+    )
     assert plan.gap is None  # bounds are of the step as it is
     assert plan.simulate().time_seconds <= plan.time_seconds * (1 + 1e-9)
 
@@ -79,7 +83,7 @@ def test_files_with_another_choice_are_refused(frontier, tmp_path):
     data = frontier.leanest().to_json()
     path = tmp_path / "plan.json"
     path.write_text(json.dumps({**data, "remat": {"num_all": 1, "num_contractions": 0, "of": 7}}))
-    with pytest.raises(jaxplan.PlanMismatchError, match="some of 7 repeated blocks.*finds 2"):
+    with pytest.raises(jaxplan.PlanMismatchError, match=r"some of 7 repeated blocks.*finds 2"):
         jaxplan.load(path, train_step, *make_args())
     path.write_text(json.dumps({**data, "remat": {"num_all": 3, "num_contractions": 0, "of": 2}}))
     with pytest.raises(jaxplan.PlanFileError, match="expected some of 2 blocks"):
