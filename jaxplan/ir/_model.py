@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from jaxplan import _compat
 from jaxplan.ir._blocks import Remat
 from jaxplan.ir._dimensions import NamedDimensions, named_dimensions
-from jaxplan.ir._grouping import Grouping
+from jaxplan.ir._grouping import UNGROUPED, Grouping
 from jaxplan.ir._groups import coarsen
 from jaxplan.ir._program import Program, Tensor
 from jaxplan.ir._registry import operator_rule
@@ -63,16 +64,27 @@ def analyse(program: Program, stage: Callable[[str], None] = lambda name: None) 
     state = frozenset(program.inputs[i] for i in program.aliases.values())
     named = named_dimensions(program, rules, state or _parameters(program))
     grouping, primal_of = coarsen(program, rules, values)
-    spaces = tuple(group_space(g, program, rules, named, primal_of, values.number) for g in grouping.groups)
+    replaced = {program.outputs[o]: program.inputs[i] for o, i in program.aliases.items()}
+    alike = {**replaced, **primal_of}
+    spaces = [group_space(g, program, rules, named, alike, values.number) for g in grouping.groups]
+    for new, old in replaced.items():
+        _place_as(spaces, grouping.tensor_group[old], new, old)
     return StepGraph(
         program=program,
         rules=rules,
         values=values,
         named=named,
         grouping=grouping,
-        spaces=spaces,
+        spaces=tuple(spaces),
         state=state,
     )
+
+
+def _place_as(spaces: list[GroupSpace], group: int, new: int, old: int) -> None:
+    """Let a group that holds an input, and not the output that replaces it, want that output as it has the input."""
+    dims = spaces[group].tensor_dims if group != UNGROUPED else {}
+    if old in dims and new not in dims:
+        spaces[group] = dataclasses.replace(spaces[group], tensor_dims={**dims, new: dims[old]})
 
 
 def _parameters(program: Program) -> frozenset[int]:
