@@ -11,6 +11,7 @@ from typing import Any
 from jaxplan import _compat
 from jaxplan._arguments import step_name
 from jaxplan._candidate import Candidate
+from jaxplan._chains import simulated_chains
 from jaxplan._collector import paused_collector
 from jaxplan._errors import ArgumentError
 from jaxplan._frontier import Frontier
@@ -247,26 +248,28 @@ def solve_model(
     ``most_configurations`` is what bounds and gaps are within, see `Plan`; ``remat`` is that of `jaxplan.plan`.
     """
     report("solve")
+    predictor = Predictor(model)
     solutions = frontier(
         model.problem,
         solver=solver,
         max_points=max(LEAST_CANDIDATES, min(MAX_CANDIDATES, CANDIDATE_READS // max(1, len(model.flows)))),
         progress=lambda stage, fraction: report("solve", fraction),
+        chains=simulated_chains(predictor, sketches) if solver == "mcmc" else None,
     )
-    predictor = Predictor(model)
     report("score")
     references = {}
     for name, sketch in sketches.items():
         assignment, choices = reference_solution(model, sketch)
         proof = _proof(model, solutions, assignment, choices, most_configurations)
         references[name] = make_plan(predictor, assignment, choices, name=name, proof=proof)
-    candidates = []
-    for done, solution in enumerate(solutions):
-        prediction, _ = predictor.predict(solution.assignment, solution.choices)
-        candidates.append(Candidate(prediction=prediction, solution=solution, predictor=predictor))
-        report("score", done / len(solutions))
+    candidates: list[Candidate] = []
+    with contextlib.suppress(KeyboardInterrupt):  # those that were predicted so far are a frontier too
+        for done, solution in enumerate(solutions):
+            prediction, _ = predictor.predict(solution.assignment, solution.choices)
+            candidates.append(Candidate(prediction=prediction, solution=solution, predictor=predictor))
+            report("score", done / len(solutions))
     again: list[Candidate] = []
-    if _wants_remat(remat, candidates, solver, memory_limit_bytes):
+    if candidates and _wants_remat(remat, candidates, solver, memory_limit_bytes):
         report("remat")
         again = recomputed(model, candidates, solver, lambda fraction: report("remat", fraction))
     shown = _spread([*references.values(), *candidates, *again], memory_limit_bytes)

@@ -13,6 +13,7 @@ from jaxplan._errors import InfeasibleError, ProblemError
 from jaxplan.solvers._elimination import NOTHING_FEASIBLE_MSG
 from jaxplan.solvers._ft import track_frontier
 from jaxplan.solvers._hull import Hull, Progress, lower_hull
+from jaxplan.solvers._mcmc import Chains
 from jaxplan.solvers._minimise import Minimiser, messages_additions, minimiser
 from jaxplan.solvers._moves import points_between
 from jaxplan.solvers._optcnn import optcnn_order
@@ -68,7 +69,12 @@ class Found:
 
 
 def frontier(
-    problem: Problem, solver: str = "auto", *, max_points: int = 256, progress: Progress | None = None
+    problem: Problem,
+    solver: str = "auto",
+    *,
+    max_points: int = 256,
+    progress: Progress | None = None,
+    chains: Chains | None = None,
 ) -> tuple[Solution, ...]:
     """Return assignments that nothing known beats in both time and memory, ascending in memory.
 
@@ -84,6 +90,7 @@ def frontier(
         "tofu", "mcmc" or "exact" for one point, their fastest.
       max_points: most points returned; hull vertices stay longest, both ends always.
       progress: called with the name of a stage and the fraction of it done.
+      chains: what "mcmc" walks with, by default the additive costs.
 
     Raises:
       ProblemError: no such solver, or a graph too wide for elimination.
@@ -93,7 +100,7 @@ def frontier(
         raise ProblemError(f"max_points is {max_points}, expected at least 2: the leanest and the fastest")
     check_solver(solver)
     if solver in SINGLE_SOLVERS:
-        return (solve_single(problem, solver, None),)
+        return (solve_single(problem, solver, None, chains),)
     found = find_frontier(problem, solver, max_points=max_points, progress=progress)
     corners = found.hull.points if found.hull is not None else ()
     *points, fastest = thinned(found.points, corners, max_points)
@@ -113,18 +120,21 @@ def find_frontier(
     """Do the work of `frontier`, all points kept."""
     report = progress or (lambda stage, fraction: None)
     if solver not in _SUM_SOLVERS and (exact := _exact_lists(problem, solver)) is not None:
-        report("lists", 1.0)
+        with contextlib.suppress(KeyboardInterrupt):
+            report("lists", 1.0)
         return Found(points=tuple(exact), hull=None)
     minimise, num_additions = minimiser_for(problem, solver)
     hull = lower_hull(
         problem, minimise, max_solves=num_solves(num_additions), tolerance=HULL_TOLERANCE, progress=progress
     )
-    points = non_dominated([*hull.points, *points_between(problem, hull.points, max_points)])
-    report("moves", 1.0)
+    points = list(hull.points)
+    with contextlib.suppress(KeyboardInterrupt):  # the points so far are a frontier too
+        points = non_dominated([*points, *points_between(problem, hull.points, max_points)])
+        report("moves", 1.0)
+        if solver in _LIST_SOLVERS:
+            points = non_dominated([*points, *_thinned_lists(problem, solver)])
     if solver in _SUM_SOLVERS:
         return Found(points=tuple(points), hull=hull)
-    if solver in _LIST_SOLVERS:
-        points = non_dominated([*points, *_thinned_lists(problem, solver)])
     found, spans = _fill_gaps(problem, hull, points, report)
     return Found(points=tuple(non_dominated([*points, *found])), hull=hull, exact_spans=tuple(spans))
 

@@ -44,6 +44,21 @@ class ChainOptions:
     sharpness: float = 2.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Chains:
+    """What `solve` and `frontier` walk with for the solver "mcmc", instead of on the additive costs.
+
+    Attributes:
+      walk_from: starts a walk on any score of whole assignments, such as simulated seconds.
+      initial: strategies to start from, beside random ones.
+      options: budgets and seed.
+    """
+
+    walk_from: WalkFrom
+    initial: tuple[tuple[int, ...], ...] = ()
+    options: ChainOptions = ChainOptions()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainResult:
     """The best assignment of all chains and its cost; `costs` holds the cost after every proposal."""

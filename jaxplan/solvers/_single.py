@@ -11,7 +11,7 @@ from jaxplan.solvers._chain import additive_walks
 from jaxplan.solvers._elimination import NOTHING_FEASIBLE_MSG
 from jaxplan.solvers._exact import solve_exact
 from jaxplan.solvers._hull import leanest_point
-from jaxplan.solvers._mcmc import walk_chains
+from jaxplan.solvers._mcmc import Chains, walk_chains
 from jaxplan.solvers._minimise import minimiser
 from jaxplan.solvers._point import score
 from jaxplan.solvers._problem import Problem
@@ -30,7 +30,9 @@ _HEURISTIC_MSG = (
 )
 
 
-def solve_single(problem: Problem, solver: str, memory_limit: int | None) -> Solution:
+def solve_single(
+    problem: Problem, solver: str, memory_limit: int | None, chains: Chains | None = None
+) -> Solution:
     """Return what one of `SINGLE_SOLVERS` finds; see `solve`."""
     if solver == "exact":
         found = solve_exact(problem, memory_limit)
@@ -40,7 +42,8 @@ def solve_single(problem: Problem, solver: str, memory_limit: int | None) -> Sol
     if solver == "tofu":
         assignment = critical_dp(problem)
     else:
-        assignment = walk_chains(problem, additive_walks(problem, memory_limit)).assignment
+        chains = chains or Chains(walk_from=additive_walks(problem, memory_limit))
+        assignment = walk_chains(problem, chains.walk_from, chains.initial, chains.options).assignment
     return _heuristic_solution(problem, solver, assignment, memory_limit)
 
 

@@ -14,6 +14,7 @@ from jaxplan.solvers._frontier import (
     num_solves,
 )
 from jaxplan.solvers._hull import Hull, Progress, fastest_point, lower_hull
+from jaxplan.solvers._mcmc import Chains
 from jaxplan.solvers._moves import points_between
 from jaxplan.solvers._point import Point, non_dominated
 from jaxplan.solvers._problem import Problem
@@ -33,6 +34,7 @@ def solve(
     memory_limit: int | None = None,
     *,
     progress: Progress | None = None,
+    chains: Chains | None = None,
 ) -> Solution:
     """Return the fastest assignment found of at most `memory_limit` bytes.
 
@@ -44,9 +46,10 @@ def solve(
       solver: "auto" (elimination in the cheapest order or message passing, ties to less memory), "pase"
         (PaSE's min-degree order, recurrence 4), "optcnn", "ft" or "ft-elimination" (as "auto", from TensorOpt's
         lists within a limit), "exact" (counting, or integer programming), "tofu" (CriticalDP) or "mcmc"
-        (FlexFlow's search on the additive costs; `walk_chains` takes any other score).
+        (FlexFlow's search, on the additive costs unless `chains` says otherwise).
       memory_limit: bytes.
       progress: called with the name of a stage and the fraction of it done.
+      chains: what "mcmc" walks with; its score need not keep to the limit, what it ends at is checked.
 
     Raises:
       ProblemError: no such solver, or a graph too wide for elimination.
@@ -54,7 +57,7 @@ def solve(
     """
     check_solver(solver)
     if solver in SINGLE_SOLVERS:
-        return solve_single(problem, solver, memory_limit)
+        return solve_single(problem, solver, memory_limit, chains)
     minimise, num_additions = minimiser_for(problem, solver)
     point, bound = fastest_point(problem, minimise, break_ties=solver != "pase")
     if memory_limit is None or point.memory <= memory_limit:

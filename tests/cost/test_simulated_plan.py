@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxplan
+from jaxplan import _chains
 from jaxplan._planner import analyse_step
 from jaxplan.cost import build_cost_model, simulated_walks
 from jaxplan.mesh import Topology, collective_seconds
@@ -140,3 +141,31 @@ def test_chains_score_by_simulated_time() -> None:
     best = walk_chains(model.problem, walks, [start], options)
     assert best.cost == walks(best.assignment).cost
     assert best.cost <= data.simulate().time_seconds * (1 + 1e-9) < walks(start).cost
+
+
+def test_the_solver_mcmc_walks_on_simulated_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it ends at is simulated no slower than where its chains start; twice the same."""
+    monkeypatch.setattr(_chains, "MOST_PROPOSALS", 150)
+    args = (ARGS[0][:1], ARGS[1])
+    first, again = (
+        jaxplan.plan(step, *args, topology="h100:2", donate_argnums=0, solver="mcmc", progress=False)
+        for _ in range(2)
+    )
+    least = min(plan.simulate().time_seconds for plan in first)
+    assert least <= first.references["data"].simulate().time_seconds * (1 + 1e-9)
+    assert first.to_json() == again.to_json()
+
+
+@pytest.mark.parametrize("stage", ["solve", "score"])
+def test_an_interrupt_of_planning_leaves_a_frontier(stage: str) -> None:
+    left = [1]
+
+    def interrupt(now: str, fraction: float) -> None:
+        if now == stage and fraction > 0:
+            left[0] -= 1
+            if left[0] == 0:
+                raise KeyboardInterrupt
+
+    frontier = jaxplan.plan(step, *ARGS, topology="h100:4", donate_argnums=0, progress=interrupt)
+    assert left[0] <= 0 and len(frontier) >= 1
+    assert frontier.fastest().time_seconds <= min(p.time_seconds for p in frontier.references.values())

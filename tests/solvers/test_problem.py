@@ -71,6 +71,8 @@ good = np.zeros(2)
         ({"time": [good, good], "edges": [(0, 1, np.zeros((2, 3)))]}, r"shape \(2, 3\)"),
         ({"time": [good, good], "edges": [(0, 1, np.full((2, 2), np.inf))]}, "infinite everywhere"),
         ({"time": [good, good], "edges": [(0, 1, np.zeros((2, 2)), np.zeros((2, 2, 1)))]}, "its time has"),
+        ({"time": [good, good], "edges": [(0, 1, np.array([[0, np.nan], [0, 0]]))]}, "NaN"),
+        ({"time": [good], "memory": [np.array([np.nan, 1.0])]}, "whole bytes"),
     ],
 )
 def test_each_mistake_has_one_clear_error(arguments, message):

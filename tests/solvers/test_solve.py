@@ -100,3 +100,29 @@ def test_every_solver_refuses_contradicting_infinities(solver):
     triangle = Problem(time=[np.zeros(2)] * 3, edges=[(0, 1, unequal), (1, 2, unequal), (2, 0, unequal)])
     with pytest.raises(InfeasibleError):
         solve(triangle, solver)
+
+
+def disconnected_problem() -> Problem:
+    """Two triangles of nodes, a pair, and a node alone: every part on its own has ten assignments or fewer."""
+    rng = np.random.default_rng(3)
+    edges = [(0, 1), (1, 2), (0, 2), (3, 4), (5, 6), (6, 7), (5, 7)]
+    return Problem(
+        time=[rng.random(2) for _ in range(9)],
+        memory=[rng.integers(1, 100, 2) for _ in range(9)],
+        edges=[(u, v, rng.random((2, 2)), rng.integers(0, 100, (2, 2))) for u, v in edges],
+    )
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_graphs_in_several_parts_are_solved_by_every_solver(solver):
+    problem = disconnected_problem()
+    every = np.stack(np.meshgrid(*[[0, 1]] * 9, indexing="ij"), axis=-1).reshape(-1, 9)
+    times, memories, _ = problem.evaluate_many(every)
+    found = solve(problem, solver)
+    assert found.lower_bound == pytest.approx(times.min())
+    assert found.time == pytest.approx(times.min()) or solver == "tofu"
+    points = frontier(problem, solver)
+    for point in points:
+        assert point.lower_bound <= times[memories <= point.memory].min() * (1 + 1e-12)
+    if solver in ("auto", "ft", "ft-elimination", "pase", "optcnn"):
+        assert points[0].memory == memories.min() and points[-1].time == pytest.approx(times.min())
