@@ -54,8 +54,9 @@ def step_arguments(arguments: argparse.Namespace) -> tuple[Callable[..., Any], t
         "solver": arguments.solver,
         "donate_argnums": tuple(arguments.donate),
         "static_argnums": tuple(arguments.static),
-        "remat": arguments.remat,
     }
+    if arguments.remat is not None:
+        options["remat"] = arguments.remat
     return step, args, options
 
 

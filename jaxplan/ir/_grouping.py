@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
+
+from jaxplan.ir._program import Program
+from jaxplan.ir._union import UnionFind
 
 GroupKind = Literal["state", "contraction", "sum", "elementwise", "input", "user"]
 UNGROUPED = -1
@@ -34,3 +39,34 @@ class Grouping:
     groups: tuple[Group, ...]
     equation_group: tuple[int, ...]
     tensor_group: tuple[int, ...]
+
+
+def grouping_of(program: Program, kind: Mapping[int, GroupKind], union: UnionFind) -> Grouping:
+    """The groups that sets of nodes make, in program order.
+
+    Args:
+      kind: of each node that is in a group; nodes are equations, then inputs (offset by the number of equations).
+      union: which nodes are together; the kind of a group is that of its set's representative.
+    """
+    num_equations = len(program.equations)
+    members: dict[int, list[int]] = defaultdict(list)
+    for node in range(num_equations + len(program.inputs)):
+        if node in kind:
+            members[union.find(node)].append(node)
+    groups: list[Group] = []
+    equation_group = [UNGROUPED] * num_equations
+    tensor_group = [UNGROUPED] * len(program.tensors)
+    for root in sorted(members, key=lambda r: min(members[r])):
+        nodes = members[root]
+        equations = tuple(n for n in nodes if n < num_equations)
+        inputs = tuple(program.inputs[n - num_equations] for n in nodes if n >= num_equations)
+        groups.append(Group(index=len(groups), kind=kind[root], equations=equations, inputs=inputs))
+        for e in equations:
+            equation_group[e] = groups[-1].index
+            for t in program.equations[e].results:
+                tensor_group[t] = groups[-1].index
+        for t in inputs:
+            tensor_group[t] = groups[-1].index
+    return Grouping(
+        groups=tuple(groups), equation_group=tuple(equation_group), tensor_group=tuple(tensor_group)
+    )
