@@ -17,13 +17,13 @@ Equations on free values and on scalars are in no group: they exist in every lay
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
 
 from jaxplan import _compat
-from jaxplan.ir._grouping import CONTRACTION_FAMILIES, Grouping, GroupKind, grouping_of
+from jaxplan.ir._contraction_groups import ContractionGroups, is_contraction, is_free
+from jaxplan.ir._grouping import Grouping, GroupKind, grouping_of
 from jaxplan.ir._program import REGION_IN, REGION_OUT, Equation, Program
 from jaxplan.ir._rule import OperatorRule
 from jaxplan.ir._union import UnionFind
@@ -35,22 +35,26 @@ _LINEAR_CHAIN_PRIMITIVES = VIEW_PRIMITIVES | {"slice", "neg"}
 
 
 def coarsen(
-    program: Program, rules: Sequence[OperatorRule], values: Values
+    program: Program, rules: Sequence[OperatorRule], values: Values, *, gradients_apart: bool = False
 ) -> tuple[Grouping, dict[int, int]]:
     """Assign every equation to a group, deterministic in program order.
+
+    With ``gradients_apart`` the gradients of a contraction are groups of their own, to measure what sharing costs.
 
     Returns:
       The grouping, and for each tensor found to be a cotangent the tensor whose gradient it is.
     """
-    work = _Coarsening(program, rules, values)
+    work = _Coarsening(program, rules, values, gradients_apart)
     return work.run(), work.mirror
 
 
 class _Coarsening:
     """Working state: union-find nodes are equations, then inputs (offset by the number of equations)."""
 
-    def __init__(self, program: Program, rules: Sequence[OperatorRule], values: Values) -> None:
-        self.program, self.rules, self.values = program, rules, values
+    def __init__(
+        self, program: Program, rules: Sequence[OperatorRule], values: Values, apart: bool
+    ) -> None:
+        self.program, self.rules, self.values, self.apart = program, rules, values, apart
         self.num_equations = len(program.equations)
         self.input_node = {t: self.num_equations + i for i, t in enumerate(program.inputs)}
         self.union = UnionFind(self.num_equations + len(program.inputs))
@@ -66,7 +70,9 @@ class _Coarsening:
         self._sum_groups()
         self._state_groups()
         self._input_groups()
-        self._contraction_groups()
+        ContractionGroups(
+            self.program, self.rules, self.values, self.union, self.kind, self.mirror, apart=self.apart
+        ).run()
         self._follow()
         self._late_join()
         return grouping_of(self.program, self.kind, self.union)
@@ -228,87 +234,11 @@ class _Coarsening:
             if self.program.tensors[t].shape and node not in self.kind:
                 self.kind[node] = "input"
 
-    def _contraction_groups(self) -> None:
-        """Join each forward contraction with its gradients: they pairwise share an operand (through views)."""
-        heavy = [e for e in self.program.equations if self._is_contraction(e)]
-        forward = [e for e in heavy if e.phase != "backward"]
-        backward = [e for e in heavy if e.phase == "backward"]
-        for eqn in heavy:
-            self.kind[eqn.index] = "contraction"
-            self._join_reversal(eqn)
-        by_number: dict[int, Equation] = {}
-        for eqn in heavy:
-            first = by_number.setdefault(self.values.number[eqn.results[0]], eqn)
-            if first is not eqn:
-                self.union.join(first.index, eqn.index)
-        by_operands: dict[frozenset[int], list[Equation]] = defaultdict(list)
-        by_operand: dict[int, list[Equation]] = defaultdict(list)
-        for eqn in forward:
-            roots = self._roots(eqn)
-            by_operands[frozenset(roots)].append(eqn)
-            for root in set(roots):
-                by_operand[root].append(eqn)
-        partners: dict[int, list[tuple[Equation, int]]] = defaultdict(list)
-        for eqn in backward:
-            for position, root in enumerate(self._roots(eqn)):
-                partners[root].append((eqn, position))
-        for cotangent, uses in sorted(partners.items()):
-            self._match_gradients(cotangent, uses, by_operands, by_operand)
-
-    def _join_reversal(self, eqn: Equation) -> None:
-        """A kernel that is reversed for one convolution (an input gradient) is reversed on the devices that use it: the
-        compiler calls its library only where it sees both together, and multiplies with the holes of a strided
-        convolution's gradient otherwise."""
-        reversal = self._reversal(eqn, 1)
-        if reversal is not None and len(self.values.consumers[eqn.operands[1]]) == 1:
-            self.kind[reversal.index] = "contraction"
-            self.union.join(eqn.index, reversal.index)
-
-    def _reversal(self, eqn: Equation, position: int) -> Equation | None:
-        """What reverses an operand whose dimensions are one factor each (not those of a grouped convolution)."""
-        producer = self._producer(eqn.operands[position])
-        is_plain = all(len(dim) <= 1 for dim in self.rules[eqn.index].operands[position])
-        return producer if producer is not None and producer.name == "rev" and is_plain else None
-
-    def _match_gradients(self, cotangent: int, uses, by_operands, by_operand) -> None:
-        others = frozenset(root for eqn, p in uses for i, root in enumerate(self._roots(eqn)) if i != p)
-        candidates = list(by_operands.get(others, ()))
-        if not candidates and len(others) == 1 and cotangent not in by_operand:
-            candidates = list(by_operand.get(next(iter(others)), ()))
-        size = self.program.tensors[cotangent].num_elements
-        tensors = self.program.tensors
-        candidates = [f for f in candidates if tensors[f.results[0]].num_elements == size]
-        if not candidates:
-            return
-        primal = candidates[0]
-        self.mirror.setdefault(self.values.number[cotangent], primal.results[0])
-        for eqn, position in uses:
-            self.union.join(primal.index, eqn.index)
-            self._mirror_result(primal, eqn, position)
-
-    def _mirror_result(self, primal: Equation, gradient: Equation, position: int) -> None:
-        """The gradient contraction of one operand yields the cotangent of the other."""
-        kept = self._roots(gradient)[1 - position]
-        roots = self._roots(primal)
-        if kept in roots and len(roots) == 2:
-            wanted = primal.operands[1 - roots.index(kept)]
-            self.mirror.setdefault(gradient.results[0], wanted)
-
-    def _roots(self, eqn: Equation) -> tuple[int, ...]:
-        """What the two operands are views of; a reversed kernel is the kernel."""
-        makers = [self._reversal(eqn, position) for position in range(len(eqn.operands[:2]))]
-        return tuple(
-            self.values.root[t if maker is None else maker.operands[0]]
-            for t, maker in zip(eqn.operands[:2], makers)
-        )
-
     def _is_contraction(self, eqn: Equation) -> bool:
-        return self.rules[eqn.index].family in CONTRACTION_FAMILIES and not self._is_free(eqn)
+        return is_contraction(self.program, self.rules, self.values, eqn)
 
     def _is_free(self, eqn: Equation) -> bool:
-        return all(self.values.free[t] or not self.program.tensors[t].shape for t in eqn.results) and all(
-            self.values.free[t] or not self.program.tensors[t].shape for t in eqn.operands
-        )
+        return is_free(self.program, self.values, eqn)
 
     def _follow(self) -> None:
         first_with_number: dict[int, int] = {}

@@ -51,8 +51,13 @@ class StepGraph:
         return tuple(e.index for e in self.program.equations if self.rules[e.index].family == "unknown")
 
 
-def analyse(program: Program, stage: Callable[[str], None] = lambda name: None) -> StepGraph:
-    """Rules, values, named dimensions, groups and spaces of a program; ``stage`` is told what begins."""
+def analyse(
+    program: Program, stage: Callable[[str], None] = lambda name: None, *, gradients_apart: bool = False
+) -> StepGraph:
+    """Rules, values, named dimensions, groups and spaces of a program; ``stage`` is told what begins.
+
+    With ``gradients_apart`` the gradients of a contraction are groups of their own, to measure what sharing costs.
+    """
     stage("rules")
     avals = program.tensors
     rules = tuple(
@@ -63,7 +68,7 @@ def analyse(program: Program, stage: Callable[[str], None] = lambda name: None) 
     stage("groups")
     state = frozenset(program.inputs[i] for i in program.aliases.values())
     named = named_dimensions(program, rules, state or _parameters(program))
-    grouping, primal_of = coarsen(program, rules, values)
+    grouping, primal_of = coarsen(program, rules, values, gradients_apart=gradients_apart)
     replaced = {program.outputs[o]: program.inputs[i] for o, i in program.aliases.items()}
     alike = {**replaced, **primal_of}
     spaces = [group_space(g, program, rules, named, alike, values.number) for g in grouping.groups]
