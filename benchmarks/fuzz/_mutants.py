@@ -208,7 +208,7 @@ MUTANTS = [
     ),
     _rule_mutant("broadcast", "dimensions of a broadcast are swapped", ("broadcast_in_dim",), _swap_result),
     _rule_mutant("reshape", "merged dimensions begin with the minor one", ("reshape",), _minor_first),
-    _patched("window", "windows need no halo", (_window._Window, "_is_disjoint", property(lambda w: True))),
+    _patched("window", "windows need no halo", (_window.Window, "is_disjoint", property(lambda w: True))),
     _patched("look-up", "indices of a part are not shifted", (_local, "own_look_ups", _unshifted)),
     _patched("update", "indices of updates of a part are not shifted", (_local, "own_updates", _unshifted)),
     _patched(

@@ -1,13 +1,15 @@
-"""Collectives that stand inside of an operator: those of a user's `jax.shard_map`."""
+"""Collectives that stand inside of an operator: halos of split windows, and those of a user's `jax.shard_map`."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from jaxplan.cost._compute import trips_of
+from jaxplan.cost._flows import required_layout
 from jaxplan.cost._user_body import body_cost
-from jaxplan.ir import MESH, Configuration, StepGraph
+from jaxplan.ir import MESH, WHOLE, Configuration, StepGraph
 from jaxplan.mesh import Topology, collective_seconds
 
 
@@ -25,17 +27,67 @@ class InnerCollective(NamedTuple):
 
 
 def inner_collectives(
-    graph: StepGraph, topology: Topology, group: int, config: Configuration
+    graph: StepGraph,
+    topology: Topology,
+    group: int,
+    config: Configuration,
+    sent: set[tuple] | None = None,
 ) -> Iterator[InnerCollective]:
-    """What the equations of a group communicate by themselves under a configuration, in program order."""
+    """What the equations of a group communicate by themselves under a configuration, in program order.
+
+    Equal edges of one value (a convolution's image, for its result and for its weight gradient) are sent once: the
+    compiler was seen to merge them. ``sent`` holds those of other groups.
+    """
+    sent = set() if sent is None else sent
     for e in graph.grouping.groups[group].equations:
         yield from _of_body(graph, topology, e)
+        for edge, collective in _of_windows(graph, topology, group, e, config):
+            if edge not in sent:
+                sent.add(edge)
+                yield collective
 
 
 def may_communicate(graph: StepGraph, group: int) -> bool:
     """Whether an equation of a group communicates by itself under some configuration."""
     equations = graph.program.equations
-    return any(body_cost(equations[e]).collectives for e in graph.grouping.groups[group].equations)
+    return any(
+        graph.rules[e].windows or body_cost(equations[e]).collectives
+        for e in graph.grouping.groups[group].equations
+    )
+
+
+def _of_windows(
+    graph: StepGraph, topology: Topology, group: int, equation: int, config: Configuration
+) -> Iterator[tuple[tuple, InnerCollective]]:
+    """The edges of neighbours' blocks, one permute for each side of each operand that is extended.
+
+    With each what tells its edge from others.
+    """
+    eqn, rule, space = graph.program.equations[equation], graph.rules[equation], graph.spaces[group]
+    for split in rule.windows:
+        c = space.factor_class[equation][split.factor]
+        if c == WHOLE or not config[c]:
+            continue
+        parts = math.prod(topology.axes[a].size for a in config[c])
+        window = split.window
+        halos = window.scatter_halos(parts) if split.scatters else (window.halo(parts),) * len(split.operands)
+        assert halos is not None
+        places = (1, 0) if split.scatters else split.operands
+        for operand, halo in zip(places, halos, strict=True):
+            t = eqn.operands[operand]
+            size = window.out_size if split.scatters and operand == 0 else window.in_size
+            layout = required_layout(space, config, t, len(graph.program.tensors[t].shape))
+            local = graph.program.tensors[t].num_bytes // math.prod(layout.num_splits(topology.axes))
+            assert halo is not None
+            dim = next(d for d, held in enumerate(rule.operands[operand]) if split.factor in held)
+            for side, rows in enumerate((halo.before, halo.after)):
+                if rows:
+                    num_bytes, trips = local * rows // (size // parts), trips_of(graph, equation)
+                    edge = (graph.values.number[t], dim, side, rows, config[c], num_bytes)
+                    yield (
+                        edge,
+                        InnerCollective(equation, "collective-permute", config[c], num_bytes, trips),
+                    )
 
 
 def _of_body(graph: StepGraph, topology: Topology, equation: int) -> Iterator[InnerCollective]:

@@ -165,9 +165,7 @@ class ModelBuilder:
             configurations=tuple(added for _, added in self._configurations(most)),
         )
 
-    def _configurations(
-        self, most: int
-    ) -> list[tuple[tuple[Configuration, ...], frozenset[Configuration]]]:
+    def _configurations(self, most: int) -> list[tuple[tuple[Configuration, ...], frozenset[Configuration]]]:
         """Of each group its configurations, and which of them are there because they always are."""
         sizes, levels = self.axes
         front = self.graph.named.front
@@ -382,6 +380,7 @@ class ModelBuilder:
                 program.equations[e].phase,
                 space.factor_class[e],
                 body_cost(program.equations[e]),
+                self.graph.rules[e].windows,
                 tuple(describe(t) for t in (*program.equations[e].operands, *program.equations[e].results)),
             )
             for e in group.equations

@@ -131,8 +131,10 @@ class Predictor:
 
     def inner(self, chosen: Sequence[Configuration]) -> list[InnerCollective]:
         """What operators communicate by themselves, in order of their groups."""
-        graph, topology = self.model.graph, self.model.topology
-        return [c for v in self._communicating for c in inner_collectives(graph, topology, v, chosen[v])]
+        graph, topology, sent = self.model.graph, self.model.topology, set()
+        return [
+            c for v in self._communicating for c in inner_collectives(graph, topology, v, chosen[v], sent)
+        ]
 
     def transfers(self, assignment: Sequence[int], choices: Sequence[int]) -> tuple[Transfer, ...]:
         """The transfers that a solution executes."""
@@ -260,7 +262,9 @@ class Predictor:
         for t, positions in executed.items():
             last = max(positions)
             wanted = targets[t]
-            ends = [end for layout, end in self._last_reads(t, assignment, chosen).items() if layout not in wanted]
+            ends = [
+                end for layout, end in self._last_reads(t, assignment, chosen).items() if layout not in wanted
+            ]
             result[t] = max(last, *ends) if ends else last
         self._shorten_sources(result, executed)
         return result

@@ -18,6 +18,8 @@ from jaxplan.ir._grouping import CONTRACTION_FAMILIES as CONTRACTION_FAMILIES
 from jaxplan.ir._grouping import UNGROUPED as UNGROUPED
 from jaxplan.ir._grouping import Group as Group
 from jaxplan.ir._grouping import Grouping as Grouping
+from jaxplan.ir._halo import Halo as Halo
+from jaxplan.ir._halo import Window as Window
 from jaxplan.ir._model import StepGraph as StepGraph
 from jaxplan.ir._model import analyse as analyse
 from jaxplan.ir._program import REGION_IN as REGION_IN
@@ -34,6 +36,7 @@ from jaxplan.ir._remat import recomputable_blocks as recomputable_blocks
 from jaxplan.ir._remat import rematerialise as rematerialise
 from jaxplan.ir._rule import Factor as Factor
 from jaxplan.ir._rule import OperatorRule as OperatorRule
+from jaxplan.ir._rule import SplitWindow as SplitWindow
 from jaxplan.ir._space import WHOLE as WHOLE
 from jaxplan.ir._space import FactorClass as FactorClass
 from jaxplan.ir._space import GroupSpace as GroupSpace

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jaxplan._errors import RuleError
+from jaxplan.ir._halo import Window
 from jaxplan.ir._user_mesh import UserAxes
 
 FactorKind = Literal["map", "reduce", "whole", "window", "fixed"]
@@ -29,10 +30,11 @@ class Factor:
     """One index of the iteration space.
 
     Attributes:
-      size: number of values of the index; of a ``window`` factor, the largest number of equal parts.
+      size: number of values of the index; of a ``window`` factor, a multiple of every number of equal parts.
       kind: ``map`` may be split freely; ``reduce`` may be split and leaves partial results; ``window`` may be
         split if neighbours exchange a halo; ``whole`` may not be split; ``fixed`` is split as the step says.
-      reducer: what joins the partial results of a ``reduce`` factor, None for every other kind.
+      reducer: what joins the partial results of a ``reduce`` factor, and of a ``window`` that no result carries (the
+        image of a weight gradient); None for every other kind.
       name: a letter or word for people, may be empty.
       user_axes: of a ``fixed`` factor, the axes of the user's mesh that split it.
     """
@@ -48,10 +50,31 @@ class Factor:
             raise RuleError(
                 f"a {self.kind!r} factor has the axes {self.user_axes!r}: exactly 'fixed' has some"
             )
-        if (self.kind == "reduce") != (self.reducer is not None):
+        if (self.kind == "reduce") != (self.reducer is not None) and self.kind != "window":
             raise RuleError(f"a {self.kind!r} factor has reducer {self.reducer!r}: exactly 'reduce' has one")
         if self.size == 1 or self.size < 0:
             raise RuleError(f"a factor has size {self.size}: a dimension of size 1 carries no factor")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitWindow:
+    """A ``window`` factor that may be split: neighbours exchange halos (empty ones of windows side by side).
+
+    Attributes:
+      factor: its index.
+      window: sizes along the dimension.
+      operands: those whose blocks are extended.
+      scatters: windows write to where they read; operand 0 holds their values.
+    """
+
+    factor: int
+    window: Window
+    operands: tuple[int, ...]
+    scatters: bool = False
+
+    @property
+    def most_parts(self) -> int:
+        return self.window.most_parts(scatters=self.scatters)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +96,7 @@ class OperatorRule:
         for those outside of it; so a plain slice of the operands does not do.
       manual: where it is split, every device applies the operator to its own pieces, because the compiler would
         not split it by itself (an own primitive, a foreign function).
+      windows: the window factors that may be split, all others are whole.
     """
 
     factors: tuple[Factor, ...]
@@ -82,6 +106,7 @@ class OperatorRule:
     linear: tuple[tuple[int, ...], ...] = ()
     indexed: tuple[tuple[int, int], ...] = ()
     manual: bool = False
+    windows: tuple[SplitWindow, ...] = ()
 
     def __post_init__(self) -> None:
         in_operands = _factors_of(self.operands, "operand", len(self.factors))
@@ -89,9 +114,9 @@ class OperatorRule:
         for index, factor in enumerate(self.factors):
             if index not in in_operands and index not in in_results:
                 raise RuleError(f"factor {self.factor_name(index)!r} is in no dimension")
-            if factor.kind == "reduce" and index in in_results:
+            if factor.reducer and index in in_results:
                 raise RuleError(f"reduce factor {self.factor_name(index)!r} is in a result: operands only")
-            if factor.kind in ("map", "window") and index not in in_results:
+            if factor.kind in ("map", "window") and not factor.reducer and index not in in_results:
                 raise RuleError(f"{factor.kind} factor {self.factor_name(index)!r} is in no result")
         for index, _ in self.indexed:
             if not any(dim == (index,) for dim in self.operands[0]):
@@ -138,7 +163,7 @@ class OperatorRule:
         """The rule in factor notation, such as ``i k, k j -> i j {k: sum}``."""
         sides = [", ".join(map(self._tensor_string, side)) for side in (self.operands, self.results)]
         notes = [
-            f"{self.factor_name(index)}: {factor.reducer or factor.kind}"
+            f"{self.factor_name(index)}: {factor.kind if factor.kind == 'window' else factor.reducer or factor.kind}"
             for index, factor in enumerate(self.factors)
             if factor.kind != "map"
         ]

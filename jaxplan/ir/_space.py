@@ -30,13 +30,17 @@ class FactorClass:
       sizes: the distinct sizes of its members; a split must divide each.
       named_dimension: index of its named dimension, -1 when it has none.
       user_axes: how the step itself splits it, None where that is open.
+      most_parts: the largest number of parts, where windows would reach beyond the neighbour in more; None without.
     """
 
     sizes: tuple[int, ...]
     named_dimension: int
     user_axes: UserAxes | None = None
+    most_parts: int | None = None
 
     def divisible_by(self, splits: int) -> bool:
+        if self.most_parts is not None and splits > self.most_parts:
+            return False
         return all(size % splits == 0 for size in self.sizes)
 
 
@@ -85,6 +89,7 @@ class _SpaceBuilder:
         self.base: dict[int, int] = {}
         self.whole: set[int] = set()
         self.user_axes: dict[int, UserAxes] = {}
+        self.most_parts: dict[int, int] = {}
         self.tensor_factors: dict[int, tuple[tuple[int, ...], ...]] = {}
 
     def build(self) -> GroupSpace:
@@ -111,8 +116,12 @@ class _SpaceBuilder:
         rule = self.rules[eqn.index]
         self.base[eqn.index] = len(self.sizes)
         rows = frozenset(() if self.group.kind == "contraction" else (f for f, _ in rule.indexed))
+        windows = {split.factor: split for split in rule.windows}
         for f, factor in enumerate(rule.factors):
-            node = self._new(factor.size, factor.kind in ("map", "reduce", "fixed") and f not in rows)
+            may_split = factor.kind in ("map", "reduce", "fixed") or f in windows
+            node = self._new(factor.size, may_split and f not in rows)
+            if f in windows:
+                self.most_parts[node] = windows[f].most_parts
             if factor.user_axes is not None:
                 self.user_axes[node] = factor.user_axes
         for t, dims in (
@@ -195,11 +204,16 @@ class _SpaceBuilder:
         index = {root: k for k, root in enumerate(roots)}
         last = len(self.named.dimensions)
         fixed = {self.union.find(node): axes for node, axes in self.user_axes.items()}
+        most: dict[int, int] = {}
+        for node, parts in self.most_parts.items():
+            root = self.union.find(node)
+            most[root] = min(parts, most.get(root, parts))
         classes = [
             FactorClass(
                 sizes=tuple(sorted(sizes[r])),
                 named_dimension=named_of[r] if named_of[r] < last else -1,
                 user_axes=fixed.get(r),
+                most_parts=most.get(r),
             )
             for r in roots
         ]
@@ -240,7 +254,7 @@ class _SpaceBuilder:
             classes = {
                 index[self.union.find(base + f)]
                 for f, factor in enumerate(rule.factors)
-                if factor.kind == "reduce" and factor.reducer == "sum" and self.union.find(base + f) in index
+                if factor.reducer == "sum" and self.union.find(base + f) in index
             }
             if eqn.name in VIEW_PRIMITIVES and self.group.kind == "contraction":
                 classes |= set(partial.get(eqn.operands[0], ()))

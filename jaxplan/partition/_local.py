@@ -1,9 +1,9 @@
 """Run one equation on the devices' own pieces, inside a manual region.
 
 An equation runs so when one of its reduced factors is split, when the indices of a look-up or an update address a split
-dimension, or when the compiler would not split it by itself. What is left to do afterwards is to combine the pieces:
-a sum stays partial (the plan's transfers take it where it is wanted), a maximum, minimum or product is combined on the
-spot.
+dimension, when windows are split (`_halo.py`), or when the compiler would not split it by itself. What is left to do
+afterwards is to combine the pieces: a sum stays partial (the plan's transfers take it where it is wanted), a maximum,
+minimum or product is combined on the spot.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from jax import lax
 
 from jaxplan._errors import RuleError
 from jaxplan.ir import Equation, OperatorRule, local_params
+from jaxplan.partition._halo import run_windows
 from jaxplan.partition._indexed import own_look_ups, own_updates
 
 _COMBINE: dict[str, Callable[[Any, tuple[str, ...]], Any]] = {
@@ -35,9 +36,9 @@ Bind = Callable[[Mapping[str, Any], Sequence[Any]], list[Any]]
 
 def runs_on_pieces(rule: OperatorRule, split: Mapping[int, tuple[str, ...]]) -> bool:
     """Whether an equation with these factors split must run in a manual region."""
-    indexed = {factor for factor, _ in rule.indexed}
+    by_hand = {factor for factor, _ in rule.indexed} | {window.factor for window in rule.windows}
     return bool(split) and (
-        rule.manual or any(rule.factors[f].kind == "reduce" or f in indexed for f in split)
+        rule.manual or any(rule.factors[f].kind == "reduce" or f in by_hand for f in split)
     )
 
 
@@ -63,7 +64,7 @@ def run_local(
     Raises:
       RuleError: the primitive returned other shapes, so its parameters do not fit the pieces.
     """
-    reduced = {f: names for f, names in split.items() if rule.factors[f].kind == "reduce"}
+    reduced = {f: names for f, names in split.items() if rule.factors[f].reducer}
     in_shapes = [np.shape(piece) for piece in pieces]
     params = local_params(eqn.name, eqn.params, in_shapes, out_shapes)
     if rule.family == "scatter":
@@ -71,6 +72,8 @@ def run_local(
     if any(f in split for f, _ in rule.indexed):
         on_own = own_look_ups if rule.family == "gather" else own_updates
         results = on_own(rule, bind, params, pieces, split)
+    elif any(window.factor in split for window in rule.windows):
+        results = run_windows(eqn.name, rule, bind, params, pieces, split)
     else:
         results = bind(params, pieces)
     found = [np.shape(r) for r in results]

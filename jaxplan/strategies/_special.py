@@ -117,7 +117,7 @@ def spatial(step: Step) -> Sketch | Absent:
             if len(places) > 2 and use.forward:
                 rows.add(step.graph.named.of.get((t, places[2]), -1))
         if use.forward and not _is_split(step, use.equation, numbers.lhs_spec):
-            return Absent(reason="a convolution reads windows, and those stay whole")
+            return Absent(reason="a convolution reads windows that cannot be cut into equal parts")
     rows.discard(-1)
     if not rows:
         return Absent(reason="the step has no convolution over images")

@@ -136,6 +136,24 @@ def cnn_case() -> tuple[Callable[..., Any], tuple[Any, ...]]:
     )
 
 
+IMAGES, IMAGE_PARAMS = (4, 64, 64, 64), {"c1": (3, 3, 64, 128), "c2": (3, 3, 128, 64)}
+
+
+def image_case() -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The step of two convolutions from images to images, and its abstract arguments."""
+
+    def conv(x: Any, kernel: Any) -> Any:
+        return jax.lax.conv_general_dilated(
+            x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+
+    def loss(params: Any, batch: Any) -> Any:
+        return jnp.mean((conv(jax.nn.relu(conv(batch["x"], params["c1"])), params["c2"]) - batch["y"]) ** 2)
+
+    params = _shapes(IMAGE_PARAMS)
+    return momentum_step(loss), (params, params, _shapes({"x": IMAGES, "y": IMAGES}))
+
+
 def references_of(
     step: Callable[..., Any], args: tuple[Any, ...], topology: str
 ) -> tuple[dict[str, jaxplan.Plan], References]:

@@ -12,11 +12,14 @@ from tests.strategies.small_models import (
     CNN_BATCH,
     CNN_PARAMS,
     F32,
+    IMAGE_PARAMS,
+    IMAGES,
     Sizes,
     cnn_case,
     communicated,
     gpt_case,
     gpt_params,
+    image_case,
     references_of,
     totals,
 )
@@ -177,6 +180,19 @@ def test_one_weird_trick_sends_activations_of_dense_layers_and_gradients_of_conv
     assert state(plan) == (held, held)
 
 
+def test_spatial_exchanges_rows_and_sums_gradients() -> None:
+    """One row before and one after: of the image and of the hidden one forward, and of the cotangent of the result."""
+    plan = references_of(*image_case(), f"h100:{DEVICES}")[0]["spatial"]
+    batch, _, columns, channels = IMAGES
+    row, total = F32 * batch * columns, sum(F32 * math.prod(shape) for shape in IMAGE_PARAMS.values())
+    assert totals(plan, SMALL) == {
+        ("collective-permute", DEVICES): 2 * row * (channels + 128 + channels),
+        ("all-reduce", DEVICES): total,
+    }
+    assert state(plan) == (total, total)
+    assert plan.memory_parts["batch and other arguments"] == 2 * F32 * math.prod(IMAGES) // DEVICES
+
+
 def test_what_does_not_apply_says_why(gpt, cnn) -> None:
     assert gpt[1].absent == {
         "zero1": "a parameter and its optimizer slots have one layout; zero2 sends the same bytes and holds no more",
@@ -185,7 +201,7 @@ def test_what_does_not_apply_says_why(gpt, cnn) -> None:
         "experts": "the step has no experts: no product with one parameter for each of several inputs",
         "spatial": "the step has no convolution over images",
     }
-    assert "windows" in cnn[1].absent["spatial"]
+    assert "spatial" not in cnn[1].absent
     assert "attention" in cnn[1].absent["context"]
     assert "attention" in cnn[1].absent["megatron_sequence"]
 

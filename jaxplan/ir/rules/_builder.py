@@ -7,8 +7,18 @@ import operator
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from jaxplan.ir._halo import Window
 from jaxplan.ir._registry import Aval, Avals
-from jaxplan.ir._rule import Dimension, Factor, FactorKind, OperatorRule, Reducer, Shape, TensorFactors
+from jaxplan.ir._rule import (
+    Dimension,
+    Factor,
+    FactorKind,
+    OperatorRule,
+    Reducer,
+    Shape,
+    SplitWindow,
+    TensorFactors,
+)
 
 
 class Factors:
@@ -16,6 +26,25 @@ class Factors:
 
     def __init__(self) -> None:
         self._factors: list[Factor] = []
+        self._windows: list[SplitWindow] = []
+
+    def add_window(
+        self,
+        window: Window,
+        operands: tuple[int, ...] = (0,),
+        *,
+        reducer: Reducer | None = None,
+        scatters: bool = False,
+    ) -> Dimension:
+        """A new window factor; none where it cannot be cut into two parts."""
+        if window.most_parts(scatters=scatters) < 2:
+            return ()
+        parts = math.gcd(window.in_size, window.out_size)
+        self._factors.append(Factor(size=parts, kind="window", reducer=reducer))
+        index = len(self._factors) - 1
+        split = SplitWindow(factor=index, window=window, operands=operands, scatters=scatters)
+        self._windows.append(split)
+        return (index,)
 
     def add(self, size: int, kind: FactorKind = "map", reducer: Reducer | None = None) -> Dimension:
         """A new factor, as the dimension that holds just it."""
@@ -23,6 +52,11 @@ class Factors:
             return ()
         self._factors.append(Factor(size=size, kind=kind, reducer=reducer))
         return (len(self._factors) - 1,)
+
+    def on_pieces(self, dimension: Dimension, window: Window) -> None:
+        """Let devices slide a window over their own parts of a mapped dimension: it reaches no other's."""
+        if dimension:
+            self._windows.append(SplitWindow(factor=dimension[0], window=window, operands=(0,)))
 
     def size(self, dimension: Dimension) -> int:
         """Elements of a dimension made here."""
@@ -59,6 +93,7 @@ class Factors:
             linear=linear,
             indexed=indexed,
             manual=manual,
+            windows=tuple(self._windows),
         )
 
 

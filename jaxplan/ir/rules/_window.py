@@ -2,43 +2,27 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from jaxplan.ir._halo import Window
 from jaxplan.ir._registry import Avals, Params, register_local_params, register_rule
 from jaxplan.ir._rule import Dimension, OperatorRule, Shape, TensorFactors
 from jaxplan.ir.rules._builder import Factors
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Window:
-    """A window along one dimension: all in elements, ``extent`` with the holes of its dilation."""
+def _window_pair(
+    factors: Factors, window: Window, operands: tuple[int, ...], *, scatters: bool = False
+) -> tuple[Dimension, Dimension]:
+    """The dimension of operand and result under a window; ``operands`` are those that a halo extends.
 
-    extent: int
-    stride: int
-    base_dilation: int
-    padding: tuple[int, int]
-
-    def dims(self, factors: Factors, in_size: int, out_size: int) -> tuple[Dimension, Dimension]:
-        """The dimension of operand and result under this window.
-
-        Windows that lie side by side (patches; a window of one element) map it, ``(i k) -> i`` with k whole.
-        Otherwise both sides can be cut into as many equal parts as their greatest common divisor; with
-        none, or a window larger than the image (a weight gradient), it is whole.
-        """
-        if self._is_disjoint and in_size == out_size * self.stride:
-            shared = factors.add(out_size)
-            return shared + factors.whole(self.stride), shared
-        parts = math.gcd(in_size, out_size)
-        if parts <= 1 or self.extent > min(in_size, out_size):
-            return factors.whole(in_size), factors.whole(out_size)
-        shared = factors.add(parts, "window")
-        return shared, shared
-
-    @property
-    def _is_disjoint(self) -> bool:
-        return self.extent <= self.stride and self.base_dilation == 1 and not any(self.padding)
+    Windows that lie side by side (patches; a window of one element) map it, ``(i k) -> i`` with k whole. Otherwise
+    both sides can be cut into as many equal parts as have a halo; where none do, it is whole.
+    """
+    if window.maps:
+        shared = factors.add(window.out_size)
+        return shared + factors.whole(window.stride), shared
+    shared = factors.add_window(window, operands, scatters=scatters)
+    return (shared, shared) if shared else (factors.whole(window.in_size), factors.whole(window.out_size))
 
 
 @register_rule("conv_general_dilated")
@@ -46,7 +30,7 @@ def convolution_rule(in_avals: Avals, out_avals: Avals, params: Params) -> Opera
     """``n (g c) h w, (g o) c kh kw -> n (g o) h w``, in the order of the dimension numbers.
 
     n, o and the feature groups g are mapped, c is reduced, the kernel's dimensions are whole, the image's are
-    windows (`_Window.dims`). With batch groups (the weight gradient of a grouped convolution) it is
+    windows (`_image_dims`). With batch groups (the weight gradient of a grouped convolution) it is
     ``(g n) c h w, (g o) c kh kw -> n (g o) h w``. Groups run on pieces, because the compiler would gather them.
     """
     numbers = params["dimension_numbers"]
@@ -63,16 +47,41 @@ def convolution_rule(in_avals: Avals, out_avals: Avals, params: Params) -> Opera
     rhs = {rhs_spec[0]: group + out_feature, rhs_spec[1]: reduced}
     out = {out_spec[0]: batch, out_spec[1]: group + out_feature}
     for axis, (lhs_axis, rhs_axis, out_axis) in enumerate(zip(lhs_spec[2:], rhs_spec[2:], out_spec[2:])):
-        window = _Window(
-            extent=(rhs_shape[rhs_axis] - 1) * params["rhs_dilation"][axis] + 1,
-            stride=params["window_strides"][axis],
-            base_dilation=params["lhs_dilation"][axis],
-            padding=params["padding"][axis],
+        lhs[lhs_axis], rhs[rhs_axis], out[out_axis] = _image_dims(
+            factors, (lhs_shape[lhs_axis], rhs_shape[rhs_axis], out_shape[out_axis]), params, axis
         )
-        lhs[lhs_axis], out[out_axis] = window.dims(factors, lhs_shape[lhs_axis], out_shape[out_axis])
-        rhs[rhs_axis] = factors.whole(rhs_shape[rhs_axis])
     tensors, is_grouped = [_ordered(lhs), _ordered(rhs)], feature_groups * batch_groups > 1
     return factors.rule(tensors, [_ordered(out)], "convolution", ((0,), (1,)), manual=is_grouped)
+
+
+def _image_dims(
+    factors: Factors, sizes: tuple[int, int, int], params: Params, axis: int
+) -> tuple[Dimension, Dimension, Dimension]:
+    """Dimensions of operand, kernel and result along one dimension of the image.
+
+    Result ``o`` reads ``o stride + k kernel_dilation - before`` for all k. A kernel that is larger than the result is
+    the cotangent of a weight gradient: it is cut as the image is, and the parts of the result are added up.
+    """
+    in_size, kernel, out_size = sizes
+    stride, spacing = params["window_strides"][axis], params["rhs_dilation"][axis]
+    slides = kernel > out_size
+    if slides:
+        kernel, out_size, stride, spacing = out_size, kernel, spacing, stride
+    window = Window(
+        extent=(kernel - 1) * spacing + 1,
+        stride=stride,
+        dilation=params["lhs_dilation"][axis],
+        padding=tuple(params["padding"][axis]),
+        in_size=in_size,
+        out_size=out_size,
+    )
+    if slides:
+        cut = factors.add_window(window, reducer="sum")
+        return cut or factors.whole(in_size), cut or factors.whole(out_size), factors.whole(kernel)
+    image, result = _window_pair(factors, window, (0,))
+    if window.maps:  # the compiler was seen to split strided ones wrongly where features are split as well
+        factors.on_pieces(result, window)
+    return image, factors.whole(kernel), result
 
 
 @register_local_params("conv_general_dilated")
@@ -92,7 +101,7 @@ def convolution_params(params: Params, in_shapes: Sequence[Shape], out_shapes: S
 def sum_pool_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorRule:
     """Average pooling and its kin: linear."""
     factors = Factors()
-    operand, result = _window_dims(factors, in_avals[0].shape, out_avals[0].shape, params)
+    operand, result = _window_dims(factors, in_avals[0].shape, out_avals[0].shape, params, (0,))
     return factors.rule([operand], [result], "window", ((0,),))
 
 
@@ -100,7 +109,8 @@ def sum_pool_rule(in_avals: Avals, out_avals: Avals, params: Params) -> Operator
 def pool_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorRule:
     """Pooling: windows where more than one element is seen, mapped elsewhere; every operand has one shape."""
     factors = Factors()
-    operand, result = _window_dims(factors, in_avals[0].shape, out_avals[0].shape, params)
+    every = tuple(range(len(in_avals)))
+    operand, result = _window_dims(factors, in_avals[0].shape, out_avals[0].shape, params, every)
     return factors.rule([operand] * len(in_avals), [result] * len(out_avals), "window")
 
 
@@ -108,8 +118,9 @@ def pool_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorRule
 def generic_pool_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorRule:
     """`lax.reduce_window` with a function of the user: tensors, then as many scalar initial values."""
     factors = Factors()
-    operand, result = _window_dims(factors, in_avals[0].shape, out_avals[0].shape, params)
     num_tensors = len(out_avals)
+    every = tuple(range(num_tensors))
+    operand, result = _window_dims(factors, in_avals[0].shape, out_avals[0].shape, params, every)
     scalars: list[TensorFactors] = [()] * (len(in_avals) - num_tensors)
     return factors.rule([*[operand] * num_tensors, *scalars], [result] * num_tensors, "window")
 
@@ -122,7 +133,7 @@ def unpool_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorRu
     """
     source, operand = in_avals
     factors = Factors()
-    big_dims, small_dims = _window_dims(factors, operand.shape, source.shape, params)
+    big_dims, small_dims = _window_dims(factors, operand.shape, source.shape, params, (0, 1), scatters=True)
     return factors.rule([small_dims, big_dims], [big_dims], "window", ((0,),))
 
 
@@ -130,25 +141,35 @@ def unpool_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorRu
 def generic_unpool_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorRule:
     """`select_and_scatter` with functions of the user: operand, source, scalar initial value."""
     factors = Factors()
-    operand, source = _window_dims(factors, in_avals[0].shape, in_avals[1].shape, params)
+    operand, source = _window_dims(factors, in_avals[0].shape, in_avals[1].shape, params, ())
     return factors.rule([operand, source, ()], [operand], "window")
 
 
 def _window_dims(
-    factors: Factors, in_shape: Shape, out_shape: Shape, params: Params
+    factors: Factors,
+    in_shape: Shape,
+    out_shape: Shape,
+    params: Params,
+    operands: tuple[int, ...],
+    *,
+    scatters: bool = False,
 ) -> tuple[TensorFactors, TensorFactors]:
-    """Dimensions of operand and result of a window over every dimension."""
+    """Dimensions of operand and result of a window over every dimension; without ``operands`` no window is split."""
     ones = (1,) * len(in_shape)
     operand, result = [], []
     for axis, (in_size, out_size) in enumerate(zip(in_shape, out_shape)):
-        dilation = params.get("window_dilation", ones)[axis]
-        window = _Window(
-            extent=(params["window_dimensions"][axis] - 1) * dilation + 1,
+        window = Window(
+            extent=(params["window_dimensions"][axis] - 1) * params.get("window_dilation", ones)[axis] + 1,
             stride=params["window_strides"][axis],
-            base_dilation=params.get("base_dilation", ones)[axis],
-            padding=params["padding"][axis],
+            dilation=params.get("base_dilation", ones)[axis],
+            padding=tuple(params["padding"][axis]),
+            in_size=in_size,
+            out_size=out_size,
         )
-        in_dim, out_dim = window.dims(factors, in_size, out_size)
+        if operands or window.maps:
+            in_dim, out_dim = _window_pair(factors, window, operands, scatters=scatters)
+        else:
+            in_dim, out_dim = factors.whole(in_size), factors.whole(out_size)
         operand.append(in_dim)
         result.append(out_dim)
     return tuple(operand), tuple(result)
