@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 
 from jaxplan._candidate import Candidate, undominated
 from jaxplan.cost import CostModel, ModelBuilder, Predictor
@@ -34,6 +35,8 @@ LEAST_SHARE = 0.25
 """Where the fastest plan needs at most this share of the memory there is, no rematerialisation is looked for."""
 LEAST_ACTIVATIONS = 0.15
 """... nor where activations, and copies of them, are at most this share of what it needs."""
+LEAST_SAVING = 0.03
+"""A way to compute blocks again is tried on some of them where on all it saves at least this share of memory."""
 ACTIVATION_PARTS = ("activations", "resharded copies")
 
 _Used = list[tuple[Configuration, ...]]
@@ -46,14 +49,26 @@ def is_worth_it(fastest_bytes: int, activation_bytes: int, memory_limit_bytes: i
     return is_short and activation_bytes > LEAST_ACTIVATIONS * fastest_bytes
 
 
-def ladder(num_blocks: int) -> list[Remat]:
-    """The choices that are tried: both ends, then what lies before and between them."""
+def ends(num_blocks: int) -> list[Remat]:
+    """All blocks computed again: what is between contractions, and all."""
     if not num_blocks:
         return []
-    counts = sorted({max(1, round(num_blocks * rung / RUNGS)) for rung in range(1, RUNGS + 1)})[:-1]
-    ends = [Remat(num_contractions=num_blocks, of=num_blocks), Remat(num_all=num_blocks, of=num_blocks)]
-    light = [Remat(num_contractions=k, of=num_blocks) for k in counts]
-    return ends + light + [Remat(num_all=k, num_contractions=num_blocks - k, of=num_blocks) for k in counts]
+    return [Remat(num_contractions=num_blocks, of=num_blocks), Remat(num_all=num_blocks, of=num_blocks)]
+
+
+def rungs_between(num_blocks: int, *, light: bool, heavy: bool) -> list[Remat]:
+    """Choices between the step as it is and the ends.
+
+    Args:
+      light: computing again what is between contractions saves something; of ever more blocks.
+      heavy: computing again contractions too saves more; of ever more blocks, the others light where that saves.
+    """
+    counts = sorted({max(1, round(num_blocks * rung / RUNGS)) for rung in range(1, RUNGS)} - {num_blocks})
+    found = [Remat(num_contractions=k, of=num_blocks) for k in counts if light]
+    others = num_blocks if light else 0
+    return found + [
+        Remat(num_all=k, num_contractions=max(0, others - k), of=num_blocks) for k in counts if heavy
+    ]
 
 
 def recomputed(
@@ -65,13 +80,21 @@ def recomputed(
     that the solutions of the ends use.
     """
     blocks = recomputable_blocks(model.graph)
-    rungs, search = ladder(len(blocks)), _Search(model, blocks, solver)
-    used = search.used([model.chosen(c.solution.assignment) for c in undominated(candidates)])
+    search, best = _Search(model, blocks, solver), undominated(candidates)
+    used = search.used([model.chosen(c.solution.assignment) for c in best])
     found: list[Candidate] = []
+    least = [best[0].memory_bytes]
+    for remat in ends(len(blocks)):
+        found += search.solve(remat, used, MAX_AT_ENDS)
+        least.append(min((c.memory_bytes for c in found), default=least[0]))
+        progress(len(least) / (2 * RUNGS))
+    if not found:
+        return []
+    light, heavy = (after < (1 - LEAST_SAVING) * before for before, after in pairwise(least))
+    rungs = rungs_between(len(blocks), light=light, heavy=heavy)
+    used = search.used([search.before[id(c.solution)] for c in undominated(found)])
     for done, remat in enumerate(rungs):
-        if done == 2:
-            used = search.used([search.before[id(c.solution)] for c in undominated(found)])
-        found += search.solve(remat, used, MAX_AT_ENDS if done < 2 else MAX_BETWEEN)
+        found += search.solve(remat, used, MAX_BETWEEN)
         progress((done + 1) / len(rungs))
     return found
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jaxplan
-from jaxplan._recompute import ladder
+from jaxplan._recompute import ends, rungs_between
 
 WIDTH, BATCH, LAYERS = 16, 4096, 2
 
@@ -106,10 +106,12 @@ def test_an_option_that_is_no_truth_value_is_refused():
         jaxplan.plan(train_step, *make_args(), topology="cpu:8", remat="blocks")
 
 
-def test_the_ladder_has_both_ends_and_nothing_twice():
-    for num_blocks in (0, 1, 2, 5, 24):
-        rungs = ladder(num_blocks)
+@pytest.mark.parametrize("light", [True, False])
+def test_the_ladder_has_nothing_twice_and_leaves_no_way_out_that_saves(light):
+    for num_blocks in (1, 2, 5, 24):
+        rungs = [*ends(num_blocks), *rungs_between(num_blocks, light=light, heavy=True)]
         assert len(set(rungs)) == len(rungs)
-        assert all(0 < len(remat.policies) <= num_blocks for remat in rungs)
-        if rungs:
-            assert {len(remat.policies) for remat in rungs[:2]} == {num_blocks}
+        assert {remat.num_all for remat in rungs} > {0, num_blocks} or num_blocks == 1
+        assert all(len(remat.policies) == num_blocks for remat in rungs if remat.num_all and light)
+        assert not rungs_between(num_blocks, light=False, heavy=False)
+    assert ends(0) == []
