@@ -8,6 +8,7 @@ from benchmarks.fuzz._operators import operator
 from benchmarks.fuzz._program import Function, Value
 from benchmarks.fuzz._scope import Inapplicable, Scope
 
+_SAVES_PRODUCTS = "functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable)"
 MAX_DEPTH = 2
 MAX_BODY = 6
 Fill = Callable[[Scope, int], None]
@@ -122,7 +123,7 @@ def called(s: Scope) -> None:
         [given],
         inner,
         [v.name for v in results],
-        s.one_of(("jax.checkpoint", "jax.checkpoint", "jax.jit")),
+        s.one_of(("jax.checkpoint", _SAVES_PRODUCTS, "jax.jit")),
     )
     if len(results) == 1:
         s.emit_all(f"{fn.name}({x.name})", bounds=[results[0].bound], functions=[fn])

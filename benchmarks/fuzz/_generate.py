@@ -9,12 +9,12 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from benchmarks.fuzz import _calls, _elementwise, _indexing, _reductions, _shapes
+from benchmarks.fuzz import _calls, _elementwise, _indexing, _reductions, _shapes, _sharded
 from benchmarks.fuzz._operators import OPERATORS, Operator
 from benchmarks.fuzz._program import Kind, Program, Value
 from benchmarks.fuzz._scope import Inapplicable, Scope, Shared
 
-_MODULES = (_calls, _elementwise, _indexing, _reductions, _shapes)  # they fill the table
+_MODULES = (_calls, _elementwise, _indexing, _reductions, _shapes, _sharded)  # they fill the table
 MAX_STATEMENTS = 30
 MAX_RESULTS = 12
 _SIZES = (2, 4, 6, 8, 12, 16)

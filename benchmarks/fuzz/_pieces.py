@@ -14,8 +14,8 @@ from unittest import mock
 from jaxplan.ir import OperatorRule
 from jaxplan.partition import _local, _run
 
-_BY_POSITION = frozenset({"source", "rng", "region", "unknown"})
-"""Families whose results depend on where a piece lies, or that are no operators."""
+_BY_POSITION = frozenset({"source", "rng", "region", "user", "unknown"})
+"""Families whose results depend on where a piece lies, that have layouts of their own, or that are no operators."""
 _SIZES = {
     "reshape": "new_sizes",
     "broadcast_in_dim": "shape",

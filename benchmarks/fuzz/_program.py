@@ -11,12 +11,17 @@ Shape = tuple[int, ...]
 Kind = Literal["plain", "gradient", "update"]
 _NAMES = re.compile(r"\b[av]\d+\b")
 HEADER = """\
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 jax.config.update("jax_enable_x64", True)
+MESH = Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("d", "m"))
 """
 
 

@@ -235,7 +235,7 @@ def of_matrices(s: Scope) -> None:
     s.emit(form.format(gram), bound=100.0)
 
 
-@operator(1, differentiable=False)
+@operator(2, differentiable=False)
 def ragged(s: Scope) -> None:
     """A product per group of rows."""
     x = s.pick(lambda v: v.rank == 2 and v.dtype == "float64" and v.bound <= 20)

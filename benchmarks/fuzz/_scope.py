@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,17 @@ MAX_ELEMENTS = 4096
 MAX_BOUND = 200.0
 RECENT = 4
 """An operand is one of so many latest candidates mostly, so that programs become deep."""
-_EVALUATION = {"jax": jax, "jnp": jnp, "lax": lax, "np": np}
+_MESH = jax.sharding.AbstractMesh((2, 4), ("d", "m"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+_EVALUATION = {
+    "jax": jax,
+    "jnp": jnp,
+    "lax": lax,
+    "np": np,
+    "functools": functools,
+    "NamedSharding": jax.sharding.NamedSharding,
+    "P": jax.sharding.PartitionSpec,
+    "MESH": _MESH,
+}
 
 
 class Inapplicable(Exception):
