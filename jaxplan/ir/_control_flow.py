@@ -14,6 +14,7 @@ from typing import Any
 from jaxplan import _compat
 from jaxplan.ir._builder import Builder, keep, register_inline
 from jaxplan.ir._program import REGION_IN, REGION_OUT, Region, RegionKind
+from jaxplan.ir._trip_count import known_trips
 
 _REGION_IN = _compat.Primitive(REGION_IN)
 _REGION_OUT = _compat.Primitive(REGION_OUT)
@@ -112,7 +113,8 @@ def _inline_while(builder: Builder, eqn: Any, operands: list[int], stack: str) -
     cond_consts = operands[:num_cond]
     rest = operands[num_cond:]
     num_carry = len(rest) - num_body
-    region = _Open(builder, "while", eqn, stack)
+    values = [builder.tensors[t].value for t in operands]
+    region = _Open(builder, "while", eqn, stack, trips=known_trips(eqn.params, values) or 1)
     roles = ["const"] * num_body + ["carry"] * num_carry
     inner, outs = region.body(eqn.params["body_jaxpr"], rest, roles)
     carries = inner[num_body:]

@@ -96,7 +96,7 @@ class Region:
       index: position in ``Program.regions``.
       parent: the region around it, -1 when there is none.
       kind: ``scan``, ``while`` or ``cond``.
-      trips: trips of a scan; 1 for others, whose number is not known.
+      trips: trips of a scan, and of a ``while`` that counts from one number to another; 1 where they are not known.
       params: parameters of the primitive (``reverse``, ``unroll``, ...).
       selector: the outer scalar that picks the branch of a ``cond``, else None.
       predicate: the inner scalar that says whether a ``while`` goes on, else None.

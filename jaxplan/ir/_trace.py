@@ -14,6 +14,7 @@ from jaxplan._arguments import check_leaves, step_name
 from jaxplan._errors import ArgumentError, TraceError
 from jaxplan.ir import _control_flow as _control_flow  # registers how loops and branches are inlined
 from jaxplan.ir import _package_calls as _package_calls  # and primitives of other packages
+from jaxplan.ir import _padded_windows as _padded_windows  # how sums over padded windows are
 from jaxplan.ir import _user_sharding as _user_sharding  # and how shardings of the user's are
 from jaxplan.ir._builder import Builder
 from jaxplan.ir._dead_code import remove_dead

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxplan.ir import StepGraph, analyse, trace
 
@@ -114,3 +115,35 @@ def test_an_inner_loop_runs_as_often_as_both_say() -> None:
     (sine,) = [e.results[0] for e in program.equations if e.name == "sin"]
     assert program.tensors[sine].trips == 12
     assert [region.parent for region in program.regions] == [-1, 0]
+
+
+@pytest.mark.parametrize(
+    ("start", "goes_on", "step", "trips"),
+    [
+        (0, lambda i: i < 10, 1, 10),
+        (3, lambda i: i <= 10, 2, 4),
+        (10, lambda i: i > 0, -3, 4),
+        (10, lambda i: i >= 1, -3, 4),
+        (5, lambda i: i < 5, 1, 1),  # never: priced as one
+        (0, lambda i: i > -1, 1, 1),  # never ends
+        (0, lambda i: (i < 10) & (i < 5), 1, 1),  # not a plain counter
+    ],
+)
+def test_a_while_that_counts_has_its_trips(start: int, goes_on: Any, step: int, trips: int) -> None:
+    def loop(w: jax.Array, x: jax.Array) -> jax.Array:
+        return jax.lax.while_loop(
+            lambda state: goes_on(state[0]),
+            lambda state: (state[0] + step, jnp.tanh(state[1] @ w)),
+            (start, x),
+        )[1]
+
+    (region,) = graph_of(loop, shape(16, 16), shape(8, 16)).program.regions
+    assert (region.kind, region.trips) == ("while", trips)
+
+
+def test_a_while_until_something_is_computed_counts_once() -> None:
+    def loop(x: jax.Array, n: jax.Array) -> jax.Array:
+        return jax.lax.fori_loop(0, n, lambda _, x: jnp.sin(x), x)
+
+    (region,) = graph_of(loop, shape(8), jax.ShapeDtypeStruct((), np.int32)).program.regions
+    assert (region.kind, region.trips) == ("while", 1)
