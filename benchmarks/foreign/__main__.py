@@ -60,8 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{name:<28} {MODELS[name].missing}", flush=True)
             continue
         record = measure(name, topology, points=points, cache=options.cache)
-        records = [r for r in records if (r.model, r.topology) != (name, topology.name)] + [record]
         print(row(record), flush=True)
+        before = _saved(options.save) if options.save else records  # another process may have added to it
+        records = [r for r in before if (r.model, r.topology) != (name, topology.name)] + [record]
         if options.save:
             options.save.write_text("".join(json.dumps(asdict(r), sort_keys=True) + "\n" for r in records))
     return report(records)
