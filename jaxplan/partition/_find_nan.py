@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from jaxplan import _compat
 from jaxplan.ir import Program
+from jaxplan.partition._user_sharding import as_traced
 
 
 def is_checking() -> bool:
@@ -56,8 +57,12 @@ def _evaluate(program: Program, arguments: Sequence[Any]) -> None:
     env.update({t.index: t.value for t in program.tensors if t.kind in ("literal", "constant")})
     for eqn in program.equations:
         operands = [env[t] for t in eqn.operands]
+        if eqn.name == "sharding_constraint":
+            env.update(zip(eqn.results, operands, strict=True))
+            continue
+        params = as_traced(eqn)
         try:
-            results = _compat.bind_like(eqn.origin, eqn.primitive, dict(eqn.params), operands, eqn.name_stack)
+            results = _compat.bind_like(eqn.origin, eqn.primitive, params, operands, eqn.name_stack)
         except FloatingPointError as error:
             where = _compat.eqn_source_line(eqn.origin) or "unknown line"
             raise FloatingPointError(f"{error}, at {where}") from None

@@ -18,9 +18,13 @@ from jaxplan.partition._steps import Executor
 
 def user_params(eqn: Equation, executor: Executor) -> dict[str, Any]:
     """Parameters of a `jax.shard_map` of the user's over the executor's devices."""
-    params = {name: value for name, value in eqn.params.items() if name not in (MESH, IN_DIMS, OUT_DIMS)}
-    mesh = eqn.params[MESH]
+    params, mesh = as_traced(eqn), eqn.params[MESH]
     assert mesh.is_in_order, "checked when it was planned"
     if isinstance(executor.mesh, Mesh):
         return {**params, "mesh": Mesh(np.reshape(executor.mesh.devices, mesh.sizes), mesh.names)}
     return {**params, "mesh": _compat.auto_abstract_mesh(mesh.sizes, mesh.names)}
+
+
+def as_traced(eqn: Equation) -> dict[str, Any]:
+    """The parameters that an equation was traced with."""
+    return {name: value for name, value in eqn.params.items() if name not in (MESH, IN_DIMS, OUT_DIMS)}

@@ -266,6 +266,18 @@ def test_plans_with_shardings_of_the_step_are_files(tmp_path: Any) -> None:
     np.testing.assert_allclose(loaded.jit()(*args), args[0] @ args[1], rtol=1e-5, atol=1e-5)
 
 
+def test_a_nan_in_a_step_with_shardings_of_its_own_is_found() -> None:
+    product, sharding = tensor_parallel(mesh(2, 4)), NamedSharding(mesh(2, 4), P("data"))
+
+    def step(x: Any, v: Any) -> Any:
+        return jnp.log(lax.with_sharding_constraint(product(x, v) - 1e6, sharding))
+
+    args = values((16, 32), (32, 8))
+    run = jaxplan.plan(step, *args, topology=TOPOLOGY).fastest().jit()
+    with jax.debug_nans(True), pytest.raises(FloatingPointError, match=r"log.*test_user_sharding"):
+        run(*args)
+
+
 @pytest.mark.gpu_aot
 @pytest.mark.slow
 def test_the_compiled_program_holds_the_collectives_of_the_step() -> None:
