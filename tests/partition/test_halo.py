@@ -80,10 +80,40 @@ def test_images_split_over_devices_give_what_one_device_gives(name: str) -> None
     graph = analysed(step, x, w)
     rows = (0,) if name in ("valid", "lopsided") else (2, 0)
     strategy, num_windows = images_split(graph, rows, (1,))
-    assert num_windows >= 3  # of the convolution and of its gradients; of both dimensions of a pooling and its gradient
+    assert (
+        num_windows >= 3
+    )  # of the convolution and of its gradients; of both dimensions of a pooling and its gradient
     found = jax.tree.leaves(plan_of(graph, TOPOLOGY, strategy).jit()(x, w))
     for a, b in zip(found, jax.tree.leaves(jax.jit(step)(x, w)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
+OTHERS: dict[str, Any] = {
+    "derivative of a max pool": lambda x: jax.jvp(
+        lambda x: pool(x, -jnp.inf, lax.max, 3, 1), (x,), (jnp.cos(x),)
+    )[1],
+    "function of one's own": lambda x: lax.reduce_window(
+        1 + x / 8,
+        jnp.float32(1),
+        lambda a, b: jnp.exp(jnp.log(a) + jnp.log(b)),
+        (1, 3, 3, 1),
+        (1, 1, 1, 1),
+        "SAME",
+    ),
+    "integers": lambda x: lax.reduce_window(
+        (x * 100).astype(jnp.int32), jnp.iinfo(jnp.int32).max, lax.min, (1, 3, 3, 1), (1, 1, 1, 1), "SAME"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(OTHERS))
+def test_other_windows_are_split_too(name: str) -> None:
+    x = jnp.asarray(np.random.default_rng(0).uniform(-1, 1, X), jnp.float32)
+    graph = analysed(OTHERS[name], x)
+    strategy, num_windows = images_split(graph, (2, 0), (1,))
+    assert num_windows == 2
+    found = plan_of(graph, TOPOLOGY, strategy).jit()(x)
+    np.testing.assert_allclose(found, jax.jit(OTHERS[name])(x), rtol=1e-5, atol=1e-5)
 
 
 def brute_force(window: Window, parts: int) -> list[tuple[int, int]] | None:
