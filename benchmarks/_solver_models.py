@@ -28,7 +28,7 @@ from jaxplan.solvers._point import score
 from jaxplan.solvers._segments import LIST_CAP
 from jaxplan.strategies import reference_solution, sketch_references
 
-MODELS = ("mlp", "gpt2-small", "resnet50", "inception3", "lstm", "transformer-big")
+MODELS = ("mlp", "gpt2-small", "resnet50", "inception-v3", "lstm", "transformer-big")
 # The solvers that prove the fastest assignment; what the others find is never faster.
 PROVING = ("auto", "ft", "pase", "exact")
 OTHERS = ("optcnn", "ft-lists", "ft-elimination-lists", "tofu", "mcmc", "mcmc-simulated")

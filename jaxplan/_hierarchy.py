@@ -86,7 +86,8 @@ def open_configurations(
         finer = _with_neighbours(builder, model, hull)
         if finer == model.configurations:
             break
-        before, tied = hull, tied.without(_used(model, hull))
+        before, new = hull, [frozenset(f).difference(c) for f, c in zip(finer, model.configurations)]
+        tied = tied.opening(new, _used(model, hull))
         model = builder.build(finer, lambda f, r=rounds: progress(0.4 + 0.2 * (r - 1 + f)), tied)
         hull = outline(model.problem, NUM_SOLVES)
         if not _improves(before, hull):
@@ -100,17 +101,30 @@ def _improves(before: Hull, after: Hull) -> bool:
 
 
 def _used(model: CostModel, hull: Hull) -> tuple[frozenset[Configuration], ...]:
-    """Per group, the configurations of the vertices of a hull."""
-    return tuple(map(frozenset, zip(*(model.chosen(point.assignment) for point in hull.points), strict=True)))
+    """Per group, the configurations of the vertices of a hull; equal groups have the same."""
+    kinds = _kinds(model)
+    result = [frozenset[Configuration]()] * model.problem.num_nodes
+    for members in kinds:
+        used = frozenset(
+            model.configurations[v][point.assignment[v]] for point in hull.points for v in members
+        )
+        for v in members:
+            result[v] = used
+    return tuple(result)
+
+
+def _kinds(model: CostModel) -> list[list[int]]:
+    """Groups whose costs are the same arrays: equal layers'."""
+    kinds: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for v, (time, memory) in enumerate(zip(model.problem.time, model.problem.memory, strict=True)):
+        kinds[id(time), id(memory)].append(v)
+    return list(kinds.values())
 
 
 def _with_neighbours(builder: ModelBuilder, model: CostModel, hull: Hull) -> tuple[tuple[Configuration, ...], ...]:
     """The configurations of a model with neighbours of those that are used; equal groups get the same."""
-    kinds: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for v, (time, memory) in enumerate(zip(model.problem.time, model.problem.memory, strict=True)):
-        kinds[id(time), id(memory)].append(v)
     result = list(model.configurations)
-    for members in kinds.values():
+    for members in _kinds(model):
         configs = model.configurations[members[0]]
         if len(configs) == 1:
             continue

@@ -160,10 +160,7 @@ class ModelBuilder:
 
     def tied(self, most: int, strategies: Sequence[Sequence[Configuration]]) -> Tied:
         """What strategies alone need beside `configurations` of the same number."""
-        return Tied(
-            strategies=tuple(map(tuple, strategies)),
-            configurations=tuple(added for _, added in self._configurations(most)),
-        )
+        return Tied.of(strategies, [added for _, added in self._configurations(most)])
 
     def _configurations(self, most: int) -> list[tuple[tuple[Configuration, ...], frozenset[Configuration]]]:
         """Of each group its configurations, and which of them are there because they always are."""

@@ -1,8 +1,9 @@
-"""Configurations that a reference strategy alone needs: priced beside those of the same strategy, not beside all.
+"""Which pairs of configurations are priced where all pairs would be too many.
 
-A strategy adds to each group one configuration that the search space would leave out, and to price all of them beside
-all others takes longer than everything else. Beside the rest of its own strategy each is one pair of layouts. A pair
-that is not priced takes infinite time: the strategy stays a point of the problem, mixtures with it are left out.
+A reference strategy adds to each group one configuration that the search space would leave out, and to price all of
+them beside all others takes longer than everything else. Beside the rest of its own strategy each is one pair of
+layouts. Configurations that are opened later are priced beside those that plans use, and beside each other. A pair that
+is not priced takes infinite time: strategies stay points of the problem, mixtures with them are left out.
 """
 
 from __future__ import annotations
@@ -22,16 +23,41 @@ class Tied:
     Attributes:
       strategies: each a configuration for every group.
       configurations: per group, those that go with the rest of their strategy alone.
+      opened: per group, those that go with what is used and with each other alone.
+      used: per group, those that plans use.
     """
 
     strategies: tuple[tuple[Configuration, ...], ...]
     configurations: tuple[frozenset[Configuration], ...]
+    opened: tuple[frozenset[Configuration], ...]
+    used: tuple[frozenset[Configuration], ...]
     _masks: dict = field(default_factory=dict)
 
-    def without(self, used: Sequence[frozenset[Configuration]]) -> Tied:
-        """The same where some configurations of each group go with all others."""
-        left = tuple(tied - free for tied, free in zip(self.configurations, used, strict=True))
-        return Tied(strategies=self.strategies, configurations=left)
+    @classmethod
+    def of(
+        cls,
+        strategies: Sequence[Sequence[Configuration]],
+        configurations: Sequence[frozenset[Configuration]],
+    ) -> Tied:
+        """The beginning: nothing was opened yet, and nothing is known to be used."""
+        nothing = (frozenset[Configuration](),) * len(configurations)
+        return cls(
+            strategies=tuple(map(tuple, strategies)),
+            configurations=tuple(configurations),
+            opened=nothing,
+            used=nothing,
+        )
+
+    def opening(
+        self, new: Sequence[frozenset[Configuration]], used: Sequence[frozenset[Configuration]]
+    ) -> Tied:
+        """The same with more opened, and more used; what is used goes with all others."""
+        return Tied(
+            strategies=self.strategies,
+            configurations=tuple(map(frozenset.difference, self.configurations, used)),
+            opened=tuple(map(frozenset.union, self.opened, new)),
+            used=tuple(map(frozenset.union, self.used, used)),
+        )
 
     def wanted(
         self, u: int, v: int, of_u: tuple[Configuration, ...], of_v: tuple[Configuration, ...]
@@ -40,14 +66,19 @@ class Tied:
 
         The replicated one goes with everything: scalars, tiny state and sums that are none take it.
         """
-        tied_u, tied_v = self.configurations[u], self.configurations[v]
-        if not tied_u and not tied_v:
+        limited = [(self.configurations[w], self.opened[w], self.used[w]) for w in (u, v)]
+        if not any(tied or opened for tied, opened, _ in limited):
             return None
         pairs = frozenset((strategy[u], strategy[v]) for strategy in self.strategies)
-        key = (of_u, of_v, tied_u, tied_v, pairs)
+        key = (of_u, of_v, *limited, pairs)
         if key not in self._masks:
-            free_u, free_v = ([c not in tied for c in of] for tied, of in ((tied_u, of_u), (tied_v, of_v)))
-            mask = np.logical_and.outer(free_u, free_v)
+            free, new, near = ([], [], [])
+            for of, (tied, opened, used) in zip((of_u, of_v), limited):
+                free.append([c not in tied and c not in opened for c in of])
+                new.append([c in opened for c in of])
+                near.append([c in opened or c in used for c in of])
+            mask = np.logical_and.outer(*free)
+            mask |= np.logical_and.outer(new[0], near[1]) | np.logical_and.outer(near[0], new[1])
             mask[0, :] = mask[:, 0] = True
             places_u, places_v = ({c: k for k, c in enumerate(of)} for of in (of_u, of_v))
             for one, two in pairs:

@@ -32,10 +32,7 @@ ARGS = ({"in": shape(2048, 8192), "out": shape(8192, 2048)}, shape(8192, 2048))
 
 def test_tied_configurations_go_with_their_strategy_and_with_the_replicated_one():
     configs = (WHOLE, BATCH, WIDTH, BOTH)
-    tied = Tied(
-        strategies=((BATCH, BATCH), (BOTH, WIDTH)),
-        configurations=(frozenset({BOTH}), frozenset({WIDTH})),
-    )
+    tied = Tied.of(((BATCH, BATCH), (BOTH, WIDTH)), (frozenset({BOTH}), frozenset({WIDTH})))
     mask = tied.wanted(0, 1, configs, configs)
     assert mask is not None
     expected = [  # columns: WHOLE, BATCH, WIDTH (tied), BOTH
@@ -46,7 +43,24 @@ def test_tied_configurations_go_with_their_strategy_and_with_the_replicated_one(
     ]
     assert mask.tolist() == expected
     assert tied.wanted(0, 1, configs, configs) is mask
-    assert tied.without((frozenset({BOTH}), frozenset({WIDTH}))).wanted(0, 1, configs, configs) is None
+    nothing = (frozenset(), frozenset())
+    used = (frozenset({BOTH}), frozenset({WIDTH}))
+    assert tied.opening(nothing, used).wanted(0, 1, configs, configs) is None
+
+
+def test_opened_configurations_go_with_what_is_used_and_with_each_other():
+    configs, nothing = (WHOLE, BATCH, WIDTH, BOTH), (frozenset(), frozenset())
+    tied = Tied.of((), nothing)
+    assert tied.wanted(0, 1, configs, configs) is None
+    both = frozenset({BOTH})
+    mask = tied.opening((both, both), (frozenset({BATCH}), frozenset({WIDTH}))).wanted(0, 1, configs, configs)
+    assert mask is not None
+    assert mask.tolist() == [
+        [True, True, True, True],
+        [True, True, True, True],  # used, so with BOTH too
+        [True, True, True, False],
+        [True, False, True, True],  # BOTH goes with WIDTH, which is used, and with BOTH
+    ]
 
 
 def test_strategies_cost_what_they_cost_where_all_pairs_are_priced():
