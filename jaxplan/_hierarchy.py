@@ -21,7 +21,7 @@ from jaxplan.solvers import Hull, outline
 MOST_PAIRS = 150_000
 """Where no more pairs of layouts than these are to be priced, a tenth of a millisecond each, all configurations within
 their cap are."""
-MOST_ROUNDS = 3
+MOST_ROUNDS = 2
 """How often neighbours are opened at most."""
 MOST_OPENED = 4
 """Neighbours opened for one kind of group in one round."""
