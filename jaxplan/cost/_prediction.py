@@ -237,7 +237,7 @@ class Predictor:
 
     def _shared_copies(self, transfers: Sequence[Transfer]) -> Iterator[tuple[int, int, int]]:
         """(first, last equation, bytes) of what several transfers of a tensor share: there until the last goes on."""
-        number, made = self.model.graph.values.number, {}
+        number, made = self.model.graph.values.merged, {}
         for transfer in transfers:
             first = transfer.spans[0].first
             if transfer.shared:

@@ -134,7 +134,7 @@ def make_transfers(
             known[key] = _of_tensor(graph, topology, flows, t, items, repeated)
         ordered += known[key]
     ordered.sort(key=operator.itemgetter(0))
-    return _with_shared_steps([transfer for _, transfer in ordered], graph.values.number)
+    return _with_shared_steps([transfer for _, transfer in ordered], graph.values.merged)
 
 
 def _of_tensor(
@@ -176,7 +176,7 @@ def _of_tensor(
 
 
 def _with_shared_steps(transfers: Sequence[Transfer], number: Sequence[int]) -> tuple[Transfer, ...]:
-    """Transfers of one value (see `Values.number`) that begin alike; a repeated one stands for itself."""
+    """Transfers of one value (see `Values.merged`) that begin alike; a repeated one stands for itself."""
     result: list[Transfer] = []
     before: dict[int, list[Transfer]] = defaultdict(list)
     for transfer in transfers:

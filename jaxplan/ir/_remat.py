@@ -18,7 +18,7 @@ import jax
 from jaxplan import _compat
 from jaxplan.ir._blocks import Block, Remat, RematPolicy, find_blocks, turning_point
 from jaxplan.ir._dead_code import remove_dead
-from jaxplan.ir._grouping import CONTRACTION_FAMILIES
+from jaxplan.ir._grouping import CONTRACTION_FAMILIES, UNGROUPED
 from jaxplan.ir._model import StepGraph, analyse
 from jaxplan.ir._program import REGION_IN, REGION_OUT, Equation, Program, Region, Tensor
 
@@ -108,9 +108,7 @@ class _Finder:
                 if made[t].index not in needed:
                     needed.add(made[t].index)
                     stack.extend(made[t].operands)
-            elif (
-                self.program.tensors[t].kind not in ("literal", "constant") and not self.graph.values.free[t]
-            ):
+            elif not self._is_there(t):
                 sources.add(t)
         readers = [c for t in residuals if not self.graph.values.free[t] for c in self._readers(t)]
         if not readers or not sources:
@@ -125,6 +123,19 @@ class _Finder:
             last=max(readers),
         )
 
+    def _is_there(self, t: int) -> bool:
+        """Whether a value needs no barrier: it exists for nothing, or is a parameter, whose gathered copy a plan keeps
+        or makes again like any other."""
+        return (
+            self.program.tensors[t].kind in ("literal", "constant")
+            or self.graph.values.free[t]
+            or self._is_stored(t)
+        )
+
+    def _is_stored(self, t: int) -> bool:
+        group = self.graph.grouping.tensor_group[t]
+        return group != UNGROUPED and self.graph.grouping.groups[group].kind == "state"
+
     def _given(self, block: Block, equations: Sequence[Equation]) -> set[int]:
         """What there is anyway: what the block hands on, and what no copy can be made of."""
         given: set[int] = set()
@@ -134,7 +145,8 @@ class _Finder:
             )
             for t in eqn.results:
                 goes_on = any(block.stop <= c < self.turning for c in self.graph.values.consumers[t])
-                if is_fixed or t in self.outside or (goes_on and not self.graph.values.free[t]):
+                hands_on = goes_on and not self.graph.values.free[t]
+                if is_fixed or hands_on or t in self.outside or self._is_stored(t):
                     given.add(t)
         return given
 

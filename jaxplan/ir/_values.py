@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,8 @@ class Values:
 
     Attributes:
       number: value number; equal for tensors that hold the same value (a recomputed activation equals its original).
+      merged: the same, but values that an optimization barrier of the backward pass keeps apart differ: the compiler
+        merges those that are equal here.
       root: value number of the tensor that it is a view of (transposes, reshapes, casts).
       free: exists in any layout for nothing (iota, constants, what is computed from them and from scalars).
       producer: index of the producing equation, -1 for inputs, constants and literals.
@@ -32,6 +34,7 @@ class Values:
     """
 
     number: tuple[int, ...]
+    merged: tuple[int, ...]
     root: tuple[int, ...]
     free: tuple[bool, ...]
     producer: tuple[int, ...]
@@ -89,11 +92,30 @@ def analyse_values(program: Program, rules: tuple[OperatorRule, ...]) -> Values:
                 root[result] = root[operand]
     return Values(
         number=tuple(number),
+        merged=_merged(program, number),
         root=tuple(root),
         free=tuple(free),
         producer=tuple(producer),
         consumers=tuple(map(tuple, consumers)),
     )
+
+
+def _merged(program: Program, number: Sequence[int]) -> tuple[int, ...]:
+    """Value numbers told apart by the last barrier of the backward pass that a value is behind."""
+    if not any(eqn.name == "optimization_barrier" and eqn.phase == "backward" for eqn in program.equations):
+        return tuple(number)
+    behind = [-1] * len(number)
+    start, origin = -1, None
+    for eqn in program.equations:
+        last = max((behind[t] for t in eqn.operands), default=-1)
+        if eqn.name == "optimization_barrier" and eqn.phase == "backward":
+            if eqn.origin is not origin:
+                start, origin = eqn.index, eqn.origin
+            last = start
+        for t in eqn.results:
+            behind[t] = last
+    seen: dict[tuple[int, int], int] = {}
+    return tuple(seen.setdefault((number[t], behind[t]), t) for t in range(len(number)))
 
 
 def _boundary_number(

@@ -148,7 +148,7 @@ class Run:
     def _forget_copies(self, t: int) -> None:
         for key in [key for key in self.copies if key[0] == t]:
             del self.copies[key]
-        for key in [key for key in self.partway if key[0] == self.graph.values.number[t]]:
+        for key in [key for key in self.partway if key[0] == self.graph.values.merged[t]]:
             del self.partway[key]
 
     def _evaluate(self, eqn: Equation) -> None:
@@ -381,7 +381,7 @@ class Run:
             value, values[key] = lax.optimization_barrier((value, values[key]))
         steps, source = (
             transfer.path.steps,
-            (self.graph.values.number[transfer.tensor], transfer.path.layouts[0]),
+            (self.graph.values.merged[transfer.tensor], transfer.path.layouts[0]),
         )
         is_alike, done = source in self.replay.alike and len(transfer.spans) == 1, 0
         if is_alike:

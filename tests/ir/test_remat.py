@@ -172,3 +172,21 @@ def test_choices_are_checked():
         with pytest.raises(ValueError, match="expected some of 4 blocks"):
             Remat(**wrong)
     assert str(Remat(num_all=2, of=12)) == "recomputes 2 of 12 blocks"
+
+
+def test_barriers_keep_equal_values_apart(graph):
+    """A copy equals its original, and the compiler does not merge the two."""
+    values = rematerialise(graph, Remat(num_all=LAYERS, of=LAYERS)).graph.values
+    program = rematerialise(graph, Remat(num_all=LAYERS, of=LAYERS)).graph.program
+    tanhs = [e.results[0] for e in program.equations if e.name == "tanh"]
+    assert len(tanhs) == 2 * LAYERS
+    assert len({values.number[t] for t in tanhs}) == LAYERS
+    assert len({values.merged[t] for t in tanhs}) == 2 * LAYERS
+    assert graph.values.merged == graph.values.number  # nothing is kept apart in the step as it was traced
+
+
+def test_parameters_pass_by_the_barrier(graph):
+    again = rematerialise(graph, Remat(num_all=LAYERS, of=LAYERS))
+    parameters = set(again.graph.state)
+    held = {e.operands[0] for e in again.graph.program.equations if e.name == "optimization_barrier"}
+    assert parameters and not parameters & held
