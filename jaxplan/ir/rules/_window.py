@@ -64,20 +64,26 @@ def _image_dims(
     """
     in_size, kernel, out_size = sizes
     stride, spacing = params["window_strides"][axis], params["rhs_dilation"][axis]
-    slides = kernel > out_size
-    if slides:
-        kernel, out_size, stride, spacing = out_size, kernel, spacing, stride
+    dilation, padding = params["lhs_dilation"][axis], tuple(params["padding"][axis])
     window = Window(
         extent=(kernel - 1) * spacing + 1,
         stride=stride,
-        dilation=params["lhs_dilation"][axis],
-        padding=tuple(params["padding"][axis]),
+        dilation=dilation,
+        padding=padding,
         in_size=in_size,
         out_size=out_size,
     )
-    if slides:
-        cut = factors.add_window(window, reducer="sum")
-        return cut or factors.whole(in_size), cut or factors.whole(out_size), factors.whole(kernel)
+    if kernel > out_size and not window.maps:
+        slid = Window(
+            extent=(out_size - 1) * stride + 1,
+            stride=spacing,
+            dilation=dilation,
+            padding=padding,
+            in_size=in_size,
+            out_size=kernel,
+        )
+        cut = factors.add_window(slid, reducer="sum")
+        return cut or factors.whole(in_size), cut or factors.whole(kernel), factors.whole(out_size)
     image, result = _window_pair(factors, window, (0,))
     if window.maps:  # the compiler was seen to split strided ones wrongly where features are split as well
         factors.on_pieces(result, window)
