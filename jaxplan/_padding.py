@@ -180,6 +180,8 @@ def _indivisible(graph: StepGraph, num_devices: int) -> dict[int, tuple[int, int
         for cls in space.classes:
             if not cls.sizes or cls.named_dimension < 0 or cls.divisible_by(num_devices):
                 continue
+            if cls.most_parts is not None:  # of images: what limits them are the windows
+                continue
             size = min(size for size in cls.sizes if size % num_devices)
             parts = math.gcd(num_devices, *cls.sizes)
             known = found.get(cls.named_dimension, (size, parts))
