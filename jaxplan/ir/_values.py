@@ -25,8 +25,8 @@ class Values:
 
     Attributes:
       number: value number; equal for tensors that hold the same value (a recomputed activation equals its original).
-      merged: the same, but values that an optimization barrier of the backward pass keeps apart differ: the compiler
-        merges those that are equal here.
+      merged: the same, but values that an optimization barrier of the backward pass keeps apart differ, and those in
+        the bodies of different loops: the compiler merges those that are equal here.
       root: value number of the tensor that it is a view of (transposes, reshapes, casts).
       free: exists in any layout for nothing (iota, constants, what is computed from them and from scalars).
       producer: index of the producing equation, -1 for inputs, constants and literals.
@@ -101,10 +101,14 @@ def analyse_values(program: Program, rules: tuple[OperatorRule, ...]) -> Values:
 
 
 def _merged(program: Program, number: Sequence[int]) -> tuple[int, ...]:
-    """Value numbers told apart by the last barrier of the backward pass that a value is behind."""
-    if not any(eqn.name == "optimization_barrier" and eqn.phase == "backward" for eqn in program.equations):
+    """Value numbers told apart by the last barrier of the backward pass that a value is behind, and by the loop or
+    branch in whose body it is: a slice of a weight is the same in both passes, and each loop gathers its own."""
+    has_barriers = any(
+        eqn.name == "optimization_barrier" and eqn.phase == "backward" for eqn in program.equations
+    )
+    if not has_barriers and not program.regions:
         return tuple(number)
-    behind = [-1] * len(number)
+    behind, body = [-1] * len(number), [-1] * len(number)
     start, origin = -1, None
     for eqn in program.equations:
         last = max((behind[t] for t in eqn.operands), default=-1)
@@ -112,10 +116,11 @@ def _merged(program: Program, number: Sequence[int]) -> tuple[int, ...]:
             if eqn.origin is not origin:
                 start, origin = eqn.index, eqn.origin
             last = start
+        region = eqn.params["region"] if eqn.name == REGION_IN else eqn.region
         for t in eqn.results:
-            behind[t] = last
-    seen: dict[tuple[int, int], int] = {}
-    return tuple(seen.setdefault((number[t], behind[t]), t) for t in range(len(number)))
+            behind[t], body[t] = last, region
+    seen: dict[tuple[int, int, int], int] = {}
+    return tuple(seen.setdefault((number[t], behind[t], body[t]), t) for t in range(len(number)))
 
 
 def _boundary_number(

@@ -147,3 +147,25 @@ def test_a_while_until_something_is_computed_counts_once() -> None:
 
     (region,) = graph_of(loop, shape(8), jax.ShapeDtypeStruct((), np.int32)).program.regions
     assert (region.kind, region.trips) == ("while", 1)
+
+
+def test_a_weight_sliced_by_two_loops_is_one_value_that_each_has_for_itself() -> None:
+    """Forward and backward loop read the same slices, laid out alike; what is gathered in one is not there in the other
+    (found in a flow of FlowJAX, whose compiled program gathered twice what was predicted)."""
+
+    def stack(weights: jax.Array, x: jax.Array) -> jax.Array:
+        def layer(h: jax.Array, w: jax.Array) -> tuple[jax.Array, None]:
+            return jnp.tanh(h @ w), None
+
+        return jnp.sum(jax.lax.scan(layer, x, weights)[0])
+
+    graph = graph_of(jax.grad(stack), shape(5, 16, 16), shape(8, 16))
+    weights = graph.program.inputs[0]
+    slices = [
+        e.results[0]
+        for e in graph.program.equations
+        if e.name == "region_in" and e.params["role"] == "x" and e.operands[0] == weights
+    ]
+    assert len(slices) == 2
+    assert len({graph.values.number[t] for t in slices}) == 1
+    assert len({graph.values.merged[t] for t in slices}) == 2
