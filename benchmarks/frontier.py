@@ -20,6 +20,7 @@ from typing import Any
 import jax
 
 import jaxplan
+from benchmarks._options import add_overrides
 from benchmarks._pricing import Price, price
 from benchmarks.baselines import compile_baseline
 from benchmarks.models import MODELS, build
@@ -186,10 +187,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--separate", type=int, default=4, help="points that must lie apart in memory and time"
     )
+    add_overrides(parser)
     options = parser.parse_args(arguments)
     jax.config.update("jax_platforms", "cpu")  # nothing runs here, and a plugin without its device complains
     holds = run(
-        options.model, Topology.parse(options.topology), options.cache, options.points, options.separate, {}
+        options.model,
+        Topology.parse(options.topology),
+        options.cache,
+        options.points,
+        options.separate,
+        dict(options.set),
     )
     return 0 if holds else 1
 
