@@ -63,7 +63,7 @@ def print_table(table: Table, footer: Sequence[str], width: int | None) -> str:
 
 
 def _row(plan: Plan, mark: str) -> tuple[str | Text, ...]:
-    gap = "-" if plan.gap is None else "0" if plan.gap == 0 else f"{plan.gap:.1%}"
+    gap = "-" if plan.gap is None else "0" if plan.gap == 0 else f"{plan.gap:.{1 if plan.gap < 1 else 0}%}"
     return (
         format_milliseconds(plan.time_seconds),
         format_milliseconds(plan.compute_seconds),
