@@ -58,8 +58,8 @@ class Opened:
             return None
         return (
             "bounds and gaps are within the configurations that were opened, at most "
-            f"{self.most_configurations} for an operator: on {self.model.topology.num_devices} devices there are more "
-            "(docs/solvers.md)"
+            f"{self.most_configurations} for an operator, and the pairs of them that were priced: on "
+            f"{self.model.topology.num_devices} devices there are more (docs/solvers.md)"
         )
 
 
