@@ -15,7 +15,6 @@ from jaxplan._arguments import argnums, check_call, check_leaves, step_name
 from jaxplan._call_key import CallKey, call_key
 from jaxplan._errors import ArgumentError
 from jaxplan._log import warn_once
-from jaxplan._progress import Progress
 from jaxplan._scaling import MinDevices, Scaling, checked_counts, find_fewest, scale
 from jaxplan._units import parse_memory
 
@@ -250,6 +249,8 @@ def _plan(
     )
     if around is None:
         return frontier
+    from jaxplan._progress import Progress
+
     with Progress(options.get("progress")) as report:
         return _verify.verify(frontier, around, cache_dir=options.get("cache_dir"), progress=report)
 

@@ -154,7 +154,7 @@ def _described(
     splittable, split = [], []
     least = min(axis.size for axis in topology.axes)
     for group, space, config in zip(graph.grouping.groups, graph.spaces, drawn, strict=True):
-        for e in group.equations:
+        for e in group.equations if group.kind != "user" else ():  # the step itself says how those are split
             name = graph.program.equations[e].name
             classes = [c for c in space.factor_class[e] if c != WHOLE]
             if any(space.classes[c].divisible_by(least) for c in classes):
