@@ -127,7 +127,7 @@ def _read_prediction(data: Any) -> Prediction:
             axes=_ints(c["axes"]),
             num_bytes=int(c["num_bytes"]),
             count=int(c["count"]),
-            pooled=bool(c["pooled"]),
+            latency_share=_finite(c["latency_share"]),
         )
         for c in data["collectives"]
     )

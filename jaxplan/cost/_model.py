@@ -13,12 +13,13 @@ from __future__ import annotations
 import functools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from jaxplan.cost._buffers import Buffers, analyse_buffers
+from jaxplan.cost._combined import latency_shares
 from jaxplan.cost._compute import compute_seconds, local_flops, split_counts, tensor_splits
 from jaxplan.cost._flows import Flow, find_flows, layout_of, produced_layout, required_layout
 from jaxplan.cost._inner import inner_collectives, may_communicate
@@ -54,7 +55,7 @@ class CostModel:
       flows: reads that may reshard.
       problem: the additive formulation; node v is group v.
       edge_flows: per edge of the problem, the flows that it prices; a flow that reads twice has an edge to itself.
-      pooled: tensors whose collectives the compiler combines with others like them.
+      latency_shares: tensors whose collectives the compiler combines with others -> see `latency_shares`.
       compute: per group (K,) seconds of compute.
       flops: per group (K,) floating-point operations on one device.
     """
@@ -67,7 +68,7 @@ class CostModel:
     flows: tuple[Flow, ...]
     problem: Problem
     edge_flows: tuple[tuple[int, ...], ...]
-    pooled: frozenset[int]
+    latency_shares: Mapping[int, float]
     compute: tuple[np.ndarray, ...]
     flops: tuple[np.ndarray, ...]
 
@@ -120,19 +121,7 @@ class ModelBuilder:
         self.tiny = self._tiny()
         self.configs: tuple[tuple[Configuration, ...], ...] = ()
         self._tied: Tied | None = None
-        self.pooled = self._pooled()
-
-    def _pooled(self) -> frozenset[int]:
-        """Scalars, and gradients of tiny state: their collectives are combined."""
-        found = set()
-        for flow in self.flows:
-            if not self.graph.program.tensors[flow.tensor].shape:
-                found.add(flow.tensor)
-            elif flow.consumer != UNGROUPED and not flow.forward:
-                group = self.graph.grouping.groups[flow.consumer]
-                if group.kind == "state" and not self._is_splittable(flow.consumer):
-                    found.add(flow.tensor)
-        return frozenset(found)
+        self.latency_shares = latency_shares(graph, self.flows, self._is_splittable)
 
     def _is_splittable(self, v: int) -> bool:
         """Whether a group has more than the replicated configuration to choose from."""
@@ -226,7 +215,7 @@ class ModelBuilder:
             target = Layout(target.dims) if flow.is_output else target
             if source != target:
                 seconds += tensor.trips * self.pricer.seconds(
-                    tensor, source, target, flow.tensor in self.pooled
+                    tensor, source, target, self.latency_shares.get(flow.tensor, 1.0)
                 )
                 kept = self._is_kept(flow)
                 if (kept or flow.reads_twice) and UNGROUPED != flow.consumer != flow.producer:
@@ -296,7 +285,7 @@ class ModelBuilder:
             flows=self.flows,
             problem=problem,
             edge_flows=edge_flows,
-            pooled=self.pooled,
+            latency_shares=self.latency_shares,
             compute=tuple(computes),
             flops=tuple(flops),
         )
@@ -411,13 +400,13 @@ class ModelBuilder:
             required = tuple(Layout(layout.dims) for layout in required)
         if len(required) == 1:
             required = required * len(produced)
-        pooled = flow.tensor in self.pooled
-        key = ("inner", produced, required, tensor.shape, tensor.itemsize, tensor.trips, pooled)
+        share = self.latency_shares.get(flow.tensor, 1.0)
+        key = ("inner", produced, required, tensor.shape, tensor.itemsize, tensor.trips, share)
         if key not in self.memo:
             pairs = zip(produced, required, strict=True)
             self.memo[key] = np.array(
                 [
-                    0.0 if a == b else tensor.trips * self.pricer.seconds(tensor, a, b, pooled)
+                    0.0 if a == b else tensor.trips * self.pricer.seconds(tensor, a, b, share)
                     for a, b in pairs
                 ]
             )
@@ -461,7 +450,7 @@ class ModelBuilder:
             produced,
             required,
             reads_twice=flow.reads_twice,
-            pooled=flow.tensor in self.pooled,
+            latency_share=self.latency_shares.get(flow.tensor, 1.0),
             kept=kept,
             widened=kept and flow.tensor in self.buffers.widened,
             wanted=wanted,

@@ -18,7 +18,7 @@ from jaxplan.cost._model import CostModel
 from jaxplan.cost._residents import BATCH, OTHER_STATE, PARAMETERS, resident_labels
 from jaxplan.cost._transfers import ChangedFlow, Transfer, changed_flows, make_transfers
 from jaxplan.ir import REGION_IN, UNGROUPED, Configuration, Tensor
-from jaxplan.mesh import Layout, collective_seconds
+from jaxplan.mesh import Layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,14 +30,15 @@ class Collective:
       axes: atomic axes of the group, ascending.
       num_bytes: bytes per device of one of them, the larger side (see `jaxplan.mesh.collective_seconds`).
       count: how many.
-      pooled: small and independent of each other, so that the compiler combines them.
+      latency_share: what of a latency each pays, because the compiler combines them with others; at 0 those of one kind
+        and group pay one together.
     """
 
     kind: str
     axes: tuple[int, ...]
     num_bytes: int
     count: int
-    pooled: bool = False
+    latency_share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +118,7 @@ class Predictor:
         model = self.model
         chosen = model.chosen(assignment)
         transfers = self.transfers(assignment, choices)
-        collectives = _collectives(transfers, model.pooled, self.inner(chosen))
+        collectives = _collectives(transfers, model.latency_shares, self.inner(chosen))
         peak, parts = self._memory(assignment, chosen, transfers)
         prediction = Prediction(
             compute_seconds=float(sum(c[k] for c, k in zip(self.model.compute, assignment, strict=True))),
@@ -158,14 +159,10 @@ class Predictor:
         return changed
 
     def _communication_seconds(self, collectives: Sequence[Collective]) -> float:
-        total, pooled = 0.0, set()
-        for c in collectives:
-            if c.pooled:
-                total += c.count * self.model.pricer.bandwidth_seconds(c.kind, c.num_bytes, c.axes)
-                pooled.add((c.kind, c.axes))
-            else:
-                total += c.count * float(collective_seconds(self.model.topology, c.kind, c.num_bytes, c.axes))
-        return total + sum(float(collective_seconds(self.model.topology, k, 0, a)) for k, a in sorted(pooled))
+        seconds = self.model.pricer.collective_seconds
+        total = sum(c.count * seconds(c.kind, c.num_bytes, c.axes, c.latency_share) for c in collectives)
+        together = {(c.kind, c.axes) for c in collectives if not c.latency_share}
+        return total + sum(seconds(kind, 0, axes) for kind, axes in sorted(together))
 
     def _memory(
         self, assignment: Sequence[int], chosen: Sequence[Configuration], transfers: Sequence[Transfer]
@@ -326,16 +323,16 @@ class Predictor:
 
 
 def _collectives(
-    transfers: Sequence[Transfer], pooled: frozenset[int], inner: Sequence[InnerCollective]
+    transfers: Sequence[Transfer], shares: Mapping[int, float], inner: Sequence[InnerCollective]
 ) -> tuple[Collective, ...]:
-    counts: dict[tuple[str, tuple[int, ...], int, bool], int] = defaultdict(int)
+    counts: dict[tuple[str, tuple[int, ...], int, float], int] = defaultdict(int)
     for c in inner:
-        counts[c.kind, tuple(sorted(c.axes)), c.num_bytes, False] += c.count
+        counts[c.kind, tuple(sorted(c.axes)), c.num_bytes, 1.0] += c.count
     for transfer in transfers:
         for kind, axes, num_bytes in transfer.collectives:
-            key = (kind, tuple(sorted(axes)), int(num_bytes), transfer.tensor in pooled)
+            key = (kind, tuple(sorted(axes)), int(num_bytes), shares.get(transfer.tensor, 1.0))
             counts[key] += transfer.trips * len(transfer.spans)
     return tuple(
-        Collective(kind=kind, axes=axes, num_bytes=size, count=count, pooled=small)
-        for (kind, axes, size, small), count in sorted(counts.items())
+        Collective(kind=kind, axes=axes, num_bytes=size, count=count, latency_share=share)
+        for (kind, axes, size, share), count in sorted(counts.items())
     )

@@ -29,7 +29,7 @@ class Pricer:
         required: tuple[Layout, ...],
         *,
         reads_twice: bool,
-        pooled: bool = False,
+        latency_share: float = 1.0,
         kept: bool = False,
         widened: bool = False,
         wanted: np.ndarray | None = None,
@@ -40,7 +40,7 @@ class Pricer:
           produced: K_u layouts, one per configuration of the producer.
           required: K_v layouts, one per configuration of the consumer.
           reads_twice: whether both phases read, so that the copy may be kept or repeated.
-          pooled: whether the compiler combines the collective with others like it (see `seconds`).
+          latency_share: what of a latency each collective pays (see `seconds`).
           kept: whether the copy lives until the backward pass though that does not read it by itself: fusions there
             compute what they need of it again.
           widened: see `copy_bytes`.
@@ -50,9 +50,10 @@ class Pricer:
           Arrays (K_u, K_v), or (K_u, K_v, 2) with the choices `KEEP` and `REPEAT` (infinite time where there is
           nothing to repeat). The memory is that of a copy that lives until the backward pass.
         """
-        key = (tensor.shape, tensor.itemsize, produced, required, reads_twice, pooled, kept, widened, id(wanted))
+        how = (reads_twice, latency_share, kept, widened)
+        key = (tensor.shape, tensor.itemsize, produced, required, how, id(wanted))
         if key not in self._tables:
-            priced = self._price(tensor, produced, required, pooled, wanted)
+            priced = self._price(tensor, produced, required, latency_share, wanted)
             tables = self._build(tensor, produced, required, priced, reads_twice, kept, widened)
             self._tables[key] = (*tables, wanted)  # kept alive: its id is part of the key
         return self._tables[key][:2]
@@ -86,7 +87,7 @@ class Pricer:
         tensor: Tensor,
         produced: tuple[Layout, ...],
         required: tuple[Layout, ...],
-        pooled: bool,
+        latency_share: float,
         wanted: np.ndarray | None,
     ) -> np.ndarray:
         """Seconds between the distinct layouts that are made and those that are read; infinite where nobody asks."""
@@ -100,29 +101,32 @@ class Pricer:
         for i, source in enumerate(sources):
             columns_asked = np.flatnonzero(asked[i])
             some = [targets[j] for j in columns_asked.tolist()]
-            if pooled:
-                table[i, columns_asked] = [self.seconds(tensor, source, t, pooled) for t in some]
+            if latency_share < 1:
+                table[i, columns_asked] = [self.seconds(tensor, source, t, latency_share) for t in some]
             else:
                 row = reshard_table([source], some, tensor.shape, tensor.itemsize, self.topology)
                 table[i, columns_asked] = row[0]
         return table
 
-    def seconds(self, tensor: Tensor, source: Layout, target: Layout, pooled: bool) -> float:
-        """Seconds of one read of ``tensor``.
-
-        Gradients of biases and scales, and norms, are small and independent of each other: the compiler combines
-        them into one collective per kind and group. Such ``pooled`` reads are priced by their bytes alone here; the
-        prediction of a plan adds one latency per kind and group.
-        """
-        if not pooled:
+    def seconds(self, tensor: Tensor, source: Layout, target: Layout, latency_share: float = 1.0) -> float:
+        """Seconds of one read of ``tensor``; its collectives pay ``latency_share`` of their latencies, because the
+        compiler combines them with others (`jaxplan.cost._combined`)."""
+        if latency_share >= 1:
             return reshard_seconds(source, target, tensor.shape, tensor.itemsize, self.topology)
         path = reshard_path(source, target, tensor.shape, tensor.itemsize, self.topology)
-        return sum(self.bandwidth_seconds(kind, size, axes) for kind, axes, size in path.collectives)
+        return sum(
+            self.collective_seconds(kind, size, axes, latency_share) for kind, axes, size in path.collectives
+        )
 
-    def bandwidth_seconds(self, kind: str, num_bytes: int, axes: tuple[int, ...]) -> float:
-        """The part of a collective's time that grows with its bytes."""
-        fixed = collective_seconds(self.topology, kind, 0, axes)
-        return max(0.0, float(collective_seconds(self.topology, kind, num_bytes, axes)) - float(fixed))
+    def collective_seconds(
+        self, kind: str, num_bytes: int, axes: tuple[int, ...], latency_share: float = 1.0
+    ) -> float:
+        """Seconds of one collective that pays a share of its latency."""
+        whole = float(collective_seconds(self.topology, kind, num_bytes, axes))
+        if latency_share >= 1:
+            return whole
+        fixed = float(collective_seconds(self.topology, kind, 0, axes))
+        return max(0.0, whole - fixed) + latency_share * fixed
 
     def local_bytes(self, tensor: Tensor, layout: Layout) -> int:
         splits = 1

@@ -37,7 +37,7 @@ from jaxplan.cost._pricing import KEEP, REPEAT
 from jaxplan.cost._simulator import Task, Timeline, chrome_trace, simulate
 from jaxplan.cost._transfers import Transfer
 from jaxplan.ir import Configuration, StepGraph
-from jaxplan.mesh import Layout, Topology, collective_seconds
+from jaxplan.mesh import Layout, Topology
 
 COMPUTE, COMMUNICATION = 0, 1
 """The streams."""
@@ -232,23 +232,21 @@ class PlanSimulator:
         return moves
 
     def _step_seconds(self, kind: str, axes, size: int, transfer: Transfer, latency) -> float:
-        if transfer.tensor in self.model.pooled:
-            seconds = (
-                self.model.pricer.bandwidth_seconds(kind, size, axes) + latency[kind, tuple(sorted(axes))]
-            )
-        else:
-            seconds = float(collective_seconds(self.model.topology, kind, size, axes))
+        share = self.model.latency_shares.get(transfer.tensor, 1.0)
+        seconds = self.model.pricer.collective_seconds(kind, size, axes, share)
+        if not share:
+            seconds += latency[kind, tuple(sorted(axes))]
         return transfer.trips * seconds
 
     def _pooled_latency(self, transfers: Sequence[Transfer]) -> dict[tuple[str, tuple[int, ...]], float]:
         """Small collectives that the compiler combines pay one latency together: the share of each."""
         counts: dict[tuple[str, tuple[int, ...]], int] = defaultdict(int)
         for transfer in transfers:
-            if transfer.tensor in self.model.pooled:
+            if not self.model.latency_shares.get(transfer.tensor, 1.0):
                 for kind, axes, _ in transfer.collectives:
                     counts[kind, tuple(sorted(axes))] += transfer.trips * len(transfer.spans)
         return {
-            (kind, axes): float(collective_seconds(self.model.topology, kind, 0, axes)) / count
+            (kind, axes): self.model.pricer.collective_seconds(kind, 0, axes) / count
             for (kind, axes), count in counts.items()
         }
 
