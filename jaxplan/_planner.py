@@ -386,21 +386,19 @@ def _spread(plans: Sequence[Plan | Candidate], limit: int | None) -> list[Plan |
 
 
 def _distinct(plans: Sequence[Plan | Candidate], most_bytes: float) -> list[Plan | Candidate]:
-    """Of plans whose memory is the same up to `SAME_MEMORY`, the fastest; given and returned by ascending memory.
-
-    The first of them takes at most ``most_bytes``, the memory of the leanest reference strategy.
+    """Of undominated plans by ascending memory those that are `SAME_MEMORY` apart: the fastest, and from there each
+    time the next that saves as much. The leanest takes at most ``most_bytes``, the memory of the leanest reference.
     """
-    kept: list[Plan | Candidate] = []
-    limit = 0.0
-    for plan in plans:
-        if kept and plan.memory_bytes <= limit:
-            kept[-1] = plan
-            continue
-        limit = (1 + SAME_MEMORY) * plan.memory_bytes
-        if not kept:
-            limit = max(plan.memory_bytes, min(limit, most_bytes))
-        kept.append(plan)
-    return kept
+    kept = list(plans[-1:])
+    for plan in reversed(plans):
+        if (1 + SAME_MEMORY) * plan.memory_bytes <= kept[-1].memory_bytes:
+            kept.append(plan)
+    lean = [plan for plan in plans if plan.memory_bytes <= most_bytes]
+    if lean and lean[-1].memory_bytes < kept[-1].memory_bytes:
+        if len(kept) > 1:
+            kept.pop()
+        kept.append(lean[-1])
+    return kept[::-1]
 
 
 def _uneven_dimensions(model: CostModel, plans: Sequence[Plan]) -> list[str]:

@@ -40,8 +40,9 @@ def latency_shares(
             together["parameters" if is_parameter else "gradients"][flow.tensor] = tensor.num_bytes
         elif is_small and flow.consumer != UNGROUPED and made >= 0 and rules[made].family == "reduction":
             together[flow.producer, bisect.bisect(products, made)][flow.tensor] = tensor.num_bytes
-    for sizes in together.values():
-        left = max(1, math.ceil(sum(sizes.values()) / COMBINED_TOGETHER_BYTES))
-        for t in sizes:
-            shares.setdefault(t, min(1.0, left / len(sizes)))
+    for place, sizes in together.items():
+        left = math.ceil(sum(sizes.values()) / COMBINED_TOGETHER_BYTES)
+        if left > 1 or not isinstance(place, str):  # a program of less than that is all latency, whatever is combined
+            for t in sizes:
+                shares.setdefault(t, min(1.0, max(left, 1) / len(sizes)))
     return shares

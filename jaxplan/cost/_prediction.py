@@ -160,7 +160,7 @@ class Predictor:
 
     def _communication_seconds(self, collectives: Sequence[Collective]) -> float:
         seconds = self.model.pricer.collective_seconds
-        total = sum(c.count * seconds(c.kind, c.num_bytes, c.axes, c.latency_share) for c in collectives)
+        total = sum((c.count * seconds(c.kind, c.num_bytes, c.axes, c.latency_share) for c in collectives), 0.0)
         together = {(c.kind, c.axes) for c in collectives if not c.latency_share}
         return total + sum(seconds(kind, 0, axes) for kind, axes in sorted(together))
 

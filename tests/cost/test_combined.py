@@ -33,7 +33,8 @@ def _layers(num_layers: int, width: int) -> StepGraph:
 @pytest.mark.parametrize(
     "num_layers, width, share",
     [
-        (4, 128, 1 / 4),  # 64 KiB each: all in one
+        (4, 128, 1.0),  # 64 KiB each, and so few that latency is all there is
+        (20, 128, 2 / 20),  # 1.25 MiB in all
         (32, 128, 2 / 32),  # 2 MiB in all: two are left
         (3, 512, 1.0),  # 1 MiB each: nothing fits beside another
     ],
@@ -48,7 +49,7 @@ def test_small_parameters_and_gradients_share_latencies(num_layers: int, width: 
         f.tensor for f in model.flows if made_by[f.tensor] >= 0 and graph.grouping.groups[f.consumer].kind == "state"
     }
     assert len(weights) == len(gradients) == num_layers
-    assert {shares[t] for t in weights} == {shares[t] for t in gradients} == {share}
+    assert {shares.get(t, 1.0) for t in weights} == {shares.get(t, 1.0) for t in gradients} == {share}
 
 
 def test_large_ones_pay_in_full() -> None:
