@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, overload
 
 from jaxplan._errors import ArgumentError, InfeasibleError, PlanFileError
+from jaxplan._shown_points import undominated
 from jaxplan._units import format_bytes, parse_memory
 
 if TYPE_CHECKING:
@@ -270,12 +271,3 @@ def infeasible_error(plans: Iterable[Plan], limit_bytes: int) -> InfeasibleError
     return InfeasibleError(
         message, smallest_memory_bytes=leanest.memory_bytes, memory_parts=dict(leanest.memory_parts)
     )
-
-
-def undominated(plans: Iterable[Plan]) -> list[Plan]:
-    """Return the plans that no other plan beats, by ascending memory; of equals, the first given."""
-    kept: list[Plan] = []
-    for plan in sorted(plans, key=lambda plan: (plan.memory_bytes, plan.time_seconds)):
-        if not kept or plan.time_seconds < kept[-1].time_seconds:
-            kept.append(plan)
-    return kept

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
+from collections.abc import Iterator
 
 logger = logging.getLogger("jaxplan")
 
@@ -21,6 +23,15 @@ def inform_once(message: str, *, cause: str | None = None) -> None:
     """As `warn_once`, at the level INFO, which is not shown unless logging is configured."""
     if _is_new(cause or message):
         logger.info(message)
+
+
+@contextlib.contextmanager
+def until_interrupted(stage: str) -> Iterator[None]:
+    """Let Ctrl-C end one stage of a search and not the search, and say so: what was found so far goes on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        logger.warning("interrupted: %s ends here, and what was found so far is the answer", stage)
 
 
 def forget() -> None:

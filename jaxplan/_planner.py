@@ -16,11 +16,12 @@ from jaxplan._collector import paused_collector
 from jaxplan._errors import ArgumentError
 from jaxplan._frontier import Frontier
 from jaxplan._hierarchy import open_configurations
-from jaxplan._log import inform_once, warn_once
+from jaxplan._log import inform_once, until_interrupted, warn_once
 from jaxplan._padding import uneven_dimensions
 from jaxplan._plan import Plan
 from jaxplan._progress import Progress
 from jaxplan._recompute import ACTIVATION_PARTS, is_worth_it, recomputed
+from jaxplan._shown_points import shown_points
 from jaxplan._summary import summarise
 from jaxplan.cost import CostModel, Prediction, Predictor, boundary_layouts
 from jaxplan.ir import Program, StepGraph, analyse, trace
@@ -45,13 +46,6 @@ CANDIDATE_READS = 150_000
 """... of large programs fewer, so that no more reads than these are looked at, some 10 microseconds each."""
 LEAST_CANDIDATES = 32
 """... and not fewer than these."""
-LADDERS = (24, 18, 12, 9, 6, 3)
-"""Numbers of steps between the leanest and the fastest of the points that a person is shown."""
-LEAST_RUNG = 0.005
-"""Neighbouring points are about this fraction of memory apart at least."""
-SAME_MEMORY = 0.01
-"""Plans nearer than this fraction of memory are one point, the fastest of them: no prediction tells them apart, and
-nobody gives half of the speed for a hundredth of the memory."""
 
 
 def plan_step(
@@ -263,7 +257,7 @@ def solve_model(
         proof = _proof(model, solutions, assignment, choices, most_configurations)
         references[name] = make_plan(predictor, assignment, choices, name=name, proof=proof)
     candidates: list[Candidate] = []
-    with contextlib.suppress(KeyboardInterrupt):  # those that were predicted so far are a frontier too
+    with until_interrupted("predicting what was found"):
         for done, solution in enumerate(solutions):
             prediction, _ = predictor.predict(solution.assignment, solution.choices)
             candidates.append(Candidate(prediction=prediction, solution=solution, predictor=predictor))
@@ -272,7 +266,9 @@ def solve_model(
     if candidates and _wants_remat(remat, candidates, solver, memory_limit_bytes):
         report("remat")
         again = recomputed(model, candidates, solver, lambda fraction: report("remat", fraction))
-    shown = _spread([*references.values(), *candidates, *again], memory_limit_bytes)
+    everyone = [*candidates, *again]
+    shown = shown_points(list(references.values()), everyone, memory_limit_bytes)
+    shown = shown or [*references.values(), *everyone]  # none fits: the error names the leanest
     return [_finished(item, most_configurations) for item in shown], references
 
 
@@ -361,44 +357,6 @@ def make_plan(
         remat=model.graph.remat,
         graph=model.graph,
     )
-
-
-def _spread(plans: Sequence[Plan | Candidate], limit: int | None) -> list[Plan | Candidate]:
-    """Undominated plans that a person is shown: both ends, and the ones nearest to a ladder of memory between them.
-
-    The ladder is geometric, as fine as `LADDERS` allows with rungs at least `LEAST_RUNG` apart.
-    """
-    fitting = [p for p in plans if limit is None or p.memory_bytes <= limit]
-    best: list[Plan | Candidate] = []
-    for plan in sorted(fitting, key=lambda p: (p.memory_bytes, p.time_seconds)):
-        if not best or plan.time_seconds < best[-1].time_seconds:
-            best.append(plan)
-    best = _distinct(best, min((p.memory_bytes for p in fitting if isinstance(p, Plan)), default=math.inf))
-    if len(best) <= 2:
-        return best or list(plans)
-    low, high = best[0].memory_bytes, best[-1].memory_bytes
-    steps = next((n for n in LADDERS if (high / low) ** (1 / n) >= 1 + LEAST_RUNG), LADDERS[-1])
-    kept = {0, len(best) - 1}
-    for rung in range(1, steps):
-        wanted = low * (high / low) ** (rung / steps)
-        kept.add(min(range(len(best)), key=lambda i: abs(best[i].memory_bytes - wanted)))
-    return [best[i] for i in sorted(kept)]
-
-
-def _distinct(plans: Sequence[Plan | Candidate], most_bytes: float) -> list[Plan | Candidate]:
-    """Of undominated plans by ascending memory those that are `SAME_MEMORY` apart: the fastest, and from there each
-    time the next that saves as much. The leanest takes at most ``most_bytes``, the memory of the leanest reference.
-    """
-    kept = list(plans[-1:])
-    for plan in reversed(plans):
-        if (1 + SAME_MEMORY) * plan.memory_bytes <= kept[-1].memory_bytes:
-            kept.append(plan)
-    lean = [plan for plan in plans if plan.memory_bytes <= most_bytes]
-    if lean and lean[-1].memory_bytes < kept[-1].memory_bytes:
-        if len(kept) > 1:
-            kept.pop()
-        kept.append(lean[-1])
-    return kept[::-1]
 
 
 def _uneven_dimensions(model: CostModel, plans: Sequence[Plan]) -> list[str]:

@@ -12,7 +12,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
-from jaxplan._candidate import Candidate, undominated
+from jaxplan._candidate import Candidate
+from jaxplan._shown_points import undominated
 from jaxplan.cost import CostModel, ModelBuilder, Predictor
 from jaxplan.ir import (
     WHOLE,

@@ -17,7 +17,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from jaxplan._errors import ArgumentError, AuditError
-from jaxplan._frontier import Frontier, infeasible_error, undominated
+from jaxplan._frontier import Frontier, infeasible_error
+from jaxplan._shown_points import undominated
 from jaxplan._verified import Verified
 
 if TYPE_CHECKING:

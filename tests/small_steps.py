@@ -1,4 +1,7 @@
-"""Small train steps whose dtype is chosen: in bf16 a comparison of numbers would find nothing."""
+"""Small train steps that several tests share.
+
+The dtype of the GPT is chosen: in bf16 a comparison of numbers would find nothing.
+"""
 
 from __future__ import annotations
 
@@ -66,6 +69,27 @@ def train_step(state: TrainState, tokens: jax.Array) -> tuple[TrainState, jax.Ar
 
     loss, grads = jax.value_and_grad(loss_fn)(state.params)
     return state.apply_gradients(grads=grads), loss
+
+
+def autoencoder_step(params: Any, x: jax.Array) -> tuple[Any, jax.Array]:
+    """One step of gradient descent on two layers that give back what they read."""
+
+    def loss_fn(params: Any) -> jax.Array:
+        h = jnp.tanh(x @ params["in"])
+        return jnp.mean((h @ params["out"] - x) ** 2)
+
+    loss, gradients = jax.value_and_grad(loss_fn)(params)
+    return jax.tree.map(lambda p, g: p - 1e-3 * g, params, gradients), loss
+
+
+_WIDTH, _BATCH = 2048, 8192
+AUTOENCODER_ARGS = (
+    {
+        "in": jax.ShapeDtypeStruct((_WIDTH, 4 * _WIDTH), jnp.float32),
+        "out": jax.ShapeDtypeStruct((4 * _WIDTH, _WIDTH), jnp.float32),
+    },
+    jax.ShapeDtypeStruct((_BATCH, _WIDTH), jnp.float32),
+)
 
 
 def gpt_init(

@@ -2,8 +2,6 @@
 
 import math
 
-import jax
-import jax.numpy as jnp
 import pytest
 
 from jaxplan import _hierarchy
@@ -12,24 +10,7 @@ from jaxplan.cost import ModelBuilder
 from jaxplan.ir import COARSE_CONFIGURATIONS, FactorClass, enumerate_configurations, neighbours
 from jaxplan.mesh import Topology
 from jaxplan.solvers import solve
-
-WIDTH, BATCH = 2048, 8192
-
-
-def step(params, x):
-    def loss_fn(params):
-        h = jnp.tanh(x @ params["in"])
-        return jnp.mean((h @ params["out"] - x) ** 2)
-
-    loss, gradients = jax.value_and_grad(loss_fn)(params)
-    return jax.tree.map(lambda p, g: p - 1e-3 * g, params, gradients), loss
-
-
-def shape(*dims: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(dims, jnp.float32)
-
-
-ARGS = ({"in": shape(WIDTH, 4 * WIDTH), "out": shape(4 * WIDTH, WIDTH)}, shape(BATCH, WIDTH))
+from tests.small_steps import AUTOENCODER_ARGS, autoencoder_step
 
 
 def axes_of(machine: str) -> tuple[list[int], list[int]]:
@@ -81,7 +62,7 @@ def test_few_at_first_and_what_is_needed_among_them() -> None:
 
 
 def test_all_are_priced_where_they_are_few() -> None:
-    graph = analyse_step(step, ARGS, {}, donate_argnums=(0,), static_argnums=())
+    graph = analyse_step(autoencoder_step, AUTOENCODER_ARGS, {}, donate_argnums=(0,), static_argnums=())
     opened = _hierarchy.open_configurations(graph, Topology.parse("h100:8"))
     assert opened.has_all and opened.num_rounds == 0 and opened.certificate() is None
     assert opened.model.configurations == ModelBuilder(graph, Topology.parse("h100:8")).configurations()
@@ -89,7 +70,7 @@ def test_all_are_priced_where_they_are_few() -> None:
 
 def test_what_is_opened_step_by_step_is_no_worse_than_what_it_began_with(monkeypatch) -> None:
     topology = Topology.parse("h100:2x4")
-    graph = analyse_step(step, ARGS, {}, donate_argnums=(0,), static_argnums=())
+    graph = analyse_step(autoencoder_step, AUTOENCODER_ARGS, {}, donate_argnums=(0,), static_argnums=())
     builder = ModelBuilder(graph, topology)
     monkeypatch.setattr(ModelBuilder, "has_all", lambda self: False)
     monkeypatch.setattr(_hierarchy, "MOST_PAIRS", 0)
@@ -108,7 +89,7 @@ def test_what_is_opened_step_by_step_is_no_worse_than_what_it_began_with(monkeyp
 def test_cost_around_a_group_is_what_the_problem_says() -> None:
     """One group's configuration changed: the same difference as between two evaluations of the problem."""
     topology = Topology.parse("h100:2x2")
-    graph = analyse_step(step, ARGS, {}, donate_argnums=(0,), static_argnums=())
+    graph = analyse_step(autoencoder_step, AUTOENCODER_ARGS, {}, donate_argnums=(0,), static_argnums=())
     builder = ModelBuilder(graph, topology)
     model = builder.build(builder.configurations())
     base = [0] * model.problem.num_nodes

@@ -73,25 +73,17 @@ _bert = _family(BERTConfig, make_bert_state, make_bert_batch, _always(bert_train
 _transformer = _family(
     TransformerConfig, make_transformer_state, make_transformer_batch, _always(transformer_train_step)
 )
+_mixed = _family(MixedGPTConfig, make_mixed_state, make_gpt_batch, make_mixed_step)
 _moe = _family(MoEConfig, make_moe_state, make_gpt_batch, make_moe_step)
 _llama = _family(LlamaConfig, make_llama_state, make_llama_batch, _always(llama_train_step))
 _dlrm = _family(DLRMConfig, make_dlrm_state, make_dlrm_batch, _always(dlrm_train_step))
 _unet = _family(UNetConfig, make_unet_state, make_unet_batch, _always(unet_train_step))
 
 
-def _mixed(summary: str, **config: Any) -> ModelSpec:
-    return replace(
-        _gpt(summary, **_TINY_GPT),
-        config=MixedGPTConfig(**config),
-        make_step=make_mixed_step,
-        make_state=make_mixed_state,
-    )
-
-
 def _nnx_gpt(summary: str, **config: Any) -> ModelSpec:
     return replace(
         _gpt(summary, **config),
-        make_step=lambda _: nnx_gpt_train_step,
+        make_step=_always(nnx_gpt_train_step),
         make_state=make_nnx_gpt_state,
         updates="in place",
         donate_argnums=(0, 1),
@@ -135,7 +127,7 @@ MODELS: dict[str, ModelSpec] = {
     "gpt-tiny-mixed": _mixed("2-layer GPT, bf16 parameters in the forward pass, scaled loss", **_TINY_GPT),
     "gpt-tiny-nnx": _nnx_gpt("2-layer GPT in NNX", **_TINY_GPT),
     "gpt-tiny-eval": _reading(
-        _gpt("", **_TINY_GPT), "2-layer GPT, loss and accuracy", make_step=lambda _: gpt_eval_step
+        _gpt("", **_TINY_GPT), "2-layer GPT, loss and accuracy", make_step=_always(gpt_eval_step)
     ),
     "gpt-tiny-inference": _reading(
         _gpt("", **_TINY_GPT), "2-layer GPT, logits of the next token",
@@ -215,7 +207,7 @@ MODELS: dict[str, ModelSpec] = {
     "resnet-tiny": _TINY_RESNET,
     "resnet-tiny-eval": _reading(
         _TINY_RESNET, "the tiny ResNet, loss and accuracy with the running statistics",
-        make_step=lambda _: resnet_eval_step,
+        make_step=_always(resnet_eval_step),
     ),
     "dlrm": _dlrm(
         "DLRM, 26 tables of 200k rows, 335M parameters",

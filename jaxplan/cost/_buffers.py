@@ -126,7 +126,7 @@ def _read_end(graph: StepGraph, materialised: Sequence[bool], death: Sequence[in
 
 
 def _widened(graph: StepGraph, chip: ChipSpec, materialised: Sequence[bool]) -> frozenset[int]:
-    if chip.aot_platform != "cuda":
+    if not chip.is_gpu:
         return frozenset()
     tensors, found = graph.program.tensors, set()
     for eqn in graph.program.equations:
@@ -140,7 +140,7 @@ def _widened(graph: StepGraph, chip: ChipSpec, materialised: Sequence[bool]) -> 
 
 def _buffer_bytes(graph: StepGraph, chip: ChipSpec, t: int) -> int:
     tensor, index = graph.program.tensors[t], graph.values.producer[t]
-    if index < 0 or tensor.itemsize >= _WIDE_BYTES or chip.elementwise_16bit or chip.aot_platform != "cuda":
+    if index < 0 or tensor.itemsize >= _WIDE_BYTES or chip.elementwise_16bit or not chip.is_gpu:
         return tensor.num_bytes
     wide = graph.program.equations[index].name in NOT_RECOMPUTED
     return tensor.num_elements * _WIDE_BYTES if wide else tensor.num_bytes

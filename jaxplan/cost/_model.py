@@ -121,7 +121,7 @@ class ModelBuilder:
         self.tiny = self._tiny()
         self.configs: tuple[tuple[Configuration, ...], ...] = ()
         self._tied: Tied | None = None
-        self.latency_shares = latency_shares(graph, self.flows, self._is_splittable)
+        self.latency_shares = latency_shares(graph, self.flows, topology.chip, self._is_splittable)
 
     def _is_splittable(self, v: int) -> bool:
         """Whether a group has more than the replicated configuration to choose from."""

@@ -23,7 +23,8 @@ ChangedFlow = tuple[int, Layout, Layout]
 COMBINED_BYTES = 30 * 2**20
 """Larger sums are taken as soon as their summands are there. Smaller ones the compiler combines with others of a kind
 (30 MiB for all-reduce on GPUs, https://github.com/openxla/xla/blob/main/xla/service/collective_utils.h), so they wait
-for their reader."""
+for their reader. Programs of less than 3 GiB are compiled with lower limits (`jaxplan.partition`); there the prediction
+is the more careful one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -159,9 +159,8 @@ def neighbours(
     found = []
     for place, level in enumerate(levels):
         free = len(level) - sum(counts[place])
-        for source, target in itertools.permutations(
-            range(-1, len(classes)), 2
-        ):  # -1: axes that nobody takes
+        places = range(-1, len(classes))  # -1: axes that nobody takes
+        for source, target in itertools.permutations(places, 2):
             if (counts[place][source] if source >= 0 else free) == 0:
                 continue
             changed = [list(row) for row in counts]

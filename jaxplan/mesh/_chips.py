@@ -103,6 +103,11 @@ class ChipSpec:
     device_kinds: tuple[str, ...] = ()
     source: str
 
+    @property
+    def is_gpu(self) -> bool:
+        """Whether programs are compiled by XLA for GPUs; of those without a target, all."""
+        return self.aot_platform in ("cuda", None)
+
     def peak_flops_per_second(self, dtype: str) -> float:
         """Dense peak in a dtype (`bfloat16` or `bf16`); a format it lacks runs in the next wider one."""
         rates = dict(self.flops_per_second)

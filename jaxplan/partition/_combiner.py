@@ -15,7 +15,8 @@ _SHARE = 1 / 100
 
 
 def combiner_options(plan: Plan, platform: str | None) -> dict[str, str]:
-    """Compiler options that let GPU programs combine collectives of one kind up to 1 % of the plan's memory.
+    """Compiler options that let GPU programs combine collectives of one kind up to 1 % of the plan's predicted
+    memory.
 
     A combined collective holds all of its operands and results at once: three gradients that the plan reduces one
     after the other are alive together until the last is made. The compiler's own limit of 30 MiB is a large part of a
@@ -26,7 +27,7 @@ def combiner_options(plan: Plan, platform: str | None) -> dict[str, str]:
       plan: the plan to be compiled.
       platform: of the devices, such as ``cuda`` or ``gpu``; others get no options.
     """
-    limit = max(_LEAST_BYTES, int(_SHARE * plan.memory_bytes))
+    limit = max(_LEAST_BYTES, int(_SHARE * plan.prediction.memory_bytes))
     if platform not in ("cuda", "gpu") or limit >= _COMPILERS_OWN_BYTES:
         return {}
     # The compiler counts results, and a reduce-scatter's is a shard of its operand.

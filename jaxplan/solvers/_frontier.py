@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -10,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from jaxplan._errors import InfeasibleError, ProblemError
+from jaxplan._log import until_interrupted
 from jaxplan.solvers._elimination import NOTHING_FEASIBLE_MSG
 from jaxplan.solvers._ft import track_frontier
 from jaxplan.solvers._hull import Hull, Progress, lower_hull
@@ -120,7 +120,7 @@ def find_frontier(
     """Do the work of `frontier`, all points kept."""
     report = progress or (lambda stage, fraction: None)
     if solver not in _SUM_SOLVERS and (exact := _exact_lists(problem, solver)) is not None:
-        with contextlib.suppress(KeyboardInterrupt):
+        with until_interrupted("the search"):
             report("lists", 1.0)
         return Found(points=tuple(exact), hull=None)
     minimise, num_additions = minimiser_for(problem, solver)
@@ -128,7 +128,7 @@ def find_frontier(
         problem, minimise, max_solves=num_solves(num_additions), tolerance=HULL_TOLERANCE, progress=progress
     )
     points = list(hull.points)
-    with contextlib.suppress(KeyboardInterrupt):  # the points so far are a frontier too
+    with until_interrupted("looking between the vertices of the hull"):
         points = non_dominated([*points, *points_between(problem, hull.points, max_points)])
         report("moves", 1.0)
         if solver in _LIST_SOLVERS:
@@ -159,7 +159,7 @@ def _fill_gaps(
     segments = segments[: int(min(_MOST_SEGMENTS, affordable))]
     found: list[Point] = []
     spans: list[tuple[int, int]] = []
-    with contextlib.suppress(KeyboardInterrupt):  # the points so far are a frontier too
+    with until_interrupted("filling gaps"):
         for done, (lean, fast) in enumerate(segments):
             inside, is_exact = points_in_segment(problem, lean, fast, points)
             found += inside

@@ -6,7 +6,6 @@ line below the whole frontier: a bound on the time at every memory limit.
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import itertools
 import math
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jaxplan._log import until_interrupted
 from jaxplan.solvers._minimise import Minimiser
 from jaxplan.solvers._point import Point, non_dominated, score
 from jaxplan.solvers._problem import Problem, Weights
@@ -136,7 +136,7 @@ def lower_hull(
 
     for left, right in itertools.pairwise(sorted(lines, key=lambda line: (line.memory, -line.slope))):
         push(left, right)
-    with contextlib.suppress(KeyboardInterrupt):  # what is known so far is a hull, with weaker bounds
+    with until_interrupted("the hull"):  # what is known so far is one, with weaker bounds
         while queue and len(lines) < max_solves:
             *_, left, right = queue[0]
             slope = (left.time - right.time) / (right.memory - left.memory)

@@ -30,26 +30,34 @@ def _layers(num_layers: int, width: int) -> StepGraph:
     return analyse(trace(step, ([shape] * num_layers, jax.ShapeDtypeStruct((BATCH, width), jnp.float32)), {}))
 
 
+def _shares_of_weights_and_gradients(graph: StepGraph, topology: str) -> tuple[list[float], list[float]]:
+    model = build_cost_model(graph, Topology.parse(topology))
+    shares = latency_shares(graph, model.flows, model.topology.chip, lambda group: True)
+    made_by, groups = graph.values.producer, graph.grouping.groups
+    weights = [t for t in graph.program.inputs if t in graph.state]
+    updates = [f for f in model.flows if made_by[f.tensor] >= 0 and groups[f.consumer].kind == "state"]
+    gradients = dict.fromkeys(f.tensor for f in updates)
+    return [shares.get(t, 1.0) for t in weights], [shares.get(t, 1.0) for t in gradients]
+
+
 @pytest.mark.parametrize(
     "num_layers, width, share",
     [
-        (4, 128, 1.0),  # 64 KiB each, and so few that latency is all there is
+        (4, 128, 1 / 4),  # 64 KiB each: one is left
         (20, 128, 2 / 20),  # 1.25 MiB in all
         (32, 128, 2 / 32),  # 2 MiB in all: two are left
         (3, 512, 1.0),  # 1 MiB each: nothing fits beside another
     ],
 )
 def test_small_parameters_and_gradients_share_latencies(num_layers: int, width: int, share: float) -> None:
-    graph = _layers(num_layers, width)
-    model = build_cost_model(graph, Topology.parse("h100:8"))
-    shares = latency_shares(graph, model.flows, lambda group: True)
-    made_by = graph.values.producer
-    weights = [t for t in graph.program.inputs if t in graph.state]
-    gradients = {
-        f.tensor for f in model.flows if made_by[f.tensor] >= 0 and graph.grouping.groups[f.consumer].kind == "state"
-    }
-    assert len(weights) == len(gradients) == num_layers
-    assert {shares.get(t, 1.0) for t in weights} == {shares.get(t, 1.0) for t in gradients} == {share}
+    weights, gradients = _shares_of_weights_and_gradients(_layers(num_layers, width), "h100:8")
+    assert weights == gradients == [share] * num_layers
+
+
+@pytest.mark.parametrize("topology", ["cpu:8", "v5e:2x4"])
+def test_nothing_is_shared_where_no_compiler_was_seen_to_combine(topology: str) -> None:
+    weights, gradients = _shares_of_weights_and_gradients(_layers(20, 128), topology)
+    assert weights == gradients == [1.0] * 20
 
 
 def test_large_ones_pay_in_full() -> None:

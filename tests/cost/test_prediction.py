@@ -91,6 +91,21 @@ def test_what_is_saved_for_the_backward_pass(model: CostModel) -> None:
     assert saved == sorted([(BATCH, HIDDEN), (BATCH, WIDTH)])
 
 
+def test_a_rectifier_saves_what_it_read_and_not_its_mask() -> None:
+    """The mask of its derivative is compared again from the product; the next product's gradient reads the result."""
+
+    def step(params: Any, x: jax.Array) -> Any:
+        def loss_fn(params: Any) -> jax.Array:
+            return jnp.sum((jax.nn.relu(x @ params["in"]) @ params["out"]) ** 2)
+
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss_fn)(params))
+
+    model = model_of(step, {k: shape(*v) for k, v in PARAMS.items()}, shape(BATCH, WIDTH))
+    saved = [model.graph.program.tensors[t] for t in model.buffers.saved]
+    hidden = [t for t in saved if t.shape == (BATCH, HIDDEN)]
+    assert [t.dtype for t in hidden] == [np.dtype(np.float32)] * 2
+
+
 def test_peak_of_a_chain_of_products() -> None:
     """x w1 w2 w3 w4 without gradients: all weights, and at each product what goes in and what comes out."""
     widths = [16, 512, 8, 1024, 64]

@@ -1,7 +1,5 @@
 """Pairs of configurations that only a strategy asks for: what is priced, and that nothing else changes."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxplan._planner import analyse_step
@@ -10,24 +8,9 @@ from jaxplan.cost._tied import Tied
 from jaxplan.mesh import Topology
 from jaxplan.solvers import solve
 from jaxplan.strategies import reference_solution, sketch_references
+from tests.small_steps import AUTOENCODER_ARGS, autoencoder_step
 
 WHOLE, BATCH, WIDTH, BOTH = ((), ()), ((0,), ()), ((), (0,)), ((0,), (1,))
-
-
-def step(params, x):
-    def loss_fn(params):
-        h = jnp.tanh(x @ params["in"])
-        return jnp.mean((h @ params["out"] - x) ** 2)
-
-    loss, gradients = jax.value_and_grad(loss_fn)(params)
-    return jax.tree.map(lambda p, g: p - 1e-3 * g, params, gradients), loss
-
-
-def shape(*dims: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(dims, jnp.float32)
-
-
-ARGS = ({"in": shape(2048, 8192), "out": shape(8192, 2048)}, shape(8192, 2048))
 
 
 def test_tied_configurations_go_with_their_strategy_and_with_the_replicated_one():
@@ -65,7 +48,7 @@ def test_opened_configurations_go_with_what_is_used_and_with_each_other():
 
 def test_strategies_cost_what_they_cost_where_all_pairs_are_priced():
     topology = Topology.parse("h100:2x4")
-    graph = analyse_step(step, ARGS, {}, donate_argnums=(0,), static_argnums=())
+    graph = analyse_step(autoencoder_step, AUTOENCODER_ARGS, {}, donate_argnums=(0,), static_argnums=())
     sketches = sketch_references(graph, topology).sketches
     strategies = [sketch.configurations for sketch in sketches.values()]
     builder = ModelBuilder(graph, topology, tuple(map(frozenset, zip(*strategies, strict=True))))
@@ -89,7 +72,7 @@ def test_strategies_cost_what_they_cost_where_all_pairs_are_priced():
 
 def test_what_costs_too_much_is_not_looked_at_further():
     topology = Topology.parse("h100:2x2")
-    graph = analyse_step(step, ARGS, {}, donate_argnums=(0,), static_argnums=())
+    graph = analyse_step(autoencoder_step, AUTOENCODER_ARGS, {}, donate_argnums=(0,), static_argnums=())
     builder = ModelBuilder(graph, topology)
     model = builder.build(builder.configurations())
     chosen = list(model.chosen([0] * model.problem.num_nodes))

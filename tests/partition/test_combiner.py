@@ -16,7 +16,8 @@ MIB = 2**20
 
 
 def _options(memory_bytes: int, platform: str | None) -> dict[str, str]:
-    plan: Any = SimpleNamespace(memory_bytes=memory_bytes, topology=jaxplan.Topology.parse("h100:8"))
+    prediction = SimpleNamespace(memory_bytes=memory_bytes)
+    plan: Any = SimpleNamespace(prediction=prediction, topology=jaxplan.Topology.parse("h100:8"))
     return combiner_options(plan, platform)
 
 

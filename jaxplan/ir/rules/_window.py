@@ -64,25 +64,21 @@ def _image_dims(
     """
     in_size, kernel, out_size = sizes
     stride, spacing = params["window_strides"][axis], params["rhs_dilation"][axis]
-    dilation, padding = params["lhs_dilation"][axis], tuple(params["padding"][axis])
-    window = Window(
-        extent=(kernel - 1) * spacing + 1,
-        stride=stride,
-        dilation=dilation,
-        padding=padding,
-        in_size=in_size,
-        out_size=out_size,
-    )
-    if kernel > out_size and not window.maps:
-        slid = Window(
-            extent=(out_size - 1) * stride + 1,
-            stride=spacing,
-            dilation=dilation,
-            padding=padding,
+
+    def sliding(size: int, step: int, stride: int, num_windows: int) -> Window:
+        """So many windows of elements that stand ``step`` apart."""
+        return Window(
+            extent=(size - 1) * step + 1,
+            stride=stride,
+            dilation=params["lhs_dilation"][axis],
+            padding=tuple(params["padding"][axis]),
             in_size=in_size,
-            out_size=kernel,
+            out_size=num_windows,
         )
-        cut = factors.add_window(slid, reducer="sum")
+
+    window = sliding(kernel, spacing, stride, out_size)
+    if kernel > out_size and not window.maps:
+        cut = factors.add_window(sliding(out_size, stride, spacing, kernel), reducer="sum")
         return cut or factors.whole(in_size), cut or factors.whole(kernel), factors.whole(out_size)
     image, result = _window_pair(factors, window, (0,))
     if window.maps:  # the compiler was seen to split strided ones wrongly where features are split as well

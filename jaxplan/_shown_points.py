@@ -1,0 +1,75 @@
+"""Which of many priced plans become the points of a frontier."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeVar
+
+NUM_RUNGS = 24
+"""Steps of the geometric ladder of memory between the leanest and the fastest point, one point at each rung at most."""
+SAME_MEMORY = 0.01
+"""Plans nearer than this fraction of memory are one point, the fastest of them: no prediction tells them apart, and
+nobody gives half of the speed for a hundredth of the memory."""
+
+
+class Priced(Protocol):
+    """A plan, or what may become one: seconds of a step and bytes on a device."""
+
+    @property
+    def memory_bytes(self) -> int: ...
+    @property
+    def time_seconds(self) -> float: ...
+
+
+_P = TypeVar("_P", bound=Priced)
+_Q = TypeVar("_Q", bound=Priced)
+
+
+def undominated(plans: Iterable[_P]) -> list[_P]:
+    """The plans that none beats in both time and memory, by ascending memory; of equals, the first given."""
+    best: list[_P] = []
+    for plan in sorted(plans, key=lambda plan: (plan.memory_bytes, plan.time_seconds)):
+        if not best or plan.time_seconds < best[-1].time_seconds:
+            best.append(plan)
+    return best
+
+
+def shown_points(references: Sequence[_P], found: Sequence[_Q], limit_bytes: int | None) -> list[_P | _Q]:
+    """The points that a person is shown: both ends, and the ones nearest to the rungs between them.
+
+    Neighbours are `SAME_MEMORY` apart. The leanest takes no more memory than any reference strategy.
+
+    Args:
+      references, found: plans of the reference strategies, and others.
+      limit_bytes: memory of a device; None: all fit.
+
+    Returns:
+      Points by ascending memory; none where nothing fits.
+    """
+    everything: list[_P | _Q] = [*references, *found]
+    best = undominated(p for p in everything if limit_bytes is None or p.memory_bytes <= limit_bytes)
+    best = _apart(best, min((p.memory_bytes for p in references), default=math.inf))
+    if len(best) <= 2:
+        return best
+    low, high = best[0].memory_bytes, best[-1].memory_bytes
+    kept = {0, len(best) - 1}
+    for rung in range(1, NUM_RUNGS):
+        wanted = low * (high / low) ** (rung / NUM_RUNGS)
+        kept.add(min(range(len(best)), key=lambda i: abs(best[i].memory_bytes - wanted)))
+    return [best[i] for i in sorted(kept)]
+
+
+def _apart(plans: Sequence[_P], most_bytes: float) -> list[_P]:
+    """Of undominated plans by ascending memory the fastest, and from there each time the next that saves
+    `SAME_MEMORY`; the last that would take more than ``most_bytes`` gives way to the fastest that does not."""
+    kept = list(plans[-1:])
+    for plan in reversed(plans):
+        if (1 + SAME_MEMORY) * plan.memory_bytes <= kept[-1].memory_bytes:
+            kept.append(plan)
+    lean = [plan for plan in plans if plan.memory_bytes <= most_bytes]
+    if lean and lean[-1].memory_bytes < kept[-1].memory_bytes:
+        if len(kept) > 1:
+            kept.pop()
+        kept.append(lean[-1])
+    return kept[::-1]
