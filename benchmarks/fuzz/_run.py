@@ -125,7 +125,8 @@ def report(seed: int, index: int, k: int, program: Program, outcome: Outcome, re
     head = f"==== seed {seed}, program {index}, strategy {k}: {outcome.status}"
     if reduces:
         program, outcome = _reduced(program, outcome, drawn)
-    lines = [head, program.source(), *_configuration_lines(outcome), outcome.text, "===="]
+    devices = "from benchmarks.fuzz._paste import compare  # first of all: it sets the number of devices"
+    lines = [head, devices, program.source(), *_configuration_lines(outcome), outcome.text, "===="]
     return "\n".join(lines)
 
 
@@ -153,7 +154,6 @@ def _configuration_lines(outcome: Outcome) -> list[str]:
     if outcome.strategy is None:
         return []
     return [
-        "from benchmarks.fuzz._paste import compare",
         f"compare(step, args, configurations={outcome.strategy.configurations}, "
         f"repeated={outcome.strategy.repeated}, pieces={outcome.strategy.on_pieces})",
     ]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxplan.ir import OperatorRule
@@ -60,6 +61,34 @@ def own_updates(
         indices = indices.at[..., column].set(jnp.where(is_here, local, size))
     others = _other_columns_clipped(rule, operand, indices, split, mode)
     return bind({**params, "mode": _Mode.FILL_OR_DROP}, [operand, others, updates])
+
+
+def in_bounds(name: str, params: Mapping[str, Any], operands: Sequence[Any]) -> Sequence[Any]:
+    """The operands of an equation with starts of slices that lie inside, as the primitive itself would clamp them.
+
+    Where a slice is split afterwards, the partitioner of jaxlib 0.10 clamps the start of each device's part instead,
+    and hands out elements behind the slice. What is clamped already it leaves alone. Slices of one element are never
+    split.
+    """
+    is_gather = name == "gather" and _Mode.from_any(params["mode"]) == _Mode.CLIP
+    if not is_gather and name != "dynamic_slice":
+        return operands
+    array, *starts = operands
+    lengths = params["slice_sizes"]
+    dims = params["dimension_numbers"].start_index_map if is_gather else range(len(lengths))
+    if all(lengths[d] == 1 for d in dims):
+        return operands
+    most = [array.shape[d] - lengths[d] for d in dims]
+    if is_gather:
+        return [array, _clamped(starts[0], most)]
+    return [array, *(_clamped(start, [m])[0] for start, m in zip(starts, most, strict=True))]
+
+
+def _clamped(starts: Any, most: Sequence[int]) -> Any:
+    """Starts ``[..., N]`` in [0, most]; a type that cannot hold a bound cannot pass it."""
+    starts = jnp.atleast_1d(starts)
+    largest = np.iinfo(starts.dtype).max
+    return jnp.clip(starts, 0, np.array([min(m, largest) for m in most], starts.dtype))
 
 
 def _other_columns_clipped(rule: OperatorRule, operand: Any, indices: Any, split: Split, mode: Any) -> Any:

@@ -19,6 +19,7 @@ from jaxplan import _compat
 from jaxplan.cost import Transfer, layout_of
 from jaxplan.ir import CONTRACTION_FAMILIES, UNGROUPED, WHOLE, Equation
 from jaxplan.mesh import Layout, Step
+from jaxplan.partition._indexed import in_bounds
 from jaxplan.partition._local import run_local, runs_on_pieces
 from jaxplan.partition._regions import run_region
 from jaxplan.partition._steps import Executor
@@ -348,6 +349,7 @@ class Run:
         self, eqn: Equation, operands: Sequence[Any], params: Mapping[str, Any] | None = None
     ) -> list[Any]:
         params = dict(eqn.params if params is None else params)
+        operands = in_bounds(eqn.name, params, operands)
         return _compat.bind_like(eqn.origin, eqn.primitive, params, operands, eqn.name_stack)
 
     def _required(self, eqn: Equation, group: int, t: int) -> Layout:

@@ -137,6 +137,14 @@ def ordered_dimensions(x: Any, start: Any) -> Any:
     )
 
 
+@case(x=((16,), F32), start=((), I32), w=((14, 16, 8), F32))
+def slices_that_begin_too_late(x: Any, start: Any, w: Any) -> Any:
+    """Their starts are clamped, and only then are they split."""
+    spread = jax.lax.GatherDimensionNumbers((0,), (), (0,))
+    gathered = jax.lax.gather(x, start[None], spread, (14,), mode="clip")
+    return [jnp.einsum("a,acb->cb", v, w) for v in (jax.lax.dynamic_slice(x, (start,), (14,)), gathered)]
+
+
 @case(params=((8, 16), F32), slots=((8, 16), F32), x=((16, 8), F32))
 def optimizer_with_clipping(params: Any, slots: Any, x: Any) -> Any:
     loss, grad = jax.value_and_grad(lambda p: jnp.mean(jnp.tanh(x @ p) ** 2))(params)
