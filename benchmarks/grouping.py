@@ -22,7 +22,7 @@ import jax
 from benchmarks._options import add_overrides
 from benchmarks.models import MODELS, build
 from jaxplan._frontier import Frontier
-from jaxplan._planner import plan_graph
+from jaxplan._planner import Search, plan_graph
 from jaxplan._progress import Progress
 from jaxplan.ir import analyse, trace
 from jaxplan.mesh import Topology
@@ -73,17 +73,8 @@ def compare(model: str, overrides: dict[str, Any], topology: str) -> Comparison:
     for gradients_apart in (False, True):
         graph = analyse(program, gradients_apart=gradients_apart)
         with Progress(False) as report:
-            frontiers.append(
-                plan_graph(
-                    graph,
-                    topology=machine,
-                    memory_limit_bytes=None,
-                    solver="auto",
-                    report=report,
-                    name=model,
-                    remat=False,
-                )
-            )
+            search = Search(memory_limit_bytes=None, remat=False)
+            frontiers.append(plan_graph(graph, topology=machine, search=search, report=report, name=model))
         counts.append(len(graph.grouping.groups))
     return Comparison(together=frontiers[0], apart=frontiers[1], num_groups=(counts[0], counts[1]))
 

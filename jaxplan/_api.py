@@ -21,7 +21,7 @@ from jaxplan._units import parse_memory
 if TYPE_CHECKING:
     from jaxplan._frontier import Frontier
     from jaxplan._plan import Plan
-    from jaxplan._planner import Job
+    from jaxplan._planner import Job, Search
     from jaxplan.mesh import Topology
     from jaxplan.partition import PlannedFunction
 
@@ -40,6 +40,7 @@ def plan(
     pins: Any = None,
     progress: Any = None,
     remat: bool | None = None,
+    overlap: bool = False,
     verify: bool | str = False,
     cache_dir: str | os.PathLike[str] | None = None,
     **kwargs: Any,
@@ -58,6 +59,8 @@ def plan(
       progress: True, False, None (shown on a terminal only) or a function of (stage, fraction).
       remat: whether plans may compute blocks of the forward pass again in the backward pass; default: where memory
         is short (docs/remat.md).
+      overlap: whether times count communication that runs beside compute, as simulated (docs/prediction.md), in place
+        of the sum of both.
       verify: True compiles the fastest plan that fits, its neighbours and the best reference without their devices;
         compiled memory and collectives then count instead of predicted ones (docs/audit.md). The name of another
         choice, such as ``"knee"``, does so around that one.
@@ -82,6 +85,7 @@ def plan(
         "pins": pins,
         "progress": progress,
         "remat": remat,
+        "overlap": overlap,
         "verify": verify,
         "cache_dir": cache_dir,
     }
@@ -98,6 +102,7 @@ def min_devices(
     static_argnums: int | Sequence[int] = (),
     progress: Any = None,
     remat: bool | None = None,
+    overlap: bool = False,
     **kwargs: Any,
 ) -> MinDevices:
     """Find the fewest devices of a machine on which the step fits (TensorOpt's mini-parallelism).
@@ -126,6 +131,7 @@ def min_devices(
         "static_argnums": static_argnums,
         "progress": progress,
         "remat": remat,
+        "overlap": overlap,
     }
     step = _callable_step(step, "jaxplan.min_devices")
     with _scaled(step, args, kwargs, options, "jaxplan.min_devices") as job:
@@ -143,6 +149,7 @@ def scaling(
     static_argnums: int | Sequence[int] = (),
     progress: Any = None,
     remat: bool | None = None,
+    overlap: bool = False,
     **kwargs: Any,
 ) -> Scaling:
     """Find the best time of the step for each number of devices of a machine (TensorOpt's profiling).
@@ -171,6 +178,7 @@ def scaling(
         "static_argnums": static_argnums,
         "progress": progress,
         "remat": remat,
+        "overlap": overlap,
     }
     step = _callable_step(step, "jaxplan.scaling")
     with _scaled(step, args, kwargs, options, "jaxplan.scaling") as job:
@@ -200,19 +208,17 @@ def _scaled(
     from jaxplan._planner import parse_topology, traced_job
 
     check_call(step, args, kwargs, options=options, entry=entry)
-    where, memory = parse_topology(options["topology"]), options["memory"]
+    where = parse_topology(options["topology"])
     checked_counts(where, options.get("device_counts"))  # before the trace, which takes long
     with traced_job(
         step,
         args,
         kwargs,
         topology=where,
-        memory_limit_bytes=where.memory_limit_bytes if memory is None else parse_memory(memory),
-        solver=options["solver"],
+        search=_search(options, where),
         donate_argnums=argnums(options["donate_argnums"], "donate_argnums"),
         static_argnums=argnums(options["static_argnums"], "static_argnums") or (),
         progress=options["progress"],
-        remat=_remat(options["remat"]),
     ) as job:
         yield job
 
@@ -231,7 +237,7 @@ def _plan(
     check_solver_arguments(options.get("pins"))
     check_call(step, args, kwargs, options=options, entry=entry)
     static = argnums(options.get("static_argnums", ()), "static_argnums") or ()
-    where, memory = parse_topology(options.get("topology")), options.get("memory")
+    where = parse_topology(options.get("topology"))
     around = _verify.checked_choice(options.get("verify", False), options.get("choose", "fastest"))
     if around is not None:
         _verify.check_verifiable(where)
@@ -240,12 +246,10 @@ def _plan(
         args,
         kwargs,
         topology=where,
-        memory_limit_bytes=where.memory_limit_bytes if memory is None else parse_memory(memory),
-        solver=options.get("solver", "auto"),
+        search=_search(options, where),
         donate_argnums=argnums(options.get("donate_argnums"), "donate_argnums"),
         static_argnums=static,
         progress=options.get("progress"),
-        remat=_remat(options.get("remat")),
     )
     if around is None:
         return frontier
@@ -253,6 +257,23 @@ def _plan(
 
     with Progress(options.get("progress")) as report:
         return _verify.verify(frontier, around, cache_dir=options.get("cache_dir"), progress=report)
+
+
+def _search(options: Mapping[str, Any], topology: Topology) -> Search:
+    """How to search, of the options of an entry point."""
+    from jaxplan._planner import Search
+
+    memory, overlap = options.get("memory"), options.get("overlap", False)
+    if not isinstance(overlap, bool):
+        raise ArgumentError(
+            f"overlap is {overlap!r}; expected True (times with communication beside compute) or False (their sum)"
+        )
+    return Search(
+        memory_limit_bytes=topology.memory_limit_bytes if memory is None else parse_memory(memory),
+        solver=options.get("solver", "auto"),
+        remat=_remat(options.get("remat")),
+        overlap=overlap,
+    )
 
 
 def _remat(value: Any) -> bool | None:
@@ -285,6 +306,7 @@ def auto(
     static_argnums: int | Sequence[int] = (),
     progress: Any = None,
     remat: bool | None = None,
+    overlap: bool = False,
     verify: bool | str = False,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> Auto[P, R]: ...
@@ -299,6 +321,7 @@ def auto(
     static_argnums: int | Sequence[int] = (),
     progress: Any = None,
     remat: bool | None = None,
+    overlap: bool = False,
     verify: bool | str = False,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> Callable[[Callable[P, R]], Auto[P, R]]: ...
@@ -330,7 +353,7 @@ _DISABLED_MSG = (
 )
 
 _OPTIONS = frozenset(
-    {"topology", "memory", "choose", "solver", "donate_argnums", "static_argnums", "progress", "remat"}
+    {"topology", "memory", "choose", "solver", "donate_argnums", "static_argnums", "progress", "remat", "overlap"}
     | {"verify", "cache_dir"}
 )
 

@@ -41,6 +41,11 @@ def add_step_arguments(parser: argparse.ArgumentParser) -> None:
         help="plans may compute blocks of the forward pass again (docs/remat.md); default: where memory is short",
     )
     parser.add_argument(
+        "--overlap",
+        action="store_true",
+        help="times count communication that runs beside compute, as simulated; default: the sum of both",
+    )
+    parser.add_argument(
         "--static", type=int, nargs="+", default=[], metavar="N", help="arguments that are no arrays"
     )
 
@@ -55,6 +60,8 @@ def step_arguments(arguments: argparse.Namespace) -> tuple[Callable[..., Any], t
         "donate_argnums": tuple(arguments.donate),
         "static_argnums": tuple(arguments.static),
     }
+    if arguments.overlap:
+        options["overlap"] = True
     if arguments.remat is not None:
         options["remat"] = arguments.remat
     return step, args, options

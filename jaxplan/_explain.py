@@ -21,7 +21,7 @@ def explain(plan: Plan) -> str:
     lines = [
         f"{plan.name} on {plan.topology.name}: {plan.summary}",
         f"time    {format_seconds(plan.time_seconds)} = compute {format_seconds(plan.compute_seconds)}"
-        f" + communication {format_seconds(plan.communication_seconds)}",
+        f" + communication {format_seconds(plan.communication_seconds)}{_hidden(plan)}",
         f"bound   {certificate(plan)}",
         f"memory  {_memory(plan)}",
     ]
@@ -38,6 +38,10 @@ def explain(plan: Plan) -> str:
     if plan.graph is not None:
         lines += ["operators by split", *_groups(plan)]
     return "\n".join(lines)
+
+
+def _hidden(plan: Plan) -> str:
+    return f" - hidden {format_seconds(plan.hidden_seconds)}" if plan.hidden_seconds else ""
 
 
 def _memory(plan: Plan) -> str:

@@ -68,13 +68,15 @@ def open_configurations(
     topology: Topology,
     progress: Callable[[float], None] = lambda fraction: None,
     strategies: Sequence[Sequence[Configuration]] = (),
+    overlap: bool = False,
 ) -> Opened:
     """The cost model to plan with: of all configurations where they are few, else of those worth opening.
 
     Args:
       strategies: each a configuration for every group; they are points of the problem, whatever is left out.
+      overlap: as in `ModelBuilder`.
     """
-    builder = ModelBuilder(graph, topology, tuple(map(frozenset, zip(*strategies, strict=True))))
+    builder = ModelBuilder(graph, topology, tuple(map(frozenset, zip(*strategies, strict=True))), overlap)
     whole, has_all = builder.configurations(), builder.has_all()
     if has_all or builder.num_pairs(whole) <= MOST_PAIRS:
         return Opened(model=builder.build(whole, progress), has_all=has_all)

@@ -70,8 +70,8 @@ class Plan:
 
     @property
     def time_seconds(self) -> float:
-        """Predicted seconds of a step: compute plus communication, no overlap assumed."""
-        return self.compute_seconds + self.communication_seconds
+        """Predicted seconds of a step: compute plus communication, less what is hidden of it."""
+        return self.compute_seconds + self.communication_seconds - self.hidden_seconds
 
     @property
     def compute_seconds(self) -> float:
@@ -82,6 +82,11 @@ class Plan:
         """Seconds of the predicted collectives; where verified, of those that the compiled program has."""
         found = self.verified
         return self.prediction.communication_seconds if found is None else found.communication_seconds
+
+    @property
+    def hidden_seconds(self) -> float:
+        """Seconds of communication that run beside compute; zero unless the plan was searched with overlap."""
+        return min(self.prediction.hidden_seconds, self.communication_seconds)
 
     @property
     def memory_bytes(self) -> int:

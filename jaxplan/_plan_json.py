@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 PLAN_SCHEMA = "jaxplan.plan"
 FRONTIER_SCHEMA = "jaxplan.frontier"
-PLAN_VERSION = 3
+PLAN_VERSION = 4
 MAX_FILE_BYTES = 256 << 20
 """A larger file is refused before it is parsed."""
 
@@ -48,6 +48,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "prediction": {
             "compute_seconds": prediction.compute_seconds,
             "communication_seconds": prediction.communication_seconds,
+            "hidden_seconds": prediction.hidden_seconds,
             "flops": prediction.flops,
             "memory_bytes": prediction.memory_bytes,
             "memory_parts": dict(prediction.memory_parts),
@@ -134,6 +135,7 @@ def _read_prediction(data: Any) -> Prediction:
     return Prediction(
         compute_seconds=_finite(data["compute_seconds"]),
         communication_seconds=_finite(data["communication_seconds"]),
+        hidden_seconds=_finite(data["hidden_seconds"]),
         flops=_finite(data["flops"]),
         memory_bytes=int(data["memory_bytes"]),
         memory_parts={str(k): int(v) for k, v in data["memory_parts"].items()},

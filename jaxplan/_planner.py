@@ -23,7 +23,7 @@ from jaxplan._progress import Progress
 from jaxplan._recompute import ACTIVATION_PARTS, is_worth_it, recomputed
 from jaxplan._shown_points import shown_points
 from jaxplan._summary import summarise
-from jaxplan.cost import CostModel, Prediction, Predictor, boundary_layouts
+from jaxplan.cost import CostModel, Prediction, Predictor, boundary_layouts, predictor_of
 from jaxplan.ir import Program, StepGraph, analyse, trace
 from jaxplan.mesh import Topology
 from jaxplan.solvers import FRONTIER_SOLVERS, Solution, bound_at, frontier, relative_gap
@@ -39,6 +39,7 @@ _NOTHING_MSG = (
 _UNPROVEN_NOTE = (
     "bounds and gaps are of the step as it is: of plans that compute blocks again nothing is proven (docs/remat.md)"
 )
+_OVERLAP_NOTE = "times are simulated with overlap: nothing is proven of them (docs/prediction.md)"
 
 MAX_CANDIDATES = 96
 """Solutions of the additive problem that are predicted one by one."""
@@ -48,44 +49,37 @@ LEAST_CANDIDATES = 32
 """... and not fewer than these."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """How a frontier is searched; see `jaxplan.plan`."""
+
+    memory_limit_bytes: int | None
+    solver: str = "auto"
+    remat: bool | None = None
+    overlap: bool = False
+
+
 def plan_step(
     step: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     *,
     topology: Topology,
-    memory_limit_bytes: int | None,
-    solver: str,
+    search: Search,
     donate_argnums: Sequence[int] | None,
     static_argnums: Sequence[int],
     progress: Any,
-    remat: bool | None = None,
 ) -> Frontier:
     """Plan a step; see `jaxplan.plan`."""
     with Progress(progress) as report:
         graph = analyse_step(
             step, args, kwargs, donate_argnums=donate_argnums, static_argnums=static_argnums, report=report
         )
-        return plan_graph(
-            graph,
-            topology=topology,
-            memory_limit_bytes=memory_limit_bytes,
-            solver=solver,
-            report=report,
-            name=step_name(step),
-            remat=remat,
-        )
+        return plan_graph(graph, topology=topology, search=search, report=report, name=step_name(step))
 
 
 def plan_graph(
-    graph: StepGraph,
-    *,
-    topology: Topology,
-    memory_limit_bytes: int | None,
-    solver: str,
-    report: Progress,
-    name: str,
-    remat: bool | None = None,
+    graph: StepGraph, *, topology: Topology, search: Search, report: Progress, name: str
 ) -> Frontier:
     """The frontier of an analysed step; ``name`` is what an error calls the step.
 
@@ -93,18 +87,10 @@ def plan_graph(
       InfeasibleError: no plan fits the limit.
     """
     with paused_collector():
-        return _plan_graph(graph, topology, memory_limit_bytes, solver, report, name, remat)
+        return _plan_graph(graph, topology, search, report, name)
 
 
-def _plan_graph(
-    graph: StepGraph,
-    topology: Topology,
-    memory_limit_bytes: int | None,
-    solver: str,
-    report: Progress,
-    name: str,
-    remat: bool | None,
-) -> Frontier:
+def _plan_graph(graph: StepGraph, topology: Topology, search: Search, report: Progress, name: str) -> Frontier:
     if not graph.program.equations or not graph.grouping.groups:
         raise ArgumentError(_NOTHING_MSG.format(name=name))
     report("costs")
@@ -114,15 +100,16 @@ def _plan_graph(
         topology,
         lambda fraction: report("costs", fraction),
         [sketch.configurations for sketch in strategies.sketches.values()],
+        search.overlap,
     )
     model = opened.model
-    plans, references = solve_model(
-        model, strategies.sketches, solver, memory_limit_bytes, report, opened.most_configurations, remat
-    )
+    plans, references = solve_model(model, strategies.sketches, search, report, opened.most_configurations)
     if not any(plan.time_seconds for plan in plans):
         raise ArgumentError(_NOTHING_MSG.format(name=name))
     notes = [*_unknown_operators(graph), *_uneven_dimensions(model, plans), *filter(None, [opened.certificate()])]
-    if any(plan.remat for plan in plans):
+    if search.overlap:
+        notes.append(_OVERLAP_NOTE)
+    elif any(plan.remat for plan in plans):
         notes.append(_UNPROVEN_NOTE)
     report("score", 1.0)
     searched = sum(seconds for stage, seconds in report.seconds.items() if stage != "trace")
@@ -130,7 +117,7 @@ def _plan_graph(
         plans,
         references=references,
         absent=strategies.absent,
-        memory_limit_bytes=memory_limit_bytes,
+        memory_limit_bytes=search.memory_limit_bytes,
         search_seconds=searched,
         notes=notes,
     )
@@ -160,12 +147,10 @@ def traced_job(
     kwargs: Mapping[str, Any],
     *,
     topology: Topology,
-    memory_limit_bytes: int,
-    solver: str,
+    search: Search,
     donate_argnums: Sequence[int] | None,
     static_argnums: Sequence[int],
     progress: Any,
-    remat: bool | None = None,
 ) -> Iterator[Job]:
     """Trace and analyse a step once; see `jaxplan.min_devices` and `jaxplan.scaling`."""
     with Progress(progress) as report:
@@ -176,20 +161,12 @@ def traced_job(
         def plan_on(part: Topology) -> Frontier:
             stages = Progress(lambda stage, fraction: report(f"{stage} on {part.num_devices}", fraction))
             with stages:
-                return plan_graph(
-                    graph,
-                    topology=part,
-                    memory_limit_bytes=memory_limit_bytes,
-                    solver=solver,
-                    report=stages,
-                    name=step_name(step),
-                    remat=remat,
-                )
+                return plan_graph(graph, topology=part, search=search, report=stages, name=step_name(step))
 
-        tensors = graph.program.tensors
+        tensors, limit = graph.program.tensors, search.memory_limit_bytes
         yield Job(
             topology=topology,
-            memory_limit_bytes=memory_limit_bytes,
+            memory_limit_bytes=topology.memory_limit_bytes if limit is None else limit,
             num_argument_bytes=sum(tensors[t].num_bytes for t in graph.program.inputs),
             plan_on=plan_on,
         )
@@ -231,25 +208,25 @@ NOTHING_PROVEN = Proof()
 def solve_model(
     model: CostModel,
     sketches: Mapping[str, Sketch],
-    solver: str,
-    memory_limit_bytes: int | None,
+    search: Search,
     report: Callable[..., Any],
     most_configurations: int | None = None,
-    remat: bool | None = False,
 ) -> tuple[list[Plan], dict[str, Plan]]:
     """Plans to show of the solver's frontier and of the reference strategies, all predicted alike.
 
-    ``most_configurations`` is what bounds and gaps are within, see `Plan`; ``remat`` is that of `jaxplan.plan`.
+    ``most_configurations`` is what bounds and gaps are within, see `Plan`.
     """
     report("solve")
-    predictor = Predictor(model)
-    solutions = frontier(
-        model.problem,
-        solver=solver,
-        max_points=max(LEAST_CANDIDATES, min(MAX_CANDIDATES, CANDIDATE_READS // max(1, len(model.flows)))),
-        progress=lambda stage, fraction: report("solve", fraction),
-        chains=simulated_chains(predictor, sketches) if solver == "mcmc" else None,
-    )
+    predictor, limit = predictor_of(model), search.memory_limit_bytes
+    solutions: list[Solution] = []
+    for problem in model.problems:
+        solutions += frontier(
+            problem,
+            solver=search.solver,
+            max_points=max(LEAST_CANDIDATES, min(MAX_CANDIDATES, CANDIDATE_READS // max(1, len(model.flows)))),
+            progress=lambda stage, fraction: report("solve", fraction),
+            chains=simulated_chains(predictor, sketches) if search.solver == "mcmc" else None,
+        )
     report("score")
     references = {}
     for name, sketch in sketches.items():
@@ -263,26 +240,24 @@ def solve_model(
             candidates.append(Candidate(prediction=prediction, solution=solution, predictor=predictor))
             report("score", done / len(solutions))
     again: list[Candidate] = []
-    if candidates and _wants_remat(remat, candidates, solver, memory_limit_bytes):
+    if candidates and _wants_remat(search, candidates):
         report("remat")
-        again = recomputed(model, candidates, solver, lambda fraction: report("remat", fraction))
+        again = recomputed(model, candidates, search.solver, lambda fraction: report("remat", fraction))
     everyone = [*candidates, *again]
-    shown = shown_points(list(references.values()), everyone, memory_limit_bytes)
+    shown = shown_points(list(references.values()), everyone, limit)
     shown = shown or [*references.values(), *everyone]  # none fits: the error names the leanest
     return [_finished(item, most_configurations) for item in shown], references
 
 
-def _wants_remat(
-    remat: bool | None, candidates: Sequence[Candidate], solver: str, memory_limit_bytes: int | None
-) -> bool:
+def _wants_remat(search: Search, candidates: Sequence[Candidate]) -> bool:
     """Whether rematerialisation is looked for: as asked, or where memory is short and activations are much of it."""
-    if remat is False or solver not in FRONTIER_SOLVERS:
+    if search.remat is False or search.solver not in FRONTIER_SOLVERS:
         return False
-    if remat:
+    if search.remat:
         return True
     fastest = min(candidates, key=lambda candidate: candidate.time_seconds).prediction
     activations = sum(fastest.memory_parts.get(part, 0) for part in ACTIVATION_PARTS)
-    return is_worth_it(fastest.memory_bytes, activations, memory_limit_bytes)
+    return is_worth_it(fastest.memory_bytes, activations, search.memory_limit_bytes)
 
 
 def _proof(
@@ -292,7 +267,9 @@ def _proof(
     choices: Sequence[int],
     most_configurations: int | None,
 ) -> Proof:
-    """What the solver's bounds say of an assignment that it did not find."""
+    """What the solver's bounds say of an assignment that it did not find; of simulated times they say nothing."""
+    if model.overlapped:
+        return NOTHING_PROVEN
     time, memory, _ = model.problem.evaluate(assignment, choices)
     bound = bound_at(solutions, memory)
     return Proof(
@@ -306,7 +283,8 @@ def _finished(item: Plan | Candidate, most_configurations: int | None) -> Plan:
     if isinstance(item, Plan):
         return item
     found, proof = item.solution, NOTHING_PROVEN
-    if item.predictor.model.graph.remat is None:
+    model = item.predictor.model
+    if model.graph.remat is None and not model.overlapped:
         proof = Proof(
             lower_bound_seconds=found.lower_bound, gap=found.gap, most_configurations=most_configurations
         )

@@ -8,13 +8,14 @@ carried over, and only among them is searched.
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
 from jaxplan._candidate import Candidate
 from jaxplan._shown_points import undominated
-from jaxplan.cost import CostModel, ModelBuilder, Predictor
+from jaxplan.cost import CostModel, ModelBuilder, predictor_of
 from jaxplan.ir import (
     WHOLE,
     Block,
@@ -134,9 +135,11 @@ class _Search:
             or [((),) * len(classes)]
             for configs, (_, classes) in zip(sources, maps, strict=True)
         ]
-        model = ModelBuilder(again.graph, self.model.topology).build([tuple(configs) for configs in carried])
-        predictor, found = Predictor(model), []
-        for solution in frontier(model.problem, solver=self.solver, max_points=max_points):
+        builder = ModelBuilder(again.graph, self.model.topology, overlap=self.model.overlapped is not None)
+        model = builder.build([tuple(configs) for configs in carried])
+        predictor, found = predictor_of(model), []
+        solved = [frontier(p, solver=self.solver, max_points=max_points) for p in model.problems]
+        for solution in itertools.chain(*solved):
             prediction, _ = predictor.predict(solution.assignment, solution.choices)
             found.append(Candidate(prediction=prediction, solution=solution, predictor=predictor))
             origin = [configs[0] for configs in self.model.configurations]

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxplan
-from jaxplan._planner import analyse_step, make_plan, solve_model
+from jaxplan._planner import Search, analyse_step, make_plan, solve_model
 from jaxplan.cost import CostModel, Predictor, build_cost_model
 from jaxplan.mesh import Topology
 from jaxplan.strategies import reference_solution, sketch_references
@@ -48,7 +48,8 @@ def mlp(widths: tuple[int, ...], batch: int, topology: str) -> CostModel:
 
 def searched(model: CostModel, memory_limit_bytes: int | None = None) -> jaxplan.Plan:
     """The fastest plan that the search finds by itself within a limit."""
-    plans, references = solve_model(model, {}, "auto", memory_limit_bytes, lambda *_: None)
+    search = Search(memory_limit_bytes=memory_limit_bytes, remat=False)
+    plans, references = solve_model(model, {}, search, lambda *_: None)
     assert not references
     return min(plans, key=lambda plan: plan.time_seconds)
 

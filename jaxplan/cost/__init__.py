@@ -9,6 +9,8 @@ from jaxplan.cost._flows import layout_of as layout_of
 from jaxplan.cost._model import CostModel as CostModel
 from jaxplan.cost._model import ModelBuilder as ModelBuilder
 from jaxplan.cost._model import build_cost_model as build_cost_model
+from jaxplan.cost._overlapped import OverlappedPredictor as OverlappedPredictor
+from jaxplan.cost._overlapped import predictor_of as predictor_of
 from jaxplan.cost._prediction import Collective as Collective
 from jaxplan.cost._prediction import Prediction as Prediction
 from jaxplan.cost._prediction import Predictor as Predictor

@@ -22,6 +22,7 @@ from jaxplan.cost._buffers import Buffers, analyse_buffers
 from jaxplan.cost._combined import latency_shares
 from jaxplan.cost._compute import compute_seconds, local_flops, split_counts, tensor_splits
 from jaxplan.cost._flows import Flow, find_flows, layout_of, produced_layout, required_layout
+from jaxplan.cost._hiding import hidden_shares, visible_seconds
 from jaxplan.cost._inner import inner_collectives, may_communicate
 from jaxplan.cost._pricing import REPEAT, Pricer
 from jaxplan.cost._tied import Tied
@@ -58,6 +59,8 @@ class CostModel:
       latency_shares: tensors whose collectives the compiler combines with others -> see `latency_shares`.
       compute: per group (K,) seconds of compute.
       flops: per group (K,) floating-point operations on one device.
+      overlapped: the same problem where of parameters and gradients only that counts which compute cannot hide (see
+        `jaxplan.cost._hiding`); None unless overlap was asked for.
     """
 
     graph: StepGraph
@@ -71,6 +74,12 @@ class CostModel:
     latency_shares: Mapping[int, float]
     compute: tuple[np.ndarray, ...]
     flops: tuple[np.ndarray, ...]
+    overlapped: Problem | None = None
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """What a search solves; all have the same nodes, edges and choices."""
+        return (self.problem,) if self.overlapped is None else (self.problem, self.overlapped)
 
     def chosen(self, assignment: Sequence[int]) -> tuple[Configuration, ...]:
         """The configuration of each group."""
@@ -108,14 +117,19 @@ class ModelBuilder:
     """Builds cost models of one step on one topology, for different configurations; prices are kept between them."""
 
     def __init__(
-        self, graph: StepGraph, topology: Topology, always: Sequence[frozenset[Configuration]] = ()
+        self,
+        graph: StepGraph,
+        topology: Topology,
+        always: Sequence[frozenset[Configuration]] = (),
+        overlap: bool = False,
     ) -> None:
         check_user_meshes(graph, topology)
-        self.graph, self.topology = graph, topology
+        self.graph, self.topology, self.overlap = graph, topology, overlap
         self.always = always or (frozenset(),) * len(graph.grouping.groups)
         self.pricer = Pricer(topology=topology)
         self.buffers = analyse_buffers(graph, topology.chip)
         self.flows = find_flows(graph)
+        self._hidden = hidden_shares(graph, self.flows) if overlap else {}
         self.memo: dict = {}
         self._structures: dict[int, tuple] = {}
         self.tiny = self._tiny()
@@ -273,9 +287,12 @@ class ModelBuilder:
             computes.append(compute)
             flops.append(node_flops)
             progress(0.5 * v / len(self.graph.grouping.groups))
-        edges, edge_flows = self._edges(progress)
+        edges, edge_flows = self._edges(progress, self._tables)
         names = [f"group {g.index} ({g.kind})" for g in self.graph.grouping.groups]
-        problem = Problem(time=times, memory=memories, edges=edges, names=names)
+        problem, overlapped = Problem(time=times, memory=memories, edges=edges, names=names), None
+        if self.overlap:
+            visible, _ = self._edges(lambda fraction: None, self._visible_tables)
+            overlapped = Problem(time=times, memory=memories, edges=visible, names=names)
         return CostModel(
             graph=self.graph,
             topology=self.topology,
@@ -288,6 +305,7 @@ class ModelBuilder:
             latency_shares=self.latency_shares,
             compute=tuple(computes),
             flops=tuple(flops),
+            overlapped=overlapped,
         )
 
     def _node(self, v: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -412,7 +430,9 @@ class ModelBuilder:
             )
         return self.memo[key]
 
-    def _edges(self, progress: Callable[[float], None]):
+    def _edges(
+        self, progress: Callable[[float], None], tables_of: Callable[[int], tuple[np.ndarray, np.ndarray]]
+    ):
         pairs: dict[tuple[int, int], list[int]] = defaultdict(list)
         for index, flow in enumerate(self.flows):
             if flow.producer != flow.consumer and flow.consumer != UNGROUPED:
@@ -422,13 +442,13 @@ class ModelBuilder:
         for done, ((u, v), indices) in enumerate(sorted(pairs.items())):
             for index in indices:
                 if self.flows[index].reads_twice:
-                    edges.append((u, v, *self._tables(index)))
+                    edges.append((u, v, *tables_of(index)))
                     edge_flows.append((index,))
                 else:
                     merged[min(u, v), max(u, v)].append(index)
             progress(0.5 + 0.5 * done / len(pairs))
         for (u, v), indices in sorted(merged.items()):
-            tables = [self._tables(index) for index in indices]
+            tables = [tables_of(index) for index in indices]
             oriented = [
                 tuple(self._transposed(a) for a in table) if self.flows[i].producer == v else table
                 for i, table in zip(indices, tables, strict=True)
@@ -456,6 +476,19 @@ class ModelBuilder:
             wanted=wanted,
         )
         return (seconds if tensor.trips == 1 else self._times(seconds, tensor.trips)), copies
+
+    def _visible_tables(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        """The same with what compute cannot hide; equal arrays become one object."""
+        seconds, copies = self._tables(index)
+        if index not in self._hidden:
+            return seconds, copies
+        flow, (group, share) = self.flows[index], self._hidden[index]
+        compute, axis = self._node(group)[0], int(group == flow.consumer)
+        key = ("visible", id(seconds), id(compute), share, axis)
+        if key not in self.memo:
+            least = self.topology.chip.collective_launch_seconds
+            self.memo[key] = visible_seconds(seconds, compute, share, least, axis), seconds
+        return self.memo[key][0], copies
 
     def _is_kept(self, flow: Flow) -> bool:
         """Whether a copy for this flow lives until the backward pass."""

@@ -46,7 +46,8 @@ class Prediction:
     """Predicted cost of one step of a plan on one device.
 
     Attributes:
-      compute_seconds, communication_seconds: added up; no overlap is assumed.
+      compute_seconds, communication_seconds: of everything, one after the other.
+      hidden_seconds: communication that runs beside compute; zero unless overlap was asked for.
       flops: floating-point operations of contractions and convolutions on one device.
       memory_bytes: peak, arguments + outputs - aliased + temporaries.
       memory_parts: bytes of the peak by what they hold; sums to ``memory_bytes``.
@@ -59,10 +60,11 @@ class Prediction:
     memory_bytes: int
     memory_parts: Mapping[str, int]
     collectives: tuple[Collective, ...]
+    hidden_seconds: float = 0.0
 
     @property
     def time_seconds(self) -> float:
-        return self.compute_seconds + self.communication_seconds
+        return self.compute_seconds + self.communication_seconds - self.hidden_seconds
 
 
 class Predictor:

@@ -1,0 +1,58 @@
+"""Communication that can hide behind compute, in the costs of the solver.
+
+Gathers of parameters can be made ahead of their use, and reductions of gradients can wait, while other kernels run;
+those of activations mostly cannot, since the next kernel reads them. What hides behind the kernels of a group is
+bounded by the seconds of those kernels, shared out evenly among the collectives of its parameters and gradients. What
+a plan really hides its simulation says (`jaxplan.cost.OverlappedPredictor`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxplan.cost._flows import Flow
+from jaxplan.ir import UNGROUPED, StepGraph
+
+
+def hidden_shares(graph: StepGraph, flows: Sequence[Flow]) -> dict[int, tuple[int, float]]:
+    """Index of each flow that can hide -> the group whose compute hides it, and the share of that for one execution.
+
+    A parameter hides behind the group that reads it, a gradient behind the group that makes it.
+    """
+    behind = {i: group for i, flow in enumerate(flows) if (group := _hiding_group(graph, flow)) is not None}
+    executions: Counter[int] = Counter()
+    for i, group in behind.items():
+        executions[group] += 2 if flows[i].reads_twice else 1
+    return {i: (group, 1 / executions[group]) for i, group in behind.items()}
+
+
+def visible_seconds(seconds: np.ndarray, compute: np.ndarray, share: float, least: float, axis: int) -> np.ndarray:
+    """Seconds of a flow that are seen.
+
+    Args:
+      seconds: (K_u, K_v) or, with the choices `KEEP` and `REPEAT`, (K_u, K_v, 2), the second executed twice.
+      compute: (K,) seconds of the group that hides it.
+      share: of them for one execution.
+      least: seconds of one execution that are always seen, if it takes as long.
+      axis: 0 where the hiding group is the producer, 1 where it is the consumer.
+    """
+    shape = [1] * seconds.ndim
+    shape[axis] = len(compute)
+    executions = np.array([1.0, 2.0]) if seconds.ndim == 3 else 1.0
+    hidden = executions * share * compute.reshape(shape)
+    return np.maximum(np.minimum(seconds, executions * least), seconds - hidden)
+
+
+def _hiding_group(graph: StepGraph, flow: Flow) -> int | None:
+    groups = graph.grouping.groups
+    if UNGROUPED in (flow.producer, flow.consumer) or flow.producer == flow.consumer or flow.is_output:
+        return None
+    made, read = groups[flow.producer].kind == "state", groups[flow.consumer].kind == "state"
+    if made and not read:
+        return flow.consumer
+    if read and not made and not flow.forward:
+        return flow.producer
+    return None
