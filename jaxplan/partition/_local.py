@@ -23,7 +23,7 @@ from jaxplan.partition._indexed import own_look_ups, own_updates
 _COMBINE: dict[str, Callable[[Any, tuple[str, ...]], Any]] = {
     "max": lax.pmax,
     "min": lax.pmin,
-    "prod": lambda x, names: jnp.prod(lax.all_gather(x, names), axis=0),
+    "prod": lambda x, names: jnp.prod(lax.all_gather(x, names), axis=0, dtype=x.dtype),
 }
 _SHAPES_MSG = """\
 primitive {name!r} applied to one device's pieces of shapes {ins} returned shapes {found}, and its rule says {expected}.

@@ -95,6 +95,7 @@ def _check_all_splits(
         for whole, result in zip(expected, run_split(eqn, rule, operands, split)):
             note = f"{ {rule.factor_name(f): n for f, n in split.items()} } of {rule}"
             np.testing.assert_allclose(result, whole, rtol=2e-5, atol=1e-5, err_msg=note)
+            assert result.dtype == whole.dtype
 
 
 _MODES = ["clip", "fill", "promise_in_bounds"]
@@ -166,6 +167,13 @@ def test_updates_of_a_split_table(kind: Callable[..., Any], mode: str) -> None:
     fn = lambda t, i, u: kind(t, i, u, numbers, mode=mode)  # noqa: E731
     primitive = jax.make_jaxpr(fn)(table, ids, updates).jaxpr.eqns[-1].primitive.name
     _check_all_splits(fn, primitive, [table, ids, updates], least=3)
+
+
+def test_products_of_narrow_integers_stay_narrow() -> None:
+    """With 64-bit types on, NumPy's product of 32-bit integers has 64 bits."""
+    x = np.arange(1, 33, dtype=np.int32).reshape(8, 4)
+    with jax.enable_x64(True):
+        _check_all_splits(lambda x: lax.reduce_prod(x, (0,)), "reduce_prod", [x], least=1)
 
 
 def test_parameters_that_hold_a_split_size_are_found_out() -> None:
