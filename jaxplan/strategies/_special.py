@@ -53,7 +53,7 @@ def experts(step: Step) -> Sketch | Absent:
         d
         for use in weights.uses
         if use.kind == "product"
-        for d in set(use.weight) & set(use.data) & set(use.result)
+        for d in use.batched
         if d >= 0 and not weights.is_batch(d)
     }
     if not dims:
@@ -69,9 +69,7 @@ def experts(step: Step) -> Sketch | Absent:
     own = set().union(*(leaf_dims for leaf_dims in holding if leaf_dims & dims)) - elsewhere - dims
     front = all_front(step.topology).front
     holders = tuple(sorted(split.back))  # in the order of the batch, so that one all-to-all sends the tokens
-    multiplied = {
-        use.equation for use in weights.uses if dims & set(use.weight) & set(use.data) & set(use.result)
-    }
+    multiplied = {use.equation for use in weights.uses if dims & use.batched}
 
     def wishes(group: Group) -> Wishes:
         named = step.named(group.index)

@@ -38,6 +38,12 @@ class WeightUse:
     result_bytes: int
     forward: bool
 
+    @property
+    def batched(self) -> frozenset[int]:
+        """Named dimensions of the parameter that both operands and the result have; a product by a square matrix,
+        whose sides a residual stream makes one dimension, sums over it."""
+        return frozenset(self.weight).intersection(self.data, self.result) - self.reduced
+
 
 class Weights:
     """The uses of parameters in a step, and what products without a parameter sum over."""

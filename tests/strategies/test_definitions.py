@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import jaxplan
@@ -223,3 +226,17 @@ def test_heads_that_do_not_divide_leave_fewer_devices_to_a_tensor() -> None:
 def test_one_device_has_one_strategy() -> None:
     plans, references = references_of(*cnn_case(), "cpu:1")
     assert list(plans) == ["data"] and set(references.absent.values()) == {"there is one device"}
+
+
+def test_a_square_layer_beside_a_residual_is_no_expert() -> None:
+    """Its inputs and outputs are one dimension of the stream, and it sums over that dimension."""
+
+    def step(params: dict[str, jax.Array], x: jax.Array) -> Any:
+        def loss(params: dict[str, jax.Array]) -> jax.Array:
+            return jnp.mean((x + jnp.tanh(x @ params["square"])) ** 2)
+
+        return jax.tree.map(lambda p, g: p - g, params, jax.grad(loss)(params))
+
+    shape = jax.ShapeDtypeStruct((512, 512), jnp.float32)
+    _, references = references_of(step, ({"square": shape}, shape), f"h100:{DEVICES}")
+    assert "no experts" in references.absent["experts"]
