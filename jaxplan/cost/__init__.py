@@ -7,8 +7,8 @@ from jaxplan.cost._flows import boundary_layouts as boundary_layouts
 from jaxplan.cost._flows import find_flows as find_flows
 from jaxplan.cost._flows import layout_of as layout_of
 from jaxplan.cost._model import CostModel as CostModel
-from jaxplan.cost._model import ModelBuilder as ModelBuilder
-from jaxplan.cost._model import build_cost_model as build_cost_model
+from jaxplan.cost._model_builder import ModelBuilder as ModelBuilder
+from jaxplan.cost._model_builder import build_cost_model as build_cost_model
 from jaxplan.cost._overlapped import OverlappedPredictor as OverlappedPredictor
 from jaxplan.cost._overlapped import predictor_of as predictor_of
 from jaxplan.cost._prediction import Collective as Collective

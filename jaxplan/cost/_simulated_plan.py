@@ -31,7 +31,8 @@ import numpy as np
 
 from jaxplan.cost._compute import equation_seconds, split_counts
 from jaxplan.cost._lifetimes import Lifetimes
-from jaxplan.cost._model import CostModel, build_cost_model
+from jaxplan.cost._model import CostModel
+from jaxplan.cost._model_builder import build_cost_model
 from jaxplan.cost._prediction import Predictor
 from jaxplan.cost._pricing import KEEP, REPEAT
 from jaxplan.cost._simulator import Task, Timeline, chrome_trace, simulate

@@ -1,0 +1,463 @@
+"""Builds cost models: prices the nodes and edges of `jaxplan.cost.CostModel`; equal layers share their tables."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from jaxplan.cost._buffers import analyse_buffers
+from jaxplan.cost._combined import latency_shares
+from jaxplan.cost._compute import compute_seconds, local_flops, split_counts, tensor_splits
+from jaxplan.cost._flows import Flow, find_flows, layout_of, produced_layout, required_layout
+from jaxplan.cost._hiding import hidden_shares, visible_seconds
+from jaxplan.cost._inner import inner_collectives, may_communicate
+from jaxplan.cost._model import CostModel
+from jaxplan.cost._pricing import Pricer
+from jaxplan.cost._tied import Tied
+from jaxplan.cost._user_body import body_cost
+from jaxplan.cost._user_meshes import check_user_meshes
+from jaxplan.cost._wire import wire_tensor
+from jaxplan.ir import (
+    MAX_CONFIGURATIONS,
+    UNGROUPED,
+    Configuration,
+    StepGraph,
+    are_all,
+    common_block_devices,
+    enumerate_configurations,
+)
+from jaxplan.mesh import Layout, Topology
+from jaxplan.solvers import Problem
+
+TINY_STATE_ELEMENTS = 1 << 14
+"""State leaves of at most this many elements (biases, scales) are replicated and leave the problem."""
+TINY_STATE_FRACTION = 1 / 16
+"""... provided that they are at most this fraction of the largest leaf: a tiny model keeps its choices."""
+
+
+def build_cost_model(
+    graph: StepGraph,
+    topology: Topology,
+    progress: Callable[[float], None] = lambda fraction: None,
+    configurations: Sequence[tuple[Configuration, ...]] | None = None,
+    *,
+    always: Sequence[frozenset[Configuration]] = (),
+) -> CostModel:
+    """Price nodes and edges; equal layers share their tables.
+
+    Args:
+      configurations: of each group; default: those that `enumerate_configurations` gives, and `always`.
+      always: per group, configurations that are there whatever the cap on their number leaves out.
+    """
+    builder = ModelBuilder(graph, topology, always)
+    return builder.build(configurations if configurations is not None else builder.configurations(), progress)
+
+
+class ModelBuilder:
+    """Builds cost models of one step on one topology, for different configurations; prices are kept between them."""
+
+    def __init__(
+        self,
+        graph: StepGraph,
+        topology: Topology,
+        always: Sequence[frozenset[Configuration]] = (),
+        overlap: bool = False,
+    ) -> None:
+        check_user_meshes(graph, topology)
+        self.graph, self.topology, self.overlap = graph, topology, overlap
+        self.always = always or (frozenset(),) * len(graph.grouping.groups)
+        self.pricer = Pricer(topology=topology)
+        self.buffers = analyse_buffers(graph, topology.chip)
+        self.flows = find_flows(graph)
+        self._hidden = hidden_shares(graph, self.flows) if overlap else {}
+        self.memo: dict = {}
+        self._structures: dict[int, tuple] = {}
+        self.tiny = self._tiny()
+        self.configs: tuple[tuple[Configuration, ...], ...] = ()
+        self._tied: Tied | None = None
+        self.latency_shares = latency_shares(graph, self.flows, topology.chip, self._is_splittable)
+
+    def _is_splittable(self, v: int) -> bool:
+        """Whether a group has more than the replicated configuration to choose from."""
+        sizes = {axis.size for axis in self.topology.axes}
+        return v not in self.tiny and any(
+            cls.divisible_by(size) for cls in self.graph.spaces[v].classes for size in sizes
+        )
+
+    def _tiny(self) -> frozenset[int]:
+        """Groups of state that leave the problem: they are replicated."""
+        tensors = self.graph.program.tensors
+        largest = max((tensors[t].num_elements for t in self.graph.state), default=0)
+        tiny = min(TINY_STATE_ELEMENTS, largest * TINY_STATE_FRACTION)
+        return frozenset(
+            group.index
+            for group in self.graph.grouping.groups
+            if group.kind == "state"
+            and max((tensors[t].num_elements for t in group.inputs if t in self.graph.state), default=0)
+            <= tiny
+        )
+
+    def configurations(self, most: int = MAX_CONFIGURATIONS) -> tuple[tuple[Configuration, ...], ...]:
+        """Of each group at most so many, those that are always there on top; one object for equal groups."""
+        return tuple(self.memo.setdefault(configs, configs) for configs, _ in self._configurations(most))
+
+    def tied(self, most: int, strategies: Sequence[Sequence[Configuration]]) -> Tied:
+        """What strategies alone need beside `configurations` of the same number."""
+        return Tied.of(strategies, [added for _, added in self._configurations(most)])
+
+    def _configurations(self, most: int) -> list[tuple[tuple[Configuration, ...], frozenset[Configuration]]]:
+        """Of each group its configurations, and which of them are there because they always are."""
+        sizes, levels = self.axes
+        front = self.graph.named.front
+        spaces = [space.classes for space in self.graph.spaces]
+        blocks = common_block_devices(spaces, sizes, levels, front, most)
+        result = []
+        for group, space, always in zip(
+            self.graph.grouping.groups, self.graph.spaces, self.always, strict=True
+        ):
+            classes = tuple((c.sizes, c.named_dimension == front, c.user_axes) for c in space.classes)
+            key = ("configs", classes, always, most)
+            if key not in self.memo:
+                found = enumerate_configurations(space.classes, sizes, levels, front, blocks, most)
+                added = always.difference(found)
+                found += tuple(sorted(added))
+                # One object: equal groups share their tables.
+                self.memo[key] = self.memo.setdefault(found, found), added
+            found, added = self.memo[key]
+            result.append((found[:1], frozenset()) if group.index in self.tiny else (found, added))
+        return result
+
+    @property
+    def axes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Sizes and levels of the atomic axes."""
+        axes = self.topology.axes
+        return tuple(axis.size for axis in axes), tuple(axis.level for axis in axes)
+
+    def own_costs(self, v: int, configs: tuple[Configuration, ...]) -> list[tuple[float, float]]:
+        """Seconds and bytes of a group alone under each of some configurations."""
+        group, space = self.graph.grouping.groups[v], self.graph.spaces[v]
+        splits = split_counts(configs, self.topology)
+        seconds = compute_seconds(self.graph, group, space, splits, self.buffers, self.topology).tolist()
+        if may_communicate(self.graph, v):
+            inner = [inner_collectives(self.graph, self.topology, v, config) for config in configs]
+            seconds = [own + sum(c.seconds(self.topology) for c in of) for own, of in zip(seconds, inner)]
+        return list(zip(seconds, self._memory(v, splits).astype(float).tolist(), strict=True))
+
+    def cost_around(
+        self,
+        v: int,
+        config: Configuration,
+        chosen: list[Configuration],
+        own: tuple[float, float] | None = None,
+        slope: float = 0.0,
+        most: float = math.inf,
+    ) -> tuple[float, float]:
+        """Seconds and bytes of a group and of what it makes and reads, were it configured so among `chosen`.
+
+        Copies count as kept; pairs of layouts are priced one by one, so this is for a few configurations. ``own`` is
+        what `own_costs` gives for this one. Where seconds + slope x bytes come to ``most`` already, the rest is left
+        out.
+        """
+        seconds, num_bytes = own or self.own_costs(v, (config,))[0]
+        before, chosen[v] = chosen[v], config
+        for flow in self._flows_at[v]:
+            if seconds + slope * num_bytes >= most:
+                break
+            tensor = self.graph.program.tensors[flow.tensor]
+            source = layout_of(self.graph, chosen, flow.producer, flow.tensor, produced=True)
+            target = layout_of(self.graph, chosen, flow.consumer, flow.tensor, produced=False)
+            target = Layout(target.dims) if flow.is_output else target
+            if source != target:
+                seconds += tensor.trips * self.pricer.seconds(
+                    tensor, source, target, self.latency_shares.get(flow.tensor, 1.0)
+                )
+                kept = self._is_kept(flow)
+                if (kept or flow.reads_twice) and UNGROUPED != flow.consumer != flow.producer:
+                    wide = kept and flow.tensor in self.buffers.widened
+                    num_bytes += self.pricer.copy_bytes(tensor, target, wide)
+        chosen[v] = before
+        return seconds, num_bytes
+
+    @functools.cached_property
+    def _flows_at(self) -> tuple[tuple[Flow, ...], ...]:
+        """Per group, the flows that it makes or reads."""
+        found: list[list[Flow]] = [[] for _ in self.graph.grouping.groups]
+        for flow in self.flows:
+            for v in {flow.producer, flow.consumer} - {UNGROUPED}:
+                found[v].append(flow)
+        return tuple(map(tuple, found))
+
+    def num_pairs(self, configurations: Sequence[tuple[Configuration, ...]]) -> int:
+        """About how many pairs of layouts a model of these configurations prices; those of equal layers count once."""
+        tensors, tables = self.graph.program.tensors, set()
+        for flow in self.flows:
+            if UNGROUPED not in (flow.producer, flow.consumer) and flow.producer != flow.consumer:
+                ends = (configurations[flow.producer], configurations[flow.consumer])
+                tables.add((*map(id, ends), *map(len, ends), tensors[flow.tensor].shape))
+        return sum(table[2] * table[3] for table in tables)
+
+    def has_all(self) -> bool:
+        """Whether `configurations` leaves no way to split out."""
+        sizes, levels = self.axes
+        front = self.graph.named.front
+        spaces = dict.fromkeys(tuple(space.classes) for space in self.graph.spaces)
+        return all(are_all(classes, sizes, levels, front) for classes in spaces)
+
+    def build(
+        self,
+        configurations: Sequence[tuple[Configuration, ...]],
+        progress: Callable[[float], None] = lambda fraction: None,
+        tied: Tied | None = None,
+    ) -> CostModel:
+        """The model of these configurations of each group, all pairs of them priced but for those that are tied."""
+        self._tied = tied
+        self.configs = tuple(self.memo.setdefault(configs, configs) for configs in configurations)
+        times, memories, computes, flops = [], [], [], []
+        inner = defaultdict(list)
+        for flow in self.flows:
+            if flow.producer == flow.consumer or flow.consumer == UNGROUPED:
+                inner[flow.producer].append(flow)
+        for v in range(len(self.graph.grouping.groups)):
+            compute, node_flops, memory = self._node(v)
+            extra = [self._inner_seconds(flow) for flow in inner[v]]
+            if may_communicate(self.graph, v):
+                extra.append(self._operator_seconds(v))
+            times.append(self._sum((compute, *extra)))
+            memories.append(memory)
+            computes.append(compute)
+            flops.append(node_flops)
+            progress(0.5 * v / len(self.graph.grouping.groups))
+        edges, edge_flows = self._edges(progress, self._tables)
+        names = [f"group {g.index} ({g.kind})" for g in self.graph.grouping.groups]
+        problem, overlapped = Problem(time=times, memory=memories, edges=edges, names=names), None
+        if self.overlap:
+            visible, _ = self._edges(lambda fraction: None, self._visible_tables)
+            overlapped = Problem(time=times, memory=memories, edges=visible, names=names)
+        return CostModel(
+            graph=self.graph,
+            topology=self.topology,
+            buffers=self.buffers,
+            pricer=self.pricer,
+            configurations=self.configs,
+            flows=self.flows,
+            problem=problem,
+            edge_flows=edge_flows,
+            latency_shares=self.latency_shares,
+            compute=tuple(computes),
+            flops=tuple(flops),
+            overlapped=overlapped,
+        )
+
+    def _node(self, v: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Compute seconds, local FLOPs and bytes per configuration; equal arrays become one object."""
+        group, space = self.graph.grouping.groups[v], self.graph.spaces[v]
+        key = self._node_key(v)
+        if key in self.memo:
+            return self.memo[key]
+        splits = split_counts(self.configs[v], self.topology)
+        result = (
+            compute_seconds(self.graph, group, space, splits, self.buffers, self.topology),
+            local_flops(self.graph, group, space, splits),
+            self._memory(v, splits),
+        )
+        self.memo[key] = result
+        return result
+
+    def _operator_seconds(self, v: int) -> np.ndarray:
+        """Seconds of the collectives inside of a group's operators, per configuration (`inner_collectives`)."""
+        key = ("operators", self._node_key(v))
+        if key not in self.memo:
+            self.memo[key] = np.array(
+                [
+                    sum(
+                        c.seconds(self.topology)
+                        for c in inner_collectives(self.graph, self.topology, v, config)
+                    )
+                    for config in self.configs[v]
+                ]
+            )
+        return self.memo[key]
+
+    def _memory(self, v: int, splits: np.ndarray) -> np.ndarray:
+        """Bytes of a group's inputs and of what it saves, shape (K,)."""
+        memory = np.zeros(len(splits))
+        for t in (*self.graph.grouping.groups[v].inputs, *self._saved_by[v]):
+            memory += self.buffers.num_bytes[t] / tensor_splits(self.graph.spaces[v], splits, t)
+        return np.ceil(memory).astype(np.int64)
+
+    @functools.cached_property
+    def _saved_by(self) -> dict[int, list[int]]:
+        """Group -> what it makes that is saved."""
+        found: dict[int, list[int]] = defaultdict(list)
+        for t in self.buffers.saved:
+            found[self.graph.grouping.tensor_group[t]].append(t)
+        return found
+
+    def _node_key(self, v: int):
+        """Structure and configurations of a group; equal layers have equal keys."""
+        if v not in self._structures:
+            structure = self._structure(v)
+            self._structures[v] = self.memo.setdefault(structure, structure)
+        return ("node", self.configs[v], id(self._structures[v]))
+
+    def _structure(self, v: int):
+        """Rules, dtypes, classes and buffers of a group in order."""
+        group, space = self.graph.grouping.groups[v], self.graph.spaces[v]
+        tensors, program = self.graph.program.tensors, self.graph.program
+        local = {t: i for i, t in enumerate(space.tensor_dims)}
+
+        def describe(t: int):
+            known = self.buffers.materialised[t], t in self._saved
+            tensor = tensors[t]
+            return (
+                local.get(t, -1),
+                tensor.shape,
+                tensor.itemsize,
+                tensor.trips,
+                space.tensor_dims.get(t),
+                known,
+            )
+
+        equations = tuple(
+            (
+                program.equations[e].name,
+                program.equations[e].phase,
+                space.factor_class[e],
+                body_cost(program.equations[e]),
+                self.graph.rules[e].windows,
+                tuple(describe(t) for t in (*program.equations[e].operands, *program.equations[e].results)),
+            )
+            for e in group.equations
+        )
+        return ("structure", equations, tuple(describe(t) for t in group.inputs))
+
+    @functools.cached_property
+    def _saved(self) -> frozenset[int]:
+        return frozenset(self.buffers.saved)
+
+    def _layouts(self, v: int, t: int, produced: bool) -> tuple[Layout, ...]:
+        """One layout per configuration of group ``v``; the tuple is shared by equal groups."""
+        rank = len(self.graph.program.tensors[t].shape)
+        if v == UNGROUPED:
+            return (Layout.replicated(rank),)
+        space = self.graph.spaces[v]
+        partial = space.tensor_partial.get(t, ()) if produced else space.operand_partial
+        key = ("layouts", self.configs[v], space.tensor_dims.get(t), partial, rank)
+        if key not in self.memo:
+            make = produced_layout if produced else required_layout
+            layouts = tuple(make(space, config, t, rank) for config in self.configs[v])
+            self.memo[key] = self.memo.setdefault(layouts, layouts)
+        return self.memo[key]
+
+    def _inner_seconds(self, flow: Flow) -> np.ndarray:
+        """Reshardings that one group's configuration fixes: partial sums resolved inside, scalars summed."""
+        tensor = self.graph.program.tensors[flow.tensor]
+        produced = self._layouts(flow.producer, flow.tensor, True)
+        required = self._layouts(flow.consumer, flow.tensor, False)
+        if flow.is_output:  # what leaves the program is whole
+            required = tuple(Layout(layout.dims) for layout in required)
+        if len(required) == 1:
+            required = required * len(produced)
+        share = self.latency_shares.get(flow.tensor, 1.0)
+        key = ("inner", produced, required, tensor.shape, tensor.itemsize, tensor.trips, share)
+        if key not in self.memo:
+            pairs = zip(produced, required, strict=True)
+            self.memo[key] = np.array(
+                [
+                    0.0 if a == b else tensor.trips * self.pricer.seconds(tensor, a, b, share)
+                    for a, b in pairs
+                ]
+            )
+        return self.memo[key]
+
+    def _edges(
+        self, progress: Callable[[float], None], tables_of: Callable[[int], tuple[np.ndarray, np.ndarray]]
+    ):
+        pairs: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for index, flow in enumerate(self.flows):
+            if flow.producer != flow.consumer and flow.consumer != UNGROUPED:
+                pairs[flow.producer, flow.consumer].append(index)
+        edges, edge_flows = [], []
+        merged: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for done, ((u, v), indices) in enumerate(sorted(pairs.items())):
+            for index in indices:
+                if self.flows[index].reads_twice:
+                    edges.append((u, v, *tables_of(index)))
+                    edge_flows.append((index,))
+                else:
+                    merged[min(u, v), max(u, v)].append(index)
+            progress(0.5 + 0.5 * done / len(pairs))
+        for (u, v), indices in sorted(merged.items()):
+            tables = [tables_of(index) for index in indices]
+            oriented = [
+                tuple(self._transposed(a) for a in table) if self.flows[i].producer == v else table
+                for i, table in zip(indices, tables, strict=True)
+            ]
+            edges.append((u, v, self._sum([t for t, _ in oriented]), self._sum([m for _, m in oriented])))
+            edge_flows.append(tuple(indices))
+        return edges, tuple(edge_flows)
+
+    def _tables(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        flow = self.flows[index]
+        tensor = wire_tensor(self.graph, self.pricer.topology, flow.tensor, (*flow.forward, *flow.later))
+        produced = self._layouts(flow.producer, flow.tensor, True)
+        required = self._layouts(flow.consumer, flow.tensor, False)
+        kept = self._is_kept(flow)
+        ends = flow.producer, flow.consumer
+        wanted = self._tied.wanted(*ends, *(self.configs[v] for v in ends)) if self._tied else None
+        seconds, copies = self.pricer.read_tables(
+            tensor,
+            produced,
+            required,
+            reads_twice=flow.reads_twice,
+            latency_share=self.latency_shares.get(flow.tensor, 1.0),
+            kept=kept,
+            widened=kept and flow.tensor in self.buffers.widened,
+            wanted=wanted,
+        )
+        return (seconds if tensor.trips == 1 else self._times(seconds, tensor.trips)), copies
+
+    def _visible_tables(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        """The same with what compute cannot hide; equal arrays become one object."""
+        seconds, copies = self._tables(index)
+        if index not in self._hidden:
+            return seconds, copies
+        flow, (group, share) = self.flows[index], self._hidden[index]
+        compute, axis = self._node(group)[0], int(group == flow.consumer)
+        key = ("visible", id(seconds), id(compute), share, axis)
+        if key not in self.memo:
+            least = self.topology.chip.collective_launch_seconds
+            self.memo[key] = visible_seconds(seconds, compute, share, least, axis), seconds
+        return self.memo[key][0], copies
+
+    def _is_kept(self, flow: Flow) -> bool:
+        """Whether a copy for this flow lives until the backward pass."""
+        reads = flow.forward + flow.later
+        return bool(reads) and self.buffers.is_kept(
+            reads[0], max(reads, key=self.buffers.read_end.__getitem__)
+        )
+
+    def _times(self, seconds: np.ndarray, trips: int) -> np.ndarray:
+        key = ("times", id(seconds), trips)
+        if key not in self.memo:
+            self.memo[key] = (seconds * trips, seconds)
+        return self.memo[key][0]
+
+    def _transposed(self, array: np.ndarray) -> np.ndarray:
+        key = ("T", id(array))
+        if key not in self.memo:
+            self.memo[key] = (np.ascontiguousarray(array.T), array)
+        return self.memo[key][0]
+
+    def _sum(self, arrays) -> np.ndarray:
+        """Sum of arrays; the same arrays give the same object, so that solvers fold equal layers."""
+        arrays = sorted(arrays, key=id)
+        key = ("sum", tuple(map(id, arrays)))
+        if key not in self.memo:
+            total = arrays[0] if len(arrays) == 1 else np.sum(np.stack(arrays), axis=0)
+            self.memo[key] = (total, arrays)
+        return self.memo[key][0]
