@@ -32,7 +32,7 @@ from jaxplan.mesh._lines import Line
 from jaxplan.mesh._measured import best_measured
 from jaxplan.mesh._moves import Move, State
 from jaxplan.mesh._puzzle import Puzzle
-from jaxplan.mesh._search import envelope
+from jaxplan.mesh._search import cheapest, envelope
 from jaxplan.mesh._topology import Topology
 
 
@@ -82,10 +82,13 @@ class Path:
 
 
 class _Problem(NamedTuple):
-    """A puzzle, lines of the cheapest paths, pieces that every layout has, and what labels and dimensions stand for."""
+    """A puzzle, pieces that every layout has, and what labels and dimensions stand for.
+
+    `lines` are those of the cheapest paths of all sizes; None where they are found size by size.
+    """
 
     puzzle: Puzzle
-    lines: tuple[Line, ...]
+    lines: tuple[Line, ...] | None
     pieces: int
     axes_of_label: tuple[tuple[int, ...], ...]
     dims: tuple[int, ...]
@@ -122,6 +125,9 @@ def _pair_seconds(
     if problem is None:
         return math.inf
     unsplit = num_bytes / problem.pieces
+    if problem.lines is None:
+        line = cheapest(problem.puzzle, unsplit, topology)
+        return line.fixed + line.slope * unsplit
     if topology.profile is not None:
         return best_measured(problem.puzzle, unsplit, topology)[0]
     return min([line.fixed + line.slope * unsplit for line in problem.lines])
@@ -150,7 +156,9 @@ def _path(source: Layout, target: Layout, shape: tuple[int, ...], itemsize: int,
     if problem is None:
         return Path(steps=(), layouts=(source,), seconds=math.inf, collectives=(), peak_bytes=0)
     unsplit = math.prod(shape) * itemsize / problem.pieces
-    if topology.profile is not None:
+    if problem.lines is None:
+        line = cheapest(problem.puzzle, unsplit, topology)
+    elif topology.profile is not None:
         line = problem.lines[best_measured(problem.puzzle, unsplit, topology)[1]]
     else:
         line = min(problem.lines, key=lambda line: line.fixed + line.slope * unsplit)
@@ -190,9 +198,9 @@ def _problem(source: Layout, target: Layout, caps: tuple[int, ...], topology: To
     if not set(target.partial) <= set(source.partial):
         return None
     found = canonical(source, target, caps, topology)
-    return _Problem(
-        found.puzzle, envelope(found.puzzle, topology), found.pieces, found.axes_of_label, found.dims
-    )
+    one_by_one = found.puzzle.large and topology.profile is None
+    lines = None if one_by_one else envelope(found.puzzle, topology)
+    return _Problem(found.puzzle, lines, found.pieces, found.axes_of_label, found.dims)
 
 
 @lru_cache(maxsize=2**16)

@@ -2,7 +2,8 @@
 
 The price of a chain is a line in the bytes of the tensor: `envelope` finds every chain that is cheapest for
 some size, each by a shortest path at one size, so a price is exact and a puzzle is solved a few times in all.
-What is learnt on the way to a target is kept for all sources.
+What is learnt on the way to a target is kept for all sources. Puzzles of many labels come with few sizes each, mostly
+one, so those are solved at the sizes that are asked for (`cheapest`).
 """
 
 from __future__ import annotations
@@ -28,6 +29,12 @@ def envelope(puzzle: Puzzle, topology: Topology) -> tuple[Line, ...]:
         return _hull(ends, lambda num_bytes, seconds: guided.shortest(source, num_bytes))
     tables = _tables(puzzle.rules, State(puzzle.target, ()), topology)
     return _hull(tables.lines(source), lambda num_bytes, seconds: tables.cheaper(source, num_bytes, seconds))
+
+
+@lru_cache(maxsize=2**17)
+def cheapest(puzzle: Puzzle, num_bytes: float, topology: Topology) -> Line:
+    """The chain that is cheapest for one size, of a large puzzle."""
+    return _guided(puzzle.rules, topology).shortest(State(puzzle.source, puzzle.partial), num_bytes)
 
 
 @lru_cache(maxsize=2**12)

@@ -8,7 +8,7 @@ import math
 from typing import NamedTuple
 
 from jaxplan.mesh._collectives import collective_bounds, terms_of_sizes
-from jaxplan.mesh._lines import BOUND_TICKS, LEAST_BYTES, MOST_BYTES, Cost, Line, ticks
+from jaxplan.mesh._lines import BOUND_TICKS, Cost, Line, ticks
 from jaxplan.mesh._moves import Move, Rules, State, moves
 from jaxplan.mesh._topology import Topology
 
@@ -32,10 +32,8 @@ class GuidedSearch:
         self._edges: dict[State, list[_Edge]] = {}
         self._bounds: dict[State, tuple[float, float]] = {}
         self._terms: dict[tuple[str, tuple[int, ...]], tuple[float, float]] = {}
-        # Per size that every source is solved at: from states on known best chains, cost and next move.
-        self._known: dict[float, dict[State, tuple[Cost, _Edge | None]]] = {
-            size: {self._goal: ((0, 0, 0), None)} for size in (LEAST_BYTES, MOST_BYTES)
-        }
+        # Per size: from states on known best chains, cost and next move.
+        self._known: dict[float, dict[State, tuple[Cost, _Edge | None]]] = {}
         self._least_fixed, self._fastest = collective_bounds(topology)
         self._launch = topology.chip.launch_seconds
         self._most = math.prod(rules.sizes)
@@ -47,7 +45,7 @@ class GuidedSearch:
 
         A state whose best chain is known ends the search: nothing left on the heap can be better.
         """
-        known = self._known.get(num_bytes, {self._goal: ((0, 0, 0), None)})
+        known = self._known.setdefault(num_bytes, {self._goal: ((0, 0, 0), None)})
         best: dict[State, Cost] = {source: (0, 0, 0)}
         came: dict[State, tuple[State, _Edge]] = {}
         heap = [((0, 0, 0), 0, (0, 0, 0), source)]
@@ -79,18 +77,17 @@ class GuidedSearch:
         return cost[0] + int((fixed + slope * num_bytes) * BOUND_TICKS), cost[1], cost[2]
 
     def _finish(self, source, met, came, known, num_bytes: float) -> Line:
-        """The chain through a state of known rest; remembers it where every source is solved at this size."""
+        """The chain through a state of known rest; its states are known from now on."""
         chain: list[tuple[State, _Edge]] = []
         state = met
         while state != source:
             state, edge = came[state]
             chain.append((state, edge))
         chain.reverse()
-        if num_bytes in self._known:
-            rest = known[met][0]
-            for state, edge in reversed(chain):
-                rest = _add(rest, edge, num_bytes)
-                known[state] = rest, edge
+        rest = known[met][0]
+        for state, edge in reversed(chain):
+            rest = _add(rest, edge, num_bytes)
+            known[state] = rest, edge
         edges = [edge for _, edge in chain]
         state = met
         while state != self._goal:

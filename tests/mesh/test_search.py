@@ -101,3 +101,22 @@ def test_dimensions_and_axes_of_one_kind_come_to_one_puzzle() -> None:
     assert puzzle(Layout(((), (), (3, 1))), Layout(((1,), (), (3,)))) == first
     across_nodes = puzzle(Layout(((1, 0), (), ())), Layout(((1,), (0,), ())))
     assert across_nodes != first
+
+
+def test_a_large_puzzle_is_solved_at_the_size_that_is_asked_for() -> None:
+    """Orders of five axes reversed and spread: as cheap as the envelope of all sizes, and real steps at that price."""
+    machine, shape = Topology.parse("h100:4x8"), (32, 32)
+    across = Layout(((0, 1, 2, 3, 4), ()))
+    targets = [Layout(((4, 3, 2), (1, 0))), Layout(((), (4, 0, 3, 1, 2))), Layout(((1, 3), (4,)))]
+    sources = [across, Layout(((), (2, 0)), (1, 3, 4)), Layout(((3,), (1, 0)), (2,))]
+    for source in sources:
+        for target in targets:
+            found = canonical(source, target, shape, machine)
+            assert found.puzzle.large
+            for itemsize in (4, 2**12, 2**24):
+                unsplit = 32 * 32 * itemsize / found.pieces
+                least = min(x.fixed + x.slope * unsplit for x in envelope(found.puzzle, machine))
+                path = reshard_path(source, target, shape, itemsize, machine)
+                seconds = reshard_seconds(source, target, shape, itemsize, machine)
+                assert seconds == pytest.approx(least, rel=1e-9)
+                assert path.seconds == pytest.approx(seconds, rel=1e-9) and path.layouts[-1] == target
