@@ -116,10 +116,16 @@ def _used(model: CostModel, hull: Hull) -> tuple[frozenset[Configuration], ...]:
 
 
 def _kinds(model: CostModel) -> list[list[int]]:
-    """Groups whose costs are the same arrays: equal layers'."""
-    kinds: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for v, (time, memory) in enumerate(zip(model.problem.time, model.problem.memory, strict=True)):
-        kinds[id(time), id(memory)].append(v)
+    """Groups whose configurations and costs are the same objects: equal layers'.
+
+    Costs alone can be equal by chance: two heads' dimensions of one size, one of which a strategy splits here and the
+    other there.
+    """
+    kinds: dict[tuple[int, int, int], list[int]] = defaultdict(list)
+    problem = model.problem
+    for v, known in enumerate(zip(model.configurations, problem.time, problem.memory, strict=True)):
+        configurations, time, memory = map(id, known)
+        kinds[configurations, time, memory].append(v)
     return list(kinds.values())
 
 

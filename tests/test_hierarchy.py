@@ -2,6 +2,8 @@
 
 import math
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from jaxplan import _hierarchy
@@ -105,3 +107,26 @@ def test_cost_around_a_group_is_what_the_problem_says() -> None:
             assert math.isclose(after[0] - before[0], new_time - time, rel_tol=1e-9, abs_tol=1e-12)
             assert after[1] - before[1] == new_memory - memory
     assert chosen == list(model.chosen(base))
+
+
+def test_equal_costs_do_not_make_groups_one_kind() -> None:
+    """Two square products, one with its rows split and the other its columns: each keeps its own configurations."""
+
+    def step(a, b, c, d):
+        return a @ b, c @ d
+
+    topology, square = Topology.parse("h100:2x2"), jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    graph = analyse_step(step, (square,) * 4, {}, donate_argnums=(), static_argnums=())
+    builder = ModelBuilder(graph, topology)
+    configurations, products = list(builder.configurations()), []
+    for dim, eqn in enumerate(graph.program.equations):
+        group = graph.grouping.tensor_group[eqn.results[0]]
+        (split,) = graph.spaces[group].tensor_dims[eqn.results[0]][dim]  # the rows of one, the columns of the other
+        config = tuple((0, 1) if c == split else () for c in range(3))
+        configurations[group] = ((), (), ()), config
+        products.append(group)
+    model = builder.build(configurations)
+    first, second = products
+    assert model.problem.time[first].tolist() == model.problem.time[second].tolist()
+    kind = next(members for members in _hierarchy._kinds(model) if first in members)
+    assert second not in kind
