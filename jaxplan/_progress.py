@@ -72,7 +72,8 @@ class Progress:
     def __call__(self, stage: str, fraction: float = 0.0) -> None:
         """Say that `stage` runs now and that this fraction of it, 0 to 1, is done."""
         fraction = min(max(fraction, 0.0), 1.0)
-        self._switch(stage)
+        if stage != self._stage or fraction >= 1.0:  # clocks take time, and stages report thousands of times
+            self._switch(stage)
         if self._report is not None:
             self._report(stage, fraction)
         if self._bar is not None:

@@ -33,11 +33,13 @@ def elimination_order(problem: Problem, order: OrderName) -> list[int]:
     """
     sizes = problem.num_configurations
     adjacent = neighbours(problem)
+    # What a node's elimination leaves behind, kept up to date: hubs have hundreds of neighbours.
+    results = [math.prod([sizes[other] for other in around]) for around in adjacent]
     depth = [0] * problem.num_nodes
     version = [0] * problem.num_nodes
 
     def entry(node: int) -> tuple[int, int, int, int, int]:
-        result = math.prod(sizes[other] for other in adjacent[node])
+        result = results[node]
         if order == "min-degree":
             first, second, third = len(adjacent[node]), depth[node], result * sizes[node]
         elif order == "min-weight":
@@ -56,8 +58,11 @@ def elimination_order(problem: Problem, order: OrderName) -> list[int]:
         version[node] = -1
         result.append(node)
         for other in adjacent[node]:
-            adjacent[other] |= adjacent[node]
-            adjacent[other] -= {node, other}
+            new = adjacent[node] - adjacent[other]
+            new.remove(other)
+            adjacent[other] |= new
+            adjacent[other].remove(node)
+            results[other] = results[other] // sizes[node] * math.prod([sizes[name] for name in new])
             depth[other] = max(depth[other], depth[node] + 1)
             version[other] += 1
             heapq.heappush(heap, entry(other))

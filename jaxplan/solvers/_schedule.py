@@ -92,14 +92,16 @@ def build_schedule(
     Raises:
       ProblemError: the tables would exceed `max_entries`.
     """
-    node_bases, edge_bases, factors = _bases(problem, fold)
+    node_bases, edge_bases, factors, factors_of = _bases(problem, fold)
+    is_used = [False] * len(factors)
     num_bases = len(node_bases) + len(edge_bases)
     known: dict[Hashable, int] = {}
     operations: list[Operation] = []
     steps: list[Step] = []
     num_entries = 0
     for node in elimination_order(problem, order) if isinstance(order, str) else order:
-        terms = sorted(factors[node])
+        mine = [f for f in factors_of[node] if not is_used[f]]
+        terms = sorted([factors[f] for f in mine])
         operation, scope = _operation(problem, node, terms)
         index = known.setdefault(operation if fold else node, len(operations))
         if index == len(operations):
@@ -110,9 +112,12 @@ def build_schedule(
                 text = _TOO_WIDE_MSG.format(entries=num_entries, limit=max_entries, name=name, width=width)
                 raise ProblemError(text)
         steps.append(Step(node=node, operation=index, scope=scope))
+        for f in mine:
+            is_used[f] = True
         for name in scope:
-            factors[name] = [factor for factor in factors[name] if node not in factor[1]]
-            factors[name].append((num_bases + index, scope))
+            factors_of[name].append(len(factors))
+        factors.append((num_bases + index, scope))
+        is_used.append(False)
     return Schedule(
         node_bases=node_bases, edge_bases=edge_bases, operations=tuple(operations), steps=tuple(steps)
     )
@@ -135,27 +140,31 @@ def best_schedule(problem: Problem, max_entries: int = MAX_TABLE_ENTRIES) -> Sch
     return min(schedules, key=lambda schedule: schedule.num_additions)
 
 
-def _bases(problem: Problem, fold: bool) -> tuple[tuple[int, ...], tuple[int, ...], list[list[_Factor]]]:
-    """Number the given tables, equal ones once, and list those of each node."""
+def _bases(
+    problem: Problem, fold: bool
+) -> tuple[tuple[int, ...], tuple[int, ...], list[_Factor], list[list[int]]]:
+    """Number the given tables, equal ones once, and list all factors and those of each node."""
     node_tables: dict[Hashable, int] = {}
     edge_tables: dict[Hashable, int] = {}
     node_bases: list[int] = []
     edge_bases: list[int] = []
-    factors: list[list[_Factor]] = []
+    factors: list[_Factor] = []
+    factors_of: list[list[int]] = []
     for node in range(problem.num_nodes):
         key = (id(problem.time[node]), id(problem.memory[node])) if fold else node
         table = node_tables.setdefault(key, len(node_bases))
         if table == len(node_bases):
             node_bases.append(node)
-        factors.append([(table, (node,))])
+        factors_of.append([len(factors)])
+        factors.append((table, (node,)))
     for index, edge in enumerate(problem.edges):
         table = edge_tables.setdefault(edge.table_key if fold else index, len(edge_bases))
         if table == len(edge_bases):
             edge_bases.append(index)
-        factor = (len(node_bases) + table, (edge.source, edge.target))
-        factors[edge.source].append(factor)
-        factors[edge.target].append(factor)
-    return tuple(node_bases), tuple(edge_bases), factors
+        factors_of[edge.source].append(len(factors))
+        factors_of[edge.target].append(len(factors))
+        factors.append((len(node_bases) + table, (edge.source, edge.target)))
+    return tuple(node_bases), tuple(edge_bases), factors, factors_of
 
 
 def _operation(problem: Problem, node: int, terms: list[_Factor]) -> tuple[Operation, tuple[int, ...]]:
