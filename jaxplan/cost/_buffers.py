@@ -12,31 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jaxplan.ir import CONTRACTION_FAMILIES, REGION_IN, REGION_OUT, Equation, StepGraph
+from jaxplan.cost._fusion import NOT_RECOMPUTED, fuses_into, is_recomputed, runs_inside_readers
+from jaxplan.cost._in_place import cleared_together, hand_over
+from jaxplan.ir import REGION_IN, REGION_OUT, Equation, StepGraph
 from jaxplan.mesh import ChipSpec
 
-FUSIBLE_FAMILIES = frozenset({"elementwise", "shape", "source", "rng"})
-NOT_RECOMPUTED = frozenset(
-    {
-        "tanh",
-        "erf",
-        "erfc",
-        "erf_inv",
-        "sin",
-        "cos",
-        "tan",
-        "asin",
-        "acos",
-        "atan",
-        "atan2",
-        "sinh",
-        "cosh",
-        "lgamma",
-    }
-    | {"digamma", "pow", "cbrt"}
-)
-"""Functions that compiled GPU programs were seen to save (``tanh`` in GELU), and others of their cost; ``exp`` of
-attention and loss was seen recomputed."""
 COMPARISONS = frozenset({"eq", "ne", "ge", "gt", "le", "lt", "is_finite", "not"})
 """A mask is a quarter of what it is made of, and still never written by compiled GPU programs: each fusion that reads
 it compares again, and what it compares is saved."""
@@ -59,6 +39,7 @@ class Buffers:
       num_bytes: global bytes of each tensor as a buffer: a 16-bit result of a function in `NOT_RECOMPUTED` is saved in
         float32 where the chip's element-wise arithmetic is.
       widened: 16-bit tensors that are cast to float32 by the fusions of both passes.
+      cleared: tensors that are cleared at once, where the first of those that are split alike is made.
     """
 
     materialised: tuple[bool, ...]
@@ -69,6 +50,7 @@ class Buffers:
     saved: tuple[int, ...]
     num_bytes: tuple[int, ...]
     widened: frozenset[int]
+    cleared: tuple[tuple[int, ...], ...] = ()
 
     def is_kept(self, first: int, last: int) -> bool:
         """Whether what is made for a read at ``first``, and read at ``last`` again, lives until the backward pass."""
@@ -91,8 +73,9 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec) -> Buffers:
         if eqn.name == REGION_IN and eqn.params["role"] in ("const", "x"):  # read in every trip
             last = program.regions[eqn.params["region"]].stop - 1
             death[eqn.results[0]] = max(death[eqn.results[0]], last if eqn.params["role"] == "const" else -1)
-        for t in eqn.operands:
+        for t in eqn.operands[_is_carry_exit(eqn) :]:
             death[t] = max(death[t], last)
+    hand_over(graph, materialised, death)
     birth = list(values.producer)
     for region in program.regions:  # what a loop stacks is there from its beginning
         for e in region.exits:
@@ -112,7 +95,12 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec) -> Buffers:
         saved=saved,
         num_bytes=tuple(_buffer_bytes(graph, chip, t) for t in range(len(program.tensors))),
         widened=_widened(graph, chip, materialised),
+        cleared=cleared_together(graph) if chip.is_gpu else (),
     )
+
+
+def _is_carry_exit(eqn: Equation) -> bool:
+    return eqn.name == REGION_OUT and eqn.params["role"] == "carry"
 
 
 def _read_end(graph: StepGraph, materialised: Sequence[bool], death: Sequence[int]) -> tuple[int, ...]:
@@ -156,10 +144,11 @@ def _materialised(graph: StepGraph, chip: ChipSpec, turning: int) -> list[bool]:
             result[eqn.operands[0]] = not graph.values.free[eqn.operands[0]]
         elif eqn.name in (REGION_IN, REGION_OUT):
             _mark_boundary(graph, eqn, result)
-        elif graph.rules[eqn.index].family not in FUSIBLE_FAMILIES:
-            for t in (*eqn.operands, *eqn.results):
+        elif graph.rules[eqn.index].family == "gather" or not runs_inside_readers(graph, chip, eqn.index):
+            has_kernel = not runs_inside_readers(graph, chip, eqn.index)
+            for t in (*eqn.operands, *eqn.results) if has_kernel else eqn.operands[:1]:
                 reads_free = graph.values.free[t] or program.tensors[t].kind == "literal"
-                result[t] = not reads_free and (result[t] or not _fuses_into(graph, chip, eqn.index, t))
+                result[t] = not reads_free and (result[t] or not fuses_into(graph, chip, eqn.index, t))
     for t in program.inputs:
         result[t] = True
     for eqn in program.equations:
@@ -179,14 +168,6 @@ def _mark_boundary(graph: StepGraph, eqn: Equation, materialised: list[bool]) ->
         materialised[eqn.operands[0]] = not graph.values.free[eqn.operands[0]]
     if not is_entry or eqn.params["role"] == "carry":
         materialised[eqn.results[0]] = bool(graph.program.tensors[eqn.results[0]].shape)
-
-
-def _fuses_into(graph: StepGraph, chip: ChipSpec, equation: int, t: int) -> bool:
-    """Whether an operand is computed inside the kernel that reads it: a reduction, or a product of no library."""
-    eqn, family = graph.program.equations[equation], graph.rules[equation].family
-    if t not in eqn.operands:
-        return False
-    return family == "reduction" or (chip.fuses_products and family in CONTRACTION_FAMILIES)
 
 
 def _is_junction(graph: StepGraph, equation: int, turning: int) -> bool:
@@ -212,7 +193,7 @@ def _is_junction(graph: StepGraph, equation: int, turning: int) -> bool:
 def _save_residuals(graph: StepGraph, chip: ChipSpec, turning: int, materialised: list[bool]) -> None:
     """Make a buffer of what backward fusions need and cannot recompute from buffers that live anyway."""
     program, values = graph.program, graph.values
-    again = _recomputable(graph, chip)
+    again = [is_recomputed(graph, chip, eqn.index) for eqn in program.equations]
     kept = set(program.inputs)
     for t in program.tensors:
         if materialised[t.index] and any(c >= turning for c in values.consumers[t.index]):
@@ -225,15 +206,6 @@ def _save_residuals(graph: StepGraph, chip: ChipSpec, turning: int, materialised
                 for keep in _narrowest(graph, again, t, kept, materialised):
                     kept.add(keep)
                     materialised[keep] = True
-
-
-def _recomputable(graph: StepGraph, chip: ChipSpec) -> list[bool]:
-    """Per equation, whether the fusions of the backward pass compute it again."""
-    saved = frozenset() if chip.fuses_products else NOT_RECOMPUTED
-    return [
-        graph.rules[eqn.index].family in FUSIBLE_FAMILIES and eqn.name not in saved
-        for eqn in graph.program.equations
-    ]
 
 
 def _narrowest(

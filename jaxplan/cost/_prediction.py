@@ -106,6 +106,7 @@ class Predictor:
         self._input_label = [labels[t] for t in everyone if t in inputs]
         self._made = [t for t in everyone if t not in inputs]
         self._place = {t: i for i, t in enumerate(self._made)}
+        self._cleared = [[self._place[t] for t in c if t in self._place] for c in buffers.cleared]
         self._birth = np.array([buffers.birth[t] for t in self._made], dtype=np.int64)
         self._death = np.array([buffers.death[t] for t in self._made], dtype=np.int64)
         self._label = [
@@ -186,7 +187,7 @@ class Predictor:
             if t in self._place:
                 death[self._place[t]] = last
         lives = np.flatnonzero(death >= self._birth)
-        births: list[int] = (2 * self._birth[lives]).tolist()
+        births: list[int] = (2 * self._births(held[~self._is_input])[lives]).tolist()
         deaths: list[int] = (2 * death[lives] + 1).tolist()
         sizes: list[float] = held[~self._is_input][lives].tolist()
         labels = [self._label[i] for i in lives.tolist()]
@@ -195,14 +196,15 @@ class Predictor:
         for number, transfer in enumerate(transfers):
             tensor = self._travelling(transfer)
             for turn, span in enumerate(transfer.spans):
-                is_wide = transfer.tensor in buffers.widened and buffers.is_kept(span.first, span.last)
+                latest = max(span.readers, key=self._read_end.__getitem__)  # the readers are fused, not all at once
+                is_wide = transfer.tensor in buffers.widened and buffers.is_kept(span.first, latest)
                 key = (transfer.tensor, transfer.itemsize, transfer.target, is_wide)
                 if key not in self._copies:
                     self._copies[key] = model.pricer.copy_bytes(tensor, transfer.target, is_wide)
                 size = self._copies[key]
                 copies[number, turn] = len(births)
                 births.append(2 * span.first)
-                deaths.append(2 * min(self._read_end[span.last], end) + 1)
+                deaths.append(2 * min(self._read_end[latest], end) + 1)
                 sizes.append(size)
                 labels.append("resharded copies")
         for first, last, size in self._shared_copies(transfers):
@@ -229,6 +231,16 @@ class Predictor:
             home=home,
             copies=copies,
         )
+
+    def _births(self, sizes: np.ndarray) -> np.ndarray:
+        """When each buffer is made; those that are cleared together, where the first of equal size is."""
+        birth = self._birth.copy()
+        for places in self._cleared:
+            of = np.array(places)
+            for size in np.unique(sizes[of]).tolist():
+                equal = of[sizes[of] == size]
+                birth[equal] = birth[equal].min()
+        return birth
 
     def _travelling(self, transfer: Transfer) -> Tensor:
         tensor = self.model.graph.program.tensors[transfer.tensor]

@@ -29,10 +29,11 @@ is the more careful one."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """One execution of a transfer: made before equation ``first``, last read by equation ``last``."""
+    """One execution of a transfer: made before equation ``first``, last read by equation ``last``, of ``readers``."""
 
     first: int
     last: int
+    readers: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,9 +162,9 @@ def _of_tensor(
         again = [i in repeated for i in indices if flows[i].reads_twice]
         repeats = bool(forward and later and path.collectives) and (not again or all(again))
         reading = (forward, later) if repeats else (forward + later,)
-        spans = tuple(Span(first=e[0], last=e[-1]) for e in reading if e)
+        spans = tuple(Span(first=e[0], last=e[-1], readers=tuple(e)) for e in reading if e)
         if source.partial and len(spans) == 1 and _local_bytes(tensor, path, topology) > COMBINED_BYTES:
-            spans = (Span(first=graph.values.producer[t] + 1, last=spans[0].last),)
+            spans = (dataclasses.replace(spans[0], first=graph.values.producer[t] + 1),)
         transfer = Transfer(
             tensor=t,
             path=path,

@@ -50,7 +50,9 @@ def export_plan(plan: Plan) -> bytes:
         )
         for t, layout in zip(program.inputs, plan.in_layouts, strict=True)
     ]
-    exported = export.export(jit_flat(plan, mesh, program.donated), platforms=[platform])(*leaves)
+    # Arguments that nobody reads lie in memory all the same, and an exported program forgets how.
+    step = jit_flat(plan, mesh, program.donated, keep_unused=True)
+    exported = export.export(step, platforms=[platform])(*leaves)
     return bytes(exported.serialize())
 
 

@@ -64,9 +64,14 @@ def replay_of(plan: Plan) -> Replay:
 
 
 def jit_flat(
-    plan: Plan, mesh: Any, donate: Sequence[bool], compiler_options: Mapping[str, str] | None = None
+    plan: Plan,
+    mesh: Any,
+    donate: Sequence[bool],
+    compiler_options: Mapping[str, str] | None = None,
+    *,
+    keep_unused: bool = False,
 ) -> Any:
-    """`jax.jit` of the planned program over flat leaves."""
+    """`jax.jit` of the planned program over flat leaves; those that it does not read leave it unless kept."""
     replay = replay_of(plan)
     executor = Executor(mesh, plan.topology.axes, tiled=plan.topology.chip.aot_platform == "tpu")
 
@@ -82,6 +87,7 @@ def jit_flat(
         out_shardings=shardings(plan.out_layouts),
         donate_argnums=tuple(i for i, d in enumerate(donate) if d),
         compiler_options=dict(compiler_options) if compiler_options else None,
+        keep_unused=keep_unused,
     )
 
 

@@ -1,0 +1,73 @@
+"""Which operators run inside the kernels of others, and what they compute again there."""
+
+from __future__ import annotations
+
+import math
+
+from jaxplan.ir import CONTRACTION_FAMILIES, StepGraph
+from jaxplan.mesh import ChipSpec
+
+FUSIBLE_FAMILIES = frozenset({"elementwise", "shape", "source", "rng"})
+NOT_RECOMPUTED = frozenset(
+    {
+        "tanh",
+        "erf",
+        "erfc",
+        "erf_inv",
+        "sin",
+        "cos",
+        "tan",
+        "asin",
+        "acos",
+        "atan",
+        "atan2",
+        "sinh",
+        "cosh",
+        "lgamma",
+    }
+    | {"digamma", "pow", "cbrt"}
+)
+"""Functions that compiled GPU programs were seen to save (``tanh`` in GELU), and others of their cost; ``exp`` of
+attention and loss was seen recomputed."""
+
+
+def runs_inside_readers(graph: StepGraph, chip: ChipSpec, equation: int) -> bool:
+    """Whether an equation has no kernel of its own: each of its readers computes what it needs of the result.
+
+    So do look-ups on GPUs: compiled message passing has no buffer of the size of the edges. A product that sums over
+    nothing is a multiplication to the compiler.
+    """
+    family = graph.rules[equation].family
+    if family == "gather":
+        return chip.is_gpu
+    return family in FUSIBLE_FAMILIES or is_outer_product(graph, equation)
+
+
+def is_outer_product(graph: StepGraph, equation: int) -> bool:
+    """Whether an equation is a matrix product whose sums have one summand."""
+    eqn = graph.program.equations[equation]
+    if eqn.name != "dot_general":
+        return False
+    (contracting, _), _ = eqn.params["dimension_numbers"]
+    shape = graph.program.tensors[eqn.operands[0]].shape
+    return math.prod(shape[axis] for axis in contracting) == 1
+
+
+def fuses_into(graph: StepGraph, chip: ChipSpec, equation: int, t: int) -> bool:
+    """Whether an operand is computed inside the kernel that reads it.
+
+    A reduction does, on GPUs a scatter (but for what it writes over), and a product of no library.
+    """
+    eqn, family = graph.program.equations[equation], graph.rules[equation].family
+    if t not in eqn.operands:
+        return False
+    if family == "scatter":
+        return chip.is_gpu and t != eqn.operands[0]
+    return family == "reduction" or (chip.fuses_products and family in CONTRACTION_FAMILIES)
+
+
+def is_recomputed(graph: StepGraph, chip: ChipSpec, equation: int) -> bool:
+    """Whether the fusions of the backward pass compute an equation again."""
+    saved = frozenset() if chip.fuses_products else NOT_RECOMPUTED
+    name = graph.program.equations[equation].name
+    return name not in saved and runs_inside_readers(graph, chip, equation)

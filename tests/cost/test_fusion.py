@@ -1,0 +1,113 @@
+"""What never becomes a buffer, in closed form: look-ups and updates of message passing, products that sum nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxplan
+from jaxplan._planner import analyse_step
+from jaxplan.cost import Predictor, build_cost_model
+from jaxplan.mesh import Topology
+
+NODES, EDGES, WIDTH = 64, 4096, 32
+FLOAT = 4
+TABLE = FLOAT * NODES * WIDTH
+
+
+def shape(*dims: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(dims, dtype)
+
+
+def peak(step: Any, *args: Any, topology: str) -> int:
+    """Predicted bytes above the arguments, everything on one device."""
+    graph = analyse_step(step, args, {}, donate_argnums=(), static_argnums=())
+    model = build_cost_model(graph, Topology.parse(topology))
+    prediction, _ = Predictor(model).predict([0] * len(model.configurations), [0] * len(model.problem.edges))
+    given = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(args))
+    return prediction.memory_bytes - given
+
+
+def messages(nodes: jax.Array, weights: jax.Array, ends: jax.Array) -> jax.Array:
+    sent = nodes[ends[0]] * weights[:, None]
+    return jnp.zeros_like(nodes).at[ends[1]].add(sent)
+
+
+GRAPH = (shape(NODES, WIDTH), shape(EDGES), shape(2, EDGES, dtype=jnp.int32))
+
+
+def test_messages_are_no_buffers_on_a_gpu() -> None:
+    """What is looked up at one end of an edge goes to the other inside one kernel."""
+    assert peak(messages, *GRAPH, topology="h100:1") == TABLE
+
+
+def test_look_ups_have_a_kernel_elsewhere() -> None:
+    """What is looked up and what is added are there at once on other chips."""
+    assert peak(messages, *GRAPH, topology="cpu:1") >= 2 * FLOAT * EDGES * WIDTH
+
+
+def test_the_backward_pass_looks_up_again() -> None:
+    """Both gradients: what is sent is not kept, and what comes back is not written."""
+
+    def loss(nodes: jax.Array, weights: jax.Array, ends: jax.Array) -> jax.Array:
+        return jnp.sum(messages(nodes, weights, ends) ** 2)
+
+    bytes_above = peak(jax.grad(loss, argnums=(0, 1)), *GRAPH, topology="h100:1")
+    assert bytes_above < FLOAT * EDGES * WIDTH
+
+
+def test_a_product_that_sums_nothing_is_fused() -> None:
+    """The outer products of all samples, of which only the largest number is wanted."""
+    count, width = 256, 64
+
+    def largest(x: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.max(jnp.einsum("bi,bj->bij", x, y), axis=(1, 2))
+
+    assert peak(largest, shape(count, width), shape(count, width), topology="cpu:1") == FLOAT * count
+
+
+def test_what_scatters_start_from_is_cleared_where_the_first_begins() -> None:
+    """Two sums of edges into nodes: the second's zeros are there while the first is made, if they are of one shape."""
+
+    def two_sums(first: jax.Array, second: jax.Array, ends: jax.Array) -> tuple[jax.Array, jax.Array]:
+        total = jnp.max(jnp.zeros((NODES, WIDTH)).at[ends[0]].add(first))
+        return total, jnp.max(jnp.zeros((NODES, second.shape[1])).at[ends[1]].add(second * total))
+
+    ends = shape(2, EDGES, dtype=jnp.int32)
+    scalars = 2 * FLOAT
+    alike = peak(two_sums, shape(EDGES, WIDTH), shape(EDGES, WIDTH), ends, topology="h100:1")
+    other = peak(two_sums, shape(EDGES, WIDTH), shape(EDGES, WIDTH + 8), ends, topology="h100:1")
+    assert 2 * TABLE <= alike <= 2 * TABLE + scalars
+    assert other <= TABLE * (WIDTH + 8) // WIDTH + scalars
+
+
+@pytest.mark.gpu_aot
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("jax_cuda12_plugin") is None, reason="needs the extra gpu-aot")
+def test_compiled_message_passing_needs_what_is_predicted() -> None:
+    """Two rounds with 16 edges a node: one buffer of all edges would be four times what the program needs."""
+    nodes, edges, width = 8192, 131072, 256
+
+    def step(params: Any, batch: Any) -> Any:
+        def loss(params: Any) -> jax.Array:
+            hidden = batch["nodes"]
+            for layer in params:
+                hidden = jax.nn.relu(messages(hidden @ layer, batch["weights"], batch["ends"]))
+            return jnp.mean(hidden**2)
+
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params))
+
+    batch = {
+        "nodes": shape(nodes, width),
+        "weights": shape(edges),
+        "ends": shape(2, edges, dtype=jnp.int32),
+        "nobody_reads_it": shape(edges, 64),
+    }
+    plan = jaxplan.plan(step, [shape(width, width)] * 2, batch, topology="h100:8", progress=False).fastest()
+    audit = plan.audit()
+    assert audit.memory_ok, audit.table()
+    assert plan.memory_bytes < 1.25 * audit.compiled_memory_bytes, audit.table()

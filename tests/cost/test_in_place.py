@@ -1,0 +1,91 @@
+"""What is written over is not counted twice: peaks of loops, branches and updates in closed form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from jaxplan._planner import analyse_step
+from jaxplan.cost import Predictor, build_cost_model
+from jaxplan.mesh import Topology
+
+SIZE = 64
+MATRIX = 4 * SIZE * SIZE
+SCALARS = 256
+"""Counters, flags and vectors of the loops, generously."""
+
+
+def shape(*dims: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(dims, dtype)
+
+
+def peak(step: Any, *args: Any) -> int:
+    """Predicted bytes above the arguments, everything on one device."""
+    graph = analyse_step(step, args, {}, donate_argnums=(), static_argnums=())
+    model = build_cost_model(graph, Topology.parse("cpu:1"))
+    prediction, _ = Predictor(model).predict([0] * len(model.configurations), [0] * len(model.problem.edges))
+    return prediction.memory_bytes - sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(args))
+
+
+def matrices(num_bytes: int) -> float:
+    """How many matrices are alive at the peak; what is small counts as nothing."""
+    assert num_bytes % MATRIX <= SCALARS
+    return num_bytes // MATRIX
+
+
+def loop(body: Any, start: Any) -> jax.Array:
+    """A loop whose trips are not known, and the largest number that comes out."""
+
+    def goes_on(carry: Any) -> jax.Array:
+        return carry[0] < 10
+
+    return jnp.max(lax.while_loop(goes_on, lambda carry: (carry[0] + 1, body(carry[0], carry[1])), (0, start))[1])
+
+
+def test_a_branch_that_changes_nothing_makes_the_other_write_in_place() -> None:
+    def step(column: jax.Array) -> jax.Array:
+        def body(trip: jax.Array, total: jax.Array) -> jax.Array:
+            return lax.cond(trip % 2 == 0, lambda t: t, lambda t: t + column * column.T, total)
+
+        return loop(body, jnp.zeros((SIZE, SIZE)))
+
+    assert matrices(peak(step, shape(SIZE, 1))) == 1
+
+
+def test_branches_that_both_read_late_need_their_own() -> None:
+    """What went in is read after the branch again, so it cannot be written over."""
+
+    def step(column: jax.Array) -> jax.Array:
+        def body(trip: jax.Array, total: jax.Array) -> jax.Array:
+            new = lax.cond(trip % 2 == 0, lambda t: t, lambda t: t + column * column.T, total)
+            return new @ total
+
+        return loop(body, jnp.zeros((SIZE, SIZE)))
+
+    assert matrices(peak(step, shape(SIZE, 1))) == 3
+
+
+def test_a_product_of_a_carry_needs_a_second_buffer() -> None:
+    """A product cannot write over what it reads."""
+
+    def step(column: jax.Array) -> jax.Array:
+        return loop(lambda _, total: total @ total, jnp.zeros((SIZE, SIZE)) + jnp.max(column))
+
+    assert matrices(peak(step, shape(SIZE))) == 2
+
+
+@pytest.mark.parametrize(("reads_later", "count"), [(False, 1), (True, 2)])
+def test_an_update_of_a_table_is_written_over_it(reads_later: bool, count: int) -> None:
+    """Rows are added to a product that nobody, or somebody, wants as it was."""
+
+    def step(left: jax.Array, rows: jax.Array, places: jax.Array) -> Any:
+        table = left @ left
+        new = table.at[places].add(rows)
+        return jnp.max(new) + (jnp.max(table @ left[:, :1]) if reads_later else 0.0)
+
+    found = peak(step, shape(SIZE, SIZE), shape(SIZE, SIZE), shape(SIZE, dtype=jnp.int32))
+    assert found // MATRIX == count
