@@ -66,10 +66,20 @@ def draw(step: Step, compute: Rule, state: Rule, *, repeat_gathers: bool = False
     for group, space in zip(step.graph.grouping.groups, step.graph.spaces, strict=True):
         wishes = (state if group.kind == "state" else compute)(group)
         configurations.append(_configuration(step, space, wishes))
-    for group, space in zip(step.graph.grouping.groups, step.graph.spaces, strict=True):
-        if space.operand_partial:
-            configurations[group.index] = _summing(step, group, space, configurations)
+    _add_first(step, configurations)
     return Sketch(configurations=tuple(configurations), repeat_gathers=repeat_gathers)
+
+
+def _add_first(step: Step, configurations: list[Configuration]) -> None:
+    """Make partial sums of what sum groups add, wherever all summands are; a summand may be such a group itself."""
+    wished = list(configurations)
+    sums = [group for group in step.graph.grouping.groups if step.graph.spaces[group.index].operand_partial]
+    for _ in sums:
+        before = list(configurations)
+        for group in sums:
+            configurations[group.index] = _summing(step, group, wished[group.index], configurations)
+        if configurations == before:
+            return
 
 
 def _configuration(step: Step, space: GroupSpace, wishes: Wishes) -> Configuration:
@@ -97,7 +107,7 @@ def _meet(space: GroupSpace, a: int, b: int) -> bool:
 
 
 def _summing(
-    step: Step, group: Group, space: GroupSpace, configurations: list[Configuration]
+    step: Step, group: Group, wished: Configuration, configurations: list[Configuration]
 ) -> Configuration:
     """The configuration of a sum group, what is partial in all of its summands first."""
     partial: set[int] | None = None
@@ -109,9 +119,8 @@ def _summing(
             found = set(layout_of(step.graph, configurations, home, t, produced=True).partial)
             partial = found if partial is None else partial & found
     kept = partial or set()
-    mine = configurations[group.index]
-    (last,) = space.operand_partial
-    config = [tuple(a for a in axes if a not in kept) for axes in mine]
+    (last,) = step.graph.spaces[group.index].operand_partial
+    config = [tuple(a for a in axes if a not in kept) for axes in wished]
     config[last] = tuple(sorted(kept, key=lambda a: (step.topology.axes[a].level, -a)))
     return tuple(config)
 

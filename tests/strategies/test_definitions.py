@@ -240,3 +240,25 @@ def test_a_square_layer_beside_a_residual_is_no_expert() -> None:
     shape = jax.ShapeDtypeStruct((512, 512), jnp.float32)
     _, references = references_of(step, ({"square": shape}, shape), f"h100:{DEVICES}")
     assert "no experts" in references.absent["experts"]
+
+
+def test_gradients_of_a_recurrence_are_summed_once_behind_its_loop() -> None:
+    """The gates are multiplied together, and taken apart again in the loop's gradient before they are added up."""
+    width, gates, trips = 256, 4, 12
+
+    def step(params: dict[str, jax.Array], x: jax.Array) -> Any:
+        def loss(params: dict[str, jax.Array]) -> jax.Array:
+            def cell(carry: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
+                together = jnp.concatenate([params[name] for name in sorted(params)], axis=1)
+                a, b, c, d = jnp.split(jnp.tanh((carry + x) @ together), gates, axis=1)
+                return jnp.tanh(a * b + c * d), None
+
+            last, _ = jax.lax.scan(cell, jnp.zeros_like(x[:, 0]), x.swapaxes(0, 1))
+            return jnp.sum(last**2)
+
+        return jax.tree.map(lambda p, g: p - g, params, jax.grad(loss)(params))
+
+    kernels = {name: jax.ShapeDtypeStruct((width, width), jnp.float32) for name in "abcd"[:gates]}
+    x = jax.ShapeDtypeStruct((512, trips, width), jnp.float32)
+    plans, _ = references_of(step, (kernels, x), f"h100:{DEVICES}")
+    assert totals(plans["data"], SMALL) == {("all-reduce", DEVICES): gates * F32 * width**2}
