@@ -26,6 +26,9 @@ PREFETCH_LOOK_UPS = 1
 operator that joins their rows, and to gather all tables for it."""
 LEAST_PREFETCH_BYTES = 4 * 2**20
 """Smaller parameters may be gathered at any time: the compiler combines them."""
+CONVOLUTIONS_A_TURN = 4
+"""Gradients of kernels are due this many input gradients of convolutions later, about a block of a ResNet: the compiler
+was seen to put them off to the end of the backward pass."""
 
 
 class Replay:
@@ -40,6 +43,7 @@ class Replay:
       sums: gradients of biases and scales, whose sum over the devices waits for others.
       summands: parts of gradients that are added up before they are reduced.
       tables: updates of zeros that make the gradient of a large table; they take turns.
+      turns: convolutions before which the gradients are there that were made before the one before.
       awaited: contraction -> parameters not to be gathered before its operands are there; look-up -> tables not to be
         gathered before its rows are.
       fuses_products: see `jaxplan.mesh.ChipSpec`.
@@ -64,7 +68,22 @@ class Replay:
         self.sums = frozenset(f.tensor for f in flows if self._is_sum(f))
         self.summands = frozenset(f.tensor for f in flows if self._is_gradient(f, "sum"))
         self.gradients = {t.tensor: t for t in transfers if t.tensor in stored and len(t.spans) == 1}
+        self.turns = frozenset(self._input_gradients(stored)[CONVOLUTIONS_A_TURN - 1 :: CONVOLUTIONS_A_TURN])
         self.tables = frozenset(e for t in self.gradients if self._is_table(e := graph.values.producer[t]))
+
+    def _input_gradients(self, stored: set[int]) -> list[int]:
+        """Convolutions of the backward pass that make no gradient of a parameter (``stored``); none in loops, nor where
+        a barrier would make a buffer of what a product computes inside of it."""
+        if self.fuses_products:
+            return []
+        return [
+            eqn.index
+            for eqn in self.graph.program.equations
+            if self.graph.rules[eqn.index].family == "convolution"
+            and eqn.phase == "backward"
+            and eqn.region < 0
+            and eqn.results[0] not in stored
+        ]
 
     def _is_stored(self, transfer: Transfer) -> bool:
         """Whether a parameter, or a view of one, is gathered."""

@@ -168,6 +168,8 @@ class Run:
         family = self.graph.rules[eqn.index].family
         if eqn.index in self.replay.awaited and family != "gather":
             operands = self._await(eqn, operands)
+        if eqn.index in self.replay.turns:
+            operands = self._after_due(operands)
         results = self._apply(eqn, group, operands, layouts)
         if eqn.index in self.replay.awaited and family == "gather":
             results = self._await(eqn, results)
@@ -228,7 +230,6 @@ class Run:
         if eqn.results[0] in self.env:
             return
         held: list[Equation] = []
-        due, self.made = self.made, []
         for other in self.program.equations[eqn.index :]:
             if other.primitive is not eqn.primitive or other.origin is not eqn.origin:
                 break
@@ -236,10 +237,15 @@ class Run:
                 self.env[other.results[0]] = self.env[other.operands[0]]
             else:
                 held.append(other)
-        values = [self.read_operand(other, 0) for other in held]
-        values = self._after(values, self.due)
+        values = self._after_due([self.read_operand(other, 0) for other in held])
         self.env.update((other.results[0], value) for other, value in zip(held, values, strict=True))
-        self.due = due if eqn.phase == "backward" else []
+        if eqn.phase != "backward":
+            self.due = []
+
+    def _after_due(self, values: Sequence[Any]) -> list[Any]:
+        """Values that are there when the gradients are that were made before the last time this was asked for."""
+        due, self.due, self.made = self.due, self.made, []
+        return self._after(values, due)
 
     def settle(self, values: Sequence[Any]) -> list[Any]:
         """Values that a loop of the backward pass begins with, there when all gradients made before it are."""
