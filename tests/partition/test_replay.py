@@ -280,7 +280,7 @@ def test_a_drawn_plan_computes_the_same(name: str, seed: int) -> None:
 
 
 def test_gradients_of_convolutions_take_turns() -> None:
-    """Of ten convolutions nine have an input gradient; the fourth and the eighth of these wait. Numbers are the same."""
+    """Of ten convolutions nine have an input gradient: the fourth and the eighth wait. Numbers are the same."""
 
     def step(kernels: Any, x: Any) -> Any:
         def loss(kernels: Any) -> Any:
