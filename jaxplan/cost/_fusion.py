@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from jaxplan.ir import CONTRACTION_FAMILIES, StepGraph
+from jaxplan.cost._in_place import LEAST_TABLE_BYTES
+from jaxplan.ir import CONTRACTION_FAMILIES, UNGROUPED, StepGraph
 from jaxplan.mesh import ChipSpec
 
 FUSIBLE_FAMILIES = frozenset({"elementwise", "shape", "source", "rng"})
@@ -34,13 +35,20 @@ attention and loss was seen recomputed."""
 def runs_inside_readers(graph: StepGraph, chip: ChipSpec, equation: int) -> bool:
     """Whether an equation has no kernel of its own: each of its readers computes what it needs of the result.
 
-    So do look-ups on GPUs: compiled message passing has no buffer of the size of the edges. A product that sums over
-    nothing is a multiplication to the compiler.
+    So do look-ups on GPUs: compiled message passing has no buffer of the size of the edges. Rows of large parameters
+    are there before the next such table is, the lowering asks for it. A product that sums over nothing is a
+    multiplication to the compiler.
     """
     family = graph.rules[equation].family
     if family == "gather":
-        return chip.is_gpu
+        return chip.is_gpu and not _is_large_parameter(graph, graph.program.equations[equation].operands[0])
     return family in FUSIBLE_FAMILIES or is_outer_product(graph, equation)
+
+
+def _is_large_parameter(graph: StepGraph, t: int) -> bool:
+    group = graph.grouping.tensor_group[t]
+    is_stored = group != UNGROUPED and graph.grouping.groups[group].kind == "state"
+    return is_stored and graph.program.tensors[t].num_bytes >= LEAST_TABLE_BYTES
 
 
 def is_outer_product(graph: StepGraph, equation: int) -> bool:

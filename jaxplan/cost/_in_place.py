@@ -7,6 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from jaxplan.ir import REGION_IN, REGION_OUT, Equation, StepGraph
 
+LEAST_TABLE_BYTES = 4 * 2**20
+"""Gradients of tables of so many bytes are made one after the other by the lowering, where they are moved."""
+
 
 def hand_over(graph: StepGraph, materialised: Sequence[bool], death: list[int]) -> None:
     """Let what is written over die right before the result is born; ``death`` is changed.

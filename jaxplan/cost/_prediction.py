@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxplan.cost._compute import split_counts, tensor_splits
 from jaxplan.cost._flows import layout_of
+from jaxplan.cost._in_place import LEAST_TABLE_BYTES
 from jaxplan.cost._inner import InnerCollective, inner_collectives, may_communicate
 from jaxplan.cost._lifetimes import Lifetimes
 from jaxplan.cost._model import CostModel
@@ -106,7 +107,7 @@ class Predictor:
         self._input_label = [labels[t] for t in everyone if t in inputs]
         self._made = [t for t in everyone if t not in inputs]
         self._place = {t: i for i, t in enumerate(self._made)}
-        self._cleared = [[self._place[t] for t in c if t in self._place] for c in buffers.cleared]
+        self._cleared = [[t for t in c if t in self._place] for c in buffers.cleared]
         self._birth = np.array([buffers.birth[t] for t in self._made], dtype=np.int64)
         self._death = np.array([buffers.death[t] for t in self._made], dtype=np.int64)
         self._label = [
@@ -187,7 +188,7 @@ class Predictor:
             if t in self._place:
                 death[self._place[t]] = last
         lives = np.flatnonzero(death >= self._birth)
-        births: list[int] = (2 * self._births(held[~self._is_input])[lives]).tolist()
+        births: list[int] = (2 * self._births(held[~self._is_input], {t.tensor for t in transfers})[lives]).tolist()
         deaths: list[int] = (2 * death[lives] + 1).tolist()
         sizes: list[float] = held[~self._is_input][lives].tolist()
         labels = [self._label[i] for i in lives.tolist()]
@@ -232,11 +233,15 @@ class Predictor:
             copies=copies,
         )
 
-    def _births(self, sizes: np.ndarray) -> np.ndarray:
-        """When each buffer is made; those that are cleared together, where the first of equal size is."""
-        birth = self._birth.copy()
-        for places in self._cleared:
-            of = np.array(places)
+    def _births(self, sizes: np.ndarray, moved: set[int]) -> np.ndarray:
+        """When each buffer is made; those that are cleared together, where the first of equal size is.
+
+        Gradients of large tables that are ``moved`` take turns: the lowering asks for it.
+        """
+        birth, tensors = self._birth.copy(), self.model.graph.program.tensors
+        for cleared in self._cleared:
+            alone = {t for t in cleared if t in moved and tensors[t].num_bytes >= LEAST_TABLE_BYTES}
+            of = np.array([self._place[t] for t in cleared if t not in alone], dtype=np.int64)
             for size in np.unique(sizes[of]).tolist():
                 equal = of[sizes[of] == size]
                 birth[equal] = birth[equal].min()

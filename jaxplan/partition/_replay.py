@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from jaxplan.cost import Flow, Transfer, boundary_layouts, layout_of
+from jaxplan.cost import LEAST_TABLE_BYTES, Flow, Transfer, boundary_layouts, layout_of
 from jaxplan.ir import UNGROUPED, VIEW_PRIMITIVES, Configuration, Region, StepGraph
 from jaxplan.mesh import Layout
 from jaxplan.partition._run import Run
@@ -131,7 +131,7 @@ class Replay:
     def _is_table(self, equation: int) -> bool:
         """Whether an equation makes the gradient of a large table: it adds to zeros."""
         eqn, program, values = self.graph.program.equations[equation], self.graph.program, self.graph.values
-        if eqn.name != "scatter-add" or program.tensors[eqn.operands[0]].num_bytes < LEAST_PREFETCH_BYTES:
+        if eqn.name != "scatter-add" or program.tensors[eqn.operands[0]].num_bytes < LEAST_TABLE_BYTES:
             return False
         made_by = values.producer[eqn.operands[0]]
         if made_by < 0 or program.equations[made_by].name != "broadcast_in_dim":
