@@ -26,6 +26,7 @@ from jaxplan.ir import (
     UNGROUPED,
     Configuration,
     StepGraph,
+    Tensor,
     are_all,
     common_block_devices,
     enumerate_configurations,
@@ -159,28 +160,45 @@ class ModelBuilder:
         """Seconds and bytes of a group and of what it makes and reads, were it configured so among `chosen`.
 
         Copies count as kept; pairs of layouts are priced one by one, so this is for a few configurations. ``own`` is
-        what `own_costs` gives for this one. Where seconds + slope x bytes come to ``most`` already, the rest is left
-        out.
+        what `own_costs` gives for this one. Where seconds + slope x bytes come to ``most`` at least, some are bounded
+        instead of priced, or left out.
         """
         seconds, num_bytes = own or self.own_costs(v, (config,))[0]
+        if seconds + slope * num_bytes >= most:
+            return seconds, num_bytes
         before, chosen[v] = chosen[v], config
+        reads = []
         for flow in self._flows_at[v]:
-            if seconds + slope * num_bytes >= most:
-                break
             tensor = self.graph.program.tensors[flow.tensor]
             source = layout_of(self.graph, chosen, flow.producer, flow.tensor, produced=True)
             target = layout_of(self.graph, chosen, flow.consumer, flow.tensor, produced=False)
             target = Layout(target.dims) if flow.is_output else target
             if source != target:
-                seconds += tensor.trips * self.pricer.seconds(
-                    tensor, source, target, self.latency_shares.get(flow.tensor, 1.0)
-                )
+                reads.append((tensor, source, target, self.latency_shares.get(flow.tensor, 1.0)))
                 kept = self._is_kept(flow)
                 if (kept or flow.reads_twice) and UNGROUPED != flow.consumer != flow.producer:
                     wide = kept and flow.tensor in self.buffers.widened
                     num_bytes += self.pricer.copy_bytes(tensor, target, wide)
         chosen[v] = before
-        return seconds, num_bytes
+        return self._seconds_of_reads(reads, seconds, most - slope * num_bytes), num_bytes
+
+    def _seconds_of_reads(
+        self, reads: Sequence[tuple[Tensor, Layout, Layout, float]], seconds: float, most: float
+    ) -> float:
+        """Some seconds and those of reads; where a bound of all that comes to ``most`` seconds, that bound."""
+        if most < math.inf:
+            rest = 0.0
+            for tensor, source, target, share in reads:
+                if seconds + rest >= most:
+                    return seconds + rest
+                rest += tensor.trips * self.pricer.least_seconds(tensor, source, target, share)
+            if seconds + rest >= most:
+                return seconds + rest
+        for tensor, source, target, share in reads:
+            if seconds >= most:
+                break
+            seconds += tensor.trips * self.pricer.seconds(tensor, source, target, share)
+        return seconds
 
     @functools.cached_property
     def _flows_at(self) -> tuple[tuple[Flow, ...], ...]:

@@ -8,7 +8,15 @@ import numpy as np
 
 from jaxplan.cost._flows import distinct_layouts
 from jaxplan.ir import Tensor
-from jaxplan.mesh import Layout, Topology, collective_seconds, reshard_path, reshard_seconds, reshard_table
+from jaxplan.mesh import (
+    Layout,
+    Topology,
+    collective_seconds,
+    reshard_bound,
+    reshard_path,
+    reshard_seconds,
+    reshard_table,
+)
 
 KEEP, REPEAT = 0, 1
 """Choices of a resharded read in both phases (TensorOpt 4.2): keep the copy, or make it again."""
@@ -117,6 +125,12 @@ class Pricer:
         return sum(
             self.collective_seconds(kind, size, axes, latency_share) for kind, axes, size in path.collectives
         )
+
+    def least_seconds(self, tensor: Tensor, source: Layout, target: Layout, latency_share: float) -> float:
+        """Seconds that `seconds` is not below, found without a long search."""
+        if latency_share < 1:
+            return 0.0
+        return reshard_bound(source, target, tensor.shape, tensor.itemsize, self.topology)
 
     def collective_seconds(
         self, kind: str, num_bytes: int, axes: tuple[int, ...], latency_share: float = 1.0

@@ -14,6 +14,7 @@ from jaxplan.mesh._permutation import permutation_pairs as permutation_pairs
 from jaxplan.mesh._profile_table import ProfileTable as ProfileTable
 from jaxplan.mesh._resharding import Path as Path
 from jaxplan.mesh._resharding import Step as Step
+from jaxplan.mesh._resharding import reshard_bound as reshard_bound
 from jaxplan.mesh._resharding import reshard_path as reshard_path
 from jaxplan.mesh._resharding import reshard_seconds as reshard_seconds
 from jaxplan.mesh._resharding import reshard_table as reshard_table

@@ -144,27 +144,30 @@ def _permutes(rules: Rules, state: State, settled: list[int], free: list[int]) -
     loose = [label for labels, count in zip(state.dims, settled) for label in labels[count:]]
     if not loose or len(loose) + len(free) == 1:
         return
-    pool = sorted(loose + free)
+    pool, before = sorted(loose + free), tuple(loose)
+    is_even = len(set(rules.sizes)) == 1
     arrangements = _any_order if rules.target is None else _towards_goal
     for arrangement in arrangements(rules, state, settled, pool):
-        after = _arranged(rules, state.dims, settled, arrangement)
+        after = None if arrangement == before else _arranged(rules, state.dims, settled, arrangement, is_even)
         if after is not None:
-            group = {x for old, new in zip(state.dims, after) if old != new for x in {*old, *new}}
-            group -= {x for old, new in zip(state.dims, after) for x, y in zip(old, new) if x == y}
+            group = {x for pair in zip(before, arrangement) if pair[0] != pair[1] for x in pair}
             yield Move("collective-permute", (), -1, -1, tuple(sorted(group)), State(after, state.partial))
 
 
-def _arranged(rules: Rules, dims: Dims, settled: list[int], arrangement: tuple[int, ...]) -> Dims | None:
-    """The dimensions with their loose places filled, or None if that changes nothing or the local shape."""
+def _arranged(
+    rules: Rules, dims: Dims, settled: list[int], arrangement: tuple[int, ...], is_even: bool
+) -> Dims | None:
+    """The dimensions with their loose places filled, or None if that changes the local shape: never where all labels
+    have one size (`is_even`)."""
     after, start = [], 0
     for labels, count in zip(dims, settled):
         stop = start + len(labels) - count
         new = labels[:count] + arrangement[start:stop]
-        if rules.pieces(new) != rules.pieces(labels):
+        if not is_even and rules.pieces(new) != rules.pieces(labels):
             return None
         after.append(new)
         start = stop
-    return None if tuple(after) == dims else tuple(after)
+    return tuple(after)
 
 
 def _any_order(rules: Rules, state: State, settled: list[int], pool: list[int]) -> Iterator[tuple[int, ...]]:

@@ -32,7 +32,7 @@ from jaxplan.mesh._lines import Line
 from jaxplan.mesh._measured import best_measured
 from jaxplan.mesh._moves import Move, State
 from jaxplan.mesh._puzzle import Puzzle
-from jaxplan.mesh._search import cheapest, envelope
+from jaxplan.mesh._search import cheapest, envelope, least_seconds
 from jaxplan.mesh._topology import Topology
 
 
@@ -99,6 +99,18 @@ def reshard_seconds(
 ) -> float:
     """Seconds of the cheapest path: `reshard_path(...).seconds` without the path, for tables of prices."""
     return _pair_seconds(source, target, _caps(shape, topology), math.prod(shape) * itemsize, topology)
+
+
+def reshard_bound(
+    source: Layout, target: Layout, shape: Sequence[int], itemsize: int, topology: Topology
+) -> float:
+    """Seconds that `reshard_seconds` is not below: without a search where that would be long, else these seconds."""
+    caps, num_bytes = _caps(shape, topology), math.prod(shape) * itemsize
+    if source != target:
+        problem = _problem(source, target, caps, topology)
+        if problem is not None and problem.lines is None:
+            return least_seconds(problem.puzzle, num_bytes / problem.pieces, topology)
+    return _pair_seconds(source, target, caps, num_bytes, topology)
 
 
 def reshard_table(

@@ -37,6 +37,12 @@ def cheapest(puzzle: Puzzle, num_bytes: float, topology: Topology) -> Line:
     return _guided(puzzle.rules, topology).shortest(State(puzzle.source, puzzle.partial), num_bytes)
 
 
+def least_seconds(puzzle: Puzzle, num_bytes: float, topology: Topology) -> float:
+    """A lower bound of the price of a large puzzle, without a search."""
+    fixed, slope = _guided(puzzle.rules, topology).bound(State(puzzle.source, puzzle.partial))
+    return fixed + slope * num_bytes
+
+
 @lru_cache(maxsize=2**12)
 def _guided(rules: Rules, topology: Topology) -> GuidedSearch:
     return GuidedSearch(rules, topology)

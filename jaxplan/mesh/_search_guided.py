@@ -72,7 +72,7 @@ class GuidedSearch:
             rest = known[state][0]
             return cost[0] + rest[0], cost[1] + rest[1], cost[2] + rest[2]
         if state not in self._bounds:
-            self._bounds[state] = self._bound(state)
+            self._bounds[state] = self.bound(state)
         fixed, slope = self._bounds[state]
         return cost[0] + int((fixed + slope * num_bytes) * BOUND_TICKS), cost[1], cost[2]
 
@@ -97,7 +97,7 @@ class GuidedSearch:
         fixed, slope = sum(edge.fixed for edge in edges), sum(edge.slope for edge in edges)
         return Line(fixed, slope, tuple(edge.move for edge in edges))
 
-    def _bound(self, state: State) -> tuple[float, float]:
+    def bound(self, state: State) -> tuple[float, float]:
         """(seconds, seconds per byte) that are needed at least, for launches and for bytes.
 
         Every dimension that is split too finely needs a gather or all-to-all of its own, and a sum a

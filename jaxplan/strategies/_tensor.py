@@ -7,7 +7,7 @@ vocabulary) are a set no two of which are in one parameter, and of the two such 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -45,7 +45,7 @@ def tensor_dims(step: Step) -> TensorDims | Absent:
     share = sum(weights.elements[leaf] for leaf in leaves) / max(1, sum(weights.elements.values()))
     if share < LEAST_SHARE:
         return Absent(reason="less than half of the parameters are in dense layers that come in pairs")
-    counts = {d: sum(d in dims for dims in leaves.values()) for d in chosen}
+    counts = Counter(d for dims in leaves.values() for d in chosen & dims.keys())
     return TensorDims(
         paired=frozenset(d for d in chosen if counts[d] > 1),
         single=frozenset(d for d in chosen if counts[d] == 1),
@@ -193,18 +193,20 @@ def tensor_parallel(step: Step, split: AxisSplit, sequences: frozenset[int] = fr
     if isinstance(found, Absent):
         return found
 
+    dims = found.all
+
     def wishes(group: Group, others: frozenset[int]) -> Wishes:
         named = step.named(group.index)
-        back = [c for c, d in enumerate(named) if d in found.all]
+        back = [c for c, d in enumerate(named) if d in dims]
         if not back and not any(named.count(d) > 1 for d in others):
             back = [c for c, d in enumerate(named) if d in others]
         return {**batch_wishes(step, group.index, split.front), **dict.fromkeys(back[:1], split.back)}
 
     return draw(
-        step, lambda group: wishes(group, sequences), lambda group: _only_tensor(step, group, found, split)
+        step, lambda group: wishes(group, sequences), lambda group: _only_tensor(step, group, dims, split)
     )
 
 
-def _only_tensor(step: Step, group: Group, found: TensorDims, split: AxisSplit) -> Wishes:
-    classes = [c for c, d in enumerate(step.named(group.index)) if d in found.all]
+def _only_tensor(step: Step, group: Group, dims: frozenset[int], split: AxisSplit) -> Wishes:
+    classes = [c for c, d in enumerate(step.named(group.index)) if d in dims]
     return dict.fromkeys(classes[:1], split.back)

@@ -7,7 +7,7 @@ from pathlib import Path as FilePath
 
 import pytest
 
-from jaxplan.mesh import Layout, Topology, reshard_path, reshard_seconds, reshard_table
+from jaxplan.mesh import Layout, Topology, reshard_bound, reshard_path, reshard_seconds, reshard_table
 from jaxplan.mesh._canonical import canonical
 from jaxplan.mesh._moves import Rules, State
 from jaxplan.mesh._search import envelope
@@ -118,5 +118,6 @@ def test_a_large_puzzle_is_solved_at_the_size_that_is_asked_for() -> None:
                 least = min(x.fixed + x.slope * unsplit for x in envelope(found.puzzle, machine))
                 path = reshard_path(source, target, shape, itemsize, machine)
                 seconds = reshard_seconds(source, target, shape, itemsize, machine)
-                assert seconds == pytest.approx(least, rel=1e-9)
+                bound = reshard_bound(source, target, shape, itemsize, machine)
+                assert seconds == pytest.approx(least, rel=1e-9) and 0 < bound <= seconds
                 assert path.seconds == pytest.approx(seconds, rel=1e-9) and path.layouts[-1] == target
