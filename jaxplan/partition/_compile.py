@@ -9,6 +9,7 @@ import jax
 from jax import export
 from jax.sharding import NamedSharding
 
+from jaxplan import _compat
 from jaxplan._errors import UnsupportedError
 from jaxplan.partition._aot import CompiledReport, compile_exported, require_plugin
 from jaxplan.partition._audit import Audit, PredictedProgram, compare
@@ -17,7 +18,17 @@ from jaxplan.partition._planned import abstract_mesh, jit_flat
 
 if TYPE_CHECKING:
     from jaxplan._plan import Plan
+    from jaxplan.ir import Equation
     from jaxplan.mesh import Topology
+
+CALLBACKS = frozenset({"debug_callback", "debug_print", "io_callback", "pure_callback"})
+_CALLS_BACK_MSG = (
+    "a step that calls back into Python cannot be compiled without its devices.\n"
+    "  given:        {name} at {where}\n"
+    "  expected:     a step without jax.debug.print, callbacks and checks that raise from inside\n"
+    "  likely cause: a print for debugging, or a library that raises errors at run time\n"
+    "  fix:          leave it out for the audit; the plan itself runs with it"
+)
 
 
 def require_compiler(topology: Topology) -> str:
@@ -52,8 +63,20 @@ def export_plan(plan: Plan) -> bytes:
     ]
     # Arguments that nobody reads lie in memory all the same, and an exported program forgets how.
     step = jit_flat(plan, mesh, program.donated, keep_unused=True)
-    exported = export.export(step, platforms=[platform])(*leaves)
-    return bytes(exported.serialize())
+    try:
+        return bytes(export.export(step, platforms=[platform])(*leaves).serialize())
+    except (ValueError, NotImplementedError) as error:
+        callers = [eqn for eqn in program.equations if _calls_back(eqn)]
+        if not callers:
+            raise
+        first = callers[0]
+        where = _compat.eqn_source_line(first.origin) or "an unknown line"
+        raise UnsupportedError(_CALLS_BACK_MSG.format(name=first.name, where=where)) from error
+
+
+def _calls_back(eqn: Equation) -> bool:
+    """Whether an equation, or a loop or branch that is kept whole, calls Python while it runs."""
+    return eqn.name in CALLBACKS or _compat.has_effects(eqn.origin)
 
 
 def compile_plan(plan: Plan, *, cache_dir: str | Path | None = None) -> CompiledReport:

@@ -302,3 +302,22 @@ def test_gradients_of_convolutions_take_turns() -> None:
     assert sorted(replay.turns) == [inputs[3], inputs[7]]
     for found, expected in zip(plan.jit()(kernels, x), step(kernels, x), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_step_that_calls_back_does_so_once() -> None:
+    """What is shown is the whole value, as on one device, and not once per device."""
+    seen: list[np.ndarray] = []
+
+    def step(w: jax.Array, x: jax.Array) -> jax.Array:
+        gradient = jax.grad(lambda w: jnp.mean(jnp.tanh(x @ w) ** 2))(w)
+        jax.debug.callback(seen.append, gradient)
+        return w - gradient
+
+    key = jax.random.key(0)
+    args = jax.random.normal(key, (32, 16)), jax.random.normal(key, (64, 32))
+    run = jaxplan.plan(step, *args, topology="cpu:8", progress=False, donate_argnums=()).fastest().jit()
+    planned, alone = run(*args), jax.jit(step)(*args)
+    jax.effects_barrier()
+    assert len(seen) == 2
+    np.testing.assert_allclose(seen[0], seen[1], rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(planned, alone, rtol=1e-5, atol=1e-7)

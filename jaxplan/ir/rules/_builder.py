@@ -133,9 +133,12 @@ def leading_dims_rule(
     linear: Any = (),
     manual: bool = False,
 ) -> OperatorRule:
-    """The first ``num_leading`` dimensions are one batch of all tensors, every other dimension is whole."""
+    """The first ``num_leading`` dimensions are one batch of all tensors, every other dimension is whole.
+
+    With none of them there may be no results: a callback that prints has none.
+    """
     factors = Factors()
-    batch = factors.add_all(out_avals[0].shape[:num_leading])
+    batch = factors.add_all(out_avals[0].shape[:num_leading]) if num_leading else ()
 
     def dims(aval: Aval) -> TensorFactors:
         rest = aval.shape[num_leading:]
