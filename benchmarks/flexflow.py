@@ -1,6 +1,6 @@
 """FlexFlow's search on simulated time: chains against the global optimum, delta against full simulation.
 
-    python -m benchmarks.flexflow [--devices 4 8 16 32 64] [--proposals N]
+    python -m benchmarks.flexflow [--devices 4 8 16 32 64] [--proposals N] [--rounds N]
 
 Sources: FlexFlow, section 8.3 (LeNet and a 2-step RNN on 4 devices, optimum by exhaustive search) and Table 5. The
 optimum is found by counting through every strategy; every simulated cost is that of the full simulation.
@@ -11,16 +11,18 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
+import statistics
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from jaxplan.cost._simulated_walk import DeltaWalk, FullWalk, all_tasks
 from jaxplan.cost._simulator import Task, simulate
-from jaxplan.solvers import ChainOptions, Problem, walk_chains
+from jaxplan.solvers import ChainOptions, Problem, Walk, walk_chains
+from jaxplan.solvers._mcmc import ChainResult
 
 # A P100 (10.6 TFLOP/s, half of it reached) and its NVLink (20 GB/s a direction); launches and messages.
 FLOP_PER_SECOND, BYTES_PER_SECOND = 5.3e12, 20e9
@@ -68,10 +70,25 @@ def splits(num_devices: int, *, few: bool = False) -> list[Split]:
     return result
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """Which parts of one configuration read which parts of another.
+
+    Attributes:
+      crossing: (index, part read, part that reads, share of the tensor, link there, link back), devices differ.
+      arriving: per part that reads, what it waits for: index of a transfer, or -1 - part read on its own device.
+      returning: per part read, what its gradient waits for: the same with parts that read.
+    """
+
+    crossing: list[tuple[int, int, int, float, int, int]]
+    arriving: list[list[int]]
+    returning: list[list[int]]
+
+
 class Model:
     """Task graphs of a training iteration: forward, backward, exchange of weight gradients.
 
-    Pieces are operators and the edges between them. Numbers: transfers to operator i, its forward parts, then
+    Pieces are operators, then the edges between them. Numbers: transfers to operator i, its forward parts, then
     backward in reverse, then gradients.
     """
 
@@ -80,127 +97,132 @@ class Model:
     ) -> None:
         self.operators, self.configurations, self.num_devices = operators, configurations, num_devices
         self.edges = [(u, v) for v, operator in enumerate(operators) for u in operator.reads]
-        self.readers: list[list[int]] = [[] for _ in operators]
-        for u, v in self.edges:
-            self.readers[u].append(v)
+        self.inputs: list[list[int]] = [[] for _ in operators]
+        self.outputs: list[list[int]] = [[] for _ in operators]
+        for edge, (u, v) in enumerate(self.edges):
+            self.inputs[v].append(edge)
+            self.outputs[u].append(edge)
         self._parts = [split.parts for split in configurations]
-        self._overlaps: dict[tuple[int, int], list[tuple[int, int, float]]] = {}
+        self._overlaps: dict[tuple[int, int], Overlap] = {}
+        # First numbers of the transfers of an edge, there and back.
+        last = 4 * len(operators) - 1
+        self._there = [
+            2 * v * _STRIDE + self.inputs[v].index(e) * 2**14 for e, (_, v) in enumerate(self.edges)
+        ]
+        self._back = [
+            (last - 2 * u) * _STRIDE + self.outputs[u].index(e) * 2**14 for e, (u, _) in enumerate(self.edges)
+        ]
 
     @property
     def num_pieces(self) -> int:
-        return len(self.operators)
+        return len(self.operators) + len(self.edges)
 
     def pieces_of(self, node: int) -> Iterable[int]:
-        """Return the operator itself, what it reads and what reads it: their parts wait for its parts."""
-        return sorted({node, *self.operators[node].reads, *self.readers[node]})
+        """Return the operator itself and its edges, and what they join it to: parts there wait for its parts."""
+        edges = [*self.inputs[node], *self.outputs[node]]
+        joined = {end for edge in edges for end in self.edges[edge]}
+        return [*sorted({node, *joined}), *(len(self.operators) + edge for edge in edges)]
 
     def problem(self) -> Problem:
         """Return nodes and configurations alone: costs come from the simulator."""
         return Problem(time=[np.zeros(len(self.configurations))] * len(self.operators))
 
     def tasks_of(self, piece: int, assignment: Sequence[int]) -> Mapping[int, Task]:
-        operator, label = self.operators[piece], assignment[piece]
-        parts = self._parts[label]
+        if piece >= len(self.operators):
+            return self._transfers(piece - len(self.operators), assignment)
+        operator, parts = self.operators[piece], self._parts[assignment[piece]]
         seconds = LAUNCH_SECONDS + operator.flop / len(parts) / FLOP_PER_SECOND
+        ahead, back = self._forward(piece), self._backward(piece)
         needs: list[list[int]] = [[] for _ in parts]
-        needs_back: list[list[int]] = [[] for _ in parts]
+        needs_back = [[ahead + index] for index in range(len(parts))]
+        for edge in self.inputs[piece]:
+            made, sent = self._forward(self.edges[edge][0]), self._there[edge]
+            for waits, codes in zip(needs, self._overlap(edge, assignment).arriving):
+                waits += [sent + code if code >= 0 else made - 1 - code for code in codes]
+        for edge in self.outputs[piece]:
+            made, sent = self._backward(self.edges[edge][1]), self._back[edge]
+            for waits, codes in zip(needs_back, self._overlap(edge, assignment).returning):
+                waits += [sent + code if code >= 0 else made - 1 - code for code in codes]
         tasks: dict[int, Task] = {}
-        for place, u in enumerate(operator.reads):
-            self._arrive(tasks, needs, place, u, piece, assignment)
-        for place, v in enumerate(self.readers[piece]):
-            self._return(tasks, needs_back, place, piece, v, assignment)
         for index, (device, _, _) in enumerate(parts):
-            ahead, back = self._forward(piece, index), self._backward(piece, index)
-            tasks[ahead] = Task(stream=device, seconds=seconds, needs=tuple(needs[index]))
-            waits = (ahead, *needs_back[index])
-            tasks[back] = Task(stream=device, seconds=2 * seconds, needs=waits)
-        self._exchange(tasks, piece, label)
+            tasks[ahead + index] = Task(device, seconds, tuple(needs[index]))
+            tasks[back + index] = Task(device, 2 * seconds, tuple(needs_back[index]))
+        self._exchange(tasks, piece, assignment[piece])
         return tasks
 
-    def _forward(self, node: int, index: int) -> int:
-        return (2 * node + 1) * _STRIDE + index
+    def _forward(self, node: int) -> int:
+        return (2 * node + 1) * _STRIDE
 
-    def _backward(self, node: int, index: int) -> int:
-        return (4 * len(self.operators) - 2 * node) * _STRIDE + index
+    def _backward(self, node: int) -> int:
+        return (4 * len(self.operators) - 2 * node) * _STRIDE
 
     def _link(self, source: int, target: int) -> int:
         return self.num_devices * (1 + source) + target
 
-    def _arrive(
-        self,
-        tasks: dict[int, Task],
-        needs: list[list[int]],
-        place: int,
-        u: int,
-        v: int,
-        assignment: Sequence[int],
-    ) -> None:
-        """Add the transfers of what v reads of u."""
-        base = 2 * v * _STRIDE + place * 2**14
-        for index, (i, j, share) in enumerate(self._overlap(assignment[u], assignment[v])):
-            source, target = self._parts[assignment[u]][i][0], self._parts[assignment[v]][j][0]
-            made = self._forward(u, i)
-            if source != target:
-                seconds = MESSAGE_SECONDS + share * self.operators[u].result_bytes / BYTES_PER_SECOND
-                tasks[base + index] = Task(stream=self._link(source, target), seconds=seconds, needs=(made,))
-                made = base + index
-            needs[j].append(made)
-
-    def _return(
-        self,
-        tasks: dict[int, Task],
-        needs: list[list[int]],
-        place: int,
-        u: int,
-        v: int,
-        assignment: Sequence[int],
-    ) -> None:
-        """Add the transfers of the gradients of what v read of u."""
-        base = (4 * len(self.operators) - 2 * u - 1) * _STRIDE + place * 2**14
-        for index, (i, j, share) in enumerate(self._overlap(assignment[u], assignment[v])):
-            source, target = self._parts[assignment[v]][j][0], self._parts[assignment[u]][i][0]
-            made = self._backward(v, j)
-            if source != target:
-                seconds = MESSAGE_SECONDS + share * self.operators[u].result_bytes / BYTES_PER_SECOND
-                tasks[base + index] = Task(stream=self._link(source, target), seconds=seconds, needs=(made,))
-                made = base + index
-            needs[i].append(made)
+    def _transfers(self, edge: int, assignment: Sequence[int]) -> dict[int, Task]:
+        """Return the transfers of what v reads of u, and those of its gradients."""
+        u, v = self.edges[edge]
+        made, made_back = self._forward(u), self._backward(v)
+        there, back = self._there[edge], self._back[edge]
+        whole = self.operators[u].result_bytes / BYTES_PER_SECOND
+        tasks: dict[int, Task] = {}
+        for index, i, j, share, link, link_back in self._overlap(edge, assignment).crossing:
+            seconds = MESSAGE_SECONDS + share * whole
+            tasks[there + index] = Task(link, seconds, (made + i,))
+            tasks[back + index] = Task(link_back, seconds, (made_back + j,))
+        return tasks
 
     def _exchange(self, tasks: dict[int, Task], node: int, label: int) -> None:
-        """Add one step of a ring for each copy of a part of the weights: 2 (n - 1) / n of its bytes."""
+        """Add one step of a ring for each copy of a part of the weights: 2 (n - 1) / n of its bytes.
+
+        Copies wait for each other at a task of no time on a stream of its own.
+        """
         split, parts = self.configurations[label], self._parts[label]
         weight = self.operators[node].weight_bytes / split.channels
         if split.samples == 1 or not weight:
             return
-        base = (4 * len(self.operators) + 1 + node) * _STRIDE
+        base, back = (4 * len(self.operators) + 1 + node) * _STRIDE, self._backward(node)
         moved = 2 * (split.samples - 1) / split.samples * weight
+        seconds = 2 * (split.samples - 1) * MESSAGE_SECONDS + moved / BYTES_PER_SECOND
+        for channel in range(split.channels):
+            copies = tuple(range(back + channel, back + len(parts), split.channels))
+            tasks[base + channel] = Task(-1 - node * self.num_devices - channel, 0.0, copies)
         for index, (device, sample, channel) in enumerate(parts):
             following = parts[(sample + 1) % split.samples * split.channels + channel][0]
-            copies = tuple(
-                self._backward(node, other * split.channels + channel) for other in range(split.samples)
-            )
-            seconds = 2 * (split.samples - 1) * MESSAGE_SECONDS + moved / BYTES_PER_SECOND
-            tasks[base + index] = Task(stream=self._link(device, following), seconds=seconds, needs=copies)
+            step = Task(self._link(device, following), seconds, (base + channel,))
+            tasks[base + 2**14 + index] = step
 
-    def _overlap(self, source: int, target: int) -> list[tuple[int, int, float]]:
-        """Return (part of the source, part of the target, share of the tensor) that the target's part reads.
+    def _overlap(self, edge: int, assignment: Sequence[int]) -> Overlap:
+        u, v = self.edges[edge]
+        labels = assignment[u], assignment[v]
+        if labels not in self._overlaps:
+            self._overlaps[labels] = self._find_overlap(*labels)
+        return self._overlaps[labels]
 
-        A part reads its samples with all their channels.
-        """
-        if (source, target) not in self._overlaps:
-            one, two = self.configurations[source], self.configurations[target]
-            found = []
-            for (i, (_, a, _)), (j, (_, b, _)) in itertools.product(
-                enumerate(self._parts[source]), enumerate(self._parts[target])
-            ):
-                low, high = (
-                    max(a / one.samples, b / two.samples),
-                    min((a + 1) / one.samples, (b + 1) / two.samples),
-                )
-                if high > low:
-                    found.append((i, j, (high - low) / one.channels))
-            self._overlaps[source, target] = found
-        return self._overlaps[source, target]
+    def _find_overlap(self, source: int, target: int) -> Overlap:
+        """A part reads its samples with all their channels."""
+        one, two = self.configurations[source], self.configurations[target]
+        readers: dict[int, list[tuple[int, float]]] = {sample: [] for sample in range(one.samples)}
+        for a, b in itertools.product(range(one.samples), range(two.samples)):
+            low = max(a / one.samples, b / two.samples)
+            high = min((a + 1) / one.samples, (b + 1) / two.samples)
+            if high > low:
+                parts = range(b * two.channels, (b + 1) * two.channels)
+                readers[a] += [(j, (high - low) / one.channels) for j in parts]
+        overlap = Overlap(
+            crossing=[],
+            arriving=[[] for _ in self._parts[target]],
+            returning=[[] for _ in self._parts[source]],
+        )
+        for i, (device, sample, _) in enumerate(self._parts[source]):
+            for j, share in readers[sample]:
+                other, index = self._parts[target][j][0], len(overlap.crossing)
+                if device != other:
+                    links = self._link(device, other), self._link(other, device)
+                    overlap.crossing.append((index, i, j, share, *links))
+                overlap.arriving[j].append(index if device != other else -1 - i)
+                overlap.returning[i].append(index if device != other else -1 - j)
+        return overlap
 
 
 def lenet(batch: int = 256) -> list[Operator]:
@@ -267,18 +289,18 @@ def global_optimum(model: Model) -> float:
 def check_optimum(name: str, operators: Sequence[Operator], num_seeds: int = 10) -> bool:
     """Print in how many of the seeds a chain finds the global optimum on 4 devices."""
     model = Model(operators, splits(4, few=True), 4)
-    start = time.perf_counter()
+    start = time.process_time()
     optimum = global_optimum(model)
-    counted = time.perf_counter() - start
+    counted = time.process_time() - start
     data = next(k for k, split in enumerate(model.configurations) if split.samples == 4)
     hits, spent = 0, 0.0
     for seed in range(num_seeds):
-        start = time.perf_counter()
+        start = time.process_time()
         options = ChainOptions(seed=seed, num_random=1, num_proposals=2000)
         found = walk_chains(
             model.problem(), functools.partial(DeltaWalk, model), [[data] * len(operators)], options
         )
-        spent += time.perf_counter() - start
+        spent += time.process_time() - start
         full = simulate(all_tasks(model, found.assignment)).makespan
         assert full == found.cost
         hits += full == optimum
@@ -290,31 +312,45 @@ def check_optimum(name: str, operators: Sequence[Operator], num_seeds: int = 10)
     return hits >= 9
 
 
-def compare_simulations(device_counts: Sequence[int], num_proposals: int) -> bool:
-    """Print the time of full and of delta simulation along the same chain."""
+def compare_simulations(device_counts: Sequence[int], num_proposals: int, rounds: int) -> bool:
+    """Print the time of full and of delta simulation along the same chain, medians of the rounds."""
     print(
-        f"\nRNN of 10 steps x 3 layers, {num_proposals} proposals\n"
+        f"\nRNN of 10 steps x 3 layers, {num_proposals} proposals, processor seconds, medians of {rounds}\n"
         " devices   tasks   full s  delta s  speed-up  same chain"
     )
     is_same = True
     for num_devices in device_counts:
-        model = Model(recurrent(10), splits(num_devices), num_devices)
-        data = next(k for k, split in enumerate(model.configurations) if split.samples == num_devices)
-        start = [data] * len(model.operators)
-        options = ChainOptions(num_random=0, num_proposals=num_proposals, patience=1.0)
-        seconds, results = [], []
-        for walk in (FullWalk, DeltaWalk):
-            began = time.perf_counter()
-            results.append(walk_chains(model.problem(), functools.partial(walk, model), [start], options))
-            seconds.append(time.perf_counter() - began)
-        same = results[0] == results[1]
+        runs = [
+            [_walk(walk, num_devices, num_proposals) for walk in (FullWalk, DeltaWalk)] for _ in range(rounds)
+        ]
+        same = all(result == runs[0][0][1] for run in runs for _, result in run)
         is_same &= same
-        num_tasks = len(all_tasks(model, start))
+        full, delta = (statistics.median(run[place][0] for run in runs) for place in range(2))
+        ratio = statistics.median(run[0][0] / run[1][0] for run in runs)
+        model, start = _model(num_devices)
         print(
-            f"{num_devices:>8} {num_tasks:>7} {seconds[0]:>8.2f} {seconds[1]:>8.2f} {seconds[0] / seconds[1]:>8.1f}x"
+            f"{num_devices:>8} {len(all_tasks(model, start)):>7} {full:>8.2f} {delta:>8.2f} {ratio:>8.1f}x"
             f"  {'yes' if same else 'NO'}"
         )
     return is_same
+
+
+def _model(num_devices: int) -> tuple[Model, list[int]]:
+    """Return the RNN and data parallelism; a new one, because a model remembers what overlaps."""
+    model = Model(recurrent(10), splits(num_devices), num_devices)
+    data = next(k for k, split in enumerate(model.configurations) if split.samples == num_devices)
+    return model, [data] * len(model.operators)
+
+
+def _walk(
+    walk: Callable[[Model, Sequence[int]], Walk], num_devices: int, num_proposals: int
+) -> tuple[float, ChainResult]:
+    """Return the seconds that a chain takes, and what it finds."""
+    model, start = _model(num_devices)
+    options = ChainOptions(num_random=0, num_proposals=num_proposals, patience=1.0)
+    began = time.process_time()
+    result = walk_chains(model.problem(), functools.partial(walk, model), [start], options)
+    return time.process_time() - began, result
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -323,10 +359,11 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--devices", type=int, nargs="*", default=[4, 8, 16, 32, 64])
     parser.add_argument("--proposals", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args(arguments)
     is_right = check_optimum("LeNet", lenet())
     is_right &= check_optimum("2-step RNN", recurrent(2))
-    is_right &= compare_simulations(options.devices, options.proposals)
+    is_right &= compare_simulations(options.devices, options.proposals, options.rounds)
     return 0 if is_right else 1
 
 

@@ -7,17 +7,16 @@ class, a link, a communicator. Communication on a stream of its own overlaps wit
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import Any, NamedTuple
 
 from jaxplan._errors import ArgumentError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """Something that occupies a stream for a while.
+class Task(NamedTuple):
+    """Something that occupies a stream for a while; a tuple, because graphs of ten thousands are made and compared.
 
     Attributes:
       stream: what runs it.
@@ -65,78 +64,51 @@ def simulate(tasks: Mapping[int, Task]) -> Timeline:
     Raises:
       ArgumentError: a task needs itself, a later or an unknown task, or takes negative time.
     """
+    users, missing, queue = _waiting(tasks)
+    ready = dict.fromkeys(tasks, 0.0)
+    start: dict[int, float] = {}
+    end: dict[int, float] = {}
+    free: dict[int, float] = {}
+    while queue:
+        begin, number = heappop(queue)
+        stream, seconds, _ = tasks[number]
+        idle = free.get(stream, 0.0)
+        if idle > begin:
+            begin = idle
+        start[number] = begin
+        end[number] = free[stream] = finish = begin + seconds
+        for user in users[number]:
+            if finish > ready[user]:
+                ready[user] = finish
+            missing[user] -= 1
+            if not missing[user]:
+                heappush(queue, (ready[user], user))
+    return Timeline(tasks=tasks, start=start, end=end)
+
+
+def _waiting(
+    tasks: Mapping[int, Task],
+) -> tuple[dict[int, list[int]], dict[int, int], list[tuple[float, int]]]:
+    """Return number -> tasks that need it, number -> needs that have to end, and a heap of tasks without any."""
+    users: dict[int, list[int]] = {number: [] for number in tasks}
+    missing: dict[int, int] = {}
+    queue: list[tuple[float, int]] = []
     for number, task in tasks.items():
-        check_task(number, task, tasks)
-    state = Execution.of(tasks)
-    state.run(tasks)
-    return Timeline(tasks=tasks, start=state.start, end=state.end)
+        _, seconds, needs = task
+        if not seconds >= 0:
+            check_task(number, task, tasks)
+        missing[number] = len(needs)
+        if not needs:
+            queue.append((0.0, number))
+        for other in needs:
+            if other >= number or other not in users:
+                check_task(number, task, tasks)
+            users[other].append(number)
+    heapify(queue)
+    return users, missing, queue
 
 
-@dataclass(slots=True, kw_only=True)
-class Execution:
-    """What Algorithm 1 knows on its way.
-
-    Attributes:
-      users: number -> tasks that need it.
-      start: number -> seconds, of tasks that were taken.
-      end: number -> seconds.
-      free: stream -> seconds from which on it is free.
-      free_before: number -> seconds from which on its stream was free when the task was taken.
-      sequence: (ready, number) of the tasks taken, in that order, which is ascending.
-    """
-
-    users: dict[int, list[int]]
-    start: dict[int, float] = field(default_factory=dict)
-    end: dict[int, float] = field(default_factory=dict)
-    free: dict[int, float] = field(default_factory=dict)
-    free_before: dict[int, float] = field(default_factory=dict)
-    sequence: list[tuple[float, int]] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, tasks: Mapping[int, Task]) -> Execution:
-        """Return the beginning: nothing was taken yet."""
-        users: dict[int, list[int]] = {number: [] for number in tasks}
-        for number, task in tasks.items():
-            for other in task.needs:
-                users[other].append(number)
-        return cls(users=users)
-
-    def run(self, tasks: Mapping[int, Task]) -> None:
-        """Take the tasks that were not taken yet, with `tasks` among them; a stream that is unknown is free."""
-        start, end, free, users = self.start, self.end, self.free, self.users
-        ready: dict[int, float] = {}
-        missing: dict[int, int] = {}
-        queue: list[tuple[float, int]] = []
-        for number, task in tasks.items():
-            when, count = 0.0, 0
-            for other in task.needs:
-                ended = end.get(other)
-                if ended is None:
-                    count += 1
-                elif ended > when:
-                    when = ended
-            ready[number], missing[number] = when, count
-            if not count:
-                queue.append((when, number))
-        heapq.heapify(queue)
-        while queue:
-            taken = when, number = heapq.heappop(queue)
-            task = tasks[number]
-            idle = free.get(task.stream, 0.0)
-            self.free_before[number] = idle
-            self.sequence.append(taken)
-            begin = when if when > idle else idle
-            start[number] = begin
-            end[number] = free[task.stream] = finish = begin + task.seconds
-            for user in users[number]:
-                if finish > ready[user]:
-                    ready[user] = finish
-                missing[user] -= 1
-                if not missing[user]:
-                    heapq.heappush(queue, (ready[user], user))
-
-
-def check_task(number: int, task: Task, tasks: Mapping[int, Any]) -> None:
+def check_task(number: int, task: Task, tasks: Collection[int]) -> None:
     """Refuse a task that cannot be run."""
     if not task.seconds >= 0:
         raise ArgumentError(f"task {number} takes {task.seconds} s; expected at least 0")
