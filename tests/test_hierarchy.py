@@ -109,7 +109,7 @@ def test_cost_around_a_group_is_what_the_problem_says() -> None:
             for most in (after[0] * 0.5, after[0] * 1.1):  # bounded instead of priced where it comes to so much
                 seconds, num_bytes = builder.cost_around(v, configs[label], chosen, None, 0.0, most)
                 exact = seconds == pytest.approx(after[0]) and num_bytes == after[1]
-                assert exact or most <= seconds <= after[0] and num_bytes <= after[1]
+                assert exact or (most <= seconds <= after[0] and num_bytes <= after[1])
     assert chosen == list(model.chosen(base))
 
 
