@@ -107,6 +107,10 @@ class Predictor:
         self._input_label = [labels[t] for t in everyone if t in inputs]
         self._made = [t for t in everyone if t not in inputs]
         self._place = {t: i for i, t in enumerate(self._made)}
+        groups = graph.grouping.groups
+        self._updates = {
+            f.tensor for f in model.flows if f.consumer != UNGROUPED and groups[f.consumer].kind == "state"
+        }
         self._cleared = [[t for t in c if t in self._place] for c in buffers.cleared]
         self._birth = np.array([buffers.birth[t] for t in self._made], dtype=np.int64)
         self._death = np.array([buffers.death[t] for t in self._made], dtype=np.int64)
@@ -236,11 +240,11 @@ class Predictor:
     def _births(self, sizes: np.ndarray, moved: set[int]) -> np.ndarray:
         """When each buffer is made; those that are cleared together, where the first of equal size is.
 
-        Gradients of large tables that are ``moved`` take turns: the lowering asks for it.
+        Gradients of large tables that are ``moved`` to their update take turns: the lowering asks for it.
         """
         birth, tensors = self._birth.copy(), self.model.graph.program.tensors
         for cleared in self._cleared:
-            alone = {t for t in cleared if t in moved and tensors[t].num_bytes >= LEAST_TABLE_BYTES}
+            alone = {t for t in cleared if t in moved & self._updates and tensors[t].num_bytes >= LEAST_TABLE_BYTES}
             of = np.array([self._place[t] for t in cleared if t not in alone], dtype=np.int64)
             for size in np.unique(sizes[of]).tolist():
                 equal = of[sizes[of] == size]
