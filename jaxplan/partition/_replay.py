@@ -112,9 +112,10 @@ class Replay:
             while values.producer[t] >= 0 and len(program.equations[values.producer[t]].operands) == 1:
                 t = program.equations[values.producer[t]].operands[0]
             is_large = program.tensors[t].num_bytes >= LEAST_PREFETCH_BYTES
-            if values.producer[t] < 0 and is_large and place >= 0 and t not in seen:
-                anchors[outer[like][place]].append(t)
-                seen.add(t)
+            if values.producer[t] < 0 and is_large and t not in seen:
+                seen.add(t)  # read once more, it is the copy that was gathered first
+                if place >= 0:
+                    anchors[outer[like][place]].append(t)
         return dict(anchors)
 
     def _is_gradient(self, flow: Flow, reader: str) -> bool:

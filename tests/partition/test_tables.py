@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import jaxplan
+from jaxplan.partition._planned import replay_of
 
 NUM_TABLES, ROWS, WIDTH, BATCH = 6, 2**18, 32, 2048
 TABLE_BYTES = 4 * ROWS * WIDTH
@@ -65,3 +66,24 @@ def test_results_are_those_of_one_device() -> None:
             np.testing.assert_allclose(float(loss), float(expected_loss), rtol=1e-12)
             for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
                 np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=0, atol=1e-12)
+
+
+def test_a_table_that_is_read_twice_is_gathered_once() -> None:
+    """By an encoder and a decoder: the second look-up does not wait for rows of the first."""
+
+    def step(params: Any, batch: Any) -> tuple[Any, Any]:
+        def loss_fn(params: Any) -> Any:
+            rows = [params["table"].astype(jnp.bfloat16)[ids] for ids in batch["ids"]]
+            hidden = jnp.tanh(rows[0] @ params["dense"]) * rows[1]
+            return jnp.mean(hidden.astype(jnp.float32) ** 2)
+
+        loss, gradients = jax.value_and_grad(loss_fn)(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), loss
+
+    shape = jax.ShapeDtypeStruct
+    params = {"table": shape((ROWS, WIDTH), jnp.float32), "dense": shape((WIDTH, WIDTH), jnp.bfloat16)}
+    ids = (shape((BATCH,), jnp.int32), shape((BATCH,), jnp.int32))
+    plan = jaxplan.plan(step, params, {"ids": ids}, topology="h100:8", progress=False).references["zero2"]
+    program, replay = plan.require_program().program, replay_of(plan)
+    table = next(t for t in program.inputs if program.tensors[t].shape == (ROWS, WIDTH))
+    assert not any(table in waiting for waiting in replay.awaited.values())
