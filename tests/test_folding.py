@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.models import build
 from jaxplan._planner import analyse_step
-from jaxplan.cost import CostModel, _model, build_cost_model
+from jaxplan.cost import CostModel, _model_builder, build_cost_model
 from jaxplan.mesh import Topology
 from jaxplan.solvers import frontier, solve
 from jaxplan.solvers._elimination import run_schedule
@@ -44,8 +44,8 @@ def test_the_solver_finds_that_optimum() -> None:
 
 def test_tables_are_made_once_however_many_layers_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-    original = _model.compute_seconds
-    monkeypatch.setattr(_model, "compute_seconds", lambda *args: (calls.append(1), original(*args))[1])
+    original = _model_builder.compute_seconds
+    monkeypatch.setattr(_model_builder, "compute_seconds", lambda *args: (calls.append(1), original(*args))[1])
     counts, tables = [], []
     for num_layers in (6, NUM_LAYERS):
         calls.clear()
