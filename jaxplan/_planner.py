@@ -218,14 +218,15 @@ def solve_model(
     """
     report("solve")
     predictor, limit = predictor_of(model), search.memory_limit_bytes
+    chains = simulated_chains(predictor, sketches) if search.solver == "mcmc" else None
     solutions: list[Solution] = []
-    for problem in model.problems:
+    for problem in model.problems if chains is None else (model.problem,):  # chains are simulated as it is
         solutions += frontier(
             problem,
             solver=search.solver,
             max_points=max(LEAST_CANDIDATES, min(MAX_CANDIDATES, CANDIDATE_READS // max(1, len(model.flows)))),
             progress=lambda stage, fraction: report("solve", fraction),
-            chains=simulated_chains(predictor, sketches) if search.solver == "mcmc" else None,
+            chains=chains,
         )
     report("score")
     references = {}

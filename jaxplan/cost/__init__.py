@@ -6,7 +6,7 @@ from jaxplan.cost._flows import Flow as Flow
 from jaxplan.cost._flows import boundary_layouts as boundary_layouts
 from jaxplan.cost._flows import find_flows as find_flows
 from jaxplan.cost._flows import layout_of as layout_of
-from jaxplan.cost._in_place import LEAST_TABLE_BYTES as LEAST_TABLE_BYTES
+from jaxplan.cost._in_place import LARGE_PARAMETER_BYTES as LARGE_PARAMETER_BYTES
 from jaxplan.cost._model import CostModel as CostModel
 from jaxplan.cost._model_builder import ModelBuilder as ModelBuilder
 from jaxplan.cost._model_builder import build_cost_model as build_cost_model

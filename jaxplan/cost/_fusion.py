@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from jaxplan.cost._in_place import LEAST_TABLE_BYTES
+from jaxplan.cost._in_place import LARGE_PARAMETER_BYTES
 from jaxplan.ir import CONTRACTION_FAMILIES, UNGROUPED, StepGraph
 from jaxplan.mesh import ChipSpec
 
@@ -48,7 +48,7 @@ def runs_inside_readers(graph: StepGraph, chip: ChipSpec, equation: int) -> bool
 def _is_large_parameter(graph: StepGraph, t: int) -> bool:
     group = graph.grouping.tensor_group[t]
     is_stored = group != UNGROUPED and graph.grouping.groups[group].kind == "state"
-    return is_stored and graph.program.tensors[t].num_bytes >= LEAST_TABLE_BYTES
+    return is_stored and graph.program.tensors[t].num_bytes >= LARGE_PARAMETER_BYTES
 
 
 def is_outer_product(graph: StepGraph, equation: int) -> bool:

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from jaxplan.ir import REGION_IN, REGION_OUT, Equation, StepGraph
 
-LEAST_TABLE_BYTES = 4 * 2**20
-"""Gradients of tables of so many bytes are made one after the other by the lowering, where they are moved."""
+LARGE_PARAMETER_BYTES = 4 * 2**20
+"""From so many bytes on the lowering says when a parameter is gathered, and makes gradients of tables one after the
+other; smaller ones the compiler combines (docs/lowering.md)."""
 
 
 def hand_over(graph: StepGraph, materialised: Sequence[bool], death: list[int]) -> None:

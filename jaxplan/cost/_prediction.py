@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxplan.cost._compute import split_counts, tensor_splits
 from jaxplan.cost._flows import layout_of
-from jaxplan.cost._in_place import LEAST_TABLE_BYTES
+from jaxplan.cost._in_place import LARGE_PARAMETER_BYTES
 from jaxplan.cost._inner import InnerCollective, inner_collectives, may_communicate
 from jaxplan.cost._lifetimes import Lifetimes
 from jaxplan.cost._model import CostModel
@@ -244,7 +244,7 @@ class Predictor:
         """
         birth, tensors = self._birth.copy(), self.model.graph.program.tensors
         for cleared in self._cleared:
-            alone = {t for t in cleared if t in moved & self._updates and tensors[t].num_bytes >= LEAST_TABLE_BYTES}
+            alone = {t for t in cleared if t in moved & self._updates and tensors[t].num_bytes >= LARGE_PARAMETER_BYTES}
             of = np.array([self._place[t] for t in cleared if t not in alone], dtype=np.int64)
             for size in np.unique(sizes[of]).tolist():
                 equal = of[sizes[of] == size]

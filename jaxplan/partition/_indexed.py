@@ -87,7 +87,7 @@ def in_bounds(name: str, params: Mapping[str, Any], operands: Sequence[Any]) -> 
 def _clamped(starts: Any, most: Sequence[int]) -> Any:
     """Starts ``[..., N]`` in [0, most]; a type that cannot hold a bound cannot pass it."""
     starts = jnp.atleast_1d(starts)
-    largest = np.iinfo(starts.dtype).max
+    largest = jnp.iinfo(starts.dtype).max
     return jnp.clip(starts, 0, np.array([min(m, largest) for m in most], starts.dtype))
 
 

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from jaxplan.cost import LEAST_TABLE_BYTES, Flow, Transfer, boundary_layouts, layout_of
+from jaxplan.cost import LARGE_PARAMETER_BYTES, Flow, Transfer, boundary_layouts, layout_of
 from jaxplan.ir import UNGROUPED, VIEW_PRIMITIVES, Configuration, Region, StepGraph
 from jaxplan.mesh import Layout
 from jaxplan.partition._run import Run
@@ -24,8 +24,6 @@ compiler was seen to gather all parameters of a model first."""
 PREFETCH_LOOK_UPS = 1
 """A table is gathered when the rows of the one before are there: the compiler was seen to fuse 26 look-ups into the
 operator that joins their rows, and to gather all tables for it."""
-LEAST_PREFETCH_BYTES = 4 * 2**20
-"""Smaller parameters may be gathered at any time: the compiler combines them."""
 CONVOLUTIONS_A_TURN = 4
 """Gradients of kernels are due this many input gradients of convolutions later, about a block of a ResNet: the compiler
 was seen to put them off to the end of the backward pass."""
@@ -111,7 +109,7 @@ class Replay:
             place = bisect.bisect_left(outer[like], first) - ahead
             while values.producer[t] >= 0 and len(program.equations[values.producer[t]].operands) == 1:
                 t = program.equations[values.producer[t]].operands[0]
-            is_large = program.tensors[t].num_bytes >= LEAST_PREFETCH_BYTES
+            is_large = program.tensors[t].num_bytes >= LARGE_PARAMETER_BYTES
             if values.producer[t] < 0 and is_large and t not in seen:
                 seen.add(t)  # read once more, it is the copy that was gathered first
                 if place >= 0:
@@ -132,7 +130,7 @@ class Replay:
     def _is_table(self, equation: int) -> bool:
         """Whether an equation makes the gradient of a large table: it adds to zeros."""
         eqn, program, values = self.graph.program.equations[equation], self.graph.program, self.graph.values
-        if eqn.name != "scatter-add" or program.tensors[eqn.operands[0]].num_bytes < LEAST_TABLE_BYTES:
+        if eqn.name != "scatter-add" or program.tensors[eqn.operands[0]].num_bytes < LARGE_PARAMETER_BYTES:
             return False
         made_by = values.producer[eqn.operands[0]]
         if made_by < 0 or program.equations[made_by].name != "broadcast_in_dim":
