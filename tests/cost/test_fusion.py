@@ -10,26 +10,11 @@ import jax.numpy as jnp
 import pytest
 
 import jaxplan
-from jaxplan._planner import analyse_step
-from jaxplan.cost import Predictor, build_cost_model
-from jaxplan.mesh import Topology
+from tests.cost.one_device import peak, shape
 
 NODES, EDGES, WIDTH = 64, 4096, 32
 FLOAT = 4
 TABLE = FLOAT * NODES * WIDTH
-
-
-def shape(*dims: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(dims, dtype)
-
-
-def peak(step: Any, *args: Any, topology: str) -> int:
-    """Predicted bytes above the arguments, everything on one device."""
-    graph = analyse_step(step, args, {}, donate_argnums=(), static_argnums=())
-    model = build_cost_model(graph, Topology.parse(topology))
-    prediction, _ = Predictor(model).predict([0] * len(model.configurations), [0] * len(model.problem.edges))
-    given = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(args))
-    return prediction.memory_bytes - given
 
 
 def messages(nodes: jax.Array, weights: jax.Array, ends: jax.Array) -> jax.Array:

@@ -9,26 +9,12 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from jaxplan._planner import analyse_step
-from jaxplan.cost import Predictor, build_cost_model
-from jaxplan.mesh import Topology
+from tests.cost.one_device import peak, shape
 
 SIZE = 64
 MATRIX = 4 * SIZE * SIZE
 SCALARS = 256
 """Counters, flags and vectors of the loops, generously."""
-
-
-def shape(*dims: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(dims, dtype)
-
-
-def peak(step: Any, *args: Any) -> int:
-    """Predicted bytes above the arguments, everything on one device."""
-    graph = analyse_step(step, args, {}, donate_argnums=(), static_argnums=())
-    model = build_cost_model(graph, Topology.parse("cpu:1"))
-    prediction, _ = Predictor(model).predict([0] * len(model.configurations), [0] * len(model.problem.edges))
-    return prediction.memory_bytes - sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(args))
 
 
 def matrices(num_bytes: int) -> float:

@@ -15,13 +15,10 @@ from jaxplan.cost import CostModel, Predictor, build_cost_model, plan_transfers
 from jaxplan.cost._lifetimes import Lifetimes
 from jaxplan.mesh import Topology, collective_seconds
 from jaxplan.strategies import reference_solution, sketch_references
+from tests.cost.one_device import shape
 
 BATCH, WIDTH, HIDDEN = 64, 32, 128
 PARAMS = {"in": (WIDTH, HIDDEN), "out": (HIDDEN, WIDTH)}
-
-
-def shape(*dims: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(dims, dtype)
 
 
 def sgd_step(params: Any, x: jax.Array) -> Any:
