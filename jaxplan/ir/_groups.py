@@ -405,14 +405,20 @@ class _Coarsening:
         return None if index < 0 else self.program.equations[index]
 
     def _late_join(self) -> None:
-        """Random bits that only one group reads are computed there: unlike a mask, they cost something."""
+        """Random bits that only one group reads are computed there: unlike a mask, they cost something.
+
+        What reduces them stays as it is, on every device: of what no state or input leads to, nothing is moved or
+        summed.
+        """
         random: set[int] = set()
         for eqn in self.program.equations:
             if self.rules[eqn.index].family == "rng" or any(t in random for t in eqn.operands):
                 random.update(eqn.results)
         for eqn in reversed(self.program.equations):
-            if eqn.index in self.kind or not any(
-                self.program.tensors[t].shape and t in random for t in eqn.results
+            if (
+                eqn.index in self.kind
+                or any(factor.reducer for factor in self.rules[eqn.index].factors)
+                or not any(self.program.tensors[t].shape and t in random for t in eqn.results)
             ):
                 continue
             readers = {c for t in eqn.results for c in self.values.consumers[t]}

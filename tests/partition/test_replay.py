@@ -147,6 +147,12 @@ def slices_that_begin_too_late(x: Any, start: Any, w: Any) -> Any:
     return [jnp.einsum("a,acb->cb", v, w) for v in (jax.lax.dynamic_slice(x, (start,), (14,)), gathered)]
 
 
+@case(x=((3, 5), F32))
+def sums_of_random_bits(x: Any) -> Any:
+    """They are drawn where they are read, split; what reduces them first is whole on every device."""
+    return jnp.tanh(x + jnp.sum(jax.random.uniform(jax.random.key(2), (3, 5, 8)), 2))
+
+
 @case(params=((8, 16), F32), slots=((8, 16), F32), x=((16, 8), F32))
 def optimizer_with_clipping(params: Any, slots: Any, x: Any) -> Any:
     loss, grad = jax.value_and_grad(lambda p: jnp.mean(jnp.tanh(x @ p) ** 2))(params)
