@@ -164,7 +164,7 @@ class Scope:
         given = [jax.ShapeDtypeStruct(by_name[name].shape, jnp.dtype(by_name[name].dtype)) for name in names]
         try:
             found = jax.eval_shape(namespace["evaluate"], *given)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, NotImplementedError) as error:
             raise Inapplicable(f"{text}: {error}") from error
         return jax.tree.leaves(found)
 
