@@ -16,6 +16,7 @@ import numpy as np
 
 from jaxplan import _compat
 from jaxplan.ir import StepGraph
+from jaxplan.mesh import Topology
 from jaxplan.partition import Replay
 from jaxplan.partition._steps import Executor
 
@@ -42,7 +43,7 @@ def deviations(graph: StepGraph, args: Sequence[Any]) -> list[float]:
 
 def _evaluate(graph: StepGraph, args: Sequence[Any], rng: np.random.Generator | None) -> list[np.ndarray]:
     configurations = [((),) * len(space.classes) for space in graph.spaces]
-    replay = Replay(graph, configurations, (), ())
+    replay = Replay(graph, configurations, (), (), topology=Topology.parse("cpu:8"))
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("device",))
     with _noisy(rng):
         results = jax.jit(lambda *leaves: replay.run(Executor(mesh, ()), leaves))(*jax.tree.leaves(args))

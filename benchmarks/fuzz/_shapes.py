@@ -99,11 +99,12 @@ def rolled(s: Scope) -> None:
 
 @operator(5)
 def padded(s: Scope) -> None:
-    """Never cut before it is spread: under a shard_map of the step the compiler of jax 0.10 aborts by itself there."""
+    """What is spread begins where it began: otherwise the compiler of jax 0.10 aborts, or computes something else, when
+    the step has a shard_map of its own, without any plan."""
     x = s.pick(lambda v: v.rank >= 1 and v.is_float)
     low, high, inner = s.integer(-1, 2), s.integer(-1, 2), s.integer(0, 1)
     axis = axis_of(s, x)
-    low = abs(low) if inner else low
+    low = 0 if inner else low
     config = tuple((low, high, inner) if d == axis else (0, 0, 0) for d in range(x.rank))
     s.emit(f"lax.pad({x.name}, jnp.zeros((), {x.dtype!r}) + {s.integer(0, 1)}, {config})")
 

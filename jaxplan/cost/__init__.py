@@ -1,11 +1,13 @@
 """What a plan costs: compute, resharding, memory; as tables for the solvers and as the prediction of one plan."""
 
 from jaxplan.cost._buffers import Buffers as Buffers
+from jaxplan.cost._buffers import analyse_buffers as analyse_buffers
 from jaxplan.cost._compute import flops_of as flops_of
 from jaxplan.cost._flows import Flow as Flow
 from jaxplan.cost._flows import boundary_layouts as boundary_layouts
 from jaxplan.cost._flows import find_flows as find_flows
 from jaxplan.cost._flows import layout_of as layout_of
+from jaxplan.cost._flows import passes_partial as passes_partial
 from jaxplan.cost._in_place import LARGE_PARAMETER_BYTES as LARGE_PARAMETER_BYTES
 from jaxplan.cost._model import CostModel as CostModel
 from jaxplan.cost._model_builder import ModelBuilder as ModelBuilder

@@ -46,7 +46,7 @@ def find_flows(graph: StepGraph) -> tuple[Flow, ...]:
     for eqn in program.equations:
         group = grouping.equation_group[eqn.index]
         for t in eqn.operands:
-            if _is_placed(graph, t) and not _passes_partial(graph, group, eqn.index, t):
+            if _is_placed(graph, t) and not passes_partial(graph, group, eqn.index, t):
                 pair = reads.setdefault((t, group), ([], []))
                 pair[eqn.phase != "forward"].append(eqn.index)
     flows = []
@@ -84,7 +84,7 @@ def _is_placed(graph: StepGraph, t: int) -> bool:
     return graph.grouping.tensor_group[t] != UNGROUPED and not graph.values.free[t]
 
 
-def _passes_partial(graph: StepGraph, group: int, equation: int, t: int) -> bool:
+def passes_partial(graph: StepGraph, group: int, equation: int, t: int) -> bool:
     """Inside a contraction group a view hands a partial sum on as it is."""
     if group == UNGROUPED or graph.grouping.tensor_group[t] != group:
         return False

@@ -54,13 +54,7 @@ def replay_of(plan: Plan) -> Replay:
     graph = plan.require_program()
     flows = find_flows(graph)
     transfers = plan_transfers(graph, plan.topology, flows, plan.configurations, frozenset(plan.repeated))
-    return Replay(
-        graph,
-        plan.configurations,
-        flows,
-        transfers,
-        fuses_products=plan.topology.chip.fuses_products,
-    )
+    return Replay(graph, plan.configurations, flows, transfers, topology=plan.topology)
 
 
 def jit_flat(

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import bisect
 import functools
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 from jaxplan.cost import LARGE_PARAMETER_BYTES, Flow, Transfer, boundary_layouts, layout_of
 from jaxplan.ir import UNGROUPED, VIEW_PRIMITIVES, Configuration, Region, StepGraph
-from jaxplan.mesh import Layout
+from jaxplan.mesh import Layout, Topology
+from jaxplan.partition._held_back import places_of_due_products
 from jaxplan.partition._run import Run
 from jaxplan.partition._steps import Executor
 
@@ -42,9 +44,10 @@ class Replay:
       summands: parts of gradients that are added up before they are reduced.
       tables: updates of zeros that make the gradient of a large table; they take turns.
       turns: convolutions before which the gradients are there that were made before the one before.
+      settled: products before which all gradients are there that were made before them.
       awaited: contraction -> parameters not to be gathered before its operands are there; look-up -> tables not to be
         gathered before its rows are.
-      fuses_products: see `jaxplan.mesh.ChipSpec`.
+      chip: what the program is compiled for.
     """
 
     def __init__(
@@ -54,9 +57,10 @@ class Replay:
         flows: Sequence[Flow],
         transfers: Sequence[Transfer],
         *,
-        fuses_products: bool = False,
+        topology: Topology,
     ) -> None:
-        self.graph, self.configurations, self.fuses_products = graph, tuple(configurations), fuses_products
+        self.graph, self.configurations = graph, tuple(configurations)
+        self.axes, self.chip = topology.axes, topology.chip
         self.by_read: dict[tuple[int, Layout], Transfer] = {(t.tensor, t.target): t for t in transfers}
         self.crossing = {flow.tensor for flow in flows}
         self.alike = {(graph.values.merged[t.tensor], t.path.layouts[0]) for t in transfers if t.shared}
@@ -67,12 +71,21 @@ class Replay:
         self.summands = frozenset(f.tensor for f in flows if self._is_gradient(f, "sum"))
         self.gradients = {t.tensor: t for t in transfers if t.tensor in stored and len(t.spans) == 1}
         self.turns = frozenset(self._input_gradients(stored)[CONVOLUTIONS_A_TURN - 1 :: CONVOLUTIONS_A_TURN])
+        self.settled = places_of_due_products(
+            graph, self.chip, self._local_bytes, self.gradients, self.turns
+        )
         self.tables = frozenset(e for t in self.gradients if self._is_table(e := graph.values.producer[t]))
+
+    def _local_bytes(self, t: int) -> int:
+        """Bytes of a tensor on one device, in the layout in which it is made."""
+        tensor = self.graph.program.tensors[t]
+        local = self.home(t).local_shape(tensor.shape, self.axes) if tensor.shape else ()
+        return math.prod(local) * tensor.itemsize
 
     def _input_gradients(self, stored: set[int]) -> list[int]:
         """Convolutions of the backward pass that make no gradient of a parameter (``stored``); none in loops, nor where
         a barrier would make a buffer of what a product computes inside of it."""
-        if self.fuses_products:
+        if self.chip.fuses_products:
             return []
         return [
             eqn.index

@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from jaxplan import _compat
-from jaxplan.cost import Transfer, layout_of
+from jaxplan.cost import Transfer, layout_of, passes_partial
 from jaxplan.ir import CONTRACTION_FAMILIES, UNGROUPED, WHOLE, Equation
 from jaxplan.mesh import Layout, Step
 from jaxplan.partition._indexed import in_bounds
@@ -134,7 +134,7 @@ class Run:
             and not self.graph.values.free[t]
             and t in self.env
         ]
-        if not ready or self.replay.fuses_products:
+        if not ready or self.replay.chip.fuses_products:
             ready = [t for t in self.last_product if t in self.env]
         return (self.env, max(ready, key=self._lateness)) if ready else None
 
@@ -170,6 +170,8 @@ class Run:
             operands = self._await(eqn, operands)
         if eqn.index in self.replay.turns:
             operands = self._after_due(operands)
+        if eqn.index in self.replay.settled:
+            operands = self._after_all(operands)
         results = self._apply(eqn, group, operands, layouts)
         if eqn.index in self.replay.awaited and family == "gather":
             results = self._await(eqn, results)
@@ -247,11 +249,16 @@ class Run:
         due, self.due, self.made = self.due, self.made, []
         return self._after(values, due)
 
+    def _after_all(self, values: Sequence[Any], others: Sequence[_Due] = ()) -> list[Any]:
+        """Values that are there when all gradients are, and ``others``, that were made so far."""
+        made, self.made, self.due = [*self.due, *self.made, *others], [], []
+        return self._after(values, made)
+
     def settle(self, values: Sequence[Any]) -> list[Any]:
         """Values that a loop of the backward pass begins with, there when all gradients made before it are."""
-        summands = [(t, self.env[t]) for t in sorted(self.replay.summands) if t in self.env]
-        made, self.made, self.due = [*self.due, *self.made, *summands], [], []
-        return self._after(values, made)
+        return self._after_all(
+            values, [(t, self.env[t]) for t in sorted(self.replay.summands) if t in self.env]
+        )
 
     def _after(self, values: Sequence[Any], gradients: Sequence[_Due]) -> list[Any]:
         """Values that are there when the gradients are.
@@ -361,9 +368,8 @@ class Run:
     def _required(self, eqn: Equation, group: int, t: int) -> Layout:
         layout = layout_of(self.graph, self.replay.configurations, group, t, produced=False)
         home = self.replay.home(t)
-        if home.partial and (t, layout) not in self.replay.by_read:
-            return home  # a view inside a contraction group hands the partial sum on
-        return layout
+        hands_on = (t, layout) not in self.replay.by_read or passes_partial(self.graph, group, eqn.index, t)
+        return home if home.partial and hands_on else layout
 
     def _read(self, t: int, layout: Layout, equation: int, tie: _Place | None) -> Any:
         """Tensor ``t`` in ``layout``: as it is, from a copy already made, or through its transfer."""

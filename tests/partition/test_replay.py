@@ -108,6 +108,13 @@ def attention(x: Any, wq: Any, wk: Any, wo: Any) -> Any:
     return jax.grad(loss, (0, 1, 2))(wq, wk, wo)
 
 
+@case(x=((3, 16), F32), w=((16, 5), F32), ids=((3, 2), I32))
+def a_partial_sum_viewed_and_looked_up(x: Any, w: Any, ids: Any) -> Any:
+    """The view hands it on; the look-up has it summed, to the layout that the view would have."""
+    y = x @ w
+    return y.reshape(15), jnp.sin(jnp.take_along_axis(y, ids % 5, 1, mode="fill", fill_value=0))
+
+
 @case(x=((4, 8, 8, 8), F32), w=((3, 3, 8, 16), F32))
 def convolution(x: Any, w: Any) -> Any:
     def loss(x: Any, w: Any) -> Any:
