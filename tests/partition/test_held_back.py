@@ -1,0 +1,89 @@
+"""Gradients of a perceptron are there before the peak that comes after it in the backward pass."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxplan
+from jaxplan.partition import _replay
+from jaxplan.partition._planned import replay_of
+
+MIB = 2**20
+
+
+def _step(params: Any, x: Any) -> Any:
+    """A perceptron on products of the parts of a row with each other, which are what is largest."""
+
+    def loss_fn(params: Any) -> Any:
+        parts = jnp.tanh(x @ params["parts"]).reshape(len(x), -1, params["width"].shape[0])
+        h = jnp.einsum("bid,bjd->bij", parts * params["width"], parts).reshape(len(x), -1)
+        for layer in params["layers"]:
+            h = jnp.tanh(h @ layer)
+        return jnp.mean(h @ params["out"])
+
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss_fn)(params))
+
+
+def _arguments(batch: int, num_parts: int, width: int, hidden: int, dtype: Any) -> tuple[Any, Any]:
+    keys = iter(jax.random.split(jax.random.key(0), 7))
+    sizes = [num_parts**2, hidden, hidden, hidden]
+    params = {
+        "parts": jax.random.normal(next(keys), (64, num_parts * width), dtype) / 8,
+        "width": jnp.ones((width,), dtype),
+        "layers": [jax.random.normal(next(keys), pair, dtype) / pair[0] for pair in itertools.pairwise(sizes)],
+        "out": jax.random.normal(next(keys), (hidden, 1), dtype),
+    }
+    return params, jax.random.normal(next(keys), (batch, 64), dtype)
+
+
+@pytest.mark.gpu_aot
+@pytest.mark.skipif(
+    importlib.util.find_spec("jax_cuda12_plugin") is None, reason="needs the extra gpu-aot to compile for GPUs"
+)
+def test_what_a_perceptron_keeps_is_gone_before_the_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On each device a layer of the perceptron is 8,192 x 1,024 float32: 32 MiB, and its cotangent as much."""
+    arguments = jax.eval_shape(lambda: _arguments(65536, 64, 32, 1024, jnp.float32))
+    plan = jaxplan.plan(_step, *arguments, topology="h100:8", progress=False).references["data"]
+    audit = plan.audit()
+    assert audit.compiled_memory_bytes < 1.05 * plan.memory_bytes, audit.table()
+    monkeypatch.setattr(_replay, "places_of_due_products", lambda *_: frozenset())
+    jax.clear_caches()
+    put_off = plan.audit()
+    assert put_off.compiled_memory_bytes > audit.compiled_memory_bytes + 4 * 32 * MIB, put_off.table()
+
+
+def test_nothing_is_asked_for_after_the_peak() -> None:
+    """Scores of 8,192 classes and their gradient are what is largest, and come before every gradient."""
+
+    def step(layers: Any, x: Any) -> Any:
+        def loss_fn(layers: Any) -> Any:
+            h = x
+            for layer in layers[:-1]:
+                h = jnp.tanh(h @ layer)
+            return jnp.mean(jax.nn.logsumexp(h @ layers[-1], axis=1))
+
+        return jax.tree.map(lambda p, g: p - 0.1 * g, layers, jax.grad(loss_fn)(layers))
+
+    layers = [jax.ShapeDtypeStruct((64, size), jnp.float32) for size in (64, 64, 64, 8192)]
+    x = jax.ShapeDtypeStruct((8192, 64), jnp.float32)
+    plan = jaxplan.plan(step, layers, x, topology="h100:8", progress=False).references["data"]
+    assert len(replay_of(plan).gradients) == 4 and not replay_of(plan).settled
+
+
+def test_results_are_those_of_one_device() -> None:
+    with jax.enable_x64(True):
+        params, x = _arguments(64, 16, 8, 16, jnp.float64)
+        plan = jaxplan.plan(_step, params, x, topology="cpu:8", donate_argnums=(), progress=False)
+        assert replay_of(plan.references["data"]).settled
+        for name in ("data", "zero2", "fsdp"):
+            found = plan.choose(name).jit()(params, x)
+            expected = jax.jit(_step)(params, x)
+            for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+                np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=0, atol=1e-12)
