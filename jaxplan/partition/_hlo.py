@@ -7,7 +7,7 @@ from math import prod
 from jaxplan.partition._hlo_flops import flops as flops
 from jaxplan.partition._hlo_groups import Groups, connected_groups, parse_groups
 from jaxplan.partition._hlo_source import place_of, stack_frames
-from jaxplan.partition._hlo_text import Instruction, Module, operand_types, parse_module
+from jaxplan.partition._hlo_text import ArrayType, Instruction, Module, operand_types, parse_module
 
 _KINDS = {
     "all-gather": "all-gather",
@@ -129,10 +129,18 @@ def _num_bytes(
     operands = operand_types(computation, instruction)
     if instruction.opcode in ("send", "ragged-all-to-all", "ragged-all-to-all-start"):
         return operands[0].num_bytes  # the rest are tokens, offsets and the output buffer
-    if kind == "collective-permute":  # an in-place permute also carries its output buffer and offsets
-        return operands[0].num_bytes if len(operands) == 4 else sum(t.num_bytes for t in operands)
+    if kind == "collective-permute" and _is_in_place(operands):
+        return operands[0].num_bytes
     local = sum(t.num_bytes for t in operands)
     return local * group_size if kind == "all-gather" else local
+
+
+def _is_in_place(operands: tuple[ArrayType, ...]) -> bool:
+    """Whether a permute has, besides what it moves, the buffer that it writes into and the offsets in both.
+
+    A combined one has as many arrays as were combined, and none of them are numbers alone.
+    """
+    return len(operands) > 2 and all(t.dtype == "s32" and not t.shape for t in operands[2:])
 
 
 def _groups(kind: str, instruction: Instruction, num_devices: int) -> Groups:

@@ -212,6 +212,28 @@ def test_a_program_with_one_of_everything() -> None:
     assert (permute.num_bytes, permute.groups, permute.source) == (128, ((0, 4),), "model.py:12")
 
 
+# Four permutes that the compiler combined, and one that writes into a buffer, at offsets.
+PERMUTES = """
+HloModule jit_step, is_scheduled=true, num_partitions=2
+
+ENTRY %main (a: bf16[4,8], b: f32[6]) -> bf16[4,8] {
+  %a = bf16[4,8]{1,0} parameter(0)
+  %b = f32[6]{0} parameter(1)
+  %together = ((bf16[4,8]{1,0}, f32[6]{0}, bf16[4,8]{1,0}, f32[6]{0}), (bf16[4,8]{1,0}, f32[6]{0}, bf16[4,8]{1,0}, \
+f32[6]{0})) collective-permute-start(%a, %b, %a, %b), channel_id=1, source_target_pairs={{0,1},{1,0}}
+  %zero = s32[] constant(0)
+  %offsets = (s32[], s32[]) tuple(%zero, %zero)
+  %into = bf16[4,8]{1,0} collective-permute(%a, %a, %offsets, %offsets), channel_id=2, \
+source_target_pairs={{0,1},{1,0}}, slice_sizes={{4,8}}
+  ROOT %result = bf16[4,8]{1,0} add(%into, %a)
+}
+"""
+
+
+def test_combined_permutes_and_those_in_place() -> None:
+    assert [c.num_bytes for c in collectives(PERMUTES)] == [2 * (4 * 8 * 2 + 6 * 4), 4 * 8 * 2]
+
+
 def test_the_spellings_of_the_tpu_compiler() -> None:
     gather, scatter = collectives(TPU_PROGRAM)
     assert (gather.kind, gather.num_bytes, gather.groups, gather.count) == (
