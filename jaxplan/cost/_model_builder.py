@@ -20,7 +20,7 @@ from jaxplan.cost._pricing import Pricer
 from jaxplan.cost._tied import Tied
 from jaxplan.cost._user_body import body_cost
 from jaxplan.cost._user_meshes import check_user_meshes
-from jaxplan.cost._wire import wire_tensor
+from jaxplan.cost._wire import carried_tensor, wire_tensor
 from jaxplan.ir import (
     MAX_CONFIGURATIONS,
     UNGROUPED,
@@ -434,7 +434,7 @@ class ModelBuilder:
             reads_twice=flow.reads_twice,
             latency_share=self.latency_shares.get(flow.tensor, 1.0),
             kept=kept,
-            widened=kept and flow.tensor in self.buffers.widened,
+            widened=kept and carried_tensor(self.graph, flow.tensor) in self.buffers.widened,
             wanted=wanted,
         )
         return (seconds if tensor.trips == 1 else self._times(seconds, tensor.trips)), copies

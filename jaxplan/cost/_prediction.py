@@ -202,7 +202,7 @@ class Predictor:
             tensor = self._travelling(transfer)
             for turn, span in enumerate(transfer.spans):
                 latest = max(span.readers, key=self._read_end.__getitem__)  # the readers are fused, not all at once
-                is_wide = transfer.tensor in buffers.widened and buffers.is_kept(span.first, latest)
+                is_wide = transfer.carried in buffers.widened and buffers.is_kept(span.first, latest)
                 key = (transfer.tensor, transfer.itemsize, transfer.target, is_wide)
                 if key not in self._copies:
                     self._copies[key] = model.pricer.copy_bytes(tensor, transfer.target, is_wide)
@@ -263,9 +263,9 @@ class Predictor:
             if transfer.shared:
                 layout = transfer.path.layouts[transfer.shared]
                 size = self.model.pricer.local_bytes(self._travelling(transfer), layout)
-                yield made[number[transfer.tensor]], first, size
+                yield made[number[transfer.carried]], first, size
             elif len(transfer.spans) == 1:
-                made.setdefault(number[transfer.tensor], first)
+                made.setdefault(number[transfer.carried], first)
 
     def _home_deaths(
         self, assignment: Sequence[int], chosen: Sequence[Configuration], transfers: Sequence[Transfer]

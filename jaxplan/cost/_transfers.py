@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxplan.cost._flows import Flow, layout_of
-from jaxplan.cost._wire import wire_tensor
+from jaxplan.cost._wire import carried_tensor, wire_tensor
 from jaxplan.ir import Configuration, StepGraph, Tensor
 from jaxplan.mesh import COLLECTIVES, Layout, Path, Topology, reshard_path
 
@@ -42,6 +42,7 @@ class Transfer:
 
     Attributes:
       tensor: tensor index.
+      carried: what travels: the tensor, or the narrower one that it was cast from (see `carried_tensor`).
       path: the chain of steps.
       spans: its executions in program order: one, or one per phase when the copy is made again.
       repeated: the copy is not kept between forward and backward pass.
@@ -51,6 +52,7 @@ class Transfer:
     """
 
     tensor: int
+    carried: int
     path: Path
     spans: tuple[Span, ...]
     repeated: bool
@@ -167,6 +169,7 @@ def _of_tensor(
             spans = (dataclasses.replace(spans[0], first=graph.values.producer[t] + 1),)
         transfer = Transfer(
             tensor=t,
+            carried=carried_tensor(graph, t),
             path=path,
             spans=spans,
             repeated=repeats,
@@ -183,7 +186,7 @@ def _with_shared_steps(transfers: Sequence[Transfer], number: Sequence[int]) -> 
     before: dict[int, list[Transfer]] = defaultdict(list)
     for transfer in transfers:
         if len(transfer.spans) == 1:
-            others = before[number[transfer.tensor]]
+            others = before[number[transfer.carried]]
             if others:
                 shared = max(_common(transfer.path, other.path) for other in others)
                 transfer = dataclasses.replace(transfer, shared=shared) if shared else transfer

@@ -5,22 +5,49 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
+import jax.numpy as jnp
 import numpy as np
 
-from jaxplan.ir import CONTRACTION_FAMILIES, StepGraph, Tensor
+from jaxplan.ir import CONTRACTION_FAMILIES, UNGROUPED, StepGraph, Tensor
 from jaxplan.mesh import Topology
 
 _NARROW_BYTES = 2
 _FULL_PRECISION = ("HIGH", "HIGHEST")
 
 
+def carried_tensor(graph: StepGraph, t: int) -> int:
+    """What travels when a tensor is resharded: the tensor, or what it was cast from where that is narrower.
+
+    Only where the cast loses nothing and nothing is summed on the way. The compiler was seen to exchange activations
+    so, cast back where they arrive, for all-to-alls; the lowering does it for every step.
+    """
+    index, group = graph.values.producer[t], graph.grouping.tensor_group[t]
+    if index < 0 or group == UNGROUPED or t in graph.spaces[group].tensor_partial:
+        return t
+    eqn = graph.program.equations[index]
+    if eqn.name != "convert_element_type" or not _is_lossless(graph, eqn.operands[0], t):
+        return t
+    return eqn.operands[0]
+
+
+def _is_lossless(graph: StepGraph, source: int, target: int) -> bool:
+    """Whether every number of a floating-point tensor's type is one of the wider other's."""
+    narrow, wide = graph.program.tensors[source], graph.program.tensors[target]
+    if narrow.itemsize >= wide.itemsize or not all(jnp.issubdtype(t.dtype, jnp.floating) for t in (narrow, wide)):
+        return False
+    fewer, more = jnp.finfo(narrow.dtype), jnp.finfo(wide.dtype)
+    return fewer.nmant <= more.nmant and fewer.minexp >= more.minexp and fewer.maxexp <= more.maxexp
+
+
 def wire_tensor(graph: StepGraph, topology: Topology, t: int, readers: Iterable[int]) -> Tensor:
-    """A tensor as it travels to some of its readers (equations).
+    """A tensor as it travels to some of its readers (equations), see `carried_tensor`.
 
     Where products of float32 are made in bfloat16, the compiler rounds what products alone read before it is
     gathered: compiled TPU programs move and hold half of the bytes.
     """
-    tensor = graph.program.tensors[t]
+    tensor, carried = graph.program.tensors[t], graph.program.tensors[carried_tensor(graph, t)]
+    if carried.itemsize < tensor.itemsize:
+        return dataclasses.replace(tensor, itemsize=carried.itemsize)
     if topology.chip.f32_matmul != "bf16" or tensor.dtype != np.float32:
         return tensor
     equations = [graph.program.equations[e] for e in readers if e < len(graph.program.equations)]

@@ -63,7 +63,7 @@ class Replay:
         self.axes, self.chip = topology.axes, topology.chip
         self.by_read: dict[tuple[int, Layout], Transfer] = {(t.tensor, t.target): t for t in transfers}
         self.crossing = {flow.tensor for flow in flows}
-        self.alike = {(graph.values.merged[t.tensor], t.path.layouts[0]) for t in transfers if t.shared}
+        self.alike = {(graph.values.merged[t.carried], t.path.layouts[0]) for t in transfers if t.shared}
         self.late = {t.tensor for t in transfers if t.repeated}
         stored = {f.tensor for f in flows if self._is_gradient(f, "state")}
         self.awaited = self._anchors([t for t in transfers if self._is_stored(t)])

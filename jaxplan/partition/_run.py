@@ -389,15 +389,15 @@ class Run:
         return self.copies[key]
 
     def _transfer(self, value: Any, transfer: Transfer, tie: _Place | None) -> Any:
+        if transfer.carried != transfer.tensor:  # what it was cast from
+            value = lax.convert_element_type(value, self.dtype(transfer.carried))
         if (
             transfer.repeated and tie is not None
         ):  # whoever reads the tie reads it here, or the barrier is dropped
             values, key = tie
             value, values[key] = lax.optimization_barrier((value, values[key]))
-        steps, source = (
-            transfer.path.steps,
-            (self.graph.values.merged[transfer.tensor], transfer.path.layouts[0]),
-        )
+        steps = transfer.path.steps
+        source = self.graph.values.merged[transfer.carried], transfer.path.layouts[0]
         is_alike, done = source in self.replay.alike and len(transfer.spans) == 1, 0
         if is_alike:
             done = next((n for n in range(len(steps), 0, -1) if (*source, steps[:n]) in self.partway), 0)
@@ -410,4 +410,6 @@ class Run:
                 )  # or the compiler makes others of it and a slice after it
             if is_alike:
                 self.partway[*source, steps[:n]] = value
+        if transfer.carried != transfer.tensor:
+            value = lax.convert_element_type(value, self.dtype(transfer.tensor))
         return value
