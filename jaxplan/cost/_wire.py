@@ -33,7 +33,9 @@ def carried_tensor(graph: StepGraph, t: int) -> int:
 def _is_lossless(graph: StepGraph, source: int, target: int) -> bool:
     """Whether every number of a floating-point tensor's type is one of the wider other's."""
     narrow, wide = graph.program.tensors[source], graph.program.tensors[target]
-    if narrow.itemsize >= wide.itemsize or not all(jnp.issubdtype(t.dtype, jnp.floating) for t in (narrow, wide)):
+    if narrow.itemsize >= wide.itemsize or not all(
+        jnp.issubdtype(t.dtype, jnp.floating) for t in (narrow, wide)
+    ):
         return False
     fewer, more = jnp.finfo(narrow.dtype), jnp.finfo(wide.dtype)
     return fewer.nmant <= more.nmant and fewer.minexp >= more.minexp and fewer.maxexp <= more.maxexp

@@ -116,6 +116,12 @@ def a_partial_sum_viewed_and_looked_up(x: Any, w: Any, ids: Any) -> Any:
     return y.reshape(15), jnp.sin(jnp.take_along_axis(y, ids % 5, 1, mode="fill", fill_value=0))
 
 
+@case(x=((16, 8), F32), w=((8, 8), F32))
+def a_widened_value_in_two_layouts(x: Any, w: Any) -> Any:
+    wide = jnp.sort(x.astype(jnp.bfloat16), 1).astype(F32)
+    return wide @ w, jnp.cumsum(wide, 1)
+
+
 @case(x=((4, 8, 8, 8), F32), w=((3, 3, 8, 16), F32))
 def convolution(x: Any, w: Any) -> Any:
     def loss(x: Any, w: Any) -> Any:
@@ -323,6 +329,18 @@ def test_gradients_of_convolutions_take_turns() -> None:
     assert read.count("stablehlo.reverse") == len(inputs)  # or no library sees an input gradient in them
     for found, expected in zip(run(kernels, x), step(kernels, x), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_widened_value_travels_as_it_was() -> None:
+    """A gather of what was cast from bfloat16 is one of 16 bits, in the plan and in the program."""
+    name = "a_widened_value_in_two_layouts"
+    values, _ = _expected(name)
+    plan = _draw(name, 1)
+    gathers = [t for t in replay_of(plan).by_read.values() if t.carried != t.tensor]
+    assert [c[0] for t in gathers for c in t.collectives] == ["all-gather"]
+    assert [t.itemsize for t in gathers] == [2]
+    text = plan.jit().lower(*values).as_text()
+    assert re.findall(r"stablehlo.all_gather.*-> tensor<[\dx]*x(\w+)>", text).count("bf16") == 1
 
 
 def test_a_step_that_calls_back_does_so_once() -> None:
