@@ -248,7 +248,9 @@ def ragged(s: Scope) -> None:
 
 @operator(2, differentiable=False)
 def reduced_by_a_function(s: Scope) -> None:
+    """Not in bfloat16: the compiler for CPU aborts where a constraint of the step itself splits what is reduced."""
     x = s.pick_float(max_bound=20.0)
+    name, dtype = (f"{x.name}.astype('float32')", "float32") if x.dtype == "bfloat16" else (x.name, x.dtype)
     axes = _axes(s, x)
     form = s.one_of(
         (
@@ -256,7 +258,7 @@ def reduced_by_a_function(s: Scope) -> None:
             "lax.reduce({}, np.ones((), jnp.dtype({!r})), lambda a, b: jnp.maximum(a, 2 * b), {})",
         )
     )
-    s.emit(form.format(x.name, x.dtype, axes), bound=x.bound * 8)
+    s.emit(form.format(name, dtype, axes), bound=x.bound * 8)
 
 
 @operator(1, differentiable=False)

@@ -331,6 +331,8 @@ class Run:
     def _is_pinned(self, eqn: Equation, t: int) -> bool:
         if not self.program.tensors[t].shape:
             return False
+        if eqn.name == "pad" and any(min(config) < 0 for config in eqn.params["padding_config"]):
+            return True  # the compiler fails where it splits what is cut
         return self.graph.rules[eqn.index].family in _PINNED_FAMILIES or t in self.replay.crossing
 
     def _split(self, eqn: Equation, group: int) -> dict[int, tuple[str, ...]]:

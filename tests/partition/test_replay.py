@@ -175,6 +175,14 @@ def optimizer_with_clipping(params: Any, slots: Any, x: Any) -> Any:
     return params - 0.1 * slots, slots, loss
 
 
+@case(x=((2, 6), F32), w=((2, 2), F32))
+def what_is_cut_and_spread(x: Any, w: Any) -> Any:
+    """The compiler failed where it split such a dimension for the sake of a reader that splits it."""
+    cut = jax.lax.pad(w @ x, jnp.float32(1), ((0, -1, 0), (0, 0, 0)))
+    spread = jax.lax.pad(x, jnp.float32(1), ((0, 0, 0), (-1, 0, 1)))
+    return jnp.sum(jnp.sin(cut)), jnp.sin(cut), spread @ spread.T
+
+
 @case(x=((6, 16, 8), F32), w=((8, 16), F32), u=((16, 16), F32))
 def recurrence(x: Any, w: Any, u: Any) -> Any:
     """A loop whose gradient accumulates over the trips, and one that consumes what another stacked."""
