@@ -151,18 +151,18 @@ def _opened(builder: ModelBuilder, model: CostModel, hull: Hull, v: int) -> list
     known = frozenset(configs)
     extra: dict[Configuration, float] = {}
     used_at = [(point, configs[point.assignment[v]]) for point in hull.points]
-    around = {
+    near = {
         used: [c for c in neighbours(used, classes, sizes, levels, front) if c not in known]
         for used in dict.fromkeys(used for _, used in used_at)
     }
-    new = tuple(dict.fromkeys(config for found in around.values() for config in found))
-    own = dict(zip(new, builder.own_costs(v, new), strict=True)) if new else {}
+    asked = tuple(dict.fromkeys([*near, *(config for found in near.values() for config in found)]))
+    own = dict(zip(asked, builder.own_costs(v, asked), strict=True))
     for point, used in used_at:
-        chosen = list(model.chosen(point.assignment))
-        seconds, num_bytes = builder.cost_around(v, used, chosen)
+        around = builder.around(v, model.chosen(point.assignment))
+        seconds, num_bytes = around.cost(used, own[used])
         most = seconds + slope * num_bytes
-        for finer in around[used]:
-            more, bytes_more = builder.cost_around(v, finer, chosen, own[finer], slope, most)
+        for finer in near[used]:
+            more, bytes_more = around.cost(finer, own[finer], slope, most)
             cost = more + slope * bytes_more - most
             extra[finer] = min(cost, extra.get(finer, math.inf))
     gaining = [config for config, cost in extra.items() if cost < -LEAST_GAIN_OF_ONE * hull.points[-1].time]

@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from jaxplan.cost._around import Around
 from jaxplan.cost._buffers import analyse_buffers
 from jaxplan.cost._combined import latency_shares
 from jaxplan.cost._compute import compute_seconds, local_flops, split_counts, tensor_splits
-from jaxplan.cost._flows import Flow, find_flows, layout_of, produced_layout, required_layout
+from jaxplan.cost._flows import Flow, find_flows, produced_layout, required_layout
 from jaxplan.cost._hiding import hidden_shares, visible_seconds
 from jaxplan.cost._inner import inner_collectives, may_communicate
 from jaxplan.cost._model import CostModel
@@ -148,57 +149,29 @@ class ModelBuilder:
             seconds = [own + sum(c.seconds(self.topology) for c in of) for own, of in zip(seconds, inner)]
         return list(zip(seconds, self._memory(v, splits).astype(float).tolist(), strict=True))
 
+    def around(self, v: int, chosen: Sequence[Configuration]) -> Around:
+        """What a group costs with what it makes and reads, the others configured as in `chosen`."""
+        return Around(
+            self.graph,
+            self.pricer,
+            v,
+            self._flows_at[v],
+            chosen,
+            lambda t: self.latency_shares.get(t, 1.0),
+            self._how_kept,
+        )
+
     def cost_around(
         self,
         v: int,
         config: Configuration,
-        chosen: list[Configuration],
+        chosen: Sequence[Configuration],
         own: tuple[float, float] | None = None,
         slope: float = 0.0,
         most: float = math.inf,
     ) -> tuple[float, float]:
-        """Seconds and bytes of a group and of what it makes and reads, were it configured so among `chosen`.
-
-        Copies count as kept; pairs of layouts are priced one by one, so this is for a few configurations. ``own`` is
-        what `own_costs` gives for this one. Where seconds + slope x bytes come to ``most`` at least, some are bounded
-        instead of priced, or left out.
-        """
-        seconds, num_bytes = own or self.own_costs(v, (config,))[0]
-        if seconds + slope * num_bytes >= most:
-            return seconds, num_bytes
-        before, chosen[v] = chosen[v], config
-        reads = []
-        for flow in self._flows_at[v]:
-            tensor = self.graph.program.tensors[flow.tensor]
-            source = layout_of(self.graph, chosen, flow.producer, flow.tensor, produced=True)
-            target = layout_of(self.graph, chosen, flow.consumer, flow.tensor, produced=False)
-            target = Layout(target.dims) if flow.is_output else target
-            if source != target:
-                reads.append((tensor, source, target, self.latency_shares.get(flow.tensor, 1.0)))
-                kept = self._is_kept(flow)
-                if (kept or flow.reads_twice) and UNGROUPED != flow.consumer != flow.producer:
-                    wide = kept and flow.tensor in self.buffers.widened
-                    num_bytes += self.pricer.copy_bytes(tensor, target, wide)
-        chosen[v] = before
-        return self._seconds_of_reads(reads, seconds, most - slope * num_bytes), num_bytes
-
-    def _seconds_of_reads(
-        self, reads: Sequence[tuple[Tensor, Layout, Layout, float]], seconds: float, most: float
-    ) -> float:
-        """Some seconds and those of reads; where a bound of all that comes to ``most`` seconds, that bound."""
-        if most < math.inf:
-            rest = 0.0
-            for tensor, source, target, share in reads:
-                if seconds + rest >= most:
-                    return seconds + rest
-                rest += tensor.trips * self.pricer.least_seconds(tensor, source, target, share)
-            if seconds + rest >= most:
-                return seconds + rest
-        for tensor, source, target, share in reads:
-            if seconds >= most:
-                break
-            seconds += tensor.trips * self.pricer.seconds(tensor, source, target, share)
-        return seconds
+        """`Around.cost` of one configuration; ``own`` is what `own_costs` gives for it."""
+        return self.around(v, chosen).cost(config, own or self.own_costs(v, (config,))[0], slope, most)
 
     @functools.cached_property
     def _flows_at(self) -> tuple[tuple[Flow, ...], ...]:
@@ -320,7 +293,7 @@ class ModelBuilder:
         if v not in self._structures:
             structure = self._structure(v)
             self._structures[v] = self.memo.setdefault(structure, structure)
-        return ("node", self.configs[v], id(self._structures[v]))
+        return ("node", id(self.configs[v]), id(self._structures[v]))
 
     def _structure(self, v: int):
         """Rules, dtypes, classes and buffers of a group in order."""
@@ -361,10 +334,10 @@ class ModelBuilder:
         """One layout per configuration of group ``v``; the tuple is shared by equal groups."""
         rank = len(self.graph.program.tensors[t].shape)
         if v == UNGROUPED:
-            return (Layout.replicated(rank),)
+            return self.memo.setdefault(("replicated", rank), (Layout.replicated(rank),))
         space = self.graph.spaces[v]
         partial = space.tensor_partial.get(t, ()) if produced else space.operand_partial
-        key = ("layouts", self.configs[v], space.tensor_dims.get(t), partial, rank)
+        key = ("layouts", id(self.configs[v]), space.tensor_dims.get(t), partial, rank)
         if key not in self.memo:
             make = produced_layout if produced else required_layout
             layouts = tuple(make(space, config, t, rank) for config in self.configs[v])
@@ -421,21 +394,18 @@ class ModelBuilder:
 
     def _tables(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         flow = self.flows[index]
-        tensor = wire_tensor(self.graph, self.pricer.topology, flow.tensor, (*flow.forward, *flow.later))
-        produced = self._layouts(flow.producer, flow.tensor, True)
-        required = self._layouts(flow.consumer, flow.tensor, False)
-        kept = self._is_kept(flow)
+        tensor = self._wired(index)
+        kept, widened = self._how_kept(flow)
         ends = flow.producer, flow.consumer
-        wanted = self._tied.wanted(*ends, *(self.configs[v] for v in ends)) if self._tied else None
         seconds, copies = self.pricer.read_tables(
             tensor,
-            produced,
-            required,
+            self._layouts(flow.producer, flow.tensor, True),
+            self._layouts(flow.consumer, flow.tensor, False),
             reads_twice=flow.reads_twice,
             latency_share=self.latency_shares.get(flow.tensor, 1.0),
             kept=kept,
-            widened=kept and carried_tensor(self.graph, flow.tensor) in self.buffers.widened,
-            wanted=wanted,
+            widened=widened,
+            wanted=self._tied.wanted(*ends, *(self.configs[v] for v in ends)) if self._tied else None,
         )
         return (seconds if tensor.trips == 1 else self._times(seconds, tensor.trips)), copies
 
@@ -452,12 +422,24 @@ class ModelBuilder:
             self.memo[key] = visible_seconds(seconds, compute, share, least, axis), seconds
         return self.memo[key][0], copies
 
-    def _is_kept(self, flow: Flow) -> bool:
-        """Whether a copy for this flow lives until the backward pass."""
-        reads = flow.forward + flow.later
-        return bool(reads) and self.buffers.is_kept(
-            reads[0], max(reads, key=self.buffers.read_end.__getitem__)
-        )
+    def _wired(self, index: int) -> Tensor:
+        """The tensor of a flow as it travels; no configuration changes that."""
+        key = ("wired", index)
+        if key not in self.memo:
+            flow = self.flows[index]
+            readers = (*flow.forward, *flow.later)
+            self.memo[key] = wire_tensor(self.graph, self.pricer.topology, flow.tensor, readers)
+        return self.memo[key]
+
+    def _how_kept(self, flow: Flow) -> tuple[bool, bool]:
+        """Whether a copy for this flow lives until the backward pass, and then is widened."""
+        key = ("kept", id(flow))  # flows live as long as this
+        if key not in self.memo:
+            reads = flow.forward + flow.later
+            ends = self.buffers.read_end
+            kept = bool(reads) and self.buffers.is_kept(reads[0], max(reads, key=ends.__getitem__))
+            self.memo[key] = kept, kept and carried_tensor(self.graph, flow.tensor) in self.buffers.widened
+        return self.memo[key]
 
     def _times(self, seconds: np.ndarray, trips: int) -> np.ndarray:
         key = ("times", id(seconds), trips)

@@ -45,8 +45,8 @@ class Pricer:
         """Seconds and bytes of one read for every pair of configurations.
 
         Args:
-          produced: K_u layouts, one per configuration of the producer.
-          required: K_v layouts, one per configuration of the consumer.
+          produced: K_u layouts, one per configuration of the producer; the same object each time.
+          required: K_v layouts, one per configuration of the consumer; the same object each time.
           reads_twice: whether both phases read, so that the copy may be kept or repeated.
           latency_share: what of a latency each collective pays (see `seconds`).
           kept: whether the copy lives until the backward pass though that does not read it by itself: fusions there
@@ -59,12 +59,12 @@ class Pricer:
           nothing to repeat). The memory is that of a copy that lives until the backward pass.
         """
         how = (reads_twice, latency_share, kept, widened)
-        key = (tensor.shape, tensor.itemsize, produced, required, how, id(wanted))
+        key = (tensor.shape, tensor.itemsize, id(produced), id(required), how, id(wanted))
         if key not in self._tables:
             priced = self._price(tensor, produced, required, latency_share, wanted)
             tables = self._build(tensor, produced, required, priced, reads_twice, kept, widened)
-            self._tables[key] = (*tables, wanted)  # kept alive: its id is part of the key
-        return self._tables[key][:2]
+            self._tables[key] = tables, (produced, required, wanted)  # kept alive: their ids are part of the key
+        return self._tables[key][0]
 
     def _build(
         self,

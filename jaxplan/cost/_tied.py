@@ -32,6 +32,9 @@ class Tied:
     opened: tuple[frozenset[Configuration], ...]
     used: tuple[frozenset[Configuration], ...]
     _masks: dict = field(default_factory=dict)
+    _of_ends: dict = field(default_factory=dict)
+    _kinds: dict = field(default_factory=dict)
+    _first: dict = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -66,6 +69,22 @@ class Tied:
 
         The replicated one goes with everything: scalars, tiny state and sums that are none take it.
         """
+        ends = (id(of_u), id(of_v), self._kind(u), self._kind(v))
+        if ends not in self._of_ends:
+            self._of_ends[ends] = self._mask(u, v, of_u, of_v), of_u, of_v  # kept alive: their ids are the key
+        return self._of_ends[ends][0]
+
+    def _kind(self, v: int) -> int:
+        """The first group of which everything that decides masks is the same."""
+        if v not in self._kinds:
+            limits = self.configurations[v], self.opened[v], self.used[v]
+            self._kinds[v] = self._first.setdefault((limits, *(s[v] for s in self.strategies)), v)
+        return self._kinds[v]
+
+    def _mask(
+        self, u: int, v: int, of_u: tuple[Configuration, ...], of_v: tuple[Configuration, ...]
+    ) -> np.ndarray | None:
+        """Of `wanted`; equal ones are one object."""
         limited = [(self.configurations[w], self.opened[w], self.used[w]) for w in (u, v)]
         if not any(tied or opened for tied, opened, _ in limited):
             return None

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse
+import scipy.sparse.csgraph
+
 from jaxplan.ir._program import Program
 from jaxplan.ir._rule import OperatorRule
-from jaxplan.ir._union import UnionFind
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -77,19 +82,54 @@ def _links(
                     yield holders.setdefault(factors[0], node), node, eqn.index
 
 
-def _connected_sets(program: Program, rules: Sequence[OperatorRule]) -> list[list[tuple[int, int]]]:
-    """Connected sets of the dimension graph and of the inputs' dimensions, each ascending."""
-    nodes = {(t, d): 0 for t in program.inputs for d in range(len(program.tensors[t].shape))}
-    links = [(first, node) for first, node, _ in _links(program, rules)]
-    nodes.update((node, 0) for _, node in links)
-    nodes = {node: i for i, node in enumerate(sorted(nodes))}
-    union = UnionFind(len(nodes))
-    for first, node in links:
-        union.join(nodes[first], nodes[node])
-    sets: dict[int, list[tuple[int, int]]] = {}
-    for node, i in nodes.items():
-        sets.setdefault(union.find(i), []).append(node)
-    return list(sets.values())
+def _components(
+    program: Program, rules: Sequence[OperatorRule]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Connected sets of the dimension graph and of the inputs' dimensions.
+
+    Returns:
+      Tensor, dimension and number of the set of every node, each of shape (N,), by tensor and then dimension.
+    """
+    ranks = np.array([len(t.shape) for t in program.tensors], dtype=np.int64)
+    first = np.cumsum(ranks) - ranks  # nodes of a tensor follow each other
+    tensor = np.repeat(np.arange(len(ranks)), ranks)
+    heads, tails = [], []
+    for held, links in _links_by_rule(program, rules):
+        for (p, d), (q, e) in links:
+            heads.append(first[held[:, p]] + d)
+            tails.append(first[held[:, q]] + e)
+    linked = np.isin(tensor, np.array(program.inputs, dtype=np.int64))
+    head, tail = (np.concatenate(of) if of else np.zeros(0, dtype=np.int64) for of in (heads, tails))
+    linked[head] = linked[tail] = True
+    size = len(tensor)
+    graph = scipy.sparse.coo_array((np.ones(len(head), dtype=bool), (head, tail)), shape=(size, size))
+    _, number = scipy.sparse.csgraph.connected_components(graph, directed=False)
+    nodes = np.flatnonzero(linked)
+    return tensor[nodes], nodes - first[tensor[nodes]], number[nodes]
+
+
+_Place = tuple[int, int]
+"""Position of a tensor among an equation's operands and results, and one of its dimensions."""
+
+
+def _links_by_rule(
+    program: Program, rules: Sequence[OperatorRule]
+) -> Iterator[tuple[npt.NDArray[np.int64], list[tuple[_Place, _Place]]]]:
+    """Per rule the tensors of its equations, (equations, positions), and which of their dimensions share a factor."""
+    equations: dict[int, list[int]] = defaultdict(list)
+    for index, rule in enumerate(rules):
+        equations[id(rule)].append(index)
+    for indices in equations.values():
+        rule = rules[indices[0]]
+        holders: dict[int, _Place] = {}
+        links = [
+            (holders.setdefault(factors[0], (p, d)), (p, d))
+            for p, dims in enumerate((*rule.operands, *rule.results))
+            for d, factors in enumerate(dims)
+            if factors
+        ]
+        of = [program.equations[e] for e in indices]
+        yield np.array([(*e.operands, *e.results) for e in of], dtype=np.int64).reshape(len(of), -1), links
 
 
 def named_dimensions(
@@ -102,30 +142,43 @@ def named_dimensions(
       rules: one rule per equation.
       state: tensor indices of inputs that are state (parameters, optimizer slots); the others are batch inputs.
     """
-    components = _connected_sets(program, rules)
-    inputs = {t: i for i, t in enumerate(program.inputs)}
-    described = []
-    for members in components:
-        tensors = {t for t, _ in members}
-        size = max(program.tensors[t].shape[d] for t, d in members)
-        elements = sum(program.tensors[t].num_elements for t in tensors)
-        first_dim = min(d for _, d in members)
-        described.append((-elements, first_dim, members[0], size, members))
-    described.sort(key=lambda item: item[:3])
-    dimensions, of = [], {}
-    for k, (negative, _, _, size, members) in enumerate(described):
-        name = _dimension_name(program, members, inputs, state) or f"dim{k}"
-        dimensions.append(NamedDimension(name=name, size=size, num_elements=-negative))
-        of.update(dict.fromkeys(members, k))
-    return NamedDimensions(dimensions=tuple(dimensions), of=of)
+    tensor, dim, number = _components(program, rules)
+    _, first, number = np.unique(number, return_index=True, return_inverse=True)
+    sizes = np.array([program.tensors[t].shape[d] for t, d in zip(tensor.tolist(), dim.tolist())], dtype=np.int64)
+    size, lowest = np.zeros(len(first), dtype=np.int64), np.full(len(first), np.iinfo(np.int64).max)
+    np.maximum.at(size, number, sizes)
+    np.minimum.at(lowest, number, dim)
+    counted = np.unique(np.stack([number, tensor]), axis=1)
+    elements = [0] * len(first)
+    for k, t in counted.T.tolist():
+        elements[k] += program.tensors[t].num_elements
+    order = sorted(range(len(first)), key=lambda k: (-elements[k], lowest[k], tensor[first[k]], dim[first[k]]))
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    named = place[number].tolist()
+    members: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    inputs = frozenset(program.inputs)
+    nodes = list(zip(tensor.tolist(), dim.tolist()))
+    for node, k in zip(nodes, named):
+        if node[0] in inputs:
+            members[k].append(node)
+    dimensions = tuple(
+        NamedDimension(
+            name=_dimension_name(program, members[k], state) or f"dim{k}",
+            size=int(size[old]),
+            num_elements=elements[old],
+        )
+        for k, old in enumerate(order)
+    )
+    return NamedDimensions(dimensions=dimensions, of=dict(zip(nodes, named)))
 
 
-def _dimension_name(program: Program, members, inputs: dict[int, int], state: frozenset[int]) -> str:
-    if any(t in inputs and t not in state and d == 0 for t, d in members):
+def _dimension_name(program: Program, members: Sequence[tuple[int, int]], state: frozenset[int]) -> str:
+    """By the inputs' dimensions among its members; empty where there is none."""
+    if any(t not in state and d == 0 for t, d in members):
         return "batch"
-    stored = [(-len(program.tensors[t].shape), t, d) for t, d in members if t in inputs]
-    if not stored:
+    if not members:
         return ""
-    _, t, d = min(stored)
+    _, t, d = min((-len(program.tensors[t].shape), t, d) for t, d in members)
     keys = re.findall(r"\w+", re.sub(r"^\[\d+\]", "", program.tensors[t].path)) or ["argument"]
     return f"{'/'.join(keys[-2:])}.{d}"

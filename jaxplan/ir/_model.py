@@ -15,7 +15,8 @@ from jaxplan.ir._groups import coarsen
 from jaxplan.ir._program import Program, Tensor
 from jaxplan.ir._registry import operator_rule
 from jaxplan.ir._rule import OperatorRule
-from jaxplan.ir._space import GroupSpace, group_space
+from jaxplan.ir._space import GroupSpace
+from jaxplan.ir._spaces import group_spaces
 from jaxplan.ir._values import Values, analyse_values
 
 
@@ -71,7 +72,7 @@ def analyse(
     grouping, primal_of = coarsen(program, rules, values, gradients_apart=gradients_apart)
     replaced = {program.outputs[o]: program.inputs[i] for o, i in program.aliases.items()}
     alike = {**replaced, **primal_of}
-    spaces = [group_space(g, program, rules, named, alike, values.number) for g in grouping.groups]
+    spaces = group_spaces(grouping.groups, program, rules, named, alike, values.number)
     for new, old in replaced.items():
         _place_as(spaces, grouping.tensor_group[old], new, old)
     return StepGraph(

@@ -41,6 +41,20 @@ class Values:
     consumers: tuple[tuple[int, ...], ...]
 
 
+class _Twins:
+    """Equations of one primitive on equal operands, told apart by their parameters once there are several."""
+
+    def __init__(self, first: Equation) -> None:
+        self.first = first
+        self._results: dict[Any, tuple[int, ...]] = {}
+
+    def results_like(self, eqn: Equation) -> tuple[int, ...]:
+        """The results of the first equation with the parameters of this one."""
+        if not self._results:
+            self._results[frozen_params(self.first.params)] = self.first.results
+        return self._results.setdefault(frozen_params(eqn.params), eqn.results)
+
+
 def analyse_values(program: Program, rules: tuple[OperatorRule, ...]) -> Values:
     """Global value numbering (Alpern, Wegman, Zadeck 1988) in one pass over the equations."""
     tensors = program.tensors
@@ -49,6 +63,7 @@ def analyse_values(program: Program, rules: tuple[OperatorRule, ...]) -> Values:
     free, producer = [False] * count, [-1] * count
     consumers: list[list[int]] = [[] for _ in range(count)]
     seen: dict[Any, tuple[int, ...]] = {}
+    applied: dict[tuple[str, tuple[int, ...]], _Twins] = {}
     stacked: dict[tuple[int, int], int] = {}
     for tensor in tensors:
         if tensor.kind == "literal":
@@ -74,10 +89,10 @@ def analyse_values(program: Program, rules: tuple[OperatorRule, ...]) -> Values:
             if eqn.name == REGION_IN and not tensors[eqn.results[0]].shape:
                 scalar_inputs.add(eqn.results[0])  # wherever it is read, it is there
         else:
-            key = (eqn.name, frozen_params(eqn.params), operand_numbers)
-            numbers = (
-                seen.setdefault(key, eqn.results) if not getattr(eqn.origin, "effects", None) else eqn.results
-            )
+            numbers = eqn.results
+            if not getattr(eqn.origin, "effects", None):
+                twins = applied.setdefault((eqn.name, operand_numbers), _Twins(eqn))
+                numbers = eqn.results if twins.first is eqn else twins.results_like(eqn)
         for position, t in enumerate(eqn.results):
             producer[t] = eqn.index
             number[t] = numbers[position]

@@ -18,6 +18,8 @@ from jaxplan.mesh._moves import Move, Rules, State, moves
 from jaxplan.mesh._topology import Topology
 
 _KINDS = ("slice", *COLLECTIVES)
+# Ties go to fewer collectives, then to fewer bytes: so many seconds each, less than any two prices differ by.
+_SECONDS_PER_COLLECTIVE, _SECONDS_PER_WHOLE = 1e-12, 1e-13
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -92,6 +94,7 @@ class Board:
       movable: positions of those states.
       ranges: (S + 1,) where the moves of each state begin and end.
       fixed, slope: (E',) seconds and seconds per byte.
+      fixed_with_ties: (E',) the same seconds, and those by which ties are broken.
       moved: (E',) bytes in units of the finest piece, 0 for a slice.
     """
 
@@ -105,6 +108,7 @@ class Board:
     fixed: np.ndarray
     slope: np.ndarray
     moved: np.ndarray
+    fixed_with_ties: np.ndarray
 
 
 @lru_cache(maxsize=2**12)
@@ -125,7 +129,11 @@ def board(
     counted = np.where(kind == _KINDS.index("all-gather"), pieces[target], pieces[source])
     fixed, slope = _terms(sizes, levels, topology)
     movable, starts = np.unique(source, return_index=True)
-    most = int(np.prod(sizes, dtype=np.int64))
+    moved = np.where(kind == 0, 0, int(np.prod(sizes, dtype=np.int64)) // counted)
+    ties = np.where(moved > 0, _SECONDS_PER_COLLECTIVE, 0.0) + moved * (
+        _SECONDS_PER_WHOLE / max(1, int(moved.max(initial=1)))
+    )
+    priced = fixed[kind, bones.group[edges]]
     return Board(
         skeleton=bones,
         edges=edges,
@@ -134,9 +142,10 @@ def board(
         starts=starts,
         movable=movable,
         ranges=np.searchsorted(source, np.arange(len(bones.states) + 1)),
-        fixed=fixed[kind, bones.group[edges]],
+        fixed=priced,
         slope=slope[kind, bones.group[edges]] / counted,
-        moved=np.where(kind == 0, 0, most // counted),
+        moved=moved,
+        fixed_with_ties=priced + ties,
     )
 
 

@@ -32,7 +32,7 @@ from jaxplan.mesh._lines import Line
 from jaxplan.mesh._measured import best_measured
 from jaxplan.mesh._moves import Move, State
 from jaxplan.mesh._puzzle import Puzzle
-from jaxplan.mesh._search import cheapest, envelope, least_seconds
+from jaxplan.mesh._search import cheapest, envelope, least_seconds, lines_near
 from jaxplan.mesh._topology import Topology
 
 
@@ -84,7 +84,8 @@ class Path:
 class _Problem(NamedTuple):
     """A puzzle, pieces that every layout has, and what labels and dimensions stand for.
 
-    `lines` are those of the cheapest paths of all sizes; None where they are found size by size.
+    `lines` are those of the cheapest paths of all sizes where prices are measured; else None: they are found for the
+    sizes that are asked for.
     """
 
     puzzle: Puzzle
@@ -108,7 +109,7 @@ def reshard_bound(
     caps, num_bytes = _caps(shape, topology), math.prod(shape) * itemsize
     if source != target:
         problem = _problem(source, target, caps, topology)
-        if problem is not None and problem.lines is None:
+        if problem is not None and problem.lines is None and problem.puzzle.large:
             return least_seconds(problem.puzzle, num_bytes / problem.pieces, topology)
     return _pair_seconds(source, target, caps, num_bytes, topology)
 
@@ -137,12 +138,14 @@ def _pair_seconds(
     if problem is None:
         return math.inf
     unsplit = num_bytes / problem.pieces
-    if problem.lines is None:
-        line = cheapest(problem.puzzle, unsplit, topology)
-        return line.fixed + line.slope * unsplit
-    if topology.profile is not None:
+    if problem.lines is not None:
         return best_measured(problem.puzzle, unsplit, topology)[0]
-    return min([line.fixed + line.slope * unsplit for line in problem.lines])
+    return min([line.fixed + line.slope * unsplit for line in _candidates(problem.puzzle, unsplit, topology)])
+
+
+def _candidates(puzzle: Puzzle, unsplit: float, topology: Topology) -> tuple[Line, ...]:
+    """Paths one of which is cheapest for a size, by lines."""
+    return (cheapest(puzzle, unsplit, topology),) if puzzle.large else lines_near(puzzle, unsplit, topology)
 
 
 def reshard_path(
@@ -168,12 +171,11 @@ def _path(source: Layout, target: Layout, shape: tuple[int, ...], itemsize: int,
     if problem is None:
         return Path(steps=(), layouts=(source,), seconds=math.inf, collectives=(), peak_bytes=0)
     unsplit = math.prod(shape) * itemsize / problem.pieces
-    if problem.lines is None:
-        line = cheapest(problem.puzzle, unsplit, topology)
-    elif topology.profile is not None:
+    if problem.lines is not None:
         line = problem.lines[best_measured(problem.puzzle, unsplit, topology)[1]]
     else:
-        line = min(problem.lines, key=lambda line: line.fixed + line.slope * unsplit)
+        found = _candidates(problem.puzzle, unsplit, topology)
+        line = min(found, key=lambda line: line.fixed + line.slope * unsplit)
     steps = _steps(line.moves, source, target, problem)
     return _priced(steps, source, math.prod(shape) * itemsize, topology)
 
@@ -210,8 +212,7 @@ def _problem(source: Layout, target: Layout, caps: tuple[int, ...], topology: To
     if not set(target.partial) <= set(source.partial):
         return None
     found = canonical(source, target, caps, topology)
-    one_by_one = found.puzzle.large and topology.profile is None
-    lines = None if one_by_one else envelope(found.puzzle, topology)
+    lines = None if topology.profile is None else envelope(found.puzzle, topology)
     return _Problem(found.puzzle, lines, found.pieces, found.axes_of_label, found.dims)
 
 

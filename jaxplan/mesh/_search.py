@@ -2,8 +2,8 @@
 
 The price of a chain is a line in the bytes of the tensor: `envelope` finds every chain that is cheapest for
 some size, each by a shortest path at one size, so a price is exact and a puzzle is solved a few times in all.
-What is learnt on the way to a target is kept for all sources. Puzzles of many labels come with few sizes each, mostly
-one, so those are solved at the sizes that are asked for (`cheapest`).
+What is learnt on the way to a target is kept for all sources. Puzzles come with few sizes each, mostly one: those of
+many labels are solved at the sizes that are asked for (`cheapest`), the others near them (`lines_near`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from jaxplan.mesh._lines import LEAST_BYTES, MOST_BYTES, ROUNDING_TICKS, TICKS_P
 from jaxplan.mesh._moves import Rules, State
 from jaxplan.mesh._puzzle import Puzzle
 from jaxplan.mesh._search_guided import GuidedSearch
-from jaxplan.mesh._search_tables import TableSearch
+from jaxplan.mesh._search_tables import TableSearch, size_above
 from jaxplan.mesh._topology import Topology
 
 
@@ -29,6 +29,19 @@ def envelope(puzzle: Puzzle, topology: Topology) -> tuple[Line, ...]:
         return _hull(ends, lambda num_bytes, seconds: guided.shortest(source, num_bytes))
     tables = _tables(puzzle.rules, State(puzzle.target, ()), topology)
     return _hull(tables.lines(source), lambda num_bytes, seconds: tables.cheaper(source, num_bytes, seconds))
+
+
+def lines_near(puzzle: Puzzle, num_bytes: float, topology: Topology) -> tuple[Line, ...]:
+    """The lines of the envelope of a small puzzle between two sizes of a grid with this one in between."""
+    return _lines_below(puzzle, size_above(num_bytes), topology)
+
+
+@lru_cache(maxsize=2**17)
+def _lines_below(puzzle: Puzzle, size: int, topology: Topology) -> tuple[Line, ...]:
+    source = State(puzzle.source, puzzle.partial)
+    tables = _tables(puzzle.rules, State(puzzle.target, ()), topology)
+    ends = tables.line(source, size - 1), tables.line(source, size)
+    return tuple(_between(*ends, lambda num_bytes, seconds: tables.cheaper(source, num_bytes, seconds)))
 
 
 @lru_cache(maxsize=2**17)

@@ -6,9 +6,10 @@ well that it hardly leaves the best chain.
 
 from __future__ import annotations
 
-import functools
+import bisect
 import heapq
 import itertools
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,14 +27,31 @@ from jaxplan.mesh._lines import (
 from jaxplan.mesh._moves import Rules, State
 from jaxplan.mesh._topology import Topology
 
-_GRID = np.array([LEAST_BYTES, 2.0**16, 2.0**20, 2.0**24, 2.0**28, MOST_BYTES])
-# Ties go to fewer collectives, then to fewer bytes: so many seconds each, less than any two prices differ by.
-_SECONDS_PER_COLLECTIVE, _SECONDS_PER_WHOLE = 1e-12, 1e-13
-# More than those can add up to in a chain.
+_SIZES = [LEAST_BYTES, 2.0**16, 2.0**20, 2.0**24, 2.0**28, MOST_BYTES]
+_GRID = np.array(_SIZES)
+NUM_SIZES = len(_GRID)
+# More than the seconds by which a board breaks ties can add up to in a chain.
 _MARGIN_SECONDS = 2e-11
 
 # Stands for never in lower bounds: more than any chain that is looked for.
 _MOST_SECONDS = 1e9
+
+
+def size_above(num_bytes: float) -> int:
+    """The first size of the grid, but for the least, that is not below so many bytes; else the last."""
+    return min(max(bisect.bisect_left(_SIZES, num_bytes), 1), NUM_SIZES - 1)
+
+
+class _Column(NamedTuple):
+    """Cheapest chains at one size of the grid, from each of S states.
+
+    Attributes:
+      move: position of the first move of the chain, -1 where there is none.
+      bound: seconds that are needed at least.
+    """
+
+    move: npt.NDArray[np.int64]
+    bound: npt.NDArray[np.float64]
 
 
 class TableSearch:
@@ -42,66 +60,64 @@ class TableSearch:
     def __init__(self, rules: Rules, goal: State, topology: Topology) -> None:
         self._board = board(rules.caps, rules.sizes, rules.levels, topology)
         self._goal = self._board.skeleton.index[goal]
-        self._next = self._cheapest_moves()
-        self._fixed, self._slope = self._follow()
+        self._columns: dict[int, _Column] = {}
 
-    @functools.cached_property
-    def _bounds(self) -> npt.NDArray[np.float64]:
-        """(grid, S) seconds that are needed at least from each state at each size."""
-        seconds = self._fixed + self._slope * _GRID - _MARGIN_SECONDS
-        return np.ascontiguousarray(np.clip(seconds, 0.0, _MOST_SECONDS).T)
+    def _column(self, k: int) -> _Column:
+        """What is cheapest at the size k of the grid; found when it is first asked for."""
+        if k not in self._columns:
+            move = self._cheapest_moves(_GRID[k])
+            fixed, slope = self._follow(move)
+            bound = np.clip(fixed + slope * _GRID[k] - _MARGIN_SECONDS, 0.0, _MOST_SECONDS)
+            self._columns[k] = _Column(move, bound)
+        return self._columns[k]
 
-    def _cheapest_moves(self) -> np.ndarray:
-        """(S, grid) the first move of a cheapest chain, by rounds of Bellman and Ford."""
+    def _cheapest_moves(self, num_bytes: float) -> npt.NDArray[np.int64]:
+        """(S,) the first move of a cheapest chain, by rounds of Bellman and Ford."""
         b = self._board
-        most = max(1, int(b.moved.max(initial=1)))
-        ties = np.where(b.moved > 0, _SECONDS_PER_COLLECTIVE, 0.0) + b.moved * (_SECONDS_PER_WHOLE / most)
-        weight = b.slope[:, None] * _GRID + (b.fixed + ties)[:, None]
-        best = np.full((len(b.skeleton.states), len(_GRID)), np.inf)
+        weight = b.slope * num_bytes + b.fixed_with_ties
+        best = np.full(len(b.skeleton.states), np.inf)
         best[self._goal] = 0.0
         while True:
             through = best[b.target] + weight
             after = best.copy()
-            after[b.movable] = np.minimum(best[b.movable], np.minimum.reduceat(through, b.starts, axis=0))
+            after[b.movable] = np.minimum(best[b.movable], np.minimum.reduceat(through, b.starts))
             if np.array_equal(after, best):
                 break
             best = after
-        position = np.where(through == best[b.source], np.arange(len(b.edges))[:, None], len(b.edges))
+        position = np.where(through == best[b.source], np.arange(len(b.edges)), len(b.edges))
         first = np.full(best.shape, -1)
-        first[b.movable] = np.minimum.reduceat(position, b.starts, axis=0)
+        first[b.movable] = np.minimum.reduceat(position, b.starts)
         first[self._goal] = -1
         first[~np.isfinite(best)] = -1
         return first
 
-    def _follow(self) -> tuple[np.ndarray, np.ndarray]:
-        """(S, grid) fixed seconds and slopes of the whole chains; infinite where there is none."""
+    def _follow(self, move: npt.NDArray[np.int64]) -> tuple[np.ndarray, np.ndarray]:
+        """(S,) fixed seconds and slopes of the whole chains; infinite where there is none."""
         b = self._board
-        moving = self._next >= 0
-        step_fixed = np.where(moving, b.fixed[self._next], np.inf)
-        step_slope = np.where(moving, b.slope[self._next], 0.0)
+        moving = move >= 0
+        step_fixed = np.where(moving, b.fixed[move], np.inf)
+        step_slope = np.where(moving, b.slope[move], 0.0)
         step_fixed[self._goal] = 0.0
-        after = np.where(moving, b.target[self._next], np.arange(len(moving))[:, None])
-        columns = np.arange(len(_GRID))
+        after = np.where(moving, b.target[move], np.arange(len(moving)))
         fixed, slope, place = step_fixed, step_slope, after
         while (place != self._goal)[np.isfinite(fixed)].any():
-            fixed = fixed + np.where(place == self._goal, 0.0, step_fixed[place, columns])
-            slope = slope + np.where(place == self._goal, 0.0, step_slope[place, columns])
-            place = after[place, columns]
+            fixed = fixed + np.where(place == self._goal, 0.0, step_fixed[place])
+            slope = slope + np.where(place == self._goal, 0.0, step_slope[place])
+            place = after[place]
         return fixed, slope
 
     def lines(self, source: State) -> list[Line]:
         """The cheapest chains at the sizes of the grid, without repetition."""
-        start = self._board.skeleton.index[source]
-        chains: dict[tuple[int, ...], Line] = {}
-        for k in range(len(_GRID)):
-            chain, state = [], start
-            while state != self._goal:
-                position = int(self._next[state, k])
-                chain.append(position)
-                state = int(self._board.target[position])
-            if tuple(chain) not in chains:
-                chains[tuple(chain)] = self._line(chain)
-        return list(chains.values())
+        return list(dict.fromkeys(self.line(source, k) for k in range(NUM_SIZES)))
+
+    def line(self, source: State, k: int) -> Line:
+        """The cheapest chain at the size k of the grid."""
+        chain, state, move = [], self._board.skeleton.index[source], self._column(k).move
+        while state != self._goal:
+            position = int(move[state])
+            chain.append(position)
+            state = int(self._board.target[position])
+        return self._line(chain)
 
     def _line(self, chain: list[int]) -> Line:
         b = self._board
@@ -142,9 +158,10 @@ class TableSearch:
 
     def _least_ticks(self, num_bytes: float) -> npt.NDArray[np.float64]:
         """(S,) ticks that are needed at least from each state: the chord between two sizes of the grid."""
-        high = int(np.clip(np.searchsorted(_GRID, num_bytes), 1, len(_GRID) - 1))
+        high = size_above(num_bytes)
         share = (num_bytes - _GRID[high - 1]) / (_GRID[high] - _GRID[high - 1])
-        return (self._bounds[high - 1] * (1 - share) + self._bounds[high] * share) * BOUND_TICKS
+        low_bound, high_bound = self._column(high - 1).bound, self._column(high).bound
+        return (low_bound * (1 - share) + high_bound * share) * BOUND_TICKS
 
     def _trace(self, start: int, came: dict[int, tuple[int, int]]) -> Line:
         chain, state = [], self._goal

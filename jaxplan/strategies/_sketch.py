@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from jaxplan.cost import layout_of
-from jaxplan.ir import UNGROUPED, Configuration, Group, GroupSpace, StepGraph, fixed_axes
+from jaxplan.ir import UNGROUPED, Configuration, Group, StepGraph, fixed_axes
 from jaxplan.mesh import Topology
 from jaxplan.strategies._axes import Axes, dividing, num_devices
 from jaxplan.strategies._weights import Weights
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +42,28 @@ class Step:
     graph: StepGraph
     topology: Topology
     weights: Weights
+    _known: dict[Hashable, Any] = field(default_factory=dict)
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What strategies ask for again and again, made at the first time."""
+        if key not in self._known:
+            self._known[key] = make()
+        return self._known[key]
 
     def named(self, v: int) -> tuple[int, ...]:
         """Named dimension of each class of a group."""
-        return tuple(cls.named_dimension for cls in self.graph.spaces[v].classes)
+        classes = self.graph.spaces[v].classes
+        return self.once(("named", v), lambda: tuple(cls.named_dimension for cls in classes))
+
+    def held_together(self, v: int) -> frozenset[frozenset[int]]:
+        """Sets of classes of a group that one operator or tensor holds."""
+        space = self.graph.spaces[v]
+
+        def found() -> frozenset[frozenset[int]]:
+            tensors = {tuple(c for dim in t for c in dim) for t in set(space.tensor_dims.values())}
+            return frozenset(map(frozenset, tensors.union(space.factor_class.values())))
+
+        return self.once(("held", v), found)
 
     def size(self, dimension: int) -> int:
         return self.graph.named.dimensions[dimension].size
@@ -63,9 +84,9 @@ def draw(step: Step, compute: Rule, state: Rule, *, repeat_gathers: bool = False
     once.
     """
     configurations: list[Configuration] = []
-    for group, space in zip(step.graph.grouping.groups, step.graph.spaces, strict=True):
+    for group in step.graph.grouping.groups:
         wishes = (state if group.kind == "state" else compute)(group)
-        configurations.append(_configuration(step, space, wishes))
+        configurations.append(_configuration(step, group.index, wishes))
     _add_first(step, configurations)
     return Sketch(configurations=tuple(configurations), repeat_gathers=repeat_gathers)
 
@@ -82,28 +103,25 @@ def _add_first(step: Step, configurations: list[Configuration]) -> None:
             return
 
 
-def _configuration(step: Step, space: GroupSpace, wishes: Wishes) -> Configuration:
+def _configuration(step: Step, v: int, wishes: Wishes) -> Configuration:
     """No axis is used twice in one operator or tensor; the first wish has it."""
+    space = step.graph.spaces[v]
     chosen: list[Axes] = [()] * len(space.classes)
-    fixed = fixed_axes(space.classes, [axis.size for axis in step.topology.axes])
+    fixed = step.once(
+        ("fixed", v), lambda: fixed_axes(space.classes, [axis.size for axis in step.topology.axes])
+    )
     for c, axes in fixed.items():
         chosen[c] = axes
     for c, axes in wishes.items():
         if c in fixed:
             continue
-        used = {a for other, taken in enumerate(chosen) if taken and _meet(space, c, other) for a in taken}
-        free = tuple(a for a in axes if a not in used)
-        chosen[c] = dividing(space.classes[c], free, step.topology)
+        taken = [other for other, of in enumerate(chosen) if of]
+        if taken:
+            held = [classes for classes in step.held_together(v) if c in classes]
+            used = {a for other in taken if any(other in classes for classes in held) for a in chosen[other]}
+            axes = tuple(a for a in axes if a not in used)
+        chosen[c] = dividing(space.classes[c], axes, step.topology)
     return tuple(chosen)
-
-
-def _meet(space: GroupSpace, a: int, b: int) -> bool:
-    """Whether an operator or a tensor of a group holds two classes."""
-    held = (
-        *space.factor_class.values(),
-        *(tuple(c for dim in t for c in dim) for t in space.tensor_dims.values()),
-    )
-    return any(a in classes and b in classes for classes in held)
 
 
 def _summing(

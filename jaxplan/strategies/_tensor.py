@@ -39,6 +39,10 @@ class TensorDims:
 
 def tensor_dims(step: Step) -> TensorDims | Absent:
     """The dimensions of parameters to split."""
+    return step.once("tensor", lambda: _tensor_dims(step))
+
+
+def _tensor_dims(step: Step) -> TensorDims | Absent:
     weights = step.weights
     chosen = _independent(weights, _candidates(weights))
     leaves = {leaf: dims for leaf, dims in weights.leaf_dims.items() if chosen & dims.keys()}

@@ -1,0 +1,118 @@
+"""What one group costs with everything around it as it is: for the few configurations that are opened step by step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from jaxplan.cost._flows import Flow, layout_of, produced_layout, required_layout
+from jaxplan.cost._pricing import Pricer
+from jaxplan.ir import UNGROUPED, Configuration, GroupSpace, StepGraph, Tensor
+from jaxplan.mesh import Layout
+
+
+class _Read(NamedTuple):
+    """Equal reads: a tensor, which of its layouts the group's configuration decides, and how its copy counts.
+
+    Attributes:
+      source, target: the layout, or None where the configuration decides it.
+      is_output: what leaves the program is whole.
+      has_copy, is_wide: whether the copy is held, and beside a float32 value (`Pricer.copy_bytes`).
+    """
+
+    shape: tuple[int, ...]
+    itemsize: int
+    trips: int
+    latency_share: float
+    source: Layout | None
+    target: Layout | None
+    own_source: object
+    own_target: object
+    is_output: bool
+    has_copy: bool
+    is_wide: bool
+
+
+class Around:
+    """The reads of what a group makes and reads, with the configurations of all others fixed; equal ones once."""
+
+    def __init__(
+        self,
+        graph: StepGraph,
+        pricer: Pricer,
+        v: int,
+        flows: Sequence[Flow],
+        chosen: Sequence[Configuration],
+        latency_share: Callable[[int], float],
+        how_kept: Callable[[Flow], tuple[bool, bool]],
+    ) -> None:
+        """``how_kept`` says of a flow whether its copy lives until the backward pass, and whether it is widened."""
+        self._pricer = pricer
+        self._space: GroupSpace = graph.spaces[v]
+        self._reads: dict[_Read, list[Tensor]] = {}
+        for flow in flows:
+            tensor, t = graph.program.tensors[flow.tensor], flow.tensor
+            kept, is_wide = how_kept(flow)
+            makes, takes = flow.producer == v, flow.consumer == v
+            dims = self._space.tensor_dims.get(t) if makes or takes else None
+            read = _Read(
+                shape=tensor.shape,
+                itemsize=tensor.itemsize,
+                trips=tensor.trips,
+                latency_share=latency_share(t),
+                source=None if makes else layout_of(graph, chosen, flow.producer, t, produced=True),
+                target=None if takes else layout_of(graph, chosen, flow.consumer, t, produced=False),
+                own_source=(dims, self._space.tensor_partial.get(t)) if makes else None,
+                own_target=dims if takes else None,
+                is_output=flow.is_output,
+                has_copy=(kept or flow.reads_twice) and UNGROUPED != flow.consumer != flow.producer,
+                is_wide=is_wide,
+            )
+            self._reads.setdefault(read, []).append(tensor)
+
+    def cost(
+        self, config: Configuration, own: tuple[float, float], slope: float = 0.0, most: float = math.inf
+    ) -> tuple[float, float]:
+        """Seconds and bytes under one configuration of the group, whose ``own`` they include.
+
+        Copies count as kept. Where seconds + slope x bytes come to ``most`` at least, some are bounded instead of
+        priced, or left out.
+        """
+        seconds, num_bytes = own
+        if seconds + slope * num_bytes >= most:
+            return seconds, num_bytes
+        moved = []
+        for read, tensors in self._reads.items():
+            source, target = self._ends(read, tensors[0], config)
+            if source != target:
+                moved.append((len(tensors) * read.trips, tensors[0], source, target, read.latency_share))
+                if read.has_copy:
+                    num_bytes += len(tensors) * self._pricer.copy_bytes(tensors[0], target, read.is_wide)
+        return self._seconds(moved, seconds, most - slope * num_bytes), num_bytes
+
+    def _ends(self, read: _Read, tensor: Tensor, config: Configuration) -> tuple[Layout, Layout]:
+        source, target, rank = read.source, read.target, len(tensor.shape)
+        if source is None:
+            source = produced_layout(self._space, config, tensor.index, rank)
+        if target is None:
+            target = required_layout(self._space, config, tensor.index, rank)
+        return source, Layout(target.dims) if read.is_output and target.partial else target
+
+    def _seconds(
+        self, moved: Sequence[tuple[int, Tensor, Layout, Layout, float]], seconds: float, most: float
+    ) -> float:
+        """Some seconds and those of reads; where a bound of all that comes to ``most`` seconds, that bound."""
+        if most < math.inf:
+            rest = 0.0
+            for count, tensor, source, target, share in moved:
+                if seconds + rest >= most:
+                    return seconds + rest
+                rest += count * self._pricer.least_seconds(tensor, source, target, share)
+            if seconds + rest >= most:
+                return seconds + rest
+        for count, tensor, source, target, share in moved:
+            if seconds >= most:
+                break
+            seconds += count * self._pricer.seconds(tensor, source, target, share)
+        return seconds

@@ -1,0 +1,116 @@
+"""The iteration spaces of all groups: each structure is worked out once, so that equal layers cost one layer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+from jaxplan.ir._dimensions import NamedDimensions
+from jaxplan.ir._grouping import Group
+from jaxplan.ir._program import Program
+from jaxplan.ir._rule import OperatorRule
+from jaxplan.ir._space import FactorClass, GroupSpace, group_space
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Structure:
+    """What a space is made of, apart from the names of things.
+
+    Attributes:
+      key: equal for groups whose spaces differ in names alone.
+      tensors: the group's tensors in order of appearance.
+      names: its named dimensions, ascending; what has none comes last.
+    """
+
+    key: Hashable
+    tensors: tuple[int, ...]
+    names: tuple[int, ...]
+
+
+def group_spaces(
+    groups: Sequence[Group],
+    program: Program,
+    rules: Sequence[OperatorRule],
+    named: NamedDimensions,
+    primal_of: dict[int, int],
+    number: Sequence[int],
+) -> list[GroupSpace]:
+    """`group_space` of every group."""
+    known: dict[Hashable, tuple[Group, _Structure, GroupSpace]] = {}
+    classes: dict[tuple[int, tuple[int, ...]], tuple[FactorClass, ...]] = {}
+    spaces = []
+    for group in groups:
+        structure = _structure(group, program, rules, named, primal_of, number)
+        found = known.get(structure.key)
+        if found is not None:
+            spaces.append(_renamed(*found, group, structure, classes))
+        else:
+            space = group_space(group, program, rules, named, primal_of, number)
+            known[structure.key] = group, structure, space
+            spaces.append(space)
+    return spaces
+
+
+def _structure(
+    group: Group,
+    program: Program,
+    rules: Sequence[OperatorRule],
+    named: NamedDimensions,
+    primal_of: dict[int, int],
+    number: Sequence[int],
+) -> _Structure:
+    place: dict[int, int] = {t: i for i, t in enumerate(group.inputs)}
+    equations = []
+    for e in group.equations:
+        eqn = program.equations[e]
+        held = [place.setdefault(t, len(place)) for t in eqn.operands]
+        made = [place.setdefault(t, len(place)) for t in eqn.results]
+        equations.append((eqn.name, id(rules[e]), tuple(held), tuple(made)))
+    last = len(named.dimensions)
+    tensors, first = [program.tensors[t] for t in place], {}
+    dims = [[named.of.get((t.index, d), last) for d in range(len(t.shape))] for t in tensors]
+    names = sorted({name for of in dims for name in of})
+    rank = {name: k for k, name in enumerate(names)}
+    facts = tuple(
+        [
+            (
+                tensor.shape,
+                tensor.kind == "literal",
+                first.setdefault(number[tensor.index], i),
+                place.get(primal_of.get(tensor.index, -1), -1),
+                tuple([rank[name] for name in of]),
+            )
+            for i, (tensor, of) in enumerate(zip(tensors, dims))
+        ]
+    )
+    return _Structure(
+        key=(group.kind, len(group.inputs), tuple(equations), facts, last in rank),
+        tensors=tuple(place),
+        names=tuple(names),
+    )
+
+
+def _renamed(
+    like: Group,
+    known: _Structure,
+    space: GroupSpace,
+    group: Group,
+    structure: _Structure,
+    classes: dict[tuple[int, tuple[int, ...]], tuple[FactorClass, ...]],
+) -> GroupSpace:
+    """The space of one group for another of the same structure; ``classes`` holds those that were renamed before."""
+    key = (like.index, structure.names)
+    if key not in classes:
+        name = dict(zip(known.names, structure.names))
+        classes[key] = tuple(
+            dataclasses.replace(c, named_dimension=name.get(c.named_dimension, -1)) for c in space.classes
+        )
+    tensor, equation = dict(zip(known.tensors, structure.tensors)), dict(zip(like.equations, group.equations))
+    return GroupSpace(
+        classes=classes[key],
+        factor_class={equation[e]: of for e, of in space.factor_class.items()},
+        tensor_dims={tensor[t]: dims for t, dims in space.tensor_dims.items()},
+        tensor_partial={tensor[t]: partial for t, partial in space.tensor_partial.items()},
+        operand_partial=space.operand_partial,
+    )
