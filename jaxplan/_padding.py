@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from jaxplan._units import format_bytes, format_seconds
@@ -98,12 +99,15 @@ def uneven_dimensions(model: CostModel, chosen: Sequence[Configuration]) -> tupl
     """
     found = []
     loads = list(_loads(model, chosen))
-    total = _Totals.of(loads)
+    total, by_dimension = _Totals.of(loads), defaultdict(list)
+    for load in loads:
+        for k in load.dimensions:
+            by_dimension[k].append(load)
     sizes = _indivisible(model.graph, model.topology.num_devices)
     for k, (size, parts) in sorted(sizes.items()):
         is_batch = model.graph.named.dimensions[k].name == "batch"
         wanted = _wanted_parts(size, parts, model.topology.num_devices, 1.0 if is_batch else MOST_PADDING)
-        carrying = [load for load in loads if k in load.dimensions]
+        carrying = by_dimension[k]
         share = _Totals.of(carrying).share_of(total)
         if wanted is None or share < LEAST_SHARE:
             continue

@@ -66,6 +66,7 @@ class CostModel:
         return frozenset(
             flow
             for flows, choice in zip(self.edge_flows, choices, strict=True)
+            if choice == REPEAT
             for flow in flows
-            if self.flows[flow].reads_twice and choice == REPEAT
+            if self.flows[flow].reads_twice
         )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import bisect
 import heapq
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from jaxplan.cost._changed import ChangedFlows
 from jaxplan.cost._compute import split_counts, tensor_splits
 from jaxplan.cost._flows import layout_of
 from jaxplan.cost._in_place import LARGE_PARAMETER_BYTES
@@ -17,7 +18,7 @@ from jaxplan.cost._inner import InnerCollective, inner_collectives, may_communic
 from jaxplan.cost._lifetimes import Lifetimes
 from jaxplan.cost._model import CostModel
 from jaxplan.cost._residents import BATCH, OTHER_STATE, PARAMETERS, resident_labels
-from jaxplan.cost._transfers import ChangedFlow, Transfer, changed_flows, make_transfers
+from jaxplan.cost._transfers import ChangedFlow, Transfer, make_transfers
 from jaxplan.ir import REGION_IN, UNGROUPED, Configuration, Tensor
 from jaxplan.mesh import Layout
 
@@ -68,6 +69,10 @@ class Prediction:
         return self.compute_seconds + self.communication_seconds - self.hidden_seconds
 
 
+_MOST_REMEMBERED = 256
+"""Solutions whose transfers are remembered: a frontier's, which are predicted first and made plans of later."""
+
+
 class Predictor:
     """Predicts plans of one cost model; holds what does not depend on the plan."""
 
@@ -80,10 +85,13 @@ class Predictor:
         self._barriers = [
             e.index for e, before in zip(again, (None, *again)) if not before or before.origin is not e.origin
         ]
+        self.in_avals = program.in_avals
         self._communicating = [g.index for g in graph.grouping.groups if may_communicate(graph, g.index)]
-        self._pairs: list[dict[tuple[int, int], ChangedFlow | None]] = [{} for _ in model.flows]
+        self._changed = ChangedFlows(model)
+        self._known: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[Transfer, ...]] = {}
         self._transfers: dict = {}
-        self._copies: dict[tuple[int, int, Layout, bool], int] = {}
+        self._copies: dict[int, tuple[Transfer, list[tuple[int, int, int]]]] = {}
+        self._homes: dict[tuple[int, ...], tuple[tuple[Transfer, ...], int]] = {}
         self._reads: dict[tuple[int, ...], dict[Layout, int]] = {}
         self._readers: dict[int, tuple[int, ...]] = {}
         self._contractions = [
@@ -93,15 +101,12 @@ class Predictor:
         inputs = set(program.inputs)
         everyone: list[int] = []
         self._bytes: list[np.ndarray] = []
-        for group, space, configs in zip(
-            graph.grouping.groups, graph.spaces, model.configurations, strict=True
-        ):
+        sizes_of = _BufferSizes(model)
+        for group in graph.grouping.groups:
             made = [t for e in group.equations for t in program.equations[e].results]
             members = [*group.inputs, *(t for t in made if buffers.materialised[t] and t not in aliased)]
-            splits = split_counts(configs, model.topology)
-            sizes = [buffers.num_bytes[t] / tensor_splits(space, splits, t) for t in members]
             everyone.extend(members)
-            self._bytes.append(np.array(sizes).reshape(len(members), len(splits)))
+            self._bytes.append(sizes_of(group.index, members))
         self._is_input = np.array([t in inputs for t in everyone], dtype=bool)
         labels = resident_labels(graph)
         self._input_label = [labels[t] for t in everyone if t in inputs]
@@ -146,25 +151,22 @@ class Predictor:
         ]
 
     def transfers(self, assignment: Sequence[int], choices: Sequence[int]) -> tuple[Transfer, ...]:
-        """The transfers that a solution executes."""
-        model = self.model
-        changed = self.changed_flows(assignment, model.chosen(assignment))
-        repeated = model.repeated(choices)
-        return make_transfers(model.graph, model.topology, model.flows, changed, repeated, self._transfers)
+        """The transfers that a solution executes; those of the last few solutions are remembered."""
+        key = (tuple(assignment), tuple(choices))
+        if key not in self._known:
+            model = self.model
+            changed = self.changed_flows(assignment, model.chosen(assignment))
+            found = make_transfers(
+                model.graph, model.topology, model.flows, changed, model.repeated(choices), self._transfers
+            )
+            if len(self._known) >= _MOST_REMEMBERED:
+                del self._known[next(iter(self._known))]
+            self._known[key] = found
+        return self._known[key]
 
     def changed_flows(self, assignment: Sequence[int], chosen: Sequence[Configuration]) -> list[ChangedFlow]:
-        """As `changed_flows`; each flow is looked at once for each pair of configurations."""
-        graph, changed = self.model.graph, []
-        places = (*assignment, 0)
-        for index, (flow, known) in enumerate(zip(self.model.flows, self._pairs, strict=True)):
-            # The last entry of `places` stands for `UNGROUPED`, which is -1.
-            key = (places[flow.producer], places[flow.consumer])
-            if key not in known:
-                found = changed_flows(graph, (flow,), chosen)
-                known[key] = (index, *found[0][1:]) if found else None
-            if known[key] is not None:
-                changed.append(known[key])
-        return changed
+        """As the function of that name; equal objects for what an assignment shares with another."""
+        return self._changed.of(assignment, chosen)
 
     def _communication_seconds(self, collectives: Sequence[Collective]) -> float:
         seconds = self.model.pricer.collective_seconds
@@ -184,7 +186,7 @@ class Predictor:
         self, assignment: Sequence[int], chosen: Sequence[Configuration], transfers: Sequence[Transfer]
     ) -> Lifetimes:
         """From when to when everything lives that a plan holds in memory."""
-        model, buffers = self.model, self.model.buffers
+        model = self.model
         end = len(model.graph.program.equations)
         held = np.concatenate([table[:, k] for table, k in zip(self._bytes, assignment, strict=True)])
         death = self._death.copy()
@@ -199,17 +201,10 @@ class Predictor:
         home = {self._made[i]: place for place, i in enumerate(lives.tolist())}
         copies: dict[tuple[int, int], int] = {}
         for number, transfer in enumerate(transfers):
-            tensor = self._travelling(transfer)
-            for turn, span in enumerate(transfer.spans):
-                latest = max(span.readers, key=self._read_end.__getitem__)  # the readers are fused, not all at once
-                is_wide = transfer.carried in buffers.widened and buffers.is_kept(span.first, latest)
-                key = (transfer.tensor, transfer.itemsize, transfer.target, is_wide)
-                if key not in self._copies:
-                    self._copies[key] = model.pricer.copy_bytes(tensor, transfer.target, is_wide)
-                size = self._copies[key]
+            for turn, (first, last, size) in enumerate(self._copies_of(transfer)):
                 copies[number, turn] = len(births)
-                births.append(2 * span.first)
-                deaths.append(2 * min(self._read_end[latest], end) + 1)
+                births.append(first)
+                deaths.append(last)
                 sizes.append(size)
                 labels.append("resharded copies")
         for first, last, size in self._shared_copies(transfers):
@@ -251,6 +246,20 @@ class Predictor:
                 birth[equal] = birth[equal].min()
         return birth
 
+    def _copies_of(self, transfer: Transfer) -> list[tuple[int, int, int]]:
+        """(first, last position, bytes) of the copy that each execution of a transfer makes."""
+        known = self._copies.get(id(transfer))
+        if known is None:
+            buffers, tensor, found = self.model.buffers, self._travelling(transfer), []
+            end = len(self.model.graph.program.equations)
+            for span in transfer.spans:
+                latest = max(span.readers, key=self._read_end.__getitem__)  # the readers are fused, not all at once
+                is_wide = transfer.carried in buffers.widened and buffers.is_kept(span.first, latest)
+                size = self.model.pricer.copy_bytes(tensor, transfer.target, is_wide)
+                found.append((2 * span.first, 2 * min(self._read_end[latest], end) + 1, size))
+            known = self._copies[id(transfer)] = transfer, found  # kept alive: its id is the key
+        return known[1]
+
     def _travelling(self, transfer: Transfer) -> Tensor:
         tensor = self.model.graph.program.tensors[transfer.tensor]
         return tensor if tensor.itemsize == transfer.itemsize else replace(tensor, itemsize=transfer.itemsize)
@@ -271,33 +280,42 @@ class Predictor:
         self, assignment: Sequence[int], chosen: Sequence[Configuration], transfers: Sequence[Transfer]
     ) -> dict[int, int]:
         """Last read of the original copy of tensors that are resharded: readers of copies do not count."""
-        executed: dict[int, list[int]] = defaultdict(list)
-        targets: dict[int, set] = defaultdict(set)
+        of_tensor: dict[int, list[Transfer]] = defaultdict(list)
         for transfer in transfers:
-            executed[transfer.tensor].extend(
-                self._executed_by(transfer, span.first) for span in transfer.spans
-            )
-            targets[transfer.tensor].add(transfer.target)
+            of_tensor[transfer.tensor].append(transfer)
         result = {}
-        for t, positions in executed.items():
-            last = max(positions)
-            wanted = targets[t]
-            ends = [
-                end for layout, end in self._last_reads(t, assignment, chosen).items() if layout not in wanted
-            ]
-            result[t] = max(last, *ends) if ends else last
-        self._shorten_sources(result, executed)
+        for t, moved in of_tensor.items():
+            key = (t, *map(id, moved), -1, *[assignment[v] for v in self._readers_of(t)])
+            if key not in self._homes:
+                # The transfers are kept alive: their ids are part of the key.
+                self._homes[key] = tuple(moved), self._home_death(t, moved, assignment, chosen)
+            result[t] = self._homes[key][1]
+        self._shorten_sources(result)
         return result
+
+    def _home_death(
+        self, t: int, moved: Sequence[Transfer], assignment: Sequence[int], chosen: Sequence[Configuration]
+    ) -> int:
+        """Last read of the original copy of one tensor that is resharded."""
+        executed = [self._executed_by(transfer, span.first) for transfer in moved for span in transfer.spans]
+        wanted = {transfer.target for transfer in moved}
+        ends = [end for layout, end in self._last_reads(t, assignment, chosen).items() if layout not in wanted]
+        return max(executed + ends)
+
+    def _readers_of(self, t: int) -> tuple[int, ...]:
+        """Groups that read a tensor."""
+        if t not in self._readers:
+            graph = self.model.graph
+            groups = {graph.grouping.equation_group[c] for c in graph.values.consumers[t]}
+            self._readers[t] = tuple(sorted(groups - {UNGROUPED}))
+        return self._readers[t]
 
     def _last_reads(
         self, t: int, assignment: Sequence[int], chosen: Sequence[Configuration]
     ) -> dict[Layout, int]:
         """Layout in which a tensor is read -> the end of its last read, for the configurations of the readers."""
         graph = self.model.graph
-        if t not in self._readers:
-            groups = {graph.grouping.equation_group[c] for c in graph.values.consumers[t]}
-            self._readers[t] = tuple(sorted(groups - {UNGROUPED}))
-        key = (t, *[assignment[v] for v in self._readers[t]])
+        key = (t, *[assignment[v] for v in self._readers_of(t)])
         if key not in self._reads:
             ends: dict[Layout, int] = {}
             for c in graph.values.consumers[t]:
@@ -319,18 +337,18 @@ class Predictor:
             return first
         return min(self._barriers[k], self._read_end[transfer.spans[-1].last])
 
-    def _shorten_sources(self, deaths: dict[int, int], executed: Mapping[int, list[int]]) -> None:
+    def _shorten_sources(self, deaths: dict[int, int]) -> None:
         """What a resharded value was fused from is not needed for longer than that value: a weight gradient that is
         transposed, reduced and kept as a shard does not outlive its reduction."""
         buffers, values = self.model.buffers, self.model.graph.values
         equations = self.model.graph.program.equations
-        outputs = set(self.model.graph.program.outputs)
+        outputs, moved = set(self.model.graph.program.outputs), frozenset(deaths)
         waiting = [(-values.producer[t], t) for t in deaths if not buffers.materialised[t]]
         heapq.heapify(waiting)
         while waiting:
             index = -heapq.heappop(waiting)[0]
             for u in equations[index].operands if index >= 0 else ():
-                if u in executed or u in outputs or buffers.birth[u] < 0:
+                if u in moved or u in outputs or buffers.birth[u] < 0:
                     continue
                 last = max(
                     self._read_end[c]
@@ -343,6 +361,28 @@ class Predictor:
                     deaths[u] = last
                     if not buffers.materialised[u]:
                         heapq.heappush(waiting, (-values.producer[u], u))
+
+
+class _BufferSizes:
+    """Bytes of a group's buffers on one device, under each of its configurations; equal groups share the table."""
+
+    def __init__(self, model: CostModel) -> None:
+        self._model = model
+        self._splits: dict[int, np.ndarray] = {}
+        self._tables: dict[Hashable, np.ndarray] = {}
+
+    def __call__(self, v: int, members: Sequence[int]) -> np.ndarray:
+        """(members, K) bytes."""
+        space, configs = self._model.graph.spaces[v], self._model.configurations[v]
+        num_bytes = self._model.buffers.num_bytes
+        key = (id(configs), tuple([(num_bytes[t], space.tensor_dims.get(t)) for t in members]))
+        if key not in self._tables:
+            if id(configs) not in self._splits:
+                self._splits[id(configs)] = split_counts(configs, self._model.topology)
+            splits = self._splits[id(configs)]
+            sizes = [num_bytes[t] / tensor_splits(space, splits, t) for t in members]
+            self._tables[key] = np.array(sizes).reshape(len(members), len(splits))
+        return self._tables[key]
 
 
 def _collectives(

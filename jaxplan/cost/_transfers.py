@@ -122,23 +122,24 @@ def make_transfers(
     flows: Sequence[Flow],
     changed: Sequence[ChangedFlow],
     repeated: frozenset[int],
-    known: dict[Any, list[_Ordered]],
+    known: dict[Any, Any],
 ) -> tuple[Transfer, ...]:
     """One transfer for all flows that bring a tensor to one layout (see `plan_transfers`).
 
-    ``known`` holds those of each tensor between calls: plans of one frontier differ in few.
+    ``known`` holds those of each tensor between calls, as long as they give the same objects in ``changed``: plans of
+    one frontier differ in few.
     """
     of_tensor: dict[int, list[ChangedFlow]] = defaultdict(list)
     for item in changed:
         of_tensor[flows[item[0]].tensor].append(item)
     ordered: list[_Ordered] = []
     for t, items in of_tensor.items():
-        key = (t, *items, *[item[0] in repeated for item in items])
+        key = (t, *map(id, items), *[item[0] in repeated for item in items])
         if key not in known:
-            known[key] = _of_tensor(graph, topology, flows, t, items, repeated)
-        ordered += known[key]
+            known[key] = items, _of_tensor(graph, topology, flows, t, items, repeated)
+        ordered += known[key][1]
     ordered.sort(key=operator.itemgetter(0))
-    return _with_shared_steps([transfer for _, transfer in ordered], graph.values.merged)
+    return _with_shared_steps([transfer for _, transfer in ordered], graph.values.merged, known)
 
 
 def _of_tensor(
@@ -180,7 +181,9 @@ def _of_tensor(
     return ordered
 
 
-def _with_shared_steps(transfers: Sequence[Transfer], number: Sequence[int]) -> tuple[Transfer, ...]:
+def _with_shared_steps(
+    transfers: Sequence[Transfer], number: Sequence[int], known: dict[Any, Any]
+) -> tuple[Transfer, ...]:
     """Transfers of one value (see `Values.merged`) that begin alike; a repeated one stands for itself."""
     result: list[Transfer] = []
     before: dict[int, list[Transfer]] = defaultdict(list)
@@ -189,7 +192,9 @@ def _with_shared_steps(transfers: Sequence[Transfer], number: Sequence[int]) -> 
             others = before[number[transfer.carried]]
             if others:
                 shared = max(_common(transfer.path, other.path) for other in others)
-                transfer = dataclasses.replace(transfer, shared=shared) if shared else transfer
+                if shared:
+                    key = (id(transfer), shared)  # those given are known, and so live as long as this
+                    transfer = known.setdefault(key, dataclasses.replace(transfer, shared=shared))
             others.append(transfer)
         result.append(transfer)
     return tuple(result)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -25,19 +27,18 @@ def carried_tensor(graph: StepGraph, t: int) -> int:
     if index < 0 or group == UNGROUPED or t in graph.spaces[group].tensor_partial:
         return t
     eqn = graph.program.equations[index]
-    if eqn.name != "convert_element_type" or not _is_lossless(graph, eqn.operands[0], t):
+    tensors = graph.program.tensors
+    if eqn.name != "convert_element_type" or not _is_lossless(tensors[eqn.operands[0]].dtype, tensors[t].dtype):
         return t
     return eqn.operands[0]
 
 
-def _is_lossless(graph: StepGraph, source: int, target: int) -> bool:
-    """Whether every number of a floating-point tensor's type is one of the wider other's."""
-    narrow, wide = graph.program.tensors[source], graph.program.tensors[target]
-    if narrow.itemsize >= wide.itemsize or not all(
-        jnp.issubdtype(t.dtype, jnp.floating) for t in (narrow, wide)
-    ):
+@functools.lru_cache(maxsize=2**10)
+def _is_lossless(narrow: Any, wide: Any) -> bool:
+    """Whether every number of a floating-point type is one of the wider other's."""
+    if narrow.itemsize >= wide.itemsize or not all(jnp.issubdtype(t, jnp.floating) for t in (narrow, wide)):
         return False
-    fewer, more = jnp.finfo(narrow.dtype), jnp.finfo(wide.dtype)
+    fewer, more = jnp.finfo(narrow), jnp.finfo(wide)
     return fewer.nmant <= more.nmant and fewer.minexp >= more.minexp and fewer.maxexp <= more.maxexp
 
 

@@ -99,11 +99,14 @@ def reference_solution(model: CostModel, sketch: Sketch) -> tuple[tuple[int, ...
 
 def _take_sums(model: CostModel, assignment: list[int]) -> None:
     """Where what is added up is no partial sum (no axis divided its batch), neither is the result."""
+    adding = [bool(space.operand_partial) for space in model.graph.spaces]
     for edge in model.problem.edges:
+        if not (adding[edge.source] or adding[edge.target]):
+            continue
         if np.isfinite(np.min(edge.time[assignment[edge.source], assignment[edge.target]])):
             continue
         for v in (edge.source, edge.target):
-            if model.graph.spaces[v].operand_partial:
+            if adding[v]:
                 assignment[v] = 0
 
 
