@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
-from jaxplan.cost import Buffers, analyse_buffers
+from jaxplan.cost import Buffers, Transfer, analyse_buffers
 from jaxplan.ir import CONTRACTION_FAMILIES, Equation, StepGraph
-from jaxplan.mesh import ChipSpec
+from jaxplan.mesh import ChipSpec, Layout
+
+_Array = int | tuple[int, Layout]
+"""What is held: a tensor as it is made, or its copy in another layout."""
 
 LEAST_RISE = 0.03
 """Of the peak without arguments: a barrier costs a little time, as what is on its two sides is no longer fused."""
@@ -24,15 +27,19 @@ LEAST_RISE = 0.03
 def places_of_due_products(
     graph: StepGraph,
     chip: ChipSpec,
-    local_bytes: Callable[[int], int],
+    local_bytes: Callable[[int, Layout | None], int],
+    copy_of: Callable[[Equation, int], Transfer | None],
+    transfers: Iterable[Transfer],
     gradients: Iterable[int],
     turns: Iterable[int] = (),
 ) -> frozenset[int]:
     """Products of the backward pass before which the gradients are to be there that were made before them.
 
     Args:
-      local_bytes: tensor index -> bytes of it on one device.
-      gradients: tensors that are brought to where their parameter is stored.
+      local_bytes: tensor index, layout (None: that in which it is made) -> bytes of it on one device.
+      copy_of: equation, operand -> what brings the operand to the layout in which the equation reads it, if anything.
+      transfers: all of these.
+      gradients: gradients of parameters, where they are stored or brought there.
       turns: equations before which those gradients are there anyway that were made before the last of such equations.
 
     Returns:
@@ -43,9 +50,9 @@ def places_of_due_products(
     if chip.fuses_products or not making:
         return frozenset()
     buffers = analyse_buffers(graph, chip)
-    curve = _curve(graph, buffers, local_bytes)
-    death = _deaths_without(graph, buffers, making)
-    read = {e: _buffers_read(graph, buffers, graph.program.equations[e].operands) for e in making}
+    curve = _curve(graph, buffers, local_bytes, transfers)
+    death = _deaths_without(graph, buffers, making, copy_of)
+    read = {e: _arrays_read(graph, buffers, graph.program.equations[e], copy_of) for e in making}
     others = [
         e.index
         for e in graph.program.equations
@@ -58,8 +65,11 @@ def places_of_due_products(
         passed = [start for start in (*loops, *places) if start < place]
         there = max([*passed, turns[bisect.bisect_right(turns, place) - 2]])
         waiting = [e for e in making if there < e < place]
-        held = {t for e in waiting for t in read[e] if death[t] < place}
-        if curve[place:following].max() + sum(map(local_bytes, held)) > (1 + LEAST_RISE) * curve.max():
+        held = {array for e in waiting for array in read[e] if death.get(array, -1) < place}
+        size = sum(
+            local_bytes(*array) if isinstance(array, tuple) else local_bytes(array, None) for array in held
+        )
+        if curve[place:following].max() + size > (1 + LEAST_RISE) * curve.max():
             places.add(place)
     return frozenset(places)
 
@@ -94,46 +104,73 @@ def _products(graph: StepGraph, gradients: Iterable[int]) -> set[int]:
     return found
 
 
-def _curve(graph: StepGraph, buffers: Buffers, local_bytes: Callable[[int], int]) -> np.ndarray:
+def _curve(
+    graph: StepGraph,
+    buffers: Buffers,
+    local_bytes: Callable[[int, Layout | None], int],
+    transfers: Iterable[Transfer],
+) -> np.ndarray:
     """Bytes that are alive at each equation, inputs not included."""
     end = len(graph.program.equations)
     changes = np.zeros(end + 2)
+
+    def add(first: int, last: int, size: int) -> None:
+        changes[first] += size
+        changes[min(max(first, last), end) + 1] -= size
+
     for tensor in graph.program.tensors:
         t = tensor.index
         if buffers.materialised[t] and buffers.birth[t] >= 0 and tensor.shape:
-            size = local_bytes(t)
-            changes[buffers.birth[t]] += size
-            changes[min(max(buffers.death[t], buffers.birth[t]), end) + 1] -= size
+            add(buffers.birth[t], buffers.death[t], local_bytes(t, None))
+    for transfer in transfers:
+        for span in transfer.spans:
+            last = max(buffers.read_end[reader] for reader in span.readers)
+            add(span.first, last, local_bytes(transfer.tensor, transfer.target))
     return np.cumsum(changes)[: end + 1]
 
 
-def _deaths_without(graph: StepGraph, buffers: Buffers, making: set[int]) -> Sequence[int]:
-    """The last equation that reads each tensor, those of ``making`` not counted."""
-    death = [-1] * len(graph.program.tensors)
-    for t in graph.program.outputs:
-        death[t] = len(graph.program.equations)
+def _deaths_without(
+    graph: StepGraph,
+    buffers: Buffers,
+    making: set[int],
+    copy_of: Callable[[Equation, int], Transfer | None],
+) -> Mapping[_Array, int]:
+    """The last equation that reads each array, those of ``making`` not counted; none of what nothing else reads."""
+    end = len(graph.program.equations)
+    death: dict[_Array, int] = dict.fromkeys(graph.program.outputs, end)
     for eqn in reversed(graph.program.equations):
         if eqn.index in making:
             continue
-        inner = [death[r] for r in eqn.results if not buffers.materialised[r]]
-        last = max([eqn.index, *inner])
+        last = max([eqn.index, *(death.get(r, -1) for r in eqn.results if not buffers.materialised[r])])
         for t in eqn.operands:
-            death[t] = max(death[t], last)
+            array = _array(eqn, t, copy_of)
+            death[array] = max(death.get(array, -1), last)
     return death
 
 
-def _buffers_read(graph: StepGraph, buffers: Buffers, operands: Iterable[int]) -> set[int]:
-    """The buffers, made by the step, that operands are, or are computed of."""
-    found: set[int] = set()
-    stack, seen = list(operands), set()
+def _array(eqn: Equation, t: int, copy_of: Callable[[Equation, int], Transfer | None]) -> _Array:
+    copy = copy_of(eqn, t)
+    return (t, copy.target) if copy else t
+
+
+def _arrays_read(
+    graph: StepGraph, buffers: Buffers, eqn: Equation, copy_of: Callable[[Equation, int], Transfer | None]
+) -> set[_Array]:
+    """What is in memory, made by the step, that an equation reads, or computes its operands of."""
+    found: set[_Array] = set()
+    stack, seen = [_array(eqn, t, copy_of) for t in eqn.operands], set()
     while stack:
-        t = stack.pop()
-        index = graph.values.producer[t]
-        if t in seen or index < 0 or graph.values.free[t]:
+        array = stack.pop()
+        if array in seen:
             continue
-        seen.add(t)
-        if buffers.materialised[t]:
-            found.add(t)
+        seen.add(array)
+        t = array[0] if isinstance(array, tuple) else array
+        index = graph.values.producer[t]
+        if graph.values.free[t] or (index < 0 and array == t):
+            continue
+        if array != t or buffers.materialised[t]:
+            found.add(array)
         else:
-            stack.extend(graph.program.equations[index].operands)
+            made_by = graph.program.equations[index]
+            stack.extend(_array(made_by, u, copy_of) for u in made_by.operands)
     return found

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxplan.cost import LARGE_PARAMETER_BYTES, Flow, Transfer, boundary_layouts, layout_of
-from jaxplan.ir import UNGROUPED, VIEW_PRIMITIVES, Configuration, Region, StepGraph
+from jaxplan.ir import UNGROUPED, VIEW_PRIMITIVES, Configuration, Equation, Region, StepGraph
 from jaxplan.mesh import Layout, Topology
 from jaxplan.partition._held_back import places_of_due_products
 from jaxplan.partition._run import Run
@@ -40,6 +40,7 @@ class Replay:
       alike: values, and the layouts they are made in, with several transfers that begin alike.
       late: tensors whose copy is made again in the backward pass.
       gradients: gradient of a parameter -> its transfer, made as soon as the gradient is.
+      at_home: gradients of parameters that are made where they are stored.
       sums: gradients of biases and scales, whose sum over the devices waits for others.
       summands: parts of gradients that are added up before they are reduced.
       tables: updates of zeros that make the gradient of a large table; they take turns.
@@ -71,16 +72,25 @@ class Replay:
         self.summands = frozenset(f.tensor for f in flows if self._is_gradient(f, "sum"))
         self.gradients = {t.tensor: t for t in transfers if t.tensor in stored and len(t.spans) == 1}
         self.turns = frozenset(self._input_gradients(stored)[CONVOLUTIONS_A_TURN - 1 :: CONVOLUTIONS_A_TURN])
+        self.at_home = frozenset(stored - {t.tensor for t in transfers})
+        made = (*self.gradients, *self.at_home)
         self.settled = places_of_due_products(
-            graph, self.chip, self._local_bytes, self.gradients, self.turns
+            graph, self.chip, self._local_bytes, self._copy_of, transfers, made, self.turns
         )
         self.tables = frozenset(e for t in self.gradients if self._is_table(e := graph.values.producer[t]))
 
-    def _local_bytes(self, t: int) -> int:
-        """Bytes of a tensor on one device, in the layout in which it is made."""
+    def _local_bytes(self, t: int, layout: Layout | None) -> int:
+        """Bytes of a tensor on one device; where no layout is given, in that in which it is made."""
         tensor = self.graph.program.tensors[t]
-        local = self.home(t).local_shape(tensor.shape, self.axes) if tensor.shape else ()
+        local = (layout or self.home(t)).local_shape(tensor.shape, self.axes) if tensor.shape else ()
         return math.prod(local) * tensor.itemsize
+
+    def _copy_of(self, eqn: Equation, t: int) -> Transfer | None:
+        """What brings an operand to the layout in which an equation reads it."""
+        group = self.graph.grouping.equation_group[eqn.index]
+        if group == UNGROUPED or self.graph.grouping.tensor_group[t] == UNGROUPED:
+            return None
+        return self.by_read.get((t, layout_of(self.graph, self.configurations, group, t, produced=False)))
 
     def _input_gradients(self, stored: set[int]) -> list[int]:
         """Convolutions of the backward pass that make no gradient of a parameter (``stored``); none in loops, nor where
@@ -118,7 +128,9 @@ class Replay:
         for gather in sorted(gathers, key=lambda gather: gather.spans[0].first):
             t, first = gather.tensor, gather.spans[0].first
             is_table = first in outer["gather"]
-            like, ahead = ("gather", PREFETCH_LOOK_UPS) if is_table else ("contraction", PREFETCH_CONTRACTIONS)
+            like, ahead = (
+                ("gather", PREFETCH_LOOK_UPS) if is_table else ("contraction", PREFETCH_CONTRACTIONS)
+            )
             place = bisect.bisect_left(outer[like], first) - ahead
             while values.producer[t] >= 0 and len(program.equations[values.producer[t]].operands) == 1:
                 t = program.equations[values.producer[t]].operands[0]

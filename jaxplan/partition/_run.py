@@ -182,7 +182,7 @@ class Run:
         for t in eqn.results:
             if t in self.replay.gradients:
                 self._resolve(t)
-            elif t in self.replay.sums:
+            elif t in self.replay.sums or t in self.replay.at_home:
                 self.made.append((t, self.env[t]))
 
     def _read_all(self, eqn: Equation, layouts: Sequence[Layout]) -> list[Any]:
