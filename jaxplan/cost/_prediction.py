@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import heapq
+import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -97,6 +98,8 @@ class Predictor:
         self._contractions = [
             e.index for e in program.equations if graph.rules[e.index].family == "contraction"
         ]
+        self._products = frozenset(self._contractions)
+        self._axes = model.topology.axes
         aliased = {program.outputs[o] for o in program.aliases if program.donated[program.aliases[o]]}
         inputs = set(program.inputs)
         everyone: list[int] = []
@@ -207,6 +210,12 @@ class Predictor:
                 deaths.append(last)
                 sizes.append(size)
                 labels.append("resharded copies")
+            if self._arrives_in_pieces(transfer):
+                for span in transfer.spans:
+                    births.append(2 * span.first)
+                    deaths.append(2 * span.first + 1)
+                    sizes.append(model.pricer.local_bytes(tensor, transfer.target))
+                    labels.append("resharded copies")
         for first, last, size in self._shared_copies(transfers):
             births.append(2 * first)
             deaths.append(2 * last)
@@ -263,6 +272,21 @@ class Predictor:
     def _travelling(self, transfer: Transfer) -> Tensor:
         tensor = self.model.graph.program.tensors[transfer.tensor]
         return tensor if tensor.itemsize == transfer.itemsize else replace(tensor, itemsize=transfer.itemsize)
+
+    def _arrives_in_pieces(self, transfer: Transfer) -> bool:
+        """Whether a copy is there once more while a product first reads it: piece by piece, as it was gathered.
+
+        A gather writes the pieces one after the other. Where the gathered dimension lies between others (the positions
+        of a sequence), compiled GPU programs were seen to transpose that for products.
+        """
+        step = transfer.path.steps[-1]
+        if step.kind != "all-gather" or step.dim is None or not self.model.topology.chip.is_gpu:
+            return False
+        first = transfer.spans[0].first
+        if first not in self._products:
+            return False
+        shape = transfer.target.local_shape(self.model.graph.program.tensors[transfer.tensor].shape, self._axes)
+        return math.prod(shape[: step.dim]) > 1 and math.prod(shape[step.dim + 1 :]) > 1
 
     def _shared_copies(self, transfers: Sequence[Transfer]) -> Iterator[tuple[int, int, int]]:
         """(first, last equation, bytes) of what several transfers of a tensor share: there until the last goes on."""
