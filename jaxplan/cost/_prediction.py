@@ -98,6 +98,7 @@ class Predictor:
         self._contractions = [
             e.index for e in program.equations if graph.rules[e.index].family == "contraction"
         ]
+        self._arriving: dict[int, tuple[Transfer, int]] = {}
         self._products = frozenset(self._contractions)
         self._axes = model.topology.axes
         aliased = {program.outputs[o] for o in program.aliases if program.donated[program.aliases[o]]}
@@ -210,13 +211,7 @@ class Predictor:
                 deaths.append(last)
                 sizes.append(size)
                 labels.append("resharded copies")
-            if self._arrives_in_pieces(transfer):
-                for span in transfer.spans:
-                    births.append(2 * span.first)
-                    deaths.append(2 * span.first + 1)
-                    sizes.append(model.pricer.local_bytes(tensor, transfer.target))
-                    labels.append("resharded copies")
-        for first, last, size in self._shared_copies(transfers):
+        for first, last, size in (*self._in_pieces(transfers), *self._shared_copies(transfers)):
             births.append(2 * first)
             deaths.append(2 * last)
             sizes.append(size)
@@ -273,12 +268,23 @@ class Predictor:
         tensor = self.model.graph.program.tensors[transfer.tensor]
         return tensor if tensor.itemsize == transfer.itemsize else replace(tensor, itemsize=transfer.itemsize)
 
-    def _arrives_in_pieces(self, transfer: Transfer) -> bool:
-        """Whether a copy is there once more while a product first reads it: piece by piece, as it was gathered.
+    def _in_pieces(self, transfers: Sequence[Transfer]) -> Iterator[tuple[int, int, int]]:
+        """(equation, the same, bytes) of gathered copies that are there once more while a product first reads them.
 
         A gather writes the pieces one after the other. Where the gathered dimension lies between others (the positions
         of a sequence), compiled GPU programs were seen to transpose that for products.
         """
+        for transfer in transfers:
+            known = self._arriving.get(id(transfer))
+            if known is None:
+                size = 0
+                if self._arrives_in_pieces(transfer):
+                    size = self.model.pricer.local_bytes(self._travelling(transfer), transfer.target)
+                known = self._arriving[id(transfer)] = transfer, size  # kept alive: its id is the key
+            for span in transfer.spans if known[1] else ():
+                yield span.first, span.first, known[1]
+
+    def _arrives_in_pieces(self, transfer: Transfer) -> bool:
         step = transfer.path.steps[-1]
         if step.kind != "all-gather" or step.dim is None or not self.model.topology.chip.is_gpu:
             return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import jax
@@ -194,6 +195,22 @@ def test_a_kept_copy_is_made_once_and_a_repeated_one_twice(model: CostModel) -> 
         assert len(gather.spans) == 1 + repeated
         assert gather.spans[0].first < turning
         assert gather.spans[-1].last >= turning
+
+
+@pytest.mark.parametrize(("dim", "times"), [(0, 1), (1, 2), (2, 1)])
+def test_what_is_gathered_between_dimensions_is_transposed_for_a_product(dim: int, times: int) -> None:
+    """Pieces lie one after the other: in order where rows are split, a transposed matrix where columns are."""
+    dims = (8, 64, 128)
+    model = model_of(lambda x, w: x @ w, shape(*dims), shape(128, 16), topology="h100:8")
+    assignment, choices = replicated(model)
+    x = model.graph.program.inputs[0]
+    group = model.graph.grouping.tensor_group[x]
+    (split,) = model.graph.spaces[group].tensor_dims[x][dim]
+    whole = [k for k, config in enumerate(model.configurations[group]) if len(config[split]) == 3]
+    assignment[group] = whole[0]
+    prediction, (gather,) = Predictor(model).predict(assignment, choices)
+    assert [step.kind for step in gather.path.steps] == ["all-gather"]
+    assert prediction.memory_parts["resharded copies"] == times * 4 * math.prod(dims)
 
 
 def test_a_kept_copy_costs_memory_and_a_repeated_one_time(model: CostModel) -> None:
