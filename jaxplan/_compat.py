@@ -5,6 +5,7 @@ Tested with jax 0.10.2 and 0.12.0; ``pyproject.toml`` caps the range at what was
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -87,13 +88,29 @@ def fresh_equation(eqn: Any) -> Any:
     return eqn.replace(effects=frozenset())
 
 
+_MESH_PRIMITIVES = frozenset({"shard_map", "sharding_constraint", "reshard", "mesh_cast"})
+
+
+def _is_open_sharding(value: Any) -> bool:
+    """Whether a parameter of an equation is a sharding over axes that are the partitioner's: it says nothing."""
+    mesh = getattr(value, "mesh", None) if isinstance(value, jax.sharding.NamedSharding) else None
+    return mesh is not None and all(kind == AxisType.Auto for kind in mesh.axis_types)
+
+
 def bind_like(eqn: Any, primitive: Any, params: dict, operands: Sequence[Any], name_stack: str) -> list[Any]:
-    """Bind a primitive in the context of ``eqn`` as ``jax.core.eval_jaxpr`` does; always a list of results."""
-    bind_params = primitive.get_bind_params(params)
+    """Bind a primitive in the context of ``eqn`` as ``jax.core.eval_jaxpr`` does; always a list of results.
+
+    The mesh around stays, whatever mesh the step was traced under, but for what the step itself says about sharding.
+    """
     stack = source_info_util.current_name_stack()
     if name_stack:
         stack = stack + source_info_util.new_name_stack(name_stack)
-    with source_info_util.user_context(eqn.source_info.traceback, name_stack=stack), eqn.ctx.manager:
+    mesh: Any = contextlib.nullcontext()
+    if primitive.name not in _MESH_PRIMITIVES:
+        mesh = jax.sharding.use_abstract_mesh(jax.sharding.get_abstract_mesh())
+        params = {name: None if _is_open_sharding(value) else value for name, value in params.items()}
+    bind_params = primitive.get_bind_params(params)
+    with source_info_util.user_context(eqn.source_info.traceback, name_stack=stack), eqn.ctx.manager, mesh:
         results = primitive.bind(*operands, **bind_params)
     return list(results) if primitive.multiple_results else [results]
 

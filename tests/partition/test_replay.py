@@ -175,6 +175,19 @@ def optimizer_with_clipping(params: Any, slots: Any, x: Any) -> Any:
     return params - 0.1 * slots, slots, loss
 
 
+@case(x=((8, 16), F32), w=((16, 8), F32))
+def gradients_under_a_mesh_of_the_step(x: Any, w: Any) -> Any:
+    """What is mapped over a constrained value is traced under the mesh of the constraint."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("d", "m"))
+
+    def loss(w: Any) -> Any:
+        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, ("d", "m")))
+        y = jax.lax.with_sharding_constraint(jnp.sin(x @ w), sharding)
+        return jnp.sum(jnp.sin(jax.vmap(lambda row: jnp.max(y, 1) * 2)(x)))
+
+    return jax.grad(loss)(w)
+
+
 @case(x=((2, 6), F32), w=((2, 2), F32))
 def what_is_cut_and_spread(x: Any, w: Any) -> Any:
     """The compiler failed where it split such a dimension for the sake of a reader that splits it."""
