@@ -82,7 +82,8 @@ def test_results_are_those_of_one_device() -> None:
         params, x = _arguments(64, 16, 8, 16, jnp.float64)
         plan = jaxplan.plan(_step, params, x, topology="cpu:8", donate_argnums=(), progress=False)
         assert replay_of(plan.references["data"]).settled
-        for name in ("data", "zero2", "fsdp"):
+        assert replay_of(plan.references["megatron"]).at_home
+        for name in ("data", "zero2", "fsdp", "megatron"):
             found = plan.choose(name).jit()(params, x)
             expected = jax.jit(_step)(params, x)
             for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
