@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from jaxplan.cost import CostModel, ModelBuilder
+from jaxplan.cost import Around, CostModel, ModelBuilder
 from jaxplan.ir import COARSE_CONFIGURATIONS, Configuration, StepGraph, neighbours, ordered
 from jaxplan.mesh import Topology
 from jaxplan.solvers import Hull, outline
@@ -27,6 +28,8 @@ MOST_OPENED = 4
 """Neighbours opened for one kind of group in one round."""
 LEAST_GAIN_OF_ONE = 1e-6
 """... provided that it gains more than this fraction of the time, for one group of its kind."""
+_EPSILON = 1e-9
+"""Share of a time within which sums in different order are taken to be equal."""
 NUM_SOLVES = 6
 """Minimisations that tell which configurations are used."""
 LEAST_GAIN = 5e-3
@@ -149,7 +152,6 @@ def _opened(builder: ModelBuilder, model: CostModel, hull: Hull, v: int) -> list
     classes, front = builder.graph.spaces[v].classes, builder.graph.named.front
     configs, slope = model.configurations[v], _slope(hull)
     known = frozenset(configs)
-    extra: dict[Configuration, float] = {}
     used_at = [(point, configs[point.assignment[v]]) for point in hull.points]
     near = {
         used: [c for c in neighbours(used, classes, sizes, levels, front) if c not in known]
@@ -157,16 +159,50 @@ def _opened(builder: ModelBuilder, model: CostModel, hull: Hull, v: int) -> list
     }
     asked = tuple(dict.fromkeys([*near, *(config for found in near.values() for config in found)]))
     own = dict(zip(asked, builder.own_costs(v, asked), strict=True))
+    hopeful: list[_Hopeful] = []
     for point, used in used_at:
         around = builder.around(v, model.chosen(point.assignment))
         seconds, num_bytes = around.cost(used, own[used])
-        most = seconds + slope * num_bytes
-        for finer in near[used]:
-            more, bytes_more = around.cost(finer, own[finer], slope, most)
-            cost = more + slope * bytes_more - most
-            extra[finer] = min(cost, extra.get(finer, math.inf))
-    gaining = [config for config, cost in extra.items() if cost < -LEAST_GAIN_OF_ONE * hull.points[-1].time]
-    return sorted(gaining, key=lambda config: (extra[config], config))[:MOST_OPENED]
+        now = seconds + slope * num_bytes
+        hopeful += [
+            _Hopeful(around.bound(config, own[config], slope) - now, config, now, around) for config in near[used]
+        ]
+    return _cheapest(hopeful, own, slope, LEAST_GAIN_OF_ONE * hull.points[-1].time)
+
+
+class _Hopeful(NamedTuple):
+    """A configuration that may cost less than one that is used now.
+
+    Attributes:
+      bound: the least that it costs more, with bytes at what they are worth.
+      now: what the one that is used costs with everything around it.
+    """
+
+    bound: float
+    config: Configuration
+    now: float
+    around: Around
+
+
+def _cheapest(
+    hopeful: Sequence[_Hopeful],
+    own: Mapping[Configuration, tuple[float, float]],
+    slope: float,
+    least_gain: float,
+) -> list[Configuration]:
+    """Those that gain most, and more than ``least_gain``; by ascending bound, so that few are priced."""
+    extra: dict[Configuration, float] = {}
+    worst = -least_gain
+    for bound, config, now, around in sorted(hopeful, key=lambda item: item[:2]):
+        if bound > worst:  # nor will any later one be among the best
+            break
+        seconds, num_bytes = around.cost(config, own[config], slope, now + worst + _EPSILON * now)
+        cost = seconds + slope * num_bytes - now
+        if cost < -least_gain:
+            extra[config] = min(cost, extra.get(config, math.inf))
+            best = sorted(extra.values())[:MOST_OPENED]
+            worst = best[-1] if len(best) == MOST_OPENED else worst
+    return sorted(extra, key=lambda config: (extra[config], config))[:MOST_OPENED]
 
 
 def _slope(hull: Hull) -> float:

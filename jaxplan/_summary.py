@@ -22,7 +22,7 @@ def summarise(
     gathers = [
         t
         for t in transfers
-        if any(s.kind == "all-gather" for s in t.path.steps) and _is_stored(graph, t.tensor)
+        if _is_stored(graph, t.tensor) and any(s.kind == "all-gather" for s in t.path.steps)
     ]
     repeated = sum(1 for t in gathers if t.repeated)
     if gathers:

@@ -34,6 +34,16 @@ class _Read(NamedTuple):
     is_wide: bool
 
 
+class _Moved(NamedTuple):
+    """So many reads of a tensor from one layout in another."""
+
+    count: int
+    tensor: Tensor
+    source: Layout
+    target: Layout
+    latency_share: float
+
+
 class Around:
     """The reads of what a group makes and reads, with the configurations of all others fixed; equal ones once."""
 
@@ -77,19 +87,32 @@ class Around:
         """Seconds and bytes under one configuration of the group, whose ``own`` they include.
 
         Copies count as kept. Where seconds + slope x bytes come to ``most`` at least, some are bounded instead of
-        priced, or left out.
+        priced.
         """
         seconds, num_bytes = own
         if seconds + slope * num_bytes >= most:
             return seconds, num_bytes
+        moved, num_bytes = self._moved(config, num_bytes)
+        return self._seconds(moved, seconds, most - slope * num_bytes), num_bytes
+
+    def bound(self, config: Configuration, own: tuple[float, float], slope: float) -> float:
+        """What seconds + slope x bytes of `cost` are not below, found without a long search."""
+        moved, num_bytes = self._moved(config, own[1])
+        return own[0] + sum(self._least(read) for read in moved) + slope * num_bytes
+
+    def _moved(self, config: Configuration, num_bytes: float) -> tuple[list[_Moved], float]:
+        """The reads whose layouts differ, and so many bytes with those of their copies."""
         moved = []
         for read, tensors in self._reads.items():
             source, target = self._ends(read, tensors[0], config)
             if source != target:
-                moved.append((len(tensors) * read.trips, tensors[0], source, target, read.latency_share))
+                moved.append(_Moved(len(tensors) * read.trips, tensors[0], source, target, read.latency_share))
                 if read.has_copy:
                     num_bytes += len(tensors) * self._pricer.copy_bytes(tensors[0], target, read.is_wide)
-        return self._seconds(moved, seconds, most - slope * num_bytes), num_bytes
+        return moved, num_bytes
+
+    def _least(self, read: _Moved) -> float:
+        return read.count * self._pricer.least_seconds(*read[1:])
 
     def _ends(self, read: _Read, tensor: Tensor, config: Configuration) -> tuple[Layout, Layout]:
         source, target, rank = read.source, read.target, len(tensor.shape)
@@ -99,20 +122,13 @@ class Around:
             target = required_layout(self._space, config, tensor.index, rank)
         return source, Layout(target.dims) if read.is_output and target.partial else target
 
-    def _seconds(
-        self, moved: Sequence[tuple[int, Tensor, Layout, Layout, float]], seconds: float, most: float
-    ) -> float:
-        """Some seconds and those of reads; where a bound of all that comes to ``most`` seconds, that bound."""
-        if most < math.inf:
-            rest = 0.0
-            for count, tensor, source, target, share in moved:
-                if seconds + rest >= most:
-                    return seconds + rest
-                rest += count * self._pricer.least_seconds(tensor, source, target, share)
+    def _seconds(self, moved: Sequence[_Moved], seconds: float, most: float) -> float:
+        """Some seconds and those of reads; where a bound of all comes to ``most`` seconds, that bound."""
+        least = [self._least(read) for read in moved] if most < math.inf else [0.0] * len(moved)
+        rest = sum(least)
+        for read, known in zip(moved, least):
             if seconds + rest >= most:
                 return seconds + rest
-        for count, tensor, source, target, share in moved:
-            if seconds >= most:
-                break
-            seconds += count * self._pricer.seconds(tensor, source, target, share)
+            rest -= known
+            seconds += read.count * self._pricer.seconds(*read[1:])
         return seconds

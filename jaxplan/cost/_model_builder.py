@@ -121,8 +121,7 @@ class ModelBuilder:
         for group, space, always in zip(
             self.graph.grouping.groups, self.graph.spaces, self.always, strict=True
         ):
-            classes = tuple((c.sizes, c.named_dimension == front, c.user_axes) for c in space.classes)
-            key = ("configs", classes, always, most)
+            key = ("configs", self._class_keys[group.index], always, most)
             if key not in self.memo:
                 found = enumerate_configurations(space.classes, sizes, levels, front, blocks, most)
                 added = always.difference(found)
@@ -132,6 +131,18 @@ class ModelBuilder:
             found, added = self.memo[key]
             result.append((found[:1], frozenset()) if group.index in self.tiny else (found, added))
         return result
+
+    @functools.cached_property
+    def _class_keys(self) -> list[int]:
+        """Per group a number, equal where all that decides its configurations is."""
+        numbers: dict[tuple, int] = {}
+        front = self.graph.named.front
+        return [
+            numbers.setdefault(
+                tuple([(c.sizes, c.named_dimension == front, c.user_axes) for c in space.classes]), len(numbers)
+            )
+            for space in self.graph.spaces
+        ]
 
     @property
     def axes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:

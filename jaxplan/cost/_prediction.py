@@ -114,19 +114,17 @@ class Predictor:
         self._is_input = np.array([t in inputs for t in everyone], dtype=bool)
         labels = resident_labels(graph)
         self._input_label = [labels[t] for t in everyone if t in inputs]
-        self._made = [t for t in everyone if t not in inputs]
-        self._place = {t: i for i, t in enumerate(self._made)}
+        self._made = np.array([t for t in everyone if t not in inputs], dtype=np.int64)
+        self._place = {t: i for i, t in enumerate(self._made.tolist())}
         groups = graph.grouping.groups
         self._updates = {
             f.tensor for f in model.flows if f.consumer != UNGROUPED and groups[f.consumer].kind == "state"
         }
         self._cleared = [[t for t in c if t in self._place] for c in buffers.cleared]
-        self._birth = np.array([buffers.birth[t] for t in self._made], dtype=np.int64)
-        self._death = np.array([buffers.death[t] for t in self._made], dtype=np.int64)
-        self._label = [
-            "activations" if buffers.birth[t] < buffers.turning_point else "gradients and temporaries"
-            for t in self._made
-        ]
+        self._birth = np.array([buffers.birth[t] for t in self._place], dtype=np.int64)
+        self._death = np.array([buffers.death[t] for t in self._place], dtype=np.int64)
+        kinds = ("gradients and temporaries", "activations")
+        self._label = np.array(kinds, dtype=object)[(self._birth < buffers.turning_point).astype(np.int64)]
 
     def predict(
         self, assignment: Sequence[int], choices: Sequence[int]
@@ -198,15 +196,16 @@ class Predictor:
             if t in self._place:
                 death[self._place[t]] = last
         lives = np.flatnonzero(death >= self._birth)
-        births: list[int] = (2 * self._births(held[~self._is_input], {t.tensor for t in transfers})[lives]).tolist()
-        deaths: list[int] = (2 * death[lives] + 1).tolist()
-        sizes: list[float] = held[~self._is_input][lives].tolist()
-        labels = [self._label[i] for i in lives.tolist()]
-        home = {self._made[i]: place for place, i in enumerate(lives.tolist())}
+        num_homes, made = len(lives), held[~self._is_input]
+        birth = self._births(made, {t.tensor for t in transfers})[lives]
+        births: list[int] = []
+        deaths: list[int] = []
+        sizes: list[float] = []
+        labels: list[str] = []
         copies: dict[tuple[int, int], int] = {}
         for number, transfer in enumerate(transfers):
             for turn, (first, last, size) in enumerate(self._copies_of(transfer)):
-                copies[number, turn] = len(births)
+                copies[number, turn] = num_homes + len(births)
                 births.append(first)
                 deaths.append(last)
                 sizes.append(size)
@@ -226,13 +225,13 @@ class Predictor:
         for label, size in zip(self._input_label, held[self._is_input].tolist(), strict=True):
             resident[label] += size
         return Lifetimes(
-            first=np.array(births, dtype=np.int64),
-            last=np.array(deaths, dtype=np.int64),
-            sizes=np.array(sizes, dtype=np.float64),
-            labels=tuple(labels),
+            first=np.concatenate([2 * birth, np.array(births, dtype=np.int64)]),
+            last=np.concatenate([2 * death[lives] + 1, np.array(deaths, dtype=np.int64)]),
+            sizes=np.concatenate([made[lives], np.array(sizes, dtype=np.float64)]),
+            labels=(*self._label[lives].tolist(), *labels),
             resident=resident,
             length=2 * end + 2,
-            home=home,
+            home=dict(zip(self._made[lives].tolist(), range(num_homes))),
             copies=copies,
         )
 

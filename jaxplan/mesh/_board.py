@@ -47,11 +47,18 @@ class Skeleton:
     members: np.ndarray
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Anywhere(Rules):
+    """Dimensions that all labels split."""
+
+    def fits(self, dim: int, labels: tuple[int, ...]) -> bool:
+        return True
+
+
 @lru_cache(maxsize=64)
 def skeleton(num_dims: int, num_labels: int) -> Skeleton:
     """Every state and move; a reversed or repeated move is a move too."""
-    most = 2**num_labels
-    anywhere = Rules(caps=(most,) * num_dims, sizes=(2,) * num_labels, levels=(0,) * num_labels)
+    anywhere = _Anywhere(caps=(2**num_labels,) * num_dims, sizes=(2,) * num_labels, levels=(0,) * num_labels)
     states = tuple(_all_states(num_dims, num_labels))
     index = {state: i for i, state in enumerate(states)}
     steps = [list(moves(anywhere, state)) for state in states]

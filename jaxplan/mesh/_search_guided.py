@@ -37,6 +37,9 @@ class GuidedSearch:
         self._least_fixed, self._fastest = collective_bounds(topology)
         self._launch = topology.chip.launch_seconds
         self._most = math.prod(rules.sizes)
+        self._rates = _receiving_rates(topology) if topology.profile is None else ()
+        self._overlaps: dict[tuple[int, tuple[int, ...]], tuple[float, ...]] = {}
+        self._goal_shares = self._overlap(self._goal)
         self._goal_pieces = self._pieces(self._goal)
         self._goal_pieces_of_dim = [rules.pieces(dim) for dim in rules.target]
 
@@ -101,8 +104,8 @@ class GuidedSearch:
         """(seconds, seconds per byte) that are needed at least, for launches and for bytes.
 
         Every dimension that is split too finely needs a gather or all-to-all of its own, and a sum a
-        reduction. A device receives all that it will have more than now, and no link is faster than the
-        fastest.
+        reduction. A device receives all that it will have and has not now, and so do together those of a node, or
+        below another level, through all of their links.
         """
         goal = self._target
         if not state.partial and all(want[: len(dim)] == dim for dim, want in zip(state.dims, goal)):
@@ -110,7 +113,33 @@ class GuidedSearch:
         num_collectives = 1 if state.partial else 0
         for dim, pieces in zip(state.dims, self._goal_pieces_of_dim):
             num_collectives += self._rules.pieces(dim) > pieces
-        return max(1, num_collectives) * self._least_fixed, self._missing(state) / self._fastest
+        slope = self._missing(state) / self._fastest
+        if not state.partial:
+            for rate, both, whole in zip(self._rates, self._overlap(state), self._goal_shares):
+                slope = max(slope, (whole - both) / rate)
+        return max(1, num_collectives) * self._least_fixed, slope
+
+    def _overlap(self, state: State) -> list[float]:
+        """Per level, the share of the unsplit tensor that those below some child of it have now and in the end."""
+        shares = [1.0] * len(self._rates)
+        for d, labels in enumerate(state.dims):
+            known = self._overlaps.get((d, labels))
+            if known is None:
+                known = self._overlaps[d, labels] = self._overlap_of(self._target[d], labels)
+            shares = [share * of_dim for share, of_dim in zip(shares, known)]
+        return shares
+
+    def _overlap_of(self, goal: tuple[int, ...], labels: tuple[int, ...]) -> tuple[float, ...]:
+        """The same of one dimension: the smaller of both blocks, and nothing where both are split by different labels
+        of the level or above after the same ones: for some child the blocks are then apart."""
+        sizes, levels = self._rules.sizes, self._rules.levels
+        first = next(((a, b) for a, b in zip(goal, labels) if a != b), None)
+        apart = max(levels[x] for x in first) if first else len(self._rates)
+        found = []
+        for level in range(len(self._rates)):
+            pieces = [math.prod([sizes[x] for x in of if levels[x] <= level]) for of in (goal, labels)]
+            found.append(0.0 if level >= apart else 1 / max(pieces))
+        return tuple(found)
 
     def _missing(self, state: State) -> float:
         """Share of the unsplit tensor that a device has yet to receive, at least."""
@@ -148,6 +177,21 @@ class GuidedSearch:
         for dim in state.dims:
             pieces *= self._rules.pieces(dim)
         return pieces
+
+
+def _receiving_rates(topology: Topology) -> tuple[float, ...]:
+    """Per level, bytes per second that all devices below one child of it receive at most from elsewhere.
+
+    In an all-to-all all levels carry at once, so the rate of a device is that of its links of the level and above. In a
+    gather over q children and r devices below each it takes (q r - 1) pieces at the rate of at most r links, of which
+    q - 1 shares of the children come from elsewhere: not faster. A permute moves a piece per device and link.
+    """
+    rates, together = [], 0.0
+    for number, level in enumerate(topology.levels):
+        together += level.link.bandwidth_bytes_per_second
+        below = math.prod(inner.size for inner in topology.levels[number + 1 :])
+        rates.append(below * together)
+    return tuple(rates)
 
 
 def _add(cost: Cost, edge: _Edge, num_bytes: float) -> Cost:

@@ -121,3 +121,34 @@ def test_a_large_puzzle_is_solved_at_the_size_that_is_asked_for() -> None:
                 bound = reshard_bound(source, target, shape, itemsize, machine)
                 assert seconds == pytest.approx(least, rel=1e-9) and 0 < bound <= seconds
                 assert path.seconds == pytest.approx(seconds, rel=1e-9) and path.layouts[-1] == target
+
+
+class _Blind(GuidedSearch):
+    """The same search without a bound: Dijkstra."""
+
+    def bound(self, state: State) -> tuple[float, float]:
+        return 0.0, 0.0
+
+
+@pytest.mark.parametrize("name", ["h100:4x8", "v5p:2x4x4"])
+def test_a_bound_leaves_the_answers_of_a_guided_search(name: str) -> None:
+    machine, shape, draw = Topology.parse(name), (32, 32, 32), random.Random(5)
+    axes = range(len(machine.axes))
+    for _ in range(12):
+        places = [draw.sample(axes, len(axes)) for _ in range(2)]
+        cuts = [sorted(draw.choices(range(len(axes) + 1), k=3)) for _ in range(2)]
+        source, target = (
+            Layout((tuple(of[:a]), tuple(of[a:b]), tuple(of[b:c])), tuple(of[c:]) if partial else ())
+            for of, (a, b, c), partial in zip(places, cuts, (draw.random() < 0.3, False))
+        )
+        if source == target:
+            continue
+        puzzle = canonical(source, target, shape, machine).puzzle
+        rules = Rules(caps=puzzle.caps, sizes=puzzle.sizes, levels=puzzle.levels, target=puzzle.target)
+        start = State(puzzle.source, puzzle.partial)
+        for size in (1e3, 1e7, 1e10):
+            found = GuidedSearch(rules, machine).shortest(start, size)
+            blind = _Blind(rules, machine).shortest(start, size)
+            assert found.fixed + found.slope * size == pytest.approx(blind.fixed + blind.slope * size, rel=1e-9)
+            fixed, slope = GuidedSearch(rules, machine).bound(start)
+            assert fixed + slope * size <= (blind.fixed + blind.slope * size) * (1 + 1e-9)
