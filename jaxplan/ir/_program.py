@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 TensorKind = Literal["input", "constant", "literal", "computed"]
@@ -24,6 +24,7 @@ class Tensor:
       path: key path of an input in the user's arguments, ``''`` otherwise.
       value: the value of a literal or constant, ``None`` otherwise.
       trips: how often it is made in one step: the product of the lengths of the loops around it.
+      num_elements, num_bytes: of the whole value.
     """
 
     index: int
@@ -34,14 +35,12 @@ class Tensor:
     path: str = ""
     value: Any = None
     trips: int = 1
+    num_elements: int = field(init=False, compare=False)
+    num_bytes: int = field(init=False, compare=False)
 
-    @property
-    def num_elements(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def num_bytes(self) -> int:
-        return self.num_elements * self.itemsize
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_elements", math.prod(self.shape))
+        object.__setattr__(self, "num_bytes", self.num_elements * self.itemsize)
 
     def __repr__(self) -> str:
         return f"%{self.index}:{self.dtype}[{','.join(map(str, self.shape))}]{' ' + self.path if self.path else ''}"
@@ -72,10 +71,10 @@ class Equation:
     phase: Phase
     origin: Any
     region: int = -1
+    name: str = field(init=False, repr=False, compare=False)
 
-    @property
-    def name(self) -> str:
-        return self.primitive.name
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.primitive.name)
 
 
 RegionKind = Literal["scan", "while", "cond"]

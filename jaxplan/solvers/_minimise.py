@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Sequence
 
 from jaxplan._errors import ProblemError
@@ -10,9 +11,11 @@ from jaxplan.solvers._dual import minimise_by_messages
 from jaxplan.solvers._elimination import Optimum, run_schedule
 from jaxplan.solvers._order import OrderName
 from jaxplan.solvers._problem import Problem, Weights
-from jaxplan.solvers._schedule import best_schedule, build_schedule
+from jaxplan.solvers._schedule import Schedule, best_schedule, build_schedule
 
 Minimiser = Callable[[Weights], Optimum]
+_SCHEDULES: weakref.WeakKeyDictionary[Problem, Schedule] = weakref.WeakKeyDictionary()
+"""What the hull and then the frontier of one problem are found with."""
 
 # Message passing mostly closes within this many sweeps both ways (instances and train steps measured: 1 to 15).
 _TYPICAL_SWEEPS = 10
@@ -36,9 +39,10 @@ def minimiser(problem: Problem, order: OrderName | Sequence[int] | None = None) 
         return functools.partial(run_schedule, problem, schedule), schedule.num_additions
     by_messages = messages_additions(problem)
     try:
-        schedule = best_schedule(problem)
+        schedule = _SCHEDULES.get(problem) or best_schedule(problem)
     except ProblemError:
         return functools.partial(minimise_by_messages, problem), by_messages
+    _SCHEDULES[problem] = schedule
     if schedule.num_additions <= by_messages:
         return functools.partial(run_schedule, problem, schedule), schedule.num_additions
     return functools.partial(minimise_by_messages, problem), by_messages

@@ -23,7 +23,7 @@ from jaxplan.solvers._edge import Edge, at_choice, cheapest_choice, fastest_choi
 Weights = tuple[float, float]
 
 
-@dataclass(frozen=True, slots=True, init=False, eq=False, repr=False)
+@dataclass(frozen=True, slots=True, weakref_slot=True, init=False, eq=False, repr=False)
 class Problem:
     """Nodes with configurations, edges with matrices, a time and a memory for every entry.
 

@@ -43,6 +43,14 @@ class Step:
     topology: Topology
     weights: Weights
     _known: dict[Hashable, Any] = field(default_factory=dict)
+    _names: tuple[tuple[int, ...], ...] = field(init=False)
+    _fixed: tuple[Mapping[int, Axes], ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        sizes = [axis.size for axis in self.topology.axes]
+        classes = [space.classes for space in self.graph.spaces]
+        object.__setattr__(self, "_names", tuple(tuple([c.named_dimension for c in of]) for of in classes))
+        object.__setattr__(self, "_fixed", tuple(fixed_axes(of, sizes) for of in classes))
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """What strategies ask for again and again, made at the first time."""
@@ -52,8 +60,11 @@ class Step:
 
     def named(self, v: int) -> tuple[int, ...]:
         """Named dimension of each class of a group."""
-        classes = self.graph.spaces[v].classes
-        return self.once(("named", v), lambda: tuple(cls.named_dimension for cls in classes))
+        return self._names[v]
+
+    def fixed(self, v: int) -> Mapping[int, Axes]:
+        """Classes of a group that the step itself lays out, and how."""
+        return self._fixed[v]
 
     def held_together(self, v: int) -> frozenset[frozenset[int]]:
         """Sets of classes of a group that one operator or tensor holds."""
@@ -107,9 +118,7 @@ def _configuration(step: Step, v: int, wishes: Wishes) -> Configuration:
     """No axis is used twice in one operator or tensor; the first wish has it."""
     space = step.graph.spaces[v]
     chosen: list[Axes] = [()] * len(space.classes)
-    fixed = step.once(
-        ("fixed", v), lambda: fixed_axes(space.classes, [axis.size for axis in step.topology.axes])
-    )
+    fixed = step.fixed(v)
     for c, axes in fixed.items():
         chosen[c] = axes
     for c, axes in wishes.items():
