@@ -390,14 +390,30 @@ class Run:
             self.copies[key] = self._transfer(self.env[t], transfer, tie if span else None)
         return self.copies[key]
 
+    def _made_again(self, value: Any, t: int, tie: _Place) -> Any:
+        """A value that is not there before the tie is: whoever reads the tie reads it here, or the barrier is dropped.
+
+        A cast of a parameter is made again too, or it would be kept beside the parameter from the forward pass.
+        """
+        values, key = tie
+        index = self.graph.values.producer[t]
+        cast = self.program.equations[index] if index >= 0 else None
+        if cast is None or cast.name != "convert_element_type" or not self._is_stored_like(cast.operands[0], t):
+            value, values[key] = lax.optimization_barrier((value, values[key]))
+            return value
+        stored, values[key] = lax.optimization_barrier((self.env[cast.operands[0]], values[key]))
+        return self._bind(cast, [stored])[0]
+
+    def _is_stored_like(self, source: int, t: int) -> bool:
+        """Whether a tensor is an input of the step, still there, in the layout of another."""
+        is_input = source in self.env and self.program.tensors[source].kind == "input"
+        return is_input and self.replay.home(source) == self.replay.home(t)
+
     def _transfer(self, value: Any, transfer: Transfer, tie: _Place | None) -> Any:
         if transfer.carried != transfer.tensor:  # what it was cast from
             value = lax.convert_element_type(value, self.dtype(transfer.carried))
-        if (
-            transfer.repeated and tie is not None
-        ):  # whoever reads the tie reads it here, or the barrier is dropped
-            values, key = tie
-            value, values[key] = lax.optimization_barrier((value, values[key]))
+        if transfer.repeated and tie is not None:
+            value = self._made_again(value, transfer.tensor, tie)
         steps = transfer.path.steps
         source = self.graph.values.merged[transfer.carried], transfer.path.layouts[0]
         is_alike, done = source in self.replay.alike and len(transfer.spans) == 1, 0
