@@ -31,7 +31,6 @@ def places_of_due_products(
     copy_of: Callable[[Equation, int], Transfer | None],
     transfers: Iterable[Transfer],
     gradients: Iterable[int],
-    turns: Iterable[int] = (),
 ) -> frozenset[int]:
     """Products of the backward pass before which the gradients are to be there that were made before them.
 
@@ -40,7 +39,6 @@ def places_of_due_products(
       copy_of: equation, operand -> what brings the operand to the layout in which the equation reads it, if anything.
       transfers: all of these.
       gradients: gradients of parameters, where they are stored or brought there.
-      turns: equations before which those gradients are there anyway that were made before the last of such equations.
 
     Returns:
       Equation indices. None where a barrier would make a buffer of what a product computes inside of it, and none in
@@ -60,10 +58,10 @@ def places_of_due_products(
     ]
     places: set[int] = set()
     loops = [region.start for region in graph.program.regions if region.parent < 0]
-    turns = [-1, -1, *sorted([*turns, *_backward_barriers(graph)])]
+    barriers = [-1, -1, *_backward_barriers(graph)]  # at each, what was made before the one before is there anyway
     for place, following in itertools.pairwise([*others, len(graph.program.equations)]):
         passed = [start for start in (*loops, *places) if start < place]
-        there = max([*passed, turns[bisect.bisect_right(turns, place) - 2]])
+        there = max([*passed, barriers[bisect.bisect_right(barriers, place) - 2]])
         waiting = [e for e in making if there < e < place]
         held = {array for e in waiting for array in read[e] if death.get(array, -1) < place}
         size = sum(

@@ -26,9 +26,6 @@ compiler was seen to gather all parameters of a model first."""
 PREFETCH_LOOK_UPS = 1
 """A table is gathered when the rows of the one before are there: the compiler was seen to fuse 26 look-ups into the
 operator that joins their rows, and to gather all tables for it."""
-CONVOLUTIONS_A_TURN = 4
-"""Gradients of kernels are due this many input gradients of convolutions later, about a block of a ResNet: the compiler
-was seen to put them off to the end of the backward pass."""
 
 
 class Replay:
@@ -44,7 +41,6 @@ class Replay:
       sums: gradients of biases and scales, whose sum over the devices waits for others.
       summands: parts of gradients that are added up before they are reduced.
       tables: updates of zeros that make the gradient of a large table; they take turns.
-      turns: convolutions before which the gradients are there that were made before the one before.
       settled: products before which all gradients are there that were made before them.
       awaited: contraction -> parameters not to be gathered before its operands are there; look-up -> tables not to be
         gathered before its rows are.
@@ -71,11 +67,10 @@ class Replay:
         self.sums = frozenset(f.tensor for f in flows if self._is_sum(f))
         self.summands = frozenset(f.tensor for f in flows if self._is_gradient(f, "sum"))
         self.gradients = {t.tensor: t for t in transfers if t.tensor in stored and len(t.spans) == 1}
-        self.turns = frozenset(self._input_gradients(stored)[CONVOLUTIONS_A_TURN - 1 :: CONVOLUTIONS_A_TURN])
         self.at_home = frozenset(stored - {t.tensor for t in transfers})
         made = (*self.gradients, *self.at_home)
         self.settled = places_of_due_products(
-            graph, self.chip, self._local_bytes, self._copy_of, transfers, made, self.turns
+            graph, self.chip, self._local_bytes, self._copy_of, transfers, made
         )
         self.tables = frozenset(e for t in self.gradients if self._is_table(e := graph.values.producer[t]))
 
@@ -91,20 +86,6 @@ class Replay:
         if group == UNGROUPED or self.graph.grouping.tensor_group[t] == UNGROUPED:
             return None
         return self.by_read.get((t, layout_of(self.graph, self.configurations, group, t, produced=False)))
-
-    def _input_gradients(self, stored: set[int]) -> list[int]:
-        """Convolutions of the backward pass that make no gradient of a parameter (``stored``); none in loops, nor where
-        a barrier would make a buffer of what a product computes inside of it."""
-        if self.chip.fuses_products:
-            return []
-        return [
-            eqn.index
-            for eqn in self.graph.program.equations
-            if self.graph.rules[eqn.index].family == "convolution"
-            and eqn.phase == "backward"
-            and eqn.region < 0
-            and eqn.results[0] not in stored
-        ]
 
     def _is_stored(self, transfer: Transfer) -> bool:
         """Whether a parameter, or a view of one, is gathered."""

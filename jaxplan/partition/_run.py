@@ -169,8 +169,6 @@ class Run:
         if eqn.index in self.replay.awaited and family != "gather":
             operands = self._await(eqn, operands)
         waits = 1 if family == "convolution" else len(operands)  # a library must see a kernel being reversed
-        if eqn.index in self.replay.turns:
-            operands[:waits] = self._after_due(operands[:waits])
         if eqn.index in self.replay.settled:
             operands[:waits] = self._after_all(operands[:waits])
         results = self._apply(eqn, group, operands, layouts)

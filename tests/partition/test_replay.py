@@ -320,27 +320,30 @@ def test_a_drawn_plan_computes_the_same(name: str, seed: int) -> None:
         assert a.dtype == b.dtype
 
 
-def test_gradients_of_convolutions_take_turns() -> None:
-    """Of ten convolutions nine have an input gradient: the fourth and the eighth wait. Numbers are the same."""
+def test_gradients_of_convolutions_are_there_before_the_peak() -> None:
+    """Six convolutions of short signals come before those of long ones in the backward pass, where memory is highest;
+    of these one of the first input gradients waits. Numbers are the same."""
 
     def step(kernels: Any, x: Any) -> Any:
         def loss(kernels: Any) -> Any:
             h, dims = x, ("NCH", "OIH", "NCH")
-            for kernel in kernels:
-                h = jnp.sin(jax.lax.conv_general_dilated(h, kernel, (1,), "SAME", dimension_numbers=dims))
+            for number, kernel in enumerate(kernels):
+                stride = (16,) if number == 3 else (1,)
+                h = jnp.sin(jax.lax.conv_general_dilated(h, kernel, stride, "SAME", dimension_numbers=dims))
             return jnp.sum(h)
 
         return jax.tree.map(lambda k, g: k - 0.1 * g, kernels, jax.grad(loss)(kernels))
 
     rng = np.random.default_rng(0)
     kernels = [rng.normal(size=(8, 8, 3)).astype(F32) / 4 for _ in range(10)]
-    x = rng.normal(size=(8, 8, 6)).astype(F32)
+    x = rng.normal(size=(8, 8, 96)).astype(F32)
     plan = jaxplan.plan(step, kernels, x, topology="cpu:8", progress=False).references["fsdp"]
     program, replay = plan.require_program().program, replay_of(plan)
     backward = [e for e in program.equations if e.name == "conv_general_dilated" and e.phase == "backward"]
-    inputs = [e.index for e in backward if program.tensors[e.results[0]].shape == x.shape]
-    assert len(backward) == 19 and len(inputs) == 9
-    assert sorted(replay.turns) == [inputs[3], inputs[7]]
+    inputs = [e for e in backward if program.tensors[e.results[0]].shape in (x.shape, (8, 8, 6))]
+    long = [e.index for e in inputs if program.tensors[e.results[0]].shape == x.shape]
+    assert len(backward) == 19 and len(inputs) == 9 and len(long) == 3
+    assert min(replay.settled) in long[:2]
     run = plan.jit()
     made_by: dict[str, str] = {}
     read: list[str | None] = []
