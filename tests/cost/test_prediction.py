@@ -248,3 +248,27 @@ def test_make_plan_says_what_the_predictor_says(model: CostModel) -> None:
     plan = make_plan(predictor, assignment, choices, name="data", proof=Proof(lower_bound_seconds=1e9))
     assert plan.prediction == predictor.predict(assignment, choices)[0]
     assert plan.lower_bound_seconds <= plan.time_seconds
+
+
+def test_what_is_remembered_of_other_plans_changes_no_prediction() -> None:
+    """Three equal layers; assignments one after the other, each against a predictor that has seen no other."""
+
+    def step(params: Any, x: jax.Array) -> Any:
+        def loss_fn(params: Any) -> jax.Array:
+            hidden = x
+            for weight in params:
+                hidden = jnp.tanh(hidden @ weight)
+            return jnp.sum(hidden**2)
+
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss_fn)(params))
+
+    model = model_of(step, [shape(WIDTH, WIDTH)] * 3, shape(BATCH, WIDTH), topology="h100:2x2")
+    rng, used = np.random.default_rng(0), Predictor(model)
+    for _ in range(12):
+        assignment = [int(rng.integers(len(configs))) for configs in model.configurations]
+        choices = [int(rng.integers(edge.time.shape[2])) if edge.time.ndim == 3 else 0 for edge in model.problem.edges]
+        found = used.predict(assignment, choices)
+        assert found == Predictor(model).predict(assignment, choices)
+        chosen, repeated = model.chosen(assignment), model.repeated(choices)
+        assert found[1] == plan_transfers(model.graph, model.topology, model.flows, chosen, repeated)
+        assert used.predict(assignment, choices) == found
