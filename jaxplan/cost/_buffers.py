@@ -9,11 +9,12 @@ the fusion that makes one for the forward pass also writes it for the backward p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxplan.cost._fusion import NOT_RECOMPUTED, fuses_into, is_recomputed, runs_inside_readers
 from jaxplan.cost._in_place import cleared_together, hand_over
+from jaxplan.cost._put_off import put_off
 from jaxplan.ir import REGION_IN, REGION_OUT, Equation, StepGraph
 from jaxplan.mesh import ChipSpec
 
@@ -57,8 +58,11 @@ class Buffers:
         return first < self.turning_point <= self.read_end[last]
 
 
-def analyse_buffers(graph: StepGraph, chip: ChipSpec) -> Buffers:
-    """Decide materialisation and lifetimes in two passes over the equations."""
+def analyse_buffers(graph: StepGraph, chip: ChipSpec, *, in_order: bool = False) -> Buffers:
+    """Decide materialisation and lifetimes in two passes over the equations.
+
+    ``in_order``: as if every product ran where the program has it (see `put_off`).
+    """
     program, values = graph.program, graph.values
     num_equations = len(program.equations)
     turning = next((e.index for e in program.equations if e.phase == "backward"), num_equations)
@@ -66,9 +70,10 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec) -> Buffers:
     death = [-1] * len(program.tensors)
     for t in program.outputs:
         death[t] = num_equations
+    late = {} if in_order else put_off(graph, chip)
     for eqn in reversed(program.equations):
         inner = [death[r] for r in eqn.results if not materialised[r]]
-        outer = [eqn.index for r in eqn.results if materialised[r]]
+        outer = [late.get(eqn.index, eqn.index) for r in eqn.results if materialised[r]]
         last = max(inner + outer, default=eqn.index)
         if eqn.name == REGION_IN and eqn.params["role"] in ("const", "x"):  # read in every trip
             last = program.regions[eqn.params["region"]].stop - 1
@@ -90,7 +95,7 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec) -> Buffers:
         materialised=tuple(materialised),
         birth=tuple(birth),
         death=tuple(death),
-        read_end=_read_end(graph, materialised, death),
+        read_end=_read_end(graph, materialised, death, late),
         turning_point=turning,
         saved=saved,
         num_bytes=tuple(_buffer_bytes(graph, chip, t) for t in range(len(program.tensors))),
@@ -103,13 +108,15 @@ def _is_carry_exit(eqn: Equation) -> bool:
     return eqn.name == REGION_OUT and eqn.params["role"] == "carry"
 
 
-def _read_end(graph: StepGraph, materialised: Sequence[bool], death: Sequence[int]) -> tuple[int, ...]:
+def _read_end(
+    graph: StepGraph, materialised: Sequence[bool], death: Sequence[int], late: Mapping[int, int]
+) -> tuple[int, ...]:
     program, ends = graph.program, []
     for eqn in program.equations:
         virtual = [death[r] for r in eqn.results if not materialised[r]]
         if eqn.name == REGION_IN and eqn.params["role"] in ("const", "x"):  # read in every trip
             virtual.append(program.regions[eqn.params["region"]].stop - 1)
-        ends.append(max([eqn.index, *virtual]))
+        ends.append(max([late.get(eqn.index, eqn.index), *virtual]))
     return (*ends, len(program.equations))
 
 

@@ -47,7 +47,7 @@ def places_of_due_products(
     making = _products(graph, gradients)
     if chip.fuses_products or not making:
         return frozenset()
-    buffers = analyse_buffers(graph, chip)
+    buffers = analyse_buffers(graph, chip, in_order=True)
     curve = _curve(graph, buffers, local_bytes, transfers)
     death = _deaths_without(graph, buffers, making, copy_of)
     read = {e: _arrays_read(graph, buffers, graph.program.equations[e], copy_of) for e in making}

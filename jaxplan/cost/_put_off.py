@@ -1,0 +1,42 @@
+"""Products that make gradients of parameters, and until when the compiler puts them off."""
+
+from __future__ import annotations
+
+from jaxplan.ir import UNGROUPED, StepGraph
+from jaxplan.mesh import ChipSpec
+
+
+def put_off(graph: StepGraph, chip: ChipSpec) -> dict[int, int]:
+    """Product that makes the gradient of a parameter -> the product of the backward pass before which it is made.
+
+    Nothing waits for such a product. Compiled GPU programs were seen to make it after the input gradient that is next,
+    and after what comes of that in the same pass over memory, so what it reads is there until then. Where putting it
+    off for longer would matter, the lowering asks for it (`jaxplan.partition`).
+    """
+    if not chip.is_gpu or chip.fuses_products:
+        return {}
+    program = graph.program
+    products = [
+        e.index
+        for e in program.equations
+        if e.phase == "backward" and e.region < 0 and graph.rules[e.index].family == "contraction"
+    ]
+    result, following = {}, None
+    for e in reversed(products):
+        if not _is_gradient(graph, program.equations[e].results[0]):
+            following = e
+        elif following is not None:
+            result[e] = following
+    return result
+
+
+def _is_gradient(graph: StepGraph, t: int) -> bool:
+    """Whether an update reads a tensor, or what is cast or transposed of it."""
+    for c in graph.values.consumers[t]:
+        eqn, group = graph.program.equations[c], graph.grouping.equation_group[c]
+        if group != UNGROUPED and graph.grouping.groups[group].kind == "state":
+            return True
+        is_view = graph.rules[c].family in ("elementwise", "shape") and len(eqn.operands) == 1
+        if is_view and _is_gradient(graph, eqn.results[0]):
+            return True
+    return False
