@@ -5,9 +5,11 @@
     python -m benchmarks.planning_time --model gpt-30b --set remat=True --topology h100:4x8 --no-compile
 
     python -m benchmarks.planning_time --model llama-1b --topology h100:8 --layers 12 24 48 96
-    python -m benchmarks.planning_time --model llama-1b --topology h100:8 --layers 12 96 --set "ffn_widths=(8192,4096)"
+    python -m benchmarks.planning_time --model llama3-8b --topology h100:8x8 --layers 12 96 \\
+        --set "ffn_widths=(8192,4096)" --most 3
 
 With `--layers` the same step is planned with so many layers each, in a cold process of its own: how the time grows.
+Where layers are equal it may take 1.5 of JAX's time at most, where they are not, 3 (`--most`).
 
 Planning is from ClosedJaxpr to frontier; the total is with planning's own trace. Trace and lower are those of the
 unplanned step, before planning; compile is that of the step as data parallelism annotated at the jit boundary, without
@@ -35,7 +37,7 @@ from jaxplan._progress import Progress
 from jaxplan.mesh import Topology
 
 MOST_RATIO = 1.5
-"""What planning of 12 to 96 layers may take at most, for one of tracing and lowering."""
+"""What planning of 12 to 96 equal layers may take at most, for one of tracing and lowering."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,10 +53,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_overrides(parser)
     parser.add_argument("--no-compile", action="store_true", help="leave the compiler out")
     parser.add_argument("--layers", type=int, nargs="+", help="numbers of layers, one cold process each")
+    parser.add_argument("--most", type=float, default=MOST_RATIO, help="what --layers may take of trace and lower")
     options = parser.parse_args(arguments)
     overrides = dict(options.set)
     if options.layers:
-        return _growth(options.model, options.topology, options.memory, overrides, sorted(options.layers))
+        of = (options.model, options.topology, options.memory, overrides)
+        return _growth(*of, sorted(options.layers), options.most)
     found = measure(options.model, options.topology, options.memory, overrides)
     print(f"{options.model} on {options.topology}: {found}")
     if options.no_compile:
@@ -145,7 +149,12 @@ def measure(model: str, topology: str, memory: str | None, overrides: Mapping[st
 
 
 def _growth(
-    model: str, topology: str, memory: str | None, overrides: Mapping[str, Any], layers: Sequence[int]
+    model: str,
+    topology: str,
+    memory: str | None,
+    overrides: Mapping[str, Any],
+    layers: Sequence[int],
+    most: float,
 ) -> int:
     """Plan with so many layers each, a process per number; whether all ratios are within the bar."""
     print(f"{model} on {topology}, processor seconds")
@@ -163,7 +172,7 @@ def _growth(
                 f"{found.processor_planning / first.processor_planning:8.2f} {found.resident_gib:8.2f}",
                 flush=True,
             )
-    met = worst <= MOST_RATIO
+    met = worst <= most
     print(f"{'ok  ' if met else 'MISS'} planning takes at most {worst:.2f} of trace and lower")
     return 0 if met else 1
 
