@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import scipy.sparse
-import scipy.sparse.csgraph
 
 from jaxplan.ir._program import Program
 from jaxplan.ir._rule import OperatorRule
@@ -102,8 +100,11 @@ def _components(
     head, tail = (np.concatenate(of) if of else np.zeros(0, dtype=np.int64) for of in (heads, tails))
     linked[head] = linked[tail] = True
     size = len(tensor)
-    graph = scipy.sparse.coo_array((np.ones(len(head), dtype=bool), (head, tail)), shape=(size, size))
-    _, number = scipy.sparse.csgraph.connected_components(graph, directed=False)
+    from scipy.sparse import coo_array  # heavy: loading a plan needs none of it
+    from scipy.sparse.csgraph import connected_components
+
+    graph = coo_array((np.ones(len(head), dtype=bool), (head, tail)), shape=(size, size))
+    _, number = connected_components(graph, directed=False)
     nodes = np.flatnonzero(linked)
     return tensor[nodes], nodes - first[tensor[nodes]], number[nodes]
 
