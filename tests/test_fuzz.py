@@ -21,7 +21,7 @@ from benchmarks.fuzz._program import Program
 from benchmarks.fuzz._reduce import live, reduce_program
 
 ROOT = Path(__file__).parent.parent
-NUM_PROGRAMS = 40
+NUM_PROGRAMS = 120
 """Half a second each."""
 SMALL = ("--max-statements", "7")
 
