@@ -93,8 +93,8 @@ _MESH_PRIMITIVES = frozenset({"shard_map", "sharding_constraint", "reshard", "me
 
 def _is_open_sharding(value: Any) -> bool:
     """Whether a parameter of an equation is a sharding over axes that are the partitioner's: it says nothing."""
-    mesh = getattr(value, "mesh", None) if isinstance(value, jax.sharding.NamedSharding) else None
-    return mesh is not None and all(kind == AxisType.Auto for kind in mesh.axis_types)
+    is_named = isinstance(value, jax.sharding.NamedSharding)
+    return is_named and all(kind == AxisType.Auto for kind in value.mesh.axis_types)
 
 
 def bind_like(eqn: Any, primitive: Any, params: dict, operands: Sequence[Any], name_stack: str) -> list[Any]:

@@ -168,8 +168,8 @@ class Run:
         family = self.graph.rules[eqn.index].family
         if eqn.index in self.replay.awaited and family != "gather":
             operands = self._await(eqn, operands)
-        waits = 1 if family == "convolution" else len(operands)  # a library must see a kernel being reversed
         if eqn.index in self.replay.settled:
+            waits = 1 if family == "convolution" else len(operands)  # a library must see a kernel being reversed
             operands[:waits] = self._after_all(operands[:waits])
         results = self._apply(eqn, group, operands, layouts)
         if eqn.index in self.replay.awaited and family == "gather":
