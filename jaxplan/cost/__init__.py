@@ -3,6 +3,8 @@
 from jaxplan.cost._around import Around as Around
 from jaxplan.cost._buffers import Buffers as Buffers
 from jaxplan.cost._buffers import analyse_buffers as analyse_buffers
+from jaxplan.cost._combined import COMPILERS_OWN_BYTES as COMPILERS_OWN_BYTES
+from jaxplan.cost._combined import combined_bytes as combined_bytes
 from jaxplan.cost._compute import flops_of as flops_of
 from jaxplan.cost._flows import Flow as Flow
 from jaxplan.cost._flows import boundary_layouts as boundary_layouts

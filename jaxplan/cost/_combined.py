@@ -7,25 +7,53 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 
+import numpy as np
+
+from jaxplan.cost._buffers import Buffers
 from jaxplan.cost._flows import Flow
+from jaxplan.cost._put_off import is_gradient
 from jaxplan.ir import CONTRACTION_FAMILIES, UNGROUPED, StepGraph
 from jaxplan.mesh import ChipSpec
 
 COMBINED_TOGETHER_BYTES = 2**20
-"""Small tensors, up to this size, travel together up to this size: the least that `jaxplan.partition` lets the compiler
-combine."""
+"""What `jaxplan.partition` lets the compiler combine into one collective at least."""
+COMPILERS_OWN_BYTES = 30 * 2**20
+"""What the compiler combines when nothing is said
+(https://github.com/openxla/xla/blob/main/xla/service/collective_utils.h)."""
+_SHARE_OF_MEMORY = 1 / 100
+_ROUNDING = 1e-9
+
+
+def combined_bytes(memory_bytes: float) -> int:
+    """Bytes of the largest combined collective of a plan that takes so many: 1 % of them, within the two limits."""
+    return min(COMPILERS_OWN_BYTES, max(COMBINED_TOGETHER_BYTES, int(_SHARE_OF_MEMORY * memory_bytes)))
+
+
+def evenly_split_peak(graph: StepGraph, buffers: Buffers, num_devices: int) -> float:
+    """Bytes on one device if everything that lives were split over all of them: about what lean plans come to."""
+    changes = np.zeros(len(graph.program.equations) + 3)
+    for t, is_buffer in enumerate(buffers.materialised):
+        if is_buffer:
+            changes[buffers.birth[t] + 1] += buffers.num_bytes[t]
+            changes[buffers.death[t] + 2] -= buffers.num_bytes[t]
+    return float(np.cumsum(changes).max()) / num_devices
 
 
 def latency_shares(
-    graph: StepGraph, flows: Sequence[Flow], chip: ChipSpec, is_splittable: Callable[[int], bool]
+    graph: StepGraph,
+    flows: Sequence[Flow],
+    chip: ChipSpec,
+    is_splittable: Callable[[int], bool],
+    most_bytes: int = COMBINED_TOGETHER_BYTES,
 ) -> dict[int, float]:
-    """Per tensor whose collectives are combined the share of a latency that it pays: its part of those that are left.
+    """Per tensor whose collectives are combined the share of a latency that it pays.
 
-    Combined are what is ready together and waits for each other: small parameters that are gathered, their gradients,
+    Combined are what is ready together and waits for each other: parameters that are gathered, their gradients,
     and the statistics that a group takes between two products (a mean and a mean of squares). Of a ResNet-50 under
-    ZeRO-2 on 8 H100, 46 gathers are compiled to 4 and 262 all-reduces to 105. Only GPU programs were seen to be
-    combined like that; on others each tensor pays. Scalars, and gradients of state that is not split, pay nothing here
-    on any; a prediction adds one latency for each kind and group of them.
+    ZeRO-2 on 8 H100, 46 gathers are compiled to 4 and 262 all-reduces to 105. A tensor of which n fit into
+    ``most_bytes`` pays the nth part of one, and all of a kind together pay whole ones. Only GPU programs were seen to
+    be combined like that; on others each tensor pays. Scalars, and gradients of state that is not split, pay nothing
+    here on any; a prediction adds one latency for each kind and group of them.
     """
     program, groups, rules = graph.program, graph.grouping.groups, graph.rules
     products = [e.index for e in program.equations if rules[e.index].family in CONTRACTION_FAMILIES]
@@ -33,18 +61,19 @@ def latency_shares(
     together: dict[Hashable, dict[int, int]] = defaultdict(dict)
     for flow in flows:
         tensor, made = program.tensors[flow.tensor], graph.values.producer[flow.tensor]
-        is_small = 0 < tensor.num_bytes <= COMBINED_TOGETHER_BYTES and tensor.trips == 1
-        may_combine = chip.is_gpu and is_small
+        fits = 0 < tensor.num_bytes <= most_bytes and tensor.trips == 1
+        may_combine = chip.is_gpu and fits
         is_parameter = flow.producer != UNGROUPED and groups[flow.producer].kind == "state"
         is_update = flow.consumer != UNGROUPED and groups[flow.consumer].kind == "state" and not flow.forward
         if not tensor.shape or (is_update and not is_splittable(flow.consumer)):
             shares[flow.tensor] = 0.0
-        elif may_combine and (is_parameter or is_update):
+        elif may_combine and (is_parameter or is_update or is_gradient(graph, flow.tensor)):
             together["parameters" if is_parameter else "gradients"][flow.tensor] = tensor.num_bytes
         elif may_combine and flow.consumer != UNGROUPED and made >= 0 and rules[made].family == "reduction":
             together[flow.producer, bisect.bisect(products, made)][flow.tensor] = tensor.num_bytes
     for sizes in together.values():
-        left = math.ceil(sum(sizes.values()) / COMBINED_TOGETHER_BYTES)
-        for t in sizes:
-            shares.setdefault(t, min(1.0, left / len(sizes)))
+        parts = {t: 1 / (most_bytes // size) for t, size in sizes.items()}
+        whole = math.ceil(sum(parts.values()) - _ROUNDING) / sum(parts.values())
+        for t, part in parts.items():
+            shares.setdefault(t, min(1.0, whole * part))
     return shares

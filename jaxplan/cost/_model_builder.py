@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxplan.cost._around import Around
 from jaxplan.cost._buffers import analyse_buffers
-from jaxplan.cost._combined import latency_shares
+from jaxplan.cost._combined import combined_bytes, evenly_split_peak, latency_shares
 from jaxplan.cost._compute import compute_seconds, local_flops, split_counts, tensor_splits
 from jaxplan.cost._flows import Flow, find_flows, produced_layout, required_layout
 from jaxplan.cost._hiding import hidden_shares, visible_seconds
@@ -81,7 +81,10 @@ class ModelBuilder:
         self.tiny = self._tiny()
         self.configs: tuple[tuple[Configuration, ...], ...] = ()
         self._tied: Tied | None = None
-        self.latency_shares = latency_shares(graph, self.flows, topology.chip, self._is_splittable)
+        peak = evenly_split_peak(graph, self.buffers, topology.num_devices)
+        self.latency_shares = latency_shares(
+            graph, self.flows, topology.chip, self._is_splittable, combined_bytes(peak)
+        )
 
     def _is_splittable(self, v: int) -> bool:
         """Whether a group has more than the replicated configuration to choose from."""

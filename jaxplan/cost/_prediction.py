@@ -417,13 +417,16 @@ class _BufferSizes:
 def _collectives(
     transfers: Sequence[Transfer], shares: Mapping[int, float], inner: Sequence[InnerCollective]
 ) -> tuple[Collective, ...]:
+    """What a copy that is made again communicates waits for its own product, so that nothing is combined with it."""
     counts: dict[tuple[str, tuple[int, ...], int, float], int] = defaultdict(int)
     for c in inner:
         counts[c.kind, tuple(sorted(c.axes)), c.num_bytes, 1.0] += c.count
     for transfer in transfers:
         for kind, axes, num_bytes in transfer.collectives:
-            key = (kind, tuple(sorted(axes)), int(num_bytes), shares.get(transfer.tensor, 1.0))
-            counts[key] += transfer.trips * len(transfer.spans)
+            what = kind, tuple(sorted(axes)), int(num_bytes)
+            counts[*what, shares.get(transfer.tensor, 1.0)] += transfer.trips
+            if len(transfer.spans) > 1:
+                counts[*what, 1.0] += transfer.trips * (len(transfer.spans) - 1)
     return tuple(
         Collective(kind=kind, axes=axes, num_bytes=size, count=count, latency_share=share)
         for (kind, axes, size, share), count in sorted(counts.items())

@@ -13,7 +13,6 @@ from jaxplan.mesh import (
     Topology,
     collective_seconds,
     reshard_bound,
-    reshard_path,
     reshard_seconds,
     reshard_table,
 )
@@ -61,8 +60,10 @@ class Pricer:
         how = (reads_twice, latency_share, kept, widened)
         key = (tensor.shape, tensor.itemsize, id(produced), id(required), how, id(wanted))
         if key not in self._tables:
-            priced = self._price(tensor, produced, required, latency_share, wanted)
-            tables = self._build(tensor, produced, required, priced, reads_twice, kept, widened)
+            once = again = self._price(tensor, produced, required, latency_share, wanted)
+            if reads_twice and latency_share < 1:
+                again = self._price(tensor, produced, required, 1.0, wanted)
+            tables = self._build(tensor, produced, required, once, again, reads_twice, kept, widened)
             self._tables[key] = tables, (produced, required, wanted)  # kept alive: their ids are part of the key
         return self._tables[key][0]
 
@@ -71,7 +72,8 @@ class Pricer:
         tensor: Tensor,
         produced: tuple[Layout, ...],
         required: tuple[Layout, ...],
-        pair_seconds: np.ndarray,
+        once: np.ndarray,
+        again: np.ndarray,
         reads_twice: bool,
         kept: bool,
         widened: bool,
@@ -84,11 +86,12 @@ class Pricer:
         for i, source in enumerate(sources):
             if source in position:
                 copies[i, position[source]] = 0
-        seconds, copies = pair_seconds[np.ix_(rows, columns)], copies[np.ix_(rows, columns)]
+        pairs = np.ix_(rows, columns)
+        seconds, copies = once[pairs], copies[pairs]
         if not reads_twice:
             return seconds, copies if kept else np.zeros_like(copies)
-        again = np.where(copies > 0, 2 * seconds, np.inf)
-        return np.stack([seconds, again], axis=-1), np.stack([copies, np.zeros_like(copies)], axis=-1)
+        twice = np.where(copies > 0, seconds + again[pairs], np.inf)
+        return np.stack([seconds, twice], axis=-1), np.stack([copies, np.zeros_like(copies)], axis=-1)
 
     def _price(
         self,
@@ -109,28 +112,20 @@ class Pricer:
         for i, source in enumerate(sources):
             columns_asked = np.flatnonzero(asked[i])
             some = [targets[j] for j in columns_asked.tolist()]
-            if latency_share < 1:
-                table[i, columns_asked] = [self.seconds(tensor, source, t, latency_share) for t in some]
-            else:
-                row = reshard_table([source], some, tensor.shape, tensor.itemsize, self.topology)
-                table[i, columns_asked] = row[0]
+            row = reshard_table([source], some, tensor.shape, tensor.itemsize, self.topology, latency_share)
+            table[i, columns_asked] = row[0]
         return table
 
     def seconds(self, tensor: Tensor, source: Layout, target: Layout, latency_share: float = 1.0) -> float:
         """Seconds of one read of ``tensor``; its collectives pay ``latency_share`` of their latencies, because the
         compiler combines them with others (`jaxplan.cost._combined`)."""
-        if latency_share >= 1:
-            return reshard_seconds(source, target, tensor.shape, tensor.itemsize, self.topology)
-        path = reshard_path(source, target, tensor.shape, tensor.itemsize, self.topology)
-        return sum(
-            self.collective_seconds(kind, size, axes, latency_share) for kind, axes, size in path.collectives
-        )
+        return reshard_seconds(source, target, tensor.shape, tensor.itemsize, self.topology, latency_share)
 
     def least_seconds(self, tensor: Tensor, source: Layout, target: Layout, latency_share: float) -> float:
         """Seconds that `seconds` is not below, found without a long search."""
-        if latency_share < 1:
+        if not latency_share:
             return 0.0
-        return reshard_bound(source, target, tensor.shape, tensor.itemsize, self.topology)
+        return latency_share * reshard_bound(source, target, tensor.shape, tensor.itemsize, self.topology)
 
     def collective_seconds(
         self, kind: str, num_bytes: int, axes: tuple[int, ...], latency_share: float = 1.0

@@ -23,20 +23,20 @@ def put_off(graph: StepGraph, chip: ChipSpec) -> dict[int, int]:
     ]
     result, following = {}, None
     for e in reversed(products):
-        if not _is_gradient(graph, program.equations[e].results[0]):
+        if not is_gradient(graph, program.equations[e].results[0]):
             following = e
         elif following is not None:
             result[e] = following
     return result
 
 
-def _is_gradient(graph: StepGraph, t: int) -> bool:
+def is_gradient(graph: StepGraph, t: int) -> bool:
     """Whether an update reads a tensor, or what is cast or transposed of it."""
     for c in graph.values.consumers[t]:
         eqn, group = graph.program.equations[c], graph.grouping.equation_group[c]
         if group != UNGROUPED and graph.grouping.groups[group].kind == "state":
             return True
         is_view = graph.rules[c].family in ("elementwise", "shape") and len(eqn.operands) == 1
-        if is_view and _is_gradient(graph, eqn.results[0]):
+        if is_view and is_gradient(graph, eqn.results[0]):
             return True
     return False

@@ -223,7 +223,7 @@ class PlanSimulator:
         for number, turn in sorted(readers):
             transfer = transfers[number]
             steps = [
-                (self._step_name(kind, transfer), self._step_seconds(kind, axes, size, transfer, latency))
+                (self._step_name(kind, transfer), self._step_seconds(kind, axes, size, transfer, turn, latency))
                 for kind, axes, size in transfer.collectives
             ]
             if steps:
@@ -232,8 +232,8 @@ class PlanSimulator:
         moves.sort(key=lambda move: (move.wait, move.number))
         return moves
 
-    def _step_seconds(self, kind: str, axes, size: int, transfer: Transfer, latency) -> float:
-        share = self.model.latency_shares.get(transfer.tensor, 1.0)
+    def _step_seconds(self, kind: str, axes, size: int, transfer: Transfer, turn: int, latency) -> float:
+        share = 1.0 if turn else self.model.latency_shares.get(transfer.tensor, 1.0)
         seconds = self.model.pricer.collective_seconds(kind, size, axes, share)
         if not share:
             seconds += latency[kind, tuple(sorted(axes))]
@@ -245,7 +245,7 @@ class PlanSimulator:
         for transfer in transfers:
             if not self.model.latency_shares.get(transfer.tensor, 1.0):
                 for kind, axes, _ in transfer.collectives:
-                    counts[kind, tuple(sorted(axes))] += transfer.trips * len(transfer.spans)
+                    counts[kind, tuple(sorted(axes))] += transfer.trips
         return {
             (kind, axes): self.model.pricer.collective_seconds(kind, 0, axes) / count
             for (kind, axes), count in counts.items()

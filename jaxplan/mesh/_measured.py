@@ -20,10 +20,13 @@ from jaxplan.mesh._topology import Topology
 def best_measured(puzzle: Puzzle, unsplit: float, topology: Topology) -> tuple[float, int]:
     """(seconds, index into `envelope`) of the cheapest chain for so many bytes when no label splits them."""
     lines = envelope(puzzle, topology)
-    return min((_chain_seconds(line, puzzle, unsplit, topology), index) for index, line in enumerate(lines))
+    return min((chain_seconds(line, puzzle, unsplit, topology), index) for index, line in enumerate(lines))
 
 
-def _chain_seconds(line: Line, puzzle: Puzzle, unsplit: float, topology: Topology) -> float:
+def chain_seconds(
+    line: Line, puzzle: Puzzle, unsplit: float, topology: Topology, latency_share: float = 1.0
+) -> float:
+    """Seconds of a chain whose collectives pay a share of their latencies: of what no bytes take."""
     seconds, before = 0.0, State(puzzle.source, puzzle.partial)
     for move in line.moves:
         if move.kind == "slice":
@@ -32,7 +35,12 @@ def _chain_seconds(line: Line, puzzle: Puzzle, unsplit: float, topology: Topolog
             # A gather is counted by what comes out of it, everything else by what goes in.
             counted = move.state if move.kind == "all-gather" else before
             num_bytes = unsplit / _pieces(counted, puzzle)
-            seconds += measured_seconds(topology, move.kind, num_bytes, _sizes(move.group, puzzle, topology))
+            sizes = _sizes(move.group, puzzle, topology)
+            taken = measured_seconds(topology, move.kind, num_bytes, sizes)
+            if latency_share < 1:
+                spared = (1 - latency_share) * measured_seconds(topology, move.kind, 0, sizes)
+                taken = max(0.0, taken - spared)
+            seconds += taken
         before = move.state
     return seconds
 

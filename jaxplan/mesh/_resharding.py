@@ -29,7 +29,7 @@ from jaxplan.mesh._canonical import canonical
 from jaxplan.mesh._collectives import collective_seconds
 from jaxplan.mesh._layout import Layout
 from jaxplan.mesh._lines import Line
-from jaxplan.mesh._measured import best_measured
+from jaxplan.mesh._measured import best_measured, chain_seconds
 from jaxplan.mesh._moves import Move, State
 from jaxplan.mesh._puzzle import Puzzle
 from jaxplan.mesh._search import cheapest, envelope, least_seconds, lines_near
@@ -96,10 +96,19 @@ class _Problem(NamedTuple):
 
 
 def reshard_seconds(
-    source: Layout, target: Layout, shape: Sequence[int], itemsize: int, topology: Topology
+    source: Layout,
+    target: Layout,
+    shape: Sequence[int],
+    itemsize: int,
+    topology: Topology,
+    latency_share: float = 1.0,
 ) -> float:
-    """Seconds of the cheapest path: `reshard_path(...).seconds` without the path, for tables of prices."""
-    return _pair_seconds(source, target, _caps(shape, topology), math.prod(shape) * itemsize, topology)
+    """Seconds of the cheapest path: `reshard_path(...).seconds` without the path, for tables of prices.
+
+    ``latency_share``: what of its latencies that path pays, because its collectives are combined with others.
+    """
+    caps, num_bytes = _caps(shape, topology), math.prod(shape) * itemsize
+    return _pair_seconds(source, target, caps, num_bytes, topology, latency_share)
 
 
 def reshard_bound(
@@ -120,17 +129,25 @@ def reshard_table(
     shape: Sequence[int],
     itemsize: int,
     topology: Topology,
+    latency_share: float = 1.0,
 ) -> npt.NDArray[np.float64]:
     """`reshard_seconds` of every pair, shape (sources, targets)."""
     caps, num_bytes = _caps(shape, topology), math.prod(shape) * itemsize
     table = np.zeros((len(sources), len(targets)))
     for i, source in enumerate(sources):
-        table[i] = [_pair_seconds(source, target, caps, num_bytes, topology) for target in targets]
+        table[i] = [
+            _pair_seconds(source, target, caps, num_bytes, topology, latency_share) for target in targets
+        ]
     return table
 
 
 def _pair_seconds(
-    source: Layout, target: Layout, caps: tuple[int, ...], num_bytes: int, topology: Topology
+    source: Layout,
+    target: Layout,
+    caps: tuple[int, ...],
+    num_bytes: int,
+    topology: Topology,
+    latency_share: float = 1.0,
 ) -> float:
     if source == target:
         return 0.0
@@ -139,8 +156,15 @@ def _pair_seconds(
         return math.inf
     unsplit = num_bytes / problem.pieces
     if problem.lines is not None:
-        return best_measured(problem.puzzle, unsplit, topology)[0]
-    return min([line.fixed + line.slope * unsplit for line in _candidates(problem.puzzle, unsplit, topology)])
+        seconds, index = best_measured(problem.puzzle, unsplit, topology)
+        if latency_share == 1:
+            return seconds
+        return chain_seconds(problem.lines[index], problem.puzzle, unsplit, topology, latency_share)
+    lines = _candidates(problem.puzzle, unsplit, topology)
+    if latency_share == 1:
+        return min([line.fixed + line.slope * unsplit for line in lines])
+    line = min(lines, key=lambda line: line.fixed + line.slope * unsplit)
+    return latency_share * line.fixed + line.slope * unsplit
 
 
 def _candidates(puzzle: Puzzle, unsplit: float, topology: Topology) -> tuple[Line, ...]:

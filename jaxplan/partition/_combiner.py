@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from jaxplan.cost import COMPILERS_OWN_BYTES, combined_bytes
+
 if TYPE_CHECKING:
     from jaxplan._plan import Plan
 
 _FLAG = "xla_gpu_{kind}_combine_threshold_bytes"
-_COMPILERS_OWN_BYTES = 30 * 2**20
-_LEAST_BYTES = 2**20
-_SHARE = 1 / 100
 
 
 def combiner_options(plan: Plan, platform: str | None) -> dict[str, str]:
@@ -27,8 +26,8 @@ def combiner_options(plan: Plan, platform: str | None) -> dict[str, str]:
       plan: the plan to be compiled.
       platform: of the devices, such as ``cuda`` or ``gpu``; others get no options.
     """
-    limit = max(_LEAST_BYTES, int(_SHARE * plan.prediction.memory_bytes))
-    if platform not in ("cuda", "gpu") or limit >= _COMPILERS_OWN_BYTES:
+    limit = combined_bytes(plan.prediction.memory_bytes)
+    if platform not in ("cuda", "gpu") or limit == COMPILERS_OWN_BYTES:
         return {}
     # The compiler counts results, and a reduce-scatter's is a shard of its operand.
     limits = {

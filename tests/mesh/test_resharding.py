@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from jaxplan import JaxplanError
-from jaxplan.mesh import Layout, Topology, permutation_pairs, reshard_path, reshard_seconds
+from jaxplan.mesh import (
+    Layout,
+    Topology,
+    collective_seconds,
+    permutation_pairs,
+    reshard_path,
+    reshard_seconds,
+)
 
 sys.path.insert(0, str(FilePath(__file__).parent))
 import brute_force
@@ -78,6 +85,19 @@ def test_collectives_carry_bytes_by_the_convention() -> None:
     )
     assert collectives(layout("a", "", partial="c"), layout("a", "")) == (("all-reduce", (C,), 32 * mebi),)
     assert collectives(layout("a", "b"), layout("b", "a")) == (("collective-permute", (A, B), 16 * mebi),)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
+def test_a_share_of_the_latency_and_all_of_the_bytes(share: float) -> None:
+    """A gather that four of a size travel in costs what one of four times the size does, by four."""
+    source, target, shape = Layout(((0, 1, 2), ())), Layout(((), ())), (4096, 512)
+    num_bytes = 4 * 4096 * 512
+    latency = collective_seconds(H100, "all-gather", 0, (0, 1, 2))
+    whole = collective_seconds(H100, "all-gather", num_bytes, (0, 1, 2))
+    seconds = reshard_seconds(source, target, shape, 4, H100, share)
+    assert seconds == pytest.approx(whole - (1 - share) * latency)
+    four = collective_seconds(H100, "all-gather", 4 * num_bytes, (0, 1, 2)) / 4
+    assert reshard_seconds(source, target, shape, 4, H100, 1 / 4) == pytest.approx(four)
 
 
 def test_identity_and_impossible() -> None:

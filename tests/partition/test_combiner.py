@@ -46,14 +46,12 @@ def test_a_limit_in_the_environment_is_the_users(monkeypatch: pytest.MonkeyPatch
     assert len(_options(MIB, "cuda")) == 2
 
 
-@pytest.mark.gpu_aot
-@pytest.mark.slow
-@pytest.mark.skipif(
+compiled = pytest.mark.skipif(
     importlib.util.find_spec("jax_cuda12_plugin") is None, reason="needs the extra gpu-aot to compile for GPUs"
 )
-def test_large_gradients_are_reduced_one_by_one() -> None:
-    """Three gradients of 4 MiB: one reduce-scatter of all would hold them together."""
 
+
+def _zero2_of_matrices(number: int, width: int, batch: int) -> jaxplan.Plan:
     def step(params: Any, x: Any) -> Any:
         def loss(params: Any) -> Any:
             hidden = x
@@ -63,10 +61,32 @@ def test_large_gradients_are_reduced_one_by_one() -> None:
 
         return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params))
 
-    matrix = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
-    frontier = jaxplan.plan(
-        step, [matrix] * 3, jax.ShapeDtypeStruct((8192, 1024), jnp.float32), topology="h100:8", donate_argnums=(0,)
-    )
-    report = compile_plan(frontier.references["zero2"])
+    matrix = jax.ShapeDtypeStruct((width, width), jnp.float32)
+    x = jax.ShapeDtypeStruct((batch, width), jnp.float32)
+    frontier = jaxplan.plan(step, [matrix] * number, x, topology="h100:8", donate_argnums=(0,))
+    return frontier.references["zero2"]
+
+
+@pytest.mark.gpu_aot
+@pytest.mark.slow
+@compiled
+def test_large_gradients_are_reduced_one_by_one() -> None:
+    """Three gradients of 4 MiB: one reduce-scatter of all would hold them together."""
+    report = compile_plan(_zero2_of_matrices(3, 1024, 8192))
     scattered = [c for c in report.collectives if c.kind == "reduce-scatter"]
     assert [c.num_bytes for c in scattered] == [4 * MIB] * 3
+
+
+@pytest.mark.gpu_aot
+@pytest.mark.slow
+@compiled
+def test_latencies_are_those_of_the_combined_collectives() -> None:
+    """Six gradients and six parameters of 1 MiB in a program of half a gibibyte: what is left pays a latency each."""
+    plan = _zero2_of_matrices(6, 512, 2**18)
+    report = compile_plan(plan)
+    for kind in ("reduce-scatter", "all-gather"):
+        planned = [c for c in plan.prediction.collectives if c.kind == kind]
+        assert sum(c.count for c in planned) == 6
+        left = sum(c.count for c in report.collectives if c.kind == kind)
+        assert left < 6
+        assert sum(c.count * c.latency_share for c in planned) == pytest.approx(left, abs=1e-6)
