@@ -15,7 +15,7 @@ from jaxplan.ir._groups import coarsen
 from jaxplan.ir._program import Program, Tensor
 from jaxplan.ir._registry import operator_rule
 from jaxplan.ir._rule import OperatorRule
-from jaxplan.ir._space import GroupSpace
+from jaxplan.ir._space import GroupSpace, SpaceFacts
 from jaxplan.ir._spaces import group_spaces
 from jaxplan.ir._values import Values, analyse_values
 
@@ -72,7 +72,8 @@ def analyse(
     grouping, primal_of = coarsen(program, rules, values, gradients_apart=gradients_apart)
     replaced = {program.outputs[o]: program.inputs[i] for o, i in program.aliases.items()}
     alike = {**replaced, **primal_of}
-    spaces = group_spaces(grouping.groups, program, rules, named, alike, values.number)
+    facts = SpaceFacts(program=program, rules=rules, named=named, primal_of=alike, number=values.number)
+    spaces = group_spaces(grouping.groups, facts)
     for new, old in replaced.items():
         _place_as(spaces, grouping.tensor_group[old], new, old)
     return StepGraph(

@@ -7,7 +7,7 @@ configuration), and that fixes the layout of every operand and result.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxplan.ir._dimensions import NamedDimensions
@@ -64,26 +64,33 @@ class GroupSpace:
     operand_partial: tuple[int, ...] = ()
 
 
-def group_space(
-    group: Group,
-    program: Program,
-    rules: Sequence[OperatorRule],
-    named: NamedDimensions,
-    primal_of: dict[int, int],
-    number: Sequence[int],
-) -> GroupSpace:
-    """Build the space of ``group``.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpaceFacts:
+    """What the spaces of a program's groups follow from.
 
-    ``primal_of`` maps a cotangent tensor to the tensor whose gradient it is, ``number`` each tensor to its value
-    number: both, and equal values (a recomputed activation and the original), are split alike.
+    Attributes:
+      rules: one operator rule per equation.
+      named: the named dimensions.
+      primal_of: cotangent tensor -> the tensor whose gradient it is; the two are split alike.
+      number: value number of each tensor; equal values (a recomputed activation and the original) are split alike.
     """
-    return _SpaceBuilder(group, program, rules, named, primal_of, number).build()
+
+    program: Program
+    rules: Sequence[OperatorRule]
+    named: NamedDimensions
+    primal_of: Mapping[int, int]
+    number: Sequence[int]
+
+
+def group_space(group: Group, facts: SpaceFacts) -> GroupSpace:
+    """Build the space of ``group``."""
+    return _SpaceBuilder(group, facts).build()
 
 
 class _SpaceBuilder:
-    def __init__(self, group, program: Program, rules, named, primal_of, number) -> None:
-        self.group, self.program, self.rules, self.named = group, program, rules, named
-        self.primal_of, self.number = primal_of, number
+    def __init__(self, group: Group, facts: SpaceFacts) -> None:
+        self.group, self.program, self.rules, self.named = group, facts.program, facts.rules, facts.named
+        self.primal_of, self.number = facts.primal_of, facts.number
         self.union = UnionFind(0)
         self.sizes: list[int] = []
         self.base: dict[int, int] = {}

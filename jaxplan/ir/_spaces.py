@@ -6,11 +6,8 @@ import dataclasses
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from jaxplan.ir._dimensions import NamedDimensions
 from jaxplan.ir._grouping import Group
-from jaxplan.ir._program import Program
-from jaxplan.ir._rule import OperatorRule
-from jaxplan.ir._space import FactorClass, GroupSpace, group_space
+from jaxplan.ir._space import FactorClass, GroupSpace, SpaceFacts, group_space
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,64 +25,51 @@ class _Structure:
     names: tuple[int, ...]
 
 
-def group_spaces(
-    groups: Sequence[Group],
-    program: Program,
-    rules: Sequence[OperatorRule],
-    named: NamedDimensions,
-    primal_of: dict[int, int],
-    number: Sequence[int],
-) -> list[GroupSpace]:
+def group_spaces(groups: Sequence[Group], facts: SpaceFacts) -> list[GroupSpace]:
     """`group_space` of every group."""
     known: dict[Hashable, tuple[Group, _Structure, GroupSpace]] = {}
     classes: dict[tuple[int, tuple[int, ...]], tuple[FactorClass, ...]] = {}
     spaces = []
     for group in groups:
-        structure = _structure(group, program, rules, named, primal_of, number)
+        structure = _structure(group, facts)
         found = known.get(structure.key)
         if found is not None:
             spaces.append(_renamed(*found, group, structure, classes))
         else:
-            space = group_space(group, program, rules, named, primal_of, number)
+            space = group_space(group, facts)
             known[structure.key] = group, structure, space
             spaces.append(space)
     return spaces
 
 
-def _structure(
-    group: Group,
-    program: Program,
-    rules: Sequence[OperatorRule],
-    named: NamedDimensions,
-    primal_of: dict[int, int],
-    number: Sequence[int],
-) -> _Structure:
+def _structure(group: Group, facts: SpaceFacts) -> _Structure:
+    program, named = facts.program, facts.named
     place: dict[int, int] = {t: i for i, t in enumerate(group.inputs)}
     equations = []
     for e in group.equations:
         eqn = program.equations[e]
         held = [place.setdefault(t, len(place)) for t in eqn.operands]
         made = [place.setdefault(t, len(place)) for t in eqn.results]
-        equations.append((eqn.name, id(rules[e]), tuple(held), tuple(made)))
+        equations.append((eqn.name, id(facts.rules[e]), tuple(held), tuple(made)))
     last = len(named.dimensions)
     tensors, first = [program.tensors[t] for t in place], {}
     dims = [[named.of.get((t.index, d), last) for d in range(len(t.shape))] for t in tensors]
     names = sorted({name for of in dims for name in of})
     rank = {name: k for k, name in enumerate(names)}
-    facts = tuple(
+    described = tuple(
         [
             (
                 tensor.shape,
                 tensor.kind == "literal",
-                first.setdefault(number[tensor.index], i),
-                place.get(primal_of.get(tensor.index, -1), -1),
+                first.setdefault(facts.number[tensor.index], i),
+                place.get(facts.primal_of.get(tensor.index, -1), -1),
                 tuple([rank[name] for name in of]),
             )
             for i, (tensor, of) in enumerate(zip(tensors, dims))
         ]
     )
     return _Structure(
-        key=(group.kind, len(group.inputs), tuple(equations), facts, last in rank),
+        key=(group.kind, len(group.inputs), tuple(equations), described, last in rank),
         tensors=tuple(place),
         names=tuple(names),
     )

@@ -12,7 +12,7 @@ import pytest
 from jaxplan._planner import analyse_step
 from jaxplan.ir import StepGraph, dimension_graph
 from jaxplan.ir._groups import coarsen
-from jaxplan.ir._space import group_space
+from jaxplan.ir._space import SpaceFacts, group_space
 from tests.small_steps import gpt_init, token_batch, train_step
 
 
@@ -26,9 +26,12 @@ def test_a_shared_space_is_the_groups_own(gpt: StepGraph) -> None:
     program = gpt.program
     _, primal_of = coarsen(program, gpt.rules, gpt.values)
     alike = {**{program.outputs[o]: program.inputs[i] for o, i in program.aliases.items()}, **primal_of}
+    facts = SpaceFacts(
+        program=program, rules=gpt.rules, named=gpt.named, primal_of=alike, number=gpt.values.number
+    )
     layers: dict[tuple, set[tuple[int, ...]]] = defaultdict(set)
     for group, space in zip(gpt.grouping.groups, gpt.spaces, strict=True):
-        own = group_space(group, program, gpt.rules, gpt.named, alike, gpt.values.number)
+        own = group_space(group, facts)
         assert space.classes == own.classes and space.operand_partial == own.operand_partial
         assert space.factor_class == own.factor_class and space.tensor_partial == own.tensor_partial
         assert own.tensor_dims.items() <= space.tensor_dims.items()  # outputs lie as the state that they replace
