@@ -324,7 +324,7 @@ def make_plan(
         configurations=chosen,
         repeated=tuple(sorted(repeated)),
         in_paths=program.in_paths,
-        in_avals=predictor.in_avals,
+        in_avals=program.in_avals,
         out_paths=program.out_paths,
         in_layouts=in_layouts,
         out_layouts=out_layouts,

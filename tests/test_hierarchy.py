@@ -99,15 +99,16 @@ def test_cost_around_a_group_is_what_the_problem_says() -> None:
     chosen = list(model.chosen(base))
     time, memory, _ = model.problem.evaluate(base, keep)
     for v, configs in enumerate(model.configurations):
-        before = builder.cost_around(v, chosen[v], chosen)
+        around, own = builder.around(v, chosen), builder.own_costs(v, configs)
+        before = around.cost(chosen[v], own[0])
         for label in range(0, len(configs), 3):
             changed = [*base[:v], label, *base[v + 1 :]]
-            after = builder.cost_around(v, configs[label], chosen)
+            after = around.cost(configs[label], own[label])
             new_time, new_memory, _ = model.problem.evaluate(changed, keep)
             assert math.isclose(after[0] - before[0], new_time - time, rel_tol=1e-9, abs_tol=1e-12)
             assert after[1] - before[1] == new_memory - memory
             for most in (after[0] * 0.5, after[0] * 1.1):  # bounded instead of priced where it comes to so much
-                seconds, num_bytes = builder.cost_around(v, configs[label], chosen, None, 0.0, most)
+                seconds, num_bytes = around.cost(configs[label], own[label], 0.0, most)
                 exact = seconds == pytest.approx(after[0]) and num_bytes == after[1]
                 assert exact or (most <= seconds <= after[0] and num_bytes <= after[1])
     assert chosen == list(model.chosen(base))

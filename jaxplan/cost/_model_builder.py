@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
@@ -174,18 +173,6 @@ class ModelBuilder:
             lambda t: self.latency_shares.get(t, 1.0),
             self._how_kept,
         )
-
-    def cost_around(
-        self,
-        v: int,
-        config: Configuration,
-        chosen: Sequence[Configuration],
-        own: tuple[float, float] | None = None,
-        slope: float = 0.0,
-        most: float = math.inf,
-    ) -> tuple[float, float]:
-        """`Around.cost` of one configuration; ``own`` is what `own_costs` gives for it."""
-        return self.around(v, chosen).cost(config, own or self.own_costs(v, (config,))[0], slope, most)
 
     @functools.cached_property
     def _flows_at(self) -> tuple[tuple[Flow, ...], ...]:

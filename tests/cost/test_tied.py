@@ -77,9 +77,9 @@ def test_what_costs_too_much_is_not_looked_at_further():
     model = builder.build(builder.configurations())
     chosen = list(model.chosen([0] * model.problem.num_nodes))
     for v, configs in enumerate(model.configurations):
-        own = builder.own_costs(v, configs)
-        for config, costs in zip(configs, own, strict=True):
-            seconds, num_bytes = builder.cost_around(v, config, chosen)
+        around = builder.around(v, chosen)
+        for config, costs in zip(configs, builder.own_costs(v, configs), strict=True):
+            seconds, num_bytes = around.cost(config, costs)
             assert costs[0] <= seconds and costs[1] <= num_bytes
-            assert builder.cost_around(v, config, chosen, costs) == (seconds, num_bytes)
-            assert builder.cost_around(v, config, chosen, costs, 0.0, costs[0]) == costs
+            assert builder.own_costs(v, (config,)) == [costs]
+            assert around.cost(config, costs, 0.0, costs[0]) == costs
