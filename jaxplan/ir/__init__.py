@@ -1,5 +1,6 @@
 """From jaxpr to a graph of tensor dimensions: trace, operator rules, groups, iteration spaces."""
 
+from jaxplan.ir._barriers import backward_barriers as backward_barriers
 from jaxplan.ir._blocks import Block as Block
 from jaxplan.ir._blocks import Remat as Remat
 from jaxplan.ir._configurations import COARSE_CONFIGURATIONS as COARSE_CONFIGURATIONS

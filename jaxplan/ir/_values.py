@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxplan.ir._barriers import backward_barriers
 from jaxplan.ir._program import REGION_IN, REGION_OUT, Equation, Program
 from jaxplan.ir._rule import OperatorRule
 
@@ -118,19 +119,14 @@ def analyse_values(program: Program, rules: tuple[OperatorRule, ...]) -> Values:
 def _merged(program: Program, number: Sequence[int]) -> tuple[int, ...]:
     """Value numbers told apart by the last barrier of the backward pass that a value is behind, and by the loop or
     branch in whose body it is: a slice of a weight is the same in both passes, and each loop gathers its own."""
-    has_barriers = any(
-        eqn.name == "optimization_barrier" and eqn.phase == "backward" for eqn in program.equations
-    )
-    if not has_barriers and not program.regions:
+    barrier = {e: equations.start for equations in backward_barriers(program) for e in equations}
+    if not barrier and not program.regions:
         return tuple(number)
     behind, body = [-1] * len(number), [-1] * len(number)
-    start, origin = -1, None
     for eqn in program.equations:
-        last = max((behind[t] for t in eqn.operands), default=-1)
-        if eqn.name == "optimization_barrier" and eqn.phase == "backward":
-            if eqn.origin is not origin:
-                start, origin = eqn.index, eqn.origin
-            last = start
+        last = barrier.get(eqn.index, -1)
+        if last < 0:
+            last = max((behind[t] for t in eqn.operands), default=-1)
         region = eqn.params["region"] if eqn.name == REGION_IN else eqn.region
         for t in eqn.results:
             behind[t], body[t] = last, region

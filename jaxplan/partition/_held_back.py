@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 
 from jaxplan.cost import Buffers, Transfer, analyse_buffers
-from jaxplan.ir import CONTRACTION_FAMILIES, Equation, StepGraph
+from jaxplan.ir import CONTRACTION_FAMILIES, Equation, StepGraph, backward_barriers
 from jaxplan.mesh import ChipSpec, Layout
 
 _Array = int | tuple[int, Layout]
@@ -58,7 +58,8 @@ def places_of_due_products(
     ]
     places: set[int] = set()
     loops = [region.start for region in graph.program.regions if region.parent < 0]
-    barriers = [-1, -1, *_backward_barriers(graph)]  # at each, what was made before the one before is there anyway
+    # At each barrier, what was made before the one before is there anyway.
+    barriers = [-1, -1, *(equations.start for equations in backward_barriers(graph.program))]
     for place, following in itertools.pairwise([*others, len(graph.program.equations)]):
         passed = [start for start in (*loops, *places) if start < place]
         there = max([*passed, barriers[bisect.bisect_right(barriers, place) - 2]])
@@ -70,15 +71,6 @@ def places_of_due_products(
         if curve[place:following].max() + size > (1 + LEAST_RISE) * curve.max():
             places.add(place)
     return frozenset(places)
-
-
-def _backward_barriers(graph: StepGraph) -> list[int]:
-    """The first equation of each barrier of the backward pass."""
-    found: dict[int, int] = {}
-    for eqn in graph.program.equations:
-        if eqn.name == "optimization_barrier" and eqn.phase == "backward":
-            found.setdefault(id(eqn.origin), eqn.index)
-    return list(found.values())
 
 
 def _is_product(graph: StepGraph, eqn: Equation) -> bool:
