@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from jaxplan.cost._fusion import NOT_RECOMPUTED, fuses_into, is_recomputed, runs_inside_readers
 from jaxplan.cost._in_place import cleared_together, hand_over
+from jaxplan.cost._orders import OrderedCopy, write_in_orders
 from jaxplan.cost._put_off import put_off
 from jaxplan.ir import REGION_IN, REGION_OUT, Equation, StepGraph
 from jaxplan.mesh import ChipSpec
@@ -41,6 +42,7 @@ class Buffers:
         float32 where the chip's element-wise arithmetic is.
       widened: 16-bit tensors that are cast to float32 by the fusions of both passes.
       cleared: tensors that are cleared at once, where the first of those that are split alike is made.
+      ordered: buffers that are there once more, their dimensions in another order.
     """
 
     materialised: tuple[bool, ...]
@@ -52,6 +54,7 @@ class Buffers:
     num_bytes: tuple[int, ...]
     widened: frozenset[int]
     cleared: tuple[tuple[int, ...], ...] = ()
+    ordered: tuple[OrderedCopy, ...] = ()
 
     def is_kept(self, first: int, last: int) -> bool:
         """Whether what is made for a read at ``first``, and read at ``last`` again, lives until the backward pass."""
@@ -81,6 +84,8 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec, *, in_order: bool = False)
         for t in eqn.operands[_is_carry_exit(eqn) :]:
             death[t] = max(death[t], last)
     hand_over(graph, materialised, death)
+    read_end = _read_end(graph, materialised, death, late)
+    ordered = write_in_orders(graph, chip, materialised, read_end, death)
     birth = list(values.producer)
     for region in program.regions:  # what a loop stacks is there from its beginning
         for e in region.exits:
@@ -95,12 +100,13 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec, *, in_order: bool = False)
         materialised=tuple(materialised),
         birth=tuple(birth),
         death=tuple(death),
-        read_end=_read_end(graph, materialised, death, late),
+        read_end=read_end,
         turning_point=turning,
         saved=saved,
         num_bytes=tuple(_buffer_bytes(graph, chip, t) for t in range(len(program.tensors))),
         widened=_widened(graph, chip, materialised),
         cleared=cleared_together(graph) if chip.is_gpu else (),
+        ordered=ordered,
     )
 
 

@@ -120,6 +120,7 @@ class Predictor:
         self._updates = {
             f.tensor for f in model.flows if f.consumer != UNGROUPED and groups[f.consumer].kind == "state"
         }
+        self._ordered = [c for c in buffers.ordered if c.tensor in self._place]
         self._cleared = [[t for t in c if t in self._place] for c in buffers.cleared]
         self._birth = np.array([buffers.birth[t] for t in self._place], dtype=np.int64)
         self._death = np.array([buffers.death[t] for t in self._place], dtype=np.int64)
@@ -215,6 +216,13 @@ class Predictor:
             deaths.append(2 * last)
             sizes.append(size)
             labels.append("resharded copies")
+        for copy in self._ordered:
+            elements = model.graph.program.tensors[copy.tensor].num_elements
+            share = made[self._place[copy.tensor]] / model.buffers.num_bytes[copy.tensor]
+            births.append(2 * copy.first)
+            deaths.append(2 * copy.last + 1)
+            sizes.append(share * elements * copy.itemsize)
+            labels.append("gradients and temporaries")
         workspace = model.topology.chip.matmul_workspace_bytes
         for e in self._contractions if workspace else ():
             births.append(2 * e)

@@ -1,0 +1,162 @@
+"""Values that compiled GPU programs write once more with their dimensions in another order.
+
+A batched product whose operand has several free or several contracted dimensions reads it as a batch of matrices, and
+so in one order of dimensions only: batch, free, contracted for the left operand, batch, contracted, free for the right
+one; what it makes is in the order batch, free of the left, free of the right. With one free and one contracted
+dimension, or without a batch, products read and write either order. Seen on products compiled one by one, with none to
+two batch dimensions and one or two of the others.
+
+Fusions write what one product reads in the order in which it does. Scores of attention whose heads are in groups are
+what comes in several: their softmax runs in the order in which the scores were made, the gradient of the weights
+arrives in another and is transposed where the two meet, after it was cast to float32; and of the gradient of the scores
+two products read each its own order.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jaxplan.ir import Equation, StepGraph
+from jaxplan.mesh import ChipSpec
+
+Order = tuple[int, ...]
+"""Dimensions of a tensor from the slowest to the fastest in memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderedCopy:
+    """A value that is there once more, in another order of dimensions.
+
+    Attributes:
+      tensor: the value.
+      itemsize: bytes of an element of the copy.
+      first, last: equations between which it lives.
+    """
+
+    tensor: int
+    itemsize: int
+    first: int
+    last: int
+
+
+def write_in_orders(
+    graph: StepGraph,
+    chip: ChipSpec,
+    materialised: Sequence[bool],
+    read_end: Sequence[int],
+    death: list[int],
+) -> tuple[OrderedCopy, ...]:
+    """What is there once more because of its order; changes ``death`` of what is transposed and of what waits for it.
+
+    Of the orders that products read, that which is read last is no copy. A product beside the one whose result is
+    transposed (both read one gradient) was mostly seen to run when the transposed one has been used, and what it reads
+    is there until then.
+    """
+    if not chip.is_gpu:
+        return ()
+    walk, copies = _Walk(graph, materialised), []
+    tensors, producer, equations = graph.program.tensors, graph.values.producer, graph.program.equations
+    beside: dict[int, int] = {}
+    for t, (join, itemsize) in walk.joined.items():
+        copies.append(OrderedCopy(tensor=t, itemsize=itemsize, first=join, last=death[t]))
+        if equations[producer[t]].phase == "backward":
+            beside |= dict.fromkeys(equations[producer[t]].operands, death[t])
+        death[t] = join
+    for t, wanted in walk.wanted.items():
+        natural = walk.fixed.get(t)
+        ends = {order: max(read_end[e] for e in readers) for order, readers in wanted.items()}
+        base = natural if natural is not None else max(ends, key=lambda order: (ends[order], order))
+        for order, last in ends.items():
+            if order != base:
+                first = producer[t] if natural is None else min(wanted[order])
+                copies.append(OrderedCopy(tensor=t, itemsize=tensors[t].itemsize, first=first, last=last))
+        for eqn in (equations[e] for e in wanted.get(base, ())):
+            if eqn.phase == "backward":
+                death[t] = max(death[t], *(beside.get(o, -1) for o in eqn.operands))
+    return tuple(copies)
+
+
+class _Walk:
+    """Orders of all values, in program order.
+
+    Attributes:
+      wanted: buffer -> order of its dimensions -> products that read it in that order.
+      fixed: results of products that come in one order -> that order.
+      joined: result of a product -> equation before which it is transposed, bytes of an element of what is written.
+    """
+
+    def __init__(self, graph: StepGraph, materialised: Sequence[bool]) -> None:
+        self.wanted: dict[int, dict[Order, list[int]]] = defaultdict(lambda: defaultdict(list))
+        self.fixed: dict[int, Order] = {}
+        self.joined: dict[int, tuple[int, int]] = {}
+        self._graph, self._materialised = graph, materialised
+        self._order: dict[int, Order] = {}
+        self._base: dict[int, tuple[int, Order]] = {}  # the buffer that a view is of, and its dimensions
+        self._product: dict[int, int] = {}  # the result of a product that a value was computed from alone
+        for eqn in graph.program.equations:
+            self._visit(eqn)
+
+    def _visit(self, eqn: Equation) -> None:
+        family = self._graph.rules[eqn.index].family
+        if eqn.name == "dot_general":
+            self._visit_product(eqn)
+        elif eqn.name == "transpose":
+            self._transpose(eqn)
+        elif family == "elementwise" and len(eqn.results) == 1:
+            self._visit_elementwise(eqn)
+
+    def _visit_product(self, eqn: Equation) -> None:
+        contracted, batch = eqn.params["dimension_numbers"]
+        tensors, is_fixed = self._graph.program.tensors, False
+        for side, t in enumerate(eqn.operands):
+            shape = tensors[t].shape
+            inner, outer = _large(shape, contracted[side]), _large(shape, batch[side])
+            free = _large(shape, [d for d in range(len(shape)) if d not in (*contracted[side], *batch[side])])
+            if outer and max(len(inner), len(free)) > 1:
+                order = (*outer, *inner, *free) if side else (*outer, *free, *inner)
+                base, dims = self._base.get(t, (t, tuple(range(len(shape)))))
+                if self._materialised[base] and self._graph.values.producer[base] >= 0:
+                    self.wanted[base][tuple(dims[d] for d in order)].append(eqn.index)
+            is_fixed |= bool(outer) and len(free) > 1
+        if is_fixed:
+            (result,) = eqn.results
+            self._order[result] = self.fixed[result] = _large(
+                tensors[result].shape, range(len(tensors[result].shape))
+            )
+            self._product[result] = result
+
+    def _transpose(self, eqn: Equation) -> None:
+        (operand,), (result,) = eqn.operands, eqn.results
+        moved = tuple(eqn.params["permutation"])
+        if operand in self._order:
+            self._order[result] = tuple(moved.index(d) for d in self._order[operand])
+        if operand in self._product:
+            self._product[result] = self._product[operand]
+        base, dims = self._base.get(operand, (operand, tuple(range(len(moved)))))
+        if not self._materialised[result]:
+            self._base[result] = base, tuple(dims[d] for d in moved)
+
+    def _visit_elementwise(self, eqn: Equation) -> None:
+        tensors, (result,) = self._graph.program.tensors, eqn.results
+        whole = [t for t in eqn.operands if tensors[t].shape == tensors[result].shape and t in self._order]
+        if not whole:
+            return
+        # The order of what was there first stays: what is saved for the backward pass is not transposed again.
+        first = min(whole, key=lambda t: self._made(t))
+        order = self._order[result] = self._order[first]
+        for t in whole:
+            if self._order[t] != order and t in self._product and order != tuple(sorted(order)):
+                before = self.joined.get(self._product[t], (eqn.index, 0))
+                self.joined[self._product[t]] = before[0], max(before[1], tensors[t].itemsize)
+        if first in self._product and len({self._product.get(t) for t in whole}) == 1:
+            self._product[result] = self._product[first]
+
+    def _made(self, t: int) -> int:
+        return self._graph.values.producer[self._product.get(t, t)]
+
+
+def _large(shape: Sequence[int], dims: Sequence[int]) -> Order:
+    """Those of more than one element: the others are no dimensions to the compiler."""
+    return tuple(d for d in dims if shape[d] > 1)

@@ -1,0 +1,124 @@
+"""Values that products read in an order of their own: by hand, and against compiled GPU programs."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxplan
+from jaxplan.cost import analyse_buffers
+from jaxplan.cost._orders import OrderedCopy
+from jaxplan.ir import StepGraph, analyse, trace
+from jaxplan.mesh import Topology
+from jaxplan.partition import compile_plan
+
+compiled = pytest.mark.skipif(
+    importlib.util.find_spec("jax_cuda12_plugin") is None, reason="needs the extra gpu-aot to compile for GPUs"
+)
+
+
+def _analysed(step: Callable[..., Any], *shapes: tuple[int, ...]) -> StepGraph:
+    return analyse(trace(step, [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in shapes], {}))
+
+
+def _copies(graph: StepGraph, topology: str = "h100:8") -> tuple[OrderedCopy, ...]:
+    return analyse_buffers(graph, Topology.parse(topology).chip).ordered
+
+
+def _read_twice(num_batch: int, num_left: int, num_right: int) -> tuple[Callable[..., Any], list[tuple[int, ...]]]:
+    """One value (batch, left, right) of which one product contracts the left dimensions and one the right ones."""
+    batch, left, right = (4, 8)[:num_batch], (64, 16)[:num_left], (128, 4)[:num_right]
+    b = tuple(range(num_batch))
+    inner = tuple(range(num_batch, num_batch + num_left))
+    outer = tuple(range(num_batch + num_left, num_batch + num_left + num_right))
+
+    def step(x: jax.Array, first: jax.Array, second: jax.Array) -> Any:
+        y = jnp.tanh(x.astype(jnp.float32)).astype(x.dtype)
+        own = tuple(range(num_batch, num_batch + num_right))
+        return (
+            jax.lax.dot_general(y, first, ((inner, inner), (b, b))),
+            jax.lax.dot_general(y, second, ((outer, own), (b, b))),
+        )
+
+    return step, [(*batch, *left, *right), (*batch, *left, 32), (*batch, *right, 32)]
+
+
+# What the compiler was seen to write for each of these programs: one value, or one for each product.
+@pytest.mark.parametrize(
+    ("num_batch", "num_left", "num_right", "written"),
+    [(0, 1, 1, 1), (0, 2, 2, 1), (1, 1, 1, 1), (2, 1, 1, 1), (1, 1, 2, 2), (1, 2, 1, 2), (2, 1, 2, 2), (2, 2, 2, 2)],
+)
+def test_a_batch_and_several_dimensions_fix_the_order(
+    num_batch: int, num_left: int, num_right: int, written: int
+) -> None:
+    step, shapes = _read_twice(num_batch, num_left, num_right)
+    copies = _copies(_analysed(step, *shapes))
+    assert len(copies) == written - 1
+    assert all(copy.itemsize == 2 for copy in copies)
+
+
+@pytest.mark.gpu_aot
+@pytest.mark.slow
+@compiled
+@pytest.mark.parametrize(("sizes", "written"), [((2, 1, 2), 2), ((0, 2, 2), 1)])
+def test_the_compiler_writes_as_many(sizes: tuple[int, int, int], written: int) -> None:
+    step, shapes = _read_twice(*sizes)
+    plan = jaxplan.plan(
+        step, *[jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in shapes], topology="h100:1", donate_argnums=()
+    ).fastest()
+    entry = (compile_plan(plan).hlo_text or "").partition("\nENTRY")[2]
+    fusions = [line.partition(" fusion(")[0] for line in entry.splitlines() if " fusion(" in line]
+    assert sum(made.count("bf16[") for made in fusions) == written
+
+
+def _attention(params: Any, x: jax.Array) -> jax.Array:
+    """Heads in groups: scores of several queries of one key."""
+    x = jnp.tanh(x @ params["in"])
+    q = jnp.einsum("btm,mkgd->btkgd", x, params["q"])
+    k, v = (jnp.einsum("btm,mkd->btkd", x, params[name]) for name in "kv")
+    scores = jnp.einsum("btkgd,bskd->bkgts", q, k).astype(jnp.float32)
+    weights = jax.nn.softmax(scores, axis=-1).astype(x.dtype)
+    return jnp.einsum("btkgd,kgdm->btm", jnp.einsum("bkgts,bskd->btkgd", weights, v), params["out"])
+
+
+def _step(params: Any, x: jax.Array) -> Any:
+    def loss(params: Any) -> jax.Array:
+        return jnp.sum(jnp.square(_attention(params, x).astype(jnp.float32)))
+
+    return jax.tree.map(lambda p, g: p - g, params, jax.grad(loss)(params))
+
+
+def _arguments(batch: int, length: int, width: int = 256, heads: int = 2, groups: int = 4, size: int = 64) -> Any:
+    shapes = {
+        "in": (width, width),
+        "q": (width, heads, groups, size),
+        "k": (width, heads, size),
+        "v": (width, heads, size),
+        "out": (heads, groups, size, width),
+    }
+    params = {name: jax.ShapeDtypeStruct(shape, jnp.bfloat16) for name, shape in shapes.items()}
+    return params, jax.ShapeDtypeStruct((batch, length, width), jnp.bfloat16)
+
+
+def test_gradients_of_grouped_attention_are_transposed_in_float32() -> None:
+    graph = analyse(trace(_step, _arguments(16, 512), {}))
+    tensors = graph.program.tensors
+    large = [c for c in _copies(graph) if tensors[c.tensor].num_elements == 16 * 8 * 512 * 512]
+    # The weights for two products, the gradient of the scores for two, and that of the weights in float32.
+    assert sorted(c.itemsize for c in large) == [2, 2, 4]
+    (wide,) = [c for c in large if c.itemsize == 4]
+    assert graph.program.equations[graph.values.producer[wide.tensor]].name == "dot_general"
+    assert _copies(graph, "cpu:8") == _copies(graph, "v5e:2x4") == ()
+
+
+@pytest.mark.gpu_aot
+@pytest.mark.slow
+@compiled
+def test_memory_of_grouped_attention_is_the_compiled_one() -> None:
+    plan = jaxplan.plan(_step, *_arguments(16, 2048), topology="h100:8", donate_argnums=(0,)).references["data"]
+    assert plan.memory_bytes == pytest.approx(compile_plan(plan).memory_bytes, rel=0.08)
