@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from jaxplan.cost._accumulated import accumulations
 from jaxplan.cost._fusion import NOT_RECOMPUTED, fuses_into, is_recomputed, runs_inside_readers
 from jaxplan.cost._in_place import cleared_together, hand_over
 from jaxplan.cost._orders import OrderedCopy, write_in_orders
@@ -84,6 +85,10 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec, *, in_order: bool = False)
         for t in eqn.operands[_is_carry_exit(eqn) :]:
             death[t] = max(death[t], last)
     hand_over(graph, materialised, death)
+    for added, product, other in accumulations(graph, chip):
+        death[product] = values.producer[product] - 1  # no buffer of its own, unless it is resharded first
+        if death[other] == added and other not in program.inputs:
+            death[other] = added - 1
     read_end = _read_end(graph, materialised, death, late)
     ordered = write_in_orders(graph, chip, materialised, read_end, death)
     birth = list(values.producer)
@@ -162,6 +167,8 @@ def _materialised(graph: StepGraph, chip: ChipSpec, turning: int) -> list[bool]:
             for t in (*eqn.operands, *eqn.results) if has_kernel else eqn.operands[:1]:
                 reads_free = graph.values.free[t] or program.tensors[t].kind == "literal"
                 result[t] = not reads_free and (result[t] or not fuses_into(graph, chip, eqn.index, t))
+    for added, _, other in accumulations(graph, chip):  # what the library reads and writes
+        result[other] = result[program.equations[added].results[0]] = True
     for t in program.inputs:
         result[t] = True
     for eqn in program.equations:

@@ -10,7 +10,7 @@ import numpy as np
 from jaxplan.cost._buffers import Buffers
 from jaxplan.cost._measured import product_seconds
 from jaxplan.cost._user_body import BodyCost, body_cost
-from jaxplan.cost._work import flops_of_equation
+from jaxplan.cost._work import flops_of_equation, work_beside_halos
 from jaxplan.ir import REGION_IN, REGION_OUT, WHOLE, Configuration, Group, GroupSpace, StepGraph
 from jaxplan.mesh import Topology
 
@@ -45,9 +45,24 @@ def local_flops(graph: StepGraph, group: Group, space: GroupSpace, splits: np.nd
     for e in group.equations:
         flops = flops_of(graph, e)
         if flops:
-            total += flops * trips_of(graph, e) / _equation_splits(space, splits, e)
+            share = _beside_halos(graph, space, splits, e) / _equation_splits(space, splits, e)
+            total += flops * trips_of(graph, e) * share
         total += body_cost(graph.program.equations[e]).flops * trips_of(graph, e)
     return total
+
+
+def _beside_halos(graph: StepGraph, space: GroupSpace, splits: np.ndarray, equation: int) -> np.ndarray:
+    """Work of a device over an equal share of it, shape (K,): more where windows are split (`work_beside_halos`)."""
+    result = np.ones(len(splits))
+    rule, tensors = graph.rules[equation], graph.program.tensors
+    for window in rule.windows:
+        c = space.factor_class[equation][window.factor]
+        if c == WHOLE:
+            continue
+        for parts in np.unique(splits[:, c]).tolist():
+            more = work_beside_halos(graph.program.equations[equation], rule, tensors, window, int(parts))
+            result[splits[:, c] == parts] *= more
+    return result
 
 
 def trips_of(graph: StepGraph, equation: int) -> int:

@@ -13,12 +13,13 @@ import numpy as np
 
 from jaxplan.cost._changed import ChangedFlows
 from jaxplan.cost._compute import split_counts, tensor_splits
-from jaxplan.cost._flows import layout_of
+from jaxplan.cost._flows import layout_of, required_layout
 from jaxplan.cost._in_place import LARGE_PARAMETER_BYTES
 from jaxplan.cost._inner import InnerCollective, inner_collectives, may_communicate
 from jaxplan.cost._lifetimes import Lifetimes
 from jaxplan.cost._model import CostModel
 from jaxplan.cost._residents import BATCH, OTHER_STATE, PARAMETERS, resident_labels
+from jaxplan.cost._summands import Summand, find_summands
 from jaxplan.cost._transfers import ChangedFlow, Transfer, make_transfers
 from jaxplan.ir import REGION_IN, UNGROUPED, Configuration, Tensor
 from jaxplan.mesh import Layout
@@ -101,6 +102,8 @@ class Predictor:
         self._arriving: dict[int, tuple[Transfer, int]] = {}
         self._products = frozenset(self._contractions)
         self._axes = model.topology.axes
+        self._summands = find_summands(graph, model.topology.chip, buffers.materialised)
+        self._written: dict[tuple[int, int], tuple[tuple[int, int, int, int], ...]] = {}
         aliased = {program.outputs[o] for o in program.aliases if program.donated[program.aliases[o]]}
         inputs = set(program.inputs)
         everyone: list[int] = []
@@ -216,6 +219,11 @@ class Predictor:
             deaths.append(2 * last)
             sizes.append(size)
             labels.append("resharded copies")
+        for first, last, size in self._written_summands(assignment):
+            births.append(2 * first)
+            deaths.append(2 * last + 1)
+            sizes.append(size)
+            labels.append("gradients and temporaries")
         for copy in self._ordered:
             elements = model.graph.program.tensors[copy.tensor].num_elements
             share = made[self._place[copy.tensor]] / model.buffers.num_bytes[copy.tensor]
@@ -224,7 +232,7 @@ class Predictor:
             sizes.append(share * elements * copy.itemsize)
             labels.append("gradients and temporaries")
         workspace = model.topology.chip.matmul_workspace_bytes
-        for e in self._contractions if workspace else ():
+        for e in self._products_run(transfers) if workspace else ():
             births.append(2 * e)
             deaths.append(2 * e + 1)
             sizes.append(workspace)
@@ -300,6 +308,44 @@ class Predictor:
             return False
         shape = transfer.target.local_shape(self.model.graph.program.tensors[transfer.tensor].shape, self._axes)
         return math.prod(shape[: step.dim]) > 1 and math.prod(shape[step.dim + 1 :]) > 1
+
+    def _products_run(self, transfers: Sequence[Transfer]) -> list[int]:
+        """Equations at which a matrix product runs: where it is, and beside each sum that is scattered."""
+        beside = {
+            span.first
+            for transfer in transfers
+            if transfer.path.steps[0].kind == "reduce-scatter"
+            for span in transfer.spans
+        }
+        return [*self._contractions, *sorted(beside - self._products)] if self._contractions else []
+
+    def _written_summands(self, assignment: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+        """(first, last equation, bytes) of what sums over columns add up, where that is written (`Summand`)."""
+        done: set[int] = set()
+        groups = self.model.graph.grouping.equation_group
+        for number, summand in enumerate(self._summands):
+            group = groups[summand.equation]
+            key = (number, assignment[group] if group != UNGROUPED else 0)
+            if key not in self._written:
+                self._written[key] = tuple(self._made_for(summand, group, key[1]))
+            for t, *span in self._written[key]:
+                if t not in done:
+                    done.add(t)
+                    yield span[0], span[1], span[2]
+
+    def _made_for(self, summand: Summand, group: int, k: int) -> Iterator[tuple[int, int, int, int]]:
+        """(tensor, first, last equation, bytes) of what is written for one sum, in configuration ``k`` of its group."""
+        graph = self.model.graph
+        shape = graph.program.tensors[summand.tensor].shape
+        if group != UNGROUPED:
+            config = self.model.configurations[group][k]
+            layout = required_layout(graph.spaces[group], config, summand.tensor, len(shape))
+            shape = layout.local_shape(shape, self._axes)
+        if summand.is_written(shape, self.model.topology.chip):
+            for t in (summand.tensor, *summand.narrow):
+                size = math.prod(shape) * graph.program.tensors[t].itemsize
+                last = max(self._read_end[c] for c in graph.values.consumers[t])
+                yield t, graph.values.producer[t], last, size
 
     def _shared_copies(self, transfers: Sequence[Transfer]) -> Iterator[tuple[int, int, int]]:
         """(first, last equation, bytes) of what several transfers of a tensor share: there until the last goes on."""

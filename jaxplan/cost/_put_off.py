@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from jaxplan.ir import UNGROUPED, StepGraph
+from jaxplan.ir import CONTRACTION_FAMILIES, UNGROUPED, StepGraph
 from jaxplan.mesh import ChipSpec
 
 
 def put_off(graph: StepGraph, chip: ChipSpec) -> dict[int, int]:
-    """Product that makes the gradient of a parameter -> the product of the backward pass before which it is made.
+    """Product that makes the gradient of a parameter -> the equation by which it is made.
 
     Nothing waits for such a product. Compiled GPU programs were seen to make it after the input gradient that is next,
-    and after what comes of that in the same pass over memory, so what it reads is there until then. Where putting it
-    off for longer would matter, the lowering asks for it (`jaxplan.partition`).
+    and after what comes of that in the same pass over memory, so what it reads is there until then; a convolution after
+    all passes that come of that, before the next product. Where putting it off for longer would matter, the lowering
+    asks for it (`jaxplan.partition`).
     """
     if not chip.is_gpu or chip.fuses_products:
         return {}
@@ -19,14 +20,15 @@ def put_off(graph: StepGraph, chip: ChipSpec) -> dict[int, int]:
     products = [
         e.index
         for e in program.equations
-        if e.phase == "backward" and e.region < 0 and graph.rules[e.index].family == "contraction"
+        if e.phase == "backward" and e.region < 0 and graph.rules[e.index].family in CONTRACTION_FAMILIES
     ]
-    result, following = {}, None
+    result: dict[int, int] = {}
+    following = after = None
     for e in reversed(products):
         if not is_gradient(graph, program.equations[e].results[0]):
-            following = e
+            following, after = e, following
         elif following is not None:
-            result[e] = following
+            result[e] = following if after is None else after
     return result
 
 

@@ -108,6 +108,11 @@ class ChipSpec:
         """Whether programs are compiled by XLA for GPUs; of those without a target, all."""
         return self.aot_platform in ("cuda", None)
 
+    @property
+    def multiprocessors(self) -> int:
+        """Streaming multiprocessors of a GPU, from the data sheets below; of one that is not listed, an A100's."""
+        return _MULTIPROCESSORS.get(self.name, _MULTIPROCESSORS["a100"])
+
     def peak_flops_per_second(self, dtype: str) -> float:
         """Dense peak in a dtype (`bfloat16` or `bf16`); a format it lacks runs in the next wider one."""
         rates = dict(self.flops_per_second)
@@ -122,6 +127,10 @@ class ChipSpec:
         return self.peak_flops_per_second(self.f32_matmul if name == "f32" else name)
 
 
+_MULTIPROCESSORS = {
+    "h200": 132, "h100": 132, "a100-pcie": 108, "a100": 108, "v100": 80, "p100": 56, "k80": 13, "2080ti": 68,
+    "1080ti": 28,
+}  # fmt: skip
 _SHORT_DTYPES = {
     "float64": "f64", "float32": "f32", "bfloat16": "bf16", "float16": "f16", "int8": "int8", "uint8": "int8",
     "float8_e4m3fn": "f8", "float8_e5m2": "f8", "complex64": "f32", "complex128": "f64",

@@ -13,8 +13,10 @@ from jax import lax
 import jaxplan
 from benchmarks.fuzz._strategies import Strategy, plan_of
 from jaxplan._planner import analyse_step
+from jaxplan.cost._compute import local_flops, split_counts
 from jaxplan.ir import WHOLE, StepGraph, Window
 from jaxplan.mesh import Topology
+from jaxplan.partition._hlo_flops import flops
 
 TOPOLOGY = Topology.parse("cpu:8")
 X, W = (6, 16, 8, 4), (3, 3, 4, 4)
@@ -71,6 +73,14 @@ def images_split(graph: StepGraph, rows: tuple[int, ...], columns: tuple[int, ..
     return strategy, num_windows
 
 
+def predicted_flops(graph: StepGraph, strategy: Strategy) -> float:
+    """Operations of one device."""
+    total = 0.0
+    for group, space, config in zip(graph.grouping.groups, graph.spaces, strategy.configurations, strict=True):
+        total += local_flops(graph, group, space, split_counts((config,), TOPOLOGY)).item()
+    return total
+
+
 @pytest.mark.parametrize("name", list(CASES))
 def test_images_split_over_devices_give_what_one_device_gives(name: str) -> None:
     """The value and the gradients of images and kernel; rows over two axes in another order than the mesh's."""
@@ -83,7 +93,10 @@ def test_images_split_over_devices_give_what_one_device_gives(name: str) -> None
     assert (
         num_windows >= 3
     )  # of the convolution and of its gradients; of both dimensions of a pooling and its gradient
-    found = jax.tree.leaves(plan_of(graph, TOPOLOGY, strategy).jit()(x, w))
+    plan = plan_of(graph, TOPOLOGY, strategy)
+    program = plan.jit().lower(x, w).compile()
+    assert flops(program.as_text()) == round(predicted_flops(graph, strategy)), "those at inner edges, too"
+    found = jax.tree.leaves(program(x, w))
     for a, b in zip(found, jax.tree.leaves(jax.jit(step)(x, w)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
