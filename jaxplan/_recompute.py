@@ -23,6 +23,7 @@ from jaxplan.ir import (
     Remat,
     Rematerialised,
     StepGraph,
+    Structures,
     ordered,
     recomputable_blocks,
     rematerialise,
@@ -107,6 +108,7 @@ class _Search:
     def __init__(self, model: CostModel, blocks: Sequence[Block], solver: str) -> None:
         self.model, self.blocks, self.solver = model, blocks, solver
         self.before: dict[int, list[Configuration]] = {}
+        self._structures: Structures = {}
 
     def used(self, chosen: Iterable[Sequence[Configuration]]) -> _Used:
         """The configurations that some plan gives a group or an equal one, the replicated one first."""
@@ -125,7 +127,7 @@ class _Search:
     def solve(self, remat: Remat, used: _Used, max_points: int) -> list[Candidate]:
         """Solutions of one rung, predicted; none where nothing is computed again."""
         graph = self.model.graph
-        again = rematerialise(graph, remat, self.blocks)
+        again = rematerialise(graph, remat, self.blocks, self._structures)
         if not again.parts:
             return []
         maps = [_class_map(graph, again, v) for v in range(len(again.graph.spaces))]

@@ -41,6 +41,7 @@ from jaxplan.ir._rule import SplitWindow as SplitWindow
 from jaxplan.ir._space import WHOLE as WHOLE
 from jaxplan.ir._space import FactorClass as FactorClass
 from jaxplan.ir._space import GroupSpace as GroupSpace
+from jaxplan.ir._spaces import Structures as Structures
 from jaxplan.ir._trace import trace as trace
 from jaxplan.ir._user_mesh import IN_DIMS as IN_DIMS
 from jaxplan.ir._user_mesh import MESH as MESH

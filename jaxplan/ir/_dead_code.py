@@ -17,13 +17,15 @@ def remove_dead(
     A carry is live when its last value is read, or its value in the body: repeated until nothing changes.
     """
     live, before = set(outputs), -1
-    kept: list[Equation] = []
-    while len(live) != before:
+    kept = _live_equations(equations, live, regions)
+    while regions and len(live) != before:
         before = len(live)
         kept = _live_equations(equations, live, regions)
+    renumbered = tuple([eqn.at(i, eqn.operands, eqn.results) for i, eqn in enumerate(kept)])
+    if not regions:
+        return renumbered, ()
     alive = {eqn.index for eqn in kept}
     place = list(itertools.accumulate((eqn.index in alive for eqn in equations), initial=0))
-    renumbered = tuple(dataclasses.replace(eqn, index=i) for i, eqn in enumerate(kept))
     return renumbered, tuple(_renumbered(region, place, alive) for region in regions)
 
 
@@ -34,9 +36,9 @@ def _live_equations(
     for eqn in reversed(equations):
         is_carry = eqn.name == REGION_OUT and eqn.params["role"] == "carry"
         if (
-            getattr(eqn.origin, "effects", None)
-            or any(r in live for r in eqn.results)
+            not live.isdisjoint(eqn.results)
             or (is_carry and eqn.operands[0] in live)
+            or getattr(eqn.origin, "effects", None)
         ):
             kept.append(eqn)
             live.update(eqn.operands)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from jaxplan import _compat
@@ -12,11 +12,11 @@ from jaxplan.ir._blocks import Remat
 from jaxplan.ir._dimensions import NamedDimensions, named_dimensions
 from jaxplan.ir._grouping import UNGROUPED, Grouping
 from jaxplan.ir._groups import coarsen
-from jaxplan.ir._program import Program, Tensor
+from jaxplan.ir._program import Equation, Program, Tensor
 from jaxplan.ir._registry import operator_rule
 from jaxplan.ir._rule import OperatorRule
 from jaxplan.ir._space import GroupSpace, SpaceFacts
-from jaxplan.ir._spaces import group_spaces
+from jaxplan.ir._spaces import Structures, group_spaces
 from jaxplan.ir._values import Values, analyse_values
 
 
@@ -52,19 +52,31 @@ class StepGraph:
         return tuple(e.index for e in self.program.equations if self.rules[e.index].family == "unknown")
 
 
+def rule_of(program: Program, eqn: Equation) -> OperatorRule:
+    """The operator rule of one equation."""
+    avals = program.tensors
+    return operator_rule(
+        eqn.name, [avals[t] for t in eqn.operands], [avals[t] for t in eqn.results], eqn.params
+    )
+
+
 def analyse(
-    program: Program, stage: Callable[[str], None] = lambda name: None, *, gradients_apart: bool = False
+    program: Program,
+    stage: Callable[[str], None] = lambda name: None,
+    *,
+    gradients_apart: bool = False,
+    rules: Sequence[OperatorRule] | None = None,
+    structures: Structures | None = None,
 ) -> StepGraph:
     """Rules, values, named dimensions, groups and spaces of a program; ``stage`` is told what begins.
 
-    With ``gradients_apart`` the gradients of a contraction are groups of their own, to measure what sharing costs.
+    Args:
+      gradients_apart: the gradients of a contraction are groups of their own, to measure what sharing costs.
+      rules: one per equation, where they are known already.
+      structures: those of a program that differs in few places; what is new is added.
     """
     stage("rules")
-    avals = program.tensors
-    rules = tuple(
-        operator_rule(e.name, [avals[t] for t in e.operands], [avals[t] for t in e.results], e.params)
-        for e in program.equations
-    )
+    rules = tuple([rule_of(program, eqn) for eqn in program.equations] if rules is None else rules)
     values = analyse_values(program, rules)
     stage("groups")
     state = frozenset(program.inputs[i] for i in program.aliases.values())
@@ -73,7 +85,7 @@ def analyse(
     replaced = {program.outputs[o]: program.inputs[i] for o, i in program.aliases.items()}
     alike = {**replaced, **primal_of}
     facts = SpaceFacts(program=program, rules=rules, named=named, primal_of=alike, number=values.number)
-    spaces = group_spaces(grouping.groups, facts)
+    spaces = group_spaces(grouping.groups, facts, {} if structures is None else structures)
     for new, old in replaced.items():
         _place_as(spaces, grouping.tensor_group[old], new, old)
     return StepGraph(

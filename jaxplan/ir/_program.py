@@ -76,6 +76,25 @@ class Equation:
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", self.primitive.name)
 
+    def at(
+        self, index: int, operands: tuple[int, ...], results: tuple[int, ...], phase: Phase | None = None
+    ) -> Equation:
+        """The same at another place on other tensors, itself where nothing differs; in another phase outside of all
+        regions."""
+        if phase is None and index == self.index and operands == self.operands and results == self.results:
+            return self
+        return Equation(
+            index=index,
+            primitive=self.primitive,
+            params=self.params,
+            operands=operands,
+            results=results,
+            name_stack=self.name_stack,
+            phase=phase or self.phase,
+            origin=self.origin,
+            region=-1 if phase else self.region,
+        )
+
 
 RegionKind = Literal["scan", "while", "cond"]
 REGION_IN, REGION_OUT = "region_in", "region_out"

@@ -19,8 +19,9 @@ from jaxplan import _compat
 from jaxplan.ir._blocks import Block, Remat, RematPolicy, find_blocks, turning_point
 from jaxplan.ir._dead_code import remove_dead
 from jaxplan.ir._grouping import CONTRACTION_FAMILIES, UNGROUPED
-from jaxplan.ir._model import StepGraph, analyse
+from jaxplan.ir._model import StepGraph, analyse, rule_of
 from jaxplan.ir._program import REGION_IN, REGION_OUT, Equation, Program, Region, Tensor
+from jaxplan.ir._spaces import Structures
 
 LEAST_INTENSITY = 0.5
 """A contraction is kept when it takes at least this share of the block's mean FLOPs for each element of its result:
@@ -67,19 +68,31 @@ def recomputable_blocks(graph: StepGraph) -> tuple[Block, ...]:
     return tuple(block for block in blocks if finder.again(block, "all") is not None)
 
 
-def rematerialise(graph: StepGraph, remat: Remat, blocks: Sequence[Block] | None = None) -> Rematerialised:
+def rematerialise(
+    graph: StepGraph,
+    remat: Remat,
+    blocks: Sequence[Block] | None = None,
+    structures: Structures | None = None,
+) -> Rematerialised:
     """The step as a choice has it.
 
     Args:
       graph: the step as it was traced.
       blocks: those of `recomputable_blocks`, where they are known already.
+      structures: those that other choices of the same step were seen to have; what is new is added.
     """
     blocks = recomputable_blocks(graph) if blocks is None else blocks
     finder = _Finder(graph)
     found = [finder.again(block, policy) for block, policy in zip(blocks, remat.policies)]
     parts = tuple(sorted((again for again in found if again is not None), key=lambda again: again.first))
     program, original = _Rewriter(graph, parts).run()
-    again = dataclasses.replace(analyse(program), remat=remat, traced=graph)
+    rules = [
+        graph.rules[original[e.index]] if e.index in original else rule_of(program, e)
+        for e in program.equations
+    ]
+    again = dataclasses.replace(
+        analyse(program, rules=rules, structures=structures), remat=remat, traced=graph
+    )
     return Rematerialised(graph=again, parts=parts, original=original)
 
 
@@ -204,9 +217,9 @@ class _Rewriter:
                 self._insert(waiting.pop(0), waiting[0].first if waiting else None)
             place.append(len(self.equations))
             operands = eqn.operands
-            if eqn.phase == "backward":
-                operands = tuple(self.name.get(t, t) for t in operands)
-            self._append(eqn, operands, eqn.results)
+            if eqn.phase == "backward" and not self.name.keys().isdisjoint(operands):
+                operands = tuple([self.name.get(t, t) for t in operands])
+            self._append(eqn.at(len(self.equations), operands, eqn.results), eqn.index)
         place.append(len(self.equations))
         regions = tuple(_moved(region, place) for region in self.program.regions)
         equations, regions = remove_dead(self.equations, self.program.outputs, regions)
@@ -218,14 +231,10 @@ class _Rewriter:
         }
         return program, original
 
-    def _append(self, eqn: Equation, operands: Sequence[int], results: Sequence[int]) -> None:
-        self.equations.append(
-            dataclasses.replace(
-                eqn, index=len(self.equations), operands=tuple(operands), results=tuple(results)
-            )
-        )
-        if results:
-            self.origin[results[0]] = eqn.index
+    def _append(self, eqn: Equation, original: int) -> None:
+        self.equations.append(eqn)
+        if eqn.results:
+            self.origin[eqn.results[0]] = original
 
     def _insert(self, part: Again, next_first: int | None) -> None:
         """The barrier of one block and the equations behind it."""
@@ -237,10 +246,10 @@ class _Rewriter:
         inner = {t: self.name[t] for t in part.sources}
         for index in part.equations:
             eqn = self.program.equations[index]
-            results = [self._copy_of(t) for t in eqn.results]
+            operands = tuple([inner.get(t, t) for t in eqn.operands])
+            results = tuple([self._copy_of(t) for t in eqn.results])
             inner.update(zip(eqn.results, results, strict=True))
-            again = dataclasses.replace(eqn, phase="backward", region=-1)
-            self._append(again, [inner.get(t, t) for t in eqn.operands], results)
+            self._append(eqn.at(len(self.equations), operands, results, "backward"), index)
         self.name.update((t, inner[t]) for t in part.residuals)
 
     def _barrier(self, tensors: Sequence[int], operands: Sequence[int], origin: object) -> None:
@@ -276,11 +285,18 @@ class _Rewriter:
         return list(found)
 
     def _copy_of(self, t: int) -> int:
-        tensor = self.program.tensors[t]
+        like, index = self.program.tensors[t], len(self.tensors)
         self.tensors.append(
-            dataclasses.replace(tensor, index=len(self.tensors), kind="computed", path="", value=None)
+            Tensor(
+                index=index,
+                shape=like.shape,
+                dtype=like.dtype,
+                itemsize=like.itemsize,
+                kind="computed",
+                trips=like.trips,
+            )
         )
-        return len(self.tensors) - 1
+        return index
 
 
 def _moved(region: Region, place: Sequence[int]) -> Region:

@@ -25,9 +25,12 @@ class _Structure:
     names: tuple[int, ...]
 
 
-def group_spaces(groups: Sequence[Group], facts: SpaceFacts) -> list[GroupSpace]:
-    """`group_space` of every group."""
-    known: dict[Hashable, tuple[Group, _Structure, GroupSpace]] = {}
+Structures = dict[Hashable, tuple[Group, _Structure, GroupSpace]]
+"""Structures that are known, by their keys: the group, in some program, that was the first of each, and its space."""
+
+
+def group_spaces(groups: Sequence[Group], facts: SpaceFacts, known: Structures) -> list[GroupSpace]:
+    """`group_space` of every group; what is not in ``known`` is added to it."""
     classes: dict[tuple[int, tuple[int, ...]], tuple[FactorClass, ...]] = {}
     spaces = []
     for group in groups:
@@ -84,7 +87,7 @@ def _renamed(
     classes: dict[tuple[int, tuple[int, ...]], tuple[FactorClass, ...]],
 ) -> GroupSpace:
     """The space of one group for another of the same structure; ``classes`` holds those that were renamed before."""
-    key = (like.index, structure.names)
+    key = (id(space), structure.names)
     if key not in classes:
         name = dict(zip(known.names, structure.names))
         classes[key] = tuple(

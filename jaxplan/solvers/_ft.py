@@ -8,7 +8,6 @@ combinations of those of its members.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -69,7 +68,7 @@ def track_frontier(
 class _Graph:
     """Groups of nodes, the factor of each, and one factor between two groups that are joined.
 
-    A group goes by the index of one of its nodes.
+    A group goes by the index of one of its nodes; ``num_configurations`` holds those of each.
     """
 
     def __init__(self, problem: Problem, workshop: Workshop) -> None:
@@ -77,14 +76,12 @@ class _Graph:
         self.sizes = problem.num_configurations
         self.own = {node: workshop.node(problem, node) for node in range(problem.num_nodes)}
         self.members: dict[int, tuple[int, ...]] = {node: (node,) for node in self.own}
+        self.num_configurations = dict(enumerate(problem.num_configurations))
         self.adjacent = dict(enumerate(neighbours(problem)))
         self.between: dict[tuple[int, int], Factor] = {}
         self.constants: list[Factor] = []
         for index, edge in enumerate(problem.edges):
             self._join(edge.source, edge.target, workshop.edge(edge, index))
-
-    def num_configurations(self, group: int) -> int:
-        return math.prod(self.sizes[node] for node in self.members[group])
 
     def edge(self, one: int, two: int) -> Factor:
         return self.between[min(one, two), max(one, two)]
@@ -107,6 +104,7 @@ class _Graph:
         shared = self.edge(group, into)
         self.own[into] = self.workshop.products([self.own[into], shared, self.own[group]])
         self.members[into] += self.members[group]
+        self.num_configurations[into] *= self.num_configurations[group]
         moved = [(other, self.edge(group, other)) for other in sorted(self.adjacent[group]) if other != into]
         self._forget(group)
         for other, factor in moved:
@@ -231,7 +229,7 @@ def _eliminate_some(graph: _Graph, inside: set[int], max_group: int) -> set[int]
     if removed:
         return removed
     size = graph.num_configurations
-    pairs = [(size(group) * size(other), group, other) for group in inside for other in graph.adjacent[group]]
+    pairs = [(size[group] * size[other], group, other) for group in inside for other in graph.adjacent[group]]
     weight, group, other = min(pairs)
     if weight <= max_group:
         graph.merge(group, other)

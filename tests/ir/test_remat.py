@@ -68,6 +68,21 @@ def saved_bytes(graph):
     return sum(buffers.num_bytes[t] for t in buffers.saved if graph.program.tensors[t].shape)
 
 
+def test_a_rung_analysed_with_what_others_taught_is_as_analysed_alone(graph):
+    blocks, structures = recomputable_blocks(graph), {}
+    for remat in (
+        Remat(num_all=len(blocks), of=len(blocks)),
+        Remat(num_contractions=1, of=len(blocks)),
+        Remat(num_all=1, num_contractions=1, of=len(blocks)),
+    ):
+        again = rematerialise(graph, remat, blocks, structures).graph
+        alone = analyse(again.program)
+        assert [e.index for e in again.program.equations] == list(range(len(again.rules)))
+        assert again.rules == alone.rules and again.values == alone.values
+        assert again.grouping == alone.grouping and again.spaces == alone.spaces
+    assert len(structures) < len(again.spaces) * 3
+
+
 def test_blocks_of_a_transformer_are_its_layers():
     step, args = build("gpt-tiny")
     assert len(recomputable_blocks(analyse(trace(step, args)))) == 2
