@@ -38,9 +38,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "moe": ("moe-8x", {"num_layers": 4}),
     "dlrm": ("dlrm", {}),
     "unet": ("unet", {}),
+    "llama": ("llama-1b", {"num_layers": 4}),
+    "inception": ("inception-v3", {}),
 }
 """Layers of a stack are equal: four of them show what twelve do, in a third of the compiler's time."""
-HELD_OUT = ("dlrm", "unet")
+HELD_OUT = ("llama", "inception")
 TOPOLOGIES = ("h100:8", "h100:2x8", "v5e:2x4")
 MOST_POINTS = 10
 LEAST_APART = 0.02
