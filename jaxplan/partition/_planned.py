@@ -67,7 +67,8 @@ def jit_flat(
 ) -> Any:
     """`jax.jit` of the planned program over flat leaves; those that it does not read leave it unless kept."""
     replay = replay_of(plan)
-    executor = Executor(mesh, plan.topology.axes, tiled=plan.topology.chip.aot_platform == "tpu")
+    chip = plan.topology.chip
+    executor = Executor(mesh, plan.topology.axes, tiled=chip.aot_platform == "tpu", ordered=chip.is_gpu)
 
     def planned_step(*leaves: Any) -> tuple[Any, ...]:
         return tuple(replay.run(executor, leaves))

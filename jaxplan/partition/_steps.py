@@ -15,6 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental.layout import Layout as DimensionOrder
+from jax.experimental.layout import with_layout_constraint
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxplan.mesh import AtomicAxis, Layout, Step, permutation_pairs
@@ -27,10 +29,13 @@ class Executor:
       mesh: a mesh whose axes are the atomic axes in order (abstract or with devices).
       axes: the atomic axes.
       tiled: the devices keep matrices in tiles (TPU), see `_scatter_tiled`.
+      ordered: what an all-to-all brings is put in order at once (GPU), see `_moved`.
     """
 
-    def __init__(self, mesh: Any, axes: tuple[AtomicAxis, ...], *, tiled: bool = False) -> None:
-        self.mesh, self.axes, self.tiled = mesh, axes, tiled
+    def __init__(
+        self, mesh: Any, axes: tuple[AtomicAxis, ...], *, tiled: bool = False, ordered: bool = False
+    ) -> None:
+        self.mesh, self.axes, self.tiled, self.ordered = mesh, axes, tiled, ordered
 
     def names(self, axes: tuple[int, ...]) -> tuple[str, ...]:
         return tuple(self.axes[a].name for a in axes)
@@ -77,12 +82,20 @@ class Executor:
         return piece[None] if step.target.partial else piece
 
     def _moved(self, x: Any, step: Step) -> Any:
+        """What a device has after one step.
+
+        An all-to-all brings pieces one after the other. Left alone, the GPU compiler kept them so, with the dimension
+        that was split in front, and gave that order to all that was computed from them: of a Transformer whose
+        embedding is split on its width, every residual stream, saved in float32 for it (5 % of memory, 3 % of compute).
+        """
         names = self.names(step.axes)
         if step.kind == "all-gather":
             return lax.all_gather(x, names, axis=_dim(step.dim), tiled=True)
         if step.kind == "all-to-all":
             split, concat = _dim(step.to_dim), _dim(step.dim)
-            return lax.all_to_all(x, names, split_axis=split, concat_axis=concat, tiled=True)
+            moved = lax.all_to_all(x, names, split_axis=split, concat_axis=concat, tiled=True)
+            in_order = DimensionOrder(major_to_minor=tuple(range(moved.ndim)))
+            return with_layout_constraint(moved, in_order) if self.ordered else moved
         if step.kind == "collective-permute":
             everything = tuple(axis.name for axis in self.axes)
             return lax.ppermute(x, everything, permutation_pairs(step.source, step.target, self.axes))

@@ -129,6 +129,15 @@ def test_tiles_change_how_a_sum_is_scattered_and_not_the_sum(shape: tuple[int, .
         )
 
 
+def test_an_order_of_dimensions_changes_no_number() -> None:
+    value = np.random.default_rng(0).normal(size=SHAPE).astype(np.float32)
+    s = step("all-to-all", (1,), Layout(((0, 1), ())), Layout(((0,), (1,))), dim=0, to_dim=1)
+    executor = Executor(device_mesh(CUBE), CUBE.axes, ordered=True)
+    result = jax.jit(lambda x: executor.apply(x, s))(placed(executor, s.source, value))
+    np.testing.assert_array_equal(result, value)
+    assert result.sharding.is_equivalent_to(NamedSharding(executor.mesh, executor.spec(s.target)), len(SHAPE))
+
+
 def test_a_sum_in_two_parts() -> None:
     source = Layout(((), (0,)), (1, 2))
     middle, target = Layout(((2,), (0,)), (1,)), Layout(((2,), (0,)))
