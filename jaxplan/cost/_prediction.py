@@ -21,7 +21,7 @@ from jaxplan.cost._model import CostModel
 from jaxplan.cost._residents import BATCH, OTHER_STATE, PARAMETERS, resident_labels
 from jaxplan.cost._summands import Summand, find_summands
 from jaxplan.cost._transfers import ChangedFlow, Transfer, make_transfers
-from jaxplan.ir import REGION_IN, UNGROUPED, Configuration, Tensor
+from jaxplan.ir import REGION_IN, UNGROUPED, Configuration, Tensor, backward_barriers
 from jaxplan.mesh import Layout
 
 
@@ -83,11 +83,7 @@ class Predictor:
         graph, buffers = model.graph, model.buffers
         program = graph.program
         self._read_end = buffers.read_end
-        again = [e for e in program.equations if e.name == "optimization_barrier" and e.phase == "backward"]
-        self._barriers = [
-            e.index for e, before in zip(again, (None, *again)) if not before or before.origin is not e.origin
-        ]
-        self.in_avals = program.in_avals
+        self._barriers = [equations.start for equations in backward_barriers(program)]
         self._communicating = [g.index for g in graph.grouping.groups if may_communicate(graph, g.index)]
         self._changed = ChangedFlows(model)
         self._known: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[Transfer, ...]] = {}
