@@ -67,7 +67,7 @@ class DeltaSimulation:
           ArgumentError: a task that stays needs one that goes, or a new one cannot be run. Nothing has changed then.
         """
         updates = {number: task for number, task in updates.items() if self.tasks.get(number) != task}
-        self._check(updates)
+        check_updates(self.tasks, updates, self._users)
         place = bisect_left(self._sequence, self._first_key(updates))
         replaced = {number: self.tasks.get(number) for number in updates}
         self._undo = undo = _Undo(replaced, place, self._sequence[place:], self._free)
@@ -171,18 +171,21 @@ class DeltaSimulation:
                 users.pop(number, None)
                 self._end.pop(number, None)
 
-    def _check(self, updates: Mapping[int, Task | None]) -> None:
-        """Refuse changes that leave a graph that cannot be run."""
-        for number, task in updates.items():
-            if task is None:
-                for user in self._users.get(number, ()):
-                    if user not in updates:
-                        raise ArgumentError(
-                            f"task {number} is removed, but task {user} needs it; change that one too"
-                        )
-                continue
-            known = [other for other in task.needs if updates.get(other, self.tasks.get(other)) is not None]
-            check_task(number, task, known)
+
+def check_updates(
+    tasks: Mapping[int, Task], updates: Mapping[int, Task | None], users: Mapping[int, Collection[int]]
+) -> None:
+    """Refuse changes that leave a graph that cannot be run; users: who needs a task that goes."""
+    for number, task in updates.items():
+        if task is None:
+            for user in users.get(number, ()):
+                if user not in updates:
+                    raise ArgumentError(
+                        f"task {number} is removed, but task {user} needs it; change that one too"
+                    )
+            continue
+        known = [other for other in task.needs if updates.get(other, tasks.get(other)) is not None]
+        check_task(number, task, known)
 
 
 class _Undo:

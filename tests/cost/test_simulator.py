@@ -5,7 +5,11 @@ import pytest
 
 from jaxplan import JaxplanError
 from jaxplan.cost._delta_simulator import DeltaSimulation
+from jaxplan.cost._instant_simulator import InstantSimulation
+from jaxplan.cost._simulated_walk import follow_changes
 from jaxplan.cost._simulator import Buffer, Task, chrome_trace, memory_curve, simulate
+
+SIMULATIONS = pytest.mark.parametrize("start_simulation", [DeltaSimulation, InstantSimulation])
 
 
 def random_tasks(rng, num_tasks=60, num_streams=4, grid=True):
@@ -65,10 +69,11 @@ def test_timelines_obey_the_rules(seed):
 
 
 @pytest.mark.parametrize("grid", [True, False])
+@SIMULATIONS
 @pytest.mark.parametrize("seed", range(15))
-def test_delta_equals_full_after_random_changes(seed, grid):
+def test_delta_equals_full_after_random_changes(seed, grid, start_simulation):
     rng = np.random.default_rng(seed)
-    simulation = DeltaSimulation(random_tasks(rng, grid=grid))
+    simulation = start_simulation(random_tasks(rng, grid=grid))
     for _ in range(25):
         updates = {}
         for number in rng.choice(80, int(rng.integers(1, 4)), replace=False):
@@ -83,10 +88,11 @@ def test_delta_equals_full_after_random_changes(seed, grid):
         assert simulation.timeline() == full
 
 
+@SIMULATIONS
 @pytest.mark.parametrize("seed", range(15))
-def test_undo_restores_the_timeline(seed):
+def test_undo_restores_the_timeline(seed, start_simulation):
     rng = np.random.default_rng(seed)
-    simulation = DeltaSimulation(random_tasks(rng))
+    simulation = start_simulation(random_tasks(rng))
     for _ in range(20):
         before, makespan = simulation.timeline(), simulation.makespan
         updates = {
@@ -101,9 +107,90 @@ def test_undo_restores_the_timeline(seed):
         assert simulation.timeline() == simulate(simulation.tasks)
 
 
-def test_delta_takes_only_later_tasks_again():
+def layers(rng, num_layers, width):
+    """Return parts of layers, one a stream, each of which needs two of the layer before; some layers take no time.
+
+    Unequal layers are sent over links of their own, so that parts of two layers may meet on a stream.
+    """
+    tasks = {}
+    for layer in range(num_layers):
+        seconds = float(rng.choice([0.0, 0.1, 0.3, 0.7]))
+        shift = int(rng.integers(width))
+        for part in range(width):
+            number = 100 * layer + part
+            first = 100 * (layer - int(rng.integers(1, 3)))
+            needs = tuple(sorted({first + part, first + (part + shift) % width})) if layer > 1 else ()
+            tasks[number] = Task(stream=part + width * int(layer % 3 == 0), seconds=seconds, needs=needs)
+    return tasks
+
+
+@SIMULATIONS
+@pytest.mark.parametrize("seed", range(6))
+def test_delta_follows_whole_layers(seed, start_simulation):
+    """Layers come, go, change and are taken back, in the middle, at the start and at the end; many tasks tie."""
+    rng = np.random.default_rng(seed)
+    width = int(rng.integers(4, 24))
+    simulation = start_simulation(layers(rng, 10, width))
+    for _ in range(12):
+        layer, before = int(rng.choice([0, 1, 4, 8, 9])), simulation.timeline()
+        seconds = float(rng.choice([0.0, 0.05, 0.3, 2.0]))
+        updates: dict[int, Task | None] = {
+            n: Task(stream=task.stream, seconds=seconds, needs=task.needs)
+            for n, task in simulation.tasks.items()
+            if n // 100 == layer
+        }
+        extra, source = 100 * (layer + 1) - 1, int(rng.choice(sorted(simulation.tasks)))
+        if extra in simulation.tasks:
+            updates[extra] = None
+        elif source < extra:
+            updates[extra] = Task(stream=99, seconds=0.2, needs=(source,))
+        users = [n for n, task in simulation.tasks.items() if extra in task.needs]
+        updates |= {n: Task(stream=1, seconds=0.1) for n in users}
+        assert simulation.change(updates) == simulate(simulation.tasks).makespan
+        assert simulation.timeline() == simulate(simulation.tasks)
+        if rng.random() < 0.5:
+            simulation.undo()
+            assert simulation.timeline() == before == simulate(simulation.tasks)
+
+
+@SIMULATIONS
+def test_tasks_appear_in_and_vanish_from_an_empty_graph(start_simulation):
+    simulation = start_simulation({})
+    assert simulation.makespan == 0.0 and simulation.change({}) == 0.0
+    assert simulation.change({7: Task(stream=3, seconds=2.0)}) == 2.0
+    assert simulation.change({7: None, 8: Task(stream=3, seconds=1.0)}) == 1.0
+    assert simulation.change({8: None}) == 0.0
+    simulation.undo()
+    assert simulation.timeline() == simulate({8: Task(stream=3, seconds=1.0)})
+
+
+@SIMULATIONS
+def test_who_starts_at_once_goes_before_a_higher_number(start_simulation):
+    """Task 1 takes no time, so task 2 is ready together with task 5, on its stream."""
+    tasks = {
+        0: Task(stream=0, seconds=1.0),
+        1: Task(stream=1, seconds=0.0, needs=(0,)),
+        2: Task(stream=2, seconds=4.0, needs=(1,)),
+        5: Task(stream=2, seconds=3.0, needs=(0,)),
+    }
+    simulation = start_simulation(tasks)
+    assert simulation.timeline().start == {0: 0.0, 1: 1.0, 2: 1.0, 5: 5.0}
+    assert simulation.change({1: Task(stream=1, seconds=1.0, needs=(0,))}) == 8.0
+    assert simulation.timeline().start == {0: 0.0, 1: 1.0, 2: 4.0, 5: 1.0}
+
+
+def test_graphs_whose_tasks_start_together_are_followed_by_instants():
+    alone = {n: Task(stream=0, seconds=1.0) for n in range(100)}
+    together = {n: Task(stream=n, seconds=1.0) for n in range(100)}
+    assert isinstance(follow_changes(alone), DeltaSimulation)
+    assert isinstance(follow_changes(together), InstantSimulation)
+    assert follow_changes({}).makespan == 0.0
+
+
+@SIMULATIONS
+def test_delta_takes_only_later_tasks_again(start_simulation):
     tasks = {n: Task(stream=n % 8, seconds=1.0, needs=(n - 8,) if n >= 8 else ()) for n in range(800)}
-    simulation = DeltaSimulation(tasks)
+    simulation = start_simulation(tasks)
     simulation.change({795: Task(stream=3, seconds=2.0, needs=(787,))})
     assert simulation.num_touched == 5
     simulation.change({400: Task(stream=0, seconds=2.0, needs=(392,))})
@@ -143,13 +230,17 @@ def test_impossible_graphs_are_refused():
         simulate({0: Task(stream=0, seconds=1.0, needs=(1,)), 1: Task(stream=0, seconds=1.0)})
     with pytest.raises(JaxplanError, match="takes -1"):
         simulate({0: Task(stream=0, seconds=-1.0)})
-    simulation = DeltaSimulation({0: Task(stream=0, seconds=1.0), 1: Task(stream=0, seconds=1.0, needs=(0,))})
-    with pytest.raises(JaxplanError, match="task 1 needs it"):
-        simulation.change({0: None})
+    for start_simulation in (DeltaSimulation, InstantSimulation):
+        simulation = start_simulation(
+            {0: Task(stream=0, seconds=1.0), 1: Task(stream=0, seconds=1.0, needs=(0,))}
+        )
+        with pytest.raises(JaxplanError, match="task 1 needs it"):
+            simulation.change({0: None})
 
 
-def test_a_refused_change_changes_nothing():
-    simulation = DeltaSimulation({0: Task(stream=0, seconds=1.0), 1: Task(stream=0, seconds=1.0, needs=(0,))})
+@SIMULATIONS
+def test_a_refused_change_changes_nothing(start_simulation):
+    simulation = start_simulation({0: Task(stream=0, seconds=1.0), 1: Task(stream=0, seconds=1.0, needs=(0,))})
     before = simulation.timeline()
     for updates in (
         {0: None},
