@@ -48,14 +48,15 @@ class Summand:
     def is_written(self, shape: Sequence[int], chip: ChipSpec) -> bool:
         """Whether the compiler writes a summand of this shape on one device."""
         blocks = num_blocks(shape, self.summed)
-        if blocks is None:
+        if blocks is None or blocks >= chip.multiprocessors:
             return False
-        filled = min(blocks, chip.multiprocessors) / chip.multiprocessors
-        return len(self.casts) > MOST_CASTS * filled
+        return len(self.casts) > MOST_CASTS * blocks / chip.multiprocessors
 
 
 def num_blocks(shape: Sequence[int], summed: Sequence[int]) -> int | None:
     """Blocks of threads that sum over columns; None for a sum over rows, and for one that is taken in two steps.
+
+    So it is where columns are fewer than a block takes: the compiler lays such a tensor out in another order.
 
     Dimensions are kept, summed, and kept again; where there are more turns the compiler sums in several steps, of
     which this is the first.
@@ -71,7 +72,7 @@ def num_blocks(shape: Sequence[int], summed: Sequence[int]) -> int | None:
             turn = 2
         turns[turn].append(size)
     outer, rows, columns = map(math.prod, turns)
-    if columns == 1 or rows == 1 or rows > MOST_ROWS_AT_ONCE:
+    if columns < COLUMNS_OF_A_BLOCK or rows == 1 or rows > MOST_ROWS_AT_ONCE:
         return None
     return outer * -(-columns // COLUMNS_OF_A_BLOCK)
 
