@@ -19,9 +19,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jaxplan.cost._instant_simulator import InstantSimulation
 from jaxplan.cost._simulated_walk import DeltaWalk, FullWalk, all_tasks
 from jaxplan.cost._simulator import Task, simulate
 from jaxplan.solvers import ChainOptions, Problem, Walk, walk_chains
+from jaxplan.solvers._chain import ScoredWalk
 from jaxplan.solvers._mcmc import ChainResult
 
 # A P100 (10.6 TFLOP/s, half of it reached) and its NVLink (20 GB/s a direction); launches and messages.
@@ -313,26 +315,33 @@ def check_optimum(name: str, operators: Sequence[Operator], num_seeds: int = 10)
 
 
 def compare_simulations(device_counts: Sequence[int], num_proposals: int, rounds: int) -> bool:
-    """Print the time of full and of delta simulation along the same chain, medians of the rounds."""
+    """Print the time of full and of delta simulation along the same chain, medians of the rounds.
+
+    Full simulation is Algorithm 1, task by task; in arrays, everything is built and simulated anew by instants.
+    """
     print(
         f"\nRNN of 10 steps x 3 layers, {num_proposals} proposals, processor seconds, medians of {rounds}\n"
-        " devices   tasks   full s  delta s  speed-up  same chain"
+        " devices   tasks   full s  arrays s  delta s  full / delta  same chain"
     )
     is_same = True
+    walks = (FullWalk, _anew_in_arrays, DeltaWalk)
     for num_devices in device_counts:
-        runs = [
-            [_walk(walk, num_devices, num_proposals) for walk in (FullWalk, DeltaWalk)] for _ in range(rounds)
-        ]
+        runs = [[_walk(walk, num_devices, num_proposals) for walk in walks] for _ in range(rounds)]
         same = all(result == runs[0][0][1] for run in runs for _, result in run)
         is_same &= same
-        full, delta = (statistics.median(run[place][0] for run in runs) for place in range(2))
-        ratio = statistics.median(run[0][0] / run[1][0] for run in runs)
+        full, arrays, delta = (statistics.median(run[place][0] for run in runs) for place in range(3))
+        ratio = statistics.median(run[0][0] / run[2][0] for run in runs)
         model, start = _model(num_devices)
         print(
-            f"{num_devices:>8} {len(all_tasks(model, start)):>7} {full:>8.2f} {delta:>8.2f} {ratio:>8.1f}x"
-            f"  {'yes' if same else 'NO'}"
+            f"{num_devices:>8} {len(all_tasks(model, start)):>7} {full:>8.2f} {arrays:>9.2f} {delta:>8.2f} "
+            f"{ratio:>12.1f}x  {'yes' if same else 'NO'}",
+            flush=True,
         )
     return is_same
+
+
+def _anew_in_arrays(model: Model, assignment: Sequence[int]) -> Walk:
+    return ScoredWalk(lambda labels: InstantSimulation(all_tasks(model, labels)).makespan, assignment)
 
 
 def _model(num_devices: int) -> tuple[Model, list[int]]:

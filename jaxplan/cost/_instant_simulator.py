@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import numpy as np
 
+from jaxplan._errors import ArgumentError
 from jaxplan.cost._delta_simulator import check_updates
 from jaxplan.cost._instants import ConflictError, take_instants
 from jaxplan.cost._simulator import Task, Timeline, simulate
@@ -27,14 +27,12 @@ class _State:
     """A graph and its timeline, by slot; never written to.
 
     Attributes:
-      slots: task -> slot.
       number, stream, seconds: of the task in each slot; streams by their place in `InstantSimulation._streams`.
       alive: whether there is one.
       source, target: slots of each need, and of who needs it.
       ready, end: seconds; 0 where there is no task.
     """
 
-    slots: dict[int, int]
     number: np.ndarray
     stream: np.ndarray
     seconds: np.ndarray
@@ -51,7 +49,7 @@ _BY_SLOT = ("number", "stream", "seconds", "alive", "ready", "end")
 def _empty() -> _State:
     whole = {name: np.zeros(0, np.int64) for name in ("number", "stream", "source", "target")}
     real = {name: np.zeros(0) for name in ("seconds", "ready", "end")}
-    return _State(slots={}, alive=np.zeros(0, bool), **whole, **real)
+    return _State(alive=np.zeros(0, bool), **whole, **real)
 
 
 class InstantSimulation:
@@ -68,8 +66,9 @@ class InstantSimulation:
         self.tasks: dict[int, Task] = {}
         self.num_touched = 0
         self._streams: dict[int, int] = {}
+        self._slots: dict[int, int] = {}
         self._state = _empty()
-        self._undo: tuple[_State, dict[int, Task | None]] | None = None
+        self._undo: tuple[_State, dict[int, Task | None], dict[int, int | None]] | None = None
         self.change(tasks)
         self._undo = None
 
@@ -99,8 +98,13 @@ class InstantSimulation:
           ArgumentError: a task that stays needs one that goes, or a new one cannot be run. Nothing has changed then.
         """
         updates = {number: task for number, task in updates.items() if self.tasks.get(number) != task}
-        edited, changed = self._edited(updates)
-        self._undo = self._state, {number: self.tasks.get(number) for number in updates}
+        slots = self._renamed(updates)
+        try:
+            edited, changed = self._edited(updates, slots)
+        except ArgumentError:
+            self._put_slots(slots)
+            raise
+        self._undo = self._state, {number: self.tasks.get(number) for number in updates}, slots
         self._put(updates)
         tail = self._tail(edited, changed)
         tasks = edited.number, edited.stream, edited.seconds
@@ -117,8 +121,9 @@ class InstantSimulation:
     def undo(self) -> None:
         """Take the last change back; nothing happens where there is none."""
         if self._undo is not None:
-            self._state, replaced = self._undo
+            self._state, replaced, slots = self._undo
             self._put(replaced)
+            self._put_slots(slots)
             self._undo = None
 
     def _put(self, updates: Mapping[int, Task | None]) -> None:
@@ -128,18 +133,34 @@ class InstantSimulation:
             else:
                 self.tasks[number] = task
 
-    def _edited(self, updates: Mapping[int, Task | None]) -> tuple[_State, np.ndarray]:
-        """The graph with some tasks added, replaced and removed, and where; times are as they were, 0 of what went."""
-        before, slots = self._state, dict(self._state.slots)
-        gone = [slots.pop(number) for number, task in updates.items() if task is None and number in slots]
-        present = {number: task for number, task in updates.items() if task is not None}
-        added = [number for number in present if number not in slots]
-        size = len(before.alive)
+    def _put_slots(self, slots: Mapping[int, int | None]) -> None:
+        for number, slot in slots.items():
+            if slot is None:
+                del self._slots[number]
+            else:
+                self._slots[number] = slot
+
+    def _renamed(self, updates: Mapping[int, Task | None]) -> dict[int, int | None]:
+        """Free the slots of tasks that go, and give some to those that come; return what takes that back."""
+        slots, alive = self._slots, self._state.alive
+        before: dict[int, int | None] = {
+            number: slots.pop(number) for number, task in updates.items() if task is None and number in slots
+        }
+        added = [number for number, task in updates.items() if task is not None and number not in slots]
         # Not slots of what goes now: who needs that would need what comes instead.
-        unused = np.flatnonzero(~before.alive)[: len(added)].tolist()
-        size += max(0, len(added) - len(unused))
-        slots.update(zip(added, (*unused, *range(len(before.alive), size))))
-        where = list(map(slots.__getitem__, present))
+        unused = np.flatnonzero(~alive)[: len(added)].tolist()
+        slots.update(zip(added, itertools.chain(unused, itertools.count(len(alive)))))
+        return before | dict.fromkeys(added)
+
+    def _edited(
+        self, updates: Mapping[int, Task | None], before_slots: Mapping[int, int | None]
+    ) -> tuple[_State, np.ndarray]:
+        """The graph with some tasks added, replaced and removed, and where; times are as they were, 0 of what went."""
+        before, slots = self._state, self._slots
+        gone = [slot for slot in before_slots.values() if slot is not None]
+        present = {number: task for number, task in updates.items() if task is not None}
+        where = [slots[number] for number in present]
+        size = max(len(before.alive), max(where, default=-1) + 1)
         columns = {name: _grown(getattr(before, name), size) for name in _BY_SLOT}
         changed = np.zeros(size, bool)
         changed[gone] = changed[where] = True
@@ -147,20 +168,21 @@ class InstantSimulation:
             columns[name][gone] = 0
         columns["alive"][where] = True
         columns["number"][where] = list(present)
-        streams, seconds, needs = zip(*present.values()) if present else ((), (), ())
-        columns["stream"][where] = [self._streams.setdefault(stream, len(self._streams)) for stream in streams]
-        columns["seconds"][where] = seconds
-        others = list(itertools.chain.from_iterable(needs))
+        streams = self._streams
+        columns["stream"][where] = [streams.setdefault(task.stream, len(streams)) for task in present.values()]
+        columns["seconds"][where] = seconds = [task.seconds for task in present.values()]
+        needs = [task.needs for task in present.values()]
+        others = itertools.chain.from_iterable(needs)
         source = np.array([slots.get(other, -1) for other in others], np.int64)
-        target = np.repeat(np.array(where, np.int64), list(map(len, needs)))
+        target = np.repeat(np.array(where, np.int64), [len(some) for some in needs])
         kept = ~changed[before.target]
         old = before.source[kept]
         is_right = source.min(initial=0) >= 0 and np.all(columns["number"][source] < columns["number"][target])
-        is_right &= all(0 <= length < math.inf for length in seconds) and np.all(columns["alive"][old])
+        is_right &= all(length >= 0 for length in seconds) and np.all(columns["alive"][old])
         if not is_right:
             self._refuse(updates)
         source, target = np.concatenate([old, source]), np.concatenate([before.target[kept], target])
-        return _State(slots=slots, source=source, target=target, **columns), changed
+        return _State(source=source, target=target, **columns), changed
 
     def _refuse(self, updates: Mapping[int, Task | None]) -> NoReturn:
         """Say what cannot be run of a change."""
@@ -197,7 +219,7 @@ class InstantSimulation:
         """When each task is ready and ends, from the beginning, task by task."""
         ready, end = np.zeros(len(edited.number)), np.zeros(len(edited.number))
         for number, when in simulate(self.tasks).end.items():
-            end[edited.slots[number]] = when
+            end[self._slots[number]] = when
         np.maximum.at(ready, edited.target, end[edited.source])
         return ready, end
 
