@@ -15,9 +15,10 @@ two products read each its own order.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from jaxplan.cost._fusion import is_recomputed
 from jaxplan.ir import Equation, StepGraph
 from jaxplan.mesh import ChipSpec
 
@@ -67,6 +68,13 @@ def write_in_orders(
     for t, wanted in walk.wanted.items():
         natural = walk.fixed.get(t)
         ends = {order: max(read_end[e] for e in readers) for order, readers in wanted.items()}
+        again = _made_again(graph, chip, t, wanted) if natural is None else {}
+        if again:
+            death[t] = _last_read(graph, materialised, read_end, t, {e for readers in again.values() for e in readers})
+            for order, readers in again.items():
+                waiting = [beside.get(o, -1) for e in readers for o in equations[e].operands]
+                last = max(ends.pop(order), *waiting)
+                copies.append(OrderedCopy(tensor=t, itemsize=tensors[t].itemsize, first=min(readers), last=last))
         base = natural if natural is not None else max(ends, key=lambda order: (ends[order], order))
         for order, last in ends.items():
             if order != base:
@@ -76,6 +84,34 @@ def write_in_orders(
             if eqn.phase == "backward":
                 death[t] = max(death[t], *(beside.get(o, -1) for o in eqn.operands))
     return tuple(copies)
+
+
+def _made_again(
+    graph: StepGraph, chip: ChipSpec, t: int, wanted: Mapping[Order, Sequence[int]]
+) -> dict[Order, Sequence[int]]:
+    """Orders in which the backward pass alone reads what a fusion of the forward pass makes in another.
+
+    A fusion writes them there, of what the first one read: the weights of attention are not saved beside their scores.
+    """
+    equations, made = graph.program.equations, graph.values.producer[t]
+    if made < 0 or equations[made].phase == "backward" or not is_recomputed(graph, chip, made):
+        return {}
+    late = {o: r for o, r in wanted.items() if all(equations[e].phase == "backward" for e in r)}
+    return late if len(late) < len(wanted) else {}
+
+
+def _last_read(
+    graph: StepGraph, materialised: Sequence[bool], read_end: Sequence[int], t: int, others: Collection[int]
+) -> int:
+    """The last equation that reads a tensor, or a view of it, but for ``others``."""
+    last = graph.values.producer[t]
+    for c in graph.values.consumers[t]:
+        results = graph.program.equations[c].results
+        if graph.rules[c].family == "shape" and not any(materialised[r] for r in results):
+            last = max(last, *(_last_read(graph, materialised, read_end, r, others) for r in results))
+        elif c not in others:
+            last = max(last, read_end[c])
+    return last
 
 
 class _Walk:
