@@ -26,7 +26,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_layers": 1,
         "width": 512,
         "num_heads": 8,
-        "vocab_size": 2048,
+        "vocab_size": 4096,
         "batch_size": 128,
         "sequence_length": 512,
     },
