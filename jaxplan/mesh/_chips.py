@@ -63,6 +63,8 @@ class ChipSpec:
 
     Attributes:
       name: as in a topology string.
+      multiprocessors: streaming multiprocessors of a GPU, as its compile target has them (``core_count``) or, without
+        one, its data sheet; 0 for others.
       flops_per_second: (number format, dense peak) pairs; formats f64 f32 tf32 bf16 f16 f8 int8.
       f32_matmul: the format in which JAX multiplies float32 matrices at default precision.
       memory_bytes_per_second: device memory bandwidth.
@@ -87,6 +89,7 @@ class ChipSpec:
     name: str
     flops_per_second: tuple[tuple[str, float], ...]
     f32_matmul: str = "f32"
+    multiprocessors: int = 0
     memory_bytes_per_second: float
     memory_bytes: int
     usable_fraction: float
@@ -108,11 +111,6 @@ class ChipSpec:
         """Whether programs are compiled by XLA for GPUs; of those without a target, all."""
         return self.aot_platform in ("cuda", None)
 
-    @property
-    def multiprocessors(self) -> int:
-        """Streaming multiprocessors of a GPU, from the data sheets below; of one that is not listed, an A100's."""
-        return _MULTIPROCESSORS.get(self.name, _MULTIPROCESSORS["a100"])
-
     def peak_flops_per_second(self, dtype: str) -> float:
         """Dense peak in a dtype (`bfloat16` or `bf16`); a format it lacks runs in the next wider one."""
         rates = dict(self.flops_per_second)
@@ -127,10 +125,6 @@ class ChipSpec:
         return self.peak_flops_per_second(self.f32_matmul if name == "f32" else name)
 
 
-_MULTIPROCESSORS = {
-    "h200": 132, "h100": 132, "a100-pcie": 108, "a100": 108, "v100": 80, "p100": 56, "k80": 13, "2080ti": 68,
-    "1080ti": 28,
-}  # fmt: skip
 _SHORT_DTYPES = {
     "float64": "f64", "float32": "f32", "bfloat16": "bf16", "float16": "f16", "int8": "int8", "uint8": "int8",
     "float8_e4m3fn": "f8", "float8_e5m2": "f8", "complex64": "f32", "complex128": "f64",
@@ -139,12 +133,13 @@ _WIDER = {"f8": "bf16", "int8": "f16", "bf16": "f32", "f16": "f32", "tf32": "f32
 
 
 def _gpu(
-    name: str, rates: dict[str, float], gbytes_per_second: float, memory_bytes: int, device_link: Link,
-    node_link: Link, kinds: tuple[str, ...], source: str, target: bool,
+    name: str, rates: dict[str, float], multiprocessors: int, gbytes_per_second: float, memory_bytes: int,
+    device_link: Link, node_link: Link, kinds: tuple[str, ...], source: str, target: bool,
 ) -> ChipSpec:  # fmt: skip
     return ChipSpec(
         name=name, flops_per_second=tuple((k, v * 1e12) for k, v in rates.items()),
-        f32_matmul="tf32" if "tf32" in rates else "f32", memory_bytes_per_second=gbytes_per_second * 1e9,
+        f32_matmul="tf32" if "tf32" in rates else "f32", multiprocessors=multiprocessors,
+        memory_bytes_per_second=gbytes_per_second * 1e9,
         memory_bytes=memory_bytes, usable_fraction=GPU_PREALLOCATED_FRACTION,
         launch_seconds=_GPU_KERNEL_LAUNCH,
         elementwise_16bit=rates is _HOPPER,
@@ -198,43 +193,43 @@ _GIB = 2**30
 
 _ALL = (
     # DGX H200: 18 NVLinks, eight 400 Gbit/s network cards.
-    _gpu("h200", _HOPPER, 4800, 151397597184, _nvlink(18, _NVLINK_H100), _HOPPER_NODES,
+    _gpu("h200", _HOPPER, 132, 4800, 151397597184, _nvlink(18, _NVLINK_H100), _HOPPER_NODES,
          ("H200",), "https://www.nvidia.com/en-us/data-center/h200/", True),
     # DGX H100: 18 NVLinks, eight 400 Gbit/s network cards.
-    _gpu("h100", _HOPPER, 3352.32, 84929347584, _nvlink(18, _NVLINK_H100), _HOPPER_NODES,
+    _gpu("h100", _HOPPER, 132, 3352.32, 84929347584, _nvlink(18, _NVLINK_H100), _HOPPER_NODES,
          ("H100",), "https://resources.nvidia.com/en-us-tensor-core/nvidia-tensor-core-gpu-datasheet", True),
     # PCIe 4.0 x16, no NVLink bridge; one 200 Gbit/s network card per node is assumed.
-    _gpu("a100-pcie", _AMPERE, 1935.36, 79050250240, _pcie(_PCIE4_X16), _HDR,
+    _gpu("a100-pcie", _AMPERE, 108, 1935.36, 79050250240, _pcie(_PCIE4_X16), _HDR,
          ("A100 80GB PCIe", "A100-PCIE"),
          "https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/"
          "PB-10577-001_v02.pdf", True),
     # DGX A100 80GB: 12 NVLinks, eight 200 Gbit/s network cards.
-    _gpu("a100", _AMPERE, 2039.04, 85100068864, _nvlink(12, _NVLINK_A100), _AMPERE_NODES,
+    _gpu("a100", _AMPERE, 108, 2039.04, 85100068864, _nvlink(12, _NVLINK_A100), _AMPERE_NODES,
          ("A100",), "https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/"
          "nvidia-a100-datasheet-nvidia-us-2188504-web.pdf", True),
     # DGX-1: 6 NVLinks, four 100 Gbit/s network cards behind PCIe 3.0.
-    _gpu("v100", {"f64": 7.8, "f32": 15.7, "f16": 125.0}, 898.048, 16935682048, _nvlink(6, _NVLINK_V100),
-         _network(4 * _NET_100G, _NET_100G), ("V100",),
+    _gpu("v100", {"f64": 7.8, "f32": 15.7, "f16": 125.0}, 80, 898.048, 16935682048,
+         _nvlink(6, _NVLINK_V100), _network(4 * _NET_100G, _NET_100G), ("V100",),
          "https://images.nvidia.com/content/technologies/volta/pdf/volta-v100-datasheet-update-us-1165301-r5.pdf",
          True),
     # 4 NVLinks; nodes on 100 Gbit/s InfiniBand as in FlexFlow, section 8.
-    _gpu("p100", {"f64": 5.3, "f32": 10.6, "f16": 21.2}, 732.16, 17066885120, _nvlink(4, _NVLINK_P100),
+    _gpu("p100", {"f64": 5.3, "f32": 10.6, "f16": 21.2}, 56, 732.16, 17066885120, _nvlink(4, _NVLINK_P100),
          _EDR, ("P100",),
          "https://images.nvidia.com/content/tesla/pdf/nvidia-tesla-p100-datasheet.pdf", True),
     # One of the two dies of a board, boost clock; `k80:8` is EC2's p2.8xlarge. Nodes on 56 Gbit/s InfiniBand as in
     # FlexFlow, section 8.
     # sm_37 is older than today's compilers: it can be planned, not compiled.
-    _gpu("k80", {"f64": 1.455, "f32": 4.37}, 240, 12 * _GIB, _pcie(_PCIE_P2_8XLARGE), _FDR,
+    _gpu("k80", {"f64": 1.455, "f32": 4.37}, 13, 240, 12 * _GIB, _pcie(_PCIE_P2_8XLARGE), _FDR,
          ("K80",), "https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/tesla-product-literature/"
          "Tesla-K80-BoardSpec-07317-001-v05.pdf", False),
     # Boards of PaSE, section 4; nodes on 100 Gbit/s InfiniBand assumed. Half-precision products summed in
     # float32.
-    _gpu("2080ti", {"f64": 0.42, "f32": 13.45, "f16": 53.8, "int8": 215.2}, 616, 11 * _GIB, _pcie(_PCIE3_X16),
-         _EDR, ("2080 Ti",),
+    _gpu("2080ti", {"f64": 0.42, "f32": 13.45, "f16": 53.8, "int8": 215.2}, 68, 616, 11 * _GIB,
+         _pcie(_PCIE3_X16), _EDR, ("2080 Ti",),
          "https://images.nvidia.com/aem-dam/en-zz/Solutions/design-visualization/technologies/"
          "turing-architecture/NVIDIA-Turing-Architecture-Whitepaper.pdf", False),
     # Half precision runs at 1/64 of float32 on sm_61, so it is computed in float32.
-    _gpu("1080ti", {"f64": 0.354, "f32": 11.34}, 484.4, 11 * _GIB, _pcie(_PCIE3_X16), _EDR,
+    _gpu("1080ti", {"f64": 0.354, "f32": 11.34}, 28, 484.4, 11 * _GIB, _pcie(_PCIE3_X16), _EDR,
          ("1080 Ti",), "https://www.nvidia.com/en-gb/geforce/products/10series/geforce-gtx-1080-ti/", False),
     # ICI: one link, one direction; two links per torus dimension where it wraps around.
     _tpu("v5e", 197e12, 394e12, 819e9, 16 * _GIB, 45e9, 2, ("TPU v5 lite", "TPU v5e"), _SCALING_BOOK),

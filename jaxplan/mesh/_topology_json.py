@@ -74,7 +74,7 @@ def _check(topology: Topology, path: str) -> None:
     """Every figure that a price divides by is positive, and no latency is negative."""
     chip = topology.chip
     positive: dict[str, Any] = {f"chip.flops_per_second.{k}": v for k, v in chip.flops_per_second}
-    for name in ("memory_bytes_per_second", "memory_bytes", "usable_fraction"):
+    for name in ("memory_bytes_per_second", "memory_bytes", "usable_fraction") + ("multiprocessors",) * chip.is_gpu:
         positive[f"chip.{name}"] = getattr(chip, name)
     latencies = {
         f"chip.{name}": getattr(chip, name) for name in ("launch_seconds", "collective_launch_seconds")

@@ -10,6 +10,7 @@ import pytest
 
 from jaxplan import JaxplanError, TopologyError
 from jaxplan.mesh import CHIPS, Topology
+from jaxplan.mesh._aot import target_config
 
 
 def test_all_promised_chips_are_there() -> None:
@@ -66,6 +67,13 @@ def test_float32_products_run_as_jax_runs_them() -> None:
     assert CHIPS["h100"].matmul_flops_per_second("bfloat16") == 989.4e12
 
 
+def test_gpus_have_the_multiprocessors_of_their_compile_targets() -> None:
+    targets = {chip.aot_target: chip.multiprocessors for chip in CHIPS.values() if chip.aot_target is not None}
+    assert len(targets) == 6
+    for target, multiprocessors in targets.items():
+        assert f"core_count: {multiprocessors}\n" in target_config(target), target
+
+
 def test_save_and_load(tmp_path: Path) -> None:
     file = tmp_path / "machine.json"
     topology = Topology.parse("h100:2x8")
@@ -84,6 +92,7 @@ def test_save_and_load(tmp_path: Path) -> None:
         (lambda b: b.pop("levels"), "levels"),
         (lambda b: b["levels"][0].update(size=-2), "size is -2"),
         (lambda b: b["chip"].update(memory_bytes=float("nan")), "memory_bytes is nan"),
+        (lambda b: b["chip"].pop("multiprocessors"), "multiprocessors is 0"),
         (
             lambda b: b["levels"][1]["link"].update(bandwidth_bytes_per_second=-1),
             "levels.device.bandwidth.* is -1",
