@@ -44,7 +44,7 @@ def latency_shares(
     flows: Sequence[Flow],
     chip: ChipSpec,
     is_splittable: Callable[[int], bool],
-    most_bytes: int = COMBINED_TOGETHER_BYTES,
+    most_bytes: int,
 ) -> dict[int, float]:
     """Per tensor whose collectives are combined the share of a latency that it pays.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import heapq
 import math
 from collections import defaultdict
@@ -22,7 +23,7 @@ from jaxplan.cost._residents import BATCH, OTHER_STATE, PARAMETERS, resident_lab
 from jaxplan.cost._summands import Summand, find_summands
 from jaxplan.cost._transfers import ChangedFlow, Transfer, make_transfers
 from jaxplan.ir import REGION_IN, UNGROUPED, Configuration, Tensor, backward_barriers
-from jaxplan.mesh import Layout
+from jaxplan.mesh import Layout, collective_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +75,8 @@ class Prediction:
 _MOST_REMEMBERED = 256
 """Solutions whose transfers are remembered: a frontier's, which are predicted first and made plans of later."""
 
+_TEMPORARIES, _COPIES = "gradients and temporaries", "resharded copies"
+
 
 class Predictor:
     """Predicts plans of one cost model; holds what does not depend on the plan."""
@@ -123,7 +126,7 @@ class Predictor:
         self._cleared = [[t for t in c if t in self._place] for c in buffers.cleared]
         self._birth = np.array([buffers.birth[t] for t in self._place], dtype=np.int64)
         self._death = np.array([buffers.death[t] for t in self._place], dtype=np.int64)
-        kinds = ("gradients and temporaries", "activations")
+        kinds = (_TEMPORARIES, "activations")
         self._label = np.array(kinds, dtype=object)[(self._birth < buffers.turning_point).astype(np.int64)]
 
     def predict(
@@ -171,7 +174,7 @@ class Predictor:
         return self._changed.of(assignment, chosen)
 
     def _communication_seconds(self, collectives: Sequence[Collective]) -> float:
-        seconds = self.model.pricer.collective_seconds
+        seconds = functools.partial(collective_seconds, self.model.topology)
         total = sum((c.count * seconds(c.kind, c.num_bytes, c.axes, c.latency_share) for c in collectives), 0.0)
         together = {(c.kind, c.axes) for c in collectives if not c.latency_share}
         return total + sum(seconds(kind, 0, axes) for kind, axes in sorted(together))
@@ -198,47 +201,20 @@ class Predictor:
         lives = np.flatnonzero(death >= self._birth)
         num_homes, made = len(lives), held[~self._is_input]
         birth = self._births(made, {t.tensor for t in transfers})[lives]
-        births: list[int] = []
-        deaths: list[int] = []
-        sizes: list[float] = []
-        labels: list[str] = []
+        born: list[tuple[int, int, float, str]] = []  # first and last position, bytes, label
         copies: dict[tuple[int, int], int] = {}
         for number, transfer in enumerate(transfers):
             for turn, (first, last, size) in enumerate(self._copies_of(transfer)):
-                copies[number, turn] = num_homes + len(births)
-                births.append(first)
-                deaths.append(last)
-                sizes.append(size)
-                labels.append("resharded copies")
-        for first, last, size in (*self._in_pieces(transfers), *self._shared_copies(transfers)):
-            births.append(2 * first)
-            deaths.append(2 * last)
-            sizes.append(size)
-            labels.append("resharded copies")
-        for first, last, size in self._written_summands(assignment):
-            births.append(2 * first)
-            deaths.append(2 * last + 1)
-            sizes.append(size)
-            labels.append("gradients and temporaries")
-        for copy in self._ordered:
-            elements = model.graph.program.tensors[copy.tensor].num_elements
-            share = made[self._place[copy.tensor]] / model.buffers.num_bytes[copy.tensor]
-            births.append(2 * copy.first)
-            deaths.append(2 * copy.last + 1)
-            sizes.append(share * elements * copy.itemsize)
-            labels.append("gradients and temporaries")
-        workspace = model.topology.chip.matmul_workspace_bytes
-        for e in self._products_run(transfers) if workspace else ():
-            births.append(2 * e)
-            deaths.append(2 * e + 1)
-            sizes.append(workspace)
-            labels.append("workspace")
+                copies[number, turn] = num_homes + len(born)
+                born.append((first, last, size, _COPIES))
+        born += self._besides(assignment, transfers, made)
+        firsts, lasts, sizes, labels = zip(*born) if born else ((), (), (), ())
         resident: dict[str, float] = dict.fromkeys((PARAMETERS, OTHER_STATE, BATCH), 0.0)
         for label, size in zip(self._input_label, held[self._is_input].tolist(), strict=True):
             resident[label] += size
         return Lifetimes(
-            first=np.concatenate([2 * birth, np.array(births, dtype=np.int64)]),
-            last=np.concatenate([2 * death[lives] + 1, np.array(deaths, dtype=np.int64)]),
+            first=np.concatenate([2 * birth, np.array(firsts, dtype=np.int64)]),
+            last=np.concatenate([2 * death[lives] + 1, np.array(lasts, dtype=np.int64)]),
             sizes=np.concatenate([made[lives], np.array(sizes, dtype=np.float64)]),
             labels=(*self._label[lives].tolist(), *labels),
             resident=resident,
@@ -246,6 +222,26 @@ class Predictor:
             home=dict(zip(self._made[lives].tolist(), range(num_homes))),
             copies=copies,
         )
+
+    def _besides(
+        self, assignment: Sequence[int], transfers: Sequence[Transfer], made: np.ndarray
+    ) -> Iterator[tuple[int, int, float, str]]:
+        """(first, last position, bytes, label) of what is neither a tensor where it is made nor the copy of a transfer.
+
+        ``made`` are the bytes of the tensors that are made, in their order.
+        """
+        model = self.model
+        for first, last, size in (*self._in_pieces(transfers), *self._shared_copies(transfers)):
+            yield 2 * first, 2 * last, size, _COPIES
+        for first, last, size in self._written_summands(assignment):
+            yield 2 * first, 2 * last + 1, size, _TEMPORARIES
+        for copy in self._ordered:
+            elements = model.graph.program.tensors[copy.tensor].num_elements
+            share = made[self._place[copy.tensor]] / model.buffers.num_bytes[copy.tensor]
+            yield 2 * copy.first, 2 * copy.last + 1, share * elements * copy.itemsize, _TEMPORARIES
+        workspace = model.topology.chip.matmul_workspace_bytes
+        for e in self._products_run(transfers) if workspace else ():
+            yield 2 * e, 2 * e + 1, workspace, "workspace"
 
     def _births(self, sizes: np.ndarray, moved: set[int]) -> np.ndarray:
         """When each buffer is made; those that are cleared together, where the first of equal size is.

@@ -11,7 +11,6 @@ from jaxplan.ir import Tensor
 from jaxplan.mesh import (
     Layout,
     Topology,
-    collective_seconds,
     reshard_bound,
     reshard_seconds,
     reshard_table,
@@ -47,7 +46,7 @@ class Pricer:
           produced: K_u layouts, one per configuration of the producer; the same object each time.
           required: K_v layouts, one per configuration of the consumer; the same object each time.
           reads_twice: whether both phases read, so that the copy may be kept or repeated.
-          latency_share: what of a latency each collective pays (see `seconds`).
+          latency_share: what of a latency each collective pays (see `seconds`); made again, a copy pays all of it.
           kept: whether the copy lives until the backward pass though that does not read it by itself: fusions there
             compute what they need of it again.
           widened: see `copy_bytes`.
@@ -126,16 +125,6 @@ class Pricer:
         if not latency_share:
             return 0.0
         return latency_share * reshard_bound(source, target, tensor.shape, tensor.itemsize, self.topology)
-
-    def collective_seconds(
-        self, kind: str, num_bytes: int, axes: tuple[int, ...], latency_share: float = 1.0
-    ) -> float:
-        """Seconds of one collective that pays a share of its latency."""
-        whole = float(collective_seconds(self.topology, kind, num_bytes, axes))
-        if latency_share >= 1:
-            return whole
-        fixed = float(collective_seconds(self.topology, kind, 0, axes))
-        return max(0.0, whole - fixed) + latency_share * fixed
 
     def local_bytes(self, tensor: Tensor, layout: Layout) -> int:
         splits = 1

@@ -38,7 +38,7 @@ from jaxplan.cost._pricing import KEEP, REPEAT
 from jaxplan.cost._simulator import Task, Timeline, chrome_trace, simulate
 from jaxplan.cost._transfers import Transfer
 from jaxplan.ir import Configuration, StepGraph
-from jaxplan.mesh import Layout, Topology
+from jaxplan.mesh import Layout, Topology, collective_seconds
 
 COMPUTE, COMMUNICATION = 0, 1
 """The streams."""
@@ -234,7 +234,7 @@ class PlanSimulator:
 
     def _step_seconds(self, kind: str, axes, size: int, transfer: Transfer, turn: int, latency) -> float:
         share = 1.0 if turn else self.model.latency_shares.get(transfer.tensor, 1.0)
-        seconds = self.model.pricer.collective_seconds(kind, size, axes, share)
+        seconds = collective_seconds(self.model.topology, kind, size, axes, share)
         if not share:
             seconds += latency[kind, tuple(sorted(axes))]
         return transfer.trips * seconds
@@ -247,7 +247,7 @@ class PlanSimulator:
                 for kind, axes, _ in transfer.collectives:
                     counts[kind, tuple(sorted(axes))] += transfer.trips
         return {
-            (kind, axes): self.model.pricer.collective_seconds(kind, 0, axes) / count
+            (kind, axes): collective_seconds(self.model.topology, kind, 0, axes) / count
             for (kind, axes), count in counts.items()
         }
 

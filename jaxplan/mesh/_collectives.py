@@ -37,13 +37,23 @@ COLLECTIVES: tuple[Collective, ...] = (
 
 
 @overload
-def collective_seconds(topology: Topology, kind: str, num_bytes: float, axes: tuple[int, ...]) -> float: ...
+def collective_seconds(
+    topology: Topology, kind: str, num_bytes: float, axes: tuple[int, ...], latency_share: float = 1.0
+) -> float: ...
 @overload
 def collective_seconds(
-    topology: Topology, kind: str, num_bytes: npt.NDArray[np.number], axes: tuple[int, ...]
+    topology: Topology,
+    kind: str,
+    num_bytes: npt.NDArray[np.number],
+    axes: tuple[int, ...],
+    latency_share: float = 1.0,
 ) -> npt.NDArray[np.float64]: ...
 def collective_seconds(
-    topology: Topology, kind: str, num_bytes: float | npt.NDArray[np.number], axes: tuple[int, ...]
+    topology: Topology,
+    kind: str,
+    num_bytes: float | npt.NDArray[np.number],
+    axes: tuple[int, ...],
+    latency_share: float = 1.0,
 ) -> float | npt.NDArray[np.float64]:
     """Seconds of one collective in which all devices take part, in groups over `axes`.
 
@@ -51,10 +61,13 @@ def collective_seconds(
       num_bytes: bytes per device on the larger side: what comes out of an all-gather, what goes into the
         others; may be an array.
       axes: indices of atomic axes; their order does not matter. None: 0 seconds.
+      latency_share: what it pays of its latency, of the seconds that no bytes take: less than all where the compiler
+        combines it with others.
     """
     if topology.profile is not None and axes:
-        return measured_seconds(topology, kind, num_bytes, _sizes_of(topology, axes))
+        return measured_seconds(topology, kind, num_bytes, _sizes_of(topology, axes), latency_share)
     latency, seconds_per_byte = collective_terms(topology, kind, axes)
+    latency *= latency_share
     if isinstance(num_bytes, np.ndarray):
         return latency + seconds_per_byte * num_bytes.astype(np.float64)
     return latency + seconds_per_byte * num_bytes
@@ -67,16 +80,27 @@ def collective_terms(topology: Topology, kind: str, axes: tuple[int, ...]) -> tu
 
 
 @overload
-def measured_seconds(topology: Topology, kind: str, num_bytes: float, sizes: tuple[int, ...]) -> float: ...
+def measured_seconds(
+    topology: Topology, kind: str, num_bytes: float, sizes: tuple[int, ...], latency_share: float = 1.0
+) -> float: ...
 @overload
 def measured_seconds(
-    topology: Topology, kind: str, num_bytes: npt.NDArray[np.number], sizes: tuple[int, ...]
+    topology: Topology,
+    kind: str,
+    num_bytes: npt.NDArray[np.number],
+    sizes: tuple[int, ...],
+    latency_share: float = 1.0,
 ) -> npt.NDArray[np.float64]: ...
 def measured_seconds(
-    topology: Topology, kind: str, num_bytes: float | npt.NDArray[np.number], sizes: tuple[int, ...]
+    topology: Topology,
+    kind: str,
+    num_bytes: float | npt.NDArray[np.number],
+    sizes: tuple[int, ...],
+    latency_share: float = 1.0,
 ) -> float | npt.NDArray[np.float64]:
     """`collective_seconds` from the topology's profile, for a group of `sizes[l]` children at each level l."""
-    return _curve(topology, kind, sizes).at(num_bytes)
+    curve = _curve(topology, kind, sizes)
+    return curve.at(num_bytes) - (1 - latency_share) * curve.at(0)
 
 
 @lru_cache(maxsize=2**14)

@@ -26,7 +26,7 @@ def best_measured(puzzle: Puzzle, unsplit: float, topology: Topology) -> tuple[f
 def chain_seconds(
     line: Line, puzzle: Puzzle, unsplit: float, topology: Topology, latency_share: float = 1.0
 ) -> float:
-    """Seconds of a chain whose collectives pay a share of their latencies: of what no bytes take."""
+    """Seconds of a chain whose collectives pay a share of their latencies (see `collective_seconds`)."""
     seconds, before = 0.0, State(puzzle.source, puzzle.partial)
     for move in line.moves:
         if move.kind == "slice":
@@ -36,11 +36,7 @@ def chain_seconds(
             counted = move.state if move.kind == "all-gather" else before
             num_bytes = unsplit / _pieces(counted, puzzle)
             sizes = _sizes(move.group, puzzle, topology)
-            taken = measured_seconds(topology, move.kind, num_bytes, sizes)
-            if latency_share < 1:
-                spared = (1 - latency_share) * measured_seconds(topology, move.kind, 0, sizes)
-                taken = max(0.0, taken - spared)
-            seconds += taken
+            seconds += measured_seconds(topology, move.kind, num_bytes, sizes, latency_share)
         before = move.state
     return seconds
 
