@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxplan._errors import ArgumentError
 from jaxplan.cost._delta_simulator import check_updates
-from jaxplan.cost._instants import ConflictError, take_instants
+from jaxplan.cost._instants import ConflictError, Instants
 from jaxplan.cost._simulator import Task, Timeline, simulate
 
 
@@ -53,14 +53,7 @@ def _empty() -> _State:
 
 
 class InstantSimulation:
-    """As `DeltaSimulation`, for graphs with many tasks an instant.
-
-    Law: after any changes, `timeline()` equals `simulate(self.tasks)`.
-
-    Attributes:
-      tasks: number -> task. Do not write to it.
-      num_touched: tasks that the last change took again.
-    """
+    """As `DeltaSimulation`, its law and attributes included, for graphs with many tasks an instant."""
 
     def __init__(self, tasks: Mapping[int, Task]) -> None:
         self.tasks: dict[int, Task] = {}
@@ -110,7 +103,8 @@ class InstantSimulation:
         tasks = edited.number, edited.stream, edited.seconds
         needs, times = (edited.source, edited.target), (edited.ready, edited.end)
         try:
-            ready, end = take_instants(tail, edited.alive & ~tail, tasks, needs, times, len(self._streams))
+            instants = Instants(tail, edited.alive & ~tail, tasks, needs, times, len(self._streams))
+            ready, end = instants.run()
         except ConflictError:
             tail = edited.alive
             ready, end = self._by_task(edited)

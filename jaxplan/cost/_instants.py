@@ -12,15 +12,8 @@ class ConflictError(Exception):
     """A task that takes no time lets another begin at once, which goes before one taken together with the first."""
 
 
-def take_instants(
-    tail: np.ndarray,
-    head: np.ndarray,
-    tasks: tuple[np.ndarray, np.ndarray, np.ndarray],
-    needs: tuple[np.ndarray, np.ndarray],
-    times: tuple[np.ndarray, np.ndarray],
-    num_streams: int,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return when each task is ready and ends, those of the tail taken again.
+class Instants:
+    """Tasks that wait for others, by slot, and those that are ready, by instant.
 
     Args:
       tail, head: by slot, whether a task is taken again or stays; those that stay are ready before the others.
@@ -28,17 +21,7 @@ def take_instants(
       needs: for each need the slot that is needed, and the slot that needs it.
       times: ready and end by slot, right for the head.
       num_streams: streams are below.
-
-    Raises:
-      ConflictError: what is ready at one instant cannot be told before its first tasks are taken.
     """
-    instants = _Instants(tail, head, tasks, needs, times, num_streams)
-    instants.run()
-    return instants.ready, instants.end
-
-
-class _Instants:
-    """Tasks that wait for others, by slot, and those that are ready, by instant; arguments as in `take_instants`."""
 
     def __init__(
         self,
@@ -70,7 +53,12 @@ class _Instants:
         self.waiting: dict[float, list[np.ndarray]] = {}
         self.enqueue(np.flatnonzero(tail & (self.missing == 0)))
 
-    def run(self) -> None:
+    def run(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return when each task is ready and ends, those of the tail taken again.
+
+        Raises:
+          ConflictError: what is ready at one instant cannot be told before its first tasks are taken.
+        """
         last, taken = -1.0, []
         while self.instants:
             now = heappop(self.instants)
@@ -83,6 +71,7 @@ class _Instants:
             taken.append(group)
             while len(group):
                 group = self.take(now, group)
+        return self.ready, self.end
 
     def take(self, now: float, group: np.ndarray) -> np.ndarray:
         """Take tasks that are ready now, the first of each stream; return the others."""
