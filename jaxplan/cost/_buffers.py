@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from jaxplan.cost._accumulated import accumulations
+from jaxplan.cost._accumulated import Accumulation, accumulations
 from jaxplan.cost._fusion import NOT_RECOMPUTED, fuses_into, is_recomputed, runs_inside_readers
 from jaxplan.cost._in_place import cleared_together, hand_over
 from jaxplan.cost._orders import OrderedCopy, write_in_orders
@@ -70,7 +70,8 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec, *, in_order: bool = False)
     program, values = graph.program, graph.values
     num_equations = len(program.equations)
     turning = next((e.index for e in program.equations if e.phase == "backward"), num_equations)
-    materialised = _materialised(graph, chip, turning)
+    added_up = accumulations(graph, chip)
+    materialised = _materialised(graph, chip, turning, added_up)
     death = [-1] * len(program.tensors)
     for t in program.outputs:
         death[t] = num_equations
@@ -85,7 +86,7 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec, *, in_order: bool = False)
         for t in eqn.operands[_is_carry_exit(eqn) :]:
             death[t] = max(death[t], last)
     hand_over(graph, materialised, death)
-    for added, product, other in accumulations(graph, chip):
+    for added, product, other in added_up:
         death[product] = values.producer[product] - 1  # no buffer of its own, unless it is resharded first
         if death[other] == added and other not in program.inputs:
             death[other] = added - 1
@@ -152,7 +153,9 @@ def _buffer_bytes(graph: StepGraph, chip: ChipSpec, t: int) -> int:
     return tensor.num_elements * _WIDE_BYTES if wide else tensor.num_bytes
 
 
-def _materialised(graph: StepGraph, chip: ChipSpec, turning: int) -> list[bool]:
+def _materialised(
+    graph: StepGraph, chip: ChipSpec, turning: int, added_up: Sequence[Accumulation]
+) -> list[bool]:
     program = graph.program
     result = [False] * len(program.tensors)
     for t in program.outputs:
@@ -167,7 +170,7 @@ def _materialised(graph: StepGraph, chip: ChipSpec, turning: int) -> list[bool]:
             for t in (*eqn.operands, *eqn.results) if has_kernel else eqn.operands[:1]:
                 reads_free = graph.values.free[t] or program.tensors[t].kind == "literal"
                 result[t] = not reads_free and (result[t] or not fuses_into(graph, chip, eqn.index, t))
-    for added, _, other in accumulations(graph, chip):  # what the library reads and writes
+    for added, _, other in added_up:  # what the library reads and writes
         result[other] = result[program.equations[added].results[0]] = True
     for t in program.inputs:
         result[t] = True
