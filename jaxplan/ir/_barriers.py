@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from jaxplan.ir._program import Program
 
-BARRIER = "optimization_barrier"
-
 
 def backward_barriers(program: Program) -> tuple[range, ...]:
     """The equations of each barrier of the backward pass, behind which a region is computed again."""
     found: list[range] = []
     for eqn in program.equations:
-        if eqn.name != BARRIER or eqn.phase != "backward":
+        if eqn.name != "optimization_barrier" or eqn.phase != "backward":
             continue
         e = eqn.index
         if found and found[-1].stop == e and program.equations[e - 1].origin is eqn.origin:

@@ -77,11 +77,20 @@ class Equation:
         object.__setattr__(self, "name", self.primitive.name)
 
     def at(
-        self, index: int, operands: tuple[int, ...], results: tuple[int, ...], phase: Phase | None = None
+        self,
+        index: int,
+        operands: tuple[int, ...],
+        results: tuple[int, ...],
+        *,
+        phase: Phase | None = None,
+        region: int | None = None,
     ) -> Equation:
-        """The same at another place on other tensors, itself where nothing differs; in another phase outside of all
-        regions."""
-        if phase is None and index == self.index and operands == self.operands and results == self.results:
+        """The same at another place on other tensors, in another phase and region where they are given; itself where
+        nothing differs."""
+        phase = self.phase if phase is None else phase
+        region = self.region if region is None else region
+        is_same = index == self.index and phase == self.phase and region == self.region
+        if is_same and operands == self.operands and results == self.results:
             return self
         return Equation(
             index=index,
@@ -90,9 +99,9 @@ class Equation:
             operands=operands,
             results=results,
             name_stack=self.name_stack,
-            phase=phase or self.phase,
+            phase=phase,
             origin=self.origin,
-            region=-1 if phase else self.region,
+            region=region,
         )
 
 

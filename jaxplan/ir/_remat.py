@@ -249,7 +249,8 @@ class _Rewriter:
             operands = tuple([inner.get(t, t) for t in eqn.operands])
             results = tuple([self._copy_of(t) for t in eqn.results])
             inner.update(zip(eqn.results, results, strict=True))
-            self._append(eqn.at(len(self.equations), operands, results, "backward"), index)
+            again = eqn.at(len(self.equations), operands, results, phase="backward", region=-1)
+            self._append(again, index)
         self.name.update((t, inner[t]) for t in part.residuals)
 
     def _barrier(self, tensors: Sequence[int], operands: Sequence[int], origin: object) -> None:

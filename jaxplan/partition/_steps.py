@@ -94,8 +94,9 @@ class Executor:
         if step.kind == "all-to-all":
             split, concat = _dim(step.to_dim), _dim(step.dim)
             moved = lax.all_to_all(x, names, split_axis=split, concat_axis=concat, tiled=True)
-            in_order = DimensionOrder(major_to_minor=tuple(range(moved.ndim)))
-            return with_layout_constraint(moved, in_order) if self.ordered else moved
+            if not self.ordered:
+                return moved
+            return with_layout_constraint(moved, DimensionOrder(major_to_minor=tuple(range(moved.ndim))))
         if step.kind == "collective-permute":
             everything = tuple(axis.name for axis in self.axes)
             return lax.ppermute(x, everything, permutation_pairs(step.source, step.target, self.axes))
