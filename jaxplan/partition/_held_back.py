@@ -48,7 +48,7 @@ def places_of_due_products(
     if chip.fuses_products or not making:
         return frozenset()
     buffers = analyse_buffers(graph, chip, in_order=True)
-    curve = _curve(graph, buffers, local_bytes, transfers)
+    curve = bytes_alive(graph, buffers, local_bytes, transfers)
     death = _deaths_without(graph, buffers, making, copy_of)
     read = {e: _arrays_read(graph, buffers, graph.program.equations[e], copy_of) for e in making}
     others = [
@@ -94,7 +94,7 @@ def _products(graph: StepGraph, gradients: Iterable[int]) -> set[int]:
     return found
 
 
-def _curve(
+def bytes_alive(
     graph: StepGraph,
     buffers: Buffers,
     local_bytes: Callable[[int, Layout | None], int],
@@ -133,12 +133,12 @@ def _deaths_without(
             continue
         last = max([eqn.index, *(death.get(r, -1) for r in eqn.results if not buffers.materialised[r])])
         for t in eqn.operands:
-            array = _array(eqn, t, copy_of)
+            array = array_read(eqn, t, copy_of)
             death[array] = max(death.get(array, -1), last)
     return death
 
 
-def _array(eqn: Equation, t: int, copy_of: Callable[[Equation, int], Transfer | None]) -> _Array:
+def array_read(eqn: Equation, t: int, copy_of: Callable[[Equation, int], Transfer | None]) -> _Array:
     copy = copy_of(eqn, t)
     return (t, copy.target) if copy else t
 
@@ -148,7 +148,7 @@ def _arrays_read(
 ) -> set[_Array]:
     """What is in memory, made by the step, that an equation reads, or computes its operands of."""
     found: set[_Array] = set()
-    stack, seen = [_array(eqn, t, copy_of) for t in eqn.operands], set()
+    stack, seen = [array_read(eqn, t, copy_of) for t in eqn.operands], set()
     while stack:
         array = stack.pop()
         if array in seen:
@@ -162,5 +162,5 @@ def _arrays_read(
             found.add(array)
         else:
             made_by = graph.program.equations[index]
-            stack.extend(_array(made_by, u, copy_of) for u in made_by.operands)
+            stack.extend(array_read(made_by, u, copy_of) for u in made_by.operands)
     return found

@@ -168,6 +168,8 @@ class Run:
         family = self.graph.rules[eqn.index].family
         if eqn.index in self.replay.awaited and family != "gather":
             operands = self._await(eqn, operands)
+        if eqn.index in self.replay.apart:
+            operands = list(lax.optimization_barrier(operands))
         if eqn.index in self.replay.settled:
             waits = 1 if family == "convolution" else len(operands)  # a library must see a kernel being reversed
             operands[:waits] = self._after_all(operands[:waits])

@@ -1,0 +1,90 @@
+"""Products of one operand that the compiler is kept from merging.
+
+XLA merges products that share an operand into one, whose result lives until the last of its parts is no longer needed
+(https://github.com/openxla/xla/blob/main/xla/hlo/transforms/simplifiers/dot_merger.h). Queries, keys and values were
+seen to be merged so: queries and values are written again, scaled or in another order of dimensions, and all three stay
+until the backward pass because the keys are read there as they are.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+
+from jaxplan.cost import Transfer, analyse_buffers
+from jaxplan.ir import Equation, StepGraph
+from jaxplan.mesh import ChipSpec, Layout
+from jaxplan.partition._held_back import array_read, bytes_alive
+
+MERGED_BYTES = 32 * 2**20
+"""Two products are not merged when each reads and writes more than this (`xla_gpu_dot_merger_threshold_mb`)."""
+LEAST_RISE = 0.01
+"""Of the peak without arguments: one large product is a little faster than three small ones."""
+
+
+def products_kept_apart(
+    graph: StepGraph,
+    chip: ChipSpec,
+    local_bytes: Callable[[int, Layout | None], int],
+    copy_of: Callable[[Equation, int], Transfer | None],
+    transfers: Iterable[Transfer],
+) -> frozenset[int]:
+    """Products of the forward pass, each of which is to read an operand that it shares as if it were another one.
+
+    Args:
+      local_bytes, copy_of, transfers: as in `places_of_due_products`.
+
+    Returns:
+      Equation indices: all but one of those that share an operand, where a merged result could raise the peak by more
+      than `LEAST_RISE`. None for other compilers than XLA's for GPUs.
+    """
+    if not chip.is_gpu:
+        return frozenset()
+    shared = [merged for merged in _sharing(graph, copy_of) if _is_merged(graph, merged, local_bytes)]
+    shared = [merged for merged in shared if any(_waits(graph, eqn.results[0]) for eqn in merged)]
+    if not shared:
+        return frozenset()
+    extra = 0
+    for merged in shared:
+        parts = [local_bytes(eqn.results[0], None) for eqn in merged]
+        extra += sum(parts) - min(parts)
+    buffers = analyse_buffers(graph, chip, in_order=True)
+    if extra <= LEAST_RISE * bytes_alive(graph, buffers, local_bytes, transfers).max():
+        return frozenset()
+    return frozenset(eqn.index for merged in shared for eqn in merged[1:])
+
+
+def _sharing(
+    graph: StepGraph, copy_of: Callable[[Equation, int], Transfer | None]
+) -> list[Sequence[Equation]]:
+    """Products of the forward pass, outside of loops, that sum the same dimensions of the same array."""
+    found: dict[Hashable, list[Equation]] = defaultdict(list)
+    for eqn in graph.program.equations:
+        if eqn.name != "dot_general" or eqn.phase == "backward" or eqn.region >= 0:
+            continue
+        contracted, batch = eqn.params["dimension_numbers"]
+        for side in (0, 1):
+            array = array_read(eqn, eqn.operands[side], copy_of)
+            found[side, array, tuple(contracted[side]), tuple(batch[side])].append(eqn)
+    return [equations for equations in found.values() if len(equations) > 1]
+
+
+def _is_merged(
+    graph: StepGraph, products: Sequence[Equation], local_bytes: Callable[[int, Layout | None], int]
+) -> bool:
+    moved = [sum(local_bytes(t, None) for t in (*eqn.operands, *eqn.results)) for eqn in products]
+    dtypes = {graph.program.tensors[eqn.results[0]].dtype for eqn in products}
+    return len(dtypes) == 1 and min(moved) <= MERGED_BYTES
+
+
+def _waits(graph: StepGraph, t: int) -> bool:
+    """Whether the backward pass reads a product, or what is computed of it element by element."""
+    program, stack, seen = graph.program, [t], set()
+    while stack:
+        for reader in graph.values.consumers[stack.pop()]:
+            if program.equations[reader].phase == "backward":
+                return True
+            if reader not in seen and graph.rules[reader].family in ("elementwise", "shape"):
+                seen.add(reader)
+                stack.extend(program.equations[reader].results)
+    return False

@@ -1,0 +1,73 @@
+"""Queries, keys and values of attention are three products, so that each dies where it is no longer needed."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxplan
+from jaxplan.partition import _replay
+from jaxplan.partition._planned import replay_of
+
+MIB = 2**20
+NUM_LAYERS, HEADS, HEAD_WIDTH, LENGTH = 3, 8, 64, 256
+WIDTH = HEADS * HEAD_WIDTH
+
+
+def _step(layers: Any, x: Any) -> Any:
+    """Attention as Flax writes it: biases, scaled queries, values in an order of their own."""
+
+    def loss_fn(layers: Any) -> Any:
+        h = x
+        for layer in layers:
+            projected = {name: jnp.einsum("bsd,dhk->bshk", h, layer[name]) for name in "qkv"}
+            q, k, v = (projected[name] + layer["bias_" + name] for name in "qkv")
+            scores = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q / HEAD_WIDTH**0.5, k))
+            h = h + jnp.einsum("bhqk,bkhd,hde->bqe", scores, v, layer["out"])
+        return jnp.mean(h.astype(jnp.float32) ** 2)
+
+    return jax.tree.map(lambda p, g: p - 0.1 * g.astype(p.dtype), layers, jax.grad(loss_fn)(layers))
+
+
+def _plan(batch_size: int, name: str = "data") -> jaxplan.Plan:
+    kernel = jax.ShapeDtypeStruct((WIDTH, HEADS, HEAD_WIDTH), jnp.bfloat16)
+    layer: dict[str, Any] = dict.fromkeys("qkv", kernel)
+    layer |= {f"bias_{name}": jax.ShapeDtypeStruct((HEADS, HEAD_WIDTH), jnp.bfloat16) for name in "qkv"}
+    layer["out"] = jax.ShapeDtypeStruct((HEADS, HEAD_WIDTH, WIDTH), jnp.bfloat16)
+    x = jax.ShapeDtypeStruct((batch_size, LENGTH, WIDTH), jnp.bfloat16)
+    frontier = jaxplan.plan(_step, [layer] * NUM_LAYERS, x, topology="h100:8", progress=False)
+    return frontier.references[name]
+
+
+def test_two_of_three_products_of_an_operand_are_kept_apart() -> None:
+    replay = replay_of(_plan(64))
+    products = [replay.graph.program.equations[e] for e in sorted(replay.apart)]
+    assert len(products) == 2 * NUM_LAYERS
+    assert all(eqn.phase != "backward" for eqn in products)
+    assert all(replay.graph.program.tensors[eqn.results[0]].shape[-2:] == (HEADS, HEAD_WIDTH) for eqn in products)
+
+
+def test_large_products_are_left_to_the_compiler() -> None:
+    """1,024 sequences a device: 256 MiB of operand and as much of result, which it would not merge."""
+    assert not replay_of(_plan(8192)).apart
+
+
+@pytest.mark.slow
+@pytest.mark.gpu_aot
+@pytest.mark.skipif(
+    importlib.util.find_spec("jax_cuda12_plugin") is None, reason="needs the extra gpu-aot to compile for GPUs"
+)
+def test_merged_products_take_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A result is 16 x 256 x 512 of two bytes on each device: 4 MiB, and merged ones are three times that."""
+    plan = _plan(128)
+    apart = plan.audit()
+    assert apart.compiled_memory_bytes < 1.05 * plan.memory_bytes, apart.table()
+    monkeypatch.setattr(_replay, "products_kept_apart", lambda *_: frozenset())
+    jax.clear_caches()
+    merged = plan.audit()
+    least = apart.compiled_memory_bytes + (NUM_LAYERS - 1) * 4 * MIB
+    assert merged.compiled_memory_bytes >= least, merged.table()
