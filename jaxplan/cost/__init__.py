@@ -22,6 +22,7 @@ from jaxplan.cost._prediction import Prediction as Prediction
 from jaxplan.cost._prediction import Predictor as Predictor
 from jaxplan.cost._pricing import KEEP as KEEP
 from jaxplan.cost._pricing import REPEAT as REPEAT
+from jaxplan.cost._put_off import is_gradient as is_gradient
 from jaxplan.cost._residents import RESIDENTS as RESIDENTS
 from jaxplan.cost._simulated_plan import PlanSimulator as PlanSimulator
 from jaxplan.cost._simulated_plan import Simulation as Simulation

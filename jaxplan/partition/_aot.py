@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jaxplan._errors import AuditError, MissingExtraError
+from jaxplan.partition._aot_assigned import PLATFORMS as ASSIGNED_PLATFORMS
 from jaxplan.partition._hlo import Collective, module_collectives
 from jaxplan.partition._hlo_flops import flops_by_dtype, uncounted_calls
 from jaxplan.partition._hlo_liveness import Holding, peak_temporaries
@@ -126,6 +127,8 @@ def compile_exported(
         topology_path = Path(scratch, "topology.json")
         topology.save(str(topology_path))
         settings = [options, topology.aot_environment()]
+        if topology.chip.aot_platform in ASSIGNED_PLATFORMS:
+            settings.append("assigned")  # not comparable with what code generation reports
         key = _cache_key(serialized, topology_path.read_bytes(), settings)
         entry = Path(cache_dir, key) if cache_dir is not None else None
         if entry is not None and Path(entry, "result.json").exists():
@@ -177,6 +180,7 @@ def _run_child(
         "topology": "topology.json",
         "hlo": "hlo.txt",
         "result": "result.json",
+        "dumps": "dumps",
     }
     request = {**options, **{role: str(scratch / name) for role, name in files.items()}}
     (scratch / "request.json").write_text(json.dumps(request))

@@ -1,4 +1,4 @@
-"""Compile one exported program for a topology's compile-only devices.
+"""Compile one exported program for a topology's compile-only devices, as far as a report reads it.
 
 Run as `python -m jaxplan.partition._aot_child request.json`. A process of its own, because the compile-only
 platforms want environment variables that must be set before JAX starts. Reads a request (JSON), writes the
@@ -7,6 +7,7 @@ HLO text and a result (JSON) where the request says.
 
 import json
 import math
+import os
 import sys
 import time
 from pathlib import Path
@@ -29,6 +30,8 @@ def compile_request(request: dict[str, Any]) -> dict[str, Any]:
     import jax
     from jax import export
 
+    from jaxplan.partition._aot_assigned import PLATFORMS, Assigned, assigned_or_compiled, dump_options
+
     jax.config.update("jax_enable_x64", True)  # the program's types are already decided; keep them
     exported = export.deserialize(bytearray(Path(request["exported"]).read_bytes()))
     mesh = _mesh(exported.platforms[0], request)
@@ -50,12 +53,18 @@ def compile_request(request: dict[str, Any]) -> dict[str, Any]:
     start = time.perf_counter()
     lowered = step.lower(*arguments)
     lowered_at = time.perf_counter()
-    compiled = lowered.compile(compiler_options=request["compiler_options"])
+    options, dumps = request["compiler_options"], Path(request["dumps"])
+    if exported.platforms[0] in PLATFORMS:
+        options = {**dump_options(dumps), **options}
+        compiled = assigned_or_compiled(lambda: lowered.compile(compiler_options=options), dumps)
+    else:
+        compiled = lowered.compile(compiler_options=options)
     compiled_at = time.perf_counter()
-    Path(request["hlo"]).write_text(compiled.as_text() or "")
+    is_assigned = isinstance(compiled, Assigned)
+    Path(request["hlo"]).write_text(compiled.hlo_text if is_assigned else compiled.as_text() or "")
     return {
         "platform": exported.platforms[0],
-        "memory": _memory(compiled.memory_analysis()),
+        "memory": compiled.memory if is_assigned else _memory(compiled.memory_analysis()),
         "lower_seconds": lowered_at - start,
         "compile_seconds": compiled_at - lowered_at,
     }
@@ -95,4 +104,6 @@ def _memory(stats: Any) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    status = main(sys.argv[1])
+    sys.stderr.flush()
+    os._exit(status)  # what is still being compiled is not waited for

@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 
 from jaxplan import _compat
-from jaxplan.cost import Transfer, layout_of, passes_partial
+from jaxplan.cost import Transfer, is_gradient, layout_of, passes_partial
 from jaxplan.ir import CONTRACTION_FAMILIES, UNGROUPED, WHOLE, Equation
 from jaxplan.mesh import Layout, Step
 from jaxplan.partition._indexed import in_bounds
@@ -50,6 +50,7 @@ class Run:
         self.made: list[_Due] = []  # gradients since the last barrier of the backward pass
         self.due: list[_Due] = []  # those of the one before
         self.last_product: tuple[int, ...] = ()
+        self.latest: dict[int, Any] = {}  # of the last product that makes no gradient of a parameter: its result
         self.partway: dict[tuple[int, Layout, tuple[Step, ...]], Any] = {}  # of transfers that begin alike
 
     def run(self, arguments: Sequence[Any]) -> list[Any]:
@@ -122,9 +123,11 @@ class Run:
         """What a repeated copy waits for: the largest of the values that are there already, one of the backward pass if
         there is any; or else the product before (a parameter that is reshaped for a product is alone).
 
-        Where the compiler computes what a product reads inside of it, a barrier would make a buffer of that, so there
-        the copy always waits for the product before.
+        Where the compiler computes what a product reads inside of it, what is there already is no buffer, and waiting
+        for it would make one of it (the gradient of the logits). So there the copy waits for a product.
         """
+        if self.replay.chip.fuses_products and self.latest:
+            return self.latest, next(iter(self.latest))
         ready = [
             t
             for t in tensors
@@ -134,7 +137,7 @@ class Run:
             and not self.graph.values.free[t]
             and t in self.env
         ]
-        if not ready or self.replay.chip.fuses_products:
+        if not ready:
             ready = [t for t in self.last_product if t in self.env]
         return (self.env, max(ready, key=self._lateness)) if ready else None
 
@@ -179,6 +182,8 @@ class Run:
         self.env.update(zip(eqn.results, results, strict=True))
         if family in CONTRACTION_FAMILIES:
             self.last_product = eqn.results
+            if not is_gradient(self.graph, eqn.results[0]):
+                self.latest = {eqn.results[0]: results[0]}
         for t in eqn.results:
             if t in self.replay.gradients:
                 self._resolve(t)
@@ -393,12 +398,20 @@ class Run:
     def _made_again(self, value: Any, t: int, tie: _Place) -> Any:
         """A value that is not there before the tie is: whoever reads the tie reads it here, or the barrier is dropped.
 
-        A cast of a parameter is made again too, or it would be kept beside the parameter from the forward pass.
+        A cast of a parameter is made again too, or it would be kept beside the parameter from the forward pass. Where
+        nobody may read the tie any more the value depends on an element of it (`Executor.behind`).
         """
         values, key = tie
         index = self.graph.values.producer[t]
         cast = self.program.equations[index] if index >= 0 else None
-        if cast is None or cast.name != "convert_element_type" or not self._is_stored_like(cast.operands[0], t):
+        is_cast = cast is not None and cast.name == "convert_element_type"
+        if self.replay.chip.fuses_products:
+            there = values[key], key[1] if isinstance(key, tuple) else self.replay.home(key)
+            if is_cast and self._is_stored_like(cast.operands[0], t):
+                stored = self.env[cast.operands[0]], self.replay.home(t)
+                return self._bind(cast, [self.executor.behind(*stored, *there)])[0]
+            return self.executor.behind(value, self.replay.home(t), *there)
+        if not is_cast or not self._is_stored_like(cast.operands[0], t):
             value, values[key] = lax.optimization_barrier((value, values[key]))
             return value
         stored, values[key] = lax.optimization_barrier((self.env[cast.operands[0]], values[key]))

@@ -73,6 +73,13 @@ class Executor:
             return self.constrain(value, step.target)
         return self.manual(lambda x: self._local(x, step), [value], [step.source], step.target)
 
+    def behind(self, value: Any, layout: Layout, other: Any, other_layout: Layout) -> Any:
+        """The value, in a way that each device computes after an element of its piece of the other.
+
+        A barrier between the two would make the compiler write the other as a whole. See `_behind_element`.
+        """
+        return self.manual(_behind_element, [value, other], [layout, other_layout], layout)
+
     def _local(self, x: Any, step: Step) -> Any:
         """One step on a device's piece, without the leading dimension (of size 1) of a partial value.
 
@@ -107,6 +114,16 @@ class Executor:
                 return _scatter_tiled(x, names, _dim(step.dim), self.size(step.axes))
             return lax.psum_scatter(x, names, scatter_dimension=_dim(step.dim), tiled=True)
         raise AssertionError(step.kind)
+
+
+def _behind_element(x: Any, other: Any) -> Any:
+    """``x``, chosen by a comparison with the first element of ``other`` that is never true and that no compiler was seen
+    to know: some bit of a number with its last bit set is not zero."""
+    first = lax.slice(other, (0,) * other.ndim, (1,) * other.ndim).reshape(())
+    if jnp.issubdtype(first.dtype, jnp.floating):
+        first = lax.bitcast_convert_type(first.astype(jnp.float32), jnp.int32)
+    never = (first.astype(jnp.int32) | 1) == 0
+    return lax.select(never, jnp.zeros_like(x), x)
 
 
 def _scatter_tiled(x: Any, names: tuple[str, ...], dim: int, parts: int) -> Any:

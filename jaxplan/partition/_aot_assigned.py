@@ -1,0 +1,83 @@
+"""What a compiler says of a program before it generates code: its scheduled HLO and where its buffers lie.
+
+The TPU compiler spends a second on the passes over a train step and on its buffers, and minutes on scheduling the
+instructions of every kernel, of which nothing is read here. It writes both down where `xla_dump_to` says.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PLATFORMS = frozenset({"tpu"})
+"""Whose code is not waited for."""
+_POLL_SECONDS = 0.05
+_WRITTEN_LAST = "*after_optimizations_after_buffer_assignment.txt"
+_HLO, _ASSIGNMENT = "*after_optimizations.txt", "*after_optimizations-buffer-assignment.txt"
+_ALLOCATION = re.compile(r"^allocation \d+: size (\d+), (.*):$", re.MULTILINE)
+_ELSEWHERE = ("color ", "thread-local", "constant")
+"""Memories other than the device's main one, and what belongs to the code."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assigned:
+    """A program whose buffers are assigned: its HLO text, and the bytes of `CompiledMemory` by field."""
+
+    hlo_text: str
+    memory: dict[str, int]
+
+
+def dump_options(folder: Path) -> dict[str, str]:
+    """Compiler options that write down the program in ``folder`` as soon as its buffers are assigned."""
+    return {"xla_dump_to": str(folder), "xla_dump_hlo_as_text": "True"}
+
+
+def assigned_or_compiled(compile_fn: Callable[[], Any], folder: Path) -> Assigned | Any:
+    """What ``compile_fn`` returns or raises, or what it has written in ``folder``, whichever is there first.
+
+    The compilation then goes on in a thread that ends with the process.
+    """
+    outcome: list[Any] = []
+
+    def compile_program() -> None:
+        try:
+            outcome.append(compile_fn())
+        except Exception as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=compile_program, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(_POLL_SECONDS)
+        if found := read_assigned(folder):
+            return found
+    if isinstance(outcome[0], Exception):
+        raise outcome[0]
+    return outcome[0]
+
+
+def read_assigned(folder: Path) -> Assigned | None:
+    """What the compiler has written in ``folder``; None before all of it is there."""
+    if not any(folder.glob(_WRITTEN_LAST)):
+        return None
+    (hlo,), (assignment,) = folder.glob(_HLO), folder.glob(_ASSIGNMENT)
+    return Assigned(hlo_text=hlo.read_text(), memory=assigned_memory(assignment.read_text()))
+
+
+def assigned_memory(assignment: str) -> dict[str, int]:
+    """Bytes in the device's main memory, from the text of a buffer assignment."""
+    memory = dict.fromkeys(("argument_bytes", "output_bytes", "alias_bytes", "temp_bytes"), 0)
+    for match in _ALLOCATION.finditer(assignment):
+        size, what = int(match[1]), match[2]
+        is_argument, is_output = "parameter" in what, "maybe-live-out" in what
+        if any(word in what for word in _ELSEWHERE):
+            continue
+        memory["argument_bytes"] += size * is_argument
+        memory["output_bytes"] += size * is_output
+        memory["alias_bytes"] += size * (is_argument and is_output)
+        memory["temp_bytes"] += size * (not is_argument and not is_output)
+    return memory
