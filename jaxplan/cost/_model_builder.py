@@ -11,13 +11,14 @@ import numpy as np
 from jaxplan.cost._around import Around
 from jaxplan.cost._buffers import analyse_buffers
 from jaxplan.cost._combined import combined_bytes, evenly_split_peak, latency_shares
-from jaxplan.cost._compute import compute_seconds, local_flops, split_counts, tensor_splits
+from jaxplan.cost._compute import compute_seconds, local_flops, split_counts
 from jaxplan.cost._flows import Flow, find_flows, produced_layout, required_layout
 from jaxplan.cost._hiding import hidden_shares, visible_seconds
 from jaxplan.cost._inner import inner_collectives, may_communicate
 from jaxplan.cost._model import CostModel
 from jaxplan.cost._pricing import Pricer
 from jaxplan.cost._tied import Tied
+from jaxplan.cost._tiles import local_bytes
 from jaxplan.cost._user_body import body_cost
 from jaxplan.cost._user_meshes import check_user_meshes
 from jaxplan.cost._wire import carried_tensor, wire_tensor
@@ -276,9 +277,9 @@ class ModelBuilder:
 
     def _memory(self, v: int, splits: np.ndarray) -> np.ndarray:
         """Bytes of a group's inputs and of what it saves, shape (K,)."""
-        memory = np.zeros(len(splits))
+        memory, chip = np.zeros(len(splits)), self.topology.chip
         for t in (*self.graph.grouping.groups[v].inputs, *self._saved_by[v]):
-            memory += self.buffers.num_bytes[t] / tensor_splits(self.graph.spaces[v], splits, t)
+            memory += local_bytes(self.graph, self.buffers, chip, self.graph.spaces[v], splits, t)
         return np.ceil(memory).astype(np.int64)
 
     @functools.cached_property

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from jaxplan.cost._changed import ChangedFlows
-from jaxplan.cost._compute import split_counts, tensor_splits
+from jaxplan.cost._compute import split_counts
 from jaxplan.cost._flows import layout_of, required_layout
 from jaxplan.cost._in_place import LARGE_PARAMETER_BYTES
 from jaxplan.cost._inner import InnerCollective, inner_collectives, may_communicate
@@ -21,6 +21,7 @@ from jaxplan.cost._lifetimes import Lifetimes
 from jaxplan.cost._model import CostModel
 from jaxplan.cost._residents import BATCH, OTHER_STATE, PARAMETERS, resident_labels
 from jaxplan.cost._summands import Summand, find_summands
+from jaxplan.cost._tiles import local_bytes
 from jaxplan.cost._transfers import ChangedFlow, Transfer, make_transfers
 from jaxplan.ir import REGION_IN, UNGROUPED, Configuration, Tensor, backward_barriers
 from jaxplan.mesh import Layout, collective_seconds
@@ -449,13 +450,15 @@ class _BufferSizes:
     def __call__(self, v: int, members: Sequence[int]) -> np.ndarray:
         """(members, K) bytes."""
         space, configs = self._model.graph.spaces[v], self._model.configurations[v]
-        num_bytes = self._model.buffers.num_bytes
-        key = (id(configs), tuple([(num_bytes[t], space.tensor_dims.get(t)) for t in members]))
+        graph, chip, num_bytes = self._model.graph, self._model.topology.chip, self._model.buffers.num_bytes
+        tensors = graph.program.tensors
+        what = [(num_bytes[t], tensors[t].shape if chip.is_tiled else ()) for t in members]
+        key = (id(configs), tuple(zip(what, [space.tensor_dims.get(t) for t in members])))
         if key not in self._tables:
             if id(configs) not in self._splits:
                 self._splits[id(configs)] = split_counts(configs, self._model.topology)
             splits = self._splits[id(configs)]
-            sizes = [num_bytes[t] / tensor_splits(space, splits, t) for t in members]
+            sizes = [local_bytes(graph, self._model.buffers, chip, space, splits, t) for t in members]
             self._tables[key] = np.array(sizes).reshape(len(members), len(splits))
         return self._tables[key]
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jaxplan.cost._flows import distinct_layouts
+from jaxplan.cost._tiles import padded_bytes
 from jaxplan.ir import Tensor
 from jaxplan.mesh import (
     Layout,
@@ -127,6 +128,10 @@ class Pricer:
         return latency_share * reshard_bound(source, target, tensor.shape, tensor.itemsize, self.topology)
 
     def local_bytes(self, tensor: Tensor, layout: Layout) -> int:
+        """Bytes of a tensor's piece on one device."""
+        if self.topology.chip.is_tiled:
+            shape = layout.local_shape(tensor.shape, self.topology.axes) if tensor.shape else ()
+            return padded_bytes(shape, tensor.itemsize)
         splits = 1
         for parts in layout.num_splits(self.topology.axes):
             splits *= parts

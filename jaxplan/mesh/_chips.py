@@ -111,6 +111,11 @@ class ChipSpec:
         """Whether programs are compiled by XLA for GPUs; of those without a target, all."""
         return self.aot_platform in ("cuda", None)
 
+    @property
+    def is_tiled(self) -> bool:
+        """Whether arrays lie in memory in tiles of 8 x 128 elements."""
+        return self.aot_platform == "tpu"
+
     def peak_flops_per_second(self, dtype: str) -> float:
         """Dense peak in a dtype (`bfloat16` or `bf16`); a format it lacks runs in the next wider one."""
         rates = dict(self.flops_per_second)

@@ -70,7 +70,7 @@ def read_assigned(folder: Path) -> Assigned | None:
 
 def assigned_memory(assignment: str) -> dict[str, int]:
     """Bytes in the device's main memory, from the text of a buffer assignment."""
-    memory = dict.fromkeys(("argument_bytes", "output_bytes", "alias_bytes", "temp_bytes"), 0)
+    memory: dict[str, int] = dict.fromkeys(("argument_bytes", "output_bytes", "alias_bytes", "temp_bytes"), 0)
     for match in _ALLOCATION.finditer(assignment):
         size, what = int(match[1]), match[2]
         is_argument, is_output = "parameter" in what, "maybe-live-out" in what

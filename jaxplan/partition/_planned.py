@@ -68,7 +68,7 @@ def jit_flat(
     """`jax.jit` of the planned program over flat leaves; those that it does not read leave it unless kept."""
     replay = replay_of(plan)
     chip = plan.topology.chip
-    executor = Executor(mesh, plan.topology.axes, tiled=chip.aot_platform == "tpu", ordered=chip.is_gpu)
+    executor = Executor(mesh, plan.topology.axes, tiled=chip.is_tiled, ordered=chip.is_gpu)
 
     def planned_step(*leaves: Any) -> tuple[Any, ...]:
         return tuple(replay.run(executor, leaves))

@@ -188,6 +188,8 @@ class Run:
             if t in self.replay.gradients:
                 self._resolve(t)
             elif t in self.replay.sums or t in self.replay.at_home:
+                if t in self.replay.at_home:
+                    self.env[t] = self.executor.as_stored(self.env[t], self.replay.home(t))
                 self.made.append((t, self.env[t]))
 
     def _read_all(self, eqn: Equation, layouts: Sequence[Layout]) -> list[Any]:
@@ -212,7 +214,7 @@ class Run:
         """A gradient goes to where its parameter is stored as soon as it is made."""
         transfer = self.replay.gradients[t]
         key = (t, transfer.target, 0)
-        self.copies[key] = self._transfer(self.env[t], transfer, None)
+        self.copies[key] = self.executor.as_stored(self._transfer(self.env[t], transfer, None), transfer.target)
         self.made.append((key, self.copies[key]))
 
     def _zeros_in_turn(self, eqn: Equation, layout: Layout) -> Any:
@@ -404,18 +406,15 @@ class Run:
         values, key = tie
         index = self.graph.values.producer[t]
         cast = self.program.equations[index] if index >= 0 else None
-        is_cast = cast is not None and cast.name == "convert_element_type"
+        if cast and (cast.name != "convert_element_type" or not self._is_stored_like(cast.operands[0], t)):
+            cast = None
+        source = self.env[cast.operands[0]] if cast else value
         if self.replay.chip.fuses_products:
-            there = values[key], key[1] if isinstance(key, tuple) else self.replay.home(key)
-            if is_cast and self._is_stored_like(cast.operands[0], t):
-                stored = self.env[cast.operands[0]], self.replay.home(t)
-                return self._bind(cast, [self.executor.behind(*stored, *there)])[0]
-            return self.executor.behind(value, self.replay.home(t), *there)
-        if not is_cast or not self._is_stored_like(cast.operands[0], t):
-            value, values[key] = lax.optimization_barrier((value, values[key]))
-            return value
-        stored, values[key] = lax.optimization_barrier((self.env[cast.operands[0]], values[key]))
-        return self._bind(cast, [stored])[0]
+            layout = key[1] if isinstance(key, tuple) else self.replay.home(key)
+            source = self.executor.behind(source, self.replay.home(t), values[key], layout)
+        else:
+            source, values[key] = lax.optimization_barrier((source, values[key]))
+        return self._bind(cast, [source])[0] if cast else source
 
     def _is_stored_like(self, source: int, t: int) -> bool:
         """Whether a tensor is an input of the step, still there, in the layout of another."""

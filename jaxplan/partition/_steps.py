@@ -19,6 +19,7 @@ from jax.experimental.layout import Layout as DimensionOrder
 from jax.experimental.layout import with_layout_constraint
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxplan.cost import padded_elements
 from jaxplan.mesh import AtomicAxis, Layout, Step, permutation_pairs
 
 
@@ -80,6 +81,11 @@ class Executor:
         """
         return self.manual(_behind_element, [value, other], [layout, other_layout], layout)
 
+    def as_stored(self, value: Any, layout: Layout) -> Any:
+        """A gradient in the order of dimensions in which its parameter lies in memory (TPU), see `_as_argument`."""
+        is_matrix = self.tiled and not layout.partial and value.ndim == 2
+        return self.manual(_as_argument, [value], [layout], layout) if is_matrix else value
+
     def _local(self, x: Any, step: Step) -> Any:
         """One step on a device's piece, without the leading dimension (of size 1) of a partial value.
 
@@ -117,13 +123,27 @@ class Executor:
 
 
 def _behind_element(x: Any, other: Any) -> Any:
-    """``x``, chosen by a comparison with the first element of ``other`` that is never true and that no compiler was seen
-    to know: some bit of a number with its last bit set is not zero."""
+    """``x``, chosen by a comparison with the first element of ``other``, whose outcome the compiler does not know.
+
+    A number whose last bit was set is not zero, so it is never true.
+    """
     first = lax.slice(other, (0,) * other.ndim, (1,) * other.ndim).reshape(())
     if jnp.issubdtype(first.dtype, jnp.floating):
         first = lax.bitcast_convert_type(first.astype(jnp.float32), jnp.int32)
     never = (first.astype(jnp.int32) | 1) == 0
     return lax.select(never, jnp.zeros_like(x), x)
+
+
+def _as_argument(x: Any) -> Any:
+    """A matrix in the order of its dimensions that an argument of its shape has: row after row, or column after column
+    where that takes less padding.
+
+    The TPU compiler was seen to give the update of a parameter the order of its gradient, and to copy the parameter and
+    its moments, in float32, into that order and back.
+    """
+    rows, columns = x.shape
+    by_rows = padded_elements(rows, columns) <= padded_elements(columns, rows)
+    return with_layout_constraint(x, DimensionOrder(major_to_minor=(0, 1) if by_rows else (1, 0)))
 
 
 def _scatter_tiled(x: Any, names: tuple[str, ...], dim: int, parts: int) -> Any:

@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding
@@ -173,3 +174,36 @@ def test_paths_between_drawn_layouts_keep_the_value(topology: Topology) -> None:
         assert result.addressable_shards[0].data.shape == target.local_shape(shape, topology.axes)
         longest = max(longest, len(path.steps))
     assert longest >= 2
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32, bool, jnp.bfloat16])
+def test_a_value_behind_another_is_the_same_and_is_made_again(dtype: Any) -> None:
+    """Two gathers of one value are merged; not where the second waits for another value."""
+    executor = executor_of(CUBE)
+    value = np.random.default_rng(0).normal(size=SHAPE).astype(np.float32)
+    gather = step("all-gather", (0,), Layout(((0,), ())), Layout(((), ())), dim=0)
+    layout = Layout(((1,), (2,)))
+    operands = placed(executor, gather.source, value), placed(executor, layout, np.full(SHAPE, -1).astype(dtype))
+
+    def twice(x: Any, other: Any, waits: bool) -> tuple[Any, Any]:
+        again = executor.behind(x, gather.source, other, layout) if waits else x
+        return executor.apply(x, gather), executor.apply(again, gather) * 2
+
+    found = {}
+    for waits in (False, True):
+        compiled = jax.jit(twice, static_argnums=2).lower(*operands, waits).compile()
+        once, again = compiled(*operands)
+        np.testing.assert_array_equal(once, value)
+        np.testing.assert_array_equal(again, 2 * value)
+        found[waits] = collectives(compiled.as_text())
+    assert found == {False: ["all-gather"], True: ["all-gather"] * 2}
+
+
+@pytest.mark.parametrize("shape", [SHAPE, (16, 4096), (4, 8, 16)], ids=repr)
+def test_the_order_of_an_argument_changes_no_number(shape: tuple[int, ...]) -> None:
+    executor = Executor(device_mesh(CUBE), CUBE.axes, tiled=True)
+    layout = Layout(((0, 2), *((),) * (len(shape) - 1)))
+    value = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    result = jax.jit(lambda x: executor.as_stored(x, layout))(placed(executor, layout, value))
+    np.testing.assert_array_equal(result, value)
+    assert result.sharding.is_equivalent_to(NamedSharding(executor.mesh, executor.spec(layout)), len(shape))

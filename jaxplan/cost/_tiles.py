@@ -1,0 +1,60 @@
+"""Arrays of TPU programs lie in memory in tiles of 8 x 128 elements of their two innermost dimensions.
+
+https://openxla.org/xla/tiled_layout and, for the sizes, https://docs.jax.dev/en/latest/pallas/tpu/details.html . The
+compiler chooses which two dimensions are the innermost: those with the least padding, for arguments, and for most of
+what it computes.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+
+import numpy as np
+
+from jaxplan.cost._buffers import Buffers
+from jaxplan.cost._compute import tensor_splits
+from jaxplan.ir import GroupSpace, StepGraph
+from jaxplan.mesh import ChipSpec
+
+_ROWS, _COLUMNS = 8, 128
+_LEAST_BYTES = 512
+"""Of any buffer, a scalar's too."""
+
+
+def padded_elements(rows: int, columns: int) -> int:
+    """Elements of a matrix in whole tiles; one of less than five rows has tiles of four, two or one."""
+    tile = min(_ROWS, 1 << (max(rows, 1) - 1).bit_length())
+    return math.ceil(rows / tile) * tile * math.ceil(columns / _COLUMNS) * _COLUMNS
+
+
+@functools.lru_cache(maxsize=2**14)
+def padded_bytes(shape: tuple[int, ...], itemsize: int) -> int:
+    """Bytes of an array of a local shape, its innermost dimensions those with the least padding."""
+    size = math.prod(shape)
+    if len(shape) < 2 or not size:
+        return max(_LEAST_BYTES, math.ceil(size / _COLUMNS) * _COLUMNS * itemsize)
+    pairs = itertools.permutations(shape, 2)
+    least = min(size // (rows * columns) * padded_elements(rows, columns) for rows, columns in pairs)
+    return max(_LEAST_BYTES, least * itemsize)
+
+
+def local_bytes(
+    graph: StepGraph, buffers: Buffers, chip: ChipSpec, space: GroupSpace, splits: np.ndarray, t: int
+) -> np.ndarray:
+    """Bytes of a device's piece of a group's tensor under each of its configurations, shape (K,).
+
+    ``splits`` is (K, C), the number of parts of each class.
+    """
+    if not chip.is_tiled:
+        return buffers.num_bytes[t] / tensor_splits(space, splits, t)
+    tensor = graph.program.tensors[t]
+    dims = space.tensor_dims.get(t, ((),) * len(tensor.shape))
+    parts = [splits[:, list(classes)].prod(axis=1) for classes in dims] or [np.ones(len(splits))]
+    distinct, place = np.unique(np.stack(parts, axis=1), axis=0, return_inverse=True)
+    sizes = [
+        padded_bytes(tuple([math.ceil(n / p) for n, p in zip(tensor.shape, row)]), tensor.itemsize)
+        for row in distinct.tolist()
+    ]
+    return np.array(sizes, dtype=np.float64)[place.ravel()]
