@@ -3,10 +3,10 @@
     python -m benchmarks.frontier --model gpt-1.3b --topology a100-pcie:8 --cache .aot
     python -m benchmarks.frontier --model gpt2-small --topology h100:8 --separate 2 --cache .aot
 
-Checks, each printed with its figures: points pairwise 3 % apart in memory and 1 % in time, as predicted, and in compiled
-memory, which is in the order of the prediction and spans what is asked for; collectives of fastest, knee and leanest
-equal to the plan's; the fastest not slower (priced from the compiled program) and the leanest not fatter than the
-baselines annotated at the jit boundary.
+Checks, each printed with its figures: points pairwise 3 % apart in memory and 1 % in time, as predicted, and so in
+compiled memory, which is in the order of the prediction and spans what is asked for; collectives of fastest, knee and
+leanest equal to the plan's; the fastest not slower (priced from the compiled program) and the leanest not fatter than
+the baselines annotated at the jit boundary.
 """
 
 from __future__ import annotations
