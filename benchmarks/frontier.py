@@ -3,9 +3,10 @@
     python -m benchmarks.frontier --model gpt-1.3b --topology a100-pcie:8 --cache .aot
     python -m benchmarks.frontier --model gpt2-small --topology h100:8 --separate 2 --cache .aot
 
-Checks, each printed with its figures: points pairwise 3 % apart in memory and 1 % in time, compiled memory in the order
-of the prediction, collectives of fastest, knee and leanest equal to the plan's, the fastest not slower (priced from the
-compiled program) and the leanest not fatter than the baselines annotated at the jit boundary.
+Checks, each printed with its figures: points pairwise 3 % apart in memory and 1 % in time, as predicted, and so in
+compiled memory, which is in the order of the prediction and spans what is asked for; collectives of fastest, knee and
+leanest equal to the plan's; the fastest not slower (priced from the compiled program) and the leanest not fatter than
+the baselines annotated at the jit boundary.
 """
 
 from __future__ import annotations
@@ -107,6 +108,7 @@ def run(
     cache: Path | None,
     most_points: int,
     least_separate: int,
+    least_span: float,
     overrides: dict[str, Any],
 ) -> bool:
     """Plan, compile, print; whether every check holds."""
@@ -126,7 +128,7 @@ def run(
     baselines = [baseline_row(model, topology, name, cache, overrides) for name in BASELINE_NAMES]
     for row in baselines:
         print(row.text(), flush=True)
-    return _check(rows, baselines, shown, roles, least_separate)
+    return _check(rows, baselines, shown, roles, least_separate, least_span)
 
 
 def _check(
@@ -135,6 +137,7 @@ def _check(
     shown: list[jaxplan.Plan],
     roles: dict[str, jaxplan.Plan],
     least_separate: int,
+    least_span: float,
 ) -> bool:
     of_plan = {id(row.plan): row for row in rows}
     separate = [of_plan[id(plan)] for plan in shown if id(plan) in of_plan]
@@ -148,6 +151,12 @@ def _check(
     checks = {
         f"at least {least_separate} points 3 % apart in memory and 1 % in time: {len(shown)}": (
             len(shown) >= least_separate
+        ),
+        f"at least {least_separate} points 3 % apart in compiled memory: {_num_apart(sizes)}": (
+            _num_apart(sizes) >= least_separate
+        ),
+        f"compiled memory spans at least {least_span:g} times: {sizes[-1] / sizes[0]:.2f}": (
+            sizes[-1] >= least_span * sizes[0]
         ),
         f"compiled memory keeps their order: {', '.join(f'{s / GIB:.2f}' for s in sizes)} GiB": sizes
         == sorted(sizes),
@@ -174,6 +183,15 @@ def _check(
     return all(checks.values())
 
 
+def _num_apart(sizes: Sequence[int]) -> int:
+    """The most of these that are pairwise `MEMORY_APART`."""
+    kept: list[int] = []
+    for size in sorted(sizes):
+        if not kept or size >= (1 + MEMORY_APART) * kept[-1]:
+            kept.append(size)
+    return len(kept)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="benchmarks.frontier", description="Compile a frontier and its baselines."
@@ -187,6 +205,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--separate", type=int, default=4, help="points that must lie apart in memory and time"
     )
+    parser.add_argument(
+        "--span", type=float, default=1.0, help="how many times its leanest point the fastest must take"
+    )
     add_overrides(parser)
     options = parser.parse_args(arguments)
     jax.config.update("jax_platforms", "cpu")  # nothing runs here, and a plugin without its device complains
@@ -196,6 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.cache,
         options.points,
         options.separate,
+        options.span,
         dict(options.set),
     )
     return 0 if holds else 1

@@ -3,16 +3,18 @@
     python -m benchmarks.grouping
     python -m benchmarks.grouping --model gpt2-small --set num_layers=2 --topology h100:8
 
-Each model is planned twice: as always, and with every gradient a group of its own. Compared are the fastest point, by
-predicted time, and at the memory of each point of the grouped frontier the time of the apart one that fits there;
-positive is what sharing costs. The additive problem prices a copy of a parameter for each group that reads it, where a
-plan makes it once, so the search apart pays for copies that forward and backward pass would share, and may end slower:
-so may its lower bound. Exit status 1 where sharing costs the fastest point more than 1 %.
+Each model is planned twice: as always, and with every gradient a group of its own. Compared is all that the two
+searches find and nothing beats, before points are chosen to be shown: the fastest, by predicted time, and for each plan
+that is found without sharing the fastest with it that takes as much memory; positive is what sharing costs. The
+additive problem prices a copy of a parameter for each group that reads it, where a plan makes it once, so the search
+apart pays for copies that forward and backward pass would share, and may end slower: so may its lower bound. Exit
+status 1 where sharing costs more than 1 %.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,11 +23,15 @@ import jax
 
 from benchmarks._options import add_overrides
 from benchmarks.models import MODELS, build
-from jaxplan._frontier import Frontier
-from jaxplan._planner import Search, plan_graph
+from jaxplan._candidate import Candidate
+from jaxplan._hierarchy import open_configurations
+from jaxplan._planner import Search, find_solutions, predict_all
 from jaxplan._progress import Progress
-from jaxplan.ir import analyse, trace
+from jaxplan._shown_points import undominated
+from jaxplan.cost import predictor_of
+from jaxplan.ir import StepGraph, analyse, trace
 from jaxplan.mesh import Topology
+from jaxplan.strategies import sketch_references
 
 LAYERS: dict[str, dict[str, Any]] = {
     "gpt2-small": {"num_layers": 2},
@@ -38,30 +44,30 @@ MOST = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Frontiers with and without gradients in the group of their contraction, and the numbers of groups."""
+    """What is found with and without gradients in the group of their contraction, leanest first; numbers of groups."""
 
-    together: Frontier
-    apart: Frontier
+    together: Sequence[Candidate]
+    apart: Sequence[Candidate]
     num_groups: tuple[int, int]
 
     @property
     def fastest_cost(self) -> float:
         """How much slower the fastest plan is for sharing; negative where the search apart finds less."""
-        return self.together.fastest().time_seconds / self.apart.fastest().time_seconds - 1
+        return self.together[-1].time_seconds / self.apart[-1].time_seconds - 1
 
     @property
     def worst_cost(self) -> float:
-        """The same at the memory of every point of the grouped frontier; one percent more memory counts as equal."""
-        costs = [0.0]
-        for plan in self.together:
-            fitting = [p.time_seconds for p in self.apart if p.memory_bytes <= 1.01 * plan.memory_bytes]
-            costs.extend(plan.time_seconds / seconds - 1 for seconds in fitting)
+        """The most at the memory of any plan found apart; one percent more memory counts as equal."""
+        costs = []
+        for plan in self.apart:
+            fitting = [p.time_seconds for p in self.together if p.memory_bytes <= 1.01 * plan.memory_bytes]
+            costs.append(min(fitting, default=math.inf) / plan.time_seconds - 1)
         return max(costs)
 
     @property
     def leanest_cost(self) -> float:
         """How much more memory the leanest plan takes."""
-        return self.together.leanest().memory_bytes / self.apart.leanest().memory_bytes - 1
+        return self.together[0].memory_bytes / self.apart[0].memory_bytes - 1
 
 
 def compare(model: str, overrides: dict[str, Any], topology: str) -> Comparison:
@@ -69,14 +75,20 @@ def compare(model: str, overrides: dict[str, Any], topology: str) -> Comparison:
     step, args = build(model, **overrides)
     program = trace(step, args, {})
     machine = Topology.parse(topology)
-    frontiers, counts = [], []
-    for gradients_apart in (False, True):
-        graph = analyse(program, gradients_apart=gradients_apart)
-        with Progress(False) as report:
-            search = Search(memory_limit_bytes=None, remat=False)
-            frontiers.append(plan_graph(graph, topology=machine, search=search, report=report, name=model))
-        counts.append(len(graph.grouping.groups))
-    return Comparison(together=frontiers[0], apart=frontiers[1], num_groups=(counts[0], counts[1]))
+    found = [_found(analyse(program, gradients_apart=apart), machine) for apart in (False, True)]
+    (together, groups), (apart, groups_apart) = found
+    return Comparison(together=together, apart=apart, num_groups=(groups, groups_apart))
+
+
+def _found(graph: StepGraph, machine: Topology) -> tuple[list[Candidate], int]:
+    """What a search finds and nothing beats, and the number of groups."""
+    sketches = sketch_references(graph, machine).sketches
+    search = Search(memory_limit_bytes=None, remat=False)
+    with Progress(False) as report:
+        opened = open_configurations(graph, machine, lambda _: None, [s.configurations for s in sketches.values()])
+        predictor = predictor_of(opened.model)
+        candidates = predict_all(predictor, find_solutions(predictor, sketches, search, report), report)
+    return undominated(candidates), len(graph.grouping.groups)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -92,14 +104,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("|---|---|---|---|---|---|---|")
     for model, overrides in models.items():
         found = compare(model, overrides, options.topology)
-        bound = found.together.fastest().time_seconds / found.apart.fastest().lower_bound_seconds - 1
+        bound = found.together[-1].time_seconds / found.apart[-1].solution.lower_bound - 1
         together, apart = found.num_groups
         print(
             f"| {model}, {options.topology} | {together} | {apart} | {found.fastest_cost:+.2%} | {bound:+.2%} "
             f"| {found.worst_cost:+.2%} | {found.leanest_cost:+.2%} |",
             flush=True,
         )
-        missed = missed or found.fastest_cost > MOST
+        missed = missed or max(found.fastest_cost, found.worst_cost) > MOST
     return int(missed)
 
 

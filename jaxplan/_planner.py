@@ -216,30 +216,15 @@ def solve_model(
 
     ``most_configurations`` is what bounds and gaps are within, see `Plan`.
     """
-    report("solve")
     predictor, limit = predictor_of(model), search.memory_limit_bytes
-    chains = simulated_chains(predictor, sketches) if search.solver == "mcmc" else None
-    solutions: list[Solution] = []
-    for problem in model.problems if chains is None else (model.problem,):  # chains are simulated as it is
-        solutions += frontier(
-            problem,
-            solver=search.solver,
-            max_points=max(LEAST_CANDIDATES, min(MAX_CANDIDATES, CANDIDATE_READS // max(1, len(model.flows)))),
-            progress=lambda stage, fraction: report("solve", fraction),
-            chains=chains,
-        )
+    solutions = find_solutions(predictor, sketches, search, report)
     report("score")
     references = {}
     for name, sketch in sketches.items():
         assignment, choices = reference_solution(model, sketch)
         proof = _proof(model, solutions, assignment, choices, most_configurations)
         references[name] = make_plan(predictor, assignment, choices, name=name, proof=proof)
-    candidates: list[Candidate] = []
-    with until_interrupted("predicting what was found"):
-        for done, solution in enumerate(solutions):
-            prediction, _ = predictor.predict(solution.assignment, solution.choices)
-            candidates.append(Candidate(prediction=prediction, solution=solution, predictor=predictor))
-            report("score", done / len(solutions))
+    candidates = predict_all(predictor, solutions, report)
     again: list[Candidate] = []
     if candidates and _wants_remat(search, candidates):
         report("remat")
@@ -248,6 +233,37 @@ def solve_model(
     shown = shown_points(list(references.values()), everyone, limit)
     shown = shown or [*references.values(), *everyone]  # none fits: the error names the leanest
     return [_finished(item, most_configurations) for item in shown], references
+
+
+def find_solutions(
+    predictor: Predictor, sketches: Mapping[str, Sketch], search: Search, report: Callable[..., Any]
+) -> list[Solution]:
+    """What the solver finds of a step as it is, with the sketches of reference strategies to start chains from."""
+    report("solve")
+    model, solutions = predictor.model, []
+    chains = simulated_chains(predictor, sketches) if search.solver == "mcmc" else None
+    for problem in model.problems if chains is None else (model.problem,):  # chains are simulated as it is
+        solutions += frontier(
+            problem,
+            solver=search.solver,
+            max_points=max(LEAST_CANDIDATES, min(MAX_CANDIDATES, CANDIDATE_READS // max(1, len(model.flows)))),
+            progress=lambda stage, fraction: report("solve", fraction),
+            chains=chains,
+        )
+    return solutions
+
+
+def predict_all(
+    predictor: Predictor, solutions: Sequence[Solution], report: Callable[..., Any]
+) -> list[Candidate]:
+    """Solutions with what is predicted of them; those that were predicted before an interruption."""
+    candidates: list[Candidate] = []
+    with until_interrupted("predicting what was found"):
+        for done, solution in enumerate(solutions):
+            prediction, _ = predictor.predict(solution.assignment, solution.choices)
+            candidates.append(Candidate(prediction=prediction, solution=solution, predictor=predictor))
+            report("score", done / len(solutions))
+    return candidates
 
 
 def _wants_remat(search: Search, candidates: Sequence[Candidate]) -> bool:

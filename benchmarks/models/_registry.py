@@ -22,10 +22,12 @@ from benchmarks.models._inception import InceptionConfig, make_inception_state
 from benchmarks.models._llama import LlamaConfig, llama_train_step, make_llama_batch, make_llama_state
 from benchmarks.models._lstm import LSTMConfig, make_lstm_state
 from benchmarks.models._mixed import MixedGPTConfig, make_mixed_state, make_mixed_step
+from benchmarks.models._mixer import MixerConfig, make_mixer_state
 from benchmarks.models._mlp import MLPConfig, make_mlp_batch, make_mlp_state, make_mlp_step, mlp_train_step
 from benchmarks.models._moe import MoEConfig, make_moe_state, make_moe_step
 from benchmarks.models._resnet import ResNetConfig, make_resnet_state, resnet_eval_step, resnet_train_step
 from benchmarks.models._spec import ModelSpec, Step
+from benchmarks.models._t5 import T5Config, make_t5_state
 from benchmarks.models._transformer import (
     TransformerConfig,
     make_transformer_batch,
@@ -68,11 +70,13 @@ _resnet = _family(ResNetConfig, make_resnet_state, make_image_batch, _always(res
 _inception = _family(InceptionConfig, make_inception_state, make_image_batch, _always(resnet_train_step))
 # Images and labels instead of vectors and labels.
 _vit = _family(ViTConfig, make_vit_state, make_image_batch, _always(mlp_train_step))
+_mixer = _family(MixerConfig, make_mixer_state, make_image_batch, _always(mlp_train_step))
 _lstm = _family(LSTMConfig, make_lstm_state, make_gpt_batch, _always(gpt_train_step))
 _bert = _family(BERTConfig, make_bert_state, make_bert_batch, _always(bert_train_step))
 _transformer = _family(
     TransformerConfig, make_transformer_state, make_transformer_batch, _always(transformer_train_step)
 )
+_t5 = _family(T5Config, make_t5_state, make_transformer_batch, _always(transformer_train_step))
 _mixed = _family(MixedGPTConfig, make_mixed_state, make_gpt_batch, make_mixed_step)
 _moe = _family(MoEConfig, make_moe_state, make_gpt_batch, make_moe_step)
 _llama = _family(LlamaConfig, make_llama_state, make_llama_batch, _always(llama_train_step))
@@ -192,6 +196,11 @@ MODELS: dict[str, ModelSpec] = {
         "2-layer ViT for tests",
         num_layers=2, width=64, num_heads=4, patch_size=4, image_size=16, num_classes=16, batch_size=16,
     ),
+    "mixer-b16": _mixer(
+        "MLP-Mixer-B/16, 60M parameters",
+        num_layers=12, width=768, tokens_width=384, mlp_width=3072, patch_size=16, image_size=224,
+        num_classes=1000, batch_size=256,
+    ),
     "resnet50": _resnet(
         "ResNet-50, 26M parameters",
         stage_sizes=(3, 4, 6, 3), width=64, image_size=224, num_classes=1000, batch_size=256,
@@ -245,6 +254,11 @@ MODELS: dict[str, ModelSpec] = {
     "transformer-tiny": _transformer(
         "2-layer encoder and decoder for tests",
         num_layers=2, width=64, num_heads=4, vocab_size=256, batch_size=16, sequence_length=32,
+    ),
+    "t5-base": _t5(
+        "T5 1.1 base, 12 layers on each side, 248M parameters",
+        num_layers=12, width=768, num_heads=12, mlp_width=2048, vocab_size=32128, batch_size=64,
+        sequence_length=512,
     ),
     "inception-v3": _inception(
         "Inception-v3, 24M parameters", image_size=299, num_classes=1000, batch_size=256,

@@ -16,6 +16,7 @@ from jaxplan.cost._accumulated import Accumulation, accumulations
 from jaxplan.cost._fusion import NOT_RECOMPUTED, fuses_into, is_recomputed, runs_inside_readers
 from jaxplan.cost._in_place import cleared_together, hand_over
 from jaxplan.cost._orders import OrderedCopy, write_in_orders
+from jaxplan.cost._pooling import PoolBuffer, pool_buffers
 from jaxplan.cost._put_off import put_off
 from jaxplan.ir import REGION_IN, REGION_OUT, Equation, StepGraph
 from jaxplan.mesh import ChipSpec
@@ -44,6 +45,7 @@ class Buffers:
       widened: 16-bit tensors that are cast to float32 by the fusions of both passes.
       cleared: tensors that are cleared at once, where the first of those that are split alike is made.
       ordered: buffers that are there once more, their dimensions in another order.
+      pooled: what gradients of max pooling hold beside their operands and results.
     """
 
     materialised: tuple[bool, ...]
@@ -56,6 +58,7 @@ class Buffers:
     widened: frozenset[int]
     cleared: tuple[tuple[int, ...], ...] = ()
     ordered: tuple[OrderedCopy, ...] = ()
+    pooled: tuple[PoolBuffer, ...] = ()
 
     def is_kept(self, first: int, last: int) -> bool:
         """Whether what is made for a read at ``first``, and read at ``last`` again, lives until the backward pass."""
@@ -97,6 +100,7 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec, *, in_order: bool = False)
         for e in region.exits:
             if program.equations[e].params["role"] == "y":
                 birth[program.equations[e].results[0]] = region.start
+    pooled = pool_buffers(graph, chip, read_end, birth)
     saved = tuple(
         t.index
         for t in program.tensors
@@ -113,6 +117,7 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec, *, in_order: bool = False)
         widened=_widened(graph, chip, materialised),
         cleared=cleared_together(graph) if chip.is_gpu else (),
         ordered=ordered,
+        pooled=pooled,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from jaxplan.cost._in_place import LARGE_PARAMETER_BYTES
+from jaxplan.cost._pooling import is_disjoint
 from jaxplan.ir import CONTRACTION_FAMILIES, UNGROUPED, StepGraph
 from jaxplan.mesh import ChipSpec
 
@@ -64,13 +65,16 @@ def is_outer_product(graph: StepGraph, equation: int) -> bool:
 def fuses_into(graph: StepGraph, chip: ChipSpec, equation: int, t: int) -> bool:
     """Whether an operand is computed inside the kernel that reads it.
 
-    A reduction does, on GPUs a scatter (but for what it writes over), and a product of no library.
+    A reduction does, on GPUs a scatter (but for what it writes over) and windows that do not overlap, and a product of
+    no library.
     """
     eqn, family = graph.program.equations[equation], graph.rules[equation].family
     if t not in eqn.operands:
         return False
     if family == "scatter":
         return chip.is_gpu and t != eqn.operands[0]
+    if family == "window":
+        return chip.is_gpu and is_disjoint(eqn)
     return family == "reduction" or (chip.fuses_products and family in CONTRACTION_FAMILIES)
 
 

@@ -124,6 +124,7 @@ class Predictor:
             f.tensor for f in model.flows if f.consumer != UNGROUPED and groups[f.consumer].kind == "state"
         }
         self._ordered = [c for c in buffers.ordered if c.tensor in self._place]
+        self._pooled = [b for b in buffers.pooled if b.tensor in self._place]
         self._cleared = [[t for t in c if t in self._place] for c in buffers.cleared]
         self._birth = np.array([buffers.birth[t] for t in self._place], dtype=np.int64)
         self._death = np.array([buffers.death[t] for t in self._place], dtype=np.int64)
@@ -240,6 +241,9 @@ class Predictor:
             elements = model.graph.program.tensors[copy.tensor].num_elements
             share = made[self._place[copy.tensor]] / model.buffers.num_bytes[copy.tensor]
             yield 2 * copy.first, 2 * copy.last + 1, share * elements * copy.itemsize, _TEMPORARIES
+        for beside in self._pooled:
+            share = made[self._place[beside.tensor]] / model.buffers.num_bytes[beside.tensor]
+            yield 2 * beside.first, 2 * beside.last + 1, share * beside.num_bytes, _TEMPORARIES
         workspace = model.topology.chip.matmul_workspace_bytes
         for e in self._products_run(transfers) if workspace else ():
             yield 2 * e, 2 * e + 1, workspace, "workspace"

@@ -9,7 +9,7 @@ until the backward pass because the keys are read there as they are.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Sequence
 
 from jaxplan.cost import Transfer, analyse_buffers
 from jaxplan.ir import Equation, StepGraph
@@ -28,45 +28,51 @@ def products_kept_apart(
     local_bytes: Callable[[int, Layout | None], int],
     copy_of: Callable[[Equation, int], Transfer | None],
     transfers: Iterable[Transfer],
-) -> frozenset[int]:
+    awaited: Container[int],
+) -> dict[int, tuple[int, int]]:
     """Products of the forward pass, each of which is to read an operand that it shares as if it were another one.
 
     Args:
       local_bytes, copy_of, transfers: as in `places_of_due_products`.
+      awaited: equations that read their operands through a barrier anyway.
 
     Returns:
-      Equation indices: all but one of those that share an operand, where a merged result could raise the peak by more
-      than `LEAST_RISE`. None for other compilers than XLA's for GPUs.
+      Equation -> the first of those that share the operand, and the operand's position, where merged results could
+      raise the peak by more than `LEAST_RISE`. Empty for other compilers than XLA's for GPUs.
     """
     if not chip.is_gpu:
-        return frozenset()
-    shared = [merged for merged in _sharing(graph, copy_of) if _is_merged(graph, merged, local_bytes)]
-    shared = [merged for merged in shared if any(_waits(graph, eqn.results[0]) for eqn in merged)]
-    if not shared:
-        return frozenset()
+        return {}
+    shared = [
+        (side, products)
+        for side, products in _sharing(graph, copy_of, awaited)
+        if _is_merged(graph, products, local_bytes) and any(_waits(graph, eqn.results[0]) for eqn in products)
+    ]
     extra = 0
-    for merged in shared:
-        parts = [local_bytes(eqn.results[0], None) for eqn in merged]
+    for _, products in shared:
+        parts = [local_bytes(eqn.results[0], None) for eqn in products]
         extra += sum(parts) - min(parts)
+    if not extra:
+        return {}
     buffers = analyse_buffers(graph, chip, in_order=True)
     if extra <= LEAST_RISE * bytes_alive(graph, buffers, local_bytes, transfers).max():
-        return frozenset()
-    return frozenset(eqn.index for merged in shared for eqn in merged[1:])
+        return {}
+    return {eqn.index: (products[0].index, side) for side, products in shared for eqn in products}
 
 
 def _sharing(
-    graph: StepGraph, copy_of: Callable[[Equation, int], Transfer | None]
-) -> list[Sequence[Equation]]:
-    """Products of the forward pass, outside of loops, that sum the same dimensions of the same array."""
-    found: dict[Hashable, list[Equation]] = defaultdict(list)
+    graph: StepGraph, copy_of: Callable[[Equation, int], Transfer | None], awaited: Container[int]
+) -> list[tuple[int, Sequence[Equation]]]:
+    """Products of the forward pass, outside of loops, that sum the same dimensions of one array; its position."""
+    found: dict[tuple[int, Hashable], list[Equation]] = defaultdict(list)
     for eqn in graph.program.equations:
-        if eqn.name != "dot_general" or eqn.phase == "backward" or eqn.region >= 0:
+        is_forward = eqn.phase != "backward" and eqn.region < 0 and eqn.index not in awaited
+        if eqn.name != "dot_general" or not is_forward:
             continue
         contracted, batch = eqn.params["dimension_numbers"]
         for side in (0, 1):
             array = array_read(eqn, eqn.operands[side], copy_of)
-            found[side, array, tuple(contracted[side]), tuple(batch[side])].append(eqn)
-    return [equations for equations in found.values() if len(equations) > 1]
+            found[side, (array, tuple(contracted[side]), tuple(batch[side]))].append(eqn)
+    return [(side, products) for (side, _), products in found.items() if len(products) > 1]
 
 
 def _is_merged(

@@ -43,7 +43,7 @@ class Replay:
       summands: parts of gradients that are added up before they are reduced.
       tables: updates of zeros that make the gradient of a large table; they take turns.
       settled: products before which all gradients are there that were made before them.
-      apart: products that are not to be merged with others of the same operand.
+      apart: products that are not to be merged with others of an operand -> the first of those, its position.
       awaited: contraction -> parameters not to be gathered before its operands are there; look-up -> tables not to be
         gathered before its rows are.
       chip: what the program is compiled for.
@@ -74,7 +74,9 @@ class Replay:
         self.settled = places_of_due_products(
             graph, self.chip, self._local_bytes, self._copy_of, transfers, made
         )
-        self.apart = products_kept_apart(graph, self.chip, self._local_bytes, self._copy_of, transfers)
+        self.apart = products_kept_apart(
+            graph, self.chip, self._local_bytes, self._copy_of, transfers, self.awaited
+        )
         self.tables = frozenset(e for t in self.gradients if self._is_table(e := graph.values.producer[t]))
 
     def _local_bytes(self, t: int, layout: Layout | None) -> int:

@@ -51,6 +51,7 @@ class Run:
         self.due: list[_Due] = []  # those of the one before
         self.last_product: tuple[int, ...] = ()
         self.latest: dict[int, Any] = {}  # of the last product that makes no gradient of a parameter: its result
+        self.passed: dict[int, Any] = {}  # shared operands of products that are kept apart, as the last one read them
         self.partway: dict[tuple[int, Layout, tuple[Step, ...]], Any] = {}  # of transfers that begin alike
 
     def run(self, arguments: Sequence[Any]) -> list[Any]:
@@ -169,10 +170,10 @@ class Run:
         if eqn.index in self.replay.tables and self.made:
             operands = [self._zeros_in_turn(eqn, layouts[0]), *operands[1:]]
         family = self.graph.rules[eqn.index].family
+        if eqn.index in self.replay.apart:
+            self._read_apart(eqn, operands)
         if eqn.index in self.replay.awaited and family != "gather":
             operands = self._await(eqn, operands)
-        if eqn.index in self.replay.apart:
-            operands = list(lax.optimization_barrier(operands))
         if eqn.index in self.replay.settled:
             waits = 1 if family == "convolution" else len(operands)  # a library must see a kernel being reversed
             operands[:waits] = self._after_all(operands[:waits])
@@ -202,6 +203,13 @@ class Run:
         for i in sorted(range(len(layouts)), key=lambda i: eqn.operands[i] not in self.replay.late):
             found[i] = self._read(eqn.operands[i], layouts[i], eqn.index, tie)
         return [found[i] for i in range(len(layouts))]
+
+    def _read_apart(self, eqn: Equation, operands: list[Any]) -> None:
+        """Let a product read the operand that it shares through one barrier more than the product before."""
+        first, position = self.replay.apart[eqn.index]
+        if first in self.passed:
+            operands[position] = lax.optimization_barrier(self.passed[first])
+        self.passed[first] = operands[position]
 
     def _await(self, eqn: Equation, values: list[Any]) -> list[Any]:
         """Parameters that are not to be gathered before these operands, or results, of an equation are there."""

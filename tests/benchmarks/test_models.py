@@ -16,6 +16,8 @@ VIT_B16_PARAMETERS = 86_567_656
 VIT_L16_PARAMETERS = 304_326_632
 WIDE_RESNET_50_2_PARAMETERS = 68_883_240
 INCEPTION_V3_PARAMETERS = 23_834_568  # without the auxiliary classifier
+MIXER_B16_PARAMETERS = 59_880_472
+T5_BASE_PARAMETERS = 247_577_856  # version 1.1: gated, its head not tied to the embedding
 # Of the checkpoint as published.
 LLAMA_8B_PARAMETERS = 8_030_261_248
 TINY_LLAMA_PARAMETERS = 1_100_048_384
@@ -90,6 +92,8 @@ TINY_GPT_PARAMETERS = _gpt_parameters(2, 64, 256, 32)
         ("resnet50", RESNET_50_PARAMETERS),
         ("wide-resnet50-2", WIDE_RESNET_50_2_PARAMETERS),
         ("inception-v3", INCEPTION_V3_PARAMETERS),
+        ("mixer-b16", MIXER_B16_PARAMETERS),
+        ("t5-base", T5_BASE_PARAMETERS),
         ("lstm", _lstm_parameters(2, 1024, 1024)),
         ("lstm-8", _lstm_parameters(8, 1024, 1024)),
         ("mlp-huge-last", 3 * (4096**2 + 4096) + 4096 * 262144 + 262144),
