@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
+from jaxplan.partition._hlo_trips import counted_trips
+
 _COMMENT = re.compile(r"/\*.*?\*/")
 _ARRAY = re.compile(r"\b(pred|token|opaque|[a-z]\d*[a-z0-9]*)\[([^\]]*)\](\{[^}]*\})?")
 _ORDER = re.compile(r"^\{([\d,]*)")
@@ -202,7 +204,7 @@ def _operand_names(text: str) -> list[str]:
 
 def called_computations(instruction: Instruction) -> tuple[str, ...]:
     """Names of the computations that an instruction runs: bodies, branches, fusions."""
-    return tuple(name for name, _, _ in _called(instruction))
+    return tuple(name for name, _, _ in _called(instruction, None))
 
 
 def trip_count(instruction: Instruction) -> int | None:
@@ -211,19 +213,26 @@ def trip_count(instruction: Instruction) -> int | None:
     return int(match[1]) if match else None
 
 
-def _called(instruction: Instruction) -> Iterator[tuple[str, int, bool]]:
+def _called(instruction: Instruction, trips_of_loop: int | None) -> Iterator[tuple[str, int, bool]]:
     """Yield `(computation, times per execution, whether a loop of unknown length)` of each call."""
-    trips = 1
-    unknown = False
-    if instruction.opcode == "while":
-        known = trip_count(instruction)
-        trips, unknown = (1, True) if known is None else (known, False)
+    unknown = instruction.opcode == "while" and trips_of_loop is None
+    trips = 1 if trips_of_loop is None else trips_of_loop
     for role, names in _CALLED.findall(instruction.attributes):
         if role == "to_apply" and instruction.opcode not in ("call", "call-start"):
             continue  # the scalar function of a reduction, a sort or a collective
         times = trips + 1 if role == "condition" else trips
         for name in names.strip("{}").split(","):
             yield name.strip().lstrip("%"), times, unknown
+
+
+def _trips(
+    computations: dict[str, dict[str, Instruction]], computation: dict[str, Instruction], instruction: Instruction
+) -> int | None:
+    """How often a loop runs its body; None of loops of unknown length, and of all else."""
+    if instruction.opcode != "while":
+        return None
+    known = trip_count(instruction)
+    return counted_trips(computations, computation, instruction) if known is None else known
 
 
 def _count_runs(
@@ -236,7 +245,8 @@ def _count_runs(
         name, times = pending.pop()
         runs[name] = runs.get(name, 0) + times
         for instruction in computations[name].values():
-            for called, count, unknown in _called(instruction):
+            trips = _trips(computations, computations[name], instruction)
+            for called, count, unknown in _called(instruction, trips):
                 if unknown:
                     unknown_loops[instruction.name] = None
                 if called in computations:
