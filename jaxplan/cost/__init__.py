@@ -28,6 +28,7 @@ from jaxplan.cost._simulated_plan import PlanSimulator as PlanSimulator
 from jaxplan.cost._simulated_plan import Simulation as Simulation
 from jaxplan.cost._simulated_plan import simulate_plan as simulate_plan
 from jaxplan.cost._simulated_plan import simulated_walks as simulated_walks
+from jaxplan.cost._tiles import LEAST_BYTES as LEAST_BYTES
 from jaxplan.cost._tiles import padded_bytes as padded_bytes
 from jaxplan.cost._tiles import padded_elements as padded_elements
 from jaxplan.cost._transfers import Span as Span

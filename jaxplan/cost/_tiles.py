@@ -19,7 +19,7 @@ from jaxplan.ir import GroupSpace, StepGraph
 from jaxplan.mesh import ChipSpec
 
 _ROWS, _COLUMNS = 8, 128
-_LEAST_BYTES = 512
+LEAST_BYTES = 512
 """Of any buffer, a scalar's too."""
 
 
@@ -34,10 +34,10 @@ def padded_bytes(shape: tuple[int, ...], itemsize: int) -> int:
     """Bytes of an array of a local shape, its innermost dimensions those with the least padding."""
     size = math.prod(shape)
     if len(shape) < 2 or not size:
-        return max(_LEAST_BYTES, math.ceil(size / _COLUMNS) * _COLUMNS * itemsize)
+        return max(LEAST_BYTES, math.ceil(size / _COLUMNS) * _COLUMNS * itemsize)
     pairs = itertools.permutations(shape, 2)
     least = min(size // (rows * columns) * padded_elements(rows, columns) for rows, columns in pairs)
-    return max(_LEAST_BYTES, least * itemsize)
+    return max(LEAST_BYTES, least * itemsize)
 
 
 def local_bytes(

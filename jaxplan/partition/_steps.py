@@ -19,7 +19,7 @@ from jax.experimental.layout import Layout as DimensionOrder
 from jax.experimental.layout import with_layout_constraint
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxplan.cost import padded_elements
+from jaxplan.cost import LEAST_BYTES, padded_bytes, padded_elements
 from jaxplan.mesh import AtomicAxis, Layout, Step, permutation_pairs
 
 
@@ -83,8 +83,9 @@ class Executor:
 
     def as_stored(self, value: Any, layout: Layout) -> Any:
         """A gradient in the order of dimensions in which its parameter lies in memory (TPU), see `_as_argument`."""
-        is_matrix = self.tiled and not layout.partial and value.ndim == 2
-        return self.manual(_as_argument, [value], [layout], layout) if is_matrix else value
+        if not self.tiled or layout.partial or value.ndim < 2:
+            return value
+        return self.manual(_as_argument, [value], [layout], layout)
 
     def _local(self, x: Any, step: Step) -> Any:
         """One step on a device's piece, without the leading dimension (of size 1) of a partial value.
@@ -135,25 +136,30 @@ def _behind_element(x: Any, other: Any) -> Any:
 
 
 def _as_argument(x: Any) -> Any:
-    """A matrix in the order of its dimensions that an argument of its shape has: row after row, or column after column
-    where that takes less padding.
+    """An array in the order of its dimensions that an argument of its shape has, where that is known: row after row if
+    that takes the least padding, and a matrix column after column if that takes less.
 
     The TPU compiler was seen to give the update of a parameter the order of its gradient, and to copy the parameter and
     its moments, in float32, into that order and back.
     """
-    rows, columns = x.shape
-    by_rows = padded_elements(rows, columns) <= padded_elements(columns, rows)
-    return with_layout_constraint(x, DimensionOrder(major_to_minor=(0, 1) if by_rows else (1, 0)))
+    order = tuple(range(x.ndim))
+    is_least = padded_bytes(x.shape, 1) == max(math.prod(x.shape[:-2]) * padded_elements(*x.shape[-2:]), LEAST_BYTES)
+    if not is_least and x.ndim > 2:
+        return x
+    return with_layout_constraint(x, DimensionOrder(major_to_minor=order if is_least else order[::-1]))
 
 
 def _scatter_tiled(x: Any, names: tuple[str, ...], dim: int, parts: int) -> Any:
     """A reduce-scatter of `dim` whose parts lie in a dimension of their own, in front of one matrix or a stack of them.
 
     The TPU compiler scatters whole tiles of 8 x 128 only, and makes an all-reduce of twice the bytes where a part is
-    none (768 columns over 4 devices), or where the dimension is neither the first nor in the matrix.
+    none (768 columns over 4 devices), where the dimension is neither the first nor in the matrix, or where parts of a stack
+    of matrices do not lie one after the other in memory (the experts of a mixture).
     """
     x = x.reshape(*x.shape[:dim], parts, x.shape[dim] // parts, *x.shape[dim + 1 :])
     x = jnp.moveaxis(x, dim, 0)
+    if dim and x.ndim > 3:
+        x = with_layout_constraint(x, DimensionOrder(major_to_minor=tuple(range(x.ndim))))
     stack = x.reshape(parts, -1, *x.shape[-2:]) if x.ndim > 4 else x
     return lax.psum_scatter(stack, names, scatter_dimension=0, tiled=False).reshape(x.shape[1:])
 
