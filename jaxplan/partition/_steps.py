@@ -152,8 +152,8 @@ def _as_argument(x: Any) -> Any:
 def _scatter_tiled(x: Any, names: tuple[str, ...], dim: int, parts: int) -> Any:
     """A reduce-scatter of `dim` whose parts lie in a dimension of their own, in front of one matrix or a stack of them.
 
-    The TPU compiler scatters whole tiles of 8 x 128 only. It makes an all-reduce of twice the bytes where a part is none
-    (768 columns over 4 devices), where the dimension is neither the first nor in the matrix, or where the parts of a
+    The TPU compiler scatters whole tiles of 8 x 128 only. It makes an all-reduce of twice the bytes where a part is
+    none (768 columns over 4 devices), where the dimension is neither the first nor in the matrix, or where parts of a
     stack of matrices do not lie one after the other in memory (the experts of a mixture).
     """
     x = x.reshape(*x.shape[:dim], parts, x.shape[dim] // parts, *x.shape[dim + 1 :])
