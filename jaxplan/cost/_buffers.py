@@ -79,6 +79,7 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec, *, in_order: bool = False)
     for t in program.outputs:
         death[t] = num_equations
     late = {} if in_order else put_off(graph, chip)
+    late |= {values.producer[a.product]: a.equation for a in added_up if not a.in_place}
     for eqn in reversed(program.equations):
         inner = [death[r] for r in eqn.results if not materialised[r]]
         outer = [late.get(eqn.index, eqn.index) for r in eqn.results if materialised[r]]
@@ -89,9 +90,9 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec, *, in_order: bool = False)
         for t in eqn.operands[_is_carry_exit(eqn) :]:
             death[t] = max(death[t], last)
     hand_over(graph, materialised, death)
-    for added, product, other in added_up:
+    for added, product, other, in_place in added_up:
         death[product] = values.producer[product] - 1  # no buffer of its own, unless it is resharded first
-        if death[other] == added and other not in program.inputs:
+        if in_place and death[other] == added and other not in program.inputs:
             death[other] = added - 1
     read_end = _read_end(graph, materialised, death, late)
     ordered = write_in_orders(graph, chip, materialised, read_end, death)
@@ -175,7 +176,7 @@ def _materialised(
             for t in (*eqn.operands, *eqn.results) if has_kernel else eqn.operands[:1]:
                 reads_free = graph.values.free[t] or program.tensors[t].kind == "literal"
                 result[t] = not reads_free and (result[t] or not fuses_into(graph, chip, eqn.index, t))
-    for added, _, other in added_up:  # what the library reads and writes
+    for added, _, other, _ in added_up:  # what the library reads and writes
         result[other] = result[program.equations[added].results[0]] = True
     for t in program.inputs:
         result[t] = True

@@ -342,7 +342,7 @@ class Predictor:
             for t in (summand.tensor, *summand.narrow):
                 size = math.prod(shape) * graph.program.tensors[t].itemsize
                 last = max(self._read_end[c] for c in graph.values.consumers[t])
-                yield t, graph.values.producer[t], last, size
+                yield t, graph.values.producer[summand.beside if t == summand.tensor else t], last, size
 
     def _shared_copies(self, transfers: Sequence[Transfer]) -> Iterator[tuple[int, int, int]]:
         """(first, last equation, bytes) of what several transfers of a tensor share: there until the last goes on."""

@@ -36,6 +36,7 @@ class Summand:
       equation, tensor: the sum and its operand.
       summed: dimensions that it sums over.
       casts: 16-bit values that are cast to float32 for each element.
+      beside: the first operand of such a sum that is computed of one of the same values: one kernel writes both.
       narrow: those of them that the backward pass makes and that are no buffers either: written as well.
     """
 
@@ -44,6 +45,7 @@ class Summand:
     summed: tuple[int, ...]
     casts: tuple[int, ...]
     narrow: tuple[int, ...]
+    beside: int
 
     def is_written(self, shape: Sequence[int], chip: ChipSpec) -> bool:
         """Whether the compiler writes a summand of this shape on one device."""
@@ -84,17 +86,19 @@ def find_summands(graph: StepGraph, chip: ChipSpec, materialised: Sequence[bool]
     """
     if not chip.is_gpu or chip.fuses_products:
         return ()
-    found = []
+    found: list[Summand] = []
     for eqn in graph.program.equations:
         if eqn.name == "reduce_sum" and not materialised[eqn.operands[0]]:
             casts, is_computed = _casts(graph, chip, materialised, eqn.operands[0])
             if casts and is_computed:
+                beside = next((s.tensor for s in found if set(s.casts) & set(casts)), eqn.operands[0])
                 found.append(
                     Summand(
                         equation=eqn.index,
                         tensor=eqn.operands[0],
                         summed=tuple(eqn.params["axes"]),
                         casts=casts,
+                        beside=beside,
                         narrow=tuple(t for t in casts if not materialised[t] and _is_backward(graph, t)),
                     )
                 )

@@ -8,6 +8,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jaxplan.cost._accumulated import accumulations
+from jaxplan.ir import analyse, trace
+from jaxplan.mesh import Topology
 from tests.cost.one_device import peak, shape
 
 SIZE = 8192
@@ -46,3 +49,22 @@ def test_a_product_with_other_readers_keeps_its_own() -> None:
         return product + b @ a, jnp.max(product)
 
     assert matrices(step, "h100:1", 2) == 2  # that which nothing else reads has none
+
+
+@pytest.mark.parametrize(("pixels", "stride", "is_added_up"), [(1, 1, True), (3, 1, False), (1, 2, False)])
+def test_input_gradients_of_one_pixel_are_added_up(pixels: int, stride: int, is_added_up: bool) -> None:
+    """Two branches that read one image: to the library, the gradient of a kernel of one pixel is a convolution that
+    it adds to something; of others it is a call of another kind, which adds nothing."""
+
+    def loss(image: jax.Array, *kernels: jax.Array) -> Any:
+        layout = ("NHWC", "HWIO", "NHWC")
+        read = [
+            jax.lax.conv_general_dilated(image, k, (stride, stride), "SAME", dimension_numbers=layout) for k in kernels
+        ]
+        return sum(jnp.sum(branch**3) for branch in read)
+
+    kernel = shape(pixels, pixels, 8, 16)
+    graph = analyse(trace(jax.grad(loss), [shape(4, 32, 32, 8), kernel, kernel], {}))
+    found = accumulations(graph, Topology.parse("h100:1").chip)
+    assert len(found) == is_added_up
+    assert all(graph.program.equations[a.equation].phase == "backward" and not a.in_place for a in found)

@@ -90,3 +90,13 @@ def test_the_compiler_writes_as_many(images: int, count: int) -> None:
     entry = (compile_plan(plan).hlo_text or "").partition("\nENTRY")[2]
     fusions = [line.partition(" fusion(")[0] for line in entry.splitlines() if " fusion(" in line]
     assert sum(made.count(f"f32[{images},64,64,128]") for made in fusions) == count
+
+
+def test_two_summands_of_one_gradient_are_written_by_one_kernel() -> None:
+    """A group norm of 16 images: mean and variance sum values that are computed of the same gradient."""
+    step, arguments = normalised_step("group", 128)
+    graph = analyse_step(step, arguments(16, 64), {}, donate_argnums=(), static_argnums=())
+    chip = Topology.parse("h100:1").chip
+    summands = find_summands(graph, chip, analyse_buffers(graph, chip).materialised)
+    written = [s for s in summands if s.is_written(graph.program.tensors[s.tensor].shape, chip)]
+    assert len(written) == 2 and {s.beside for s in written} == {written[0].tensor}
