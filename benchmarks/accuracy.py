@@ -3,6 +3,7 @@
     python -m benchmarks.accuracy --cache .aot                       # every model on every topology
     python -m benchmarks.accuracy --cache .aot --model gpt --topology h100:8 --points 6 --save gpt.jsonl
     python -m benchmarks.accuracy --read gpt.jsonl lstm.jsonl        # report what was saved
+    python -m benchmarks.accuracy --read all.jsonl --topology v5e:2x4
 
 For each model and topology: the reference strategies and points of the frontier, at least 2 % apart in memory. Compiled
 programs are kept in the cache, so that an interrupted run goes on where it was. The models of `HELD_OUT` were never
@@ -214,7 +215,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.read:
         lines = [line for path in options.read for line in path.read_text().splitlines()]
-        return report([_record(json.loads(line)) for line in lines], HELD_OUT)
+        saved = [_record(json.loads(line)) for line in lines]
+        models, topologies = options.model or MODELS, options.topology or TOPOLOGIES
+        return report([r for r in saved if r.model in models and r.topology in topologies], HELD_OUT)
     jax.config.update("jax_platforms", "cpu")  # nothing runs here, and a plugin without its device complains
     records: list[Record] = []
     for topology in options.topology or TOPOLOGIES:
