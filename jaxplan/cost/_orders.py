@@ -68,7 +68,7 @@ def write_in_orders(
     for t, wanted in walk.wanted.items():
         natural = walk.fixed.get(t)
         ends = {order: max(read_end[e] for e in readers) for order, readers in wanted.items()}
-        again = _made_again(graph, chip, t, wanted) if natural is None else {}
+        again = _made_again(graph, chip, materialised, t, wanted) if natural is None else {}
         if again:
             death[t] = _last_read(graph, materialised, read_end, t, {e for readers in again.values() for e in readers})
             for order, readers in again.items():
@@ -87,17 +87,35 @@ def write_in_orders(
 
 
 def _made_again(
-    graph: StepGraph, chip: ChipSpec, t: int, wanted: Mapping[Order, Sequence[int]]
+    graph: StepGraph, chip: ChipSpec, materialised: Sequence[bool], t: int, wanted: Mapping[Order, Sequence[int]]
 ) -> dict[Order, Sequence[int]]:
     """Orders in which the backward pass alone reads what a fusion of the forward pass makes in another.
 
     A fusion writes them there, of what the first one read: the weights of attention are not saved beside their scores.
+    What is spread out of smaller values (masks that dispatch tokens to experts) was seen to be written in both orders
+    by the first one.
     """
     equations, made = graph.program.equations, graph.values.producer[t]
     if made < 0 or equations[made].phase == "backward" or not is_recomputed(graph, chip, made):
         return {}
     late = {o: r for o, r in wanted.items() if all(equations[e].phase == "backward" for e in r)}
-    return late if len(late) < len(wanted) else {}
+    return late if len(late) < len(wanted) and _reads_as_large(graph, materialised, t) else {}
+
+
+def _reads_as_large(graph: StepGraph, materialised: Sequence[bool], t: int) -> bool:
+    """Whether the fusion that makes a tensor reads a buffer of as many elements."""
+    tensors, producer, equations = graph.program.tensors, graph.values.producer, graph.program.equations
+    stack, seen = [t], {t}
+    while stack:
+        for u in equations[producer[stack.pop()]].operands:
+            if u in seen or graph.values.free[u]:
+                continue
+            seen.add(u)
+            if not materialised[u] and producer[u] >= 0:
+                stack.append(u)
+            elif tensors[u].num_elements >= tensors[t].num_elements:
+                return True
+    return False
 
 
 def _last_read(

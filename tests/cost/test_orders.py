@@ -122,3 +122,23 @@ def test_gradients_of_grouped_attention_are_transposed_in_float32() -> None:
 def test_memory_of_grouped_attention_is_the_compiled_one() -> None:
     plan = jaxplan.plan(_step, *_arguments(16, 2048), topology="h100:8", donate_argnums=(0,)).references["data"]
     assert plan.memory_bytes == pytest.approx(compile_plan(plan).memory_bytes, rel=0.08)
+
+
+@pytest.mark.parametrize("is_spread", [True, False])
+def test_what_is_spread_out_of_smaller_values_is_written_in_both_orders(is_spread: bool) -> None:
+    """Masks that dispatch tokens to experts are there in the backward pass's order from the forward pass on."""
+    groups, tokens, experts, slots, width = 4, 64, 8, 16, 32
+
+    def loss(place: jax.Array, values: jax.Array) -> jax.Array:
+        shape = (groups, tokens, experts, slots)
+        wide = jnp.broadcast_to(place[..., None], shape) if is_spread else jnp.tanh(place.reshape(shape))
+        mask = (wide > jnp.arange(slots)).astype(values.dtype)
+        return jnp.sum(jnp.tanh(jnp.einsum("btec,btd->ebcd", mask, values)) ** 2)
+
+    places = (groups, tokens, experts, 1 if is_spread else slots)
+    graph = _analysed(
+        jax.grad(lambda p, v: loss(p[..., 0] if is_spread else p, v), argnums=1), places, (groups, tokens, width)
+    )
+    buffers = analyse_buffers(graph, Topology.parse("h100:8").chip)
+    (copy,) = buffers.ordered
+    assert (copy.first < buffers.turning_point) == is_spread
