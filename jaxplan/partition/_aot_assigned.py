@@ -37,9 +37,9 @@ def dump_options(folder: Path) -> dict[str, str]:
 
 
 def assigned_or_compiled(compile_fn: Callable[[], Any], folder: Path) -> Assigned | Any:
-    """What ``compile_fn`` returns or raises, or what it has written in ``folder``, whichever is there first.
+    """What ``compile_fn`` has written in ``folder``, as soon as it is there; what it returns if it writes nothing.
 
-    The compilation then goes on in a thread that ends with the process.
+    The compilation goes on in a thread that ends with the process. Errors that it raises before are raised here.
     """
     outcome: list[Any] = []
 
@@ -51,9 +51,11 @@ def assigned_or_compiled(compile_fn: Callable[[], Any], folder: Path) -> Assigne
 
     thread = threading.Thread(target=compile_program, daemon=True)
     thread.start()
-    while thread.is_alive():
+    is_running = True
+    while is_running:
         thread.join(_POLL_SECONDS)
-        if found := read_assigned(folder):
+        is_running = thread.is_alive()
+        if found := read_assigned(folder):  # also where it has just finished: figures do not hang on who was first
             return found
     if isinstance(outcome[0], Exception):
         raise outcome[0]

@@ -82,6 +82,10 @@ def test_a_compilation_is_left_when_its_buffers_are_known(tmp_path) -> None:
     assert isinstance(found, Assigned)
 
 
+def test_what_is_written_counts_where_the_compiler_is_finished_too(tmp_path) -> None:
+    assert isinstance(assigned_or_compiled(lambda: _write(tmp_path, finished=True), tmp_path), Assigned)
+
+
 def test_a_compiler_that_writes_nothing_is_waited_for(tmp_path) -> None:
     assert assigned_or_compiled(lambda: "code", tmp_path) == "code"
     with pytest.raises(ZeroDivisionError):
