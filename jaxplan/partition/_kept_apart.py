@@ -45,7 +45,7 @@ def products_kept_apart(
     shared = [
         (side, products)
         for side, products in _sharing(graph, copy_of, awaited)
-        if _is_merged(graph, products, local_bytes) and any(_waits(graph, eqn.results[0]) for eqn in products)
+        if _is_merged(graph, products, local_bytes, copy_of) and any(_waits(graph, eqn.results[0]) for eqn in products)
     ]
     extra = 0
     for _, products in shared:
@@ -76,11 +76,20 @@ def _sharing(
 
 
 def _is_merged(
-    graph: StepGraph, products: Sequence[Equation], local_bytes: Callable[[int, Layout | None], int]
+    graph: StepGraph,
+    products: Sequence[Equation],
+    local_bytes: Callable[[int, Layout | None], int],
+    copy_of: Callable[[Equation, int], Transfer | None],
 ) -> bool:
-    moved = [sum(local_bytes(t, None) for t in (*eqn.operands, *eqn.results)) for eqn in products]
+    """Whether one of the products reads, as its operands reach it, and writes little enough."""
+
+    def bytes_moved(eqn: Equation) -> int:
+        copies = [copy_of(eqn, t) for t in eqn.operands]
+        read = [local_bytes(t, c.target if c else None) for t, c in zip(eqn.operands, copies, strict=True)]
+        return sum(read) + local_bytes(eqn.results[0], None)
+
     dtypes = {graph.program.tensors[eqn.results[0]].dtype for eqn in products}
-    return len(dtypes) == 1 and min(moved) <= MERGED_BYTES
+    return len(dtypes) == 1 and min(map(bytes_moved, products)) <= MERGED_BYTES
 
 
 def _waits(graph: StepGraph, t: int) -> bool:
