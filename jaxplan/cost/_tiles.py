@@ -19,11 +19,11 @@ from jaxplan.ir import GroupSpace, StepGraph
 from jaxplan.mesh import ChipSpec
 
 _ROWS, _COLUMNS = 8, 128
-LEAST_BYTES = 512
+_LEAST_BYTES = 512
 """Of any buffer, a scalar's too."""
 
 
-def padded_elements(rows: int, columns: int) -> int:
+def _padded_elements(rows: int, columns: int) -> int:
     """Elements of a matrix in whole tiles; one of less than five rows has tiles of four, two or one."""
     tile = min(_ROWS, 1 << (max(rows, 1) - 1).bit_length())
     return math.ceil(rows / tile) * tile * math.ceil(columns / _COLUMNS) * _COLUMNS
@@ -32,12 +32,19 @@ def padded_elements(rows: int, columns: int) -> int:
 @functools.lru_cache(maxsize=2**14)
 def padded_bytes(shape: tuple[int, ...], itemsize: int) -> int:
     """Bytes of an array of a local shape, its innermost dimensions those with the least padding."""
-    size = math.prod(shape)
-    if len(shape) < 2 or not size:
-        return max(LEAST_BYTES, math.ceil(size / _COLUMNS) * _COLUMNS * itemsize)
-    pairs = itertools.permutations(shape, 2)
-    least = min(size // (rows * columns) * padded_elements(rows, columns) for rows, columns in pairs)
-    return max(LEAST_BYTES, least * itemsize)
+    if len(shape) < 2:
+        return _bytes_in_tiles(shape, itemsize, 1, math.prod(shape))
+    return min(_bytes_in_tiles(shape, itemsize, *pair) for pair in itertools.permutations(shape, 2))
+
+
+def is_least_row_by_row(shape: tuple[int, ...]) -> bool:
+    """Whether an array of two dimensions or more takes the least bytes with its last two dimensions innermost."""
+    return _bytes_in_tiles(shape, 1, *shape[-2:]) == padded_bytes(shape, 1)
+
+
+def _bytes_in_tiles(shape: tuple[int, ...], itemsize: int, rows: int, columns: int) -> int:
+    matrices = math.prod(shape) // max(1, rows * columns)
+    return max(_LEAST_BYTES, matrices * _padded_elements(rows, columns) * itemsize)
 
 
 def local_bytes(

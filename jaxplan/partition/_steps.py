@@ -19,7 +19,7 @@ from jax.experimental.layout import Layout as DimensionOrder
 from jax.experimental.layout import with_layout_constraint
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxplan.cost import LEAST_BYTES, padded_bytes, padded_elements
+from jaxplan.cost import is_least_row_by_row
 from jaxplan.mesh import AtomicAxis, Layout, Step, permutation_pairs
 
 
@@ -143,7 +143,7 @@ def _as_argument(x: Any) -> Any:
     its moments, in float32, into that order and back.
     """
     order = tuple(range(x.ndim))
-    is_least = padded_bytes(x.shape, 1) == max(math.prod(x.shape[:-2]) * padded_elements(*x.shape[-2:]), LEAST_BYTES)
+    is_least = is_least_row_by_row(x.shape)
     if not is_least and x.ndim > 2:
         return x
     return with_layout_constraint(x, DimensionOrder(major_to_minor=order if is_least else order[::-1]))
