@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from jaxplan.cost import Transfer
-from jaxplan.ir import Configuration, StepGraph
+from jaxplan.ir import STORED_KINDS, Configuration, StepGraph
 from jaxplan.mesh import Topology
 
 
@@ -68,4 +68,4 @@ def _state(graph: StepGraph, topology: Topology, configurations: Sequence[Config
 def _is_stored(graph: StepGraph, t: int) -> bool:
     """Whether a state group makes the tensor: a parameter as it is stored, or cast."""
     group = graph.grouping.tensor_group[t]
-    return group >= 0 and graph.grouping.groups[group].kind == "state"
+    return group >= 0 and graph.grouping.groups[group].kind in STORED_KINDS

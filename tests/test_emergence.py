@@ -91,15 +91,18 @@ BATCH = 65536
 
 
 def test_zero1_emerges_where_the_update_takes_its_time() -> None:
-    """A scatter and a gather send what one sum sends, and each device updates an eighth of the state; parameters are
-    gathered once a step."""
+    """A scatter and a gather send what one sum sends, and each device updates an eighth of the state. Parameters that
+    are in use when most memory is are stored whole: a split one would be there beside its gathered copy."""
     model = mlp(LAYERS, BATCH, "h100:8")
     plan = searched(model)
     assert splits(plan, 3) == [(8, 1)]
     for slot in (1, 2):
         assert all(a * b == 8 for a, b in splits(plan, slot))
+    assert splits(plan, 0).count((1, 1)) >= len(LAYERS) // 2
     assert not plan.repeated
     assert named(model, "data").time_seconds > plan.time_seconds
+    assert plan.time_seconds <= named(model, "zero1").time_seconds
+    assert plan.memory_bytes <= min(named(model, name).memory_bytes for name in ("zero1", "zero2"))
 
 
 def test_zero1_does_not_emerge_where_latency_is_all_there_is() -> None:

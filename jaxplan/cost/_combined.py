@@ -12,7 +12,7 @@ import numpy as np
 from jaxplan.cost._buffers import Buffers
 from jaxplan.cost._flows import Flow
 from jaxplan.cost._put_off import is_gradient
-from jaxplan.ir import CONTRACTION_FAMILIES, UNGROUPED, StepGraph
+from jaxplan.ir import CONTRACTION_FAMILIES, STORED_KINDS, UNGROUPED, StepGraph
 from jaxplan.mesh import ChipSpec
 
 COMBINED_TOGETHER_BYTES = 2**20
@@ -48,12 +48,12 @@ def latency_shares(
 ) -> dict[int, float]:
     """Per tensor whose collectives are combined the share of a latency that it pays.
 
-    Combined are what is ready together and waits for each other: parameters that are gathered, their gradients,
-    and the statistics that a group takes between two products (a mean and a mean of squares). Of a ResNet-50 under
-    ZeRO-2 on 8 H100, 46 gathers are compiled to 4 and 262 all-reduces to 105. A tensor of which n fit into
-    ``most_bytes`` pays the nth part of one, and all of a kind together pay whole ones. Only GPU programs were seen to
-    be combined like that; on others each tensor pays. Scalars, and gradients of state that is not split, pay nothing
-    here on any; a prediction adds one latency for each kind and group of them.
+    Combined are what is ready together and waits for each other: parameters that are gathered, before they are used
+    or after their update, their gradients, and the statistics that a group takes between two products (a mean and a
+    mean of squares). Of a ResNet-50 under ZeRO-2 on 8 H100, 46 gathers are compiled to 4 and 262 all-reduces to 105. A
+    tensor of which n fit into ``most_bytes`` pays the nth part of one, and all of a kind together pay whole ones. Only
+    GPU programs were seen to be combined like that; on others each tensor pays. Scalars, and gradients of state that
+    is not split, pay nothing here on any; a prediction adds one latency for each kind and group of them.
     """
     program, groups, rules = graph.program, graph.grouping.groups, graph.rules
     products = [e.index for e in program.equations if rules[e.index].family in CONTRACTION_FAMILIES]
@@ -63,12 +63,13 @@ def latency_shares(
         tensor, made = program.tensors[flow.tensor], graph.values.producer[flow.tensor]
         fits = 0 < tensor.num_bytes <= most_bytes and tensor.trips == 1
         may_combine = chip.is_gpu and fits
-        is_parameter = flow.producer != UNGROUPED and groups[flow.producer].kind == "state"
+        is_parameter = flow.producer != UNGROUPED and groups[flow.producer].kind in STORED_KINDS
         is_update = flow.consumer != UNGROUPED and groups[flow.consumer].kind == "state" and not flow.forward
         if not tensor.shape or (is_update and not is_splittable(flow.consumer)):
             shares[flow.tensor] = 0.0
         elif may_combine and (is_parameter or is_update or is_gradient(graph, flow.tensor)):
-            together["parameters" if is_parameter else "gradients"][flow.tensor] = tensor.num_bytes
+            what = "updated" if flow.is_output else "parameters" if is_parameter else "gradients"
+            together[what][flow.tensor] = tensor.num_bytes
         elif may_combine and flow.consumer != UNGROUPED and made >= 0 and rules[made].family == "reduction":
             together[flow.producer, bisect.bisect(products, made)][flow.tensor] = tensor.num_bytes
     for sizes in together.values():

@@ -6,7 +6,7 @@ import math
 
 from jaxplan.cost._in_place import LARGE_PARAMETER_BYTES
 from jaxplan.cost._pooling import is_disjoint
-from jaxplan.ir import CONTRACTION_FAMILIES, UNGROUPED, StepGraph
+from jaxplan.ir import CONTRACTION_FAMILIES, STORED_KINDS, UNGROUPED, StepGraph
 from jaxplan.mesh import ChipSpec
 
 FUSIBLE_FAMILIES = frozenset({"elementwise", "shape", "source", "rng"})
@@ -48,7 +48,7 @@ def runs_inside_readers(graph: StepGraph, chip: ChipSpec, equation: int) -> bool
 
 def _is_large_parameter(graph: StepGraph, t: int) -> bool:
     group = graph.grouping.tensor_group[t]
-    is_stored = group != UNGROUPED and graph.grouping.groups[group].kind == "state"
+    is_stored = group != UNGROUPED and graph.grouping.groups[group].kind in STORED_KINDS
     return is_stored and graph.program.tensors[t].num_bytes >= LARGE_PARAMETER_BYTES
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxplan.cost._flows import Flow
-from jaxplan.ir import UNGROUPED, StepGraph
+from jaxplan.ir import STORED_KINDS, UNGROUPED, StepGraph
 
 
 def hidden_shares(graph: StepGraph, flows: Sequence[Flow]) -> dict[int, tuple[int, float]]:
@@ -50,7 +50,7 @@ def _hiding_group(graph: StepGraph, flow: Flow) -> int | None:
     groups = graph.grouping.groups
     if UNGROUPED in (flow.producer, flow.consumer) or flow.producer == flow.consumer or flow.is_output:
         return None
-    made, read = groups[flow.producer].kind == "state", groups[flow.consumer].kind == "state"
+    made, read = groups[flow.producer].kind in STORED_KINDS, groups[flow.consumer].kind in STORED_KINDS
     if made and not read:
         return flow.consumer
     if read and not made and not flow.forward:

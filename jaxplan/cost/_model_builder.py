@@ -24,6 +24,7 @@ from jaxplan.cost._user_meshes import check_user_meshes
 from jaxplan.cost._wire import carried_tensor, wire_tensor
 from jaxplan.ir import (
     MAX_CONFIGURATIONS,
+    STORED_KINDS,
     UNGROUPED,
     Configuration,
     StepGraph,
@@ -101,7 +102,7 @@ class ModelBuilder:
         return frozenset(
             group.index
             for group in self.graph.grouping.groups
-            if group.kind == "state"
+            if group.kind in STORED_KINDS
             and max((tensors[t].num_elements for t in group.inputs if t in self.graph.state), default=0)
             <= tiny
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import functools
 import heapq
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -104,14 +105,14 @@ class Predictor:
         self._axes = model.topology.axes
         self._summands = find_summands(graph, model.topology.chip, buffers.materialised)
         self._written: dict[tuple[int, int], tuple[tuple[int, int, int, int], ...]] = {}
-        aliased = {program.outputs[o] for o in program.aliases if program.donated[program.aliases[o]]}
+        self._aliased = {program.outputs[o] for o in program.aliases if program.donated[program.aliases[o]]}
         inputs = set(program.inputs)
         everyone: list[int] = []
         self._bytes: list[np.ndarray] = []
         sizes_of = _BufferSizes(model)
         for group in graph.grouping.groups:
             made = [t for e in group.equations for t in program.equations[e].results]
-            members = [*group.inputs, *(t for t in made if buffers.materialised[t] and t not in aliased)]
+            members = [*group.inputs, *(t for t in made if buffers.materialised[t] and t not in self._aliased)]
             everyone.extend(members)
             self._bytes.append(sizes_of(group.index, members))
         self._is_input = np.array([t in inputs for t in everyone], dtype=bool)
@@ -233,7 +234,8 @@ class Predictor:
         ``made`` are the bytes of the tensors that are made, in their order.
         """
         model = self.model
-        for first, last, size in (*self._in_pieces(transfers), *self._shared_copies(transfers)):
+        pieces = self._in_pieces(transfers), self._shared_copies(transfers), self._updated_parts(transfers)
+        for first, last, size in itertools.chain(*pieces):
             yield 2 * first, 2 * last, size, _COPIES
         for first, last, size in self._written_summands(assignment):
             yield 2 * first, 2 * last + 1, size, _TEMPORARIES
@@ -272,6 +274,8 @@ class Predictor:
                 latest = max(span.readers, key=self._read_end.__getitem__)  # the readers are fused, not all at once
                 is_wide = transfer.carried in buffers.widened and buffers.is_kept(span.first, latest)
                 size = self.model.pricer.copy_bytes(tensor, transfer.target, is_wide)
+                if transfer.tensor in self._aliased and span.first == end:  # into the buffer that is replaced
+                    size = 0
                 found.append((2 * span.first, 2 * min(self._read_end[latest], end) + 1, size))
             known = self._copies[id(transfer)] = transfer, found  # kept alive: its id is the key
         return known[1]
@@ -355,6 +359,14 @@ class Predictor:
                 yield made[number[transfer.carried]], first, size
             elif len(transfer.spans) == 1:
                 made.setdefault(number[transfer.carried], first)
+
+    def _updated_parts(self, transfers: Sequence[Transfer]) -> Iterator[tuple[int, int, int]]:
+        """(first, last equation, bytes) of what is updated in parts, then gathered into the buffer it replaces."""
+        values, end = self.model.graph.values, len(self.model.graph.program.equations)
+        for transfer in transfers:
+            if transfer.tensor in self._aliased and transfer.spans[-1].last == end:
+                size = self.model.pricer.local_bytes(self._travelling(transfer), transfer.path.layouts[0])
+                yield values.producer[transfer.tensor], end, size
 
     def _home_deaths(
         self, assignment: Sequence[int], chosen: Sequence[Configuration], transfers: Sequence[Transfer]

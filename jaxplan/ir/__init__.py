@@ -16,6 +16,7 @@ from jaxplan.ir._dimensions import NamedDimension as NamedDimension
 from jaxplan.ir._dimensions import NamedDimensions as NamedDimensions
 from jaxplan.ir._dimensions import dimension_graph as dimension_graph
 from jaxplan.ir._grouping import CONTRACTION_FAMILIES as CONTRACTION_FAMILIES
+from jaxplan.ir._grouping import STORED_KINDS as STORED_KINDS
 from jaxplan.ir._grouping import UNGROUPED as UNGROUPED
 from jaxplan.ir._grouping import Group as Group
 from jaxplan.ir._grouping import Grouping as Grouping

@@ -10,7 +10,9 @@ from typing import Literal
 from jaxplan.ir._program import Program
 from jaxplan.ir._union import UnionFind
 
-GroupKind = Literal["state", "contraction", "sum", "elementwise", "input", "user"]
+GroupKind = Literal["parameter", "state", "contraction", "sum", "elementwise", "input", "user"]
+STORED_KINDS = frozenset({"parameter", "state"})
+"""Groups of what a step keeps from call to call."""
 UNGROUPED = -1
 CONTRACTION_FAMILIES = frozenset({"contraction", "convolution"})
 

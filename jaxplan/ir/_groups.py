@@ -2,8 +2,10 @@
 
 A *group* is a set of equations with one iteration space. There are six ways into a group:
 
-1. state: a parameter or optimizer slot, and the element-wise equations of its update, found by walking back from
-   the output that replaces it; laid out apart from the forward use, so that ZeRO and FSDP can emerge;
+1. state: optimizer slots, and the element-wise equations of their update, found by walking back from the outputs
+   that replace them; laid out apart from the forward use, so that ZeRO and FSDP can emerge. The parameter that the
+   forward pass reads is with them where the update has no slots, else a group of its own (kind ``parameter``, with
+   its casts and views): ZeRO-1 splits the slots and keeps it whole;
 2. contraction: a contraction, its input gradient and its weight gradient, which share operands pairwise;
 3. sum: the sum of several contractions' results (the gradient of what queries, keys and values share) is a group of
    its own, whose layout may be partial: add first, reduce once;
@@ -17,13 +19,14 @@ Equations on free values and on scalars are in no group: they exist in every lay
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
 
 from jaxplan import _compat
 from jaxplan.ir._contraction_groups import ContractionGroups, is_contraction, is_free
-from jaxplan.ir._grouping import Grouping, GroupKind, grouping_of
+from jaxplan.ir._grouping import STORED_KINDS, Grouping, GroupKind, grouping_of
 from jaxplan.ir._program import REGION_IN, REGION_OUT, Equation, Program
 from jaxplan.ir._rule import OperatorRule
 from jaxplan.ir._union import UnionFind
@@ -56,6 +59,7 @@ class _Coarsening:
     ) -> None:
         self.program, self.rules, self.values, self.apart = program, rules, values, apart
         self.num_equations = len(program.equations)
+        self.turning = next((e.index for e in program.equations if e.phase == "backward"), self.num_equations)
         self.input_node = {t: self.num_equations + i for i, t in enumerate(program.inputs)}
         self.union = UnionFind(self.num_equations + len(program.inputs))
         self.kind: dict[int, GroupKind] = {}
@@ -174,33 +178,26 @@ class _Coarsening:
 
     def _state_groups(self) -> None:
         """Walk back from each replaced state leaf over element-wise equations of its own shape."""
-        tensors = self.program.tensors
+        updates: dict[int, set[int]] = defaultdict(set)  # leaf -> nodes that are laid out with its update
         for out_position, in_position in sorted(self.program.aliases.items()):
             leaf = self.program.inputs[in_position]
-            shape = tensors[leaf].shape
-            if not shape:
-                continue
-            node = self.input_node[leaf]
-            self.kind[node] = "state"
-            stack, seen = [self.program.outputs[out_position]], set()
-            while stack:
-                t = stack.pop()
-                if t in seen or tensors[t].shape != shape or self.values.free[t]:
-                    continue
-                seen.add(t)
-                if t in self.input_node:
-                    self.kind[self.input_node[t]] = "state"
-                    self.union.join(node, self.input_node[t])
-                    continue
-                eqn = self._producer(t)
-                if eqn is None or eqn.index in self.kind or not self._in_update(eqn):
-                    continue
-                self._set_kind(eqn.index, "state")
-                self.union.join(node, eqn.index)
-                stack.extend(eqn.operands)
-                if eqn.index in self.partner:
-                    stack.extend(self.program.equations[self.partner[eqn.index]].operands)
-        stored = {t: node for t, node in self.input_node.items() if self.kind.get(node) == "state"}
+            if self.program.tensors[leaf].shape:
+                updates[self.input_node[leaf]] = self._update_of(leaf, self.program.outputs[out_position])
+        leaves = {n for n in self.input_node.values() if self.kind.get(n) == "state"}
+        used = {n for n in leaves if self._is_used(self.program.inputs[n - self.num_equations])}
+        together = UnionFind(self.num_equations + len(self.program.inputs))
+        for leaf, nodes in updates.items():
+            for node in nodes:
+                together.join(leaf, node)
+        slots = {together.find(n) for n in leaves - used}
+        for leaf, nodes in updates.items():
+            has_slots = together.find(leaf) in slots
+            rest = sorted(nodes - used) if has_slots else sorted({leaf, *nodes})
+            for node in rest[1:]:
+                self.union.join(rest[0], node)
+            for node in used & {leaf, *nodes} if has_slots else ():
+                self.kind[node] = "parameter"
+        stored = {t: node for t, node in self.input_node.items() if self.kind.get(node) in STORED_KINDS}
         for eqn in self.program.equations:
             if (
                 eqn.name in _STORAGE_VIEW_PRIMITIVES
@@ -209,11 +206,46 @@ class _Coarsening:
             ):
                 self._join_storage_view(eqn, stored)
 
+    def _update_of(self, leaf: int, output: int) -> set[int]:
+        """The equations that lead to what replaces a leaf, and the leaves that they read; each is of kind state now.
+
+        What an earlier walk has found is where this one ends.
+        """
+        shape = self.program.tensors[leaf].shape
+        self.kind[self.input_node[leaf]] = "state"
+        found, seen, stack = {self.input_node[leaf]}, set(), [output]
+        while stack:
+            t = stack.pop()
+            if t in seen or self.program.tensors[t].shape != shape or self.values.free[t]:
+                continue
+            seen.add(t)
+            if t in self.input_node:
+                self.kind[self.input_node[t]] = "state"
+                found.add(self.input_node[t])
+                continue
+            eqn = self._producer(t)
+            if eqn is None or not self._in_update(eqn):
+                continue
+            if eqn.index in self.kind:
+                if self.kind[eqn.index] == "state":
+                    found.add(eqn.index)
+                continue
+            self._set_kind(eqn.index, "state")
+            found.add(eqn.index)
+            stack.extend(eqn.operands)
+            if eqn.index in self.partner:
+                stack.extend(self.program.equations[self.partner[eqn.index]].operands)
+        return found
+
+    def _is_used(self, t: int) -> bool:
+        """Whether the forward pass reads a leaf: what reads it after that (a norm, say) goes with the update."""
+        return any(c < self.turning and self.kind.get(c) != "state" for c in self.values.consumers[t])
+
     def _join_storage_view(self, eqn: Equation, stored: dict[int, int]) -> None:
         """A cast to no more bytes, or a view, of a stored leaf stays where the leaf is: gather the small copy."""
         operand, result = self.program.tensors[eqn.operands[0]], self.program.tensors[eqn.results[0]]
         if result.num_bytes <= operand.num_bytes and result.num_elements == operand.num_elements:
-            self.kind[eqn.index] = "state"
+            self.kind[eqn.index] = self.kind[stored[operand.index]]
             self.union.join(stored[operand.index], eqn.index)
             stored[result.index] = stored[operand.index]
 

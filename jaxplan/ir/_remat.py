@@ -18,7 +18,7 @@ import jax
 from jaxplan import _compat
 from jaxplan.ir._blocks import Block, Remat, RematPolicy, find_blocks, turning_point
 from jaxplan.ir._dead_code import remove_dead
-from jaxplan.ir._grouping import CONTRACTION_FAMILIES, UNGROUPED
+from jaxplan.ir._grouping import CONTRACTION_FAMILIES, STORED_KINDS, UNGROUPED
 from jaxplan.ir._model import StepGraph, analyse, rule_of
 from jaxplan.ir._program import REGION_IN, REGION_OUT, Equation, Program, Region, Tensor
 from jaxplan.ir._spaces import Structures
@@ -147,7 +147,7 @@ class _Finder:
 
     def _is_stored(self, t: int) -> bool:
         group = self.graph.grouping.tensor_group[t]
-        return group != UNGROUPED and self.graph.grouping.groups[group].kind == "state"
+        return group != UNGROUPED and self.graph.grouping.groups[group].kind in STORED_KINDS
 
     def _given(self, block: Block, equations: Sequence[Equation]) -> set[int]:
         """What there is anyway: what the block hands on, and what no copy can be made of."""

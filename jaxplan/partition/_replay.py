@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxplan.cost import LARGE_PARAMETER_BYTES, Flow, Transfer, boundary_layouts, layout_of
-from jaxplan.ir import UNGROUPED, VIEW_PRIMITIVES, Configuration, Equation, Region, StepGraph
+from jaxplan.ir import STORED_KINDS, UNGROUPED, VIEW_PRIMITIVES, Configuration, Equation, Region, StepGraph
 from jaxplan.mesh import Layout, Topology
 from jaxplan.partition._held_back import places_of_due_products
 from jaxplan.partition._kept_apart import products_kept_apart
@@ -96,7 +96,7 @@ class Replay:
         """Whether a parameter, or a view of one, is gathered."""
         group = self.graph.grouping.tensor_group[transfer.tensor]
         gathers = any(step.kind == "all-gather" for step in transfer.path.steps)
-        return gathers and group != UNGROUPED and self.graph.grouping.groups[group].kind == "state"
+        return gathers and group != UNGROUPED and self.graph.grouping.groups[group].kind in STORED_KINDS
 
     def _anchors(self, gathers: Sequence[Transfer]) -> dict[int, list[int]]:
         """Equation -> large parameters that are not gathered before it.

@@ -22,15 +22,18 @@ def data(step: Step) -> Sketch:
     return draw(step, _batch(step), nothing)
 
 
-def zero1(step: Step) -> Absent:
-    """ZeRO-1 splits optimizer slots alone, and here a parameter lies where its slots do."""
-    return Absent(
-        reason="a parameter and its optimizer slots have one layout; zero2 sends the same bytes and holds no more"
-    )
+def zero1(step: Step) -> Sketch | Absent:
+    """ZeRO-1: optimizer slots split over all devices, parameters whole. Each device updates its part of a parameter
+    with its part of the gradient, which is scattered as it is summed, and the parts are gathered after that: as many
+    bytes as data parallelism sends."""
+    if not any(group.kind == "parameter" for group in step.graph.grouping.groups):
+        return Absent(reason="no parameter has optimizer slots of its shape")
+    split = _stored(step, all_back(step.topology).back)
+    return draw(step, _batch(step), lambda group: {} if group.kind == "parameter" else split(group))
 
 
 def zero2(step: Step) -> Sketch:
-    """ZeRO-2: state and gradients split over all devices; parameters gathered once a step, and kept."""
+    """ZeRO-2: all state and gradients split over all devices; parameters gathered once a step, and kept."""
     return draw(step, _batch(step), _stored(step, all_back(step.topology).back))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from jaxplan.cost import layout_of
-from jaxplan.ir import UNGROUPED, Configuration, Group, StepGraph, fixed_axes
+from jaxplan.ir import STORED_KINDS, UNGROUPED, Configuration, Group, StepGraph, fixed_axes
 from jaxplan.mesh import Topology
 from jaxplan.strategies._axes import Axes, dividing, num_devices
 from jaxplan.strategies._weights import Weights
@@ -96,7 +96,7 @@ def draw(step: Step, compute: Rule, state: Rule, *, repeat_gathers: bool = False
     """
     configurations: list[Configuration] = []
     for group in step.graph.grouping.groups:
-        wishes = (state if group.kind == "state" else compute)(group)
+        wishes = (state if group.kind in STORED_KINDS else compute)(group)
         configurations.append(_configuration(step, group.index, wishes))
     _add_first(step, configurations)
     return Sketch(configurations=tuple(configurations), repeat_gathers=repeat_gathers)

@@ -72,13 +72,50 @@ def test_an_optimizer_update_is_apart_from_the_forward_use(perceptron: StepGraph
     dots = set(groups_of(perceptron, "dot_general"))
     for name in ("in", "out"):
         parameter, slot = (input_group(perceptron, f"[{i}]['{name}']") for i in (0, 1))
-        assert parameter.index == slot.index  # one update, one layout
-        assert parameter.kind == "state"
-        assert parameter.index not in dots
-        names = {perceptron.program.equations[e].name for e in parameter.equations}
+        assert (parameter.kind, slot.kind) == ("parameter", "state")
+        assert {parameter.index, slot.index}.isdisjoint(dots)
+        assert not parameter.equations
+        names = {perceptron.program.equations[e].name for e in slot.equations}
         assert names <= {"mul", "add", "sub", "add_any", "transpose"}
         assert {"mul", "sub"} <= names
     assert input_group(perceptron, "[0]['in']").index != input_group(perceptron, "[0]['out']").index
+
+
+def test_an_update_without_slots_holds_its_parameter() -> None:
+    """Nothing but the parameter could be split."""
+
+    def step(params: Any, x: jax.Array) -> Any:
+        grads = jax.grad(two_layers)(params, x)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+
+    graph = analyse(trace(step, (TWO_LAYERS, shape(BATCH, WIDTH))))
+    group = input_group(graph, "[0]['in']")
+    assert group.kind == "state"
+    assert {graph.program.equations[e].name for e in group.equations} >= {"mul", "sub"}
+
+
+def test_a_parameter_is_apart_from_its_master_and_slots_whatever_comes_first() -> None:
+    """The step reads a bf16 copy; the f32 master, both slots of Adam and an average lie where the update runs."""
+
+    def step(slots: Any, params: Any, master: Any, x: jax.Array) -> Any:
+        grads = jax.grad(two_layers)(params, x)
+        first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g.astype(jnp.float32), slots["first"], grads)
+        second = jax.tree.map(lambda v, m: 0.99 * v + 0.01 * m * m, slots["second"], first)
+        master = jax.tree.map(
+            lambda p, m, v: p - 1e-3 * m / jnp.sqrt(v) - 1e-4 * p, master, first, second
+        )
+        average = jax.tree.map(lambda a, p: 0.999 * a + 0.001 * p, slots["average"], master)
+        params = jax.tree.map(lambda p: p.astype(jnp.bfloat16), master)
+        return {"first": first, "second": second, "average": average}, params, master
+
+    narrow = {name: shape(*leaf.shape, dtype=jnp.bfloat16) for name, leaf in TWO_LAYERS.items()}
+    slots = dict.fromkeys(("first", "second", "average"), TWO_LAYERS)
+    graph = analyse(trace(step, (slots, narrow, TWO_LAYERS, shape(BATCH, WIDTH, dtype=jnp.bfloat16))))
+    for name in ("in", "out"):
+        assert input_group(graph, f"[1]['{name}']").kind == "parameter"
+        update = {f"[0]['{slot}']['{name}']" for slot in slots} | {f"[2]['{name}']"}
+        assert len({input_group(graph, path).index for path in update}) == 1
+        assert input_group(graph, f"[2]['{name}']").kind == "state"
 
 
 def test_a_batch_input_is_a_group(perceptron: StepGraph) -> None:

@@ -68,6 +68,27 @@ def test_data_parallelism_sums_every_gradient_once(gpt) -> None:
     assert state(plan) == (TOTAL, TOTAL)
 
 
+def test_zero1_splits_slots_alone_and_gathers_what_is_updated(gpt) -> None:
+    """As many bytes as data parallelism's sums, which are a scatter and a gather; no copy of a parameter is made."""
+    plan = gpt[0]["zero1"]
+    assert totals(plan, SMALL) == {("reduce-scatter", DEVICES): TOTAL, ("all-gather", DEVICES): TOTAL}
+    assert state(plan) == (TOTAL, TOTAL // DEVICES)
+    assert plan.memory_parts["resharded copies"] < SMALL
+    assert plan.memory_bytes < gpt[0]["data"].memory_bytes
+
+
+def test_zero1_needs_slots() -> None:
+    """Plain gradient descent keeps none."""
+
+    def step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        loss, gradient = jax.value_and_grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+        return w - 0.1 * gradient, loss
+
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((1024, 1024), (256, 1024))]
+    frontier = jaxplan.plan(step, *shapes, topology=f"h100:{DEVICES}")
+    assert frontier.absent["zero1"] == "no parameter has optimizer slots of its shape"
+
+
 def test_zero2_scatters_gradients_and_gathers_parameters_once(gpt) -> None:
     plan = gpt[0]["zero2"]
     assert totals(plan, SMALL) == {("reduce-scatter", DEVICES): TOTAL, ("all-gather", DEVICES): TOTAL}
@@ -198,7 +219,6 @@ def test_spatial_exchanges_rows_and_sums_gradients() -> None:
 
 def test_what_does_not_apply_says_why(gpt, cnn) -> None:
     assert gpt[1].absent == {
-        "zero1": "a parameter and its optimizer slots have one layout; zero2 sends the same bytes and holds no more",
         "hybrid_fsdp": "the topology has one level, where it is fsdp",
         "one_weird_trick": "the step is not a convolutional network",
         "experts": "the step has no experts: no product with one parameter for each of several inputs",
