@@ -9,11 +9,12 @@ the fusion that makes one for the forward pass also writes it for the backward p
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from jaxplan.cost._accumulated import Accumulation, accumulations
 from jaxplan.cost._fusion import NOT_RECOMPUTED, fuses_into, is_recomputed, runs_inside_readers
+from jaxplan.cost._images import inner_dims
 from jaxplan.cost._in_place import cleared_together, hand_over
 from jaxplan.cost._orders import OrderedCopy, write_in_orders
 from jaxplan.cost._pooling import PoolBuffer, pool_buffers
@@ -24,6 +25,8 @@ from jaxplan.mesh import ChipSpec
 COMPARISONS = frozenset({"eq", "ne", "ge", "gt", "le", "lt", "is_finite", "not"})
 """A mask is a quarter of what it is made of, and still never written by compiled GPU programs: each fusion that reads
 it compares again, and what it compares is saved."""
+_RECTIFIERS = frozenset({"max"})
+"""Cheap functions of one activation, computed where they are read."""
 SMALL_FRACTION = 1 / 8
 """Statistics (a row's maximum, mean or variance) this much smaller than what they belong to are saved beside it."""
 _WIDE_BYTES = 4
@@ -46,6 +49,7 @@ class Buffers:
       cleared: tensors that are cleared at once, where the first of those that are split alike is made.
       ordered: buffers that are there once more, their dimensions in another order.
       pooled: what gradients of max pooling hold beside their operands and results.
+      inner: the two innermost dimensions of images, where memory is in tiles.
     """
 
     materialised: tuple[bool, ...]
@@ -59,6 +63,7 @@ class Buffers:
     cleared: tuple[tuple[int, ...], ...] = ()
     ordered: tuple[OrderedCopy, ...] = ()
     pooled: tuple[PoolBuffer, ...] = ()
+    inner: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
     def is_kept(self, first: int, last: int) -> bool:
         """Whether what is made for a read at ``first``, and read at ``last`` again, lives until the backward pass."""
@@ -119,6 +124,7 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec, *, in_order: bool = False)
         cleared=cleared_together(graph) if chip.is_gpu else (),
         ordered=ordered,
         pooled=pooled,
+        inner=inner_dims(graph) if chip.is_tiled else {},
     )
 
 
@@ -181,7 +187,7 @@ def _materialised(
     for t in program.inputs:
         result[t] = True
     for eqn in program.equations:
-        if _is_junction(graph, eqn.index, turning):
+        if _is_junction(graph, chip, eqn.index, turning, result):
             result[eqn.results[0]] = True
     _save_residuals(graph, chip, turning, result)
     return result
@@ -199,20 +205,26 @@ def _mark_boundary(graph: StepGraph, eqn: Equation, materialised: list[bool]) ->
         materialised[eqn.results[0]] = bool(graph.program.tensors[eqn.results[0]].shape)
 
 
-def _is_junction(graph: StepGraph, equation: int, turning: int) -> bool:
+def _is_junction(
+    graph: StepGraph, chip: ChipSpec, equation: int, turning: int, materialised: Sequence[bool]
+) -> bool:
     """A sum of two activations that several readers share (a residual stream) is written once, not recomputed.
 
     A reader that only serves the backward pass (the mask of a rectifier) does not count: it is computed again there.
+    Those of the rectified sum do where products compute that as they read it; elsewhere it is a buffer itself.
     """
     eqn, tensors, consumers = graph.program.equations[equation], graph.program.tensors, graph.values.consumers
     if graph.rules[equation].family != "elementwise" or eqn.name not in ("add", "add_any", "sub"):
         return False
-    readers = [
-        c
-        for c in consumers[eqn.results[0]]
-        if c >= turning or any(r < turning for t in graph.program.equations[c].results for r in consumers[t])
-    ]
-    if len(readers) < 2:
+
+    def readers(t: int) -> Iterator[int]:
+        for c in consumers[t]:
+            reader = graph.program.equations[c]
+            if c >= turning or any(r < turning for t in reader.results for r in consumers[t]):
+                is_inside = chip.fuses_products and reader.name in _RECTIFIERS and not materialised[reader.results[0]]
+                yield from readers(reader.results[0]) if is_inside else (c,)
+
+    if len(set(readers(eqn.results[0]))) < 2:
         return False
     size = tensors[eqn.results[0]].num_elements
     large = {t for t in eqn.operands if tensors[t].num_elements == size and not graph.values.free[t]}
@@ -263,6 +275,8 @@ def _narrowest(
         if not large:
             return keep
         t = large[0]
+        if materialised[t]:
+            return [*keep, t]
 
 
 def _missing_sources(

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from jaxplan.cost._compute import trips_of
 from jaxplan.cost._flows import required_layout
 from jaxplan.cost._user_body import body_cost
-from jaxplan.ir import MESH, WHOLE, Configuration, StepGraph
-from jaxplan.mesh import Topology, collective_seconds
+from jaxplan.ir import MESH, WHOLE, Configuration, Halo, StepGraph
+from jaxplan.mesh import Layout, Topology, collective_seconds
 
 
 class InnerCollective(NamedTuple):
@@ -56,13 +56,38 @@ def may_communicate(graph: StepGraph, group: int) -> bool:
     )
 
 
-def _of_windows(
-    graph: StepGraph, topology: Topology, group: int, equation: int, config: Configuration
-) -> Iterator[tuple[tuple, InnerCollective]]:
-    """The edges of neighbours' blocks, one permute for each side of each operand that is extended.
+def extended_operands(
+    graph: StepGraph, topology: Topology, group: int, config: Configuration
+) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+    """(equation, tensor, local shape) of what poolings of a group read with the edges of neighbours' blocks around it.
 
-    With each what tells its edge from others.
+    TPU programs were seen to write that once, for the pooling and for its gradient. What convolutions read is put
+    together inside of them.
     """
+    for e in graph.grouping.groups[group].equations:
+        if graph.rules[e].family == "window":
+            for edge in _edges(graph, topology, group, e, config):
+                shape = edge.layout.local_shape(graph.program.tensors[edge.tensor].shape, topology.axes)
+                rows = shape[edge.dim] + edge.halo.before + edge.halo.after
+                if rows > shape[edge.dim]:
+                    yield e, edge.tensor, (*shape[: edge.dim], rows, *shape[edge.dim + 1 :])
+
+
+class _Edge(NamedTuple):
+    """An operand that is extended along one dimension, split into blocks of ``block`` rows over ``axes``."""
+
+    tensor: int
+    dim: int
+    layout: Layout
+    halo: Halo
+    block: int
+    axes: tuple[int, ...]
+
+
+def _edges(
+    graph: StepGraph, topology: Topology, group: int, equation: int, config: Configuration
+) -> Iterator[_Edge]:
+    """The operands of an equation that are extended because its windows are split."""
     eqn, rule, space = graph.program.equations[equation], graph.rules[equation], graph.spaces[group]
     for split in rule.windows:
         c = space.factor_class[equation][split.factor]
@@ -77,17 +102,25 @@ def _of_windows(
             t = eqn.operands[operand]
             size = window.out_size if split.scatters and operand == 0 else window.in_size
             layout = required_layout(space, config, t, len(graph.program.tensors[t].shape))
-            local = graph.program.tensors[t].num_bytes // math.prod(layout.num_splits(topology.axes))
             assert halo is not None
             dim = next(d for d, held in enumerate(rule.operands[operand]) if split.factor in held)
-            for side, rows in enumerate((halo.before, halo.after)):
-                if rows:
-                    num_bytes, trips = local * rows // (size // parts), trips_of(graph, equation)
-                    edge = (graph.values.number[t], dim, side, rows, config[c], num_bytes)
-                    yield (
-                        edge,
-                        InnerCollective(equation, "collective-permute", config[c], num_bytes, trips),
-                    )
+            yield _Edge(t, dim, layout, halo, size // parts, config[c])
+
+
+def _of_windows(
+    graph: StepGraph, topology: Topology, group: int, equation: int, config: Configuration
+) -> Iterator[tuple[tuple, InnerCollective]]:
+    """The edges of neighbours' blocks, one permute for each side of each operand that is extended.
+
+    With each what tells its edge from others.
+    """
+    for t, dim, layout, halo, block, axes in _edges(graph, topology, group, equation, config):
+        local = graph.program.tensors[t].num_bytes // math.prod(layout.num_splits(topology.axes))
+        for side, rows in enumerate((halo.before, halo.after)):
+            if rows:
+                num_bytes, trips = local * rows // block, trips_of(graph, equation)
+                edge = (graph.values.number[t], dim, side, rows, axes, num_bytes)
+                yield edge, InnerCollective(equation, "collective-permute", axes, num_bytes, trips)
 
 
 def _of_body(graph: StepGraph, topology: Topology, equation: int) -> Iterator[InnerCollective]:

@@ -17,12 +17,12 @@ from jaxplan.cost._changed import ChangedFlows
 from jaxplan.cost._compute import split_counts
 from jaxplan.cost._flows import layout_of, required_layout
 from jaxplan.cost._in_place import LARGE_PARAMETER_BYTES
-from jaxplan.cost._inner import InnerCollective, inner_collectives, may_communicate
+from jaxplan.cost._inner import InnerCollective, extended_operands, inner_collectives, may_communicate
 from jaxplan.cost._lifetimes import Lifetimes
 from jaxplan.cost._model import CostModel
 from jaxplan.cost._residents import BATCH, OTHER_STATE, PARAMETERS, resident_labels
 from jaxplan.cost._summands import Summand, find_summands
-from jaxplan.cost._tiles import local_bytes
+from jaxplan.cost._tiles import local_bytes, padded_bytes
 from jaxplan.cost._transfers import ChangedFlow, Transfer, make_transfers
 from jaxplan.ir import REGION_IN, UNGROUPED, Configuration, Tensor, backward_barriers
 from jaxplan.mesh import Layout, collective_seconds
@@ -234,7 +234,9 @@ class Predictor:
         ``made`` are the bytes of the tensors that are made, in their order.
         """
         model = self.model
-        pieces = self._in_pieces(transfers), self._shared_copies(transfers), self._updated_parts(transfers)
+        pieces = [self._in_pieces(transfers), self._shared_copies(transfers), self._updated_parts(transfers)]
+        if model.topology.chip.is_tiled:
+            pieces.append(self._extended(assignment))
         for first, last, size in itertools.chain(*pieces):
             yield 2 * first, 2 * last, size, _COPIES
         for first, last, size in self._written_summands(assignment):
@@ -249,6 +251,20 @@ class Predictor:
         workspace = model.topology.chip.matmul_workspace_bytes
         for e in self._products_run(transfers) if workspace else ():
             yield 2 * e, 2 * e + 1, workspace, "workspace"
+
+    def _extended(self, assignment: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+        """(first, last equation, bytes) of what is read with the edges of neighbours' blocks around it. Permutes start
+        as early as they can, so that what the gradient of a pooling reads is there from the forward pass on."""
+        graph, topology = self.model.graph, self.model.topology
+        found: dict[tuple[int, tuple[int, ...]], list[int]] = defaultdict(list)
+        for v in self._communicating:
+            config = self.model.configurations[v][assignment[v]]
+            for e, t, shape in extended_operands(graph, topology, v, config):
+                found[t, shape].append(e)
+        for (t, shape), readers in found.items():
+            inner = self.model.buffers.inner.get(t, ())
+            size = padded_bytes(shape, graph.program.tensors[t].itemsize, inner)
+            yield graph.values.producer[t], max(readers), size
 
     def _births(self, sizes: np.ndarray, moved: set[int]) -> np.ndarray:
         """When each buffer is made; those that are cleared together, where the first of equal size is.
@@ -468,7 +484,8 @@ class _BufferSizes:
         space, configs = self._model.graph.spaces[v], self._model.configurations[v]
         graph, chip, num_bytes = self._model.graph, self._model.topology.chip, self._model.buffers.num_bytes
         tensors = graph.program.tensors
-        what = [(num_bytes[t], tensors[t].shape if chip.is_tiled else ()) for t in members]
+        inner = self._model.buffers.inner
+        what = [(num_bytes[t], tensors[t].shape if chip.is_tiled else (), inner.get(t)) for t in members]
         key = (id(configs), tuple(zip(what, [space.tensor_dims.get(t) for t in members])))
         if key not in self._tables:
             if id(configs) not in self._splits:

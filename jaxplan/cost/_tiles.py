@@ -2,7 +2,7 @@
 
 https://openxla.org/xla/tiled_layout and, for the sizes, https://docs.jax.dev/en/latest/pallas/tpu/details.html . The
 compiler chooses which two dimensions are the innermost: those with the least padding, for arguments, and for most of
-what it computes.
+what it computes. Convolutions read and make images with batch and features innermost, whatever padding that takes.
 """
 
 from __future__ import annotations
@@ -30,11 +30,16 @@ def _padded_elements(rows: int, columns: int) -> int:
 
 
 @functools.lru_cache(maxsize=2**14)
-def padded_bytes(shape: tuple[int, ...], itemsize: int) -> int:
-    """Bytes of an array of a local shape, its innermost dimensions those with the least padding."""
+def padded_bytes(shape: tuple[int, ...], itemsize: int, inner: tuple[int, ...] = ()) -> int:
+    """Bytes of an array of a local shape.
+
+    ``inner`` are the two innermost dimensions, in the order with the less padding; by default any two, those with the
+    least.
+    """
     if len(shape) < 2:
         return _bytes_in_tiles(shape, itemsize, 1, math.prod(shape))
-    return min(_bytes_in_tiles(shape, itemsize, *pair) for pair in itertools.permutations(shape, 2))
+    candidates = [shape[d] for d in inner] if inner else shape
+    return min(_bytes_in_tiles(shape, itemsize, *pair) for pair in itertools.permutations(candidates, 2))
 
 
 def is_least_row_by_row(shape: tuple[int, ...]) -> bool:
@@ -59,9 +64,10 @@ def local_bytes(
     tensor = graph.program.tensors[t]
     dims = space.tensor_dims.get(t, ((),) * len(tensor.shape))
     parts = [splits[:, list(classes)].prod(axis=1) for classes in dims] or [np.ones(len(splits))]
+    inner = buffers.inner.get(t, ())
     distinct, place = np.unique(np.stack(parts, axis=1), axis=0, return_inverse=True)
     sizes = [
-        padded_bytes(tuple([math.ceil(n / p) for n, p in zip(tensor.shape, row)]), tensor.itemsize)
+        padded_bytes(tuple([math.ceil(n / p) for n, p in zip(tensor.shape, row)]), tensor.itemsize, inner)
         for row in distinct.tolist()
     ]
     return np.array(sizes, dtype=np.float64)[place.ravel()]

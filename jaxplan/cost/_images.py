@@ -1,0 +1,28 @@
+"""Images of convolutional networks: which of their dimensions tiled memory has innermost."""
+
+from __future__ import annotations
+
+from jaxplan.ir import StepGraph
+
+_KEEP_DIMENSIONS = frozenset({"elementwise", "window"})
+
+
+def inner_dims(graph: StepGraph) -> dict[int, tuple[int, int]]:
+    """Innermost dimensions of images, in ascending order: of what convolutions read and make, and of what is computed
+    element by element, and window by window, of that. Arguments are not among them."""
+    program, found = graph.program, {}
+    for eqn in program.equations:
+        if eqn.name == "conv_general_dilated":
+            numbers = eqn.params["dimension_numbers"]
+            specs = zip((*eqn.operands, *eqn.results), (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec))
+            for t, (one, other, *_) in specs:
+                found.setdefault(t, (min(one, other), max(one, other)))
+    for eqn in (*program.equations, *reversed(program.equations)):
+        if graph.rules[eqn.index].family not in _KEEP_DIMENSIONS:
+            continue
+        ends = [*eqn.operands, *eqn.results]
+        known = [t for t in ends if t in found]
+        for t in ends if known else ():
+            if len(program.tensors[t].shape) == len(program.tensors[known[0]].shape):
+                found.setdefault(t, found[known[0]])
+    return {t: dims for t, dims in found.items() if graph.values.producer[t] >= 0}
