@@ -5,16 +5,16 @@
     python -m benchmarks.quality --most 0 --layers 100                           # whole models, only predicted
     python -m benchmarks.quality --read benchmarks/records/quality.jsonl        # report what was saved
 
-For each model and machine: our fastest, knee and leanest, the fastest with `overlap=True`, every reference strategy that
-is predicted to fit, and points between that should beat a reference which those do not. All are compiled without the
-machine. Memory is the compiler's; time is priced from the compiled program, kernel by kernel, by `benchmarks._timeline`,
-which says what is assumed: once serial, once overlapped. Layers of a stack are equal, so that `--layers` of them are
-compiled, with the real widths and batches.
+For each model and machine: our fastest, knee and leanest, the fastest with `overlap=True`, every reference strategy
+that is predicted to fit, and points between that should beat a reference which those do not. All are compiled without
+the machine. Memory is the compiler's; time is priced from the compiled program, kernel by kernel, by
+`benchmarks._timeline`, which says what is assumed: once serial, once overlapped. Layers of a stack are equal, so that
+`--layers` of them are compiled, with the real widths and batches.
 
-A pair holds where our fastest is at most 1 % slower than the best reference that fits, serial and (that of `overlap=True`)
-overlapped, and every reference is matched by one point of ours in time and memory, 1 % tolerance. Exit status 1 when one
-of `GATES` does not. Compiled programs are kept in the cache, and records after each pair, so that an interrupted run goes
-on where it was.
+A pair holds where our fastest is at most 1 % slower than the best reference that fits, serial and (the faster of what
+is planned with `overlap=True` and without) overlapped, and every reference is matched by one point of ours in time
+and memory, 1 % tolerance. Exit status 1 when one of `GATES` does not. Compiled programs are kept in the cache, and
+records after each pair, so that an interrupted run goes on where it was.
 """
 
 from __future__ import annotations

@@ -105,7 +105,9 @@ class Predictor:
         self._axes = model.topology.axes
         self._summands = find_summands(graph, model.topology.chip, buffers.materialised)
         self._written: dict[tuple[int, int], tuple[tuple[int, int, int, int], ...]] = {}
-        self._aliased = {program.outputs[o] for o in program.aliases if program.donated[program.aliases[o]]}
+        self._aliased = {
+            program.outputs[o]: program.inputs[i] for o, i in program.aliases.items() if program.donated[i]
+        }
         inputs = set(program.inputs)
         everyone: list[int] = []
         self._bytes: list[np.ndarray] = []
@@ -124,6 +126,9 @@ class Predictor:
         self._updates = {
             f.tensor for f in model.flows if f.consumer != UNGROUPED and groups[f.consumer].kind == "state"
         }
+        exits = [program.equations[e] for region in program.regions for e in region.exits]
+        stacks = sorted(e.results[0] for e in exits if e.params["role"] == "y" and e.phase == "forward")
+        self._stacked = [self._place[t] for t in stacks if t in self._place]
         self._ordered = [c for c in buffers.ordered if c.tensor in self._place]
         self._pooled = [b for b in buffers.pooled if b.tensor in self._place]
         self._cleared = [[t for t in c if t in self._place] for c in buffers.cleared]
@@ -201,6 +206,7 @@ class Predictor:
         for t, last in self._home_deaths(assignment, chosen, transfers).items():
             if t in self._place:
                 death[self._place[t]] = last
+        held[~self._is_input] = self._beside_cores(held[~self._is_input])
         lives = np.flatnonzero(death >= self._birth)
         num_homes, made = len(lives), held[~self._is_input]
         birth = self._births(made, {t.tensor for t in transfers})[lives]
@@ -225,6 +231,19 @@ class Predictor:
             home=dict(zip(self._made[lives].tolist(), range(num_homes))),
             copies=copies,
         )
+
+    def _beside_cores(self, sizes: np.ndarray) -> np.ndarray:
+        """Bytes in main memory of what is made: what loops of the forward pass stack lies on the chip, in program
+        order, as far as it goes."""
+        left = self.model.topology.chip.on_chip_bytes
+        if not left:
+            return sizes
+        sizes = sizes.copy()
+        for place in self._stacked:
+            if sizes[place] <= left:
+                left -= sizes[place]
+                sizes[place] = 0
+        return sizes
 
     def _besides(
         self, assignment: Sequence[int], transfers: Sequence[Transfer], made: np.ndarray
@@ -377,12 +396,21 @@ class Predictor:
                 made.setdefault(number[transfer.carried], first)
 
     def _updated_parts(self, transfers: Sequence[Transfer]) -> Iterator[tuple[int, int, int]]:
-        """(first, last equation, bytes) of what is updated in parts, then gathered into the buffer it replaces."""
+        """(first, last equation, bytes) of what is updated in parts, then gathered into the buffer it replaces.
+
+        The largest TPU programs were seen to gather into another buffer, and to copy the parameter at the beginning.
+        """
         values, end = self.model.graph.values, len(self.model.graph.program.equations)
+        local_bytes, copied = self.model.pricer.local_bytes, (0, 0)
         for transfer in transfers:
             if transfer.tensor in self._aliased and transfer.spans[-1].last == end:
-                size = self.model.pricer.local_bytes(self._travelling(transfer), transfer.path.layouts[0])
-                yield values.producer[transfer.tensor], end, size
+                tensor, path = self._travelling(transfer), transfer.path
+                yield values.producer[transfer.tensor], end, local_bytes(tensor, path.layouts[0])
+                last = max(values.consumers[self._aliased[transfer.tensor]], default=0)
+                copied = max(copied, (local_bytes(tensor, transfer.target), last))
+        if self.model.topology.chip.is_tiled:
+            size, last = copied
+            yield from ((0, last, size), (end, end, size))
 
     def _home_deaths(
         self, assignment: Sequence[int], chosen: Sequence[Configuration], transfers: Sequence[Transfer]

@@ -77,6 +77,8 @@ class ChipSpec:
       matmul_workspace_bytes: scratch of one matrix product, as the compiler hands it to the library.
       fuses_products: the compiler computes what a matrix product reads inside of it, as often as it is read, rather
         than hand buffers to a library.
+      on_chip_bytes: memory beside the cores in which the compiler keeps what loops of the forward pass stack, as far
+        as it goes; 0 where that was not seen.
       torus_rank: dimensions of the ICI torus, 0 for chips behind a switch.
       elementwise_16bit: whether element-wise arithmetic runs in bfloat16 as written; elsewhere the compiler widens
         it to float32, and keeps what it saves of it wide.
@@ -97,6 +99,7 @@ class ChipSpec:
     collective_launch_seconds: float
     device_link: Link
     node_link: Link | None
+    on_chip_bytes: int = 0
     torus_rank: int = 0
     elementwise_16bit: bool = False
     matmul_workspace_bytes: int = 0
@@ -170,6 +173,10 @@ def _network(total: float, per_device: float) -> Link:
     )
 
 
+_VMEM_FOR_LOOPS = {"v5e": 112 * 2**20}
+"""Of 128 MiB, what compiled programs were seen to hand out; v5p and v6e were not looked at."""
+
+
 def _tpu(
     name: str, bf16: float, int8: float, bandwidth: float, memory: int, ici: float, rank: int,
     kinds: tuple[str, ...], source: str,
@@ -181,7 +188,7 @@ def _tpu(
         memory_bytes_per_second=bandwidth, memory_bytes=memory, usable_fraction=TPU_USABLE_FRACTION,
         launch_seconds=_TPU_LAUNCH, collective_launch_seconds=_TPU_LAUNCH,
         device_link=Link(bandwidth_bytes_per_second=ici, latency_seconds=_ICI_LATENCY, ring=True),
-        node_link=None,
+        node_link=None, on_chip_bytes=_VMEM_FOR_LOOPS.get(name, 0),
         torus_rank=rank, fuses_products=True, aot_platform="tpu", device_kinds=kinds, source=source,
     )  # fmt: skip
 
