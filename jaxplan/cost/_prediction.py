@@ -22,8 +22,9 @@ from jaxplan.cost._lifetimes import Lifetimes
 from jaxplan.cost._model import CostModel
 from jaxplan.cost._residents import BATCH, OTHER_STATE, PARAMETERS, resident_labels
 from jaxplan.cost._summands import Summand, find_summands
-from jaxplan.cost._tiles import local_bytes, padded_bytes
+from jaxplan.cost._tiles import local_bytes, padded_bytes, row_by_row_bytes
 from jaxplan.cost._transfers import ChangedFlow, Transfer, make_transfers
+from jaxplan.cost._wire import rounded_tables
 from jaxplan.ir import REGION_IN, UNGROUPED, Configuration, Tensor, backward_barriers
 from jaxplan.mesh import Layout, collective_seconds
 
@@ -75,6 +76,7 @@ class Prediction:
 
 
 _MOST_REMEMBERED = 256
+_ROUNDED_BYTES = 2
 """Solutions whose transfers are remembered: a frontier's, which are predicted first and made plans of later."""
 
 _TEMPORARIES, _COPIES = "gradients and temporaries", "resharded copies"
@@ -129,6 +131,7 @@ class Predictor:
         exits = [program.equations[e] for region in program.regions for e in region.exits]
         stacks = sorted(e.results[0] for e in exits if e.params["role"] == "y" and e.phase == "forward")
         self._stacked = [self._place[t] for t in stacks if t in self._place]
+        self._tables = rounded_tables(graph, model.topology) if model.topology.chip.is_tiled else {}
         self._ordered = [c for c in buffers.ordered if c.tensor in self._place]
         self._pooled = [b for b in buffers.pooled if b.tensor in self._place]
         self._cleared = [[t for t in c if t in self._place] for c in buffers.cleared]
@@ -216,7 +219,7 @@ class Predictor:
             for turn, (first, last, size) in enumerate(self._copies_of(transfer)):
                 copies[number, turn] = num_homes + len(born)
                 born.append((first, last, size, _COPIES))
-        born += self._besides(assignment, transfers, made)
+        born += self._besides(assignment, chosen, transfers, made)
         firsts, lasts, sizes, labels = zip(*born) if born else ((), (), (), ())
         resident: dict[str, float] = dict.fromkeys((PARAMETERS, OTHER_STATE, BATCH), 0.0)
         for label, size in zip(self._input_label, held[self._is_input].tolist(), strict=True):
@@ -246,7 +249,11 @@ class Predictor:
         return sizes
 
     def _besides(
-        self, assignment: Sequence[int], transfers: Sequence[Transfer], made: np.ndarray
+        self,
+        assignment: Sequence[int],
+        chosen: Sequence[Configuration],
+        transfers: Sequence[Transfer],
+        made: np.ndarray,
     ) -> Iterator[tuple[int, int, float, str]]:
         """(first, last position, bytes, label) of what is neither a tensor where it is made nor the copy of a transfer.
 
@@ -255,7 +262,7 @@ class Predictor:
         model = self.model
         pieces = [self._in_pieces(transfers), self._shared_copies(transfers), self._updated_parts(transfers)]
         if model.topology.chip.is_tiled:
-            pieces.append(self._extended(assignment))
+            pieces += [self._extended(assignment), self._rounded_tables(chosen, transfers)]
         for first, last, size in itertools.chain(*pieces):
             yield 2 * first, 2 * last, size, _COPIES
         for first, last, size in self._written_summands(assignment):
@@ -284,6 +291,19 @@ class Predictor:
             inner = self.model.buffers.inner.get(t, ())
             size = padded_bytes(shape, graph.program.tensors[t].itemsize, inner)
             yield graph.values.producer[t], max(readers), size
+
+    def _rounded_tables(
+        self, chosen: Sequence[Configuration], transfers: Sequence[Transfer]
+    ) -> Iterator[tuple[int, int, int]]:
+        """(first, last equation, bytes) of tables in which look-ups are made where they are stored, rounded: all of
+        them at once, and row by row."""
+        graph, moved = self.model.graph, {transfer.tensor for transfer in transfers}
+        looked_up = {t: span for t, span in self._tables.items() if t not in moved}
+        for t in looked_up:
+            layout = layout_of(graph, chosen, graph.grouping.tensor_group[t], t, produced=True)
+            shape = layout.local_shape(graph.program.tensors[t].shape, self._axes)
+            first, last = min(f for f, _ in looked_up.values()), max(e for _, e in looked_up.values())
+            yield first, last, row_by_row_bytes(shape, _ROUNDED_BYTES)
 
     def _births(self, sizes: np.ndarray, moved: set[int]) -> np.ndarray:
         """When each buffer is made; those that are cleared together, where the first of equal size is.

@@ -9,12 +9,12 @@ from jaxplan.mesh import ChipSpec
 def put_off(graph: StepGraph, chip: ChipSpec) -> dict[int, int]:
     """Product that makes the gradient of a parameter -> the equation by which it is made.
 
-    Nothing waits for such a product. Compiled GPU programs were seen to make it after the input gradient that is next,
-    and after what comes of that in the same pass over memory, so what it reads is there until then; a convolution after
-    all passes that come of that, before the next product. Where putting it off for longer would matter, the lowering
-    asks for it (`jaxplan.partition`).
+    Nothing waits for such a product. Compiled GPU and TPU programs were seen to make it after the input
+    gradient that is next, and after what comes of that in the same pass over memory, so what it reads is there
+    until then; a convolution after all passes that come of that, before the next product. Where putting it off
+    for longer would matter, the lowering asks for it (`jaxplan.partition`).
     """
-    if not chip.is_gpu or chip.fuses_products:
+    if not (chip.is_gpu or chip.is_tiled):
         return {}
     program = graph.program
     products = [

@@ -42,9 +42,14 @@ def padded_bytes(shape: tuple[int, ...], itemsize: int, inner: tuple[int, ...] =
     return min(_bytes_in_tiles(shape, itemsize, *pair) for pair in itertools.permutations(candidates, 2))
 
 
+def row_by_row_bytes(shape: tuple[int, ...], itemsize: int) -> int:
+    """Bytes of an array of two dimensions or more whose last two are innermost, in their order."""
+    return _bytes_in_tiles(shape, itemsize, *shape[-2:])
+
+
 def is_least_row_by_row(shape: tuple[int, ...]) -> bool:
     """Whether an array of two dimensions or more takes the least bytes with its last two dimensions innermost."""
-    return _bytes_in_tiles(shape, 1, *shape[-2:]) == padded_bytes(shape, 1)
+    return row_by_row_bytes(shape, 1) == padded_bytes(shape, 1)
 
 
 def _bytes_in_tiles(shape: tuple[int, ...], itemsize: int, rows: int, columns: int) -> int:

@@ -53,10 +53,34 @@ def wire_tensor(graph: StepGraph, topology: Topology, t: int, readers: Iterable[
         return dataclasses.replace(tensor, itemsize=carried.itemsize)
     if topology.chip.f32_matmul != "bf16" or tensor.dtype != np.float32:
         return tensor
-    equations = [graph.program.equations[e] for e in readers if e < len(graph.program.equations)]
-    rounded = equations and all(
-        graph.rules[eqn.index].family in CONTRACTION_FAMILIES
-        and not any(name in str(eqn.params.get("precision")) for name in _FULL_PRECISION)
-        for eqn in equations
-    )
+    equations = [e for e in readers if e < len(graph.program.equations)]
+    rounded = equations and all(_rounds(graph, e, t) for e in equations)
     return dataclasses.replace(tensor, itemsize=_NARROW_BYTES) if rounded else tensor
+
+
+def rounded_tables(graph: StepGraph, topology: Topology) -> dict[int, tuple[int, int]]:
+    """Tables of parameters that are rounded as a whole because products alone read what is looked up in them.
+
+    Returns:
+      Tensor -> its first and its last look-up.
+    """
+    found: dict[int, tuple[int, int]] = {}
+    if topology.chip.f32_matmul != "bf16":
+        return found
+    for t in graph.state:
+        readers = [e for e in graph.values.consumers[t] if graph.program.equations[e].phase == "forward"]
+        is_table = any(graph.rules[e].family == "gather" and graph.rules[e].indexed for e in readers)
+        if is_table and wire_tensor(graph, topology, t, readers).itemsize < graph.program.tensors[t].itemsize:
+            found[t] = min(readers), max(readers)
+    return found
+
+
+def _rounds(graph: StepGraph, e: int, t: int) -> bool:
+    """Whether an equation is a product, at default precision, or products alone read what it takes out of a tensor."""
+    eqn, family = graph.program.equations[e], graph.rules[e].family
+    if family in CONTRACTION_FAMILIES:
+        return not any(name in str(eqn.params.get("precision")) for name in _FULL_PRECISION)
+    if family == "shape" or (family == "gather" and eqn.operands[0] == t):
+        readers = [(c, r) for r in eqn.results for c in graph.values.consumers[r]]
+        return bool(readers) and all(_rounds(graph, c, r) for c, r in readers)
+    return False

@@ -21,7 +21,7 @@ def _step(weights: Any, x: jax.Array) -> Any:
     return jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(loss)(weights))
 
 
-@pytest.mark.parametrize(("machine", "is_late"), [("h100:1", True), ("cpu:1", False), ("v5e:1", False)])
+@pytest.mark.parametrize(("machine", "is_late"), [("h100:1", True), ("cpu:1", False), ("v5e:1", True)])
 def test_a_gradient_waits_for_two_input_gradients(machine: str, is_late: bool) -> None:
     """Of x A B C D: x A B C is read for the gradient of D, which is there after those of x A B C and of x A B."""
     arguments = [shape(32, 32)] * 4, shape(16, 32)

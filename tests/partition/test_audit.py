@@ -195,13 +195,13 @@ def test_a_collective_that_the_plan_does_not_have_is_traced_to_its_line() -> Non
 @pytest.mark.tpu_aot
 @pytest.mark.skipif(find_spec("libtpu") is None, reason="needs the extra tpu-aot to compile for TPUs")
 def test_plans_for_a_torus_compile_to_what_they_say() -> None:
-    """The leanest gathers parameters once more for the backward pass, and the compiler is kept from merging that."""
+    """FSDP gathers parameters once more for the backward pass, and the compiler is kept from merging that."""
     step, arguments = build("mlp", num_layers=2, width=1024, num_classes=1024, dtype="bfloat16")
     frontier = jaxplan.plan(step, *arguments, topology="v5e:2x4", donate_argnums=(0,), progress=False)
     kinds = {collective.kind for collective in frontier.fastest().prediction.collectives}
     assert {"all-gather", "reduce-scatter"} <= kinds
-    assert frontier.leanest().repeated
-    for plan in (frontier.fastest(), frontier.leanest()):
+    assert frontier.references["fsdp"].repeated
+    for plan in (frontier.fastest(), frontier.references["fsdp"]):
         audit = plan.audit()
         assert audit.collectives_ok, audit.table()
         assert audit.compiled_flops == audit.predicted_flops, audit.table()
