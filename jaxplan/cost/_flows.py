@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from jaxplan.ir import UNGROUPED, Configuration, Grouping, GroupSpace, StepGraph
+from jaxplan.ir import UNGROUPED, Configuration, GroupSpace, StepGraph
 from jaxplan.mesh import Layout
 
 
@@ -42,14 +42,17 @@ class Flow:
 def find_flows(graph: StepGraph) -> tuple[Flow, ...]:
     """All flows, in order of tensor, then consumer."""
     program, grouping = graph.program, graph.grouping
+    updates = {group.index for group in grouping.groups if group.kind == "state"}
+    parameters = {group.index for group in grouping.groups if group.kind == "parameter"}
     reads: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
     for eqn in program.equations:
         group = grouping.equation_group[eqn.index]
         for t in eqn.operands:
             if _is_placed(graph, t) and not passes_partial(graph, group, eqn.index, t):
                 pair = reads.setdefault((t, group), ([], []))
-                is_late = eqn.phase != "forward" or _is_update(grouping, grouping.tensor_group[t], group)
-                pair[is_late].append(eqn.index)
+                # An update reads a parameter that lies apart after the backward pass, whatever it computes of it.
+                is_update = group in updates and grouping.tensor_group[t] in parameters
+                pair[is_update or eqn.phase != "forward"].append(eqn.index)
     flows = []
     for (t, group), (forward, later) in sorted(reads.items()):
         producer = grouping.tensor_group[t]
@@ -79,12 +82,6 @@ def _output_flows(graph: StepGraph) -> list[Flow]:
                 Flow(tensor=t, producer=home, consumer=wanted, forward=(), later=later, is_output=True)
             )
     return flows
-
-
-def _is_update(grouping: Grouping, producer: int, consumer: int) -> bool:
-    """Whether an update reads a parameter that lies apart: after the backward pass, whatever it computes of it."""
-    ends = producer, consumer
-    return UNGROUPED not in ends and [grouping.groups[v].kind for v in ends] == ["parameter", "state"]
 
 
 def _is_placed(graph: StepGraph, t: int) -> bool:

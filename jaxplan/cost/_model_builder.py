@@ -399,18 +399,45 @@ class ModelBuilder:
         flow = self.flows[index]
         tensor = self._wired(index)
         kept, widened = self._how_kept(flow)
-        ends = flow.producer, flow.consumer
+        produced = self._layouts(flow.producer, flow.tensor, True)
+        required = self._layouts(flow.consumer, flow.tensor, False)
         seconds, copies = self.pricer.read_tables(
             tensor,
-            self._layouts(flow.producer, flow.tensor, True),
-            self._layouts(flow.consumer, flow.tensor, False),
+            produced,
+            required,
             reads_twice=flow.reads_twice,
             latency_share=self.latency_shares.get(flow.tensor, 1.0),
             kept=kept,
             widened=widened,
-            wanted=self._tied.wanted(*ends, *(self.configs[v] for v in ends)) if self._tied else None,
+            wanted=self._wanted(flow, produced, required),
         )
         return (seconds if tensor.trips == 1 else self._times(seconds, tensor.trips)), copies
+
+    def _wanted(
+        self, flow: Flow, produced: tuple[Layout, ...], required: tuple[Layout, ...]
+    ) -> np.ndarray | None:
+        """The pairs of configurations to price, None for all: not those that strategies alone need, and of a parameter
+        and its update those where each device updates a part of what it stores."""
+        ends = flow.producer, flow.consumer
+        wanted = self._tied.wanted(*ends, *(self.configs[v] for v in ends)) if self._tied else None
+        if ends not in self._updates and ends[::-1] not in self._updates:
+            return wanted
+        whole, parts = (required, produced) if ends in self._updates else (produced, required)
+        key = ("parts", id(whole), id(parts), id(wanted), ends in self._updates)
+        if key not in self.memo:
+            pairs = np.array([[_is_part(part, of) for of in whole] for part in parts])
+            pairs = pairs if ends in self._updates else np.ascontiguousarray(pairs.T)
+            self.memo[key] = pairs if wanted is None else pairs & wanted, (whole, parts, wanted)
+        return self.memo[key][0]
+
+    @functools.cached_property
+    def _updates(self) -> frozenset[tuple[int, int]]:
+        """(group of the update, group of the parameter) where they are two."""
+        groups = self.graph.grouping.groups
+        ends = [(flow.producer, flow.consumer) for flow in self.flows if flow.is_output]
+        return frozenset(
+            (u, v) for u, v in ends if UNGROUPED not in (u, v) and u != v and groups[v].kind == "parameter"
+        )
 
     def _visible_tables(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         """The same with what compute cannot hide; equal arrays become one object."""
@@ -464,3 +491,8 @@ class ModelBuilder:
             total = arrays[0] if len(arrays) == 1 else np.sum(np.stack(arrays), axis=0)
             self.memo[key] = (total, arrays)
         return self.memo[key][0]
+
+
+def _is_part(part: Layout, whole: Layout) -> bool:
+    """Whether a device's piece in one layout lies within its piece in another."""
+    return all(one[: len(other)] == other for one, other in zip(part.dims, whole.dims, strict=True))
