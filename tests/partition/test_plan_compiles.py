@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
+import jax
 import pytest
 
 import jaxplan
@@ -53,6 +54,18 @@ def test_the_compiled_program_is_the_planned_one(point: str, audited: Any) -> No
     assert audit.memory_ok, told
     assert not audit.rematerialised, told
     assert plan.memory_bytes < MOST_OVERESTIMATE * audit.compiled_memory_bytes, told
+
+
+def test_zero1_gathers_into_the_parameters_that_it_replaces() -> None:
+    """Parameters whole and slots split; nothing of either is there twice."""
+    step, arguments = build("gpt-tiny", **GPT, vocab_size=4096)
+    plan = jaxplan.plan(step, *arguments, topology="a100-pcie:8", donate_argnums=(0,)).choose("zero1")
+    whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(arguments[0].params))
+    assert plan.memory_parts["parameters"] == whole
+    assert plan.memory_parts["optimizer state"] < 2 * whole / 7
+    audit = plan.audit()
+    assert audit.collectives_ok and audit.memory_ok, audit.table()
+    assert plan.memory_bytes < 1.05 * audit.compiled_memory_bytes, audit.table()
 
 
 def test_compiled_memory_keeps_the_order_of_the_frontier(audited: Any) -> None:

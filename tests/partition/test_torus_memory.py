@@ -1,0 +1,64 @@
+"""Memory of plans for TPUs, compiled without them: what images, loops and tables come to."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+import jaxplan
+from benchmarks.models import build
+from jaxplan.cost import padded_bytes, row_by_row_bytes
+
+pytestmark = [
+    pytest.mark.tpu_aot,
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("libtpu") is None, reason="needs the extra tpu-aot to compile for TPUs"),
+]
+MOST_UNDER = 0.92
+"""As `benchmarks.accuracy` allows."""
+
+
+@pytest.mark.parametrize(
+    ("model", "configuration", "names", "most"),
+    [
+        ("resnet50", {"stage_sizes": (2, 1, 1, 1)}, ("data", "spatial"), 1.08),
+        ("lstm", {}, ("data",), 1.2),
+    ],
+)
+def test_compiled_memory_is_the_predicted_one(
+    model: str, configuration: dict[str, Any], names: tuple[str, ...], most: float
+) -> None:
+    """The ResNet was a quarter below, the LSTM a third above, before images were in tiles of batch and features and
+    what loops stack lay beside the cores."""
+    step, arguments = build(model, **configuration)
+    frontier = jaxplan.plan(step, *arguments, topology="v5e:2x4", progress=False)
+    for name in names:
+        audit = frontier.choose(name).audit()
+        assert audit.collectives_ok, audit.table()
+        ratio = audit.predicted_memory_bytes / audit.compiled_memory_bytes
+        assert MOST_UNDER <= ratio <= most, audit.table()
+
+
+def test_tables_are_gathered_in_the_width_in_which_products_read_their_rows() -> None:
+    """Rows of four f32 tables are read by products alone, which round them to bfloat16: half of the bytes travel."""
+    rows, width = 20000, 64
+    step, arguments = build("dlrm", rows=rows, num_tables=4, width=width)
+    audit = jaxplan.plan(step, *arguments, topology="v5e:2x4", progress=False).choose("zero2").audit()
+    gathers = [row for row in audit.rows if row.kind == "all-gather"]
+    assert [row.predicted_bytes for row in gathers] == [row.compiled_bytes for row in gathers], audit.table()
+    tables = 4 * rows * width
+    assert 2 * tables <= max(row.compiled_bytes for row in gathers) < 4 * tables
+
+
+# Shape, the two innermost dimensions, and the bytes in the buffer assignment of a ResNet-50 compiled for TPU v5e.
+@pytest.mark.parametrize(
+    ("shape", "inner", "compiled_mib"),
+    [((32, 56, 56, 64), (0, 3), 24.5), ((128, 14, 56, 64), (0, 3), 12.25), ((32, 224, 224, 3), (0, 3), 49.0)],
+)
+def test_images_have_batch_and_features_innermost(
+    shape: tuple[int, ...], inner: tuple[int, int], compiled_mib: float
+) -> None:
+    assert padded_bytes(shape, 2, inner) == compiled_mib * 2**20
+    assert row_by_row_bytes((4, 8, 8), 2) == 4 * 8 * 128 * 2  # eight columns take 128
