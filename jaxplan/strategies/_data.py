@@ -28,8 +28,13 @@ def zero1(step: Step) -> Sketch | Absent:
     bytes as data parallelism sends."""
     if not any(group.kind == "parameter" for group in step.graph.grouping.groups):
         return Absent(reason="no parameter has optimizer slots of its shape")
-    split = _stored(step, all_back(step.topology).back)
-    return draw(step, _batch(step), lambda group: {} if group.kind == "parameter" else split(group))
+    split, grouping = _stored(step, all_back(step.topology).back), step.graph.grouping
+
+    def is_slot(group: Group) -> bool:
+        readers = {c for t in group.inputs for c in step.graph.values.consumers[t]}
+        return group.kind == "state" and all(grouping.equation_group[c] == group.index for c in readers)
+
+    return draw(step, _batch(step), lambda group: split(group) if is_slot(group) else {})
 
 
 def zero2(step: Step) -> Sketch:

@@ -77,6 +77,21 @@ def test_zero1_splits_slots_alone_and_gathers_what_is_updated(gpt) -> None:
     assert plan.memory_bytes < gpt[0]["data"].memory_bytes
 
 
+def test_zero1_keeps_parameters_without_slots_whole() -> None:
+    """Momentum for one of two, plain descent for the other."""
+
+    def step(w: jax.Array, v: jax.Array, slot: jax.Array, x: jax.Array) -> Any:
+        loss, (dw, dv) = jax.value_and_grad(lambda w, v: jnp.mean((x @ w @ v) ** 2), argnums=(0, 1))(w, v)
+        slot = 0.9 * slot + dw
+        return w - 0.1 * slot, v - 0.1 * dv, slot, loss
+
+    square, x = jax.ShapeDtypeStruct((1024, 1024), jnp.float32), jax.ShapeDtypeStruct((256, 1024), jnp.float32)
+    arguments = square, square, square, x
+    plan = jaxplan.plan(step, *arguments, topology=f"h100:{DEVICES}", donate_argnums=(0, 1, 2)).choose("zero1")
+    assert [layout.num_splits(plan.topology.axes) for layout in plan.in_layouts[:2]] == [(1, 1), (1, 1)]
+    assert sorted(plan.in_layouts[2].num_splits(plan.topology.axes)) == [1, DEVICES]
+
+
 def test_zero1_needs_slots() -> None:
     """Plain gradient descent keeps none."""
 
