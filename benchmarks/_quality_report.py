@@ -12,8 +12,6 @@ TOLERANCE = 1.01
 """Ours may be this much slower, or larger, than what it is held against."""
 NOTABLE = 1.3
 """So many times faster than the best reference is worth an explanation."""
-FASTEST_OVERLAPPED = "fastest overlapped"
-"""Role of the plan that `overlap=True` finds the fastest."""
 _GIB = 2**30
 _TIMES: dict[str, Callable[[Record], float]] = {
     "serial": lambda r: r.serial_seconds,
@@ -27,7 +25,7 @@ class Verdict:
 
     Attributes:
       ratios: time of the best reference that fits over that of our fastest, by how time is counted; empty where no
-        reference fits. Overlapped, ours is the faster of what is planned with overlap and without.
+        reference fits.
       best: the name of that reference, likewise.
       predicted: the same ratio by the planner's own figures, of all references that were to be compiled.
       undominated: references that no point of ours matches in both time and memory, with the time that it fails in.
@@ -76,13 +74,12 @@ def undominated(records: Sequence[Record]) -> list[tuple[Record, str]]:
 def judge(records: Sequence[Record]) -> Verdict:
     """The verdict of the records of one pair, of which the references are those that are predicted to fit."""
     compiled = [r for r in records if not r.failure]
+    fastest = next((r for r in compiled if "fastest" in r.roles), None)
     rivals = [r for r in compiled if r.is_reference and r.fits]
     ratios, best = {}, {}
-    for name, seconds in _TIMES.items():
-        fastest = _fastest(compiled, name)
-        if fastest is not None and rivals:
-            rival = min(rivals, key=seconds)
-            ratios[name], best[name] = seconds(rival) / seconds(fastest), rival.point
+    for name, seconds in _TIMES.items() if fastest is not None and rivals else ():
+        rival = min(rivals, key=seconds)
+        ratios[name], best[name] = seconds(rival) / seconds(fastest), rival.point  # pyright: ignore
     told = [r.predicted_seconds for r in records if r.is_reference]
     ours = [r.predicted_seconds for r in records if "fastest" in r.roles]
     return Verdict(
@@ -94,12 +91,6 @@ def judge(records: Sequence[Record]) -> Verdict:
         undominated=tuple(f"{r.point} ({name})" for r, name in undominated(records)),
         failures=tuple(r.point for r in records if r.failure),
     )
-
-
-def _fastest(records: Sequence[Record], how: str) -> Record | None:
-    """Ours that is planned to be the fastest; overlapped, the faster of what is planned either way."""
-    roles = {"fastest", FASTEST_OVERLAPPED} if how == "overlapped" else {"fastest"}
-    return min((r for r in records if roles.intersection(r.roles)), key=_TIMES[how], default=None)
 
 
 def by_pair(records: Sequence[Record]) -> dict[str, list[Record]]:

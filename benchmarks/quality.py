@@ -5,16 +5,15 @@
     python -m benchmarks.quality --most 0 --layers 100                           # whole models, only predicted
     python -m benchmarks.quality --read benchmarks/records/quality.jsonl        # report what was saved
 
-For each model and machine: our fastest, knee and leanest, the fastest with `overlap=True`, every reference strategy
-that is predicted to fit, and points between that should beat a reference which those do not. All are compiled without
-the machine. Memory is the compiler's; time is priced from the compiled program, kernel by kernel, by
-`benchmarks._timeline`, which says what is assumed: once serial, once overlapped. Layers of a stack are equal, so that
-`--layers` of them are compiled, with the real widths and batches.
+For each model and machine: our fastest, knee and leanest, every reference strategy that is predicted to fit, and points
+between that should beat a reference which those three do not. All are compiled without the machine. Memory is the
+compiler's; time is priced from the compiled program, kernel by kernel, by `benchmarks._timeline`, which says what is
+assumed: once serial, once overlapped. Layers of a stack are equal, so that `--layers` of them are compiled, with the
+real widths and batches.
 
-A pair holds where our fastest is at most 1 % slower than the best reference that fits, serial and (the faster of what
-is planned with `overlap=True` and without) overlapped, and every reference is matched by one point of ours in time
-and memory, 1 % tolerance. Exit status 1 when one of `GATES` does not. Compiled programs are kept in the cache, and
-records after each pair, so that an interrupted run goes on where it was.
+A pair holds where our fastest is at most 1 % slower than the best reference that fits, serial and overlapped, and every
+reference is matched by one point of ours in time and memory, 1 % tolerance. Exit status 1 when one of `GATES` does not.
+Compiled programs are kept in the cache, and records after each pair, so that an interrupted run goes on where it was.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ import jax
 import jaxplan
 from benchmarks._pricing import collective_seconds, slowest_level
 from benchmarks._quality_record import LinkTraffic, Record, read_records, save_pair
-from benchmarks._quality_report import FASTEST_OVERLAPPED, HEADER, judge, report, row, sentence, undominated
+from benchmarks._quality_report import HEADER, judge, report, row, sentence, undominated
 from benchmarks._timeline import timeline
 from benchmarks.models import MODELS, build
 from jaxplan.mesh import Topology
@@ -165,8 +164,9 @@ def run_pair(name: str, layers: int, cache: Path | None, most: int | None) -> li
     step, args = build(model, **overrides)
     start = time.perf_counter()
     topology = Topology.parse(where)
-    options = {"topology": topology, "donate_argnums": MODELS[model].donate_argnums, "progress": False}
-    frontier = jaxplan.plan(step, *args, **options)
+    frontier = jaxplan.plan(
+        step, *args, topology=topology, donate_argnums=MODELS[model].donate_argnums, progress=False
+    )
     pair = _Pair(model=model, topology=topology, size=size, frontier=frontier, cache=cache)
     print(f"\n{name}, {size}: {frontier!r}, planned in {time.perf_counter() - start:.1f} s\n{HEADER}", flush=True)
     for plan, point, role in _in_order(frontier):
@@ -175,8 +175,6 @@ def run_pair(name: str, layers: int, cache: Path | None, most: int | None) -> li
         else:
             pair.leave(plan, point, role)
     if most is None:
-        overlapped = jaxplan.plan(step, *args, **options, overlap=True)
-        pair.measure(overlapped.fastest(), "overlap", FASTEST_OVERLAPPED)
         _match_references(pair)
     records = list(pair.records.values())
     print(sentence(judge(records), name in GATES), flush=True)

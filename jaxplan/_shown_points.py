@@ -47,7 +47,8 @@ def shown_points(references: Sequence[_P], found: Sequence[_Q], limit_bytes: int
     Returns:
       Points by ascending memory; none where nothing fits.
     """
-    everything: list[_P | _Q] = [*references, *found]
+    # Of equals what was found: it splits the leading dimension where others cost the same: its pieces arrive in order.
+    everything: list[_P | _Q] = [*found, *references]
     best = undominated(p for p in everything if limit_bytes is None or p.memory_bytes <= limit_bytes)
     best = _apart(best, min((p.memory_bytes for p in references), default=math.inf))
     if len(best) <= 2:

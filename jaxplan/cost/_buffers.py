@@ -3,8 +3,9 @@
 The compiler fuses element-wise chains, so most values of a jaxpr never exist in memory. A value is *materialised* when
 an operator that cannot be fused makes or reads it; the others are recomputed inside the fusions that read them. What
 a backward fusion needs of an unmaterialised forward value it recomputes from materialised ones: the narrowest such
-value of the chain is the one that is saved. Transcendental functions that cost many instructions are not recomputed:
-the fusion that makes one for the forward pass also writes it for the backward pass.
+value of the chain is the one that is saved, or the first that is a buffer anyway. Transcendental functions that cost
+many instructions are not recomputed: the fusion that makes one for the forward pass also writes it for the backward
+pass.
 """
 
 from __future__ import annotations
@@ -25,8 +26,7 @@ from jaxplan.mesh import ChipSpec
 COMPARISONS = frozenset({"eq", "ne", "ge", "gt", "le", "lt", "is_finite", "not"})
 """A mask is a quarter of what it is made of, and still never written by compiled GPU programs: each fusion that reads
 it compares again, and what it compares is saved."""
-_RECTIFIERS = frozenset({"max"})
-"""Cheap functions of one activation, computed where they are read."""
+_RECTIFIER = "max"
 SMALL_FRACTION = 1 / 8
 """Statistics (a row's maximum, mean or variance) this much smaller than what they belong to are saved beside it."""
 _WIDE_BYTES = 4
@@ -219,10 +219,10 @@ def _is_junction(
 
     def readers(t: int) -> Iterator[int]:
         for c in consumers[t]:
-            reader = graph.program.equations[c]
-            if c >= turning or any(r < turning for t in reader.results for r in consumers[t]):
-                is_inside = chip.fuses_products and reader.name in _RECTIFIERS and not materialised[reader.results[0]]
-                yield from readers(reader.results[0]) if is_inside else (c,)
+            results, name = graph.program.equations[c].results, graph.program.equations[c].name
+            if c >= turning or any(r < turning for result in results for r in consumers[result]):
+                is_inside = chip.fuses_products and name == _RECTIFIER and not materialised[results[0]]
+                yield from readers(results[0]) if is_inside else (c,)
 
     if len(set(readers(eqn.results[0]))) < 2:
         return False

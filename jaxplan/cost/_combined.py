@@ -68,8 +68,8 @@ def latency_shares(
         if not tensor.shape or (is_update and not is_splittable(flow.consumer)):
             shares[flow.tensor] = 0.0
         elif may_combine and (is_parameter or is_update or is_gradient(graph, flow.tensor)):
-            what = "updated" if flow.is_output else "parameters" if is_parameter else "gradients"
-            together[what][flow.tensor] = tensor.num_bytes
+            what = "updated" if flow.is_output else "parameters"
+            together[what if is_parameter else "gradients"][flow.tensor] = tensor.num_bytes
         elif may_combine and flow.consumer != UNGROUPED and made >= 0 and rules[made].family == "reduction":
             together[flow.producer, bisect.bisect(products, made)][flow.tensor] = tensor.num_bytes
     for sizes in together.values():

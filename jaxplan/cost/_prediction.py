@@ -8,23 +8,23 @@ import heapq
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from jaxplan.cost._buffer_sizes import BufferSizes
 from jaxplan.cost._changed import ChangedFlows
-from jaxplan.cost._compute import split_counts
 from jaxplan.cost._flows import layout_of, required_layout
 from jaxplan.cost._in_place import LARGE_PARAMETER_BYTES
-from jaxplan.cost._inner import InnerCollective, extended_operands, inner_collectives, may_communicate
+from jaxplan.cost._inner import InnerCollective, inner_collectives, may_communicate
 from jaxplan.cost._lifetimes import Lifetimes
 from jaxplan.cost._model import CostModel
 from jaxplan.cost._residents import BATCH, OTHER_STATE, PARAMETERS, resident_labels
 from jaxplan.cost._summands import Summand, find_summands
-from jaxplan.cost._tiles import local_bytes, padded_bytes, row_by_row_bytes
+from jaxplan.cost._tpu_buffers import TpuBuffers
 from jaxplan.cost._transfers import ChangedFlow, Transfer, make_transfers
-from jaxplan.cost._wire import rounded_tables
+from jaxplan.cost._updated_parts import gathered_updates, replaced_in_place
 from jaxplan.ir import REGION_IN, UNGROUPED, Configuration, Tensor, backward_barriers
 from jaxplan.mesh import Layout, collective_seconds
 
@@ -76,7 +76,6 @@ class Prediction:
 
 
 _MOST_REMEMBERED = 256
-_ROUNDED_BYTES = 2
 """Solutions whose transfers are remembered: a frontier's, which are predicted first and made plans of later."""
 
 _TEMPORARIES, _COPIES = "gradients and temporaries", "resharded copies"
@@ -107,16 +106,14 @@ class Predictor:
         self._axes = model.topology.axes
         self._summands = find_summands(graph, model.topology.chip, buffers.materialised)
         self._written: dict[tuple[int, int], tuple[tuple[int, int, int, int], ...]] = {}
-        self._aliased = {
-            program.outputs[o]: program.inputs[i] for o, i in program.aliases.items() if program.donated[i]
-        }
+        self._replaced = replaced_in_place(program)
         inputs = set(program.inputs)
         everyone: list[int] = []
         self._bytes: list[np.ndarray] = []
-        sizes_of = _BufferSizes(model)
+        sizes_of = BufferSizes(model)
         for group in graph.grouping.groups:
             made = [t for e in group.equations for t in program.equations[e].results]
-            members = [*group.inputs, *(t for t in made if buffers.materialised[t] and t not in self._aliased)]
+            members = [*group.inputs, *(t for t in made if buffers.materialised[t] and t not in self._replaced)]
             everyone.extend(members)
             self._bytes.append(sizes_of(group.index, members))
         self._is_input = np.array([t in inputs for t in everyone], dtype=bool)
@@ -128,10 +125,7 @@ class Predictor:
         self._updates = {
             f.tensor for f in model.flows if f.consumer != UNGROUPED and groups[f.consumer].kind == "state"
         }
-        exits = [program.equations[e] for region in program.regions for e in region.exits]
-        stacks = sorted(e.results[0] for e in exits if e.params["role"] == "y" and e.phase == "forward")
-        self._stacked = [self._place[t] for t in stacks if t in self._place]
-        self._tables = rounded_tables(graph, model.topology) if model.topology.chip.is_tiled else {}
+        self._tpu = TpuBuffers(model, self._place) if model.topology.chip.is_tiled else None
         self._ordered = [c for c in buffers.ordered if c.tensor in self._place]
         self._pooled = [b for b in buffers.pooled if b.tensor in self._place]
         self._cleared = [[t for t in c if t in self._place] for c in buffers.cleared]
@@ -209,7 +203,8 @@ class Predictor:
         for t, last in self._home_deaths(assignment, chosen, transfers).items():
             if t in self._place:
                 death[self._place[t]] = last
-        held[~self._is_input] = self._beside_cores(held[~self._is_input])
+        if self._tpu:
+            held[~self._is_input] = self._tpu.in_main_memory(held[~self._is_input])
         lives = np.flatnonzero(death >= self._birth)
         num_homes, made = len(lives), held[~self._is_input]
         birth = self._births(made, {t.tensor for t in transfers})[lives]
@@ -235,19 +230,6 @@ class Predictor:
             copies=copies,
         )
 
-    def _beside_cores(self, sizes: np.ndarray) -> np.ndarray:
-        """Bytes in main memory of what is made: what loops of the forward pass stack lies on the chip, in program
-        order, as far as it goes."""
-        left = self.model.topology.chip.on_chip_bytes
-        if not left:
-            return sizes
-        sizes = sizes.copy()
-        for place in self._stacked:
-            if sizes[place] <= left:
-                left -= sizes[place]
-                sizes[place] = 0
-        return sizes
-
     def _besides(
         self,
         assignment: Sequence[int],
@@ -261,8 +243,8 @@ class Predictor:
         """
         model = self.model
         pieces = [self._in_pieces(transfers), self._shared_copies(transfers), self._updated_parts(transfers)]
-        if model.topology.chip.is_tiled:
-            pieces += [self._extended(assignment), self._rounded_tables(chosen, transfers)]
+        if self._tpu:
+            pieces.append(self._tpu.copies(chosen, transfers))
         for first, last, size in itertools.chain(*pieces):
             yield 2 * first, 2 * last, size, _COPIES
         for first, last, size in self._written_summands(assignment):
@@ -277,33 +259,6 @@ class Predictor:
         workspace = model.topology.chip.matmul_workspace_bytes
         for e in self._products_run(transfers) if workspace else ():
             yield 2 * e, 2 * e + 1, workspace, "workspace"
-
-    def _extended(self, assignment: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-        """(first, last equation, bytes) of what is read with the edges of neighbours' blocks around it. Permutes start
-        as early as they can, so that what the gradient of a pooling reads is there from the forward pass on."""
-        graph, topology = self.model.graph, self.model.topology
-        found: dict[tuple[int, tuple[int, ...]], list[int]] = defaultdict(list)
-        for v in self._communicating:
-            config = self.model.configurations[v][assignment[v]]
-            for e, t, shape in extended_operands(graph, topology, v, config):
-                found[t, shape].append(e)
-        for (t, shape), readers in found.items():
-            inner = self.model.buffers.inner.get(t, ())
-            size = padded_bytes(shape, graph.program.tensors[t].itemsize, inner)
-            yield graph.values.producer[t], max(readers), size
-
-    def _rounded_tables(
-        self, chosen: Sequence[Configuration], transfers: Sequence[Transfer]
-    ) -> Iterator[tuple[int, int, int]]:
-        """(first, last equation, bytes) of tables in which look-ups are made where they are stored, rounded: all of
-        them at once, and row by row."""
-        graph, moved = self.model.graph, {transfer.tensor for transfer in transfers}
-        looked_up = {t: span for t, span in self._tables.items() if t not in moved}
-        for t in looked_up:
-            layout = layout_of(graph, chosen, graph.grouping.tensor_group[t], t, produced=True)
-            shape = layout.local_shape(graph.program.tensors[t].shape, self._axes)
-            first, last = min(f for f, _ in looked_up.values()), max(e for _, e in looked_up.values())
-            yield first, last, row_by_row_bytes(shape, _ROUNDED_BYTES)
 
     def _births(self, sizes: np.ndarray, moved: set[int]) -> np.ndarray:
         """When each buffer is made; those that are cleared together, where the first of equal size is.
@@ -329,7 +284,7 @@ class Predictor:
                 latest = max(span.readers, key=self._read_end.__getitem__)  # the readers are fused, not all at once
                 is_wide = transfer.carried in buffers.widened and buffers.is_kept(span.first, latest)
                 size = self.model.pricer.copy_bytes(tensor, transfer.target, is_wide)
-                if transfer.tensor in self._aliased and span.first == end:  # into the buffer that is replaced
+                if transfer.tensor in self._replaced and span.first == end:  # into the buffer that is replaced
                     size = 0
                 found.append((2 * span.first, 2 * min(self._read_end[latest], end) + 1, size))
             known = self._copies[id(transfer)] = transfer, found  # kept alive: its id is the key
@@ -416,21 +371,11 @@ class Predictor:
                 made.setdefault(number[transfer.carried], first)
 
     def _updated_parts(self, transfers: Sequence[Transfer]) -> Iterator[tuple[int, int, int]]:
-        """(first, last equation, bytes) of what is updated in parts, then gathered into the buffer it replaces.
-
-        The largest TPU programs were seen to gather into another buffer, and to copy the parameter at the beginning.
-        """
+        """(first, last equation, bytes) of what is updated in parts, then gathered into the buffer it replaces."""
         values, end = self.model.graph.values, len(self.model.graph.program.equations)
-        local_bytes, copied = self.model.pricer.local_bytes, (0, 0)
-        for transfer in transfers:
-            if transfer.tensor in self._aliased and transfer.spans[-1].last == end:
-                tensor, path = self._travelling(transfer), transfer.path
-                yield values.producer[transfer.tensor], end, local_bytes(tensor, path.layouts[0])
-                last = max(values.consumers[self._aliased[transfer.tensor]], default=0)
-                copied = max(copied, (local_bytes(tensor, transfer.target), last))
-        if self.model.topology.chip.is_tiled:
-            size, last = copied
-            yield from ((0, last, size), (end, end, size))
+        for transfer in gathered_updates(self._replaced, end, transfers):
+            size = self.model.pricer.local_bytes(self._travelling(transfer), transfer.path.layouts[0])
+            yield values.producer[transfer.tensor], end, size
 
     def _home_deaths(
         self, assignment: Sequence[int], chosen: Sequence[Configuration], transfers: Sequence[Transfer]
@@ -517,31 +462,6 @@ class Predictor:
                     deaths[u] = last
                     if not buffers.materialised[u]:
                         heapq.heappush(waiting, (-values.producer[u], u))
-
-
-class _BufferSizes:
-    """Bytes of a group's buffers on one device, under each of its configurations; equal groups share the table."""
-
-    def __init__(self, model: CostModel) -> None:
-        self._model = model
-        self._splits: dict[int, np.ndarray] = {}
-        self._tables: dict[Hashable, np.ndarray] = {}
-
-    def __call__(self, v: int, members: Sequence[int]) -> np.ndarray:
-        """(members, K) bytes."""
-        space, configs = self._model.graph.spaces[v], self._model.configurations[v]
-        graph, chip, num_bytes = self._model.graph, self._model.topology.chip, self._model.buffers.num_bytes
-        tensors = graph.program.tensors
-        inner = self._model.buffers.inner
-        what = [(num_bytes[t], tensors[t].shape if chip.is_tiled else (), inner.get(t)) for t in members]
-        key = (id(configs), tuple(zip(what, [space.tensor_dims.get(t) for t in members])))
-        if key not in self._tables:
-            if id(configs) not in self._splits:
-                self._splits[id(configs)] = split_counts(configs, self._model.topology)
-            splits = self._splits[id(configs)]
-            sizes = [local_bytes(graph, self._model.buffers, chip, space, splits, t) for t in members]
-            self._tables[key] = np.array(sizes).reshape(len(members), len(splits))
-        return self._tables[key]
 
 
 def _collectives(

@@ -13,7 +13,7 @@ import numpy as np
 from jaxplan.ir import CONTRACTION_FAMILIES, UNGROUPED, StepGraph, Tensor
 from jaxplan.mesh import Topology
 
-_NARROW_BYTES = 2
+NARROW_BYTES = 2
 _FULL_PRECISION = ("HIGH", "HIGHEST")
 
 
@@ -55,7 +55,7 @@ def wire_tensor(graph: StepGraph, topology: Topology, t: int, readers: Iterable[
         return tensor
     equations = [e for e in readers if e < len(graph.program.equations)]
     rounded = equations and all(_rounds(graph, e, t) for e in equations)
-    return dataclasses.replace(tensor, itemsize=_NARROW_BYTES) if rounded else tensor
+    return dataclasses.replace(tensor, itemsize=NARROW_BYTES) if rounded else tensor
 
 
 def rounded_tables(graph: StepGraph, topology: Topology) -> dict[int, tuple[int, int]]:

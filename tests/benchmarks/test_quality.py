@@ -69,15 +69,6 @@ def test_a_reference_that_is_a_point_of_ours_matches_itself() -> None:
     assert judge([both, LEANEST]).holds
 
 
-def test_overlapped_ours_is_the_faster_of_what_is_planned_with_overlap_and_without() -> None:
-    other = _record("overlap", ("fastest overlapped",), 2.0, 0.9, 0.5)
-    assert judge([FASTEST, LEANEST, DATA, other]).ratios == pytest.approx({"serial": 1.5, "overlapped": 1 / 0.9})
-    slower = replace(other, overlapped_seconds=1.2)
-    assert judge([FASTEST, LEANEST, DATA, slower]).ratios == judge([FASTEST, LEANEST, DATA]).ratios
-    both = replace(FASTEST, roles=("fastest", "fastest overlapped"))
-    assert judge([both, LEANEST, DATA]).ratios == judge([FASTEST, LEANEST, DATA]).ratios
-
-
 def test_what_did_not_compile_fails() -> None:
     verdict = judge([FASTEST, LEANEST, replace(DATA, failure="out of memory")])
     assert (verdict.failures, verdict.holds) == (("data",), False)

@@ -1,0 +1,36 @@
+"""Bytes of every buffer under every configuration of its group."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+
+from jaxplan.cost._compute import split_counts
+from jaxplan.cost._model import CostModel
+from jaxplan.cost._tiles import local_bytes
+
+
+class BufferSizes:
+    """Bytes of a group's buffers on one device, under each of its configurations; equal groups share the table."""
+
+    def __init__(self, model: CostModel) -> None:
+        self._model = model
+        self._splits: dict[int, np.ndarray] = {}
+        self._tables: dict[Hashable, np.ndarray] = {}
+
+    def __call__(self, v: int, members: Sequence[int]) -> np.ndarray:
+        """(members, K) bytes."""
+        space, configs = self._model.graph.spaces[v], self._model.configurations[v]
+        graph, chip, num_bytes = self._model.graph, self._model.topology.chip, self._model.buffers.num_bytes
+        tensors = graph.program.tensors
+        inner = self._model.buffers.inner
+        what = [(num_bytes[t], tensors[t].shape if chip.is_tiled else (), inner.get(t)) for t in members]
+        key = (id(configs), tuple(zip(what, [space.tensor_dims.get(t) for t in members])))
+        if key not in self._tables:
+            if id(configs) not in self._splits:
+                self._splits[id(configs)] = split_counts(configs, self._model.topology)
+            splits = self._splits[id(configs)]
+            sizes = [local_bytes(graph, self._model.buffers, chip, space, splits, t) for t in members]
+            self._tables[key] = np.array(sizes).reshape(len(members), len(splits))
+        return self._tables[key]

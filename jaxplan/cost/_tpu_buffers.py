@@ -1,0 +1,93 @@
+"""What compiled TPU programs hold beside tensors and their copies, and what of them lies outside of main memory."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from jaxplan.cost._flows import layout_of
+from jaxplan.cost._inner import extended_operands, may_communicate
+from jaxplan.cost._model import CostModel
+from jaxplan.cost._tiles import padded_bytes, row_by_row_bytes
+from jaxplan.cost._transfers import Transfer
+from jaxplan.cost._updated_parts import gathered_updates, replaced_in_place
+from jaxplan.cost._wire import NARROW_BYTES, rounded_tables
+from jaxplan.ir import Configuration
+
+Copy = tuple[int, int, int]
+"""First and last equation between which something lives, and its bytes on one device."""
+
+
+class TpuBuffers:
+    """Of the plans of one model.
+
+    Args:
+      place: of each tensor that is made and is a buffer, its position among them.
+    """
+
+    def __init__(self, model: CostModel, place: Mapping[int, int]) -> None:
+        self._model, self._graph, program = model, model.graph, model.graph.program
+        self._axes = model.topology.axes
+        self._windowed = [g.index for g in self._graph.grouping.groups if may_communicate(self._graph, g.index)]
+        self._tables = rounded_tables(self._graph, model.topology)
+        self._replaced = replaced_in_place(program)
+        exits = [program.equations[e] for region in program.regions for e in region.exits]
+        stacks = sorted(e.results[0] for e in exits if e.params["role"] == "y" and e.phase == "forward")
+        self._stacked = [place[t] for t in stacks if t in place]
+
+    def in_main_memory(self, sizes: np.ndarray) -> np.ndarray:
+        """Of the bytes of what is made those in main memory: what loops of the forward pass stack lies on the chip, in
+        program order, as far as that goes."""
+        sizes, left = sizes.copy(), self._model.topology.chip.on_chip_bytes
+        for place in self._stacked:
+            if sizes[place] <= left:
+                left -= sizes[place]
+                sizes[place] = 0
+        return sizes
+
+    def copies(self, chosen: Sequence[Configuration], transfers: Sequence[Transfer]) -> Iterator[Copy]:
+        """What is there once more, of a plan's configurations and transfers."""
+        yield from self._extended(chosen)
+        yield from self._rounded(chosen, transfers)
+        yield from self._copied(transfers)
+
+    def _extended(self, chosen: Sequence[Configuration]) -> Iterator[Copy]:
+        """What is read with the edges of neighbours' blocks around it.
+
+        Permutes start as early as they can, so that what the gradient of a pooling reads is there from the forward pass
+        on.
+        """
+        graph, topology = self._graph, self._model.topology
+        found: dict[tuple[int, tuple[int, ...]], list[int]] = defaultdict(list)
+        for v in self._windowed:
+            for e, t, shape in extended_operands(graph, topology, v, chosen[v]):
+                found[t, shape].append(e)
+        for (t, shape), readers in found.items():
+            size = padded_bytes(shape, graph.program.tensors[t].itemsize, self._model.buffers.inner.get(t, ()))
+            yield graph.values.producer[t], max(readers), size
+
+    def _rounded(self, chosen: Sequence[Configuration], transfers: Sequence[Transfer]) -> Iterator[Copy]:
+        """Tables in which look-ups are made where they are stored: rounded all of them at once, and row by row."""
+        graph, moved = self._graph, {transfer.tensor for transfer in transfers}
+        spans = {t: span for t, span in self._tables.items() if t not in moved}
+        for t in spans:
+            layout = layout_of(graph, chosen, graph.grouping.tensor_group[t], t, produced=True)
+            shape = layout.local_shape(graph.program.tensors[t].shape, self._axes)
+            first, last = min(first for first, _ in spans.values()), max(last for _, last in spans.values())
+            yield first, last, row_by_row_bytes(shape, NARROW_BYTES)
+
+    def _copied(self, transfers: Sequence[Transfer]) -> Iterator[Copy]:
+        """The largest parameter that is gathered after its update is gathered into another buffer than its own, and
+        copied at the beginning."""
+        program, consumers = self._graph.program, self._graph.values.consumers
+        end = len(program.equations)
+        sizes = {
+            transfer.tensor: self._model.pricer.local_bytes(program.tensors[transfer.tensor], transfer.target)
+            for transfer in gathered_updates(self._replaced, end, transfers)
+        }
+        if sizes:
+            t = max(sizes, key=sizes.__getitem__)
+            yield 0, max(consumers[self._replaced[t]], default=0), sizes[t]
+            yield end, end, sizes[t]
