@@ -11,7 +11,9 @@ A *group* is a set of equations with one iteration space. There are six ways int
    its own, whose layout may be partial: add first, reduce once;
 4. follow: everything else joins the element-wise group of its operands: the latest one in the forward pass, the
    earliest in the backward pass, which makes forward and backward of a residual block one group;
-5. source: a batch input (and what is computed from it alone) seeds a group of its own;
+5. source: a batch input (and what is computed from it alone) seeds a group of its own, which ends where a dimension
+   is whole (tokens but the first) or a larger value is made (whom a mask lets see whom). No value that depends on a
+   parameter follows it: a mask that all layers read would tie them;
 6. user: what the step lays out itself (sharding constraints, `jax.shard_map`) is a group of its own.
 
 Equations on free values and on scalars are in no group: they exist in every layout for nothing.
@@ -66,6 +68,7 @@ class _Coarsening:
         self.mirror: dict[int, int] = {}
         self.look_ups: dict[tuple[int, tuple[int, ...]], Equation] = {}
         self.partner: dict[int, int] = {}
+        self.given: set[int] = set()  # batch inputs, and what is computed from them alone
 
     def run(self) -> Grouping:
         self._user_groups()
@@ -265,6 +268,7 @@ class _Coarsening:
         for t, node in self.input_node.items():
             if self.program.tensors[t].shape and node not in self.kind:
                 self.kind[node] = "input"
+                self.given.add(t)
 
     def _is_contraction(self, eqn: Equation) -> bool:
         return is_contraction(self.program, self.rules, self.values, eqn)
@@ -391,16 +395,33 @@ class _Coarsening:
         if not sized or eqn.index in self.partner:  # a carry has a layout of its own
             return []
         largest = max(tensors[t].num_elements for t in sized)
+        is_given = all(t in self.given for t in sized)
+        if is_given:
+            self.given.update(eqn.results)
         result: list[int] = []
         for t in sized:
             if tensors[t].num_elements < largest and family not in ("gather", "scatter"):
                 continue
-            if not self._leads(eqn, t):
+            if not self._leads(eqn, t) or (t in self.given and not is_given):
                 continue
             node = self._home(t)
-            if node is not None and self.kind[node] in ("elementwise", "input"):
+            if node is None or self.kind[node] not in ("elementwise", "input"):
+                continue
+            if self.kind[node] == "elementwise" or not self._ends_input(eqn, t):
                 result.append(node)
         return result
+
+    def _ends_input(self, eqn: Equation, t: int) -> bool:
+        """Whether a group that a batch input seeds ends before an equation, which makes a larger value of it, or reads
+        what is held whole where it is made."""
+        tensors, producer = self.program.tensors, self._producer(t)
+        if any(tensors[r].num_elements > tensors[t].num_elements for r in eqn.results):
+            return True
+        if producer is None:
+            return False
+        rule = self.rules[producer.index]
+        made = rule.results[producer.results.index(t)]
+        return any(rule.factors[f].kind == "whole" for factors in made for f in factors)
 
     def _leads(self, eqn: Equation, t: int) -> bool:
         """Whether a gather or scatter follows this operand: a look-up in a stored table follows its indices, a

@@ -174,6 +174,49 @@ def test_a_residual_stream_is_one_group_and_its_layers_are_not_tied() -> None:
     assert not set(activations) & set(stream)
 
 
+def test_labels_cut_from_the_tokens_leave_the_loss_its_sequence() -> None:
+    """A slice of T + 1 tokens holds them whole; log-probabilities of T tokens and their gradient may still be split."""
+
+    def loss(params: Any, tokens: jax.Array) -> jax.Array:
+        logits = params["embed"][tokens[:, :-1]] @ params["out"]
+        picked = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[:, 1:, None], axis=-1)
+        return -jnp.mean(picked)
+
+    params = {"embed": shape(HIDDEN, WIDTH), "out": shape(WIDTH, HIDDEN)}
+    graph = graph_of(loss, params, shape(BATCH, 25, dtype=jnp.int32))
+    of_logits = [
+        (graph.grouping.equation_group[e.index], t)
+        for e in graph.program.equations
+        for t in e.results
+        if graph.program.tensors[t].shape == (BATCH, 24, HIDDEN) and not graph.values.free[t]
+    ]
+    assert {graph.program.equations[graph.values.producer[t]].phase for _, t in of_logits} >= {"forward", "backward"}
+    for group, t in of_logits:
+        assert graph.spaces[group].tensor_dims[t][1], graph.program.equations[graph.values.producer[t]]
+
+
+def test_a_mask_that_all_layers_read_does_not_tie_them() -> None:
+    """Which tokens are padding is a batch input; queries may be split although the mask is compared with itself."""
+
+    def loss(params: Any, batch: Any) -> jax.Array:
+        x, seen = batch
+        mask = (seen[:, :, None] * seen[:, None, :])[:, None] > 0
+        for p in params:
+            q, k = (jnp.einsum("btd,dhk->bthk", x, p[name]) for name in "qk")
+            scores = jnp.where(mask, jnp.einsum("bqhk,bshk->bhqs", q, k), -1e9)
+            x = x + jnp.einsum("bhqs,bsd->bqd", jax.nn.softmax(scores), x)
+        return jnp.mean(x**2)
+
+    params = [{name: shape(WIDTH, 4, 8) for name in "qk"} for _ in range(2)]
+    graph = graph_of(loss, params, (shape(BATCH, 24, WIDTH), shape(BATCH, 24)))
+    softmax = groups_of(graph, "exp")
+    assert len(set(softmax)) == 2
+    for eqn in graph.program.equations:
+        if eqn.name == "exp":
+            queries, keys = graph.spaces[graph.grouping.equation_group[eqn.index]].tensor_dims[eqn.results[0]][2:]
+            assert queries and keys and queries != keys
+
+
 def test_a_square_weight_keeps_rows_and_columns_apart() -> None:
     """Its gradient comes out transposed, of the same shape: rows must not be tied to columns."""
     square = {"in": shape(WIDTH, WIDTH), "out": shape(WIDTH, WIDTH)}

@@ -72,7 +72,7 @@ def _experts(p: Mapping[str, jax.Array], i: int, x: jax.Array, place: jax.Array)
     return jnp.einsum("btec,ebcd->btd", place, jnp.einsum("ebcf,efd->ebcd", h, p[f"{i}down"]))
 
 
-def gpt_loss(s: Sizes, p: Mapping[str, jax.Array], batch: Mapping[str, jax.Array]) -> jax.Array:
+def gpt_logits(s: Sizes, p: Mapping[str, jax.Array], batch: Mapping[str, jax.Array]) -> jax.Array:
     x = p["embed"][batch["inputs"]]
     for i in range(s.layers):
         x = x + _attention(p, i, _norm(x))
@@ -80,8 +80,12 @@ def gpt_loss(s: Sizes, p: Mapping[str, jax.Array], batch: Mapping[str, jax.Array
             x = x + _experts(p, i, _norm(x), batch["place"])
         else:
             x = x + jax.nn.relu(_norm(x) @ p[f"{i}up"]) @ p[f"{i}down"]
-    logits = _norm(x) @ p["unembed"]
-    picked = jnp.sum(logits * batch["targets"], axis=-1)  # one-hot: no look-up that ties the sequence
+    return _norm(x) @ p["unembed"]
+
+
+def gpt_loss(s: Sizes, p: Mapping[str, jax.Array], batch: Mapping[str, jax.Array]) -> jax.Array:
+    logits = gpt_logits(s, p, batch)
+    picked = jnp.sum(logits * batch["targets"], axis=-1)  # one-hot
     return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - picked)
 
 

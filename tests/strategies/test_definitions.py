@@ -21,8 +21,10 @@ from tests.strategies.small_models import (
     cnn_case,
     communicated,
     gpt_case,
+    gpt_logits,
     gpt_params,
     image_case,
+    momentum_step,
     references_of,
     totals,
 )
@@ -184,6 +186,24 @@ def test_context_parallelism_gathers_keys_and_values(gpt) -> None:
         ("all-reduce", DEVICES): TOTAL,
     }
     assert state(plan) == (TOTAL, TOTAL)
+
+
+def test_context_parallelism_splits_the_loss_of_next_tokens() -> None:
+    """Labels that are slices of the tokens, looked up in the logits, change nothing of what is communicated."""
+
+    def loss(params: Any, tokens: jax.Array) -> jax.Array:
+        logits = gpt_logits(GPT, params, {"inputs": tokens[:, :-1]})
+        picked = jnp.take_along_axis(logits, tokens[:, 1:, None], axis=-1)
+        return jnp.mean(jax.nn.logsumexp(logits, axis=-1)) - jnp.mean(picked)
+
+    params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in gpt_params(GPT).items()}
+    tokens = jax.ShapeDtypeStruct((GPT.batch, GPT.tokens + 1), jnp.int32)
+    plans, _ = references_of(momentum_step(loss), (params, params, tokens), f"h100:{DEVICES}")
+    assert totals(plans["context"], SMALL) == {
+        ("all-gather", DEVICES): 2 * GPT.layers * A,
+        ("reduce-scatter", DEVICES): 2 * GPT.layers * A,
+        ("all-reduce", DEVICES): TOTAL,
+    }
 
 
 def test_experts_send_tokens_and_keep_their_parameters(moe) -> None:
