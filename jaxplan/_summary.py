@@ -6,8 +6,8 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 
-from jaxplan.cost import Transfer
-from jaxplan.ir import STORED_KINDS, Configuration, StepGraph
+from jaxplan.cost import Transfer, parameter_gathers
+from jaxplan.ir import Configuration, StepGraph
 from jaxplan.mesh import Topology
 
 
@@ -19,11 +19,7 @@ def summarise(
 ) -> str:
     """Such as ``batch /8; state 1/7.9; gathers: 12 kept, 60 repeated``."""
     parts = [_splits(graph, topology, configurations), _state(graph, topology, configurations)]
-    gathers = [
-        t
-        for t in transfers
-        if _is_stored(graph, t.tensor) and any(s.kind == "all-gather" for s in t.path.steps)
-    ]
+    gathers = parameter_gathers(graph, transfers)
     repeated = sum(1 for t in gathers if t.repeated)
     if gathers:
         parts.append(f"gathers: {len(gathers) - repeated} kept, {repeated} repeated")
@@ -63,9 +59,3 @@ def _state(graph: StepGraph, topology: Topology, configurations: Sequence[Config
             total += size
             local += size / math.prod(topology.axes[a].size for c in classes for a in config[c])
     return f"state 1/{total / local:.3g}" if local else ""
-
-
-def _is_stored(graph: StepGraph, t: int) -> bool:
-    """Whether a state group makes the tensor: a parameter as it is stored, or cast."""
-    group = graph.grouping.tensor_group[t]
-    return group >= 0 and graph.grouping.groups[group].kind in STORED_KINDS

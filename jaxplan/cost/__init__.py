@@ -33,5 +33,6 @@ from jaxplan.cost._tiles import padded_bytes as padded_bytes
 from jaxplan.cost._tiles import row_by_row_bytes as row_by_row_bytes
 from jaxplan.cost._transfers import Span as Span
 from jaxplan.cost._transfers import Transfer as Transfer
+from jaxplan.cost._transfers import parameter_gathers as parameter_gathers
 from jaxplan.cost._transfers import plan_transfers as plan_transfers
 from jaxplan.cost._user_meshes import check_user_meshes as check_user_meshes

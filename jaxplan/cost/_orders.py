@@ -10,20 +10,44 @@ Fusions write what one product reads in the order in which it does. Scores of at
 what comes in several: their softmax runs in the order in which the scores were made, the gradient of the weights
 arrives in another and is transposed where the two meet, after it was cast to float32; and of the gradient of the scores
 two products read each its own order.
+
+A kernel that transposes in tiles moves one tensor, once. Where the dimensions fill tiles, every fusion that reads the
+gradient of the weights transposes it itself: in float32 only what is summed over a row is written, and what needs two
+orders is transposed again after it was made. Where they do not, the gradient is transposed once, in float32, for all
+that read it, and one fusion writes both orders of what it makes.
+https://github.com/openxla/xla/blob/main/xla/service/gpu/ir_emission_utils.cc
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from jaxplan.cost._fusion import is_recomputed
-from jaxplan.ir import Equation, StepGraph
+from jaxplan.ir import Equation, StepGraph, Tensor
 from jaxplan.mesh import ChipSpec
 
 Order = tuple[int, ...]
 """Dimensions of a tensor from the slowest to the fastest in memory."""
+
+
+_TILE, _SHORT_TILE, _SHORT_TILE_ELEMENTS = 16, 8, 64 * 128
+"""Both dimensions that a tiled kernel exchanges have 16 elements, or 8 and 8192 together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """A transposition: the dimensions that are fastest in memory before and after it; none where those stay."""
+
+    before: Order
+    after: Order
+
+    def is_tiled(self, shape: Sequence[int]) -> bool:
+        """Whether the kernel that does it for a tensor of this shape moves tiles."""
+        sizes = [math.prod(shape[d] for d in dims) for dims in (self.before, self.after)]
+        return min(sizes) >= _TILE or (min(sizes) >= _SHORT_TILE and math.prod(sizes) >= _SHORT_TILE_ELEMENTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +58,38 @@ class OrderedCopy:
       tensor: the value.
       itemsize: bytes of an element of the copy.
       first, last: equations between which it lives.
+      tiled, untiled: it is there if the kernels of these transpositions move tiles, and of those do not.
+      if_gathers_kept: it is there if most gathered parameters are kept for the backward pass; None for either.
     """
 
     tensor: int
     itemsize: int
     first: int
     last: int
+    tiled: tuple[Exchange, ...] = ()
+    untiled: tuple[Exchange, ...] = ()
+    if_gathers_kept: bool | None = None
+
+    def is_there(self, shape: Sequence[int], keeps_gathers: bool) -> bool:
+        """Whether a device that holds this shape of the tensor has the copy."""
+        if self.if_gathers_kept not in (None, keeps_gathers):
+            return False
+        return all(e.is_tiled(shape) for e in self.tiled) and not any(e.is_tiled(shape) for e in self.untiled)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Joined:
+    """The result of a product that is transposed where it meets something else.
+
+    Attributes:
+      at: the equation where they meet.
+      itemsize: bytes of an element of what is written.
+      exchange: how it is transposed.
+    """
+
+    at: int
+    itemsize: int
+    exchange: Exchange
 
 
 def write_in_orders(
@@ -59,31 +109,88 @@ def write_in_orders(
         return ()
     walk, copies = _Walk(graph, materialised), []
     tensors, producer, equations = graph.program.tensors, graph.values.producer, graph.program.equations
-    beside: dict[int, int] = {}
-    for t, (join, itemsize) in walk.joined.items():
-        copies.append(OrderedCopy(tensor=t, itemsize=itemsize, first=join, last=death[t]))
+    beside: dict[int, tuple[int, Exchange]] = {}
+    for t, joined in walk.joined.items():
         if equations[producer[t]].phase == "backward":
-            beside |= dict.fromkeys(equations[producer[t]].operands, death[t])
-        death[t] = join
+            beside |= dict.fromkeys(equations[producer[t]].operands, (death[t], joined.exchange))
+        copies += _transposed(tensors[t], joined, death[t])
+        death[t] = joined.at
+    exchange_at = dict(beside.values())
     for t, wanted in walk.wanted.items():
         natural = walk.fixed.get(t)
         ends = {order: max(read_end[e] for e in readers) for order, readers in wanted.items()}
         again = _made_again(graph, chip, materialised, t, wanted) if natural is None else {}
         if again:
             death[t] = _last_read(graph, materialised, read_end, t, {e for readers in again.values() for e in readers})
+            source = walk.order.get(t, _large(tensors[t].shape, range(len(tensors[t].shape))))
+            first = exchange(source, min((o for o in wanted if o not in again), key=lambda o: min(wanted[o])))
             for order, readers in again.items():
-                waiting = [beside.get(o, -1) for e in readers for o in equations[e].operands]
-                last = max(ends.pop(order), *waiting)
-                copies.append(OrderedCopy(tensor=t, itemsize=tensors[t].itemsize, first=min(readers), last=last))
+                waits = [beside[o] for e in readers for o in equations[e].operands if o in beside]
+                span = producer[t], min(readers), ends.pop(order)
+                copies += _written_again(tensors[t], span, first, max(waits, default=None, key=lambda w: w[0]))
         base = natural if natural is not None else max(ends, key=lambda order: (ends[order], order))
         for order, last in ends.items():
-            if order != base:
-                first = producer[t] if natural is None else min(wanted[order])
-                copies.append(OrderedCopy(tensor=t, itemsize=tensors[t].itemsize, first=first, last=last))
+            if order == base:
+                continue
+            first = producer[t] if natural is None else min(wanted[order])
+            copy = OrderedCopy(tensor=t, itemsize=tensors[t].itemsize, first=first, last=last)
+            if natural is None and first in exchange_at and first < last:
+                moved = (exchange_at[first],)
+                copies += [replace(copy, untiled=moved), replace(copy, first=first + 1, tiled=moved)]
+            else:
+                copies.append(copy)
         for eqn in (equations[e] for e in wanted.get(base, ())):
             if eqn.phase == "backward":
-                death[t] = max(death[t], *(beside.get(o, -1) for o in eqn.operands))
+                death[t] = max(death[t], *(beside[o][0] for o in eqn.operands if o in beside), -1)
     return tuple(copies)
+
+
+def exchange(source: Order, target: Order) -> Exchange:
+    """The transposition from one order of dimensions to another; dimensions that stay neighbours are one."""
+    runs: list[Order] = []
+    for d in source:
+        follows = runs and target[: target.index(d)][-1:] == runs[-1][-1:]
+        if follows:
+            runs[-1] = (*runs[-1], d)
+        else:
+            runs.append((d,))
+    before, after = runs[-1], next(run for run in runs if run[-1] == target[-1])
+    return Exchange(before=(), after=()) if before == after else Exchange(before=before, after=after)
+
+
+def _transposed(tensor: Tensor, joined: _Joined, end: int) -> Iterator[OrderedCopy]:
+    """What there is of the result of a product from where it is transposed to where it was read last, ``end``."""
+    moved, at = (joined.exchange,), joined.at
+    yield OrderedCopy(tensor=tensor.index, itemsize=joined.itemsize, first=at, last=end, untiled=moved)
+    yield OrderedCopy(tensor=tensor.index, itemsize=joined.itemsize, first=at, last=at + 1, tiled=moved)
+    yield OrderedCopy(tensor=tensor.index, itemsize=tensor.itemsize, first=at + 1, last=end, tiled=moved)
+
+
+def _written_again(
+    tensor: Tensor, span: tuple[int, int, int], first: Exchange, waits: tuple[int, Exchange] | None
+) -> Iterator[OrderedCopy]:
+    """What the backward pass reads of a tensor of the forward pass, in an order of its own.
+
+    The fusion that makes the tensor in the ``first`` order writes both, unless it moves tiles. Where the result of the
+    product beside is transposed in tiles, compiled programs that keep gathered parameters made it first and read it
+    last; others did not hold it in between.
+
+    Args:
+      span: where the tensor is made, and where it is first and last read in that order.
+      waits: until when its reader waits for what is transposed beside it, and how that is.
+    """
+    made, read, last = span
+    until = max(last, waits[0]) if waits else last
+    copy = OrderedCopy(tensor=tensor.index, itemsize=tensor.itemsize, first=read, last=until, tiled=(first,))
+    yield OrderedCopy(tensor=tensor.index, itemsize=tensor.itemsize, first=made, last=until, untiled=(first,))
+    if waits is None:
+        yield copy
+    else:
+        end, beside = waits
+        yield replace(copy, untiled=(beside,))
+        yield replace(copy, tiled=(first, beside), if_gathers_kept=True)
+        late = replace(copy, first=end + 1, last=max(last, end + 1))
+        yield replace(late, tiled=(first, beside), if_gathers_kept=False)
 
 
 def _made_again(
@@ -138,15 +245,16 @@ class _Walk:
     Attributes:
       wanted: buffer -> order of its dimensions -> products that read it in that order.
       fixed: results of products that come in one order -> that order.
-      joined: result of a product -> equation before which it is transposed, bytes of an element of what is written.
+      joined: results of products that are transposed where they meet something else.
+      order: order of what products made and of what is computed from that.
     """
 
     def __init__(self, graph: StepGraph, materialised: Sequence[bool]) -> None:
         self.wanted: dict[int, dict[Order, list[int]]] = defaultdict(lambda: defaultdict(list))
         self.fixed: dict[int, Order] = {}
-        self.joined: dict[int, tuple[int, int]] = {}
+        self.joined: dict[int, _Joined] = {}
+        self.order: dict[int, Order] = {}
         self._graph, self._materialised = graph, materialised
-        self._order: dict[int, Order] = {}
         self._base: dict[int, tuple[int, Order]] = {}  # the buffer that a view is of, and its dimensions
         self._product: dict[int, int] = {}  # the result of a product that a value was computed from alone
         for eqn in graph.program.equations:
@@ -176,7 +284,7 @@ class _Walk:
             is_fixed |= bool(outer) and len(free) > 1
         if is_fixed:
             (result,) = eqn.results
-            self._order[result] = self.fixed[result] = _large(
+            self.order[result] = self.fixed[result] = _large(
                 tensors[result].shape, range(len(tensors[result].shape))
             )
             self._product[result] = result
@@ -184,8 +292,8 @@ class _Walk:
     def _transpose(self, eqn: Equation) -> None:
         (operand,), (result,) = eqn.operands, eqn.results
         moved = tuple(eqn.params["permutation"])
-        if operand in self._order:
-            self._order[result] = tuple(moved.index(d) for d in self._order[operand])
+        if operand in self.order:
+            self.order[result] = tuple(moved.index(d) for d in self.order[operand])
         if operand in self._product:
             self._product[result] = self._product[operand]
         base, dims = self._base.get(operand, (operand, tuple(range(len(moved)))))
@@ -194,16 +302,20 @@ class _Walk:
 
     def _visit_elementwise(self, eqn: Equation) -> None:
         tensors, (result,) = self._graph.program.tensors, eqn.results
-        whole = [t for t in eqn.operands if tensors[t].shape == tensors[result].shape and t in self._order]
+        whole = [t for t in eqn.operands if tensors[t].shape == tensors[result].shape and t in self.order]
         if not whole:
             return
         # The order of what was there first stays: what is saved for the backward pass is not transposed again.
         first = min(whole, key=lambda t: self._made(t))
-        order = self._order[result] = self._order[first]
+        order = self.order[result] = self.order[first]
         for t in whole:
-            if self._order[t] != order and t in self._product and order != tuple(sorted(order)):
-                before = self.joined.get(self._product[t], (eqn.index, 0))
-                self.joined[self._product[t]] = before[0], max(before[1], tensors[t].itemsize)
+            if self.order[t] != order and t in self._product and order != tuple(sorted(order)):
+                known = self.joined.get(self._product[t])
+                self.joined[self._product[t]] = _Joined(
+                    at=known.at if known else eqn.index,
+                    itemsize=max(known.itemsize if known else 0, tensors[t].itemsize),
+                    exchange=known.exchange if known else exchange(self.order[t], order),
+                )
         if first in self._product and len({self._product.get(t) for t in whole}) == 1:
             self._product[result] = self._product[first]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from jaxplan.cost._flows import Flow, layout_of
 from jaxplan.cost._wire import carried_tensor, wire_tensor
-from jaxplan.ir import Configuration, StepGraph, Tensor
+from jaxplan.ir import STORED_KINDS, Configuration, StepGraph, Tensor
 from jaxplan.mesh import COLLECTIVES, Layout, Path, Topology, reshard_path
 
 ChangedFlow = tuple[int, Layout, Layout]
@@ -198,6 +198,18 @@ def _with_shared_steps(
             others.append(transfer)
         result.append(transfer)
     return tuple(result)
+
+
+def parameter_gathers(graph: StepGraph, transfers: Sequence[Transfer]) -> list[Transfer]:
+    """Those that gather a parameter as it is stored, or cast."""
+    kinds, groups = [group.kind for group in graph.grouping.groups], graph.grouping.tensor_group
+    return [
+        transfer
+        for transfer in transfers
+        if groups[transfer.tensor] >= 0
+        and kinds[groups[transfer.tensor]] in STORED_KINDS
+        and any(step.kind == "all-gather" for step in transfer.path.steps)
+    ]
 
 
 def _common(path: Path, other: Path) -> int:
