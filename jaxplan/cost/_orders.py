@@ -198,9 +198,8 @@ def _made_again(
 ) -> dict[Order, Sequence[int]]:
     """Orders in which the backward pass alone reads what a fusion of the forward pass makes in another.
 
-    A fusion writes them there, of what the first one read: the weights of attention are not saved beside their scores.
-    What is spread out of smaller values (masks that dispatch tokens to experts) was seen to be written in both orders
-    by the first one.
+    A fusion may write them there, of what the first one read: the weights of attention are not saved beside their
+    scores. What is spread out of smaller values (masks that dispatch tokens to experts) is not.
     """
     equations, made = graph.program.equations, graph.values.producer[t]
     if made < 0 or equations[made].phase == "backward" or not is_recomputed(graph, chip, made):
