@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jaxplan.cost._accumulated import Accumulation, accumulations
-from jaxplan.cost._fusion import NOT_RECOMPUTED, fuses_into, is_recomputed, runs_inside_readers
-from jaxplan.cost._images import inner_dims
+from jaxplan.cost._fusion import NOT_RECOMPUTED, batch_of_rows, fuses_into, is_recomputed, runs_inside_readers
 from jaxplan.cost._in_place import cleared_together, hand_over
+from jaxplan.cost._inner_dims import inner_dims
 from jaxplan.cost._orders import OrderedCopy, write_in_orders
 from jaxplan.cost._pooling import PoolBuffer, pool_buffers
 from jaxplan.cost._put_off import put_off
@@ -50,6 +50,7 @@ class Buffers:
       ordered: buffers that are there once more, their dimensions in another order.
       pooled: what gradients of max pooling hold beside their operands and results.
       inner: the two innermost dimensions of images, where memory is in tiles.
+      batched: tensors that are buffers only where a device holds more than one element of these dimensions.
     """
 
     materialised: tuple[bool, ...]
@@ -64,6 +65,7 @@ class Buffers:
     ordered: tuple[OrderedCopy, ...] = ()
     pooled: tuple[PoolBuffer, ...] = ()
     inner: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    batched: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     def is_kept(self, first: int, last: int) -> bool:
         """Whether what is made for a read at ``first``, and read at ``last`` again, lives until the backward pass."""
@@ -125,7 +127,19 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec, *, in_order: bool = False)
         ordered=ordered,
         pooled=pooled,
         inner=inner_dims(graph) if chip.is_tiled else {},
+        batched=_batched(graph, chip) if chip.is_tiled else {},
     )
+
+
+def _batched(graph: StepGraph, chip: ChipSpec) -> dict[int, tuple[int, ...]]:
+    """What is computed element by element, and read as a batch of matrices (`batch_of_rows`): its batch dimensions."""
+    made = graph.values.producer
+    return {
+        t: dims
+        for eqn in graph.program.equations
+        for t in eqn.operands
+        if made[t] >= 0 and runs_inside_readers(graph, chip, made[t]) and (dims := batch_of_rows(graph, eqn.index, t))
+    }
 
 
 def _is_carry_exit(eqn: Equation) -> bool:

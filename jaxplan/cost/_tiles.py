@@ -71,8 +71,10 @@ def local_bytes(
     parts = [splits[:, list(classes)].prod(axis=1) for classes in dims] or [np.ones(len(splits))]
     inner = buffers.inner.get(t, ())
     distinct, place = np.unique(np.stack(parts, axis=1), axis=0, return_inverse=True)
+    shapes = [tuple([math.ceil(n / p) for n, p in zip(tensor.shape, row)]) for row in distinct.tolist()]
+    batch = buffers.batched.get(t, ())
     sizes = [
-        padded_bytes(tuple([math.ceil(n / p) for n, p in zip(tensor.shape, row)]), tensor.itemsize, inner)
-        for row in distinct.tolist()
+        0 if batch and all(shape[d] == 1 for d in batch) else padded_bytes(shape, tensor.itemsize, inner)
+        for shape in shapes
     ]
     return np.array(sizes, dtype=np.float64)[place.ravel()]

@@ -1,0 +1,42 @@
+"""Which dimensions of images, and of what batched products make, tiled memory has innermost."""
+
+from __future__ import annotations
+
+from jaxplan.ir import Equation, StepGraph
+
+_KEEP_DIMENSIONS = frozenset({"elementwise", "window"})
+
+
+def inner_dims(graph: StepGraph) -> dict[int, tuple[int, int]]:
+    """Innermost dimensions, in ascending order, of what convolutions read and make, of what products of batches of
+    matrices make (the matrices' own), and of what is computed element by element, and window by window, of that.
+    Arguments are not among them."""
+    program, found = graph.program, {}
+    for eqn in program.equations:
+        if eqn.name == "dot_general":
+            _of_product(graph, eqn, found)
+        elif eqn.name == "conv_general_dilated":
+            numbers = eqn.params["dimension_numbers"]
+            specs = zip((*eqn.operands, *eqn.results), (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec))
+            for t, (one, other, *_) in specs:
+                found.setdefault(t, (min(one, other), max(one, other)))
+    for eqn in (*program.equations, *reversed(program.equations)):
+        if graph.rules[eqn.index].family not in _KEEP_DIMENSIONS:
+            continue
+        ends = [*eqn.operands, *eqn.results]
+        known = [t for t in ends if t in found]
+        for t in ends if known else ():
+            if len(program.tensors[t].shape) == len(program.tensors[known[0]].shape):
+                found.setdefault(t, found[known[0]])
+    return {t: dims for t, dims in found.items() if graph.values.producer[t] >= 0}
+
+
+def _of_product(graph: StepGraph, eqn: Equation, found: dict[int, tuple[int, int]]) -> None:
+    """Batch dimensions come first in a result, then those of the left operand, then those of the right one."""
+    contracted, batch = eqn.params["dimension_numbers"]
+    (result,) = eqn.results
+    left, right = (len(graph.program.tensors[t].shape) for t in eqn.operands)
+    first = left - len(contracted[0])
+    own = first - len(batch[0]), right - len(contracted[1]) - len(batch[1])
+    if batch[0] and all(own):
+        found.setdefault(result, (first - 1, first + own[1] - 1))
