@@ -20,6 +20,7 @@ from jaxplan.cost._inner_dims import inner_dims
 from jaxplan.cost._orders import OrderedCopy, write_in_orders
 from jaxplan.cost._pooling import PoolBuffer, pool_buffers
 from jaxplan.cost._put_off import put_off
+from jaxplan.cost._wire import rounded_for_loops
 from jaxplan.ir import REGION_IN, REGION_OUT, Equation, StepGraph
 from jaxplan.mesh import ChipSpec
 
@@ -50,6 +51,7 @@ class Buffers:
       ordered: buffers that are there once more, their dimensions in another order.
       pooled: what gradients of max pooling hold beside their operands and results.
       inner: the two innermost dimensions of images, where memory is in tiles.
+      rounded: float32 tensors that are held in bfloat16 (`rounded_for_loops`).
       batched: tensors that are buffers only where a device holds more than one element of these dimensions.
     """
 
@@ -65,6 +67,7 @@ class Buffers:
     ordered: tuple[OrderedCopy, ...] = ()
     pooled: tuple[PoolBuffer, ...] = ()
     inner: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    rounded: frozenset[int] = frozenset()
     batched: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     def is_kept(self, first: int, last: int) -> bool:
@@ -127,6 +130,7 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec, *, in_order: bool = False)
         ordered=ordered,
         pooled=pooled,
         inner=inner_dims(graph) if chip.is_tiled else {},
+        rounded=rounded_for_loops(graph, chip) if chip.is_tiled else frozenset(),
         batched=_batched(graph, chip) if chip.is_tiled else {},
     )
 

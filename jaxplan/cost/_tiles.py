@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxplan.cost._buffers import Buffers
 from jaxplan.cost._compute import tensor_splits
+from jaxplan.cost._wire import NARROW_BYTES
 from jaxplan.ir import GroupSpace, StepGraph
 from jaxplan.mesh import ChipSpec
 
@@ -72,9 +73,9 @@ def local_bytes(
     inner = buffers.inner.get(t, ())
     distinct, place = np.unique(np.stack(parts, axis=1), axis=0, return_inverse=True)
     shapes = [tuple([math.ceil(n / p) for n, p in zip(tensor.shape, row)]) for row in distinct.tolist()]
-    batch = buffers.batched.get(t, ())
+    batch, itemsize = buffers.batched.get(t, ()), NARROW_BYTES if t in buffers.rounded else tensor.itemsize
     sizes = [
-        0 if batch and all(shape[d] == 1 for d in batch) else padded_bytes(shape, tensor.itemsize, inner)
+        0 if batch and all(shape[d] == 1 for d in batch) else padded_bytes(shape, itemsize, inner)
         for shape in shapes
     ]
     return np.array(sizes, dtype=np.float64)[place.ravel()]

@@ -10,10 +10,11 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxplan.ir import CONTRACTION_FAMILIES, UNGROUPED, StepGraph, Tensor
-from jaxplan.mesh import Topology
+from jaxplan.ir import CONTRACTION_FAMILIES, REGION_IN, UNGROUPED, StepGraph, Tensor
+from jaxplan.mesh import ChipSpec, Topology
 
 NARROW_BYTES = 2
+_READ_EVERY_TRIP = ("const", "x")
 _FULL_PRECISION = ("HIGH", "HIGHEST")
 
 
@@ -75,12 +76,27 @@ def rounded_tables(graph: StepGraph, topology: Topology) -> dict[int, tuple[int,
     return found
 
 
+def rounded_for_loops(graph: StepGraph, chip: ChipSpec) -> frozenset[int]:
+    """What is computed and read by loops, of which products alone read it: it is rounded once, before the first."""
+    if chip.f32_matmul != "bf16":
+        return frozenset()
+    entries = [e for e in graph.program.equations if e.name == REGION_IN and e.params["role"] in _READ_EVERY_TRIP]
+    tensors, consumers = graph.program.tensors, graph.values.consumers
+    return frozenset(
+        t
+        for t in {e.operands[0] for e in entries if graph.values.producer[e.operands[0]] >= 0}
+        if tensors[t].dtype == np.float32 and all(_rounds(graph, c, t) for c in consumers[t])
+    )
+
+
 def _rounds(graph: StepGraph, e: int, t: int) -> bool:
-    """Whether an equation is a product, at default precision, or products alone read what it takes out of a tensor."""
+    """Whether an equation is a product, at default precision, or products alone read what it takes out of a tensor, or
+    what a loop takes of it."""
     eqn, family = graph.program.equations[e], graph.rules[e].family
     if family in CONTRACTION_FAMILIES:
         return not any(name in str(eqn.params.get("precision")) for name in _FULL_PRECISION)
-    if family == "shape" or (family == "gather" and eqn.operands[0] == t):
+    is_entry = eqn.name == REGION_IN and eqn.params["role"] in _READ_EVERY_TRIP
+    if is_entry or family == "shape" or (family == "gather" and eqn.operands[0] == t):
         readers = [(c, r) for r in eqn.results for c in graph.values.consumers[r]]
         return bool(readers) and all(_rounds(graph, c, r) for c, r in readers)
     return False
