@@ -1,10 +1,16 @@
 """Arrays in tiles: sizes that compiled TPU programs report, and what a plan for a torus makes of them."""
 
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
 import pytest
 
 import jaxplan
 from benchmarks.models import build
-from jaxplan.cost import padded_bytes
+from jaxplan.cost import analyse_buffers, padded_bytes
+from jaxplan.ir import analyse, trace
+from jaxplan.mesh import Topology
 
 
 # Shape, bytes of an element, and the bytes in the buffer assignment of programs compiled for TPU v5e.
@@ -43,3 +49,52 @@ def test_only_tiled_chips_pad(width, rows, columns) -> None:
         held[topology] = plan.prediction.memory_parts["parameters"]
     assert held["h100:1"] == 2 * (width * width + width) * 4
     assert held["v5e:1x1"] == 2 * (rows * columns + columns) * 4
+
+
+def _buffers(function, *shapes, topology: str = "v5e:2x4"):
+    arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    graph = analyse(trace(function, arguments, {}))
+    return graph, analyse_buffers(graph, Topology.parse(topology).chip)
+
+
+@pytest.mark.parametrize("experts", [True, False])
+def test_rows_that_products_read_in_batches_are_written(experts: bool) -> None:
+    """What an activation makes of tokens is a buffer for a batch of experts, and computed inside of one product."""
+    letters = "ebch,ehd->ebcd" if experts else "ebch,hd->ebcd"
+
+    def step(x: jax.Array, weights: jax.Array) -> jax.Array:
+        return weights - jax.grad(lambda w: jnp.sum(jnp.einsum(letters, jnp.tanh(x * x), w) ** 2))(weights)
+
+    graph, buffers = _buffers(step, (4, 8, 16, 32), (4, 32, 64) if experts else (32, 64))
+    (made,) = (e.results[0] for e in graph.program.equations if e.name == "tanh")
+    assert buffers.materialised[made] == experts
+    assert buffers.batched.get(made, ()) == ((0,) if experts else ())
+    assert not _buffers(step, (4, 8, 16, 32), (4, 32, 64) if experts else (32, 64), topology="h100:8")[1].batched
+
+
+@pytest.mark.parametrize(("precision", "is_rounded"), [(None, True), ("highest", False)])
+def test_what_loops_read_through_products_is_rounded(precision: str | None, is_rounded: bool) -> None:
+    """The joined kernels of a recurrent cell, and its inputs; not the carry, and not what is added."""
+
+    def step(kernel: jax.Array, bias: jax.Array, xs: jax.Array) -> jax.Array:
+        joined, twice = jnp.concatenate([kernel, kernel], axis=1), jnp.concatenate([bias, bias])
+
+        def cell(h: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
+            return (jnp.dot(x, joined, precision=precision) + twice)[:, : h.shape[1]] + h, None
+
+        return jax.lax.scan(cell, jnp.zeros((8, 64)), jnp.tanh(xs))[0]
+
+    shapes = (32, 64), (64,), (16, 8, 32)
+    graph, buffers = _buffers(step, *shapes)
+    names = {graph.program.equations[graph.values.producer[t]].name for t in buffers.rounded}
+    assert names == ({"concatenate", "tanh"} if is_rounded else set())
+    assert all(len(graph.program.tensors[t].shape) > 1 for t in buffers.rounded)
+    assert not _buffers(step, *shapes, topology="h100:8")[1].rounded
+
+
+def test_matrices_of_a_batch_are_innermost() -> None:
+    """Scores of 197 tokens take whole tiles of both, as in a compiled ViT, though 128 images would fit better."""
+    graph, buffers = _buffers(lambda q, k: jnp.einsum("bqhd,bkhd->bhqk", q, k), (128, 197, 3, 64), (128, 197, 3, 64))
+    (scores,) = (e.results[0] for e in graph.program.equations if e.name == "dot_general")
+    assert buffers.inner[scores] == (2, 3)
+    assert padded_bytes((128, 3, 197, 197), 2, (2, 3)) == 37.5 * 2**20 > padded_bytes((128, 3, 197, 197), 2)
