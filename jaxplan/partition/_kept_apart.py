@@ -17,7 +17,8 @@ from jaxplan.mesh import ChipSpec, Layout
 from jaxplan.partition._held_back import array_read, bytes_alive
 
 MERGED_BYTES = 32 * 2**20
-"""Two products are not merged when each reads and writes more than this (`xla_gpu_dot_merger_threshold_mb`)."""
+"""Two products are not merged when what each reads alone and writes is more than this
+(`xla_gpu_dot_merger_threshold_mb`); what they share was seen not to count."""
 LEAST_RISE = 0.01
 """Of the peak without arguments: one large product is a little faster than three small ones."""
 
@@ -45,7 +46,8 @@ def products_kept_apart(
     shared = [
         (side, products)
         for side, products in _sharing(graph, copy_of, awaited)
-        if _is_merged(graph, products, local_bytes, copy_of) and any(_waits(graph, eqn.results[0]) for eqn in products)
+        if _is_merged(graph, side, products, local_bytes, copy_of)
+        and any(_waits(graph, eqn.results[0]) for eqn in products)
     ]
     extra = 0
     for _, products in shared:
@@ -77,16 +79,17 @@ def _sharing(
 
 def _is_merged(
     graph: StepGraph,
+    side: int,
     products: Sequence[Equation],
     local_bytes: Callable[[int, Layout | None], int],
     copy_of: Callable[[Equation, int], Transfer | None],
 ) -> bool:
-    """Whether one of the products reads, as its operands reach it, and writes little enough."""
+    """Whether one of the products that share an operand, on one side, reads and writes little enough beside it."""
 
     def bytes_moved(eqn: Equation) -> int:
-        copies = [copy_of(eqn, t) for t in eqn.operands]
-        read = [local_bytes(t, c.target if c else None) for t, c in zip(eqn.operands, copies, strict=True)]
-        return sum(read) + local_bytes(eqn.results[0], None)
+        own = eqn.operands[1 - side]
+        copy = copy_of(eqn, own)
+        return local_bytes(own, copy.target if copy else None) + local_bytes(eqn.results[0], None)
 
     dtypes = {graph.program.tensors[eqn.results[0]].dtype for eqn in products}
     return len(dtypes) == 1 and min(map(bytes_moved, products)) <= MERGED_BYTES
