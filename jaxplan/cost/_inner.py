@@ -1,4 +1,5 @@
-"""Collectives that stand inside of an operator: halos of split windows, and those of a user's `jax.shard_map`."""
+"""Collectives that stand inside of an operator: halos of split windows, maxima over split dimensions, and those of a
+user's `jax.shard_map`."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from jaxplan.cost._compute import trips_of
-from jaxplan.cost._flows import required_layout
+from jaxplan.cost._flows import produced_layout, required_layout
 from jaxplan.cost._user_body import body_cost
 from jaxplan.ir import MESH, WHOLE, Configuration, Halo, StepGraph
 from jaxplan.mesh import Layout, Topology, collective_seconds
@@ -41,6 +42,7 @@ def inner_collectives(
     sent = set() if sent is None else sent
     for e in graph.grouping.groups[group].equations:
         yield from _of_body(graph, topology, e)
+        yield from _of_extremes(graph, topology, group, e, config)
         for edge, collective in _of_windows(graph, topology, group, e, config):
             if edge not in sent:
                 sent.add(edge)
@@ -51,7 +53,7 @@ def may_communicate(graph: StepGraph, group: int) -> bool:
     """Whether an equation of a group communicates by itself under some configuration."""
     equations = graph.program.equations
     return any(
-        graph.rules[e].windows or body_cost(equations[e]).collectives
+        graph.rules[e].windows or body_cost(equations[e]).collectives or _extremes(graph, e)
         for e in graph.grouping.groups[group].equations
     )
 
@@ -121,6 +123,28 @@ def _of_windows(
                 num_bytes, trips = local * rows // block, trips_of(graph, equation)
                 edge = (graph.values.number[t], dim, side, rows, axes, num_bytes)
                 yield edge, InnerCollective(equation, "collective-permute", axes, num_bytes, trips)
+
+
+def _extremes(graph: StepGraph, equation: int) -> list[tuple[int, str]]:
+    """Factors over which an equation takes a maximum, a minimum or a product, and which: only sums can be put off."""
+    factors = graph.rules[equation].factors
+    return [(f, factor.reducer) for f, factor in enumerate(factors) if factor.reducer not in (None, "sum")]
+
+
+def _of_extremes(
+    graph: StepGraph, topology: Topology, group: int, equation: int, config: Configuration
+) -> Iterator[InnerCollective]:
+    """Where a maximum is over a split dimension: of softmax over a vocabulary in parts, say. Products are gathered."""
+    space, tensors = graph.spaces[group], graph.program.tensors
+    for f, reducer in _extremes(graph, equation):
+        c = space.factor_class[equation][f]
+        axes = config[c] if c != WHOLE else ()
+        for t in graph.program.equations[equation].results if axes else ():
+            made = produced_layout(space, config, t, len(tensors[t].shape))
+            num_bytes = tensors[t].num_bytes // math.prod(made.num_splits(topology.axes))
+            parts = math.prod(topology.axes[a].size for a in axes)
+            kind, size = ("all-gather", num_bytes * parts) if reducer == "prod" else ("all-reduce", num_bytes)
+            yield InnerCollective(equation, kind, axes, size, trips_of(graph, equation))
 
 
 def _of_body(graph: StepGraph, topology: Topology, equation: int) -> Iterator[InnerCollective]:
