@@ -172,6 +172,33 @@ def test_time_is_that_of_the_listed_collectives(model: CostModel) -> None:
         assert prediction.time_seconds == prediction.compute_seconds + prediction.communication_seconds
 
 
+@pytest.mark.parametrize(
+    ("reduce", "kind", "gathered"),
+    [(jnp.max, "all-reduce", 1), (jnp.min, "all-reduce", 1), (jnp.prod, "all-gather", 8)],
+)
+def test_an_extreme_over_a_split_dimension_communicates_where_it_is_taken(
+    reduce: Any, kind: str, gathered: int
+) -> None:
+    """Unlike a sum, which may wait: 64 numbers of four bytes, from each of eight devices that hold 128 of 1,024."""
+    model = model_of(lambda x: jnp.tanh(reduce(jnp.tanh(x), axis=1)), shape(64, 1024))
+    (group,) = {
+        model.graph.grouping.equation_group[e.index]
+        for e in model.graph.program.equations
+        if e.name.startswith("reduce")
+    }
+    sizes = [c.sizes for c in model.graph.spaces[group].classes]
+    choice, choices = replicated(model)
+    choice[group] = next(
+        k
+        for k, config in enumerate(model.configurations[group])
+        if all(len(axes) == (3 if 1024 in of else 0) for axes, of in zip(config, sizes, strict=True))
+    )
+    prediction, _ = Predictor(model).predict(choice, choices)
+    assert [(c.kind, c.num_bytes, c.count) for c in prediction.collectives if c.kind == kind] == [
+        (kind, 64 * 4 * gathered, 1)
+    ]
+
+
 def test_one_device_communicates_nothing() -> None:
     model = model_of(
         sgd_step, {k: shape(*v) for k, v in PARAMS.items()}, shape(BATCH, WIDTH), topology="h100:1"
