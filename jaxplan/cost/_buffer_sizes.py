@@ -22,15 +22,14 @@ class BufferSizes:
     def __call__(self, v: int, members: Sequence[int]) -> np.ndarray:
         """(members, K) bytes."""
         space, configs = self._model.graph.spaces[v], self._model.configurations[v]
-        graph, chip, num_bytes = self._model.graph, self._model.topology.chip, self._model.buffers.num_bytes
+        graph, chip, buffers = self._model.graph, self._model.topology.chip, self._model.buffers
         tensors = graph.program.tensors
-        inner = self._model.buffers.inner
-        what = [(num_bytes[t], tensors[t].shape if chip.is_tiled else (), inner.get(t)) for t in members]
+        what = [(buffers.held_as(t), tensors[t].shape if chip.is_tiled else ()) for t in members]
         key = (id(configs), tuple(zip(what, [space.tensor_dims.get(t) for t in members])))
         if key not in self._tables:
             if id(configs) not in self._splits:
                 self._splits[id(configs)] = split_counts(configs, self._model.topology)
             splits = self._splits[id(configs)]
-            sizes = [local_bytes(graph, self._model.buffers, chip, space, splits, t) for t in members]
+            sizes = [local_bytes(graph, buffers, chip, space, splits, t) for t in members]
             self._tables[key] = np.array(sizes).reshape(len(members), len(splits))
         return self._tables[key]

@@ -10,7 +10,7 @@ pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jaxplan.cost._accumulated import Accumulation, accumulations
@@ -69,6 +69,10 @@ class Buffers:
     inner: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     rounded: frozenset[int] = frozenset()
     batched: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+
+    def held_as(self, t: int) -> tuple[Hashable, ...]:
+        """What beside its shape and dtype decides the bytes of a tensor on a device."""
+        return self.num_bytes[t], self.inner.get(t), t in self.rounded, self.batched.get(t)
 
     def is_kept(self, first: int, last: int) -> bool:
         """Whether what is made for a read at ``first``, and read at ``last`` again, lives until the backward pass."""
@@ -131,19 +135,23 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec, *, in_order: bool = False)
         pooled=pooled,
         inner=inner_dims(graph) if chip.is_tiled else {},
         rounded=rounded_for_loops(graph, chip) if chip.is_tiled else frozenset(),
-        batched=_batched(graph, chip) if chip.is_tiled else {},
+        batched=_batched(graph, chip, turning, added_up) if chip.fuses_products else {},
     )
 
 
-def _batched(graph: StepGraph, chip: ChipSpec) -> dict[int, tuple[int, ...]]:
-    """What is computed element by element, and read as a batch of matrices (`batch_of_rows`): its batch dimensions."""
-    made = graph.values.producer
-    return {
+def _batched(
+    graph: StepGraph, chip: ChipSpec, turning: int, added_up: Sequence[Accumulation]
+) -> dict[int, tuple[int, ...]]:
+    """What is a buffer for no other reason than that a batch of matrices is read of it (`batch_of_rows`): its batch
+    dimensions."""
+    found = {
         t: dims
         for eqn in graph.program.equations
         for t in eqn.operands
-        if made[t] >= 0 and runs_inside_readers(graph, chip, made[t]) and (dims := batch_of_rows(graph, eqn.index, t))
+        if (dims := batch_of_rows(graph, eqn.index, t))
     }
+    otherwise = _materialised(graph, chip, turning, added_up, writes_rows=False) if found else []
+    return {t: dims for t, dims in found.items() if not otherwise[t]}
 
 
 def _is_carry_exit(eqn: Equation) -> bool:
@@ -184,7 +192,12 @@ def _buffer_bytes(graph: StepGraph, chip: ChipSpec, t: int) -> int:
 
 
 def _materialised(
-    graph: StepGraph, chip: ChipSpec, turning: int, added_up: Sequence[Accumulation]
+    graph: StepGraph,
+    chip: ChipSpec,
+    turning: int,
+    added_up: Sequence[Accumulation],
+    *,
+    writes_rows: bool = True,
 ) -> list[bool]:
     program = graph.program
     result = [False] * len(program.tensors)
@@ -199,7 +212,8 @@ def _materialised(
             has_kernel = not runs_inside_readers(graph, chip, eqn.index)
             for t in (*eqn.operands, *eqn.results) if has_kernel else eqn.operands[:1]:
                 reads_free = graph.values.free[t] or program.tensors[t].kind == "literal"
-                result[t] = not reads_free and (result[t] or not fuses_into(graph, chip, eqn.index, t))
+                is_inside = fuses_into(graph, chip, eqn.index, t, writes_rows=writes_rows)
+                result[t] = not reads_free and (result[t] or not is_inside)
     for added, _, other, _ in added_up:  # what the library reads and writes
         result[other] = result[program.equations[added].results[0]] = True
     for t in program.inputs:

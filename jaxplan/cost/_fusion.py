@@ -62,11 +62,11 @@ def is_outer_product(graph: StepGraph, equation: int) -> bool:
     return math.prod(shape[axis] for axis in contracting) == 1
 
 
-def fuses_into(graph: StepGraph, chip: ChipSpec, equation: int, t: int) -> bool:
+def fuses_into(graph: StepGraph, chip: ChipSpec, equation: int, t: int, *, writes_rows: bool = True) -> bool:
     """Whether an operand is computed inside the kernel that reads it.
 
     A reduction does, on GPUs a scatter (but for what it writes over) and windows that do not overlap, and a product of
-    no library, but for what `batch_of_rows` names.
+    no library, but for what `batch_of_rows` names where ``writes_rows``.
     """
     eqn, family = graph.program.equations[equation], graph.rules[equation].family
     if t not in eqn.operands:
@@ -75,8 +75,9 @@ def fuses_into(graph: StepGraph, chip: ChipSpec, equation: int, t: int) -> bool:
         return chip.is_gpu and t != eqn.operands[0]
     if family == "window":
         return chip.is_gpu and is_disjoint(eqn)
-    fuses_product = chip.fuses_products and family in CONTRACTION_FAMILIES
-    return family == "reduction" or (fuses_product and not batch_of_rows(graph, equation, t))
+    if chip.fuses_products and family in CONTRACTION_FAMILIES:
+        return not (writes_rows and batch_of_rows(graph, equation, t))
+    return family == "reduction"
 
 
 def batch_of_rows(graph: StepGraph, equation: int, t: int) -> tuple[int, ...]:

@@ -305,7 +305,7 @@ class ModelBuilder:
         local = {t: i for i, t in enumerate(space.tensor_dims)}
 
         def describe(t: int):
-            known = self.buffers.materialised[t], t in self._saved, self.buffers.inner.get(t)
+            known = self.buffers.materialised[t], t in self._saved, self.buffers.held_as(t)
             tensor = tensors[t]
             return (
                 local.get(t, -1),

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from jaxplan.cost._fusion import is_recomputed
@@ -31,7 +31,8 @@ from jaxplan.mesh import ChipSpec
 
 Order = tuple[int, ...]
 """Dimensions of a tensor from the slowest to the fastest in memory."""
-
+ShapeOf = Callable[[int], Sequence[int]]
+"""Shape of a tensor on one device."""
 
 _TILE, _SHORT_TILE, _SHORT_TILE_ELEMENTS = 16, 8, 64 * 128
 """Both dimensions that a tiled kernel exchanges have 16 elements, or 8 and 8192 together."""
@@ -39,13 +40,16 @@ _TILE, _SHORT_TILE, _SHORT_TILE_ELEMENTS = 16, 8, 64 * 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """A transposition: the dimensions that are fastest in memory before and after it; none where those stay."""
+    """A transposition of a tensor: the dimensions that are fastest in memory before and after it; none where those
+    stay."""
 
+    tensor: int
     before: Order
     after: Order
 
-    def is_tiled(self, shape: Sequence[int]) -> bool:
-        """Whether the kernel that does it for a tensor of this shape moves tiles."""
+    def is_tiled(self, shape_of: ShapeOf) -> bool:
+        """Whether the kernel that does it moves tiles."""
+        shape = shape_of(self.tensor)
         sizes = [math.prod(shape[d] for d in dims) for dims in (self.before, self.after)]
         return min(sizes) >= _TILE or (min(sizes) >= _SHORT_TILE and math.prod(sizes) >= _SHORT_TILE_ELEMENTS)
 
@@ -70,11 +74,16 @@ class OrderedCopy:
     untiled: tuple[Exchange, ...] = ()
     if_gathers_kept: bool | None = None
 
-    def is_there(self, shape: Sequence[int], keeps_gathers: bool) -> bool:
-        """Whether a device that holds this shape of the tensor has the copy."""
+    @property
+    def tensors(self) -> tuple[int, ...]:
+        """Those whose shapes on a device decide whether it is there, and its bytes."""
+        return (self.tensor, *(e.tensor for e in (*self.tiled, *self.untiled)))
+
+    def is_there(self, shape_of: ShapeOf, keeps_gathers: bool) -> bool:
+        """Whether a device has the copy."""
         if self.if_gathers_kept not in (None, keeps_gathers):
             return False
-        return all(e.is_tiled(shape) for e in self.tiled) and not any(e.is_tiled(shape) for e in self.untiled)
+        return all(e.is_tiled(shape_of) for e in self.tiled) and not any(e.is_tiled(shape_of) for e in self.untiled)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +132,7 @@ def write_in_orders(
         if again:
             death[t] = _last_read(graph, materialised, read_end, t, {e for readers in again.values() for e in readers})
             source = walk.order.get(t, _large(tensors[t].shape, range(len(tensors[t].shape))))
-            first = exchange(source, min((o for o in wanted if o not in again), key=lambda o: min(wanted[o])))
+            first = exchange(t, source, min((o for o in wanted if o not in again), key=lambda o: min(wanted[o])))
             for order, readers in again.items():
                 waits = [beside[o] for e in readers for o in equations[e].operands if o in beside]
                 span = producer[t], min(readers), ends.pop(order)
@@ -145,17 +154,18 @@ def write_in_orders(
     return tuple(copies)
 
 
-def exchange(source: Order, target: Order) -> Exchange:
-    """The transposition from one order of dimensions to another; dimensions that stay neighbours are one."""
+def exchange(tensor: int, source: Order, target: Order) -> Exchange:
+    """The transposition of a tensor from one order to another; dimensions that stay neighbours are one."""
     runs: list[Order] = []
     for d in source:
-        follows = runs and target[: target.index(d)][-1:] == runs[-1][-1:]
-        if follows:
+        if runs and target[: target.index(d)][-1:] == runs[-1][-1:]:
             runs[-1] = (*runs[-1], d)
         else:
             runs.append((d,))
     before, after = runs[-1], next(run for run in runs if run[-1] == target[-1])
-    return Exchange(before=(), after=()) if before == after else Exchange(before=before, after=after)
+    if before == after:
+        before = after = ()
+    return Exchange(tensor=tensor, before=before, after=after)
 
 
 def _transposed(tensor: Tensor, joined: _Joined, end: int) -> Iterator[OrderedCopy]:
@@ -313,7 +323,7 @@ class _Walk:
                 self.joined[self._product[t]] = _Joined(
                     at=known.at if known else eqn.index,
                     itemsize=max(known.itemsize if known else 0, tensors[t].itemsize),
-                    exchange=known.exchange if known else exchange(self.order[t], order),
+                    exchange=known.exchange if known else exchange(t, self.order[t], order),
                 )
         if first in self._product and len({self._product.get(t) for t in whole}) == 1:
             self._product[result] = self._product[first]

@@ -20,10 +20,11 @@ from jaxplan.cost._in_place import LARGE_PARAMETER_BYTES
 from jaxplan.cost._inner import InnerCollective, inner_collectives, may_communicate
 from jaxplan.cost._lifetimes import Lifetimes
 from jaxplan.cost._model import CostModel
+from jaxplan.cost._ordered_copies import OrderedCopies
 from jaxplan.cost._residents import BATCH, OTHER_STATE, PARAMETERS, resident_labels
 from jaxplan.cost._summands import Summand, find_summands
 from jaxplan.cost._tpu_buffers import TpuBuffers
-from jaxplan.cost._transfers import ChangedFlow, Transfer, make_transfers, parameter_gathers
+from jaxplan.cost._transfers import ChangedFlow, Transfer, make_transfers
 from jaxplan.cost._updated_parts import gathered_updates, replaced_in_place
 from jaxplan.ir import REGION_IN, UNGROUPED, Configuration, Tensor, backward_barriers
 from jaxplan.mesh import Layout, collective_seconds
@@ -126,8 +127,7 @@ class Predictor:
             f.tensor for f in model.flows if f.consumer != UNGROUPED and groups[f.consumer].kind == "state"
         }
         self._tpu = TpuBuffers(model, self._place) if model.topology.chip.is_tiled else None
-        self._ordered = [c for c in buffers.ordered if c.tensor in self._place]
-        self._copied: dict[tuple[int, int, bool], int] = {}
+        self._ordered = OrderedCopies(model)
         self._pooled = [b for b in buffers.pooled if b.tensor in self._place]
         self._cleared = [[t for t in c if t in self._place] for c in buffers.cleared]
         self._birth = np.array([buffers.birth[t] for t in self._place], dtype=np.int64)
@@ -250,7 +250,7 @@ class Predictor:
             yield 2 * first, 2 * last, size, _COPIES
         for first, last, size in self._written_summands(assignment):
             yield 2 * first, 2 * last + 1, size, _TEMPORARIES
-        for first, last, size in self._ordered_copies(assignment, chosen, transfers):
+        for first, last, size in self._ordered.copies(assignment, chosen, transfers):
             yield 2 * first, 2 * last + 1, size, _TEMPORARIES
         for beside in self._pooled:
             share = made[self._place[beside.tensor]] / model.buffers.num_bytes[beside.tensor]
@@ -258,25 +258,6 @@ class Predictor:
         workspace = model.topology.chip.matmul_workspace_bytes
         for e in self._products_run(transfers) if workspace else ():
             yield 2 * e, 2 * e + 1, workspace, "workspace"
-
-    def _ordered_copies(
-        self, assignment: Sequence[int], chosen: Sequence[Configuration], transfers: Sequence[Transfer]
-    ) -> Iterator[tuple[int, int, int]]:
-        """(first, last equation, bytes) of what is there once more with its dimensions in another order."""
-        graph, turning = self.model.graph, self.model.buffers.turning_point
-        gathers = parameter_gathers(graph, transfers) if self._ordered else ()
-        kept = [not gather.repeated for gather in gathers if gather.spans[0].first < turning]
-        keeps = sum(kept) > len(kept) / 2
-        for number, copy in enumerate(self._ordered):
-            group = graph.grouping.tensor_group[copy.tensor]
-            key = number, assignment[group] if group != UNGROUPED else 0, keeps
-            if key not in self._copied:
-                shape = graph.program.tensors[copy.tensor].shape
-                if group != UNGROUPED:
-                    shape = layout_of(graph, chosen, group, copy.tensor, produced=True).local_shape(shape, self._axes)
-                self._copied[key] = math.prod(shape) * copy.itemsize if copy.is_there(shape, keeps) else 0
-            if self._copied[key]:
-                yield copy.first, copy.last, self._copied[key]
 
     def _births(self, sizes: np.ndarray, moved: set[int]) -> np.ndarray:
         """When each buffer is made; those that are cleared together, where the first of equal size is.

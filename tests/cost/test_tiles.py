@@ -8,7 +8,8 @@ import pytest
 
 import jaxplan
 from benchmarks.models import build
-from jaxplan.cost import analyse_buffers, padded_bytes
+from jaxplan.cost import analyse_buffers, build_cost_model, padded_bytes
+from jaxplan.cost._buffer_sizes import BufferSizes
 from jaxplan.ir import analyse, trace
 from jaxplan.mesh import Topology
 
@@ -72,6 +73,34 @@ def test_rows_that_products_read_in_batches_are_written(experts: bool) -> None:
     assert not _buffers(step, (4, 8, 16, 32), (4, 32, 64) if experts else (32, 64), topology="h100:8")[1].batched
 
 
+def test_rows_that_are_buffers_anyway_are_so_with_one_expert_on_a_device() -> None:
+    """What leaves the program is there however many experts a device holds."""
+
+    def step(x: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
+        rows = jnp.tanh(x * x)
+        return rows, jnp.einsum("ebch,ehd->ebcd", rows, weights)
+
+    _, buffers = _buffers(step, (4, 8, 16, 32), (4, 32, 64))
+    assert not buffers.batched
+
+
+def test_equal_buffers_of_two_widths_have_sizes_of_their_own() -> None:
+    """Of two equal inputs of a loop the one that a product reads is rounded, and only that."""
+
+    def step(kernel: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
+        def cell(h: jax.Array, xs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+            return h + jnp.dot(xs[0], kernel) + xs[1], None
+
+        return jax.lax.scan(cell, jnp.zeros((8, 128)), (jnp.tanh(first), jnp.tanh(second)))[0]
+
+    graph, _ = _buffers(step, (128, 128), (16, 8, 128), (16, 8, 128))
+    model = build_cost_model(graph, Topology.parse("v5e:1x1"))
+    sizes = BufferSizes(model)
+    made = [e.results[0] for e in graph.program.equations if e.name == "tanh"]
+    found = [sizes(graph.grouping.tensor_group[t], [t]).item() for t in made]
+    assert found == [16 * 8 * 128 * 2, 16 * 8 * 128 * 4]
+
+
 @pytest.mark.parametrize(("precision", "is_rounded"), [(None, True), ("highest", False)])
 def test_what_loops_read_through_products_is_rounded(precision: str | None, is_rounded: bool) -> None:
     """The joined kernels of a recurrent cell, and its inputs; not the carry, and not what is added."""
@@ -84,12 +113,17 @@ def test_what_loops_read_through_products_is_rounded(precision: str | None, is_r
 
         return jax.lax.scan(cell, jnp.zeros((8, 64)), jnp.tanh(xs))[0]
 
+    def showing(kernel: jax.Array, bias: jax.Array, xs: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return step(kernel, bias, xs), jnp.tanh(xs)
+
     shapes = (32, 64), (64,), (16, 8, 32)
     graph, buffers = _buffers(step, *shapes)
     names = {graph.program.equations[graph.values.producer[t]].name for t in buffers.rounded}
     assert names == ({"concatenate", "tanh"} if is_rounded else set())
     assert all(len(graph.program.tensors[t].shape) > 1 for t in buffers.rounded)
     assert not _buffers(step, *shapes, topology="h100:8")[1].rounded
+    shown, buffers = _buffers(showing, *shapes)
+    assert not buffers.rounded & set(shown.program.outputs)
 
 
 def test_matrices_of_a_batch_are_innermost() -> None:

@@ -1,0 +1,46 @@
+"""Bytes of what a plan holds once more with its dimensions in another order (`_orders.py`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from jaxplan.cost._flows import layout_of
+from jaxplan.cost._model import CostModel
+from jaxplan.cost._transfers import Transfer, parameter_gathers
+from jaxplan.ir import UNGROUPED, Configuration
+
+
+class OrderedCopies:
+    """Of the plans of one model."""
+
+    def __init__(self, model: CostModel) -> None:
+        self._graph, self._axes, self._turning = model.graph, model.topology.axes, model.buffers.turning_point
+        self._ordered = model.buffers.ordered
+        self._known: dict[tuple[int, ...], int] = {}
+
+    def copies(
+        self, assignment: Sequence[int], chosen: Sequence[Configuration], transfers: Sequence[Transfer]
+    ) -> Iterator[tuple[int, int, int]]:
+        """(first, last equation, bytes) of each; those of a combination of configurations are remembered."""
+        keeps = bool(self._ordered) and self._keeps_gathers(transfers)
+        groups = self._graph.grouping.tensor_group
+        for number, copy in enumerate(self._ordered):
+            homes = [groups[t] for t in copy.tensors]
+            key = number, keeps, *[assignment[v] if v != UNGROUPED else 0 for v in homes]
+            if key not in self._known:
+                self._known[key] = 0
+                if copy.is_there(lambda t: self._shape(t, chosen), keeps):
+                    self._known[key] = math.prod(self._shape(copy.tensor, chosen)) * copy.itemsize
+            if self._known[key]:
+                yield copy.first, copy.last, self._known[key]
+
+    def _keeps_gathers(self, transfers: Sequence[Transfer]) -> bool:
+        """Whether most parameters that are gathered for the forward pass are kept for the backward pass."""
+        gathers = parameter_gathers(self._graph, transfers)
+        kept = [not gather.repeated for gather in gathers if gather.spans[0].first < self._turning]
+        return sum(kept) > len(kept) / 2
+
+    def _shape(self, t: int, chosen: Sequence[Configuration]) -> tuple[int, ...]:
+        layout = layout_of(self._graph, chosen, self._graph.grouping.tensor_group[t], t, produced=True)
+        return layout.local_shape(self._graph.program.tensors[t].shape, self._axes)
