@@ -10,15 +10,17 @@ pass.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jaxplan.cost._accumulated import Accumulation, accumulations
-from jaxplan.cost._fusion import NOT_RECOMPUTED, batch_of_rows, fuses_into, is_recomputed, runs_inside_readers
+from jaxplan.cost._fusion import NOT_RECOMPUTED, fuses_into, is_recomputed, runs_inside_readers
 from jaxplan.cost._in_place import cleared_together, hand_over
 from jaxplan.cost._inner_dims import inner_dims
 from jaxplan.cost._orders import OrderedCopy, write_in_orders
 from jaxplan.cost._pooling import PoolBuffer, pool_buffers
+from jaxplan.cost._product_outputs import widened_outputs
+from jaxplan.cost._product_rows import batches_of_rows
 from jaxplan.cost._put_off import put_off
 from jaxplan.cost._wire import rounded_for_loops
 from jaxplan.ir import REGION_IN, REGION_OUT, Equation, StepGraph
@@ -88,7 +90,10 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec, *, in_order: bool = False)
     num_equations = len(program.equations)
     turning = next((e.index for e in program.equations if e.phase == "backward"), num_equations)
     added_up = accumulations(graph, chip)
-    materialised = _materialised(graph, chip, turning, added_up)
+    outputs = widened_outputs(graph, chip)
+    rows = batches_of_rows(graph, chip, outputs.values())
+    materialised = _materialised(graph, chip, turning, added_up, outputs, rows)
+    without_rows = _materialised(graph, chip, turning, added_up, outputs, {}) if rows else materialised
     death = [-1] * len(program.tensors)
     for t in program.outputs:
         death[t] = num_equations
@@ -135,23 +140,8 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec, *, in_order: bool = False)
         pooled=pooled,
         inner=inner_dims(graph) if chip.is_tiled else {},
         rounded=rounded_for_loops(graph, chip) if chip.is_tiled else frozenset(),
-        batched=_batched(graph, chip, turning, added_up) if chip.fuses_products else {},
+        batched={t: dims for t, dims in rows.items() if not without_rows[t]},
     )
-
-
-def _batched(
-    graph: StepGraph, chip: ChipSpec, turning: int, added_up: Sequence[Accumulation]
-) -> dict[int, tuple[int, ...]]:
-    """What is a buffer for no other reason than that a batch of matrices is read of it (`batch_of_rows`): its batch
-    dimensions."""
-    found = {
-        t: dims
-        for eqn in graph.program.equations
-        for t in eqn.operands
-        if (dims := batch_of_rows(graph, eqn.index, t))
-    }
-    otherwise = _materialised(graph, chip, turning, added_up, writes_rows=False) if found else []
-    return {t: dims for t, dims in found.items() if not otherwise[t]}
 
 
 def _is_carry_exit(eqn: Equation) -> bool:
@@ -196,8 +186,8 @@ def _materialised(
     chip: ChipSpec,
     turning: int,
     added_up: Sequence[Accumulation],
-    *,
-    writes_rows: bool = True,
+    widened: Mapping[int, int],
+    rows: Collection[int],
 ) -> list[bool]:
     program = graph.program
     result = [False] * len(program.tensors)
@@ -212,8 +202,10 @@ def _materialised(
             has_kernel = not runs_inside_readers(graph, chip, eqn.index)
             for t in (*eqn.operands, *eqn.results) if has_kernel else eqn.operands[:1]:
                 reads_free = graph.values.free[t] or program.tensors[t].kind == "literal"
-                is_inside = fuses_into(graph, chip, eqn.index, t, writes_rows=writes_rows)
+                is_inside = t not in rows and fuses_into(graph, chip, eqn.index, t)
                 result[t] = not reads_free and (result[t] or not is_inside)
+    for product, written in widened.items():
+        result[product], result[written] = False, True
     for added, _, other, _ in added_up:  # what the library reads and writes
         result[other] = result[program.equations[added].results[0]] = True
     for t in program.inputs:

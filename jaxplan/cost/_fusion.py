@@ -62,11 +62,11 @@ def is_outer_product(graph: StepGraph, equation: int) -> bool:
     return math.prod(shape[axis] for axis in contracting) == 1
 
 
-def fuses_into(graph: StepGraph, chip: ChipSpec, equation: int, t: int, *, writes_rows: bool = True) -> bool:
+def fuses_into(graph: StepGraph, chip: ChipSpec, equation: int, t: int) -> bool:
     """Whether an operand is computed inside the kernel that reads it.
 
     A reduction does, on GPUs a scatter (but for what it writes over) and windows that do not overlap, and a product of
-    no library, but for what `batch_of_rows` names where ``writes_rows``.
+    no library.
     """
     eqn, family = graph.program.equations[equation], graph.rules[equation].family
     if t not in eqn.operands:
@@ -75,24 +75,7 @@ def fuses_into(graph: StepGraph, chip: ChipSpec, equation: int, t: int, *, write
         return chip.is_gpu and t != eqn.operands[0]
     if family == "window":
         return chip.is_gpu and is_disjoint(eqn)
-    if chip.fuses_products and family in CONTRACTION_FAMILIES:
-        return not (writes_rows and batch_of_rows(graph, equation, t))
-    return family == "reduction"
-
-
-def batch_of_rows(graph: StepGraph, equation: int, t: int) -> tuple[int, ...]:
-    """Batch dimensions of an operand that a product of the forward pass reads as a batch of matrices whose rows are
-    several dimensions (tokens of experts); none of any other.
-
-    Compiled TPU programs wrote such operands, beside what they are computed from.
-    """
-    eqn, shape = graph.program.equations[equation], graph.program.tensors[t].shape
-    if eqn.name != "dot_general" or eqn.phase == "backward":
-        return ()
-    side = eqn.operands.index(t)
-    contracted, batch = (dims[side] for dims in eqn.params["dimension_numbers"])
-    rows = [d for d, size in enumerate(shape) if size > 1 and d not in (*contracted, *batch)]
-    return tuple(batch) if len(rows) > 1 else ()
+    return family == "reduction" or (chip.fuses_products and family in CONTRACTION_FAMILIES)
 
 
 def is_recomputed(graph: StepGraph, chip: ChipSpec, equation: int) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxplan.ir import CONTRACTION_FAMILIES, REGION_IN, UNGROUPED, StepGraph, Tensor
+from jaxplan.ir import CONTRACTION_FAMILIES, REGION_IN, REGION_OUT, UNGROUPED, StepGraph, Tensor
 from jaxplan.mesh import ChipSpec, Topology
 
 NARROW_BYTES = 2
@@ -47,12 +47,14 @@ def wire_tensor(graph: StepGraph, topology: Topology, t: int, readers: Iterable[
     """A tensor as it travels to some of its readers (equations), see `carried_tensor`.
 
     Where products of float32 are made in bfloat16, the compiler rounds what products alone read before it is
-    gathered: compiled TPU programs move and hold half of the bytes.
+    gathered: compiled TPU programs move and hold half of the bytes. Sums are taken in float32.
     """
     tensor, carried = graph.program.tensors[t], graph.program.tensors[carried_tensor(graph, t)]
     if carried.itemsize < tensor.itemsize:
         return dataclasses.replace(tensor, itemsize=carried.itemsize)
-    if topology.chip.f32_matmul != "bf16" or tensor.dtype != np.float32:
+    group = graph.grouping.tensor_group[t]
+    is_sum = group != UNGROUPED and t in graph.spaces[group].tensor_partial
+    if topology.chip.f32_matmul != "bf16" or tensor.dtype != np.float32 or is_sum:
         return tensor
     equations = [e for e in readers if e < len(graph.program.equations)]
     rounded = equations and all(_rounds(graph, e, t) for e in equations)
@@ -90,14 +92,21 @@ def rounded_for_loops(graph: StepGraph, chip: ChipSpec) -> frozenset[int]:
     )
 
 
-def _rounds(graph: StepGraph, e: int, t: int) -> bool:
-    """Whether an equation is a product, at default precision, or products alone read what it takes out of a tensor, or
-    what a loop takes of it."""
+def _rounds(graph: StepGraph, e: int, t: int, seen: frozenset[int] = frozenset()) -> bool:
+    """Whether an equation is a product, at default precision, or products alone read what it takes out of a tensor,
+    what a loop takes of it, stacks, or hands to the next trip. ``seen``: exits of loops on the way."""
     eqn, family = graph.program.equations[e], graph.rules[e].family
     if family in CONTRACTION_FAMILIES:
         return not any(name in str(eqn.params.get("precision")) for name in _FULL_PRECISION)
     is_entry = eqn.name == REGION_IN and eqn.params["role"] in _READ_EVERY_TRIP
-    if is_entry or family == "shape" or (family == "gather" and eqn.operands[0] == t):
-        readers = [(c, r) for r in eqn.results for c in graph.values.consumers[r]]
-        return bool(readers) and all(_rounds(graph, c, r) for c, r in readers)
-    return False
+    is_stacked = eqn.name == REGION_OUT and eqn.params["role"] == "y"
+    is_carried = eqn.name == REGION_OUT and eqn.params["role"] == "carry"
+    passed_on: tuple[int, ...] = ()
+    if is_entry or is_stacked or family == "shape" or (family == "gather" and eqn.operands[0] == t):
+        passed_on = eqn.results
+    elif is_carried and e not in seen:
+        passed_on, seen = (eqn.operands[0], *eqn.results), seen | {e}
+    if set(passed_on) & set(graph.program.outputs):
+        return False
+    readers = [(c, r) for r in passed_on for c in graph.values.consumers[r] if c not in seen]
+    return bool(readers) and all(_rounds(graph, c, r, seen) for c, r in readers)
