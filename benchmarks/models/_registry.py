@@ -5,6 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.models._bert import BERTConfig, bert_train_step, make_bert_batch, make_bert_state
+from benchmarks.models._convnext import ConvNeXtConfig, make_convnext_state
+from benchmarks.models._dit import DiTConfig, dit_train_step, make_dit_batch, make_dit_state
 from benchmarks.models._dlrm import DLRMConfig, dlrm_train_step, make_dlrm_batch, make_dlrm_state
 from benchmarks.models._gpt import (
     GPTConfig,
@@ -71,6 +73,7 @@ _inception = _family(InceptionConfig, make_inception_state, make_image_batch, _a
 # Images and labels instead of vectors and labels.
 _vit = _family(ViTConfig, make_vit_state, make_image_batch, _always(mlp_train_step))
 _mixer = _family(MixerConfig, make_mixer_state, make_image_batch, _always(mlp_train_step))
+_convnext = _family(ConvNeXtConfig, make_convnext_state, make_image_batch, _always(mlp_train_step))
 _lstm = _family(LSTMConfig, make_lstm_state, make_gpt_batch, _always(gpt_train_step))
 _bert = _family(BERTConfig, make_bert_state, make_bert_batch, _always(bert_train_step))
 _transformer = _family(
@@ -81,6 +84,7 @@ _mixed = _family(MixedGPTConfig, make_mixed_state, make_gpt_batch, make_mixed_st
 _moe = _family(MoEConfig, make_moe_state, make_gpt_batch, make_moe_step)
 _llama = _family(LlamaConfig, make_llama_state, make_llama_batch, _always(llama_train_step))
 _dlrm = _family(DLRMConfig, make_dlrm_state, make_dlrm_batch, _always(dlrm_train_step))
+_dit = _family(DiTConfig, make_dit_state, make_dit_batch, _always(dit_train_step))
 _unet = _family(UNetConfig, make_unet_state, make_unet_batch, _always(unet_train_step))
 
 
@@ -201,6 +205,14 @@ MODELS: dict[str, ModelSpec] = {
         num_layers=12, width=768, tokens_width=384, mlp_width=3072, patch_size=16, image_size=224,
         num_classes=1000, batch_size=256,
     ),
+    "convnext-t": _convnext(
+        "ConvNeXt-T, 29M parameters",
+        stage_sizes=(3, 3, 9, 3), widths=(96, 192, 384, 768), image_size=224, num_classes=1000, batch_size=256,
+    ),
+    "convnext-tiny": _convnext(
+        "ConvNeXt of three blocks for tests",
+        stage_sizes=(1, 1, 1), widths=(16, 32, 64), image_size=32, num_classes=16, batch_size=16,
+    ),
     "resnet50": _resnet(
         "ResNet-50, 26M parameters",
         stage_sizes=(3, 4, 6, 3), width=64, image_size=224, num_classes=1000, batch_size=256,
@@ -238,6 +250,15 @@ MODELS: dict[str, ModelSpec] = {
     ),
     "unet-tiny": _unet(
         "diffusion U-Net of 2 levels for tests", width=16, widths=(1, 2), image_size=8, batch_size=16,
+    ),
+    "dit-b4": _dit(
+        "DiT-B/4, diffusion transformer of 131M parameters",
+        num_layers=12, width=768, num_heads=12, patch_size=4, latent_size=32, channels=4, num_classes=1000,
+        batch_size=512,
+    ),
+    "dit-tiny": _dit(
+        "2-layer diffusion transformer for tests",
+        num_layers=2, width=64, num_heads=4, patch_size=2, latent_size=8, channels=4, num_classes=16, batch_size=16,
     ),
     "lstm": _lstm(
         "2-layer LSTM, 18M parameters",

@@ -17,6 +17,7 @@ VIT_L16_PARAMETERS = 304_326_632
 WIDE_RESNET_50_2_PARAMETERS = 68_883_240
 INCEPTION_V3_PARAMETERS = 23_834_568  # without the auxiliary classifier
 MIXER_B16_PARAMETERS = 59_880_472
+CONVNEXT_T_PARAMETERS = 28_589_128
 T5_BASE_PARAMETERS = 247_577_856  # version 1.1: gated, its head not tied to the embedding
 # Of the checkpoint as published.
 LLAMA_8B_PARAMETERS = 8_030_261_248
@@ -26,6 +27,17 @@ TINY_LLAMA_PARAMETERS = 1_100_048_384
 def _gpt_parameters(num_layers: int, width: int, vocab_size: int, positions: int) -> int:
     """Tied embedding, positions, per layer 12 d^2 weights and 13 d biases and scales, and the last norm."""
     return (vocab_size + positions) * width + num_layers * (12 * width**2 + 13 * width) + 2 * width
+
+
+def _dit_parameters(
+    num_layers: int, width: int, patch_size: int, tokens: int, channels: int, num_classes: int
+) -> int:
+    """Patches, positions, noise level, classes; per layer 12 d^2 + 9 d of attention and perceptron and 6 d^2 + 6 d of
+    the modulation; the last modulation and the head."""
+    patch = patch_size**2 * channels
+    ends = patch * width + width + width * patch + patch + 2 * (width**2 + width)
+    condition = 256 * width + width + width**2 + width + num_classes * width
+    return ends + condition + tokens * width + num_layers * (18 * width**2 + 15 * width)
 
 
 def _bert_parameters(num_layers: int, width: int, vocab_size: int, positions: int) -> int:
@@ -94,6 +106,9 @@ TINY_GPT_PARAMETERS = _gpt_parameters(2, 64, 256, 32)
         ("inception-v3", INCEPTION_V3_PARAMETERS),
         ("mixer-b16", MIXER_B16_PARAMETERS),
         ("t5-base", T5_BASE_PARAMETERS),
+        ("convnext-t", CONVNEXT_T_PARAMETERS),
+        ("dit-b4", _dit_parameters(12, 768, 4, 64, 4, 1000)),
+        ("dit-tiny", _dit_parameters(2, 64, 2, 16, 4, 16)),
         ("lstm", _lstm_parameters(2, 1024, 1024)),
         ("lstm-8", _lstm_parameters(8, 1024, 1024)),
         ("mlp-huge-last", 3 * (4096**2 + 4096) + 4096 * 262144 + 262144),
