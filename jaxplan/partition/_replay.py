@@ -46,6 +46,7 @@ class Replay:
       apart: products that are not to be merged with others of an operand -> the first of those, its position.
       awaited: contraction -> parameters not to be gathered before its operands are there; look-up -> tables not to be
         gathered before its rows are.
+      looked_up: look-ups in large parameters that are gathered for the forward pass alone; their rows are written.
       chip: what the program is compiled for.
     """
 
@@ -77,6 +78,7 @@ class Replay:
         self.apart = products_kept_apart(
             graph, self.chip, self._local_bytes, self._copy_of, transfers, self.awaited
         )
+        self.looked_up = frozenset(e.index for e in graph.program.equations if self._is_looked_up(e))
         self.tables = frozenset(e for t in self.gradients if self._is_table(e := graph.values.producer[t]))
 
     def _local_bytes(self, t: int, layout: Layout | None) -> int:
@@ -126,6 +128,21 @@ class Replay:
                 if place >= 0:
                     anchors[outer[like][place]].append(t)
         return dict(anchors)
+
+    def _is_looked_up(self, eqn: Equation) -> bool:
+        """Whether rows are taken of a large parameter that is gathered and not read after the forward pass.
+
+        The compiler was seen to look rows up again in the fusions of the backward pass, and to keep the gathered table
+        until there, beside the rows.
+        """
+        if not self.chip.is_gpu or eqn.phase == "backward" or self.graph.rules[eqn.index].family != "gather":
+            return False
+        table = self._copy_of(eqn, eqn.operands[0])
+        if table is None or not self._is_stored(table):
+            return False
+        readers = next(span.readers for span in table.spans if eqn.index in span.readers)
+        is_forward = all(self.graph.program.equations[e].phase != "backward" for e in readers)
+        return is_forward and self.graph.program.tensors[table.tensor].num_bytes >= LARGE_PARAMETER_BYTES
 
     def _is_gradient(self, flow: Flow, reader: str) -> bool:
         """Whether a group of the kind ``reader`` reads what a contraction of the backward pass made."""

@@ -180,6 +180,8 @@ class Run:
         results = self._apply(eqn, group, operands, layouts)
         if eqn.index in self.replay.awaited and family == "gather":
             results = self._await(eqn, results)
+        elif eqn.index in self.replay.looked_up:
+            results = lax.optimization_barrier(results)
         self.env.update(zip(eqn.results, results, strict=True))
         if family in CONTRACTION_FAMILIES:
             self.last_product = eqn.results

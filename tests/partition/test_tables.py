@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 
 import jaxplan
+from jaxplan.partition import compile_plan
+from jaxplan.partition._hlo_liveness import peak_temporaries
+from jaxplan.partition._hlo_text import parse_module
 from jaxplan.partition._planned import replay_of
 
 NUM_TABLES, ROWS, WIDTH, BATCH = 6, 2**18, 32, 2048
@@ -87,3 +90,35 @@ def test_a_table_that_is_read_twice_is_gathered_once() -> None:
     program, replay = plan.require_program().program, replay_of(plan)
     table = next(t for t in program.inputs if program.tensors[t].shape == (ROWS, WIDTH))
     assert not any(table in waiting for waiting in replay.awaited.values())
+
+
+def _normed_rows(params: Any, ids: Any) -> tuple[Any, Any]:
+    """Rows of a table behind a norm and a wide perceptron, whose activations are the peak."""
+
+    def loss_fn(params: Any) -> Any:
+        x = params["table"].astype(jnp.bfloat16)[ids]
+        squares = jnp.mean(jnp.square(x.astype(jnp.float32)), axis=-1, keepdims=True)
+        h = (x * jax.lax.rsqrt(squares + 1e-6)).astype(jnp.bfloat16) * params["scale"].astype(jnp.bfloat16)
+        h = x + jax.nn.gelu(h @ params["up"].astype(jnp.bfloat16)) @ params["down"].astype(jnp.bfloat16)
+        return jnp.mean(jnp.square(h.astype(jnp.float32)))
+
+    loss, gradients = jax.value_and_grad(loss_fn)(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), loss
+
+
+@pytest.mark.gpu_aot
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("jax_cuda12_plugin") is None, reason="needs the extra gpu-aot to compile for GPUs"
+)
+def test_a_gathered_table_is_dropped_behind_its_rows() -> None:
+    """It was looked up again, in the norm's backward fusion, and kept until there."""
+    rows, width, wide = 2**17, 64, 2048
+    shapes = {"table": (rows, width), "scale": (width,), "up": (width, wide), "down": (wide, width)}
+    params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+    ids = jax.ShapeDtypeStruct((2**16,), jnp.int32)
+    plan = jaxplan.plan(_normed_rows, params, ids, topology="h100:8", donate_argnums=(0,)).references["zero2"]
+    report = compile_plan(plan)
+    held = peak_temporaries(parse_module(report.hlo_text)).holdings
+    assert any(f"{wide}]" in h.array for h in held)  # the peak is in the perceptron
+    assert not any(f"[{rows},{width}]" in h.array for h in held), held
