@@ -48,7 +48,7 @@ class Buffers:
       saved: materialised tensors made before and read after the turning point, inputs excluded.
       num_bytes: global bytes of each tensor as a buffer: a 16-bit result of a function in `NOT_RECOMPUTED` is saved in
         float32 where the chip's element-wise arithmetic is.
-      widened: 16-bit tensors that are cast to float32 by the fusions of both passes.
+      widened: 16-bit tensors that are cast to float32 by the fusions of both passes, logits excluded.
       cleared: tensors that are cleared at once, where the first of those that are split alike is made.
       ordered: buffers that are there once more, their dimensions in another order.
       pooled: what gradients of max pooling hold beside their operands and results.
@@ -168,9 +168,22 @@ def _widened(graph: StepGraph, chip: ChipSpec, materialised: Sequence[bool]) -> 
         if eqn.name != "convert_element_type" or eqn.phase == "backward" or materialised[eqn.results[0]]:
             continue
         narrow, wide = tensors[eqn.operands[0]], tensors[eqn.results[0]]
-        if narrow.itemsize < _WIDE_BYTES == wide.itemsize and wide.dtype.kind == "f":
+        is_wider = narrow.itemsize < _WIDE_BYTES == wide.itemsize and wide.dtype.kind == "f"
+        if is_wider and not _is_normalised(graph, wide.index):
             found.add(narrow.index)
     return frozenset(found)
+
+
+def _is_normalised(graph: StepGraph, t: int) -> bool:
+    """Whether the maximum is taken of a value, or of what is added to it: fusions compute both again (logits)."""
+    readers = [graph.program.equations[c] for c in graph.values.consumers[t]]
+    readers += [
+        graph.program.equations[c]
+        for eqn in readers
+        if graph.rules[eqn.index].family == "elementwise"
+        for c in graph.values.consumers[eqn.results[0]]
+    ]
+    return any(eqn.name == "reduce_max" for eqn in readers)
 
 
 def _buffer_bytes(graph: StepGraph, chip: ChipSpec, t: int) -> int:
