@@ -20,7 +20,7 @@ from jaxplan.cost._inner_dims import inner_dims
 from jaxplan.cost._orders import OrderedCopy, write_in_orders
 from jaxplan.cost._pooling import PoolBuffer, pool_buffers
 from jaxplan.cost._product_outputs import widened_outputs
-from jaxplan.cost._product_rows import batches_of_rows
+from jaxplan.cost._product_rows import batches_of_rows, images_in_rows
 from jaxplan.cost._put_off import put_off
 from jaxplan.cost._wire import rounded_for_loops
 from jaxplan.ir import REGION_IN, REGION_OUT, Equation, StepGraph
@@ -55,6 +55,7 @@ class Buffers:
       inner: the two innermost dimensions of images, where memory is in tiles.
       rounded: float32 tensors that are held in bfloat16 (`rounded_for_loops`).
       batched: tensors that are buffers only where a device holds more than one element of these dimensions.
+      in_rows: tensors that are buffers only where their last two dimensions take the least memory innermost.
     """
 
     materialised: tuple[bool, ...]
@@ -71,10 +72,11 @@ class Buffers:
     inner: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     rounded: frozenset[int] = frozenset()
     batched: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    in_rows: frozenset[int] = frozenset()
 
     def held_as(self, t: int) -> tuple[Hashable, ...]:
         """What beside its shape and dtype decides the bytes of a tensor on a device."""
-        return self.num_bytes[t], self.inner.get(t), t in self.rounded, self.batched.get(t)
+        return self.num_bytes[t], self.inner.get(t), t in self.rounded, self.batched.get(t), t in self.in_rows
 
     def is_kept(self, first: int, last: int) -> bool:
         """Whether what is made for a read at ``first``, and read at ``last`` again, lives until the backward pass."""
@@ -92,8 +94,12 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec, *, in_order: bool = False)
     added_up = accumulations(graph, chip)
     outputs = widened_outputs(graph, chip)
     rows = batches_of_rows(graph, chip, outputs.values())
-    materialised = _materialised(graph, chip, turning, added_up, outputs, rows)
-    without_rows = _materialised(graph, chip, turning, added_up, outputs, {}) if rows else materialised
+    innermost = inner_dims(graph) if chip.is_tiled else {}
+    images = images_in_rows(graph, chip, innermost)
+    materialised = _materialised(graph, chip, turning, added_up, outputs, images.union(rows))
+    without_rows = materialised
+    if rows or images:
+        without_rows = _materialised(graph, chip, turning, added_up, outputs, frozenset())
     death = [-1] * len(program.tensors)
     for t in program.outputs:
         death[t] = num_equations
@@ -138,9 +144,10 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec, *, in_order: bool = False)
         cleared=cleared_together(graph) if chip.is_gpu else (),
         ordered=ordered,
         pooled=pooled,
-        inner=inner_dims(graph) if chip.is_tiled else {},
+        inner=innermost,
         rounded=rounded_for_loops(graph, chip) if chip.is_tiled else frozenset(),
         batched={t: dims for t, dims in rows.items() if not without_rows[t]},
+        in_rows=frozenset(t for t in images if not without_rows[t]),
     )
 
 

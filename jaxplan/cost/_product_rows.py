@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+from jaxplan.cost._fusion import runs_inside_readers
 from jaxplan.cost._product_outputs import computed_of
-from jaxplan.ir import StepGraph
+from jaxplan.ir import Equation, StepGraph
 from jaxplan.mesh import ChipSpec
 
 
@@ -29,3 +30,30 @@ def batches_of_rows(graph: StepGraph, chip: ChipSpec, wide: Iterable[int]) -> di
                 if len(rows) > 1 and batch and t not in of_wide:
                     found[t] = tuple(batch)
     return found
+
+
+def images_in_rows(graph: StepGraph, chip: ChipSpec, inner: Mapping[int, tuple[int, int]]) -> frozenset[int]:
+    """Images that a product over their features reads, and what is computed of its result for the next product.
+
+    ``inner`` are the innermost dimensions of images (`inner_dims`), batch and features. Where rows of pixels take no
+    more memory than rows of images do, products make rows of pixels, and images are turned to be read: compiled TPU
+    programs of a ConvNeXt wrote the normalised images of its first stage, and both sides of the rectifier behind them.
+    """
+    if not chip.fuses_products:
+        return frozenset()
+    products = {e.index: e for e in graph.program.equations if e.name == "dot_general" and e.phase == "forward"}
+    found: set[int] = set()
+    for eqn in products.values():
+        t = eqn.operands[0]
+        rank = len(graph.program.tensors[t].shape)
+        if rank > 3 and inner.get(t, (rank - 2, rank - 1)) != (rank - 2, rank - 1) and _sums_features(eqn, rank):
+            turned = computed_of(graph, eqn.results[0])
+            found.add(t)
+            found.update(u for u in turned if any(c in products for c in graph.values.consumers[u]))
+    made = graph.values.producer
+    return frozenset(t for t in found if made[t] >= 0 and runs_inside_readers(graph, chip, made[t]))
+
+
+def _sums_features(eqn: Equation, rank: int) -> bool:
+    (contracted, _), batch = eqn.params["dimension_numbers"]
+    return tuple(contracted) == (rank - 1,) and not any(batch)

@@ -74,8 +74,9 @@ def local_bytes(
     distinct, place = np.unique(np.stack(parts, axis=1), axis=0, return_inverse=True)
     shapes = [tuple([math.ceil(n / p) for n, p in zip(tensor.shape, row)]) for row in distinct.tolist()]
     batch, itemsize = buffers.batched.get(t, ()), NARROW_BYTES if t in buffers.rounded else tensor.itemsize
-    sizes = [
-        0 if batch and all(shape[d] == 1 for d in batch) else padded_bytes(shape, itemsize, inner)
-        for shape in shapes
-    ]
+    sizes = [padded_bytes(shape, itemsize, inner) for shape in shapes]
+    if batch:
+        sizes = [0 if all(shape[d] == 1 for d in batch) else size for shape, size in zip(shapes, sizes)]
+    if t in buffers.in_rows:
+        sizes = [size if is_least_row_by_row(shape) else 0 for shape, size in zip(shapes, sizes)]
     return np.array(sizes, dtype=np.float64)[place.ravel()]

@@ -154,11 +154,12 @@ def _scatter_tiled(x: Any, names: tuple[str, ...], dim: int, parts: int) -> Any:
 
     The TPU compiler scatters whole tiles of 8 x 128 only. It makes an all-reduce of twice the bytes where a part is
     none (768 columns over 4 devices), where the dimension is neither the first nor in the matrix, or where parts of a
-    stack of matrices do not lie one after the other in memory (the experts of a mixture).
+    stack of matrices do not lie one after the other in memory (the experts of a mixture; rows of 7 pixels, which
+    would be padded).
     """
     x = x.reshape(*x.shape[:dim], parts, x.shape[dim] // parts, *x.shape[dim + 1 :])
     x = jnp.moveaxis(x, dim, 0)
-    if dim and x.ndim > 3:
+    if x.ndim > 3 and (dim or (x.shape[-1] % 128 == 0 and x.shape[-2] % 8)):
         x = with_layout_constraint(x, DimensionOrder(major_to_minor=tuple(range(x.ndim))))
     stack = x.reshape(parts, -1, *x.shape[-2:]) if x.ndim > 4 else x
     return lax.psum_scatter(stack, names, scatter_dimension=0, tiled=False).reshape(x.shape[1:])

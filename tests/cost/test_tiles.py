@@ -132,3 +132,26 @@ def test_matrices_of_a_batch_are_innermost() -> None:
     (scores,) = (e.results[0] for e in graph.program.equations if e.name == "dot_general")
     assert buffers.inner[scores] == (2, 3)
     assert padded_bytes((128, 3, 197, 197), 2, (2, 3)) == 37.5 * 2**20 > padded_bytes((128, 3, 197, 197), 2)
+
+
+@pytest.mark.parametrize(("pixels", "is_turned"), [(56, True), (28, False), (64, True), (7, False)])
+def test_normalised_images_are_turned_for_products_where_rows_of_pixels_are_not_padded(
+    pixels: int, is_turned: bool
+) -> None:
+    """What the first product reads, and what is computed of its result for the second; on a device with 32 images."""
+
+    def step(images: jax.Array, kernel: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
+        dimensions = ("NHWC", "HWIO", "NHWC")
+        x = jax.lax.conv_general_dilated(images, kernel, (1, 1), "SAME", dimension_numbers=dimensions)
+        return jnp.tanh(jnp.tanh(x * x) @ up) @ down
+
+    shapes = (32, pixels, pixels, 3), (3, 3, 3, 128), (128, 256), (256, 128)
+    graph, buffers = _buffers(step, *shapes)
+    tensors, made = graph.program.tensors, graph.values.producer
+    turned = [t for t in buffers.in_rows if buffers.materialised[t]]
+    assert sorted(tensors[t].shape[-1] for t in turned) == [128, 256]
+    assert {graph.program.equations[made[t]].name for t in turned} == {"tanh"}
+    sizes = BufferSizes(build_cost_model(graph, Topology.parse("v5e:1x1")))
+    found = [sizes(graph.grouping.tensor_group[t], [t]).item() for t in turned]
+    assert all(size == (tensors[t].num_bytes if is_turned else 0) for t, size in zip(turned, found, strict=True))
+    assert not _buffers(step, *shapes, topology="h100:8")[1].in_rows

@@ -231,3 +231,17 @@ def test_edges_on_the_host_compile_to_their_paths() -> None:
 def test_edges_on_a_torus_compile_to_their_paths() -> None:
     edges = every_kind("v5e:2x4", ("x0", "y0", "y1"))
     check(edges, compiled(edges))
+
+
+@needs_tpu_plugin
+@pytest.mark.tpu_aot
+def test_parts_of_padded_rows_are_scattered_on_a_torus() -> None:
+    """Kernels of patches and images of 7 x 7 pixels, where the compiler made an all-reduce of all of it."""
+    shapes = {(16, 16, 3, 768): "-,-,-,-|+y1", (128, 7, 7, 768): "x0,-,-,-|+y1"}
+    targets = ("y1,-,-,-", "(x0 y1),-,-,-")
+    edges = [
+        edge("v5e:2x4", source, target, shape, "bfloat16")
+        for (shape, source), target in zip(shapes.items(), targets, strict=True)
+    ]
+    assert all([kind for kind, _, _ in e.path.collectives] == ["reduce-scatter"] for e in edges)
+    check(edges, compiled(edges))
