@@ -70,6 +70,7 @@ CASES = [
     _case("resnet-tiny", "float64", slow=True, **RESNET),
     _case("resnet-tiny-eval", **{**RESNET, "stage_sizes": (1,)}),
     _case("lstm-tiny", slow=True, optimizer="sgd"),
+    _case("conformer-tiny", slow=True, optimizer="sgd"),
     _case("dit-tiny", slow=True, num_layers=1, optimizer="sgd"),
     _case("convnext-tiny", slow=True, stage_sizes=(1, 1), widths=(16, 32), image_size=16, optimizer="sgd"),
 ]

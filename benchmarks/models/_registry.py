@@ -5,6 +5,12 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.models._bert import BERTConfig, bert_train_step, make_bert_batch, make_bert_state
+from benchmarks.models._conformer import (
+    ConformerConfig,
+    conformer_train_step,
+    make_conformer_batch,
+    make_conformer_state,
+)
 from benchmarks.models._convnext import ConvNeXtConfig, make_convnext_state
 from benchmarks.models._dit import DiTConfig, dit_train_step, make_dit_batch, make_dit_state
 from benchmarks.models._dlrm import DLRMConfig, dlrm_train_step, make_dlrm_batch, make_dlrm_state
@@ -84,6 +90,9 @@ _mixed = _family(MixedGPTConfig, make_mixed_state, make_gpt_batch, make_mixed_st
 _moe = _family(MoEConfig, make_moe_state, make_gpt_batch, make_moe_step)
 _llama = _family(LlamaConfig, make_llama_state, make_llama_batch, _always(llama_train_step))
 _dlrm = _family(DLRMConfig, make_dlrm_state, make_dlrm_batch, _always(dlrm_train_step))
+_conformer = _family(
+    ConformerConfig, make_conformer_state, make_conformer_batch, _always(conformer_train_step)
+)
 _dit = _family(DiTConfig, make_dit_state, make_dit_batch, _always(dit_train_step))
 _unet = _family(UNetConfig, make_unet_state, make_unet_batch, _always(unet_train_step))
 
@@ -251,8 +260,18 @@ MODELS: dict[str, ModelSpec] = {
     "unet-tiny": _unet(
         "diffusion U-Net of 2 levels for tests", width=16, widths=(1, 2), image_size=8, batch_size=16,
     ),
+    "conformer-l": _conformer(
+        "Conformer-L for speech, 111M parameters",
+        num_layers=17, width=512, num_heads=8, kernel_size=31, vocab_size=1024, num_frames=1600, num_features=80,
+        num_labels=128, batch_size=64,
+    ),
+    "conformer-tiny": _conformer(
+        "1-layer Conformer for tests",
+        num_layers=1, width=32, num_heads=4, kernel_size=3, vocab_size=16, num_frames=32, num_features=8,
+        num_labels=2, batch_size=16,
+    ),
     "dit-b4": _dit(
-        "DiT-B/4, diffusion transformer of 131M parameters",
+        "DiT-B/4, diffusion transformer of 130M parameters",
         num_layers=12, width=768, num_heads=12, patch_size=4, latent_size=32, channels=4, num_classes=1000,
         batch_size=512,
     ),

@@ -29,6 +29,19 @@ def _gpt_parameters(num_layers: int, width: int, vocab_size: int, positions: int
     return (vocab_size + positions) * width + num_layers * (12 * width**2 + 13 * width) + 2 * width
 
 
+def _conformer_parameters(
+    num_layers: int, width: int, kernel_size: int, vocab_size: int, num_features: int
+) -> int:
+    """Per layer two perceptrons, attention, the gated and the last projection, a kernel per channel, biases and six
+    norms; two convolutions that halve frames and features, the input, the head."""
+    weights = 2 * 8 * width**2 + 4 * width**2 + 2 * width**2 + width**2 + kernel_size * width
+    biases = 2 * 5 * width + 4 * width + 2 * width + width + width
+    norms = 2 * 6 * width
+    subsample = (9 * width + width) + (9 * width**2 + width)
+    ends = num_features // 4 * width * width + width + width * vocab_size + vocab_size
+    return num_layers * (weights + biases + norms) + subsample + ends
+
+
 def _dit_parameters(
     num_layers: int, width: int, patch_size: int, tokens: int, channels: int, num_classes: int
 ) -> int:
@@ -107,6 +120,8 @@ TINY_GPT_PARAMETERS = _gpt_parameters(2, 64, 256, 32)
         ("mixer-b16", MIXER_B16_PARAMETERS),
         ("t5-base", T5_BASE_PARAMETERS),
         ("convnext-t", CONVNEXT_T_PARAMETERS),
+        ("conformer-l", _conformer_parameters(17, 512, 31, 1024, 80)),
+        ("conformer-tiny", _conformer_parameters(1, 32, 3, 16, 8)),
         ("dit-b4", _dit_parameters(12, 768, 4, 64, 4, 1000)),
         ("dit-tiny", _dit_parameters(2, 64, 2, 16, 4, 16)),
         ("lstm", _lstm_parameters(2, 1024, 1024)),
