@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import numpy as np
 
@@ -29,7 +30,7 @@ def places_of_due_products(
     chip: ChipSpec,
     local_bytes: Callable[[int, Layout | None], int],
     copy_of: Callable[[Equation, int], Transfer | None],
-    transfers: Iterable[Transfer],
+    transfers: Collection[Transfer],
     gradients: Iterable[int],
 ) -> frozenset[int]:
     """Products of the backward pass before which the gradients are to be there that were made before them.
@@ -98,7 +99,7 @@ def bytes_alive(
     graph: StepGraph,
     buffers: Buffers,
     local_bytes: Callable[[int, Layout | None], int],
-    transfers: Iterable[Transfer],
+    transfers: Collection[Transfer],
 ) -> np.ndarray:
     """Bytes that are alive at each equation, inputs not included."""
     end = len(graph.program.equations)
@@ -108,15 +109,28 @@ def bytes_alive(
         changes[first] += size
         changes[min(max(first, last), end) + 1] -= size
 
+    moved = _moved(graph, transfers)
     for tensor in graph.program.tensors:
         t = tensor.index
         if buffers.materialised[t] and buffers.birth[t] >= 0 and tensor.shape:
-            add(buffers.birth[t], buffers.death[t], local_bytes(t, None))
+            add(buffers.birth[t], min(buffers.death[t], moved.get(t, end)), local_bytes(t, None))
     for transfer in transfers:
         for span in transfer.spans:
             last = max(buffers.read_end[reader] for reader in span.readers)
             add(span.first, last, local_bytes(transfer.tensor, transfer.target))
     return np.cumsum(changes)[: end + 1]
+
+
+def _moved(graph: StepGraph, transfers: Collection[Transfer]) -> dict[int, int]:
+    """Tensors of which every reader reads a copy (sums that are taken at once) -> when the last copy is made."""
+    readers: dict[int, set[int]] = defaultdict(set)
+    made: dict[int, int] = {}
+    for transfer in transfers:
+        for span in transfer.spans:
+            readers[transfer.tensor].update(span.readers)
+            made[transfer.tensor] = max(made.get(transfer.tensor, -1), span.first)
+    shown = set(graph.program.outputs)
+    return {t: at for t, at in made.items() if readers[t].issuperset(graph.values.consumers[t]) and t not in shown}
 
 
 def _deaths_without(

@@ -9,7 +9,7 @@ until the backward pass because the keys are read there as they are.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Container, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Hashable, Sequence
 
 from jaxplan.cost import Transfer, analyse_buffers
 from jaxplan.ir import Equation, StepGraph
@@ -28,7 +28,7 @@ def products_kept_apart(
     chip: ChipSpec,
     local_bytes: Callable[[int, Layout | None], int],
     copy_of: Callable[[Equation, int], Transfer | None],
-    transfers: Iterable[Transfer],
+    transfers: Collection[Transfer],
     awaited: Container[int],
 ) -> dict[int, tuple[int, int]]:
     """Products of the forward pass, each of which is to read an operand that it shares as if it were another one.

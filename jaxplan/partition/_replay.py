@@ -46,7 +46,8 @@ class Replay:
       apart: products that are not to be merged with others of an operand -> the first of those, its position.
       awaited: contraction -> parameters not to be gathered before its operands are there; look-up -> tables not to be
         gathered before its rows are.
-      looked_up: look-ups in large parameters that are gathered for the forward pass alone; their rows are written.
+      looked_up: look-ups in large parameters that are gathered for the forward pass alone; their rows, where
+        they are smaller, are written.
       chip: what the program is compiled for.
     """
 
@@ -133,7 +134,7 @@ class Replay:
         """Whether rows are taken of a large parameter that is gathered and not read after the forward pass.
 
         The compiler was seen to look rows up again in the fusions of the backward pass, and to keep the gathered table
-        until there, beside the rows.
+        until there. Where the rows are larger than the table, that is less.
         """
         if not self.chip.is_gpu or eqn.phase == "backward" or self.graph.rules[eqn.index].family != "gather":
             return False
@@ -141,8 +142,10 @@ class Replay:
         if table is None or not self._is_stored(table):
             return False
         readers = next(span.readers for span in table.spans if eqn.index in span.readers)
-        is_forward = all(self.graph.program.equations[e].phase != "backward" for e in readers)
-        return is_forward and self.graph.program.tensors[table.tensor].num_bytes >= LARGE_PARAMETER_BYTES
+        if any(self.graph.program.equations[e].phase == "backward" for e in readers):
+            return False
+        rows, kept = self._local_bytes(eqn.results[0], None), self._local_bytes(table.tensor, table.target)
+        return kept > rows and self.graph.program.tensors[table.tensor].num_bytes >= LARGE_PARAMETER_BYTES
 
     def _is_gradient(self, flow: Flow, reader: str) -> bool:
         """Whether a group of the kind ``reader`` reads what a contraction of the backward pass made."""

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import jaxplan
-from jaxplan.partition import _replay
+from benchmarks.models import build
+from jaxplan.partition import _held_back, _replay
 from jaxplan.partition._planned import replay_of
 
 MIB = 2**20
@@ -57,6 +58,23 @@ def test_what_a_perceptron_keeps_is_gone_before_the_peak(monkeypatch: pytest.Mon
     jax.clear_caches()
     put_off = plan.audit()
     assert put_off.compiled_memory_bytes > audit.compiled_memory_bytes + 4 * 32 * MIB, put_off.table()
+
+
+@pytest.mark.gpu_aot
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("jax_cuda12_plugin") is None, reason="needs the extra gpu-aot to compile for GPUs"
+)
+def test_sums_that_are_scattered_at_once_do_not_hide_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gathered activations and gradients of activations that gradients of parameters are made of; 24 MiB each."""
+    step, arguments = build("dit-b4", num_layers=4)
+    plan = jaxplan.plan(step, *arguments, topology="h100:8", progress=False).references["megatron_sequence"]
+    audit = plan.audit()
+    assert audit.compiled_memory_bytes < 1.06 * plan.memory_bytes, audit.table()
+    monkeypatch.setattr(_held_back, "_moved", lambda *_: {})
+    jax.clear_caches()
+    put_off = plan.audit()
+    assert put_off.compiled_memory_bytes > audit.compiled_memory_bytes + 4 * 24 * MIB, put_off.table()
 
 
 def test_nothing_is_asked_for_after_the_peak() -> None:
