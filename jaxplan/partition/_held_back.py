@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 import numpy as np
 
-from jaxplan.cost import Buffers, Transfer, analyse_buffers
+from jaxplan.cost import Buffers, Transfer, analyse_buffers, is_gradient
 from jaxplan.ir import CONTRACTION_FAMILIES, Equation, StepGraph, backward_barriers
 from jaxplan.mesh import ChipSpec, Layout
 
@@ -122,7 +122,10 @@ def bytes_alive(
 
 
 def _moved(graph: StepGraph, transfers: Collection[Transfer]) -> dict[int, int]:
-    """Tensors of which every reader reads a copy (sums that are taken at once) -> when the last copy is made."""
+    """Activations of which every reader reads a copy (sums that are taken at once) -> when the last copy is made.
+
+    Gradients of parameters wait for others to be reduced with, so they count until they are read.
+    """
     readers: dict[int, set[int]] = defaultdict(set)
     made: dict[int, int] = {}
     for transfer in transfers:
@@ -130,7 +133,11 @@ def _moved(graph: StepGraph, transfers: Collection[Transfer]) -> dict[int, int]:
             readers[transfer.tensor].update(span.readers)
             made[transfer.tensor] = max(made.get(transfer.tensor, -1), span.first)
     shown = set(graph.program.outputs)
-    return {t: at for t, at in made.items() if readers[t].issuperset(graph.values.consumers[t]) and t not in shown}
+    return {
+        t: at
+        for t, at in made.items()
+        if t not in shown and readers[t].issuperset(graph.values.consumers[t]) and not is_gradient(graph, t)
+    }
 
 
 def _deaths_without(
