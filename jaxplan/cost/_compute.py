@@ -10,9 +10,9 @@ import numpy as np
 from jaxplan.cost._buffers import Buffers
 from jaxplan.cost._measured import product_seconds
 from jaxplan.cost._user_body import BodyCost, body_cost
-from jaxplan.cost._work import flops_of_equation, work_beside_halos
+from jaxplan.cost._work import Border, flops_of_equation, work_beside_halos, written_border
 from jaxplan.ir import REGION_IN, REGION_OUT, WHOLE, Configuration, Group, GroupSpace, StepGraph
-from jaxplan.mesh import Topology
+from jaxplan.mesh import ChipSpec, Topology
 
 MATMUL_EFFICIENCY = 0.65
 """Share of the dense peak that large matrix products reach; assumed until calibrated on the device."""
@@ -33,34 +33,39 @@ def tensor_splits(space: GroupSpace, splits: np.ndarray, t: int) -> np.ndarray:
     return splits[:, classes].prod(axis=1) if classes else np.ones(len(splits))
 
 
-def flops_of(graph: StepGraph, equation: int) -> float:
+def flops_of(graph: StepGraph, equation: int, border: Border | None = None) -> float:
     """Operations of a contraction or convolution (`flops_of_equation`); 0 for everything else."""
     eqn = graph.program.equations[equation]
-    return flops_of_equation(eqn, graph.rules[equation], graph.program.tensors)
+    return flops_of_equation(eqn, graph.rules[equation], graph.program.tensors, border)
 
 
-def local_flops(graph: StepGraph, group: Group, space: GroupSpace, splits: np.ndarray) -> np.ndarray:
+def local_flops(
+    graph: StepGraph, group: Group, space: GroupSpace, splits: np.ndarray, chip: ChipSpec
+) -> np.ndarray:
     """Floating-point operations of a group on one device, shape (K,)."""
     total = np.zeros(len(splits))
     for e in group.equations:
-        flops = flops_of(graph, e)
+        border = written_border(graph, e) if chip.is_gpu else None
+        flops = flops_of(graph, e, border)
         if flops:
-            share = _beside_halos(graph, space, splits, e) / _equation_splits(space, splits, e)
+            share = _beside_halos(graph, space, splits, e, border) / _equation_splits(space, splits, e)
             total += flops * trips_of(graph, e) * share
         total += body_cost(graph.program.equations[e]).flops * trips_of(graph, e)
     return total
 
 
-def _beside_halos(graph: StepGraph, space: GroupSpace, splits: np.ndarray, equation: int) -> np.ndarray:
+def _beside_halos(
+    graph: StepGraph, space: GroupSpace, splits: np.ndarray, equation: int, border: Border | None
+) -> np.ndarray:
     """Work of a device over an equal share of it, shape (K,): more where windows are split (`work_beside_halos`)."""
     result = np.ones(len(splits))
-    rule, tensors = graph.rules[equation], graph.program.tensors
+    eqn, rule, tensors = graph.program.equations[equation], graph.rules[equation], graph.program.tensors
     for window in rule.windows:
         c = space.factor_class[equation][window.factor]
         if c == WHOLE:
             continue
         for parts in np.unique(splits[:, c]).tolist():
-            more = work_beside_halos(graph.program.equations[equation], rule, tensors, window, int(parts))
+            more = work_beside_halos(eqn, rule, tensors, window, int(parts), border)
             result[splits[:, c] == parts] *= more
     return result
 

@@ -255,7 +255,7 @@ class ModelBuilder:
         splits = split_counts(self.configs[v], self.topology)
         result = (
             compute_seconds(self.graph, group, space, splits, self.buffers, self.topology),
-            local_flops(self.graph, group, space, splits),
+            local_flops(self.graph, group, space, splits, self.topology.chip),
             self._memory(v, splits),
         )
         self.memo[key] = result

@@ -4,50 +4,132 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxplan.ir import Equation, OperatorRule, SplitWindow, Tensor
+from jaxplan.cost._put_off import is_gradient
+from jaxplan.ir import Equation, OperatorRule, SplitWindow, StepGraph, Tensor
 
 
-def flops_of_equation(eqn: Equation, rule: OperatorRule, tensors: Sequence[Tensor]) -> float:
+class Border(NamedTuple):
+    """Zeros that are written around an image.
+
+    Attributes:
+      widths: (before, after) in each of its dimensions.
+      around_output: around what a convolution makes, not what it reads.
+    """
+
+    widths: tuple[tuple[int, int], ...]
+    around_output: bool
+
+
+def flops_of_equation(
+    eqn: Equation, rule: OperatorRule, tensors: Sequence[Tensor], border: Border | None = None
+) -> float:
     """Floating-point operations of a contraction or convolution, two per multiply-add; 0 for everything else.
 
     A convolution multiplies where there is input: neither the padding nor the holes of a dilated input count, as in
-    XLA's ``HloCostAnalysis``.
+    XLA's ``HloCostAnalysis``, but the zeros of ``border`` do (`written_border`).
     """
     if rule.family == "contraction":
         return 2.0 * math.prod(f.size for f in rule.factors)
     if rule.family == "convolution":
         shapes = [tensors[t].shape for t in (*eqn.operands[:2], eqn.results[0])]
-        return 2.0 * _convolution_products(eqn.params, *shapes)
+        return 2.0 * _convolution_products(eqn.params, *shapes, border)
     return 0.0
 
 
+def written_border(graph: StepGraph, equation: int) -> Border | None:
+    """Zeros that XLA for GPUs writes around the image of a convolution, or of the one whose gradient it is.
+
+    Its library pads both sides alike. Where a convolution does not (``SAME`` with a stride of two), all padding is
+    written before it, for the gradients what one side has more than the other: that of the image is made with the border
+    and cut (``CanonicalizeBackwardInputConvolution`` and its neighbours,
+    https://github.com/openxla/xla/blob/main/xla/service/gpu/transforms/conv_padding_legalization.cc).
+    None where nothing is.
+    """
+    eqn = graph.program.equations[equation]
+    if graph.rules[equation].family != "convolution":
+        return None
+    made_by = graph.values.producer[eqn.operands[1]]
+    of_image = eqn.phase == "backward" and made_by >= 0 and graph.program.equations[made_by].name == "rev"
+    of_kernel = eqn.phase == "backward" and is_gradient(graph, eqn.results[0])
+    pads: list[tuple[int, int]] = []
+    for axis, (before, after) in enumerate(eqn.params["padding"]):
+        num_inputs, num_kernel, num_outputs = _sizes(eqn, graph.program.tensors, axis)
+        extent = (num_kernel - 1) * eqn.params["rhs_dilation"][axis] + 1
+        if of_image:
+            before, stride = extent - 1 - before, eqn.params["lhs_dilation"][axis]
+            after = _nearest(before, (num_inputs - 1) * stride + extent - num_outputs - before, stride)
+        elif of_kernel:
+            after = extent + num_outputs - 1 - num_inputs - before
+            after = _nearest(before, after, eqn.params["rhs_dilation"][axis])
+        pads.append((max(before, 0), max(after, 0)))
+    is_dilated = set(eqn.params["lhs_dilation"]) != {1} and not of_image
+    if is_dilated or all(before == after for before, after in pads):
+        return None
+    if of_image or of_kernel:
+        pads = [(b - min(b, a), a - min(b, a)) for b, a in pads]
+    return Border(tuple(pads), of_image)
+
+
+def _nearest(before: int, least: int, stride: int) -> int:
+    """Padding after an image that is most like that before it: the last windows reach as far with any of ``stride``."""
+    return min(max(before, least), least + stride - 1)
+
+
+def _sizes(eqn: Equation, tensors: Sequence[Tensor], axis: int) -> tuple[int, int, int]:
+    """Elements of the input, the kernel and the output along one dimension of the image."""
+    shapes = [tensors[t].shape for t in (*eqn.operands[:2], eqn.results[0])]
+    inputs, kernel, outputs = (
+        shape[spec[2 + axis]] for shape, spec in zip(shapes, eqn.params["dimension_numbers"], strict=True)
+    )
+    return inputs, kernel, outputs
+
+
 def _convolution_products(
-    params: Mapping[str, Any], inputs: tuple[int, ...], kernel: tuple[int, ...], outputs: tuple[int, ...]
+    params: Mapping[str, Any],
+    inputs: tuple[int, ...],
+    kernel: tuple[int, ...],
+    outputs: tuple[int, ...],
+    border: Border | None,
 ) -> int:
     in_spec, kernel_spec, out_spec = params["dimension_numbers"]
     count = outputs[out_spec[0]] * kernel[kernel_spec[0]] * kernel[kernel_spec[1]]
     for axis, (i, k, o) in enumerate(zip(in_spec[2:], kernel_spec[2:], out_spec[2:], strict=True)):
-        count *= _pairs(params, axis, inputs[i], kernel[k], outputs[o], params["padding"][axis][0])
+        count *= _pairs(params, axis, inputs[i], kernel[k], outputs[o], params["padding"][axis][0], border)
     return count
 
 
 def _pairs(
-    params: Mapping[str, Any], axis: int, num_inputs: int, num_kernel: int, num_outputs: int, before: int
+    params: Mapping[str, Any],
+    axis: int,
+    num_inputs: int,
+    num_kernel: int,
+    num_outputs: int,
+    before: int,
+    border: Border | None = None,
 ) -> int:
-    """Positions of outputs and of the kernel, along one dimension of the image, that meet an element of the input."""
+    """Positions of outputs and of the kernel, along one dimension of the image, that meet an element of the input, or
+    of its border; positions of the output's border count, too."""
     stride, kernel_dilation = params["window_strides"][axis], params["rhs_dilation"][axis]
     dilation = params["lhs_dilation"][axis]
-    positions = np.arange(num_outputs)[:, None] * stride + np.arange(num_kernel) * kernel_dilation - before
-    exists = (positions >= 0) & (positions < num_inputs * dilation) & (positions % dilation == 0)
-    return int(np.count_nonzero(exists))
+    width = border.widths[axis] if border else (0, 0)
+    of_output, of_input = (width, (0, 0)) if border and border.around_output else ((0, 0), width)
+    outputs = np.arange(-of_output[0], num_outputs + of_output[1])
+    positions = outputs[:, None] * stride + np.arange(num_kernel) * kernel_dilation - before
+    exists = (positions >= -of_input[0]) & (positions < num_inputs * dilation + of_input[1])
+    return int(np.count_nonzero(exists & (positions % dilation == 0)))
 
 
 def work_beside_halos(
-    eqn: Equation, rule: OperatorRule, tensors: Sequence[Tensor], split: SplitWindow, parts: int
+    eqn: Equation,
+    rule: OperatorRule,
+    tensors: Sequence[Tensor],
+    split: SplitWindow,
+    parts: int,
+    border: Border | None = None,
 ) -> float:
     """What a device does of a convolution whose image is cut into parts, over an equal share of the whole.
 
@@ -57,13 +139,11 @@ def work_beside_halos(
     halo = split.window.halo(parts)
     if parts == 1 or rule.family != "convolution" or halo is None:
         return 1.0
-    lhs, rhs, out = (tensors[t].shape for t in (*eqn.operands[:2], eqn.results[0]))
     numbers = eqn.params["dimension_numbers"]
     axis = next(a for a, d in enumerate(numbers[0][2:]) if split.factor in rule.operands[0][d])
-    num_inputs, num_kernel, num_outputs = (
-        shape[spec[2 + axis]] for shape, spec in zip((lhs, rhs, out), numbers, strict=True)
-    )
-    whole = _pairs(eqn.params, axis, num_inputs, num_kernel, num_outputs, eqn.params["padding"][axis][0])
+    num_inputs, num_kernel, num_outputs = _sizes(eqn, tensors, axis)
+    padding = eqn.params["padding"][axis][0]
+    whole = _pairs(eqn.params, axis, num_inputs, num_kernel, num_outputs, padding, border)
     block = num_inputs // parts + halo.before + halo.after
     if halo.starts:  # what the windows read is cut out
         block = split.window.reach(split.window.out_size // parts)

@@ -24,6 +24,8 @@ _Array = int | tuple[int, Layout]
 LEAST_RISE = 0.03
 """Of the peak without arguments: a barrier costs a little time, as what is on its two sides is no longer fused."""
 
+NEAR = 0.1
+
 
 def places_of_due_products(
     graph: StepGraph,
@@ -50,6 +52,7 @@ def places_of_due_products(
         return frozenset()
     buffers = analyse_buffers(graph, chip, in_order=True)
     curve = bytes_alive(graph, buffers, local_bytes, transfers)
+    peak = curve.max()
     death = _deaths_without(graph, buffers, making, copy_of)
     read = {e: _arrays_read(graph, buffers, graph.program.equations[e], copy_of) for e in making}
     others = [
@@ -69,7 +72,7 @@ def places_of_due_products(
         size = sum(
             local_bytes(*array) if isinstance(array, tuple) else local_bytes(array, None) for array in held
         )
-        if curve[place:following].max() + size > (1 + LEAST_RISE) * curve.max():
+        if size > LEAST_RISE * peak and curve[place:following].max() + size > (1 - NEAR) * peak:
             places.add(place)
     return frozenset(places)
 
@@ -88,7 +91,7 @@ def _products(graph: StepGraph, gradients: Iterable[int]) -> set[int]:
             if index < 0 or graph.program.equations[index].region >= 0:
                 continue
             eqn = graph.program.equations[index]
-            if _is_product(graph, eqn):
+            if _is_product(graph, eqn) or graph.rules[index].family == "reduction":
                 found.add(index)
             elif graph.rules[index].family in ("elementwise", "shape") and len(eqn.operands) == 1:
                 stack.extend(eqn.operands)
@@ -154,7 +157,7 @@ def _deaths_without(
             continue
         last = max([eqn.index, *(death.get(r, -1) for r in eqn.results if not buffers.materialised[r])])
         for t in eqn.operands:
-            array = array_read(eqn, t, copy_of)
+            array = _array_held(eqn, t, copy_of)
             death[array] = max(death.get(array, -1), last)
     return death
 
@@ -164,12 +167,18 @@ def array_read(eqn: Equation, t: int, copy_of: Callable[[Equation, int], Transfe
     return (t, copy.target) if copy else t
 
 
+def _array_held(eqn: Equation, t: int, copy_of: Callable[[Equation, int], Transfer | None]) -> _Array:
+    """What is in memory for a read: a slice of what every device has is cut out where it is read."""
+    copy = copy_of(eqn, t)
+    return (t, copy.target) if copy and copy.collectives else t
+
+
 def _arrays_read(
     graph: StepGraph, buffers: Buffers, eqn: Equation, copy_of: Callable[[Equation, int], Transfer | None]
 ) -> set[_Array]:
     """What is in memory, made by the step, that an equation reads, or computes its operands of."""
     found: set[_Array] = set()
-    stack, seen = [array_read(eqn, t, copy_of) for t in eqn.operands], set()
+    stack, seen = [_array_held(eqn, t, copy_of) for t in eqn.operands], set()
     while stack:
         array = stack.pop()
         if array in seen:
@@ -183,5 +192,5 @@ def _arrays_read(
             found.add(array)
         else:
             made_by = graph.program.equations[index]
-            stack.extend(array_read(made_by, u, copy_of) for u in made_by.operands)
+            stack.extend(_array_held(made_by, u, copy_of) for u in made_by.operands)
     return found

@@ -72,7 +72,7 @@ class Replay:
         self.summands = frozenset(f.tensor for f in flows if self._is_gradient(f, "sum"))
         self.gradients = {t.tensor: t for t in transfers if t.tensor in stored and len(t.spans) == 1}
         self.at_home = frozenset(stored - {t.tensor for t in transfers})
-        made = (*self.gradients, *self.at_home)
+        made = (*self.gradients, *self.at_home, *self.sums)
         self.settled = places_of_due_products(
             graph, self.chip, self._local_bytes, self._copy_of, transfers, made
         )

@@ -77,7 +77,7 @@ def predicted_flops(graph: StepGraph, strategy: Strategy) -> float:
     """Operations of one device."""
     total = 0.0
     for group, space, config in zip(graph.grouping.groups, graph.spaces, strategy.configurations, strict=True):
-        total += local_flops(graph, group, space, split_counts((config,), TOPOLOGY)).item()
+        total += local_flops(graph, group, space, split_counts((config,), TOPOLOGY), TOPOLOGY.chip).item()
     return total
 
 
