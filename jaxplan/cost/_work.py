@@ -35,8 +35,7 @@ def flops_of_equation(
     if rule.family == "contraction":
         return 2.0 * math.prod(f.size for f in rule.factors)
     if rule.family == "convolution":
-        shapes = [tensors[t].shape for t in (*eqn.operands[:2], eqn.results[0])]
-        return 2.0 * _convolution_products(eqn.params, *shapes, border)
+        return 2.0 * _convolution_products(eqn, tensors, border)
     return 0.0
 
 
@@ -44,8 +43,8 @@ def written_border(graph: StepGraph, equation: int) -> Border | None:
     """Zeros that XLA for GPUs writes around the image of a convolution, or of the one whose gradient it is.
 
     Its library pads both sides alike. Where a convolution does not (``SAME`` with a stride of two), all padding is
-    written before it, for the gradients what one side has more than the other: that of the image is made with the border
-    and cut (``CanonicalizeBackwardInputConvolution`` and its neighbours,
+    written before it; for the gradients what one side has more than the other: that of the image is made with the
+    border and cut (``CanonicalizeBackwardInputConvolution`` and its neighbours,
     https://github.com/openxla/xla/blob/main/xla/service/gpu/transforms/conv_padding_legalization.cc).
     None where nothing is.
     """
@@ -88,17 +87,13 @@ def _sizes(eqn: Equation, tensors: Sequence[Tensor], axis: int) -> tuple[int, in
     return inputs, kernel, outputs
 
 
-def _convolution_products(
-    params: Mapping[str, Any],
-    inputs: tuple[int, ...],
-    kernel: tuple[int, ...],
-    outputs: tuple[int, ...],
-    border: Border | None,
-) -> int:
-    in_spec, kernel_spec, out_spec = params["dimension_numbers"]
+def _convolution_products(eqn: Equation, tensors: Sequence[Tensor], border: Border | None) -> int:
+    params = eqn.params
+    _, kernel_spec, out_spec = params["dimension_numbers"]
+    kernel, outputs = tensors[eqn.operands[1]].shape, tensors[eqn.results[0]].shape
     count = outputs[out_spec[0]] * kernel[kernel_spec[0]] * kernel[kernel_spec[1]]
-    for axis, (i, k, o) in enumerate(zip(in_spec[2:], kernel_spec[2:], out_spec[2:], strict=True)):
-        count *= _pairs(params, axis, inputs[i], kernel[k], outputs[o], params["padding"][axis][0], border)
+    for axis, (before, _) in enumerate(params["padding"]):
+        count *= _pairs(params, axis, *_sizes(eqn, tensors, axis), before, border)
     return count
 
 

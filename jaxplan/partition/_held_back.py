@@ -1,8 +1,8 @@
 """Where products that make gradients, put off, would raise the peak of a program.
 
-A product that makes the gradient of a parameter may come at any time before the update. The compiler was seen to put
-off all of them, and to keep what they read. That is harmless after the peak of a plan and costs memory before it, so
-the lowering asks for the gradients there, and only there.
+A product that makes the gradient of a parameter, or a sum that makes one of a scale, may come at any time before the
+update. The compiler was seen to put off all of them, and to keep what they read. That is harmless after the peak of a
+plan and costs memory before it, so the lowering asks for the gradients there, and only there.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from jaxplan.mesh import ChipSpec, Layout
 _Array = int | tuple[int, Layout]
 """What is held: a tensor as it is made, or its copy in another layout."""
 
-LEAST_RISE = 0.03
-"""Of the peak without arguments: a barrier costs a little time, as what is on its two sides is no longer fused."""
-
+LEAST_HELD = 0.03
+"""Of the peak without arguments, held by what waits: a barrier costs a little time, as what is on its two sides is no
+longer fused."""
 NEAR = 0.1
+"""How far below the peak, of it, what is alive and what waits must stay together: the compiler holds more than is counted
+here, what fusions of both sides write and what it puts off besides. In a Conformer that was 10 % of the peak."""
 
 
 def places_of_due_products(
@@ -72,7 +74,7 @@ def places_of_due_products(
         size = sum(
             local_bytes(*array) if isinstance(array, tuple) else local_bytes(array, None) for array in held
         )
-        if size > LEAST_RISE * peak and curve[place:following].max() + size > (1 - NEAR) * peak:
+        if size > LEAST_HELD * peak and curve[place:following].max() + size > (1 - NEAR) * peak:
             places.add(place)
     return frozenset(places)
 
@@ -82,7 +84,7 @@ def _is_product(graph: StepGraph, eqn: Equation) -> bool:
 
 
 def _products(graph: StepGraph, gradients: Iterable[int]) -> set[int]:
-    """The products, outside of loops, that make gradients, or what is cast, transposed or added up to one."""
+    """The products and sums, outside of loops, that make gradients, or what is cast or transposed to one."""
     found: set[int] = set()
     for t in gradients:
         stack = [t]
