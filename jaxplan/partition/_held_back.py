@@ -25,8 +25,8 @@ LEAST_HELD = 0.03
 """Of the peak without arguments, held by what waits: a barrier costs a little time, as what is on its two sides is no
 longer fused."""
 NEAR = 0.1
-"""How far below the peak, of it, what is alive and what waits must stay together: the compiler holds more than is counted
-here, what fusions of both sides write and what it puts off besides. In a Conformer that was 10 % of the peak."""
+"""How far below the peak, of it, what is alive and what waits must stay together: the compiler holds more than is
+counted here, what fusions of both sides write and what it puts off besides: in a Conformer 10 % of the peak."""
 
 
 def places_of_due_products(
