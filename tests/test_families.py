@@ -72,6 +72,8 @@ CASES = [
     _case("lstm-tiny", slow=True, optimizer="sgd"),
     _case("conformer-tiny", slow=True, optimizer="sgd"),
     _case("dit-tiny", slow=True, num_layers=1, optimizer="sgd"),
+    _case("swin-tiny", slow=True, depths=(2,), num_heads=(2,), image_size=32, optimizer="sgd"),
+    _case("mamba-tiny", slow=True, optimizer="sgd"),
     _case("convnext-tiny", slow=True, stage_sizes=(1, 1), widths=(16, 32), image_size=16, optimizer="sgd"),
 ]
 

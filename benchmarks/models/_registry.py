@@ -29,12 +29,14 @@ from benchmarks.models._gpt_nnx import make_nnx_gpt_state, nnx_gpt_train_step
 from benchmarks.models._inception import InceptionConfig, make_inception_state
 from benchmarks.models._llama import LlamaConfig, llama_train_step, make_llama_batch, make_llama_state
 from benchmarks.models._lstm import LSTMConfig, make_lstm_state
+from benchmarks.models._mamba import MambaConfig, make_mamba_state
 from benchmarks.models._mixed import MixedGPTConfig, make_mixed_state, make_mixed_step
 from benchmarks.models._mixer import MixerConfig, make_mixer_state
 from benchmarks.models._mlp import MLPConfig, make_mlp_batch, make_mlp_state, make_mlp_step, mlp_train_step
 from benchmarks.models._moe import MoEConfig, make_moe_state, make_moe_step
 from benchmarks.models._resnet import ResNetConfig, make_resnet_state, resnet_eval_step, resnet_train_step
 from benchmarks.models._spec import ModelSpec, Step
+from benchmarks.models._swin import SwinConfig, make_swin_state
 from benchmarks.models._t5 import T5Config, make_t5_state
 from benchmarks.models._transformer import (
     TransformerConfig,
@@ -80,6 +82,8 @@ _inception = _family(InceptionConfig, make_inception_state, make_image_batch, _a
 _vit = _family(ViTConfig, make_vit_state, make_image_batch, _always(mlp_train_step))
 _mixer = _family(MixerConfig, make_mixer_state, make_image_batch, _always(mlp_train_step))
 _convnext = _family(ConvNeXtConfig, make_convnext_state, make_image_batch, _always(mlp_train_step))
+_swin = _family(SwinConfig, make_swin_state, make_image_batch, _always(mlp_train_step))
+_mamba = _family(MambaConfig, make_mamba_state, make_gpt_batch, _always(gpt_train_step))
 _lstm = _family(LSTMConfig, make_lstm_state, make_gpt_batch, _always(gpt_train_step))
 _bert = _family(BERTConfig, make_bert_state, make_bert_batch, _always(bert_train_step))
 _transformer = _family(
@@ -222,6 +226,16 @@ MODELS: dict[str, ModelSpec] = {
         "ConvNeXt of three blocks for tests",
         stage_sizes=(1, 1, 1), widths=(16, 32, 64), image_size=32, num_classes=16, batch_size=16,
     ),
+    "swin-t": _swin(
+        "Swin-T, 28M parameters",
+        depths=(2, 2, 6, 2), num_heads=(3, 6, 12, 24), width=96, window=7, patch_size=4, image_size=224,
+        num_classes=1000, batch_size=256,
+    ),
+    "swin-tiny": _swin(
+        "Swin transformer of two stages for tests",
+        depths=(2, 1), num_heads=(2, 4), width=32, window=4, patch_size=4, image_size=32, num_classes=16,
+        batch_size=16,
+    ),
     "resnet50": _resnet(
         "ResNet-50, 26M parameters",
         stage_sizes=(3, 4, 6, 3), width=64, image_size=224, num_classes=1000, batch_size=256,
@@ -278,6 +292,16 @@ MODELS: dict[str, ModelSpec] = {
     "dit-tiny": _dit(
         "2-layer diffusion transformer for tests",
         num_layers=2, width=64, num_heads=4, patch_size=2, latent_size=8, channels=4, num_classes=16, batch_size=16,
+    ),
+    "mamba-130m": _mamba(
+        "Mamba, 129M parameters",
+        num_layers=24, width=768, num_states=16, rank=48, kernel_size=4, vocab_size=50280, batch_size=32,
+        sequence_length=256,
+    ),
+    "mamba-tiny": _mamba(
+        "1-layer Mamba for tests",
+        num_layers=1, width=32, num_states=4, rank=2, kernel_size=4, vocab_size=64, batch_size=16,
+        sequence_length=16,
     ),
     "lstm": _lstm(
         "2-layer LSTM, 18M parameters",

@@ -18,6 +18,8 @@ WIDE_RESNET_50_2_PARAMETERS = 68_883_240
 INCEPTION_V3_PARAMETERS = 23_834_568  # without the auxiliary classifier
 MIXER_B16_PARAMETERS = 59_880_472
 CONVNEXT_T_PARAMETERS = 28_589_128
+SWIN_T_PARAMETERS = 28_288_354
+MAMBA_130M_PARAMETERS = 129_135_360  # of the checkpoint as published
 T5_BASE_PARAMETERS = 247_577_856  # version 1.1: gated, its head not tied to the embedding
 # Of the checkpoint as published.
 LLAMA_8B_PARAMETERS = 8_030_261_248
@@ -120,6 +122,8 @@ TINY_GPT_PARAMETERS = _gpt_parameters(2, 64, 256, 32)
         ("mixer-b16", MIXER_B16_PARAMETERS),
         ("t5-base", T5_BASE_PARAMETERS),
         ("convnext-t", CONVNEXT_T_PARAMETERS),
+        ("swin-t", SWIN_T_PARAMETERS),
+        ("mamba-130m", MAMBA_130M_PARAMETERS),
         ("conformer-l", _conformer_parameters(17, 512, 31, 1024, 80)),
         ("conformer-tiny", _conformer_parameters(1, 32, 3, 16, 8)),
         ("dit-b4", _dit_parameters(12, 768, 4, 64, 4, 1000)),
