@@ -24,7 +24,8 @@ class BufferSizes:
         space, configs = self._model.graph.spaces[v], self._model.configurations[v]
         graph, chip, buffers = self._model.graph, self._model.topology.chip, self._model.buffers
         tensors = graph.program.tensors
-        what = [(buffers.held_as(t), tensors[t].shape if chip.is_tiled else ()) for t in members]
+        is_shaped = [chip.is_tiled or t in buffers.padded for t in members]
+        what = [(buffers.held_as(t), tensors[t].shape if s else ()) for t, s in zip(members, is_shaped)]
         key = (id(configs), tuple(zip(what, [space.tensor_dims.get(t) for t in members])))
         if key not in self._tables:
             if id(configs) not in self._splits:

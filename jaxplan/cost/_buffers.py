@@ -18,6 +18,7 @@ from jaxplan.cost._fusion import NOT_RECOMPUTED, fuses_into, is_recomputed, runs
 from jaxplan.cost._in_place import cleared_together, hand_over
 from jaxplan.cost._inner_dims import inner_dims
 from jaxplan.cost._orders import OrderedCopy, write_in_orders
+from jaxplan.cost._padded_products import MatrixDims, padded_operands
 from jaxplan.cost._pooling import PoolBuffer, pool_buffers
 from jaxplan.cost._product_outputs import widened_outputs
 from jaxplan.cost._product_rows import batches_of_rows, images_in_rows
@@ -56,6 +57,7 @@ class Buffers:
       rounded: float32 tensors that are held in bfloat16 (`rounded_for_loops`).
       batched: tensors that are buffers only where a device holds more than one element of these dimensions.
       in_rows: tensors that are buffers only where their last two dimensions take the least memory innermost.
+      padded: what products read as matrices of whole multiples (`padded_operands`).
     """
 
     materialised: tuple[bool, ...]
@@ -73,10 +75,12 @@ class Buffers:
     rounded: frozenset[int] = frozenset()
     batched: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     in_rows: frozenset[int] = frozenset()
+    padded: Mapping[int, MatrixDims] = field(default_factory=dict)
 
     def held_as(self, t: int) -> tuple[Hashable, ...]:
         """What beside its shape and dtype decides the bytes of a tensor on a device."""
-        return self.num_bytes[t], self.inner.get(t), t in self.rounded, self.batched.get(t), t in self.in_rows
+        of_tiles = self.inner.get(t), t in self.rounded, self.batched.get(t), t in self.in_rows
+        return self.num_bytes[t], of_tiles, self.padded.get(t)
 
     def is_kept(self, first: int, last: int) -> bool:
         """Whether what is made for a read at ``first``, and read at ``last`` again, lives until the backward pass."""
@@ -148,6 +152,7 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec, *, in_order: bool = False)
         rounded=rounded_for_loops(graph, chip) if chip.is_tiled else frozenset(),
         batched={t: dims for t, dims in rows.items() if not without_rows[t]},
         in_rows=frozenset(t for t in images if not without_rows[t]),
+        padded=padded_operands(graph, chip),
     )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxplan.cost._buffers import Buffers
 from jaxplan.cost._measured import product_seconds
+from jaxplan.cost._padded_products import padded_work
 from jaxplan.cost._user_body import BodyCost, body_cost
 from jaxplan.cost._work import Border, flops_of_equation, work_beside_halos, written_border
 from jaxplan.ir import REGION_IN, REGION_OUT, WHOLE, Configuration, Group, GroupSpace, StepGraph
@@ -49,6 +50,7 @@ def local_flops(
         flops = flops_of(graph, e, border)
         if flops:
             share = _beside_halos(graph, space, splits, e, border) / _equation_splits(space, splits, e)
+            share *= padded_work(graph, space, splits, e, chip)
             total += flops * trips_of(graph, e) * share
         total += body_cost(graph.program.equations[e]).flops * trips_of(graph, e)
     return total

@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxplan.cost._buffers import Buffers
 from jaxplan.cost._compute import tensor_splits
+from jaxplan.cost._padded_products import padded_share
 from jaxplan.cost._wire import NARROW_BYTES
 from jaxplan.ir import GroupSpace, StepGraph
 from jaxplan.mesh import ChipSpec
@@ -65,11 +66,13 @@ def local_bytes(
 
     ``splits`` is (K, C), the number of parts of each class.
     """
-    if not chip.is_tiled:
-        return buffers.num_bytes[t] / tensor_splits(space, splits, t)
     tensor = graph.program.tensors[t]
     dims = space.tensor_dims.get(t, ((),) * len(tensor.shape))
     parts = [splits[:, list(classes)].prod(axis=1) for classes in dims] or [np.ones(len(splits))]
+    if not chip.is_tiled:
+        whole = buffers.num_bytes[t] / tensor_splits(space, splits, t)
+        matrices = buffers.padded.get(t)
+        return whole * padded_share(tensor.shape / np.stack(parts, axis=1), matrices) if matrices else whole
     inner = buffers.inner.get(t, ())
     distinct, place = np.unique(np.stack(parts, axis=1), axis=0, return_inverse=True)
     shapes = [tuple([math.ceil(n / p) for n, p in zip(tensor.shape, row)]) for row in distinct.tolist()]

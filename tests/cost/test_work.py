@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import pytest
 
 import jaxplan
+from benchmarks.models import build
+from jaxplan.cost import _buffers
 from tests.cost.one_device import shape
 
 CASES: dict[str, tuple[int, tuple[int, int], tuple[tuple[int, int], tuple[int, int]]]] = {
@@ -47,3 +49,48 @@ def test_zeros_that_are_written_around_images_are_multiplied(name: str) -> None:
     plan = jaxplan.plan(step, kernels, images, topology="h100:8", progress=False).references["data"]
     audit = plan.audit()
     assert audit.predicted_flops == pytest.approx(audit.compiled_flops, rel=1e-6)
+
+
+@pytest.mark.gpu_aot
+@pytest.mark.skipif(
+    importlib.util.find_spec("jax_cuda12_plugin") is None, reason="needs the extra gpu-aot to compile for GPUs"
+)
+@pytest.mark.parametrize(("dtype", "tokens"), [("bfloat16", 9), ("bfloat16", 16), ("float16", 9), ("float32", 9)])
+def test_matrices_of_sixteen_bits_are_padded(dtype: str, tokens: int) -> None:
+    """Attention over few tokens, of which nine become sixteen."""
+
+    def loss(weights: jax.Array, x: jax.Array) -> jax.Array:
+        query, key, value = jnp.moveaxis(jnp.einsum("bnd,dshe->bnshe", x, weights), 2, 0)
+        scores = jax.nn.softmax(jnp.einsum("bqhe,bkhe->bhqk", query, key))
+        return jnp.mean(jnp.tanh(jnp.einsum("bhqk,bkhe->bqhe", scores, value)).astype(jnp.float32) ** 2)
+
+    def step(weights: jax.Array, x: jax.Array) -> Any:
+        return weights - jax.grad(loss)(weights, x).astype(weights.dtype)
+
+    args = shape(64, 3, 8, 64, dtype=jnp.dtype(dtype)), shape(1024, tokens, 64, dtype=jnp.dtype(dtype))
+    plan = jaxplan.plan(step, *args, topology="h100:8", progress=False).references["data"]
+    audit = plan.audit()
+    assert audit.predicted_flops == pytest.approx(audit.compiled_flops, rel=1e-6)
+    rows = 128 * tokens
+    whole = 2 * 2 * 3 * rows * 64 * 512 + 6 * 2 * 128 * 8 * tokens**2 * 64
+    is_padded = dtype != "float32" and tokens == 9
+    assert (audit.compiled_flops > 1.05 * whole) == is_padded
+
+
+@pytest.mark.gpu_aot
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("jax_cuda12_plugin") is None, reason="needs the extra gpu-aot to compile for GPUs"
+)
+def test_what_is_padded_is_kept_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Swin transformer of one block: probabilities between the 49 patches of a window are held between 56, queries,
+    keys and values for 56."""
+    step, arguments = build("swin-t", depths=(1,), num_heads=(3,))
+    plan = jaxplan.plan(step, *arguments, topology="h100:8", progress=False).references["data"]
+    assert plan.audit().memory_ok
+    arrays = {holding.array: holding.num_bytes for holding in plan.audit().held}
+    assert arrays["bf16[6144,56,56]"] == 2 * 6144 * 56 * 56
+    monkeypatch.setattr(_buffers, "padded_operands", lambda *_: {})
+    bare = jaxplan.plan(step, *arguments, topology="h100:8", progress=False).references["data"]
+    more = 2 * 6144 * ((56**2 - 49**2) + 3 * (56 - 49) * 32)
+    assert plan.memory_bytes - bare.memory_bytes == more
