@@ -36,7 +36,7 @@ def places_of_due_products(
     copy_of: Callable[[Equation, int], Transfer | None],
     transfers: Collection[Transfer],
     gradients: Iterable[int],
-) -> frozenset[int]:
+) -> dict[int, int]:
     """Products of the backward pass before which the gradients are to be there that were made before them.
 
     Args:
@@ -46,12 +46,12 @@ def places_of_due_products(
       gradients: gradients of parameters, where they are stored or brought there.
 
     Returns:
-      Equation indices. None where a barrier would make a buffer of what a product computes inside of it, and none in
-      loops, which begin with all gradients that are there.
+      Equation -> the position of the operand that is to wait (`_waiting_operand`). None where a barrier would make a
+      buffer of what a product computes inside of it, and none in loops, which begin with all gradients that are there.
     """
     making = _products(graph, gradients)
     if chip.fuses_products or not making:
-        return frozenset()
+        return {}
     buffers = analyse_buffers(graph, chip, in_order=True)
     curve = bytes_alive(graph, buffers, local_bytes, transfers)
     peak = curve.max()
@@ -66,17 +66,46 @@ def places_of_due_products(
     loops = [region.start for region in graph.program.regions if region.parent < 0]
     # At each barrier, what was made before the one before is there anyway.
     barriers = [-1, -1, *(equations.start for equations in backward_barriers(graph.program))]
+    since, known = -1, []
     for place, following in itertools.pairwise([*others, len(graph.program.equations)]):
         passed = [start for start in (*loops, *places) if start < place]
         there = max([*passed, barriers[bisect.bisect_right(barriers, place) - 2]])
         waiting = [e for e in making if there < e < place]
+        if waiting != known:
+            since, known = place, waiting
         held = {array for e in waiting for array in read[e] if death.get(array, -1) < place}
         size = sum(
             local_bytes(*array) if isinstance(array, tuple) else local_bytes(array, None) for array in held
         )
         if size > LEAST_HELD * peak and curve[place:following].max() + size > (1 - NEAR) * peak:
-            places.add(place)
-    return frozenset(places)
+            places.add(since)  # the peak may be further on, where the same gradients wait
+    equations = graph.program.equations
+    return {p: _waiting_operand(graph, buffers, equations[p], local_bytes, copy_of) for p in sorted(places)}
+
+
+def _waiting_operand(
+    graph: StepGraph,
+    buffers: Buffers,
+    eqn: Equation,
+    local_bytes: Callable[[int, Layout | None], int],
+    copy_of: Callable[[Equation, int], Transfer | None],
+) -> int:
+    """The position of the operand through which a product waits.
+
+    What waits is written: probabilities of attention that a product computes again were, 1 GiB of a Llama. So it is one
+    that is in memory anyway, of the backward pass if there is any, and the smallest such. Of a convolution it is the
+    image: a library must see a kernel being reversed.
+    """
+
+    def cost(position: int) -> tuple[bool, bool, int]:
+        t = eqn.operands[position]
+        copy, made_by = copy_of(eqn, t), graph.values.producer[t]
+        is_there = bool(copy and copy.collectives) or buffers.materialised[t]
+        is_backward = made_by >= 0 and graph.program.equations[made_by].phase == "backward"
+        return not is_there, not is_backward, local_bytes(t, copy.target if copy else None)
+
+    positions = range(1 if graph.rules[eqn.index].family == "convolution" else 2)
+    return min(positions, key=cost)
 
 
 def _is_product(graph: StepGraph, eqn: Equation) -> bool:

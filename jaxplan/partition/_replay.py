@@ -42,7 +42,7 @@ class Replay:
       sums: gradients of biases and scales, whose sum over the devices waits for others.
       summands: parts of gradients that are added up before they are reduced.
       tables: updates of zeros that make the gradient of a large table; they take turns.
-      settled: products before which all gradients are there that were made before them.
+      settled: product before which all gradients are there that were made before it -> the operand that waits.
       apart: products that are not to be merged with others of an operand -> the first of those, its position.
       awaited: contraction -> parameters not to be gathered before its operands are there; look-up -> tables not to be
         gathered before its rows are.

@@ -174,9 +174,8 @@ class Run:
             self._read_apart(eqn, operands)
         if eqn.index in self.replay.awaited and family != "gather":
             operands = self._await(eqn, operands)
-        if eqn.index in self.replay.settled:
-            waits = 1 if family == "convolution" else len(operands)  # a library must see a kernel being reversed
-            operands[:waits] = self._after_all(operands[:waits])
+        if (position := self.replay.settled.get(eqn.index)) is not None:
+            (operands[position],) = self._after_all([operands[position]])
         results = self._apply(eqn, group, operands, layouts)
         if eqn.index in self.replay.awaited and family == "gather":
             results = self._await(eqn, results)
