@@ -27,6 +27,9 @@ longer fused."""
 NEAR = 0.1
 """How far below the peak, of it, what is alive and what waits must stay together: the compiler holds more than is
 counted here, what fusions of both sides write and what it puts off besides: in a Conformer 10 % of the peak."""
+A_BLOCK = 8
+"""Products before one where the peak would be higher, about a block of a transformer, do not wait as well: two barriers
+so close made programs larger, one of a Llama by the probabilities of its attention, 1 GiB."""
 
 
 def places_of_due_products(
@@ -62,23 +65,31 @@ def places_of_due_products(
         for e in graph.program.equations
         if e.phase == "backward" and e.region < 0 and _is_product(graph, e) and e.index not in making
     ]
-    places: set[int] = set()
     loops = [region.start for region in graph.program.regions if region.parent < 0]
     # At each barrier, what was made before the one before is there anyway.
     barriers = [-1, -1, *(equations.start for equations in backward_barriers(graph.program))]
-    since, known = -1, []
-    for place, following in itertools.pairwise([*others, len(graph.program.equations)]):
+
+    def alive(place: int, following: int, places: Collection[int]) -> tuple[float, int]:
+        """The most bytes between a product and the next, with what waits, and the bytes that wait."""
         passed = [start for start in (*loops, *places) if start < place]
         there = max([*passed, barriers[bisect.bisect_right(barriers, place) - 2]])
         waiting = [e for e in making if there < e < place]
-        if waiting != known:
-            since, known = place, waiting
         held = {array for e in waiting for array in read[e] if death.get(array, -1) < place}
         size = sum(
             local_bytes(*array) if isinstance(array, tuple) else local_bytes(array, None) for array in held
         )
-        if size > LEAST_HELD * peak and curve[place:following].max() + size > (1 - NEAR) * peak:
-            places.add(since)  # the peak may be further on, where the same gradients wait
+        return curve[place:following].max() + size, size
+
+    above: set[int] = set()
+    for place, following in itertools.pairwise([*others, len(graph.program.equations)]):
+        if alive(place, following, above)[0] > (1 + LEAST_HELD) * peak:
+            above.add(place)
+    places: set[int] = set()
+    for number, (place, following) in enumerate(itertools.pairwise([*others, len(graph.program.equations)])):
+        most, size = alive(place, following, places)
+        is_near = most > (1 - NEAR) * peak and above.isdisjoint(others[number + 1 : number + 1 + A_BLOCK])
+        if size > LEAST_HELD * peak and (is_near or most > (1 + LEAST_HELD) * peak):
+            places.add(place)
     equations = graph.program.equations
     return {p: _waiting_operand(graph, buffers, equations[p], local_bytes, copy_of) for p in sorted(places)}
 
