@@ -29,8 +29,8 @@ STEPS: dict[str, tuple[str, dict[str, Any], int]] = {
     "gpt-tiny of few words": ("gpt-tiny", GPT | {"vocab_size": 2048}, 2),
 }
 POINTS = ("fastest", "knee", "leanest")
-# Small programs are fused beyond what the model of buffers knows.
-MOST_OVERESTIMATE = 1.25
+# Small programs are fused beyond what the model of buffers knows, and gradients are there before it has them.
+MOST_OVERESTIMATE = 1.5
 
 
 @pytest.fixture(scope="module", params=list(STEPS))
