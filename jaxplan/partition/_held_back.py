@@ -29,7 +29,7 @@ NEAR = 0.1
 counted here, what fusions of both sides write and what it puts off besides: in a Conformer 10 % of the peak."""
 A_BLOCK = 8
 """Products before one where the peak would be higher, about a block of a transformer, do not wait as well: two barriers
-so close made programs larger, one of a Llama by the probabilities of its attention, 1 GiB."""
+so close made programs larger, a Llama by the probabilities of its attention, 1 GiB. Not so before convolutions."""
 
 
 def places_of_due_products(
@@ -84,10 +84,11 @@ def places_of_due_products(
     for place, following in itertools.pairwise([*others, len(graph.program.equations)]):
         if alive(place, following, above)[0] > (1 + LEAST_HELD) * peak:
             above.add(place)
+    matrices = {place for place in above if graph.rules[place].family == "contraction"}
     places: set[int] = set()
     for number, (place, following) in enumerate(itertools.pairwise([*others, len(graph.program.equations)])):
         most, size = alive(place, following, places)
-        is_near = most > (1 - NEAR) * peak and above.isdisjoint(others[number + 1 : number + 1 + A_BLOCK])
+        is_near = most > (1 - NEAR) * peak and matrices.isdisjoint(others[number + 1 : number + 1 + A_BLOCK])
         if size > LEAST_HELD * peak and (is_near or most > (1 + LEAST_HELD) * peak):
             places.add(place)
     equations = graph.program.equations
