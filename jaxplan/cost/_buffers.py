@@ -101,9 +101,8 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec, *, in_order: bool = False)
     innermost = inner_dims(graph) if chip.is_tiled else {}
     images = images_in_rows(graph, chip, innermost)
     materialised = _materialised(graph, chip, turning, added_up, outputs, images.union(rows))
-    without_rows = materialised
-    if rows or images:
-        without_rows = _materialised(graph, chip, turning, added_up, outputs, frozenset())
+    written = rows or images
+    without_rows = _materialised(graph, chip, turning, added_up, outputs, frozenset()) if written else materialised
     death = [-1] * len(program.tensors)
     for t in program.outputs:
         death[t] = num_equations
@@ -125,11 +124,7 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec, *, in_order: bool = False)
             death[other] = added - 1
     read_end = _read_end(graph, materialised, death, late)
     ordered = write_in_orders(graph, chip, materialised, read_end, death)
-    birth = list(values.producer)
-    for region in program.regions:  # what a loop stacks is there from its beginning
-        for e in region.exits:
-            if program.equations[e].params["role"] == "y":
-                birth[program.equations[e].results[0]] = region.start
+    birth = _births(graph)
     pooled = pool_buffers(graph, chip, read_end, birth)
     saved = tuple(
         t.index
@@ -154,6 +149,16 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec, *, in_order: bool = False)
         in_rows=frozenset(t for t in images if not without_rows[t]),
         padded=padded_operands(graph, chip),
     )
+
+
+def _births(graph: StepGraph) -> list[int]:
+    """The equation that makes each tensor; what a loop stacks is there from its beginning."""
+    birth = list(graph.values.producer)
+    for region in graph.program.regions:
+        for eqn in (graph.program.equations[e] for e in region.exits):
+            if eqn.params["role"] == "y":
+                birth[eqn.results[0]] = region.start
+    return birth
 
 
 def _is_carry_exit(eqn: Equation) -> bool:

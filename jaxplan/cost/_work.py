@@ -46,7 +46,8 @@ def written_border(graph: StepGraph, equation: int) -> Border | None:
     written before it; for the gradients what one side has more than the other: that of the image is made with the
     border and cut (``CanonicalizeBackwardInputConvolution`` and its neighbours,
     https://github.com/openxla/xla/blob/main/xla/service/gpu/transforms/conv_padding_legalization.cc).
-    None where nothing is.
+    None where nothing is. Nor is anything counted of a convolution of the forward pass whose image has holes: it was
+    not seen what is written there.
     """
     eqn = graph.program.equations[equation]
     if graph.rules[equation].family != "convolution":

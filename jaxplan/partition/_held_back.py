@@ -80,13 +80,14 @@ def places_of_due_products(
         )
         return curve[place:following].max() + size, size
 
+    stretches = list(itertools.pairwise([*others, len(graph.program.equations)]))
     above: set[int] = set()
-    for place, following in itertools.pairwise([*others, len(graph.program.equations)]):
+    for place, following in stretches:
         if alive(place, following, above)[0] > (1 + LEAST_HELD) * peak:
             above.add(place)
     matrices = {place for place in above if graph.rules[place].family == "contraction"}
     places: set[int] = set()
-    for number, (place, following) in enumerate(itertools.pairwise([*others, len(graph.program.equations)])):
+    for number, (place, following) in enumerate(stretches):
         most, size = alive(place, following, places)
         is_near = most > (1 - NEAR) * peak and matrices.isdisjoint(others[number + 1 : number + 1 + A_BLOCK])
         if size > LEAST_HELD * peak and (is_near or most > (1 + LEAST_HELD) * peak):

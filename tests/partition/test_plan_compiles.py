@@ -29,8 +29,10 @@ STEPS: dict[str, tuple[str, dict[str, Any], int]] = {
     "gpt-tiny of few words": ("gpt-tiny", GPT | {"vocab_size": 2048}, 2),
 }
 POINTS = ("fastest", "knee", "leanest")
-# Small programs are fused beyond what the model of buffers knows, and gradients are there before it has them.
-MOST_OVERESTIMATE = 1.5
+# Small programs are fused beyond what the model of buffers knows. In one the lowering asks for gradients before the
+# model has them.
+MOST_OVERESTIMATE = 1.25
+ASKED_FOR = {("mlp", "leanest"): 1.45}
 
 
 @pytest.fixture(scope="module", params=list(STEPS))
@@ -46,14 +48,17 @@ def audited(request: pytest.FixtureRequest) -> dict[str, tuple[jaxplan.Plan, Aud
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_the_compiled_program_is_the_planned_one(point: str, audited: Any) -> None:
+def test_the_compiled_program_is_the_planned_one(
+    point: str, audited: Any, request: pytest.FixtureRequest
+) -> None:
     plan, audit = audited[point]
+    most = ASKED_FOR.get((request.node.callspec.params["audited"], point), MOST_OVERESTIMATE)
     told = f"{plan}\n{audit.table()}"
     assert audit.collectives_ok, told
     assert audit.flops_ok, told
     assert audit.memory_ok, told
     assert not audit.rematerialised, told
-    assert plan.memory_bytes < MOST_OVERESTIMATE * audit.compiled_memory_bytes, told
+    assert plan.memory_bytes < most * audit.compiled_memory_bytes, told
 
 
 def test_zero1_gathers_into_the_parameters_that_it_replaces() -> None:
