@@ -23,6 +23,7 @@ from jaxplan.cost._pooling import PoolBuffer, pool_buffers
 from jaxplan.cost._product_outputs import widened_outputs
 from jaxplan.cost._product_rows import batches_of_rows, images_in_rows
 from jaxplan.cost._put_off import put_off
+from jaxplan.cost._slices import kept_for_slices, takes_every_other
 from jaxplan.cost._wire import rounded_for_loops
 from jaxplan.ir import REGION_IN, REGION_OUT, Equation, StepGraph
 from jaxplan.mesh import ChipSpec
@@ -228,6 +229,8 @@ def _materialised(
             result[eqn.operands[0]] = not graph.values.free[eqn.operands[0]]
         elif eqn.name in (REGION_IN, REGION_OUT):
             _mark_boundary(graph, eqn, result)
+        elif chip.is_tiled and takes_every_other(eqn):
+            result[eqn.operands[0]] = not graph.values.free[eqn.operands[0]]
         elif graph.rules[eqn.index].family == "gather" or not runs_inside_readers(graph, chip, eqn.index):
             has_kernel = not runs_inside_readers(graph, chip, eqn.index)
             for t in (*eqn.operands, *eqn.results) if has_kernel else eqn.operands[:1]:
@@ -293,6 +296,7 @@ def _save_residuals(graph: StepGraph, chip: ChipSpec, turning: int, materialised
     for t in program.tensors:
         if materialised[t.index] and any(c >= turning for c in values.consumers[t.index]):
             kept.add(t.index)
+    kept |= kept_for_slices(graph, chip, turning, materialised)
     for eqn in program.equations[:turning]:
         for t in eqn.results:
             if t in kept or not program.tensors[t].shape or values.free[t]:

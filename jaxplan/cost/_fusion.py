@@ -6,6 +6,7 @@ import math
 
 from jaxplan.cost._in_place import LARGE_PARAMETER_BYTES
 from jaxplan.cost._pooling import is_disjoint
+from jaxplan.cost._slices import pads_between
 from jaxplan.ir import CONTRACTION_FAMILIES, STORED_KINDS, UNGROUPED, StepGraph
 from jaxplan.mesh import ChipSpec
 
@@ -43,6 +44,8 @@ def runs_inside_readers(graph: StepGraph, chip: ChipSpec, equation: int) -> bool
     family = graph.rules[equation].family
     if family == "gather":
         return chip.is_gpu and not _is_large_parameter(graph, graph.program.equations[equation].operands[0])
+    if chip.is_tiled and pads_between(graph.program.equations[equation]):
+        return False
     return family in FUSIBLE_FAMILIES or is_outer_product(graph, equation)
 
 

@@ -14,25 +14,25 @@ _FUSED = ("elementwise", "shape")
 
 
 def widened_outputs(graph: StepGraph, chip: ChipSpec) -> dict[int, int]:
-    """Result of a product of the forward pass, of which another product reads more -> what is written instead."""
+    """Result of a product, of which another product of the same pass reads more -> what is written instead."""
     if not chip.fuses_products:
         return {}
     found = {}
     for eqn in graph.program.equations:
-        if graph.rules[eqn.index].family in CONTRACTION_FAMILIES and eqn.phase == "forward":
+        if graph.rules[eqn.index].family in CONTRACTION_FAMILIES:
             written = _widened(graph, eqn.results[0])
-            if written is not None and _reaches_product(graph, written):
+            if written is not None and _reaches_product(graph, written, eqn.phase):
                 found[eqn.results[0]] = written
     return found
 
 
-def computed_of(graph: StepGraph, t: int) -> set[int]:
-    """What the forward pass computes of a value element by element."""
+def computed_of(graph: StepGraph, t: int, phase: str = "forward") -> set[int]:
+    """What a pass computes of a value element by element."""
     stack, found = [t], {t}
     while stack:
         for e in graph.values.consumers[stack.pop()]:
             eqn = graph.program.equations[e]
-            if eqn.phase == "forward" and graph.rules[e].family in _FUSED:
+            if eqn.phase == phase and graph.rules[e].family in _FUSED:
                 stack += set(eqn.results) - found
                 found.update(eqn.results)
     return found
@@ -54,7 +54,7 @@ def _widened(graph: StepGraph, t: int) -> int | None:
     return t if is_wide and computed else None
 
 
-def _reaches_product(graph: StepGraph, t: int) -> bool:
-    readers = {e for u in computed_of(graph, t) for e in graph.values.consumers[u]}
+def _reaches_product(graph: StepGraph, t: int, phase: str) -> bool:
+    readers = {e for u in computed_of(graph, t, phase) for e in graph.values.consumers[u]}
     products = (e for e in readers if graph.rules[e].family in CONTRACTION_FAMILIES)
-    return any(graph.program.equations[e].phase == "forward" for e in products)
+    return any(graph.program.equations[e].phase == phase for e in products)

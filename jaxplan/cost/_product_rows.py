@@ -22,12 +22,13 @@ def batches_of_rows(graph: StepGraph, chip: ChipSpec, wide: Iterable[int]) -> di
     of_wide = {u for t in wide for u in computed_of(graph, t)}
     found = {}
     for eqn in graph.program.equations:
-        if eqn.name == "dot_general" and eqn.phase != "backward":
+        if eqn.name == "dot_general":
             for side, t in enumerate(eqn.operands):
                 contracted, batch = (dims[side] for dims in eqn.params["dimension_numbers"])
                 sizes = enumerate(graph.program.tensors[t].shape)
                 rows = [d for d, size in sizes if size > 1 and d not in (*contracted, *batch)]
-                if len(rows) > 1 and batch and t not in of_wide:
+                is_alone = eqn.phase == "backward" and len(set(graph.values.consumers[t])) < 2
+                if len(rows) > 1 and batch and t not in of_wide and not is_alone:
                     found[t] = tuple(batch)
     return found
 

@@ -20,15 +20,16 @@ from jaxplan.cost._wire import NARROW_BYTES
 from jaxplan.ir import GroupSpace, StepGraph
 from jaxplan.mesh import ChipSpec
 
-_ROWS, _COLUMNS = 8, 128
+TILE = (8, 128)
+"""Rows and columns."""
 _LEAST_BYTES = 512
 """Of any buffer, a scalar's too."""
 
 
 def _padded_elements(rows: int, columns: int) -> int:
     """Elements of a matrix in whole tiles; one of less than five rows has tiles of four, two or one."""
-    tile = min(_ROWS, 1 << (max(rows, 1) - 1).bit_length())
-    return math.ceil(rows / tile) * tile * math.ceil(columns / _COLUMNS) * _COLUMNS
+    tile = min(TILE[0], 1 << (max(rows, 1) - 1).bit_length())
+    return math.ceil(rows / tile) * tile * math.ceil(columns / TILE[1]) * TILE[1]
 
 
 @functools.lru_cache(maxsize=2**14)
@@ -52,6 +53,16 @@ def row_by_row_bytes(shape: tuple[int, ...], itemsize: int) -> int:
 def is_least_row_by_row(shape: tuple[int, ...]) -> bool:
     """Whether an array of two dimensions or more takes the least bytes with its last two dimensions innermost."""
     return row_by_row_bytes(shape, 1) == padded_bytes(shape, 1)
+
+
+def rows_innermost(shape: tuple[int, ...]) -> int:
+    """Rows of the matrices of an array of two dimensions or more, where it takes the least bytes.
+
+    Dimensions of size 1 are none; where only one is left, the rows are those of a tile.
+    """
+    pairs = itertools.permutations([n for n in shape if n > 1], 2)
+    key = lambda pair: (_bytes_in_tiles(shape, 1, *pair), -pair[0])
+    return min(pairs, key=key, default=TILE)[0]
 
 
 def _bytes_in_tiles(shape: tuple[int, ...], itemsize: int, rows: int, columns: int) -> int:

@@ -105,7 +105,9 @@ class Replay:
         """Equation -> large parameters that are not gathered before it.
 
         Contraction -> those that are first read `PREFETCH_CONTRACTIONS` after it; look-up -> tables that are first read
-        `PREFETCH_LOOK_UPS` after it.
+        `PREFETCH_LOOK_UPS` after it. One that is gathered again, as another view, is on TPUs the latest view that is
+        there by then: left alone, the compiler made one gather of that of an embedding of 50280 rows and that of its
+        transpose for the head. Read again as it was, it is the copy that was gathered first.
         """
         program, values = self.graph.program, self.graph.values
         outer: dict[str, list[int]] = {"contraction": [], "gather": []}
@@ -121,14 +123,26 @@ class Replay:
                 ("gather", PREFETCH_LOOK_UPS) if is_table else ("contraction", PREFETCH_CONTRACTIONS)
             )
             place = bisect.bisect_left(outer[like], first) - ahead
-            while values.producer[t] >= 0 and len(program.equations[values.producer[t]].operands) == 1:
-                t = program.equations[values.producer[t]].operands[0]
-            is_large = program.tensors[t].num_bytes >= LARGE_PARAMETER_BYTES
-            if values.producer[t] < 0 and is_large and t not in seen:
-                seen.add(t)  # read once more, it is the copy that was gathered first
-                if place >= 0:
-                    anchors[outer[like][place]].append(t)
+            chain = self._views(t)
+            source = chain[-1]
+            if values.producer[source] >= 0 or program.tensors[source].num_bytes < LARGE_PARAMETER_BYTES:
+                continue
+            is_again = source in seen
+            seen.add(source)
+            if place >= 0 and not is_again:
+                anchors[outer[like][place]].append(source)
+            elif place >= 0 and self.chip.is_tiled and chain != [source] and not gather.shared:
+                anchors[outer[like][place]].append(
+                    next(u for u in chain if values.producer[u] < outer[like][place])
+                )
         return dict(anchors)
+
+    def _views(self, t: int) -> list[int]:
+        """A tensor, what it is a view or a cast of, and so on to what is neither."""
+        program, chain = self.graph.program, [t]
+        while (e := self.graph.values.producer[chain[-1]]) >= 0 and len(program.equations[e].operands) == 1:
+            chain.append(program.equations[e].operands[0])
+        return chain
 
     def _is_looked_up(self, eqn: Equation) -> bool:
         """Whether rows are taken of a large parameter that is gathered and not read after the forward pass.

@@ -19,7 +19,7 @@ from jax.experimental.layout import Layout as DimensionOrder
 from jax.experimental.layout import with_layout_constraint
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxplan.cost import is_least_row_by_row
+from jaxplan.cost import TILE, is_least_row_by_row, rows_innermost
 from jaxplan.mesh import AtomicAxis, Layout, Step, permutation_pairs
 
 
@@ -155,10 +155,17 @@ def _scatter_tiled(x: Any, names: tuple[str, ...], dim: int, parts: int) -> Any:
     The TPU compiler scatters whole tiles of 8 x 128 only. It makes an all-reduce of twice the bytes where a part is
     none (768 columns over 4 devices), where the dimension is neither the first nor in the matrix, or where parts of a
     stack of matrices do not lie one after the other in memory (the experts of a mixture; rows of 7 pixels, which
-    would be padded).
+    would be padded). Parts of less rows than a tile has (a head's 32 channels over 8 devices) are brought into whole
+    tiles, padded, if they fill one.
     """
     x = x.reshape(*x.shape[:dim], parts, x.shape[dim] // parts, *x.shape[dim + 1 :])
     x = jnp.moveaxis(x, dim, 0)
+    part, tile = x.shape[1:], math.prod(TILE) * 4 // x.dtype.itemsize
+    size = math.prod(part)
+    if rows_innermost(part) < TILE[0] and -size % tile <= size / 3:
+        flat = jnp.pad(x.reshape(parts, size), ((0, 0), (0, -size % tile)))
+        whole = lax.psum_scatter(flat.reshape(parts, -1, TILE[1]), names, scatter_dimension=0, tiled=False)
+        return whole.ravel()[:size].reshape(part)
     if x.ndim > 3 and (dim or (x.shape[-1] % 128 == 0 and x.shape[-2] % 8)):
         x = with_layout_constraint(x, DimensionOrder(major_to_minor=tuple(range(x.ndim))))
     stack = x.reshape(parts, -1, *x.shape[-2:]) if x.ndim > 4 else x

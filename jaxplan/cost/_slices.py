@@ -1,0 +1,49 @@
+"""Slices and interleaving on TPUs: what is sliced is written, and the slices are read out of it.
+
+`jax.lax.associative_scan` takes every second element at every level, and puts results between others: a sum of two
+arrays padded with zeros between their elements. Compiled TPU programs write both arrays, and what they are made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxplan.ir import Equation, StepGraph
+from jaxplan.mesh import ChipSpec
+
+_SLICES = frozenset({"slice", "split"})
+_NEARLY_ALL = 7 / 8
+
+
+def pads_between(eqn: Equation) -> bool:
+    """Whether an equation puts values between the elements of its operand."""
+    return eqn.name == "pad" and any(between > 0 for _, _, between in eqn.params["padding_config"])
+
+
+def takes_every_other(eqn: Equation) -> bool:
+    """Whether an equation takes one of every so many elements of its operand."""
+    return eqn.name == "slice" and any(n > 1 for n in eqn.params["strides"] or ())
+
+
+def kept_for_slices(graph: StepGraph, chip: ChipSpec, turning: int, materialised: Sequence[bool]) -> set[int]:
+    """Buffers of the forward pass out of which the backward pass reads slices: no slice is saved beside them.
+
+    Of a buffer that slices take apart not all that they read has to be needed; of others nearly all has to. What was
+    put together of two arrays is computed of them again.
+    """
+    if not chip.is_tiled:
+        return set()
+    tensors, equations, consumers = graph.program.tensors, graph.program.equations, graph.values.consumers
+    found: set[int] = set()
+    for eqn in equations[:turning]:
+        for t in eqn.results:
+            slices = [equations[c] for c in set(consumers[t]) if c < turning and equations[c].name in _SLICES]
+            saved = [r for e in slices for r in e.results if any(c >= turning for c in consumers[r])]
+            if not saved or not materialised[t]:
+                continue
+            is_apart = any(map(takes_every_other, slices))
+            if is_apart or sum(tensors[r].num_bytes for r in saved) >= _NEARLY_ALL * tensors[t].num_bytes:
+                made_of = [graph.values.producer[u] for u in eqn.operands]
+                is_woven = len(made_of) == 2 and all(e >= 0 and pads_between(equations[e]) for e in made_of)
+                found.update({t, *eqn.operands} if is_woven else {t})
+    return found
