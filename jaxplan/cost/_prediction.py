@@ -229,6 +229,7 @@ class Predictor:
             length=2 * end + 2,
             home=dict(zip(self._made[lives].tolist(), range(num_homes))),
             copies=copies,
+            has_gaps=self._tpu is not None,
         )
 
     def _besides(

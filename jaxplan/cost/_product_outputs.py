@@ -7,6 +7,8 @@ itself has several readers, each of them widens, and bfloat16 is kept. So it is 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from jaxplan.ir import CONTRACTION_FAMILIES, StepGraph
 from jaxplan.mesh import ChipSpec
 
@@ -24,6 +26,34 @@ def widened_outputs(graph: StepGraph, chip: ChipSpec) -> dict[int, int]:
             if written is not None and _reaches_product(graph, written, eqn.phase):
                 found[eqn.results[0]] = written
     return found
+
+
+def written_behind(graph: StepGraph, chip: ChipSpec, materialised: Sequence[bool]) -> Iterator[int]:
+    """Results of products of the backward pass that are not written: one value of their size is computed of them,
+    element by element, and nothing else.
+
+    So compiled TPU programs make the gradient in front of a gelu: the product's kernel writes that.
+    """
+    program, consumers = graph.program, graph.values.consumers
+    for eqn in program.equations if chip.fuses_products else ():
+        t = eqn.results[0]
+        if eqn.phase != "backward" or graph.rules[eqn.index].family not in CONTRACTION_FAMILIES:
+            continue
+        stack, written = [t] if materialised[t] and t not in program.outputs else [], set()
+        while stack:
+            u = stack.pop()
+            readers = [program.equations[e] for e in consumers[u]]
+            results = {r for e in readers for r in e.results}
+            size = program.tensors[t].num_elements
+            if any(graph.rules[e.index].family != "elementwise" for e in readers) or any(
+                program.tensors[r].num_elements != size for r in results
+            ):
+                written.clear()
+                break
+            written.update(r for r in results if materialised[r])
+            stack += [r for r in results if not materialised[r]]
+        if len(written) == 1:
+            yield t
 
 
 def computed_of(graph: StepGraph, t: int, phase: str = "forward") -> set[int]:
