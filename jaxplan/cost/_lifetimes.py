@@ -57,5 +57,6 @@ class Lifetimes:
             parts[self.labels[i]] = parts.get(self.labels[i], 0) + int(self.sizes[i])
         if self.has_gaps:
             gaps = heap_bytes(self.first, self.last, self.sizes) - curve[top]
-            parts[_GAPS] = max(0, int(_COUNTED_GAPS * gaps))
+            if counted := max(0, int(_COUNTED_GAPS * gaps)):
+                parts[_GAPS] = counted
         return sum(parts.values()), parts

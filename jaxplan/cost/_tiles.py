@@ -55,14 +55,17 @@ def is_least_row_by_row(shape: tuple[int, ...]) -> bool:
     return row_by_row_bytes(shape, 1) == padded_bytes(shape, 1)
 
 
-def rows_innermost(shape: tuple[int, ...]) -> int:
-    """Rows of the matrices of an array of two dimensions or more, where it takes the least bytes.
+def least_padded(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Which two dimensions, rows and columns, are innermost where an array of two or more takes the least bytes.
 
-    Dimensions of size 1 are none; where only one is left, the rows are those of a tile.
+    Of equal ones those with more rows. Dimensions of size 1 are none; where less than two others are there, the last two.
     """
-    pairs = itertools.permutations([n for n in shape if n > 1], 2)
-    key = lambda pair: (_bytes_in_tiles(shape, 1, *pair), -pair[0])
-    return min(pairs, key=key, default=TILE)[0]
+    large = [d for d, n in enumerate(shape) if n > 1]
+    return min(
+        itertools.permutations(large, 2),
+        key=lambda pair: (_bytes_in_tiles(shape, 1, shape[pair[0]], shape[pair[1]]), -shape[pair[0]]),
+        default=(len(shape) - 2, len(shape) - 1),
+    )
 
 
 def _bytes_in_tiles(shape: tuple[int, ...], itemsize: int, rows: int, columns: int) -> int:

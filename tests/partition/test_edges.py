@@ -245,3 +245,16 @@ def test_parts_of_padded_rows_are_scattered_on_a_torus() -> None:
     ]
     assert all([kind for kind, _, _ in e.path.collectives] == ["reduce-scatter"] for e in edges)
     check(edges, compiled(edges))
+
+
+@needs_tpu_plugin
+@pytest.mark.tpu_aot
+def test_parts_of_less_rows_than_a_tile_are_scattered_on_a_torus() -> None:
+    """Heads of 32 channels over 8 devices: 4 are less than a tile, and the compiler made an all-reduce of them."""
+    found = [
+        edge("v5e:2x4", "-,-,-|+x0 +y0 +y1", "-,-,(x0 y1 y0)", (1152, 12, 32)),
+        edge("v5e:2x4", "-,-,-|+x0 +y1", "-,(x0 y1),-", (12, 16, 768)),
+        edge("v5e:2x4", "-,-|+x0 +y1", "-,(x0 y1)", (2048, 16)),
+    ]
+    assert all({kind for kind, _, _ in e.path.collectives} == {"reduce-scatter"} for e in found)
+    check(found, compiled(found))
