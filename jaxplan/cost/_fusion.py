@@ -69,8 +69,7 @@ def fuses_into(graph: StepGraph, chip: ChipSpec, equation: int, t: int) -> bool:
     """Whether an operand is computed inside the kernel that reads it.
 
     A reduction does, on GPUs a scatter (but for what it writes over) and windows that do not overlap, and a product of
-    no library. On TPUs images that come in from outside are written for convolutions, because arguments lie in another
-    order of dimensions.
+    no library.
     """
     eqn, family = graph.program.equations[equation], graph.rules[equation].family
     if t not in eqn.operands:
@@ -79,19 +78,7 @@ def fuses_into(graph: StepGraph, chip: ChipSpec, equation: int, t: int) -> bool:
         return chip.is_gpu and t != eqn.operands[0]
     if family == "window":
         return chip.is_gpu and is_disjoint(eqn)
-    if chip.is_tiled and family == "convolution" and _is_cast_argument(graph, t):
-        return False
     return family == "reduction" or (chip.fuses_products and family in CONTRACTION_FAMILIES)
-
-
-def _is_cast_argument(graph: StepGraph, t: int) -> bool:
-    made = graph.values.producer[t]
-    if made < 0 or graph.program.equations[made].name != "convert_element_type":
-        return False
-    (source,) = graph.program.equations[made].operands
-    group = graph.grouping.tensor_group[source]
-    is_stored = group != UNGROUPED and graph.grouping.groups[group].kind in STORED_KINDS
-    return graph.values.producer[source] < 0 and not is_stored
 
 
 def is_recomputed(graph: StepGraph, chip: ChipSpec, equation: int) -> bool:

@@ -11,8 +11,8 @@ from jaxplan.cost._heap import heap_bytes
 
 _GAPS = "gaps in the heap"
 _COUNTED_GAPS = 0.5
-"""Of the gaps in a heap of what a prediction has. Its buffers are not those of the compiled program to the last one, and
-one of them that lies in the way decides much: counting half of them is nearest to what compiled TPU programs take."""
+"""Of the gaps in a heap of what a prediction has. Its buffers are not those of the compiled program to the last one,
+and one that lies in the way decides much: half of them is nearest to what compiled TPU programs take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -58,7 +58,8 @@ def is_least_row_by_row(shape: tuple[int, ...]) -> bool:
 def least_padded(shape: tuple[int, ...]) -> tuple[int, int]:
     """Which two dimensions, rows and columns, are innermost where an array of two or more takes the least bytes.
 
-    Of equal ones those with more rows. Dimensions of size 1 are none; where less than two others are there, the last two.
+    Of equal ones those with more rows. Dimensions of size 1 are none; where less than two others are there, the last
+    two.
     """
     large = [d for d, n in enumerate(shape) if n > 1]
     return min(

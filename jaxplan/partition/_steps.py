@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.experimental.layout import Layout as DimensionOrder
 from jax.experimental.layout import with_layout_constraint
@@ -175,11 +174,7 @@ def _scatter_tiled(x: Any, names: tuple[str, ...], dim: int, parts: int) -> Any:
     """
     part = tuple(n // parts if d == dim else n for d, n in enumerate(x.shape))
     if x.ndim > 3 and row_by_row_bytes(part, 1) > 2 * padded_bytes(part, 1):
-        inner = least_padded(part)
-        order = (*(d for d in range(x.ndim) if d not in inner), *inner)
-        pieces = [jnp.transpose(piece, order).reshape(-1, part[inner[1]]) for piece in jnp.split(x, parts, axis=dim)]
-        moved = lax.psum_scatter(jnp.stack(pieces), names, scatter_dimension=0, tiled=False)
-        return jnp.transpose(moved.reshape([part[d] for d in order]), np.argsort(order))
+        return _scatter_images(x, names, dim, parts)
     x = jnp.moveaxis(x.reshape(*x.shape[:dim], parts, x.shape[dim] // parts, *x.shape[dim + 1 :]), dim, 0)
     tile, size = math.prod(TILE) * 4 // x.dtype.itemsize, math.prod(part)
     if part[least_padded(part)[0]] < TILE[0] and -size % tile <= size / 3:
@@ -190,6 +185,21 @@ def _scatter_tiled(x: Any, names: tuple[str, ...], dim: int, parts: int) -> Any:
         x = with_layout_constraint(x, DimensionOrder(major_to_minor=tuple(range(x.ndim))))
     stack = x.reshape(parts, -1, *x.shape[-2:]) if x.ndim > 4 else x
     return lax.psum_scatter(stack, names, scatter_dimension=0, tiled=False).reshape(x.shape[1:])
+
+
+def _scatter_images(x: Any, names: tuple[str, ...], dim: int, parts: int) -> Any:
+    """A reduce-scatter of an array whose parts would more than double row by row, each in the order that takes least.
+
+    32 features of 128 images of 147 x 147 pixels over 4 devices were written with 8 features innermost, padded to 128:
+    a plan of 1.3 GiB took 4.3.
+    """
+    pieces = jnp.split(x, parts, axis=dim)
+    part = pieces[0].shape
+    inner = least_padded(part)
+    order = (*(d for d in range(x.ndim) if d not in inner), *inner)
+    stack = jnp.stack([jnp.transpose(piece, order).reshape(-1, part[inner[1]]) for piece in pieces])
+    moved = lax.psum_scatter(stack, names, scatter_dimension=0, tiled=False)
+    return jnp.transpose(moved.reshape([part[d] for d in order]), [order.index(d) for d in range(x.ndim)])
 
 
 def _dim(dim: int | None) -> int:
