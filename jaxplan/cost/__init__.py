@@ -28,6 +28,7 @@ from jaxplan.cost._simulated_plan import PlanSimulator as PlanSimulator
 from jaxplan.cost._simulated_plan import Simulation as Simulation
 from jaxplan.cost._simulated_plan import simulate_plan as simulate_plan
 from jaxplan.cost._simulated_plan import simulated_walks as simulated_walks
+from jaxplan.cost._slices import takes_every_other as takes_every_other
 from jaxplan.cost._tiles import TILE as TILE
 from jaxplan.cost._tiles import is_least_row_by_row as is_least_row_by_row
 from jaxplan.cost._tiles import least_padded as least_padded

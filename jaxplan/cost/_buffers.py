@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from jaxplan.cost._accumulated import Accumulation, accumulations
 from jaxplan.cost._fusion import NOT_RECOMPUTED, fuses_into, is_recomputed, runs_inside_readers
-from jaxplan.cost._in_place import cleared_together, hand_over, write_over_saved
+from jaxplan.cost._in_place import cleared_together, hand_over
 from jaxplan.cost._inner_dims import inner_dims
 from jaxplan.cost._orders import OrderedCopy, write_in_orders
 from jaxplan.cost._padded_products import MatrixDims, padded_operands
@@ -23,7 +23,7 @@ from jaxplan.cost._pooling import PoolBuffer, pool_buffers
 from jaxplan.cost._product_outputs import widened_outputs, written_behind
 from jaxplan.cost._product_rows import batches_of_rows, images_in_rows
 from jaxplan.cost._put_off import put_off
-from jaxplan.cost._slices import kept_for_slices, takes_every_other
+from jaxplan.cost._slices import kept_for_slices, takes_every_other, woven
 from jaxplan.cost._wire import rounded_for_loops
 from jaxplan.ir import REGION_IN, REGION_OUT, Equation, StepGraph
 from jaxplan.mesh import ChipSpec
@@ -119,8 +119,6 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec, *, in_order: bool = False)
         for t in eqn.operands[_is_carry_exit(eqn) :]:
             death[t] = max(death[t], last)
     hand_over(graph, materialised, death)
-    if chip.fuses_products:
-        write_over_saved(graph, materialised, death)
     for added, product, other, in_place in added_up:
         death[product] = values.producer[product] - 1  # no buffer of its own, unless it is resharded first
         if in_place and death[other] == added and other not in program.inputs:
@@ -248,7 +246,7 @@ def _materialised(
     for eqn in program.equations:
         if _is_junction(graph, chip, eqn.index, turning, result):
             result[eqn.results[0]] = True
-    for t in tuple(written_behind(graph, chip, result)):
+    for t in (*written_behind(graph, chip, result), *woven(graph, chip).difference(program.outputs)):
         result[t] = False
     _save_residuals(graph, chip, turning, result)
     return result

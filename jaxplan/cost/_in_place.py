@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 
 from jaxplan.cost._pooling import UNPOOLING, readers_of_zeros, zeros_of
-from jaxplan.ir import CONTRACTION_FAMILIES, REGION_IN, REGION_OUT, Equation, StepGraph
+from jaxplan.ir import REGION_IN, REGION_OUT, Equation, StepGraph
 
 LARGE_PARAMETER_BYTES = 4 * 2**20
 """From so many bytes on the lowering says when a parameter is gathered, and makes gradients of tables one after the
@@ -31,32 +31,6 @@ def hand_over(graph: StepGraph, materialised: Sequence[bool], death: list[int]) 
         for t in _written_over(graph, eqn):
             if materialised[t] and t not in inputs and death[t] == eqn.index:
                 death[t] = eqn.index - 1
-
-
-def write_over_saved(graph: StepGraph, materialised: Sequence[bool], death: list[int]) -> None:
-    """Let a gradient that a product's kernel computes to the end (`written_behind`) lie where what it reads last was;
-    ``death`` is changed.
-
-    In compiled TPU programs the gradient in front of a gelu lies where what the gelu was computed of was saved.
-    """
-    program, producer = graph.program, graph.values.producer
-    for eqn in program.equations:
-        if eqn.phase != "backward" or graph.rules[eqn.index].family != "elementwise":
-            continue
-        (made, *_), tensors = eqn.results, program.tensors
-        stack, seen, has_product = [made] if materialised[made] else [], {made}, False
-        while stack:
-            u = stack.pop()
-            source = program.equations[producer[u]]
-            has_product |= graph.rules[source.index].family in CONTRACTION_FAMILIES
-            if graph.rules[source.index].family == "elementwise":
-                new = [t for t in source.operands if t not in seen and producer[t] >= 0]
-                stack += [t for t in new if not materialised[t]]
-                seen.update(new)
-        over = [t for t in seen if materialised[t] and t != made and death[t] == eqn.index]
-        like = (tensors[made].shape, tensors[made].dtype)
-        if has_product and (alike := [t for t in over if (tensors[t].shape, tensors[t].dtype) == like]):
-            death[min(alike)] = eqn.index - 1
 
 
 def _written_over(graph: StepGraph, eqn: Equation) -> Iterator[int]:

@@ -25,25 +25,37 @@ def takes_every_other(eqn: Equation) -> bool:
     return eqn.name == "slice" and any(n > 1 for n in eqn.params["strides"] or ())
 
 
+def woven(graph: StepGraph, chip: ChipSpec) -> set[int]:
+    """Sums of two arrays that are padded between their elements, of which slices are read: each slice is computed of
+    the two."""
+    if not chip.is_tiled:
+        return set()
+    equations, producer, found = graph.program.equations, graph.values.producer, set()
+    for eqn in equations:
+        made = [producer[t] for t in eqn.operands]
+        if len(made) == 2 and all(e >= 0 and pads_between(equations[e]) for e in made):
+            found.update(t for t in eqn.results if any(equations[c].name in _SLICES for c in graph.values.consumers[t]))
+    return found
+
+
 def kept_for_slices(graph: StepGraph, chip: ChipSpec, turning: int, materialised: Sequence[bool]) -> set[int]:
     """Buffers of the forward pass out of which the backward pass reads slices: no slice is saved beside them.
 
-    Of a buffer that slices take apart not all that they read has to be needed; of others nearly all has to. What was
-    put together of two arrays is computed of them again.
+    Of a buffer that slices take apart not all that they read has to be needed; of others nearly all has to.
     """
     if not chip.is_tiled:
         return set()
     tensors, equations, consumers = graph.program.tensors, graph.program.equations, graph.values.consumers
-    found: set[int] = set()
+    sums, found = woven(graph, chip), set()
     for eqn in equations[:turning]:
         for t in eqn.results:
             slices = [equations[c] for c in set(consumers[t]) if c < turning and equations[c].name in _SLICES]
             saved = [r for e in slices for r in e.results if any(c >= turning for c in consumers[r])]
-            if not saved or not materialised[t]:
-                continue
-            is_apart = any(map(takes_every_other, slices))
-            if is_apart or sum(tensors[r].num_bytes for r in saved) >= _NEARLY_ALL * tensors[t].num_bytes:
-                made_of = [graph.values.producer[u] for u in eqn.operands]
-                is_woven = len(made_of) == 2 and all(e >= 0 and pads_between(equations[e]) for e in made_of)
-                found.update({t, *eqn.operands} if is_woven else {t})
+            size = sum(tensors[r].num_bytes for r in saved)
+            if saved and t in sums:
+                found.update(eqn.operands)
+            elif saved and materialised[t] and (
+                any(map(takes_every_other, slices)) or size >= _NEARLY_ALL * tensors[t].num_bytes
+            ):
+                found.add(t)
     return found

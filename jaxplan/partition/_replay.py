@@ -13,7 +13,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from jaxplan.cost import LARGE_PARAMETER_BYTES, Flow, Transfer, boundary_layouts, layout_of
+from jaxplan.cost import (
+    LARGE_PARAMETER_BYTES,
+    Flow,
+    Transfer,
+    boundary_layouts,
+    layout_of,
+    takes_every_other,
+)
 from jaxplan.ir import STORED_KINDS, UNGROUPED, VIEW_PRIMITIVES, Configuration, Equation, Region, StepGraph
 from jaxplan.mesh import Layout, Topology
 from jaxplan.partition._held_back import places_of_due_products
@@ -48,6 +55,7 @@ class Replay:
         gathered before its rows are.
       looked_up: look-ups in large parameters that are gathered for the forward pass alone; their rows, where
         they are smaller, are written.
+      taken_apart: equations that make what an associative scan takes every second element of, for TPUs.
       chip: what the program is compiled for.
     """
 
@@ -80,6 +88,7 @@ class Replay:
             graph, self.chip, self._local_bytes, self._copy_of, transfers, self.awaited
         )
         self.looked_up = frozenset(e.index for e in graph.program.equations if self._is_looked_up(e))
+        self.taken_apart = frozenset(e.index for e in graph.program.equations if self._is_taken_apart(e))
         self.tables = frozenset(e for t in self.gradients if self._is_table(e := graph.values.producer[t]))
 
     def _local_bytes(self, t: int, layout: Layout | None) -> int:
@@ -127,14 +136,13 @@ class Replay:
             source = chain[-1]
             if values.producer[source] >= 0 or program.tensors[source].num_bytes < LARGE_PARAMETER_BYTES:
                 continue
-            is_again = source in seen
-            seen.add(source)
-            if place >= 0 and not is_again:
+            if source not in seen and place >= 0:
                 anchors[outer[like][place]].append(source)
-            elif place >= 0 and self.chip.is_tiled and chain != [source] and not gather.shared:
-                anchors[outer[like][place]].append(
-                    next(u for u in chain if values.producer[u] < outer[like][place])
-                )
+            elif source in seen and self.chip.is_tiled and chain != [source] and not gather.shared:
+                before = next((e for e in outer[like][max(place, 0) :] if e < first), None)
+                if before is not None:
+                    anchors[before].append(next(u for u in chain if values.producer[u] < before))
+            seen.add(source)
         return dict(anchors)
 
     def _views(self, t: int) -> list[int]:
@@ -160,6 +168,13 @@ class Replay:
             return False
         rows, kept = self._local_bytes(eqn.results[0], None), self._local_bytes(table.tensor, table.target)
         return kept > rows and self.graph.program.tensors[table.tensor].num_bytes >= LARGE_PARAMETER_BYTES
+
+    def _is_taken_apart(self, eqn: Equation) -> bool:
+        if not self.chip.is_tiled or self.graph.rules[eqn.index].family != "elementwise" or len(eqn.results) != 1:
+            return False
+        (t,) = eqn.results
+        readers = (self.graph.program.equations[e] for e in self.graph.values.consumers[t])
+        return len(self.graph.program.tensors[t].shape) > 2 and any(map(takes_every_other, readers))
 
     def _is_gradient(self, flow: Flow, reader: str) -> bool:
         """Whether a group of the kind ``reader`` reads what a contraction of the backward pass made."""

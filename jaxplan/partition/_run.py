@@ -323,11 +323,13 @@ class Run:
             return [self.executor.constrain(r, home) for r, home in zip(mapped, homes, strict=True)]
         if self.graph.rules[eqn.index].family == "user":
             return self._as_the_step_says(eqn, operands, homes)
-        results = self._bind(eqn, operands)
-        return [
+        results = [
             self.executor.constrain(r, home) if self._is_pinned(eqn, t) else r
-            for t, r, home in zip(eqn.results, results, homes, strict=True)
+            for t, r, home in zip(eqn.results, self._bind(eqn, operands), homes, strict=True)
         ]
+        if eqn.index in self.replay.taken_apart:
+            return [self.executor.least_padded(r, home) for r, home in zip(results, homes, strict=True)]
+        return results
 
     def _as_the_step_says(self, eqn: Equation, operands: list[Any], homes: list[Layout]) -> list[Any]:
         """A constraint of the user's is the layout of its group; a `jax.shard_map` runs between such layouts."""

@@ -102,3 +102,50 @@ def test_weights_of_wide_scores_are_not_written_for_groups_of_queries(groups: in
     large = [t for t in tensors if t.num_elements == B * H * groups * T * T and buffers.materialised[t.index]]
     assert [str(t.dtype) for t in large] == ["float32"]
     assert not buffers.batched
+
+
+@pytest.mark.parametrize(("topology", "gradients"), [("v5e:2x4", 1), ("h100:8", 2)])
+def test_the_gradient_in_front_of_a_gelu_is_what_its_product_writes(topology: str, gradients: int) -> None:
+    """A compiled Mixer held one array of hidden size beside those that its forward pass saved, GPUs two."""
+    hidden = (B, T, 4 * D)
+
+    def step(x: jax.Array, up: jax.Array, down: jax.Array) -> tuple[jax.Array, ...]:
+        def loss(up: jax.Array, down: jax.Array) -> jax.Array:
+            return jnp.square((jax.nn.gelu(x @ up) @ down).astype(jnp.float32)).sum()
+
+        return jax.grad(loss, argnums=(0, 1))(up, down)
+
+    shapes = ((B, T, D), (D, 4 * D), (4 * D, D))
+    graph = analyse(trace(step, [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes], {}))
+    buffers = analyse_buffers(graph, Topology.parse(topology).chip)
+    program, producer = graph.program, graph.values.producer
+    made = [t for t in program.tensors if buffers.materialised[t.index] and t.shape == hidden]
+    assert sum(program.equations[producer[t.index]].phase == "backward" for t in made) == gradients
+
+
+@pytest.mark.parametrize("rematerialised", [False, True])
+def test_scores_of_groups_are_wide_when_computed_again_and_their_gradient_is_written(rematerialised: bool) -> None:
+    """What a compiled Llama held where its attention's gradient is made: scores in float32, the gradients of the
+    weights and of the scores in bfloat16."""
+    groups = 4
+
+    def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        s = jnp.einsum("btkgd,bskd->bkgts", q, k).astype(jnp.float32) * 0.125
+        return jnp.einsum("bkgts,bskd->btkgd", jax.nn.softmax(s).astype(v.dtype), v)
+
+    def step(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, ...]:
+        fn = jax.checkpoint(attention) if rematerialised else attention
+        return jax.grad(lambda *x: jnp.square(fn(*x).astype(jnp.float32)).sum(), argnums=(0, 1, 2))(q, k, v)
+
+    narrow = jax.ShapeDtypeStruct((B, T, H, D), jnp.bfloat16)
+    queries = jax.ShapeDtypeStruct((B, T, H, groups, D), jnp.bfloat16)
+    graph = analyse(trace(step, [queries, narrow, narrow], {}))
+    buffers = analyse_buffers(graph, Topology.parse("v5e:2x4").chip)
+    equations, producer = graph.program.equations, graph.values.producer
+    large = [t for t in graph.program.tensors if t.num_elements == B * H * groups * T * T]
+    held = [t for t in large if buffers.materialised[t.index] and producer[t.index] >= 0]
+    late = sorted(str(t.dtype) for t in held if equations[producer[t.index]].phase == "backward")
+    early = sorted(str(t.dtype) for t in held if equations[producer[t.index]].phase != "backward")
+    again = ["float32"] if rematerialised else []
+    assert late == ["bfloat16", "bfloat16", *again]
+    assert early == ["float32"]

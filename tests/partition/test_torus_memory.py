@@ -26,13 +26,15 @@ MOST_UNDER = 0.92
         ("resnet50", {"stage_sizes": (2, 1, 1, 1)}, ("data", "spatial"), 1.08),
         ("lstm", {}, ("data", "zero2"), 1.12),
         ("moe-8x", {"num_layers": 2}, ("data",), 1.08),
+        ("mamba-130m", {"num_layers": 1}, ("leanest", "zero2"), 1.12),
     ],
 )
 def test_compiled_memory_is_the_predicted_one(
     model: str, configuration: dict[str, Any], names: tuple[str, ...], most: float
 ) -> None:
     """The ResNet was a quarter below, the LSTM a third above, before images were in tiles of batch and features and
-    what loops stack lay beside the cores; experts were 5 % below before what their products read was written."""
+    what loops stack lay beside the cores; experts were 5 % below before what their products read was written. The
+    leanest plan of the Mamba took seven times the memory that was predicted, and a half less than that was counted."""
     step, arguments = build(model, **configuration)
     frontier = jaxplan.plan(step, *arguments, topology="v5e:2x4", progress=False)
     for name in names:
