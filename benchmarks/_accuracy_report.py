@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,12 +18,12 @@ BYTES_MEDIAN, BYTES_WORST = 0.02, 0.10
 FLOPS_WORST = 0.01
 LEAST_PLANS, LEAST_NOT_DATA_PARALLEL = 120, 3
 _HEADER = (
-    f"{'':<22} {'plans':>5} {'memory: median':>14} {'95 %':>7} {'lowest':>7} {'highest':>7} "
+    f"{'':<28} {'plans':>5} {'memory: median':>14} {'95 %':>7} {'lowest':>7} {'highest':>7} "
     f"{'bytes: median':>13} {'worst':>7} {'unexpected':>10} {'FLOPs: worst':>12}"
 )
 
 
-def report(records: Sequence[Record], held_out: Sequence[str]) -> int:
+def report(records: Sequence[Record], held_out: Mapping[str, str]) -> int:
     """Print tables by model, topology and kind of point, then the bars; 1 if one is missed."""
     done = [r for r in records if not r.failure]
     if not done:
@@ -32,7 +32,7 @@ def report(records: Sequence[Record], held_out: Sequence[str]) -> int:
     print(f"\n{_HEADER}")
     for key in (lambda r: r.model, lambda r: r.topology, lambda r: r.kind):
         for name, members in _by(done, key).items():
-            print(_row(name + (" (held out)" if name in held_out else ""), members))
+            print(_row(name + (f" (held out{held_out[name]})" if name in held_out else ""), members))
         print()
     print(_row("all", done))
     return 0 if _bars(records, done) else 1
@@ -68,7 +68,7 @@ def _row(name: str, records: Sequence[Record]) -> str:
     memory, moved, flops = memory_errors(records), bytes_errors(records), flops_errors(records)
     unexpected = sum(bool(r.unexpected) for r in records)
     return (
-        f"{name:<22} {len(records):>5} {_median(abs(memory)):>14.1%} {_quantile(abs(memory), 0.95):>7.1%} "
+        f"{name:<28} {len(records):>5} {_median(abs(memory)):>14.1%} {_quantile(abs(memory), 0.95):>7.1%} "
         f"{_least(memory):>+7.1%} {-_least(-memory):>+7.1%} {_median(moved):>13.2%} {-_least(-moved):>7.1%} "
         f"{unexpected:>10} {-_least(-abs(flops)):>12.2%}"
     )

@@ -75,6 +75,15 @@ def extended_operands(
                     yield e, edge.tensor, (*shape[: edge.dim], rows, *shape[edge.dim + 1 :])
 
 
+def read_beside(graph: StepGraph, topology: Topology, group: int, config: Configuration) -> Iterator[tuple[int, int]]:
+    """(equation, tensor) of what convolutions of a group read whose edges go to neighbours."""
+    for e in graph.grouping.groups[group].equations:
+        if graph.rules[e].family == "convolution":
+            for edge in _edges(graph, topology, group, e, config):
+                if edge.halo.before + edge.halo.after > 0:
+                    yield e, edge.tensor
+
+
 class _Edge(NamedTuple):
     """An operand that is extended along one dimension, split into blocks of ``block`` rows over ``axes``."""
 

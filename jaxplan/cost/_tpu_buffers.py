@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from jaxplan.cost._flows import layout_of
-from jaxplan.cost._inner import extended_operands, may_communicate
+from jaxplan.cost._inner import extended_operands, may_communicate, read_beside
 from jaxplan.cost._model import CostModel
+from jaxplan.cost._product_outputs import computed_as_written
 from jaxplan.cost._tiles import padded_bytes, row_by_row_bytes
 from jaxplan.cost._transfers import Transfer
 from jaxplan.cost._updated_parts import gathered_updates, replaced_in_place
@@ -31,6 +32,9 @@ class TpuBuffers:
         self._model, self._graph, program = model, model.graph, model.graph.program
         self._axes = model.topology.axes
         self._windowed = [g.index for g in self._graph.grouping.groups if may_communicate(self._graph, g.index)]
+        written, rules = model.buffers.materialised, self._graph.rules
+        images = {t for e in program.equations if rules[e.index].family == "convolution" for t in e.operands}
+        self._as_written = {t for t in images if not written[t] and computed_as_written(self._graph, t)}
         self._tables = rounded_tables(self._graph, model.topology)
         self._replaced = replaced_in_place(program)
         exits = [program.equations[e] for region in program.regions for e in region.exits]
@@ -54,7 +58,8 @@ class TpuBuffers:
         yield from self._copied(transfers)
 
     def _extended(self, chosen: Sequence[Configuration]) -> Iterator[Copy]:
-        """What is read with the edges of neighbours' blocks around it.
+        """What is read with the edges of neighbours' blocks around it; what convolutions so read, alone, where it could
+        be computed as a product is written: a Conformer's images were, before its rectifier and after it.
 
         Permutes start as early as they can, so that what the gradient of a pooling reads is there from the forward pass
         on.
@@ -64,6 +69,10 @@ class TpuBuffers:
         for v in self._windowed:
             for e, t, shape in extended_operands(graph, topology, v, chosen[v]):
                 found[t, shape].append(e)
+            for e, t in read_beside(graph, topology, v, chosen[v]):
+                if t in self._as_written:
+                    layout = layout_of(graph, chosen, graph.grouping.tensor_group[t], t, produced=True)
+                    found[t, tuple(layout.local_shape(graph.program.tensors[t].shape, self._axes))].append(e)
         for (t, shape), readers in found.items():
             size = padded_bytes(shape, graph.program.tensors[t].itemsize, self._model.buffers.inner.get(t, ()))
             yield graph.values.producer[t], max(readers), size
