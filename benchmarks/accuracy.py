@@ -3,7 +3,7 @@
     python -m benchmarks.accuracy --cache .aot                       # every model on every topology
     python -m benchmarks.accuracy --cache .aot --model gpt --topology h100:8 --points 6 --save gpt.jsonl
     python -m benchmarks.accuracy --read gpt.jsonl lstm.jsonl        # report what was saved
-    python -m benchmarks.accuracy --read all.jsonl --topology v5e:2x4
+    python -m benchmarks.accuracy --read all.jsonl --topology v5e:2x4 --gaps 0   # as if heaps had no gaps
 
 For each model and topology: the reference strategies and points of the frontier, at least 2 % apart in memory. Compiled
 programs are kept in the cache, so that an interrupted run goes on where it was. The models of `HELD_OUT` were never
@@ -13,6 +13,7 @@ looked at while the cost model was made. Exit status 1 when a bar is missed; the
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import json
 import traceback
@@ -27,6 +28,7 @@ import jax
 import jaxplan
 from benchmarks._accuracy_report import report
 from benchmarks.models import build
+from jaxplan.cost import COUNTED_GAPS, GAPS
 from jaxplan.mesh import Topology
 from jaxplan.partition import audit_plan, compile_plan
 
@@ -192,6 +194,12 @@ def _record(saved: dict[str, Any]) -> Record:
     return Record(**{**saved, "collectives": collectives, "unexpected": tuple(saved["unexpected"])})
 
 
+def _with_gaps(record: Record, share: float) -> Record:
+    """As it would be predicted with another share of the gaps in heaps."""
+    other = record.predicted_parts.get(GAPS, 0) * (share / COUNTED_GAPS - 1)
+    return dataclasses.replace(record, predicted_memory=record.predicted_memory + int(other))
+
+
 def _line(record: Record) -> str:
     head = f"{record.model:<9} {record.topology:<8} {record.point:<16}"
     if record.failure:
@@ -218,10 +226,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cache", type=Path, default=None, help="folder to keep compiled programs in")
     parser.add_argument("--save", type=Path, default=None, help="write the records as JSON lines")
     parser.add_argument("--read", type=Path, nargs="+", help="compile nothing: report these saved records")
+    parser.add_argument("--gaps", type=float, help="count this share of the gaps in heaps in what is read")
     options = parser.parse_args(arguments)
+    if options.gaps is not None and not options.read:
+        parser.error("--gaps is about records: name them with --read")
     if options.read:
         lines = [line for path in options.read for line in path.read_text().splitlines()]
         saved = [_record(json.loads(line)) for line in lines]
+        if options.gaps is not None:
+            saved = [_with_gaps(record, options.gaps) for record in saved]
         models, topologies = options.model or MODELS, options.topology or TOPOLOGIES
         return report([r for r in saved if r.model in models and r.topology in topologies], HELD_OUT)
     jax.config.update("jax_platforms", "cpu")  # nothing runs here, and a plugin without its device complains

@@ -12,6 +12,8 @@ from jaxplan.cost._flows import find_flows as find_flows
 from jaxplan.cost._flows import layout_of as layout_of
 from jaxplan.cost._flows import passes_partial as passes_partial
 from jaxplan.cost._in_place import LARGE_PARAMETER_BYTES as LARGE_PARAMETER_BYTES
+from jaxplan.cost._lifetimes import COUNTED_GAPS as COUNTED_GAPS
+from jaxplan.cost._lifetimes import GAPS as GAPS
 from jaxplan.cost._model import CostModel as CostModel
 from jaxplan.cost._model_builder import ModelBuilder as ModelBuilder
 from jaxplan.cost._model_builder import build_cost_model as build_cost_model

@@ -127,11 +127,8 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec, *, in_order: bool = False)
     ordered = write_in_orders(graph, chip, materialised, read_end, death)
     birth = _births(graph)
     pooled = pool_buffers(graph, chip, read_end, birth)
-    saved = tuple(
-        t.index
-        for t in program.tensors
-        if materialised[t.index] and -1 < birth[t.index] < turning <= death[t.index]
-    )
+    made = range(len(program.tensors))
+    saved = tuple(t for t in made if materialised[t] and -1 < birth[t] < turning <= death[t])
     return Buffers(
         materialised=tuple(materialised),
         birth=tuple(birth),
@@ -139,7 +136,7 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec, *, in_order: bool = False)
         read_end=read_end,
         turning_point=turning,
         saved=saved,
-        num_bytes=tuple(_buffer_bytes(graph, chip, t) for t in range(len(program.tensors))),
+        num_bytes=tuple(_buffer_bytes(graph, chip, t) for t in made),
         widened=_widened(graph, chip, materialised),
         cleared=cleared_together(graph) if chip.is_gpu else (),
         ordered=ordered,

@@ -32,7 +32,8 @@ def written_behind(graph: StepGraph, chip: ChipSpec, materialised: Sequence[bool
     """Results of products of the backward pass that are not written: one value of their size is computed of them,
     element by element, and nothing else.
 
-    So compiled TPU programs make the gradient in front of a gelu: the product's kernel writes that.
+    So compiled TPU programs make the gradient in front of a gelu: the product's kernel writes that. Where a plan sums
+    such a result over devices, the sum counts, and what each of them adds to it does not.
     """
     program, consumers = graph.program, graph.values.consumers
     for eqn in program.equations if chip.fuses_products else ():

@@ -60,11 +60,8 @@ def places_of_due_products(
     peak = curve.max()
     death = _deaths_without(graph, buffers, making, copy_of)
     read = {e: _arrays_read(graph, buffers, graph.program.equations[e], copy_of) for e in making}
-    others = [
-        e.index
-        for e in graph.program.equations
-        if e.phase == "backward" and e.region < 0 and _is_product(graph, e) and e.index not in making
-    ]
+    backward = (e for e in graph.program.equations if e.phase == "backward" and e.region < 0)
+    others = [e.index for e in backward if _is_product(graph, e) and e.index not in making]
     loops = [region.start for region in graph.program.regions if region.parent < 0]
     # At each barrier, what was made before the one before is there anyway.
     barriers = [-1, -1, *(equations.start for equations in backward_barriers(graph.program))]

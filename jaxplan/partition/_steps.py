@@ -136,9 +136,13 @@ def _least_padded(x: Any) -> Any:
     """
     if row_by_row_bytes(x.shape, 1) <= 2 * padded_bytes(x.shape, 1):
         return x
-    inner = least_padded(x.shape)
-    order = (*(d for d in range(x.ndim) if d not in inner), *inner)
-    return with_layout_constraint(x, DimensionOrder(major_to_minor=order))
+    return with_layout_constraint(x, DimensionOrder(major_to_minor=_least_order(x.shape)))
+
+
+def _least_order(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Dimensions, the slowest in memory first, in an order that takes the least bytes."""
+    inner = least_padded(shape)
+    return (*(d for d in range(len(shape)) if d not in inner), *inner)
 
 
 def _behind_element(x: Any, other: Any) -> Any:
@@ -199,9 +203,8 @@ def _scatter_images(x: Any, names: tuple[str, ...], dim: int, parts: int) -> Any
     """
     pieces = jnp.split(x, parts, axis=dim)
     part = pieces[0].shape
-    inner = least_padded(part)
-    order = (*(d for d in range(x.ndim) if d not in inner), *inner)
-    stack = jnp.stack([jnp.transpose(piece, order).reshape(-1, part[inner[1]]) for piece in pieces])
+    order = _least_order(part)
+    stack = jnp.stack([jnp.transpose(piece, order).reshape(-1, part[order[-1]]) for piece in pieces])
     moved = lax.psum_scatter(stack, names, scatter_dimension=0, tiled=False)
     return jnp.transpose(moved.reshape([part[d] for d in order]), [order.index(d) for d in range(x.ndim)])
 

@@ -53,19 +53,19 @@ def test_slices_are_saved_on_gpus_as_they_are_read() -> None:
     assert any(name == "slice" for _, name in _saved(_scan(), "h100:8"))
 
 
-@pytest.mark.parametrize(("part", "kept"), [(slice(0, T - 1), "tanh"), (slice(0, 1), "slice")])
-def test_a_slice_is_not_saved_beside_nearly_the_same(part: slice, kept: str) -> None:
-    """What all but one token of are read again is kept as it is; of one token, that token."""
+@pytest.mark.parametrize(("part", "steps"), [(slice(0, T - 1), {T}), (slice(0, 4), {4})])
+def test_a_slice_is_not_saved_beside_nearly_the_same(part: slice, steps: set[int]) -> None:
+    """What all but one token of are read again is kept as it is; of four tokens, those."""
 
     def step(x: jax.Array, w: jax.Array, head: jax.Array) -> tuple[jax.Array, jax.Array]:
         def loss(w: jax.Array, head: jax.Array) -> jax.Array:
-            tokens = jax.lax.optimization_barrier(jnp.tanh(x @ w))
+            tokens = x @ w
             return jnp.square(tokens[:, part] @ head).sum()
 
         return jax.grad(loss, argnums=(0, 1))(w, head)
 
-    shapes = ((B, T, D), (D, D), (D, D))
+    shapes = ((B, T, D), (D, D), (D, 2))
     graph = analyse(trace(step, [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes], {}))
-    names = {name for _, name in _saved(graph, "v5e:2x4")} - {"dot_general"}
-    assert kept in names | {"slice" if kept == "slice" else kept}
-    assert ("slice" in names) <= (kept == "slice")
+    buffers = analyse_buffers(graph, Topology.parse("v5e:2x4").chip)
+    tensors = graph.program.tensors
+    assert {tensors[t].shape[1] for t in buffers.saved if tensors[t].shape[2:] == (D,)} == steps
