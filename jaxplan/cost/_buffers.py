@@ -23,6 +23,7 @@ from jaxplan.cost._pooling import PoolBuffer, pool_buffers
 from jaxplan.cost._product_outputs import widened_outputs, written_behind
 from jaxplan.cost._product_rows import batches_of_rows, images_in_rows
 from jaxplan.cost._put_off import put_off
+from jaxplan.cost._rearranged import written_wider
 from jaxplan.cost._slices import kept_for_slices, takes_every_other, woven
 from jaxplan.cost._wire import rounded_for_loops
 from jaxplan.ir import REGION_IN, REGION_OUT, Equation, StepGraph
@@ -55,7 +56,7 @@ class Buffers:
       ordered: buffers that are there once more, their dimensions in another order.
       pooled: what gradients of max pooling hold beside their operands and results.
       inner: the two innermost dimensions of images, where memory is in tiles.
-      rounded: float32 tensors that are held in bfloat16 (`rounded_for_loops`).
+      element_bytes: of tensors that are held in another dtype than theirs (`rounded_for_loops`, `written_wider`).
       batched: tensors that are buffers only where a device holds more than one element of these dimensions.
       in_rows: tensors that are buffers only where their last two dimensions take the least memory innermost.
       padded: what products read as matrices of whole multiples (`padded_operands`).
@@ -73,14 +74,14 @@ class Buffers:
     ordered: tuple[OrderedCopy, ...] = ()
     pooled: tuple[PoolBuffer, ...] = ()
     inner: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    rounded: frozenset[int] = frozenset()
+    element_bytes: Mapping[int, int] = field(default_factory=dict)
     batched: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     in_rows: frozenset[int] = frozenset()
     padded: Mapping[int, MatrixDims] = field(default_factory=dict)
 
     def held_as(self, t: int) -> tuple[Hashable, ...]:
         """What beside its shape and dtype decides the bytes of a tensor on a device."""
-        of_tiles = self.inner.get(t), t in self.rounded, self.batched.get(t), t in self.in_rows
+        of_tiles = self.inner.get(t), self.element_bytes.get(t), self.batched.get(t), t in self.in_rows
         return self.num_bytes[t], of_tiles, self.padded.get(t)
 
     def is_kept(self, first: int, last: int) -> bool:
@@ -142,7 +143,7 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec, *, in_order: bool = False)
         ordered=ordered,
         pooled=pooled,
         inner=innermost,
-        rounded=rounded_for_loops(graph, chip) if chip.is_tiled else frozenset(),
+        element_bytes={**rounded_for_loops(graph, chip), **written_wider(graph)} if chip.is_tiled else {},
         batched={t: dims for t, dims in rows.items() if not without_rows[t]},
         in_rows=frozenset(t for t in images if not without_rows[t]),
         padded=padded_operands(graph, chip),

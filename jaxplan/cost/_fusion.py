@@ -6,6 +6,7 @@ import math
 
 from jaxplan.cost._in_place import LARGE_PARAMETER_BYTES
 from jaxplan.cost._pooling import is_disjoint
+from jaxplan.cost._rearranged import is_rearranged
 from jaxplan.cost._slices import pads_between
 from jaxplan.ir import CONTRACTION_FAMILIES, STORED_KINDS, UNGROUPED, StepGraph
 from jaxplan.mesh import ChipSpec
@@ -44,7 +45,7 @@ def runs_inside_readers(graph: StepGraph, chip: ChipSpec, equation: int) -> bool
     family = graph.rules[equation].family
     if family == "gather":
         return chip.is_gpu and not _is_large_parameter(graph, graph.program.equations[equation].operands[0])
-    if chip.is_tiled and pads_between(graph.program.equations[equation]):
+    if chip.is_tiled and (pads_between(graph.program.equations[equation]) or is_rearranged(graph, equation)):
         return False
     return family in FUSIBLE_FAMILIES or is_outer_product(graph, equation)
 
@@ -78,6 +79,8 @@ def fuses_into(graph: StepGraph, chip: ChipSpec, equation: int, t: int) -> bool:
         return chip.is_gpu and t != eqn.operands[0]
     if family == "window":
         return chip.is_gpu and is_disjoint(eqn)
+    if eqn.name == "reshape":
+        return True
     return family == "reduction" or (chip.fuses_products and family in CONTRACTION_FAMILIES)
 
 

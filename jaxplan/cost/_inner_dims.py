@@ -40,3 +40,26 @@ def _of_product(graph: StepGraph, eqn: Equation, found: dict[int, tuple[int, int
     own = first - len(batch[0]), right - len(contracted[1]) - len(batch[1])
     if batch[0] and all(own):
         found.setdefault(result, (first - 1, first + own[1] - 1))
+    for side, t in enumerate(eqn.operands):
+        taken = {*contracted[side], *batch[side]}
+        free = [d for d in range(len(graph.program.tensors[t].shape)) if d not in taken]
+        if batch[0] and len(free) == len(contracted[side]) == 1:
+            _of_view(graph, t, (*sorted((*free, *contracted[side])),), found)
+
+
+def _of_view(graph: StepGraph, t: int, dims: tuple[int, int], found: dict[int, tuple[int, int]]) -> None:
+    """Of what a product reads, and of what that is a slice of."""
+    while True:
+        found.setdefault(t, dims)
+        if (made := graph.values.producer[t]) < 0:
+            return
+        eqn = graph.program.equations[made]
+        t = eqn.operands[0] if eqn.operands else t
+        if eqn.name == "squeeze":
+            kept = [d for d in range(len(graph.program.tensors[t].shape)) if d not in eqn.params["dimensions"]]
+            dims = kept[dims[0]], kept[dims[1]]
+        elif eqn.name == "transpose":
+            one, other = (eqn.params["permutation"][d] for d in dims)
+            dims = min(one, other), max(one, other)
+        elif eqn.name != "slice":
+            return

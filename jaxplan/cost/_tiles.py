@@ -16,7 +16,6 @@ import numpy as np
 from jaxplan.cost._buffers import Buffers
 from jaxplan.cost._compute import tensor_splits
 from jaxplan.cost._padded_products import padded_share
-from jaxplan.cost._wire import NARROW_BYTES
 from jaxplan.ir import GroupSpace, StepGraph
 from jaxplan.mesh import ChipSpec
 
@@ -91,7 +90,7 @@ def local_bytes(
     inner = buffers.inner.get(t, ())
     distinct, place = np.unique(np.stack(parts, axis=1), axis=0, return_inverse=True)
     shapes = [tuple([math.ceil(n / p) for n, p in zip(tensor.shape, row)]) for row in distinct.tolist()]
-    batch, itemsize = buffers.batched.get(t, ()), NARROW_BYTES if t in buffers.rounded else tensor.itemsize
+    batch, itemsize = buffers.batched.get(t, ()), buffers.element_bytes.get(t, tensor.itemsize)
     sizes = [padded_bytes(shape, itemsize, inner) for shape in shapes]
     if batch:
         sizes = [0 if all(shape[d] == 1 for d in batch) else size for shape, size in zip(shapes, sizes)]

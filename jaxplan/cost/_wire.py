@@ -78,18 +78,21 @@ def rounded_tables(graph: StepGraph, topology: Topology) -> dict[int, tuple[int,
     return found
 
 
-def rounded_for_loops(graph: StepGraph, chip: ChipSpec) -> frozenset[int]:
-    """What is computed and read by loops, if products alone read it: it is rounded once, before the first loop."""
+def rounded_for_loops(graph: StepGraph, chip: ChipSpec) -> dict[int, int]:
+    """What is computed and read by loops, if products alone read it: it is rounded once, before the first loop.
+
+    With the bytes of an element.
+    """
     if chip.f32_matmul != "bf16":
-        return frozenset()
+        return {}
     entries = [e for e in graph.program.equations if e.name == REGION_IN and e.params["role"] in _READ_EVERY_TRIP]
     tensors, consumers = graph.program.tensors, graph.values.consumers
     made = {e.operands[0] for e in entries if graph.values.producer[e.operands[0]] >= 0}
-    return frozenset(
-        t
+    return {
+        t: NARROW_BYTES
         for t in made - set(graph.program.outputs)
         if tensors[t].dtype == np.float32 and all(_rounds(graph, c, t) for c in consumers[t])
-    )
+    }
 
 
 def _rounds(graph: StepGraph, e: int, t: int, seen: frozenset[int] = frozenset()) -> bool:

@@ -118,12 +118,12 @@ def test_what_loops_read_through_products_is_rounded(precision: str | None, is_r
 
     shapes = (32, 64), (64,), (16, 8, 32)
     graph, buffers = _buffers(step, *shapes)
-    names = {graph.program.equations[graph.values.producer[t]].name for t in buffers.rounded}
+    names = {graph.program.equations[graph.values.producer[t]].name for t in buffers.element_bytes}
     assert names == ({"concatenate", "tanh"} if is_rounded else set())
-    assert all(len(graph.program.tensors[t].shape) > 1 for t in buffers.rounded)
-    assert not _buffers(step, *shapes, topology="h100:8")[1].rounded
+    assert all(len(graph.program.tensors[t].shape) > 1 for t in buffers.element_bytes)
+    assert not _buffers(step, *shapes, topology="h100:8")[1].element_bytes
     shown, buffers = _buffers(showing, *shapes)
-    assert not buffers.rounded & set(shown.program.outputs)
+    assert not buffers.element_bytes.keys() & set(shown.program.outputs)
 
 
 def test_matrices_of_a_batch_are_innermost() -> None:

@@ -1,0 +1,94 @@
+"""Reshapes that no order of dimensions in memory makes free: what they make is written (TPUs).
+
+A transposition costs nothing where the compiler may choose the order in which dimensions lie, and a reshape nothing
+where what it merges lies side by side. Where an image is cut into windows, rows of windows and rows inside of them come
+of one dimension, and a window takes rows inside and columns inside together: no order of the image has it so. Compiled
+TPU programs write such windows, and the image again behind them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from jaxplan.ir import StepGraph
+
+
+class _Part(NamedTuple):
+    """Of a dimension: indices that are ``stride`` elements of it apart, ``size`` of them."""
+
+    dim: int
+    size: int
+    stride: int
+
+
+def is_rearranged(graph: StepGraph, equation: int) -> bool:
+    """Whether an equation merges dimensions that lie side by side in no order of the dimensions of what its operand is
+    a view of."""
+    program = graph.program
+    if program.equations[equation].name != "reshape":
+        return False
+    views = [equation]
+    while (made := graph.values.producer[program.equations[views[-1]].operands[0]]) >= 0:
+        if program.equations[made].name not in ("reshape", "transpose"):
+            break
+        views.append(made)
+    if len(views) < 3:  # a split, a transposition and a merge
+        return False
+    shape = program.tensors[program.equations[views[-1]].operands[0]].shape
+    dims: list[list[_Part]] | None = [[_Part(d, size, 1)] for d, size in enumerate(shape)]
+    for e in reversed(views):
+        eqn = program.equations[e]
+        if eqn.name == "transpose":
+            dims = [dims[d] for d in eqn.params["permutation"]]
+        else:
+            dims = _reshaped(dims, program.tensors[eqn.results[0]].shape)
+        if dims is None:
+            return False
+        apart = any(_are_apart(shape, *pair) for parts in dims for pair in itertools.pairwise(parts))
+        if apart:
+            return e == equation
+    return False
+
+
+def written_wider(graph: StepGraph) -> dict[int, int]:
+    """What is so rearranged and read only as cast to a wider dtype, and the bytes of its elements: it is written so."""
+    program, found = graph.program, {}
+    for eqn in program.equations:
+        if is_rearranged(graph, eqn.index):
+            (t,) = eqn.results
+            readers = [program.equations[e] for e in graph.values.consumers[t]]
+            casts = {program.tensors[e.results[0]].itemsize if e.name == "convert_element_type" else 0 for e in readers}
+            if len(casts) == 1 and max(casts) > program.tensors[t].itemsize:
+                found[t] = max(casts)
+    return found
+
+
+def _reshaped(dims: Sequence[Sequence[_Part]], shape: Sequence[int]) -> list[list[_Part]] | None:
+    """The parts of which each new dimension consists, or nothing where a part would have to be cut unevenly."""
+    rest = [part for parts in reversed(dims) for part in reversed(parts) if part.size > 1]
+    result: list[list[_Part]] = []
+    for size in shape:
+        parts: list[_Part] = []
+        while size > 1:
+            part = rest.pop()
+            taken = math.gcd(size, part.size)
+            if taken in (size, part.size):
+                if taken < part.size:
+                    rest.append(part._replace(size=part.size // taken))
+                    part = part._replace(size=taken, stride=part.stride * (part.size // taken))
+                if parts and parts[-1].dim == part.dim and parts[-1].stride == part.stride * part.size:
+                    part = part._replace(size=part.size * parts.pop().size)
+                parts.append(part)
+                size //= taken
+            else:
+                return None
+        result.append(parts)
+    return result
+
+
+def _are_apart(shape: Sequence[int], major: _Part, minor: _Part) -> bool:
+    """Whether two parts of one dimension lie side by side in no order of dimensions of a shape."""
+    return major.stride > 1 or minor.stride * minor.size < shape[minor.dim]
