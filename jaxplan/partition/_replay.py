@@ -19,6 +19,7 @@ from jaxplan.cost import (
     Transfer,
     boundary_layouts,
     layout_of,
+    padded_bytes,
     takes_every_other,
 )
 from jaxplan.ir import STORED_KINDS, UNGROUPED, VIEW_PRIMITIVES, Configuration, Equation, Region, StepGraph
@@ -95,7 +96,7 @@ class Replay:
         """Bytes of a tensor on one device; where no layout is given, in that in which it is made."""
         tensor = self.graph.program.tensors[t]
         local = (layout or self.home(t)).local_shape(tensor.shape, self.axes) if tensor.shape else ()
-        return math.prod(local) * tensor.itemsize
+        return padded_bytes(local, tensor.itemsize) if self.chip.is_tiled else math.prod(local) * tensor.itemsize
 
     def _copy_of(self, eqn: Equation, t: int) -> Transfer | None:
         """What brings an operand to the layout in which an equation reads it."""
