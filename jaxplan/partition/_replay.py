@@ -43,6 +43,7 @@ class Replay:
     Attributes:
       by_read: (tensor, layout) -> the transfer that brings the one to the other.
       crossing: tensors that some other group reads.
+      cut_out: those of which every reader reads the same piece of what a device has.
       alike: values, and the layouts they are made in, with several transfers that begin alike.
       late: tensors whose copy is made again in the backward pass.
       gradients: gradient of a parameter -> its transfer, made as soon as the gradient is.
@@ -73,6 +74,7 @@ class Replay:
         self.axes, self.chip = topology.axes, topology.chip
         self.by_read: dict[tuple[int, Layout], Transfer] = {(t.tensor, t.target): t for t in transfers}
         self.crossing = {flow.tensor for flow in flows}
+        self.cut_out = frozenset(t.tensor for t in transfers if self._is_cut_out(t))
         self.alike = {(graph.values.merged[t.carried], t.path.layouts[0]) for t in transfers if t.shared}
         self.late = {t.tensor for t in transfers if t.repeated}
         stored = {f.tensor for f in flows if self._is_gradient(f, "state")}
@@ -104,6 +106,30 @@ class Replay:
         if group == UNGROUPED or self.graph.grouping.tensor_group[t] == UNGROUPED:
             return None
         return self.by_read.get((t, layout_of(self.graph, self.configurations, group, t, produced=False)))
+
+    def _is_cut_out(self, transfer: Transfer) -> bool:
+        """Whether all that reads a tensor reads a transfer's slice of it: no more than that need be computed.
+
+        Left to compute the whole, the compiler wrote where the labels of a Llama are in its vocabulary, 2 GiB. Not so
+        where it is computed of what is gathered for it: of a slice of that the compiler would gather less than planned.
+        """
+        t, equations = transfer.tensor, self.graph.program.equations
+        copies = (self._copy_of(equations[e], t) for e in self.graph.values.consumers[t])
+        is_sliced = all(step.kind == "slice" for step in transfer.path.steps)
+        if not is_sliced or t in self.graph.program.outputs or any(copy is not transfer for copy in copies):
+            return False
+        stack, seen = [t], {t}
+        while stack:
+            made_by = self.graph.values.producer[stack.pop()]
+            if made_by < 0 or self.graph.rules[made_by].family not in ("elementwise", "shape"):
+                continue
+            for u in set(equations[made_by].operands) - seen:
+                copy = self._copy_of(equations[made_by], u)
+                if copy and copy.collectives:
+                    return False
+                seen.add(u)
+                stack.append(u)
+        return True
 
     def _is_stored(self, transfer: Transfer) -> bool:
         """Whether a parameter, or a view of one, is gathered."""
