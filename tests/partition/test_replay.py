@@ -22,6 +22,7 @@ from jaxplan._plan import Plan
 from jaxplan._planner import analyse_step, make_plan
 from jaxplan.cost import REPEAT, CostModel, Predictor, Transfer, build_cost_model
 from jaxplan.mesh import Topology
+from jaxplan.partition import _replay
 from jaxplan.partition._planned import replay_of
 
 NUM_DRAWS = 3
@@ -370,6 +371,26 @@ def test_a_widened_value_travels_as_it_was() -> None:
     assert [t.itemsize for t in gathers] == [2]
     text = plan.jit().lower(*values).as_text()
     assert re.findall(r"stablehlo.all_gather.*-> tensor<[\dx]*x(\w+)>", text).count("bf16") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "seed", "whole"), [("label_log_likelihood", 9, "8,4,1"), ("optimizer_with_clipping", 2, "8,16")]
+)
+def test_what_is_read_in_slices_is_computed_in_slices(
+    name: str, seed: int, whole: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No device of the compiled program makes the whole; left as it is made, every one of them does."""
+    values, _ = _expected(name)
+    plan = _draw(name, seed)
+
+    def times_made() -> int:
+        jax.clear_caches()
+        text = plan.jit().lower(*values).compile().as_text()
+        return len(re.findall(rf"= \w+\[{whole}\]\S* (?!parameter)[\w-]+\(", text))
+
+    assert times_made() == 0
+    monkeypatch.setattr(_replay.Replay, "_is_cut_out", lambda *_: False)
+    assert times_made() > 0
 
 
 def test_a_step_that_calls_back_does_so_once() -> None:
