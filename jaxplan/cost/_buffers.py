@@ -58,7 +58,7 @@ class Buffers:
       inner: the two innermost dimensions of images, where memory is in tiles.
       element_bytes: of tensors that are held in another dtype than theirs (`rounded_for_loops`, `written_wider`).
       batched: tensors that are buffers only where a device holds more than one element of these dimensions.
-      in_rows: tensors that are buffers only where their last two dimensions take the least memory innermost.
+      in_rows: images that are buffers only where rows of pixels take the least memory.
       padded: what products read as matrices of whole multiples (`padded_operands`).
     """
 

@@ -54,6 +54,11 @@ def is_least_row_by_row(shape: tuple[int, ...]) -> bool:
     return row_by_row_bytes(shape, 1) == padded_bytes(shape, 1)
 
 
+def _is_least_in_rows_of_pixels(shape: tuple[int, ...]) -> bool:
+    """Whether an image takes the least bytes with a dimension of pixels and that of features, the last, innermost."""
+    return padded_bytes(shape, 1) in (_bytes_in_tiles(shape, 1, rows, shape[-1]) for rows in shape[1:-1])
+
+
 def least_padded(shape: tuple[int, ...]) -> tuple[int, int]:
     """Which two dimensions, rows and columns, are innermost where an array of two or more takes the least bytes.
 
@@ -95,5 +100,5 @@ def local_bytes(
     if batch:
         sizes = [0 if all(shape[d] == 1 for d in batch) else size for shape, size in zip(shapes, sizes)]
     if t in buffers.in_rows:
-        sizes = [size if is_least_row_by_row(shape) else 0 for shape, size in zip(shapes, sizes)]
+        sizes = [size if _is_least_in_rows_of_pixels(shape) else 0 for shape, size in zip(shapes, sizes)]
     return np.array(sizes, dtype=np.float64)[place.ravel()]
