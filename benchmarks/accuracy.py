@@ -195,7 +195,7 @@ def _record(saved: dict[str, Any]) -> Record:
 
 
 def _with_gaps(record: Record, share: float) -> Record:
-    """As it would be predicted with another share of the gaps in heaps."""
+    """As it would be predicted with gaps of another share of what is alive."""
     other = record.predicted_parts.get(GAPS, 0) * (share / COUNTED_GAPS - 1)
     return dataclasses.replace(record, predicted_memory=record.predicted_memory + int(other))
 
@@ -226,7 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cache", type=Path, default=None, help="folder to keep compiled programs in")
     parser.add_argument("--save", type=Path, default=None, help="write the records as JSON lines")
     parser.add_argument("--read", type=Path, nargs="+", help="compile nothing: report these saved records")
-    parser.add_argument("--gaps", type=float, help="count this share of the gaps in heaps in what is read")
+    parser.add_argument("--gaps", type=float, help="with --read: gaps in heaps of this share of what is alive")
     options = parser.parse_args(arguments)
     if options.gaps is not None and not options.read:
         parser.error("--gaps is about records: name them with --read")

@@ -21,7 +21,7 @@ from jaxplan.cost._orders import OrderedCopy, write_in_orders
 from jaxplan.cost._padded_products import MatrixDims, padded_operands
 from jaxplan.cost._pooling import PoolBuffer, pool_buffers
 from jaxplan.cost._product_outputs import widened_outputs, written_behind
-from jaxplan.cost._product_rows import batches_of_rows, images_in_rows
+from jaxplan.cost._product_rows import batches_of_rows, flattened_images, images_in_rows, images_of_arguments
 from jaxplan.cost._put_off import put_off
 from jaxplan.cost._rearranged import written_wider
 from jaxplan.cost._slices import kept_for_slices, takes_every_other, woven
@@ -102,9 +102,10 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec, *, in_order: bool = False)
     rows = batches_of_rows(graph, chip, outputs.values())
     innermost = inner_dims(graph) if chip.is_tiled else {}
     images = images_in_rows(graph, chip, innermost)
-    materialised = _materialised(graph, chip, turning, added_up, outputs, images.union(rows))
+    flat = flattened_images(graph, chip, innermost) | images_of_arguments(graph, chip)
+    materialised = _materialised(graph, chip, turning, added_up, outputs, flat.union(images, rows))
     written = rows or images
-    without_rows = _materialised(graph, chip, turning, added_up, outputs, frozenset()) if written else materialised
+    without_rows = _materialised(graph, chip, turning, added_up, outputs, flat) if written else materialised
     death = [-1] * len(program.tensors)
     for t in program.outputs:
         death[t] = num_equations

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxplan.cost._heap import heap_bytes
-
 GAPS = "gaps in the heap"
-COUNTED_GAPS = 0.5
-"""Of the gaps in a heap of what a prediction has. Its buffers are not those of the compiled program to the last one,
-and one that lies in the way decides much. Chosen by what compiled TPU programs take:
-``python -m benchmarks.accuracy --read benchmarks/records/accuracy.jsonl --topology v5e:2x4 --gaps 0``, or 0.5, or 1."""
+COUNTED_GAPS = 0.03
+"""Of what is alive in main memory at the peak, what the heap of a compiled TPU program takes beyond that: mostly 1 to
+8 %, whatever the order in which its buffers come and go (docs/prediction.md). Another share:
+``python -m benchmarks.accuracy --read benchmarks/records/accuracy.jsonl --topology v5e:2x4 --gaps 0.02``."""
+_SHORTLY = 300
+"""Positions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -29,7 +29,8 @@ class Lifetimes:
       length: number of positions.
       home: tensor -> the buffer in which it is made.
       copies: (transfer, its span) -> the buffer that holds the copy.
-      has_gaps: the compiler puts buffers into its heap in program order (TPU), see `heap_bytes`.
+      on_chip: bytes of what lives shortly that are beside the cores, not in main memory, at any position (TPU).
+      has_gaps: the compiler's heap has gaps (TPU), see `COUNTED_GAPS`.
     """
 
     first: np.ndarray
@@ -40,13 +41,22 @@ class Lifetimes:
     length: int
     home: Mapping[int, int]
     copies: Mapping[tuple[int, int], int]
+    on_chip: float = 0.0
     has_gaps: bool = False
 
     def curve(self) -> np.ndarray:
-        """(length + 2,) bytes alive at each position, resident ones not included."""
+        """(length + 2,) bytes alive in main memory at each position, resident ones not included."""
+        alive = self._alive(np.ones(len(self.sizes), dtype=bool))
+        return alive - np.minimum(self._alive(self._is_short), self.on_chip) if self.on_chip else alive
+
+    @property
+    def _is_short(self) -> np.ndarray:
+        return self.last - self.first <= _SHORTLY
+
+    def _alive(self, counted: np.ndarray) -> np.ndarray:
         changes = np.zeros(self.length + 2)
-        np.add.at(changes, self.first, self.sizes)
-        np.add.at(changes, self.last + 1, -self.sizes)
+        np.add.at(changes, self.first[counted], self.sizes[counted])
+        np.add.at(changes, self.last[counted] + 1, -self.sizes[counted])
         return np.cumsum(changes)
 
     def peak(self) -> tuple[int, dict[str, int]]:
@@ -54,10 +64,11 @@ class Lifetimes:
         curve = self.curve()
         top = int(np.argmax(curve)) if len(self.sizes) else 0
         parts = {label: int(size) for label, size in self.resident.items() if size}
+        left = self.on_chip
         for i in np.flatnonzero((self.first <= top) & (top <= self.last)).tolist():
-            parts[self.labels[i]] = parts.get(self.labels[i], 0) + int(self.sizes[i])
-        if self.has_gaps:
-            gaps = heap_bytes(self.first, self.last, self.sizes) - curve[top]
-            if counted := max(0, int(COUNTED_GAPS * gaps)):
-                parts[GAPS] = counted
+            beside = min(left, self.sizes[i]) if self._is_short[i] else 0
+            left -= beside
+            parts[self.labels[i]] = parts.get(self.labels[i], 0) + int(self.sizes[i] - beside)
+        if self.has_gaps and (gaps := int(COUNTED_GAPS * curve[top])):
+            parts[GAPS] = gaps
         return sum(parts.values()), parts

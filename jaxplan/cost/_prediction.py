@@ -204,8 +204,9 @@ class Predictor:
         for t, last in self._home_deaths(assignment, chosen, transfers).items():
             if t in self._place:
                 death[self._place[t]] = last
+        on_chip = 0.0
         if self._tpu:
-            held[~self._is_input] = self._tpu.in_main_memory(held[~self._is_input])
+            held[~self._is_input], on_chip = self._tpu.in_main_memory(held[~self._is_input])
         lives = np.flatnonzero(death >= self._birth)
         num_homes, made = len(lives), held[~self._is_input]
         birth = self._births(made, {t.tensor for t in transfers})[lives]
@@ -229,6 +230,7 @@ class Predictor:
             length=2 * end + 2,
             home=dict(zip(self._made[lives].tolist(), range(num_homes))),
             copies=copies,
+            on_chip=on_chip,
             has_gaps=self._tpu is not None,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 from jaxplan.cost._fusion import runs_inside_readers
@@ -53,6 +54,45 @@ def images_in_rows(graph: StepGraph, chip: ChipSpec, inner: Mapping[int, tuple[i
             found.update(u for u in turned if any(c in products for c in graph.values.consumers[u]))
     made = graph.values.producer
     return frozenset(t for t in found if made[t] >= 0 and runs_inside_readers(graph, chip, made[t]))
+
+
+def flattened_images(graph: StepGraph, chip: ChipSpec, inner: Mapping[int, tuple[int, int]]) -> frozenset[int]:
+    """Images whose features, and pixels beside them, become the rows of a matrix that a product reads.
+
+    Features and batch are innermost, and pixels lie apart from them: compiled TPU programs of a Conformer wrote the
+    flattened images, beside what they are computed from.
+    """
+    if not chip.fuses_products:
+        return frozenset()
+    equations, tensors = graph.program.equations, graph.program.tensors
+    found = set()
+    for eqn in equations:
+        if eqn.name == "reshape" and eqn.phase == "forward":
+            (t,), (flat,) = eqn.operands, eqn.results
+            image, rows = tensors[t].shape, tensors[flat].shape
+            is_image = len(image) > 2 and inner.get(t) == (0, len(image) - 1)
+            if is_image and rows and rows[-1] > image[-1] and math.prod(image[-2:]) <= rows[-1]:
+                found.update(flat for c in graph.values.consumers[flat] if equations[c].name == "dot_general")
+    return frozenset(found)
+
+
+def images_of_arguments(graph: StepGraph, chip: ChipSpec) -> frozenset[int]:
+    """What convolutions read that is computed of the batch alone: arguments do not lie as images do.
+
+    Compiled TPU programs write it, with batch and features innermost, and keep it for the gradient of the kernel.
+    """
+    if not chip.fuses_products:
+        return frozenset()
+    program, found = graph.program, set()
+    for eqn in program.equations:
+        t = source = eqn.operands[0] if eqn.name == "conv_general_dilated" else -1
+        while source >= 0 and (made := graph.values.producer[source]) >= 0:
+            by = program.equations[made]
+            is_view = graph.rules[made].family in ("elementwise", "shape") and len(by.operands) == 1
+            source = by.operands[0] if is_view else -1
+        if source >= 0 and source != t and program.tensors[source].kind == "input":
+            found.add(t)
+    return frozenset(found)
 
 
 def _sums_features(eqn: Equation, rank: int) -> bool:

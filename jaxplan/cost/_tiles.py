@@ -55,7 +55,12 @@ def is_least_row_by_row(shape: tuple[int, ...]) -> bool:
 
 
 def _is_least_in_rows_of_pixels(shape: tuple[int, ...]) -> bool:
-    """Whether an image takes the least bytes with a dimension of pixels and that of features, the last, innermost."""
+    """Whether an image takes the least bytes with a dimension of pixels and that of features, the last, innermost.
+
+    Batches of whole columns fill the units that multiply, so products keep rows of images there.
+    """
+    if shape[0] % TILE[1] == 0:
+        return False
     return padded_bytes(shape, 1) in (_bytes_in_tiles(shape, 1, rows, shape[-1]) for rows in shape[1:-1])
 
 

@@ -78,7 +78,7 @@ class ChipSpec:
       fuses_products: the compiler computes what a matrix product reads inside of it, as often as it is read, rather
         than hand buffers to a library.
       on_chip_bytes: memory beside the cores in which the compiler keeps what loops of the forward pass stack, as far
-        as it goes; 0 where that was not seen.
+        as it goes, and some of what lives shortly; 0 where that was not seen.
       torus_rank: dimensions of the ICI torus, 0 for chips behind a switch.
       elementwise_16bit: whether element-wise arithmetic runs in bfloat16 as written; elsewhere the compiler widens
         it to float32, and keeps what it saves of it wide.
