@@ -44,7 +44,8 @@ def _of_product(graph: StepGraph, eqn: Equation, found: dict[int, tuple[int, int
         taken = {*contracted[side], *batch[side]}
         free = [d for d in range(len(graph.program.tensors[t].shape)) if d not in taken]
         if batch[0] and len(free) == len(contracted[side]) == 1:
-            _of_view(graph, t, (*sorted((*free, *contracted[side])),), found)
+            one, other = free[0], contracted[side][0]
+            _of_view(graph, t, (min(one, other), max(one, other)), found)
 
 
 def _of_view(graph: StepGraph, t: int, dims: tuple[int, int], found: dict[int, tuple[int, int]]) -> None:

@@ -71,7 +71,7 @@ def flattened_images(graph: StepGraph, chip: ChipSpec, inner: Mapping[int, tuple
             (t,), (flat,) = eqn.operands, eqn.results
             image, rows = tensors[t].shape, tensors[flat].shape
             is_image = len(image) > 2 and inner.get(t) == (0, len(image) - 1)
-            if is_image and rows and rows[-1] > image[-1] and math.prod(image[-2:]) <= rows[-1]:
+            if is_image and math.prod(rows[-1:]) >= math.prod(image[-2:]) > math.prod(image[-1:]):
                 found.update(flat for c in graph.values.consumers[flat] if equations[c].name == "dot_general")
     return frozenset(found)
 
