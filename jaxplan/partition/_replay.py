@@ -17,6 +17,7 @@ from jaxplan.cost import (
     LARGE_PARAMETER_BYTES,
     Flow,
     Transfer,
+    analyse_buffers,
     boundary_layouts,
     layout_of,
     padded_bytes,
@@ -58,6 +59,7 @@ class Replay:
       looked_up: look-ups in large parameters that are gathered for the forward pass alone; their rows, where
         they are smaller, are written.
       taken_apart: equations that make what an associative scan takes every second element of, for TPUs.
+      written: per tensor whether it is a buffer of its own, for compilers that fuse into products.
       chip: what the program is compiled for.
     """
 
@@ -90,6 +92,7 @@ class Replay:
         self.apart = products_kept_apart(
             graph, self.chip, self._local_bytes, self._copy_of, transfers, self.awaited
         )
+        self.written = analyse_buffers(graph, self.chip).materialised if self.chip.fuses_products else ()
         self.looked_up = frozenset(e.index for e in graph.program.equations if self._is_looked_up(e))
         self.taken_apart = frozenset(e.index for e in graph.program.equations if self._is_taken_apart(e))
         self.tables = frozenset(e for t in self.gradients if self._is_table(e := graph.values.producer[t]))
@@ -106,6 +109,11 @@ class Replay:
         if group == UNGROUPED or self.graph.grouping.tensor_group[t] == UNGROUPED:
             return None
         return self.by_read.get((t, layout_of(self.graph, self.configurations, group, t, produced=False)))
+
+    def is_there(self, eqn: Equation, position: int) -> bool:
+        """Whether an operand is in memory, not computed inside of the product that reads it."""
+        copy = self._copy_of(eqn, eqn.operands[position])
+        return not self.written or bool(copy and copy.collectives) or self.written[eqn.operands[position]]
 
     def _is_cut_out(self, transfer: Transfer) -> bool:
         """Whether all that reads a tensor reads a transfer's slice of it: no more than that need be computed.

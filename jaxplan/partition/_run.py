@@ -173,7 +173,9 @@ class Run:
         if eqn.index in self.replay.apart:
             self._read_apart(eqn, operands)
         if eqn.index in self.replay.awaited and family != "gather":
-            operands = self._await(eqn, operands)
+            there = [i for i in range(len(operands)) if self.replay.is_there(eqn, i)] or list(range(len(operands)))
+            for i, value in zip(there, self._await(eqn, [operands[i] for i in there]), strict=True):
+                operands[i] = value
         if (position := self.replay.settled.get(eqn.index)) is not None:
             (operands[position],) = self._after_all([operands[position]])
         results = self._apply(eqn, group, operands, layouts)
@@ -213,7 +215,10 @@ class Run:
         self.passed[first] = operands[position]
 
     def _await(self, eqn: Equation, values: list[Any]) -> list[Any]:
-        """Parameters that are not to be gathered before these operands, or results, of an equation are there."""
+        """Parameters that are not to be gathered before these operands, or results, of an equation are there.
+
+        What goes in is written: not what a product computes inside of it, probabilities of attention.
+        """
         parameters = self.replay.awaited[eqn.index]
         values, waiting = lax.optimization_barrier((values, [self.env[t] for t in parameters]))
         self.env.update(zip(parameters, waiting, strict=True))
