@@ -73,6 +73,8 @@ def _reshaped(dims: Sequence[Sequence[_Part]], shape: Sequence[int]) -> list[lis
     for size in shape:
         parts: list[_Part] = []
         while size > 1:
+            if not rest:  # of an array without elements
+                return None
             part = rest.pop()
             taken = math.gcd(size, part.size)
             if taken in (size, part.size):

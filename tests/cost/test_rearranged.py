@@ -65,6 +65,11 @@ def test_the_orders_that_are_tried_tell_them_apart() -> None:
     ]
 
 
+def test_an_array_without_elements_is_no_error() -> None:
+    graph = _graph(lambda x: jnp.sin(x.reshape(3, 0).T.reshape(0, 3)), (0,))
+    assert not any(is_rearranged(graph, e.index) for e in graph.program.equations)
+
+
 def _attention(x: jax.Array) -> jax.Array:
     """Mean of what attention in windows of an image makes, of a product of the normalised image."""
 
