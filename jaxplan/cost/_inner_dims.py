@@ -62,5 +62,8 @@ def _of_view(graph: StepGraph, t: int, dims: tuple[int, int], found: dict[int, t
         elif eqn.name == "transpose":
             one, other = (eqn.params["permutation"][d] for d in dims)
             dims = min(one, other), max(one, other)
-        elif eqn.name != "slice":
+        elif eqn.name == "unstack":
+            one, other = (d + (d >= eqn.params["axis"]) for d in dims)
+            dims = one, other
+        elif eqn.name not in ("slice", "split"):
             return

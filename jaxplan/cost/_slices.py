@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from jaxplan.ir import Equation, StepGraph
 from jaxplan.mesh import ChipSpec
 
-_SLICES = frozenset({"slice", "split"})
+_SLICES = frozenset({"slice", "split", "unstack"})
 _NEARLY_ALL = 7 / 8
 
 
