@@ -69,8 +69,8 @@ def is_outer_product(graph: StepGraph, equation: int) -> bool:
 def fuses_into(graph: StepGraph, chip: ChipSpec, equation: int, t: int) -> bool:
     """Whether an operand is computed inside the kernel that reads it.
 
-    A reduction does, on GPUs a scatter (but for what it writes over) and windows that do not overlap, and a product of
-    no library.
+    A reduction does, a reshape that is written (`is_rearranged`), on GPUs a scatter (but for what it writes over) and
+    windows that do not overlap, and a product of no library.
     """
     eqn, family = graph.program.equations[equation], graph.rules[equation].family
     if t not in eqn.operands:

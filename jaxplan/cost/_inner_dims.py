@@ -5,6 +5,7 @@ from __future__ import annotations
 from jaxplan.ir import Equation, StepGraph
 
 _KEEP_DIMENSIONS = frozenset({"elementwise", "window"})
+_SLICED = frozenset({"slice", "split", "squeeze", "transpose", "unstack"})
 
 
 def inner_dims(graph: StepGraph) -> dict[int, tuple[int, int]]:
@@ -50,12 +51,10 @@ def _of_product(graph: StepGraph, eqn: Equation, found: dict[int, tuple[int, int
 
 def _of_view(graph: StepGraph, t: int, dims: tuple[int, int], found: dict[int, tuple[int, int]]) -> None:
     """Of what a product reads, and of what that is a slice of."""
-    while True:
-        found.setdefault(t, dims)
-        if (made := graph.values.producer[t]) < 0:
-            return
+    found.setdefault(t, dims)
+    while (made := graph.values.producer[t]) >= 0 and graph.program.equations[made].name in _SLICED:
         eqn = graph.program.equations[made]
-        t = eqn.operands[0] if eqn.operands else t
+        t = eqn.operands[0]
         if eqn.name == "squeeze":
             kept = [d for d in range(len(graph.program.tensors[t].shape)) if d not in eqn.params["dimensions"]]
             dims = kept[dims[0]], kept[dims[1]]
@@ -65,5 +64,4 @@ def _of_view(graph: StepGraph, t: int, dims: tuple[int, int], found: dict[int, t
         elif eqn.name == "unstack":
             one, other = (d + (d >= eqn.params["axis"]) for d in dims)
             dims = one, other
-        elif eqn.name not in ("slice", "split"):
-            return
+        found.setdefault(t, dims)

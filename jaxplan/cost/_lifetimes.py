@@ -9,11 +9,12 @@ import numpy as np
 
 GAPS = "gaps in the heap"
 COUNTED_GAPS = 0.02
-"""Of what is alive in main memory at the peak, what the heap of a compiled TPU program takes beyond that: mostly 1 to
-8 %, whatever the order in which its buffers come and go (docs/prediction.md). Another share:
+"""Of what is alive in main memory at the peak, what the heap of a compiled TPU program takes beyond that, chosen by
+the errors of compiled plans (docs/prediction.md). Another share:
 ``python -m benchmarks.accuracy --read benchmarks/records/accuracy.jsonl --topology v5e:2x4 --gaps 0.03``."""
 _SHORTLY = 300
-"""Positions."""
+"""Positions that a buffer lives at most to be kept beside the cores, about a transformer block. Chosen, as the size
+of what is kept there, by the errors of plans compiled for v5e (`benchmarks.accuracy`); 150 or 600 do nearly as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -64,9 +65,9 @@ class Lifetimes:
         curve = self.curve()
         top = int(np.argmax(curve)) if len(self.sizes) else 0
         parts = {label: int(size) for label, size in self.resident.items() if size}
-        left = self.on_chip
+        left, is_short = self.on_chip, self._is_short
         for i in np.flatnonzero((self.first <= top) & (top <= self.last)).tolist():
-            beside = min(left, self.sizes[i]) if self._is_short[i] else 0
+            beside = min(left, self.sizes[i]) if is_short[i] else 0
             left -= beside
             parts[self.labels[i]] = parts.get(self.labels[i], 0) + int(self.sizes[i] - beside)
         if self.has_gaps and (gaps := int(COUNTED_GAPS * curve[top])):

@@ -83,16 +83,24 @@ def images_of_arguments(graph: StepGraph, chip: ChipSpec) -> frozenset[int]:
     """
     if not chip.fuses_products:
         return frozenset()
-    program, found = graph.program, set()
-    for eqn in program.equations:
-        t = source = eqn.operands[0] if eqn.name == "conv_general_dilated" else -1
-        while source >= 0 and (made := graph.values.producer[source]) >= 0:
-            by = program.equations[made]
-            is_view = graph.rules[made].family in ("elementwise", "shape") and len(by.operands) == 1
-            source = by.operands[0] if is_view else -1
-        if source >= 0 and source != t and program.tensors[source].kind == "input":
-            found.add(t)
-    return frozenset(found)
+    images = (e.operands[0] for e in graph.program.equations if e.name == "conv_general_dilated")
+    return frozenset(t for t in images if graph.values.producer[t] >= 0 and _is_of_arguments(graph, t))
+
+
+def _is_of_arguments(graph: StepGraph, t: int) -> bool:
+    """Whether a value is computed, element by element, of nothing but arguments and constants."""
+    stack, seen = [t], {t}
+    while stack:
+        u = stack.pop()
+        made = graph.values.producer[u]
+        if made < 0 or graph.values.free[u]:
+            continue
+        if graph.rules[made].family not in ("elementwise", "shape"):
+            return False
+        operands = set(graph.program.equations[made].operands) - seen
+        seen |= operands
+        stack += operands
+    return True
 
 
 def _sums_features(eqn: Equation, rank: int) -> bool:

@@ -57,7 +57,7 @@ def written_wider(graph: StepGraph) -> dict[int, int]:
     """What is so rearranged and read only as cast to a wider dtype, and the bytes of its elements: it is written so."""
     program, found = graph.program, {}
     for eqn in program.equations:
-        if is_rearranged(graph, eqn.index):
+        if is_rearranged(graph, eqn.index) and eqn.results[0] not in program.outputs:
             (t,) = eqn.results
             readers = [program.equations[e] for e in graph.values.consumers[t]]
             casts = {program.tensors[e.results[0]].itemsize if e.name == "convert_element_type" else 0 for e in readers}

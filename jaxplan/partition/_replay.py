@@ -43,8 +43,7 @@ class Replay:
 
     Attributes:
       by_read: (tensor, layout) -> the transfer that brings the one to the other.
-      crossing: tensors that some other group reads.
-      cut_out: those of which every reader reads the same piece of what a device has.
+      crossing: tensors that some other group reads, but for those of which all readers read the same slice.
       alike: values, and the layouts they are made in, with several transfers that begin alike.
       late: tensors whose copy is made again in the backward pass.
       gradients: gradient of a parameter -> its transfer, made as soon as the gradient is.
@@ -75,8 +74,7 @@ class Replay:
         self.graph, self.configurations = graph, tuple(configurations)
         self.axes, self.chip = topology.axes, topology.chip
         self.by_read: dict[tuple[int, Layout], Transfer] = {(t.tensor, t.target): t for t in transfers}
-        self.crossing = {flow.tensor for flow in flows}
-        self.cut_out = frozenset(t.tensor for t in transfers if self._is_cut_out(t))
+        self.crossing = {flow.tensor for flow in flows}.difference(t.tensor for t in transfers if self._is_cut_out(t))
         self.alike = {(graph.values.merged[t.carried], t.path.layouts[0]) for t in transfers if t.shared}
         self.late = {t.tensor for t in transfers if t.repeated}
         stored = {f.tensor for f in flows if self._is_gradient(f, "state")}

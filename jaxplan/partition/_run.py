@@ -356,7 +356,7 @@ class Run:
             return False
         if eqn.name == "pad" and any(min(config) < 0 for config in eqn.params["padding_config"]):
             return True  # the compiler fails where it splits what is cut
-        return self.graph.rules[eqn.index].family in _PINNED_FAMILIES or t in self.replay.crossing - self.replay.cut_out
+        return self.graph.rules[eqn.index].family in _PINNED_FAMILIES or t in self.replay.crossing
 
     def _split(self, eqn: Equation, group: int) -> dict[int, tuple[str, ...]]:
         """Factors that the group's configuration splits, with the mesh axes."""

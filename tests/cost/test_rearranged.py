@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxplan.cost import analyse_buffers
+from jaxplan.cost import _fusion, analyse_buffers
 from jaxplan.cost._rearranged import is_rearranged
 from jaxplan.ir import StepGraph, analyse, trace
 from jaxplan.mesh import Topology
@@ -81,15 +81,48 @@ def _attention(x: jax.Array) -> jax.Array:
     return jax.grad(loss)(x)
 
 
-@pytest.mark.parametrize(("machine", "kept"), [("v5e:1x1", True), ("h100:1", False), ("cpu:1", False)])
-def test_windows_are_written_on_tpus_and_kept_for_the_backward_pass(machine: str, kept: bool) -> None:
+def test_windows_are_written_on_tpus_and_kept_for_the_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the rule they are computed again of the image, inside of the products that read them."""
     graph = _graph(_attention, IMAGE)
-    buffers = analyse_buffers(graph, Topology.parse(machine).chip)
-    windows = [
-        e.results[0] for e in graph.program.equations if is_rearranged(graph, e.index) and e.phase == "forward"
-    ]
-    assert len(windows) == 1
-    assert (windows[0] in buffers.saved and graph.values.producer[windows[0]] >= 0) or not kept
+    forward = (e for e in graph.program.equations if e.phase == "forward")
+    (windows,) = [e.results[0] for e in forward if is_rearranged(graph, e.index)]
+    chip = Topology.parse("v5e:1x1").chip
+    assert windows in analyse_buffers(graph, chip).saved
+    monkeypatch.setattr(_fusion, "is_rearranged", lambda *_: False)
+    assert windows not in analyse_buffers(graph, chip).saved
+
+
+def _convolution(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+@pytest.mark.parametrize("scale", [1.0, 255.0])
+def test_images_of_the_batch_are_written_for_convolutions_alone(scale: float) -> None:
+    """Compiled programs hold the cast of the images that come in; of a batch of rows, products compute it."""
+
+    def step(images: jax.Array, kernel: jax.Array, rows: jax.Array, weights: jax.Array) -> jax.Array:
+        made = _convolution(jnp.sin(images / scale), kernel)
+        return jnp.sin(made).sum() + jnp.sin(jnp.sin(rows / scale) @ weights).sum()
+
+    shapes = [IMAGE, (3, 3, D, D), (64, 32), (32, 16)]
+    graph = analyse(trace(step, [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes], {}))
+    written = analyse_buffers(graph, Topology.parse("v5e:1x1").chip).materialised
+    read = {e.name: e.operands[0] for e in graph.program.equations if e.name in ("conv_general_dilated", "dot_general")}
+    assert written[read["conv_general_dilated"]] and not written[read["dot_general"]]
+
+
+@pytest.mark.parametrize(("rows", "is_written"), [((3, H, W * D), True), ((3, H * W, D), False)])
+def test_images_are_written_where_their_features_are_flattened(rows: tuple[int, ...], is_written: bool) -> None:
+    """Features lie innermost and batch beside them: pixels are apart from features, and not from each other."""
+
+    def step(images: jax.Array, kernel: jax.Array, weights: jax.Array) -> jax.Array:
+        flat = jax.nn.relu(_convolution(images, kernel)).reshape(rows)
+        return jnp.sin(flat @ weights).sum()
+
+    shapes = [IMAGE, (3, 3, D, D), (rows[-1], 16)]
+    graph = analyse(trace(step, [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes], {}))
+    (product,) = [e for e in graph.program.equations if e.name == "dot_general"]
+    assert analyse_buffers(graph, Topology.parse("v5e:1x1").chip).materialised[product.operands[0]] == is_written
 
 
 @pytest.mark.parametrize(("wide", "itemsize"), [(True, 4), (False, 2)])
