@@ -3,8 +3,8 @@
     jaxplan profile --output cpu8.json
     XLA_FLAGS=--xla_force_host_platform_device_count=8 python -m benchmarks.order --profile cpu8.json --results FILE
 
-Plans of a step, good and bad: the frontier, the reference strategies, plans made for other machines, and these with
-some of their operators laid out at random. Of all that the model prices, a chain is run whose predicted times are
+Plans of a step, good and bad: the frontier, the reference strategies, plans made for other machines, these with some of
+their operators laid out at random, and the quickest plan and the references with a stretch of operators laid out as the other does. Of all that the model prices, a chain is run whose predicted times are
 10 % apart at least. Steps are timed in turns, so that what else the machine does falls on all plans alike, and the
 median counts. Nothing is fitted here: the prices are those of the profile.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import math
 import statistics
@@ -41,6 +42,8 @@ OTHER_CHIPS = ("h100", "a100-pcie", "cpu", "k80")
 LEAST_PLANS = 12
 RANDOM_SHARES = (0.02, 0.05, 0.1, 0.2, 0.4, 1.0)
 NUM_SEEDS = 12
+NUM_CUTS = 20
+"""Of the groups of a plan, so many stretches: for neighbouring ones a plan takes another's layouts."""
 WANTED = 0.9
 
 # Small enough for two cores, large enough that a step is tens of milliseconds.
@@ -91,7 +94,8 @@ def candidates(model: CostModel) -> list[Candidate]:
 
     for solution in frontier(model.problem, max_points=24):
         add("frontier", solution.assignment, solution.choices)
-    for name, sketch in sketch_references(model.graph, model.topology).sketches.items():
+    named = sketch_references(model.graph, model.topology).sketches
+    for name, sketch in named.items():
         add(name, *reference_solution(model, sketch))
     add("replicated", [0] * len(model.configurations))
     shape = tuple(level.size for level in model.topology.levels)
@@ -110,6 +114,14 @@ def candidates(model: CostModel) -> list[Candidate]:
                 for k, configs in zip(base.assignment, model.configurations, strict=True)
             ]
             add(f"{base.origin}, {share:.0%} at random", changed)
+    quickest = min(found.values(), key=lambda c: c.seconds)
+    cuts = np.unique(np.linspace(0, len(quickest.assignment), NUM_CUTS + 1, dtype=int)).tolist()
+    for other in [c for c in found.values() if c.origin in {*named, "replicated"}]:
+        for (first, last), (one, two) in itertools.product(
+            itertools.combinations(cuts, 2), ((quickest, other), (other, quickest))
+        ):
+            joined = [*one.assignment[:first], *two.assignment[first:last], *one.assignment[last:]]
+            add(f"{one.origin}, groups {first} to {last - 1} as {two.origin}", joined)
     return sorted(found.values(), key=lambda c: c.seconds)
 
 
