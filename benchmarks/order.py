@@ -3,10 +3,11 @@
     jaxplan profile --output cpu8.json
     XLA_FLAGS=--xla_force_host_platform_device_count=8 python -m benchmarks.order --profile cpu8.json --results FILE
 
-Plans of a step, good and bad: the frontier, the reference strategies, plans made for other machines, these with some of
-their operators laid out at random, and the quickest plan and the references with a stretch of operators laid out as the other does. Of all that the model prices, a chain is run whose predicted times are
-10 % apart at least. Steps are timed in turns, so that what else the machine does falls on all plans alike, and the
-median counts. Nothing is fitted here: the prices are those of the profile.
+Plans of a step, good and bad: the frontier, the reference strategies, plans made for other machines, these with some
+of their operators laid out at random, and the quickest plan and the references with a stretch of operators laid out
+as the other does. Of all that the model prices, a chain is run whose predicted times are 10 % apart at least. Steps
+are timed in turns, so that what else the machine does falls on all plans alike, and the median counts. Nothing is
+fitted here: the prices are those of the profile.
 """
 
 from __future__ import annotations
