@@ -21,7 +21,7 @@ from jaxplan.cost._orders import OrderedCopy, write_in_orders
 from jaxplan.cost._padded_products import MatrixDims, padded_operands
 from jaxplan.cost._pooling import PoolBuffer, pool_buffers
 from jaxplan.cost._product_outputs import widened_outputs, written_behind
-from jaxplan.cost._product_rows import batches_of_rows, flattened_images, images_in_rows, images_of_arguments
+from jaxplan.cost._product_rows import batches_of_rows, flattened_images, images_of_arguments, turned_operands
 from jaxplan.cost._put_off import put_off
 from jaxplan.cost._rearranged import written_wider
 from jaxplan.cost._slices import kept_for_slices, takes_every_other, woven
@@ -58,7 +58,7 @@ class Buffers:
       inner: the two innermost dimensions of images, where memory is in tiles.
       element_bytes: of tensors that are held in another dtype than theirs (`rounded_for_loops`, `written_wider`).
       batched: tensors that are buffers only where a device holds more than one element of these dimensions.
-      in_rows: images that are buffers only where rows of pixels take the least memory.
+      turned: tensors that are buffers only where products have other dimensions innermost than these (`are_turned`).
       padded: what products read as matrices of whole multiples (`padded_operands`).
     """
 
@@ -76,12 +76,12 @@ class Buffers:
     inner: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     element_bytes: Mapping[int, int] = field(default_factory=dict)
     batched: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    in_rows: frozenset[int] = frozenset()
+    turned: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     padded: Mapping[int, MatrixDims] = field(default_factory=dict)
 
     def held_as(self, t: int) -> tuple[Hashable, ...]:
         """What beside its shape and dtype decides the bytes of a tensor on a device."""
-        of_tiles = self.inner.get(t), self.element_bytes.get(t), self.batched.get(t), t in self.in_rows
+        of_tiles = self.inner.get(t), self.element_bytes.get(t), self.batched.get(t), self.turned.get(t)
         return self.num_bytes[t], of_tiles, self.padded.get(t)
 
     def is_kept(self, first: int, last: int) -> bool:
@@ -101,10 +101,10 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec, *, in_order: bool = False)
     outputs = widened_outputs(graph, chip)
     rows = batches_of_rows(graph, chip, outputs.values())
     innermost = inner_dims(graph) if chip.is_tiled else {}
-    images = images_in_rows(graph, chip, innermost)
+    turned = turned_operands(graph, chip, innermost)
     flat = flattened_images(graph, chip, innermost) | images_of_arguments(graph, chip)
-    materialised = _materialised(graph, chip, turning, added_up, outputs, flat.union(images, rows))
-    written = rows or images
+    materialised = _materialised(graph, chip, turning, added_up, outputs, flat.union(turned, rows))
+    written = rows or turned
     without_rows = _materialised(graph, chip, turning, added_up, outputs, flat) if written else materialised
     death = [-1] * len(program.tensors)
     for t in program.outputs:
@@ -146,7 +146,7 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec, *, in_order: bool = False)
         inner=innermost,
         element_bytes={**rounded_for_loops(graph, chip), **written_wider(graph)} if chip.is_tiled else {},
         batched={t: dims for t, dims in rows.items() if not without_rows[t]},
-        in_rows=frozenset(t for t in images if not without_rows[t]),
+        turned={t: dims for t, dims in turned.items() if not without_rows[t]},
         padded=padded_operands(graph, chip),
     )
 

@@ -10,8 +10,8 @@ _SLICED = frozenset({"slice", "split", "squeeze", "transpose", "unstack"})
 
 def inner_dims(graph: StepGraph) -> dict[int, tuple[int, int]]:
     """Innermost dimensions, in ascending order, of what convolutions read and make, of what products of batches of
-    matrices make (the matrices' own), and of what is computed element by element, and window by window, of that.
-    Arguments are not among them."""
+    matrices make (the matrices' own), of what is transposed for a product (what the product sums, and the last), and of
+    what is computed element by element, and window by window, of that. Arguments are not among them."""
     program, found = graph.program, {}
     for eqn in program.equations:
         if eqn.name == "dot_general":
@@ -21,7 +21,7 @@ def inner_dims(graph: StepGraph) -> dict[int, tuple[int, int]]:
             specs = zip((*eqn.operands, *eqn.results), (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec))
             for t, (one, other, *_) in specs:
                 found.setdefault(t, (min(one, other), max(one, other)))
-    for eqn in (*program.equations, *reversed(program.equations)):
+    for eqn in (*program.equations, *reversed(program.equations), *program.equations):
         if graph.rules[eqn.index].family not in _KEEP_DIMENSIONS:
             continue
         ends = [*eqn.operands, *eqn.results]
@@ -41,12 +41,27 @@ def _of_product(graph: StepGraph, eqn: Equation, found: dict[int, tuple[int, int
     own = first - len(batch[0]), right - len(contracted[1]) - len(batch[1])
     if batch[0] and all(own):
         found.setdefault(result, (first - 1, first + own[1] - 1))
+    if not batch[0] and eqn.phase == "forward":
+        _of_transposed(graph, eqn, found)
     for side, t in enumerate(eqn.operands):
         taken = {*contracted[side], *batch[side]}
         free = [d for d in range(len(graph.program.tensors[t].shape)) if d not in taken]
         if batch[0] and len(free) == len(contracted[side]) == 1:
             one, other = free[0], contracted[side][0]
             _of_view(graph, t, (min(one, other), max(one, other)), found)
+
+
+def _of_transposed(graph: StepGraph, eqn: Equation, found: dict[int, tuple[int, int]]) -> None:
+    """Tokens `[B, T, D]` of which a product sums T lie as they do without the transposition: a mixer's."""
+    t, last = eqn.operands[0], len(graph.program.tensors[eqn.operands[0]].shape) - 1
+    made = graph.values.producer[t]
+    if made < 0 or last < 2 or tuple(eqn.params["dimension_numbers"][0][0]) != (last,):
+        return
+    transpose = graph.program.equations[made]
+    if transpose.name == "transpose":
+        permutation = transpose.params["permutation"]
+        if permutation[0] == 0 and permutation[last] != last:
+            found.setdefault(transpose.operands[0], (permutation[last], last))
 
 
 def _of_view(graph: StepGraph, t: int, dims: tuple[int, int], found: dict[int, tuple[int, int]]) -> None:

@@ -34,26 +34,29 @@ def batches_of_rows(graph: StepGraph, chip: ChipSpec, wide: Iterable[int]) -> di
     return found
 
 
-def images_in_rows(graph: StepGraph, chip: ChipSpec, inner: Mapping[int, tuple[int, int]]) -> frozenset[int]:
-    """Images that a product over their features reads, and what is computed of its result for the next product.
+def turned_operands(
+    graph: StepGraph, chip: ChipSpec, inner: Mapping[int, tuple[int, int]]
+) -> dict[int, tuple[int, int]]:
+    """What a product over features reads, and what is computed of its result for the next product, where the product
+    may have other dimensions innermost than what it reads; and those of what it reads (`are_turned`).
 
-    ``inner`` are the innermost dimensions of images (`inner_dims`), batch and features. Where rows of pixels take no
-    more memory than rows of images do, products make rows of pixels, and images are turned to be read: compiled TPU
-    programs of a ConvNeXt wrote the normalised images of its first stage, and both sides of the rectifier behind them.
+    ``inner`` are the innermost dimensions of images, batch and features, and of tokens, tokens and features
+    (`inner_dims`). Compiled TPU programs turn what is read, and write it and both sides of the rectifier behind the
+    product: a ConvNeXt's normalised images and a mixer's tokens.
     """
     if not chip.fuses_products:
-        return frozenset()
+        return {}
     products = {e.index: e for e in graph.program.equations if e.name == "dot_general" and e.phase == "forward"}
-    found: set[int] = set()
+    found: dict[int, tuple[int, int]] = {}
     for eqn in products.values():
         t = eqn.operands[0]
         rank = len(graph.program.tensors[t].shape)
-        if rank > 3 and inner.get(t, (rank - 2, rank - 1)) != (rank - 2, rank - 1) and _sums_features(eqn, rank):
+        if t in inner and (rank == 3) == (inner[t] == (rank - 2, rank - 1)) and _sums_features(eqn, rank):
             turned = computed_of(graph, eqn.results[0])
-            found.add(t)
-            found.update(u for u in turned if any(c in products for c in graph.values.consumers[u]))
+            turned = {u for u in turned if any(c in products for c in graph.values.consumers[u])}
+            found.update(dict.fromkeys((t, *turned), inner[t]))
     made = graph.values.producer
-    return frozenset(t for t in found if made[t] >= 0 and runs_inside_readers(graph, chip, made[t]))
+    return {t: dims for t, dims in found.items() if made[t] >= 0 and runs_inside_readers(graph, chip, made[t])}
 
 
 def flattened_images(graph: StepGraph, chip: ChipSpec, inner: Mapping[int, tuple[int, int]]) -> frozenset[int]:

@@ -54,13 +54,14 @@ def is_least_row_by_row(shape: tuple[int, ...]) -> bool:
     return row_by_row_bytes(shape, 1) == padded_bytes(shape, 1)
 
 
-def _is_least_in_rows_of_pixels(shape: tuple[int, ...]) -> bool:
-    """Whether an image takes the least bytes with a dimension of pixels and that of features, the last, innermost.
+def are_turned(shape: tuple[int, ...], inner: tuple[int, int]) -> bool:
+    """Whether a product over the last dimension has others innermost than ``inner``, those of what it reads.
 
-    Batches of whole columns fill the units that multiply, so products keep rows of images there.
+    Batches of whole columns fill the units that multiply: there it has batch and features innermost. Else it has what
+    it reads, but for images where a dimension of pixels instead of the batch takes the least bytes.
     """
-    if shape[0] % TILE[1] == 0:
-        return False
+    if shape[0] % TILE[1] == 0 or inner[0]:
+        return shape[0] % TILE[1] == 0 and inner[0] > 0
     return padded_bytes(shape, 1) in (_bytes_in_tiles(shape, 1, rows, shape[-1]) for rows in shape[1:-1])
 
 
@@ -104,6 +105,6 @@ def local_bytes(
     sizes = [padded_bytes(shape, itemsize, inner) for shape in shapes]
     if batch:
         sizes = [0 if all(shape[d] == 1 for d in batch) else size for shape, size in zip(shapes, sizes)]
-    if t in buffers.in_rows:
-        sizes = [size if _is_least_in_rows_of_pixels(shape) else 0 for shape, size in zip(shapes, sizes)]
+    if t in buffers.turned:
+        sizes = [size if are_turned(shape, buffers.turned[t]) else 0 for shape, size in zip(shapes, sizes)]
     return np.array(sizes, dtype=np.float64)[place.ravel()]

@@ -148,10 +148,29 @@ def test_normalised_images_are_turned_for_products_where_rows_of_pixels_are_not_
     shapes = (32, pixels, pixels, 3), (3, 3, 3, 128), (128, 256), (256, 128)
     graph, buffers = _buffers(step, *shapes)
     tensors, made = graph.program.tensors, graph.values.producer
-    turned = [t for t in buffers.in_rows if buffers.materialised[t]]
+    turned = [t for t in buffers.turned if buffers.materialised[t]]
     assert sorted(tensors[t].shape[-1] for t in turned) == [128, 256]
     assert {graph.program.equations[made[t]].name for t in turned} == {"tanh"}
     sizes = BufferSizes(build_cost_model(graph, Topology.parse("v5e:1x1")))
     found = [sizes(graph.grouping.tensor_group[t], [t]).item() for t in turned]
     assert all(size == (tensors[t].num_bytes if is_turned else 0) for t, size in zip(turned, found, strict=True))
-    assert not _buffers(step, *shapes, topology="h100:8")[1].in_rows
+    assert not _buffers(step, *shapes, topology="h100:8")[1].turned
+
+
+@pytest.mark.parametrize(("batch", "is_turned"), [(128, True), (64, False), (256, True), (8, False)])
+def test_tokens_are_turned_for_products_of_batches_of_whole_columns(batch: int, is_turned: bool) -> None:
+    """A mixer's perceptron over features, behind one over tokens: what it reads, and its rectifier. What the perceptron
+    over tokens itself reads is not."""
+
+    def step(tokens: jax.Array, mix: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
+        x = jnp.tanh(tokens)
+        x = x + jnp.swapaxes(jnp.tanh(jnp.swapaxes(jnp.sin(x), 1, 2) @ mix) @ mix.T, 1, 2)
+        return x + jnp.tanh(jnp.tanh(x) @ up) @ down
+
+    graph, buffers = _buffers(step, (batch, 196, 256), (196, 96), (256, 512), (512, 256))
+    tensors = graph.program.tensors
+    assert sorted(tensors[t].shape for t in buffers.turned) == [(batch, 196, 256), (batch, 196, 512)]
+    sizes = BufferSizes(build_cost_model(graph, Topology.parse("v5e:1x1")))
+    found = {tensors[t].shape: sizes(graph.grouping.tensor_group[t], [t]).item() for t in buffers.turned}
+    whole = {(batch, 196, 256): batch * 200 * 256 * 4, (batch, 196, 512): batch * 196 * 512 * 4}
+    assert found == (whole if is_turned else dict.fromkeys(whole, 0))

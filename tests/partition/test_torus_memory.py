@@ -29,6 +29,7 @@ MOST_UNDER = 0.92
         ("lstm", {}, ("data", "zero2"), 1.12),
         ("moe-8x", {"num_layers": 2}, ("data",), 1.08),
         ("mamba-130m", {"num_layers": 1}, ("leanest", "zero2"), 1.12),
+        ("mixer-b16", {"num_layers": 4}, ("data", "megatron"), 1.12),
     ],
 )
 def test_compiled_memory_is_the_predicted_one(
@@ -36,7 +37,8 @@ def test_compiled_memory_is_the_predicted_one(
 ) -> None:
     """The ResNet was a quarter below, the LSTM a third above, before images were in tiles of batch and features and
     what loops stack lay beside the cores; experts were 5 % below before what their products read was written. The
-    leanest plan of the Mamba took seven times the memory that was predicted, and a half less than that was counted."""
+    leanest plan of the Mamba took seven times the memory that was predicted, and a half less than that was counted. The
+    Mixer was 20 % below with 128 images on each device."""
     step, arguments = build(model, **configuration)
     frontier = jaxplan.plan(step, *arguments, topology="v5e:2x4", progress=False)
     for name in names:
