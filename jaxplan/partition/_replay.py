@@ -118,6 +118,8 @@ class Replay:
 
         Left to compute the whole, the compiler wrote where the labels of a Llama are in its vocabulary, 2 GiB. Not so
         where it is computed of what is gathered for it: of a slice of that the compiler would gather less than planned.
+        Nor where it is joined, padded or cut on the way: of the halves of which rotary positions make the gradient of a
+        Llama's queries, the compiler exchanged what lay on another device than the slice.
         """
         t, equations = transfer.tensor, self.graph.program.equations
         copies = (self._copy_of(equations[e], t) for e in self.graph.values.consumers[t])
@@ -129,6 +131,8 @@ class Replay:
             made_by = self.graph.values.producer[stack.pop()]
             if made_by < 0 or self.graph.rules[made_by].family not in ("elementwise", "shape"):
                 continue
+            if self.graph.rules[made_by].family == "shape" and not self._keeps_dims(equations[made_by]):
+                return False
             for u in set(equations[made_by].operands) - seen:
                 copy = self._copy_of(equations[made_by], u)
                 if copy and copy.collectives:
@@ -136,6 +140,13 @@ class Replay:
                 seen.add(u)
                 stack.append(u)
         return True
+
+    def _keeps_dims(self, eqn: Equation) -> bool:
+        """Whether an equation that moves data leaves every dimension whole: it repeats or orders them, or adds ones."""
+        if eqn.name == "reshape":
+            before, after = (self.graph.program.tensors[t].shape for t in (eqn.operands[0], eqn.results[0]))
+            return [n for n in before if n > 1] == [n for n in after if n > 1]
+        return eqn.name in ("broadcast_in_dim", "iota", "transpose")
 
     def _is_stored(self, transfer: Transfer) -> bool:
         """Whether a parameter, or a view of one, is gathered."""

@@ -76,3 +76,13 @@ def test_zero1_gathers_into_the_parameters_that_it_replaces() -> None:
 def test_compiled_memory_keeps_the_order_of_the_frontier(audited: Any) -> None:
     compiled = [audited[point][1].compiled_memory_bytes for point in POINTS]
     assert compiled == sorted(compiled, reverse=True)
+
+
+@pytest.mark.parametrize("name", ["megatron", "data4_tensor2"])
+def test_halves_that_rotary_positions_join_are_not_exchanged(name: str) -> None:
+    """Of four heads' queries, split eight ways, a device reads a slice of the gradient; left to the compiler, what
+    halves of each head make of it travelled from device to device."""
+    step, arguments = build("llama-tiny", width=256, sequence_length=256)
+    plan = jaxplan.plan(step, *arguments, topology="h100:8", progress=False).references[name]
+    audit = plan.audit()
+    assert not audit.unexpected and not any(row.kind == "collective-permute" for row in audit.rows), audit.table()
