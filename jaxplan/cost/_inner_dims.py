@@ -10,10 +10,10 @@ _SLICED = frozenset({"slice", "split", "squeeze", "transpose", "unstack"})
 
 def inner_dims(graph: StepGraph) -> dict[int, tuple[int, int]]:
     """Innermost dimensions, in ascending order, of what convolutions read and make, of what products of batches of
-    matrices make (the matrices' own), of what is transposed for a product (what the product sums, and the last), and of
-    what is computed element by element, and window by window, of that. Arguments are not among them."""
-    program, found = graph.program, {}
-    for eqn in program.equations:
+    matrices make (the matrices' own), of `mixed_tokens`, and of what is computed element by element, and window by
+    window, of that. Arguments are not among them."""
+    found: dict[int, tuple[int, int]] = {}
+    for eqn in graph.program.equations:
         if eqn.name == "dot_general":
             _of_product(graph, eqn, found)
         elif eqn.name == "conv_general_dilated":
@@ -21,7 +21,29 @@ def inner_dims(graph: StepGraph) -> dict[int, tuple[int, int]]:
             specs = zip((*eqn.operands, *eqn.results), (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec))
             for t, (one, other, *_) in specs:
                 found.setdefault(t, (min(one, other), max(one, other)))
-    for eqn in (*program.equations, *reversed(program.equations), *program.equations):
+    return _spread(graph, {**mixed_tokens(graph), **found})
+
+
+def mixed_tokens(graph: StepGraph) -> dict[int, tuple[int, int]]:
+    """Tokens `[B, T, D]` that are transposed for a product over T, a mixer's, and what is computed of them element by
+    element: T and D are innermost, as without the transposition."""
+    found = {}
+    for eqn in graph.program.equations:
+        if eqn.name != "dot_general" or eqn.phase != "forward":
+            continue
+        (contracted, _), (batch, _) = eqn.params["dimension_numbers"]
+        made = graph.values.producer[eqn.operands[0]]
+        if tuple(contracted) == (2,) and not batch and made >= 0:
+            transpose = graph.program.equations[made]
+            if transpose.name == "transpose" and tuple(transpose.params["permutation"]) == (0, 2, 1):
+                found[transpose.operands[0]] = 1, 2
+    return _spread(graph, found)
+
+
+def _spread(graph: StepGraph, found: dict[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
+    """Dimensions of what is computed of these, and of what these are computed of, in which dimensions stay."""
+    program, found = graph.program, dict(found)
+    for eqn in (*program.equations, *reversed(program.equations), *program.equations) if found else ():
         if graph.rules[eqn.index].family not in _KEEP_DIMENSIONS:
             continue
         ends = [*eqn.operands, *eqn.results]
@@ -41,27 +63,12 @@ def _of_product(graph: StepGraph, eqn: Equation, found: dict[int, tuple[int, int
     own = first - len(batch[0]), right - len(contracted[1]) - len(batch[1])
     if batch[0] and all(own):
         found.setdefault(result, (first - 1, first + own[1] - 1))
-    if not batch[0] and eqn.phase == "forward":
-        _of_transposed(graph, eqn, found)
     for side, t in enumerate(eqn.operands):
         taken = {*contracted[side], *batch[side]}
         free = [d for d in range(len(graph.program.tensors[t].shape)) if d not in taken]
         if batch[0] and len(free) == len(contracted[side]) == 1:
             one, other = free[0], contracted[side][0]
             _of_view(graph, t, (min(one, other), max(one, other)), found)
-
-
-def _of_transposed(graph: StepGraph, eqn: Equation, found: dict[int, tuple[int, int]]) -> None:
-    """Tokens `[B, T, D]` of which a product sums T lie as they do without the transposition: a mixer's."""
-    t, last = eqn.operands[0], len(graph.program.tensors[eqn.operands[0]].shape) - 1
-    made = graph.values.producer[t]
-    if made < 0 or last < 2 or tuple(eqn.params["dimension_numbers"][0][0]) != (last,):
-        return
-    transpose = graph.program.equations[made]
-    if transpose.name == "transpose":
-        permutation = transpose.params["permutation"]
-        if permutation[0] == 0 and permutation[last] != last:
-            found.setdefault(transpose.operands[0], (permutation[last], last))
 
 
 def _of_view(graph: StepGraph, t: int, dims: tuple[int, int], found: dict[int, tuple[int, int]]) -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from jaxplan.cost._fusion import runs_inside_readers
+from jaxplan.cost._inner_dims import mixed_tokens
 from jaxplan.cost._product_outputs import computed_of
 from jaxplan.ir import Equation, StepGraph
 from jaxplan.mesh import ChipSpec
@@ -40,18 +41,19 @@ def turned_operands(
     """What a product over features reads, and what is computed of its result for the next product, where the product
     may have other dimensions innermost than what it reads; and those of what it reads (`are_turned`).
 
-    ``inner`` are the innermost dimensions of images, batch and features, and of tokens, tokens and features
-    (`inner_dims`). Compiled TPU programs turn what is read, and write it and both sides of the rectifier behind the
-    product: a ConvNeXt's normalised images and a mixer's tokens.
+    ``inner`` are the innermost dimensions of images, batch and features (`inner_dims`); those of `mixed_tokens` are
+    tokens and features. Compiled TPU programs turn what is read, and write it and both sides of the rectifier behind
+    the product: a ConvNeXt's normalised images and a mixer's tokens.
     """
     if not chip.fuses_products:
         return {}
     products = {e.index: e for e in graph.program.equations if e.name == "dot_general" and e.phase == "forward"}
-    found: dict[int, tuple[int, int]] = {}
+    found, tokens = {}, mixed_tokens(graph)
     for eqn in products.values():
         t = eqn.operands[0]
         rank = len(graph.program.tensors[t].shape)
-        if t in inner and (rank == 3) == (inner[t] == (rank - 2, rank - 1)) and _sums_features(eqn, rank):
+        is_image = rank > 3 and inner.get(t, (rank - 2, rank - 1)) != (rank - 2, rank - 1)
+        if (is_image or t in tokens) and _sums_features(eqn, rank):
             turned = computed_of(graph, eqn.results[0])
             turned = {u for u in turned if any(c in products for c in graph.values.consumers[u])}
             found.update(dict.fromkeys((t, *turned), inner[t]))

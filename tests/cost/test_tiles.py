@@ -174,3 +174,14 @@ def test_tokens_are_turned_for_products_of_batches_of_whole_columns(batch: int, 
     found = {tensors[t].shape: sizes(graph.grouping.tensor_group[t], [t]).item() for t in buffers.turned}
     whole = {(batch, 196, 256): batch * 200 * 256 * 4, (batch, 196, 512): batch * 196 * 512 * 4}
     assert found == (whole if is_turned else dict.fromkeys(whole, 0))
+
+
+def test_tokens_that_products_of_matrices_make_are_not_turned() -> None:
+    """Attention's, or what is combined of experts, though tokens and features are innermost in them, too."""
+
+    def step(tokens: jax.Array, weights: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
+        x = jnp.tanh(jnp.einsum("bst,btd->bsd", weights, tokens))
+        return x + jnp.tanh(jnp.tanh(x) @ up) @ down
+
+    _, buffers = _buffers(step, (128, 196, 256), (128, 196, 196), (256, 512), (512, 256))
+    assert buffers.inner and not buffers.turned
