@@ -44,7 +44,7 @@ LEAST_PLANS = 12
 RANDOM_SHARES = (0.02, 0.05, 0.1, 0.2, 0.4, 1.0)
 NUM_SEEDS = 12
 NUM_CUTS = 20
-"""Of the groups of a plan, so many stretches: for neighbouring ones a plan takes another's layouts."""
+"""Stretches into which the groups of a plan are cut; for neighbouring stretches a plan takes another's layouts."""
 WANTED = 0.9
 
 # Small enough for two cores, large enough that a step is tens of milliseconds.
@@ -117,10 +117,9 @@ def candidates(model: CostModel) -> list[Candidate]:
             add(f"{base.origin}, {share:.0%} at random", changed)
     quickest = min(found.values(), key=lambda c: c.seconds)
     cuts = np.unique(np.linspace(0, len(quickest.assignment), NUM_CUTS + 1, dtype=int)).tolist()
-    for other in [c for c in found.values() if c.origin in {*named, "replicated"}]:
-        for (first, last), (one, two) in itertools.product(
-            itertools.combinations(cuts, 2), ((quickest, other), (other, quickest))
-        ):
+    others = [c for c in found.values() if c.origin in {*named, "replicated"}]
+    for one, two in [*((quickest, other) for other in others), *((other, quickest) for other in others)]:
+        for first, last in itertools.combinations(cuts, 2):
             joined = [*one.assignment[:first], *two.assignment[first:last], *one.assignment[last:]]
             add(f"{one.origin}, groups {first} to {last - 1} as {two.origin}", joined)
     return sorted(found.values(), key=lambda c: c.seconds)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
+from benchmarks._accuracy_report import MEMORY_BELOW
 from benchmarks.foreign._measure import Record
 
 LEAST_MODELS = 25
@@ -55,6 +58,11 @@ def report(records: Sequence[Record]) -> int:
         ),
         "no collective that its plan does not have": not any(p.unexpected for r in done for p in r.points),
     }
+    if compiled:
+        errors = np.array([r.points[0].predicted_memory / r.points[0].compiled_memory - 1 for r in compiled])
+        off = f"median {np.median(abs(errors)):.1%}, lowest {errors.min():+.1%}, highest {errors.max():+.1%}"
+        low = f"{np.sum(errors < -MEMORY_BELOW)} by more than {MEMORY_BELOW:.0%} low"
+        print(f"memory, predicted beside compiled: {off}, {low}")
     for text, is_met in bars.items():
         print(f"{'ok  ' if is_met else 'MISS'} {text}")
     return 0 if all(bars.values()) else 1

@@ -60,9 +60,11 @@ def are_turned(shape: tuple[int, ...], inner: tuple[int, int]) -> bool:
     Batches of whole columns fill the units that multiply: there it has batch and features innermost. Else it has what
     it reads, but for images where a dimension of pixels instead of the batch takes the least bytes.
     """
-    if shape[0] % TILE[1] == 0 or inner[0]:
-        return shape[0] % TILE[1] == 0 and inner[0] > 0
-    return padded_bytes(shape, 1) in (_bytes_in_tiles(shape, 1, rows, shape[-1]) for rows in shape[1:-1])
+    reads_batch = inner[0] == 0
+    if shape[0] % TILE[1] == 0:
+        return not reads_batch
+    least = padded_bytes(shape, 1)
+    return reads_batch and least in (_bytes_in_tiles(shape, 1, rows, shape[-1]) for rows in shape[1:-1])
 
 
 def least_padded(shape: tuple[int, ...]) -> tuple[int, int]:

@@ -146,7 +146,7 @@ class Replay:
         if eqn.name == "reshape":
             before, after = (self.graph.program.tensors[t].shape for t in (eqn.operands[0], eqn.results[0]))
             return [n for n in before if n > 1] == [n for n in after if n > 1]
-        return eqn.name in ("broadcast_in_dim", "iota", "transpose")
+        return eqn.name in ("broadcast_in_dim", "transpose")
 
     def _is_stored(self, transfer: Transfer) -> bool:
         """Whether a parameter, or a view of one, is gathered."""
