@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,9 +25,15 @@ _WIDE_BYTES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pricer:
-    """Memoised tables over pairs of layouts for one topology."""
+    """Memoised tables over pairs of layouts for one topology.
+
+    Attributes:
+      inner: the two innermost dimensions of tensors, where memory is in tiles (`jaxplan.cost._inner_dims`): copies have
+        those of what they are copies of.
+    """
 
     topology: Topology
+    inner: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     _tables: dict = field(default_factory=dict)
 
     def read_tables(
@@ -58,7 +65,7 @@ class Pricer:
           nothing to repeat). The memory is that of a copy that lives until the backward pass.
         """
         how = (reads_twice, latency_share, kept, widened)
-        key = (tensor.shape, tensor.itemsize, id(produced), id(required), how, id(wanted))
+        key = (tensor.shape, self.inner.get(tensor.index), tensor.itemsize, id(produced), id(required), how, id(wanted))
         if key not in self._tables:
             once = again = self._price(tensor, produced, required, latency_share, wanted)
             if reads_twice and latency_share < 1:
@@ -131,7 +138,7 @@ class Pricer:
         """Bytes of a tensor's piece on one device."""
         if self.topology.chip.is_tiled:
             shape = layout.local_shape(tensor.shape, self.topology.axes) if tensor.shape else ()
-            return padded_bytes(shape, tensor.itemsize)
+            return padded_bytes(shape, tensor.itemsize, self.inner.get(tensor.index, ()))
         splits = 1
         for parts in layout.num_splits(self.topology.axes):
             splits *= parts

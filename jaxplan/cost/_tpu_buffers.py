@@ -15,10 +15,12 @@ from jaxplan.cost._tiles import padded_bytes, row_by_row_bytes
 from jaxplan.cost._transfers import Transfer
 from jaxplan.cost._updated_parts import gathered_updates, replaced_in_place
 from jaxplan.cost._wire import NARROW_BYTES, rounded_tables
-from jaxplan.ir import Configuration
+from jaxplan.ir import Configuration, Equation
 
 _FOR_THE_SHORT_LIVED = 0.6
 """Of the memory beside the cores. Chosen by the errors of plans compiled for v5e (`benchmarks.accuracy`)."""
+_UPDATES = 2
+"""Operand of a scatter."""
 Copy = tuple[int, int, int]
 """First and last equation between which something lives, and its bytes on one device."""
 
@@ -37,6 +39,7 @@ class TpuBuffers:
         written, rules = model.buffers.materialised, self._graph.rules
         images = {t for e in program.equations if rules[e.index].family == "convolution" for t in e.operands}
         self._as_written = {t for t in images if not written[t] and computed_as_written(self._graph, t)}
+        self._scattered = [e for e in program.equations if rules[e.index].family == "scatter" and _turns_updates(e)]
         self._tables = rounded_tables(self._graph, model.topology)
         self._replaced = replaced_in_place(program)
         exits = [program.equations[e] for region in program.regions for e in region.exits]
@@ -58,6 +61,7 @@ class TpuBuffers:
         yield from self._extended(chosen)
         yield from self._rounded(chosen, transfers)
         yield from self._copied(transfers)
+        yield from self._turned(chosen)
 
     def _extended(self, chosen: Sequence[Configuration]) -> Iterator[Copy]:
         """What is read with the edges of neighbours' blocks around it; what convolutions so read, alone, where it could
@@ -78,6 +82,18 @@ class TpuBuffers:
         for (t, shape), readers in found.items():
             size = padded_bytes(shape, graph.program.tensors[t].itemsize, self._model.buffers.inner.get(t, ()))
             yield graph.values.producer[t], max(readers), size
+
+    def _turned(self, chosen: Sequence[Configuration]) -> Iterator[Copy]:
+        """Updates of scatters (`_turns_updates`) in the order in which they are scattered, where the memory beside the
+        cores has no room for them."""
+        graph = self._graph
+        for eqn in self._scattered:
+            t, group = eqn.operands[_UPDATES], graph.grouping.equation_group[eqn.index]
+            layout = layout_of(graph, chosen, group, t, produced=False)
+            shape = layout.local_shape(graph.program.tensors[t].shape, self._axes)
+            size = padded_bytes(tuple(shape), graph.program.tensors[t].itemsize)
+            if size > self._model.topology.chip.on_chip_bytes:
+                yield eqn.index, eqn.index, size
 
     def _rounded(self, chosen: Sequence[Configuration], transfers: Sequence[Transfer]) -> Iterator[Copy]:
         """Tables in which look-ups are made where they are stored: rounded all of them at once, and row by row."""
@@ -102,3 +118,9 @@ class TpuBuffers:
             t = max(sizes, key=sizes.__getitem__)
             yield 0, max(consumers[self._replaced[t]], default=0), sizes[t]
             yield end, end, sizes[t]
+
+
+def _turns_updates(eqn: Equation) -> bool:
+    """Whether a scatter has updates whose leading dimension belongs to its windows: XLA moves those that are looked up
+    to the front, and writes them so (https://github.com/openxla/xla/blob/main/xla/service/scatter_simplifier.cc)."""
+    return 0 in eqn.params["dimension_numbers"].update_window_dims
