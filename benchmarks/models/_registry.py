@@ -14,6 +14,7 @@ from benchmarks.models._conformer import (
 from benchmarks.models._convnext import ConvNeXtConfig, make_convnext_state
 from benchmarks.models._dit import DiTConfig, dit_train_step, make_dit_batch, make_dit_state
 from benchmarks.models._dlrm import DLRMConfig, dlrm_train_step, make_dlrm_batch, make_dlrm_state
+from benchmarks.models._efficientnet import EfficientNetConfig, make_efficientnet_state, stages_of
 from benchmarks.models._gpt import (
     GPTConfig,
     gpt_eval_step,
@@ -46,6 +47,12 @@ from benchmarks.models._transformer import (
 )
 from benchmarks.models._unet import UNetConfig, make_unet_batch, make_unet_state, unet_train_step
 from benchmarks.models._vit import ViTConfig, make_image_batch, make_vit_state
+from benchmarks.models._whisper import (
+    WhisperConfig,
+    make_whisper_batch,
+    make_whisper_state,
+    whisper_train_step,
+)
 
 _TINY_GPT: dict[str, Any] = {
     "num_layers": 2, "width": 64, "num_heads": 4, "vocab_size": 256, "batch_size": 16, "sequence_length": 32,
@@ -77,6 +84,9 @@ def _always(step: Step) -> Callable[[Any], Step]:
 _gpt = _family(GPTConfig, make_gpt_state, make_gpt_batch, make_gpt_step)
 _mlp = _family(MLPConfig, make_mlp_state, make_mlp_batch, make_mlp_step)
 _resnet = _family(ResNetConfig, make_resnet_state, make_image_batch, _always(resnet_train_step))
+_efficientnet = _family(
+    EfficientNetConfig, make_efficientnet_state, make_image_batch, _always(resnet_train_step)
+)
 _inception = _family(InceptionConfig, make_inception_state, make_image_batch, _always(resnet_train_step))
 # Images and labels instead of vectors and labels.
 _vit = _family(ViTConfig, make_vit_state, make_image_batch, _always(mlp_train_step))
@@ -97,6 +107,7 @@ _dlrm = _family(DLRMConfig, make_dlrm_state, make_dlrm_batch, _always(dlrm_train
 _conformer = _family(
     ConformerConfig, make_conformer_state, make_conformer_batch, _always(conformer_train_step)
 )
+_whisper = _family(WhisperConfig, make_whisper_state, make_whisper_batch, _always(whisper_train_step))
 _dit = _family(DiTConfig, make_dit_state, make_dit_batch, _always(dit_train_step))
 _unet = _family(UNetConfig, make_unet_state, make_unet_batch, _always(unet_train_step))
 
@@ -253,6 +264,19 @@ MODELS: dict[str, ModelSpec] = {
         _TINY_RESNET, "the tiny ResNet, loss and accuracy with the running statistics",
         make_step=_always(resnet_eval_step),
     ),
+    "efficientnet-b0": _efficientnet(
+        "EfficientNet-B0, 5.3M parameters",
+        stages=stages_of(
+            (1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 40, 2, 2, 5), (6, 80, 3, 2, 3), (6, 112, 3, 1, 5),
+            (6, 192, 4, 2, 5), (6, 320, 1, 1, 3),
+        ),
+        stem_width=32, head_width=1280, image_size=224, num_classes=1000, batch_size=256,
+    ),
+    "efficientnet-tiny": _efficientnet(
+        "EfficientNet of two blocks for tests",
+        stages=stages_of((1, 16, 1, 1, 3), (2, 16, 1, 1, 3)),
+        stem_width=16, head_width=32, image_size=16, num_classes=16, batch_size=16,
+    ),
     "dlrm": _dlrm(
         "DLRM, 26 tables of 200k rows, 335M parameters",
         num_tables=26, rows=200_000, width=64, num_dense=13, bottom=(512, 256), top=(1024, 1024, 512, 256),
@@ -283,6 +307,16 @@ MODELS: dict[str, ModelSpec] = {
         "1-layer Conformer for tests",
         num_layers=1, width=32, num_heads=4, kernel_size=3, vocab_size=16, num_frames=32, num_features=8,
         num_labels=2, batch_size=16,
+    ),
+    "whisper-base": _whisper(
+        "Whisper base, 72M parameters",
+        num_layers=6, width=512, num_heads=8, vocab_size=51865, num_frames=3000, num_features=80, num_tokens=448,
+        batch_size=64,
+    ),
+    "whisper-tiny": _whisper(
+        "1-layer Whisper for tests",
+        num_layers=1, width=32, num_heads=4, vocab_size=16, num_frames=16, num_features=8, num_tokens=8,
+        batch_size=16,
     ),
     "dit-b4": _dit(
         "DiT-B/4, diffusion transformer of 130M parameters",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 GAPS = "gaps in the heap"
-COUNTED_GAPS = 0.02
+COUNTED_GAPS = 0.03
 """Of what is alive in main memory at the peak, what the heap of a compiled TPU program takes beyond that, chosen by
 the errors of compiled plans (docs/prediction.md). Another share:
 ``python -m benchmarks.accuracy --read benchmarks/records/accuracy.jsonl --topology v5e:2x4 --gaps 0.03``."""

@@ -7,7 +7,7 @@ transformer's window become 56, the 197 of a ViT 200.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -45,6 +45,16 @@ def padded_operands(graph: StepGraph, chip: ChipSpec) -> dict[int, MatrixDims]:
             free = [d for d in range(rank) if d not in summed and d not in shared]
             found.setdefault(t, (tuple(free), tuple(summed)))
     return found
+
+
+def is_padded(graph: StepGraph, eqn: Equation, t: int, chip: ChipSpec, shape: Sequence[int]) -> bool:
+    """Whether a product reads an operand of a local shape padded."""
+    if not _pads(graph, eqn, chip):
+        return False
+    side = eqn.operands.index(t)
+    (summed, shared), rank = [dims[side] for dims in eqn.params["dimension_numbers"]], len(shape)
+    free = tuple(d for d in range(rank) if d not in summed and d not in shared)
+    return bool(padded_share(np.array([shape]), (free, tuple(summed)))[0] > 1)
 
 
 def padded_share(shape: np.ndarray, dims: MatrixDims) -> np.ndarray:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Container, Hashable, Sequence
 
-from jaxplan.cost import Transfer, analyse_buffers
+from jaxplan.cost import Transfer, analyse_buffers, is_padded
 from jaxplan.ir import Equation, StepGraph
 from jaxplan.mesh import ChipSpec, Layout
 from jaxplan.partition._held_back import array_read, bytes_alive
@@ -105,4 +105,40 @@ def _waits(graph: StepGraph, t: int) -> bool:
             if reader not in seen and graph.rules[reader].family in ("elementwise", "shape"):
                 seen.add(reader)
                 stack.extend(program.equations[reader].results)
+    return False
+
+
+def slices_written_apart(
+    graph: StepGraph, chip: ChipSpec, local_shape: Callable[[Equation, int], tuple[int, ...]]
+) -> frozenset[int]:
+    """Equations that cut what products read as matrices in both orders, and padded, out of something larger.
+
+    XLA pads a matrix in each order by itself. Of queries, keys and values it was seen to save the padded queries and
+    values for the backward pass, and to cut the keys there out of the array of all three again, which it kept for that
+    beside them. At some sizes it writes the keys by themselves instead, which is less.
+    """
+    producer, found, forms = graph.values.producer, set(), defaultdict(set)
+    for eqn in graph.program.equations:
+        for side, t in enumerate(eqn.operands if eqn.name == "dot_general" else ()):
+            if is_padded(graph, eqn, t, chip, local_shape(eqn, t)) and _is_cut(graph, t):
+                forms[t].add(_as_matrix(eqn, side, len(graph.program.tensors[t].shape)))
+                if len(forms[t]) > 1:
+                    found.add(producer[t])
+    return frozenset(found)
+
+
+def _as_matrix(eqn: Equation, side: int, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Rows and columns of an operand, as the compiler writes it: a left one's columns are summed, a right one's rows."""
+    summed, shared = (dims[side] for dims in eqn.params["dimension_numbers"])
+    free = tuple(d for d in range(rank) if d not in summed and d not in shared)
+    return (free, tuple(summed)) if side == 0 else (tuple(summed), free)
+
+
+def _is_cut(graph: StepGraph, t: int) -> bool:
+    """Whether a tensor is a slice, or a view of one."""
+    while (made_by := graph.values.producer[t]) >= 0 and graph.rules[made_by].family == "shape":
+        eqn = graph.program.equations[made_by]
+        if eqn.name in ("slice", "split", "unstack"):
+            return True
+        t = eqn.operands[0]
     return False

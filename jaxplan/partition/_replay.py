@@ -26,7 +26,7 @@ from jaxplan.cost import (
 from jaxplan.ir import STORED_KINDS, UNGROUPED, VIEW_PRIMITIVES, Configuration, Equation, Region, StepGraph
 from jaxplan.mesh import Layout, Topology
 from jaxplan.partition._held_back import places_of_due_products
-from jaxplan.partition._kept_apart import products_kept_apart
+from jaxplan.partition._kept_apart import products_kept_apart, slices_written_apart
 from jaxplan.partition._run import Run
 from jaxplan.partition._steps import Executor
 
@@ -57,6 +57,7 @@ class Replay:
         gathered before its rows are.
       looked_up: look-ups in large parameters that are gathered for the forward pass alone; their rows, where
         they are smaller, are written.
+      cut_apart: equations that cut what products read in two orders, padded, out of something larger; it is written.
       taken_apart: equations that make what an associative scan takes every second element of, for TPUs.
       written: per tensor whether it is a buffer of its own, for compilers that fuse into products.
       chip: what the program is compiled for.
@@ -92,6 +93,7 @@ class Replay:
         )
         self.written = analyse_buffers(graph, self.chip).materialised if self.chip.fuses_products else ()
         self.looked_up = frozenset(e.index for e in graph.program.equations if self._is_looked_up(e))
+        self.cut_apart = slices_written_apart(graph, self.chip, self._local_shape)
         self.taken_apart = frozenset(e.index for e in graph.program.equations if self._is_taken_apart(e))
         self.tables = frozenset(e for t in self.gradients if self._is_table(e := graph.values.producer[t]))
 
@@ -100,6 +102,12 @@ class Replay:
         tensor = self.graph.program.tensors[t]
         local = (layout or self.home(t)).local_shape(tensor.shape, self.axes) if tensor.shape else ()
         return padded_bytes(local, tensor.itemsize) if self.chip.is_tiled else math.prod(local) * tensor.itemsize
+
+    def _local_shape(self, eqn: Equation, t: int) -> tuple[int, ...]:
+        """Of an operand, on one device, as an equation reads it."""
+        group = self.graph.grouping.equation_group[eqn.index]
+        layout = layout_of(self.graph, self.configurations, group, t, produced=False)
+        return tuple(layout.local_shape(self.graph.program.tensors[t].shape, self.axes))
 
     def _copy_of(self, eqn: Equation, t: int) -> Transfer | None:
         """What brings an operand to the layout in which an equation reads it."""

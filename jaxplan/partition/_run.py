@@ -181,7 +181,7 @@ class Run:
         results = self._apply(eqn, group, operands, layouts)
         if eqn.index in self.replay.awaited and family == "gather":
             results = self._await(eqn, results)
-        elif eqn.index in self.replay.looked_up:
+        elif eqn.index in self.replay.looked_up or eqn.index in self.replay.cut_apart:
             results = lax.optimization_barrier(results)
         self.env.update(zip(eqn.results, results, strict=True))
         if family in CONTRACTION_FAMILIES:

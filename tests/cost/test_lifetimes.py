@@ -34,8 +34,8 @@ def _lifetimes(**options: Any) -> Lifetimes:
         ({}, 100, 60, 0),
         ({"on_chip": 50.0}, 100, 10, 0),
         ({"on_chip": 80.0}, 100, 0, 0),  # what lives long is in main memory all the same
-        ({"has_gaps": True}, 100, 60, 3),  # 2 % of 160, whole bytes
-        ({"on_chip": 80.0, "has_gaps": True}, 100, 0, 2),
+        ({"has_gaps": True}, 100, 60, 4),  # 3 % of 160, whole bytes
+        ({"on_chip": 80.0, "has_gaps": True}, 100, 0, 3),
     ],
 )
 def test_what_lives_shortly_is_beside_the_cores_and_heaps_have_gaps(options, activations, gradients, gaps) -> None:

@@ -1,0 +1,97 @@
+"""An EfficientNet (arXiv 1905.11946) in Flax Linen: depthwise convolutions between two of 1x1, channels weighed by what
+the image holds, batch normalisation. Without dropout."""
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from benchmarks.models._optimizer import make_train_state
+from benchmarks.models._resnet import BatchNormTrainState
+from benchmarks.models._spec import Precision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """Equal blocks but for the first, which has the stride: channels inside, `expand` times those that come, and out."""
+
+    expand: int
+    width: int
+    num_blocks: int
+    stride: int
+    kernel_size: int
+
+
+def stages_of(*sizes: tuple[int, int, int, int, int]) -> tuple[Stage, ...]:
+    return tuple(
+        Stage(expand=expand, width=width, num_blocks=blocks, stride=stride, kernel_size=kernel)
+        for expand, width, blocks, stride, kernel in sizes
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EfficientNetConfig(Precision):
+    """Sizes of an EfficientNet and of its batch of square images with three channels."""
+
+    stages: tuple[Stage, ...]
+    stem_width: int
+    head_width: int
+    image_size: int
+    num_classes: int
+    batch_size: int
+    optimizer: str = "momentum"
+
+
+class InvertedBottleneck(nn.Module):
+    """Images `[B, H, W, D]`: expanded, convolved channel by channel, weighed, projected; added where shapes allow."""
+
+    stage: Stage
+    stride: int
+    conv: Any
+    norm: Any
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        stage, inner = self.stage, self.stage.expand * x.shape[-1]
+        h = x
+        if stage.expand > 1:
+            h = nn.swish(self.norm()(self.conv(inner, (1, 1), name="expand")(h)))
+        kernel, strides = (stage.kernel_size,) * 2, (self.stride,) * 2
+        h = self.conv(inner, kernel, strides, feature_group_count=inner, name="depthwise")(h)
+        h = nn.swish(self.norm()(h))
+        squeezed = h.mean(axis=(1, 2), keepdims=True)
+        squeezed = nn.swish(self.conv(x.shape[-1] // 4, (1, 1), use_bias=True, name="squeeze")(squeezed))
+        h = h * nn.sigmoid(self.conv(inner, (1, 1), use_bias=True, name="excite")(squeezed))
+        h = self.norm()(self.conv(stage.width, (1, 1), name="project")(h))
+        return x + h if x.shape == h.shape else h
+
+
+class EfficientNet(nn.Module):
+    """Images `[B, H, W, 3]` to float32 logits `[B, num_classes]`."""
+
+    config: EfficientNetConfig
+
+    @nn.compact
+    def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
+        config, dtypes = self.config, self.config.dtypes
+        conv = functools.partial(nn.Conv, use_bias=False, **dtypes)
+        norm = functools.partial(nn.BatchNorm, use_running_average=not train, momentum=0.99, epsilon=1e-3, **dtypes)
+        x = nn.swish(norm()(conv(config.stem_width, (3, 3), (2, 2), name="stem")(images)))
+        for number, stage in enumerate(config.stages):
+            for block in range(stage.num_blocks):
+                stride = stage.stride if block == 0 else 1
+                x = InvertedBottleneck(stage, stride, conv, norm, name=f"stage_{number}_block_{block}")(x)
+        x = nn.swish(norm()(conv(config.head_width, (1, 1), name="head")(x)))
+        logits = nn.Dense(config.num_classes, **dtypes, name="classes")(x.mean(axis=(1, 2)))
+        return logits.astype(jnp.promote_types(config.dtype, jnp.float32))
+
+
+def make_efficientnet_state(config: EfficientNetConfig) -> tuple[BatchNormTrainState]:
+    images = jnp.zeros((1, config.image_size, config.image_size, 3), config.param_dtype)
+    state = make_train_state(EfficientNet(config), config.optimizer, images, state_class=BatchNormTrainState)
+    # Flax makes the first statistics float32 whatever the parameters are; those that follow are not.
+    statistics = jax.tree.map(lambda x: x.astype(config.param_dtype), state.batch_stats)  # pyright: ignore
+    return (state.replace(batch_stats=statistics),)
