@@ -18,10 +18,12 @@ class Border(NamedTuple):
     Attributes:
       widths: (before, after) in each of its dimensions.
       around_output: around what a convolution makes, not what it reads.
+      fills_holes: the holes of a dilated image are written as well.
     """
 
     widths: tuple[tuple[int, int], ...]
     around_output: bool
+    fills_holes: bool = False
 
 
 def flops_of_equation(
@@ -42,19 +44,24 @@ def flops_of_equation(
 def written_border(graph: StepGraph, equation: int) -> Border | None:
     """Zeros that XLA for GPUs writes around the image of a convolution, or of the one whose gradient it is.
 
-    Its library pads both sides alike. Where a convolution does not (``SAME`` with a stride of two), all padding is
-    written before it; for the gradients what one side has more than the other: that of the image is made with the
-    border and cut (``CanonicalizeBackwardInputConvolution`` and its neighbours,
+    Its library pads both sides alike and takes no image with holes. Where a convolution does not pad so, or has holes
+    (``SAME`` with a stride of two), all padding and the holes are written before it; for the gradients what one side
+    has more than the other: that of the image is made with the border and cut (``CanonicalizeBackwardInputConvolution``
+    and its neighbours,
     https://github.com/openxla/xla/blob/main/xla/service/gpu/transforms/conv_padding_legalization.cc).
-    None where nothing is. Nor is anything counted of a convolution of the forward pass whose image has holes: it was
-    not seen what is written there.
+    The gradient of the image where channels are in groups, and that of a dilated kernel, are convolutions like others
+    (``MatchBackwardInput`` and ``MatchBackwardFilter``,
+    https://github.com/openxla/xla/blob/main/xla/service/gpu/transforms/conv_rewriter.cc): of a depthwise one with a
+    stride of two the first takes four times the work. None where nothing is written.
     """
     eqn = graph.program.equations[equation]
     if graph.rules[equation].family != "convolution":
         return None
     made_by = graph.values.producer[eqn.operands[1]]
-    of_image = eqn.phase == "backward" and made_by >= 0 and graph.program.equations[made_by].name == "rev"
-    of_kernel = eqn.phase == "backward" and is_gradient(graph, eqn.results[0])
+    is_reversed = made_by >= 0 and graph.program.equations[made_by].name == "rev"
+    of_image = eqn.phase == "backward" and is_reversed and eqn.params["feature_group_count"] == 1
+    has_stride = set(eqn.params["window_strides"]) != {1}  # the gradient of a dilated kernel
+    of_kernel = eqn.phase == "backward" and is_gradient(graph, eqn.results[0]) and not has_stride
     pads: list[tuple[int, int]] = []
     for axis, (before, after) in enumerate(eqn.params["padding"]):
         num_inputs, num_kernel, num_outputs = _sizes(eqn, graph.program.tensors, axis)
@@ -66,12 +73,12 @@ def written_border(graph: StepGraph, equation: int) -> Border | None:
             after = extent + num_outputs - 1 - num_inputs - before
             after = _nearest(before, after, eqn.params["rhs_dilation"][axis])
         pads.append((max(before, 0), max(after, 0)))
-    is_dilated = set(eqn.params["lhs_dilation"]) != {1} and not of_image
-    if is_dilated or all(before == after for before, after in pads):
-        return None
     if of_image or of_kernel:
         pads = [(b - min(b, a), a - min(b, a)) for b, a in pads]
-    return Border(tuple(pads), of_image)
+        return Border(tuple(pads), of_image) if any(map(any, pads)) else None
+    is_dilated = set(eqn.params["lhs_dilation"]) != {1}
+    is_written = is_dilated or any(before != after for before, after in pads)
+    return Border(tuple(pads), False, is_dilated) if is_written else None
 
 
 def _nearest(before: int, least: int, stride: int) -> int:
@@ -114,7 +121,10 @@ def _pairs(
     width = border.widths[axis] if border else (0, 0)
     of_output, of_input = (width, (0, 0)) if border and border.around_output else ((0, 0), width)
     outputs = np.arange(-of_output[0], num_outputs + of_output[1])
-    positions = outputs[:, None] * stride + np.arange(num_kernel) * kernel_dilation - before
+    taps = np.arange(num_kernel) * kernel_dilation
+    if border and border.fills_holes:
+        num_inputs, dilation = (num_inputs - 1) * dilation + 1, 1
+    positions = outputs[:, None] * stride + taps - before
     exists = (positions >= -of_input[0]) & (positions < num_inputs * dilation + of_input[1])
     return int(np.count_nonzero(exists & (positions % dilation == 0)))
 
@@ -147,5 +157,6 @@ def work_beside_halos(
         num_kernel //= parts
     else:
         num_outputs //= parts
-    own = _pairs(eqn.params, axis, block, num_kernel, num_outputs, halo.padding[0])
+    filled = border._replace(widths=((0, 0),) * len(border.widths), around_output=False) if border else None
+    own = _pairs(eqn.params, axis, block, num_kernel, num_outputs, halo.padding[0], filled)
     return parts * own / whole

@@ -24,12 +24,26 @@ CASES: dict[str, tuple[int, tuple[int, int], tuple[tuple[int, int], tuple[int, i
 """Size of the kernel, strides, padding."""
 
 
+_HOLES: dict[str, dict[str, tuple[int, int]]] = {
+    "none": {},
+    "in kernel": {"rhs_dilation": (2, 2)},
+    "in image": {"lhs_dilation": (2, 1)},
+}
+_COUNTED = [
+    *((name, 1, "none") for name in CASES),
+    *((name, 64, "none") for name in ("even", "halved", "lopsided")),
+    ("even", 1, "in kernel"),
+    ("even", 64, "in kernel"),
+    ("even", 1, "in image"),
+]
+
+
 @pytest.mark.gpu_aot
 @pytest.mark.skipif(
     importlib.util.find_spec("jax_cuda12_plugin") is None, reason="needs the extra gpu-aot to compile for GPUs"
 )
-@pytest.mark.parametrize("name", list(CASES))
-def test_zeros_that_are_written_around_images_are_multiplied(name: str) -> None:
+@pytest.mark.parametrize(("name", "groups", "holes"), _COUNTED)
+def test_zeros_that_are_written_around_images_are_multiplied(name: str, groups: int, holes: str) -> None:
     """Forward pass, gradient of the image and gradient of the kernel, of the convolution in the middle of three."""
     size, strides, padding = CASES[name]
 
@@ -37,14 +51,16 @@ def test_zeros_that_are_written_around_images_are_multiplied(name: str) -> None:
         first, middle, last = kernels
         numbers = ("NHWC", "HWIO", "NHWC")
         image = jnp.tanh(jax.lax.conv_general_dilated(image, first, (1, 1), "VALID", dimension_numbers=numbers))
-        image = jnp.tanh(jax.lax.conv_general_dilated(image, middle, strides, padding, dimension_numbers=numbers))
+        how: dict[str, Any] = {"dimension_numbers": numbers, "feature_group_count": groups, **_HOLES[holes]}
+        image = jnp.tanh(jax.lax.conv_general_dilated(image, middle, strides, padding, **how))
         return jnp.mean(jax.lax.conv_general_dilated(image, last, (1, 1), "VALID", dimension_numbers=numbers))
 
     def step(kernels: Any, image: jax.Array) -> Any:
         return jax.tree.map(lambda k, g: k - 0.1 * g, kernels, jax.grad(loss)(kernels, image))
 
     half = jnp.bfloat16
-    kernels = [shape(1, 1, 8, 64, dtype=half), shape(size, size, 64, 64, dtype=half), shape(1, 1, 64, 8, dtype=half)]
+    kernels = [shape(1, 1, 8, 64, dtype=half), shape(size, size, 64 // groups, 64, dtype=half)]
+    kernels += [shape(1, 1, 64, 8, dtype=half)]
     images = shape(64, 14, 14, 8, dtype=half)
     plan = jaxplan.plan(step, kernels, images, topology="h100:8", progress=False).references["data"]
     audit = plan.audit()
