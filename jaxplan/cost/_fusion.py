@@ -33,6 +33,9 @@ NOT_RECOMPUTED = frozenset(
 )
 """Functions that compiled GPU programs were seen to save (``tanh`` in GELU), and others of their cost; ``exp`` of
 attention and loss was seen recomputed."""
+NOT_RECOMPUTED_ON_TPU = frozenset({"erf", "erfc", "erf_inv", "sin", "cos", "lgamma", "digamma"})
+"""Those that programs compiled for v5e save, of perceptrons with each of them between their products; not saved there
+are ``tanh``, ``tan``, ``atan2``, ``pow`` and ``cbrt``."""
 
 
 def runs_inside_readers(graph: StepGraph, chip: ChipSpec, equation: int) -> bool:
@@ -86,6 +89,6 @@ def fuses_into(graph: StepGraph, chip: ChipSpec, equation: int, t: int) -> bool:
 
 def is_recomputed(graph: StepGraph, chip: ChipSpec, equation: int) -> bool:
     """Whether the fusions of the backward pass compute an equation again."""
-    saved = frozenset() if chip.fuses_products else NOT_RECOMPUTED
+    saved = NOT_RECOMPUTED_ON_TPU if chip.fuses_products else NOT_RECOMPUTED
     name = graph.program.equations[equation].name
     return name not in saved and runs_inside_readers(graph, chip, equation)
