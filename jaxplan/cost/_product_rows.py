@@ -52,13 +52,26 @@ def turned_operands(
     for eqn in products.values():
         t = eqn.operands[0]
         rank = len(graph.program.tensors[t].shape)
-        is_image = rank > 3 and inner.get(t, (rank - 2, rank - 1)) != (rank - 2, rank - 1)
+        is_image = rank > 2 and inner.get(t, (rank - 2, rank - 1)) != (rank - 2, rank - 1)
         if (is_image or t in tokens) and _sums_features(eqn, rank):
-            turned = computed_of(graph, eqn.results[0])
+            turned = _computed_alone(graph, eqn.results[0])
             turned = {u for u in turned if any(c in products for c in graph.values.consumers[u])}
             found.update(dict.fromkeys((t, *turned), inner[t]))
     made = graph.values.producer
     return {t: dims for t, dims in found.items() if made[t] >= 0 and runs_inside_readers(graph, chip, made[t])}
+
+
+def _computed_alone(graph: StepGraph, t: int) -> set[int]:
+    """What the forward pass computes of a value element by element and of nothing else of its size but what is repeated
+    along dimensions: not what it is added to."""
+    program, producer, alone = graph.program, graph.values.producer, {t}
+    for e in sorted({producer[u] for u in computed_of(graph, t)} - {producer[t]}):
+        eqn, size = program.equations[e], program.tensors[t].num_elements
+        others = [u for u in eqn.operands if u not in alone and program.tensors[u].num_elements == size]
+        made = [producer[u] for u in others if not graph.values.free[u]]
+        if all(e >= 0 and program.equations[e].name == "broadcast_in_dim" for e in made):
+            alone.update(eqn.results)
+    return alone
 
 
 def flattened_images(graph: StepGraph, chip: ChipSpec, inner: Mapping[int, tuple[int, int]]) -> frozenset[int]:

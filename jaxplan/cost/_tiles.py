@@ -21,6 +21,7 @@ from jaxplan.mesh import ChipSpec
 
 TILE = (8, 128)
 """Rows and columns."""
+_NEARLY = 1.01
 _LEAST_BYTES = 512
 """Of any buffer, a scalar's too."""
 
@@ -63,8 +64,8 @@ def are_turned(shape: tuple[int, ...], inner: tuple[int, int]) -> bool:
     reads_batch = inner[0] == 0
     if shape[0] % TILE[1] == 0:
         return not reads_batch
-    least = padded_bytes(shape, 1)
-    return reads_batch and least in (_bytes_in_tiles(shape, 1, rows, shape[-1]) for rows in shape[1:-1])
+    least = min(_bytes_in_tiles(shape, 1, rows, shape[-1]) for rows in shape[1:-1])
+    return reads_batch and least <= _NEARLY * padded_bytes(shape, 1)
 
 
 def least_padded(shape: tuple[int, ...]) -> tuple[int, int]:

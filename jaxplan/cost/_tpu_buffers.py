@@ -10,7 +10,7 @@ import numpy as np
 from jaxplan.cost._flows import layout_of
 from jaxplan.cost._inner import extended_operands, may_communicate, read_beside
 from jaxplan.cost._model import CostModel
-from jaxplan.cost._product_outputs import computed_as_written
+from jaxplan.cost._product_outputs import computed_as_written, is_costly
 from jaxplan.cost._tiles import padded_bytes, row_by_row_bytes
 from jaxplan.cost._transfers import Transfer
 from jaxplan.cost._updated_parts import gathered_updates, replaced_in_place
@@ -38,7 +38,11 @@ class TpuBuffers:
         self._windowed = [g.index for g in self._graph.grouping.groups if may_communicate(self._graph, g.index)]
         written, rules = model.buffers.materialised, self._graph.rules
         images = {t for e in program.equations if rules[e.index].family == "convolution" for t in e.operands}
-        self._as_written = {t for t in images if not written[t] and computed_as_written(self._graph, t)}
+        self._written_beside = {
+            t
+            for t in images
+            if not written[t] and (computed_as_written(self._graph, t) or is_costly(self._graph, t, written))
+        }
         self._scattered = [e for e in program.equations if rules[e.index].family == "scatter" and _turns_updates(e)]
         self._tables = rounded_tables(self._graph, model.topology)
         self._replaced = replaced_in_place(program)
@@ -65,7 +69,8 @@ class TpuBuffers:
 
     def _extended(self, chosen: Sequence[Configuration]) -> Iterator[Copy]:
         """What is read with the edges of neighbours' blocks around it; what convolutions so read, alone, where it could
-        be computed as a product is written: a Conformer's images were, before its rectifier and after it.
+        be computed as a product is written (a Conformer's images were, before its rectifier and after it), or where it
+        takes a transcendental function (a swish): the edges are cut out of it.
 
         Permutes start as early as they can, so that what the gradient of a pooling reads is there from the forward pass
         on.
@@ -76,7 +81,7 @@ class TpuBuffers:
             for e, t, shape in extended_operands(graph, topology, v, chosen[v]):
                 found[t, shape].append(e)
             for e, t in read_beside(graph, topology, v, chosen[v]):
-                if t in self._as_written:
+                if t in self._written_beside:
                     layout = layout_of(graph, chosen, graph.grouping.tensor_group[t], t, produced=True)
                     found[t, tuple(layout.local_shape(graph.program.tensors[t].shape, self._axes))].append(e)
         for (t, shape), readers in found.items():
