@@ -189,7 +189,7 @@ def _scatter_tiled(x: Any, names: tuple[str, ...], dim: int, parts: int) -> Any:
         flat = jnp.pad(x.reshape(parts, size), ((0, 0), (0, -size % tile)))
         whole = lax.psum_scatter(flat.reshape(parts, -1, TILE[1]), names, scatter_dimension=0, tiled=False)
         return whole.ravel()[:size].reshape(part)
-    if x.ndim > 3 and (dim or (x.shape[-1] % 128 == 0 and x.shape[-2] % 8)):
+    if x.ndim > 3 and (dim or x.shape[-2] % TILE[0]):
         x = with_layout_constraint(x, DimensionOrder(major_to_minor=tuple(range(x.ndim))))
     stack = x.reshape(parts, -1, *x.shape[-2:]) if x.ndim > 4 else x
     return lax.psum_scatter(stack, names, scatter_dimension=0, tiled=False).reshape(x.shape[1:])
