@@ -12,27 +12,11 @@ from jaxplan.ir import CONTRACTION_FAMILIES, STORED_KINDS, UNGROUPED, StepGraph
 from jaxplan.mesh import ChipSpec
 
 FUSIBLE_FAMILIES = frozenset({"elementwise", "shape", "source", "rng"})
-NOT_RECOMPUTED = frozenset(
-    {
-        "tanh",
-        "erf",
-        "erfc",
-        "erf_inv",
-        "sin",
-        "cos",
-        "tan",
-        "asin",
-        "acos",
-        "atan",
-        "atan2",
-        "sinh",
-        "cosh",
-        "lgamma",
-    }
-    | {"digamma", "pow", "cbrt"}
-)
-"""Functions that compiled GPU programs were seen to save (``tanh`` in GELU), and others of their cost; ``exp`` of
-attention and loss was seen recomputed."""
+NOT_RECOMPUTED = frozenset({"tanh", "erfc", "erf_inv", "pow", "digamma", "lgamma"})
+"""Functions that programs compiled for GPUs save, of perceptrons with each of them between their products (``tanh`` and
+``erfc`` in GELU); ``exp`` of attention and loss was seen recomputed, and ``erf``, ``tan`` and ``cbrt`` of perceptrons."""
+NOT_RECOMPUTED_IN_16_BITS = NOT_RECOMPUTED | {"sin", "cos", "atan", "atan2", "expm1"}
+"""Those that are saved where element-wise arithmetic is of 16 bits."""
 NOT_RECOMPUTED_ON_TPU = frozenset({"erf", "erfc", "erf_inv", "sin", "cos", "lgamma", "digamma"})
 """Those that programs compiled for v5e save, of perceptrons with each of them between their products; not saved there
 are ``tanh``, ``tan``, ``atan2``, ``pow`` and ``cbrt``."""
@@ -88,7 +72,14 @@ def fuses_into(graph: StepGraph, chip: ChipSpec, equation: int, t: int) -> bool:
 
 
 def is_recomputed(graph: StepGraph, chip: ChipSpec, equation: int) -> bool:
-    """Whether the fusions of the backward pass compute an equation again."""
-    saved = NOT_RECOMPUTED_ON_TPU if chip.fuses_products else NOT_RECOMPUTED
-    name = graph.program.equations[equation].name
-    return name not in saved and runs_inside_readers(graph, chip, equation)
+    """Whether the fusions of the backward pass compute an equation again.
+
+    On GPUs ``erfc`` becomes many operators that read its argument, and what makes that is saved, too.
+    """
+    eqn = graph.program.equations[equation]
+    if chip.is_gpu and any(graph.program.equations[c].name == "erfc" for t in eqn.results for c in graph.values.consumers[t]):
+        return False
+    saved = NOT_RECOMPUTED_IN_16_BITS if chip.elementwise_16bit else NOT_RECOMPUTED
+    if chip.fuses_products:
+        saved = NOT_RECOMPUTED_ON_TPU
+    return eqn.name not in saved and runs_inside_readers(graph, chip, equation)
