@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from jaxplan.cost._accumulated import Accumulation, accumulations
 from jaxplan.cost._fusion import NOT_RECOMPUTED, fuses_into, is_recomputed, runs_inside_readers
+from jaxplan.cost._gated import gated
 from jaxplan.cost._in_place import cleared_together, hand_over
 from jaxplan.cost._inner_dims import inner_dims
 from jaxplan.cost._orders import OrderedCopy, write_in_orders
@@ -245,6 +246,8 @@ def _materialised(
     for eqn in program.equations:
         if _is_junction(graph, chip, eqn.index, turning, result):
             result[eqn.results[0]] = True
+    for t in gated(graph, chip, result):
+        result[t] = True
     for t in (*written_behind(graph, chip, result), *woven(graph, chip).difference(program.outputs)):
         result[t] = False
     _save_residuals(graph, chip, turning, result)
