@@ -16,7 +16,7 @@ from benchmarks.models._spec import Precision
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """Equal blocks but for the first, which has the stride: channels inside, `expand` times those that come, and out."""
+    """Equal blocks but for the first, which has the stride; `expand` times as many channels inside as come."""
 
     expand: int
     width: int

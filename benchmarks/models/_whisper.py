@@ -95,7 +95,7 @@ class Whisper(nn.Module):
 
 
 def whisper_train_step(state: TrainState, batch: dict[str, Any]) -> tuple[TrainState, jax.Array]:
-    """One optimizer step on the cross entropy of `labels` `[B, S]`, given `frames` `[B, T, F]` and `tokens` `[B, S]`."""
+    """One optimizer step on the cross entropy of `labels` `[B, S]`, given `frames` `[B, T, F]` and `tokens`."""
 
     def loss_fn(params: Any) -> jax.Array:
         logits = state.apply_fn({"params": params}, batch["frames"], batch["tokens"])

@@ -22,7 +22,14 @@ from jaxplan.cost._orders import OrderedCopy, write_in_orders
 from jaxplan.cost._padded_products import MatrixDims, padded_operands
 from jaxplan.cost._pooling import PoolBuffer, pool_buffers
 from jaxplan.cost._product_outputs import widened_outputs, written_behind
-from jaxplan.cost._product_rows import batches_of_rows, flattened_images, images_of_arguments, turned_operands
+from jaxplan.cost._product_rows import (
+    batches_of_rows,
+    costly_images,
+    flattened_images,
+    images_of_arguments,
+    is_erfc,
+    turned_operands,
+)
 from jaxplan.cost._put_off import put_off
 from jaxplan.cost._rearranged import written_wider
 from jaxplan.cost._slices import kept_for_slices, takes_every_other, woven
@@ -104,6 +111,7 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec, *, in_order: bool = False)
     innermost = inner_dims(graph) if chip.is_tiled else {}
     turned = turned_operands(graph, chip, innermost)
     flat = flattened_images(graph, chip, innermost) | images_of_arguments(graph, chip)
+    flat |= costly_images(graph, chip, innermost)
     materialised = _materialised(graph, chip, turning, added_up, outputs, flat.union(turned, rows))
     written = rows or turned
     without_rows = _materialised(graph, chip, turning, added_up, outputs, flat) if written else materialised
@@ -241,7 +249,7 @@ def _materialised(
         result[product], result[written] = False, True
     for added, _, other, _ in added_up:  # what the library reads and writes
         result[other] = result[program.equations[added].results[0]] = True
-    for t in program.inputs:
+    for t in (*program.inputs, *(t for t in rows if is_erfc(graph, t))):
         result[t] = True
     for eqn in program.equations:
         if _is_junction(graph, chip, eqn.index, turning, result):

@@ -14,12 +14,12 @@ from jaxplan.mesh import ChipSpec
 FUSIBLE_FAMILIES = frozenset({"elementwise", "shape", "source", "rng"})
 NOT_RECOMPUTED = frozenset({"tanh", "erfc", "erf_inv", "pow", "digamma", "lgamma"})
 """Functions that programs compiled for GPUs save, of perceptrons with each of them between their products (``tanh`` and
-``erfc`` in GELU); ``exp`` of attention and loss was seen recomputed, and ``erf``, ``tan`` and ``cbrt`` of perceptrons."""
+``erfc`` in GELU); ``exp`` of attention and loss was seen recomputed, and ``erf``, ``tan``, ``cbrt`` there."""
 NOT_RECOMPUTED_IN_16_BITS = NOT_RECOMPUTED | {"sin", "cos", "atan", "atan2", "expm1"}
 """Those that are saved where element-wise arithmetic is of 16 bits."""
-NOT_RECOMPUTED_ON_TPU = frozenset({"erf", "erfc", "erf_inv", "sin", "cos", "lgamma", "digamma"})
+NOT_RECOMPUTED_ON_TPU = frozenset({"erf", "erf_inv", "sin", "cos", "lgamma", "digamma"})
 """Those that programs compiled for v5e save, of perceptrons with each of them between their products; not saved there
-are ``tanh``, ``tan``, ``atan2``, ``pow`` and ``cbrt``."""
+are ``tanh``, ``tan``, ``atan2``, ``pow`` and ``cbrt``, nor ``erfc`` of GELU but for a bit (`costly_images`)."""
 
 
 def runs_inside_readers(graph: StepGraph, chip: ChipSpec, equation: int) -> bool:
@@ -76,8 +76,9 @@ def is_recomputed(graph: StepGraph, chip: ChipSpec, equation: int) -> bool:
 
     On GPUs ``erfc`` becomes many operators that read its argument, and what makes that is saved, too.
     """
-    eqn = graph.program.equations[equation]
-    if chip.is_gpu and any(graph.program.equations[c].name == "erfc" for t in eqn.results for c in graph.values.consumers[t]):
+    equations = graph.program.equations
+    eqn = equations[equation]
+    if chip.is_gpu and any(equations[c].name == "erfc" for t in eqn.results for c in graph.values.consumers[t]):
         return False
     saved = NOT_RECOMPUTED_IN_16_BITS if chip.elementwise_16bit else NOT_RECOMPUTED
     if chip.fuses_products:

@@ -13,7 +13,8 @@ def gated(graph: StepGraph, chip: ChipSpec, materialised: Sequence[bool]) -> Ite
     """Values that a sum is taken of, and that are multiplied with what products make of the sum.
 
     The products part the two kernels that read such a value. Programs compiled for GPUs wrote it for the second one
-    where it takes a transcendental function (the swish of an EfficientNet), and kept it; TPU programs computed it again.
+    where it takes a transcendental function (the swish of an EfficientNet), and kept it; on TPUs it was
+    computed again.
     """
     if not chip.is_gpu:
         return
@@ -25,9 +26,10 @@ def gated(graph: StepGraph, chip: ChipSpec, materialised: Sequence[bool]) -> Ite
         while (made := producer[t]) >= 0 and equations[made].name == "convert_element_type":
             t = equations[made].operands[0]
         others = {c for c in consumers[t] if equations[c].phase == "forward" and c > eqn.index}
-        if others and not materialised[t] and not graph.values.free[t] and is_costly(graph, t, materialised):
-            if others & _behind_products(graph, eqn.results[0], graph.program.tensors[t].num_elements):
-                yield t
+        if materialised[t] or graph.values.free[t] or not is_costly(graph, t, materialised):
+            continue
+        if others & _behind_products(graph, eqn.results[0], graph.program.tensors[t].num_elements):
+            yield t
 
 
 def _behind_products(graph: StepGraph, t: int, size: int) -> set[int]:

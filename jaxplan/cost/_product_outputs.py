@@ -13,7 +13,9 @@ from jaxplan.ir import CONTRACTION_FAMILIES, StepGraph
 from jaxplan.mesh import ChipSpec
 
 _FUSED = ("elementwise", "shape")
-TRANSCENDENTAL = frozenset({"exp", "exp2", "expm1", "log", "log1p", "logistic", "tanh", "erf", "erfc", "sin", "cos", "pow"})
+TRANSCENDENTAL = frozenset(
+    {"exp", "exp2", "expm1", "log", "log1p", "logistic", "tanh", "erf", "erfc", "sin", "cos", "pow"}
+)
 
 
 def widened_outputs(graph: StepGraph, chip: ChipSpec) -> dict[int, int]:

@@ -43,7 +43,7 @@ def turned_operands(
 
     ``inner`` are the innermost dimensions of images, batch and features (`inner_dims`); those of `mixed_tokens` are
     tokens and features. Compiled TPU programs turn what is read, and write it and both sides of the rectifier behind
-    the product: a ConvNeXt's normalised images and a mixer's tokens.
+    the product: a ConvNeXt's normalised images and a mixer's tokens; of an exact GELU ``erfc`` as well.
     """
     if not chip.fuses_products:
         return {}
@@ -55,7 +55,7 @@ def turned_operands(
         is_image = rank > 2 and inner.get(t, (rank - 2, rank - 1)) != (rank - 2, rank - 1)
         if (is_image or t in tokens) and _sums_features(eqn, rank):
             turned = _computed_alone(graph, eqn.results[0])
-            turned = {u for u in turned if any(c in products for c in graph.values.consumers[u])}
+            turned = {u for u in turned if is_erfc(graph, u) or any(c in products for c in graph.values.consumers[u])}
             found.update(dict.fromkeys((t, *turned), inner[t]))
     made = graph.values.producer
     return {t: dims for t, dims in found.items() if made[t] >= 0 and runs_inside_readers(graph, chip, made[t])}
@@ -92,6 +92,20 @@ def flattened_images(graph: StepGraph, chip: ChipSpec, inner: Mapping[int, tuple
             if is_image and math.prod(rows[-1:]) >= math.prod(image[-2:]) > math.prod(image[-1:]):
                 found.update(flat for c in graph.values.consumers[flat] if equations[c].name == "dot_general")
     return frozenset(found)
+
+
+def costly_images(graph: StepGraph, chip: ChipSpec, inner: Mapping[int, tuple[int, int]]) -> frozenset[int]:
+    """Images of ``erfc``, with batch and features innermost: the exact GELU behind a convolution is a kernel of its
+    own, and writes it for the backward pass (two layers of a Whisper's spectrograms)."""
+    if not chip.fuses_products:
+        return frozenset()
+    shapes = {t: graph.program.tensors[t].shape for t in inner if is_erfc(graph, t)}
+    return frozenset(t for t, shape in shapes.items() if inner[t] == (0, len(shape) - 1))
+
+
+def is_erfc(graph: StepGraph, t: int) -> bool:
+    made = graph.values.producer[t]
+    return made >= 0 and graph.program.equations[made].name == "erfc"
 
 
 def images_of_arguments(graph: StepGraph, chip: ChipSpec) -> frozenset[int]:

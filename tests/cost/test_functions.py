@@ -1,0 +1,142 @@
+"""What compiled programs keep of a perceptron's functions for the backward pass, and images that weigh themselves."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import jaxplan
+from tests.cost.one_device import shape
+
+LAYERS, ROWS, WIDTH, INNER = 4, 512, 512, 2048
+BATCH = 32
+FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "tanh": jnp.tanh,
+    "erf": lax.erf,
+    "erfc": lax.erfc,
+    "tan": lax.tan,
+    "atan": lax.atan,
+    "cbrt": lax.cbrt,
+    "expm1": lax.expm1,
+    "digamma": lax.digamma,
+    "erf_inv": lambda x: lax.erf_inv(x * 0.1),
+    "logistic": lax.logistic,
+}
+
+
+def _perceptrons(function: Callable[[jax.Array], jax.Array]) -> Callable[..., Any]:
+    """Residual perceptrons behind norms, of one activation."""
+
+    def loss(layers: Any, x: jax.Array) -> jax.Array:
+        for up, bias, down in layers:
+            wide = x.astype(jnp.float32)
+            mean = wide.mean(-1, keepdims=True)
+            h = ((wide - mean) * lax.rsqrt((wide * wide).mean(-1, keepdims=True) - mean**2 + 1e-6)).astype(x.dtype)
+            x = x + function(h @ up + bias) @ down
+        return jnp.mean(x.astype(jnp.float32) ** 2)
+
+    return lambda layers, x: jax.tree.map(lambda p, g: p - 0.1 * g, layers, jax.grad(loss)(layers, x))
+
+
+def _audited(function: Callable[[jax.Array], jax.Array], topology: str) -> Any:
+    half = jnp.bfloat16
+    layer = shape(WIDTH, INNER, dtype=half), shape(INNER, dtype=half), shape(INNER, WIDTH, dtype=half)
+    x = shape(BATCH, ROWS, WIDTH, dtype=half)
+    frontier = jaxplan.plan(_perceptrons(function), [layer] * LAYERS, x, topology=topology, progress=False)
+    return frontier.references["data"].audit()
+
+
+needs_gpu_compiler = pytest.mark.skipif(
+    importlib.util.find_spec("jax_cuda12_plugin") is None, reason="needs the extra gpu-aot to compile for GPUs"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.gpu_aot
+@needs_gpu_compiler
+@pytest.mark.parametrize("name", list(FUNCTIONS))
+def test_what_gpus_save_of_a_function(name: str) -> None:
+    """One array of 8 MiB a layer more or less would be 12 % of these programs and more."""
+    function = FUNCTIONS[name]
+    audit = _audited(lambda x: 0.5 * x * (1 + function(x)), "h100:8")
+    assert audit.predicted_memory_bytes == pytest.approx(audit.compiled_memory_bytes, rel=0.03), audit.table()
+
+
+@pytest.mark.slow
+@pytest.mark.gpu_aot
+@needs_gpu_compiler
+def test_gpus_save_what_erfc_reads() -> None:
+    """Four arrays a layer: the product, what the exact GELU makes of it, ``erfc`` and its argument."""
+    audit = _audited(lambda x: jax.nn.gelu(x, approximate=False), "h100:8")
+    assert audit.predicted_memory_bytes == pytest.approx(audit.compiled_memory_bytes, rel=0.03), audit.table()
+    inner = BATCH // 8 * ROWS * INNER * 2
+    held = sum(h.num_bytes for h in audit.held if str(INNER) in h.array and h.num_bytes // h.count == inner)
+    assert held >= 4 * LAYERS * inner
+
+
+@pytest.mark.slow
+@pytest.mark.gpu_aot
+@needs_gpu_compiler
+@pytest.mark.parametrize(("side", "channels", "width"), [(56, 96, 24), (28, 240, 40), (14, 480, 80)])
+def test_images_that_weigh_themselves_are_written(side: int, channels: int, width: int) -> None:
+    """Squeeze and excitation behind a norm and a swish, three times; beside the product and the weighed image there is
+    what is weighed."""
+
+    def loss(layers: Any, x: jax.Array) -> jax.Array:
+        for up, scale, bias, squeeze, excite, down in layers:
+            c = x @ up
+            wide = c.astype(jnp.float32)
+            mean = wide.mean((0, 1, 2))
+            rate = lax.rsqrt((wide * wide).mean((0, 1, 2)) - mean**2 + 1e-3) * scale
+            h = jax.nn.swish(((wide - mean) * rate + bias).astype(c.dtype))
+            gate = jax.nn.sigmoid(jax.nn.swish(h.mean((1, 2), keepdims=True) @ squeeze) @ excite)
+            x = x + (h * gate) @ down
+        return jnp.mean(x.astype(jnp.float32) ** 2)
+
+    def step(layers: Any, x: jax.Array) -> Any:
+        return jax.tree.map(lambda p, g: p - 0.1 * g, layers, jax.grad(loss)(layers, x))
+
+    narrow = width // 4
+    sizes = (width, channels), (channels,), (channels,), (channels, narrow), (narrow, channels), (channels, width)
+    layer = tuple(shape(*size, dtype=jnp.bfloat16) for size in sizes)
+    images = shape(256, side, side, width, dtype=jnp.bfloat16)
+    audit = jaxplan.plan(step, [layer] * 3, images, topology="h100:8", progress=False).references["data"].audit()
+    ratio = audit.predicted_memory_bytes / audit.compiled_memory_bytes
+    assert 1 <= ratio < 1.12, audit.table()
+    image = 32 * side * side * channels * 2
+    held = [h for h in audit.held if h.num_bytes // h.count == image]
+    assert sum(h.count for h in held) >= 9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("function", "is_saved"),
+    [
+        (lambda x: jax.nn.gelu(x, approximate=False), False),
+        (lax.sin, True),
+        (lax.erf, True),
+        (lax.tan, False),
+        (jax.nn.gelu, False),
+    ],
+    ids=["exact gelu", "sin", "erf", "tan", "gelu"],
+)
+def test_what_tpus_save_of_a_function(function: Callable[[jax.Array], jax.Array], is_saved: bool) -> None:
+    """Of 8 x 1536 rows, too many for the memory beside the cores: expensive functions are one array a layer more."""
+    half = jnp.bfloat16
+    layer = shape(WIDTH, INNER, dtype=half), shape(INNER, dtype=half), shape(INNER, WIDTH, dtype=half)
+    x = shape(64, 1536, WIDTH, dtype=half)
+
+    def audited(function: Callable[[jax.Array], jax.Array]) -> Any:
+        frontier = jaxplan.plan(_perceptrons(function), [layer] * LAYERS, x, topology="v5e:2x4", progress=False)
+        return frontier.references["data"].audit()
+
+    audit, plain = audited(function), audited(jax.nn.silu)
+    inner = 8 * 1536 * INNER * 2
+    assert (audit.compiled_memory_bytes - plain.compiled_memory_bytes > 2 * inner) == is_saved
+    assert (audit.predicted_memory_bytes - plain.predicted_memory_bytes > 2 * inner) == is_saved
