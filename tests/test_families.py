@@ -71,6 +71,8 @@ CASES = [
     _case("resnet-tiny-eval", **{**RESNET, "stage_sizes": (1,)}),
     _case("lstm-tiny", slow=True, optimizer="sgd"),
     _case("conformer-tiny", slow=True, optimizer="sgd"),
+    _case("vgg-tiny", slow=True, optimizer="sgd"),
+    _case("clip-tiny", slow=True, optimizer="sgd"),
     _case("whisper-tiny", slow=True, optimizer="sgd"),
     _case("efficientnet-tiny", "float64", slow=True),
     _case("dit-tiny", slow=True, num_layers=1, optimizer="sgd"),

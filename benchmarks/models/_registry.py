@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.models._bert import BERTConfig, bert_train_step, make_bert_batch, make_bert_state
+from benchmarks.models._clip import CLIPConfig, clip_train_step, make_clip_batch, make_clip_state
 from benchmarks.models._conformer import (
     ConformerConfig,
     conformer_train_step,
@@ -46,6 +47,7 @@ from benchmarks.models._transformer import (
     transformer_train_step,
 )
 from benchmarks.models._unet import UNetConfig, make_unet_batch, make_unet_state, unet_train_step
+from benchmarks.models._vgg import VGGConfig, make_vgg_state
 from benchmarks.models._vit import ViTConfig, make_image_batch, make_vit_state
 from benchmarks.models._whisper import (
     WhisperConfig,
@@ -92,6 +94,7 @@ _inception = _family(InceptionConfig, make_inception_state, make_image_batch, _a
 _vit = _family(ViTConfig, make_vit_state, make_image_batch, _always(mlp_train_step))
 _mixer = _family(MixerConfig, make_mixer_state, make_image_batch, _always(mlp_train_step))
 _convnext = _family(ConvNeXtConfig, make_convnext_state, make_image_batch, _always(mlp_train_step))
+_vgg = _family(VGGConfig, make_vgg_state, make_image_batch, _always(mlp_train_step))
 _swin = _family(SwinConfig, make_swin_state, make_image_batch, _always(mlp_train_step))
 _mamba = _family(MambaConfig, make_mamba_state, make_gpt_batch, _always(gpt_train_step))
 _lstm = _family(LSTMConfig, make_lstm_state, make_gpt_batch, _always(gpt_train_step))
@@ -107,6 +110,7 @@ _dlrm = _family(DLRMConfig, make_dlrm_state, make_dlrm_batch, _always(dlrm_train
 _conformer = _family(
     ConformerConfig, make_conformer_state, make_conformer_batch, _always(conformer_train_step)
 )
+_clip = _family(CLIPConfig, make_clip_state, make_clip_batch, _always(clip_train_step))
 _whisper = _family(WhisperConfig, make_whisper_state, make_whisper_batch, _always(whisper_train_step))
 _dit = _family(DiTConfig, make_dit_state, make_dit_batch, _always(dit_train_step))
 _unet = _family(UNetConfig, make_unet_state, make_unet_batch, _always(unet_train_step))
@@ -307,6 +311,25 @@ MODELS: dict[str, ModelSpec] = {
         "1-layer Conformer for tests",
         num_layers=1, width=32, num_heads=4, kernel_size=3, vocab_size=16, num_frames=32, num_features=8,
         num_labels=2, batch_size=16,
+    ),
+    "vgg16": _vgg(
+        "VGG-16, 138M parameters",
+        stage_sizes=(2, 2, 3, 3, 3), widths=(64, 128, 256, 512, 512), dense_width=4096, image_size=224,
+        num_classes=1000, batch_size=256,
+    ),
+    "vgg-tiny": _vgg(
+        "VGG of two stages for tests",
+        stage_sizes=(1, 1), widths=(16, 32), dense_width=64, image_size=16, num_classes=16, batch_size=16,
+    ),
+    "clip-b32": _clip(
+        "CLIP of a ViT-B/32, 151M parameters",
+        num_layers=12, image_width=768, text_width=512, head_width=64, patch_size=32, image_size=224,
+        vocab_size=49408, num_tokens=77, embedding=512, batch_size=512,
+    ),
+    "clip-tiny": _clip(
+        "CLIP of one layer for tests",
+        num_layers=1, image_width=32, text_width=32, head_width=16, patch_size=8, image_size=16, vocab_size=64,
+        num_tokens=8, embedding=16, batch_size=16,
     ),
     "whisper-base": _whisper(
         "Whisper base, 72M parameters",

@@ -19,6 +19,8 @@ INCEPTION_V3_PARAMETERS = 23_834_568  # without the auxiliary classifier
 MIXER_B16_PARAMETERS = 59_880_472
 CONVNEXT_T_PARAMETERS = 28_589_128
 SWIN_T_PARAMETERS = 28_288_354
+VGG_16_PARAMETERS = 138_357_544
+CLIP_B32_PARAMETERS = 151_277_313  # of the checkpoint as published
 EFFICIENTNET_B0_PARAMETERS = 5_288_548
 WHISPER_BASE_PARAMETERS = 72_593_920 - 1500 * 512  # of the checkpoint as published, whose sinusoids count
 MAMBA_130M_PARAMETERS = 129_135_360  # of the checkpoint as published
@@ -126,6 +128,8 @@ TINY_GPT_PARAMETERS = _gpt_parameters(2, 64, 256, 32)
         ("convnext-t", CONVNEXT_T_PARAMETERS),
         ("swin-t", SWIN_T_PARAMETERS),
         ("mamba-130m", MAMBA_130M_PARAMETERS),
+        ("vgg16", VGG_16_PARAMETERS),
+        ("clip-b32", CLIP_B32_PARAMETERS),
         ("efficientnet-b0", EFFICIENTNET_B0_PARAMETERS),
         ("whisper-base", WHISPER_BASE_PARAMETERS),
         ("conformer-l", _conformer_parameters(17, 512, 31, 1024, 80)),
