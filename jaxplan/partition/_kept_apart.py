@@ -128,7 +128,7 @@ def slices_written_apart(
 
 
 def _as_matrix(eqn: Equation, side: int, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Rows and columns of an operand: a left one's columns are summed, or a right one's rows."""
+    """Rows and columns of an operand: a left one sums columns, a right one rows."""
     summed, shared = (dims[side] for dims in eqn.params["dimension_numbers"])
     free = tuple(d for d in range(rank) if d not in summed and d not in shared)
     return (free, tuple(summed)) if side == 0 else (tuple(summed), free)
