@@ -1,4 +1,4 @@
-"""CLIP (arXiv 2103.00020) in Flax Linen: towers for images and texts that are trained to tell the pairs of a batch apart."""
+"""CLIP (arXiv 2103.00020) in Flax Linen: a tower for images and one for texts, with a contrastive loss."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -194,7 +194,7 @@ def test_tokens_that_products_of_matrices_make_are_not_turned() -> None:
 
 @pytest.mark.parametrize(("frames", "is_turned"), [(1500, True), (1496, True), (30, False)])
 def test_tokens_of_convolutions_are_turned_where_their_rows_nearly_fill_tiles(frames: int, is_turned: bool) -> None:
-    """A Whisper's, on a device with 8 spectrograms: what the perceptron reads, its exact GELU and ``erfc``, and not what
+    """A Whisper's, 8 spectrograms a device: what the perceptron reads, its exact GELU and ``erfc``, and not what
     comes after the residual sum. 30 rows would take 32."""
 
     def step(frames: jax.Array, kernel: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
@@ -258,8 +258,8 @@ def test_updates_of_scatters_are_turned(monkeypatch: pytest.MonkeyPatch, batch: 
 @pytest.mark.slow
 def test_images_behind_a_swish_are_written_where_their_edges_are_sent() -> None:
     """Three blocks, normalised, a quarter of the rows on each device: what the convolutions of each channel read is
-    counted behind a swish, as compiled U-Nets and EfficientNets hold it, and computed inside of them behind a rectifier.
-    The compiler computes it again in this small program, so that the prediction is an upper bound."""
+    counted behind a swish, as compiled U-Nets and EfficientNets hold it, and computed inside of them behind a
+    rectifier. The compiler computes it again in this small program, so that the prediction is an upper bound."""
     channels, half = 128, jnp.bfloat16
     kernels = [tuple(jax.ShapeDtypeStruct(s, half) for s in ((channels, channels), (3, 3, 1, channels)))] * 3
     images = jax.ShapeDtypeStruct((1024, 56, 56, channels), half)
