@@ -205,7 +205,7 @@ def _with_gaps(record: Record, share: float) -> Record:
 
 
 def _line(record: Record) -> str:
-    head = f"{record.model:<9} {record.topology:<8} {record.point:<16}"
+    head = f"{record.model:<12} {record.topology:<8} {record.point:<16}"
     if record.failure:
         return f"{head} FAILED: {record.failure.splitlines()[-1] if record.failure else ''}"
     ratio = record.predicted_memory / record.compiled_memory

@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from benchmarks.models._optimizer import make_train_state
-from benchmarks.models._resnet import BatchNormTrainState
+from benchmarks.models._resnet import BatchNormTrainState, make_batch_norm_state
 from benchmarks.models._spec import Precision
 
 
@@ -90,8 +89,4 @@ class EfficientNet(nn.Module):
 
 
 def make_efficientnet_state(config: EfficientNetConfig) -> tuple[BatchNormTrainState]:
-    images = jnp.zeros((1, config.image_size, config.image_size, 3), config.param_dtype)
-    state = make_train_state(EfficientNet(config), config.optimizer, images, state_class=BatchNormTrainState)
-    # Flax makes the first statistics float32 whatever the parameters are; those that follow are not.
-    statistics = jax.tree.map(lambda x: x.astype(config.param_dtype), state.batch_stats)  # pyright: ignore
-    return (state.replace(batch_stats=statistics),)
+    return make_batch_norm_state(EfficientNet(config), config)

@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from benchmarks.models._optimizer import make_train_state
-from benchmarks.models._resnet import BatchNormTrainState
+from benchmarks.models._resnet import BatchNormTrainState, make_batch_norm_state
 
 Piece = tuple[int, tuple[int, int]]
 
@@ -104,8 +103,4 @@ class Inception(nn.Module):
 
 
 def make_inception_state(config: InceptionConfig) -> tuple[BatchNormTrainState]:
-    images = jnp.zeros((1, config.image_size, config.image_size, 3), config.param_dtype)
-    state = make_train_state(Inception(config), config.optimizer, images, state_class=BatchNormTrainState)
-    # Flax makes the first statistics float32 whatever the parameters are; those that follow are not.
-    statistics = jax.tree.map(lambda x: x.astype(config.param_dtype), state.batch_stats)  # pyright: ignore
-    return (state.replace(batch_stats=statistics),)
+    return make_batch_norm_state(Inception(config), config)

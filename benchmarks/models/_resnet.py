@@ -103,9 +103,14 @@ def resnet_eval_step(state: BatchNormTrainState, batch: dict[str, Any]) -> dict[
     return {"loss": loss, "accuracy": (jnp.argmax(logits, axis=-1) == batch["labels"]).mean()}
 
 
-def make_resnet_state(config: ResNetConfig) -> tuple[TrainState]:
+def make_resnet_state(config: ResNetConfig) -> tuple[BatchNormTrainState]:
+    return make_batch_norm_state(ResNet(config), config)
+
+
+def make_batch_norm_state(model: nn.Module, config: Any) -> tuple[BatchNormTrainState]:
+    """Of a model of square images; `config` has `image_size`, `optimizer` and `param_dtype`."""
     images = jnp.zeros((1, config.image_size, config.image_size, 3), config.param_dtype)
-    state = make_train_state(ResNet(config), config.optimizer, images, state_class=BatchNormTrainState)
+    state = make_train_state(model, config.optimizer, images, state_class=BatchNormTrainState)
     # Flax makes the first statistics float32 whatever the parameters are; those that follow are not.
     statistics = jax.tree.map(lambda x: x.astype(config.param_dtype), state.batch_stats)  # pyright: ignore
     return (state.replace(batch_stats=statistics),)

@@ -20,6 +20,7 @@ from jaxplan.cost._model_builder import build_cost_model as build_cost_model
 from jaxplan.cost._overlapped import OverlappedPredictor as OverlappedPredictor
 from jaxplan.cost._overlapped import predictor_of as predictor_of
 from jaxplan.cost._padded_products import is_padded as is_padded
+from jaxplan.cost._padded_products import matrix_dims as matrix_dims
 from jaxplan.cost._prediction import Collective as Collective
 from jaxplan.cost._prediction import Prediction as Prediction
 from jaxplan.cost._prediction import Predictor as Predictor

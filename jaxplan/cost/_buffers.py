@@ -27,7 +27,6 @@ from jaxplan.cost._product_rows import (
     costly_images,
     flattened_images,
     images_of_arguments,
-    is_erfc,
     turned_operands,
 )
 from jaxplan.cost._put_off import put_off
@@ -226,7 +225,7 @@ def _materialised(
     turning: int,
     added_up: Sequence[Accumulation],
     widened: Mapping[int, int],
-    rows: Collection[int],
+    written: Collection[int],
 ) -> list[bool]:
     program = graph.program
     result = [False] * len(program.tensors)
@@ -243,13 +242,14 @@ def _materialised(
             has_kernel = not runs_inside_readers(graph, chip, eqn.index)
             for t in (*eqn.operands, *eqn.results) if has_kernel else eqn.operands[:1]:
                 reads_free = graph.values.free[t] or program.tensors[t].kind == "literal"
-                is_inside = t not in rows and fuses_into(graph, chip, eqn.index, t)
-                result[t] = not reads_free and (result[t] or not is_inside)
-    for product, written in widened.items():
-        result[product], result[written] = False, True
+                result[t] = not reads_free and (result[t] or not fuses_into(graph, chip, eqn.index, t))
+    for t in written:
+        result[t] = not graph.values.free[t] and program.tensors[t].kind != "literal"
+    for product, wide in widened.items():
+        result[product], result[wide] = False, True
     for added, _, other, _ in added_up:  # what the library reads and writes
         result[other] = result[program.equations[added].results[0]] = True
-    for t in (*program.inputs, *(t for t in rows if is_erfc(graph, t))):
+    for t in program.inputs:
         result[t] = True
     for eqn in program.equations:
         if _is_junction(graph, chip, eqn.index, turning, result):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from jaxplan.cost._product_outputs import is_costly
+from jaxplan.cost._fusion import is_costly
 from jaxplan.ir import CONTRACTION_FAMILIES, StepGraph
 from jaxplan.mesh import ChipSpec
 

@@ -11,7 +11,7 @@ GAPS = "gaps in the heap"
 COUNTED_GAPS = 0.03
 """Of what is alive in main memory at the peak, what the heap of a compiled TPU program takes beyond that, chosen by
 the errors of compiled plans (docs/prediction.md). Another share:
-``python -m benchmarks.accuracy --read benchmarks/records/accuracy.jsonl --topology v5e:2x4 --gaps 0.03``."""
+``python -m benchmarks.accuracy --read benchmarks/records/accuracy.jsonl --topology v5e:2x4 --gaps 0.02``."""
 _SHORTLY = 300
 """Positions that a buffer lives at most to be kept beside the cores, about a transformer block. Chosen, as the size
 of what is kept there, by the errors of plans compiled for v5e (`benchmarks.accuracy`); 150 or 600 do nearly as well."""

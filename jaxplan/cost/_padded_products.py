@@ -39,22 +39,22 @@ def padded_operands(graph: StepGraph, chip: ChipSpec) -> dict[int, MatrixDims]:
     for eqn in graph.program.equations:
         if not _pads(graph, eqn, chip):
             continue
-        contracted, batch = eqn.params["dimension_numbers"]
-        for t, summed, shared in zip(eqn.operands, contracted, batch):
-            rank = len(graph.program.tensors[t].shape)
-            free = [d for d in range(rank) if d not in summed and d not in shared]
-            found.setdefault(t, (tuple(free), tuple(summed)))
+        for side, t in enumerate(eqn.operands):
+            found.setdefault(t, matrix_dims(eqn, side, len(graph.program.tensors[t].shape)))
     return found
 
 
-def is_padded(graph: StepGraph, eqn: Equation, t: int, chip: ChipSpec, shape: Sequence[int]) -> bool:
-    """Whether a product reads an operand of a local shape padded."""
+def matrix_dims(eqn: Equation, side: int, rank: int) -> MatrixDims:
+    """Dimensions of an operand of a product that are neither summed nor shared with the other, and those summed."""
+    summed, shared = (dims[side] for dims in eqn.params["dimension_numbers"])
+    return tuple(d for d in range(rank) if d not in summed and d not in shared), tuple(summed)
+
+
+def is_padded(graph: StepGraph, eqn: Equation, side: int, chip: ChipSpec, shape: Sequence[int]) -> bool:
+    """Whether a product reads an operand, of a local shape, padded."""
     if not _pads(graph, eqn, chip):
         return False
-    side = eqn.operands.index(t)
-    (summed, shared), rank = [dims[side] for dims in eqn.params["dimension_numbers"]], len(shape)
-    free = tuple(d for d in range(rank) if d not in summed and d not in shared)
-    return bool(padded_share(np.array([shape]), (free, tuple(summed)))[0] > 1)
+    return bool(padded_share(np.array([shape]), matrix_dims(eqn, side, len(shape)))[0] > 1)
 
 
 def padded_share(shape: np.ndarray, dims: MatrixDims) -> np.ndarray:

@@ -13,9 +13,6 @@ from jaxplan.ir import CONTRACTION_FAMILIES, StepGraph
 from jaxplan.mesh import ChipSpec
 
 _FUSED = ("elementwise", "shape")
-TRANSCENDENTAL = frozenset(
-    {"exp", "exp2", "expm1", "log", "log1p", "logistic", "tanh", "erf", "erfc", "sin", "cos", "pow"}
-)
 
 
 def widened_outputs(graph: StepGraph, chip: ChipSpec) -> dict[int, int]:
@@ -79,22 +76,6 @@ def computed_as_written(graph: StepGraph, t: int) -> bool:
         if len(products) > 1:
             return False
     return bool(products)
-
-
-def is_costly(graph: StepGraph, t: int, materialised: Sequence[bool]) -> bool:
-    """Whether a value takes a transcendental function, element by element, of what is there."""
-    program, producer = graph.program, graph.values.producer
-    stack, seen = [t], {t}
-    while stack:
-        u = stack.pop()
-        if producer[u] < 0 or materialised[u] or graph.rules[producer[u]].family not in _FUSED:
-            continue
-        eqn = program.equations[producer[u]]
-        if eqn.name in TRANSCENDENTAL and program.tensors[u].num_elements == program.tensors[t].num_elements:
-            return True
-        stack += [v for v in eqn.operands if v not in seen]
-        seen.update(eqn.operands)
-    return False
 
 
 def computed_of(graph: StepGraph, t: int, phase: str = "forward") -> set[int]:

@@ -55,7 +55,7 @@ def turned_operands(
         is_image = rank > 2 and inner.get(t, (rank - 2, rank - 1)) != (rank - 2, rank - 1)
         if (is_image or t in tokens) and _sums_features(eqn, rank):
             turned = _computed_alone(graph, eqn.results[0])
-            turned = {u for u in turned if is_erfc(graph, u) or any(c in products for c in graph.values.consumers[u])}
+            turned = {u for u in turned if _is_erfc(graph, u) or any(c in products for c in graph.values.consumers[u])}
             found.update(dict.fromkeys((t, *turned), inner[t]))
     made = graph.values.producer
     return {t: dims for t, dims in found.items() if made[t] >= 0 and runs_inside_readers(graph, chip, made[t])}
@@ -99,11 +99,11 @@ def costly_images(graph: StepGraph, chip: ChipSpec, inner: Mapping[int, tuple[in
     own, and writes it for the backward pass (two layers of a Whisper's spectrograms)."""
     if not chip.fuses_products:
         return frozenset()
-    shapes = {t: graph.program.tensors[t].shape for t in inner if is_erfc(graph, t)}
+    shapes = {t: graph.program.tensors[t].shape for t in inner if _is_erfc(graph, t)}
     return frozenset(t for t, shape in shapes.items() if inner[t] == (0, len(shape) - 1))
 
 
-def is_erfc(graph: StepGraph, t: int) -> bool:
+def _is_erfc(graph: StepGraph, t: int) -> bool:
     made = graph.values.producer[t]
     return made >= 0 and graph.program.equations[made].name == "erfc"
 

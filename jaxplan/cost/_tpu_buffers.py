@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from jaxplan.cost._flows import layout_of
+from jaxplan.cost._fusion import is_costly
 from jaxplan.cost._inner import extended_operands, may_communicate, read_beside
 from jaxplan.cost._model import CostModel
-from jaxplan.cost._product_outputs import computed_as_written, is_costly
+from jaxplan.cost._product_outputs import computed_as_written
 from jaxplan.cost._tiles import padded_bytes, row_by_row_bytes
 from jaxplan.cost._transfers import Transfer
 from jaxplan.cost._updated_parts import gathered_updates, replaced_in_place

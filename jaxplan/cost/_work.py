@@ -157,6 +157,9 @@ def work_beside_halos(
         num_kernel //= parts
     else:
         num_outputs //= parts
-    filled = border._replace(widths=((0, 0),) * len(border.widths), around_output=False) if border else None
-    own = _pairs(eqn.params, axis, block, num_kernel, num_outputs, halo.padding[0], filled)
+    own_border = None
+    if border and border.fills_holes:  # all padding of a device's own convolution is written with them
+        before, after = (max(0, width) for width in halo.padding)
+        own_border = border._replace(widths=((before, after),) * len(border.widths))
+    own = _pairs(eqn.params, axis, block, num_kernel, num_outputs, halo.padding[0], own_border)
     return parts * own / whole

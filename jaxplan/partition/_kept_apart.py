@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Container, Hashable, Sequence
 
-from jaxplan.cost import Transfer, analyse_buffers, is_padded
+from jaxplan.cost import Transfer, analyse_buffers, is_padded, matrix_dims
 from jaxplan.ir import Equation, StepGraph
 from jaxplan.mesh import ChipSpec, Layout
 from jaxplan.partition._held_back import array_read, bytes_alive
@@ -117,21 +117,13 @@ def slices_written_apart(
     values for the backward pass, and to cut the keys there out of the array of all three again, which it kept for that
     beside them. At some sizes it writes the keys by themselves instead, which is less.
     """
-    producer, found, forms = graph.values.producer, set(), defaultdict(set)
+    forms: dict[int, set[tuple[tuple[int, ...], tuple[int, ...]]]] = defaultdict(set)
     for eqn in graph.program.equations:
         for side, t in enumerate(eqn.operands if eqn.name == "dot_general" else ()):
-            if is_padded(graph, eqn, t, chip, local_shape(eqn, t)) and _is_cut(graph, t):
-                forms[t].add(_as_matrix(eqn, side, len(graph.program.tensors[t].shape)))
-                if len(forms[t]) > 1:
-                    found.add(producer[t])
-    return frozenset(found)
-
-
-def _as_matrix(eqn: Equation, side: int, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Rows and columns of an operand: a left one sums columns, a right one rows."""
-    summed, shared = (dims[side] for dims in eqn.params["dimension_numbers"])
-    free = tuple(d for d in range(rank) if d not in summed and d not in shared)
-    return (free, tuple(summed)) if side == 0 else (tuple(summed), free)
+            if is_padded(graph, eqn, side, chip, local_shape(eqn, t)) and _is_cut(graph, t):
+                free, summed = matrix_dims(eqn, side, len(graph.program.tensors[t].shape))
+                forms[t].add((summed, free) if side else (free, summed))  # rows and columns
+    return frozenset(graph.values.producer[t] for t, matrices in forms.items() if len(matrices) > 1)
 
 
 def _is_cut(graph: StepGraph, t: int) -> bool:

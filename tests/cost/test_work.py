@@ -71,6 +71,31 @@ def test_zeros_that_are_written_around_images_are_multiplied(name: str, groups: 
 @pytest.mark.skipif(
     importlib.util.find_spec("jax_cuda12_plugin") is None, reason="needs the extra gpu-aot to compile for GPUs"
 )
+@pytest.mark.parametrize("strides", [(1, 1), (2, 2)])
+def test_holes_of_split_images_are_multiplied(strides: tuple[int, int]) -> None:
+    """A convolution of each channel whose rows are split over devices, and its gradients."""
+
+    def loss(kernels: Any, image: jax.Array) -> jax.Array:
+        first, middle, last = kernels
+        how: dict[str, Any] = {"dimension_numbers": ("NHWC", "HWIO", "NHWC"), "feature_group_count": 64}
+        image = jax.lax.conv_general_dilated(jnp.tanh(image @ first), middle, strides, "SAME", **how)
+        return jnp.mean(jnp.tanh(image) @ last)
+
+    def step(kernels: Any, image: jax.Array) -> Any:
+        return jax.tree.map(lambda k, g: k - 0.1 * g, kernels, jax.grad(loss)(kernels, image))
+
+    half = jnp.bfloat16
+    kernels = [shape(8, 64, dtype=half), shape(3, 3, 1, 64, dtype=half), shape(64, 8, dtype=half)]
+    images = shape(64, 32, 32, 8, dtype=half)
+    plan = jaxplan.plan(step, kernels, images, topology="h100:8", progress=False).references["spatial"]
+    audit = plan.audit()
+    assert audit.predicted_flops == pytest.approx(audit.compiled_flops, rel=1e-6), audit.table()
+
+
+@pytest.mark.gpu_aot
+@pytest.mark.skipif(
+    importlib.util.find_spec("jax_cuda12_plugin") is None, reason="needs the extra gpu-aot to compile for GPUs"
+)
 @pytest.mark.parametrize(("dtype", "tokens"), [("bfloat16", 9), ("bfloat16", 16), ("float16", 9), ("float32", 9)])
 def test_matrices_of_sixteen_bits_are_padded(dtype: str, tokens: int) -> None:
     """Attention over few tokens, of which nine become sixteen."""
