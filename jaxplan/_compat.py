@@ -6,13 +6,15 @@ Tested with jax 0.10.2 and 0.12.0; ``pyproject.toml`` caps the range at what was
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy
 from jax._src import config as jax_config
 from jax._src import source_info_util
+from jax._src.lax import lax as lax_internal
+from jax._src.lax import windowed_reductions
 from jax.core import Tracer as Tracer
 from jax.extend import core as jex_core
 from jax.sharding import AbstractMesh, AxisType
@@ -102,17 +104,51 @@ def bind_like(eqn: Any, primitive: Any, params: dict, operands: Sequence[Any], n
 
     The mesh around stays, whatever mesh the step was traced under, but for what the step itself says about sharding.
     """
+    keeps_mesh = primitive.name not in _MESH_PRIMITIVES
+    if keeps_mesh:
+        params = {name: None if _is_open_sharding(value) else value for name, value in params.items()}
+    bind_params = primitive.get_bind_params(params)
+    with _context_of(eqn, name_stack, keeps_mesh=keeps_mesh):
+        results = primitive.bind(*operands, **bind_params)
+    return list(results) if primitive.multiple_results else [results]
+
+
+@contextlib.contextmanager
+def _context_of(eqn: Any, name_stack: str, *, keeps_mesh: bool) -> Iterator[None]:
+    """What is bound here comes from the source line of ``eqn``, under its settings, with the mesh around if wanted."""
     stack = source_info_util.current_name_stack()
     if name_stack:
         stack = stack + source_info_util.new_name_stack(name_stack)
     mesh: Any = contextlib.nullcontext()
-    if primitive.name not in _MESH_PRIMITIVES:
+    if keeps_mesh:
         mesh = jax.sharding.use_abstract_mesh(jax.sharding.get_abstract_mesh())
-        params = {name: None if _is_open_sharding(value) else value for name, value in params.items()}
-    bind_params = primitive.get_bind_params(params)
     with source_info_util.user_context(eqn.source_info.traceback, name_stack=stack), eqn.ctx.manager, mesh:
-        results = primitive.bind(*operands, **bind_params)
-    return list(results) if primitive.multiple_results else [results]
+        yield
+
+
+def select_and_scatter_add(eqn: Any, params: Mapping[str, Any], operands: Sequence[Any], name_stack: str) -> Any:
+    """The primitive of that name, as it is lowered for GPUs, with a third operand: the scalar that sums begin with.
+
+    Gradient, what was pooled, and the scalar; in the context of ``eqn`` like `bind_like`.
+    """
+    source, operand, start = operands
+    is_max = params["select_prim"].name == "ge"
+    identity = lax_internal._get_max_identity if is_max else lax_internal._get_min_identity
+    padding = params["padding"]
+    with _context_of(eqn, name_stack, keeps_mesh=True):
+        padded = jax.lax.pad(operand, identity(operand.dtype), [(low, high, 0) for low, high in padding])
+        result = windowed_reductions._select_and_scatter(
+            padded,
+            params["select_prim"].bind,
+            params["window_dimensions"],
+            params["window_strides"],
+            [(0, 0)] * len(padding),
+            source,
+            start,
+            jax.lax.add,
+        )
+        low = [low for low, _ in padding]
+        return jax.lax.slice(result, low, [a + n for a, n in zip(low, operand.shape, strict=True)])
 
 
 def auto_abstract_mesh(sizes: Sequence[int], names: Sequence[str]) -> AbstractMesh:

@@ -136,7 +136,7 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec, *, in_order: bool = False)
     read_end = _read_end(graph, materialised, death, late)
     ordered = write_in_orders(graph, chip, materialised, read_end, death)
     birth = _births(graph)
-    pooled = pool_buffers(graph, chip, read_end, birth)
+    pooled = pool_buffers(graph, chip)
     made = range(len(program.tensors))
     saved = tuple(t for t in made if materialised[t] and -1 < birth[t] < turning <= death[t])
     return Buffers(

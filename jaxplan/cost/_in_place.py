@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 
-from jaxplan.cost._pooling import UNPOOLING, readers_of_zeros, zeros_of
 from jaxplan.ir import REGION_IN, REGION_OUT, Equation, StepGraph
 
 LARGE_PARAMETER_BYTES = 4 * 2**20
@@ -61,8 +60,7 @@ def _carry(graph: StepGraph, leaves: Equation, materialised: Sequence[bool], dea
 
 
 def cleared_together(graph: StepGraph) -> tuple[tuple[int, ...], ...]:
-    """Results of scatters that start from the same constant, those of one loop by themselves; gradients of max pooling
-    are such scatters.
+    """Results of scatters that start from the same constant, those of one loop by themselves.
 
     Compiled GPU programs were seen to make one constant of all of them, and the copy for each where the first is.
     """
@@ -70,6 +68,4 @@ def cleared_together(graph: StepGraph) -> tuple[tuple[int, ...], ...]:
     for eqn in graph.program.equations:
         if graph.rules[eqn.index].family == "scatter" and values.free[eqn.operands[0]]:
             alike[values.number[eqn.operands[0]], eqn.region].append(eqn.results[0])
-        elif eqn.name == UNPOOLING and not readers_of_zeros(graph, eqn):
-            alike[zeros_of(graph, eqn)].append(eqn.results[0])
     return tuple(tuple(results) for results in alike.values() if len(results) > 1)

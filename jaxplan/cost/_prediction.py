@@ -257,7 +257,7 @@ class Predictor:
             yield 2 * first, 2 * last + 1, size, _TEMPORARIES
         for beside in self._pooled:
             share = made[self._place[beside.tensor]] / model.buffers.num_bytes[beside.tensor]
-            yield 2 * beside.first, 2 * beside.last + 1, share * beside.num_bytes, _TEMPORARIES
+            yield 2 * beside.equation, 2 * beside.equation + 1, share * beside.num_bytes, _TEMPORARIES
         workspace = model.topology.chip.matmul_workspace_bytes
         for e in self._products_run(transfers) if workspace else ():
             yield 2 * e, 2 * e + 1, workspace, "workspace"

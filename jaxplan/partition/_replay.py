@@ -29,6 +29,7 @@ from jaxplan.partition._held_back import places_of_due_products
 from jaxplan.partition._kept_apart import products_kept_apart, slices_written_apart
 from jaxplan.partition._run import Run
 from jaxplan.partition._steps import Executor
+from jaxplan.partition._unpooled import find_unpooled
 
 PREFETCH_CONTRACTIONS = 8
 """A parameter is gathered at most this many contractions before it is read, about a block of a transformer: the
@@ -58,6 +59,7 @@ class Replay:
       looked_up: look-ups in large parameters that are gathered for the forward pass alone; their rows, where
         they are smaller, are written.
       cut_apart: equations that cut what products read in two orders, padded, out of something larger; it is written.
+      unpooled: gradients of max pooling that wait for what they scatter -> what waits.
       taken_apart: equations that make what an associative scan takes every second element of, for TPUs.
       written: per tensor whether it is a buffer of its own, for compilers that fuse into products.
       chip: what the program is compiled for.
@@ -92,6 +94,7 @@ class Replay:
             graph, self.chip, self._local_bytes, self._copy_of, transfers, self.awaited
         )
         self.written = analyse_buffers(graph, self.chip).materialised if self.chip.fuses_products else ()
+        self.unpooled = find_unpooled(graph, self.chip, self._copy_of, self.late)
         self.looked_up = frozenset(e.index for e in graph.program.equations if self._is_looked_up(e))
         self.cut_apart = slices_written_apart(graph, self.chip, self._local_shape)
         self.taken_apart = frozenset(e.index for e in graph.program.equations if self._is_taken_apart(e))
@@ -286,10 +289,12 @@ class Replay:
 
     @functools.cached_property
     def last_use(self) -> dict[int, list[int]]:
-        """Equation index -> tensors that nothing reads after it."""
+        """Equation index -> tensors that nothing reads after it; literals stay."""
         program, result = self.graph.program, defaultdict(list)
-        outputs = set(program.outputs)
+        outputs, again = set(program.outputs), dict[int, int]()
+        for e, how in self.unpooled.items():
+            again.update((t, max(e, again.get(t, e))) for t in (*how.kept, *(t for _, t in how.arrays)))
         for t, consumers in enumerate(self.graph.values.consumers):
-            if consumers and t not in outputs:
-                result[consumers[-1]].append(t)
+            if consumers and t not in outputs and program.tensors[t].kind != "literal":
+                result[max(consumers[-1], again.get(t, -1))].append(t)
         return result

@@ -16,13 +16,14 @@ import numpy as np
 from jax import lax
 
 from jaxplan import _compat
-from jaxplan.cost import Transfer, is_gradient, layout_of, passes_partial
+from jaxplan.cost import UNPOOLING, Transfer, is_gradient, layout_of, passes_partial
 from jaxplan.ir import CONTRACTION_FAMILIES, UNGROUPED, WHOLE, Equation
 from jaxplan.mesh import Layout, Step
 from jaxplan.partition._indexed import in_bounds
 from jaxplan.partition._local import run_local, runs_on_pieces
 from jaxplan.partition._regions import run_region
 from jaxplan.partition._steps import Executor
+from jaxplan.partition._unpooled import scatter_to_own_zeros, wait_for_gradient
 from jaxplan.partition._user_sharding import user_params
 
 if TYPE_CHECKING:
@@ -83,6 +84,10 @@ class Run:
                     for t in self.replay.last_use.get(done, ()):
                         self._forget(t)
             index = last
+
+    def evaluate_again(self, indices: Sequence[int]) -> None:
+        for eqn in self.equations(indices):
+            self._evaluate(eqn)
 
     def child(self) -> Run:
         """An evaluation that sees this one's values and keeps its own."""
@@ -176,6 +181,8 @@ class Run:
             there = [i for i in range(len(operands)) if self.replay.is_there(eqn, i)] or list(range(len(operands)))
             for i, value in zip(there, self._await(eqn, [operands[i] for i in there]), strict=True):
                 operands[i] = value
+        if (how := self.replay.unpooled.get(eqn.index)) is not None:
+            operands = wait_for_gradient(self, eqn, how, operands)
         if (position := self.replay.settled.get(eqn.index)) is not None:
             (operands[position],) = self._after_all([operands[position]])
         results = self._apply(eqn, group, operands, layouts)
@@ -389,6 +396,8 @@ class Run:
     ) -> list[Any]:
         params = dict(eqn.params if params is None else params)
         operands = in_bounds(eqn.name, params, operands)
+        if eqn.name == UNPOOLING and self.replay.chip.is_gpu:
+            return scatter_to_own_zeros(eqn, params, operands)
         return _compat.bind_like(eqn.origin, eqn.primitive, params, operands, eqn.name_stack)
 
     def _required(self, eqn: Equation, group: int, t: int) -> Layout:
@@ -406,12 +415,27 @@ class Run:
             return self.executor.constrain(self.env[t], layout) if tensor.shape else self.env[t]
         if self.replay.home(t) == layout:
             return self.env[t]
+        key, transfer = self._copy(t, layout, equation)
+        if key not in self.copies:
+            self.copies[key] = self._transfer(self.env[t], transfer, tie if key[2] else None)
+        return self.copies[key]
+
+    def _copy(self, t: int, layout: Layout, equation: int) -> tuple[_Copy, Transfer]:
+        """The copy that an equation reads, and what makes it."""
         transfer = self.replay.by_read[t, layout]
         span = next(i for i, s in enumerate(transfer.spans) if s.first <= equation <= s.last)
-        key = (t, layout, span)
-        if key not in self.copies:
-            self.copies[key] = self._transfer(self.env[t], transfer, tie if span else None)
-        return self.copies[key]
+        return (t, layout, span), transfer
+
+    def place_of(self, eqn: Equation, t: int) -> _Place:
+        """Where an operand is held, in the layout in which an equation reads it."""
+        group = self.graph.grouping.equation_group[eqn.index]
+        if group == UNGROUPED or self.graph.grouping.tensor_group[t] == UNGROUPED:
+            return self.env, t
+        layout = self._required(eqn, group, t)
+        if self.replay.home(t) == layout:
+            return self.env, t
+        self._read(t, layout, eqn.index, None)
+        return self.copies, self._copy(t, layout, eqn.index)[0]
 
     def _made_again(self, value: Any, t: int, tie: _Place) -> Any:
         """A value that is not there before the tie is: whoever reads the tie reads it here, or the barrier is dropped.
