@@ -117,7 +117,8 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec, *, in_order: bool = False)
     death = [-1] * len(program.tensors)
     for t in program.outputs:
         death[t] = num_equations
-    late = {} if in_order else put_off(graph, chip)
+    waiting = {} if in_order else put_off(graph, chip)
+    late = {e: when.by for e, when in waiting.items()}
     late |= {values.producer[a.product]: a.equation for a in added_up if not a.in_place}
     for eqn in reversed(program.equations):
         inner = [death[r] for r in eqn.results if not materialised[r]]
@@ -136,6 +137,9 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec, *, in_order: bool = False)
     read_end = _read_end(graph, materialised, death, late)
     ordered = write_in_orders(graph, chip, materialised, read_end, death)
     birth = _births(graph)
+    if chip.is_gpu:
+        for e, when in waiting.items():
+            birth[program.equations[e].results[0]] = when.after + 1
     pooled = pool_buffers(graph, chip)
     made = range(len(program.tensors))
     saved = tuple(t for t in made if materialised[t] and -1 < birth[t] < turning <= death[t])

@@ -288,7 +288,8 @@ class Predictor:
                 size = self.model.pricer.copy_bytes(tensor, transfer.target, is_wide)
                 if transfer.tensor in self._replaced and span.first == end:  # into the buffer that is replaced
                     size = 0
-                found.append((2 * span.first, 2 * min(self._read_end[latest], end) + 1, size))
+                first = max(span.first, buffers.birth[transfer.tensor])
+                found.append((2 * first, 2 * max(first, min(self._read_end[latest], end)) + 1, size))
             known = self._copies[id(transfer)] = transfer, found  # kept alive: its id is the key
         return known[1]
 

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import dataclass
+
 from jaxplan.ir import CONTRACTION_FAMILIES, UNGROUPED, StepGraph
 from jaxplan.mesh import ChipSpec
 
 
-def put_off(graph: StepGraph, chip: ChipSpec) -> dict[int, int]:
-    """Product that makes the gradient of a parameter -> the equation by which it is made.
+@dataclass(frozen=True, slots=True)
+class PutOff:
+    """When a product that makes the gradient of a parameter may be made: after one equation, by another."""
 
-    Nothing waits for such a product. Compiled GPU and TPU programs were seen to make it after the input
-    gradient that is next, and after what comes of that in the same pass over memory, so what it reads is there
-    until then; a convolution after all passes that come of that, before the next product. Where putting it off
-    for longer would matter, the lowering asks for it (`jaxplan.partition`).
+    after: int
+    by: int
+
+
+def put_off(graph: StepGraph, chip: ChipSpec) -> dict[int, PutOff]:
+    """Product that makes the gradient of a parameter -> when it is made.
+
+    Nothing waits for such a product. Compiled GPU and TPU programs were seen to make it after the input gradient that is
+    next, and by the one after that, so what it reads is there until then; a convolution by the end of all passes that
+    come of that, before the next product. What it makes was not seen beside what that next input gradient reads: a
+    kernel that was gathered for it, for one. Where putting it off for longer would matter, the lowering asks for it
+    (`jaxplan.partition`).
     """
     if not (chip.is_gpu or chip.is_tiled):
         return {}
@@ -22,13 +34,16 @@ def put_off(graph: StepGraph, chip: ChipSpec) -> dict[int, int]:
         for e in program.equations
         if e.phase == "backward" and e.region < 0 and graph.rules[e.index].family in CONTRACTION_FAMILIES
     ]
-    result: dict[int, int] = {}
+    ends = dict(itertools.pairwise([*products, len(program.equations)]))
+    result: dict[int, PutOff] = {}
     following = after = None
     for e in reversed(products):
         if not is_gradient(graph, program.equations[e].results[0]):
             following, after = e, following
         elif following is not None:
-            result[e] = following if after is None else after
+            by = following if after is None else after
+            by = ends[by] - 1 if graph.rules[e].family == "convolution" else by
+            result[e] = PutOff(following, by)
     return result
 
 
