@@ -40,7 +40,6 @@ from jaxplan.ir._rule import Factor as Factor
 from jaxplan.ir._rule import OperatorRule as OperatorRule
 from jaxplan.ir._rule import SplitWindow as SplitWindow
 from jaxplan.ir._space import WHOLE as WHOLE
-from jaxplan.ir._space import ClassDims as ClassDims
 from jaxplan.ir._space import FactorClass as FactorClass
 from jaxplan.ir._space import GroupSpace as GroupSpace
 from jaxplan.ir._spaces import Structures as Structures

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from jaxplan.cost import layout_of
-from jaxplan.ir import STORED_KINDS, UNGROUPED, ClassDims, Configuration, Group, StepGraph, fixed_axes
-from jaxplan.mesh import Layout, Topology
+from jaxplan.ir import STORED_KINDS, UNGROUPED, Configuration, Group, StepGraph, fixed_axes
+from jaxplan.mesh import Topology
 from jaxplan.strategies._axes import Axes, dividing, num_devices
 from jaxplan.strategies._weights import Weights
 
@@ -137,31 +136,18 @@ def _configuration(step: Step, v: int, wishes: Wishes) -> Configuration:
 def _summing(
     step: Step, group: Group, wished: Configuration, configurations: list[Configuration]
 ) -> Configuration:
-    """The configuration of a sum group: what is partial in all of its summands first, split as all of them are.
-
-    Where none is partial it is the one that was wished. Added in that, what is gathered would be gathered for every
-    summand; the compiler gathers the sum.
-    """
-    space, program = step.graph.spaces[group.index], step.graph.program
-    summands: list[tuple[Layout, ClassDims]] = []
+    """The configuration of a sum group, what is partial in all of its summands first."""
+    partial: set[int] | None = None
     for e in group.equations:
-        for t in program.equations[e].operands:
+        for t in step.graph.program.equations[e].operands:
             home = step.graph.grouping.tensor_group[t]
             if home in (group.index, UNGROUPED) or step.graph.values.free[t]:
                 continue
-            layout = layout_of(step.graph, configurations, home, t, produced=True)
-            summands.append((layout, space.tensor_dims.get(t, ((),) * len(layout.dims))))
-    kept = set[int].intersection(*(set(layout.partial) for layout, _ in summands)) if summands else set()
-    (last,) = space.operand_partial
+            found = set(layout_of(step.graph, configurations, home, t, produced=True).partial)
+            partial = found if partial is None else partial & found
+    kept = partial or set()
+    (last,) = step.graph.spaces[group.index].operand_partial
     config = [tuple(a for a in axes if a not in kept) for axes in wished]
-    alike: dict[int, set[Axes]] = defaultdict(set)
-    for layout, dims in summands if kept else ():
-        for axes, classes in zip(layout.dims, dims, strict=True):
-            if len(classes) == 1:
-                alike[classes[0]].add(tuple(axes))
-    if all(len(found) == 1 for found in alike.values()):
-        for c, (axes,) in alike.items():
-            config[c] = axes
     config[last] = tuple(sorted(kept, key=lambda a: (step.topology.axes[a].level, -a)))
     return tuple(config)
 

@@ -125,12 +125,15 @@ def _better(sides: Iterable[set[int]], neighbours: dict[int, set[int]], cost: di
 
 
 def sequence_dims(step: Step) -> frozenset[int]:
-    """Named dimensions of which a product without a parameter holds two: the sequences that attention compares."""
+    """Named dimensions of which a product without a parameter holds two: the sequences that attention compares.
+
+    Not a batch, whose examples a contrastive loss compares with each other.
+    """
     found: set[int] = set()
     for group in step.graph.grouping.groups:
         if group.kind == "contraction":
             named = [d for d in step.named(group.index) if d >= 0]
-            found |= {d for d in named if named.count(d) > 1}
+            found |= {d for d in named if named.count(d) > 1 and not step.weights.is_batch(d)}
     return frozenset(found)
 
 

@@ -297,6 +297,26 @@ def test_a_square_layer_beside_a_residual_is_no_expert() -> None:
     assert "no experts" in references.absent["experts"]
 
 
+def test_a_batch_compared_with_itself_is_no_sequence() -> None:
+    """A contrastive loss multiplies the features of every example with those of every other one."""
+
+    def step(params: dict[str, jax.Array], x: jax.Array, y: jax.Array) -> Any:
+        def loss(params: dict[str, jax.Array]) -> jax.Array:
+            features = [jnp.tanh(jnp.tanh(z @ params["up"]) @ params["down"]) for z in (x, y)]
+            return jnp.mean(jax.nn.logsumexp(features[0] @ features[1].T, axis=1))
+
+        return jax.tree.map(lambda p, g: p - g, params, jax.grad(loss)(params))
+
+    params = {
+        "up": jax.ShapeDtypeStruct((256, 1024), jnp.float32),
+        "down": jax.ShapeDtypeStruct((1024, 256), jnp.float32),
+    }
+    batch = jax.ShapeDtypeStruct((512, 256), jnp.float32)
+    plans, references = references_of(step, (params, batch, batch), f"h100:{DEVICES}")
+    assert "no attention over a sequence" in references.absent["megatron_sequence"]
+    assert "context" in references.absent and "data" in plans
+
+
 def test_gradients_of_a_recurrence_are_summed_once_behind_its_loop() -> None:
     """The gates are multiplied together, and taken apart again in the loop's gradient before they are added up."""
     width, gates, trips = 256, 4, 12
