@@ -21,10 +21,10 @@ from jaxplan.cost._overlapped import OverlappedPredictor as OverlappedPredictor
 from jaxplan.cost._overlapped import predictor_of as predictor_of
 from jaxplan.cost._padded_products import is_padded as is_padded
 from jaxplan.cost._padded_products import matrix_dims as matrix_dims
+from jaxplan.cost._pooling import UNPOOLING as UNPOOLING
 from jaxplan.cost._prediction import Collective as Collective
 from jaxplan.cost._prediction import Prediction as Prediction
 from jaxplan.cost._prediction import Predictor as Predictor
-from jaxplan.cost._pooling import UNPOOLING as UNPOOLING
 from jaxplan.cost._pricing import KEEP as KEEP
 from jaxplan.cost._pricing import REPEAT as REPEAT
 from jaxplan.cost._put_off import is_gradient as is_gradient

@@ -20,10 +20,10 @@ class PutOff:
 def put_off(graph: StepGraph, chip: ChipSpec) -> dict[int, PutOff]:
     """Product that makes the gradient of a parameter -> when it is made.
 
-    Nothing waits for such a product. Compiled GPU and TPU programs were seen to make it after the input gradient that is
-    next, and by the one after that, so what it reads is there until then; a convolution by the end of all passes that
-    come of that, before the next product. What it makes was not seen beside what that next input gradient reads: a
-    kernel that was gathered for it, for one. Where putting it off for longer would matter, the lowering asks for it
+    Nothing waits for such a product. Compiled GPU and TPU programs were seen to make it after the input gradient that
+    is next, and by the one after that, so what it reads is there until then; a convolution by the end of all passes
+    that come of that, before the next product. What it makes was not seen beside what that next input gradient reads:
+    a kernel that was gathered for it, for one. Where putting it off for longer would matter, the lowering asks for it
     (`jaxplan.partition`).
     """
     if not (chip.is_gpu or chip.is_tiled):
