@@ -73,6 +73,8 @@ CASES = [
     _case("conformer-tiny", slow=True, optimizer="sgd"),
     _case("vgg-tiny", slow=True, optimizer="sgd"),
     _case("clip-tiny", slow=True, optimizer="sgd"),
+    _case("densenet-tiny", "float64", slow=True),
+    _case("deepseek-tiny", slow=True, optimizer="sgd"),
     _case("whisper-tiny", slow=True, optimizer="sgd"),
     _case("efficientnet-tiny", "float64", slow=True),
     _case("dit-tiny", slow=True, num_layers=1, optimizer="sgd"),

@@ -13,6 +13,8 @@ from benchmarks.models._conformer import (
     make_conformer_state,
 )
 from benchmarks.models._convnext import ConvNeXtConfig, make_convnext_state
+from benchmarks.models._deepseek import DeepSeekConfig, make_deepseek_state
+from benchmarks.models._densenet import DenseNetConfig, make_densenet_state
 from benchmarks.models._dit import DiTConfig, dit_train_step, make_dit_batch, make_dit_state
 from benchmarks.models._dlrm import DLRMConfig, dlrm_train_step, make_dlrm_batch, make_dlrm_state
 from benchmarks.models._efficientnet import EfficientNetConfig, make_efficientnet_state, stages_of
@@ -90,6 +92,7 @@ _efficientnet = _family(
     EfficientNetConfig, make_efficientnet_state, make_image_batch, _always(resnet_train_step)
 )
 _inception = _family(InceptionConfig, make_inception_state, make_image_batch, _always(resnet_train_step))
+_densenet = _family(DenseNetConfig, make_densenet_state, make_image_batch, _always(resnet_train_step))
 # Images and labels instead of vectors and labels.
 _vit = _family(ViTConfig, make_vit_state, make_image_batch, _always(mlp_train_step))
 _mixer = _family(MixerConfig, make_mixer_state, make_image_batch, _always(mlp_train_step))
@@ -103,6 +106,7 @@ _transformer = _family(
     TransformerConfig, make_transformer_state, make_transformer_batch, _always(transformer_train_step)
 )
 _t5 = _family(T5Config, make_t5_state, make_transformer_batch, _always(transformer_train_step))
+_deepseek = _family(DeepSeekConfig, make_deepseek_state, make_gpt_batch, _always(gpt_train_step))
 _mixed = _family(MixedGPTConfig, make_mixed_state, make_gpt_batch, make_mixed_step)
 _moe = _family(MoEConfig, make_moe_state, make_gpt_batch, make_moe_step)
 _llama = _family(LlamaConfig, make_llama_state, make_llama_batch, _always(llama_train_step))
@@ -320,6 +324,24 @@ MODELS: dict[str, ModelSpec] = {
     "vgg-tiny": _vgg(
         "VGG of two stages for tests",
         stage_sizes=(1, 1), widths=(16, 32), dense_width=64, image_size=16, num_classes=16, batch_size=16,
+    ),
+    "densenet121": _densenet(
+        "DenseNet-121, 8M parameters",
+        blocks=(6, 12, 24, 16), growth=32, width=64, image_size=224, num_classes=1000, batch_size=256,
+    ),
+    "densenet-tiny": _densenet(
+        "DenseNet of two blocks for tests",
+        blocks=(1, 2), growth=8, width=16, image_size=32, num_classes=16, batch_size=16,
+    ),
+    "deepseek-v2-lite": _deepseek(
+        "DeepSeek-V2-Lite's attention with dense perceptrons, 2.6B parameters",
+        num_layers=27, width=2048, num_heads=16, head_width=128, rotary_width=64, latent_width=512, ffn_width=10944,
+        vocab_size=102400, batch_size=64, sequence_length=1024,
+    ),
+    "deepseek-tiny": _deepseek(
+        "1-layer transformer with DeepSeek's attention for tests",
+        num_layers=1, width=32, num_heads=4, head_width=8, rotary_width=4, latent_width=16, ffn_width=64,
+        vocab_size=64, batch_size=16, sequence_length=8,
     ),
     "clip-b32": _clip(
         "CLIP of a ViT-B/32, 151M parameters",

@@ -21,6 +21,7 @@ CONVNEXT_T_PARAMETERS = 28_589_128
 SWIN_T_PARAMETERS = 28_288_354
 VGG_16_PARAMETERS = 138_357_544
 CLIP_B32_PARAMETERS = 151_277_313  # of the checkpoint as published
+DENSENET_121_PARAMETERS = 7_978_856
 EFFICIENTNET_B0_PARAMETERS = 5_288_548
 WHISPER_BASE_PARAMETERS = 72_593_920 - 1500 * 512  # of the checkpoint as published, whose sinusoids count
 MAMBA_130M_PARAMETERS = 129_135_360  # of the checkpoint as published
@@ -93,6 +94,15 @@ def _llama_parameters(
     return 2 * vocab_size * width + num_layers * layer + width
 
 
+def _deepseek_parameters(
+    num_layers: int, width: int, heads: int, head: int, rotary: int, latent: int, ffn_width: int, vocab_size: int
+) -> int:
+    """Embedding and head of their own; per layer queries, latent with its norm, what is made of it, output; SwiGLU."""
+    attention = width * heads * (head + rotary) + width * (latent + rotary) + latent
+    attention += latent * heads * 2 * head + heads * head * width
+    return 2 * vocab_size * width + num_layers * (attention + 3 * width * ffn_width + 2 * width) + width
+
+
 def _num_parameters(state: Any) -> int:
     params = nnx.state(state, nnx.Param) if isinstance(state, nnx.Module) else getattr(state, "params", state)
     return sum(leaf.size for leaf in jax.tree.leaves(params))
@@ -130,6 +140,8 @@ TINY_GPT_PARAMETERS = _gpt_parameters(2, 64, 256, 32)
         ("mamba-130m", MAMBA_130M_PARAMETERS),
         ("vgg16", VGG_16_PARAMETERS),
         ("clip-b32", CLIP_B32_PARAMETERS),
+        ("densenet121", DENSENET_121_PARAMETERS),
+        ("deepseek-v2-lite", _deepseek_parameters(27, 2048, 16, 128, 64, 512, 10944, 102400)),
         ("efficientnet-b0", EFFICIENTNET_B0_PARAMETERS),
         ("whisper-base", WHISPER_BASE_PARAMETERS),
         ("conformer-l", _conformer_parameters(17, 512, 31, 1024, 80)),

@@ -1,0 +1,59 @@
+"""A DenseNet (arXiv 1608.06993) with batch normalisation, its statistics in the state, in Flax Linen."""
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from benchmarks.models._resnet import BatchNormTrainState, make_batch_norm_state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseNetConfig:
+    """Sizes of a DenseNet and of its batch of square images with three channels.
+
+    `blocks[i]` layers in block `i`, each adds `growth` channels, through `4 * growth` in between; `width` before them.
+    """
+
+    blocks: tuple[int, ...]
+    growth: int
+    width: int
+    image_size: int
+    num_classes: int
+    batch_size: int
+    optimizer: str = "momentum"
+    dtype: str = "bfloat16"
+    param_dtype: str = "float32"
+
+
+class DenseNet(nn.Module):
+    """Images `[B, H, W, 3]` to logits `[B, num_classes]`."""
+
+    config: DenseNetConfig
+
+    @nn.compact
+    def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
+        config = self.config
+        dtypes: dict[str, Any] = {"dtype": config.dtype, "param_dtype": config.param_dtype}
+        conv = functools.partial(nn.Conv, use_bias=False, **dtypes)
+        norm = functools.partial(nn.BatchNorm, use_running_average=not train, momentum=0.9, **dtypes)
+        x = nn.relu(norm()(conv(config.width, (7, 7), (2, 2))(images)))
+        x = nn.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
+        for block, num_layers in enumerate(config.blocks):
+            if block:
+                x = conv(x.shape[-1] // 2, (1, 1))(nn.relu(norm()(x)))
+                x = nn.avg_pool(x, (2, 2), strides=(2, 2))
+            for _ in range(num_layers):
+                h = conv(4 * config.growth, (1, 1))(nn.relu(norm()(x)))
+                h = conv(config.growth, (3, 3))(nn.relu(norm()(h)))
+                x = jnp.concatenate([x, h], axis=-1)
+        x = nn.relu(norm()(x)).mean(axis=(1, 2))
+        logits = nn.Dense(config.num_classes, **dtypes)(x)
+        return logits.astype(jnp.promote_types(config.dtype, jnp.float32))
+
+
+def make_densenet_state(config: DenseNetConfig) -> tuple[BatchNormTrainState]:
+    return make_batch_norm_state(DenseNet(config), config)
