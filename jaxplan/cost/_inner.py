@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from jaxplan.cost._compute import trips_of
 from jaxplan.cost._flows import produced_layout, required_layout
+from jaxplan.cost._pooling import waits_for_gradient
 from jaxplan.cost._user_body import body_cost
 from jaxplan.ir import MESH, WHOLE, Configuration, Halo, StepGraph
 from jaxplan.mesh import Layout, Topology, collective_seconds
@@ -37,7 +38,8 @@ def inner_collectives(
     """What the equations of a group communicate by themselves under a configuration, in program order.
 
     Equal edges of one value (a convolution's image, for its result and for its weight gradient) are sent once: the
-    compiler was seen to merge them. ``sent`` holds those of other groups.
+    compiler was seen to merge them. Not those of what waits for the gradient of a pooling. ``sent`` holds those of other
+    groups.
     """
     sent = set() if sent is None else sent
     for e in graph.grouping.groups[group].equations:
@@ -130,7 +132,8 @@ def _of_windows(
         for side, rows in enumerate((halo.before, halo.after)):
             if rows:
                 num_bytes, trips = local * rows // block, trips_of(graph, equation)
-                edge = (graph.values.number[t], dim, side, rows, axes, num_bytes)
+                alone = equation if waits_for_gradient(graph.program.equations[equation], t, topology.chip) else -1
+                edge = (graph.values.number[t], dim, side, rows, axes, num_bytes, alone)
                 yield edge, InnerCollective(equation, "collective-permute", axes, num_bytes, trips)
 
 

@@ -48,6 +48,11 @@ def pool_buffers(graph: StepGraph, chip: ChipSpec) -> tuple[PoolBuffer, ...]:
     return tuple(found)
 
 
+def waits_for_gradient(eqn: Equation, t: int, chip: ChipSpec) -> bool:
+    """Whether an operand of an equation is what was pooled, held back until the gradient is there."""
+    return chip.is_gpu and eqn.name == UNPOOLING and t == eqn.operands[1]
+
+
 def is_disjoint(eqn: Equation) -> bool:
     """Whether the windows of a pooling do not overlap: what they read is computed once, so inside of them."""
     if eqn.name not in ("reduce_window_max", "reduce_window_min", "reduce_window_sum", UNPOOLING):

@@ -36,7 +36,7 @@ _Place = tuple[MutableMapping[Any, Any], Any]
 _Due = tuple[_Copy | int, Any]
 """A gradient: the copy that was resharded, or the tensor whose sum is still to be taken; and its value."""
 _PINNED_FAMILIES = frozenset(
-    {"contraction", "convolution", "gather", "scatter", "reduction", "region", "unknown"}
+    {"contraction", "convolution", "gather", "scatter", "reduction", "region", "unknown", "window"}
 )
 
 
