@@ -140,7 +140,7 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec, *, in_order: bool = False)
     if chip.is_gpu:
         for e, when in waiting.items():
             birth[program.equations[e].results[0]] = when.after + 1
-    pooled = pool_buffers(graph, chip)
+    pooled = pool_buffers(graph, chip, read_end)
     made = range(len(program.tensors))
     saved = tuple(t for t in made if materialised[t] and -1 < birth[t] < turning <= death[t])
     return Buffers(

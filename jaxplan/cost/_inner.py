@@ -60,21 +60,30 @@ def may_communicate(graph: StepGraph, group: int) -> bool:
     )
 
 
-def extended_operands(
-    graph: StepGraph, topology: Topology, group: int, config: Configuration
-) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-    """(equation, tensor, local shape) of what poolings of a group read with the edges of neighbours' blocks around it.
+class Extended(NamedTuple):
+    """What an equation reads with the edges of neighbours' blocks around it, its local shape with them and without."""
 
-    TPU programs were seen to write that once, for the pooling and for its gradient. What convolutions read is put
+    equation: int
+    tensor: int
+    shape: tuple[int, ...]
+    own: tuple[int, ...]
+
+
+def extended_operands(
+    graph: StepGraph, topology: Topology, group: int, config: Configuration, family: str
+) -> Iterator[Extended]:
+    """What poolings (``family`` is "window") or convolutions of a group read with the edges of neighbours' blocks.
+
+    Programs were seen to write that once, for the operator and for its gradient; what convolutions read on TPU is put
     together inside of them.
     """
     for e in graph.grouping.groups[group].equations:
-        if graph.rules[e].family == "window":
+        if graph.rules[e].family == family:
             for edge in _edges(graph, topology, group, e, config):
-                shape = edge.layout.local_shape(graph.program.tensors[edge.tensor].shape, topology.axes)
-                rows = shape[edge.dim] + edge.halo.before + edge.halo.after
-                if rows > shape[edge.dim]:
-                    yield e, edge.tensor, (*shape[: edge.dim], rows, *shape[edge.dim + 1 :])
+                own = tuple(edge.layout.local_shape(graph.program.tensors[edge.tensor].shape, topology.axes))
+                rows = own[edge.dim] + edge.halo.before + edge.halo.after
+                if rows > own[edge.dim]:
+                    yield Extended(e, edge.tensor, (*own[: edge.dim], rows, *own[edge.dim + 1 :]), own)
 
 
 def read_beside(graph: StepGraph, topology: Topology, group: int, config: Configuration) -> Iterator[tuple[int, int]]:

@@ -1,50 +1,67 @@
-"""What the gradient of max pooling holds beside its operands and its result.
+"""What max pooling and its gradient hold beside their operands and results.
 
-XLA makes it of two operators. One slides over the operand once more and writes where each maximum was: one 32-bit index
+XLA makes the gradient of two operators. One slides over the operand once more and writes where each maximum was: one 32-bit index
 for each dimension, and beside them the maximum, in float32 where it has 16 bits, which nobody reads. The other scatters
 the gradient to these places of a buffer of zeros, which is the result.
 https://github.com/openxla/xla/blob/main/xla/service/select_and_scatter_expander.cc
 
 The lowering lets the first wait for the gradient, and gives each result zeros of its own (docs/lowering.md).
+
+Windows over 16 bits are computed in float32. Whoever casts the result to float32 (a norm) reads that, beside the result.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxplan.ir import Equation, StepGraph
 from jaxplan.mesh import ChipSpec
 
 UNPOOLING = "select_and_scatter_add"
+_POOLINGS = ("reduce_window_max", "reduce_window_min")
 _INDEX_BYTES = 4
 _VALUE_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolBuffer:
-    """What lives while the gradient of a pooling is computed, split like its result.
+    """Something that is split like the result of a pooling or of its gradient.
 
     Attributes:
       tensor: that result.
       num_bytes: global.
-      equation: that gradient's.
+      first, last: equations between which it lives.
     """
 
     tensor: int
     num_bytes: int
-    equation: int
+    first: int
+    last: int
 
 
-def pool_buffers(graph: StepGraph, chip: ChipSpec) -> tuple[PoolBuffer, ...]:
-    """Places of all gradients of max pooling, and values where they take more than the result, which is made later."""
+def pool_buffers(graph: StepGraph, chip: ChipSpec, read_end: Sequence[int]) -> tuple[PoolBuffer, ...]:
+    """Results of max pooling in float32; of its gradients the places, and the values where they take more than the
+    result, which is made later."""
     found: list[PoolBuffer] = []
+    tensors = graph.program.tensors
     for eqn in graph.program.equations if chip.is_gpu else ():
+        first = last = eqn.index
         if eqn.name == UNPOOLING:
-            source, result = (graph.program.tensors[t] for t in (eqn.operands[0], eqn.results[0]))
+            source, result = (tensors[t] for t in (eqn.operands[0], eqn.results[0]))
             places = _INDEX_BYTES * len(source.shape) * source.num_elements
             values = max(_VALUE_BYTES, source.itemsize) * source.num_elements
             num_bytes = places + max(0, values - result.num_bytes)
-            found.append(PoolBuffer(tensor=result.index, num_bytes=num_bytes, equation=eqn.index))
+        elif eqn.name in _POOLINGS and tensors[eqn.results[0]].itemsize < _VALUE_BYTES:
+            result = tensors[eqn.results[0]]
+            readers = [graph.program.equations[c] for c in graph.values.consumers[result.index]]
+            casts = [e for e in readers if e.name == "convert_element_type" and e.params["new_dtype"] == "float32"]
+            num_bytes = _VALUE_BYTES * result.num_elements if casts else 0
+            last = max((read_end[e.index] for e in casts), default=last)
+        else:
+            continue
+        if num_bytes:
+            found.append(PoolBuffer(tensor=result.index, num_bytes=num_bytes, first=first, last=last))
     return tuple(found)
 
 

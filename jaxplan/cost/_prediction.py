@@ -17,6 +17,7 @@ from jaxplan.cost._buffer_sizes import BufferSizes
 from jaxplan.cost._changed import ChangedFlows
 from jaxplan.cost._flows import layout_of, required_layout
 from jaxplan.cost._in_place import LARGE_PARAMETER_BYTES
+from jaxplan.cost._extended import ExtendedImages
 from jaxplan.cost._inner import InnerCollective, inner_collectives, may_communicate
 from jaxplan.cost._lifetimes import Lifetimes
 from jaxplan.cost._model import CostModel
@@ -128,6 +129,7 @@ class Predictor:
         }
         self._tpu = TpuBuffers(model, self._place) if model.topology.chip.is_tiled else None
         self._ordered = OrderedCopies(model)
+        self._extended = ExtendedImages(model, self._read_end)
         self._pooled = [b for b in buffers.pooled if b.tensor in self._place]
         self._cleared = [[t for t in c if t in self._place] for c in buffers.cleared]
         self._birth = np.array([buffers.birth[t] for t in self._place], dtype=np.int64)
@@ -253,11 +255,13 @@ class Predictor:
             yield 2 * first, 2 * last, size, _COPIES
         for first, last, size in self._written_summands(assignment):
             yield 2 * first, 2 * last + 1, size, _TEMPORARIES
+        for first, last, size in self._extended.copies(assignment, chosen):
+            yield 2 * first, 2 * last + 1, size, _COPIES
         for first, last, size in self._ordered.copies(assignment, chosen, transfers):
             yield 2 * first, 2 * last + 1, size, _TEMPORARIES
         for beside in self._pooled:
             share = made[self._place[beside.tensor]] / model.buffers.num_bytes[beside.tensor]
-            yield 2 * beside.equation, 2 * beside.equation + 1, share * beside.num_bytes, _TEMPORARIES
+            yield 2 * beside.first, 2 * beside.last + 1, share * beside.num_bytes, _TEMPORARIES
         workspace = model.topology.chip.matmul_workspace_bytes
         for e in self._products_run(transfers) if workspace else ():
             yield 2 * e, 2 * e + 1, workspace, "workspace"

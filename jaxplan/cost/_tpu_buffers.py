@@ -79,8 +79,8 @@ class TpuBuffers:
         graph, topology = self._graph, self._model.topology
         found: dict[tuple[int, tuple[int, ...]], list[int]] = defaultdict(list)
         for v in self._windowed:
-            for e, t, shape in extended_operands(graph, topology, v, chosen[v]):
-                found[t, shape].append(e)
+            for read in extended_operands(graph, topology, v, chosen[v], "window"):
+                found[read.tensor, read.shape].append(read.equation)
             for e, t in read_beside(graph, topology, v, chosen[v]):
                 if t in self._written_beside:
                     layout = layout_of(graph, chosen, graph.grouping.tensor_group[t], t, produced=True)

@@ -58,7 +58,7 @@ def test_places_and_values_of_the_maxima(window: int, stride: int, padding: str,
     (places,) = buffers.pooled
     elements = IMAGES[0] * pooled * pooled * IMAGES[3]
     assert places.num_bytes == (4 * 4 + unread) * elements
-    assert places.equation == _equation(graph, "select_and_scatter_add")
+    assert places.first == places.last == _equation(graph, "select_and_scatter_add")
 
 
 def test_windows_side_by_side_compute_what_they_read() -> None:

@@ -1,0 +1,49 @@
+"""What convolutions read with the edges of neighbours' blocks around it, on GPUs: an array of its own.
+
+Libraries read whole arrays, so compiled programs put blocks and edges together before a convolution. What nothing else
+reads is written in no other way, and saved so for the gradient of the kernel: nine rows of 28 pixels for seven.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from jaxplan.cost._inner import Extended, extended_operands
+from jaxplan.cost._model import CostModel
+from jaxplan.ir import Configuration
+
+
+class ExtendedImages:
+    """Of the plans of one model.
+
+    Args:
+      read_end: equation -> when it is done, with all that is computed in the same pass.
+    """
+
+    def __init__(self, model: CostModel, read_end: Sequence[int]) -> None:
+        self._model, self._read_end = model, read_end
+        convolved = [
+            group.index
+            for group in model.graph.grouping.groups
+            if any(model.graph.rules[e].family == "convolution" for e in group.equations)
+        ]
+        self._groups = convolved if model.topology.chip.is_gpu else []
+        self._known: dict[tuple[int, int], tuple[Extended, ...]] = {}
+
+    def copies(self, assignment: Sequence[int], chosen: Sequence[Configuration]) -> Iterator[tuple[int, int, int]]:
+        """(first, last equation, bytes) of each; of what nothing else reads, only the edges."""
+        graph, topology = self._model.graph, self._model.topology
+        readers: dict[tuple[int, tuple[int, ...], tuple[int, ...]], list[int]] = defaultdict(list)
+        for v in self._groups:
+            key = v, assignment[v]
+            if key not in self._known:
+                self._known[key] = tuple(extended_operands(graph, topology, v, chosen[v], "convolution"))
+            for read in self._known[key]:
+                readers[read.tensor, read.shape, read.own].append(read.equation)
+        for (t, shape, own), equations in readers.items():
+            others = set(graph.values.consumers[t]).difference(equations)
+            elements = math.prod(shape) - (0 if others else math.prod(own))
+            last = max(self._read_end[e] for e in equations)
+            yield min(equations), last, elements * graph.program.tensors[t].itemsize
