@@ -33,7 +33,7 @@ class ExtendedImages:
         self._known: dict[tuple[int, int], tuple[Extended, ...]] = {}
 
     def copies(self, assignment: Sequence[int], chosen: Sequence[Configuration]) -> Iterator[tuple[int, int, int]]:
-        """(first, last equation, bytes) of each; of what nothing else reads, only the edges."""
+        """(first, last equation, bytes) of each; only the edges of what the step makes for nothing else."""
         graph, topology = self._model.graph, self._model.topology
         readers: dict[tuple[int, tuple[int, ...], tuple[int, ...]], list[int]] = defaultdict(list)
         for v in self._groups:
@@ -43,7 +43,7 @@ class ExtendedImages:
             for read in self._known[key]:
                 readers[read.tensor, read.shape, read.own].append(read.equation)
         for (t, shape, own), equations in readers.items():
-            others = set(graph.values.consumers[t]).difference(equations)
-            elements = math.prod(shape) - (0 if others else math.prod(own))
+            is_beside = graph.values.producer[t] < 0 or set(graph.values.consumers[t]).difference(equations)
+            elements = math.prod(shape) - (0 if is_beside else math.prod(own))
             last = max(self._read_end[e] for e in equations)
             yield min(equations), last, elements * graph.program.tensors[t].itemsize

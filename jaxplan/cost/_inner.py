@@ -38,8 +38,8 @@ def inner_collectives(
     """What the equations of a group communicate by themselves under a configuration, in program order.
 
     Equal edges of one value (a convolution's image, for its result and for its weight gradient) are sent once: the
-    compiler was seen to merge them. Not those of what waits for the gradient of a pooling. ``sent`` holds those of other
-    groups.
+    compiler was seen to merge them, but for those of what waits for the gradient of a pooling. ``sent`` holds those of
+    other groups.
     """
     sent = set() if sent is None else sent
     for e in graph.grouping.groups[group].equations:

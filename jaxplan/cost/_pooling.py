@@ -1,13 +1,14 @@
 """What max pooling and its gradient hold beside their operands and results.
 
-XLA makes the gradient of two operators. One slides over the operand once more and writes where each maximum was: one 32-bit index
-for each dimension, and beside them the maximum, in float32 where it has 16 bits, which nobody reads. The other scatters
-the gradient to these places of a buffer of zeros, which is the result.
+XLA makes the gradient of two operators. One slides over the operand once more and writes where each maximum was: one
+32-bit index for each dimension, and beside them the maximum, in float32 where it has 16 bits, which nobody reads. The
+other scatters the gradient to these places of a buffer of zeros, which is the result.
 https://github.com/openxla/xla/blob/main/xla/service/select_and_scatter_expander.cc
 
 The lowering lets the first wait for the gradient, and gives each result zeros of its own (docs/lowering.md).
 
-Windows over 16 bits are computed in float32. Whoever casts the result to float32 (a norm) reads that, beside the result.
+Windows over 16 bits are computed in float32. Whoever casts the result to float32 (a norm) reads that, and it is kept
+beside the result.
 """
 
 from __future__ import annotations

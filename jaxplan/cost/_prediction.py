@@ -15,9 +15,9 @@ import numpy as np
 
 from jaxplan.cost._buffer_sizes import BufferSizes
 from jaxplan.cost._changed import ChangedFlows
+from jaxplan.cost._extended import ExtendedImages
 from jaxplan.cost._flows import layout_of, required_layout
 from jaxplan.cost._in_place import LARGE_PARAMETER_BYTES
-from jaxplan.cost._extended import ExtendedImages
 from jaxplan.cost._inner import InnerCollective, inner_collectives, may_communicate
 from jaxplan.cost._lifetimes import Lifetimes
 from jaxplan.cost._model import CostModel

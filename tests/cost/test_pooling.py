@@ -61,6 +61,31 @@ def test_places_and_values_of_the_maxima(window: int, stride: int, padding: str,
     assert places.first == places.last == _equation(graph, "select_and_scatter_add")
 
 
+@pytest.mark.parametrize("is_normalised", [True, False])
+def test_results_are_there_in_float32_for_whom_casts_them(is_normalised: bool) -> None:
+    """A norm computes in float32, of what was pooled in float32; a convolution reads 16 bits."""
+
+    def step(x: jax.Array, kernel: jax.Array) -> Any:
+        def loss(x: jax.Array, kernel: jax.Array) -> jax.Array:
+            pooled = nn.max_pool(jnp.tanh(x), (2, 2), (2, 2))
+            if is_normalised:
+                wide = pooled.astype(jnp.float32)
+                pooled = ((wide - wide.mean()) * jax.lax.rsqrt(wide.var() + 1e-3)).astype(pooled.dtype)
+            out = jax.lax.conv_general_dilated(
+                pooled, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+            )
+            return jnp.sum(out.astype(jnp.float32) ** 2)
+
+        return jax.grad(loss, argnums=1)(x, kernel)
+
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in (IMAGES, KERNEL)]
+    graph = analyse(trace(step, shapes, {}))
+    buffers = analyse_buffers(graph, Topology.parse("h100:1").chip)
+    elements = IMAGES[0] * 16 * 16 * IMAGES[3]
+    assert [b.num_bytes for b in buffers.pooled] == [4 * elements] * is_normalised
+    assert all(b.first == _equation(graph, "reduce_window_max") < b.last for b in buffers.pooled)
+
+
 def test_windows_side_by_side_compute_what_they_read() -> None:
     for window, is_written in ((2, False), (3, True)):
         graph, buffers = _analysed(_step(jax.nn.relu, window, 2))

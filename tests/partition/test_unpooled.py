@@ -12,7 +12,7 @@ import pytest
 from flax import linen as nn
 
 import jaxplan
-from jaxplan.partition import _replay
+from jaxplan.partition import _replay, _run
 from jaxplan.partition._planned import replay_of
 
 MIB = 2**20
@@ -97,6 +97,43 @@ def test_other_compilers_are_left_alone() -> None:
 @pytest.mark.skipif(
     importlib.util.find_spec("jax_cuda12_plugin") is None, reason="needs the extra gpu-aot to compile for GPUs"
 )
+def test_where_rows_no_longer_divide_nothing_more_is_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """7 rows behind a pooling are whole on every device. Left to the compiler they were cut in parts of 4 and 3,
+    because the gradient of the pooling is read in parts, and what is joined to them was gathered by itself."""
+
+    def normalised(x: Any) -> Any:
+        return jax.nn.relu((x - x.mean((0, 1, 2))) * jax.lax.rsqrt(x.var((0, 1, 2)) + 1e-3))
+
+    def step(kernels: Any, x: Any) -> Any:
+        def loss_fn(kernels: Any) -> Any:
+            h = x
+            for kernel in kernels:
+                h = _convolve(normalised(h), kernel)
+                h = jnp.concatenate([h, _convolve(normalised(h), kernel)], -1)
+                h = _convolve(normalised(h), jnp.concatenate([kernel, kernel], 2)[:1, :1])
+                h = nn.avg_pool(h, (2, 2), (2, 2))
+            for kernel in kernels[:2]:
+                h = jnp.concatenate([h, _convolve(normalised(h[..., :CHANNELS]), kernel)], -1)
+            return jnp.mean(normalised(h).astype(jnp.float32) ** 2)
+
+        return jax.tree.map(lambda p, g: p - 0.1 * g, kernels, jax.grad(loss_fn)(kernels))
+
+    kernels = [jax.ShapeDtypeStruct((3, 3, CHANNELS, CHANNELS), jnp.bfloat16)] * NUM_STAGES
+    x = jax.ShapeDtypeStruct((64, 56, 56, CHANNELS), jnp.bfloat16)
+    plan = jaxplan.plan(step, kernels, x, topology="h100:8", progress=False).references["spatial"]
+    audit = plan.audit()
+    assert audit.collectives_ok, audit.table()
+    monkeypatch.setattr(_run, "_PINNED_FAMILIES", _run._PINNED_FAMILIES - {"window"})
+    jax.clear_caches()
+    left = plan.audit()
+    assert not left.collectives_ok, left.table()
+
+
+@pytest.mark.slow
+@pytest.mark.gpu_aot
+@pytest.mark.skipif(
+    importlib.util.find_spec("jax_cuda12_plugin") is None, reason="needs the extra gpu-aot to compile for GPUs"
+)
 def test_left_alone_the_compiler_writes_zeros_and_places_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """32 images of 128 x 128 a device: zeros of the first stage are 64 MiB.
 
@@ -107,7 +144,7 @@ def test_left_alone_the_compiler_writes_zeros_and_places_early(monkeypatch: pyte
     audit = plan.audit()
     assert 0.92 * audit.compiled_memory_bytes < plan.memory_bytes < 1.16 * audit.compiled_memory_bytes, audit.table()
     monkeypatch.setattr(_replay, "find_unpooled", lambda *_: {})
-    monkeypatch.setattr("jaxplan.partition._run.UNPOOLING", "")
+    monkeypatch.setattr(_run, "UNPOOLING", "")
     jax.clear_caches()
     left = plan.audit()
     assert left.compiled_memory_bytes > audit.compiled_memory_bytes + 60 * MIB, left.table()
