@@ -1,18 +1,17 @@
 """A DenseNet (arXiv 1608.06993) with batch normalisation, its statistics in the state, in Flax Linen."""
 
-import functools
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from benchmarks.models._resnet import BatchNormTrainState, make_batch_norm_state
+from benchmarks.models._batch_norm import BatchNormTrainState, conv_and_norm, make_batch_norm_state, stem
+from benchmarks.models._spec import Precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DenseNetConfig:
+class DenseNetConfig(Precision):
     """Sizes of a DenseNet and of its batch of square images with three channels.
 
     `blocks[i]` layers in block `i`, each adds `growth` channels, through `4 * growth` in between; `width` before them.
@@ -25,8 +24,6 @@ class DenseNetConfig:
     num_classes: int
     batch_size: int
     optimizer: str = "momentum"
-    dtype: str = "bfloat16"
-    param_dtype: str = "float32"
 
 
 class DenseNet(nn.Module):
@@ -37,11 +34,8 @@ class DenseNet(nn.Module):
     @nn.compact
     def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
         config = self.config
-        dtypes: dict[str, Any] = {"dtype": config.dtype, "param_dtype": config.param_dtype}
-        conv = functools.partial(nn.Conv, use_bias=False, **dtypes)
-        norm = functools.partial(nn.BatchNorm, use_running_average=not train, momentum=0.9, **dtypes)
-        x = nn.relu(norm()(conv(config.width, (7, 7), (2, 2))(images)))
-        x = nn.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
+        conv, norm = conv_and_norm(config.dtypes, train, momentum=0.9)
+        x = stem(conv, norm, config.width, images)
         for block, num_layers in enumerate(config.blocks):
             if block:
                 x = conv(x.shape[-1] // 2, (1, 1))(nn.relu(norm()(x)))
@@ -51,7 +45,7 @@ class DenseNet(nn.Module):
                 h = conv(config.growth, (3, 3))(nn.relu(norm()(h)))
                 x = jnp.concatenate([x, h], axis=-1)
         x = nn.relu(norm()(x)).mean(axis=(1, 2))
-        logits = nn.Dense(config.num_classes, **dtypes)(x)
+        logits = nn.Dense(config.num_classes, **config.dtypes)(x)
         return logits.astype(jnp.promote_types(config.dtype, jnp.float32))
 
 

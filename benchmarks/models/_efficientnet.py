@@ -1,7 +1,6 @@
 """An EfficientNet (arXiv 1905.11946) in Flax Linen: depthwise convolutions between two of 1x1, channels weighed by what
 the image holds, batch normalisation. Without dropout."""
 
-import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from benchmarks.models._resnet import BatchNormTrainState, make_batch_norm_state
+from benchmarks.models._batch_norm import BatchNormTrainState, conv_and_norm, make_batch_norm_state
 from benchmarks.models._spec import Precision
 
 
@@ -75,16 +74,15 @@ class EfficientNet(nn.Module):
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
-        config, dtypes = self.config, self.config.dtypes
-        conv = functools.partial(nn.Conv, use_bias=False, **dtypes)
-        norm = functools.partial(nn.BatchNorm, use_running_average=not train, momentum=0.99, epsilon=1e-3, **dtypes)
+        config = self.config
+        conv, norm = conv_and_norm(config.dtypes, train, momentum=0.99, epsilon=1e-3)
         x = nn.swish(norm()(conv(config.stem_width, (3, 3), (2, 2), name="stem")(images)))
         for number, stage in enumerate(config.stages):
             for block in range(stage.num_blocks):
                 stride = stage.stride if block == 0 else 1
                 x = InvertedBottleneck(stage, stride, conv, norm, name=f"stage_{number}_block_{block}")(x)
         x = nn.swish(norm()(conv(config.head_width, (1, 1), name="head")(x)))
-        logits = nn.Dense(config.num_classes, **dtypes, name="classes")(x.mean(axis=(1, 2)))
+        logits = nn.Dense(config.num_classes, **config.dtypes, name="classes")(x.mean(axis=(1, 2)))
         return logits.astype(jnp.promote_types(config.dtype, jnp.float32))
 
 

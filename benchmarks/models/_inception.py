@@ -3,7 +3,6 @@
 Channels and shapes as in torchvision's `inception_v3`, without the auxiliary classifier.
 """
 
-import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +10,14 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from benchmarks.models._resnet import BatchNormTrainState, make_batch_norm_state
+from benchmarks.models._batch_norm import BatchNormTrainState, conv_and_norm, make_batch_norm_state
+from benchmarks.models._spec import Precision
 
 Piece = tuple[int, tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InceptionConfig:
+class InceptionConfig(Precision):
     """Sizes of the batch of square images with three channels; `num_blocks` of the three kinds of mixed blocks."""
 
     image_size: int
@@ -25,8 +25,6 @@ class InceptionConfig:
     batch_size: int
     num_blocks: tuple[int, int, int] = (3, 4, 2)
     optimizer: str = "momentum"
-    dtype: str = "bfloat16"
-    param_dtype: str = "float32"
 
 
 _WIDTHS_17 = (128, 160, 160, 192)
@@ -43,11 +41,7 @@ class Inception(nn.Module):
     @nn.compact
     def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
         config = self.config
-        dtypes: dict[str, Any] = {"dtype": config.dtype, "param_dtype": config.param_dtype}
-        plain = functools.partial(nn.Conv, use_bias=False, **dtypes)
-        norm = functools.partial(
-            nn.BatchNorm, use_running_average=not train, momentum=0.9, epsilon=1e-3, **dtypes
-        )
+        plain, norm = conv_and_norm(config.dtypes, train, momentum=0.9, epsilon=1e-3)
 
         def conv(x: jax.Array, width: int, size: tuple[int, int], stride: int = 1, padding: str = "SAME") -> Any:
             return nn.relu(norm()(plain(width, size, (stride, stride), padding=padding)(x)))
@@ -98,7 +92,7 @@ class Inception(nn.Module):
         x = jnp.concatenate([down(conv(x, 192, (1, 1)), 320), down(sevens, 192), halved(x)], axis=-1)
         for _ in range(config.num_blocks[2]):
             x = mixed_8(x)
-        logits = nn.Dense(config.num_classes, **dtypes)(x.mean(axis=(1, 2)))
+        logits = nn.Dense(config.num_classes, **config.dtypes)(x.mean(axis=(1, 2)))
         return logits.astype(jnp.promote_types(config.dtype, jnp.float32))
 
 

@@ -4,7 +4,9 @@ Root-mean-square norms, rotary positions, grouped-query attention, SwiGLU (Gratt
 Models", arXiv:2407.21783, table 3).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,17 +25,16 @@ ROPE_BASE = 500_000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LlamaConfig(Precision):
-    """Sizes of a Llama and of its batch: `batch_size` sequences of `sequence_length` tokens per step.
+class DecoderConfig(Precision):
+    """Sizes of a decoder and of its batch: `batch_size` sequences of `sequence_length` tokens per step.
 
-    `num_kv_heads` heads of keys and values serve `num_heads` of queries. `ffn_widths` gives layers perceptrons of
-    unequal widths, in turns; empty: all have `ffn_width`. `remat` puts each block under `jax.checkpoint`.
+    `ffn_widths` gives layers perceptrons of unequal widths, in turns; empty: all have `ffn_width`. `remat` puts each
+    block under `jax.checkpoint`.
     """
 
     num_layers: int
     width: int
     num_heads: int
-    num_kv_heads: int
     ffn_width: int
     vocab_size: int
     batch_size: int
@@ -42,12 +43,19 @@ class LlamaConfig(Precision):
     remat: bool = True
     optimizer: str = "clipped-adamw"
 
+    def ffn_width_of(self, layer: int) -> int:
+        return self.ffn_widths[layer % len(self.ffn_widths)] if self.ffn_widths else self.ffn_width
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaConfig(DecoderConfig):
+    """Sizes of a Llama; `num_kv_heads` heads of keys and values serve `num_heads` of queries."""
+
+    num_kv_heads: int
+
     @property
     def head_width(self) -> int:
         return self.width // self.num_heads
-
-    def ffn_width_of(self, layer: int) -> int:
-        return self.ffn_widths[layer % len(self.ffn_widths)] if self.ffn_widths else self.ffn_width
 
 
 def rotate(x: jax.Array) -> jax.Array:
@@ -83,16 +91,17 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm attention and SwiGLU perceptron, each with a residual connection."""
+    """Pre-norm attention and SwiGLU perceptron, each with a residual connection; `attention` is made of the config."""
 
-    config: LlamaConfig
+    config: Any
     ffn_width: int
+    attention: Callable[..., nn.Module] = Attention
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         config = self.config
         kwargs = {"use_bias": False, **config.dtypes}
-        x = x + Attention(config, name="attention")(nn.RMSNorm(name="attention_norm", **config.dtypes)(x))
+        x = x + self.attention(config, name="attention")(nn.RMSNorm(name="attention_norm", **config.dtypes)(x))
         h = nn.RMSNorm(name="ffn_norm", **config.dtypes)(x)
         gate = nn.silu(nn.Dense(self.ffn_width, name="gate", **kwargs)(h))
         h = gate * nn.Dense(self.ffn_width, name="up", **kwargs)(h)
@@ -102,7 +111,8 @@ class Block(nn.Module):
 class Llama(nn.Module):
     """Tokens `[B, T]` to float32 logits `[B, T, V]`; the output projection has weights of its own."""
 
-    config: LlamaConfig
+    config: Any
+    attention: Callable[..., nn.Module] = Attention
 
     @nn.compact
     def __call__(self, tokens: jax.Array) -> jax.Array:
@@ -110,7 +120,7 @@ class Llama(nn.Module):
         x = nn.Embed(config.vocab_size, config.width, name="tokens", **config.dtypes)(tokens)
         block = nn.remat(Block) if config.remat else Block
         for layer in range(config.num_layers):
-            x = block(config, config.ffn_width_of(layer), name=f"block_{layer}")(x)
+            x = block(config, config.ffn_width_of(layer), self.attention, name=f"block_{layer}")(x)
         x = nn.RMSNorm(name="norm", **config.dtypes)(x)
         logits = nn.Dense(config.vocab_size, use_bias=False, name="head", **config.dtypes)(x)
         return logits.astype(jnp.promote_types(config.dtype, jnp.float32))

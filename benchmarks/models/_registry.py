@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from benchmarks.models._batch_norm import batch_norm_eval_step, batch_norm_train_step
 from benchmarks.models._bert import BERTConfig, bert_train_step, make_bert_batch, make_bert_state
 from benchmarks.models._clip import CLIPConfig, clip_train_step, make_clip_batch, make_clip_state
 from benchmarks.models._conformer import (
@@ -38,7 +39,7 @@ from benchmarks.models._mixed import MixedGPTConfig, make_mixed_state, make_mixe
 from benchmarks.models._mixer import MixerConfig, make_mixer_state
 from benchmarks.models._mlp import MLPConfig, make_mlp_batch, make_mlp_state, make_mlp_step, mlp_train_step
 from benchmarks.models._moe import MoEConfig, make_moe_state, make_moe_step
-from benchmarks.models._resnet import ResNetConfig, make_resnet_state, resnet_eval_step, resnet_train_step
+from benchmarks.models._resnet import ResNetConfig, make_resnet_state
 from benchmarks.models._spec import ModelSpec, Step
 from benchmarks.models._swin import SwinConfig, make_swin_state
 from benchmarks.models._t5 import T5Config, make_t5_state
@@ -87,12 +88,12 @@ def _always(step: Step) -> Callable[[Any], Step]:
 
 _gpt = _family(GPTConfig, make_gpt_state, make_gpt_batch, make_gpt_step)
 _mlp = _family(MLPConfig, make_mlp_state, make_mlp_batch, make_mlp_step)
-_resnet = _family(ResNetConfig, make_resnet_state, make_image_batch, _always(resnet_train_step))
+_resnet = _family(ResNetConfig, make_resnet_state, make_image_batch, _always(batch_norm_train_step))
 _efficientnet = _family(
-    EfficientNetConfig, make_efficientnet_state, make_image_batch, _always(resnet_train_step)
+    EfficientNetConfig, make_efficientnet_state, make_image_batch, _always(batch_norm_train_step)
 )
-_inception = _family(InceptionConfig, make_inception_state, make_image_batch, _always(resnet_train_step))
-_densenet = _family(DenseNetConfig, make_densenet_state, make_image_batch, _always(resnet_train_step))
+_inception = _family(InceptionConfig, make_inception_state, make_image_batch, _always(batch_norm_train_step))
+_densenet = _family(DenseNetConfig, make_densenet_state, make_image_batch, _always(batch_norm_train_step))
 # Images and labels instead of vectors and labels.
 _vit = _family(ViTConfig, make_vit_state, make_image_batch, _always(mlp_train_step))
 _mixer = _family(MixerConfig, make_mixer_state, make_image_batch, _always(mlp_train_step))
@@ -270,7 +271,7 @@ MODELS: dict[str, ModelSpec] = {
     "resnet-tiny": _TINY_RESNET,
     "resnet-tiny-eval": _reading(
         _TINY_RESNET, "the tiny ResNet, loss and accuracy with the running statistics",
-        make_step=_always(resnet_eval_step),
+        make_step=_always(batch_norm_eval_step),
     ),
     "efficientnet-b0": _efficientnet(
         "EfficientNet-B0, 5.3M parameters",

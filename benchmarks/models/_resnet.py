@@ -1,20 +1,18 @@
 """A ResNet (arXiv 1512.03385) with batch normalisation, its statistics in the state, in Flax Linen."""
 
-import functools
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import linen as nn
-from flax.training.train_state import TrainState
 
-from benchmarks.models._optimizer import make_train_state
+from benchmarks.models._batch_norm import BatchNormTrainState, conv_and_norm, make_batch_norm_state, stem
+from benchmarks.models._spec import Precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResNetConfig:
+class ResNetConfig(Precision):
     """Sizes of a ResNet of bottleneck blocks and of its batch of square images with three channels.
 
     `stage_sizes` blocks per stage, whose width doubles from `width` on and whose resolution halves. `widen` times as
@@ -28,8 +26,6 @@ class ResNetConfig:
     batch_size: int
     widen: int = 1
     optimizer: str = "momentum"
-    dtype: str = "bfloat16"
-    param_dtype: str = "float32"
 
 
 class BottleneckBlock(nn.Module):
@@ -63,54 +59,15 @@ class ResNet(nn.Module):
     @nn.compact
     def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
         config = self.config
-        dtypes: dict[str, Any] = {"dtype": config.dtype, "param_dtype": config.param_dtype}
-        conv = functools.partial(nn.Conv, use_bias=False, **dtypes)
-        norm = functools.partial(nn.BatchNorm, use_running_average=not train, momentum=0.9, **dtypes)
-        x = nn.relu(norm()(conv(config.width, (7, 7), (2, 2))(images)))
-        x = nn.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
+        conv, norm = conv_and_norm(config.dtypes, train, momentum=0.9)
+        x = stem(conv, norm, config.width, images)
         for stage, num_blocks in enumerate(config.stage_sizes):
             for block in range(num_blocks):
                 stride = 2 if stage > 0 and block == 0 else 1
                 x = BottleneckBlock(config.width * 2**stage, stride, config.widen, conv, norm)(x)
-        logits = nn.Dense(config.num_classes, **dtypes)(x.mean(axis=(1, 2)))
+        logits = nn.Dense(config.num_classes, **config.dtypes)(x.mean(axis=(1, 2)))
         return logits.astype(jnp.promote_types(config.dtype, jnp.float32))
-
-
-class BatchNormTrainState(TrainState):
-    """With the running statistics of the batch normalisation."""
-
-    batch_stats: Any
-
-
-def resnet_train_step(state: BatchNormTrainState, batch: dict[str, Any]) -> tuple[TrainState, jax.Array]:
-    """One optimizer step on cross entropy; `inputs` `[B, H, W, 3]` and int32 `labels` `[B]`."""
-
-    def loss_fn(params: Any) -> tuple[jax.Array, Any]:
-        variables = {"params": params, "batch_stats": state.batch_stats}
-        logits, updates = state.apply_fn(variables, batch["inputs"], True, mutable=["batch_stats"])
-        loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"]).mean()
-        return loss, updates["batch_stats"]
-
-    (loss, batch_stats), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
-    return state.apply_gradients(grads=grads, batch_stats=batch_stats), loss
-
-
-def resnet_eval_step(state: BatchNormTrainState, batch: dict[str, Any]) -> dict[str, jax.Array]:
-    """Loss and accuracy with the running statistics; the state is only read."""
-    variables = {"params": state.params, "batch_stats": state.batch_stats}
-    logits = state.apply_fn(variables, batch["inputs"])
-    loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"]).mean()
-    return {"loss": loss, "accuracy": (jnp.argmax(logits, axis=-1) == batch["labels"]).mean()}
 
 
 def make_resnet_state(config: ResNetConfig) -> tuple[BatchNormTrainState]:
     return make_batch_norm_state(ResNet(config), config)
-
-
-def make_batch_norm_state(model: nn.Module, config: Any) -> tuple[BatchNormTrainState]:
-    """Of a model of square images; `config` has `image_size`, `optimizer` and `param_dtype`."""
-    images = jnp.zeros((1, config.image_size, config.image_size, 3), config.param_dtype)
-    state = make_train_state(model, config.optimizer, images, state_class=BatchNormTrainState)
-    # Flax makes the first statistics float32 whatever the parameters are; those that follow are not.
-    statistics = jax.tree.map(lambda x: x.astype(config.param_dtype), state.batch_stats)  # pyright: ignore
-    return (state.replace(batch_stats=statistics),)

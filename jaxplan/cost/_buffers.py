@@ -29,7 +29,7 @@ from jaxplan.cost._product_rows import (
     images_of_arguments,
     turned_operands,
 )
-from jaxplan.cost._put_off import put_off
+from jaxplan.cost._put_off import PutOff, put_off
 from jaxplan.cost._rearranged import written_wider
 from jaxplan.cost._slices import kept_for_slices, takes_every_other, woven
 from jaxplan.cost._wire import rounded_for_loops
@@ -114,32 +114,13 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec, *, in_order: bool = False)
     materialised = _materialised(graph, chip, turning, added_up, outputs, flat.union(turned, rows))
     written = rows or turned
     without_rows = _materialised(graph, chip, turning, added_up, outputs, flat) if written else materialised
-    death = [-1] * len(program.tensors)
-    for t in program.outputs:
-        death[t] = num_equations
     waiting = {} if in_order else put_off(graph, chip)
     late = {e: when.by for e, when in waiting.items()}
     late |= {values.producer[a.product]: a.equation for a in added_up if not a.in_place}
-    for eqn in reversed(program.equations):
-        inner = [death[r] for r in eqn.results if not materialised[r]]
-        outer = [late.get(eqn.index, eqn.index) for r in eqn.results if materialised[r]]
-        last = max(inner + outer, default=eqn.index)
-        if eqn.name == REGION_IN and eqn.params["role"] in ("const", "x"):  # read in every trip
-            last = program.regions[eqn.params["region"]].stop - 1
-            death[eqn.results[0]] = max(death[eqn.results[0]], last if eqn.params["role"] == "const" else -1)
-        for t in eqn.operands[_is_carry_exit(eqn) :]:
-            death[t] = max(death[t], last)
-    hand_over(graph, materialised, death)
-    for added, product, other, in_place in added_up:
-        death[product] = values.producer[product] - 1  # no buffer of its own, unless it is resharded first
-        if in_place and death[other] == added and other not in program.inputs:
-            death[other] = added - 1
+    death = _deaths(graph, materialised, late, added_up)
     read_end = _read_end(graph, materialised, death, late)
     ordered = write_in_orders(graph, chip, materialised, read_end, death)
-    birth = _births(graph)
-    if chip.is_gpu:
-        for e, when in waiting.items():
-            birth[program.equations[e].results[0]] = when.after + 1
+    birth = _births(graph, waiting if chip.is_gpu else {})
     pooled = pool_buffers(graph, chip, read_end)
     made = range(len(program.tensors))
     saved = tuple(t for t in made if materialised[t] and -1 < birth[t] < turning <= death[t])
@@ -163,9 +144,36 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec, *, in_order: bool = False)
     )
 
 
-def _births(graph: StepGraph) -> list[int]:
-    """The equation that makes each tensor; what a loop stacks is there from its beginning."""
+def _deaths(
+    graph: StepGraph, materialised: Sequence[bool], late: Mapping[int, int], added_up: Sequence[Accumulation]
+) -> list[int]:
+    """The last equation that reads each tensor, itself or through what is computed of it in the same pass."""
+    program, producer = graph.program, graph.values.producer
+    death = [-1] * len(program.tensors)
+    for t in program.outputs:
+        death[t] = len(program.equations)
+    for eqn in reversed(program.equations):
+        inner = [death[r] for r in eqn.results if not materialised[r]]
+        outer = [late.get(eqn.index, eqn.index) for r in eqn.results if materialised[r]]
+        last = max(inner + outer, default=eqn.index)
+        if eqn.name == REGION_IN and eqn.params["role"] in ("const", "x"):  # read in every trip
+            last = program.regions[eqn.params["region"]].stop - 1
+            death[eqn.results[0]] = max(death[eqn.results[0]], last if eqn.params["role"] == "const" else -1)
+        for t in eqn.operands[_is_carry_exit(eqn) :]:
+            death[t] = max(death[t], last)
+    hand_over(graph, materialised, death)
+    for added, product, other, in_place in added_up:
+        death[product] = producer[product] - 1  # no buffer of its own, unless it is resharded first
+        if in_place and death[other] == added and other not in program.inputs:
+            death[other] = added - 1
+    return death
+
+
+def _births(graph: StepGraph, waiting: Mapping[int, PutOff]) -> list[int]:
+    """The equation at which each tensor is made; what a loop stacks is there from its beginning."""
     birth = list(graph.values.producer)
+    for e, when in waiting.items():
+        birth[graph.program.equations[e].results[0]] = when.after + 1
     for region in graph.program.regions:
         for eqn in (graph.program.equations[e] for e in region.exits):
             if eqn.params["role"] == "y":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -55,14 +54,8 @@ def _audited(function: Callable[[jax.Array], jax.Array], topology: str) -> Any:
     return frontier.references["data"].audit()
 
 
-needs_gpu_compiler = pytest.mark.skipif(
-    importlib.util.find_spec("jax_cuda12_plugin") is None, reason="needs the extra gpu-aot to compile for GPUs"
-)
-
-
 @pytest.mark.slow
 @pytest.mark.gpu_aot
-@needs_gpu_compiler
 @pytest.mark.parametrize("name", list(FUNCTIONS))
 def test_what_gpus_save_of_a_function(name: str) -> None:
     """One array of 8 MiB a layer more or less would be 12 % of these programs and more."""
@@ -73,7 +66,6 @@ def test_what_gpus_save_of_a_function(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.gpu_aot
-@needs_gpu_compiler
 @pytest.mark.parametrize("name", ["erf", "erfc", "erf_inv", "atan", "tan"])
 def test_what_gpus_save_where_arithmetic_is_wide(name: str) -> None:
     """On A100, in float32: one array a layer more or less would be a quarter and more."""
@@ -84,7 +76,6 @@ def test_what_gpus_save_where_arithmetic_is_wide(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.gpu_aot
-@needs_gpu_compiler
 def test_gpus_save_what_erfc_reads() -> None:
     """Four arrays a layer: the product, what the exact GELU makes of it, ``erfc`` and its argument."""
     audit = _audited(lambda x: jax.nn.gelu(x, approximate=False), "h100:8")
@@ -96,7 +87,6 @@ def test_gpus_save_what_erfc_reads() -> None:
 
 @pytest.mark.slow
 @pytest.mark.gpu_aot
-@needs_gpu_compiler
 @pytest.mark.parametrize(("side", "channels", "width"), [(56, 96, 24), (28, 240, 40), (14, 480, 80)])
 def test_images_that_weigh_themselves_are_written(side: int, channels: int, width: int) -> None:
     """Squeeze and excitation behind a norm and a swish, three times; beside the product and the weighed image there is

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import jax
@@ -72,7 +71,6 @@ def test_what_scatters_start_from_is_cleared_where_the_first_begins() -> None:
 
 @pytest.mark.gpu_aot
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("jax_cuda12_plugin") is None, reason="needs the extra gpu-aot")
 def test_compiled_message_passing_needs_what_is_predicted() -> None:
     """Two rounds with 16 edges a node: one buffer of all edges would be four times what the program needs."""
     nodes, edges, width = 8192, 131072, 256

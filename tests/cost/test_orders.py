@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Callable
 from typing import Any
@@ -17,10 +16,6 @@ from jaxplan.cost._orders import Exchange, OrderedCopy, exchange
 from jaxplan.ir import StepGraph, analyse, trace
 from jaxplan.mesh import Topology
 from jaxplan.partition import compile_plan
-
-compiled = pytest.mark.skipif(
-    importlib.util.find_spec("jax_cuda12_plugin") is None, reason="needs the extra gpu-aot to compile for GPUs"
-)
 
 
 def _analysed(step: Callable[..., Any], *shapes: tuple[int, ...]) -> StepGraph:
@@ -65,7 +60,6 @@ def test_a_batch_and_several_dimensions_fix_the_order(
 
 @pytest.mark.gpu_aot
 @pytest.mark.slow
-@compiled
 @pytest.mark.parametrize(("sizes", "written"), [((2, 1, 2), 2), ((0, 2, 2), 1)])
 def test_the_compiler_writes_as_many(sizes: tuple[int, int, int], written: int) -> None:
     step, shapes = _read_twice(*sizes)
@@ -146,7 +140,6 @@ def test_gradients_of_grouped_attention_are_transposed_in_float32(groups: int, a
 
 @pytest.mark.gpu_aot
 @pytest.mark.slow
-@compiled
 @pytest.mark.parametrize("sizes", [{"heads": 2, "groups": 4}, {"heads": 4, "groups": 8}])
 def test_memory_of_grouped_attention_is_the_compiled_one(sizes: dict[str, int]) -> None:
     arguments = _arguments(16, 2048, **sizes)
@@ -180,7 +173,6 @@ def test_what_is_not_transposed_at_first_is_written_in_both_orders(is_spread: bo
 
 @pytest.mark.gpu_aot
 @pytest.mark.slow
-@compiled
 def test_the_compiler_writes_both_orders_at_once() -> None:
     step, shapes = _dispatch(False, 32, 1024, 8, 128, 256)
     arguments = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in shapes]

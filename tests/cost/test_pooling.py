@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -100,7 +99,6 @@ def test_other_chips_hold_none_of_it() -> None:
 
 @pytest.mark.gpu_aot
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("jax_cuda12_plugin") is None, reason="needs the extra gpu-aot")
 def test_a_compiled_pooling_needs_what_is_predicted() -> None:
     """Without places 40 % less is predicted."""
     step = _step(lambda x: jax.nn.relu(x * x), 3, 2)

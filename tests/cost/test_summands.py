@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import jax
@@ -79,9 +78,6 @@ def test_blocks_are_of_32_columns() -> None:
 
 @pytest.mark.gpu_aot
 @pytest.mark.slow
-@pytest.mark.skipif(
-    importlib.util.find_spec("jax_cuda12_plugin") is None, reason="needs the extra gpu-aot to compile for GPUs"
-)
 @pytest.mark.parametrize(("images", "count"), [(16, 2), (64, 0)])
 def test_the_compiler_writes_as_many(images: int, count: int) -> None:
     """With few blocks and with many: float32 results of full size of the fusions of the gradient."""

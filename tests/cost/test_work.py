@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import jax
@@ -39,9 +38,6 @@ _COUNTED = [
 
 
 @pytest.mark.gpu_aot
-@pytest.mark.skipif(
-    importlib.util.find_spec("jax_cuda12_plugin") is None, reason="needs the extra gpu-aot to compile for GPUs"
-)
 @pytest.mark.parametrize(("name", "groups", "holes"), _COUNTED)
 def test_zeros_that_are_written_around_images_are_multiplied(name: str, groups: int, holes: str) -> None:
     """Forward pass, gradient of the image and gradient of the kernel, of the convolution in the middle of three."""
@@ -68,9 +64,6 @@ def test_zeros_that_are_written_around_images_are_multiplied(name: str, groups: 
 
 
 @pytest.mark.gpu_aot
-@pytest.mark.skipif(
-    importlib.util.find_spec("jax_cuda12_plugin") is None, reason="needs the extra gpu-aot to compile for GPUs"
-)
 @pytest.mark.parametrize("strides", [(1, 1), (2, 2)])
 def test_holes_of_split_images_are_multiplied(strides: tuple[int, int]) -> None:
     """A convolution of each channel whose rows are split over devices, and its gradients."""
@@ -93,9 +86,6 @@ def test_holes_of_split_images_are_multiplied(strides: tuple[int, int]) -> None:
 
 
 @pytest.mark.gpu_aot
-@pytest.mark.skipif(
-    importlib.util.find_spec("jax_cuda12_plugin") is None, reason="needs the extra gpu-aot to compile for GPUs"
-)
 @pytest.mark.parametrize(("dtype", "tokens"), [("bfloat16", 9), ("bfloat16", 16), ("float16", 9), ("float32", 9)])
 def test_matrices_of_sixteen_bits_are_padded(dtype: str, tokens: int) -> None:
     """Attention over few tokens, of which nine become sixteen."""
@@ -120,9 +110,6 @@ def test_matrices_of_sixteen_bits_are_padded(dtype: str, tokens: int) -> None:
 
 @pytest.mark.gpu_aot
 @pytest.mark.slow
-@pytest.mark.skipif(
-    importlib.util.find_spec("jax_cuda12_plugin") is None, reason="needs the extra gpu-aot to compile for GPUs"
-)
 def test_what_is_padded_is_kept_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Swin transformer of one block: probabilities between the 49 patches of a window are held between 56, queries,
     keys and values for 56."""

@@ -2,7 +2,6 @@ import json
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -163,7 +162,6 @@ print(len(devices), devices[0].device_kind, "all-reduce" in text, [d.process_ind
 
 
 @pytest.mark.gpu_aot
-@pytest.mark.skipif(find_spec("jax_cuda12_plugin") is None, reason="needs the extra gpu-aot")
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 import threading
-from importlib.util import find_spec
 from pathlib import Path
 
 import jax
@@ -94,7 +93,6 @@ def test_a_compiler_that_writes_nothing_is_waited_for(tmp_path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.tpu_aot
-@pytest.mark.skipif(find_spec("libtpu") is None, reason="needs the extra tpu-aot to compile for TPUs")
 def test_the_figures_are_those_of_the_whole_compilation() -> None:
     topology = Topology.parse("v5e:2x4")
     exported = export.export(jax.jit(step), platforms=["tpu"])(*ARGUMENTS)

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import re
-from importlib.util import find_spec
 from pathlib import Path
 
 import jax
@@ -193,7 +192,6 @@ def test_a_collective_that_the_plan_does_not_have_is_traced_to_its_line() -> Non
 
 
 @pytest.mark.tpu_aot
-@pytest.mark.skipif(find_spec("libtpu") is None, reason="needs the extra tpu-aot to compile for TPUs")
 def test_plans_for_a_torus_compile_to_what_they_say() -> None:
     """FSDP gathers parameters once more for the backward pass, and the compiler is kept from merging that."""
     step, arguments = build("mlp", num_layers=2, width=1024, num_classes=1024, dtype="bfloat16")

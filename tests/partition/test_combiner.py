@@ -1,6 +1,5 @@
 """How far collectives may be combined: the options, and compiled GPU programs that obey them."""
 
-import importlib.util
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,11 +45,6 @@ def test_a_limit_in_the_environment_is_the_users(monkeypatch: pytest.MonkeyPatch
     assert len(_options(MIB, "cuda")) == 2
 
 
-compiled = pytest.mark.skipif(
-    importlib.util.find_spec("jax_cuda12_plugin") is None, reason="needs the extra gpu-aot to compile for GPUs"
-)
-
-
 def _zero2_of_matrices(number: int, width: int, batch: int) -> jaxplan.Plan:
     def step(params: Any, x: Any) -> Any:
         def loss(params: Any) -> Any:
@@ -69,7 +63,6 @@ def _zero2_of_matrices(number: int, width: int, batch: int) -> jaxplan.Plan:
 
 @pytest.mark.gpu_aot
 @pytest.mark.slow
-@compiled
 def test_large_gradients_are_reduced_one_by_one() -> None:
     """Three gradients of 4 MiB: one reduce-scatter of all would hold them together."""
     report = compile_plan(_zero2_of_matrices(3, 1024, 8192))
@@ -79,7 +72,6 @@ def test_large_gradients_are_reduced_one_by_one() -> None:
 
 @pytest.mark.gpu_aot
 @pytest.mark.slow
-@compiled
 def test_latencies_are_those_of_the_combined_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six gradients and six parameters of 1 MiB in a program of 450 MiB: what is left pays a latency each. Where a
     product waits for gradients, those before it are not combined with those after it: one latency more."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import jax
@@ -16,10 +15,6 @@ from jaxplan.partition._compile import export_plan
 
 pytestmark = [
     pytest.mark.gpu_aot,
-    pytest.mark.skipif(
-        importlib.util.find_spec("jax_cuda12_plugin") is None,
-        reason="needs the extra gpu-aot to compile for GPUs",
-    ),
 ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import jax
@@ -64,9 +63,6 @@ def test_where_nothing_is_padded_nothing_is_written(topology: str, tokens: int) 
 
 @pytest.mark.slow
 @pytest.mark.gpu_aot
-@pytest.mark.skipif(
-    importlib.util.find_spec("jax_cuda12_plugin") is None, reason="needs the extra gpu-aot to compile for GPUs"
-)
 def test_left_alone_the_compiler_keeps_what_the_keys_were_cut_out_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """64 x 64 windows of 49 tokens a device: 110 MiB of queries, keys and values, and 37 of keys instead.
 

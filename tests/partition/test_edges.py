@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,13 +21,6 @@ from jaxplan.partition._hlo import Collective, collectives
 from jaxplan.partition._planned import abstract_mesh, device_mesh
 from jaxplan.partition._steps import Executor
 
-needs_gpu_plugin = pytest.mark.skipif(
-    importlib.util.find_spec("jax_cuda12_plugin") is None,
-    reason="needs the extra gpu-aot to compile for GPUs",
-)
-needs_tpu_plugin = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs the extra tpu-aot to compile for TPUs"
-)
 DOCUMENT = File(__file__).parents[2] / "docs" / "resharding.md"
 ROW = re.compile(
     r"\| \d+ \| \d+ \| (?P<topology>\S+) \| `(?P<source>.*?)` \| `(?P<target>.*?)` "
@@ -199,7 +191,6 @@ def test_the_document_states_the_paths_that_are_found() -> None:
     )
 
 
-@needs_gpu_plugin
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize("topology", ["h100:8", "h100:2x8"])
 def test_the_commonest_edges_compile_to_their_paths(topology: str) -> None:
@@ -208,7 +199,6 @@ def test_the_commonest_edges_compile_to_their_paths(topology: str) -> None:
     check(edges, compiled(edges))
 
 
-@needs_gpu_plugin
 @pytest.mark.gpu_aot
 def test_edges_of_every_kind_on_two_nodes_compile_to_their_paths() -> None:
     edges = every_kind("h100:2x4", ("g1", "n0", "g0"))
@@ -226,14 +216,12 @@ def test_edges_on_the_host_compile_to_their_paths() -> None:
     check(edges, collectives(text))
 
 
-@needs_tpu_plugin
 @pytest.mark.tpu_aot
 def test_edges_on_a_torus_compile_to_their_paths() -> None:
     edges = every_kind("v5e:2x4", ("x0", "y0", "y1"))
     check(edges, compiled(edges))
 
 
-@needs_tpu_plugin
 @pytest.mark.tpu_aot
 def test_parts_of_padded_rows_are_scattered_on_a_torus() -> None:
     """Kernels of patches and images of 7 x 7 pixels, where the compiler made an all-reduce of all of it."""
@@ -247,7 +235,6 @@ def test_parts_of_padded_rows_are_scattered_on_a_torus() -> None:
     check(edges, compiled(edges))
 
 
-@needs_tpu_plugin
 @pytest.mark.tpu_aot
 def test_parts_of_less_rows_than_a_tile_are_scattered_on_a_torus() -> None:
     """Heads of 32 channels over 8 devices: 4 are less than a tile, and the compiler made an all-reduce of them."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 from typing import Any
 
@@ -45,9 +44,6 @@ def _arguments(batch: int, num_parts: int, width: int, hidden: int, dtype: Any) 
 
 
 @pytest.mark.gpu_aot
-@pytest.mark.skipif(
-    importlib.util.find_spec("jax_cuda12_plugin") is None, reason="needs the extra gpu-aot to compile for GPUs"
-)
 def test_what_a_perceptron_keeps_is_gone_before_the_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     """On each device a layer of the perceptron is 8,192 x 1,024 float32: 32 MiB, and its cotangent as much."""
     arguments = jax.eval_shape(lambda: _arguments(65536, 64, 32, 1024, jnp.float32))
@@ -73,9 +69,6 @@ def test_sums_that_are_scattered_at_once_do_not_hide_what_waits(monkeypatch: pyt
 
 @pytest.mark.gpu_aot
 @pytest.mark.slow
-@pytest.mark.skipif(
-    importlib.util.find_spec("jax_cuda12_plugin") is None, reason="needs the extra gpu-aot to compile for GPUs"
-)
 def test_what_waits_close_to_the_peak_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Conformer with split sequences: the image of its first convolution, 550 MiB, stays until the end, and above it
     wait 25 MiB for each product of 512 columns."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import jax
@@ -61,9 +60,6 @@ def test_large_products_are_left_to_the_compiler() -> None:
 
 @pytest.mark.slow
 @pytest.mark.gpu_aot
-@pytest.mark.skipif(
-    importlib.util.find_spec("jax_cuda12_plugin") is None, reason="needs the extra gpu-aot to compile for GPUs"
-)
 @pytest.mark.parametrize(("batch_size", "name", "result"), [(128, "data", 4 * MIB), (512, "megatron", 16 * MIB)])
 def test_merged_products_take_more_memory(
     monkeypatch: pytest.MonkeyPatch, batch_size: int, name: str, result: int

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import jax
@@ -15,10 +14,6 @@ from jaxplan.partition import Audit
 pytestmark = [
     pytest.mark.gpu_aot,
     pytest.mark.slow,
-    pytest.mark.skipif(
-        importlib.util.find_spec("jax_cuda12_plugin") is None,
-        reason="needs the extra gpu-aot to compile for GPUs",
-    ),
 ]
 
 GPT = {"num_layers": 1, "width": 512, "num_heads": 8, "batch_size": 128, "sequence_length": 512}

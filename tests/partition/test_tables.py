@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import jax
@@ -42,9 +41,6 @@ def _arguments(rows: int, dtype: Any) -> tuple[Any, Any]:
 
 @pytest.mark.gpu_aot
 @pytest.mark.slow
-@pytest.mark.skipif(
-    importlib.util.find_spec("jax_cuda12_plugin") is None, reason="needs the extra gpu-aot to compile for GPUs"
-)
 def test_tables_are_gathered_and_reduced_one_at_a_time() -> None:
     arguments = jax.eval_shape(lambda: _arguments(ROWS, jnp.float32))
     frontier = jaxplan.plan(_step, *arguments, topology="h100:8", donate_argnums=(0,))
@@ -108,9 +104,6 @@ def _normed_rows(params: Any, ids: Any) -> tuple[Any, Any]:
 
 @pytest.mark.gpu_aot
 @pytest.mark.slow
-@pytest.mark.skipif(
-    importlib.util.find_spec("jax_cuda12_plugin") is None, reason="needs the extra gpu-aot to compile for GPUs"
-)
 def test_a_gathered_table_is_dropped_behind_its_rows() -> None:
     """It was looked up again, in the norm's backward fusion, and kept until there."""
     rows, width, wide = 2**17, 64, 2048

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any
 
 import jax
@@ -16,7 +15,6 @@ from jaxplan.partition import _replay
 pytestmark = [
     pytest.mark.tpu_aot,
     pytest.mark.slow,
-    pytest.mark.skipif(find_spec("libtpu") is None, reason="needs the extra tpu-aot to compile for TPUs"),
 ]
 MOST_UNDER = 0.92
 """As `benchmarks.accuracy` allows."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import jax
@@ -94,9 +93,6 @@ def test_other_compilers_are_left_alone() -> None:
 
 @pytest.mark.slow
 @pytest.mark.gpu_aot
-@pytest.mark.skipif(
-    importlib.util.find_spec("jax_cuda12_plugin") is None, reason="needs the extra gpu-aot to compile for GPUs"
-)
 def test_where_rows_no_longer_divide_nothing_more_is_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
     """7 rows behind a pooling are whole on every device. Left to the compiler they were cut in parts of 4 and 3,
     because the gradient of the pooling is read in parts, and what is joined to them was gathered by itself."""
@@ -131,9 +127,6 @@ def test_where_rows_no_longer_divide_nothing_more_is_gathered(monkeypatch: pytes
 
 @pytest.mark.slow
 @pytest.mark.gpu_aot
-@pytest.mark.skipif(
-    importlib.util.find_spec("jax_cuda12_plugin") is None, reason="needs the extra gpu-aot to compile for GPUs"
-)
 def test_left_alone_the_compiler_writes_zeros_and_places_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """32 images of 128 x 128 a device: zeros of the first stage are 64 MiB.
 

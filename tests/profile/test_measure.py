@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +88,6 @@ for key in [*(("collective", kind, (4,), 4096) for kind in COLLECTIVES), ("matmu
 
 @pytest.mark.gpu_aot
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("jax_cuda12_plugin") is None, reason="needs the extra gpu-aot")
 def test_on_a_gpu_a_round_has_sixteen_operations_and_no_other_collective() -> None:
     environment = os.environ | Topology.parse("h100:8").aot_environment()
     environment["PYTHONPATH"] = os.pathsep.join(
