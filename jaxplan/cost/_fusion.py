@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from jaxplan.cost._in_place import LARGE_PARAMETER_BYTES
 from jaxplan.cost._pooling import is_disjoint
@@ -21,10 +20,6 @@ NOT_RECOMPUTED_IN_16_BITS = NOT_RECOMPUTED | {"sin", "cos", "atan", "atan2", "ex
 NOT_RECOMPUTED_ON_TPU = frozenset({"erf", "erf_inv", "sin", "cos", "lgamma", "digamma"})
 """Those that programs compiled for v5e save, of perceptrons with each of them between their products; not saved there
 are ``tanh``, ``tan``, ``atan2``, ``pow`` and ``cbrt``, nor ``erfc`` of GELU but for a bit (`costly_images`)."""
-_TRANSCENDENTAL = frozenset(
-    {"exp", "exp2", "expm1", "log", "log1p", "logistic", "tanh", "erf", "erfc", "sin", "cos", "pow"}
-)
-"""Functions that make it dearer to compute a value twice than to write it."""
 
 
 def runs_inside_readers(graph: StepGraph, chip: ChipSpec, equation: int) -> bool:
@@ -92,19 +87,3 @@ def _saved_functions(chip: ChipSpec) -> frozenset[str]:
     if chip.fuses_products:
         return NOT_RECOMPUTED_ON_TPU
     return NOT_RECOMPUTED_IN_16_BITS if chip.elementwise_16bit else NOT_RECOMPUTED
-
-
-def is_costly(graph: StepGraph, t: int, materialised: Sequence[bool]) -> bool:
-    """Whether a value takes a transcendental function, element by element, of what is there."""
-    program, producer = graph.program, graph.values.producer
-    stack, seen = [t], {t}
-    while stack:
-        u = stack.pop()
-        if producer[u] < 0 or materialised[u] or graph.rules[producer[u]].family not in ("elementwise", "shape"):
-            continue
-        eqn = program.equations[producer[u]]
-        if eqn.name in _TRANSCENDENTAL and program.tensors[u].num_elements == program.tensors[t].num_elements:
-            return True
-        stack += [v for v in eqn.operands if v not in seen]
-        seen.update(eqn.operands)
-    return False

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from jaxplan.cost._fusion import is_costly
 from jaxplan.ir import CONTRACTION_FAMILIES, StepGraph
 from jaxplan.mesh import ChipSpec
+
+_TRANSCENDENTAL = frozenset(
+    {"exp", "exp2", "expm1", "log", "log1p", "logistic", "tanh", "erf", "erfc", "sin", "cos", "pow"}
+)
+"""Functions that make it dearer to compute a value twice than to write it."""
 
 
 def gated(graph: StepGraph, chip: ChipSpec, materialised: Sequence[bool]) -> Iterator[int]:
@@ -26,7 +30,7 @@ def gated(graph: StepGraph, chip: ChipSpec, materialised: Sequence[bool]) -> Ite
         while (made := producer[t]) >= 0 and equations[made].name == "convert_element_type":
             t = equations[made].operands[0]
         others = {c for c in consumers[t] if equations[c].phase == "forward" and c > eqn.index}
-        if materialised[t] or graph.values.free[t] or not is_costly(graph, t, materialised):
+        if materialised[t] or graph.values.free[t] or not _is_costly(graph, t, materialised):
             continue
         if others & _behind_products(graph, eqn.results[0], graph.program.tensors[t].num_elements):
             yield t
@@ -51,3 +55,19 @@ def _behind_products(graph: StepGraph, t: int, size: int) -> set[int]:
                     seen.add((r, through))
                     stack.append((r, through))
     return found
+
+
+def _is_costly(graph: StepGraph, t: int, materialised: Sequence[bool]) -> bool:
+    """Whether a value takes a transcendental function, element by element, of what is there."""
+    program, producer = graph.program, graph.values.producer
+    stack, seen = [t], {t}
+    while stack:
+        u = stack.pop()
+        if producer[u] < 0 or materialised[u] or graph.rules[producer[u]].family not in ("elementwise", "shape"):
+            continue
+        eqn = program.equations[producer[u]]
+        if eqn.name in _TRANSCENDENTAL and program.tensors[u].num_elements == program.tensors[t].num_elements:
+            return True
+        stack += [v for v in eqn.operands if v not in seen]
+        seen.update(eqn.operands)
+    return False

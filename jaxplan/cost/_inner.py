@@ -4,12 +4,13 @@ user's `jax.shard_map`."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from jaxplan.cost._compute import trips_of
 from jaxplan.cost._flows import produced_layout, required_layout
 from jaxplan.cost._pooling import waits_for_gradient
+from jaxplan.cost._transfers import Transfer
 from jaxplan.cost._user_body import body_cost
 from jaxplan.ir import MESH, WHOLE, Configuration, Halo, StepGraph
 from jaxplan.mesh import Layout, Topology, collective_seconds
@@ -34,21 +35,37 @@ def inner_collectives(
     group: int,
     config: Configuration,
     sent: set[tuple] | None = None,
+    repeated: Mapping[tuple[int, Layout], Sequence[int]] | None = None,
 ) -> Iterator[InnerCollective]:
     """What the equations of a group communicate by themselves under a configuration, in program order.
 
     Equal edges of one value (a convolution's image, for its result and for its weight gradient) are sent once: the
     compiler was seen to merge them, but for those of what waits for the gradient of a pooling. ``sent`` holds those of
-    other groups.
+    other groups. ``repeated`` are copies that are made again, tensor and layout -> the first reader of each: the edges
+    of each are sent.
     """
-    sent = set() if sent is None else sent
+    sent, repeated = set() if sent is None else sent, repeated or {}
     for e in graph.grouping.groups[group].equations:
         yield from _of_body(graph, topology, e)
         yield from _of_extremes(graph, topology, group, e, config)
-        for edge, collective in _of_windows(graph, topology, group, e, config):
+        for edge, collective in _of_windows(graph, topology, group, e, config, repeated):
             if edge not in sent:
                 sent.add(edge)
                 yield collective
+
+
+def inner_of_plan(
+    graph: StepGraph,
+    topology: Topology,
+    groups: Sequence[int],
+    chosen: Sequence[Configuration],
+    transfers: Sequence[Transfer],
+) -> Iterator[InnerCollective]:
+    """What the operators of a plan communicate by themselves, in the order of ``groups``."""
+    sent: set[tuple] = set()
+    repeated = {(t.tensor, t.target): [span.first for span in t.spans] for t in transfers if t.repeated}
+    for v in groups:
+        yield from inner_collectives(graph, topology, v, chosen[v], sent, repeated)
 
 
 def may_communicate(graph: StepGraph, group: int) -> bool:
@@ -130,7 +147,12 @@ def _edges(
 
 
 def _of_windows(
-    graph: StepGraph, topology: Topology, group: int, equation: int, config: Configuration
+    graph: StepGraph,
+    topology: Topology,
+    group: int,
+    equation: int,
+    config: Configuration,
+    repeated: Mapping[tuple[int, Layout], Sequence[int]],
 ) -> Iterator[tuple[tuple, InnerCollective]]:
     """The edges of neighbours' blocks, one permute for each side of each operand that is extended.
 
@@ -138,11 +160,12 @@ def _of_windows(
     """
     for t, dim, layout, halo, block, axes in _edges(graph, topology, group, equation, config):
         local = graph.program.tensors[t].num_bytes // math.prod(layout.num_splits(topology.axes))
+        copy = sum(first <= equation for first in repeated.get((t, layout), ()))
         for side, rows in enumerate((halo.before, halo.after)):
             if rows:
                 num_bytes, trips = local * rows // block, trips_of(graph, equation)
                 alone = equation if waits_for_gradient(graph.program.equations[equation], t, topology.chip) else -1
-                edge = (graph.values.number[t], dim, side, rows, axes, num_bytes, alone)
+                edge = (graph.values.number[t], dim, side, rows, axes, num_bytes, alone, copy)
                 yield edge, InnerCollective(equation, "collective-permute", axes, num_bytes, trips)
 
 

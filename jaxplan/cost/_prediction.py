@@ -18,7 +18,7 @@ from jaxplan.cost._changed import ChangedFlows
 from jaxplan.cost._extended import ExtendedImages
 from jaxplan.cost._flows import layout_of, required_layout
 from jaxplan.cost._in_place import LARGE_PARAMETER_BYTES
-from jaxplan.cost._inner import InnerCollective, inner_collectives, may_communicate
+from jaxplan.cost._inner import InnerCollective, inner_of_plan, may_communicate
 from jaxplan.cost._lifetimes import Lifetimes
 from jaxplan.cost._model import CostModel
 from jaxplan.cost._ordered_copies import OrderedCopies
@@ -144,7 +144,7 @@ class Predictor:
         model = self.model
         chosen = model.chosen(assignment)
         transfers = self.transfers(assignment, choices)
-        collectives = _collectives(transfers, model.latency_shares, self.inner(chosen))
+        collectives = _collectives(transfers, model.latency_shares, self.inner(chosen, transfers))
         peak, parts = self._memory(assignment, chosen, transfers)
         prediction = Prediction(
             compute_seconds=float(sum(c[k] for c, k in zip(self.model.compute, assignment, strict=True))),
@@ -156,12 +156,12 @@ class Predictor:
         )
         return prediction, transfers
 
-    def inner(self, chosen: Sequence[Configuration]) -> list[InnerCollective]:
+    def inner(
+        self, chosen: Sequence[Configuration], transfers: Sequence[Transfer]
+    ) -> list[InnerCollective]:
         """What operators communicate by themselves, in order of their groups."""
-        graph, topology, sent = self.model.graph, self.model.topology, set()
-        return [
-            c for v in self._communicating for c in inner_collectives(graph, topology, v, chosen[v], sent)
-        ]
+        graph, topology = self.model.graph, self.model.topology
+        return list(inner_of_plan(graph, topology, self._communicating, chosen, transfers))
 
     def transfers(self, assignment: Sequence[int], choices: Sequence[int]) -> tuple[Transfer, ...]:
         """The transfers that a solution executes; those of the last few solutions are remembered."""

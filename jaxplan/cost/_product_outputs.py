@@ -57,27 +57,6 @@ def written_behind(graph: StepGraph, chip: ChipSpec, materialised: Sequence[bool
             yield t
 
 
-def computed_as_written(graph: StepGraph, t: int) -> bool:
-    """Whether a value is computed element by element of one product's result and of what comes in from outside."""
-    program, producer = graph.program, graph.values.producer
-    stack, seen, products = [t], {t}, set()
-    while stack:
-        u = stack.pop()
-        if producer[u] < 0 or graph.values.free[u]:
-            continue
-        eqn = program.equations[producer[u]]
-        if graph.rules[eqn.index].family in CONTRACTION_FAMILIES and u != t:
-            products.add(u)
-        elif graph.rules[eqn.index].family in _FUSED:
-            stack += [v for v in eqn.operands if v not in seen]
-            seen.update(eqn.operands)
-        else:
-            return False
-        if len(products) > 1:
-            return False
-    return bool(products)
-
-
 def computed_of(graph: StepGraph, t: int, phase: str = "forward") -> set[int]:
     """What a pass computes of a value element by element."""
     stack, found = [t], {t}

@@ -153,7 +153,7 @@ class PlanSimulator:
         """Run one step of an assignment."""
         transfers = self.predictor.transfers(assignment, choices)
         moves = self._moves(transfers, self._readers(assignment, transfers))
-        inner = self._inner(assignment)
+        inner = self._inner(assignment, transfers)
         tasks, names, clock, ends = self._tasks(self._compute_seconds(assignment), moves, inner)
         timeline = simulate(tasks)
         lifetimes = self.predictor.lifetimes(assignment, self.model.chosen(assignment), transfers)
@@ -172,12 +172,14 @@ class PlanSimulator:
         transfers = self.predictor.transfers(assignment, choices)
         moves = self._moves(transfers, self._readers(assignment, transfers))
         seconds = self._compute_seconds(assignment)
-        return simulate(self._tasks(seconds, moves, self._inner(assignment))[0]).makespan
+        return simulate(self._tasks(seconds, moves, self._inner(assignment, transfers))[0]).makespan
 
-    def _inner(self, assignment: Sequence[int]) -> dict[int, list[tuple[str, float]]]:
+    def _inner(
+        self, assignment: Sequence[int], transfers: Sequence[Transfer]
+    ) -> dict[int, list[tuple[str, float]]]:
         """Equation -> (name, seconds) of what it communicates by itself."""
         found: dict[int, list[tuple[str, float]]] = defaultdict(list)
-        for c in self.predictor.inner(self.model.chosen(assignment)):
+        for c in self.predictor.inner(self.model.chosen(assignment), transfers):
             name = f"{c.kind} inside of {self._equation_name(c.equation)}"
             found[c.equation].append((name, c.seconds(self.model.topology)))
         return found

@@ -8,10 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from jaxplan.cost._flows import layout_of
-from jaxplan.cost._fusion import is_costly
-from jaxplan.cost._inner import extended_operands, may_communicate, read_beside
+from jaxplan.cost._inner import Extended, extended_operands, may_communicate, read_beside
 from jaxplan.cost._model import CostModel
-from jaxplan.cost._product_outputs import computed_as_written
 from jaxplan.cost._tiles import padded_bytes, row_by_row_bytes
 from jaxplan.cost._transfers import Transfer
 from jaxplan.cost._updated_parts import gathered_updates, replaced_in_place
@@ -39,11 +37,7 @@ class TpuBuffers:
         self._windowed = [g.index for g in self._graph.grouping.groups if may_communicate(self._graph, g.index)]
         written, rules = model.buffers.materialised, self._graph.rules
         images = {t for e in program.equations if rules[e.index].family == "convolution" for t in e.operands}
-        self._written_beside = {
-            t
-            for t in images
-            if not written[t] and (computed_as_written(self._graph, t) or is_costly(self._graph, t, written))
-        }
+        self._written_beside = {t for t in images if not written[t] and self._is_computed(t)}
         self._scattered = [e for e in program.equations if rules[e.index].family == "scatter" and _turns_updates(e)]
         self._tables = rounded_tables(self._graph, model.topology)
         self._replaced = replaced_in_place(program)
@@ -64,30 +58,56 @@ class TpuBuffers:
     def copies(self, chosen: Sequence[Configuration], transfers: Sequence[Transfer]) -> Iterator[Copy]:
         """What is there once more, of a plan's configurations and transfers."""
         yield from self._extended(chosen)
+        yield from self._beside(chosen)
         yield from self._rounded(chosen, transfers)
         yield from self._copied(transfers)
         yield from self._turned(chosen)
 
+    def _is_computed(self, t: int) -> bool:
+        """Whether the forward pass makes a tensor, and not as a cast alone."""
+        index = self._graph.values.producer[t]
+        eqn = self._graph.program.equations[index]
+        return index >= 0 and eqn.phase == "forward" and eqn.name != "convert_element_type"
+
     def _extended(self, chosen: Sequence[Configuration]) -> Iterator[Copy]:
-        """What is read with the edges of neighbours' blocks around it; what convolutions so read, alone, where it could
-        be computed as a product is written (a Conformer's images were, before its rectifier and after it), or where it
-        takes a transcendental function (a swish): the edges are cut out of it.
+        """What poolings read with the edges of neighbours' blocks around it; where only they read it, the array without
+        edges is gone behind the first.
 
         Permutes start as early as they can, so that what the gradient of a pooling reads is there from the forward pass
         on.
         """
-        graph, topology = self._graph, self._model.topology
-        found: dict[tuple[int, tuple[int, ...]], list[int]] = defaultdict(list)
+        graph, topology, buffers = self._graph, self._model.topology, self._model.buffers
+        readers: dict[int, dict[Extended, None]] = defaultdict(dict)
         for v in self._windowed:
             for read in extended_operands(graph, topology, v, chosen[v], "window"):
-                found[read.tensor, read.shape].append(read.equation)
+                readers[read.tensor][read] = None
+        for t, reads in readers.items():
+            ends: dict[tuple[int, ...], int] = {}
+            for read in reads:
+                ends[read.shape] = max(read.equation, ends.get(read.shape, -1))
+            is_alone = buffers.materialised[t] and {r.equation for r in reads}.issuperset(graph.values.consumers[t])
+            for shape, last in ends.items():
+                size = self._padded_bytes(t, shape)
+                if is_alone and last == max(ends.values()):
+                    size -= self._padded_bytes(t, next(iter(reads)).own)
+                yield graph.values.producer[t], last, size
+
+    def _beside(self, chosen: Sequence[Configuration]) -> Iterator[Copy]:
+        """Images that would be computed inside of convolutions (what a rectifier makes) whose edges go to neighbours:
+        the edges are cut out of them."""
+        graph, topology = self._graph, self._model.topology
+        ends: dict[tuple[int, tuple[int, ...]], int] = {}
+        for v in self._windowed:
             for e, t in read_beside(graph, topology, v, chosen[v]):
                 if t in self._written_beside:
                     layout = layout_of(graph, chosen, graph.grouping.tensor_group[t], t, produced=True)
-                    found[t, tuple(layout.local_shape(graph.program.tensors[t].shape, self._axes))].append(e)
-        for (t, shape), readers in found.items():
-            size = padded_bytes(shape, graph.program.tensors[t].itemsize, self._model.buffers.inner.get(t, ()))
-            yield graph.values.producer[t], max(readers), size
+                    key = t, tuple(layout.local_shape(graph.program.tensors[t].shape, self._axes))
+                    ends[key] = max(e, ends.get(key, -1))
+        for (t, shape), last in ends.items():
+            yield graph.values.producer[t], last, self._padded_bytes(t, shape)
+
+    def _padded_bytes(self, t: int, shape: Sequence[int]) -> int:
+        return padded_bytes(shape, self._graph.program.tensors[t].itemsize, self._model.buffers.inner.get(t, ()))
 
     def _turned(self, chosen: Sequence[Configuration]) -> Iterator[Copy]:
         """Updates of scatters (`_turns_updates`) in the order in which they are scattered, where the memory beside the

@@ -28,10 +28,10 @@ class Collective:
     """One collective of a compiled program (combined operands count as one).
 
     `num_bytes` is per device and execution, the larger side: all-gather its output, reduce-scatter and
-    all-reduce their input, all-to-all and collective-permute the local bytes. `count` is how often a step
-    runs it (loops). `groups` holds device numbers of the program's device order; for a collective-permute
-    they are the sets of devices that exchange data. `op_name` and `source` (`file:line`) are those of what is moved,
-    or of what reads it, where the compiler gave the collective none.
+    all-reduce their input, all-to-all and collective-permute the local bytes; of elements, without the padding of
+    tiles. `count` is how often a step runs it (loops). `groups` holds device numbers of the program's device order;
+    for a collective-permute they are the sets of devices that exchange data. `op_name` and `source` (`file:line`) are
+    those of what is moved, or of what reads it, where the compiler gave the collective none.
     """
 
     kind: str
@@ -131,8 +131,20 @@ def _num_bytes(
         return operands[0].num_bytes  # the rest are tokens, offsets and the output buffer
     if kind == "collective-permute" and _is_in_place(operands):
         return operands[0].num_bytes
-    local = sum(t.num_bytes for t in operands)
+    local = sum(_elements_bytes(computation, name) for name in instruction.operands)
     return local * group_size if kind == "all-gather" else local
+
+
+def _elements_bytes(computation: dict[str, Instruction], name: str) -> int:
+    """Bytes of an operand without the padding of its tiles.
+
+    The TPU compiler's `all-reduce-scatter` reads an array, whose buffer is padded, as one of whole tiles (a bitcast).
+    """
+    instruction = computation[name]
+    local = sum(t.num_bytes for t in instruction.types)
+    if instruction.opcode == "bitcast":
+        return min(local, sum(t.num_bytes for t in operand_types(computation, instruction)))
+    return local
 
 
 def _is_in_place(operands: tuple[ArrayType, ...]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -13,9 +14,12 @@ from jax import lax
 import jaxplan
 from benchmarks.fuzz._strategies import Strategy, plan_of
 from jaxplan._planner import analyse_step
+from jaxplan.cost import find_flows, plan_transfers
 from jaxplan.cost._compute import local_flops, split_counts
+from jaxplan.cost._inner import inner_of_plan
 from jaxplan.ir import WHOLE, StepGraph, Window
 from jaxplan.mesh import Topology
+from jaxplan.partition import compile_plan
 from jaxplan.partition._hlo_flops import flops
 
 TOPOLOGY = Topology.parse("cpu:8")
@@ -127,6 +131,34 @@ def test_other_windows_are_split_too(name: str) -> None:
     assert num_windows == 2
     found = plan_of(graph, TOPOLOGY, strategy).jit()(x)
     np.testing.assert_allclose(found, jax.jit(OTHERS[name])(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.tpu_aot
+@pytest.mark.slow
+@pytest.mark.parametrize("is_repeated", [False, True])
+def test_edges_of_a_copy_that_is_made_again_are_sent_again(is_repeated: bool) -> None:
+    """Images are computed in parts of the batch, and convolved in parts of the rows: forward, and for the gradient of
+    the kernel. The compiler sends the edges of each copy once, two permutes of a row each."""
+    topology = Topology.parse("v5e:2x4")
+    x, w = (jnp.ones(s, jnp.bfloat16) for s in ((X[0], 32, 32, 128), (3, 3, 128, 128)))
+    step = jax.grad(lambda w, x: jnp.sum(jnp.sin(conv(jnp.sin(x), w))))
+    graph = analysed(step, w, x)
+    strategy, _ = images_split(graph, (0,), ())
+    image = next(e.operands[0] for e in graph.program.equations if e.name == "conv_general_dilated")
+    made = graph.grouping.equation_group[graph.values.producer[image]]
+    (batch,) = graph.spaces[made].tensor_dims[image][0]
+    parts = tuple((0,) if c == batch else () for c in range(len(graph.spaces[made].classes)))
+    configurations = (*strategy.configurations[:made], parts, *strategy.configurations[made + 1 :])
+    flows = find_flows(graph)
+    repeated = tuple(i for i, flow in enumerate(flows) if is_repeated and flow.tensor == image)
+    transfers = plan_transfers(graph, topology, flows, configurations, frozenset(repeated))
+    inner = inner_of_plan(graph, topology, range(len(configurations)), configurations, transfers)
+    found = [c.num_bytes for c in inner if c.kind == "collective-permute"]
+    strategy = dataclasses.replace(strategy, configurations=configurations, repeated=repeated)
+    report = compile_plan(plan_of(graph, topology, strategy))
+    compiled = [c.num_bytes for c in report.collectives if c.kind == "collective-permute"]
+    assert found == compiled
+    assert found == [X[0] * 32 * 128 * 2] * (4 if is_repeated else 2)
 
 
 def brute_force(window: Window, parts: int) -> list[tuple[int, int]] | None:

@@ -244,6 +244,42 @@ def test_the_spellings_of_the_tpu_compiler() -> None:
     assert uncounted_calls(parse_module(TPU_PROGRAM)) == ()
 
 
+TILED = """
+HloModule jit_step, is_scheduled=true, num_partitions=8
+
+%add (a: bf16[], b: bf16[]) -> bf16[] {
+  %a = bf16[] parameter(0)
+  %b = bf16[] parameter(1)
+  ROOT %sum = bf16[] add(%a, %b)
+}
+
+%all-reduce-scatter.39 (input_0: bf16[4,1,80,120]) -> bf16[10,8,120] {
+  %input_0 = bf16[4,1,80,120]{3,2,0,1:T(8,128)(2,1)S(1)} parameter(0)
+  %input_1 = bf16[4,1,60,80]{3,2,0,1:T(8,128)(2,1)S(1)} parameter(1)
+  %tiles.1 = bf16[40,8,120]{2,1,0:T(8,128)(2,1)} bitcast(%input_0)
+  %tiles.2 = bf16[32,8,80]{2,1,0:T(8,128)(2,1)} bitcast(%input_1)
+  %all-reduce.292 = (bf16[40,8,120]{2,1,0:T(8,128)(2,1)}, bf16[32,8,80]{2,1,0:T(8,128)(2,1)}) \
+all-reduce(%tiles.1, %tiles.2), channel_id=1, replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%add
+  %summed = bf16[40,8,120]{2,1,0:T(8,128)(2,1)} get-tuple-element(%all-reduce.292), index=0
+  %index = s32[] constant(0)
+  ROOT %kept = bf16[10,8,120]{2,1,0:T(8,128)(2,1)} dynamic-slice(%summed, %index, %index, %index), \
+dynamic_slice_sizes={10,8,120}
+}
+
+ENTRY %main (g: bf16[4,1,80,120], h: bf16[4,1,60,80]) -> bf16[10,8,120] {
+  %g = bf16[4,1,80,120]{3,2,0,1:T(8,128)(2,1)} parameter(0)
+  %h = bf16[4,1,60,80]{3,2,0,1:T(8,128)(2,1)} parameter(1)
+  ROOT %result = bf16[10,8,120]{2,1,0:T(8,128)(2,1)} fusion(%g, %h), kind=kCustom, calls=%all-reduce-scatter.39
+}
+"""
+
+
+def test_bytes_are_those_of_elements_where_a_buffer_is_read_as_tiles() -> None:
+    """The second array's 60 rows fill 64 in memory: a bitcast, to which nothing was added."""
+    (scatter,) = collectives(TILED)
+    assert (scatter.kind, scatter.num_bytes) == ("reduce-scatter", 2 * 4 * (80 * 120 + 60 * 80))
+
+
 def test_contractions_in_fusions_and_library_calls_are_counted() -> None:
     assert flops(PROGRAM) == 2 * (2 * 8 * 32 * 4)
 
