@@ -75,6 +75,7 @@ CASES = [
     _case("clip-tiny", slow=True, optimizer="sgd"),
     _case("densenet-tiny", "float64", slow=True),
     _case("deepseek-tiny", slow=True, optimizer="sgd"),
+    _case("gemma-tiny", slow=True, optimizer="sgd"),
     _case("whisper-tiny", slow=True, optimizer="sgd"),
     _case("efficientnet-tiny", "float64", slow=True),
     _case("dit-tiny", slow=True, num_layers=1, optimizer="sgd"),

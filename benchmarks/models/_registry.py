@@ -19,6 +19,7 @@ from benchmarks.models._densenet import DenseNetConfig, make_densenet_state
 from benchmarks.models._dit import DiTConfig, dit_train_step, make_dit_batch, make_dit_state
 from benchmarks.models._dlrm import DLRMConfig, dlrm_train_step, make_dlrm_batch, make_dlrm_state
 from benchmarks.models._efficientnet import EfficientNetConfig, make_efficientnet_state, stages_of
+from benchmarks.models._gemma import GemmaConfig, make_gemma_state
 from benchmarks.models._gpt import (
     GPTConfig,
     gpt_eval_step,
@@ -108,6 +109,7 @@ _transformer = _family(
 )
 _t5 = _family(T5Config, make_t5_state, make_transformer_batch, _always(transformer_train_step))
 _deepseek = _family(DeepSeekConfig, make_deepseek_state, make_gpt_batch, _always(gpt_train_step))
+_gemma = _family(GemmaConfig, make_gemma_state, make_gpt_batch, _always(gpt_train_step))
 _mixed = _family(MixedGPTConfig, make_mixed_state, make_gpt_batch, make_mixed_step)
 _moe = _family(MoEConfig, make_moe_state, make_gpt_batch, make_moe_step)
 _llama = _family(LlamaConfig, make_llama_state, make_llama_batch, _always(llama_train_step))
@@ -343,6 +345,16 @@ MODELS: dict[str, ModelSpec] = {
         "1-layer transformer with DeepSeek's attention for tests",
         num_layers=1, width=32, num_heads=4, head_width=8, rotary_width=4, latent_width=16, ffn_width=64,
         vocab_size=64, batch_size=16, sequence_length=8,
+    ),
+    "gemma2-2b": _gemma(
+        "Gemma 2 2B shape, 2.6B parameters",
+        num_layers=26, width=2304, num_heads=8, num_kv_heads=4, head_width=256, ffn_width=9216, vocab_size=256000,
+        window=4096, batch_size=64, sequence_length=8192,
+    ),
+    "gemma-tiny": _gemma(
+        "2-layer Gemma for tests",
+        num_layers=2, width=32, num_heads=4, num_kv_heads=2, head_width=8, ffn_width=64, vocab_size=64, window=4,
+        batch_size=16, sequence_length=8,
     ),
     "clip-b32": _clip(
         "CLIP of a ViT-B/32, 151M parameters",

@@ -22,6 +22,7 @@ SWIN_T_PARAMETERS = 28_288_354
 VGG_16_PARAMETERS = 138_357_544
 CLIP_B32_PARAMETERS = 151_277_313  # of the checkpoint as published
 DENSENET_121_PARAMETERS = 7_978_856
+GEMMA_2_2B_PARAMETERS = 2_614_341_888  # of the checkpoint as published
 EFFICIENTNET_B0_PARAMETERS = 5_288_548
 WHISPER_BASE_PARAMETERS = 72_593_920 - 1500 * 512  # of the checkpoint as published, whose sinusoids count
 MAMBA_130M_PARAMETERS = 129_135_360  # of the checkpoint as published
@@ -142,6 +143,7 @@ TINY_GPT_PARAMETERS = _gpt_parameters(2, 64, 256, 32)
         ("clip-b32", CLIP_B32_PARAMETERS),
         ("densenet121", DENSENET_121_PARAMETERS),
         ("deepseek-v2-lite", _deepseek_parameters(27, 2048, 16, 128, 64, 512, 10944, 102400)),
+        ("gemma2-2b", GEMMA_2_2B_PARAMETERS),
         ("efficientnet-b0", EFFICIENTNET_B0_PARAMETERS),
         ("whisper-base", WHISPER_BASE_PARAMETERS),
         ("conformer-l", _conformer_parameters(17, 512, 31, 1024, 80)),
