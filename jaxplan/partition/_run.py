@@ -279,9 +279,13 @@ class Run:
         return self._after(values, due)
 
     def _after_all(self, values: Sequence[Any], others: Sequence[_Due] = ()) -> list[Any]:
-        """Values that are there when all gradients are, and ``others``, that were made so far."""
+        """Values that are there when all gradients are, and ``others``, that were made so far.
+
+        Where the compiler computes what products read inside of them, a barrier writes that, and none is for nothing:
+        one wrote the gradient of a Gemma's logits, 2 GiB.
+        """
         made, self.made, self.due = [*self.due, *self.made, *others], [], []
-        return self._after(values, made)
+        return self._after(values, made) if made or not self.replay.chip.fuses_products else list(values)
 
     def settle(self, values: Sequence[Any]) -> list[Any]:
         """Values that a loop of the backward pass begins with, there when all gradients made before it are."""
@@ -293,11 +297,8 @@ class Run:
         """Values that are there when the gradients are.
 
         The compiler forgets what a barrier holds and nobody reads, so what was computed of a gradient that was read
-        already (a cast) is computed again of what comes out. Where it computes what products read inside of them, a
-        barrier writes that, so there is none for nothing: it wrote the gradient of a Gemma's logits, 2 GiB.
+        already (a cast) is computed again of what comes out.
         """
-        if not gradients and self.replay.chip.fuses_products:
-            return list(values)
         tied, made = lax.optimization_barrier((list(values), [value for _, value in gradients]))
         for (key, _), value in zip(gradients, made, strict=True):
             self._replace(key, value)
