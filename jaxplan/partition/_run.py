@@ -183,7 +183,9 @@ class Run:
                 operands[i] = value
         if (how := self.replay.unpooled.get(eqn.index)) is not None:
             operands = wait_for_gradient(self, eqn, how, operands)
-        if (position := self.replay.settled.get(eqn.index)) is not None:
+        position = self.replay.settled.get(eqn.index)
+        # A barrier writes what would be computed inside of the product (the gradient of logits), so none for nothing.
+        if position is not None and (self.made or self.due or self.replay.is_there(eqn, position)):
             (operands[position],) = self._after_all([operands[position]])
         results = self._apply(eqn, group, operands, layouts)
         if eqn.index in self.replay.awaited and family == "gather":
@@ -279,13 +281,9 @@ class Run:
         return self._after(values, due)
 
     def _after_all(self, values: Sequence[Any], others: Sequence[_Due] = ()) -> list[Any]:
-        """Values that are there when all gradients are, and ``others``, that were made so far.
-
-        Where the compiler computes what products read inside of them, a barrier writes that, and none is for nothing:
-        one wrote the gradient of a Gemma's logits, 2 GiB.
-        """
+        """Values that are there when all gradients are, and ``others``, that were made so far."""
         made, self.made, self.due = [*self.due, *self.made, *others], [], []
-        return self._after(values, made) if made or not self.replay.chip.fuses_products else list(values)
+        return self._after(values, made)
 
     def settle(self, values: Sequence[Any]) -> list[Any]:
         """Values that a loop of the backward pass begins with, there when all gradients made before it are."""
