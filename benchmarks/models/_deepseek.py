@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax.training.train_state import TrainState
 
-from benchmarks.models._llama import DecoderConfig, Llama, rotate
+from benchmarks.models._llama import DecoderConfig, Llama, attend, rotate
 from benchmarks.models._optimizer import make_train_state
 
 
@@ -49,10 +49,7 @@ class LatentAttention(nn.Module):
         shared = jnp.broadcast_to(rotate(shared[:, :, None]), (*k.shape[:-1], rotary))
         k = jnp.concatenate([k, shared], axis=-1)
         scores = jnp.einsum("bthd,bshd->bhts", q, k) * jnp.asarray((head + rotary) ** -0.5, q.dtype)
-        causal = jnp.tril(jnp.ones((x.shape[1], x.shape[1]), bool))
-        scores = jnp.where(causal, scores.astype(jnp.float32), jnp.finfo(jnp.float32).min)
-        weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-        mixed = jnp.einsum("bhts,bshd->bthd", weights, v)
+        mixed = attend(scores, v, "bhts,bshd->bthd")
         return nn.DenseGeneral(config.width, axis=(-2, -1), name="out", **kwargs)(mixed)
 
 

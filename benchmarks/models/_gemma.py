@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax.training.train_state import TrainState
 
-from benchmarks.models._llama import DecoderConfig, rotate
+from benchmarks.models._llama import DecoderConfig, attend, rotate
 from benchmarks.models._optimizer import make_train_state
 
 
@@ -42,19 +42,15 @@ class Attention(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        config, length = self.config, x.shape[1]
+        config = self.config
         kwargs = {"use_bias": False, **config.dtypes}
         kv_heads, width = config.num_kv_heads, config.head_width
         q = rotate(nn.DenseGeneral((kv_heads, config.num_heads // kv_heads, width), name="query", **kwargs)(x))
         k = rotate(nn.DenseGeneral((kv_heads, width), name="key", **kwargs)(x))
         v = nn.DenseGeneral((kv_heads, width), name="value", **kwargs)(x)
         scores = jnp.einsum("btkgd,bskd->bkgts", q * width**-0.5, k)
-        seen = jnp.tril(jnp.ones((length, length), bool))
-        if self.window:
-            seen &= jnp.triu(jnp.ones((length, length), bool), 1 - self.window)
-        scores = jnp.where(seen, _capped(scores.astype(jnp.float32), config.score_cap), jnp.finfo(jnp.float32).min)
-        weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-        mixed = jnp.einsum("bkgts,bskd->btkgd", weights, v)
+        scores = _capped(scores.astype(jnp.float32), config.score_cap)
+        mixed = attend(scores, v, "bkgts,bskd->btkgd", self.window)
         return nn.DenseGeneral(config.width, axis=(-3, -2, -1), name="out", **kwargs)(mixed)
 
 

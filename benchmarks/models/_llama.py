@@ -69,6 +69,18 @@ def rotate(x: jax.Array) -> jax.Array:
     return jnp.concatenate([real * cos - imaginary * sin, imaginary * cos + real * sin], axis=-1)
 
 
+def attend(scores: jax.Array, v: jax.Array, subscripts: str, window: int = 0) -> jax.Array:
+    """The sums of values `[B, S, ..., D]` that scores `[B, ..., T, S]` weigh; `subscripts` are einsum's.
+
+    Tokens see those up to themselves, only the last `window` of these unless it is 0; softmax is in float32.
+    """
+    seen = jnp.tril(jnp.ones(scores.shape[-2:], bool))
+    if window:
+        seen &= jnp.triu(jnp.ones(scores.shape[-2:], bool), 1 - window)
+    scores = jnp.where(seen, scores.astype(jnp.float32), jnp.finfo(jnp.float32).min)
+    return jnp.einsum(subscripts, jax.nn.softmax(scores, axis=-1).astype(v.dtype), v)
+
+
 class Attention(nn.Module):
     """Causal self-attention; groups of query heads share a head of keys and values (Ainslie et al. 2023)."""
 
@@ -83,10 +95,7 @@ class Attention(nn.Module):
         k = rotate(nn.DenseGeneral((config.num_kv_heads, width), name="key", **kwargs)(x))
         v = nn.DenseGeneral((config.num_kv_heads, width), name="value", **kwargs)(x)
         scores = jnp.einsum("btkgd,bskd->bkgts", q, k) * jnp.asarray(width**-0.5, q.dtype)
-        causal = jnp.tril(jnp.ones((x.shape[1], x.shape[1]), bool))
-        scores = jnp.where(causal, scores.astype(jnp.float32), jnp.finfo(jnp.float32).min)
-        weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-        mixed = jnp.einsum("bkgts,bskd->btkgd", weights, v)
+        mixed = attend(scores, v, "bkgts,bskd->btkgd")
         return nn.DenseGeneral(config.width, axis=(-3, -2, -1), name="out", **kwargs)(mixed)
 
 

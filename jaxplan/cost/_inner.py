@@ -95,12 +95,15 @@ def extended_operands(
     together inside of them.
     """
     for e in graph.grouping.groups[group].equations:
-        if graph.rules[e].family == family:
-            for edge in _edges(graph, topology, group, e, config):
-                own = tuple(edge.layout.local_shape(graph.program.tensors[edge.tensor].shape, topology.axes))
-                rows = own[edge.dim] + edge.halo.before + edge.halo.after
-                if rows > own[edge.dim]:
-                    yield Extended(e, edge.tensor, (*own[: edge.dim], rows, *own[edge.dim + 1 :]), own)
+        if graph.rules[e].family != family:
+            continue
+        shapes: dict[int, tuple[list[int], tuple[int, ...]]] = {}
+        for edge in _edges(graph, topology, group, e, config):
+            own = tuple(edge.layout.local_shape(graph.program.tensors[edge.tensor].shape, topology.axes))
+            shape, _ = shapes.setdefault(edge.tensor, (list(own), own))
+            rows = own[edge.dim] + edge.halo.before + edge.halo.after
+            shape[edge.dim] = max(shape[edge.dim], rows)
+        yield from (Extended(e, t, tuple(shape), own) for t, (shape, own) in shapes.items() if tuple(shape) != own)
 
 
 def read_beside(graph: StepGraph, topology: Topology, group: int, config: Configuration) -> Iterator[tuple[int, int]]:

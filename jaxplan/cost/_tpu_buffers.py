@@ -66,8 +66,10 @@ class TpuBuffers:
     def _is_computed(self, t: int) -> bool:
         """Whether the forward pass makes a tensor, and not as a cast alone."""
         index = self._graph.values.producer[t]
+        if index < 0:
+            return False
         eqn = self._graph.program.equations[index]
-        return index >= 0 and eqn.phase == "forward" and eqn.name != "convert_element_type"
+        return eqn.phase == "forward" and eqn.name != "convert_element_type"
 
     def _extended(self, chosen: Sequence[Configuration]) -> Iterator[Copy]:
         """What poolings read with the edges of neighbours' blocks around it; where only they read it, the array without
@@ -77,19 +79,20 @@ class TpuBuffers:
         on.
         """
         graph, topology, buffers = self._graph, self._model.topology, self._model.buffers
-        readers: dict[int, dict[Extended, None]] = defaultdict(dict)
+        readers: dict[int, list[Extended]] = defaultdict(list)
         for v in self._windowed:
             for read in extended_operands(graph, topology, v, chosen[v], "window"):
-                readers[read.tensor][read] = None
+                readers[read.tensor].append(read)
         for t, reads in readers.items():
             ends: dict[tuple[int, ...], int] = {}
             for read in reads:
                 ends[read.shape] = max(read.equation, ends.get(read.shape, -1))
             is_alone = buffers.materialised[t] and {r.equation for r in reads}.issuperset(graph.values.consumers[t])
+            latest = max(ends, key=ends.__getitem__)
             for shape, last in ends.items():
                 size = self._padded_bytes(t, shape)
-                if is_alone and last == max(ends.values()):
-                    size -= self._padded_bytes(t, next(iter(reads)).own)
+                if is_alone and shape == latest:
+                    size -= self._padded_bytes(t, reads[0].own)
                 yield graph.values.producer[t], last, size
 
     def _beside(self, chosen: Sequence[Configuration]) -> Iterator[Copy]:
