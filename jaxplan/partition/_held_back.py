@@ -106,9 +106,8 @@ def _waiting_operand(
     """The position of the operand through which a product waits.
 
     What waits is written: probabilities of attention that a product computes again were, 1 GiB of a Llama. So it is one
-    that is in memory anyway, of the backward pass if there is any, and the smallest such; the smallest, if none is: not
-    the gradient of the logits, but the embedding. Of a convolution it is the image: a library must see a kernel being
-    reversed.
+    that is in memory anyway, of the backward pass if there is any, and the smallest such. Of a convolution it is the
+    image: a library must see a kernel being reversed.
     """
 
     def cost(position: int) -> tuple[bool, bool, int]:
@@ -116,7 +115,7 @@ def _waiting_operand(
         copy, made_by = copy_of(eqn, t), graph.values.producer[t]
         is_there = bool(copy and copy.collectives) or buffers.materialised[t]
         is_backward = made_by >= 0 and graph.program.equations[made_by].phase == "backward"
-        return not is_there, is_there and not is_backward, local_bytes(t, copy.target if copy else None)
+        return not is_there, not is_backward, local_bytes(t, copy.target if copy else None)
 
     positions = range(1 if graph.rules[eqn.index].family == "convolution" else 2)
     return min(positions, key=cost)
