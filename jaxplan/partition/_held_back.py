@@ -60,8 +60,7 @@ def places_of_due_products(
     buffers = analyse_buffers(graph, chip, in_order=True)
     curve = bytes_alive(graph, buffers, local_bytes, transfers)
     peak = curve.max()
-    death = _deaths_without(graph, buffers, making, copy_of)
-    read = {e: _arrays_read(graph, buffers, graph.program.equations[e], copy_of) for e in making}
+    held = _Held(graph, buffers, making, local_bytes, copy_of)
     backward = (e for e in graph.program.equations if e.phase == "backward" and e.region < 0)
     others = [e.index for e in backward if _is_product(graph, e) and e.index not in making]
     loops = [region.start for region in graph.program.regions if region.parent < 0]
@@ -72,11 +71,7 @@ def places_of_due_products(
         """The most bytes between a product and the next, with what waits, and the bytes that wait."""
         passed = [start for start in (*loops, *places) if start < place]
         there = max([*passed, barriers[bisect.bisect_right(barriers, place) - 2]])
-        waiting = [e for e in making if there < e < place]
-        held = {array for e in waiting for array in read[e] if death.get(array, -1) < place}
-        size = sum(
-            local_bytes(*array) if isinstance(array, tuple) else local_bytes(array, None) for array in held
-        )
+        size = held.num_bytes(place, (e for e in making if there < e < place))
         return curve[place:following].max() + size, size
 
     stretches = list(itertools.pairwise([*others, len(graph.program.equations)]))
@@ -94,6 +89,63 @@ def places_of_due_products(
             places.add(place)
     equations = graph.program.equations
     return {p: _waiting_operand(graph, buffers, equations[p], local_bytes, copy_of) for p in sorted(places)}
+
+
+def barriers_that_wait(
+    graph: StepGraph,
+    chip: ChipSpec,
+    local_bytes: Callable[[int, Layout | None], int],
+    copy_of: Callable[[Equation, int], Transfer | None],
+    transfers: Collection[Transfer],
+    gradients: Collection[int],
+    summands: Collection[int],
+) -> frozenset[int]:
+    """Barriers of the backward pass before which all gradients are to be there, and parts of them, that were made so
+    far: a barrier waits for those made before the last one as it is, and for no parts.
+
+    Args:
+      summands: parts of gradients that are added up before they are reduced; the others are as above.
+
+    Returns:
+      The first equation of each.
+    """
+    starts = [equations.start for equations in backward_barriers(graph.program)]
+    parts = _products(graph, summands)
+    making = _products(graph, gradients) | parts
+    if not starts or not making:
+        return frozenset()
+    buffers = analyse_buffers(graph, chip, in_order=True)
+    curve = bytes_alive(graph, buffers, local_bytes, transfers)
+    held, peak = _Held(graph, buffers, making, local_bytes, copy_of), curve.max()
+    found: list[int] = []
+    for before, place, following in zip([-1, *starts], starts, [*starts[1:], len(curve)], strict=False):
+        settled = found[-1] if found else -1
+        waiting = (e for e in making if (settled if e in parts else before) < e < place)
+        size = held.num_bytes(place, waiting)
+        if size > LEAST_HELD * peak and curve[place:following].max() + size > (1 + LEAST_HELD) * peak:
+            found.append(place)
+    return frozenset(found)
+
+
+class _Held:
+    """What products that make gradients, ``making``, hold while they wait."""
+
+    def __init__(
+        self,
+        graph: StepGraph,
+        buffers: Buffers,
+        making: set[int],
+        local_bytes: Callable[[int, Layout | None], int],
+        copy_of: Callable[[Equation, int], Transfer | None],
+    ) -> None:
+        self._local_bytes = local_bytes
+        self._death = _deaths_without(graph, buffers, making, copy_of)
+        self._read = {e: _arrays_read(graph, buffers, graph.program.equations[e], copy_of) for e in making}
+
+    def num_bytes(self, place: int, waiting: Iterable[int]) -> int:
+        """On one device, at an equation, of arrays that nothing else reads from there on."""
+        arrays = {array for e in waiting for array in self._read[e] if self._death.get(array, -1) < place}
+        return sum(self._local_bytes(*(a if isinstance(a, tuple) else (a, None))) for a in arrays)
 
 
 def _waiting_operand(

@@ -25,7 +25,7 @@ from jaxplan.cost import (
 )
 from jaxplan.ir import STORED_KINDS, UNGROUPED, VIEW_PRIMITIVES, Configuration, Equation, Region, StepGraph
 from jaxplan.mesh import Layout, Topology
-from jaxplan.partition._held_back import places_of_due_products
+from jaxplan.partition._held_back import barriers_that_wait, places_of_due_products
 from jaxplan.partition._kept_apart import products_kept_apart, slices_written_apart
 from jaxplan.partition._run import Run
 from jaxplan.partition._steps import Executor
@@ -53,6 +53,8 @@ class Replay:
       summands: parts of gradients that are added up before they are reduced.
       tables: updates of zeros that make the gradient of a large table; they take turns.
       settled: product before which all gradients are there that were made before it -> the operand that waits.
+      settled_barriers: those that begin to compute a region again before which all gradients, and parts of them, are
+        there.
       apart: products that are not to be merged with others of an operand -> the first of those, its position.
       awaited: contraction -> parameters not to be gathered before its operands are there; look-up -> tables not to be
         gathered before its rows are.
@@ -89,6 +91,9 @@ class Replay:
         made = (*self.gradients, *self.at_home, *self.sums)
         self.settled = places_of_due_products(
             graph, self.chip, self._local_bytes, self._copy_of, transfers, made
+        )
+        self.settled_barriers = barriers_that_wait(
+            graph, self.chip, self._local_bytes, self._copy_of, transfers, made, self.summands
         )
         self.apart = products_kept_apart(
             graph, self.chip, self._local_bytes, self._copy_of, transfers, self.awaited

@@ -270,7 +270,8 @@ class Run:
                 self.env[other.results[0]] = self.env[other.operands[0]]
             else:
                 held.append(other)
-        values = self._after_due([self.read_operand(other, 0) for other in held])
+        values = [self.read_operand(other, 0) for other in held]
+        values = self.settle(values) if eqn.index in self.replay.settled_barriers else self._after_due(values)
         self.env.update((other.results[0], value) for other, value in zip(held, values, strict=True))
         if eqn.phase != "backward":
             self.due = []
@@ -286,7 +287,8 @@ class Run:
         return self._after(values, made)
 
     def settle(self, values: Sequence[Any]) -> list[Any]:
-        """Values that a loop of the backward pass begins with, there when all gradients made before it are."""
+        """Values that a loop of the backward pass, or a region computed again, begins with, there when all gradients
+        made before it are, and parts of them."""
         return self._after_all(
             values, [(t, self.env[t]) for t in sorted(self.replay.summands) if t in self.env]
         )
