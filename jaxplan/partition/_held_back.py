@@ -118,7 +118,7 @@ def barriers_that_wait(
     curve = bytes_alive(graph, buffers, local_bytes, transfers)
     held, peak = _Held(graph, buffers, making, local_bytes, copy_of), curve.max()
     found: list[int] = []
-    for before, place, following in zip([-1, *starts], starts, [*starts[1:], len(curve)], strict=False):
+    for before, place, following in zip([-1, *starts[:-1]], starts, [*starts[1:], len(curve)], strict=True):
         settled = found[-1] if found else -1
         waiting = (e for e in making if (settled if e in parts else before) < e < place)
         size = held.num_bytes(place, waiting)
