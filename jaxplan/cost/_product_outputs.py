@@ -1,15 +1,17 @@
 """What kernels of matrix products compute of their results before they write them (compilers that fuse into products).
 
 Of attention scores in bfloat16 that are widened, and then scaled, biased or masked, compiled TPU programs keep float32:
-the widening has one reader, so it and that reader are computed as the product is written. Where the widened value
-itself has several readers, each of them widens, and bfloat16 is kept. So it is for logits, whatever is added to them.
+the widening has one reader, so it and that reader are computed as the product is written. What the backward pass reads
+on the way (a tanh that caps scores) it computes again of the scores: those are kept in bfloat16 beside. Where the
+widened value itself has several readers, each of them widens, and bfloat16 is kept. So it is for logits, whatever is
+added to them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from jaxplan.ir import CONTRACTION_FAMILIES, StepGraph
+from jaxplan.ir import CONTRACTION_FAMILIES, Equation, StepGraph
 from jaxplan.mesh import ChipSpec
 
 _FUSED = ("elementwise", "shape")
@@ -22,7 +24,7 @@ def widened_outputs(graph: StepGraph, chip: ChipSpec) -> dict[int, int]:
     found = {}
     for eqn in graph.program.equations:
         if graph.rules[eqn.index].family in CONTRACTION_FAMILIES:
-            written = _widened(graph, eqn.results[0])
+            written = _widened(graph, eqn.results[0], eqn.phase)
             if written is not None and _reaches_product(graph, written, eqn.phase):
                 found[eqn.results[0]] = written
     return found
@@ -69,12 +71,15 @@ def computed_of(graph: StepGraph, t: int, phase: str = "forward") -> set[int]:
     return found
 
 
-def _widened(graph: StepGraph, t: int) -> int | None:
-    """The last of the values of equal size that are computed of ``t``, each by the only reader of the one before; none
-    unless one is wider than ``t`` and something else is computed of that."""
+def _widened(graph: StepGraph, t: int, phase: str) -> int | None:
+    """The last of the values of equal size that are computed of ``t``, each by the only reader in this pass of the one
+    before; none unless one is wider than ``t`` and something else is computed of that."""
     tensors, equations, outputs = graph.program.tensors, graph.program.equations, graph.program.outputs
     narrow, computed, is_wide = tensors[t], 0, False
-    while t not in outputs and len(readers := set(graph.values.consumers[t])) == 1:
+    while t not in outputs:
+        readers = {e for e in graph.values.consumers[t] if _serves(graph, equations[e], phase)}
+        if len(readers) != 1:
+            break
         (e,) = readers
         result = equations[e].results[0]
         if graph.rules[e].family not in _FUSED or tensors[result].num_elements != narrow.num_elements:
@@ -83,6 +88,17 @@ def _widened(graph: StepGraph, t: int) -> int | None:
         is_wide = tensors[result].itemsize > narrow.itemsize
         t = result
     return t if is_wide and computed else None
+
+
+def _serves(graph: StepGraph, eqn: Equation, phase: str) -> bool:
+    """Whether a pass reads what an equation of it makes: the derivative of a tanh it computes for the other."""
+    if eqn.phase != phase or graph.rules[eqn.index].family not in _FUSED:
+        return eqn.phase == phase
+    of_results = {u for r in eqn.results for u in computed_of(graph, r, phase)}
+    readers = {e for u in of_results for e in graph.values.consumers[u]}
+    of_pass = [e for e in readers if graph.program.equations[e].phase == phase]
+    is_read = any(graph.rules[e].family not in _FUSED for e in of_pass)
+    return is_read or not of_results.isdisjoint(graph.program.outputs)
 
 
 def _reaches_product(graph: StepGraph, t: int, phase: str) -> bool:

@@ -62,6 +62,7 @@ class TpuBuffers:
         yield from self._rounded(chosen, transfers)
         yield from self._copied(transfers)
         yield from self._turned(chosen)
+        yield from self._sent(transfers)
 
     def _is_computed(self, t: int) -> bool:
         """Whether the forward pass makes a tensor, and not as a cast alone."""
@@ -133,6 +134,16 @@ class TpuBuffers:
             shape = layout.local_shape(graph.program.tensors[t].shape, self._axes)
             first, last = min(first for first, _ in spans.values()), max(last for _, last in spans.values())
             yield first, last, row_by_row_bytes(shape, NARROW_BYTES)
+
+    def _sent(self, transfers: Sequence[Transfer]) -> Iterator[Copy]:
+        """Pieces that would be computed inside of what reads them (a parameter, rounded), while they are gathered."""
+        for transfer in transfers:
+            t, layout = transfer.tensor, transfer.path.layouts[0]
+            if self._model.buffers.materialised[t] or transfer.path.steps[0].kind != "all-gather":
+                continue
+            shape = layout.local_shape(self._graph.program.tensors[t].shape, self._axes)
+            for span in transfer.spans:
+                yield span.first, span.first, padded_bytes(shape, transfer.itemsize)
 
     def _copied(self, transfers: Sequence[Transfer]) -> Iterator[Copy]:
         """The largest parameter that is gathered after its update is gathered into another buffer than its own, and

@@ -177,10 +177,13 @@ def _scatter_tiled(x: Any, names: tuple[str, ...], dim: int, parts: int) -> Any:
     The TPU compiler scatters whole tiles of 8 x 128 only. It makes an all-reduce of twice the bytes where a part is
     none (768 columns over 4 devices), where the dimension is neither the first nor in the matrix, or where parts of a
     stack of matrices do not lie one after the other in memory (the experts of a mixture; rows of 7 pixels, which
-    would be padded). Parts of less rows than a tile has (a head's 32 channels over 8 devices) are brought into whole
-    tiles, padded, if they fill one.
+    would be padded). Of a matrix whose rows are scattered it wrote the other order first, and then a copy. Parts of
+    less rows than a tile has (a head's 32 channels over 8 devices) are brought into whole tiles, padded, if they fill
+    one.
     """
     part = tuple(n // parts if d == dim else n for d, n in enumerate(x.shape))
+    if x.ndim == 2 and dim == 0:
+        x = with_layout_constraint(x, DimensionOrder(major_to_minor=(0, 1)))
     if x.ndim > 3 and row_by_row_bytes(part, 1) > 2 * padded_bytes(part, 1):
         return _scatter_images(x, names, dim, parts)
     x = jnp.moveaxis(x.reshape(*x.shape[:dim], parts, x.shape[dim] // parts, *x.shape[dim + 1 :]), dim, 0)

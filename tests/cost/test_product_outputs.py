@@ -34,6 +34,10 @@ def _masked(s: jax.Array, bias: jax.Array) -> jax.Array:
     return jnp.where(jnp.tril(jnp.ones((T, T), bool)), s, -1e9)
 
 
+def _capped(s: jax.Array, bias: jax.Array) -> jax.Array:
+    return jnp.where(jnp.tril(jnp.ones((T, T), bool)), 30 * jnp.tanh(s.astype(jnp.float32) / 30), -1e9)
+
+
 def _narrow(s: jax.Array, bias: jax.Array) -> jax.Array:
     return s + bias.astype(s.dtype)
 
@@ -70,6 +74,11 @@ def _saved_scores(scores: Scores, topology: str, *, attends: bool = True) -> lis
 def test_scores_that_are_widened_and_changed_are_kept_wide(scores: Scores, kept: list[str]) -> None:
     assert _saved_scores(scores, "v5e:2x4") == kept
     assert "float32" not in _saved_scores(scores, "h100:8")
+
+
+def test_scores_that_a_tanh_caps_are_kept_beside_what_is_made_of_them() -> None:
+    """Every compiled plan of a Gemma held both: the tanh is computed again of the scores."""
+    assert _saved_scores(_capped, "v5e:2x4") == ["bfloat16", "float32"]
 
 
 def test_logits_are_kept_as_products_make_them() -> None:
