@@ -29,7 +29,7 @@ from jaxplan.cost._product_rows import (
     images_of_arguments,
     turned_operands,
 )
-from jaxplan.cost._put_off import PutOff, put_off
+from jaxplan.cost._put_off import behind_input_gradients, put_off
 from jaxplan.cost._rearranged import written_wider
 from jaxplan.cost._slices import kept_for_slices, takes_every_other, woven
 from jaxplan.cost._wire import rounded_for_loops
@@ -67,6 +67,7 @@ class Buffers:
       batched: tensors that are buffers only where a device holds more than one element of these dimensions.
       turned: tensors that are buffers only where products have other dimensions innermost than these (`are_turned`).
       padded: what products read as matrices of whole multiples (`padded_operands`).
+      behind: products that make gradients -> the products that come first (`behind_input_gradients`).
     """
 
     materialised: tuple[bool, ...]
@@ -85,6 +86,7 @@ class Buffers:
     batched: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     turned: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     padded: Mapping[int, MatrixDims] = field(default_factory=dict)
+    behind: Mapping[int, int] = field(default_factory=dict)
 
     def held_as(self, t: int) -> tuple[Hashable, ...]:
         """What beside its shape and dtype decides the bytes of a tensor on a device."""
@@ -120,7 +122,9 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec, *, in_order: bool = False)
     death = _deaths(graph, materialised, late, added_up)
     read_end = _read_end(graph, materialised, death, late)
     ordered = write_in_orders(graph, chip, materialised, read_end, death)
-    birth = _births(graph, waiting if chip.is_gpu else {})
+    behind = behind_input_gradients(graph, chip, materialised)
+    after = {e: when.after for e, when in waiting.items()} if chip.is_gpu else behind
+    birth = _births(graph, {} if in_order else after)
     pooled = pool_buffers(graph, chip, read_end)
     made = range(len(program.tensors))
     saved = tuple(t for t in made if materialised[t] and -1 < birth[t] < turning <= death[t])
@@ -141,6 +145,7 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec, *, in_order: bool = False)
         batched={t: dims for t, dims in rows.items() if not without_rows[t]},
         turned={t: dims for t, dims in turned.items() if not without_rows[t]},
         padded=padded_operands(graph, chip),
+        behind=behind,
     )
 
 
@@ -169,11 +174,14 @@ def _deaths(
     return death
 
 
-def _births(graph: StepGraph, waiting: Mapping[int, PutOff]) -> list[int]:
-    """The equation at which each tensor is made; what a loop stacks is there from its beginning."""
+def _births(graph: StepGraph, after: Mapping[int, int]) -> list[int]:
+    """The equation at which each tensor is made; what a loop stacks is there from its beginning.
+
+    ``after``: equations that run behind another.
+    """
     birth = list(graph.values.producer)
-    for e, when in waiting.items():
-        birth[graph.program.equations[e].results[0]] = when.after + 1
+    for e, first in after.items():
+        birth[graph.program.equations[e].results[0]] = first + 1
     for region in graph.program.regions:
         for eqn in (graph.program.equations[e] for e in region.exits):
             if eqn.params["role"] == "y":

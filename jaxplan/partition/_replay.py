@@ -25,6 +25,7 @@ from jaxplan.cost import (
 )
 from jaxplan.ir import STORED_KINDS, UNGROUPED, VIEW_PRIMITIVES, Configuration, Equation, Region, StepGraph
 from jaxplan.mesh import Layout, Topology
+from jaxplan.partition._behind import products_behind
 from jaxplan.partition._held_back import barriers_that_wait, places_of_due_products
 from jaxplan.partition._kept_apart import products_kept_apart, slices_written_apart
 from jaxplan.partition._run import Run
@@ -38,6 +39,9 @@ PREFETCH_LOOK_UPS = 1
 """A table is gathered when the rows of the one before are there: the compiler was seen to fuse 26 look-ups into the
 operator that joins their rows, and to gather all tables for it."""
 
+_OF_A_ROW = 1 / 64
+"""What is known of a row (its label) has at most this many elements to one of the row."""
+
 
 class Replay:
     """A plan bound to its program: what to do at each equation, decided once.
@@ -45,6 +49,8 @@ class Replay:
     Attributes:
       by_read: (tensor, layout) -> the transfer that brings the one to the other.
       crossing: tensors that some other group reads, but for those of which all readers read the same slice.
+      whole, held_whole: what is computed, and (tensor, layout) of what is gathered, for values of which only a slice is
+        read, and is small.
       alike: values, and the layouts they are made in, with several transfers that begin alike.
       late: tensors whose copy is made again in the backward pass.
       gradients: gradient of a parameter -> its transfer, made as soon as the gradient is.
@@ -55,6 +61,7 @@ class Replay:
       settled: product before which all gradients are there that were made before it -> the operand that waits.
       settled_barriers: those that begin to compute a region again before which all gradients, and parts of them, are
         there.
+      behind: products that make gradients -> the input gradient that they run behind.
       apart: products that are not to be merged with others of an operand -> the first of those, its position.
       awaited: contraction -> parameters not to be gathered before its operands are there; look-up -> tables not to be
         gathered before its rows are.
@@ -78,8 +85,12 @@ class Replay:
     ) -> None:
         self.graph, self.configurations = graph, tuple(configurations)
         self.axes, self.chip = topology.axes, topology.chip
+        buffers = analyse_buffers(graph, self.chip)
         self.by_read: dict[tuple[int, Layout], Transfer] = {(t.tensor, t.target): t for t in transfers}
+        self.held_whole: set[tuple[int, Layout]] = set()
+        self.whole: set[int] = set()
         self.crossing = {flow.tensor for flow in flows}.difference(t.tensor for t in transfers if self._is_cut_out(t))
+        self.crossing |= self.whole
         self.alike = {(graph.values.merged[t.carried], t.path.layouts[0]) for t in transfers if t.shared}
         self.late = {t.tensor for t in transfers if t.repeated}
         stored = {f.tensor for f in flows if self._is_gradient(f, "state")}
@@ -95,10 +106,11 @@ class Replay:
         self.settled_barriers = barriers_that_wait(
             graph, self.chip, self._local_bytes, self._copy_of, transfers, made, self.summands
         )
+        self.behind = products_behind(graph, buffers.behind, self._local_bytes, self.home, transfers)
         self.apart = products_kept_apart(
             graph, self.chip, self._local_bytes, self._copy_of, transfers, self.awaited
         )
-        self.written = analyse_buffers(graph, self.chip).materialised if self.chip.fuses_products else ()
+        self.written = buffers.materialised if self.chip.fuses_products else ()
         self.unpooled = find_unpooled(graph, self.chip, self._copy_of, self.late)
         self.looked_up = frozenset(e.index for e in graph.program.equations if self._is_looked_up(e))
         self.cut_apart = slices_written_apart(graph, self.chip, self._local_shape)
@@ -134,6 +146,7 @@ class Replay:
 
         Left to compute the whole, the compiler wrote where the labels of a Llama are in its vocabulary, 2 GiB. Not so
         where it is computed of what is gathered for it: of a slice of that the compiler would gather less than planned.
+        What is known of a row, its label, is computed and gathered whole all the same.
         Nor where it is joined, padded or cut on the way: of the halves of which rotary positions make the gradient of a
         Llama's queries, the compiler exchanged what lay on another device than the slice.
         """
@@ -142,20 +155,40 @@ class Replay:
         is_sliced = all(step.kind == "slice" for step in transfer.path.steps)
         if not is_sliced or t in self.graph.program.outputs or any(copy is not transfer for copy in copies):
             return False
+        row = int(_OF_A_ROW * self.graph.program.tensors[t].num_elements)
+        computed_of = self._computed_of(t, 0) or self._computed_of(t, row)
+        if computed_of is None:
+            return False
+        self.whole |= computed_of[0]
+        self.held_whole |= computed_of[1]
+        return True
+
+    def _computed_of(self, t: int, num_elements: int) -> tuple[set[int], set[tuple[int, Layout]]] | None:
+        """What a tensor is computed of that has at most so many elements, and copies gathered for it that have; none if
+        it is gathered, or joined, padded or cut, where it has more."""
+        program, small, gathered = self.graph.program, set[int](), set[tuple[int, Layout]]()
         stack, seen = [t], {t}
         while stack:
-            made_by = self.graph.values.producer[stack.pop()]
+            u = stack.pop()
+            made_by = self.graph.values.producer[u]
             if made_by < 0 or self.graph.rules[made_by].family not in ("elementwise", "shape"):
                 continue
-            if self.graph.rules[made_by].family == "shape" and not self._keeps_dims(equations[made_by]):
-                return False
-            for u in set(equations[made_by].operands) - seen:
-                copy = self._copy_of(equations[made_by], u)
+            if program.tensors[u].num_elements <= num_elements:
+                small.add(u)
+                continue
+            eqn = program.equations[made_by]
+            if self.graph.rules[made_by].family == "shape" and not self._keeps_dims(eqn):
+                return None
+            for operand in set(eqn.operands) - seen:
+                seen.add(operand)
+                copy = self._copy_of(eqn, operand)
+                if copy and copy.collectives and program.tensors[operand].num_elements > num_elements:
+                    return None
                 if copy and copy.collectives:
-                    return False
-                seen.add(u)
-                stack.append(u)
-        return True
+                    gathered.add((operand, copy.target))
+                else:
+                    stack.append(operand)
+        return small, gathered
 
     def _keeps_dims(self, eqn: Equation) -> bool:
         """Whether an equation that moves data leaves every dimension whole: it repeats or orders them, or adds ones."""

@@ -19,6 +19,7 @@ from jaxplan import _compat
 from jaxplan.cost import UNPOOLING, Transfer, is_gradient, layout_of, passes_partial
 from jaxplan.ir import CONTRACTION_FAMILIES, UNGROUPED, WHOLE, Equation
 from jaxplan.mesh import Layout, Step
+from jaxplan.partition._behind import run_behind
 from jaxplan.partition._indexed import in_bounds
 from jaxplan.partition._local import run_local, runs_on_pieces
 from jaxplan.partition._regions import run_region
@@ -54,6 +55,7 @@ class Run:
         self.latest: dict[int, Any] = {}  # of the last product that makes no gradient of a parameter: its result
         self.passed: dict[int, Any] = {}  # shared operands of products that are kept apart, as the last one read them
         self.partway: dict[tuple[int, Layout, tuple[Step, ...]], Any] = {}  # of transfers that begin alike
+        self.early: set[int] = set()  # equations evaluated before their turn
 
     def run(self, arguments: Sequence[Any]) -> list[Any]:
         for t, value in zip(self.program.inputs, arguments, strict=True):
@@ -77,7 +79,8 @@ class Run:
                 run_region(self, inner)
                 last = inner.stop
             else:
-                self._evaluate(self.program.equations[index])
+                if index not in self.early:
+                    self._evaluate(self.program.equations[index])
                 last = index + 1
             if region < 0:  # a body sees the values around it, and they are not its own to forget
                 for done in range(index, last):
@@ -88,6 +91,10 @@ class Run:
     def evaluate_again(self, indices: Sequence[int]) -> None:
         for eqn in self.equations(indices):
             self._evaluate(eqn)
+
+    def evaluate_early(self, index: int) -> None:
+        self.early.add(index)
+        self._evaluate(self.program.equations[index])
 
     def child(self) -> Run:
         """An evaluation that sees this one's values and keeps its own."""
@@ -187,6 +194,8 @@ class Run:
         # A barrier writes what would be computed inside of the product (the gradient of logits), so none for nothing.
         if position is not None and (self.made or self.due or self.replay.is_there(eqn, position)):
             (operands[position],) = self._after_all([operands[position]])
+        if eqn.index in self.replay.behind:
+            operands = run_behind(self, eqn, operands, layouts)
         results = self._apply(eqn, group, operands, layouts)
         if eqn.index in self.replay.awaited and family == "gather":
             results = self._await(eqn, results)
@@ -486,4 +495,5 @@ class Run:
                 self.partway[*source, steps[:n]] = value
         if transfer.carried != transfer.tensor:
             value = lax.convert_element_type(value, self.dtype(transfer.tensor))
-        return value
+        is_held = (transfer.tensor, transfer.target) in self.replay.held_whole
+        return lax.optimization_barrier(value) if is_held else value
