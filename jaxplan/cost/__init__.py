@@ -35,10 +35,12 @@ from jaxplan.cost._simulated_plan import simulate_plan as simulate_plan
 from jaxplan.cost._simulated_plan import simulated_walks as simulated_walks
 from jaxplan.cost._slices import takes_every_other as takes_every_other
 from jaxplan.cost._tiles import TILE as TILE
+from jaxplan.cost._tiles import TILE_BYTES as TILE_BYTES
 from jaxplan.cost._tiles import is_least_row_by_row as is_least_row_by_row
 from jaxplan.cost._tiles import least_padded as least_padded
 from jaxplan.cost._tiles import padded_bytes as padded_bytes
 from jaxplan.cost._tiles import row_by_row_bytes as row_by_row_bytes
+from jaxplan.cost._tiles import scattered_in_tiles as scattered_in_tiles
 from jaxplan.cost._transfers import Span as Span
 from jaxplan.cost._transfers import Transfer as Transfer
 from jaxplan.cost._transfers import parameter_gathers as parameter_gathers

@@ -24,7 +24,7 @@ from jaxplan.cost._model import CostModel
 from jaxplan.cost._ordered_copies import OrderedCopies
 from jaxplan.cost._residents import BATCH, OTHER_STATE, PARAMETERS, resident_labels
 from jaxplan.cost._summands import Summand, find_summands
-from jaxplan.cost._tpu_buffers import TpuBuffers
+from jaxplan.cost._tpu_buffers import SentBytes, TpuBuffers
 from jaxplan.cost._transfers import ChangedFlow, Transfer, make_transfers
 from jaxplan.cost._updated_parts import gathered_updates, replaced_in_place
 from jaxplan.ir import REGION_IN, UNGROUPED, Configuration, Tensor, backward_barriers
@@ -144,7 +144,8 @@ class Predictor:
         model = self.model
         chosen = model.chosen(assignment)
         transfers = self.transfers(assignment, choices)
-        collectives = _collectives(transfers, model.latency_shares, self.inner(chosen, transfers))
+        sent = [(t, self._tpu.sent(t) if self._tpu else t.collectives) for t in transfers]
+        collectives = _collectives(sent, model.latency_shares, self.inner(chosen, transfers))
         peak, parts = self._memory(assignment, chosen, transfers)
         prediction = Prediction(
             compute_seconds=float(sum(c[k] for c, k in zip(self.model.compute, assignment, strict=True))),
@@ -471,14 +472,16 @@ class Predictor:
 
 
 def _collectives(
-    transfers: Sequence[Transfer], shares: Mapping[int, float], inner: Sequence[InnerCollective]
+    transfers: Sequence[tuple[Transfer, Sequence[SentBytes]]],
+    shares: Mapping[int, float],
+    inner: Sequence[InnerCollective],
 ) -> tuple[Collective, ...]:
     """What a copy that is made again communicates waits for its own product, so that nothing is combined with it."""
     counts: dict[tuple[str, tuple[int, ...], int, float], int] = defaultdict(int)
     for c in inner:
         counts[c.kind, tuple(sorted(c.axes)), c.num_bytes, 1.0] += c.count
-    for transfer in transfers:
-        for kind, axes, num_bytes in transfer.collectives:
+    for transfer, sent in transfers:
+        for kind, axes, num_bytes in sent:
             what = kind, tuple(sorted(axes)), int(num_bytes)
             counts[*what, shares.get(transfer.tensor, 1.0)] += transfer.trips
             if len(transfer.spans) > 1:

@@ -21,6 +21,8 @@ from jaxplan.mesh import ChipSpec
 
 TILE = (8, 128)
 """Rows and columns."""
+TILE_BYTES = 4096
+"""Of one tile: of 32-bit elements those, of 16 bits twice as many rows."""
 _NEARLY = 1.01
 """Of the least bytes: 1500 frames take 1504 rows, and were turned (`are_turned`); 28 pixels take 32, and were not."""
 _LEAST_BYTES = 512
@@ -44,6 +46,18 @@ def padded_bytes(shape: tuple[int, ...], itemsize: int, inner: tuple[int, ...] =
         return _bytes_in_tiles(shape, itemsize, 1, math.prod(shape))
     candidates = [shape[d] for d in inner] if inner else shape
     return min(_bytes_in_tiles(shape, itemsize, *pair) for pair in itertools.permutations(candidates, 2))
+
+
+def scattered_in_tiles(part: tuple[int, ...], itemsize: int) -> int | None:
+    """Bytes of a part of a reduce-scatter that is brought into whole tiles for it, padded; none for what is not.
+
+    That is what has less rows than a tile, or would more than double row by row, and fills tiles but for a quarter.
+    """
+    size = math.prod(part) * itemsize
+    is_image = len(part) > 3 and row_by_row_bytes(part, 1) > 2 * padded_bytes(part, 1)
+    if len(part) < 2 or not (is_image or part[least_padded(part)[0]] < TILE[0]) or -size % TILE_BYTES > size / 3:
+        return None
+    return size + -size % TILE_BYTES
 
 
 def row_by_row_bytes(shape: tuple[int, ...], itemsize: int) -> int:

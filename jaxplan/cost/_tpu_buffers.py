@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -10,11 +11,12 @@ import numpy as np
 from jaxplan.cost._flows import layout_of
 from jaxplan.cost._inner import Extended, extended_operands, may_communicate, read_beside
 from jaxplan.cost._model import CostModel
-from jaxplan.cost._tiles import padded_bytes, row_by_row_bytes
+from jaxplan.cost._tiles import padded_bytes, row_by_row_bytes, scattered_in_tiles
 from jaxplan.cost._transfers import Transfer
 from jaxplan.cost._updated_parts import gathered_updates, replaced_in_place
 from jaxplan.cost._wire import NARROW_BYTES, rounded_tables
 from jaxplan.ir import Configuration, Equation
+from jaxplan.mesh import COLLECTIVES
 
 _FOR_THE_SHORT_LIVED = 0.6
 """Of the memory beside the cores. Chosen by the errors of plans compiled for v5e (`benchmarks.accuracy`)."""
@@ -22,6 +24,8 @@ _UPDATES = 2
 """Operand of a scatter."""
 Copy = tuple[int, int, int]
 """First and last equation between which something lives, and its bytes on one device."""
+SentBytes = tuple[str, tuple[int, ...], int]
+"""Kind of a collective, its axes, bytes per device."""
 
 
 class TpuBuffers:
@@ -43,7 +47,25 @@ class TpuBuffers:
         self._replaced = replaced_in_place(program)
         exits = [program.equations[e] for region in program.regions for e in region.exits]
         stacks = sorted(e.results[0] for e in exits if e.params["role"] == "y" and e.phase == "forward")
+        self._sending: dict[int, tuple[Transfer, tuple[SentBytes, ...]]] = {}
         self._stacked = [place[t] for t in stacks if t in place]
+
+    def sent(self, transfer: Transfer) -> tuple[SentBytes, ...]:
+        """`Transfer.collectives` with reduce-scatters in whole tiles, where they are (`scattered_in_tiles`)."""
+        known = self._sending.get(id(transfer))
+        if known is None:
+            steps = [step for step in transfer.path.steps if step.kind in COLLECTIVES]
+            steps = steps[len(steps) - len(transfer.collectives) :]
+            shape, sent = self._graph.program.tensors[transfer.tensor].shape, list(transfer.collectives)
+            for i, step in enumerate(steps):
+                if step.kind == "reduce-scatter":
+                    part = tuple(step.target.local_shape(shape, self._axes))
+                    padded = scattered_in_tiles(part, transfer.itemsize)
+                    if padded is not None:
+                        parts = math.prod(self._axes[a].size for a in step.axes)
+                        sent[i] = (*sent[i][:2], parts * padded)
+            known = self._sending[id(transfer)] = transfer, tuple(sent)  # kept alive: its id is the key
+        return known[1]
 
     def in_main_memory(self, sizes: np.ndarray) -> tuple[np.ndarray, float]:
         """Of the bytes of what is made those in main memory, and the bytes on the chip that are left for what lives
