@@ -77,6 +77,7 @@ CASES = [
     _case("deepseek-tiny", slow=True, optimizer="sgd"),
     _case("gemma-tiny", slow=True, optimizer="sgd"),
     _case("whisper-tiny", slow=True, optimizer="sgd"),
+    _case("wav2vec2-tiny", slow=True, optimizer="sgd"),
     _case("efficientnet-tiny", "float64", slow=True),
     _case("dit-tiny", slow=True, num_layers=1, optimizer="sgd"),
     _case("swin-tiny", slow=True, depths=(2,), num_heads=(2,), image_size=32, optimizer="sgd"),

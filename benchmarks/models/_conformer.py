@@ -86,13 +86,16 @@ class Conformer(nn.Module):
         return logits.astype(jnp.promote_types(config.dtype, jnp.float32))
 
 
+def mean_ctc_loss(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """Of float32 `logits` `[B, T, V]` and int32 `labels` `[B, L]`, none of them padded; 0 is the blank."""
+    return optax.ctc_loss(logits, jnp.zeros(logits.shape[:2]), labels, jnp.zeros(labels.shape)).mean()
+
+
 def conformer_train_step(state: TrainState, batch: dict[str, Any]) -> tuple[TrainState, jax.Array]:
     """One optimizer step on the CTC loss; `frames` `[B, T, F]` and int32 `labels` `[B, L]`, none of them padded."""
 
     def loss_fn(params: Any) -> jax.Array:
-        logits = state.apply_fn({"params": params}, batch["frames"])
-        losses = optax.ctc_loss(logits, jnp.zeros(logits.shape[:2]), batch["labels"], jnp.zeros(batch["labels"].shape))
-        return losses.mean()
+        return mean_ctc_loss(state.apply_fn({"params": params}, batch["frames"]), batch["labels"])
 
     loss, grads = jax.value_and_grad(loss_fn)(state.params)
     return state.apply_gradients(grads=grads), loss

@@ -53,6 +53,12 @@ from benchmarks.models._transformer import (
 from benchmarks.models._unet import UNetConfig, make_unet_batch, make_unet_state, unet_train_step
 from benchmarks.models._vgg import VGGConfig, make_vgg_state
 from benchmarks.models._vit import ViTConfig, make_image_batch, make_vit_state
+from benchmarks.models._wav2vec import (
+    Wav2VecConfig,
+    make_wav2vec_batch,
+    make_wav2vec_state,
+    wav2vec_train_step,
+)
 from benchmarks.models._whisper import (
     WhisperConfig,
     make_whisper_batch,
@@ -118,6 +124,7 @@ _conformer = _family(
     ConformerConfig, make_conformer_state, make_conformer_batch, _always(conformer_train_step)
 )
 _clip = _family(CLIPConfig, make_clip_state, make_clip_batch, _always(clip_train_step))
+_wav2vec = _family(Wav2VecConfig, make_wav2vec_state, make_wav2vec_batch, _always(wav2vec_train_step))
 _whisper = _family(WhisperConfig, make_whisper_state, make_whisper_batch, _always(whisper_train_step))
 _dit = _family(DiTConfig, make_dit_state, make_dit_batch, _always(dit_train_step))
 _unet = _family(UNetConfig, make_unet_state, make_unet_batch, _always(unet_train_step))
@@ -375,6 +382,16 @@ MODELS: dict[str, ModelSpec] = {
         "1-layer Whisper for tests",
         num_layers=1, width=32, num_heads=4, vocab_size=16, num_frames=16, num_features=8, num_tokens=8,
         batch_size=16,
+    ),
+    "wav2vec2-base": _wav2vec(
+        "wav2vec 2.0 base, 94M parameters, fine-tuned",
+        num_layers=12, width=768, num_heads=12, features=512, position_kernel=128, position_groups=16, vocab_size=32,
+        num_samples=80000, num_labels=64, batch_size=64,
+    ),
+    "wav2vec2-tiny": _wav2vec(
+        "1-layer wav2vec 2.0 for tests",
+        num_layers=1, width=32, num_heads=4, features=16, position_kernel=4, position_groups=4, vocab_size=16,
+        num_samples=6400, num_labels=4, batch_size=16,
     ),
     "dit-b4": _dit(
         "DiT-B/4, diffusion transformer of 130M parameters",

@@ -11,7 +11,7 @@ import pytest
 
 import jaxplan
 from benchmarks.models import build
-from jaxplan.cost import _tpu_buffers, analyse_buffers, build_cost_model, padded_bytes
+from jaxplan.cost import _tpu_buffers, analyse_buffers, build_cost_model, padded_bytes, scattered_in_tiles
 from jaxplan.cost._buffer_sizes import BufferSizes
 from jaxplan.cost._pricing import Pricer
 from jaxplan.ir import Tensor, analyse, trace
@@ -286,3 +286,19 @@ def test_images_are_written_where_their_edges_are_sent(activation: str, op: str,
     written = sum(h.count for h in audit.held if h.array == "bf16[512,14,56,128]" and h.op_name.endswith(f"jvp()/{op}"))
     assert written == blocks, audit.held
     assert 0.99 < audit.predicted_memory_bytes / audit.compiled_memory_bytes < most, audit.table()
+
+
+# Part of a reduce-scatter, and the bytes of it in programs compiled for TPU v5e; none for what goes as it is.
+@pytest.mark.parametrize(
+    ("part", "itemsize", "compiled"),
+    [
+        ((3, 3, 128, 8), 2, 5 * 4096),  # a tile of 16 rows of 128 has 4096 bytes: four and a half
+        ((3, 3, 128, 4), 2, 3 * 4096),
+        ((1152, 12, 4), 2, 27 * 4096),
+        ((4096, 512), 2, None),
+        ((16, 2), 2, None),  # a hundredth of a tile
+        ((4096,), 2, None),
+    ],
+)
+def test_small_pieces_are_scattered_in_whole_tiles(part: tuple[int, ...], itemsize: int, compiled: int | None) -> None:
+    assert scattered_in_tiles(part, itemsize) == compiled

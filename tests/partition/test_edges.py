@@ -245,3 +245,16 @@ def test_parts_of_less_rows_than_a_tile_are_scattered_on_a_torus() -> None:
     ]
     assert all({kind for kind, _, _ in e.path.collectives} == {"reduce-scatter"} for e in found)
     check(found, compiled(found))
+
+
+@pytest.mark.tpu_aot
+def test_parts_of_tiles_are_not_exchanged_on_a_torus() -> None:
+    """Kernels of a DenseNet: 3 x 3 x 128 x 8 of bfloat16 are four tiles and a half, 3 x 3 x 128 x 4 two and a quarter.
+    The compiler exchanged the halves; whole tiles are sent."""
+    tile = 16 * 128 * 2
+    for kernel, layouts, num_bytes in [
+        ((3, 3, 128, 32), ("-,-,-,-|+x0 +y1", "-,-,-,(x0 y1)"), 4 * 5 * tile),
+        ((3, 3, 128, 8), ("-,-,-,-|+y0", "-,-,-,y0"), 2 * 3 * tile),
+    ]:
+        moved = compiled([edge("v5e:2x4", *layouts, kernel, "bfloat16")])
+        assert [(c.kind, c.total_bytes) for c in moved] == [("reduce-scatter", num_bytes)], moved
