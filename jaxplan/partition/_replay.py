@@ -23,7 +23,16 @@ from jaxplan.cost import (
     padded_bytes,
     takes_every_other,
 )
-from jaxplan.ir import STORED_KINDS, UNGROUPED, VIEW_PRIMITIVES, Configuration, Equation, Region, StepGraph
+from jaxplan.ir import (
+    CONTRACTION_FAMILIES,
+    STORED_KINDS,
+    UNGROUPED,
+    VIEW_PRIMITIVES,
+    Configuration,
+    Equation,
+    Region,
+    StepGraph,
+)
 from jaxplan.mesh import Layout, Topology
 from jaxplan.partition._behind import products_behind
 from jaxplan.partition._held_back import barriers_that_wait, places_of_due_products
@@ -146,7 +155,8 @@ class Replay:
 
         Left to compute the whole, the compiler wrote where the labels of a Llama are in its vocabulary, 2 GiB. Not so
         where it is computed of what is gathered for it: of a slice of that the compiler would gather less than planned.
-        What is known of a row, its label, is computed and gathered whole all the same.
+        What is known of a row, its label, is computed and gathered whole all the same, if no product reads the slice:
+        of the rows of experts, masked by slices, the compiler gathered less than planned.
         Nor where it is joined, padded or cut on the way: of the halves of which rotary positions make the gradient of a
         Llama's queries, the compiler exchanged what lay on another device than the slice.
         """
@@ -155,8 +165,10 @@ class Replay:
         is_sliced = all(step.kind == "slice" for step in transfer.path.steps)
         if not is_sliced or t in self.graph.program.outputs or any(copy is not transfer for copy in copies):
             return False
-        row = int(_OF_A_ROW * self.graph.program.tensors[t].num_elements)
-        computed_of = self._computed_of(t, 0) or self._computed_of(t, row)
+        computed_of = self._computed_of(t, 0)
+        is_operand = any(self.graph.rules[e].family in CONTRACTION_FAMILIES for e in self.graph.values.consumers[t])
+        if computed_of is None and not is_operand:
+            computed_of = self._computed_of(t, int(_OF_A_ROW * self.graph.program.tensors[t].num_elements))
         if computed_of is None:
             return False
         self.whole |= computed_of[0]
