@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import jaxplan
@@ -98,6 +99,12 @@ def label_log_likelihood(logits: Any, labels: Any) -> Any:
         return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - picked)
 
     return jax.value_and_grad(loss)(logits)
+
+
+@case(logits=((8, 4, 128), F32), tokens=((8, 5), I32))
+def next_token_log_likelihood(logits: Any, tokens: Any) -> Any:
+    losses = optax.softmax_cross_entropy_with_integer_labels
+    return jax.value_and_grad(lambda logits: jnp.sum(losses(logits, tokens[:, 1:])))(logits)
 
 
 @case(x=((4, 8, 16), F32), wq=((16, 4, 8), F32), wk=((16, 4, 8), F32), wo=((4, 8, 16), F32))
@@ -391,6 +398,19 @@ def test_what_is_read_in_slices_is_computed_in_slices(
     assert times_made() == 0
     monkeypatch.setattr(_replay.Replay, "_is_cut_out", lambda *_: False)
     assert times_made() > 0
+
+
+def test_labels_are_cut_out_of_tokens_whole_and_compared_in_slices() -> None:
+    """Tokens are in no layout of their own, and so a slice of what is computed of them was of the whole."""
+    name, seed = "next_token_log_likelihood", 129
+    (values, expected), replay = _expected(name), replay_of(_draw(name, seed))
+    tensors = replay.graph.program.tensors
+    assert {tensors[t].shape for t in replay.whole} == {(8, 4), (8, 4, 1)}
+    sliced = [t for t, _ in replay.by_read if tensors[t].shape == (8, 4, 128) and t not in replay.crossing]
+    assert sliced and replay.whole <= replay.crossing
+    found = _draw(name, seed).jit()(*values)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
 def test_a_step_that_calls_back_does_so_once() -> None:
