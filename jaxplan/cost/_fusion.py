@@ -74,13 +74,30 @@ def fuses_into(graph: StepGraph, chip: ChipSpec, equation: int, t: int) -> bool:
 def is_recomputed(graph: StepGraph, chip: ChipSpec, equation: int) -> bool:
     """Whether the fusions of the backward pass compute an equation again.
 
-    On GPUs ``erfc`` becomes many operators that read its argument, and what makes that is saved, too.
+    On GPUs ``erfc`` becomes many operators that read its argument, and what makes that is saved, too. Not so where it
+    is computed of a convolution's result; where arithmetic is wide, that takes as much, because it is float32.
     """
     equations = graph.program.equations
     eqn = equations[equation]
-    if chip.is_gpu and any(equations[c].name == "erfc" for t in eqn.results for c in graph.values.consumers[t]):
-        return False
+    is_argument = any(equations[c].name == "erfc" for t in eqn.results for c in graph.values.consumers[t])
+    if chip.is_gpu and is_argument:
+        return chip.elementwise_16bit and _is_of_convolution(graph, eqn.results[0])
     return eqn.name not in _saved_functions(chip) and runs_inside_readers(graph, chip, equation)
+
+
+def _is_of_convolution(graph: StepGraph, t: int) -> bool:
+    """Whether a value is computed element by element of what a convolution makes."""
+    stack, size = [t], graph.program.tensors[t].num_elements
+    while stack:
+        made_by = graph.values.producer[stack.pop()]
+        if made_by < 0:
+            continue
+        if graph.rules[made_by].family == "convolution":
+            return True
+        if graph.rules[made_by].family == "elementwise":
+            operands = graph.program.equations[made_by].operands
+            stack += [u for u in operands if graph.program.tensors[u].num_elements == size]
+    return False
 
 
 def _saved_functions(chip: ChipSpec) -> frozenset[str]:

@@ -87,6 +87,31 @@ def test_gpus_save_what_erfc_reads() -> None:
 
 @pytest.mark.slow
 @pytest.mark.gpu_aot
+@pytest.mark.parametrize(("topology", "arrays", "most"), [("h100:8", 3, 1.1), ("a100-pcie:8", 4, 1.03)])
+def test_gpus_do_not_save_what_erfc_reads_of_a_convolution(topology: str, arrays: int, most: float) -> None:
+    """What the convolution makes, the exact GELU of it and ``erfc``; where arithmetic is wide, the first in float32."""
+    batch, samples, width, half = 32, 16385, 512, jnp.bfloat16
+
+    def loss(kernels: Any, x: jax.Array) -> jax.Array:
+        for kernel in kernels:
+            x = lax.conv_general_dilated(x, kernel, (2,), "VALID", dimension_numbers=("NWC", "WIO", "NWC"))
+            x = jax.nn.gelu(x, approximate=False)
+        return jnp.mean(x.astype(jnp.float32) ** 2)
+
+    def step(kernels: Any, x: jax.Array) -> Any:
+        return jax.tree.map(lambda p, g: p - 0.1 * g, kernels, jax.grad(loss)(kernels, x))
+
+    kernels, x = [shape(3, width, width, dtype=half)] * LAYERS, shape(batch, samples, width, dtype=half)
+    frontier = jaxplan.plan(step, kernels, x, topology=topology, progress=False)
+    audit = frontier.references["data"].audit()
+    assert 0.97 < audit.predicted_memory_bytes / audit.compiled_memory_bytes < most, audit.table()
+    first = batch // 8 * (samples // 2) * width * 2
+    made_of_first = [h for h in audit.held if h.num_bytes // h.count >= first and "jvp" in h.op_name]
+    assert sum(h.num_bytes for h in made_of_first) == arrays * first, audit.held
+
+
+@pytest.mark.slow
+@pytest.mark.gpu_aot
 @pytest.mark.parametrize(("side", "channels", "width"), [(56, 96, 24), (28, 240, 40), (14, 480, 80)])
 def test_images_that_weigh_themselves_are_written(side: int, channels: int, width: int) -> None:
     """Squeeze and excitation behind a norm and a swish, three times; beside the product and the weighed image there is
