@@ -25,6 +25,7 @@ TILE_BYTES = 4096
 """Of one tile: of 32-bit elements those, of 16 bits twice as many rows."""
 _NEARLY = 1.01
 """Of the least bytes: 1500 frames take 1504 rows, and were turned (`are_turned`); 28 pixels take 32, and were not."""
+_PADDING_THAT_COUNTS = 0.01
 _LEAST_BYTES = 512
 """Of any buffer, a scalar's too."""
 
@@ -51,13 +52,17 @@ def padded_bytes(shape: tuple[int, ...], itemsize: int, inner: tuple[int, ...] =
 def scattered_in_tiles(part: tuple[int, ...], itemsize: int) -> int | None:
     """Bytes of a part of a reduce-scatter that is brought into whole tiles for it, padded; none for what is not.
 
-    That is what has less rows than a tile, or would more than double row by row, and fills tiles but for a quarter.
+    That is what has less rows than a tile, or would more than double row by row and ends in a part of a tile that
+    counts (of large images it does not, and the compiler failed to cut the padding off again). Not where more than a
+    quarter would be padding.
     """
-    size = math.prod(part) * itemsize
-    is_image = len(part) > 3 and row_by_row_bytes(part, 1) > 2 * padded_bytes(part, 1)
-    if len(part) < 2 or not (is_image or part[least_padded(part)[0]] < TILE[0]) or -size % TILE_BYTES > size / 3:
+    if len(part) < 2:
         return None
-    return size + -size % TILE_BYTES
+    size = math.prod(part) * itemsize
+    padding = -size % TILE_BYTES
+    is_image = len(part) > 3 and row_by_row_bytes(part, 1) > 2 * padded_bytes(part, 1)
+    counts = padding > _PADDING_THAT_COUNTS * size if is_image else part[least_padded(part)[0]] < TILE[0]
+    return size + padding if counts and padding <= size / 3 else None
 
 
 def row_by_row_bytes(shape: tuple[int, ...], itemsize: int) -> int:

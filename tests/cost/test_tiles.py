@@ -295,6 +295,7 @@ def test_images_are_written_where_their_edges_are_sent(activation: str, op: str,
         ((3, 3, 128, 8), 2, 5 * 4096),  # a tile of 16 rows of 128 has 4096 bytes: four and a half
         ((3, 3, 128, 4), 2, 3 * 4096),
         ((1152, 12, 4), 2, 27 * 4096),
+        ((128, 147, 147, 8), 2, None),
         ((4096, 512), 2, None),
         ((16, 2), 2, None),  # a hundredth of a tile
         ((4096,), 2, None),
