@@ -264,6 +264,8 @@ def test_parts_of_tiles_are_not_exchanged_on_a_torus() -> None:
 def test_large_images_are_scattered_as_they_are_on_a_torus() -> None:
     """128 images of 147 x 147 pixels of an Inception-v3, 8 of 32 features: half a tile beside 10,804. Padded, the
     compiler failed to cut that off."""
-    images = [edge("v5e:2x4", "-,-,-,-|+x0 +y1", "-,-,-,(x0 y1)", (128, 147, 147, 32), "bfloat16")]
-    assert [kind for kind, _, _ in images[0].path.collectives] == ["reduce-scatter"]
-    check(images, compiled(images))
+    images = edge("v5e:2x4", "-,-,-,-|+x0 +y1", "-,-,-,(x0 y1)", (128, 147, 147, 32), "bfloat16")
+    ((kind, _, num_bytes),) = images.path.collectives
+    (moved,) = compiled([images])
+    assert moved.kind == kind == "reduce-scatter"
+    assert num_bytes <= moved.total_bytes < 1.01 * num_bytes  # the compiler pads as well
