@@ -222,6 +222,7 @@ def test_copies_have_the_innermost_dimensions_of_what_they_copy() -> None:
     assert Pricer(topology=topology).local_bytes(tensor, layout) == whole // 2
 
 
+@pytest.mark.tpu_aot
 @pytest.mark.slow
 @pytest.mark.parametrize(("batch", "is_held"), [(512, True), (128, False)])
 def test_updates_of_scatters_are_turned(monkeypatch: pytest.MonkeyPatch, batch: int, is_held: bool) -> None:
