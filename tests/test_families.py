@@ -78,6 +78,8 @@ CASES = [
     _case("gemma-tiny", slow=True, optimizer="sgd"),
     _case("whisper-tiny", slow=True, optimizer="sgd"),
     _case("wav2vec2-tiny", slow=True, optimizer="sgd"),
+    _case("neox-tiny", slow=True, optimizer="sgd"),
+    _case("regnet-tiny", "float64", slow=True),
     _case("efficientnet-tiny", "float64", slow=True),
     _case("dit-tiny", slow=True, num_layers=1, optimizer="sgd"),
     _case("swin-tiny", slow=True, depths=(2,), num_heads=(2,), image_size=32, optimizer="sgd"),

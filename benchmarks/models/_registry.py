@@ -40,6 +40,8 @@ from benchmarks.models._mixed import MixedGPTConfig, make_mixed_state, make_mixe
 from benchmarks.models._mixer import MixerConfig, make_mixer_state
 from benchmarks.models._mlp import MLPConfig, make_mlp_batch, make_mlp_state, make_mlp_step, mlp_train_step
 from benchmarks.models._moe import MoEConfig, make_moe_state, make_moe_step
+from benchmarks.models._neox import NeoXConfig, make_neox_state
+from benchmarks.models._regnet import RegNetConfig, make_regnet_state
 from benchmarks.models._resnet import ResNetConfig, make_resnet_state
 from benchmarks.models._spec import ModelSpec, Step
 from benchmarks.models._swin import SwinConfig, make_swin_state
@@ -96,6 +98,7 @@ def _always(step: Step) -> Callable[[Any], Step]:
 _gpt = _family(GPTConfig, make_gpt_state, make_gpt_batch, make_gpt_step)
 _mlp = _family(MLPConfig, make_mlp_state, make_mlp_batch, make_mlp_step)
 _resnet = _family(ResNetConfig, make_resnet_state, make_image_batch, _always(batch_norm_train_step))
+_regnet = _family(RegNetConfig, make_regnet_state, make_image_batch, _always(batch_norm_train_step))
 _efficientnet = _family(
     EfficientNetConfig, make_efficientnet_state, make_image_batch, _always(batch_norm_train_step)
 )
@@ -115,6 +118,7 @@ _transformer = _family(
 )
 _t5 = _family(T5Config, make_t5_state, make_transformer_batch, _always(transformer_train_step))
 _deepseek = _family(DeepSeekConfig, make_deepseek_state, make_gpt_batch, _always(gpt_train_step))
+_neox = _family(NeoXConfig, make_neox_state, make_gpt_batch, _always(gpt_train_step))
 _gemma = _family(GemmaConfig, make_gemma_state, make_gpt_batch, _always(gpt_train_step))
 _mixed = _family(MixedGPTConfig, make_mixed_state, make_gpt_batch, make_mixed_step)
 _moe = _family(MoEConfig, make_moe_state, make_gpt_batch, make_moe_step)
@@ -282,6 +286,16 @@ MODELS: dict[str, ModelSpec] = {
         _TINY_RESNET, "the tiny ResNet, loss and accuracy with the running statistics",
         make_step=_always(batch_norm_eval_step),
     ),
+    "regnety-4gf": _regnet(
+        "RegNetY-4GF, 21M parameters",
+        stage_sizes=(2, 6, 12, 2), widths=(128, 192, 512, 1088), group_width=64, stem_width=32, image_size=224,
+        num_classes=1000, batch_size=256,
+    ),
+    "regnet-tiny": _regnet(
+        "RegNetY of two blocks for tests",
+        stage_sizes=(1, 1), widths=(16, 32), group_width=8, stem_width=16, image_size=16, num_classes=16,
+        batch_size=16,
+    ),
     "efficientnet-b0": _efficientnet(
         "EfficientNet-B0, 5.3M parameters",
         stages=stages_of(
@@ -362,6 +376,15 @@ MODELS: dict[str, ModelSpec] = {
         "2-layer Gemma for tests",
         num_layers=2, width=32, num_heads=4, num_kv_heads=2, head_width=8, ffn_width=64, vocab_size=64, window=4,
         batch_size=16, sequence_length=8,
+    ),
+    "pythia-410m": _neox(
+        "Pythia 410M (GPT-NeoX), 405M parameters",
+        num_layers=24, width=1024, num_heads=16, rotary_width=16, vocab_size=50304, batch_size=32,
+        sequence_length=2048,
+    ),
+    "neox-tiny": _neox(
+        "1-layer GPT-NeoX for tests",
+        num_layers=1, width=32, num_heads=4, rotary_width=4, vocab_size=64, batch_size=16, sequence_length=8,
     ),
     "clip-b32": _clip(
         "CLIP of a ViT-B/32, 151M parameters",

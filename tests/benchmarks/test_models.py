@@ -26,6 +26,8 @@ GEMMA_2_2B_PARAMETERS = 2_614_341_888  # of the checkpoint as published
 EFFICIENTNET_B0_PARAMETERS = 5_288_548
 WHISPER_BASE_PARAMETERS = 72_593_920 - 1500 * 512  # of the checkpoint as published, whose sinusoids count
 WAV2VEC2_BASE_PARAMETERS = 94_396_320  # of the checkpoint for CTC as published
+PYTHIA_410M_PARAMETERS = 405_334_016  # of the checkpoint as published
+REGNETY_4GF_PARAMETERS = 20_646_656
 MAMBA_130M_PARAMETERS = 129_135_360  # of the checkpoint as published
 T5_BASE_PARAMETERS = 247_577_856  # version 1.1: gated, its head not tied to the embedding
 # Of the checkpoint as published.
@@ -148,6 +150,8 @@ TINY_GPT_PARAMETERS = _gpt_parameters(2, 64, 256, 32)
         ("efficientnet-b0", EFFICIENTNET_B0_PARAMETERS),
         ("whisper-base", WHISPER_BASE_PARAMETERS),
         ("wav2vec2-base", WAV2VEC2_BASE_PARAMETERS),
+        ("pythia-410m", PYTHIA_410M_PARAMETERS),
+        ("regnety-4gf", REGNETY_4GF_PARAMETERS),
         ("conformer-l", _conformer_parameters(17, 512, 31, 1024, 80)),
         ("conformer-tiny", _conformer_parameters(1, 32, 3, 16, 8)),
         ("dit-b4", _dit_parameters(12, 768, 4, 64, 4, 1000)),
