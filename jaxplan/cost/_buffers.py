@@ -16,12 +16,13 @@ from dataclasses import dataclass, field
 from jaxplan.cost._accumulated import Accumulation, accumulations
 from jaxplan.cost._fusion import NOT_RECOMPUTED, fuses_into, is_recomputed, runs_inside_readers
 from jaxplan.cost._gated import gated
+from jaxplan.cost._grouped import ChannelGroups, grouped_operands, wide_results
 from jaxplan.cost._in_place import cleared_together, hand_over
 from jaxplan.cost._inner_dims import inner_dims
 from jaxplan.cost._orders import OrderedCopy, write_in_orders
 from jaxplan.cost._padded_products import MatrixDims, padded_operands
 from jaxplan.cost._pooling import PoolBuffer, pool_buffers
-from jaxplan.cost._product_outputs import widened_outputs, written_behind
+from jaxplan.cost._product_outputs import gradients_of_widened, widened_outputs, written_behind
 from jaxplan.cost._product_rows import (
     batches_of_rows,
     costly_images,
@@ -66,6 +67,8 @@ class Buffers:
       element_bytes: of tensors that are held in another dtype than theirs (`rounded_for_loops`, `written_wider`).
       batched: tensors that are buffers only where a device holds more than one element of these dimensions.
       turned: tensors that are buffers only where products have other dimensions innermost than these (`are_turned`).
+      grouped, wide: images whose channels lie in groups (`grouped_operands`), and what convolutions of groups make that
+        is held in elements of so many bytes, as its copies are (`wide_results`).
       padded: what products read as matrices of whole multiples (`padded_operands`).
       behind: products that make gradients -> the products that come first (`behind_input_gradients`).
     """
@@ -85,13 +88,15 @@ class Buffers:
     element_bytes: Mapping[int, int] = field(default_factory=dict)
     batched: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     turned: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    grouped: Mapping[int, ChannelGroups] = field(default_factory=dict)
+    wide: Mapping[int, int] = field(default_factory=dict)
     padded: Mapping[int, MatrixDims] = field(default_factory=dict)
     behind: Mapping[int, int] = field(default_factory=dict)
 
     def held_as(self, t: int) -> tuple[Hashable, ...]:
         """What beside its shape and dtype decides the bytes of a tensor on a device."""
         of_tiles = self.inner.get(t), self.element_bytes.get(t), self.batched.get(t), self.turned.get(t)
-        return self.num_bytes[t], of_tiles, self.padded.get(t)
+        return self.num_bytes[t], of_tiles, self.grouped.get(t), self.padded.get(t)
 
     def is_kept(self, first: int, last: int) -> bool:
         """Whether what is made for a read at ``first``, and read at ``last`` again, lives until the backward pass."""
@@ -112,7 +117,8 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec, *, in_order: bool = False)
     innermost = inner_dims(graph) if chip.is_tiled else {}
     turned = turned_operands(graph, chip, innermost)
     flat = flattened_images(graph, chip, innermost) | images_of_arguments(graph, chip)
-    flat |= costly_images(graph, chip, innermost)
+    grouped, wide = grouped_operands(graph, chip), wide_results(graph, chip)
+    flat |= costly_images(graph, chip, innermost).union(grouped, gradients_of_widened(graph, chip, outputs.values()))
     materialised = _materialised(graph, chip, turning, added_up, outputs, flat.union(turned, rows))
     written = rows or turned
     without_rows = _materialised(graph, chip, turning, added_up, outputs, flat) if written else materialised
@@ -141,9 +147,11 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec, *, in_order: bool = False)
         ordered=ordered,
         pooled=pooled,
         inner=innermost,
-        element_bytes={**rounded_for_loops(graph, chip), **written_wider(graph)} if chip.is_tiled else {},
+        element_bytes={**rounded_for_loops(graph, chip), **written_wider(graph), **wide} if chip.is_tiled else {},
         batched={t: dims for t, dims in rows.items() if not without_rows[t]},
         turned={t: dims for t, dims in turned.items() if not without_rows[t]},
+        grouped=grouped,
+        wide=wide,
         padded=padded_operands(graph, chip),
         behind=behind,
     )

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jaxplan.cost._flows import distinct_layouts
-from jaxplan.cost._tiles import padded_bytes
+from jaxplan.cost._grouped import ChannelGroups
+from jaxplan.cost._tiles import image_bytes
 from jaxplan.ir import Tensor
 from jaxplan.mesh import (
     Layout,
@@ -30,10 +31,14 @@ class Pricer:
     Attributes:
       inner: the two innermost dimensions of tensors, where memory is in tiles (`jaxplan.cost._inner_dims`): copies have
         those of what they are copies of.
+      grouped, wide: images whose channels lie in groups, and bytes of the elements that results of convolutions of
+        groups are held in (`jaxplan.cost._grouped`): so do their copies.
     """
 
     topology: Topology
     inner: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    grouped: Mapping[int, ChannelGroups] = field(default_factory=dict)
+    wide: Mapping[int, int] = field(default_factory=dict)
     _tables: dict = field(default_factory=dict)
 
     def read_tables(
@@ -65,7 +70,7 @@ class Pricer:
           nothing to repeat). The memory is that of a copy that lives until the backward pass.
         """
         how = (reads_twice, latency_share, kept, widened)
-        key = (tensor.shape, self.inner.get(tensor.index), tensor.itemsize, id(produced), id(required), how, id(wanted))
+        key = (tensor.shape, tensor.itemsize, self._held_as(tensor), id(produced), id(required), how, id(wanted))
         if key not in self._tables:
             once = again = self._price(tensor, produced, required, latency_share, wanted)
             if reads_twice and latency_share < 1:
@@ -138,7 +143,8 @@ class Pricer:
         """Bytes of a tensor's piece on one device."""
         if self.topology.chip.is_tiled:
             shape = layout.local_shape(tensor.shape, self.topology.axes) if tensor.shape else ()
-            return padded_bytes(shape, tensor.itemsize, self.inner.get(tensor.index, ()))
+            itemsize, inner, groups = self._held_as(tensor)
+            return image_bytes(shape, itemsize, inner, groups)
         splits = 1
         for parts in layout.num_splits(self.topology.axes):
             splits *= parts
@@ -152,3 +158,8 @@ class Pricer:
         """
         size = self.local_bytes(tensor, layout)
         return size + size * _WIDE_BYTES // tensor.itemsize if widened else size
+
+    def _held_as(self, tensor: Tensor) -> tuple[int, tuple[int, ...], ChannelGroups | None]:
+        """Bytes of an element, and how the tensor lies in memory."""
+        t = tensor.index
+        return self.wide.get(t, tensor.itemsize), self.inner.get(t, ()), self.grouped.get(t)

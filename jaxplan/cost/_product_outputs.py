@@ -9,7 +9,7 @@ added to them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from jaxplan.ir import CONTRACTION_FAMILIES, Equation, StepGraph
 from jaxplan.mesh import ChipSpec
@@ -57,6 +57,25 @@ def written_behind(graph: StepGraph, chip: ChipSpec, materialised: Sequence[bool
             stack += [r for r in results if not materialised[r]]
         if len(written) == 1:
             yield t
+
+
+def gradients_of_widened(graph: StepGraph, chip: ChipSpec, wide: Collection[int]) -> Iterator[int]:
+    """Gradients of scores that are kept in float32 (``wide``), narrowed again for the two products that read them.
+
+    Compiled TPU programs write them, beside the scores and the gradient of what these are normalised to; those of
+    scores in bfloat16 are computed inside of both products.
+    """
+    equations = graph.program.equations
+    of_wide: set[int] = set()
+    for t in wide if chip.fuses_products else ():
+        of_wide |= computed_of(graph, t) | computed_of(graph, t, "backward")
+    products = [e for e in equations if e.phase == "backward" and graph.rules[e.index].family in CONTRACTION_FAMILIES]
+    for eqn in products if of_wide else ():
+        size = graph.program.tensors[eqn.results[0]].num_elements
+        for t in sorted(computed_of(graph, eqn.results[0], "backward") & of_wide):
+            readers = [e for e in products if t in e.operands]
+            if len(readers) > 1 and graph.program.tensors[t].num_elements == size:
+                yield t
 
 
 def computed_of(graph: StepGraph, t: int, phase: str = "forward") -> set[int]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxplan.cost._buffers import Buffers
 from jaxplan.cost._compute import tensor_splits
+from jaxplan.cost._grouped import ChannelGroups
 from jaxplan.cost._padded_products import padded_share
 from jaxplan.ir import GroupSpace, StepGraph
 from jaxplan.mesh import ChipSpec
@@ -47,6 +48,11 @@ def padded_bytes(shape: tuple[int, ...], itemsize: int, inner: tuple[int, ...] =
         return _bytes_in_tiles(shape, itemsize, 1, math.prod(shape))
     candidates = [shape[d] for d in inner] if inner else shape
     return min(_bytes_in_tiles(shape, itemsize, *pair) for pair in itertools.permutations(candidates, 2))
+
+
+def image_bytes(shape: tuple[int, ...], itemsize: int, inner: tuple[int, ...], groups: ChannelGroups | None) -> int:
+    """`padded_bytes` of an array whose channels may lie in groups."""
+    return padded_bytes(groups.shape(shape), itemsize, groups.inner) if groups else padded_bytes(shape, itemsize, inner)
 
 
 def scattered_in_tiles(part: tuple[int, ...], itemsize: int) -> int | None:
@@ -125,7 +131,7 @@ def local_bytes(
     distinct, place = np.unique(np.stack(parts, axis=1), axis=0, return_inverse=True)
     shapes = [tuple([math.ceil(n / p) for n, p in zip(tensor.shape, row)]) for row in distinct.tolist()]
     batch, itemsize = buffers.batched.get(t, ()), buffers.element_bytes.get(t, tensor.itemsize)
-    sizes = [padded_bytes(shape, itemsize, inner) for shape in shapes]
+    sizes = [image_bytes(shape, itemsize, inner, buffers.grouped.get(t)) for shape in shapes]
     if batch:
         sizes = [0 if all(shape[d] == 1 for d in batch) else size for shape, size in zip(shapes, sizes)]
     if t in buffers.turned:

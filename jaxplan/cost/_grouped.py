@@ -1,0 +1,83 @@
+"""Convolutions of groups of channels on chips whose memory is in tiles."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from jaxplan.ir import Equation, StepGraph
+from jaxplan.mesh import ChipSpec
+
+_COLUMNS = 128
+"""Of a tile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelGroups:
+    """How an image lies in memory whose channels are in groups of ``width``: batch and width are innermost."""
+
+    batch: int
+    features: int
+    width: int
+
+    def shape(self, local: tuple[int, ...]) -> tuple[int, ...]:
+        """A local shape with groups and the channels of each instead of features."""
+        width = min(self.width, local[self.features])
+        groups = math.ceil(local[self.features] / width)
+        return (*local[: self.features], groups, width, *local[self.features + 1 :])
+
+    @property
+    def inner(self) -> tuple[int, int]:
+        """The innermost dimensions of such a shape."""
+        return self.batch + (self.batch > self.features), self.features + 1
+
+
+def grouped_operands(graph: StepGraph, chip: ChipSpec) -> dict[int, ChannelGroups]:
+    """Images that only convolutions of groups of channels read in the forward pass, as those lie in memory.
+
+    Compiled TPU programs write them so, for the convolution and for the gradient of its kernel: 64 channels of a
+    RegNet's groups take 128.
+    """
+    found = {}
+    for eqn in _grouped(graph, chip):
+        t = eqn.operands[0]
+        readers = [graph.program.equations[c] for c in graph.values.consumers[t]]
+        if not graph.values.free[t] and all(e.index == eqn.index for e in readers if e.phase == "forward"):
+            batch, features, *_ = eqn.params["dimension_numbers"].lhs_spec
+            found[t] = ChannelGroups(batch=batch, features=features, width=_width(graph, eqn))
+    return found
+
+
+def wide_results(graph: StepGraph, chip: ChipSpec) -> dict[int, int]:
+    """Results of such convolutions that are widened, and bytes of the elements that they are held in.
+
+    Their kernel widens them and puts groups side by side, where a group does not fill the columns of one tile.
+    """
+    tensors, found = graph.program.tensors, {}
+    for eqn in _grouped(graph, chip):
+        (t,) = eqn.results
+        readers = [graph.program.equations[c] for c in graph.values.consumers[t]]
+        casts = [e.results[0] for e in readers if e.phase == "forward" and e.name == "convert_element_type"]
+        widest = max((tensors[r].itemsize for r in casts if tensors[r].dtype.kind == "f"), default=0)
+        if widest > tensors[t].itemsize and _width(graph, eqn) != _COLUMNS:
+            found[t] = widest
+    return found
+
+
+def grouped_results(graph: StepGraph, chip: ChipSpec) -> frozenset[int]:
+    """What convolutions of groups of channels make in the forward pass."""
+    return frozenset(eqn.results[0] for eqn in _grouped(graph, chip))
+
+
+def _grouped(graph: StepGraph, chip: ChipSpec) -> Iterator[Equation]:
+    """Forward convolutions of groups of several channels; those of single channels are another kernel."""
+    for eqn in graph.program.equations if chip.is_tiled else ():
+        is_forward = eqn.name == "conv_general_dilated" and eqn.phase == "forward"
+        if is_forward and eqn.params["feature_group_count"] > 1 and _width(graph, eqn) > 1:
+            yield eqn
+
+
+def _width(graph: StepGraph, eqn: Equation) -> int:
+    features = eqn.params["dimension_numbers"].lhs_spec[1]
+    return graph.program.tensors[eqn.operands[0]].shape[features] // eqn.params["feature_group_count"]
