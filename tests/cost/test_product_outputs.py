@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxplan.cost import analyse_buffers
+from jaxplan.cost._product_outputs import gradients_of_widened, widened_outputs
 from jaxplan.ir import analyse, trace
 from jaxplan.mesh import Topology
 
@@ -158,3 +159,31 @@ def test_scores_of_groups_are_wide_when_computed_again_and_their_gradient_is_wri
     again = ["float32"] if rematerialised else []
     assert late == ["bfloat16", "bfloat16", *again]
     assert early == ["float32"]
+
+
+@pytest.mark.parametrize(
+    ("scores", "topology", "written"),
+    [(_biased, "v5e:2x4", 1), (_masked, "v5e:2x4", 1), (_narrow, "v5e:2x4", 0), (_biased, "h100:8", None)],
+)
+def test_gradients_of_scores_that_are_kept_wide_are_written(scores: Scores, topology: str, written: int | None) -> None:
+    def step(q: jax.Array, k: jax.Array, v: jax.Array, bias: jax.Array) -> tuple[jax.Array, ...]:
+        def loss(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+            s = scores(jnp.einsum("bqhd,bkhd->bhqk", q, k), bias)
+            h = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(s).astype(v.dtype), v)
+            return jnp.square(h.astype(jnp.float32)).sum()
+
+        return jax.grad(loss, argnums=(0, 1, 2))(q, k, v)
+
+    arguments = [jax.ShapeDtypeStruct((B, T, H, D), jnp.bfloat16)] * 3 + [jax.ShapeDtypeStruct((H, T, T), jnp.float32)]
+    graph = analyse(trace(step, arguments, {}))
+    chip = Topology.parse(topology).chip
+    found = set(gradients_of_widened(graph, chip, widened_outputs(graph, chip).values()))
+    if written is None:
+        assert not found
+        return
+    products = [e for e in graph.program.equations if e.phase == "backward" and e.name == "dot_general"]
+    assert len(found) == written
+    for t in found:
+        assert graph.program.tensors[t].dtype == jnp.bfloat16
+        assert sum(t in e.operands for e in products) == 2
+        assert analyse_buffers(graph, chip).materialised[t]
