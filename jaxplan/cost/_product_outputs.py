@@ -68,7 +68,7 @@ def gradients_of_widened(graph: StepGraph, chip: ChipSpec, wide: Collection[int]
     equations = graph.program.equations
     of_wide: set[int] = set()
     for t in wide if chip.fuses_products else ():
-        of_wide |= computed_of(graph, t) | computed_of(graph, t, "backward")
+        of_wide |= {r for u in computed_of(graph, t) for r in computed_of(graph, u, "backward")}
     products = [e for e in equations if e.phase == "backward" and graph.rules[e.index].family in CONTRACTION_FAMILIES]
     for eqn in products if of_wide else ():
         size = graph.program.tensors[eqn.results[0]].num_elements
