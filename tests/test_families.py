@@ -80,6 +80,8 @@ CASES = [
     _case("wav2vec2-tiny", slow=True, optimizer="sgd"),
     _case("neox-tiny", slow=True, optimizer="sgd"),
     _case("regnet-tiny", "float64", slow=True),
+    _case("qwen-tiny", slow=True, optimizer="sgd"),
+    _case("mae-tiny", slow=True, optimizer="sgd"),
     _case("efficientnet-tiny", "float64", slow=True),
     _case("dit-tiny", slow=True, num_layers=1, optimizer="sgd"),
     _case("swin-tiny", slow=True, depths=(2,), num_heads=(2,), image_size=32, optimizer="sgd"),

@@ -45,7 +45,7 @@ class Block(nn.Module):
     train: bool = False
 
     @nn.compact
-    def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, mask: jax.Array | None) -> jax.Array:
         config = self.config
         drop = nn.Dropout(config.dropout, deterministic=not self.train)
         h = nn.LayerNorm(**config.dtypes)(x)

@@ -58,10 +58,10 @@ class LlamaConfig(DecoderConfig):
         return self.width // self.num_heads
 
 
-def rotate(x: jax.Array) -> jax.Array:
+def rotate(x: jax.Array, base: float = ROPE_BASE) -> jax.Array:
     """Rotary positions of heads `[B, T, ..., D]`: halves of D are real and imaginary parts (Su et al. 2021)."""
     length, half = x.shape[1], x.shape[-1] // 2
-    frequencies = ROPE_BASE ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    frequencies = base ** (-jnp.arange(half, dtype=jnp.float32) / half)
     angles = jnp.arange(length, dtype=jnp.float32)[:, None] * frequencies
     angles = angles.reshape(length, *(1,) * (x.ndim - 3), half)
     cos, sin = jnp.cos(angles).astype(x.dtype), jnp.sin(angles).astype(x.dtype)
@@ -118,21 +118,26 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    """Tokens `[B, T]` to float32 logits `[B, T, V]`; the output projection has weights of its own."""
+    """Tokens `[B, T]` to float32 logits `[B, T, V]`; the output projection has weights of its own unless `tied`."""
 
     config: Any
     attention: Callable[..., nn.Module] = Attention
+    tied: bool = False
 
     @nn.compact
     def __call__(self, tokens: jax.Array) -> jax.Array:
         config = self.config
-        x = nn.Embed(config.vocab_size, config.width, name="tokens", **config.dtypes)(tokens)
+        embed = nn.Embed(config.vocab_size, config.width, name="tokens", **config.dtypes)
+        x = embed(tokens)
         block = nn.remat(Block) if config.remat else Block
         for layer in range(config.num_layers):
             x = block(config, config.ffn_width_of(layer), self.attention, name=f"block_{layer}")(x)
         x = nn.RMSNorm(name="norm", **config.dtypes)(x)
-        logits = nn.Dense(config.vocab_size, use_bias=False, name="head", **config.dtypes)(x)
-        return logits.astype(jnp.promote_types(config.dtype, jnp.float32))
+        logits_dtype = jnp.promote_types(config.dtype, jnp.float32)
+        if self.tied:
+            return embed.attend(x).astype(logits_dtype)
+        head = nn.Dense(config.vocab_size, use_bias=False, name="head", **config.dtypes)
+        return head(x).astype(logits_dtype)
 
 
 def make_llama_state(config: LlamaConfig) -> tuple[TrainState]:

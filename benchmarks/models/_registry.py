@@ -35,12 +35,14 @@ from benchmarks.models._gpt_nnx import make_nnx_gpt_state, nnx_gpt_train_step
 from benchmarks.models._inception import InceptionConfig, make_inception_state
 from benchmarks.models._llama import LlamaConfig, llama_train_step, make_llama_batch, make_llama_state
 from benchmarks.models._lstm import LSTMConfig, make_lstm_state
+from benchmarks.models._mae import MAEConfig, mae_train_step, make_mae_batch, make_mae_state
 from benchmarks.models._mamba import MambaConfig, make_mamba_state
 from benchmarks.models._mixed import MixedGPTConfig, make_mixed_state, make_mixed_step
 from benchmarks.models._mixer import MixerConfig, make_mixer_state
 from benchmarks.models._mlp import MLPConfig, make_mlp_batch, make_mlp_state, make_mlp_step, mlp_train_step
 from benchmarks.models._moe import MoEConfig, make_moe_state, make_moe_step
 from benchmarks.models._neox import NeoXConfig, make_neox_state
+from benchmarks.models._qwen import QwenConfig, make_qwen_state
 from benchmarks.models._regnet import RegNetConfig, make_regnet_state
 from benchmarks.models._resnet import ResNetConfig, make_resnet_state
 from benchmarks.models._spec import ModelSpec, Step
@@ -109,6 +111,7 @@ _vit = _family(ViTConfig, make_vit_state, make_image_batch, _always(mlp_train_st
 _mixer = _family(MixerConfig, make_mixer_state, make_image_batch, _always(mlp_train_step))
 _convnext = _family(ConvNeXtConfig, make_convnext_state, make_image_batch, _always(mlp_train_step))
 _vgg = _family(VGGConfig, make_vgg_state, make_image_batch, _always(mlp_train_step))
+_mae = _family(MAEConfig, make_mae_state, make_mae_batch, _always(mae_train_step))
 _swin = _family(SwinConfig, make_swin_state, make_image_batch, _always(mlp_train_step))
 _mamba = _family(MambaConfig, make_mamba_state, make_gpt_batch, _always(gpt_train_step))
 _lstm = _family(LSTMConfig, make_lstm_state, make_gpt_batch, _always(gpt_train_step))
@@ -120,6 +123,7 @@ _t5 = _family(T5Config, make_t5_state, make_transformer_batch, _always(transform
 _deepseek = _family(DeepSeekConfig, make_deepseek_state, make_gpt_batch, _always(gpt_train_step))
 _neox = _family(NeoXConfig, make_neox_state, make_gpt_batch, _always(gpt_train_step))
 _gemma = _family(GemmaConfig, make_gemma_state, make_gpt_batch, _always(gpt_train_step))
+_qwen = _family(QwenConfig, make_qwen_state, make_gpt_batch, _always(gpt_train_step))
 _mixed = _family(MixedGPTConfig, make_mixed_state, make_gpt_batch, make_mixed_step)
 _moe = _family(MoEConfig, make_moe_state, make_gpt_batch, make_moe_step)
 _llama = _family(LlamaConfig, make_llama_state, make_llama_batch, _always(llama_train_step))
@@ -245,6 +249,16 @@ MODELS: dict[str, ModelSpec] = {
     "vit-tiny": _vit(
         "2-layer ViT for tests",
         num_layers=2, width=64, num_heads=4, patch_size=4, image_size=16, num_classes=16, batch_size=16,
+    ),
+    "mae-b16": _mae(
+        "masked autoencoder of a ViT-B/16, 112M parameters",
+        num_layers=12, width=768, num_heads=12, decoder_layers=8, decoder_width=512, decoder_heads=16,
+        patch_size=16, image_size=224, num_visible=49, batch_size=512,
+    ),
+    "mae-tiny": _mae(
+        "masked autoencoder of one layer on each side for tests",
+        num_layers=1, width=32, num_heads=4, decoder_layers=1, decoder_width=16, decoder_heads=2, patch_size=4,
+        image_size=16, num_visible=4, batch_size=16,
     ),
     "mixer-b16": _mixer(
         "MLP-Mixer-B/16, 60M parameters",
@@ -375,6 +389,16 @@ MODELS: dict[str, ModelSpec] = {
     "gemma-tiny": _gemma(
         "2-layer Gemma for tests",
         num_layers=2, width=32, num_heads=4, num_kv_heads=2, head_width=8, ffn_width=64, vocab_size=64, window=4,
+        batch_size=16, sequence_length=8,
+    ),
+    "qwen3-0.6b": _qwen(
+        "Qwen3 0.6B, 596M parameters",
+        num_layers=28, width=1024, num_heads=16, num_kv_heads=8, head_width=128, ffn_width=3072, vocab_size=151936,
+        batch_size=32, sequence_length=1024,
+    ),
+    "qwen-tiny": _qwen(
+        "1-layer Qwen3 for tests",
+        num_layers=1, width=32, num_heads=4, num_kv_heads=2, head_width=16, ffn_width=64, vocab_size=64,
         batch_size=16, sequence_length=8,
     ),
     "pythia-410m": _neox(

@@ -28,6 +28,8 @@ WHISPER_BASE_PARAMETERS = 72_593_920 - 1500 * 512  # of the checkpoint as publis
 WAV2VEC2_BASE_PARAMETERS = 94_396_320  # of the checkpoint for CTC as published
 PYTHIA_410M_PARAMETERS = 405_334_016  # of the checkpoint as published
 REGNETY_4GF_PARAMETERS = 20_646_656
+QWEN3_06B_PARAMETERS = 596_049_920  # of the checkpoint as published
+MAE_B16_PARAMETERS = 111_907_840 - 197 * 1280  # of the checkpoint as published, whose fixed positions count
 MAMBA_130M_PARAMETERS = 129_135_360  # of the checkpoint as published
 T5_BASE_PARAMETERS = 247_577_856  # version 1.1: gated, its head not tied to the embedding
 # Of the checkpoint as published.
@@ -107,6 +109,24 @@ def _deepseek_parameters(
     return 2 * vocab_size * width + num_layers * (attention + 3 * width * ffn_width + 2 * width) + width
 
 
+def _qwen_parameters(
+    num_layers: int, width: int, heads: int, kv_heads: int, head: int, ffn_width: int, vocab_size: int
+) -> int:
+    """One embedding; per layer queries and output, keys and values, SwiGLU, two norms, and those of a head's queries
+    and keys."""
+    attention = 2 * width * heads * head + 2 * width * kv_heads * head + 2 * head
+    return vocab_size * width + num_layers * (attention + 3 * width * ffn_width + 2 * width) + width
+
+
+def _mae_parameters(num_layers: int, width: int, decoder_layers: int, decoder_width: int, patch: int) -> int:
+    """Layers of 12 d^2 + 13 d and a last norm on each side, `patch` numbers of pixels in and out, what joins the
+    sides, a class token and a mask token."""
+    encoder = num_layers * (12 * width**2 + 13 * width) + 2 * width
+    decoder = decoder_layers * (12 * decoder_width**2 + 13 * decoder_width) + 2 * decoder_width
+    ends = (patch + 1) * width + (width + 1) * decoder_width + (decoder_width + 1) * patch
+    return encoder + decoder + ends + width + decoder_width
+
+
 def _num_parameters(state: Any) -> int:
     params = nnx.state(state, nnx.Param) if isinstance(state, nnx.Module) else getattr(state, "params", state)
     return sum(leaf.size for leaf in jax.tree.leaves(params))
@@ -152,6 +172,10 @@ TINY_GPT_PARAMETERS = _gpt_parameters(2, 64, 256, 32)
         ("wav2vec2-base", WAV2VEC2_BASE_PARAMETERS),
         ("pythia-410m", PYTHIA_410M_PARAMETERS),
         ("regnety-4gf", REGNETY_4GF_PARAMETERS),
+        ("qwen3-0.6b", QWEN3_06B_PARAMETERS),
+        ("qwen-tiny", _qwen_parameters(1, 32, 4, 2, 16, 64, 64)),
+        ("mae-b16", MAE_B16_PARAMETERS),
+        ("mae-tiny", _mae_parameters(1, 32, 1, 16, 4 * 4 * 3)),
         ("conformer-l", _conformer_parameters(17, 512, 31, 1024, 80)),
         ("conformer-tiny", _conformer_parameters(1, 32, 3, 16, 8)),
         ("dit-b4", _dit_parameters(12, 768, 4, 64, 4, 1000)),
@@ -225,6 +249,21 @@ def test_gates_fill_slots_in_order_and_drop_what_finds_none() -> None:
     ]
     assert jnp.allclose(weights[0, 0].sum(axis=-1), jnp.array([0.6, 0.3, 0]) / 0.9)
     assert jnp.isclose(balance, 3 * (0.475 * 0.75 + 0.275 * 0.25))
+
+
+@pytest.mark.slow
+def test_a_masked_autoencoder_sees_the_patches_of_least_noise_alone() -> None:
+    """What it predicts changes with pixels that it sees, and with no others; rows of four patches, 4 x 4 pixels."""
+    spec = MODELS["mae-tiny"].override(dtype="float32", batch_size=1, optimizer="sgd")
+    (state,) = jax.jit(lambda: spec.make_state(spec.config))()
+    images = spec.make_batch(spec.config, jax.random.key(0))["images"]
+    noise = jnp.arange(16, 0, -1, dtype=jnp.float32)[None]
+    paint = jax.jit(lambda images: state.apply_fn({"params": state.params}, images, noise))
+    predicted, masked = paint(images)
+    assert masked[0].tolist() == [True] * 12 + [False] * 4  # the last row has the least noise
+    for pixel, seen in ((11, False), (12, True)):
+        changed, _ = paint(images.at[0, pixel].add(1.0))
+        assert bool(jnp.any(changed != predicted)) is seen
 
 
 def test_overrides_and_unknown_names() -> None:

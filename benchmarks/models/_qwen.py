@@ -1,0 +1,52 @@
+"""The Llama with Qwen3's attention (arXiv 2505.09388, section 2) in Flax Linen.
+
+Queries and keys are normalised head by head, a head's width does not follow from the model's, and the tokens' embedding
+is the output projection.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax.training.train_state import TrainState
+
+from benchmarks.models._llama import DecoderConfig, Llama, attend, rotate
+from benchmarks.models._optimizer import make_train_state
+
+ROPE_BASE = 1_000_000.0
+"""Base frequency of the rotary positions (section 3.2)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QwenConfig(DecoderConfig):
+    """Sizes of a model; `num_kv_heads` heads of keys and values serve `num_heads` of queries, each of `head_width`."""
+
+    num_kv_heads: int
+    head_width: int
+    remat: bool = False
+
+
+class NormedAttention(nn.Module):
+    """Causal self-attention of groups of query heads; each head's queries and keys are normalised, then rotated."""
+
+    config: QwenConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        config = self.config
+        kwargs = {"use_bias": False, **config.dtypes}
+        kv_heads, width = config.num_kv_heads, config.head_width
+        q = nn.DenseGeneral((kv_heads, config.num_heads // kv_heads, width), name="query", **kwargs)(x)
+        k = nn.DenseGeneral((kv_heads, width), name="key", **kwargs)(x)
+        v = nn.DenseGeneral((kv_heads, width), name="value", **kwargs)(x)
+        q = rotate(nn.RMSNorm(name="query_norm", **config.dtypes)(q), ROPE_BASE)
+        k = rotate(nn.RMSNorm(name="key_norm", **config.dtypes)(k), ROPE_BASE)
+        scores = jnp.einsum("btkgd,bskd->bkgts", q, k) * jnp.asarray(width**-0.5, q.dtype)
+        mixed = attend(scores, v, "bkgts,bskd->btkgd")
+        return nn.DenseGeneral(config.width, axis=(-3, -2, -1), name="out", **kwargs)(mixed)
+
+
+def make_qwen_state(config: QwenConfig) -> tuple[TrainState]:
+    tokens = jnp.zeros((1, config.sequence_length), jnp.int32)
+    return (make_train_state(Llama(config, NormedAttention, tied=True), config.optimizer, tokens),)
