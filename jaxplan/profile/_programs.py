@@ -42,6 +42,13 @@ def program(key: Key, topology: Topology, mesh: Mesh) -> tuple[Any, tuple[Any, .
 def lower(key: Key, topology: Topology, mesh: Mesh) -> tuple[Any, tuple[jax.ShapeDtypeStruct, ...], int]:
     """The same before it is compiled, for devices that may exist for the compiler only."""
     operation, shapes, dtype = _operation(key, topology, mesh)
+    return lower_repeated(operation, [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes], mesh)
+
+
+def lower_repeated(
+    operation: Operation, pieces: Sequence[jax.ShapeDtypeStruct], mesh: Mesh
+) -> tuple[Any, tuple[jax.ShapeDtypeStruct, ...], int]:
+    """An operation on pieces that every device has of its own, the first of them not of integers; as `lower`."""
     unroll = _UNROLL.get(mesh.devices.flat[0].platform, _UNROLL_ELSEWHERE)
     every = PartitionSpec(mesh.axis_names)
 
@@ -54,12 +61,14 @@ def lower(key: Key, topology: Topology, mesh: Mesh) -> tuple[Any, tuple[jax.Shap
 
         return lax.fori_loop(0, rounds, body, pieces[0])
 
-    specs = (PartitionSpec(), *(every for _ in shapes))
+    specs = (PartitionSpec(), *(every for _ in pieces))
     mapped = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=every, check_vma=False)
     # Every device holds an array of this shape of its own.
     abstract = tuple(
-        jax.ShapeDtypeStruct((s[0] * mesh.size, *s[1:]), dtype, sharding=NamedSharding(mesh, every))
-        for s in shapes
+        jax.ShapeDtypeStruct(
+            (piece.shape[0] * mesh.size, *piece.shape[1:]), piece.dtype, sharding=NamedSharding(mesh, every)
+        )
+        for piece in pieces
     )
     rounds = jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec()))
     return jax.jit(mapped).lower(rounds, *abstract), abstract, unroll
