@@ -289,7 +289,7 @@ class _Coarsening:
             if eqn.index in self.kind or self._is_free(eqn):
                 continue
             if twin != eqn.index and twin in self.kind:
-                self._join(eqn, twin)
+                self._join(eqn, self._held_for(eqn, twin))
                 continue
             if self._joins_contraction(eqn) or self._joins_look_up(eqn):
                 continue
@@ -321,6 +321,17 @@ class _Coarsening:
         for t in eqn.operands:
             if t in self.mirror:
                 self.mirror.setdefault(eqn.results[0], self.mirror[t])
+
+    def _held_for(self, eqn: Equation, twin: int) -> int:
+        """The node whose group an equation joins that makes what ``twin`` makes.
+
+        A barrier of the backward pass holds what a product makes as the element-wise operators want it that compute of
+        it again, so of a sum that they read in slices no more is kept.
+        """
+        if eqn.name != "optimization_barrier" or self.kind[twin] != "contraction":
+            return twin
+        readers = self.values.consumers[eqn.operands[0]]
+        return next((c for c in readers if self.kind.get(c) == "elementwise"), twin)
 
     def _join(self, eqn: Equation, node: int) -> None:
         self._set_kind(eqn.index, self.kind[node])

@@ -279,11 +279,27 @@ class Run:
                 self.env[other.results[0]] = self.env[other.operands[0]]
             else:
                 held.append(other)
-        values = [self.read_operand(other, 0) for other in held]
+        again = [self._repeats(other) for other in held]
+        values = [
+            self.env[other.operands[0]] if transfer else self.read_operand(other, 0)
+            for other, transfer in zip(held, again, strict=True)
+        ]
         values = self.settle(values) if eqn.index in self.replay.settled_barriers else self._after_due(values)
-        self.env.update((other.results[0], value) for other, value in zip(held, values, strict=True))
+        for other, transfer, value in zip(held, again, values, strict=True):
+            self.env[other.results[0]] = self._transfer(value, transfer, None) if transfer else value
         if eqn.phase != "backward":
             self.due = []
+
+    def _repeats(self, eqn: Equation) -> Transfer | None:
+        """The transfer that is made again for a barrier: behind it, or the compiler would make both as one."""
+        (t,), group = eqn.operands, self.graph.grouping.equation_group[eqn.index]
+        if group == UNGROUPED or self.graph.grouping.tensor_group[t] == UNGROUPED:
+            return None
+        layout = self._required(eqn, group, t)
+        if self.replay.home(t) == layout:
+            return None
+        (_, _, turn), transfer = self._copy(t, layout, eqn.index)
+        return transfer if turn else None
 
     def _after_due(self, values: Sequence[Any]) -> list[Any]:
         """Values that are there when the gradients are that were made before the last time this was asked for."""

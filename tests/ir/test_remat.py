@@ -205,3 +205,22 @@ def test_parameters_pass_by_the_barrier(graph):
     parameters = set(again.graph.state)
     held = {e.operands[0] for e in again.graph.program.equations if e.name == "optimization_barrier"}
     assert parameters and not parameters & held
+
+
+def test_what_a_product_makes_is_held_as_it_is_read(graph):
+    """``tanh`` is computed again of a product's result: that is held in the layout of ``tanh``, not of the product."""
+    again = rematerialise(graph, Remat(num_contractions=LAYERS, of=LAYERS)).graph
+    program, group = again.program, again.grouping.equation_group
+    made = {t: e for e in program.equations for t in e.results}
+    of_products = [
+        eqn
+        for eqn in program.equations
+        if eqn.name == "optimization_barrier" and made[eqn.operands[0]].name == "dot_general"
+    ]
+    readers = [again.values.consumers[eqn.results[0]] for eqn in of_products if eqn.phase == "backward"]
+    held = [e for e in of_products if program.tensors[e.results[0]].shape == (BATCH, HIDDEN)]
+    assert len(held) == LAYERS and readers
+    for eqn in held:
+        (reader,) = again.values.consumers[eqn.results[0]]
+        assert program.equations[reader].name == "tanh"
+        assert group[eqn.index] == group[reader] != group[made[eqn.operands[0]].index]
