@@ -36,6 +36,7 @@ class Case:
       num_rows: of the table that row numbers point into; 0 where there are none.
       flops: multiplications and additions of products; 0 for what moves bytes.
       num_bytes: read and written, each array once.
+      repeated: what is timed instead, where a compiler would take something out of repetitions of the function.
     """
 
     operator: str
@@ -46,6 +47,7 @@ class Case:
     num_bytes: int
     flops: int = 0
     num_rows: int = 0
+    repeated: Callable[..., Any] | None = None
 
     @property
     def work(self) -> int:
@@ -138,6 +140,10 @@ def _scatter(dtype: str, rows: int, width: int, count: int) -> Case:
     def function(updates: Any, indices: Any) -> Any:
         return jnp.zeros((rows, width), dtype).at[indices].add(updates)
 
+    def repeated(updates: Any, indices: Any) -> Any:
+        # Of what the round before left, since zeros of a constant would be made once and copied.
+        return jnp.full((rows, width), updates[0, 0] * 0, dtype).at[indices].add(updates)
+
     # Zeros are written; updates are read, and the rows that they are added to are read and written.
     return _moving(
         "scatter-add",
@@ -148,6 +154,7 @@ def _scatter(dtype: str, rows: int, width: int, count: int) -> Case:
         (count, width),
         num_indices=count,
         num_rows=rows,
+        repeated=repeated,
     )
 
 
@@ -160,6 +167,7 @@ def _moving(
     *arrays: tuple[int, ...],
     num_indices: int = 0,
     num_rows: int = 0,
+    repeated: Callable[..., Any] | None = None,
 ) -> Case:
     indices = (((num_indices,), "int32"),) if num_indices else ()
     return Case(
@@ -170,6 +178,7 @@ def _moving(
         arrays=(*((dims, dtype) for dims in arrays), *indices),
         num_bytes=elements * jnp.dtype(dtype).itemsize + num_indices * jnp.dtype("int32").itemsize,
         num_rows=num_rows,
+        repeated=repeated,
     )
 
 
@@ -217,7 +226,7 @@ def measure_operator(
       priced: the same with one, or None.
     """
     mesh = Mesh(np.array([device]), ("device",))
-    lowered, abstract, unroll = lower_repeated(case.function, case.abstract(), mesh)
+    lowered, abstract, unroll = lower_repeated(case.repeated or case.function, case.abstract(), mesh)
     arrays = jax.jit(
         lambda: tuple(_values(x.shape, x.dtype, case.num_rows) for x in abstract),
         out_shardings=tuple(x.sharding for x in abstract),

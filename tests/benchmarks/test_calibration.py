@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -251,3 +254,41 @@ def test_row_numbers_are_of_the_table_and_lie_apart() -> None:
     assert rows.min() >= 0 and rows.max() < 1000 and len(set(rows.tolist())) == 64
     assert np.abs(np.diff(rows)).min() > 16
     assert _values((2, 2), jnp.dtype("bfloat16"), 0).dtype == jnp.bfloat16
+
+
+_COMPILE_FOR_GPU = """
+import collections, re
+import numpy as np
+from jax.sharding import Mesh
+from benchmarks._calibration_operators import SHAPES
+from jaxplan.mesh import Topology
+from jaxplan.profile._programs import lower_repeated
+mesh = Mesh(np.array(Topology.parse("h100:8").aot_devices()[:1]), ("device",))
+few, many = (256, 512), (512, 64, 128)
+small = {"look-up": many, "scatter-add": many, "transposition": few, "sum over rows": few}
+for make, shapes in SHAPES:
+    if (shape := small.get(make("float32", *shapes[0]).operator)) is not None:
+        case = make("bfloat16", *shape)
+        lowered, _, unroll = lower_repeated(case.repeated or case.function, case.abstract(), mesh)
+        names = re.findall(r"%([a-z_]+)[.0-9]* = [^=]*? (?:fusion|copy|scatter)[(]", lowered.compile().as_text())
+        print(case.operator, unroll, sorted(n for n, count in collections.Counter(names).items() if count >= 15))
+"""
+
+
+@pytest.mark.gpu_aot
+@pytest.mark.slow
+def test_on_a_gpu_a_round_has_sixteen_operators_and_no_copies() -> None:
+    """Each is a kernel of its own, behind the one that puts an element of its result into its operand."""
+    environment = os.environ | Topology.parse("h100:8").aot_environment()
+    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", _COMPILE_FOR_GPU], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    update = "loop_dynamic_update_slice_fusion"
+    assert done.stdout.splitlines() == [
+        f"sum over rows 16 {['input_reduce_fusion', update]}",
+        f"transposition 16 {['loop_add_fusion', update]}",
+        f"look-up 16 {[update, 'loop_select_fusion']}",
+        f"scatter-add 16 {['input_scatter_fusion', 'loop_broadcast_fusion', update]}",
+    ]
