@@ -11,7 +11,14 @@ import pytest
 
 import jaxplan
 from benchmarks.models import build
-from jaxplan.cost import _tpu_buffers, analyse_buffers, build_cost_model, padded_bytes, scattered_in_tiles
+from jaxplan.cost import (
+    Predictor,
+    _tpu_buffers,
+    analyse_buffers,
+    build_cost_model,
+    padded_bytes,
+    scattered_in_tiles,
+)
 from jaxplan.cost._buffer_sizes import BufferSizes
 from jaxplan.cost._pricing import Pricer
 from jaxplan.ir import Tensor, analyse, trace
@@ -209,6 +216,40 @@ def test_tokens_of_convolutions_are_turned_where_their_rows_nearly_fill_tiles(fr
     found = [sizes(graph.grouping.tensor_group[t], [t]).item() for t in buffers.turned]
     assert all((size >= tensors[t].num_bytes) == is_turned for t, size in zip(buffers.turned, found, strict=True))
     assert is_turned or not any(found)
+
+
+@pytest.mark.parametrize("frames", [1496, 30])
+def test_what_a_product_makes_is_kept_where_what_is_computed_of_it_is_not_written(frames: int) -> None:
+    """A product with a bias behind a convolution, read by another product and by the gradient of its kernel: where rows
+    fill tiles the sum with the bias is written and kept, else the product's result is, as compiled for a Whisper."""
+
+    def step(params: list[jax.Array], frames: jax.Array) -> list[jax.Array]:
+        def loss(params: list[jax.Array]) -> jax.Array:
+            kernel, up, bias, down = params
+            x = jax.lax.conv_general_dilated(frames, kernel, (1,), "SAME", dimension_numbers=("NHC", "HIO", "NHC"))
+            return jnp.sum(jnp.sin((x @ up + bias) @ down))
+
+        return jax.grad(loss)(params)
+
+    shapes = [(3, 128, 128), (128, 256), (256,), (256, 512)]
+    params = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    graph = analyse(trace(step, (params, jax.ShapeDtypeStruct((8, frames, 128), jnp.float32))))
+    model = build_cost_model(graph, Topology.parse("v5e:1x1"))
+    whole, choices = [0] * len(model.configurations), [0] * len(model.problem.edges)
+    predictor = Predictor(model)
+    lives = predictor.lifetimes(whole, model.chosen(whole), predictor.transfers(whole, choices))
+    forward = [e for e in graph.program.equations if e.phase == "forward" and e.results]
+    made = [t for e in forward for t in e.results if graph.program.tensors[t].shape == (8, frames, 256)]
+    product, total = made[0], next(e.results[0] for e in forward if e.name == "add")
+    read = max(graph.values.consumers[total])
+    assert graph.program.equations[read].phase == "backward"
+
+    def kept(t: int) -> float:
+        buffer = lives.home[t]
+        return lives.sizes[buffer] if lives.last[buffer] >= 2 * read else 0
+
+    one = 8 * frames * 256 * 4  # whole tiles: of 1496 rows, or of the 8 of the batch
+    assert (kept(product), kept(total)) == ((0, one) if frames == 1496 else (one, 0))
 
 
 def test_copies_have_the_innermost_dimensions_of_what_they_copy() -> None:
