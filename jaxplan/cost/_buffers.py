@@ -67,7 +67,6 @@ class Buffers:
       element_bytes: of tensors that are held in another dtype than theirs (`rounded_for_loops`, `written_wider`).
       batched: tensors that are buffers only where a device holds more than one element of these dimensions.
       turned: tensors that are buffers only where products have other dimensions innermost than these (`are_turned`).
-      instead: of those in ``batched`` and ``turned``, the buffers that live for their readers where they are none.
       grouped, wide: images whose channels lie in groups (`grouped_operands`), and what convolutions of groups make that
         is held in elements of so many bytes, as its copies are (`wide_results`).
       padded: what products read as matrices of whole multiples (`padded_operands`).
@@ -88,8 +87,7 @@ class Buffers:
     inner: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     element_bytes: Mapping[int, int] = field(default_factory=dict)
     batched: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    turned: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    instead: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    turned: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     grouped: Mapping[int, ChannelGroups] = field(default_factory=dict)
     wide: Mapping[int, int] = field(default_factory=dict)
     padded: Mapping[int, MatrixDims] = field(default_factory=dict)
@@ -135,7 +133,8 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec, *, in_order: bool = False)
     birth = _births(graph, {} if in_order else after)
     pooled = pool_buffers(graph, chip, read_end)
     made = range(len(program.tensors))
-    some = [t for t in (*rows, *turned) if not without_rows[t]] if written else []
+    some = {t for t in (*rows, *turned) if not without_rows[t]}
+    some -= _replacing(graph, turning, some, materialised, without_rows, late, added_up)
     saved = tuple(t for t in made if materialised[t] and -1 < birth[t] < turning <= death[t])
     return Buffers(
         materialised=tuple(materialised),
@@ -153,7 +152,6 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec, *, in_order: bool = False)
         element_bytes={**rounded_for_loops(graph, chip), **written_wider(graph), **wide} if chip.is_tiled else {},
         batched={t: dims for t, dims in rows.items() if t in some},
         turned={t: dims for t, dims in turned.items() if t in some},
-        instead=_instead(graph, some, materialised, without_rows, late, added_up) if some else {},
         grouped=grouped,
         wide=wide,
         padded=padded_operands(graph, chip),
@@ -186,33 +184,36 @@ def _deaths(
     return death
 
 
-def _instead(
+def _replacing(
     graph: StepGraph,
-    some: Sequence[int],
+    turning: int,
+    some: Collection[int],
     materialised: Sequence[bool],
     without: Sequence[bool],
     late: Mapping[int, int],
     added_up: Sequence[Accumulation],
-) -> dict[int, tuple[int, ...]]:
-    """Of buffers that only some plans write, those that live longer where they are not written: what they are computed
-    of, in the fusions that read them."""
-    longer = _deaths(graph, without, late, added_up)
-    death = _deaths(graph, materialised, late, added_up)
-    found = {}
+) -> set[int]:
+    """Of buffers that only some plans write, those in whose place others keep for the backward pass what they are
+    computed of: as many bytes, so they count for either."""
+    if not some:
+        return set()
+    death, longer = (_deaths(graph, buffers, late, added_up) for buffers in (materialised, without))
+    found = set()
     for t in some:
-        sources, seen, stack = [], {t}, [t]
+        seen, stack = {t}, [t]
         while stack:
             index = graph.values.producer[stack.pop()]
-            for u in graph.program.equations[index].operands if index >= 0 else ():
-                if u not in seen:
-                    seen.add(u)
-                    if not materialised[u]:
-                        stack.append(u)
-                    elif longer[u] > death[u]:
-                        sources.append(u)
-        if sources:
-            found[t] = tuple(sources)
+            operands = set(graph.program.equations[index].operands) - seen if index >= 0 else ()
+            seen.update(operands)
+            stack += [u for u in operands if not materialised[u]]
+            if any(materialised[u] and death[u] < turning <= longer[u] and _is_as_large(graph, u, t) for u in operands):
+                found.add(t)
     return found
+
+
+def _is_as_large(graph: StepGraph, one: int, other: int) -> bool:
+    tensors = graph.program.tensors
+    return tensors[one].num_elements >= tensors[other].num_elements
 
 
 def _births(graph: StepGraph, after: Mapping[int, int]) -> list[int]:

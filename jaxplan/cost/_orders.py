@@ -26,7 +26,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from jaxplan.cost._fusion import is_recomputed
-from jaxplan.ir import Equation, StepGraph, Tensor
+from jaxplan.ir import CONTRACTION_FAMILIES, Equation, StepGraph, Tensor
 from jaxplan.mesh import ChipSpec
 
 Order = tuple[int, ...]
@@ -36,6 +36,12 @@ ShapeOf = Callable[[int], Sequence[int]]
 
 _TILE, _SHORT_TILE, _SHORT_TILE_ELEMENTS = 16, 8, 64 * 128
 """Both dimensions that a tiled kernel exchanges have 16 elements, or 8 and 8192 together."""
+_LONG_COLUMN = 2048
+"""Elements from which on a sum over columns is taken in two steps: attention over 1984 positions wrote its weights
+once, over 2048 in both orders (compiled for H100, two to four queries of one key)."""
+_MANY_ELEMENTS = 2**27
+"""Of capped scores from which on their exponentials are saved: fitted to a Gemma on H100, whose 8 sequences of 8 heads
+and 1024 positions (2**26) computed them again, and whose 16, 24 and 32 did not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +70,9 @@ class OrderedCopy:
       first, last: equations between which it lives.
       tiled, untiled: it is there if the kernels of these transpositions move tiles, and of those do not.
       if_gathers_kept: it is there if most gathered parameters are kept for the backward pass; None for either.
+      summed: dimensions over which sums were taken that the value is computed with.
+      if_long: it is there if these have `_LONG_COLUMN` elements, or if they have less; None for either.
+      least_elements: it is there if a device has so many elements of it.
     """
 
     tensor: int
@@ -73,6 +82,9 @@ class OrderedCopy:
     tiled: tuple[Exchange, ...] = ()
     untiled: tuple[Exchange, ...] = ()
     if_gathers_kept: bool | None = None
+    summed: Order = ()
+    if_long: bool | None = None
+    least_elements: int = 0
 
     @property
     def tensors(self) -> tuple[int, ...]:
@@ -82,6 +94,10 @@ class OrderedCopy:
     def is_there(self, shape_of: ShapeOf, keeps_gathers: bool) -> bool:
         """Whether a device has the copy."""
         if self.if_gathers_kept not in (None, keeps_gathers):
+            return False
+        shape = shape_of(self.tensor)
+        is_long = not self.summed or math.prod(shape[d] for d in self.summed) >= _LONG_COLUMN
+        if self.if_long not in (None, is_long) or math.prod(shape) < self.least_elements:
             return False
         return all(e.is_tiled(shape_of) for e in self.tiled) and not any(e.is_tiled(shape_of) for e in self.untiled)
 
@@ -116,7 +132,8 @@ def write_in_orders(
     """
     if not chip.is_gpu:
         return ()
-    walk, copies = _Walk(graph, materialised), []
+    walk = _Walk(graph, materialised)
+    copies = list(_saved_exponentials(graph, walk, read_end))
     tensors, producer, equations = graph.program.tensors, graph.values.producer, graph.program.equations
     beside: dict[int, tuple[int, Exchange]] = {}
     for t, joined in walk.joined.items():
@@ -136,7 +153,8 @@ def write_in_orders(
             for order, readers in again.items():
                 waits = [beside[o] for e in readers for o in equations[e].operands if o in beside]
                 span = producer[t], min(readers), ends.pop(order)
-                copies += _written_again(tensors[t], span, first, max(waits, default=None, key=lambda w: w[0]))
+                last_wait = max(waits, default=None, key=lambda w: w[0])
+                copies += _written_again(tensors[t], span, first, last_wait, _summed(graph, t))
         base = natural if natural is not None else max(ends, key=lambda order: (ends[order], order))
         for order, last in ends.items():
             if order == base:
@@ -177,30 +195,87 @@ def _transposed(tensor: Tensor, joined: _Joined, end: int) -> Iterator[OrderedCo
 
 
 def _written_again(
-    tensor: Tensor, span: tuple[int, int, int], first: Exchange, waits: tuple[int, Exchange] | None
+    tensor: Tensor, span: tuple[int, int, int], first: Exchange, waits: tuple[int, Exchange] | None, summed: Order
 ) -> Iterator[OrderedCopy]:
     """What the backward pass reads of a tensor of the forward pass, in an order of its own.
 
-    The fusion that makes the tensor in the ``first`` order writes both, unless it moves tiles. Where the result of the
-    product beside is transposed in tiles, compiled programs that keep gathered parameters made it first and read it
-    last; others did not hold it in between.
+    The fusion that makes the tensor in the ``first`` order writes both, unless it moves tiles, or what it divides by
+    was summed in one step: then it is written where it is read. Where the result of the product beside is transposed
+    in tiles, compiled programs that keep gathered parameters made it first and read it last; others did not hold it
+    in between.
 
     Args:
       span: where the tensor is made, and where it is first and last read in that order.
       waits: until when its reader waits for what is transposed beside it, and how that is.
+      summed: dimensions over which sums were taken that the tensor is computed with.
     """
     made, read, last = span
     until = max(last, waits[0]) if waits else last
     copy = OrderedCopy(tensor=tensor.index, itemsize=tensor.itemsize, first=read, last=until, tiled=(first,))
-    yield OrderedCopy(tensor=tensor.index, itemsize=tensor.itemsize, first=made, last=until, untiled=(first,))
+    both = replace(copy, tiled=(), untiled=(first,), summed=summed)
+    yield replace(both, first=made, if_long=True)
     if waits is None:
         yield copy
+        yield replace(both, if_long=False)
     else:
         end, beside = waits
         yield replace(copy, untiled=(beside,))
         yield replace(copy, tiled=(first, beside), if_gathers_kept=True)
         late = replace(copy, first=end + 1, last=max(last, end + 1))
         yield replace(late, tiled=(first, beside), if_gathers_kept=False)
+        yield replace(both, first=late.first, last=late.last, if_long=False)
+
+
+def _saved_exponentials(graph: StepGraph, walk: _Walk, read_end: Sequence[int]) -> Iterator[OrderedCopy]:
+    """Exponentials of scores that a tanh caps, where the sum over them runs over columns: saved beside the tanh where
+    they are many."""
+    equations, consumers = graph.program.equations, graph.values.consumers
+    for eqn in equations:
+        if eqn.name != "exp" or eqn.phase == "backward" or not _is_computed_with(graph, eqn.results[0], "tanh"):
+            continue
+        (t,) = eqn.results
+        late = [read_end[c] for c in consumers[t] if equations[c].phase == "backward"]
+        if late and walk.order.get(t, ()) != tuple(sorted(walk.order.get(t, ()))):
+            yield OrderedCopy(
+                tensor=t,
+                itemsize=graph.program.tensors[t].itemsize,
+                first=eqn.index,
+                last=max(late),
+                least_elements=_MANY_ELEMENTS,
+            )
+
+
+def _is_computed_with(graph: StepGraph, t: int, name: str) -> bool:
+    """Whether a function of that name is in the element-wise chain that a value is computed by."""
+    tensors, producer, equations = graph.program.tensors, graph.values.producer, graph.program.equations
+    stack, seen = [t], {t}
+    while stack:
+        made = producer[stack.pop()]
+        if made < 0 or graph.rules[made].family != "elementwise":
+            continue
+        if equations[made].name == name:
+            return True
+        large = {u for u in equations[made].operands if tensors[u].shape == tensors[t].shape} - seen
+        seen |= large
+        stack += sorted(large)
+    return False
+
+
+def _summed(graph: StepGraph, t: int) -> Order:
+    """Dimensions over which sums are taken of what a tensor is computed of, and which it is computed with."""
+    tensors, producer, equations = graph.program.tensors, graph.values.producer, graph.program.equations
+    stack, seen = [t], {t}
+    while stack:
+        made = producer[stack.pop()]
+        if made < 0 or graph.rules[made].family in CONTRACTION_FAMILIES:
+            continue
+        eqn = equations[made]
+        if eqn.name == "reduce_sum" and tensors[eqn.operands[0]].shape == tensors[t].shape:
+            return tuple(eqn.params["axes"])
+        operands = set(eqn.operands) - seen
+        seen |= operands
+        stack += sorted(operands)
+    return ()
 
 
 def _made_again(

@@ -17,6 +17,7 @@ from jaxplan.cost._buffers import Buffers
 from jaxplan.cost._compute import tensor_splits
 from jaxplan.cost._grouped import ChannelGroups
 from jaxplan.cost._padded_products import padded_share
+from jaxplan.cost._product_rows import is_batch_larger
 from jaxplan.ir import GroupSpace, StepGraph
 from jaxplan.mesh import ChipSpec
 
@@ -81,12 +82,15 @@ def is_least_row_by_row(shape: tuple[int, ...]) -> bool:
     return row_by_row_bytes(shape, 1) == padded_bytes(shape, 1)
 
 
-def are_turned(shape: tuple[int, ...], inner: tuple[int, int]) -> bool:
+def are_turned(shape: tuple[int, ...], inner: tuple[int, ...]) -> bool:
     """Whether a product over the last dimension has others innermost than ``inner``, those of what it reads.
 
     Batches of whole columns fill the units that multiply: there it has batch and features innermost. Else it has what
-    it reads, but for images where a dimension of pixels instead of the batch takes nearly the least bytes.
+    it reads, but for images where a dimension of pixels instead of the batch takes nearly the least bytes. Of tokens
+    without ``inner`` those are turned that are fewer than sequences, but in batches of whole columns.
     """
+    if not inner:
+        return is_batch_larger(shape) and shape[0] % TILE[1] != 0
     reads_batch = inner[0] == 0
     if shape[0] % TILE[1] == 0:
         return not reads_batch

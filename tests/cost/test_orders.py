@@ -140,9 +140,18 @@ def test_gradients_of_grouped_attention_are_transposed_in_float32(groups: int, a
 
 @pytest.mark.gpu_aot
 @pytest.mark.slow
-@pytest.mark.parametrize("sizes", [{"heads": 2, "groups": 4}, {"heads": 4, "groups": 8}])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"length": 2048, "heads": 2, "groups": 4},
+        {"length": 2048, "heads": 4, "groups": 8},
+        {"length": 2048, "heads": 2, "groups": 2},  # a sum over 2048 takes two steps
+        {"length": 1984, "heads": 2, "groups": 2},
+        {"length": 1024, "heads": 8, "groups": 2},
+    ],
+)
 def test_memory_of_grouped_attention_is_the_compiled_one(sizes: dict[str, int]) -> None:
-    arguments = _arguments(16, 2048, **sizes)
+    arguments = _arguments(16, **sizes)
     plan = jaxplan.plan(_step, *arguments, topology="h100:8", donate_argnums=(0,)).references["data"]
     assert plan.memory_bytes == pytest.approx(compile_plan(plan).memory_bytes, rel=0.02)
 
@@ -180,3 +189,28 @@ def test_the_compiler_writes_both_orders_at_once() -> None:
     program = compile_plan(plan)
     assert "(bf16[32,1024,8,128]{3,2,1,0}, bf16[32,8,128,1024]{3,2,1,0}) fusion(" in (program.hlo_text or "")
     assert plan.memory_bytes == pytest.approx(program.memory_bytes, rel=0.01)
+
+
+@pytest.mark.parametrize(("length", "sequences", "saved"), [(1024, 8, 0), (1024, 16, 1), (1024, 32, 1)])
+def test_exponentials_of_many_capped_scores_are_saved(length: int, sequences: int, saved: int) -> None:
+    """Eight heads in groups of two, of so many sequences a device, as compiled for a Gemma on H100; nothing of the kind
+    without the cap."""
+
+    def step(q: jax.Array, k: jax.Array, is_capped: bool) -> tuple[jax.Array, jax.Array]:
+        def loss(q: jax.Array, k: jax.Array) -> jax.Array:
+            scores = jnp.einsum("btkgd,bskd->bkgts", q, k).astype(jnp.float32)
+            weights = jax.nn.softmax(jnp.tanh(scores) if is_capped else scores, axis=-1).astype(q.dtype)
+            return jnp.sum(jnp.square(jnp.einsum("bkgts,bskd->btkgd", weights, k).astype(jnp.float32)))
+
+        return jax.grad(loss, (0, 1))(q, k)
+
+    def copies(is_capped: bool) -> list[OrderedCopy]:
+        shapes = [(sequences, length, 4, 2, 256), (sequences, length, 4, 256)]
+        arguments = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
+        graph = analyse(trace(lambda q, k: step(q, k, is_capped), tuple(arguments), {}))
+        equations, producer = graph.program.equations, graph.values.producer
+        found = [c for c in _copies(graph) if equations[producer[c.tensor]].name == "exp"]
+        return [c for c in found if c.is_there(lambda t: graph.program.tensors[t].shape, True)]
+
+    assert [copy.itemsize for copy in copies(True)] == [4] * saved
+    assert copies(False) == []
