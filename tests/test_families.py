@@ -82,6 +82,8 @@ CASES = [
     _case("regnet-tiny", "float64", slow=True),
     _case("qwen-tiny", slow=True, optimizer="sgd"),
     _case("mae-tiny", slow=True, optimizer="sgd"),
+    _case("olmo-tiny", slow=True, optimizer="sgd"),
+    _case("mobilenet-tiny", "float64", slow=True),
     _case("efficientnet-tiny", "float64", slow=True),
     _case("dit-tiny", slow=True, num_layers=1, optimizer="sgd"),
     _case("swin-tiny", slow=True, depths=(2,), num_heads=(2,), image_size=32, optimizer="sgd"),

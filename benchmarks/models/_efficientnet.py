@@ -1,6 +1,7 @@
 """An EfficientNet (arXiv 1905.11946) in Flax Linen: depthwise convolutions between two of 1x1, channels weighed by what
 the image holds, batch normalisation. Without dropout."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,27 +45,42 @@ class EfficientNetConfig(Precision):
 
 
 class InvertedBottleneck(nn.Module):
-    """Images `[B, H, W, D]`: expanded, convolved channel by channel, weighed, projected; added where shapes allow."""
+    """Images `[B, H, W, D]`: expanded, convolved channel by channel, weighed, projected; added where shapes allow.
 
-    stage: Stage
+    `inner` channels are convolved, expanded to where fewer come; their weights are made of `squeezed` channels, and
+    they have none if that is 0.
+    """
+
+    inner: int
+    width: int
+    kernel_size: int
     stride: int
+    squeezed: int
     conv: Any
     norm: Any
+    activation: Callable[..., jax.Array] = nn.swish
+    squeeze_activation: Callable[..., jax.Array] = nn.swish
+    gate: Callable[..., jax.Array] = nn.sigmoid
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        stage, inner = self.stage, self.stage.expand * x.shape[-1]
-        h = x
-        if stage.expand > 1:
-            h = nn.swish(self.norm()(self.conv(inner, (1, 1), name="expand")(h)))
-        kernel, strides = (stage.kernel_size,) * 2, (self.stride,) * 2
+        h, inner = x, self.inner
+        if inner > x.shape[-1]:
+            h = self.activation(self.norm()(self.conv(inner, (1, 1), name="expand")(h)))
+        kernel, strides = (self.kernel_size,) * 2, (self.stride,) * 2
         h = self.conv(inner, kernel, strides, feature_group_count=inner, name="depthwise")(h)
-        h = nn.swish(self.norm()(h))
-        squeezed = h.mean(axis=(1, 2), keepdims=True)
-        squeezed = nn.swish(self.conv(x.shape[-1] // 4, (1, 1), use_bias=True, name="squeeze")(squeezed))
-        h = h * nn.sigmoid(self.conv(inner, (1, 1), use_bias=True, name="excite")(squeezed))
-        h = self.norm()(self.conv(stage.width, (1, 1), name="project")(h))
+        h = self.activation(self.norm()(h))
+        if self.squeezed:
+            h = h * self._weights(h)
+        h = self.norm()(self.conv(self.width, (1, 1), name="project")(h))
         return x + h if x.shape == h.shape else h
+
+    def _weights(self, x: jax.Array) -> jax.Array:
+        """Of each image's channels `[B, 1, 1, D]`."""
+        squeeze = self.conv(self.squeezed, (1, 1), use_bias=True, name="squeeze")
+        excite = self.conv(x.shape[-1], (1, 1), use_bias=True, name="excite")
+        squeezed = self.squeeze_activation(squeeze(x.mean(axis=(1, 2), keepdims=True)))
+        return self.gate(excite(squeezed))
 
 
 class EfficientNet(nn.Module):
@@ -80,7 +96,11 @@ class EfficientNet(nn.Module):
         for number, stage in enumerate(config.stages):
             for block in range(stage.num_blocks):
                 stride = stage.stride if block == 0 else 1
-                x = InvertedBottleneck(stage, stride, conv, norm, name=f"stage_{number}_block_{block}")(x)
+                came = x.shape[-1]
+                x = InvertedBottleneck(
+                    stage.expand * came, stage.width, stage.kernel_size, stride, came // 4, conv, norm,
+                    name=f"stage_{number}_block_{block}",
+                )(x)  # fmt: skip
         x = nn.swish(norm()(conv(config.head_width, (1, 1), name="head")(x)))
         logits = nn.Dense(config.num_classes, **config.dtypes, name="classes")(x.mean(axis=(1, 2)))
         return logits.astype(jnp.promote_types(config.dtype, jnp.float32))

@@ -99,6 +99,14 @@ class Attention(nn.Module):
         return nn.DenseGeneral(config.width, axis=(-3, -2, -1), name="out", **kwargs)(mixed)
 
 
+def swiglu(x: jax.Array, ffn_width: int, dtypes: dict[str, str]) -> jax.Array:
+    """The gated perceptron of a module's tokens `[B, T, D]` (Shazeer 2020); the module gets its projections."""
+    kwargs = {"use_bias": False, **dtypes}
+    gate = nn.silu(nn.Dense(ffn_width, name="gate", **kwargs)(x))
+    h = gate * nn.Dense(ffn_width, name="up", **kwargs)(x)
+    return nn.Dense(x.shape[-1], name="down", **kwargs)(h)
+
+
 class Block(nn.Module):
     """Pre-norm attention and SwiGLU perceptron, each with a residual connection; `attention` is made of the config."""
 
@@ -109,12 +117,9 @@ class Block(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         config = self.config
-        kwargs = {"use_bias": False, **config.dtypes}
         x = x + self.attention(config, name="attention")(nn.RMSNorm(name="attention_norm", **config.dtypes)(x))
         h = nn.RMSNorm(name="ffn_norm", **config.dtypes)(x)
-        gate = nn.silu(nn.Dense(self.ffn_width, name="gate", **kwargs)(h))
-        h = gate * nn.Dense(self.ffn_width, name="up", **kwargs)(h)
-        return x + nn.Dense(config.width, name="down", **kwargs)(h)
+        return x + swiglu(h, self.ffn_width, config.dtypes)
 
 
 class Llama(nn.Module):
@@ -123,13 +128,14 @@ class Llama(nn.Module):
     config: Any
     attention: Callable[..., nn.Module] = Attention
     tied: bool = False
+    block: Callable[..., nn.Module] = Block
 
     @nn.compact
     def __call__(self, tokens: jax.Array) -> jax.Array:
         config = self.config
         embed = nn.Embed(config.vocab_size, config.width, name="tokens", **config.dtypes)
         x = embed(tokens)
-        block = nn.remat(Block) if config.remat else Block
+        block = nn.remat(self.block) if config.remat else self.block
         for layer in range(config.num_layers):
             x = block(config, config.ffn_width_of(layer), self.attention, name=f"block_{layer}")(x)
         x = nn.RMSNorm(name="norm", **config.dtypes)(x)

@@ -40,8 +40,10 @@ from benchmarks.models._mamba import MambaConfig, make_mamba_state
 from benchmarks.models._mixed import MixedGPTConfig, make_mixed_state, make_mixed_step
 from benchmarks.models._mixer import MixerConfig, make_mixer_state
 from benchmarks.models._mlp import MLPConfig, make_mlp_batch, make_mlp_state, make_mlp_step, mlp_train_step
+from benchmarks.models._mobilenet import MobileNetConfig, make_mobilenet_state, rows_of
 from benchmarks.models._moe import MoEConfig, make_moe_state, make_moe_step
 from benchmarks.models._neox import NeoXConfig, make_neox_state
+from benchmarks.models._olmo import OlmoConfig, make_olmo_state
 from benchmarks.models._qwen import QwenConfig, make_qwen_state
 from benchmarks.models._regnet import RegNetConfig, make_regnet_state
 from benchmarks.models._resnet import ResNetConfig, make_resnet_state
@@ -104,6 +106,7 @@ _regnet = _family(RegNetConfig, make_regnet_state, make_image_batch, _always(bat
 _efficientnet = _family(
     EfficientNetConfig, make_efficientnet_state, make_image_batch, _always(batch_norm_train_step)
 )
+_mobilenet = _family(MobileNetConfig, make_mobilenet_state, make_image_batch, _always(batch_norm_train_step))
 _inception = _family(InceptionConfig, make_inception_state, make_image_batch, _always(batch_norm_train_step))
 _densenet = _family(DenseNetConfig, make_densenet_state, make_image_batch, _always(batch_norm_train_step))
 # Images and labels instead of vectors and labels.
@@ -124,6 +127,7 @@ _deepseek = _family(DeepSeekConfig, make_deepseek_state, make_gpt_batch, _always
 _neox = _family(NeoXConfig, make_neox_state, make_gpt_batch, _always(gpt_train_step))
 _gemma = _family(GemmaConfig, make_gemma_state, make_gpt_batch, _always(gpt_train_step))
 _qwen = _family(QwenConfig, make_qwen_state, make_gpt_batch, _always(gpt_train_step))
+_olmo = _family(OlmoConfig, make_olmo_state, make_gpt_batch, _always(gpt_train_step))
 _mixed = _family(MixedGPTConfig, make_mixed_state, make_gpt_batch, make_mixed_step)
 _moe = _family(MoEConfig, make_moe_state, make_gpt_batch, make_moe_step)
 _llama = _family(LlamaConfig, make_llama_state, make_llama_batch, _always(llama_train_step))
@@ -323,6 +327,22 @@ MODELS: dict[str, ModelSpec] = {
         stages=stages_of((1, 16, 1, 1, 3), (2, 16, 1, 1, 3)),
         stem_width=16, head_width=32, image_size=16, num_classes=16, batch_size=16,
     ),
+    "mobilenetv3-large": _mobilenet(
+        "MobileNetV3-Large, 5.5M parameters",
+        rows=rows_of(
+            (3, 16, 16, False, "RE", 1), (3, 64, 24, False, "RE", 2), (3, 72, 24, False, "RE", 1),
+            (5, 72, 40, True, "RE", 2), (5, 120, 40, True, "RE", 1), (5, 120, 40, True, "RE", 1),
+            (3, 240, 80, False, "HS", 2), (3, 200, 80, False, "HS", 1), (3, 184, 80, False, "HS", 1),
+            (3, 184, 80, False, "HS", 1), (3, 480, 112, True, "HS", 1), (3, 672, 112, True, "HS", 1),
+            (5, 672, 160, True, "HS", 2), (5, 960, 160, True, "HS", 1), (5, 960, 160, True, "HS", 1),
+        ),
+        stem_width=16, last_width=960, head_width=1280, image_size=224, num_classes=1000, batch_size=512,
+    ),
+    "mobilenet-tiny": _mobilenet(
+        "MobileNetV3 of two blocks for tests",
+        rows=rows_of((3, 16, 16, False, "RE", 1), (3, 32, 16, True, "HS", 1)),
+        stem_width=16, last_width=32, head_width=32, image_size=16, num_classes=16, batch_size=16,
+    ),
     "dlrm": _dlrm(
         "DLRM, 26 tables of 200k rows, 335M parameters",
         num_tables=26, rows=200_000, width=64, num_dense=13, bottom=(512, 256), top=(1024, 1024, 512, 256),
@@ -400,6 +420,15 @@ MODELS: dict[str, ModelSpec] = {
         "1-layer Qwen3 for tests",
         num_layers=1, width=32, num_heads=4, num_kv_heads=2, head_width=16, ffn_width=64, vocab_size=64,
         batch_size=16, sequence_length=8,
+    ),
+    "olmo2-1b": _olmo(
+        "OLMo 2 1B, 1.5B parameters",
+        num_layers=16, width=2048, num_heads=16, ffn_width=8192, vocab_size=100352, batch_size=32,
+        sequence_length=1024,
+    ),
+    "olmo-tiny": _olmo(
+        "1-layer OLMo 2 for tests",
+        num_layers=1, width=32, num_heads=4, ffn_width=64, vocab_size=64, batch_size=16, sequence_length=8,
     ),
     "pythia-410m": _neox(
         "Pythia 410M (GPT-NeoX), 405M parameters",

@@ -30,6 +30,8 @@ PYTHIA_410M_PARAMETERS = 405_334_016  # of the checkpoint as published
 REGNETY_4GF_PARAMETERS = 20_646_656
 QWEN3_06B_PARAMETERS = 596_049_920  # of the checkpoint as published
 MAE_B16_PARAMETERS = 111_907_840 - 197 * 1280  # of the checkpoint as published, whose fixed positions count
+OLMO2_1B_PARAMETERS = 1_484_916_736  # of the checkpoint as published
+MOBILENETV3_LARGE_PARAMETERS = 5_483_032
 MAMBA_130M_PARAMETERS = 129_135_360  # of the checkpoint as published
 T5_BASE_PARAMETERS = 247_577_856  # version 1.1: gated, its head not tied to the embedding
 # Of the checkpoint as published.
@@ -118,6 +120,13 @@ def _qwen_parameters(
     return vocab_size * width + num_layers * (attention + 3 * width * ffn_width + 2 * width) + width
 
 
+def _olmo_parameters(num_layers: int, width: int, ffn_width: int, vocab_size: int) -> int:
+    """Embedding and head of their own; per layer attention and the norms of its queries and keys, SwiGLU, two
+    norms."""
+    layer = 4 * width**2 + 2 * width + 3 * width * ffn_width + 2 * width
+    return 2 * vocab_size * width + num_layers * layer + width
+
+
 def _mae_parameters(num_layers: int, width: int, decoder_layers: int, decoder_width: int, patch: int) -> int:
     """Layers of 12 d^2 + 13 d and a last norm on each side, `patch` numbers of pixels in and out, what joins the
     sides, a class token and a mask token."""
@@ -174,6 +183,9 @@ TINY_GPT_PARAMETERS = _gpt_parameters(2, 64, 256, 32)
         ("regnety-4gf", REGNETY_4GF_PARAMETERS),
         ("qwen3-0.6b", QWEN3_06B_PARAMETERS),
         ("qwen-tiny", _qwen_parameters(1, 32, 4, 2, 16, 64, 64)),
+        ("olmo2-1b", OLMO2_1B_PARAMETERS),
+        ("olmo-tiny", _olmo_parameters(1, 32, 64, 64)),
+        ("mobilenetv3-large", MOBILENETV3_LARGE_PARAMETERS),
         ("mae-b16", MAE_B16_PARAMETERS),
         ("mae-tiny", _mae_parameters(1, 32, 1, 16, 4 * 4 * 3)),
         ("conformer-l", _conformer_parameters(17, 512, 31, 1024, 80)),
