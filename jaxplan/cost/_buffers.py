@@ -67,6 +67,8 @@ class Buffers:
       element_bytes: of tensors that are held in another dtype than theirs (`rounded_for_loops`, `written_wider`).
       batched: tensors that are buffers only where a device holds more than one element of these dimensions.
       turned: tensors that are buffers only where products have other dimensions innermost than these (`are_turned`).
+      instead: of those in ``batched`` and ``turned``, the buffers that live longer where they are none: what they are
+        computed of, in the fusions that read them.
       grouped, wide: images whose channels lie in groups (`grouped_operands`), and what convolutions of groups make that
         is held in elements of so many bytes, as its copies are (`wide_results`).
       padded: what products read as matrices of whole multiples (`padded_operands`).
@@ -88,6 +90,7 @@ class Buffers:
     element_bytes: Mapping[int, int] = field(default_factory=dict)
     batched: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     turned: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    instead: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     grouped: Mapping[int, ChannelGroups] = field(default_factory=dict)
     wide: Mapping[int, int] = field(default_factory=dict)
     padded: Mapping[int, MatrixDims] = field(default_factory=dict)
@@ -103,9 +106,12 @@ class Buffers:
         return first < self.turning_point <= self.read_end[last]
 
 
-def analyse_buffers(graph: StepGraph, chip: ChipSpec, *, in_order: bool = False) -> Buffers:
+def analyse_buffers(
+    graph: StepGraph, chip: ChipSpec, *, num_devices: int | None = None, in_order: bool = False
+) -> Buffers:
     """Decide materialisation and lifetimes in two passes over the equations.
 
+    ``num_devices``: what depends on how small a batch gets (`turned_operands`) is looked for where they are given.
     ``in_order``: as if every product ran where the program has it (see `put_off`).
     """
     program, values = graph.program, graph.values
@@ -115,7 +121,7 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec, *, in_order: bool = False)
     outputs = widened_outputs(graph, chip)
     rows = batches_of_rows(graph, chip, outputs.values())
     innermost = inner_dims(graph) if chip.is_tiled else {}
-    turned = turned_operands(graph, chip, innermost)
+    turned = turned_operands(graph, chip, innermost, num_devices)
     flat = flattened_images(graph, chip, innermost) | images_of_arguments(graph, chip)
     grouped, wide = grouped_operands(graph, chip), wide_results(graph, chip)
     flat |= costly_images(graph, chip, innermost).union(grouped, gradients_of_widened(graph, chip, outputs.values()))
@@ -134,7 +140,10 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec, *, in_order: bool = False)
     pooled = pool_buffers(graph, chip, read_end)
     made = range(len(program.tensors))
     some = {t for t in (*rows, *turned) if not without_rows[t]}
-    some -= _replacing(graph, turning, some, materialised, without_rows, late, added_up)
+    without = _deaths(graph, without_rows, late, added_up) if some else []
+    instead = {t: _sources_that_live_longer(graph, t, materialised, death, without) for t in sorted(some)}
+    # Those in whose place something is kept for the backward pass count for it: as many bytes.
+    some -= {t for t, sources in instead.items() if any(death[u] < turning <= without[u] for u in sources)}
     saved = tuple(t for t in made if materialised[t] and -1 < birth[t] < turning <= death[t])
     return Buffers(
         materialised=tuple(materialised),
@@ -152,6 +161,7 @@ def analyse_buffers(graph: StepGraph, chip: ChipSpec, *, in_order: bool = False)
         element_bytes={**rounded_for_loops(graph, chip), **written_wider(graph), **wide} if chip.is_tiled else {},
         batched={t: dims for t, dims in rows.items() if t in some},
         turned={t: dims for t, dims in turned.items() if t in some},
+        instead={t: sources for t, sources in instead.items() if sources and t in some},
         grouped=grouped,
         wide=wide,
         padded=padded_operands(graph, chip),
@@ -184,36 +194,21 @@ def _deaths(
     return death
 
 
-def _replacing(
-    graph: StepGraph,
-    turning: int,
-    some: Collection[int],
-    materialised: Sequence[bool],
-    without: Sequence[bool],
-    late: Mapping[int, int],
-    added_up: Sequence[Accumulation],
-) -> set[int]:
-    """Of buffers that only some plans write, those in whose place others keep for the backward pass what they are
-    computed of: as many bytes, so they count for either."""
-    if not some:
-        return set()
-    death, longer = (_deaths(graph, buffers, late, added_up) for buffers in (materialised, without))
-    found = set()
-    for t in some:
-        seen, stack = {t}, [t]
-        while stack:
-            index = graph.values.producer[stack.pop()]
-            operands = set(graph.program.equations[index].operands) - seen if index >= 0 else ()
-            seen.update(operands)
-            stack += [u for u in operands if not materialised[u]]
-            if any(materialised[u] and death[u] < turning <= longer[u] and _is_as_large(graph, u, t) for u in operands):
-                found.add(t)
-    return found
-
-
-def _is_as_large(graph: StepGraph, one: int, other: int) -> bool:
-    tensors = graph.program.tensors
-    return tensors[one].num_elements >= tensors[other].num_elements
+def _sources_that_live_longer(
+    graph: StepGraph, t: int, materialised: Sequence[bool], death: Sequence[int], without: Sequence[int]
+) -> tuple[int, ...]:
+    """Buffers of at least the size of one that only some plans write, which it is computed of, and which live longer,
+    ``without``, in those that do not."""
+    tensors, producer, equations = graph.program.tensors, graph.values.producer, graph.program.equations
+    found, seen, stack = set(), {t}, [t]
+    while stack:
+        index = producer[stack.pop()]
+        operands = set(equations[index].operands) - seen if index >= 0 else set()
+        seen |= operands
+        stack += [u for u in operands if not materialised[u]]
+        large = (u for u in operands if tensors[u].num_elements >= tensors[t].num_elements)
+        found.update(u for u in large if materialised[u] and without[u] > death[u])
+    return tuple(sorted(found))
 
 
 def _births(graph: StepGraph, after: Mapping[int, int]) -> list[int]:

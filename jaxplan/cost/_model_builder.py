@@ -73,7 +73,9 @@ class ModelBuilder:
         check_user_meshes(graph, topology)
         self.graph, self.topology, self.overlap = graph, topology, overlap
         self.always = always or (frozenset(),) * len(graph.grouping.groups)
-        self.buffers = buffers = analyse_buffers(graph, topology.chip)
+        self.buffers = buffers = analyse_buffers(
+            graph, topology.chip, num_devices=topology.num_devices
+        )
         self.pricer = Pricer(topology=topology, inner=buffers.inner, grouped=buffers.grouped, wide=buffers.wide)
         self.flows = find_flows(graph)
         self._hidden = hidden_shares(graph, self.flows) if overlap else {}

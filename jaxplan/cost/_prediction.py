@@ -204,9 +204,14 @@ class Predictor:
         end = len(model.graph.program.equations)
         held = np.concatenate([table[:, k] for table, k in zip(self._bytes, assignment, strict=True)])
         death = self._death.copy()
-        for t, last in self._home_deaths(assignment, chosen, transfers).items():
+        home_deaths = self._home_deaths(assignment, chosen, transfers)
+        for t, last in home_deaths.items():
             if t in self._place:
                 death[self._place[t]] = last
+        for t, sources in model.buffers.instead.items():
+            if not held[~self._is_input][self._place[t]]:
+                longer = [self._place[u] for u in sources if u in self._place and u not in home_deaths]
+                death[longer] = np.maximum(death[longer], death[self._place[t]])
         on_chip = 0.0
         if self._tpu:
             held[~self._is_input], on_chip = self._tpu.in_main_memory(held[~self._is_input])

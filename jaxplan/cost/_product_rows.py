@@ -17,6 +17,10 @@ def is_batch_larger(shape: Sequence[int]) -> bool:
     return len(shape) == 3 and shape[0] > shape[1] > 1
 
 
+def _is_batch_larger_on(num_devices: int | None, shape: Sequence[int]) -> bool:
+    return bool(num_devices) and len(shape) == 3 and is_batch_larger((shape[0] // num_devices, *shape[1:]))
+
+
 def batches_of_rows(graph: StepGraph, chip: ChipSpec, wide: Iterable[int]) -> dict[int, tuple[int, ...]]:
     """Operands that products of the forward pass read as batches of matrices whose rows are several dimensions (tokens
     of experts), and their batch dimensions.
@@ -41,7 +45,7 @@ def batches_of_rows(graph: StepGraph, chip: ChipSpec, wide: Iterable[int]) -> di
 
 
 def turned_operands(
-    graph: StepGraph, chip: ChipSpec, inner: Mapping[int, tuple[int, int]]
+    graph: StepGraph, chip: ChipSpec, inner: Mapping[int, tuple[int, int]], num_devices: int | None
 ) -> dict[int, tuple[int, ...]]:
     """What a product over features reads, and what is computed of its result for the next product, where the product
     may have other dimensions innermost than what it reads; and those of what it reads (`are_turned`).
@@ -49,8 +53,8 @@ def turned_operands(
     ``inner`` are the innermost dimensions of images, batch and features (`inner_dims`); those of `mixed_tokens` are
     tokens and features. Compiled TPU programs turn what is read, and write it and both sides of the rectifier behind
     the product: a ConvNeXt's normalised images and a mixer's tokens; of an exact GELU ``erfc`` as well. So they do with
-    fewer tokens than there are sequences (`is_batch_larger`; no dimensions are given for these): 50 of each of 64
-    images of a masked autoencoder or a CLIP.
+    fewer tokens than there are sequences on a device (`is_batch_larger`; no dimensions are given for these), however
+    many devices share them: 50 of each of 64 images of a masked autoencoder or a CLIP.
     """
     if not chip.fuses_products:
         return {}
@@ -61,7 +65,7 @@ def turned_operands(
         t = eqn.operands[0]
         rank = len(graph.program.tensors[t].shape)
         is_image = rank > 2 and inner.get(t, (rank - 2, rank - 1)) != (rank - 2, rank - 1)
-        is_large_batch = t not in inner and is_batch_larger(graph.program.tensors[t].shape)
+        is_large_batch = t not in inner and _is_batch_larger_on(num_devices, graph.program.tensors[t].shape)
         if (is_image or is_large_batch or t in tokens) and _sums_features(eqn, rank):
             turned = _computed_alone(graph, eqn.results[0])
             turned = {u for u in turned if _is_erfc(graph, u) or any(c in products for c in graph.values.consumers[u])}
