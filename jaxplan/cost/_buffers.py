@@ -197,8 +197,8 @@ def _deaths(
 def _sources_that_live_longer(
     graph: StepGraph, t: int, materialised: Sequence[bool], death: Sequence[int], without: Sequence[int]
 ) -> tuple[int, ...]:
-    """Buffers of at least the size of one that only some plans write, which it is computed of, and which live longer,
-    ``without``, in those that do not."""
+    """Buffers of at least the size of one that only some plans write, arguments excluded, which it is computed of, and
+    which live longer, ``without``, in those that do not."""
     tensors, producer, equations = graph.program.tensors, graph.values.producer, graph.program.equations
     found, seen, stack = set(), {t}, [t]
     while stack:
@@ -207,7 +207,7 @@ def _sources_that_live_longer(
         seen |= operands
         stack += [u for u in operands if not materialised[u]]
         large = (u for u in operands if tensors[u].num_elements >= tensors[t].num_elements)
-        found.update(u for u in large if materialised[u] and without[u] > death[u])
+        found.update(u for u in large if producer[u] >= 0 and materialised[u] and without[u] > death[u])
     return tuple(sorted(found))
 
 
