@@ -25,10 +25,10 @@ from jaxplan._errors import TraceError as TraceError
 from jaxplan._errors import UnsupportedError as UnsupportedError
 
 if TYPE_CHECKING:
-    from jaxplan._api import auto as auto
     from jaxplan._api import min_devices as min_devices
     from jaxplan._api import plan as plan
     from jaxplan._api import scaling as scaling
+    from jaxplan._auto import auto as auto
     from jaxplan._frontier import Frontier as Frontier
     from jaxplan._load import load as load
     from jaxplan._plan import Plan as Plan
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "auto": "jaxplan._api",
+    "auto": "jaxplan._auto",
     "min_devices": "jaxplan._api",
     "plan": "jaxplan._api",
     "scaling": "jaxplan._api",

@@ -1,32 +1,21 @@
-"""The ways in: `plan` and `auto`, and on parts of a machine `min_devices` and `scaling`."""
+"""The ways in: `plan`, and on parts of a machine `min_devices` and `scaling`; `auto` has a module of its own."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any
 
-from jaxplan import _compat, _nnx
-from jaxplan._arguments import argnums, check_call, check_leaves, step_name
-from jaxplan._call_key import CallKey, call_key
+from jaxplan._arguments import argnums, check_call
 from jaxplan._errors import ArgumentError
-from jaxplan._log import warn_once
 from jaxplan._scaling import MinDevices, Scaling, checked_counts, find_fewest, scale
 from jaxplan._units import parse_memory
 
 if TYPE_CHECKING:
     from jaxplan._frontier import Frontier
-    from jaxplan._plan import Plan
     from jaxplan._planner import Job, Search
     from jaxplan.mesh import Topology
-    from jaxplan.partition import PlannedFunction
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 def plan(
@@ -89,7 +78,7 @@ def plan(
         "verify": verify,
         "cache_dir": cache_dir,
     }
-    return _plan(step, args, kwargs, options, entry="jaxplan.plan")
+    return plan_with_options(step, args, kwargs, options, entry="jaxplan.plan")
 
 
 def min_devices(
@@ -187,6 +176,8 @@ def scaling(
 
 def _callable_step(step: Any, entry: str) -> Callable[..., Any]:
     """The step itself, undecorated; an error where it is none."""
+    from jaxplan._auto import Auto
+
     if not callable(step):
         raise ArgumentError(
             f"step is {step!r}, of type {type(step).__name__}; expected the function to plan, and then its arguments.\n"
@@ -223,7 +214,7 @@ def _scaled(
         yield job
 
 
-def _plan(
+def plan_with_options(
     step: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
@@ -283,159 +274,3 @@ def _remat(value: Any) -> bool | None:
             "False, or None (where memory is short)"
         )
     return value
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
-    """How often a decorated step was traced and planned, and compiled."""
-
-    plans: int = 0
-    compiles: int = 0
-
-
-@overload
-def auto(
-    step: Callable[P, R],
-    /,
-    *,
-    topology: str | Topology | None = None,
-    memory: int | str | None = None,
-    choose: str | int = "fastest",
-    solver: str = "auto",
-    donate_argnums: int | Sequence[int] | None = None,
-    static_argnums: int | Sequence[int] = (),
-    progress: Any = None,
-    remat: bool | None = None,
-    overlap: bool = False,
-    verify: bool | str = False,
-    cache_dir: str | os.PathLike[str] | None = None,
-) -> Auto[P, R]: ...
-@overload
-def auto(
-    *,
-    topology: str | Topology | None = None,
-    memory: int | str | None = None,
-    choose: str | int = "fastest",
-    solver: str = "auto",
-    donate_argnums: int | Sequence[int] | None = None,
-    static_argnums: int | Sequence[int] = (),
-    progress: Any = None,
-    remat: bool | None = None,
-    overlap: bool = False,
-    verify: bool | str = False,
-    cache_dir: str | os.PathLike[str] | None = None,
-) -> Callable[[Callable[P, R]], Auto[P, R]]: ...
-def auto(step: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-    """Decorate a single-device step so that it runs on all devices, planned at its first call.
-
-    Options are those of `plan`, whose ``verify=True`` compiles around the choice, and ``choose``: ``"fastest"``
-    (default), ``"knee"``, ``"leanest"``, the name of a reference strategy (docs/strategies.md) or an index of the
-    frontier. The first call traces, plans, places the arguments, compiles and runs; later calls with arguments of the
-    same structure, shapes and dtypes only run.
-    """
-    unknown = sorted(set(options) - _OPTIONS)
-    if unknown:
-        raise ArgumentError(
-            f"auto was given {', '.join(unknown)}; expected options are {', '.join(sorted(_OPTIONS))}"
-        )
-    if step is None:
-        return functools.partial(Auto, options=options)
-    if not callable(step):
-        raise ArgumentError(
-            f"auto decorates a function, and was given {step!r}; options are keywords: @auto(choose='knee')"
-        )
-    return Auto(step, options=options)
-
-
-_DISABLED_MSG = (
-    "jit is disabled (jax.disable_jit): {step} runs operator by operator, as written and without its plan. Arguments "
-    "that lie on one device stay there"
-)
-
-_OPTIONS = frozenset(
-    {"topology", "memory", "choose", "solver", "donate_argnums", "static_argnums", "progress", "remat", "overlap"}
-    | {"verify", "cache_dir"}
-)
-
-
-class Auto(Generic[P, R]):
-    """A decorated step; call it like the step itself.
-
-    Attributes:
-      plan, frontier: what the last new kind of arguments led to; errors before the first call.
-      counts: how often it planned and compiled.
-      graph: the analysed program of that plan.
-    """
-
-    def __init__(self, step: Callable[P, R], *, options: dict[str, Any]) -> None:
-        functools.update_wrapper(self, step)
-        self._step = step
-        self._options = dict(options)
-        self._choose = self._options.pop("choose", "fastest")
-        self._static = argnums(self._options.get("static_argnums", ()), "static_argnums") or ()
-        self._lock = threading.Lock()
-        self._ready: dict[CallKey, PlannedFunction] = {}
-        self._frontiers: list[Frontier] = []
-        self._plans: list[Plan] = []
-
-    def __repr__(self) -> str:
-        return f"jaxplan.auto({getattr(self._step, '__qualname__', self._step)!s})"
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if _compat.setting("jax_disable_jit"):
-            warn_once(_DISABLED_MSG.format(step=step_name(self._step)))
-            return self._step(*args, **kwargs)
-        with _nnx.opened(args, kwargs, self._static) as call:
-            try:
-                key = call_key(call.args, call.kwargs, self._static, self._options.get("topology"))
-            except TypeError as error:
-                check_leaves(self._step, call.args, call.kwargs, self._static)
-                raise error from None
-            run = self._ready.get(key)
-            if run is None:
-                with self._lock:
-                    run = self._ready.get(key) or self._prepare(key, args, kwargs)
-            return call.close(run.run_opened(call))
-
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        return self if instance is None else functools.partial(self, instance)
-
-    @property
-    def plan(self) -> Plan:
-        return self._last(self._plans, "plan")
-
-    @property
-    def frontier(self) -> Frontier:
-        return self._last(self._frontiers, "frontier")
-
-    @property
-    def graph(self) -> Any:
-        return self._plans[-1].graph if self._plans else None
-
-    @property
-    def counts(self) -> Counts:
-        return Counts(
-            plans=len(self._plans), compiles=sum(run.num_compilations for run in self._ready.values())
-        )
-
-    def _last(self, items: list[Any], what: str) -> Any:
-        if not items:
-            raise ArgumentError(
-                f"{self!r} has no {what} yet: it is planned at its first call.\n"
-                "  fix: call it, or use jaxplan.plan(step, *args) to plan without running"
-            )
-        return items[-1]
-
-    def _prepare(self, key: CallKey, args: Any, kwargs: Any) -> PlannedFunction:
-        from jaxplan._planner import parse_topology
-        from jaxplan.partition import device_mesh
-
-        device_mesh(parse_topology(self._options.get("topology")))  # too few devices: said before the search
-        options = {**self._options, "choose": self._choose}
-        frontier = _plan(self._step, args, kwargs, options, entry=step_name(self._step))
-        chosen = frontier.choose(self._choose)
-        run = chosen.jit()
-        self._frontiers.append(frontier)
-        self._plans.append(chosen)
-        self._ready[key] = run
-        return run

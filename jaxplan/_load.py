@@ -125,7 +125,7 @@ class _Binder:
         return self._graphs[key]
 
     def _analyse(self, donate_argnums: tuple[int, ...] | None) -> StepGraph:
-        from jaxplan._api import Auto
+        from jaxplan._auto import Auto
         from jaxplan._planner import analyse_step
 
         step, has_arguments = self._step, bool(self._args or self._kwargs)
