@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from benchmarks._accuracy_report import MEMORY_BELOW
+from benchmarks.accuracy._report import MEMORY_BELOW
 from benchmarks.foreign._measure import Record
 
 LEAST_MODELS = 25

@@ -11,7 +11,7 @@ import numpy as np
 from jaxplan.partition._audit import SMALL_BYTES, SMALL_SHARE
 
 if TYPE_CHECKING:
-    from benchmarks.accuracy import Record
+    from benchmarks.accuracy._record import Record
 
 MEMORY_MEDIAN, MEMORY_95, MEMORY_BELOW = 0.05, 0.12, 0.08
 BYTES_MEDIAN, BYTES_WORST = 0.02, 0.10
