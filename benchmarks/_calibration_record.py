@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import os
 from collections.abc import Hashable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from jaxplan import ProfileError
+from jaxplan._files import write_whole
 from jaxplan.mesh import Machine
 from jaxplan.mesh._detect import detect
 
@@ -181,10 +181,8 @@ class RecordFile:
                     "  fix: write to another file, or remove this one to measure everything again"
                 )
             self.records = {record.key: record for record in map(_record, lines[1:])}
-        fresh = path.with_name(path.name + ".new")
         whole = (head, *map(_body, self.records.values()))
-        fresh.write_text("".join(json.dumps(body) + "\n" for body in whole), encoding="utf-8")
-        os.replace(fresh, path)
+        write_whole(path, "".join(json.dumps(body) + "\n" for body in whole))
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115
 
     def __enter__(self) -> RecordFile:

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxplan._files import write_whole
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkTraffic:
@@ -88,6 +90,4 @@ def save_pair(path: Path, records: Sequence[Record]) -> None:
     pair = records[0].pair
     kept = [r for r in read_records([path]) if r.pair != pair]
     lines = [json.dumps(asdict(r), sort_keys=True) for r in [*kept, *records]]
-    temporary = path.with_suffix(".part")
-    temporary.write_text("".join(line + "\n" for line in lines))
-    temporary.replace(path)
+    write_whole(path, "".join(line + "\n" for line in lines))

@@ -30,6 +30,7 @@ from scipy import stats
 
 import jaxplan
 from benchmarks.models import MODELS
+from jaxplan._files import write_whole
 from jaxplan._planner import analyse_step, make_plan
 from jaxplan.cost import CostModel, Predictor, build_cost_model
 from jaxplan.mesh import CHIPS, Machine, Topology
@@ -233,7 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         holds = holds and rho >= WANTED and len(runs) >= LEAST_PLANS
         if options.results:
             body = {"machine": asdict(machine), "topology": topology.name, "models": results}
-            options.results.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
+            write_whole(options.results, json.dumps(body, indent=1) + "\n")
     return 0 if holds else 1
 
 

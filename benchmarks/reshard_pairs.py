@@ -23,6 +23,7 @@ import jax
 
 import jaxplan
 from benchmarks.models import MODELS, build
+from jaxplan._files import write_whole
 from jaxplan.cost import find_flows, plan_transfers
 from jaxplan.mesh import AtomicAxis, Layout, Topology, reshard_path
 
@@ -101,7 +102,7 @@ def counted(model: str, topology: Topology, cache: Path | None) -> Counter[Chang
     found = count_changes(model, topology)
     if entry is not None:
         entry.parent.mkdir(parents=True, exist_ok=True)
-        entry.write_text(json.dumps([_row(change, count) for change, count in found.items()]))
+        write_whole(entry, json.dumps([_row(change, count) for change, count in found.items()]))
     return found
 
 
@@ -169,7 +170,7 @@ def write_table(lines: Iterable[str], path: Path) -> None:
     _, found, after = rest.partition(END)
     if not found:
         raise SystemExit(f"{path} has no place for the table: expected the lines {START} and {END}")
-    path.write_text("\n".join([before + START, "", *lines, "", END + after]), encoding="utf-8")
+    write_whole(path, "\n".join([before + START, "", *lines, "", END + after]))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

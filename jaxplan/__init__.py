@@ -20,6 +20,7 @@ from jaxplan._errors import PlanMismatchError as PlanMismatchError
 from jaxplan._errors import ProblemError as ProblemError
 from jaxplan._errors import ProfileError as ProfileError
 from jaxplan._errors import RuleError as RuleError
+from jaxplan._errors import SaveError as SaveError
 from jaxplan._errors import TopologyError as TopologyError
 from jaxplan._errors import TraceError as TraceError
 from jaxplan._errors import UnsupportedError as UnsupportedError

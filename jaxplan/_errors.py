@@ -61,6 +61,10 @@ class PlanFileError(JaxplanError, ValueError):
     """A plan or frontier file cannot be read: not JSON, another schema version, or a missing field."""
 
 
+class SaveError(JaxplanError, OSError):
+    """A file could not be written; the one that was there is as it was. `errno` is that of the operating system."""
+
+
 class AuditError(JaxplanError):
     """The compiled program is not what the plan asked for, or it could not be compiled at all."""
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, overload
 
 from jaxplan._errors import ArgumentError, InfeasibleError, PlanFileError
+from jaxplan._files import write_whole
 from jaxplan._shown_points import undominated
 from jaxplan._units import format_bytes, parse_memory
 
@@ -245,10 +246,12 @@ class Frontier:
             raise PlanFileError(f"the frontier file has a malformed field; was it edited? {error}") from error
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the frontier as JSON, byte for byte the same for equal frontiers; `jaxplan.load` reads it."""
+        """Write the frontier as JSON, byte for byte the same for equal frontiers; `jaxplan.load` reads it.
+
+        Raises SaveError where it cannot be written.
+        """
         text = json.dumps(self.to_json(), indent=1, sort_keys=True, allow_nan=False, ensure_ascii=False)
-        with open(path, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text + "\n")
+        write_whole(path, text + "\n")
 
 
 def infeasible_error(plans: Iterable[Plan], limit_bytes: int) -> InfeasibleError:

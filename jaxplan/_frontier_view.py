@@ -15,6 +15,7 @@ from rich.text import Text
 
 from jaxplan._certificate import proven_points
 from jaxplan._errors import ArgumentError, MissingExtraError
+from jaxplan._files import write_whole
 from jaxplan._units import BYTES_PER_GIB, format_bytes, format_gib, format_milliseconds, format_seconds
 
 if TYPE_CHECKING:
@@ -128,7 +129,9 @@ def draw_plot(frontier: Frontier, path: str | os.PathLike[str]) -> None:
     with matplotlib.rc_context({"svg.hashsalt": "jaxplan"}):
         figure = Figure(figsize=(7.0, 4.5), layout="constrained")
         _draw_axes(frontier, figure.add_subplot())
-        figure.savefig(path, metadata=_PLOT_ENDINGS[ending])
+        drawn = io.BytesIO()
+        figure.savefig(drawn, format=ending[1:], metadata=_PLOT_ENDINGS[ending])
+    write_whole(path, drawn.getvalue())
 
 
 def _draw_axes(frontier: Frontier, axes: Axes) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxplan import _nnx
 from jaxplan._errors import PlanMismatchError, UnsupportedError
+from jaxplan._files import write_whole
 from jaxplan._plan_json import plan_from_json, plan_to_json
 from jaxplan._verified import Verified
 from jaxplan.cost import Prediction
@@ -248,5 +249,5 @@ class Plan:
         return cls(**plan_from_json(data))
 
     def save(self, path: str | Path) -> None:
-        """Write JSON: schema version, no time stamps, deterministic."""
-        Path(path).write_text(json.dumps(self.to_json(), indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        """Write JSON: schema version, no time stamps, deterministic. Raises SaveError where it cannot be written."""
+        write_whole(path, json.dumps(self.to_json(), indent=1, sort_keys=True) + "\n")

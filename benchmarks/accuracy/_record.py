@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxplan._files import write_whole
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
@@ -45,7 +47,7 @@ def read_records(paths: Iterable[Path]) -> list[Record]:
 
 def write_records(path: Path, records: Sequence[Record]) -> None:
     """One JSON line for each record."""
-    path.write_text("".join(json.dumps(asdict(r), sort_keys=True) + "\n" for r in records))
+    write_whole(path, "".join(json.dumps(asdict(r), sort_keys=True) + "\n" for r in records))
 
 
 def _record(saved: dict[str, Any]) -> Record:

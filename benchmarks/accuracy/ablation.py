@@ -22,6 +22,7 @@ import jax
 from benchmarks.accuracy._models import MODELS, TOPOLOGIES
 from benchmarks.accuracy._record import read_records
 from benchmarks.accuracy._references import analysed, digest, predict_references
+from jaxplan._files import write_whole
 from jaxplan.mesh import Topology
 
 RECORDS = Path(__file__).parents[1] / "records"
@@ -53,7 +54,7 @@ def write_saved(found: Mapping[Key, dict[str, Any]], path: Path = SAVED) -> None
         {"model": model, "topology": topology, "strategy": name, "prediction": prediction}
         for (model, topology, name), prediction in sorted(found.items())
     ]
-    path.write_text("".join(json.dumps(line, sort_keys=True) + "\n" for line in lines))
+    write_whole(path, "".join(json.dumps(line, sort_keys=True) + "\n" for line in lines))
 
 
 def compiled_memory() -> dict[Key, int]:

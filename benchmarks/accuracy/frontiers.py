@@ -22,6 +22,7 @@ import jax
 
 import jaxplan
 from benchmarks.models import MODELS, build
+from jaxplan._files import write_whole
 
 TOPOLOGIES = ("h100:8", "v5e:2x4")
 
@@ -72,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             differing += differs
             print(f"{key:<30} {len(found[key])} plans{'  DIFFERS' if differs else ''}", flush=True)
             if options.save:
-                options.save.write_text(json.dumps(found, indent=0, sort_keys=True) + "\n")
+                write_whole(options.save, json.dumps(found, indent=0, sort_keys=True) + "\n")
     print(f"{len(found)} frontiers, {differing} differ" if options.read else f"{len(found)} frontiers")
     return 1 if differing else 0
 

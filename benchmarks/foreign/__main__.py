@@ -23,6 +23,7 @@ import jax
 from benchmarks.foreign._measure import Record, measure, read_record, run_beside_one_device
 from benchmarks.foreign._registry import MODELS
 from benchmarks.foreign._report import report, row
+from jaxplan._files import write_whole
 from jaxplan.mesh import Topology
 
 RUN_TOLERANCE = 1e-3
@@ -64,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         before = _saved(options.save) if options.save else records  # another process may have added to it
         records = [r for r in before if (r.model, r.topology) != (name, topology.name)] + [record]
         if options.save:
-            options.save.write_text("".join(json.dumps(asdict(r), sort_keys=True) + "\n" for r in records))
+            write_whole(options.save, "".join(json.dumps(asdict(r), sort_keys=True) + "\n" for r in records))
     return report(records)
 
 

@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxplan._files import write_whole
 from jaxplan.cost._compute import equation_seconds, split_counts
 from jaxplan.cost._lifetimes import Lifetimes
 from jaxplan.cost._model import CostModel
@@ -99,7 +100,7 @@ class Simulation:
 
     def trace(self, path: str | Path) -> None:
         """Write the timeline as JSON for Perfetto (https://ui.perfetto.dev) or chrome://tracing."""
-        Path(path).write_text(json.dumps(self.to_json()) + "\n", encoding="utf-8")
+        write_whole(path, json.dumps(self.to_json()) + "\n")
 
 
 def simulate_plan(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxplan._errors import TopologyError
+from jaxplan._files import write_whole
 from jaxplan.mesh._axes import AtomicAxis, atomic_axes
 from jaxplan.mesh._chips import CHIPS, ChipSpec, Link
 from jaxplan.mesh._profile_table import ProfileTable
@@ -168,7 +169,7 @@ class Topology:
 
     def save(self, path: str | Path) -> None:
         """Write JSON, the chip's figures included, so that measured ones can be put in by hand."""
-        Path(path).write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+        write_whole(path, json.dumps(self.to_json(), indent=1) + "\n")
 
     def to_json(self) -> dict[str, Any]:
         """Plain data with schema and version."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jaxplan._errors import AuditError, MissingExtraError
+from jaxplan._files import write_whole
 from jaxplan.partition._aot_assigned import PLATFORMS as ASSIGNED_PLATFORMS
 from jaxplan.partition._hlo import Collective, module_collectives
 from jaxplan.partition._hlo_flops import flops_by_dtype, uncounted_calls
@@ -219,9 +220,7 @@ def _store(scratch: Path, entry: Path) -> None:
     """Copy a child's answer into the cache; the result comes last, its presence makes the entry valid."""
     entry.mkdir(parents=True, exist_ok=True)
     for name in ("hlo.txt", "stderr.txt", "result.json"):
-        temporary = entry / f"{name}.{os.getpid()}"
-        temporary.write_text((scratch / name).read_text())
-        temporary.replace(entry / name)
+        write_whole(entry / name, (scratch / name).read_bytes())
 
 
 def _read_report(folder: Path) -> CompiledReport:

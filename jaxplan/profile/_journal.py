@@ -6,12 +6,12 @@ The first line names the machine and the topology. A line that was cut off in th
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from jaxplan._errors import ProfileError
+from jaxplan._files import write_whole
 from jaxplan.mesh._machine import Machine
 from jaxplan.mesh._profile_check import read_profile
 from jaxplan.mesh._profile_table import Key, ProfileTable, key_of
@@ -69,9 +69,7 @@ class Journal:
         entries = tuple(sorted(self.seconds.items(), key=lambda item: (item[0][0], repr(item[0]))))
         table = ProfileTable(machine=self._machine, topology=self._topology, entries=entries)
         if self._writes and self.path is not None and self._partial is not None:
-            fresh = self.path.with_name(self.path.name + ".new")
-            fresh.write_text(_table_text(table), encoding="utf-8")
-            os.replace(fresh, self.path)
+            write_whole(self.path, _table_text(table))
             self.__exit__()
             self._partial.unlink(missing_ok=True)
         return table
@@ -103,7 +101,7 @@ class Journal:
             whole += 1
         kept = "".join(line + "\n" for line in lines[: 1 + whole])
         if self._writes and kept != text:
-            path.write_text(kept, encoding="utf-8")
+            write_whole(path, kept)
 
     def _check(self, machine: Machine, topology: str, path: Path) -> None:
         differences = list(self._machine.differences(machine))
