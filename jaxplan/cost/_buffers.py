@@ -34,7 +34,7 @@ from jaxplan.cost._put_off import behind_input_gradients, put_off
 from jaxplan.cost._rearranged import written_wider
 from jaxplan.cost._slices import kept_for_slices, takes_every_other, woven
 from jaxplan.cost._wire import rounded_for_loops
-from jaxplan.ir import REGION_IN, REGION_OUT, Equation, StepGraph
+from jaxplan.ir import REGION_IN, REGION_OUT, Equation, StepGraph, turning_point
 from jaxplan.mesh import ChipSpec
 
 COMPARISONS = frozenset({"eq", "ne", "ge", "gt", "le", "lt", "is_finite", "not"})
@@ -115,8 +115,7 @@ def analyse_buffers(
     ``in_order``: as if every product ran where the program has it (see `put_off`).
     """
     program, values = graph.program, graph.values
-    num_equations = len(program.equations)
-    turning = next((e.index for e in program.equations if e.phase == "backward"), num_equations)
+    turning = turning_point(program)
     added_up = accumulations(graph, chip)
     outputs = widened_outputs(graph, chip)
     rows = batches_of_rows(graph, chip, outputs.values())

@@ -6,11 +6,13 @@ configurations; where they differ the tensor is resharded, once for all reads of
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from jaxplan.ir import UNGROUPED, Configuration, GroupSpace, StepGraph
+from jaxplan.ir import UNGROUPED, Configuration, GroupSpace, StepGraph, turning_point
 from jaxplan.mesh import Layout
 
 
@@ -18,11 +20,15 @@ from jaxplan.mesh import Layout
 class Flow:
     """Reads of one tensor by one group.
 
+    Reads are told apart by their place in the program, not by the phase of the equation that reads: what an update
+    computes of the initial parameters, or a second loss of parameters that the first one read, comes after a backward
+    pass although no gradient enters it.
+
     Attributes:
       tensor: tensor index.
       producer, consumer: group indices (`UNGROUPED`: replicated scalars).
-      forward: equation indices of the reads before the backward pass.
-      later: equation indices of the reads in the backward pass and the update.
+      forward: indices of the equations that read it before the first backward equation, ascending.
+      later: of those that read it from there on, ascending; all of them come after ``forward``.
       is_output: the read is the program's own output, which takes the layout of the input it replaces.
     """
 
@@ -33,34 +39,42 @@ class Flow:
     later: tuple[int, ...]
     is_output: bool = False
 
+    def __post_init__(self) -> None:
+        assert self.reads and is_ascending(self.reads), f"reads of tensor {self.tensor} are in no order: {self.reads}"
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """All reads, in program order."""
+        return self.forward + self.later
+
     @property
     def reads_twice(self) -> bool:
         """Both phases read it: a resharded copy can be kept in between, or made again."""
         return bool(self.forward) and bool(self.later)
 
 
+def is_ascending(equations: Sequence[int]) -> bool:
+    """Whether equation indices are in program order, none of them twice."""
+    return all(a < b for a, b in itertools.pairwise(equations))
+
+
 def find_flows(graph: StepGraph) -> tuple[Flow, ...]:
     """All flows, in order of tensor, then consumer."""
     program, grouping = graph.program, graph.grouping
-    updates = {group.index for group in grouping.groups if group.kind == "state"}
-    parameters = {group.index for group in grouping.groups if group.kind == "parameter"}
-    reads: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
+    reads: dict[tuple[int, int], list[int]] = {}
     for eqn in program.equations:
         group = grouping.equation_group[eqn.index]
-        for t in eqn.operands:
+        for t in dict.fromkeys(eqn.operands):
             if _is_placed(graph, t) and not passes_partial(graph, group, eqn.index, t):
-                pair = reads.setdefault((t, group), ([], []))
-                # An update reads a parameter that lies apart after the backward pass, whatever it computes of it.
-                is_update = group in updates and grouping.tensor_group[t] in parameters
-                pair[is_update or eqn.phase != "forward"].append(eqn.index)
-    flows = []
-    for (t, group), (forward, later) in sorted(reads.items()):
+                reads.setdefault((t, group), []).append(eqn.index)
+    turning, flows = turning_point(program), []
+    for (t, group), equations in sorted(reads.items()):
         producer = grouping.tensor_group[t]
         if group == producer and t not in graph.spaces[producer].tensor_partial:
             continue
-        flows.append(
-            Flow(tensor=t, producer=producer, consumer=group, forward=tuple(forward), later=tuple(later))
-        )
+        cut = bisect.bisect_left(equations, turning)
+        forward, later = tuple(equations[:cut]), tuple(equations[cut:])
+        flows.append(Flow(tensor=t, producer=producer, consumer=group, forward=forward, later=later))
     flows.extend(_output_flows(graph))
     return tuple(flows)
 

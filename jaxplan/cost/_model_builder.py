@@ -459,17 +459,15 @@ class ModelBuilder:
         key = ("wired", index)
         if key not in self.memo:
             flow = self.flows[index]
-            readers = (*flow.forward, *flow.later)
-            self.memo[key] = wire_tensor(self.graph, self.pricer.topology, flow.tensor, readers)
+            self.memo[key] = wire_tensor(self.graph, self.pricer.topology, flow.tensor, flow.reads)
         return self.memo[key]
 
     def _how_kept(self, flow: Flow) -> tuple[bool, bool]:
         """Whether a copy for this flow lives until the backward pass, and then is widened."""
         key = ("kept", id(flow))  # flows live as long as this
         if key not in self.memo:
-            reads = flow.forward + flow.later
-            ends = self.buffers.read_end
-            kept = bool(reads) and self.buffers.is_kept(reads[0], max(reads, key=ends.__getitem__))
+            latest = max(flow.reads, key=self.buffers.read_end.__getitem__)
+            kept = self.buffers.is_kept(flow.reads[0], latest)
             self.memo[key] = kept, kept and carried_tensor(self.graph, flow.tensor) in self.buffers.widened
         return self.memo[key]
 

@@ -39,7 +39,7 @@ from jaxplan.cost._pricing import KEEP, REPEAT
 from jaxplan.cost._simulator import Task, Timeline, chrome_trace, simulate
 from jaxplan.cost._transfers import Transfer
 from jaxplan.ir import Configuration, StepGraph
-from jaxplan.mesh import Layout, Topology, collective_seconds
+from jaxplan.mesh import Topology, collective_seconds
 
 COMPUTE, COMMUNICATION = 0, 1
 """The streams."""
@@ -153,7 +153,7 @@ class PlanSimulator:
     def simulate(self, assignment: Sequence[int], choices: Sequence[int]) -> Simulation:
         """Run one step of an assignment."""
         transfers = self.predictor.transfers(assignment, choices)
-        moves = self._moves(transfers, self._readers(assignment, transfers))
+        moves = self._moves(transfers)
         inner = self._inner(assignment, transfers)
         tasks, names, clock, ends = self._tasks(self._compute_seconds(assignment), moves, inner)
         timeline = simulate(tasks)
@@ -171,7 +171,7 @@ class PlanSimulator:
     def makespan(self, assignment: Sequence[int], choices: Sequence[int]) -> float:
         """Seconds of one step, memory left aside."""
         transfers = self.predictor.transfers(assignment, choices)
-        moves = self._moves(transfers, self._readers(assignment, transfers))
+        moves = self._moves(transfers)
         seconds = self._compute_seconds(assignment)
         return simulate(self._tasks(seconds, moves, self._inner(assignment, transfers))[0]).makespan
 
@@ -201,36 +201,18 @@ class PlanSimulator:
         shares = equation_seconds(graph, group, space, splits, self.model.buffers, topology)
         return {e: float(share[0]) for e, share in shares.items() if share[0] > 0}
 
-    def _readers(
-        self, assignment: Sequence[int], transfers: Sequence[Transfer]
-    ) -> dict[tuple[int, int], list[int]]:
-        """(transfer, its span) -> equations that read the copy."""
-        chosen = self.model.chosen(assignment)
-        place: dict[tuple[int, Layout], int] = {(x.tensor, x.target): n for n, x in enumerate(transfers)}
-        readers: dict[tuple[int, int], list[int]] = defaultdict(list)
-        for index, _, target in self.predictor.changed_flows(assignment, chosen):
-            flow = self.model.flows[index]
-            number = place[flow.tensor, target]
-            spans = transfers[number].spans
-            for e in (*flow.forward, *flow.later):
-                turn = next(i for i, span in enumerate(spans) if e <= span.last)
-                readers[number, turn].append(e)
-        return readers
-
-    def _moves(
-        self, transfers: Sequence[Transfer], readers: Mapping[tuple[int, int], Sequence[int]]
-    ) -> list[_Move]:
+    def _moves(self, transfers: Sequence[Transfer]) -> list[_Move]:
         """Executions of transfers that communicate, by the kernel that waits for them first."""
         latency = self._pooled_latency(transfers)
         moves = []
-        for number, turn in sorted(readers):
-            transfer = transfers[number]
-            steps = [
-                (self._step_name(kind, transfer), self._step_seconds(kind, axes, size, transfer, turn, latency))
-                for kind, axes, size in transfer.collectives
-            ]
-            if steps:
-                wait = min(self._kernel[e] for e in readers[number, turn])
+        for number, transfer in enumerate(transfers):
+            collectives = transfer.collectives
+            for turn, span in enumerate(transfer.spans if collectives else ()):
+                steps = [
+                    (self._step_name(kind, transfer), self._step_seconds(kind, axes, size, transfer, turn, latency))
+                    for kind, axes, size in collectives
+                ]
+                wait = min(self._kernel[e] for e in span.readers)
                 moves.append(_Move(number=(number, turn), transfer=transfer, wait=wait, steps=tuple(steps)))
         moves.sort(key=lambda move: (move.wait, move.number))
         return moves

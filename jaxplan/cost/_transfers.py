@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxplan.cost._flows import Flow, layout_of
+from jaxplan.cost._flows import Flow, is_ascending, layout_of
 from jaxplan.cost._wire import carried_tensor, wire_tensor
 from jaxplan.ir import STORED_KINDS, Configuration, StepGraph, Tensor
 from jaxplan.mesh import COLLECTIVES, Layout, Path, Topology, reshard_path
@@ -29,11 +29,24 @@ is the more careful one."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """One execution of a transfer: made before equation ``first``, last read by equation ``last``, of ``readers``."""
+    """One execution of a transfer.
+
+    Attributes:
+      first: the copy is made before this equation, the first reader or an earlier one.
+      readers: indices of the equations that read the copy, ascending.
+    """
 
     first: int
-    last: int
     readers: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        assert self.readers and is_ascending(self.readers), f"readers of a copy are in no order: {self.readers}"
+        assert self.first <= self.readers[0], f"a copy made before {self.first} is read by {self.readers[0]}"
+
+    @property
+    def last(self) -> int:
+        """The equation that reads the copy last."""
+        return self.readers[-1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +57,8 @@ class Transfer:
       tensor: tensor index.
       carried: what travels: the tensor, or the narrower one that it was cast from (see `carried_tensor`).
       path: the chain of steps.
-      spans: its executions in program order: one, or one per phase when the copy is made again.
+      spans: its executions in program order, none of which is read after the next begins: one, or where the copy is
+        made again one before the first backward equation and one from there on.
       repeated: the copy is not kept between forward and backward pass.
       itemsize: bytes of an element on the way (see `wire_tensor`).
       trips: how often each execution runs: the trips of the loops around it.
@@ -59,6 +73,16 @@ class Transfer:
     itemsize: int
     trips: int = 1
     shared: int = 0
+
+    def __post_init__(self) -> None:
+        apart = all(one.last < other.first for one, other in itertools.pairwise(self.spans))
+        assert self.spans and apart, f"executions of the transfer of tensor {self.tensor} overlap: {self.spans}"
+
+    def execution_at(self, equation: int) -> int:
+        """Which execution makes the copy that an equation reads, by its place in ``spans``."""
+        found = next((i for i, span in enumerate(self.spans) if equation in span.readers), None)
+        assert found is not None, f"equation {equation} reads a copy of tensor {self.tensor} made for {self.spans}"
+        return found
 
     @property
     def target(self) -> Layout:
@@ -157,15 +181,14 @@ def _of_tensor(
     source = changed[-1][1]
     ordered: list[_Ordered] = []
     for target, indices in reads.items():
-        readers = [e for i in indices for e in (*flows[i].forward, *flows[i].later)]
-        tensor = wire_tensor(graph, topology, t, readers)
+        forward = sorted({e for i in indices for e in flows[i].forward})
+        later = sorted({e for i in indices for e in flows[i].later})
+        tensor = wire_tensor(graph, topology, t, forward + later)
         path = reshard_path(source, target, tensor.shape, tensor.itemsize, topology)
-        forward = sorted(e for i in indices for e in flows[i].forward)
-        later = sorted(e for i in indices for e in flows[i].later)
         again = [i in repeated for i in indices if flows[i].reads_twice]
         repeats = bool(forward and later and path.collectives) and (not again or all(again))
         reading = (forward, later) if repeats else (forward + later,)
-        spans = tuple(Span(first=e[0], last=e[-1], readers=tuple(e)) for e in reading if e)
+        spans = tuple(Span(first=e[0], readers=tuple(e)) for e in reading)
         if source.partial and len(spans) == 1 and _local_bytes(tensor, path, topology) > COMBINED_BYTES:
             spans = (dataclasses.replace(spans[0], first=graph.values.producer[t] + 1),)
         transfer = Transfer(

@@ -3,6 +3,7 @@
 from jaxplan.ir._barriers import backward_barriers as backward_barriers
 from jaxplan.ir._blocks import Block as Block
 from jaxplan.ir._blocks import Remat as Remat
+from jaxplan.ir._blocks import turning_point as turning_point
 from jaxplan.ir._configurations import COARSE_CONFIGURATIONS as COARSE_CONFIGURATIONS
 from jaxplan.ir._configurations import MAX_CONFIGURATIONS as MAX_CONFIGURATIONS
 from jaxplan.ir._configurations import Configuration as Configuration

@@ -27,6 +27,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxplan import _compat
+from jaxplan.ir._blocks import turning_point
 from jaxplan.ir._contraction_groups import ContractionGroups, is_contraction, is_free
 from jaxplan.ir._grouping import STORED_KINDS, Grouping, GroupKind, grouping_of
 from jaxplan.ir._program import REGION_IN, REGION_OUT, Equation, Program
@@ -61,7 +62,7 @@ class _Coarsening:
     ) -> None:
         self.program, self.rules, self.values, self.apart = program, rules, values, apart
         self.num_equations = len(program.equations)
-        self.turning = next((e.index for e in program.equations if e.phase == "backward"), self.num_equations)
+        self.turning = turning_point(program)
         self.input_node = {t: self.num_equations + i for i, t in enumerate(program.inputs)}
         self.union = UnionFind(self.num_equations + len(program.inputs))
         self.kind: dict[int, GroupKind] = {}

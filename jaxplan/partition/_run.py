@@ -452,8 +452,7 @@ class Run:
     def _copy(self, t: int, layout: Layout, equation: int) -> tuple[_Copy, Transfer]:
         """The copy that an equation reads, and what makes it."""
         transfer = self.replay.by_read[t, layout]
-        span = next(i for i, s in enumerate(transfer.spans) if s.first <= equation <= s.last)
-        return (t, layout, span), transfer
+        return (t, layout, transfer.execution_at(equation)), transfer
 
     def place_of(self, eqn: Equation, t: int) -> _Place:
         """Where an operand is held, in the layout in which an equation reads it."""
