@@ -126,7 +126,9 @@ def _context_of(eqn: Any, name_stack: str, *, keeps_mesh: bool) -> Iterator[None
         yield
 
 
-def select_and_scatter_add(eqn: Any, params: Mapping[str, Any], operands: Sequence[Any], name_stack: str) -> Any:
+def select_and_scatter_add(
+    eqn: Any, params: Mapping[str, Any], operands: Sequence[Any], name_stack: str
+) -> Any:
     """The primitive of that name, as it is lowered for GPUs, with a third operand: the scalar that sums begin with.
 
     Gradient, what was pooled, and the scalar; in the context of ``eqn`` like `bind_like`.
@@ -181,3 +183,20 @@ def callee_name(primitive_name: str, params: Any) -> str:
     if primitive_name == "pallas_call":
         return str(params.get("name") or "")
     return ""
+
+
+def buffer_spans(array: jax.Array) -> list[tuple[Any, int, int]]:
+    """(device id, first byte, end) of each buffer that an array has on the devices of this process.
+
+    Empty where the backend does not tell addresses, as for arrays of size 0.
+    """
+    if is_key_dtype(array.dtype):
+        array = getattr(array, "_base_array", array)
+    shards = [(shard.device.id, shard.data) for shard in array.addressable_shards if shard.data.nbytes]
+    try:
+        starts = [data.unsafe_buffer_pointer() for _, data in shards]
+    except (NotImplementedError, jax.errors.JaxRuntimeError):
+        return []
+    return [
+        (device, start, start + data.nbytes) for (device, data), start in zip(shards, starts, strict=True)
+    ]

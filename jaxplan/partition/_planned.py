@@ -16,6 +16,7 @@ from jaxplan.cost import find_flows, plan_transfers
 from jaxplan.mesh import Topology
 from jaxplan.partition import _find_nan
 from jaxplan.partition._combiner import combiner_options
+from jaxplan.partition._donation import DonatedBuffers, unaliased
 from jaxplan.partition._nested import nested_program
 from jaxplan.partition._placement import Placer
 from jaxplan.partition._replay import Replay
@@ -110,6 +111,11 @@ class PlannedFunction:
         axes = plan.topology.axes
         shardings = [NamedSharding(mesh, layout.partition_spec(axes)) for layout in plan.in_layouts]
         self._place = Placer(program.in_paths, shardings)
+        local_types = [
+            (sharding.shard_shape(tensor.shape), tensor.dtype)
+            for sharding, tensor in zip(shardings, tensors, strict=True)
+        ]
+        self._buffers = DonatedBuffers(program.in_paths, self._donate, local_types)
         self._lock = threading.Lock()
         self._compiled: Any = None
         self._nested: Any = None
@@ -151,7 +157,7 @@ class PlannedFunction:
         elif _find_nan.is_checking():
             results = self._checked_call(placed)
         else:
-            results = self._compiled_call(placed)
+            results = self._compiled_call(self._buffers.own(leaves, placed))
         return jax.tree.unflatten(self._graph.program.out_tree, results)
 
     def _compiled_call(self, leaves: Sequence[Any]) -> Any:
@@ -159,7 +165,9 @@ class PlannedFunction:
             with self._lock:  # of two threads that call first at once, one compiles
                 if self._compiled is None:
                     self._compiled = self._jitted.lower(*leaves).compile()
-        return self._compiled(*leaves)
+        results = self._compiled(*leaves)
+        self._buffers.remember(leaves, results)
+        return results
 
     def _nested_call(self, leaves: Sequence[Any]) -> Any:
         """Inside another trace: the planned program is staged into it."""
@@ -192,7 +200,8 @@ class PlannedFunction:
     def shard(self, *args: Any, **kwargs: Any) -> Any:
         """Place the dynamic arguments as the plan wants them; returns the tuple of arguments, NNX objects copied."""
         with _nnx.opened(args, kwargs, self._graph.program.static_argnums) as call:
-            leaves = self._place(self._flatten(call))
+            leaves = self._flatten(call)
+            leaves = unaliased(leaves, self._place(leaves), range(len(leaves)))
         placed, placed_kwargs = _nnx.closed(jax.tree.unflatten(self._graph.program.in_tree, leaves))
         return (*placed, placed_kwargs) if placed_kwargs else tuple(placed)
 
