@@ -2,6 +2,7 @@
 
     python examples/train_gpt.py                      # 8 virtual CPU devices, or the GPUs there are
     python examples/train_gpt.py --choose leanest     # another point of the frontier
+    python examples/train_gpt.py --choose fsdp        # or a reference strategy
     cd examples && jaxplan plan train_gpt:train_step --args train_gpt:make_args --topology h100:8 --donate 0
 
 Nothing in the model or in `train_step` knows of devices. At the end the same steps run unplanned on one
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import importlib.util
 import os
 import pathlib
 import sys
@@ -145,15 +147,20 @@ def parse_options() -> argparse.Namespace:
     )
     parser.add_argument("--devices", type=int, default=8, help="virtual CPU devices where there is no GPU")
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--choose", default="fastest", help="fastest, knee, leanest or a number of the table")
+    parser.add_argument("--choose", default="fastest", help="fastest, knee, leanest, a number, or a reference")
     parser.add_argument("--memory", help="limit per device, such as 2GiB")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--length", type=int, default=128)
-    parser.add_argument("--plot", help="draw the frontier to this file")
-    return parser.parse_args()
+    parser.add_argument("--plot", help="draw the frontier to this file (.svg, .pdf, .png)")
+    options = parser.parse_args()
+    if options.plot and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--plot needs matplotlib: pip install 'jaxplan[plot]'")
+    if options.plot and not os.access(os.path.dirname(os.path.abspath(options.plot)), os.W_OK):
+        parser.error(f"--plot {options.plot}: its folder does not exist, or may not be written")
+    return options
 
 
 def main() -> int:
@@ -189,14 +196,13 @@ def report(step, options: argparse.Namespace, seconds: float) -> None:
     print(frontier.table())
     if options.plot:
         frontier.plot(options.plot)
-    marks = " and ".join(frontier.marks(plan)) or "number given"
     reason = (
         f"--choose {options.choose}"
         if options.choose != "fastest"
         else "the fastest that fits is the default"
     )
     print(
-        f"took #{frontier.points.index(plan)} ({marks}), because {reason}; first step after {seconds:.1f} s"
+        f"took {frontier.label(plan)}, because {reason}; first step after {seconds:.1f} s"
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxplan._arguments import argnums, check_call
+from jaxplan._choice import check_choice
 from jaxplan._errors import ArgumentError
 from jaxplan._scaling import MinDevices, Scaling, checked_counts, find_fewest, scale
 from jaxplan._units import parse_memory
@@ -230,6 +231,9 @@ def plan_with_options(
     static = argnums(options.get("static_argnums", ()), "static_argnums") or ()
     where = parse_topology(options.get("topology"))
     around = _verify.checked_choice(options.get("verify", False), options.get("choose", "fastest"))
+    for which in (options.get("choose", "fastest"), around):
+        if which is not None:
+            check_choice(which, where)
     if around is not None:
         _verify.check_verifiable(where)
     frontier = plan_step(

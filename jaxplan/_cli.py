@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import jaxplan
 from jaxplan._cli_audit import add_audit_arguments, audit_of
+from jaxplan._cli_checks import check_before_planning, check_files
 from jaxplan._cli_profile import add_profile_command
 from jaxplan._cli_scaling import add_scaling_commands
 from jaxplan._cli_step import add_step_arguments, step_arguments
@@ -84,7 +85,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="plan|min-devices|scaling|show|profile|coverage")
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument(
-        "--choose", metavar="WHICH", help="fastest (default), knee, leanest, or a number of the table"
+        "--choose",
+        metavar="WHICH",
+        help="fastest (default), knee, leanest, a number of the table, or a reference strategy such as fsdp",
     )
     common.add_argument("--explain", action="store_true", help="explain the chosen plan")
     common.add_argument("--plot", metavar="FILE", help="draw the frontier (.svg, .pdf, .png)")
@@ -122,12 +125,13 @@ def _run_plan(arguments: argparse.Namespace) -> int:
         options |= {"verify": arguments.choose or True, "cache_dir": arguments.cache}
     elif arguments.cache:
         raise ArgumentError("--cache keeps what --verify compiles: give both, or neither")
+    check_before_planning(arguments, options["topology"])
     with Progress() as progress:
         frontier = jaxplan.plan(step, *args, **options, progress=progress)
     print(f"planned: {progress}", file=sys.stderr)
-    plan = _show_frontier(frontier, arguments)
-    if arguments.save:
+    if arguments.save:  # before the choice, which this frontier may not have
         frontier.save(arguments.save)
+    plan = _show_frontier(frontier, arguments)
     if arguments.plan:
         plan.save(arguments.plan)
     if arguments.trace:
@@ -152,6 +156,7 @@ def _write_trace(plan: Plan, file: str) -> None:
 def _run_show(arguments: argparse.Namespace) -> int:
     from jaxplan._frontier import Frontier
 
+    check_files(arguments)
     loaded = jaxplan.load(arguments.file)
     if isinstance(loaded, Frontier):
         _show_frontier(loaded, arguments)
@@ -179,9 +184,8 @@ def _show_frontier(frontier: Frontier, arguments: argparse.Namespace) -> Plan:
     """Print the frontier and the plan chosen from it, draw what was asked for, and return the plan."""
     plan = frontier.choose(arguments.choose or "fastest")
     print(frontier.table())
-    marks = ", ".join(frontier.marks(plan)) or "by number"
     print(
-        f"chosen: #{frontier.points.index(plan)} ({marks}), {format_seconds(plan.time_seconds)} a step, "
+        f"chosen: {frontier.label(plan)}, {format_seconds(plan.time_seconds)} a step, "
         f"{format_bytes(plan.memory_bytes)} per device"
     )
     if arguments.explain:

@@ -28,7 +28,9 @@ def add_audit_arguments(commands: Any) -> argparse.ArgumentParser:
         "--args", required=True, metavar="MODULE:FUNCTION", help="returns the tuple of the step's arguments"
     )
     audit.add_argument(
-        "--choose", metavar="WHICH", help="of a frontier: fastest (default), knee, leanest, or a number"
+        "--choose",
+        metavar="WHICH",
+        help="of a frontier: fastest (default), knee, leanest, a number, or a reference strategy",
     )
     audit.add_argument(
         "--static", type=int, nargs="+", default=[], metavar="N", help="arguments that are no arrays"

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import jaxplan
+from jaxplan._cli_checks import check_files
 from jaxplan._cli_step import add_step_arguments, step_arguments
 from jaxplan._progress import Progress
 from jaxplan._units import format_bytes, format_seconds
@@ -46,6 +47,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run_min_devices(arguments: argparse.Namespace) -> int:
     step, args, options = step_arguments(arguments)
+    check_files(arguments)
     with Progress() as progress:
         found = jaxplan.min_devices(step, *args, **options, progress=progress)
     print(f"planned: {progress}", file=sys.stderr)

@@ -24,7 +24,7 @@ _MOST_NAME_BYTES = 200
 _OPEN_FILES = re.compile(r"/dev/(stdin|stdout|stderr|fd/\d+)|/proc/[^/]+/fd/\d+")
 _SAVE_MSG = (
     "cannot write {path!r}: {reason}.\n"
-    "  expected:     a file in an existing folder that may be written, with room for {size} bytes\n"
+    "  expected:     a file in an existing folder that may be written{room}\n"
     "  likely cause: {cause}\n"
     "  fix:          another path, or mend the folder; {old}"
 )
@@ -68,6 +68,22 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
         raise _save_error(path, len(data), error) from error
 
 
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Raise now the SaveError that `write_whole` would raise later; the file stays as it is.
+
+    Whether the disk has room is not known before the content is.
+    """
+    try:
+        if not _is_stream(path):
+            target = Path(os.path.realpath(path))
+            _check_target(target)
+            temporary, descriptor = _create_locked(target, 0o600)
+            os.close(descriptor)
+            temporary.unlink()
+    except (OSError, TypeError, ValueError) as error:
+        raise _save_error(path, None, error) from error
+
+
 def _is_stream(path: str | os.PathLike[str]) -> bool:
     """Whether a path names something to write to, such as a pipe, and no file to replace."""
     if _OPEN_FILES.fullmatch(os.path.abspath(path)):
@@ -79,12 +95,16 @@ def _is_stream(path: str | os.PathLike[str]) -> bool:
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
-def _replace(target: Path, data: bytes) -> None:
+def _check_target(target: Path) -> None:
     if target.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
-    old = target.stat() if target.exists() else None
-    if old is not None and not os.access(target, os.W_OK):
+    if target.exists() and not os.access(target, os.W_OK):
         raise PermissionError(errno.EACCES, "it is write-protected", str(target))
+
+
+def _replace(target: Path, data: bytes) -> None:
+    _check_target(target)
+    old = target.stat() if target.exists() else None
     _remove_abandoned(target)
     with _temporary(target, mode=0o666 if old is None else 0o600) as (temporary, descriptor):
         view = memoryview(data)
@@ -167,7 +187,7 @@ def _sync_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
-def _save_error(path: object, size: int, error: Exception) -> SaveError:
+def _save_error(path: object, size: int | None, error: Exception) -> SaveError:
     number = getattr(error, "errno", None)
     cause = _CAUSES.get(number or 0, "the path or the disk")
     if number is None:
@@ -175,6 +195,7 @@ def _save_error(path: object, size: int, error: Exception) -> SaveError:
     old = "the old file is as it was" if number is not None else "nothing was written"
     reason = getattr(error, "strerror", None) or str(error)
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else path
-    saved = SaveError(_SAVE_MSG.format(path=text, reason=reason, size=size, cause=cause, old=old))
+    room = "" if size is None else f", with room for {size} bytes"
+    saved = SaveError(_SAVE_MSG.format(path=text, reason=reason, room=room, cause=cause, old=old))
     saved.errno = number
     return saved

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, overload
 
+from jaxplan._choice import POINT_NAMES, point_number
 from jaxplan._errors import ArgumentError, InfeasibleError, PlanFileError
 from jaxplan._files import write_whole
 from jaxplan._shown_points import undominated
@@ -168,32 +169,43 @@ class Frontier:
 
         A reference is taken as it is, whether it fits the memory limit or not.
         """
-        choices = {"fastest": self.fastest, "knee": self.knee, "leanest": self.leanest}
-        if which in choices:
-            return choices[str(which)]()
-        if which in self.references:
-            return self.references[str(which)]
-        if which in self.absent:
+        if isinstance(which, str):
+            if which in POINT_NAMES:
+                return {"fastest": self.fastest, "knee": self.knee, "leanest": self.leanest}[which]()
+            if which in self.references:
+                return self.references[which]
+        names = ", ".join(map(repr, [*POINT_NAMES, *self.references]))
+        if isinstance(which, str) and which in self.absent:
             raise ArgumentError(
-                f"the strategy {which!r} does not apply to this step: {self.absent[str(which)]}.\n"
-                f"  expected: {', '.join(map(repr, [*choices, *self.references]))}"
+                f"the strategy {which!r} does not apply to this step: {self.absent[which]}.\n  expected: {names}"
             )
-        try:
-            index = int(which)
-        except (TypeError, ValueError):
-            index = -1
-        if isinstance(which, bool) or not 0 <= index < len(self):
+        number = point_number(which)
+        if number is None or not 0 <= number < len(self):
             raise ArgumentError(
                 f"choose={which!r} is no point of this frontier.\n"
-                f"  expected: {', '.join(map(repr, [*choices, *self.references]))} "
-                f"or a number from 0 to {len(self) - 1}"
+                f"  expected: {names} or a number from 0 to {len(self) - 1}"
             )
-        return self.points[index]
+        return self.points[number]
 
     def marks(self, plan: Plan) -> tuple[str, ...]:
         """Return which of "leanest", "knee" and "fastest" a plan of this frontier is."""
         named = {"leanest": self.leanest(), "knee": self.knee(), "fastest": self.fastest()}
         return tuple(name for name, point in named.items() if point is plan)
+
+    def label(self, plan: Plan) -> str:
+        """Return how a plan is found in the table: ``#3 (knee)``, or ``fsdp (reference)``.
+
+        Raises ArgumentError for a plan of another frontier.
+        """
+        for number, point in enumerate(self.points):
+            if point is plan:
+                return f"#{number} ({', '.join(self.marks(plan)) or 'by number'})"
+        for name, reference in self.references.items():
+            if reference is plan:
+                limit = self.memory_limit_bytes
+                over = ", over the limit" if limit is not None and plan.memory_bytes > limit else ""
+                return f"{name} (reference{over})"
+        raise ArgumentError(f"{plan!r} is no plan of this frontier; expected one of its points or references")
 
     def table(self, *, max_rows: int = 16, width: int | None = None) -> str:
         """Return the frontier as a text table of at most `max_rows` points, the references below it."""

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from jaxplan._certificate import proven_points
 from jaxplan._errors import ArgumentError, MissingExtraError
-from jaxplan._files import write_whole
+from jaxplan._files import check_writable, write_whole
 from jaxplan._units import BYTES_PER_GIB, format_bytes, format_gib, format_milliseconds, format_seconds
 
 if TYPE_CHECKING:
@@ -113,18 +113,30 @@ def _spread(frontier: Frontier, max_rows: int) -> list[int]:
     return sorted(marked | even)
 
 
-def draw_plot(frontier: Frontier, path: str | os.PathLike[str]) -> None:
-    """Draw the frontier, its three named points and the references; equal frontiers give equal files."""
+def check_plot(path: str | os.PathLike[str]) -> str:
+    """Raise now what a plot to this path would raise later; return its ending, such as ``.svg``.
+
+    ArgumentError: no known format. MissingExtraError: matplotlib is missing. SaveError: the file cannot be written.
+    """
     ending = os.path.splitext(os.fspath(path))[1].lower()
     if ending not in _PLOT_ENDINGS:
         raise ArgumentError(f"plot path {os.fspath(path)!r} must end in one of {', '.join(_PLOT_ENDINGS)}")
     try:
-        import matplotlib
-        from matplotlib.figure import Figure
+        import matplotlib  # noqa: F401
     except ImportError as error:
         raise MissingExtraError(
             "Frontier.plot needs matplotlib, which is not installed.\n  fix: pip install 'jaxplan[plot]'"
         ) from error
+    check_writable(path)
+    return ending
+
+
+def draw_plot(frontier: Frontier, path: str | os.PathLike[str]) -> None:
+    """Draw the frontier, its three named points and the references; equal frontiers give equal files."""
+    ending = check_plot(path)
+    import matplotlib
+    from matplotlib.figure import Figure
+
     # Figure without pyplot: no global state, no display. The salt makes the ids in an SVG repeatable.
     with matplotlib.rc_context({"svg.hashsalt": "jaxplan"}):
         figure = Figure(figsize=(7.0, 4.5), layout="constrained")

@@ -100,6 +100,68 @@ def test_files_and_audit(calls, module, capsys, choose, name, exit_code):
     assert "predicted beside compiled" in capsys.readouterr().out
 
 
+def test_a_reference_is_a_choice_wherever_a_point_is(module, capsys):
+    source = """
+        import jax
+
+        def step(w, x):
+            return w - 0.1 * jax.grad(lambda w: ((x @ w) ** 2).sum())(w)
+
+        def make_args():
+            return jax.ShapeDtypeStruct((64, 64), "float32"), jax.ShapeDtypeStruct((128, 64), "float32")
+    """
+    (module / "real_step.py").write_text(textwrap.dedent(source))
+    step = "real_step.py:step --args real_step.py:make_args"
+    files = "--save f.json --plan p.json --trace t.json --plot f.svg"
+    command = f"plan {step} --topology cpu:4 --donate 0 --choose fsdp --explain {files}"
+    assert _cli.main(command.split()) == 0
+    assert "chosen: fsdp (reference), " in capsys.readouterr().out
+    assert all((module / name).stat().st_size > 0 for name in ("f.json", "p.json", "t.json", "f.svg"))
+    frontier = jaxplan.load(module / "f.json")
+    assert isinstance(frontier, Frontier)
+    plan = jaxplan.load(module / "p.json")
+    assert isinstance(plan, jaxplan.Plan)
+    assert plan.to_json() == frontier.references["fsdp"].to_json()
+    assert _cli.main(["show", "f.json", "--choose", "fsdp", "--explain", "--plot", "g.svg"]) == 0
+    assert "chosen: fsdp (reference), " in capsys.readouterr().out
+    assert _cli.main(f"audit f.json {step} --choose fsdp".split()) in (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--choose fdsp", "choose='fdsp' is no choice from a frontier. expected: 'fastest', 'knee', 'leanest', 'data'"),
+        ("--choose data3_tensor5 --topology h100:8", "a strategy of another topology than h100:8"),
+        ("--save no/such/f.json", "cannot write 'no/such/f.json'"),
+        ("--plan .", "cannot write '.'"),
+        ("--trace user_step.py/t.json", "cannot write 'user_step.py/t.json'"),
+        ("--plot f.gif", "must end in one of .svg"),
+        ("--plot no/such/f.svg", "cannot write 'no/such/f.svg'"),
+        ("--save a.json --plan ./a.json", "--save and --plan both name a.json"),
+    ],
+)
+def test_what_cannot_be_chosen_or_written_is_refused_before_the_search(calls, module, capsys, options, message):
+    before = sorted(module.iterdir())
+    assert _cli.main(["plan", "user_step:step", "--args", "user_step:make_args", *options.split()]) != 0
+    assert message in capsys.readouterr().err
+    assert not calls
+    assert sorted(module.iterdir()) == before
+
+
+def test_a_missing_plot_library_is_said_before_the_search(calls, module, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert _cli.main(["plan", "user_step:step", "--args", "user_step:make_args", "--plot", "f.svg"]) == 1
+    assert "needs matplotlib" in capsys.readouterr().err
+    assert not calls
+
+
+def test_a_frontier_is_saved_although_it_lacks_the_choice(calls, module, capsys):
+    command = "plan user_step:step --args user_step:make_args --topology h100:8 --save f.json --choose fsdp"
+    assert _cli.main(command.split()) == 2
+    assert "choose='fsdp' is no point of this frontier" in capsys.readouterr().err
+    assert '"schema": "jaxplan.frontier"' in (module / "f.json").read_text()
+
+
 def test_a_saved_plan_is_audited(module, capsys):
     source = """
         import jax
@@ -139,7 +201,8 @@ def test_a_saved_plan_is_audited(module, capsys):
         ("user_step:number", "user_step:make_args", "", 2, "is a int, not a function"),
         ("user_step:step", "user_step:broken", "", 1, "RuntimeError: first line second line"),
         ("user_step:step", "user_step:make_args", "--memory 40", 2, "memory='40' is not an amount of memory"),
-        ("user_step:step", "user_step:make_args", "--choose best", 2, "choose='best' is no point"),
+        ("user_step:step", "user_step:make_args", "--choose best", 2, "choose='best' is no choice"),
+        ("user_step:step", "user_step:make_args", "--choose 7", 2, "choose='7' is no point"),
     ],
 )
 def test_an_error_is_one_line(calls, module, capsys, step, args, options, exit_code, message):

@@ -100,9 +100,24 @@ def test_choose():
     frontier = make_frontier(*CURVE)
     chosen = [frontier.choose(which).name for which in ("fastest", "knee", "leanest", 2, "2")]
     assert chosen == ["fast", "bend", "lean", "mid", "mid"]
-    for wrong in ("best", 4, -1, "4", None, True, 1.5 + 1j):
+    for wrong in ("best", 4, -1, "4", None, True, 1.5, 1.0, 1.5 + 1j, [1], "-1", "²"):
         with pytest.raises(ArgumentError, match="is no point of this frontier"):
             frontier.choose(wrong)
+
+
+def test_a_label_is_how_a_plan_is_chosen():
+    reference = make_plan(80, 95, "everywhere")
+    frontier = make_frontier(*CURVE, references={"data": reference}, memory_limit_bytes=70 * GIB)
+    assert [frontier.label(plan) for plan in frontier] == [
+        "#0 (leanest)",
+        "#1 (knee)",
+        "#2 (by number)",
+        "#3 (fastest)",
+    ]
+    assert frontier.choose("data") is reference
+    assert frontier.label(reference) == "data (reference, over the limit)"
+    with pytest.raises(ArgumentError, match="no plan of this frontier"):
+        frontier.label(make_plan(40, 95, "of another frontier"))
 
 
 def test_a_frontier_checks_its_own_order():

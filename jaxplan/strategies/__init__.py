@@ -3,6 +3,7 @@
 from jaxplan.strategies._reference import REFERENCE_STRATEGIES as REFERENCE_STRATEGIES
 from jaxplan.strategies._reference import References as References
 from jaxplan.strategies._reference import Strategy as Strategy
+from jaxplan.strategies._reference import reference_names as reference_names
 from jaxplan.strategies._reference import reference_solution as reference_solution
 from jaxplan.strategies._reference import sketch_references as sketch_references
 from jaxplan.strategies._sketch import Sketch as Sketch

@@ -61,6 +61,11 @@ class References:
         )
 
 
+def reference_names(topology: Topology) -> tuple[str, ...]:
+    """Names of all reference strategies on a topology, whether a step has them or not."""
+    return (*REFERENCE_STRATEGIES, *(grid_name(topology, split) for split in grids(topology)))
+
+
 def sketch_references(graph: StepGraph, topology: Topology) -> References:
     """Every reference strategy on a step; one that comes to the same as an earlier one is absent."""
     check_user_meshes(graph, topology)
