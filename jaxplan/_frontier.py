@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, overload
 from jaxplan._choice import POINT_NAMES, point_number
 from jaxplan._errors import ArgumentError, InfeasibleError, PlanFileError
 from jaxplan._files import write_whole
+from jaxplan._json import MalformedError, required, typed
 from jaxplan._shown_points import undominated
 from jaxplan._units import format_bytes, parse_memory
 
@@ -245,17 +246,22 @@ class Frontier:
                 f"{SCHEMA_VERSION}; plan again, or use the jaxplan that wrote it"
             )
         try:
+            points = typed(tuple[dict[str, Any], ...], required(data, "points"), "points")
+            references = typed(dict[str, dict[str, Any]], required(data, "references"), "references")
             return cls(
-                points=tuple(read_plan(point) for point in data["points"]),
-                references={name: read_plan(point) for name, point in data["references"].items()},
-                memory_limit_bytes=data["memory_limit_bytes"],
-                notes=tuple(data["notes"]),
-                absent=dict(data.get("absent", {})),
+                points=tuple(map(read_plan, points)),
+                references={name: read_plan(plan) for name, plan in references.items()},
+                memory_limit_bytes=typed(int | None, required(data, "memory_limit_bytes"), "memory_limit_bytes"),
+                notes=typed(tuple[str, ...], required(data, "notes"), "notes"),
+                absent=typed(dict[str, str], data.get("absent", {}), "absent"),
             )
-        except KeyError as error:
-            raise PlanFileError(f"the frontier file has no field {error}; was it cut or edited?") from error
-        except (TypeError, AttributeError, ArgumentError) as error:
-            raise PlanFileError(f"the frontier file has a malformed field; was it edited? {error}") from error
+        except (MalformedError, ArgumentError) as error:
+            raise PlanFileError(
+                f"the frontier file has a missing or malformed field: {error}.\n"
+                "  expected: the fields that Frontier.save writes\n"
+                "  likely cause: the file was edited\n"
+                "  fix: save the frontier again, or plan again with jaxplan.plan"
+            ) from error
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the frontier as JSON, byte for byte the same for equal frontiers; `jaxplan.load` reads it.

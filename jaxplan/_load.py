@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxplan._arguments import argnums, check_call
 from jaxplan._errors import PlanFileError, PlanMismatchError
+from jaxplan._json import read_json
 from jaxplan._plan import Plan
-from jaxplan._plan_json import FRONTIER_SCHEMA, MAX_FILE_BYTES, PLAN_SCHEMA
+from jaxplan._plan_json import FRONTIER_SCHEMA, PLAN_SCHEMA
 from jaxplan.ir import Program, StepGraph, recomputable_blocks, rematerialise
 
 if TYPE_CHECKING:
@@ -46,7 +45,13 @@ def load(
       PlanFileError: not a plan file, another schema version, or too large.
       PlanMismatchError: the step is not the one that the plan was made for; names what differs.
     """
-    data = _read_json(path)
+    data = read_json(
+        path,
+        kind="plan file",
+        writer="Plan.save or Frontier.save",
+        fix="save the plan again, or plan again with jaxplan.plan",
+        error=PlanFileError,
+    )
     binder = _Binder(step=step, args=args, kwargs=kwargs, static_argnums=static_argnums)
     schema = data.get("schema") if isinstance(data, dict) else None
     if schema == PLAN_SCHEMA:
@@ -61,30 +66,6 @@ def load(
         "  likely cause: it is another JSON file\n"
         "  fix: save the plan again, or plan again with jaxplan.plan"
     )
-
-
-def _read_json(path: str | Path) -> Any:
-    try:
-        with open(path, "rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1) if _size(file) <= MAX_FILE_BYTES else None
-            if content is None or len(content) > MAX_FILE_BYTES:
-                raise PlanFileError(
-                    f"{str(path)!r} has {_size(file)} bytes; a plan file has at most {MAX_FILE_BYTES}"
-                )
-        return json.loads(content.decode("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        if isinstance(error, PlanFileError):
-            raise
-        raise PlanFileError(
-            f"cannot read plan file {str(path)!r}: {error}.\n"
-            "  expected: JSON that Plan.save or Frontier.save wrote\n"
-            "  likely cause: another file, or one that was cut short or edited\n"
-            "  fix: save the plan again, or plan again with jaxplan.plan"
-        ) from error
-
-
-def _size(file: Any) -> int:
-    return os.fstat(file.fileno()).st_size
 
 
 class _Binder:
@@ -154,8 +135,14 @@ def _check_same_groups(plan: Plan, graph: StepGraph) -> None:
         )
         for space, config in zip(graph.spaces, plan.configurations, strict=True)
     )
-    leaves = len(plan.in_layouts) == len(graph.program.inputs) and len(plan.out_layouts) == len(
-        graph.program.outputs
+    tensors = graph.program.tensors
+    leaves = all(
+        len(layouts) == len(places)
+        and all(layout.divides(tensors[t].shape, plan.topology.axes) for layout, t in zip(layouts, places))
+        for layouts, places in (
+            (plan.in_layouts, graph.program.inputs),
+            (plan.out_layouts, graph.program.outputs),
+        )
     )
     if not (fits and leaves):
         raise PlanMismatchError(

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from jaxplan._errors import PlanFileError
+from jaxplan._json import MOST_INT, MalformedError, required, typed, whole
 from jaxplan._verified import Verified
-from jaxplan.cost import Collective, Prediction
-from jaxplan.ir import Remat
-from jaxplan.mesh import Layout, Topology
+from jaxplan.cost import Prediction
+from jaxplan.ir import Configuration, Remat
+from jaxplan.mesh import COLLECTIVES, Layout, Topology
 
 if TYPE_CHECKING:
     from jaxplan._plan import Plan
@@ -18,8 +21,40 @@ if TYPE_CHECKING:
 PLAN_SCHEMA = "jaxplan.plan"
 FRONTIER_SCHEMA = "jaxplan.frontier"
 PLAN_VERSION = 4
-MAX_FILE_BYTES = 256 << 20
-"""A larger file is refused before it is parsed."""
+_AVAL = re.compile(r".+\[((?:\d+(?:,\d+)*)?)\]")
+"""Such as ``float32[16,32]``, the shape in brackets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Output:
+    """A result: its key path, and the atomic axes that split each dimension."""
+
+    path: str
+    layout: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Input(_Output):
+    """An argument: besides, dtype and shape."""
+
+    aval: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Saved:
+    """The fields of a plan file that need no more than their type; see `jaxplan.Plan`."""
+
+    name: str
+    summary: str
+    fingerprint: str
+    configurations: tuple[Configuration, ...]
+    repeated: tuple[int, ...]
+    remat: Remat | None
+    lower_bound_seconds: float
+    gap: float | None
+    most_configurations: int | None
+    verified: Verified | None
+    prediction: Prediction
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:
@@ -57,6 +92,10 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
     }
 
 
+def _leaves(paths: tuple[str, ...], layouts: tuple[Layout, ...]) -> list[dict[str, Any]]:
+    return [{"path": path, "layout": layout.dims} for path, layout in zip(paths, layouts, strict=True)]
+
+
 def plan_from_json(data: Any) -> dict[str, Any]:
     """Constructor arguments of a `Plan`.
 
@@ -74,94 +113,74 @@ def plan_from_json(data: Any) -> dict[str, Any]:
         )
     try:
         return _fields(data)
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+    except ValueError as error:  # errors of malformed JSON, topologies and layouts are all ValueErrors
         raise PlanFileError(
-            f"plan file has a missing or malformed field: {type(error).__name__}: {error}"
+            f"plan file has a missing or malformed field: {error}.\n"
+            "  expected: the fields that Plan.save writes\n"
+            "  likely cause: the file was edited\n"
+            "  fix: save the plan again, or plan again with jaxplan.plan"
         ) from error
 
 
 def _fields(data: dict[str, Any]) -> dict[str, Any]:
-    prediction = _read_prediction(data["prediction"])
-    topology, donated = Topology.from_json(data["topology"]), data["donate_argnums"]
-    in_paths, in_layouts = _read_leaves(data["inputs"])
-    out_paths, out_layouts = _read_leaves(data["outputs"])
-    configurations = tuple(tuple(_ints(axes) for axes in config) for config in data["configurations"])
-    used = {a for config in configurations for axes in config for a in axes}
-    used.update(a for layout in (*in_layouts, *out_layouts) for a in layout.used)
-    used.update(a for c in prediction.collectives for a in c.axes)
-    most = data["most_configurations"]
-    if not used <= set(range(len(topology.axes))):
-        raise ValueError(f"axes {sorted(used)} of a topology with {len(topology.axes)} atomic axes")
+    names = [field.name for field in fields(_Saved)]
+    saved = typed(_Saved, {name: required(data, name) for name in names}, "plan")
+    inputs = typed(tuple[_Input, ...], required(data, "inputs"), "inputs")
+    outputs = typed(tuple[_Output, ...], required(data, "outputs"), "outputs")
+    topology = Topology.from_json(required(data, "topology"))
+    for leaf in inputs:
+        _check_layout(leaf, topology)
+    in_layouts, out_layouts = (tuple(Layout(leaf.layout) for leaf in leaves) for leaves in (inputs, outputs))
+    _check_axes(saved, (*in_layouts, *out_layouts), len(topology.axes))
     return {
-        "name": str(data["name"]),
-        "summary": str(data["summary"]),
+        **{name: getattr(saved, name) for name in names},
         "topology": topology,
-        "fingerprint": str(data["fingerprint"]),
-        "donate_argnums": None if donated is None else _ints(donated),
-        "configurations": configurations,
-        "repeated": _ints(data["repeated"]),
-        "remat": _read_remat(data["remat"]),
-        "in_paths": in_paths,
-        "in_avals": tuple(str(item["aval"]) for item in data["inputs"]),
-        "out_paths": out_paths,
+        "donate_argnums": _donate_argnums(required(data, "donate_argnums")),
+        "in_paths": tuple(leaf.path for leaf in inputs),
+        "in_avals": tuple(leaf.aval for leaf in inputs),
+        "out_paths": tuple(leaf.path for leaf in outputs),
         "in_layouts": in_layouts,
         "out_layouts": out_layouts,
-        "lower_bound_seconds": _finite(data["lower_bound_seconds"]),
-        "gap": None if data["gap"] is None else _finite(data["gap"]),
-        "most_configurations": None if most is None else _ints([most])[0],
-        "verified": None if data["verified"] is None else Verified.from_json(data["verified"]),
-        "prediction": prediction,
     }
 
 
-def _read_remat(data: Any) -> Remat | None:
-    if data is None:
+def _donate_argnums(value: Any) -> tuple[int, ...] | None:
+    """Argument numbers; negative ones count from the end."""
+    if value is None:
         return None
-    num_all, num_contractions, of = _ints([data["num_all"], data["num_contractions"], data["of"]])
-    return Remat(num_all=num_all, num_contractions=num_contractions, of=of)
+    if not isinstance(value, list | tuple):
+        raise MalformedError(f"donate_argnums is {value!r}; expected null or a list of argument numbers")
+    return tuple(whole(number, f"donate_argnums[{i}]", least=-MOST_INT) for i, number in enumerate(value))
 
 
-def _read_prediction(data: Any) -> Prediction:
-    collectives = tuple(
-        Collective(
-            kind=str(c["kind"]),
-            axes=_ints(c["axes"]),
-            num_bytes=int(c["num_bytes"]),
-            count=int(c["count"]),
-            latency_share=_finite(c["latency_share"]),
+def _check_layout(leaf: _Input, topology: Topology) -> None:
+    """The layout of an argument has an entry for each of its dimensions, and splits it evenly."""
+    match = _AVAL.fullmatch(leaf.aval)
+    if match is None:
+        raise MalformedError(f"aval of {leaf.path} is {leaf.aval!r}; expected dtype and shape, such as float32[16,32]")
+    shape = [int(size) for size in match[1].split(",") if size]
+    if len(leaf.layout) != len(shape):
+        raise MalformedError(
+            f"layout of {leaf.path} has {len(leaf.layout)} dimensions, and {leaf.aval} has {len(shape)}"
         )
-        for c in data["collectives"]
-    )
-    return Prediction(
-        compute_seconds=_finite(data["compute_seconds"]),
-        communication_seconds=_finite(data["communication_seconds"]),
-        hidden_seconds=_finite(data["hidden_seconds"]),
-        flops=_finite(data["flops"]),
-        memory_bytes=int(data["memory_bytes"]),
-        memory_parts={str(k): int(v) for k, v in data["memory_parts"].items()},
-        collectives=collectives,
-    )
+    sizes = [axis.size for axis in topology.axes]
+    if all(axis < len(sizes) for dim in leaf.layout for axis in dim):  # else an error of its own
+        for size, dim in zip(shape, leaf.layout, strict=True):
+            if size % math.prod(sizes[axis] for axis in dim):
+                raise MalformedError(f"layout of {leaf.path} splits {size} of {leaf.aval} over axes {list(dim)}")
 
 
-def _leaves(paths: tuple[str, ...], layouts: tuple[Layout, ...]) -> list[dict[str, Any]]:
-    return [{"path": path, "layout": layout.dims} for path, layout in zip(paths, layouts, strict=True)]
-
-
-def _read_leaves(items: Any) -> tuple[tuple[str, ...], tuple[Layout, ...]]:
-    paths = tuple(str(item["path"]) for item in items)
-    return paths, tuple(Layout(tuple(_ints(dim) for dim in item["layout"])) for item in items)
-
-
-def _ints(values: Any) -> tuple[int, ...]:
-    if not isinstance(values, list | tuple) or any(
-        isinstance(v, bool) or not isinstance(v, int) for v in values
-    ):
-        raise TypeError(f"expected a list of integers, got {values!r}")
-    return tuple(values)
-
-
-def _finite(value: Any) -> float:
-    number = float(value)
-    if not 0 <= number < math.inf:
-        raise ValueError(f"expected a finite number that is not negative, got {value!r}")
-    return number
+def _check_axes(saved: _Saved, layouts: Iterable[Layout], num_axes: int) -> None:
+    """Axes are those of the topology, one configuration uses each once, and collectives are of known kinds."""
+    used = {a for layout in layouts for a in layout.used}
+    for index, config in enumerate(saved.configurations):
+        axes = [a for axes in config for a in axes]
+        if len(set(axes)) != len(axes):
+            raise MalformedError(f"configurations[{index}] uses an axis twice: {config}")
+        used.update(axes)
+    for found in saved.prediction.collectives:
+        used.update(found.axes)
+        if found.kind not in COLLECTIVES:
+            raise MalformedError(f"collective {found.kind!r} is not known; expected one of {', '.join(COLLECTIVES)}")
+    if used and max(used) >= num_axes:
+        raise MalformedError(f"axis {max(used)} of a topology with {num_axes} atomic axes")

@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from jaxplan._json import typed
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
@@ -31,9 +33,5 @@ class Verified:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Verified:
-        """Read what `to_json` wrote; raises KeyError, TypeError or ValueError for anything else."""
-        return cls(
-            memory_bytes=int(data["memory_bytes"]),
-            communication_seconds=float(data["communication_seconds"]),
-            rematerialised=bool(data["rematerialised"]),
-        )
+        """Read what `to_json` wrote; raises ValueError for anything else."""
+        return typed(cls, data, "verified")

@@ -194,7 +194,7 @@ def test_a_saved_frontier_comes_back_and_is_deterministic(tmp_path):
     [
         ({"schema": "other"}, "not a frontier file"),
         ({"version": 99}, "schema version 99, and this jaxplan reads 1"),
-        ({"points": None}, "no field 'points'"),
+        ({"points": None}, "field 'points' is missing"),
     ],
 )
 def test_bad_files_say_what_is_wrong(change, message):

@@ -213,18 +213,18 @@ def _set(*keys: Any) -> Edit:
         (_set("schema", "other"), "has schema 'other'; expected 'jaxplan.plan'"),
         (_set("version", 99), "schema version 99.*plan again"),
         (lambda data: data.pop("version"), "schema version None"),
-        (lambda data: data.pop("fingerprint"), "missing or malformed field: KeyError: 'fingerprint'"),
+        (lambda data: data.pop("fingerprint"), "missing or malformed field: field 'fingerprint' is missing"),
         (_set("configurations", 3), "malformed"),
-        (_set("configurations", 0, [[True]]), "expected a list of integers"),
+        (_set("configurations", 0, [[True]]), "configurations.0..0..0. is True; expected a whole number"),
         (_set("configurations", 0, [[99]]), "99.*with 3 atomic axes"),
-        (_set("inputs", 0, "layout", [[-1], []]), "-1.*with 3 atomic axes"),
+        (_set("inputs", 0, "layout", [[-1], []]), "layout.* is -1; expected a whole number"),
         (_set("inputs", 0, "layout", [[0], [0]]), "malformed"),
         (_set("inputs", None), "malformed"),
         (_set("prediction", "memory_bytes", float("inf")), "malformed"),
-        (_set("prediction", "compute_seconds", float("nan")), "malformed.*finite number"),
-        (_set("lower_bound_seconds", -1.0), "malformed.*finite number"),
+        (_set("prediction", "compute_seconds", float("nan")), "malformed.*expected a number from 0"),
+        (_set("lower_bound_seconds", -1.0), "malformed.*expected a number from 0"),
         (_set("donate_argnums", "0"), "malformed"),
-        (_set("inputs", 0, {"path": "[0]['a']", "layout": [[], []]}), "KeyError: 'aval'"),
+        (_set("inputs", 0, {"path": "[0]['a']", "layout": [[], []]}), "lacks aval"),
         (_set("prediction", "collectives", {"a": 1}), "malformed"),
         (_set("prediction", []), "malformed"),
         (_set("topology", "levels", 0, "size", -8), "malformed"),
@@ -267,7 +267,7 @@ def test_what_is_no_plan_file_is_refused(content: bytes, tmp_path: Path) -> None
 def test_an_enormous_file_is_not_read(tmp_path: Path) -> None:
     with open(tmp_path / "p.json", "wb") as file:
         file.truncate(1 << 33)  # sparse
-    with pytest.raises(PlanFileError, match="has 8589934592 bytes; a plan file has at most"):
+    with pytest.raises(PlanFileError, match="it has more than 268435456 bytes"):
         jaxplan.load(tmp_path / "p.json")
 
 

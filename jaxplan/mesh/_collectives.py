@@ -21,19 +21,16 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Literal, overload
+from typing import overload
 
 import numpy as np
 import numpy.typing as npt
 
 from jaxplan._errors import ArgumentError, ProfileError
+from jaxplan.mesh._collective_kinds import COLLECTIVES as COLLECTIVES
+from jaxplan.mesh._collective_kinds import Collective as Collective
 from jaxplan.mesh._curve import Curve
 from jaxplan.mesh._topology import Topology
-
-Collective = Literal["all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute"]
-COLLECTIVES: tuple[Collective, ...] = (
-    "all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute",
-)  # fmt: skip
 
 
 @overload

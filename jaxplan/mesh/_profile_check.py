@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from pathlib import Path
 
 from jaxplan._errors import ProfileError
+from jaxplan._json import read_json
 from jaxplan.mesh._collectives import COLLECTIVES
 from jaxplan.mesh._machine import host_cores, host_processor
 from jaxplan.mesh._profile_table import ProfileTable
@@ -31,10 +31,13 @@ def read_profile(path: str | Path) -> ProfileTable:
     Raises:
       ProfileError: no such file, or not a table.
     """
-    try:
-        body = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise ProfileError(f"cannot read profile table {str(path)!r}: {error}") from error
+    body = read_json(
+        path,
+        kind="profile table",
+        writer="`jaxplan profile`",
+        fix="run `jaxplan profile` on the machine to plan for",
+        error=ProfileError,
+    )
     try:
         return ProfileTable.from_json(body)
     except ProfileError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import reprlib
 from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -11,9 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxplan._errors import ProfileError
+from jaxplan._json import MalformedError, number, required, text, typed, whole
+from jaxplan.mesh._collective_kinds import COLLECTIVES
 from jaxplan.mesh._curve import Curve
 from jaxplan.mesh._machine import Machine
 from jaxplan.mesh._rates import MatmulRates
+
+_LEAST_SECONDS, _MOST_SECONDS = 1e-12, 1e9
+"""Outside of these no clock measures."""
 
 PROFILE_SCHEMA, PROFILE_VERSION = "jaxplan.profile", 1
 
@@ -48,8 +53,11 @@ class ProfileTable:
         memory: list[tuple[float, float]] = []
         matmuls: dict[tuple[str, int, int, int, int], float] = {}
         for key, seconds in self.entries:
-            if not (isinstance(seconds, float) and 0 < seconds < math.inf):
-                raise ProfileError(f"measurement {key!r} is {seconds!r}; expected positive seconds")
+            if not (isinstance(seconds, float) and _LEAST_SECONDS <= seconds <= _MOST_SECONDS):
+                raise ProfileError(
+                    f"measurement {key!r} is {seconds!r}; expected positive seconds, "
+                    f"from {_LEAST_SECONDS:g} to {_MOST_SECONDS:g}"
+                )
             if key[0] == "collective":
                 groups[key[1], key[2]].append((key[3], seconds))
             elif key[0] == "matmul":
@@ -105,25 +113,51 @@ class ProfileTable:
                 "measure one with `jaxplan profile`"
             )
         try:
-            entries = tuple((key_of(entry[:-1]), float(entry[-1])) for entry in body["entries"])
-            return cls(machine=Machine(**body["machine"]), topology=str(body["topology"]), entries=entries)
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-            if isinstance(error, ProfileError):
-                raise
-            raise ProfileError(f"profile table has a missing or malformed field: {error!r}") from error
+            rows = _list(required(body, "entries"), "entries")
+            return cls(
+                machine=typed(Machine, required(body, "machine"), "machine"),
+                topology=text(required(body, "topology"), "topology"),
+                entries=tuple(_entry(row, f"entries[{i}]") for i, row in enumerate(rows)),
+            )
+        except MalformedError as error:
+            raise ProfileError(
+                f"profile table has a missing or malformed field: {error}.\n"
+                "  likely cause: the file was edited\n"
+                "  fix: measure again with `jaxplan profile`"
+            ) from error
 
 
-def key_of(items: list[Any]) -> Key:
-    """A key from JSON: sizes per level become a tuple, and everything has the type that it should have."""
-    kind, *rest = items
-    if kind == "collective":
-        name, sizes, num_bytes = rest
-        return kind, str(name), tuple(int(size) for size in sizes), int(num_bytes)
-    if kind == "matmul":
-        dtype, *shape = rest
-        batch, m, k, n = (int(extent) for extent in shape)
-        return kind, str(dtype), batch, m, k, n
-    if kind == "memory":
-        (num_bytes,) = rest
-        return kind, int(num_bytes)
-    raise ProfileError(f"measurement {items!r} is of no known kind")
+def _entry(row: Any, where: str) -> tuple[Key, float]:
+    """A key and its seconds, of one list."""
+    items = _list(row, where)
+    if not items:
+        raise MalformedError(f"{where} is empty; expected a kind, a shape and seconds")
+    return key_of(items[:-1], where), number(items[-1], f"{where} seconds")
+
+
+def key_of(items: Any, where: str = "key") -> Key:
+    """A key from JSON: sizes per level become a tuple, and everything has the type that it should have.
+
+    Raises:
+      MalformedError, ProfileError: it is no such key; names the place.
+    """
+    kind, *rest = _list(items, where) or [None]
+    match kind, rest:
+        case "collective", [name, sizes, num_bytes]:
+            if name not in COLLECTIVES:
+                expected = ", ".join(COLLECTIVES)
+                raise ProfileError(f"{where}: collective {reprlib.repr(name)} is not known; expected one of {expected}")
+            sizes = tuple(whole(size, f"{where} sizes", least=1) for size in _list(sizes, f"{where} sizes"))
+            return kind, name, sizes, whole(num_bytes, f"{where} bytes", least=1)
+        case "matmul", [dtype, batch, m, k, n]:
+            extents = (whole(extent, f"{where} extents", least=1) for extent in (batch, m, k, n))
+            return kind, text(dtype, f"{where} dtype"), *extents
+        case "memory", [num_bytes]:
+            return kind, whole(num_bytes, f"{where} bytes", least=1)
+    raise ProfileError(f"{where}: measurement {reprlib.repr(items)} is of no known kind")
+
+
+def _list(value: Any, where: str) -> list[Any]:
+    if not isinstance(value, list | tuple):
+        raise MalformedError(f"{where} is {reprlib.repr(value)}; expected a list")
+    return list(value)

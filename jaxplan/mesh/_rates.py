@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from jaxplan._errors import ProfileError
+
 Array = npt.NDArray[np.float64]
 Shape = tuple[int, int, int, int]
+_MOST_SHAPES = 1 << 16
+"""Of the grid of one dtype, which is filled shape by shape."""
 _ITEMSIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -34,6 +39,11 @@ class MatmulRates:
         for dtype in sorted({key[0] for key in seconds}):
             of_dtype: dict[Shape, float] = {key[1:]: s for key, s in seconds.items() if key[0] == dtype}
             axes = tuple(sorted({shape[i] for shape in of_dtype}) for i in range(4))
+            if math.prod(map(len, axes)) > _MOST_SHAPES:
+                raise ProfileError(
+                    f"matrix products in {dtype} span a grid of {math.prod(map(len, axes))} shapes; at most "
+                    f"{_MOST_SHAPES} are expected: batch, m, k and n of few different extents each"
+                )
             extents[dtype] = tuple(np.array(axis, dtype=np.float64) for axis in axes)
             rates[dtype] = _filled({s: np.log(2.0 * np.prod(s) / t) for s, t in of_dtype.items()}, axes)
         return cls(extents=extents, log_rates=rates)

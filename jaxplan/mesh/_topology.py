@@ -13,6 +13,7 @@ from typing import Any
 
 from jaxplan._errors import TopologyError
 from jaxplan._files import write_whole
+from jaxplan._json import read_json
 from jaxplan.mesh._axes import AtomicAxis, atomic_axes
 from jaxplan.mesh._chips import CHIPS, ChipSpec, Link
 from jaxplan.mesh._profile_table import ProfileTable
@@ -25,8 +26,8 @@ _UNREADABLE_MSG = (
     "  fix:          {fix}"
 )
 _TORUS_NAMES = "xyz"
-# Larger than any machine, and factored into primes in no time: a hostile file must not hang the reader.
-_MOST_CHILDREN = 1 << 20
+_MOST_DEVICES = 1 << 20
+"""More than any machine has, and factored into primes in no time: a hostile file must not hang the reader."""
 # TPU v5e and v6e wrap around at 16 chips, v5p at multiples of 4: https://jax-ml.github.io/scaling-book/tpus/
 WRAPS = {2: 16, 3: 4}
 
@@ -48,9 +49,9 @@ class Level:
     link: Link
 
     def __post_init__(self) -> None:
-        if isinstance(self.size, int) and self.size > _MOST_CHILDREN:
+        if isinstance(self.size, int) and self.size > _MOST_DEVICES:
             raise TopologyError(
-                f"level {self.name!r} has {self.size} children; at most {_MOST_CHILDREN} are expected"
+                f"level {self.name!r} has {self.size} children; at most {_MOST_DEVICES} are expected"
             )
 
 
@@ -76,8 +77,11 @@ class Topology:
     _hash: int = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        num_devices = math.prod(level.size for level in self.levels)
+        if num_devices > _MOST_DEVICES:
+            raise TopologyError(f"{self.name!r} has {num_devices} devices; at most {_MOST_DEVICES} are expected")
         object.__setattr__(self, "axes", atomic_axes((level.prefix, level.size) for level in self.levels))
-        object.__setattr__(self, "num_devices", math.prod(level.size for level in self.levels))
+        object.__setattr__(self, "num_devices", num_devices)
         object.__setattr__(self, "_hash", hash((self.name, self.chip, self.levels, self.profile)))
 
     def __hash__(self) -> int:
@@ -199,10 +203,13 @@ class Topology:
         from jaxplan.mesh._profile_check import check_profile
         from jaxplan.mesh._topology_json import topology_from_json
 
-        try:
-            body = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise TopologyError(f"cannot read topology file {str(path)!r}: {error}") from error
+        body = read_json(
+            path,
+            kind="topology file",
+            writer="Topology.save",
+            fix="save the topology again, or give one by name, such as 'h100:2x8'",
+            error=TopologyError,
+        )
         topology = topology_from_json(body, str(path))
         if topology.profile is not None:
             check_profile(topology, topology.profile)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, replace
 from typing import Any
 
 from jaxplan._errors import ProfileError, TopologyError
+from jaxplan._json import MalformedError, required, text, typed
 from jaxplan.mesh._chips import ChipSpec, Link
 from jaxplan.mesh._profile_table import ProfileTable
 from jaxplan.mesh._topology import Level, Topology, known_chip
 
 _SCHEMA = "jaxplan.topology"
 _VERSION = 1
+_LEAST_RATE = 1.0
+"""Bytes or operations per second: with less, the seconds of a step leave the range of numbers."""
+_MOST_LATENCY = 1e3
+"""Seconds: with more, what a transfer adds to a latency is lost in rounding, and paths cannot be told apart."""
 
 
 def topology_to_json(topology: Topology) -> dict[str, Any]:
@@ -32,75 +36,87 @@ def topology_from_json(body: Any, path: str) -> Topology:
             "write one with Topology.save"
         )
     try:
-        chip = body["chip"]
-        chip = known_chip(chip, given=path) if isinstance(chip, str) else _chip_from_json(chip)
-        levels = tuple(_level_from_json(level, path) for level in body["levels"])
-        topology = Topology(name=str(body["name"]), chip=chip, levels=levels)
-        _check(topology, path)
+        topology = _topology(body, path)
         table = body.get("profile")
         return topology if table is None else replace(topology, profile=ProfileTable.from_json(table))
-    except (KeyError, TypeError, ValueError) as error:
+    except ValueError as error:
         if isinstance(error, TopologyError | ProfileError):
             raise
-        raise TopologyError(f"topology file {path!r} has a missing or malformed field: {error!r}") from error
-
-
-def _level_from_json(fields: dict[str, Any], path: str) -> Level:
-    if isinstance(fields["size"], list | dict):
         raise TopologyError(
-            f"topology file {path!r}: levels.{fields['name']}.size is {fields['size']!r}; expected one number, the "
+            f"topology file {path!r} has a missing or malformed field: {error}.\n"
+            "  expected: what Topology.save writes, with figures of your own\n"
+            "  likely cause: the file was edited\n"
+            "  fix: mend that field, or save the topology again"
+        ) from error
+
+
+def _topology(body: dict[str, Any], path: str) -> Topology:
+    chip, levels = required(body, "chip"), required(body, "levels")
+    chip = known_chip(chip, given=path) if isinstance(chip, str) else typed(ChipSpec, chip, "chip")
+    if not isinstance(levels, list | tuple):
+        raise MalformedError(f"levels is {levels!r}; expected a list, outermost level first")
+    topology = Topology(
+        name=text(required(body, "name"), "name"),
+        chip=chip,
+        levels=tuple(_level(level, i, path) for i, level in enumerate(levels)),
+    )
+    _check(topology, path)
+    return topology
+
+
+def _level(fields: Any, index: int, path: str) -> Level:
+    name = fields.get("name") if isinstance(fields, dict) else None
+    where = f"levels.{name}" if isinstance(name, str) else f"levels[{index}]"
+    if isinstance(fields, dict) and isinstance(fields.get("size"), list | dict):
+        raise TopologyError(
+            f"topology file {path!r}: {where}.size is {fields['size']!r}; expected one number, the "
             "same for every node: machines whose nodes differ in their devices are not planned. Describe the part "
             "of which all nodes have the same"
         )
-    if isinstance(fields["size"], bool) or not isinstance(fields["size"], int):
-        raise TopologyError(
-            f"topology file {path!r}: levels.{fields['name']}.size is {fields['size']!r}; expected a whole number"
-        )
-    return Level(**{**fields, "link": Link(**fields["link"])})
-
-
-def _chip_from_json(fields: dict[str, Any]) -> ChipSpec:
-    node_link = fields["node_link"]
-    return ChipSpec(**{
-        **fields,
-        "flops_per_second": tuple((str(k), float(v)) for k, v in fields["flops_per_second"]),
-        "device_link": Link(**fields["device_link"]),
-        "node_link": None if node_link is None else Link(**node_link),
-        "device_kinds": tuple(fields["device_kinds"]),
-    })  # fmt: skip
+    return typed(Level, fields, where)
 
 
 def _check(topology: Topology, path: str) -> None:
-    """Every figure that a price divides by is positive, and no latency is negative."""
+    """Every figure that a price divides by is positive, and rates and latencies are within bounds."""
     chip = topology.chip
-    positive: dict[str, Any] = {f"chip.flops_per_second.{k}": v for k, v in chip.flops_per_second}
-    for name in ("memory_bytes_per_second", "memory_bytes", "usable_fraction") + ("multiprocessors",) * chip.is_gpu:
-        positive[f"chip.{name}"] = getattr(chip, name)
-    latencies = {
-        f"chip.{name}": getattr(chip, name) for name in ("launch_seconds", "collective_launch_seconds")
-    }
-    links = {f"levels.{level.name}": level.link for level in topology.levels}
-    links |= {"chip.device_link": chip.device_link, "chip.node_link": chip.node_link}
-    for where, link in links.items():
-        if link is None:
-            continue
-        positive[f"{where}.bandwidth_bytes_per_second"] = link.bandwidth_bytes_per_second
-        if link.shared_bytes_per_second is not None:
-            positive[f"{where}.shared_bytes_per_second"] = link.shared_bytes_per_second
-        latencies[f"{where}.latency_seconds"] = link.latency_seconds
+    positive = {"chip.memory_bytes": chip.memory_bytes, "chip.usable_fraction": chip.usable_fraction}
+    positive |= {"chip.multiprocessors": chip.multiprocessors} if chip.is_gpu else {}
     positive |= {f"levels.{level.name}.size": level.size for level in topology.levels}
-    names = [level.prefix for level in topology.levels]
+    rates, latencies = _rates(topology), _latencies(topology)
+    checks = (
+        (rates, lambda value: value >= _LEAST_RATE, "at least 1 per second"),
+        (latencies, lambda value: value <= _MOST_LATENCY, f"at most {_MOST_LATENCY:g} seconds"),
+        (positive, lambda value: value > 0, "a positive number"),
+        ({"chip.usable_fraction": chip.usable_fraction}, lambda value: value <= 1, "at most 1"),
+    )
+    for figures, holds, expected in checks:
+        for name, value in figures.items():
+            if not holds(value):
+                raise TopologyError(f"topology file {path!r}: {name} is {value!r}; expected {expected}")
+    names = [axis.name for axis in topology.axes]
     if len(set(names)) != len(names) or "f32" not in dict(chip.flops_per_second):
         raise TopologyError(
             f"topology file {path!r}: level prefixes must differ, and flops_per_second needs f32"
         )
-    for name, value in positive.items():
-        if not _is_number(value) or not 0 < value < math.inf:
-            raise TopologyError(f"topology file {path!r}: {name} is {value!r}; expected a positive number")
-    for name, value in latencies.items():
-        if not _is_number(value) or not 0 <= value < math.inf:
-            raise TopologyError(f"topology file {path!r}: {name} is {value!r}; expected seconds, 0 or more")
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _links(topology: Topology) -> dict[str, Link]:
+    links = {f"levels.{level.name}": level.link for level in topology.levels}
+    links["chip.device_link"] = topology.chip.device_link
+    return links if topology.chip.node_link is None else links | {"chip.node_link": topology.chip.node_link}
+
+
+def _rates(topology: Topology) -> dict[str, float]:
+    rates = {f"chip.flops_per_second.{format}": rate for format, rate in topology.chip.flops_per_second}
+    rates["chip.memory_bytes_per_second"] = topology.chip.memory_bytes_per_second
+    for where, link in _links(topology).items():
+        rates[f"{where}.bandwidth_bytes_per_second"] = link.bandwidth_bytes_per_second
+        if link.shared_bytes_per_second is not None:
+            rates[f"{where}.shared_bytes_per_second"] = link.shared_bytes_per_second
+    return rates
+
+
+def _latencies(topology: Topology) -> dict[str, float]:
+    names = ("launch_seconds", "collective_launch_seconds")
+    latencies = {f"chip.{name}": getattr(topology.chip, name) for name in names}
+    return latencies | {f"{where}.latency_seconds": link.latency_seconds for where, link in _links(topology).items()}

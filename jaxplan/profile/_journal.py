@@ -12,6 +12,7 @@ from typing import Any
 
 from jaxplan._errors import ProfileError
 from jaxplan._files import write_whole
+from jaxplan._json import number
 from jaxplan.mesh._machine import Machine
 from jaxplan.mesh._profile_check import read_profile
 from jaxplan.mesh._profile_table import Key, ProfileTable, key_of
@@ -87,7 +88,7 @@ class Journal:
         try:
             head = json.loads(lines[0])
             machine, topology = Machine(**head["machine"]), head["topology"]
-        except (IndexError, KeyError, TypeError, ValueError):
+        except (IndexError, KeyError, TypeError, ValueError, RecursionError):
             path.unlink()  # interrupted before its first line was whole
             return
         self._check(machine, topology, path)
@@ -95,8 +96,8 @@ class Journal:
         for line in lines[1:]:
             try:
                 body = json.loads(line)
-                self.seconds[key_of(body["key"])] = float(body["seconds"])
-            except (KeyError, TypeError, ValueError):
+                self.seconds[key_of(body["key"])] = number(body["seconds"], "seconds")
+            except (KeyError, TypeError, ValueError, RecursionError):
                 break
             whole += 1
         kept = "".join(line + "\n" for line in lines[: 1 + whole])

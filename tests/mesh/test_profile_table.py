@@ -231,7 +231,7 @@ def test_tables_survive_json_and_bad_ones_do_not(tmp_path: Path) -> None:
     for change, message in (
         ({"version": 9}, "version 1"),
         ({"entries": []}, "no matrix products"),
-        ({"entries": [["memory", 1024, -1.0]]}, "expected positive seconds"),
+        ({"entries": [["memory", 1024, -1.0]]}, "seconds is -1.0; expected a number from 0"),
         ({"entries": [["weather", 1.0]]}, "no known kind"),
         ({"machine": {}}, "missing or malformed"),
     ):

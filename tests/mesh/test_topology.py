@@ -94,13 +94,13 @@ def test_save_and_load(tmp_path: Path) -> None:
         (lambda b: b["chip"].pop("multiprocessors"), "multiprocessors is 0"),
         (
             lambda b: b["levels"][1]["link"].update(bandwidth_bytes_per_second=-1),
-            "levels.device.bandwidth.* is -1",
+            "levels.device.link.bandwidth.* is -1",
         ),
         (
             lambda b: b["levels"][0]["link"].update(bandwidth_bytes_per_second=0),
             "levels.node.bandwidth.* is 0",
         ),
-        (lambda b: b["levels"][0]["link"].update(shared_bytes_per_second="fast"), "node.shared.* is 'fast'"),
+        (lambda b: b["levels"][0]["link"].update(shared_bytes_per_second="fast"), "node.link.shared.* is 'fast'"),
         (lambda b: b["levels"][0]["link"].pop("bandwidth_bytes_per_second"), "bandwidth_bytes_per_second"),
         (lambda b: b["chip"]["device_link"].update(bandwidth_bytes_per_second=0), "chip.device_link.* is 0"),
         (lambda b: b["levels"][0]["link"].update(latency_seconds=-1e-6), "latency_seconds is -1e-06"),
