@@ -34,7 +34,7 @@ from jaxplan.mesh import COLLECTIVES, Machine, ProfileTable, Topology, collectiv
 from jaxplan.mesh._profile_check import group_shapes
 
 LIMIT_SECONDS = 20
-"""A mutant that takes longer hangs."""
+"""Of the processor: a mutant that takes longer hangs."""
 VALUES: tuple[Any, ...] = (
     None, True, False, "", "x", "g0", "\ud800", "\0", [], {}, [[]], [None], {"a": 1}, [0, 0], [[0], [0]], [["g0"]],
     0, 1, -1, 3, 99, 2**31, 2**53, 2**63, -(2**63), 10**400, -(10**400),
@@ -192,18 +192,18 @@ def _at(data: Any, path: Sequence[Any]) -> Any:
 
 @contextmanager
 def at_most(seconds: int) -> Iterator[None]:
-    """Raise HangError after so many seconds."""
+    """Raise HangError after so many seconds of this process."""
 
     def give_up(*_: object) -> None:
         raise HangError
 
-    before = signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(seconds)
+    before = signal.signal(signal.SIGPROF, give_up)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def outcome(kind: Kind, body: Any, path: Path) -> str:
