@@ -183,10 +183,11 @@ class _Coarsening:
     def _state_groups(self) -> None:
         """Walk back from each replaced state leaf over element-wise equations of its own shape."""
         updates: dict[int, set[int]] = defaultdict(set)  # leaf -> nodes that are laid out with its update
-        for out_position, in_position in sorted(self.program.aliases.items()):
-            leaf = self.program.inputs[in_position]
+        state = [pair for pair in self.program.pairs if pair.is_state]
+        for pair in sorted(state, key=lambda pair: pair.output):
+            leaf = self.program.inputs[pair.input]
             if self.program.tensors[leaf].shape:
-                updates[self.input_node[leaf]] = self._update_of(leaf, self.program.outputs[out_position])
+                updates[self.input_node[leaf]] = self._update_of(leaf, self.program.outputs[pair.output])
         leaves = {n for n in self.input_node.values() if self.kind.get(n) == "state"}
         used = {n for n in leaves if self._is_used(self.program.inputs[n - self.num_equations])}
         together = UnionFind(self.num_equations + len(self.program.inputs))

@@ -31,7 +31,7 @@ class StepGraph:
       named: the named dimensions.
       grouping: groups of equations.
       spaces: one iteration space per group.
-      state: tensor indices of inputs that an output replaces (parameters, optimizer slots, step counts).
+      state: tensor indices of inputs that are state (parameters, optimizer slots, caches; `jaxplan.ir.StatePair`).
       remat: what the backward pass computes again by choice of a plan; None in a step as it was traced.
       traced: the step as it was traced, where ``remat`` is something.
     """
@@ -79,7 +79,7 @@ def analyse(
     rules = tuple([rule_of(program, eqn) for eqn in program.equations] if rules is None else rules)
     values = analyse_values(program, rules)
     stage("groups")
-    state = frozenset(program.inputs[i] for i in program.aliases.values())
+    state = frozenset(program.state)
     named = named_dimensions(program, rules, state or _parameters(program))
     grouping, primal_of = coarsen(program, rules, values, gradients_apart=gradients_apart)
     replaced = {program.outputs[o]: program.inputs[i] for o, i in program.aliases.items()}

@@ -149,6 +149,31 @@ class Region:
     ranges: tuple[tuple[int, int], ...] = ()
 
 
+PairFlow = Literal["updated", "unchanged", "moved", "none"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatePair:
+    """An input and the output that takes its place in the next call; both have one layout.
+
+    Attributes:
+      input, output: positions among the program's inputs and outputs.
+      flow: ``updated`` when the output is computed from the input along its elements, ``unchanged`` when it is the
+        input itself, ``moved`` when it is another input unchanged (buffers that are swapped), ``none`` when it is
+        computed of other arguments and the structure says that it takes the input's place.
+      placed: whether the output stands at the same place in the structure: in a subtree that comes back whole, or
+        under the same key.
+      is_state: whether the input is state (a parameter, an optimizer slot, a cache), not a batch of which something
+        of its shape is computed: it is placed, or is donated by name, or its update is of gradients or writes into it.
+    """
+
+    input: int
+    output: int
+    flow: PairFlow
+    placed: bool
+    is_state: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """A traced step, calls inlined and dead equations removed.
@@ -158,7 +183,8 @@ class Program:
       in_tree, out_tree: pytree structures of ``(args, kwargs)`` and of the result.
       in_paths, out_paths: key paths, such as ``[0].params['Dense_0']['kernel']``.
       donated: per input, whether its buffer may be reused by an output.
-      aliases: output position -> input position of the state leaf that it replaces.
+      pairs: inputs and the outputs that succeed them (`jaxplan.ir._state`).
+      aliases: output position -> position of the input that it succeeds; the two have one layout.
       static_argnums: positions of the arguments that were closed over as Python values.
       regions: loops and branches; an inner one comes after the one around it.
       fingerprint: SHA-256 over equations and avals; names the program in plan files.
@@ -174,11 +200,20 @@ class Program:
     in_paths: tuple[str, ...]
     out_paths: tuple[str, ...]
     donated: tuple[bool, ...]
-    aliases: Mapping[int, int]
+    pairs: tuple[StatePair, ...]
     static_argnums: tuple[int, ...]
     fingerprint: str
     regions: tuple[Region, ...] = ()
     donate_argnums: tuple[int, ...] | None = None
+    aliases: Mapping[int, int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "aliases", {pair.output: pair.input for pair in self.pairs})
+
+    @property
+    def state(self) -> dict[int, int]:
+        """Tensor of each input that is state -> tensor of the output that succeeds it."""
+        return {self.inputs[pair.input]: self.outputs[pair.output] for pair in self.pairs if pair.is_state}
 
     @property
     def in_avals(self) -> tuple[str, ...]:

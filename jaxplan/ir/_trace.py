@@ -19,6 +19,8 @@ from jaxplan.ir import _user_sharding as _user_sharding  # and how shardings of 
 from jaxplan.ir._builder import Builder
 from jaxplan.ir._dead_code import remove_dead
 from jaxplan.ir._program import Program
+from jaxplan.ir._state import Leaf, donated_by_default, pair_state
+from jaxplan.ir._successors import Successors
 
 _TRACE_FAILED_MSG = (
     "jaxplan could not trace the step {name}.\n"
@@ -157,10 +159,11 @@ def build_program(
     jaxpr = closed.jaxpr
     inputs = [builder.add(var.aval, "input", path) for var, path in zip(jaxpr.invars, in_paths, strict=True)]
     outputs = builder.inline(jaxpr, closed.consts, inputs, "")
-    donated = tuple(path[0].idx == 0 and donate is not None and path[1].idx in donate for path in in_keys)
-    aliases = _state_aliases(builder.tensors, inputs, outputs, in_keys, out_keys, donated)
-    if donate is None:
-        donated = _returned_arguments(in_keys, aliases)
+    named = tuple(path[0].idx == 0 and donate is not None and path[1].idx in donate for path in in_keys)
+    ins = [Leaf.of(path[1:], builder.tensors[t]) for path, t in zip(in_keys, inputs, strict=True)]
+    outs = [Leaf.of(path, builder.tensors[t]) for path, t in zip(out_keys, outputs, strict=True)]
+    pairs = pair_state(ins, outs, Successors(builder.tensors, builder.equations, inputs), named)
+    donated = named if donate is not None else donated_by_default(ins, pairs)
     equations, regions = remove_dead(builder.equations, outputs, builder.regions)
     return Program(
         tensors=tuple(builder.tensors),
@@ -172,7 +175,7 @@ def build_program(
         in_paths=in_paths,
         out_paths=tuple(jax.tree_util.keystr(path) for path in out_keys),
         donated=donated,
-        aliases=aliases,
+        pairs=pairs,
         static_argnums=static_argnums,
         fingerprint=_fingerprint(builder.tensors, equations, regions, inputs, outputs, donated),
         regions=regions,
@@ -190,39 +193,6 @@ def _input_path(path: tuple[Any, ...], argnums: Sequence[int]) -> str:
     if path[0].idx == 0:
         return f"[{argnums[path[1].idx]}]" + jax.tree_util.keystr(path[2:])
     return jax.tree_util.keystr(path[1:])
-
-
-def _state_aliases(tensors, inputs, outputs, in_keys, out_keys, donated) -> dict[int, int]:
-    """Pair each output with the input state leaf of the same inner path, shape and dtype.
-
-    The inner path drops the argument number, and on the output side the position in a returned tuple; a
-    donated input is preferred, and a bare array, which has no inner path, is paired only when it was donated by
-    name. The pair keeps one layout, so that a step's output feeds the next step as it is.
-    """
-    by_key: dict[Any, list[int]] = {}
-    for position, path in enumerate(in_keys):
-        tensor = tensors[inputs[position]]
-        by_key.setdefault((path[2:], tensor.shape, tensor.dtype), []).append(position)
-    taken: set[int] = set()
-    aliases: dict[int, int] = {}
-    for position, path in enumerate(out_keys):
-        tensor = tensors[outputs[position]]
-        for inner in (path[1:], path):
-            free = [i for i in by_key.get((tuple(inner), tensor.shape, tensor.dtype), []) if i not in taken]
-            free.sort(key=lambda i: not donated[i])
-            if free and (inner or donated[free[0]]):
-                aliases[position] = free[0]
-                taken.add(free[0])
-                break
-    return aliases
-
-
-def _returned_arguments(in_keys: Sequence[Any], aliases: Mapping[int, int]) -> tuple[bool, ...]:
-    """Donate an argument when every leaf of it is replaced by an output: the caller has the new one."""
-    replaced = set(aliases.values())
-    owners = [(path[0].idx, str(path[1])) for path in in_keys]
-    kept = {owner for i, owner in enumerate(owners) if i not in replaced}
-    return tuple(owner not in kept for owner in owners)
 
 
 def _fingerprint(tensors, equations, regions, inputs, outputs, donated) -> str:

@@ -226,13 +226,14 @@ def test_donation_that_was_asked_for(argnums: tuple[int, ...], donated: tuple[bo
     assert trace(sgd, (PARAMS, shape(2, 4)), donate_argnums=argnums).donated == donated
 
 
-def test_a_bare_array_is_state_when_it_is_donated_by_name() -> None:
-    """Without a path nothing tells ``x * 2`` from an update of ``x``: its caller may want to keep ``x``."""
+def test_a_bare_array_is_paired_and_donated_only_by_name() -> None:
+    """Nothing tells ``x * 2`` from an update of ``x``: both are laid out alike, and the caller keeps ``x``."""
     bare = (lambda w, x: (w - x, jnp.sum(x)), (shape(3), shape(3)))
     asked = trace(*bare, donate_argnums=(0,))
     assert (asked.aliases, asked.donated) == ({0: 0}, (True, False))
     default = trace(*bare)
-    assert (default.aliases, default.donated) == ({}, (False, False))
+    assert (default.aliases, default.donated) == ({0: 0}, (False, False))
+    assert not default.state and asked.state == {asked.inputs[0]: asked.outputs[0]}
 
 
 # phases

@@ -1,0 +1,390 @@
+"""State: which arguments a step returns updated, by structure and by data flow (docs/state.md).
+
+An input is paired with the output that succeeds it: the caller passes that output to the next call in its place, so the
+two have one layout. Subtrees are paired before leaves, the largest first, and of several candidates of one signature
+(key paths, shapes, dtypes) those into which most of the subtree flows, by the shortest paths.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxplan.ir._assign import Score, assign, largest_matching
+from jaxplan.ir._program import PairFlow, StatePair, Tensor
+from jaxplan.ir._successors import Flow, Successors
+
+Keys = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaf:
+    """One leaf of the arguments or of the results.
+
+    Attributes:
+      keys: its path; of an argument, the name or number of the argument first.
+      aval: shape and dtype.
+      tensor: tensor index.
+    """
+
+    keys: Keys
+    aval: Any
+    tensor: int
+
+    @classmethod
+    def of(cls, path: Sequence[Any], tensor: Tensor) -> Leaf:
+        """A leaf by its key path, as `jax.tree_util.tree_flatten_with_path` has it."""
+        return cls(keys=tuple(map(_plain_key, path)), aval=(tensor.shape, tensor.dtype), tensor=tensor.index)
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """A subtree of the arguments: its prefix, and its leaves as input positions."""
+
+    prefix: Keys
+    leaves: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A prefix of the results under which a subtree's leaves are found, as output positions in their order."""
+
+    prefix: Keys
+    leaves: tuple[int, ...]
+
+
+def pair_state(
+    inputs: Sequence[Leaf], outputs: Sequence[Leaf], successors: Successors, donated: Sequence[bool]
+) -> tuple[StatePair, ...]:
+    """Pair inputs and outputs one to one.
+
+    Args:
+      inputs, outputs: leaves in flattened order.
+      successors: flows of the program; consulted for outputs that have the shape and dtype of an input.
+      donated: per input, whether its argument is donated by name.
+    """
+    return _Pairing(inputs, outputs, successors, donated).run()
+
+
+class _Pairing:
+    """Working state: what is taken, and what was found."""
+
+    def __init__(
+        self,
+        inputs: Sequence[Leaf],
+        outputs: Sequence[Leaf],
+        successors: Successors,
+        donated: Sequence[bool],
+    ) -> None:
+        self.inputs, self.outputs = inputs, outputs
+        self.successors, self.donated = successors, donated
+        self.partner: dict[int, int] = {}  # input -> output
+        self.taken: set[int] = set()
+        self.placed: set[int] = set()
+        self.by_keys = {leaf.keys: o for o, leaf in enumerate(outputs)}
+        self.by_suffix: dict[tuple[Keys, Any], list[int]] = defaultdict(list)
+        avals = {leaf.aval for leaf in inputs}
+        for o, leaf in enumerate(outputs):
+            if leaf.aval in avals:
+                for n in range(len(leaf.keys)):
+                    self.by_suffix[leaf.keys[n:], leaf.aval].append(o)
+
+    def run(self) -> tuple[StatePair, ...]:
+        self._subtrees()
+        self._leaves()
+        self._donated_leaves()
+        return tuple(self._pair(i, o) for i, o in sorted(self.partner.items()))
+
+    def flow(self, i: int, o: int) -> Flow | None:
+        """The flow from an input to an output of its shape and dtype."""
+        if self.inputs[i].aval != self.outputs[o].aval:
+            return None
+        return self.successors.flows(self.outputs[o].tensor).get(i)
+
+    def _pair(self, i: int, o: int) -> StatePair:
+        flow = self.flow(i, o)
+        placed = i in self.placed
+        is_update = flow is not None and (flow.is_written or self._phase(o) != "forward")
+        return StatePair(
+            input=i,
+            output=o,
+            flow=self._kind(i, o),
+            placed=placed,
+            is_state=placed or self.donated[i] or is_update,
+        )
+
+    def _kind(self, i: int, o: int) -> PairFlow:
+        flow = self.flow(i, o)
+        if flow is not None:
+            return flow.kind
+        return "moved" if self._is_unchanged(o) else "none"
+
+    def _is_unchanged(self, o: int) -> bool:
+        """Whether an output is an input."""
+        return any(f.kind == "unchanged" for f in self.successors.flows(self.outputs[o].tensor).values())
+
+    def _phase(self, o: int) -> str:
+        return self.successors.phase(self.outputs[o].tensor)
+
+    # subtrees
+
+    def _subtrees(self) -> None:
+        """The largest first; what finds no place is looked for in parts."""
+        pending: dict[int, list[_Node]] = defaultdict(list)
+        for node in _roots(self.inputs):
+            pending[len(node.leaves)].append(node)
+        while pending:
+            nodes = pending.pop(max(pending))
+            left = self._copies(self._place_nodes(nodes))
+            for node in left:
+                for child in _children(self.inputs, node):
+                    pending[len(child.leaves)].append(child)
+
+    def _place_nodes(self, nodes: Iterable[_Node]) -> list[_Node]:
+        """Pair subtrees with the places into which they flow; returns those without one."""
+        groups: dict[Any, list[_Node]] = defaultdict(list)
+        for node in sorted(nodes, key=lambda node: min(node.leaves)):
+            groups[self._signature(node)].append(node)
+        left: list[_Node] = []
+        for signature, group in groups.items():
+            places = self._places(group[0]) if _is_named(signature) else []
+            found = self._assign_places(group, places)
+            for a, node in enumerate(group):
+                if a in found:
+                    self._take(zip(node.leaves, places[found[a]].leaves, strict=True), placed=True)
+                else:
+                    left.append(node)
+        return left
+
+    def _assign_places(self, nodes: Sequence[_Node], places: Sequence[_Place]) -> dict[int, int]:
+        kinds: dict[tuple[int, int], PairFlow] = {}
+        scores: dict[tuple[int, int], Score] = {}
+        for a, node in enumerate(nodes):
+            for b, place in enumerate(places):
+                score = self._score(node, place)
+                if score is not None:
+                    scores[a, b] = score
+                    kinds[a, b] = "unchanged" if score.is_unchanged else "updated"
+        found = _shifted(assign(scores), kinds, len(nodes), len(places))
+        return {
+            a: b for a, b in found.items() if (a, b) not in scores or self._holds(nodes[a], places[b])
+        }
+
+    def _copies(self, nodes: Sequence[_Node]) -> list[_Node]:
+        """Pair subtrees with places into which other state flows: a cast of master weights, a target that is replaced.
+
+        Returns the others.
+        """
+        left = []
+        for node in nodes:
+            places = self._places(node) if _is_named(self._signature(node)) else []
+            place = next((place for place in places if all(map(self._is_of_state, place.leaves))), None)
+            if place is None:
+                left.append(node)
+            else:
+                self._take(zip(node.leaves, place.leaves, strict=True), placed=True)
+        return left
+
+    def _is_of_state(self, o: int) -> bool:
+        """Whether an output is computed along the elements of an input that has another successor."""
+        shape = self.outputs[o].aval[0]
+        flows = self.successors.flows(self.outputs[o].tensor)
+        return any(i in self.partner and self.inputs[i].aval[0] == shape for i in flows)
+
+    def _take(self, pairs: Iterable[tuple[int, int]], *, placed: bool) -> None:
+        for i, o in pairs:
+            self.partner[i] = o
+            self.taken.add(o)
+            if placed:
+                self.placed.add(i)
+
+    def _signature(self, node: _Node) -> tuple[tuple[Keys, Any], ...]:
+        depth = len(node.prefix)
+        return tuple((self.inputs[i].keys[depth:], self.inputs[i].aval) for i in node.leaves)
+
+    def _places(self, node: _Node) -> list[_Place]:
+        """Prefixes of the results under which all leaves of a subtree are found and free, in order."""
+        (first, aval), *rest = self._signature(node)
+        found = []
+        for o in self.by_suffix.get((first, aval), ()):
+            prefix = self.outputs[o].keys[: len(self.outputs[o].keys) - len(first)]
+            leaves = [o, *(self.by_keys.get((*prefix, *keys), -1) for keys, _ in rest)]
+            if all(
+                leaf >= 0 and leaf not in self.taken and self.outputs[leaf].aval == wanted
+                for leaf, (_, wanted) in zip(leaves, ((first, aval), *rest), strict=True)
+            ):
+                found.append(_Place(prefix, tuple(leaves)))
+        return found
+
+    def _score(self, node: _Node, place: _Place) -> Score | None:
+        """None where nothing in the subtree is updated at its place, unless all of it comes back unchanged."""
+        flows = [self.flow(i, o) for i, o in zip(node.leaves, place.leaves, strict=True)]
+        found = [flow for flow in flows if flow is not None]
+        is_updated = any(flow.kind == "updated" for flow in found)
+        if not is_updated and not self._comes_back(node, place):
+            return None
+        return Score(
+            share=len(found) / len(flows),
+            is_named=_same_name(node.prefix, place.prefix),
+            is_unchanged=not is_updated,
+            steps=sum(flow.steps for flow in found) / max(1, len(found)),
+        )
+
+    def _comes_back(self, node: _Node, place: _Place) -> bool:
+        """Whether every leaf at a place is a leaf of the subtree unchanged, its own or another."""
+        inside = set(node.leaves)
+        for o in place.leaves:
+            flows = self.successors.flows(self.outputs[o].tensor)
+            if not any(i in inside and flow.kind == "unchanged" for i, flow in flows.items()):
+                return False
+        return True
+
+    def _holds(self, node: _Node, place: _Place) -> bool:
+        """Whether the leaves of a subtree are at their own places, although some flow to that of another.
+
+        Keys that are names hold a place, and so do positions through which values move unchanged (a window of past
+        steps); otherwise the leaves are returned in another order, and are paired one by one.
+        """
+        flows = {
+            (a, b): flow
+            for b, o in enumerate(place.leaves)
+            for a, i in enumerate(node.leaves)
+            if (flow := self.flow(i, o)) is not None
+        }
+        size = len(node.leaves)
+        own = sum((a, a) in flows for a in range(size))
+        if own == size:
+            return True
+        crossing = largest_matching(flows, size)
+        if len(crossing) == own:
+            return True
+        keys = [keys for keys, _ in self._signature(node)]
+        moved = [(a, b) for a, b in crossing if a != b]
+        if all(_differ_by_name(keys[a], keys[b]) for a, b in moved):
+            return True
+        kinds = [flows[pair].kind for pair in crossing]
+        return "unchanged" in kinds and (own > 0 or "updated" not in kinds)
+
+    # leaves
+
+    def _leaves(self) -> None:
+        """Pair what is left along flows, as many as possible, those with one key and short paths first."""
+        by_aval: dict[Any, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+        for i, leaf in enumerate(self.inputs):
+            if i not in self.partner:
+                by_aval[leaf.aval][0].append(i)
+        for o, leaf in enumerate(self.outputs):
+            if o not in self.taken and leaf.aval in by_aval:
+                by_aval[leaf.aval][1].append(o)
+        for sources, targets in by_aval.values():
+            self._leaves_alike(sources, targets)
+
+    def _leaves_alike(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Pair leaves of one shape and dtype."""
+        number = {i: a for a, i in enumerate(sources)}
+        kinds: dict[tuple[int, int], PairFlow] = {}
+        scores: dict[tuple[int, int], Score] = {}
+        for b, o in enumerate(targets):
+            for i, flow in self.successors.flows(self.outputs[o].tensor).items():
+                if i in number:
+                    kinds[number[i], b] = flow.kind
+                    scores[number[i], b] = Score(
+                        share=1.0,
+                        is_named=_same_name(self.inputs[i].keys, self.outputs[o].keys),
+                        is_unchanged=flow.kind == "unchanged",
+                        steps=flow.steps,
+                    )
+        for a, b in _shifted(assign(scores), kinds, len(sources), len(targets)).items():
+            is_placed = (a, b) in scores and scores[a, b].is_named
+            self._take([(sources[a], targets[b])], placed=is_placed)
+
+    def _donated_leaves(self) -> None:
+        """Pair what is donated by name with outputs of its shape and dtype, in order: they take its buffer."""
+        free: dict[Any, list[int]] = defaultdict(list)
+        for o, leaf in enumerate(self.outputs):
+            if o not in self.taken:
+                free[leaf.aval].append(o)
+        for i, leaf in enumerate(self.inputs):
+            if self.donated[i] and i not in self.partner and free.get(leaf.aval):
+                self._take([(i, free[leaf.aval].pop(0))], placed=False)
+
+
+def donated_by_default(inputs: Sequence[Leaf], pairs: Sequence[StatePair]) -> tuple[bool, ...]:
+    """Per input, whether its argument is donated without being named: it comes back whole, at its place, and updated.
+
+    An argument that comes back in part, unchanged, or as a bare array that only shape and data flow tell is the
+    caller's to keep. One whose every leaf is computed of other state (low-precision copies of parameters) is updated.
+    """
+    flows: dict[str | int, set[PairFlow]] = defaultdict(set)
+    for pair in pairs:
+        if pair.placed:
+            flows[inputs[pair.input].keys[0]].add(pair.flow)
+    paired = {pair.input for pair in pairs}
+    partial = {leaf.keys[0] for i, leaf in enumerate(inputs) if i not in paired}
+    updated = {owner for owner, kinds in flows.items() if "updated" in kinds or kinds == {"none"}}
+    return tuple(leaf.keys[0] in updated - partial for leaf in inputs)
+
+
+def _plain_key(key: Any) -> str | int:
+    """A position as a number, every other key as its name."""
+    for attribute in ("name", "key", "idx"):  # of an object or named tuple, of a dict, of a list
+        if hasattr(key, attribute):
+            value = getattr(key, attribute)
+            return value if isinstance(value, int) else str(value)
+    return str(key)
+
+
+def _roots(inputs: Sequence[Leaf]) -> Iterator[_Node]:
+    """One node per argument; a keyword argument has its name as a key."""
+    groups: dict[str | int, list[int]] = defaultdict(list)
+    for i, leaf in enumerate(inputs):
+        groups[leaf.keys[0]].append(i)
+    for owner, leaves in groups.items():
+        by_keys = sorted(leaves, key=lambda i: tuple(map(str, inputs[i].keys)))  # as any container orders them
+        yield _Node((owner,), tuple(by_keys))
+
+
+def _children(inputs: Sequence[Leaf], node: _Node) -> Iterator[_Node]:
+    """The subtrees one key below; leaves are not subtrees."""
+    depth = len(node.prefix)
+    groups: dict[str | int, list[int]] = defaultdict(list)
+    for i in node.leaves:
+        if len(inputs[i].keys) > depth + 1:
+            groups[inputs[i].keys[depth]].append(i)
+    for key, leaves in groups.items():
+        yield _Node((*node.prefix, key), tuple(leaves))
+
+
+def _is_named(signature: Sequence[tuple[Keys, Any]]) -> bool:
+    """Whether a subtree says more than a bare array: it has several leaves, or a name."""
+    return len(signature) > 1 or any(isinstance(key, str) for key in signature[0][0])
+
+
+def _same_name(a: Keys, b: Keys) -> bool:
+    """Whether two paths end in the same name; a position is no name."""
+    return bool(a and b) and isinstance(a[-1], str) and a[-1] == b[-1]
+
+
+def _differ_by_name(a: Keys, b: Keys) -> bool:
+    """Whether the first keys that differ are names."""
+    return next(
+        (isinstance(x, str) and isinstance(y, str) for x, y in zip(a, b, strict=False) if x != y), False
+    )
+
+
+def _shifted(
+    found: dict[int, int], kinds: Mapping[tuple[int, int], PairFlow], num_sources: int, num_targets: int
+) -> dict[int, int]:
+    """An assignment, or the one that keeps the order where values move along it unchanged.
+
+    ``u, step(u, u_before)`` returned for ``u_before, u`` is a window of past values: each takes the place of the one
+    before. So it is where buffers are only swapped.
+    """
+    in_order = {a: a for a in range(num_sources)}
+    chosen = {kinds[pair] for pair in found.items()}
+    if num_sources != num_targets or found == in_order or "unchanged" not in chosen:
+        return found
+    stays = any(kinds.get((a, a)) == "updated" for a in in_order)
+    return in_order if stays or chosen == {"unchanged"} else found
