@@ -168,9 +168,7 @@ class _Pairing:
                     scores[a, b] = score
                     kinds[a, b] = "unchanged" if score.is_unchanged else "updated"
         found = _shifted(assign(scores), kinds, len(nodes), len(places))
-        return {
-            a: b for a, b in found.items() if (a, b) not in scores or self._holds(nodes[a], places[b])
-        }
+        return {a: b for a, b in found.items() if (a, b) not in scores or self._holds(nodes[a], places[b])}
 
     def _copies(self, nodes: Sequence[_Node]) -> list[_Node]:
         """Pair subtrees with places into which other state flows: a cast of master weights, a target that is replaced.
@@ -342,7 +340,9 @@ def _roots(inputs: Sequence[Leaf]) -> Iterator[_Node]:
     for i, leaf in enumerate(inputs):
         groups[leaf.keys[0]].append(i)
     for owner, leaves in groups.items():
-        by_keys = sorted(leaves, key=lambda i: tuple(map(str, inputs[i].keys)))  # as any container orders them
+        by_keys = sorted(
+            leaves, key=lambda i: tuple(map(str, inputs[i].keys))
+        )  # as any container orders them
         yield _Node((owner,), tuple(by_keys))
 
 

@@ -121,11 +121,11 @@ class Successors:
             if eqn is None:
                 return t
             is_carry = eqn.name == REGION_OUT and eqn.params["role"] == "carry"
-            if is_carry and self._unchanged(eqn.operands[1]) == self._unchanged(eqn.operands[0]):
-                t = eqn.operands[0]
-            elif eqn.name in _IDENTITIES and len(eqn.operands) == 1:
-                t = eqn.operands[0]
-            elif eqn.name == REGION_IN and eqn.params["role"] != "x" and self._is_kept(t):
+            if (
+                (is_carry and self._unchanged(eqn.operands[1]) == self._unchanged(eqn.operands[0]))
+                or (eqn.name in _IDENTITIES and len(eqn.operands) == 1)
+                or (eqn.name == REGION_IN and eqn.params["role"] != "x" and self._is_kept(t))
+            ):
                 t = eqn.operands[0]
             else:
                 return t
@@ -171,7 +171,11 @@ class Successors:
         """Operands of an element-wise operator, and of a kernel those that it writes in place."""
         tensors = self._tensors
         for operand, result in _in_place(eqn.params):
-            if result == position and operand < len(eqn.operands) and self._same_size(eqn.operands[operand], t):
+            if (
+                result == position
+                and operand < len(eqn.operands)
+                and self._same_size(eqn.operands[operand], t)
+            ):
                 yield _Source(eqn.operands[operand], _WINDOW_STEP, is_written=True)
         avals = [tensors[o] for o in eqn.operands], [tensors[r] for r in eqn.results]
         if operator_rule(eqn.name, *avals, eqn.params).family == "elementwise":
