@@ -11,7 +11,6 @@ from typing import Any
 from jaxplan import _compat
 from jaxplan._arguments import step_name
 from jaxplan._candidate import Candidate
-from jaxplan._chains import simulated_chains
 from jaxplan._collector import paused_collector
 from jaxplan._errors import ArgumentError
 from jaxplan._frontier import Frontier
@@ -20,6 +19,7 @@ from jaxplan._log import inform_once, until_interrupted, warn_once
 from jaxplan._padding import uneven_dimensions
 from jaxplan._plan import Plan
 from jaxplan._progress import Progress
+from jaxplan._published import search_arguments
 from jaxplan._recompute import ACTIVATION_PARTS, is_worth_it, recomputed
 from jaxplan._shown_points import shown_points
 from jaxplan._summary import summarise
@@ -241,14 +241,14 @@ def find_solutions(
     """What the solver finds of a step as it is, with the sketches of reference strategies to start chains from."""
     report("solve")
     model, solutions = predictor.model, []
-    chains = simulated_chains(predictor, sketches) if search.solver == "mcmc" else None
-    for problem in model.problems if chains is None else (model.problem,):  # chains are simulated as it is
+    given = search_arguments(search.solver, predictor, sketches)
+    for problem in model.problems if "chains" not in given else (model.problem,):  # chains are simulated as it is
         solutions += frontier(
             problem,
             solver=search.solver,
             max_points=max(LEAST_CANDIDATES, min(MAX_CANDIDATES, CANDIDATE_READS // max(1, len(model.flows)))),
             progress=lambda stage, fraction: report("solve", fraction),
-            chains=chains,
+            **given,
         )
     return solutions
 

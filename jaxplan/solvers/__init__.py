@@ -14,6 +14,7 @@ from jaxplan.solvers._hull import Hull as Hull
 from jaxplan.solvers._mcmc import ChainOptions as ChainOptions
 from jaxplan.solvers._mcmc import Chains as Chains
 from jaxplan.solvers._mcmc import walk_chains as walk_chains
+from jaxplan.solvers._one_mesh import Meaning as Meaning
 from jaxplan.solvers._one_mesh import one_mesh as one_mesh
 from jaxplan.solvers._problem import Problem as Problem
 from jaxplan.solvers._solution import Solution as Solution

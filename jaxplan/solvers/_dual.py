@@ -14,9 +14,10 @@ import numpy as np
 
 from jaxplan._errors import InfeasibleError, ProblemError
 from jaxplan.solvers._elimination import NOTHING_FEASIBLE_MSG, Optimum, run_schedule
-from jaxplan.solvers._messages import Messages, Network, Sweep
+from jaxplan.solvers._messages import Messages, Network
 from jaxplan.solvers._problem import Problem, Weights
 from jaxplan.solvers._restrict import Labels, restrict
+from jaxplan.solvers._rounding import round_consistently
 from jaxplan.solvers._schedule import Schedule, best_schedule
 
 # A bound this close, as a fraction, is the optimum up to rounding.
@@ -115,7 +116,7 @@ class _Tightening:
         self.best, self.assignment = np.inf, None
         self.bound = -np.inf
         self.reduced = [np.zeros(len(rows)) for rows in self.labels]
-        self._waited = self._spent = 0
+        self._waited = self._spent = self._swept = 0
 
     @property
     def upper(self) -> float:
@@ -127,10 +128,13 @@ class _Tightening:
         self._spent += 2 * sum(table.size for table in self.network.tables)
         least = [np.full(len(rows), -np.inf) for rows in self.labels]
         for result in self.messages.sweep():
-            self._remember(result)
+            self._remember(result.assignment)
             if self.bound > -np.inf:
                 least = [np.maximum(low, self.bound + costs) for low, costs in zip(least, result.reduced)]
             self.bound = max(self.bound, result.bound)
+        self._swept += 1
+        if self.assignment is None and self._swept.bit_count() == 1:  # a sweep costs as much
+            self._round()
         if self.bound >= self.network.ceiling:
             raise InfeasibleError(NOTHING_FEASIBLE_MSG)
         self.reduced = [np.maximum(costs - self.bound, 0.0) for costs in least]
@@ -166,11 +170,17 @@ class _Tightening:
             assignment=self.assignment,
         )
 
-    def _remember(self, result: Sweep) -> None:
-        cost = self.network.cost(result.assignment)
+    def _round(self) -> None:
+        """Look for an assignment of finite cost where sweeps met none."""
+        assignment = round_consistently(self.network, self.messages)
+        if assignment is not None:
+            self._remember(assignment)
+
+    def _remember(self, assignment: Sequence[int]) -> None:
+        cost = self.network.cost(assignment)
         if cost < min(self.best, self.network.ceiling):
             self.best = cost
-            self.assignment = tuple(int(rows[label]) for rows, label in zip(self.labels, result.assignment))
+            self.assignment = tuple(int(rows[label]) for rows, label in zip(self.labels, assignment))
 
 
 def _is_closed(upper: float, bound: float) -> bool:

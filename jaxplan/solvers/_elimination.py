@@ -74,7 +74,7 @@ def _read_back(problem: Problem, schedule: Schedule, tables: list[np.ndarray]) -
         key = (step.operation, *given)
         if key not in known:
             operation = schedule.operations[step.operation]
-            local = (slice(None), *given)
+            local = (slice(None), *given, 0)  # the last one for axes that stand for no node
             rows = [tables[table][tuple(local[axis] for axis in axes)] for table, axes in operation.inputs]
             known[key] = int(np.argmin(sum(rows)))
         assignment[step.node] = known[key]

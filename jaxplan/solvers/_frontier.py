@@ -16,6 +16,7 @@ from jaxplan.solvers._hull import Hull, Progress, lower_hull
 from jaxplan.solvers._mcmc import Chains
 from jaxplan.solvers._minimise import Minimiser, messages_additions, minimiser
 from jaxplan.solvers._moves import points_between
+from jaxplan.solvers._one_mesh import Meanings, merged, problems_by_mesh
 from jaxplan.solvers._optcnn import optcnn_order
 from jaxplan.solvers._pareto import reduce_lists
 from jaxplan.solvers._point import Point, non_dominated, score
@@ -25,7 +26,7 @@ from jaxplan.solvers._single import SINGLE_SOLVERS, solve_single
 from jaxplan.solvers._solution import Solution, relative_gap, solution
 
 FRONTIER_SOLVERS = ("auto", "ft", "ft-elimination", "pase", "optcnn")
-SOLVERS = (*FRONTIER_SOLVERS, *SINGLE_SOLVERS)
+SOLVERS = (*FRONTIER_SOLVERS, *SINGLE_SOLVERS, "one_mesh")
 # Those that minimise weighted sums alone: their frontier is the hull and what moves find around it.
 _SUM_SOLVERS = ("pase", "optcnn")
 # Those that work on lists from end to end, as published.
@@ -75,6 +76,7 @@ def frontier(
     max_points: int = 256,
     progress: Progress | None = None,
     chains: Chains | None = None,
+    meanings: Meanings | None = None,
 ) -> tuple[Solution, ...]:
     """Return assignments that nothing known beats in both time and memory, ascending in memory.
 
@@ -87,13 +89,15 @@ def frontier(
       problem: what to solve.
       solver: "auto"; "ft" or "ft-elimination" for TensorOpt's lists over all configurations, thinned where
         exact ones do not fit; "pase" or "optcnn" for the hull by their eliminations and moves alone;
+        "one_mesh" for the frontier under Mesh-TensorFlow's restrictions, bounds without them;
         "tofu", "mcmc" or "exact" for one point, their fastest.
       max_points: most points returned; hull vertices stay longest, both ends always.
       progress: called with the name of a stage and the fraction of it done.
       chains: what "mcmc" walks with, by default the additive costs.
+      meanings: what configurations mean to "one_mesh", see there.
 
     Raises:
-      ProblemError: no such solver, or a graph too wide for elimination.
+      ProblemError: no such solver, or a graph too wide for elimination, or nothing tells what configurations mean.
       InfeasibleError: every assignment takes infinite time.
     """
     if max_points < 2:
@@ -101,11 +105,25 @@ def frontier(
     check_solver(solver)
     if solver in SINGLE_SOLVERS:
         return (solve_single(problem, solver, None, chains),)
+    if solver == "one_mesh":
+        return _on_meshes(problem, meanings, max_points)
     found = find_frontier(problem, solver, max_points=max_points, progress=progress)
     corners = found.hull.points if found.hull is not None else ()
     *points, fastest = thinned(found.points, corners, max_points)
     bounded = [solution(point, found.lower_bound(point.memory), solver) for point in points]
     return (*bounded, solution(fastest, found.lower_bound(_ANY_MEMORY), solver))
+
+
+def _on_meshes(problem: Problem, meanings: Meanings | None, max_points: int) -> tuple[Solution, ...]:
+    """Return what nothing beats of the frontiers on all meshes."""
+    found = [
+        (frontier(on_mesh, max_points=max_points), labels)
+        for on_mesh, labels in problems_by_mesh(problem, meanings)
+    ]
+    everything = merged(found, problem, minimiser(problem)[0]((1.0, 0.0)).bound)
+    if not everything:
+        raise InfeasibleError(NOTHING_FEASIBLE_MSG)
+    return everything
 
 
 def check_solver(solver: str) -> None:

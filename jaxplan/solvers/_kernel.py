@@ -13,15 +13,19 @@ _BLOCK_ENTRIES = 2**16
 
 
 def aligned(table: np.ndarray, axes: tuple[int, ...], num_axes: int) -> np.ndarray:
-    """Return a view of `table`, axis i standing for variable `axes[i]`, with one axis a variable."""
+    """Return a view of `table`, axis i standing for variable `axes[i]`, with one axis a variable.
+
+    An axis that stands for no variable (-1) has one entry, and goes.
+    """
     order, index = _alignment(axes, num_axes)
     return table.transpose(order)[index]
 
 
 @functools.cache
-def _alignment(axes: tuple[int, ...], num_axes: int) -> tuple[tuple[int, ...], tuple[slice | None, ...]]:
+def _alignment(axes: tuple[int, ...], num_axes: int) -> tuple[tuple[int, ...], tuple[slice | int | None, ...]]:
     order = tuple(sorted(range(len(axes)), key=lambda place: axes[place]))
-    return order, tuple(slice(None) if axis in axes else None for axis in range(num_axes))
+    known = tuple(slice(None) if axis in axes else None for axis in range(num_axes))
+    return order, (0,) * axes.count(-1) + known
 
 
 def minimise_first_axis(terms: Sequence[np.ndarray], sizes: tuple[int, ...]) -> np.ndarray:

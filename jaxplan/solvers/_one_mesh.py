@@ -7,64 +7,174 @@ tensor that has it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from jaxplan._errors import ProblemError
+from jaxplan._errors import InfeasibleError, ProblemError
+from jaxplan.solvers._point import Point, non_dominated
 from jaxplan.solvers._problem import Problem
+from jaxplan.solvers._restrict import Labels, restrict
+from jaxplan.solvers._solution import Solution, solution
 
 Axes = tuple[str, ...]
 Meaning = Mapping[str, Axes]
+Meanings = Sequence[Sequence["Meaning | None"]]
+
+_UNMATCHED_MSG = (
+    "meanings does not match the problem: expected one mapping for each configuration of each node, "
+    "from dimensions to the axes that split them"
+)
+_MISSING_MSG = (
+    "solver 'one_mesh' needs to know what configurations mean; expected meanings=, for each node and configuration the "
+    "axes that split each of its named dimensions. jaxplan.plan gives them, on plain arrays you do"
+)
 
 
-def one_mesh(problem: Problem, meanings: Sequence[Sequence[Meaning]]) -> Problem:
+def one_mesh(problem: Problem, meanings: Meanings) -> Problem:
     """Return the problem whose assignments obey both restrictions, for any solver.
 
-    Each named dimension becomes a node that costs nothing: its configurations are the axes that split it, and
-    edges of infinite time forbid operators to split it otherwise, and two dimensions to share a part of their
-    axes. The first V configurations of an assignment are those of the problem's own nodes.
+    Nodes that cost nothing are added, and edges of infinite time. The configurations of a named dimension's node are
+    the axes that split it: operators that split it otherwise are forbidden beside them. Those of an axis's node are
+    the dimensions of the mesh that it can be part of: named dimensions that are split by others are forbidden beside
+    them. The first V configurations of an assignment are those of the problem's own nodes, its first E choices those
+    of the problem's own edges.
 
     Args:
       problem: what to restrict.
       meanings: for each node and configuration, the axes that split each of its named dimensions; () where a
-        dimension stays whole. A dimension that a node does not have is not in the mapping.
+        dimension stays whole. A dimension that a node does not have is not in the mapping. None in place of a mapping
+        forbids the configuration.
 
     Raises:
       ProblemError: `meanings` does not match the problem, or no strategy obeys the restrictions on one node.
     """
-    if [len(rows) for rows in meanings] != list(problem.num_configurations):
-        raise ProblemError("meanings needs one mapping for each configuration of each node of the problem")
-    names = sorted({name for rows in meanings for row in rows for name in row})
-    options = {name: _options(name, meanings) for name in names}
-    place = {name: problem.num_nodes + index for index, name in enumerate(names)}
-    edges = [(edge.source, edge.target, edge.time, edge.memory) for edge in problem.edges]
-    full = [edge if edge[3] is not None else edge[:3] for edge in edges]
+    check_meanings(problem, meanings)
+    dimensions = _options(meanings)
+    axes = _mesh_dimensions(dimensions)
+    keys = [*(("dimension", name) for name in dimensions), *(("axis", name) for name in axes)]
+    place = {key: problem.num_nodes + index for index, key in enumerate(keys)}
+    edges: list[Any] = [*problem.edges]
     for node, rows in enumerate(meanings):
-        for name in sorted({name for row in rows for name in row}):
-            allowed = [[row.get(name, ()) == axes for axes in options[name]] for row in rows]
-            full.append((node, place[name], _forbidding(allowed)))
-    for index, one in enumerate(names):
-        for two in names[index + 1 :]:
-            allowed = [[_one_mesh_holds(a, b) for b in options[two]] for a in options[one]]
-            if not np.all(allowed):
-                full.append((place[one], place[two], _forbidding(allowed)))
-    nothing = [np.zeros(len(options[name])) for name in names]
+        for name in sorted({name for row in rows for name in row or ()}):
+            allowed = [[row is not None and row.get(name, ()) == o for o in dimensions[name]] for row in rows]
+            edges.append((node, place["dimension", name], _forbidding(allowed)))
+    for name, options in dimensions.items():
+        for axis in sorted({axis for option in options for axis in option} & axes.keys()):
+            allowed = [[axis not in option or option == whole for whole in axes[axis]] for option in options]
+            edges.append((place["dimension", name], place["axis", axis], _forbidding(allowed)))
+    nothing = [np.zeros(len(found)) for found in (*dimensions.values(), *axes.values())]
     return Problem(
-        time=[*problem.time, *nothing],
+        time=[*map(_allowed_times, problem.time, meanings), *nothing],
         memory=[*problem.memory, *(array.astype(np.int64) for array in nothing)],
-        edges=full,
-        names=[*problem.names, *(f"dimension {name}" for name in names)],
+        edges=edges,
+        names=[*problem.names, *map(" ".join, keys)],
     )
 
 
-def _options(name: str, meanings: Sequence[Sequence[Meaning]]) -> list[Axes]:
-    return sorted({row[name] for rows in meanings for row in rows if name in row})
+def problems_by_mesh(problem: Problem, meanings: Meanings | None) -> Iterator[tuple[Problem, Sequence[Labels]]]:
+    """Yield the problem on each mesh, and which configurations its nodes have there.
+
+    Together they have the assignments of `one_mesh`. On one mesh a dimension has few options, so that each is narrow
+    enough for elimination where all together are not.
+
+    Raises:
+      ProblemError: nothing tells what configurations mean.
+    """
+    if meanings is None:
+        raise ProblemError(_MISSING_MSG)
+    check_meanings(problem, meanings)
+    used = {axes for row in itertools.chain.from_iterable(meanings) for axes in (row or {}).values() if axes}
+    for mesh in meshes(used):
+        allowed = {(), *mesh}
+        labels = [
+            tuple(k for k, row in enumerate(rows) if row is not None and allowed.issuperset(row.values()))
+            for rows in meanings
+        ]
+        if not all(labels):
+            continue
+        kept = [[rows[k] for k in some] for rows, some in zip(meanings, labels)]
+        try:
+            yield one_mesh(restrict(problem, labels), kept), labels
+        except InfeasibleError:
+            continue
 
 
-def _one_mesh_holds(one: Axes, two: Axes) -> bool:
-    """Return whether both are dimensions of one mesh: the same one, or with no axis in common."""
-    return one == two or not set(one) & set(two)
+def check_meanings(problem: Problem, meanings: Meanings) -> None:
+    """Refuse meanings of another problem."""
+    if [len(rows) for rows in meanings] != list(problem.num_configurations):
+        raise ProblemError(_UNMATCHED_MSG)
+
+
+def meshes(groups: Collection[Axes]) -> Iterator[tuple[Axes, ...]]:
+    """Yield every set of groups of axes that have none in common and that no other group can join.
+
+    Args:
+      groups: tuples of axes, each of which can be a dimension of a mesh.
+    """
+    by_axis = {axis: sorted(g for g in groups if axis in g) for axis in sorted(set().union(*groups))}
+
+    def grow(chosen: tuple[Axes, ...], left: tuple[str, ...]) -> Iterator[tuple[Axes, ...]]:
+        if not left:
+            taken = {axis for group in chosen for axis in group}
+            if all(taken & {*group} for group in groups):
+                yield chosen
+            return
+        axis, *rest = left
+        for group in by_axis[axis]:
+            if set(group) <= {*left}:
+                yield from grow((*chosen, group), tuple(a for a in rest if a not in group))
+        yield from grow(chosen, tuple(rest))
+
+    yield from grow((), tuple(by_axis))
+
+
+def merged(
+    found: Iterable[tuple[Sequence[Solution], Sequence[Labels]]], problem: Problem, bound: float
+) -> tuple[Solution, ...]:
+    """Return what nothing beats of the solutions on all meshes, as solutions of the problem, ascending in memory.
+
+    Args:
+      found: solutions of each of `problems_by_mesh`, with its configurations.
+      problem: the one without restrictions.
+      bound: seconds that no assignment of it beats; gaps then hold what the restrictions cost.
+    """
+    points = [
+        Point(
+            assignment=tuple(rows[label] for rows, label in zip(labels, point.assignment)),
+            choices=point.choices[: len(problem.edges)],
+            time=point.time,
+            memory=point.memory,
+        )
+        for points, labels in found
+        for point in points
+    ]
+    return tuple(solution(point, bound, "one_mesh") for point in non_dominated(points))
+
+
+def _options(meanings: Meanings) -> dict[str, list[Axes]]:
+    """Named dimension -> the axes that split it in some configuration."""
+    found: dict[str, set[Axes]] = {}
+    for row in itertools.chain.from_iterable(meanings):
+        for name, axes in (row or {}).items():
+            found.setdefault(name, set()).add(tuple(axes))
+    return {name: sorted(found[name]) for name in sorted(found)}
+
+
+def _mesh_dimensions(dimensions: Mapping[str, Sequence[Axes]]) -> dict[str, list[Axes]]:
+    """Axis -> the dimensions of the mesh that it can be part of; without axes that have no choice."""
+    wholes = {option for options in dimensions.values() for option in options}
+    found = {
+        axis: sorted(whole for whole in wholes if axis in whole) for axis in sorted(set().union(*wholes))
+    }
+    return {axis: options for axis, options in found.items() if len(options) > 1}
+
+
+def _allowed_times(time: np.ndarray, rows: Sequence[Meaning | None]) -> np.ndarray:
+    forbidden = [row is None for row in rows]
+    return np.where(forbidden, np.inf, time) if any(forbidden) else time
 
 
 def _forbidding(allowed: Sequence[Sequence[bool]]) -> np.ndarray:

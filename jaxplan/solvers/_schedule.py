@@ -21,7 +21,8 @@ _TOO_WIDE_MSG = (
 
 ORDERS: tuple[OrderName, ...] = ("min-weight", "min-result", "min-degree")
 
-_Factor = tuple[int, tuple[int, ...]]  # a table and the nodes of its axes
+_Factor = tuple[int, tuple[int, ...]]  # a table and the nodes of its axes, `_NOTHING` for one without a choice
+_NOTHING = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,7 @@ class Operation:
     Variables are local: 0 is the one that is minimised, 1, 2 ... are the axes of the result.
 
     Attributes:
-      inputs: (table, its axes as local variables) of each term.
+      inputs: (table, its axes as local variables) of each term; -1 for an axis of one entry that no variable has.
       sizes: configurations of each local variable.
     """
 
@@ -150,6 +151,7 @@ def _bases(
     edge_bases: list[int] = []
     factors: list[_Factor] = []
     factors_of: list[list[int]] = []
+    sizes = problem.num_configurations
     for node in range(problem.num_nodes):
         key = (id(problem.time[node]), id(problem.memory[node])) if fold else node
         table = node_tables.setdefault(key, len(node_bases))
@@ -161,18 +163,20 @@ def _bases(
         table = edge_tables.setdefault(edge.table_key if fold else index, len(edge_bases))
         if table == len(edge_bases):
             edge_bases.append(index)
-        factors_of[edge.source].append(len(factors))
-        factors_of[edge.target].append(len(factors))
-        factors.append((len(node_bases) + table, (edge.source, edge.target)))
+        ends = tuple(node if sizes[node] > 1 else _NOTHING for node in (edge.source, edge.target))
+        for node in {*ends} - {_NOTHING} or {edge.source}:
+            factors_of[node].append(len(factors))
+        factors.append((len(node_bases) + table, ends))
     return tuple(node_bases), tuple(edge_bases), factors, factors_of
 
 
 def _operation(problem: Problem, node: int, terms: list[_Factor]) -> tuple[Operation, tuple[int, ...]]:
     """Return one node's elimination in local variables, numbered by first appearance, and their nodes."""
-    local = {node: 0}
+    local = {node: 0, _NOTHING: -1}
     for _, names in terms:
         for name in names:
-            local.setdefault(name, len(local))
+            local.setdefault(name, len(local) - 1)
     inputs = tuple((table, tuple(local[name] for name in names)) for table, names in terms)
-    sizes = tuple(problem.num_configurations[name] for name in local)
-    return Operation(inputs=inputs, sizes=sizes), tuple(local)[1:]
+    scope = tuple(name for name in local if name not in (node, _NOTHING))
+    sizes = tuple(problem.num_configurations[name] for name in (node, *scope))
+    return Operation(inputs=inputs, sizes=sizes), scope

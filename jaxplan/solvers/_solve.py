@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from jaxplan._errors import InfeasibleError
 from jaxplan.solvers._dual import tighten
+from jaxplan.solvers._elimination import NOTHING_FEASIBLE_MSG
 from jaxplan.solvers._exact import solve_among
 from jaxplan.solvers._frontier import (
     HULL_TOLERANCE,
@@ -15,7 +17,9 @@ from jaxplan.solvers._frontier import (
 )
 from jaxplan.solvers._hull import Hull, Progress, fastest_point, lower_hull
 from jaxplan.solvers._mcmc import Chains
+from jaxplan.solvers._minimise import minimiser
 from jaxplan.solvers._moves import points_between
+from jaxplan.solvers._one_mesh import Meanings, merged, problems_by_mesh
 from jaxplan.solvers._point import Point, non_dominated
 from jaxplan.solvers._problem import Problem
 from jaxplan.solvers._segments import points_in_segment
@@ -35,6 +39,7 @@ def solve(
     *,
     progress: Progress | None = None,
     chains: Chains | None = None,
+    meanings: Meanings | None = None,
 ) -> Solution:
     """Return the fastest assignment found of at most `memory_limit` bytes.
 
@@ -45,19 +50,23 @@ def solve(
       problem: what to solve.
       solver: "auto" (elimination in the cheapest order or message passing, ties to less memory), "pase"
         (PaSE's min-degree order, recurrence 4), "optcnn", "ft" or "ft-elimination" (as "auto", from TensorOpt's
-        lists within a limit), "exact" (counting, or integer programming), "tofu" (CriticalDP) or "mcmc"
-        (FlexFlow's search, on the additive costs unless `chains` says otherwise).
+        lists within a limit), "one_mesh" (as "auto", under Mesh-TensorFlow's restrictions; the bound is without
+        them), "exact" (counting, or integer programming), "tofu" (CriticalDP) or "mcmc" (FlexFlow's search, on the
+        additive costs unless `chains` says otherwise).
       memory_limit: bytes.
       progress: called with the name of a stage and the fraction of it done.
       chains: what "mcmc" walks with; its score need not keep to the limit, what it ends at is checked.
+      meanings: what configurations mean to "one_mesh", see there.
 
     Raises:
-      ProblemError: no such solver, or a graph too wide for elimination.
+      ProblemError: no such solver, or a graph too wide for elimination, or nothing tells what configurations mean.
       InfeasibleError: nothing fits the limit, or every assignment takes infinite time.
     """
     check_solver(solver)
     if solver in SINGLE_SOLVERS:
         return solve_single(problem, solver, memory_limit, chains)
+    if solver == "one_mesh":
+        return _on_meshes(problem, meanings, memory_limit)
     minimise, num_additions = minimiser_for(problem, solver)
     point, bound = fastest_point(problem, minimise, break_ties=solver != "pase")
     if memory_limit is None or point.memory <= memory_limit:
@@ -73,6 +82,19 @@ def solve(
     if best is None:
         raise infeasible(problem, memory_limit)
     return solution(best, bound, solver)
+
+
+def _on_meshes(problem: Problem, meanings: Meanings | None, memory_limit: int | None) -> Solution:
+    """Return the fastest of the solutions on all meshes; where none fits, raise the error that names the leanest."""
+    found, failures = [], [InfeasibleError(NOTHING_FEASIBLE_MSG)]
+    for on_mesh, labels in problems_by_mesh(problem, meanings):
+        try:
+            found.append(([solve(on_mesh, "auto", memory_limit)], labels))
+        except InfeasibleError as error:
+            failures.append(error)
+    if not found:
+        raise min(failures, key=lambda error: (error.smallest_memory_bytes is None, error.smallest_memory_bytes))
+    return merged(found, problem, minimiser(problem)[0]((1.0, 0.0)).bound)[-1]
 
 
 def _closer(

@@ -81,3 +81,25 @@ def test_contradicting_infinities_are_infeasible():
     triangle = Problem(time=[np.zeros(2)] * 3, edges=[(0, 1, unequal), (1, 2, unequal), (2, 0, unequal)])
     with pytest.raises(InfeasibleError, match="infinite time"):
         run_schedule(triangle, build_schedule(triangle))
+
+
+def test_a_node_with_one_configuration_joins_nothing():
+    """Its 100 neighbours would make a table of 100 axes, more than NumPy has."""
+    rng = np.random.default_rng(0)
+    sizes = [1, *[2] * 100]
+    problem = Problem(
+        time=[rng.random(size) for size in sizes], edges=[(0, k, rng.random((1, 2))) for k in range(1, 101)]
+    )
+    best = sum(
+        float((time + edge.time[0]).min()) for time, edge in zip(problem.time[1:], problem.edges)
+    ) + float(problem.time[0][0])
+    for order in ("min-degree", "min-weight", "min-result", range(101)):
+        assert run_schedule(problem, build_schedule(problem, order)).value == pytest.approx(best)
+
+
+def test_edges_between_nodes_with_one_configuration_count():
+    problem = Problem(
+        time=[np.array([1.0]), np.array([2.0]), np.array([5.0, 3.0])],
+        edges=[(0, 1, np.array([[4.0]])), (1, 2, np.array([[0.0, 7.0]])), (1, 0, np.array([[10.0]]))],
+    )
+    assert run_schedule(problem, build_schedule(problem)).value == 22.0
