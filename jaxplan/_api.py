@@ -43,7 +43,7 @@ def plan(
       topology: such as ``"h100:2x8"``; default: the devices present.
       memory: limit per device, bytes or ``"40GiB"``; default: the chip's capacity times its usable fraction.
       solver: one of `jaxplan.solvers.SOLVERS`: ``"auto"``, or an algorithm as published (docs/solvers.md).
-      donate_argnums: arguments whose buffers the step may reuse; default: those that it returns updated.
+      donate_argnums: arguments whose buffers the step may reuse; default: what it returns updated (docs/state.md).
       static_argnums: arguments that are Python values.
       pins: not built yet; must be None.
       progress: True, False, None (shown on a terminal only) or a function of (stage, fraction).

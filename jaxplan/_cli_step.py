@@ -33,7 +33,11 @@ def add_step_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--solver", default="auto", help="default: auto")
     parser.add_argument(
-        "--donate", type=int, nargs="+", default=[], metavar="N", help="arguments that the step may overwrite"
+        "--donate",
+        type=int,
+        nargs="*",
+        metavar="N",
+        help="arguments that the step may overwrite, none without a number; default: those that it returns updated",
     )
     parser.add_argument(
         "--remat",
@@ -50,14 +54,16 @@ def add_step_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def step_arguments(arguments: argparse.Namespace) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+def step_arguments(
+    arguments: argparse.Namespace,
+) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
     """Return the step, its arguments, and the options of `jaxplan.plan` that were given."""
     step, args = named_step(arguments)
     options = {
         "topology": _topology(arguments),
         "memory": parse_memory(arguments.memory) if arguments.memory is not None else None,
         "solver": arguments.solver,
-        "donate_argnums": tuple(arguments.donate),
+        "donate_argnums": None if arguments.donate is None else tuple(arguments.donate),
         "static_argnums": tuple(arguments.static),
     }
     if arguments.overlap:

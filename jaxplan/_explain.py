@@ -7,6 +7,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from jaxplan._certificate import certificate
+from jaxplan._explain_state import state_rows
 from jaxplan._units import format_bytes, format_seconds
 from jaxplan.ir import FactorClass, StepGraph
 
@@ -36,6 +37,7 @@ def explain(plan: Plan) -> str:
     lines += ["collectives per step", *_collectives(plan)]
     lines += ["inputs", *_inputs(plan)]
     if plan.graph is not None:
+        lines += ["state (laid out alike as argument and as result)", *state_rows(plan.graph.program)]
         lines += ["operators by split", *_groups(plan)]
     return "\n".join(lines)
 

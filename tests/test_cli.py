@@ -88,7 +88,14 @@ def test_defaults_and_a_path_instead_of_a_module(calls, module):
     assert args == ({"x": 1},)
     assert options["topology"] is options["memory"] is None
     assert options["solver"] == "auto"
-    assert options["donate_argnums"] == options["static_argnums"] == ()
+    assert options["donate_argnums"] is None and options["static_argnums"] == ()
+
+
+@pytest.mark.parametrize(("given", "donated"), [([], None), (["--donate"], ()), (["--donate", "0", "1"], (0, 1))])
+def test_donation_is_the_default_of_plan_unless_arguments_are_named(calls, module, given, donated):
+    command = "plan user_step:step --args user_step:make_args"
+    assert _cli.main([*command.split(), *given]) == 0
+    assert calls[0][2]["donate_argnums"] == donated
 
 
 @pytest.mark.parametrize("choose, name, exit_code", [("leanest", "lean", 0), ("1", "fast", 4)])

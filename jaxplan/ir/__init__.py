@@ -30,6 +30,7 @@ from jaxplan.ir._program import REGION_OUT as REGION_OUT
 from jaxplan.ir._program import Equation as Equation
 from jaxplan.ir._program import Program as Program
 from jaxplan.ir._program import Region as Region
+from jaxplan.ir._program import StatePair as StatePair
 from jaxplan.ir._program import Tensor as Tensor
 from jaxplan.ir._registry import local_params as local_params
 from jaxplan.ir._registry import operator_rule as operator_rule

@@ -245,16 +245,17 @@ class _Pairing:
         Keys that are names hold a place, and so do positions through which values move unchanged (a window of past
         steps); otherwise the leaves are returned in another order, and are paired one by one.
         """
-        flows = {
-            (a, b): flow
-            for b, o in enumerate(place.leaves)
-            for a, i in enumerate(node.leaves)
-            if (flow := self.flow(i, o)) is not None
-        }
         size = len(node.leaves)
-        own = sum((a, a) in flows for a in range(size))
+        own = sum(self.flow(i, o) is not None for i, o in zip(node.leaves, place.leaves, strict=True))
         if own == size:
             return True
+        number = {i: a for a, i in enumerate(node.leaves)}
+        flows = {
+            (number[i], b): flow
+            for b, o in enumerate(place.leaves)
+            for i in self.successors.flows(self.outputs[o].tensor)
+            if i in number and (flow := self.flow(i, o)) is not None
+        }
         crossing = largest_matching(flows, size)
         if len(crossing) == own:
             return True

@@ -1,0 +1,273 @@
+"""State, judged on small steps whose successors are known by reading them."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from jax.flatten_util import ravel_pytree
+
+import jaxplan
+from benchmarks import state_forms
+from jaxplan.ir import Program, trace
+
+
+def shape(*dims: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(dims, dtype)
+
+
+PARAMS = {"w": shape(4, 4), "b": shape(4)}
+X = shape(8, 4)
+
+
+def gradient(params: Any, x: jax.Array) -> Any:
+    return jax.grad(lambda p: jnp.mean(jnp.sin(x @ p["w"] + p["b"]) ** 2))(params)
+
+
+def sgd(params: Any, x: jax.Array) -> Any:
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient(params, x))
+
+
+def average(ema: Any, params: Any) -> Any:
+    return jax.tree.map(lambda e, p: 0.9 * e + 0.1 * p, ema, params)
+
+
+def successors(program: Program) -> dict[str, str]:
+    return {program.in_paths[pair.input]: program.out_paths[pair.output] for pair in program.pairs}
+
+
+def donated(program: Program) -> set[str]:
+    return {path[:3] for path, given in zip(program.in_paths, program.donated, strict=True) if given}
+
+
+def place(source: str, target: str) -> dict[str, str]:
+    """Leaves of a tree like `PARAMS`, by the prefixes of where it is passed and returned."""
+    return {f"{source}['{name}']": f"{target}['{name}']" for name in PARAMS}
+
+
+# order and structure
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_each_tree_is_paired_with_its_own_successor_in_any_order(order: tuple[int, ...]) -> None:
+    """Parameters, their average and a momentum are trees of equal shapes."""
+
+    def step(params: Any, ema: Any, momentum: Any, x: jax.Array) -> Any:
+        momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, gradient(params, x))
+        params = jax.tree.map(lambda p, m: p - 0.1 * m, params, momentum)
+        results = params, average(ema, params), momentum
+        return tuple(results[k] for k in order)
+
+    program = trace(step, (PARAMS, PARAMS, PARAMS, X))
+    expected: dict[str, str] = {}
+    for target, source in enumerate(order):
+        expected |= place(f"[{source}]", f"[{target}]")
+    assert successors(program) == expected
+    assert donated(program) == {"[0]", "[1]", "[2]"}
+
+
+def test_two_networks_of_equal_shapes_are_told_apart() -> None:
+    def step(first: Any, second: Any, x: jax.Array) -> Any:
+        return sgd(second, x @ first["w"]), sgd(first, x @ second["w"])
+
+    program = trace(step, (PARAMS, PARAMS, X))
+    assert successors(program) == place("[0]", "[1]") | place("[1]", "[0]")
+
+
+def test_an_argument_may_be_returned_in_parts_and_under_other_keys() -> None:
+    def step(state: Any, x: jax.Array) -> Any:
+        return {"loss": jnp.sum(x), "new": sgd(state["params"], x), "count": state["count"] + 1}
+
+    program = trace(step, ({"params": PARAMS, "count": shape(dtype=jnp.int32)}, X))
+    assert successors(program) == place("[0]['params']", "['new']") | {"[0]['count']": "['count']"}
+    assert donated(program) == {"[0]"}
+
+
+def test_a_keyword_argument_has_its_name_as_a_key() -> None:
+    def step(x: jax.Array, *, weights: jax.Array, scale: jax.Array) -> Any:
+        return {"weights": weights - x.sum(0), "other": scale * 2}
+
+    program = trace(step, (X,), {"weights": shape(4), "scale": shape(3)})
+    assert successors(program) == {"['weights']": "['weights']", "['scale']": "['other']"}
+    assert program.donated == (False, False, True)
+
+
+# data flow
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda c, x: jax.lax.dynamic_update_slice(c, x[None], (2, 0)),
+        lambda c, x: c.at[jnp.array([1, 3])].set(0.0),
+        lambda c, x: jnp.concatenate([c[1:], x[None]]),
+        lambda c, x: jnp.roll(c, 1, axis=0) + c,
+        lambda c, x: jnp.where(x > 0, 0.0, c),
+        lambda c, x: jax.lax.cond(x[0] > 0, lambda c: c, jnp.zeros_like, c),
+        lambda c, x: jax.lax.fori_loop(0, 3, lambda _, c: c * x, c),
+        lambda c, x: jax.lax.scan(lambda c, _: (jnp.tanh(c @ c.T @ c), None), c, None, length=2)[0],
+        lambda c, x: jax.lax.scan(lambda s, row: (s, row + x), 0.0, c)[1],
+        lambda c, x: jnp.fft.ifft(jnp.fft.fft(c, axis=0) * 2, axis=0).real,
+        lambda c, x: (c.T * 2).T,
+        lambda c, x: ravel_pytree({"a": c[:1] * 2, "b": c[1:] * 3})[0].reshape(c.shape),
+        lambda c, x: jax.vmap(lambda row: row.at[0].add(1.0))(c),
+        lambda c, x: c[jnp.argsort(c[:, 0])],
+        lambda c, x: jax.checkpoint(jnp.sin)(c),
+        lambda c, x: c,
+    ],
+)
+def test_what_is_computed_along_its_elements_succeeds_an_array(step: Any) -> None:
+    assert trace(step, (shape(6, 4), shape(4))).aliases == {0: 0}
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda c, w: c @ w,
+        lambda c, w: c.T,
+        lambda c, w: jnp.broadcast_to(c.sum(0), c.shape),
+        lambda c, w: jnp.sin(w) + c.mean(),
+        lambda c, w: jnp.zeros_like(c),
+    ],
+)
+def test_what_is_computed_across_them_does_not(step: Any) -> None:
+    assert 0 not in trace(step, (shape(4, 4), shape(4, 4))).aliases.values()
+
+
+def test_ravelled_parameters_are_state() -> None:
+    tx = optax.adam(1e-3)
+    vector, unravel = ravel_pytree(jax.tree.map(lambda s: jnp.zeros(s.shape), PARAMS))
+    opt = jax.eval_shape(tx.init, vector)
+
+    def step(vector: jax.Array, opt: Any, x: jax.Array) -> Any:
+        updates, opt = tx.update(ravel_pytree(gradient(unravel(vector), x))[0], opt, vector)
+        return opt, optax.apply_updates(vector, updates)
+
+    program = trace(step, (vector, opt, X))
+    assert successors(program) == {
+        "[0]": "[1]",
+        "[1][0].count": "[0][0].count",
+        "[1][0].mu": "[0][0].mu",
+        "[1][0].nu": "[0][0].nu",
+    }
+    assert program.inputs[0] in program.state
+    assert donated(program) == {"[1]"}  # the vector is a bare array
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [optax.apply_if_finite(optax.adam(1e-3), 3), optax.MultiSteps(optax.adam(1e-3), 4), optax.lion(1e-3)],
+    ids=["apply_if_finite", "MultiSteps", "lion"],
+)
+def test_wrappers_of_optimizers_are_state_as_a_whole(tx: Any) -> None:
+    def step(state: Any, x: jax.Array) -> Any:
+        params, opt = state
+        updates, opt = tx.update(gradient(params, x), opt, params)
+        return jnp.sum(x), (optax.apply_updates(params, updates), opt)
+
+    program = trace(step, ((PARAMS, jax.eval_shape(tx.init, PARAMS)), X))
+    assert successors(program) == {path: "[1]" + path[3:] for path in program.in_paths if path != "[1]"}
+    assert donated(program) == {"[0]"}
+
+
+def test_many_steps_in_one_call() -> None:
+    def step(params: Any, key: jax.Array, xs: jax.Array) -> Any:
+        def body(carry: Any, x: jax.Array) -> Any:
+            params, key = carry
+            key, noise = jax.random.split(key)
+            return (sgd(params, x + jax.random.normal(noise, x.shape)), key), x.sum()
+
+        (params, key), losses = jax.lax.scan(body, (params, key), xs)
+        return losses, (key, params)
+
+    program = trace(step, (PARAMS, jax.eval_shape(lambda: jax.random.key(0)), shape(5, 8, 4)))
+    assert successors(program) == place("[0]", "[1][1]") | {"[1]": "[1][0]"}
+
+
+# values that move, and copies
+
+
+def test_a_window_of_past_values_keeps_its_places() -> None:
+    """One layout for all of them: each output is the argument that the next call has one place earlier."""
+    tree = trace(
+        lambda s: {"now": 2 * s["now"] - s["before"], "before": s["now"]},
+        ({"before": shape(6), "now": shape(6)},),
+    )
+    assert successors(tree) == {"[0]['before']": "['before']", "[0]['now']": "['now']"}
+    bare = trace(lambda before, now: (now, 2 * now - before), (shape(6), shape(6)))
+    assert bare.aliases == {0: 0, 1: 1}
+    listed = trace(lambda h: [*h[1:], h[-1] * 2], ([shape(6)] * 3,))
+    assert listed.aliases == {0: 0, 1: 1, 2: 2}
+    swapped = trace(lambda a, b: (b, a), (shape(6), shape(6)))
+    assert swapped.aliases == {0: 0, 1: 1}
+    assert not any(bare.donated) and not any(swapped.donated)
+
+
+def test_a_frozen_network_returned_in_front_of_the_trained_one_is_its_own_successor() -> None:
+    program = trace(lambda frozen, params, x: (sgd(params, x), frozen), (PARAMS, PARAMS, X))
+    assert successors(program) == place("[0]", "[1]") | place("[1]", "[0]")
+    assert donated(program) == {"[1]"}
+
+
+def test_copies_of_state_take_the_place_of_their_structure() -> None:
+    low = {name: shape(*leaf.shape, dtype=jnp.bfloat16) for name, leaf in PARAMS.items()}
+
+    def step(low: Any, params: Any, target: Any, x: jax.Array) -> Any:
+        grads = gradient(low, x.astype(jnp.bfloat16) + (x @ target["w"]).astype(jnp.bfloat16))
+        params = jax.tree.map(lambda p, g: p - g.astype(p.dtype), params, grads)
+        return jax.tree.map(lambda p: p.astype(jnp.bfloat16), params), params, params
+
+    program = trace(step, (low, PARAMS, PARAMS, X))
+    assert successors(program) == place("[0]", "[0]") | place("[1]", "[1]") | place("[2]", "[2]")
+    assert donated(program) == {"[0]", "[1]", "[2]"}
+
+
+# what stays the caller's
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda x: x["x"] - x["x"].mean(),  # a batch, centred
+        lambda x: {"x": jnp.tanh(x["x"] @ jnp.ones((4, 4)))},  # predictions under the batch's key
+        lambda x: {"x": jnp.sin(x["x"])[:4], "y": x["y"]},
+        lambda x: (x["y"] + 1, x),  # the batch itself
+        lambda x: {"x": x["x"] + 1},  # in part
+    ],
+)
+def test_a_batch_is_not_taken_away(step: Any) -> None:
+    assert not any(trace(step, ({"x": X, "y": shape(8)},)).donated)
+
+
+def test_predictions_do_not_make_a_batch_state() -> None:
+    def step(params: Any, batch: Any) -> Any:
+        predicted = batch["x"] @ params["w"] + params["b"]
+        return sgd(params, batch["x"]), {"x": predicted, "y": batch["y"]}
+
+    program = trace(step, (PARAMS, {"x": X, "y": shape(8)}))
+    assert "[1]['x']" not in successors(program)
+    assert donated(program) == {"[0]"}
+
+
+def test_two_forms_have_one_frontier() -> None:
+    expected = state_forms.find("averages", "flat", "cpu:4")
+    assert state_forms.find("averages", "renamed", "cpu:4").differs(expected) == []
+    assert len(expected.donated) == 9
+
+
+def test_explain_says_what_comes_back() -> None:
+    def step(params: Any, vector: jax.Array, frozen: Any, x: jax.Array) -> Any:
+        return sgd(params, x + frozen["w"].sum()), {"v": vector * 2}, frozen
+
+    plan = jaxplan.plan(step, PARAMS, shape(6), PARAMS, X, topology="cpu:2", progress=False).fastest()
+    text = plan.explain()
+    assert "[0] -> [0], 2 leaves: donated\n" in text
+    assert (
+        "[1] -> [1]['v']: kept, nothing but shape and data flow says that it is state; donate_argnums" in text
+    )
+    assert "[2] -> [2], 2 leaves: kept, it comes back unchanged\n" in text
+    assert "not returned: [3]" in text
