@@ -52,7 +52,7 @@ def _state(graph: StepGraph, topology: Topology, configurations: Sequence[Config
     total = local = 0.0
     for group, space, config in zip(graph.grouping.groups, graph.spaces, configurations, strict=True):
         for t in group.inputs:
-            if t not in graph.state:
+            if t not in graph.stored:
                 continue
             size = graph.program.tensors[t].num_bytes
             classes = [c for dim in space.tensor_dims.get(t, ()) for c in dim]

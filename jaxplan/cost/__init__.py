@@ -41,6 +41,7 @@ from jaxplan.cost._tiles import least_padded as least_padded
 from jaxplan.cost._tiles import padded_bytes as padded_bytes
 from jaxplan.cost._tiles import row_by_row_bytes as row_by_row_bytes
 from jaxplan.cost._tiles import scattered_in_tiles as scattered_in_tiles
+from jaxplan.cost._tiny import tiny_groups as tiny_groups
 from jaxplan.cost._transfers import Span as Span
 from jaxplan.cost._transfers import Transfer as Transfer
 from jaxplan.cost._transfers import parameter_gathers as parameter_gathers

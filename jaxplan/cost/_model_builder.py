@@ -19,12 +19,12 @@ from jaxplan.cost._model import CostModel
 from jaxplan.cost._pricing import Pricer
 from jaxplan.cost._tied import Tied
 from jaxplan.cost._tiles import local_bytes
+from jaxplan.cost._tiny import tiny_groups
 from jaxplan.cost._user_body import body_cost
 from jaxplan.cost._user_meshes import check_user_meshes
 from jaxplan.cost._wire import carried_tensor, wire_tensor
 from jaxplan.ir import (
     MAX_CONFIGURATIONS,
-    STORED_KINDS,
     UNGROUPED,
     Configuration,
     StepGraph,
@@ -35,11 +35,6 @@ from jaxplan.ir import (
 )
 from jaxplan.mesh import Layout, Topology
 from jaxplan.solvers import Problem
-
-TINY_STATE_ELEMENTS = 1 << 14
-"""State leaves of at most this many elements (biases, scales) are replicated and leave the problem."""
-TINY_STATE_FRACTION = 1 / 16
-"""... provided that they are at most this fraction of the largest leaf: a tiny model keeps its choices."""
 
 
 def build_cost_model(
@@ -81,7 +76,7 @@ class ModelBuilder:
         self._hidden = hidden_shares(graph, self.flows) if overlap else {}
         self.memo: dict = {}
         self._structures: dict[int, tuple] = {}
-        self.tiny = self._tiny()
+        self.tiny = tiny_groups(graph)
         self.configs: tuple[tuple[Configuration, ...], ...] = ()
         self._tied: Tied | None = None
         peak = evenly_split_peak(graph, self.buffers, topology.num_devices)
@@ -94,19 +89,6 @@ class ModelBuilder:
         sizes = {axis.size for axis in self.topology.axes}
         return v not in self.tiny and any(
             cls.divisible_by(size) for cls in self.graph.spaces[v].classes for size in sizes
-        )
-
-    def _tiny(self) -> frozenset[int]:
-        """Groups of state that leave the problem: they are replicated."""
-        tensors = self.graph.program.tensors
-        largest = max((tensors[t].num_elements for t in self.graph.state), default=0)
-        tiny = min(TINY_STATE_ELEMENTS, largest * TINY_STATE_FRACTION)
-        return frozenset(
-            group.index
-            for group in self.graph.grouping.groups
-            if group.kind in STORED_KINDS
-            and max((tensors[t].num_elements for t in group.inputs if t in self.graph.state), default=0)
-            <= tiny
         )
 
     def configurations(self, most: int = MAX_CONFIGURATIONS) -> tuple[tuple[Configuration, ...], ...]:

@@ -14,7 +14,8 @@ def resident_labels(graph: StepGraph) -> dict[int, str]:
     """Input tensor -> `PARAMETERS`, `OTHER_STATE` or `BATCH`.
 
     State is what the step returns updated. Of that, a parameter is what an operator of the backward pass depends
-    on; moments, counts and running statistics only meet gradients, or nothing of the backward pass at all.
+    on; moments, counts and running statistics only meet gradients, or nothing of the backward pass at all. Parameters
+    that the step does not train are parameters too.
     """
     program = graph.program
     reaches: set[int] = set()
@@ -24,5 +25,5 @@ def resident_labels(graph: StepGraph) -> dict[int, str]:
     labels = {}
     for t in program.inputs:
         state = PARAMETERS if t in reaches else OTHER_STATE
-        labels[t] = state if t in graph.state else BATCH
+        labels[t] = state if t in graph.state else PARAMETERS if t in graph.stored else BATCH
     return labels

@@ -45,6 +45,10 @@ from jaxplan.ir._space import WHOLE as WHOLE
 from jaxplan.ir._space import FactorClass as FactorClass
 from jaxplan.ir._space import GroupSpace as GroupSpace
 from jaxplan.ir._spaces import Structures as Structures
+from jaxplan.ir._stacks import Entry as Entry
+from jaxplan.ir._stacks import is_stack as is_stack
+from jaxplan.ir._stacks import layer_elements as layer_elements
+from jaxplan.ir._stacks import stored_entries as stored_entries
 from jaxplan.ir._trace import trace as trace
 from jaxplan.ir._user_mesh import IN_DIMS as IN_DIMS
 from jaxplan.ir._user_mesh import MESH as MESH

@@ -6,6 +6,7 @@ dimension as people name it: batch, sequence, heads, vocabulary.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 from collections import defaultdict
@@ -28,8 +29,8 @@ class NamedDimension:
     """One connected set of tensor dimensions.
 
     Attributes:
-      name: ``batch`` when it holds the leading dimension of a batch input, else the dimension of the
-        parameter of highest rank in it (``query/kernel.1``), else ``dim<k>``.
+      name: ``batch`` when it is a batch (`jaxplan.ir.find_batch`), else the dimension of the input of highest rank in
+        it (``query/kernel.1``), else ``dim<k>``.
       size: the largest size among its members.
       num_elements: elements of all tensors that carry it, each counted once: how much splitting it would divide.
     """
@@ -41,15 +42,29 @@ class NamedDimension:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedDimensions:
-    """All named dimensions, most elements first, and the one of each ``(tensor, dimension)``."""
+    """All named dimensions, most elements first, and the one of each ``(tensor, dimension)``.
+
+    Attributes:
+      dimensions: by index.
+      of: index of the named dimension of each dimension of a tensor.
+      batch: indices of those that are batches, the most important first.
+    """
 
     dimensions: tuple[NamedDimension, ...]
     of: dict[tuple[int, int], int]
+    batch: tuple[int, ...] = ()
 
     @property
     def front(self) -> int:
         """The dimension that takes the outermost axes: the batch, or else the largest."""
-        return next((k for k, dimension in enumerate(self.dimensions) if dimension.name == "batch"), 0)
+        return self.batch[0] if self.batch else 0
+
+    def with_batch(self, batch: Sequence[int]) -> NamedDimensions:
+        """The same with these as batches."""
+        dimensions = list(self.dimensions)
+        for k in batch:
+            dimensions[k] = dataclasses.replace(dimensions[k], name="batch")
+        return dataclasses.replace(self, dimensions=tuple(dimensions), batch=tuple(batch))
 
 
 def dimension_graph(program: Program, rules: Sequence[OperatorRule]) -> nx.Graph:
@@ -133,16 +148,8 @@ def _links_by_rule(
         yield np.array([(*e.operands, *e.results) for e in of], dtype=np.int64).reshape(len(of), -1), links
 
 
-def named_dimensions(
-    program: Program, rules: Sequence[OperatorRule], state: frozenset[int]
-) -> NamedDimensions:
-    """Connected sets of the dimension graph, named and ordered.
-
-    Args:
-      program: the traced step.
-      rules: one rule per equation.
-      state: tensor indices of inputs that are state (parameters, optimizer slots); the others are batch inputs.
-    """
+def named_dimensions(program: Program, rules: Sequence[OperatorRule]) -> NamedDimensions:
+    """Connected sets of the dimension graph, named and ordered; ``rules`` has one per equation."""
     tensor, dim, number = _components(program, rules)
     _, first, number = np.unique(number, return_index=True, return_inverse=True)
     sizes = np.array([program.tensors[t].shape[d] for t, d in zip(tensor.tolist(), dim.tolist())], dtype=np.int64)
@@ -165,7 +172,7 @@ def named_dimensions(
             members[k].append(node)
     dimensions = tuple(
         NamedDimension(
-            name=_dimension_name(program, members[k], state) or f"dim{k}",
+            name=_dimension_name(program, members[k]) or f"dim{k}",
             size=int(size[old]),
             num_elements=elements[old],
         )
@@ -174,10 +181,8 @@ def named_dimensions(
     return NamedDimensions(dimensions=dimensions, of=dict(zip(nodes, named)))
 
 
-def _dimension_name(program: Program, members: Sequence[tuple[int, int]], state: frozenset[int]) -> str:
+def _dimension_name(program: Program, members: Sequence[tuple[int, int]]) -> str:
     """By the inputs' dimensions among its members; empty where there is none."""
-    if any(t not in state and d == 0 for t, d in members):
-        return "batch"
     if not members:
         return ""
     _, t, d = min((-len(program.tensors[t].shape), t, d) for t, d in members)

@@ -5,7 +5,7 @@ A *group* is a set of equations with one iteration space. There are six ways int
 1. state: optimizer slots, and the element-wise equations of their update, found by walking back from the outputs
    that replace them; laid out apart from the forward use, so that ZeRO and FSDP can emerge. The parameter that the
    forward pass reads is with them where the update has no slots, else a group of its own (kind ``parameter``, with
-   its casts and views): ZeRO-1 splits the slots and keeps it whole;
+   its casts and views): ZeRO-1 splits the slots and keeps it whole. So is a parameter that no output replaces;
 2. contraction: a contraction, its input gradient and its weight gradient, which share operands pairwise;
 3. sum: the sum of several contractions' results (the gradient of what queries, keys and values share) is a group of
    its own, whose layout may be partial: add first, reduce once;
@@ -41,16 +41,21 @@ _LINEAR_CHAIN_PRIMITIVES = VIEW_PRIMITIVES | {"slice", "neg"}
 
 
 def coarsen(
-    program: Program, rules: Sequence[OperatorRule], values: Values, *, gradients_apart: bool = False
+    program: Program,
+    rules: Sequence[OperatorRule],
+    values: Values,
+    frozen: frozenset[int] = frozenset(),
+    *,
+    gradients_apart: bool = False,
 ) -> tuple[Grouping, dict[int, int]]:
     """Assign every equation to a group, deterministic in program order.
 
-    With ``gradients_apart`` the gradients of a contraction are groups of their own, to measure what sharing costs.
+    ``frozen`` are the inputs that are parameters and that no output replaces. With ``gradients_apart`` the gradients of a contraction are groups of their own, to measure what sharing costs.
 
     Returns:
       The grouping, and for each tensor found to be a cotangent the tensor whose gradient it is.
     """
-    work = _Coarsening(program, rules, values, gradients_apart)
+    work = _Coarsening(program, rules, values, frozen, gradients_apart)
     return work.run(), work.mirror
 
 
@@ -58,9 +63,15 @@ class _Coarsening:
     """Working state: union-find nodes are equations, then inputs (offset by the number of equations)."""
 
     def __init__(
-        self, program: Program, rules: Sequence[OperatorRule], values: Values, apart: bool
+        self,
+        program: Program,
+        rules: Sequence[OperatorRule],
+        values: Values,
+        frozen: frozenset[int],
+        apart: bool,
     ) -> None:
         self.program, self.rules, self.values, self.apart = program, rules, values, apart
+        self.frozen = frozen
         self.num_equations = len(program.equations)
         self.turning = turning_point(program)
         self.input_node = {t: self.num_equations + i for i, t in enumerate(program.inputs)}
@@ -202,6 +213,8 @@ class _Coarsening:
                 self.union.join(rest[0], node)
             for node in used & {leaf, *nodes} if has_slots else ():
                 self.kind[node] = "parameter"
+        for t in self.frozen:
+            self.kind.setdefault(self.input_node[t], "parameter")
         stored = {t: node for t, node in self.input_node.items() if self.kind.get(node) in STORED_KINDS}
         for eqn in self.program.equations:
             if (

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from jaxplan import _compat
+from jaxplan.ir._batch import Batch, find_batch
 from jaxplan.ir._blocks import Remat
 from jaxplan.ir._dimensions import NamedDimensions, named_dimensions
 from jaxplan.ir._grouping import UNGROUPED, Grouping
 from jaxplan.ir._groups import coarsen
-from jaxplan.ir._program import Equation, Program, Tensor
+from jaxplan.ir._program import Equation, Program
 from jaxplan.ir._registry import operator_rule
 from jaxplan.ir._rule import OperatorRule
 from jaxplan.ir._space import GroupSpace, SpaceFacts
@@ -32,6 +31,7 @@ class StepGraph:
       grouping: groups of equations.
       spaces: one iteration space per group.
       state: tensor indices of inputs that are state (parameters, optimizer slots, caches; `jaxplan.ir.StatePair`).
+      batch: the dimension that examples are independent along, and the parameters that they share.
       remat: what the backward pass computes again by choice of a plan; None in a step as it was traced.
       traced: the step as it was traced, where ``remat`` is something.
     """
@@ -43,8 +43,14 @@ class StepGraph:
     grouping: Grouping
     spaces: tuple[GroupSpace, ...]
     state: frozenset[int]
+    batch: Batch
     remat: Remat | None = None
     traced: StepGraph | None = None
+
+    @property
+    def stored(self) -> frozenset[int]:
+        """Tensor indices of what a step keeps from call to call: its state, and parameters that it does not train."""
+        return self.state | self.batch.parameters
 
     @property
     def unknown(self) -> tuple[int, ...]:
@@ -80,8 +86,10 @@ def analyse(
     values = analyse_values(program, rules)
     stage("groups")
     state = frozenset(program.state)
-    named = named_dimensions(program, rules, state or _parameters(program))
-    grouping, primal_of = coarsen(program, rules, values, gradients_apart=gradients_apart)
+    named = named_dimensions(program, rules)
+    batch = find_batch(program, rules, values, named, state)
+    named = named.with_batch(batch.dimensions)
+    grouping, primal_of = coarsen(program, rules, values, batch.parameters - state, gradients_apart=gradients_apart)
     replaced = {program.outputs[o]: program.inputs[i] for o, i in program.aliases.items()}
     alike = {**replaced, **primal_of}
     facts = SpaceFacts(program=program, rules=rules, named=named, primal_of=alike, number=values.number)
@@ -96,6 +104,7 @@ def analyse(
         grouping=grouping,
         spaces=tuple(spaces),
         state=state,
+        batch=batch,
     )
 
 
@@ -105,20 +114,3 @@ def _place_as(spaces: list[GroupSpace], group: int, new: int, old: int) -> None:
     if old in dims and new not in dims:
         spaces[group] = dataclasses.replace(spaces[group], tensor_dims={**dims, new: dims[old]})
 
-
-def _parameters(program: Program) -> frozenset[int]:
-    """Inputs that are parameters where an output replaces none (evaluation, inference).
-
-    Taken for them is every leaf of a tree among the positional arguments before the last that holds an array; a PRNG
-    key is no array here.
-    """
-    found = [(re.match(r"\[(\d+)\]", path), path, t) for path, t in zip(program.in_paths, program.inputs)]
-    numbered = [(int(n[1]), path != n[0], t) for n, path, t in found if n]
-    arrays = [n for n, _, t in numbered if program.tensors[t].shape and not _is_key(program.tensors[t])]
-    last = max(arrays, default=0)
-    return frozenset(t for n, in_tree, t in numbered if n < last and in_tree)
-
-
-def _is_key(tensor: Tensor) -> bool:
-    """Whether an input is a PRNG key: typed, or the raw words of one."""
-    return _compat.is_key_dtype(tensor.dtype) or (tensor.dtype == "uint32" and tensor.shape in ((2,), (4,)))

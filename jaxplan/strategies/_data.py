@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxplan.ir import Group
+from jaxplan.ir import STORED_KINDS, Group
 from jaxplan.strategies._axes import Axes, all_back, all_front, innermost, node_back
 from jaxplan.strategies._sketch import (
     Absent,
@@ -17,16 +17,16 @@ from jaxplan.strategies._sketch import (
 )
 
 
-def data(step: Step) -> Sketch:
+def data(step: Step) -> Sketch | Absent:
     """Every device takes a part of the batch and holds everything else."""
-    return draw(step, _batch(step), nothing)
+    return _batch_split(step, nothing)
 
 
 def zero1(step: Step) -> Sketch | Absent:
     """ZeRO-1: optimizer slots split over all devices, parameters whole. Each device updates its part of a parameter
     with its part of the gradient, which is scattered as it is summed, and the parts are gathered after that: as many
     bytes as data parallelism sends."""
-    if not any(group.kind == "parameter" for group in step.graph.grouping.groups):
+    if not any(group.kind == "parameter" and not step.graph.state.isdisjoint(group.inputs) for group in step.graph.grouping.groups):
         return Absent(reason="no parameter has optimizer slots of its shape")
     split, grouping = _stored(step, all_back(step.topology).back), step.graph.grouping
 
@@ -34,30 +34,52 @@ def zero1(step: Step) -> Sketch | Absent:
         readers = {c for t in group.inputs for c in step.graph.values.consumers[t]}
         return group.kind == "state" and all(grouping.equation_group[c] == group.index for c in readers)
 
-    return draw(step, _batch(step), lambda group: split(group) if is_slot(group) else {})
+    return _batch_split(step, lambda group: split(group) if is_slot(group) else {})
 
 
-def zero2(step: Step) -> Sketch:
+def zero2(step: Step) -> Sketch | Absent:
     """ZeRO-2: all state and gradients split over all devices; parameters gathered once a step, and kept."""
-    return draw(step, _batch(step), _stored(step, all_back(step.topology).back))
+    return _batch_split(step, _stored(step, all_back(step.topology).back))
 
 
-def fsdp(step: Step) -> Sketch:
-    """ZeRO-3: as ZeRO-2, but parameters are gathered for each pass."""
-    return draw(step, _batch(step), _stored(step, all_back(step.topology).back), repeat_gathers=True)
+def fsdp(step: Step) -> Sketch | Absent:
+    """ZeRO-3: as ZeRO-2, but parameters are gathered for each pass, and of a stack of layers one layer in each trip."""
+    return _batch_split(step, _stored(step, all_back(step.topology).back), repeat_gathers=True)
 
 
 def hybrid_fsdp(step: Step) -> Sketch | Absent:
     """FSDP inside each node, copies across nodes: gradients are scattered inside and added up across."""
     if len(innermost(step.topology)) == len(step.topology.axes):
         return Absent(reason="the topology has one level, where it is fsdp")
-    return draw(step, _batch(step), _stored(step, node_back(step.topology).back), repeat_gathers=True)
+    return _batch_split(step, _stored(step, node_back(step.topology).back), repeat_gathers=True)
 
 
-def _batch(step: Step) -> Rule:
-    """All axes to the batch."""
-    axes = all_front(step.topology).front
-    return lambda group: batch_wishes(step, group.index, axes)
+def _batch_split(step: Step, state: Rule, *, repeat_gathers: bool = False) -> Sketch | Absent:
+    """The batch on all axes, and what is stored by a rule; absent where no device would compute less for it."""
+    axes, graph = all_front(step.topology).front, step.graph
+    if axes and not graph.named.batch:
+        return Absent(reason=graph.batch.reason)
+
+    def compute(group: Group) -> Wishes:
+        return batch_wishes(step, group.index, axes)
+
+    sketch = draw(step, compute, state, repeat_gathers=repeat_gathers)
+    if axes and not _splits_batch(step, sketch):
+        sizes = ", ".join(str(step.size(k)) for k in graph.named.batch)
+        return Absent(reason=f"the batch ({sizes}) does not divide by any of the {step.topology.num_devices} devices")
+    return sketch
+
+
+def _splits_batch(step: Step, sketch: Sketch) -> bool:
+    """Whether products are split by the batch, or what else is computed of it where there are none."""
+    kinds = {group.kind for group in step.graph.grouping.groups}
+    computing = "contraction" if "contraction" in kinds else None
+    return any(
+        axes and dimension in step.graph.named.batch
+        for group, config in zip(step.graph.grouping.groups, sketch.configurations, strict=True)
+        if group.kind == computing or (computing is None and group.kind not in STORED_KINDS)
+        for dimension, axes in zip(step.named(group.index), config, strict=True)
+    )
 
 
 def _stored(step: Step, axes: Axes) -> Rule:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from jaxplan.cost import layout_of
-from jaxplan.ir import STORED_KINDS, UNGROUPED, Configuration, Group, StepGraph, fixed_axes
+from jaxplan.cost import layout_of, tiny_groups
+from jaxplan.ir import (
+    STORED_KINDS,
+    UNGROUPED,
+    Configuration,
+    Entry,
+    Group,
+    StepGraph,
+    fixed_axes,
+    is_stack,
+    stored_entries,
+)
 from jaxplan.mesh import Topology
 from jaxplan.strategies._axes import Axes, dividing, num_devices
 from jaxplan.strategies._weights import Weights
@@ -66,6 +77,16 @@ class Step:
         """Classes of a group that the step itself lays out, and how."""
         return self._fixed[v]
 
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """Where loops read what is stored."""
+        return self.once("entries", lambda: stored_entries(self.graph.program, self.graph.grouping))
+
+    @property
+    def tiny(self) -> frozenset[int]:
+        """Groups of what is stored that are whole on every device."""
+        return self.once("tiny", lambda: tiny_groups(self.graph))
+
     def held_together(self, v: int) -> frozenset[frozenset[int]]:
         """Sets of classes of a group that one operator or tensor holds."""
         space = self.graph.spaces[v]
@@ -98,8 +119,29 @@ def draw(step: Step, compute: Rule, state: Rule, *, repeat_gathers: bool = False
     for group in step.graph.grouping.groups:
         wishes = (state if group.kind in STORED_KINDS else compute)(group)
         configurations.append(_configuration(step, group.index, wishes))
+    if repeat_gathers:
+        _gather_in_trips(step, configurations)
     _add_first(step, configurations)
     return Sketch(configurations=tuple(configurations), repeat_gathers=repeat_gathers)
+
+
+def _gather_in_trips(step: Step, configurations: list[Configuration]) -> None:
+    """Loops take in what is stored as it is stored: each trip gathers its own layer, and nothing is there before."""
+    graph = step.graph
+    wishes: dict[int, dict[int, Axes]] = defaultdict(dict)
+    for entry in step.entries:
+        home = graph.grouping.tensor_group[entry.stored]
+        group = graph.grouping.equation_group[entry.equation]
+        if group == UNGROUPED or home in step.tiny or graph.grouping.groups[group].kind != "elementwise":
+            continue
+        if any(dimension in graph.named.batch for dimension in step.named(group)):
+            continue
+        (slice_,) = graph.program.equations[entry.equation].results
+        stored = layout_of(graph, configurations, home, entry.stored, produced=True).dims[entry.is_slice :]
+        for classes, axes in zip(graph.spaces[group].tensor_dims[slice_], stored, strict=True):
+            wishes[group].update(dict.fromkeys(classes, axes))
+    for group, wished in wishes.items():
+        configurations[group] = _configuration(step, group, wished)
 
 
 def _add_first(step: Step, configurations: list[Configuration]) -> None:
@@ -156,14 +198,25 @@ def batch_wishes(step: Step, v: int, axes: Axes) -> dict[int, Axes]:
     """The batch of a group on ``axes``.
 
     A group may hold it in several classes, of tensors that no operator ties (around a flattening, say): each is split.
+    Where one tensor holds several batches, the most important of them is.
     """
-    return {c: axes for c, dimension in enumerate(step.named(v)) if step.weights.is_batch(dimension)}
+    batch = step.graph.named.batch
+    classes = [c for c, dimension in enumerate(step.named(v)) if dimension in batch]
+    return dict.fromkeys(sorted(classes, key=lambda c: batch.index(step.named(v)[c])), axes)
 
 
 def largest_split(step: Step, group: Group, axes: Axes) -> Wishes:
-    """The one class of a group that ``axes`` split into most parts; ties to the larger dimension."""
+    """The one class of a group that ``axes`` split into most parts; ties to the larger dimension.
+
+    Never the layers of a stack: the loop that reads one at a time would send it from device to device.
+    """
     best, wish = (1, 0), {}
-    for c, cls in enumerate(step.graph.spaces[group.index].classes):
+    space, graph = step.graph.spaces[group.index], step.graph
+    stacks = [t for t in group.inputs if is_stack(graph.program, graph.values, t)]
+    layers = {c for t in stacks for c in space.tensor_dims[t][0]}
+    for c, cls in enumerate(space.classes):
+        if c in layers:
+            continue
         parts = num_devices(step.topology, dividing(cls, axes, step.topology))
         key = (parts, min(cls.sizes, default=0))
         if parts > 1 and key > best:

@@ -58,7 +58,7 @@ class Weights:
         return tuple(self.graph.named.of.get((t, d), -1) for d in range(len(self.program.tensors[t].shape)))
 
     def is_batch(self, dimension: int) -> bool:
-        return dimension >= 0 and self.graph.named.dimensions[dimension].name == "batch"
+        return dimension in self.graph.named.batch
 
     def leaf(self, t: int) -> int | None:
         """The parameter that a tensor is a view, a cast or a slice per trip of; None for everything else."""

@@ -1,0 +1,79 @@
+"""How loops read what a step stores: which inputs are stacks of layers, and where a loop takes it in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jaxplan.ir._grouping import STORED_KINDS, UNGROUPED, Grouping
+from jaxplan.ir._program import REGION_IN, Program
+from jaxplan.ir._values import VIEW_PRIMITIVES, Values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """An equation through which a loop reads what is stored, slice by slice or whole in each trip.
+
+    Attributes:
+      equation: its index.
+      stored: tensor index of what is read: an input, or a view or cast of one that is laid out as the input is.
+      is_slice: whether each trip reads a slice of the leading dimension.
+    """
+
+    equation: int
+    stored: int
+    is_slice: bool
+
+
+def stored_entries(program: Program, grouping: Grouping) -> tuple[Entry, ...]:
+    """In program order, entries into loops whose operand lies in a group of what is stored.
+
+    Whole values count where the loop makes whole passes, forward and backward (micro-batches): a loop over time reads
+    its kernels in every trip of one pass, and they are there throughout.
+    """
+    found = []
+    for eqn in program.equations:
+        if eqn.name != REGION_IN or eqn.params["role"] not in ("x", "const"):
+            continue
+        group = grouping.tensor_group[eqn.operands[0]]
+        if group == UNGROUPED or grouping.groups[group].kind not in STORED_KINDS:
+            continue
+        is_slice = eqn.params["role"] == "x"
+        if is_slice or _makes_passes(program, eqn.params["region"]):
+            found.append(Entry(equation=eqn.index, stored=eqn.operands[0], is_slice=is_slice))
+    return tuple(found)
+
+
+def _makes_passes(program: Program, region: int) -> bool:
+    """Whether the body of a loop has a forward and a backward pass of its own."""
+    start, stop = program.regions[region].ranges[0]
+    phases = {program.equations[e].phase for e in range(start, stop)}
+    return {"forward", "backward"} <= phases
+
+
+def layer_elements(program: Program, values: Values, t: int) -> int:
+    """Elements of an input; of one that loops read slice by slice, of a slice."""
+    tensor = program.tensors[t]
+    return tensor.num_elements // tensor.shape[0] if is_stack(program, values, t) else tensor.num_elements
+
+
+def is_stack(program: Program, values: Values, t: int) -> bool:
+    """Whether loops read an input slice by slice, and nothing but the update and views of it read it otherwise."""
+    readers = _readers(program, values, t)
+    return bool(readers) and all(readers)
+
+
+def _readers(program: Program, values: Values, t: int) -> Sequence[bool]:
+    """Of each equation before the update that reads an input or a view of it, whether it enters it into a loop slice by
+    slice."""
+    shape, found, stack = program.tensors[t].shape, [], [t]
+    while stack:
+        for c in values.consumers[stack.pop()]:
+            eqn = program.equations[c]
+            if eqn.name in VIEW_PRIMITIVES and program.tensors[eqn.results[0]].shape == shape:
+                stack.append(eqn.results[0])
+            elif eqn.name == REGION_IN:
+                found.append(eqn.params["role"] == "x")
+            elif program.tensors[eqn.results[0]].shape != shape or eqn.phase == "backward":
+                found.append(False)
+    return found
