@@ -8,12 +8,13 @@ dimension D and the equations ``r = f(a, b, ...)`` of the step::
     r    = sum_d f(a[d], b[d]) sums: a loss, a gradient, a statistic
 
 and every other use of D *mixes* examples: a product of the forward pass that sums over D, unless its result leads to
-state alone (features with a kernel, scores with values), windows, slices, sorts, scans, look-ups and scatters along D, a
-tensor that has D twice. What passes between the examples is counted in bytes: results of sums that meet D again (a batch
-norm's mean) and the operands of what mixes. Of the dimensions that much of the step's arithmetic maps, the batch is the
-one that no trained state has, that mixes nothing, comes from data, passes least, maps most, and stands furthest in front,
-in this order. Sums of the backward pass are gradients and do not count. What the batch leaves uncovered (a second tower, an
-environment beside its mini-batches, the slots of experts) may have batches of its own.
+state alone (features with a kernel, scores with values), windows, slices, sorts, scans, look-ups and scatters along D,
+a tensor that has D twice. What passes between the examples is counted in bytes: results of sums that meet D again (a
+batch norm's mean) and the operands of what mixes. Of the dimensions that much of the step's arithmetic maps, the batch
+is the one that no trained state has, that mixes nothing, comes from data, passes least, maps most, and stands furthest
+in front, in this order. Sums of the backward pass are gradients and do not count, nor do operators without a rule. What
+the batch leaves uncovered (a second tower, an environment beside its mini-batches, the slots of experts) may have
+batches of its own.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ LEAST_COVERED_INSIDE = 1 / 2
 """... where no argument has it."""
 LEAST_UNCOVERED = 1 / 20
 """Another batch is looked for where at least this share of the arithmetic has none."""
-MOST_PASSED = 1 / 8
-"""Where operators mix examples, a dimension is no batch if more than this share of the bytes that carry it passes between
-them, if state has it, or if it does not stand in front: full-batch message passing, stencils and the keys of attention
-are none, losses that compare all examples, and mixtures of experts that sort all tokens, have one."""
+MOST_PASSED = 1 / 16
+"""Where operators mix examples, a dimension is no batch if more than this share of the bytes that carry it passes
+between them, if state has it, or if it does not stand in front: full-batch message passing, stencils and the keys of
+attention are none, losses that compare all examples, and mixtures of experts that sort all tokens, have one."""
 _NEGLIGIBLE = 1 / 1000
 _MOVING_FAMILIES = frozenset({"region", "shape", "source"})
 _CUTTING_PRIMITIVES = frozenset({"slice", "dynamic_slice", "split"})
@@ -236,11 +237,20 @@ class _Facts:
                 if factors and factors[0] in minor:
                     yield named
 
+    @cached_property
+    def position(self) -> dict[int, float]:
+        """Named dimension -> at which place it stands in the tensors that have it, on average."""
+        places: dict[int, list[int]] = defaultdict(list)
+        for (_, d), k in self.named.of.items():
+            places[k].append(d)
+        return {k: sum(of) / len(of) for k, of in places.items()}
+
     def objection(self, k: int) -> str:
         """Why a dimension is no batch, as the rest of a sentence; empty if it is one."""
         mixing = self.mixing(k)
         if mixing.mixes is None:
-            return "examples are independent along no dimension that parameters do not have" if self.is_trained(k) else ""
+            only = "examples are independent along no dimension that parameters do not have"
+            return only if self.is_trained(k) else ""
         is_state = any(k in self.dims[t] for t in self.state)
         if mixing.share <= MOST_PASSED and self.position[k] < 0.5 and not is_state:
             return ""
@@ -313,7 +323,7 @@ class _Facts:
             if named != k or not is_operand:
                 continue
             operands.setdefault(f, t)
-            if kind in ("whole", "window") or f in indexed:
+            if (kind in ("whole", "window") and rule.family != "unknown") or f in indexed:
                 moved = max(moved, tensors[t].num_bytes)
             elif kind == "reduce":
                 sums = True
@@ -345,7 +355,8 @@ class _Facts:
         with_batch = [not batch.isdisjoint(dims) for dims in self.dims]
         shared = [False] * len(tensors)
         for eqn in reversed(self.program.equations):
-            meets = any(with_batch[t] for t in (*eqn.operands, *eqn.results)) or any(shared[t] for t in eqn.results)
+            meets = any(with_batch[t] for t in (*eqn.operands, *eqn.results))
+            meets = meets or any(shared[t] for t in eqn.results)
             if meets and eqn.phase != "update":
                 for t in eqn.operands:
                     shared[t] = shared[t] or not with_batch[t]

@@ -50,7 +50,8 @@ def coarsen(
 ) -> tuple[Grouping, dict[int, int]]:
     """Assign every equation to a group, deterministic in program order.
 
-    ``frozen`` are the inputs that are parameters and that no output replaces. With ``gradients_apart`` the gradients of a contraction are groups of their own, to measure what sharing costs.
+    ``frozen``: parameters that no output replaces. With ``gradients_apart`` gradients of a contraction are groups
+    of their own, to measure what sharing costs.
 
     Returns:
       The grouping, and for each tensor found to be a cotangent the tensor whose gradient it is.

@@ -26,7 +26,8 @@ def zero1(step: Step) -> Sketch | Absent:
     """ZeRO-1: optimizer slots split over all devices, parameters whole. Each device updates its part of a parameter
     with its part of the gradient, which is scattered as it is summed, and the parts are gathered after that: as many
     bytes as data parallelism sends."""
-    if not any(group.kind == "parameter" and not step.graph.state.isdisjoint(group.inputs) for group in step.graph.grouping.groups):
+    parameters = [group for group in step.graph.grouping.groups if group.kind == "parameter"]
+    if all(step.graph.state.isdisjoint(group.inputs) for group in parameters):
         return Absent(reason="no parameter has optimizer slots of its shape")
     split, grouping = _stored(step, all_back(step.topology).back), step.graph.grouping
 
@@ -66,7 +67,9 @@ def _batch_split(step: Step, state: Rule, *, repeat_gathers: bool = False) -> Sk
     sketch = draw(step, compute, state, repeat_gathers=repeat_gathers)
     if axes and not _splits_batch(step, sketch):
         sizes = ", ".join(str(step.size(k)) for k in graph.named.batch)
-        return Absent(reason=f"the batch ({sizes}) does not divide by any of the {step.topology.num_devices} devices")
+        return Absent(
+            reason=f"the batch ({sizes}) does not divide by any of the {step.topology.num_devices} devices"
+        )
     return sketch
 
 

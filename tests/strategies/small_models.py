@@ -162,7 +162,7 @@ def references_of(
     step: Callable[..., Any], args: tuple[Any, ...], topology: str
 ) -> tuple[dict[str, jaxplan.Plan], References]:
     """The plans of all strategies that apply, without a search."""
-    graph = analyse_step(step, args, {}, donate_argnums=(0, 1), static_argnums=())
+    graph = analyse_step(step, args, {}, donate_argnums=None, static_argnums=())
     machine = Topology.parse(topology)
     references = sketch_references(graph, machine)
     model = build_cost_model(graph, machine, always=references.configurations())

@@ -122,11 +122,11 @@ def test_a_strategy_is_chosen_by_name_or_says_why_it_is_not_there(frontier: jaxp
     assert "megatron" in frontier.table()
 
 
-def test_a_batch_that_nothing_divides_stays_whole() -> None:
+def test_a_batch_that_nothing_divides_has_no_data_parallelism() -> None:
     leaf, x = jax.ShapeDtypeStruct((8, 8), jnp.float32), jax.ShapeDtypeStruct((7, 8), jnp.float32)
     planned = jaxplan.plan(momentum_step, [leaf], [leaf], x, topology="cpu:8", memory="1GiB")
-    assert planned.references["data"].in_specs[2][0] is None
-    assert planned.references["data"].communication_seconds == 0
+    for name in ("data", "zero2", "fsdp"):
+        assert planned.absent[name] == "the batch (7) does not divide by any of the 8 devices"
 
 
 @pytest.mark.parametrize("solver", ["auto", "ft", "pase"])
