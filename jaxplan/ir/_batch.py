@@ -202,8 +202,7 @@ class _Facts:
         for eqn in self.program.equations:
             if eqn.phase == "backward" or not behind.isdisjoint(eqn.operands):
                 behind.update(eqn.results)
-        outputs, inputs = self.program.outputs, self.program.inputs
-        return frozenset(inputs[i] for o, i in self.program.aliases.items() if outputs[o] in behind)
+        return frozenset(t for t, successor in self.program.state.items() if successor in behind)
 
     @cached_property
     def from_data(self) -> frozenset[int]:
@@ -251,7 +250,7 @@ class _Facts:
         if mixing.mixes is None:
             only = "examples are independent along no dimension that parameters do not have"
             return only if self.is_trained(k) else ""
-        is_state = any(k in self.dims[t] for t in self.state)
+        is_state = any(k in self.dims[self.program.inputs[i]] for i in self.program.aliases.values())
         if mixing.share <= MOST_PASSED and self.position[k] < 0.5 and not is_state:
             return ""
         eqn, dimension = self.program.equations[mixing.mixes], self.named.dimensions[k]
@@ -308,9 +307,9 @@ class _Facts:
     @cached_property
     def shown(self) -> list[bool]:
         """Per tensor, whether an array that replaces no state leaves the step and is computed of it."""
-        aliases, wanted = self.program.aliases, [False] * len(self.program.tensors)
-        for position, t in enumerate(self.program.outputs):
-            wanted[t] = wanted[t] or (position not in aliases and bool(self.program.tensors[t].shape))
+        successors, wanted = set(self.program.state.values()), [False] * len(self.program.tensors)
+        for t in self.program.outputs:
+            wanted[t] = t not in successors and bool(self.program.tensors[t].shape)
         return [w or leads for w, leads in zip(wanted, self._leading_to(wanted), strict=True)]
 
     def _uses(self, eqn: Equation, rule: OperatorRule, k: int) -> tuple[bool, int]:
