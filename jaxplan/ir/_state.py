@@ -167,26 +167,39 @@ class _Pairing:
                 if score is not None:
                     scores[a, b] = score
                     kinds[a, b] = "unchanged" if score.is_unchanged else "updated"
-        found = _shifted(assign(scores), kinds, len(nodes), len(places))
-        return {a: b for a, b in found.items() if (a, b) not in scores or self._holds(nodes[a], places[b])}
+        if len(nodes) == len(places) > 1 and _is_window(kinds, len(nodes)):
+            return {a: a for a in range(len(nodes))}
+        return {a: b for a, b in assign(scores).items() if self._holds(nodes[a], places[b])}
 
     def _copies(self, nodes: Sequence[_Node]) -> list[_Node]:
-        """Pair subtrees with places into which other state flows: a cast of master weights, a target that is replaced.
-
-        Returns the others.
+        """Pair subtrees with places that are computed of other state: a cast of master weights, a target that is
+        replaced, the gradients of the last step. Returns the others.
         """
         left = []
         for node in nodes:
             places = self._places(node) if _is_named(self._signature(node)) else []
-            place = next((place for place in places if all(map(self._is_of_state, place.leaves))), None)
+            is_small = len(node.leaves) == 1
+            place = next(
+                (place for place in places if self._is_of_state(place, gradients=not is_small)), None
+            )
             if place is None:
                 left.append(node)
             else:
                 self._take(zip(node.leaves, place.leaves, strict=True), placed=True)
         return left
 
-    def _is_of_state(self, o: int) -> bool:
-        """Whether an output is computed along the elements of an input that has another successor."""
+    def _is_of_state(self, place: _Place, *, gradients: bool) -> bool:
+        """Whether the outputs at a place are computed along inputs that have other successors; or of gradients.
+
+        Scalars (a flag, a count) need not be.
+        """
+        arrays = [o for o in place.leaves if self.outputs[o].aval[0]]
+        return bool(arrays) and (
+            all(map(self._is_along_state, arrays))
+            or (gradients and all(self._phase(o) != "forward" for o in arrays))
+        )
+
+    def _is_along_state(self, o: int) -> bool:
         shape = self.outputs[o].aval[0]
         flows = self.successors.flows(self.outputs[o].tensor)
         return any(i in self.partner and self.inputs[i].aval[0] == shape for i in flows)
@@ -263,8 +276,7 @@ class _Pairing:
         moved = [(a, b) for a, b in crossing if a != b]
         if all(_differ_by_name(keys[a], keys[b]) for a, b in moved):
             return True
-        kinds = [flows[pair].kind for pair in crossing]
-        return "unchanged" in kinds and (own > 0 or "updated" not in kinds)
+        return _is_window({pair: flow.kind for pair, flow in flows.items()}, size)
 
     # leaves
 
@@ -295,7 +307,10 @@ class _Pairing:
                         is_unchanged=flow.kind == "unchanged",
                         steps=flow.steps,
                     )
-        for a, b in _shifted(assign(scores), kinds, len(sources), len(targets)).items():
+        found = assign(scores)
+        if len(sources) == len(targets) > 1 and _is_window(kinds, len(sources)):
+            found = {a: a for a in range(len(sources))}
+        for a, b in found.items():
             is_placed = (a, b) in scores and scores[a, b].is_named
             self._take([(sources[a], targets[b])], placed=is_placed)
 
@@ -375,17 +390,17 @@ def _differ_by_name(a: Keys, b: Keys) -> bool:
     )
 
 
-def _shifted(
-    found: dict[int, int], kinds: Mapping[tuple[int, int], PairFlow], num_sources: int, num_targets: int
-) -> dict[int, int]:
-    """An assignment, or the one that keeps the order where values move along it unchanged.
+def _is_window(kinds: Mapping[tuple[int, int], PairFlow], size: int) -> bool:
+    """Whether values move along places unchanged: a window of past values, or buffers that are swapped.
 
-    ``u, step(u, u_before)`` returned for ``u_before, u`` is a window of past values: each takes the place of the one
-    before. So it is where buffers are only swapped.
+    In ``now, step(now, before)`` for ``before, now`` the value ``now`` is returned both unchanged and updated, so that
+    the unchanged one is a past value, at the place of another. A network that is frozen is only returned unchanged.
+
+    Args:
+      kinds: by (source, target), both numbered in order.
+      size: of sources and of targets.
     """
-    in_order = {a: a for a in range(num_sources)}
-    chosen = {kinds[pair] for pair in found.items()}
-    if num_sources != num_targets or found == in_order or "unchanged" not in chosen:
-        return found
-    stays = any(kinds.get((a, a)) == "updated" for a in in_order)
-    return in_order if stays or chosen == {"unchanged"} else found
+    unchanged = {a: b for (a, b), kind in kinds.items() if kind == "unchanged"}
+    updated = {a for (a, _), kind in kinds.items() if kind == "updated"}
+    moves = not updated.isdisjoint(unchanged) or len(set(unchanged.values())) == size
+    return moves and all(b in unchanged.values() or kinds.get((b, b)) == "updated" for b in range(size))

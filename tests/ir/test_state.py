@@ -96,6 +96,23 @@ def test_a_keyword_argument_has_its_name_as_a_key() -> None:
     assert program.donated == (False, False, True)
 
 
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_a_frozen_tree_among_trained_ones_of_its_shapes_moves_nothing(order: tuple[int, ...]) -> None:
+    """Returned unchanged and in any order, it is no past value of another."""
+
+    def step(state: Any, x: jax.Array) -> Any:
+        params = sgd(state["params"], x + x @ state["frozen"]["w"])
+        results = params, average(state["ema"], params), state["frozen"]
+        return tuple(results[k] for k in order)
+
+    program = trace(step, ({"params": PARAMS, "ema": PARAMS, "frozen": PARAMS}, X))
+    expected: dict[str, str] = {}
+    for target, source in enumerate(order):
+        expected |= place(f"[0]['{('params', 'ema', 'frozen')[source]}']", f"[{target}]")
+    assert successors(program) == expected
+    assert donated(program) == {"[0]"}
+
+
 # data flow
 
 
@@ -160,8 +177,12 @@ def test_ravelled_parameters_are_state() -> None:
 
 @pytest.mark.parametrize(
     "tx",
-    [optax.apply_if_finite(optax.adam(1e-3), 3), optax.MultiSteps(optax.adam(1e-3), 4), optax.lion(1e-3)],
-    ids=["apply_if_finite", "MultiSteps", "lion"],
+    [
+        optax.apply_if_finite(optax.adam(1e-3), 3),
+        optax.MultiSteps(optax.adam(1e-3), 4),
+        optax.optimistic_gradient_descent(1e-2),  # keeps the last gradient, which no path leads to
+    ],
+    ids=["apply_if_finite", "MultiSteps", "optimistic_gradient_descent"],
 )
 def test_wrappers_of_optimizers_are_state_as_a_whole(tx: Any) -> None:
     def step(state: Any, x: jax.Array) -> Any:
