@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxplan._arguments import argnums, check_call
+from jaxplan._arguments import argnames, argnums, check_call
 from jaxplan._choice import check_choice
 from jaxplan._errors import ArgumentError
 from jaxplan._scaling import MinDevices, Scaling, checked_counts, find_fewest, scale
@@ -27,6 +27,7 @@ def plan(
     solver: str = "auto",
     donate_argnums: int | Sequence[int] | None = None,
     static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
     pins: Any = None,
     progress: Any = None,
     remat: bool | None = None,
@@ -43,8 +44,10 @@ def plan(
       topology: such as ``"h100:2x8"``; default: the devices present.
       memory: limit per device, bytes or ``"40GiB"``; default: the chip's capacity times its usable fraction.
       solver: one of `jaxplan.solvers.SOLVERS`: ``"auto"``, or an algorithm as published (docs/solvers.md).
-      donate_argnums: arguments whose buffers the step may reuse; default: what it returns updated (docs/state.md).
-      static_argnums: arguments that are Python values.
+      donate_argnums: arguments whose buffers the step may reuse; default: those that its own `jax.jit` donates, else
+        what it returns updated (docs/state.md).
+      static_argnums, static_argnames: arguments that are Python values, by number and by name, as `jax.jit` takes them.
+        A step that is jitted already keeps its own.
       pins: not built yet; must be None.
       progress: True, False, None (shown on a terminal only) or a function of (stage, fraction).
       remat: whether plans may compute blocks of the forward pass again in the backward pass; default: where memory
@@ -72,6 +75,7 @@ def plan(
         "solver": solver,
         "donate_argnums": donate_argnums,
         "static_argnums": static_argnums,
+        "static_argnames": static_argnames,
         "pins": pins,
         "progress": progress,
         "remat": remat,
@@ -90,6 +94,7 @@ def min_devices(
     solver: str = "auto",
     donate_argnums: int | Sequence[int] | None = None,
     static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
     progress: Any = None,
     remat: bool | None = None,
     overlap: bool = False,
@@ -119,6 +124,7 @@ def min_devices(
         "solver": solver,
         "donate_argnums": donate_argnums,
         "static_argnums": static_argnums,
+        "static_argnames": static_argnames,
         "progress": progress,
         "remat": remat,
         "overlap": overlap,
@@ -137,6 +143,7 @@ def scaling(
     solver: str = "auto",
     donate_argnums: int | Sequence[int] | None = None,
     static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
     progress: Any = None,
     remat: bool | None = None,
     overlap: bool = False,
@@ -166,6 +173,7 @@ def scaling(
         "solver": solver,
         "donate_argnums": donate_argnums,
         "static_argnums": static_argnums,
+        "static_argnames": static_argnames,
         "progress": progress,
         "remat": remat,
         "overlap": overlap,
@@ -210,6 +218,7 @@ def _scaled(
         search=_search(options, where),
         donate_argnums=argnums(options["donate_argnums"], "donate_argnums"),
         static_argnums=argnums(options["static_argnums"], "static_argnums") or (),
+        static_argnames=argnames(options["static_argnames"], "static_argnames"),
         progress=options["progress"],
     ) as job:
         yield job
@@ -244,6 +253,7 @@ def plan_with_options(
         search=_search(options, where),
         donate_argnums=argnums(options.get("donate_argnums"), "donate_argnums"),
         static_argnums=static,
+        static_argnames=argnames(options.get("static_argnames", ()), "static_argnames"),
         progress=options.get("progress"),
     )
     if around is None:

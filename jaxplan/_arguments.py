@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from jaxplan._errors import ArgumentError
+from jaxplan._static_leaves import hold_statics
 
 _CALL_MSG = (
     "{name} cannot be called with the arguments given: {reason}.\n"
@@ -44,6 +45,17 @@ def argnums(value: int | Sequence[int] | None, option: str) -> tuple[int, ...] |
             "Arguments that are given by keyword have no number"
         )
     return tuple(i.__index__() for i in numbers)
+
+
+def argnames(value: str | Sequence[str] | None, option: str) -> tuple[str, ...]:
+    """Argument names as a tuple; one name may stand for itself, as in `jax.jit`."""
+    names = () if value is None else (value,) if isinstance(value, str) else value
+    if not isinstance(names, Iterable) or not all(isinstance(name, str) for name in names):
+        raise ArgumentError(
+            f"{option}={value!r} is not understood; expected the name of an argument such as 'train', or several such "
+            "as ('train', 'depth')"
+        )
+    return tuple(names)
 
 
 def check_call(
@@ -104,15 +116,17 @@ def _call_message(step, signature, error, args, kwargs, options, entry, before) 
     return _CALL_MSG.format(name=name, reason=reason, given=given, expected=expected, cause=cause, fix=fix)
 
 
-def check_leaves(
-    step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], static: Sequence[int]
-) -> None:
-    """Raise ArgumentError with the key path of the first leaf that is neither an array nor abstract."""
-    fixed = {i % len(args) for i in static if args}
+def check_leaves(step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], static: Any) -> None:
+    """Raise ArgumentError with the key path of the first leaf that is no array, abstract one or setting.
+
+    Args:
+      static: the settings among the arguments, a `Which`.
+    """
+    fixed, names = static.positions(args), static.keywords(kwargs)
     items = [(f"[{i}]", arg) for i, arg in enumerate(args) if i not in fixed]
-    items += [(f"[{key!r}]", value) for key, value in kwargs.items()]
+    items += [(f"[{key!r}]", value) for key, value in kwargs.items() if key not in names]
     for prefix, argument in items:
-        for path, leaf in jax.tree_util.tree_flatten_with_path(argument)[0]:
+        for path, leaf in jax.tree_util.tree_flatten_with_path(hold_statics(argument))[0]:
             if not is_array_like(leaf):
                 raise ArgumentError(_leaf_message(step, prefix, path, leaf))
 
@@ -134,12 +148,17 @@ def _leaf_message(step: Callable[..., Any], prefix: str, path: Any, leaf: Any) -
         number = prefix[1:-1]
         cause = "it is a setting, or an object that is not registered as a pytree"
         fix = f"static_argnums=({number},) if it is a setting, or jax.tree_util.register_dataclass for its class"
-    value = repr(leaf)
     return _LEAF_MSG.format(
         path=prefix + jax.tree_util.keystr(path),
         name=step_name(step),
-        value=value if len(value) <= 60 else value[:57] + "...",
+        value=shortened(leaf),
         type=type(leaf).__name__,
         cause=cause,
         fix=fix,
     )
+
+
+def shortened(value: Any) -> str:
+    """The repr of a value, on one line and not long."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else text[:57] + "..."

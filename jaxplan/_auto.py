@@ -9,18 +9,20 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
-from jaxplan import _compat, _nnx
+from jaxplan import _compat
 from jaxplan._api import plan_with_options
-from jaxplan._arguments import argnums, check_leaves, step_name
-from jaxplan._call_key import CallKey, call_key
+from jaxplan._arguments import check_call, step_name
+from jaxplan._call import Call, opened_call
+from jaxplan._call_key import CallKey
 from jaxplan._errors import ArgumentError
 from jaxplan._log import warn_once
+from jaxplan._step_options import StepOptions
 
 if TYPE_CHECKING:
     from jaxplan._frontier import Frontier
     from jaxplan._plan import Plan
     from jaxplan.mesh import Topology
-    from jaxplan.partition import PlannedFunction
+    from jaxplan.partition import PlannedFunction, Results
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -45,6 +47,7 @@ def auto(
     solver: str = "auto",
     donate_argnums: int | Sequence[int] | None = None,
     static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
     progress: Any = None,
     remat: bool | None = None,
     overlap: bool = False,
@@ -60,6 +63,7 @@ def auto(
     solver: str = "auto",
     donate_argnums: int | Sequence[int] | None = None,
     static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
     progress: Any = None,
     remat: bool | None = None,
     overlap: bool = False,
@@ -93,9 +97,10 @@ _DISABLED_MSG = (
     "that lie on one device stay there"
 )
 
+_NAMES_OF_ARGUMENTS = ("static_argnums", "static_argnames", "donate_argnums")
 _OPTIONS = frozenset(
-    {"topology", "memory", "choose", "solver", "donate_argnums", "static_argnums", "progress", "remat", "overlap"}
-    | {"verify", "cache_dir"}
+    {"topology", "memory", "choose", "solver", "progress", "remat", "overlap", "verify", "cache_dir"}
+    | {*_NAMES_OF_ARGUMENTS}
 )
 
 
@@ -113,9 +118,11 @@ class Auto(Generic[P, R]):
         self._step = step
         self._options = dict(options)
         self._choose = self._options.pop("choose", "fastest")
-        self._static = argnums(self._options.get("static_argnums", ()), "static_argnums") or ()
+        self._takes = StepOptions.of(
+            step, **{name: self._options[name] for name in _NAMES_OF_ARGUMENTS if name in self._options}
+        )
         self._lock = threading.Lock()
-        self._ready: dict[CallKey, PlannedFunction] = {}
+        self._ready: dict[CallKey, tuple[PlannedFunction, Results]] = {}
         self._frontiers: list[Frontier] = []
         self._plans: list[Plan] = []
 
@@ -126,17 +133,15 @@ class Auto(Generic[P, R]):
         if _compat.setting("jax_disable_jit"):
             warn_once(_DISABLED_MSG.format(step=step_name(self._step)))
             return self._step(*args, **kwargs)
-        with _nnx.opened(args, kwargs, self._static) as call:
-            try:
-                key = call_key(call.args, call.kwargs, self._static, self._options.get("topology"))
-            except TypeError as error:
-                check_leaves(self._step, call.args, call.kwargs, self._static)
-                raise error from None
-            run = self._ready.get(key)
-            if run is None:
+        with opened_call(self._step, self._takes, args, kwargs) as call:
+            key = CallKey.of(call, self._options.get("topology"))
+            ready = self._ready.get(key)
+            if ready is None:
+                call.check_alive()
                 with self._lock:
-                    run = self._ready.get(key) or self._prepare(key, args, kwargs)
-            return call.close(run.run_opened(call))
+                    ready = self._ready.get(key) or self._prepare(key, call)
+            run, results_of = ready
+            return run.run(call, results_of)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
@@ -155,9 +160,7 @@ class Auto(Generic[P, R]):
 
     @property
     def counts(self) -> Counts:
-        return Counts(
-            plans=len(self._plans), compiles=sum(run.num_compilations for run in self._ready.values())
-        )
+        return Counts(plans=len(self._plans), compiles=sum(run.num_compilations for run in self._planned()))
 
     def _last(self, items: list[Any], what: str) -> Any:
         if not items:
@@ -167,16 +170,38 @@ class Auto(Generic[P, R]):
             )
         return items[-1]
 
-    def _prepare(self, key: CallKey, args: Any, kwargs: Any) -> PlannedFunction:
+    def _planned(self) -> list[PlannedFunction]:
+        """The planned steps, each once: several kinds of calls may share one."""
+        return list(dict.fromkeys(run for run, _ in self._ready.values()))
+
+    def _prepare(self, key: CallKey, call: Call) -> tuple[PlannedFunction, Results]:
+        """What serves a new kind of call: a plan that is there, where the step is the same program, or a new one."""
+        ready = self._shared(key, call) or self._new(call)
+        self._ready[key] = ready
+        return ready
+
+    def _shared(self, key: CallKey, call: Call) -> tuple[PlannedFunction, Results] | None:
+        """A plan made for other settings than the call's: a closure that was made anew is another object."""
+        others = [run for other, (run, _) in self._ready.items() if other.may_share(key)]
+        if not others:
+            return None
+        check_call(self._step, call.args, call.kwargs, entry=step_name(self._step))
+        program = others[0].calls.trace(call)
+        for run in dict.fromkeys(others):
+            results_of = run.calls.admit(call, program)
+            if results_of is not None:
+                return run, results_of
+        return None
+
+    def _new(self, call: Call) -> tuple[PlannedFunction, Results]:
         from jaxplan._planner import parse_topology
         from jaxplan.partition import device_mesh
 
         device_mesh(parse_topology(self._options.get("topology")))  # too few devices: said before the search
         options = {**self._options, "choose": self._choose}
-        frontier = plan_with_options(self._step, args, kwargs, options, entry=step_name(self._step))
+        frontier = plan_with_options(self._step, call.args, call.kwargs, options, entry=step_name(self._step))
         chosen = frontier.choose(self._choose)
         run = chosen.jit()
         self._frontiers.append(frontier)
         self._plans.append(chosen)
-        self._ready[key] = run
-        return run
+        return run, run.calls.results_of(call)

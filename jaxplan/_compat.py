@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy
@@ -40,6 +40,23 @@ def setting(name: str) -> Any:
 def trace_context() -> Any:
     """The settings that change what a trace gives, hashable: what `jax.jit` keys its cache on besides avals."""
     return jax_config.trace_context()
+
+
+class JitOptions(NamedTuple):
+    """What `jax.jit` was told of a function's arguments, completed from its signature."""
+
+    static_argnums: tuple[int, ...]
+    static_argnames: tuple[str, ...]
+    donate_argnums: tuple[int, ...]
+    donate_argnames: tuple[str, ...]
+
+
+def jit_options(function: Any) -> JitOptions | None:
+    """The options of a function that `jax.jit` returned; None for every other object."""
+    info = getattr(function, "_jit_info", None)
+    if info is None or not hasattr(info, "static_argnums"):
+        return None
+    return JitOptions(*(tuple(getattr(info, name)) for name in JitOptions._fields))
 
 
 def is_drop_var(var: Any) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxplan._arguments import argnums, check_call
+from jaxplan._arguments import argnames, argnums, check_call
 from jaxplan._errors import PlanFileError, PlanMismatchError
 from jaxplan._json import read_json
 from jaxplan._plan import Plan
@@ -31,6 +31,7 @@ def load(
     step: Callable[..., Any] | None = None,
     *args: Any,
     static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
     **kwargs: Any,
 ) -> Plan | Frontier:
     """Read a plan or a frontier.
@@ -40,6 +41,7 @@ def load(
       step: the step; when given with its arguments the plan can run, and the program's fingerprint is checked.
         A step decorated with `auto` that has been called needs no arguments.
       args, kwargs: arguments of the step, arrays or `jax.ShapeDtypeStruct`.
+      static_argnums, static_argnames: those of them that are Python values; a jitted step keeps its own.
 
     Raises:
       PlanFileError: not a plan file, another schema version, or too large.
@@ -52,7 +54,9 @@ def load(
         fix="save the plan again, or plan again with jaxplan.plan",
         error=PlanFileError,
     )
-    binder = _Binder(step=step, args=args, kwargs=kwargs, static_argnums=static_argnums)
+    binder = _Binder(
+        step=step, args=args, kwargs=kwargs, static_argnums=static_argnums, static_argnames=static_argnames
+    )
     schema = data.get("schema") if isinstance(data, dict) else None
     if schema == PLAN_SCHEMA:
         return binder.bind(Plan.from_json(data))
@@ -78,9 +82,11 @@ class _Binder:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         static_argnums: int | Sequence[int],
+        static_argnames: str | Sequence[str],
     ) -> None:
         self._step, self._args, self._kwargs = step, args, kwargs
         self._static = argnums(static_argnums, "static_argnums") or ()
+        self._static_names = argnames(static_argnames, "static_argnames")
         self._graphs: dict[Any, StepGraph] = {}
 
     def bind(self, plan: Plan) -> Plan:
@@ -121,7 +127,12 @@ class _Binder:
             )
         check_call(step, self._args, self._kwargs, entry="jaxplan.load", before="path, ")
         return analyse_step(
-            step, self._args, self._kwargs, donate_argnums=donate_argnums, static_argnums=self._static
+            step,
+            self._args,
+            self._kwargs,
+            donate_argnums=donate_argnums,
+            static_argnums=self._static,
+            static_argnames=self._static_names,
         )
 
 

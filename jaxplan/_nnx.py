@@ -148,13 +148,11 @@ class Opened:
     Attributes:
       args, kwargs: arguments with a `GraphNode` for each object.
       has_graph: whether there is one.
-      static: positions in `args` that were left alone.
     """
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     has_graph: bool = False
-    static: frozenset[int] = frozenset()
 
     def functional(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """The step on opened arguments; it returns an `Updated`."""
@@ -164,17 +162,16 @@ class Opened:
 
         @functools.wraps(step)
         def functional_step(*args: Any, **kwargs: Any) -> Updated:
-            dynamic = [() if i in self.static else arg for i, arg in enumerate(args)]
             with nnx.merge_context(_TAG, True) as context:
-                live, live_kwargs = _map(lambda node: node.merge(context), (dynamic, kwargs), _is_opened)
-            out = step(*(args[i] if i in self.static else arg for i, arg in enumerate(live)), **live_kwargs)
+                live, live_kwargs = _map(lambda node: node.merge(context), (list(args), kwargs), _is_opened)
+            out = step(*live, **live_kwargs)
             results = out if type(out) is tuple else (out,)
             with nnx.split_context(_TAG) as context:
                 after = (*live, *(live_kwargs[name] for name in sorted(live_kwargs)))
                 after, results = _map(
                     lambda node: GraphNode.split(context, node), (after, results), _is_graph
                 )
-            before = (*dynamic, *(kwargs[name] for name in sorted(kwargs)))
+            before = (*args, *(kwargs[name] for name in sorted(kwargs)))
             arguments = tuple(_difference(a, b) for a, b in zip(after, before, strict=True))
             return Updated(arguments=arguments, results=results, is_tuple=type(out) is tuple)
 
@@ -186,8 +183,7 @@ class Opened:
             return result
         from flax import nnx
 
-        args = (() if i in self.static else arg for i, arg in enumerate(self.args))
-        before = _nodes((*args, *(self.kwargs[name] for name in sorted(self.kwargs))))
+        before = _nodes((*self.args, *(self.kwargs[name] for name in sorted(self.kwargs))))
         after = jax.tree.leaves(result.arguments, is_leaf=lambda x: isinstance(x, GraphNode | _Unchanged))
         with nnx.merge_context(_TAG, False) as context:
             for old, new in zip(before, after, strict=True):
@@ -197,28 +193,21 @@ class Opened:
 
 
 @contextlib.contextmanager
-def opened(
-    args: Sequence[Any], kwargs: Mapping[str, Any], static_argnums: Sequence[int] = ()
-) -> Iterator[Opened]:
+def opened(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Opened]:
     """Open the NNX objects among the arguments of one call; inside the context they can be closed again.
 
     Nothing of Flax is imported for a program that did not import `flax.nnx` itself.
     """
     args = tuple(args)
-    static = frozenset(i % len(args) for i in static_argnums if args)
-    dynamic = [None if i in static else arg for i, arg in enumerate(args)]
-    if not _has_graph((dynamic, kwargs)):
+    if not _has_graph((args, kwargs)):
         yield Opened(args=args, kwargs=kwargs)
         return
     from flax import nnx
 
     with nnx.update_context(_TAG):
         with nnx.split_context(_TAG) as context:
-            dynamic, kwargs = _map(
-                lambda node: GraphNode.split(context, node), (dynamic, dict(kwargs)), _is_graph
-            )
-        args = tuple(args[i] if i in static else arg for i, arg in enumerate(dynamic))
-        yield Opened(args=args, kwargs=kwargs, has_graph=True, static=static)
+            split = _map(lambda node: GraphNode.split(context, node), (list(args), dict(kwargs)), _is_graph)
+        yield Opened(args=tuple(split[0]), kwargs=split[1], has_graph=True)
 
 
 def closed(tree: Any) -> Any:

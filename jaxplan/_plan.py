@@ -12,6 +12,7 @@ from jaxplan import _nnx
 from jaxplan._errors import PlanMismatchError, UnsupportedError
 from jaxplan._files import write_whole
 from jaxplan._plan_json import plan_from_json, plan_to_json
+from jaxplan._static_leaves import release_statics
 from jaxplan._verified import Verified
 from jaxplan.cost import Prediction
 from jaxplan.ir import Configuration, Remat, StepGraph
@@ -149,7 +150,7 @@ class Plan:
 
         if self.graph is None:
             return dict(zip(self.in_paths, leaves, strict=True))
-        args, kwargs = _nnx.states(jax.tree.unflatten(self.graph.program.in_tree, leaves))
+        args, kwargs = _without_settings(jax.tree.unflatten(self.graph.program.in_tree, leaves))
         return (*args, kwargs) if kwargs else tuple(args)
 
     def _out_tree(self, leaves: Sequence[Any]) -> Any:
@@ -157,7 +158,7 @@ class Plan:
 
         if self.graph is None:
             return dict(zip(self.out_paths, leaves, strict=True))
-        return _nnx.states(jax.tree.unflatten(self.graph.program.out_tree, leaves))
+        return _without_settings(jax.tree.unflatten(self.graph.program.out_tree, leaves))
 
     def jit(
         self,
@@ -251,3 +252,8 @@ class Plan:
     def save(self, path: str | Path) -> None:
         """Write JSON: schema version, no time stamps, deterministic. Raises SaveError where it cannot be written."""
         write_whole(path, json.dumps(self.to_json(), indent=1, sort_keys=True) + "\n")
+
+
+def _without_settings(tree: Any) -> Any:
+    """A tree for people: NNX objects as their states, and None in the place of what is no array."""
+    return _nnx.states(release_statics(tree, by=lambda value: None))

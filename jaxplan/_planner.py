@@ -68,12 +68,19 @@ def plan_step(
     search: Search,
     donate_argnums: Sequence[int] | None,
     static_argnums: Sequence[int],
+    static_argnames: Sequence[str] = (),
     progress: Any,
 ) -> Frontier:
     """Plan a step; see `jaxplan.plan`."""
     with Progress(progress) as report:
         graph = analyse_step(
-            step, args, kwargs, donate_argnums=donate_argnums, static_argnums=static_argnums, report=report
+            step,
+            args,
+            kwargs,
+            donate_argnums=donate_argnums,
+            static_argnums=static_argnums,
+            static_argnames=static_argnames,
+            report=report,
         )
         return plan_graph(graph, topology=topology, search=search, report=report, name=step_name(step))
 
@@ -150,12 +157,19 @@ def traced_job(
     search: Search,
     donate_argnums: Sequence[int] | None,
     static_argnums: Sequence[int],
+    static_argnames: Sequence[str] = (),
     progress: Any,
 ) -> Iterator[Job]:
     """Trace and analyse a step once; see `jaxplan.min_devices` and `jaxplan.scaling`."""
     with Progress(progress) as report:
         graph = analyse_step(
-            step, args, kwargs, donate_argnums=donate_argnums, static_argnums=static_argnums, report=report
+            step,
+            args,
+            kwargs,
+            donate_argnums=donate_argnums,
+            static_argnums=static_argnums,
+            static_argnames=static_argnames,
+            report=report,
         )
 
         def plan_on(part: Topology) -> Frontier:
@@ -179,6 +193,7 @@ def analyse_step(
     *,
     donate_argnums: Sequence[int] | None,
     static_argnums: Sequence[int],
+    static_argnames: Sequence[str] = (),
     report: Callable[..., Any] = lambda stage, fraction=0.0: None,
 ) -> StepGraph:
     """Trace a step and analyse it.
@@ -186,9 +201,14 @@ def analyse_step(
     ``donate_argnums=None`` donates the arguments that the step returns updated.
     """
     report("trace")
-    program = trace(step, args, kwargs, donate_argnums=donate_argnums, static_argnums=static_argnums)
-    if donate_argnums is not None:
-        program = dataclasses.replace(program, donate_argnums=tuple(donate_argnums))
+    program = trace(
+        step,
+        args,
+        kwargs,
+        donate_argnums=donate_argnums,
+        static_argnums=static_argnums,
+        static_argnames=static_argnames,
+    )
     with paused_collector():
         return analyse(program, report)
 

@@ -178,7 +178,7 @@ def test_what_does_not_fit_names_the_smallest_that_would(frontier: jaxplan.Front
         ({"solver": "simplex"}, jaxplan.JaxplanError, r"simplex.*known are"),
         ({"pins": {"batch": "n0"}}, UnsupportedError, "not built yet"),
         ({"memory": "a lot"}, ArgumentError, "'40GiB'"),
-        ({"donate_argnums": (5,)}, ArgumentError, "donate_argnums names argument 5.*2 positional"),
+        ({"donate_argnums": (5,)}, ArgumentError, "donate_argnums names argument 5.*3 positional"),
         ({"static_argnums": (-3,)}, ArgumentError, "static_argnums names argument -3"),
         ({"static_argnums": (1,), "donate_argnums": (1,)}, ArgumentError, "a Python value has no buffer"),
     ],
@@ -303,8 +303,8 @@ def test_only_donated_arguments_are_deleted(sharded_plan: jaxplan.Plan) -> None:
     assert deleted() == [True, True, False]  # the parameters come back updated, the batch does not
     assert deleted(donate_argnums=()) == [False, False, False]
     assert deleted(donate_argnums=(-2,)) == [True, True, False]
-    with pytest.raises(ArgumentError, match="donate_argnums names arguments \\[2\\]"):
-        sharded_plan.jit(donate_argnums=(2,))
+    with pytest.raises(ArgumentError, match="donate_argnums names argument 3"):
+        sharded_plan.jit(donate_argnums=(3,))
 
 
 def test_a_donated_argument_cannot_be_used_again(sharded_plan: jaxplan.Plan) -> None:

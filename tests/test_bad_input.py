@@ -104,11 +104,17 @@ def test_missing_arguments_are_named(call: Callable[[], Any], parts: list[str]) 
 @pytest.mark.parametrize("via", [plan, lambda step, *args: jaxplan.auto(step)(*args)], ids=["plan", "auto"])
 def test_what_is_no_array_is_named_by_its_path(via: Callable[..., Any]) -> None:
     state, batch = values()
-    text = message_of(ArgumentError, lambda: via(train_step, state, batch, "fast"))
-    assert "argument [2] of train_step is 'fast', of type str" in text
+    text = message_of(ArgumentError, lambda: via(train_step, state, batch, {1, 2}))
+    assert "argument [2] of train_step is {1, 2}, of type set" in text
     assert "static_argnums=(2,)" in text
-    text = message_of(ArgumentError, lambda: via(train_step, state, {**batch, "name": "digits"}))
-    assert "argument [1]['name'] of train_step is 'digits'" in text
+    text = message_of(ArgumentError, lambda: via(train_step, state, {**batch, "name": object()}))
+    assert "argument [1]['name'] of train_step is <object object" in text
+
+
+@pytest.mark.parametrize("via", [plan, lambda step, *args: jaxplan.auto(step)(*args)], ids=["plan", "auto"])
+def test_a_string_is_a_setting_and_named_where_the_step_fails_on_it(via: Callable[..., Any]) -> None:
+    text = message_of(TraceError, lambda: via(train_step, *values(), "fast"))
+    assert "taken as settings, being no arrays: [2] = 'fast'" in text
 
 
 def test_a_step_that_does_nothing_with_its_arguments() -> None:

@@ -30,6 +30,7 @@ from jaxplan.ir._program import REGION_OUT as REGION_OUT
 from jaxplan.ir._program import Equation as Equation
 from jaxplan.ir._program import Program as Program
 from jaxplan.ir._program import Region as Region
+from jaxplan.ir._program import Source as Source
 from jaxplan.ir._program import StatePair as StatePair
 from jaxplan.ir._program import Tensor as Tensor
 from jaxplan.ir._registry import local_params as local_params
@@ -41,6 +42,7 @@ from jaxplan.ir._remat import rematerialise as rematerialise
 from jaxplan.ir._rule import Factor as Factor
 from jaxplan.ir._rule import OperatorRule as OperatorRule
 from jaxplan.ir._rule import SplitWindow as SplitWindow
+from jaxplan.ir._same_program import first_difference as first_difference
 from jaxplan.ir._space import WHOLE as WHOLE
 from jaxplan.ir._space import FactorClass as FactorClass
 from jaxplan.ir._space import GroupSpace as GroupSpace

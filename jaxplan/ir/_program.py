@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -174,6 +174,26 @@ class StatePair:
     is_state: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Source:
+    """Where a program came from, and how to get the program of other arguments from there.
+
+    Attributes:
+      step: the step, and ``options``: how it takes its arguments.
+      spelling: number of positional arguments, and names of those that were given by keyword.
+      statics: (parameter, value) of each setting that it was traced for.
+      avals: (shape, dtype, weak type) of each input.
+      trace: ``(args, kwargs) -> Program``.
+    """
+
+    step: Callable[..., Any]
+    options: Any
+    spelling: tuple[int, tuple[str, ...]]
+    statics: tuple[tuple[Any, Any], ...]
+    avals: tuple[tuple[Any, ...], ...]
+    trace: Callable[[Sequence[Any], Mapping[str, Any]], Program]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """A traced step, calls inlined and dead equations removed.
@@ -189,6 +209,7 @@ class Program:
       regions: loops and branches; an inner one comes after the one around it.
       fingerprint: SHA-256 over equations and avals; names the program in plan files.
       donate_argnums: the arguments that were donated by name; None when those that come back updated are.
+      source: the step that it was traced from; None where it was put together otherwise.
     """
 
     tensors: tuple[Tensor, ...]
@@ -205,6 +226,7 @@ class Program:
     fingerprint: str
     regions: tuple[Region, ...] = ()
     donate_argnums: tuple[int, ...] | None = None
+    source: Source | None = field(default=None, repr=False, compare=False)
     aliases: Mapping[int, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

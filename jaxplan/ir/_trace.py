@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxplan import _compat, _nnx
-from jaxplan._arguments import check_leaves, step_name
+from jaxplan import _compat
+from jaxplan._arguments import step_name
+from jaxplan._call import Call, argument_path, opened_call
 from jaxplan._errors import ArgumentError, TraceError
+from jaxplan._step_options import StepOptions, Which
 from jaxplan.ir import _control_flow as _control_flow  # registers how loops and branches are inlined
 from jaxplan.ir import _package_calls as _package_calls  # and primitives of other packages
 from jaxplan.ir import _padded_windows as _padded_windows  # how sums over padded windows are
 from jaxplan.ir import _user_sharding as _user_sharding  # and how shardings of the user's are
 from jaxplan.ir._builder import Builder
 from jaxplan.ir._dead_code import remove_dead
-from jaxplan.ir._program import Program
+from jaxplan.ir._program import Program, Source
 from jaxplan.ir._state import Leaf, donated_by_default, pair_state
 from jaxplan.ir._successors import Successors
 
@@ -35,6 +38,12 @@ _CAPTURED_MSG = (
     "  expected: a step that depends on its arguments and on constants, because its plan is kept for later calls\n"
     "  likely cause: it is defined inside a function under jax.jit, jax.grad or jax.lax.scan, and reads its variables\n"
     "  fix: pass the value to the step as an argument"
+)
+_DELETED_MSG = (
+    "the step {name} closes over an array {dtype}{shape} that was deleted: an earlier call was given it as an argument "
+    "and could reuse its buffer.\n"
+    "  likely cause: it is part of a state that a planned step, or jax.jit with donate_argnums, returned updated\n"
+    "  fix: pass it to the step as an argument, or close over a copy (jnp.copy)"
 )
 _CAUSES: tuple[tuple[type[Exception], str, str], ...] = (
     (
@@ -62,83 +71,92 @@ def trace(
     *,
     donate_argnums: Sequence[int] | None = None,
     static_argnums: Sequence[int] = (),
+    static_argnames: Sequence[str] = (),
 ) -> Program:
     """Trace ``step`` on abstract values; nothing is allocated.
 
     Args:
-      step: the single-device step.
+      step: the single-device step; one that is jitted already keeps its own static and donated arguments.
       args, kwargs: arrays, ``jax.ShapeDtypeStruct`` or pytrees of them.
-      donate_argnums: positions in ``args`` whose buffers the step may reuse; None: every argument that the step
-        returns updated, leaf by leaf.
-      static_argnums: positions in ``args`` closed over as Python values.
+      donate_argnums: numbers of arguments whose buffers the step may reuse; None: those that its own `jax.jit` names,
+        else every argument that the step returns updated, leaf by leaf.
+      static_argnums, static_argnames: arguments that are Python values, by number and name, as `jax.jit` has them.
 
     Raises:
       TraceError: the step cannot be traced; names the user's own line.
       ArgumentError: an argument number is out of range, or an argument is both static and donated.
     """
-    static = {_position(i, args, "static_argnums") for i in static_argnums}
-    with _nnx.opened(args, kwargs or {}, tuple(static)) as call:
-        return _trace(call.functional(step), call.args, dict(call.kwargs), static, donate_argnums)
+    options = StepOptions.of(
+        step, static_argnums=static_argnums, static_argnames=static_argnames, donate_argnums=donate_argnums
+    )
+    program = _Source(step=step, options=options).trace(args, kwargs or {})
+    if donate_argnums is None:
+        return program
+    return dataclasses.replace(program, donate_argnums=tuple(donate_argnums))
 
 
-def _trace(
-    step: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    static: set[int],
-    donate_argnums: Sequence[int] | None,
-) -> Program:
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Source:
+    """The step of a program and how it takes its arguments; see `Source`."""
+
+    step: Callable[..., Any]
+    options: StepOptions
+
+    def trace(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Program:
+        self.options.check_numbers(args)
+        with opened_call(self.step, self.options, args, kwargs) as call:
+            program = _trace(self.step, call)
+            return dataclasses.replace(
+                program,
+                source=Source(
+                    step=self.step,
+                    options=self.options,
+                    spelling=(len(args), tuple(kwargs)),
+                    statics=call.statics,
+                    avals=call.avals,
+                    trace=self.trace,
+                ),
+            )
+
+
+def _trace(step: Callable[..., Any], call: Call) -> Program:
     """`trace`, with NNX objects opened."""
-    dynamic = [i for i in range(len(args)) if i not in static]
-
-    def call(dynamic_args, kwargs):
-        merged = list(args)
-        for i, value in zip(dynamic, dynamic_args, strict=True):
-            merged[i] = value
-        return step(*merged, **kwargs)
-
+    example = jax.tree.unflatten(
+        call.tree, [jax.ShapeDtypeStruct(shape, dtype, weak_type=weak) for shape, dtype, weak in call.avals]
+    )
     try:
-        abstract = jax.tree.map(_abstract, ([args[i] for i in dynamic], kwargs))
-    except TypeError:
-        check_leaves(step, args, kwargs, tuple(static))
-        raise
-    try:
-        closed, out_shape = jax.make_jaxpr(call, return_shape=True)(*abstract)
+        closed, out_shape = jax.make_jaxpr(call.functional(step), return_shape=True)(*example)
     except Exception as error:
-        raise _trace_error(step, error) from error
-    if any(isinstance(value, _compat.Tracer) for value in closed.consts):
-        raise TraceError(_CAPTURED_MSG.format(name=step_name(step)))
+        raise _trace_error(step, error, call) from error
+    _check_constants(step, closed.consts)
+    donated = call.options.donated
     return build_program(
         closed,
-        in_example=abstract,
+        in_example=example,
         out_example=out_shape,
-        donate=None if donate_argnums is None else _dynamic_positions(donate_argnums, args, dynamic),
-        argnums=dynamic,
-        static_argnums=tuple(sorted(static)),
+        donate=None if donated is None else _named(call, donated),
+        argnums=call.dynamic,
+        static_argnums=tuple(sorted(call.options.static.positions(call.args))),
     )
 
 
-def _position(argnum: int, args: Sequence[Any], option: str) -> int:
-    """A position in ``args``; negative numbers count from the end."""
-    if not -len(args) <= argnum < len(args):
-        raise ArgumentError(
-            f"{option} names argument {argnum}, and the step was given {len(args)} positional arguments; "
-            "keyword arguments have no number: pass it by position"
-        )
-    return argnum % len(args)
+def _check_constants(step: Callable[..., Any], constants: Sequence[Any]) -> None:
+    """Raise for arrays that the step closes over and that no later call could read."""
+    for value in constants:
+        if isinstance(value, _compat.Tracer):
+            raise TraceError(_CAPTURED_MSG.format(name=step_name(step)))
+        if isinstance(value, jax.Array) and value.is_deleted():
+            raise ArgumentError(
+                _DELETED_MSG.format(name=step_name(step), shape=value.shape, dtype=value.dtype)
+            )
 
 
-def _dynamic_positions(
-    donate_argnums: Sequence[int], args: Sequence[Any], dynamic: Sequence[int]
-) -> list[int]:
-    """Positions of donated arguments among those that are not static."""
-    donated = [_position(i, args, "donate_argnums") for i in donate_argnums]
-    both = [i for i in donated if i not in dynamic]
-    if both:
-        raise ArgumentError(
-            f"arguments {both} are in donate_argnums and in static_argnums; a Python value has no buffer"
-        )
-    return [dynamic.index(i) for i in donated]
+def _named(call: Call, donated: Which) -> frozenset[int | str]:
+    """Arguments that are donated, by place among the positional ones that are no settings, or by keyword."""
+    positions = donated.positions(call.args)
+    return frozenset(
+        i for i, position in enumerate(call.dynamic) if position in positions
+    ) | donated.keywords(call.kwargs)
 
 
 def build_program(
@@ -146,20 +164,24 @@ def build_program(
     *,
     in_example: Any,
     out_example: Any,
-    donate: Sequence[int] | None,
+    donate: Container[int | str] | None,
     argnums: Sequence[int],
     static_argnums: tuple[int, ...] = (),
 ) -> Program:
-    """Turn a closed jaxpr of ``f(dynamic_args, kwargs)`` into a `Program`."""
+    """Turn a closed jaxpr of ``f(dynamic_args, kwargs)`` into a `Program`.
+
+    Args:
+      donate: positions among ``dynamic_args`` and names among ``kwargs``; None: what comes back updated.
+    """
     in_tree = jax.tree.structure(in_example)
     in_keys = [path for path, _ in jax.tree_util.tree_flatten_with_path(in_example)[0]]
     out_keys = [path for path, _ in jax.tree_util.tree_flatten_with_path(out_example)[0]]
-    in_paths = tuple(_input_path(path, argnums) for path in in_keys)
+    in_paths = tuple(argument_path(path, argnums) for path in in_keys)
     builder = Builder()
     jaxpr = closed.jaxpr
     inputs = [builder.add(var.aval, "input", path) for var, path in zip(jaxpr.invars, in_paths, strict=True)]
     outputs = builder.inline(jaxpr, closed.consts, inputs, "")
-    named = tuple(path[0].idx == 0 and donate is not None and path[1].idx in donate for path in in_keys)
+    named = tuple(donate is not None and _argument(path) in donate for path in in_keys)
     ins = [Leaf.of(path[1:], builder.tensors[t]) for path, t in zip(in_keys, inputs, strict=True)]
     outs = [Leaf.of(path, builder.tensors[t]) for path, t in zip(out_keys, outputs, strict=True)]
     pairs = pair_state(ins, outs, Successors(builder.tensors, builder.equations, inputs), named)
@@ -182,17 +204,9 @@ def build_program(
     )
 
 
-def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        return leaf
-    aval = jax.typeof(leaf)
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
-
-
-def _input_path(path: tuple[Any, ...], argnums: Sequence[int]) -> str:
-    if path[0].idx == 0:
-        return f"[{argnums[path[1].idx]}]" + jax.tree_util.keystr(path[2:])
-    return jax.tree_util.keystr(path[1:])
+def _argument(path: tuple[Any, ...]) -> int | str:
+    """Place or keyword of the argument that a leaf belongs to."""
+    return path[1].idx if path[0].idx == 0 else path[1].key
 
 
 def _fingerprint(tensors, equations, regions, inputs, outputs, donated) -> str:
@@ -241,12 +255,15 @@ def _stable(value: Any) -> str:
     return getattr(value, "__name__", type(value).__name__) if " at 0x" in text or callable(value) else text
 
 
-def _trace_error(step: Callable[..., Any], error: Exception) -> TraceError:
+def _trace_error(step: Callable[..., Any], error: Exception, call: Call) -> TraceError:
     frame = _user_frame(error)
     causes = ((cause, fix) for kind, cause, fix in _CAUSES if isinstance(error, kind))
     cause, fix = next(
         causes, ("the step itself fails on these shapes and dtypes", "mend that line, or the arguments")
     )
+    settings = call.settings()
+    if settings:
+        cause += f"; taken as settings, being no arrays: {settings}"
     return TraceError(
         _TRACE_FAILED_MSG.format(
             name=step_name(step),

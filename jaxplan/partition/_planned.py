@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,12 +12,17 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from jaxplan import _compat, _nnx
-from jaxplan._errors import ArgumentError, PlanMismatchError
+from jaxplan._arguments import argnums
+from jaxplan._call import Call, opened_call
+from jaxplan._errors import PlanMismatchError
+from jaxplan._static_leaves import release_statics
+from jaxplan._step_options import which
 from jaxplan.cost import find_flows, plan_transfers
 from jaxplan.mesh import Topology
 from jaxplan.partition import _find_nan
 from jaxplan.partition._combiner import combiner_options
 from jaxplan.partition._donation import DonatedBuffers, unaliased
+from jaxplan.partition._known_calls import KnownCalls, Results
 from jaxplan.partition._nested import nested_program
 from jaxplan.partition._placement import Placer
 from jaxplan.partition._replay import Replay
@@ -95,22 +101,33 @@ class PlannedFunction:
     Attributes:
       plan: the plan that it runs.
       mesh: the devices.
+      calls: the kinds of calls that it serves.
     """
 
     def __init__(self, plan: Plan, mesh: Mesh, donate_argnums: Sequence[int] | None = None) -> None:
         self.plan, self.mesh = plan, mesh
         self._graph = plan.require_program()
         program = self._graph.program
+        traced = (self._graph.traced or self._graph).program
+        if traced.source is None:
+            raise PlanMismatchError(
+                "the plan's program was not traced from a step, and has nothing to be called as"
+            )
+        self._step, self._options, self._spelling = (
+            traced.source.step,
+            traced.source.options,
+            traced.source.spelling,
+        )
+        self.calls = KnownCalls(traced, traced.source)
         self._donate = list(program.donated)
         if donate_argnums is not None:
             self._donate = self._donated(donate_argnums)
         options = combiner_options(plan, mesh.devices.flat[0].platform)
         self._jitted = jit_flat(plan, mesh, self._donate, options)
-        tensors = [program.tensors[t] for t in program.inputs]
-        self._wanted = [(p, t.shape, t.dtype) for p, t in zip(program.in_paths, tensors, strict=True)]
         axes = plan.topology.axes
         shardings = [NamedSharding(mesh, layout.partition_spec(axes)) for layout in plan.in_layouts]
         self._place = Placer(program.in_paths, shardings)
+        tensors = [program.tensors[t] for t in program.inputs]
         local_types = [
             (sharding.shard_shape(tensor.shape), tensor.dtype)
             for sharding, tensor in zip(shardings, tensors, strict=True)
@@ -124,20 +141,17 @@ class PlannedFunction:
     def _donated(self, donate_argnums: Sequence[int]) -> list[bool]:
         """Per leaf, whether it belongs to one of the arguments."""
         program = self._graph.program
-        arguments, _ = jax.tree.unflatten(program.in_tree, program.in_paths)
-        count = len(arguments) + len(program.static_argnums)
-        wrong = [i for i in donate_argnums if not -count <= i < count]
-        if wrong:
-            raise ArgumentError(
-                f"donate_argnums names arguments {wrong}, and the step has {count} positional arguments; "
-                "keyword arguments have no number"
-            )
-        wanted = tuple(f"[{i % count}]" for i in donate_argnums)
-        return (
-            [path.startswith(wanted) for path in program.in_paths]
-            if wanted
-            else [False] * len(program.in_paths)
+        num_given = self._spelling[0]
+        donated = which(
+            self._options.parameters,
+            argnums(donate_argnums, "donate_argnums") or (),
+            (),
+            option="donate_argnums",
         )
+        donated.check_negative(num_given, "donate_argnums")
+        wanted = tuple(f"[{i}]" for i in donated.positions(range(num_given)))
+        wanted += tuple(f"[{name!r}]" for name in donated.names if name in self._spelling[1])
+        return [bool(wanted) and path.startswith(wanted) for path in program.in_paths]
 
     @property
     def num_compilations(self) -> int:
@@ -145,12 +159,13 @@ class PlannedFunction:
         return (self._compiled is not None) + (self._checked is not None)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with _nnx.opened(args, kwargs, self._graph.program.static_argnums) as call:
-            return call.close(self.run_opened(call))
+        with self._opened(args, kwargs) as call:
+            return self.run(call, self.calls.results_of(call))
 
-    def run_opened(self, call: _nnx.Opened) -> Any:
-        """The results of a call whose NNX objects are opened; they are to be closed."""
-        leaves = self._flatten(call)
+    def run(self, call: Call, results_of: Results) -> Any:
+        """The results of a call that is open, of a kind that the plan serves."""
+        call.check_alive()
+        leaves = call.leaves
         placed = leaves if _any_traced(leaves) else self._place(leaves)
         if _any_traced(placed):
             results = self._nested_call(leaves)
@@ -158,7 +173,13 @@ class PlannedFunction:
             results = self._checked_call(placed)
         else:
             results = self._compiled_call(self._buffers.own(leaves, placed))
-        return jax.tree.unflatten(self._graph.program.out_tree, results)
+        return call.opened.close(results_of(results))
+
+    def _opened(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> contextlib.AbstractContextManager[Call]:
+        args, kwargs = self._options.spelled_as(self._spelling, args, kwargs)
+        return opened_call(self._step, self._options, args, kwargs)
 
     def _compiled_call(self, leaves: Sequence[Any]) -> Any:
         if self._compiled is None:
@@ -191,61 +212,29 @@ class PlannedFunction:
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """`jax.stages.Lowered` over flat leaves; arguments may be `jax.ShapeDtypeStruct`."""
-        with _nnx.opened(args, kwargs, self._graph.program.static_argnums) as call:
-            leaves = self._flatten(call)
+        with self._opened(args, kwargs) as call:
+            self.calls.results_of(call)
+            call.check_alive()
+            leaves = call.leaves
         return self._jitted.lower(
             *[self._abstract(x, s) for x, s in zip(leaves, self._place.shardings, strict=True)]
         )
 
     def shard(self, *args: Any, **kwargs: Any) -> Any:
-        """Place the dynamic arguments as the plan wants them; returns the tuple of arguments, NNX objects copied."""
-        with _nnx.opened(args, kwargs, self._graph.program.static_argnums) as call:
-            leaves = self._flatten(call)
-            leaves = unaliased(leaves, self._place(leaves), range(len(leaves)))
-        placed, placed_kwargs = _nnx.closed(jax.tree.unflatten(self._graph.program.in_tree, leaves))
-        return (*placed, placed_kwargs) if placed_kwargs else tuple(placed)
-
-    def _flatten(self, call: _nnx.Opened) -> list[Any]:
-        program = self._graph.program
-        dynamic = [arg for i, arg in enumerate(call.args) if i not in program.static_argnums]
-        leaves, tree = jax.tree.flatten((dynamic, dict(call.kwargs)))
-        if tree != program.in_tree:
-            raise PlanMismatchError(
-                "the arguments have another structure than those the plan was made for.\n"
-                f"  given:    {tree}\n  expected: {program.in_tree}\n"
-                "  fix: plan again for these arguments"
-            )
-        for leaf, (path, shape, dtype) in zip(leaves, self._wanted, strict=True):
-            _check_leaf(leaf, path, shape, dtype)
-        return leaves
+        """Place the arguments as the plan wants them; returns the tuple of arguments, NNX objects copied."""
+        with self._opened(args, kwargs) as call:
+            self.calls.results_of(call)
+            call.check_alive()
+            leaves = unaliased(call.leaves, self._place(call.leaves), range(len(call.leaves)))
+            placed, keywords = _nnx.closed(release_statics(jax.tree.unflatten(call.tree, leaves)))
+            keywords = {name: keywords.get(name, value) for name, value in call.kwargs.items()}
+            return (*call.merge(placed), keywords) if keywords else tuple(call.merge(placed))
 
     @staticmethod
     def _abstract(leaf: Any, sharding: NamedSharding) -> Any:
         aval = jax.typeof(leaf) if not isinstance(leaf, jax.ShapeDtypeStruct) else leaf
         return jax.ShapeDtypeStruct(
             aval.shape, aval.dtype, sharding=sharding, weak_type=getattr(aval, "weak_type", False)
-        )
-
-
-def _check_leaf(leaf: Any, path: str, shape: tuple[int, ...], dtype: Any) -> None:
-    """Raise when an argument is not of the kind that the plan was made for; called for every leaf of every step."""
-    is_array = isinstance(leaf, jax.Array)
-    aval: Any = leaf if is_array or isinstance(leaf, jax.ShapeDtypeStruct) else jax.typeof(leaf)
-    if aval.shape != shape:
-        raise PlanMismatchError(
-            f"argument {path} has shape {aval.shape}; the plan was made for {shape}.\n"
-            "  fix: plan again for these arguments"
-        )
-    if aval.dtype != dtype:
-        raise PlanMismatchError(
-            f"argument {path} is {aval.dtype}; the plan was made for {dtype}.\n"
-            "  fix: convert it, or plan again for these arguments"
-        )
-    if is_array and not isinstance(leaf, _compat.Tracer) and leaf.is_deleted():
-        raise ArgumentError(
-            f"argument {path} was deleted: an earlier call was given it and could reuse its buffer.\n"
-            "  likely cause: the step returns it updated, so the plan donates it\n"
-            "  fix: pass on what the step returned, or donate nothing (donate_argnums=())"
         )
 
 

@@ -1,0 +1,257 @@
+"""Whether two traces of one step are the same program: equal equations, literals and constant values.
+
+Names, key paths, source lines and weak types do not count: they change no number and no plan.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxplan import _compat
+from jaxplan.ir._program import Equation, Program, Tensor
+
+_IGNORED_PARAMS = frozenset(
+    {"weak_type", "debug_info", "name", "source_info", "ctx_mesh", "name_and_src_info"}
+)
+_MOST_COMPARED = 10_000
+
+Seen = set[tuple[int, int]]
+"""Pairs of objects, by identity, that were compared or are being compared."""
+
+
+def first_difference(planned: Program, other: Program) -> str | None:
+    """What sets another trace apart from the one that was planned, with the line of the step; None where nothing does.
+
+    The text goes on after "the step on these arguments ..."; what differs in the other is named first.
+    """
+    return (
+        _inputs_difference(planned, other)
+        or _equations_difference(planned, other)
+        or _structure_difference(planned, other)
+    )
+
+
+def _inputs_difference(planned: Program, other: Program) -> str | None:
+    ours, theirs = planned.in_avals, other.in_avals
+    if len(ours) != len(theirs):
+        return f"has {len(theirs)} arrays among its arguments, and {len(ours)} in the plan"
+    for path, a, b in zip(other.in_paths, ours, theirs, strict=True):
+        if a != b:
+            return f"takes {b} as {path}, and {a} in the plan"
+    return None
+
+
+def _equations_difference(planned: Program, other: Program) -> str | None:
+    for a, b in zip(planned.equations, other.equations, strict=False):
+        where = _where(b)
+        if a.name != b.name:
+            return f"computes {b.name} where the plan has {a.name}{where}"
+        for s, t in zip(a.operands, b.operands, strict=False):
+            found = _value_difference(planned.tensors[s], other.tensors[t])
+            if found:
+                return f"has {found}, of {b.name}{where}"
+        if a.operands != b.operands or len(a.results) != len(b.results):
+            return f"gives {b.name} other operands{where}"
+        shapes = [(planned.tensors[s], other.tensors[t]) for s, t in zip(a.results, b.results, strict=True)]
+        for s, t in shapes:
+            if (s.shape, s.dtype) != (t.shape, t.dtype):
+                return f"has a result {t.dtype}{list(t.shape)} in place of {s.dtype}{list(s.shape)}, of {b.name}{where}"
+        if a.results != b.results or a.region != b.region:
+            return f"has {b.name} at another place{where}"
+        found = _params_difference(a.params, b.params)
+        if found:
+            return f"has {found}, of {b.name}{where}"
+    counts = len(planned.equations), len(other.equations)
+    if counts[0] != counts[1]:
+        return f"has {counts[1]} operators, and {counts[0]} in the plan"
+    return None
+
+
+def _structure_difference(planned: Program, other: Program) -> str | None:
+    """Loops, branches, and results, which may be constants."""
+    for a, b in zip(planned.regions, other.regions, strict=False):
+        if _region(a) != _region(b) or _params_difference(a.params, b.params):
+            return f"has another {b.kind}{_where(b)}"
+    if len(planned.regions) != len(other.regions):
+        return "has another number of loops and branches"
+    if len(planned.outputs) != len(other.outputs):
+        return f"returns {len(other.outputs)} arrays, and {len(planned.outputs)} in the plan"
+    for path, s, t in zip(other.out_paths, planned.outputs, other.outputs, strict=True):
+        found = _value_difference(planned.tensors[s], other.tensors[t])
+        if found:
+            return f"returns {found}, as {path or 'its result'}"
+        if s != t:
+            return f"returns another value as {path or 'its result'}"
+    return None
+
+
+def _region(region: Any) -> tuple[Any, ...]:
+    return region.kind, region.trips, region.selector, region.predicate, region.ranges, region.parent
+
+
+def _where(item: Equation | Any) -> str:
+    line = _compat.eqn_source_line(item.origin)
+    return f", at {line}" if line else ""
+
+
+def _value_difference(planned: Tensor, other: Tensor) -> str | None:
+    if planned.kind != other.kind:
+        return f"a {other.kind} in place of a {planned.kind}"
+    if planned.kind not in ("literal", "constant") or planned.value is other.value:
+        return None
+    if (planned.shape, planned.dtype) == (other.shape, other.dtype) and _same_array(
+        planned.value, other.value
+    ):
+        return None
+    if planned.shape == other.shape == ():
+        return f"the {other.kind} {_number(other.value)} in place of {_number(planned.value)}"
+    shape = f"{other.dtype}[{','.join(map(str, other.shape))}]"
+    return f"other values in a closed-over array {shape}"
+
+
+def _number(value: Any) -> str:
+    """A scalar in as few digits as its dtype tells apart."""
+    if _compat.is_key_dtype(getattr(value, "dtype", np.dtype(bool))):
+        return str(value)
+    return str(np.asarray(value)[()])
+
+
+def _same_array(a: Any, b: Any) -> bool:
+    """Whether two arrays are equal to the bit."""
+    if a is b:
+        return True
+    if _compat.is_key_dtype(getattr(a, "dtype", np.dtype(bool))):
+        a, b = jax.random.key_data(a), jax.random.key_data(b)
+    a, b = np.asarray(a), np.asarray(b)
+    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+def _params_difference(planned: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
+    if planned.keys() != other.keys():
+        return f"other parameters, {', '.join(sorted(planned.keys() ^ other.keys()))}"
+    for name, value in other.items():
+        if name not in _IGNORED_PARAMS and not _same(planned[name], value, set()):
+            return f"another parameter {name}"
+    return None
+
+
+def _same(a: Any, b: Any, seen: Seen) -> bool:
+    """Whether two values that a program holds are equal: arrays by value, functions by code and closure."""
+    if a is b:
+        return True
+    if type(a) is not type(b) or len(seen) > _MOST_COMPARED:
+        return False
+    if isinstance(a, jax.Array | np.ndarray):
+        return _same_array(a, b)
+    if isinstance(a, Mapping):
+        return a.keys() == b.keys() and all(_same(a[key], b[key], seen) for key in a)
+    if isinstance(a, tuple | list):
+        return len(a) == len(b) and all(_same(x, y, seen) for x, y in zip(a, b, strict=True))
+    if isinstance(a, _compat.ClosedJaxpr | _compat.Jaxpr):
+        return _same_jaxpr(a, b, seen)
+    if isinstance(a, types.FunctionType):
+        return _same_function(a, b)
+    if isinstance(a, functools.partial):
+        return _same_closed(a, b)
+    if type(a).__eq__ is not object.__eq__:
+        return _equal(a, b)
+    if (id(a), id(b)) in seen:  # they hold themselves
+        return True
+    seen.add((id(a), id(b)))
+    return _same_fields(a, b, seen)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    try:
+        return bool(a == b)
+    except Exception:
+        return False
+
+
+def _same_function(a: Any, b: Any) -> bool:
+    """Two closures of one definition over equal values compute the same; both are called by a program as they are."""
+    if a.__code__ != b.__code__ or a.__globals__ is not b.__globals__:
+        return False
+    closed = [(tuple(_contents(cell) for cell in f.__closure__ or ()), f.__defaults__) for f in (a, b)]
+    return a.__kwdefaults__ == b.__kwdefaults__ and _same_closed(*closed)
+
+
+def _same_closed(a: Any, b: Any) -> bool:
+    """Equal values that nothing can change: a list that a callback appends to has to be the same list."""
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, jax.Array):
+        return _same_array(a, b)
+    if isinstance(a, tuple):
+        return len(a) == len(b) and all(map(_same_closed, a, b))
+    if isinstance(a, types.FunctionType):
+        return _same_function(a, b)
+    if isinstance(a, functools.partial):
+        return _same_closed((a.func, a.args), (b.func, b.args)) and a.keywords == b.keywords
+    return isinstance(a, int | float | complex | str | bytes | np.dtype | types.MethodType) and _equal(a, b)
+
+
+def _contents(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # empty
+        return None
+
+
+def _same_fields(a: Any, b: Any, seen: Seen) -> bool:
+    """Objects that do not say when they are equal, by their attributes."""
+    if dataclasses.is_dataclass(a):
+        names = [field.name for field in dataclasses.fields(a)]
+    elif hasattr(a, "__dict__"):
+        if vars(a).keys() != vars(b).keys():
+            return False
+        names = list(vars(a))
+    else:
+        return False
+    return bool(names) and all(
+        hasattr(a, name) and hasattr(b, name) and _same(getattr(a, name), getattr(b, name), seen)
+        for name in names
+    )
+
+
+def _same_jaxpr(a: Any, b: Any, seen: Seen) -> bool:
+    """Inner programs, up to the names of their variables."""
+    (a, a_consts), (b, b_consts) = _compat.open_jaxpr(a), _compat.open_jaxpr(b)
+    if not _same(tuple(a_consts), tuple(b_consts), seen) or len(a.eqns) != len(b.eqns):
+        return False
+    pairs: dict[Any, Any] = {}
+    if not _bound(pairs, [*a.constvars, *a.invars], [*b.constvars, *b.invars]):
+        return False
+    for x, y in zip(a.eqns, b.eqns, strict=True):
+        alike = x.primitive is y.primitive and _read(pairs, x.invars, y.invars)
+        if not alike or _params_difference(x.params, y.params) or not _bound(pairs, x.outvars, y.outvars):
+            return False
+    return _read(pairs, a.outvars, b.outvars)
+
+
+def _bound(pairs: dict[Any, Any], ours: Sequence[Any], theirs: Sequence[Any]) -> bool:
+    pairs.update(zip(ours, theirs, strict=False))
+    return len(ours) == len(theirs) and all(
+        (x.aval.shape, x.aval.dtype) == (y.aval.shape, y.aval.dtype)
+        if hasattr(x.aval, "dtype") and hasattr(y.aval, "dtype")
+        else _equal(x.aval, y.aval)
+        for x, y in zip(ours, theirs, strict=True)
+    )
+
+
+def _read(pairs: Mapping[Any, Any], ours: Sequence[Any], theirs: Sequence[Any]) -> bool:
+    def same(x: Any, y: Any) -> bool:
+        if isinstance(x, _compat.Literal):
+            return isinstance(y, _compat.Literal) and _same_array(x.val, y.val)
+        return not isinstance(y, _compat.Literal) and pairs.get(x) is y
+
+    return len(ours) == len(theirs) and all(same(x, y) for x, y in zip(ours, theirs, strict=True))
