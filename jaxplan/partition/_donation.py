@@ -21,8 +21,8 @@ from jaxplan._log import logger
 
 _MOST_PATHS = 4
 _SHARED_MSG = (
-    "{count} donated arguments were passed twice or share a buffer with another argument: {pairs}. Copies were donated "
-    "in their place, and the arrays themselves were kept"
+    "donated arguments that were passed twice or share a buffer with another argument ({count}): {pairs}. Copies were "
+    "donated in their place, and the arrays themselves were kept"
 )
 
 Span = tuple[Any, int, int]
