@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from jaxplan._arguments import argnames, argnums, check_call
 from jaxplan._choice import check_choice
 from jaxplan._errors import ArgumentError
+from jaxplan._interrupt import current, interruptible
 from jaxplan._scaling import MinDevices, Scaling, checked_counts, find_fewest, scale
 from jaxplan._units import parse_memory
 
@@ -224,6 +225,7 @@ def _scaled(
         yield job
 
 
+@interruptible()
 def plan_with_options(
     step: Callable[..., Any],
     args: Sequence[Any],
@@ -256,7 +258,7 @@ def plan_with_options(
         static_argnames=argnames(options.get("static_argnames", ()), "static_argnames"),
         progress=options.get("progress"),
     )
-    if around is None:
+    if around is None or current().happened:
         return frontier
     from jaxplan._progress import Progress
 

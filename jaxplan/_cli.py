@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import jaxplan
 from jaxplan._cli_audit import add_audit_arguments, audit_of
 from jaxplan._cli_checks import check_before_planning, check_files
+from jaxplan._cli_interrupt import EXIT_INTERRUPTED, watched
 from jaxplan._cli_profile import add_profile_command
 from jaxplan._cli_scaling import add_scaling_commands
 from jaxplan._cli_step import add_step_arguments, step_arguments
@@ -21,6 +22,7 @@ from jaxplan._errors import (
     ProfileError,
     TopologyError,
 )
+from jaxplan._interrupt import INTERRUPTED_NOTE
 from jaxplan._progress import Progress
 from jaxplan._units import format_bytes, format_seconds
 
@@ -40,20 +42,30 @@ examples:
   jaxplan audit frontier.json train:train_step --args train:make_args --choose knee
   jaxplan profile --output here.json && jaxplan plan ... --profile here.json
 
-exit codes: 0 done, 1 failed, 2 wrong usage, 3 no plan fits the memory, 4 the compiled program differs
+exit codes: 0 done, 1 failed, 2 wrong usage, 3 no plan fits the memory, 4 the compiled program differs,
+130 interrupted: what was found until then is saved and printed
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code; an error is one line on stderr (--debug: a traceback)."""
     arguments = _parser().parse_args(argv)
-    try:
-        return arguments.run(arguments)
-    except Exception as error:  # the boundary to the shell: whatever happened becomes one line and a code
-        if arguments.debug:
-            raise
-        print(f"jaxplan: error: {_one_line(error)}", file=sys.stderr)
-        return _exit_code(error)
+    with watched() as watch:
+        arguments.watch = watch
+        try:
+            code = arguments.run(arguments)
+        except KeyboardInterrupt:
+            code = EXIT_INTERRUPTED
+        except Exception as error:  # the boundary to the shell: whatever happened becomes one line and a code
+            if arguments.debug:
+                raise
+            if not watch.interrupted:
+                print(f"jaxplan: error: {_one_line(error)}", file=sys.stderr)
+            code = _exit_code(error)
+        if watch.interrupted or code == EXIT_INTERRUPTED:
+            print(watch.message, file=sys.stderr)
+            return EXIT_INTERRUPTED
+        return code
 
 
 def _exit_code(error: Exception) -> int:
@@ -126,14 +138,14 @@ def _run_plan(arguments: argparse.Namespace) -> int:
     elif arguments.cache:
         raise ArgumentError("--cache keeps what --verify compiles: give both, or neither")
     check_before_planning(arguments, options["topology"])
+    arguments.watch.rescue = lambda: _save_found(arguments)
     with Progress() as progress:
         frontier = jaxplan.plan(step, *args, **options, progress=progress)
     print(f"planned: {progress}", file=sys.stderr)
-    if arguments.save:  # before the choice, which this frontier may not have
-        frontier.save(arguments.save)
-    plan = _show_frontier(frontier, arguments)
-    if arguments.plan:
-        plan.save(arguments.plan)
+    plan = _save(frontier, arguments)
+    _show_frontier(frontier, arguments)
+    if arguments.watch.interrupted:
+        return EXIT_INTERRUPTED
     if arguments.trace:
         _write_trace(plan, arguments.trace)
     if not arguments.audit:
@@ -141,6 +153,31 @@ def _run_plan(arguments: argparse.Namespace) -> int:
     audit = plan.audit()
     print(audit.table())
     return EXIT_DONE if audit.ok else EXIT_AUDIT
+
+
+def _save(frontier: Frontier, arguments: argparse.Namespace) -> Plan:
+    """Write the files that were asked for, and return the plan chosen."""
+    with arguments.watch.saving():
+        if arguments.save:  # before the choice, which this frontier may not have
+            frontier.save(arguments.save)
+        plan = frontier.choose(arguments.choose or "fastest")
+        if arguments.plan:
+            plan.save(arguments.plan)
+    return plan
+
+
+def _save_found(arguments: argparse.Namespace) -> None:
+    """Write what is known in the middle of the search, if anything fits."""
+    from jaxplan._frontier import Frontier
+
+    found = arguments.watch.interruption
+    frontier = Frontier.from_plans(
+        found.plans, memory_limit_bytes=found.memory_limit_bytes, notes=(INTERRUPTED_NOTE,)
+    )
+    if arguments.save:
+        frontier.save(arguments.save)
+    if arguments.plan:
+        frontier.choose(arguments.choose or "fastest").save(arguments.plan)
 
 
 def _write_trace(plan: Plan, file: str) -> None:

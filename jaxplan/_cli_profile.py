@@ -7,6 +7,7 @@ import dataclasses
 import sys
 from typing import Any
 
+from jaxplan._cli_interrupt import EXIT_INTERRUPTED
 from jaxplan._errors import ArgumentError
 from jaxplan._progress import Progress
 from jaxplan._units import format_bytes, format_seconds, parse_memory
@@ -55,6 +56,7 @@ def run_profile(arguments: argparse.Namespace) -> int:
     settings = Settings(max_bytes=1 << (parse_memory(arguments.max_bytes) - 1).bit_length())
     if arguments.dtypes:
         settings = dataclasses.replace(settings, dtypes=tuple(arguments.dtypes))
+    arguments.watch.answers = True
     with Progress() as progress:
         try:
             table = measure(file, topology=topology, settings=settings, progress=progress)
@@ -62,7 +64,8 @@ def run_profile(arguments: argparse.Namespace) -> int:
             print(
                 f"interrupted: what was measured is in {file}.partial; run it again to go on", file=sys.stderr
             )
-            return 130  # as shells report an interrupt
+            arguments.watch.saved = True
+            return EXIT_INTERRUPTED
     print(f"measured: {progress}", file=sys.stderr)
     print(f"{table!r} written to {file}")
     for (kind, shape), curve in sorted(table.collectives.items()):

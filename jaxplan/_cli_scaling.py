@@ -53,12 +53,13 @@ def _run_min_devices(arguments: argparse.Namespace) -> int:
     print(f"planned: {progress}", file=sys.stderr)
     print(found.table())
     plan = found.plan
+    if arguments.plan:
+        with arguments.watch.saving():
+            plan.save(arguments.plan)
     print(
         f"fewest: {found.num_devices} devices ({plan.topology.name}), {format_seconds(plan.time_seconds)} a step, "
         f"{format_bytes(plan.memory_bytes)} per device"
     )
-    if arguments.plan:
-        plan.save(arguments.plan)
     return 0
 
 

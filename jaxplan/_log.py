@@ -7,6 +7,8 @@ import logging
 import threading
 from collections.abc import Iterator
 
+from jaxplan._interrupt import EndedError, current
+
 logger = logging.getLogger("jaxplan")
 
 _given: set[str] = set()
@@ -27,10 +29,19 @@ def inform_once(message: str, *, cause: str | None = None) -> None:
 
 @contextlib.contextmanager
 def until_interrupted(stage: str) -> Iterator[None]:
-    """Let Ctrl-C end one stage of a search and not the search, and say so: what was found so far goes on."""
+    """Let Ctrl-C end one stage of a search and not the search, and say so once: what was found so far goes on.
+
+    Pressed again, it ends the search.
+    """
+    interruption = current()
     try:
         yield
+    except EndedError:
+        return
     except KeyboardInterrupt:
+        if interruption.happened:
+            raise
+        interruption.mark()
         logger.warning("interrupted: %s ends here, and what was found so far is the answer", stage)
 
 

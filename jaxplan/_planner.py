@@ -15,6 +15,7 @@ from jaxplan._collector import paused_collector
 from jaxplan._errors import ArgumentError
 from jaxplan._frontier import Frontier
 from jaxplan._hierarchy import open_configurations
+from jaxplan._interrupt import INTERRUPTED_NOTE, current, interruptible
 from jaxplan._log import inform_once, until_interrupted, warn_once
 from jaxplan._padding import uneven_dimensions
 from jaxplan._plan import Plan
@@ -72,7 +73,7 @@ def plan_step(
     progress: Any,
 ) -> Frontier:
     """Plan a step; see `jaxplan.plan`."""
-    with Progress(progress) as report:
+    with interruptible(), Progress(progress) as report:
         graph = analyse_step(
             step,
             args,
@@ -93,7 +94,7 @@ def plan_graph(
     Raises:
       InfeasibleError: no plan fits the limit.
     """
-    with paused_collector():
+    with interruptible(), paused_collector():
         return _plan_graph(graph, topology, search, report, name)
 
 
@@ -114,6 +115,8 @@ def _plan_graph(graph: StepGraph, topology: Topology, search: Search, report: Pr
     if not any(plan.time_seconds for plan in plans):
         raise ArgumentError(_NOTHING_MSG.format(name=name))
     notes = [*_unknown_operators(graph), *_uneven_dimensions(model, plans), *filter(None, [opened.certificate()])]
+    if current().happened:
+        notes.append(INTERRUPTED_NOTE)
     if search.overlap:
         notes.append(_OVERLAP_NOTE)
     elif any(plan.remat for plan in plans):
@@ -161,7 +164,7 @@ def traced_job(
     progress: Any,
 ) -> Iterator[Job]:
     """Trace and analyse a step once; see `jaxplan.min_devices` and `jaxplan.scaling`."""
-    with Progress(progress) as report:
+    with interruptible(), Progress(progress) as report:
         graph = analyse_step(
             step,
             args,
@@ -222,6 +225,15 @@ class Proof:
     most_configurations: int | None = None
 
 
+    def limited(self, prediction: Prediction) -> dict[str, Any]:
+        """The attributes of the same names of a plan of that prediction: no bound is above its own time."""
+        return {
+            "lower_bound_seconds": min(self.lower_bound_seconds, prediction.time_seconds),
+            "gap": self.gap,
+            "most_configurations": self.most_configurations,
+        }
+
+
 NOTHING_PROVEN = Proof()
 
 
@@ -236,40 +248,81 @@ def solve_model(
 
     ``most_configurations`` is what bounds and gaps are within, see `Plan`.
     """
-    predictor, limit = predictor_of(model), search.memory_limit_bytes
+    predictor = predictor_of(model)
+    report("score")
+    references, assigned = _reference_plans(predictor, sketches)
+    current().plans, current().memory_limit_bytes = tuple(references.values()), search.memory_limit_bytes
+    plans = list(references.values())
+    with until_interrupted("the search"):
+        plans = _found_beside(predictor, sketches, references, assigned, search, report, most_configurations)
+    if not plans:
+        raise KeyboardInterrupt  # nothing was found until then
+    return plans, references
+
+
+def _found_beside(
+    predictor: Predictor,
+    sketches: Mapping[str, Sketch],
+    references: dict[str, Plan],
+    assigned: Mapping[str, tuple[Sequence[int], Sequence[int]]],
+    search: Search,
+    report: Callable[..., Any],
+    most_configurations: int | None,
+) -> list[Plan]:
+    """Plans to show of all that is found; references get what is proven of them."""
+    model, limit = predictor.model, search.memory_limit_bytes
     solutions = find_solutions(predictor, sketches, search, report)
     report("score")
-    references = {}
-    for name, sketch in sketches.items():
-        assignment, choices = reference_solution(model, sketch)
-        proof = _proof(model, solutions, assignment, choices, most_configurations)
-        references[name] = make_plan(predictor, assignment, choices, name=name, proof=proof)
+    for name, reference in references.items():
+        proof = _proof(model, solutions, *assigned[name], most_configurations)
+        references[name] = dataclasses.replace(reference, **proof.limited(reference.prediction))
     candidates = predict_all(predictor, solutions, report)
     again: list[Candidate] = []
-    if candidates and _wants_remat(search, candidates):
-        report("remat")
-        again = recomputed(model, candidates, search.solver, lambda fraction: report("remat", fraction))
+    if candidates and not current().happened and _wants_remat(search, candidates):
+        with until_interrupted("looking for blocks to compute again"):
+            report("remat")
+            again = recomputed(model, candidates, search.solver, lambda fraction: report("remat", fraction))
     everyone = [*candidates, *again]
     shown = shown_points(list(references.values()), everyone, limit)
     shown = shown or [*references.values(), *everyone]  # none fits: the error names the leanest
-    return [_finished(item, most_configurations) for item in shown], references
+    return _all_finished(shown, most_configurations)
+
+
+def _reference_plans(
+    predictor: Predictor, sketches: Mapping[str, Sketch]
+) -> tuple[dict[str, Plan], dict[str, tuple[Sequence[int], Sequence[int]]]]:
+    """Plans of reference strategies, without proofs, and their assignments and choices by the same names."""
+    references, assigned = {}, {}
+    with until_interrupted("pricing the reference strategies"):
+        for name, sketch in sketches.items():
+            assigned[name] = reference_solution(predictor.model, sketch)
+            references[name] = make_plan(predictor, *assigned[name], name=name)
+    return references, assigned
 
 
 def find_solutions(
     predictor: Predictor, sketches: Mapping[str, Sketch], search: Search, report: Callable[..., Any]
 ) -> list[Solution]:
     """What the solver finds of a step as it is, with the sketches of reference strategies to start chains from."""
-    report("solve")
     model, solutions = predictor.model, []
+    if current().happened:
+        return solutions
+
+    def progress(stage: str, fraction: float) -> None:
+        current().check()
+        report("solve", fraction)
+
     given = search_arguments(search.solver, predictor, sketches)
     for problem in model.problems if "chains" not in given else (model.problem,):  # chains are simulated as it is
-        solutions += frontier(
-            problem,
-            solver=search.solver,
-            max_points=max(LEAST_CANDIDATES, min(MAX_CANDIDATES, CANDIDATE_READS // max(1, len(model.flows)))),
-            progress=lambda stage, fraction: report("solve", fraction),
-            **given,
-        )
+        with until_interrupted("the search"):
+            progress("solve", 0.0)
+            solutions += frontier(
+                problem,
+                solver=search.solver,
+                max_points=max(LEAST_CANDIDATES, min(MAX_CANDIDATES, CANDIDATE_READS // max(1, len(model.flows)))),
+                progress=progress,
+                **given,
+            )
     return solutions
 
 
@@ -279,11 +332,24 @@ def predict_all(
     """Solutions with what is predicted of them; those that were predicted before an interruption."""
     candidates: list[Candidate] = []
     with until_interrupted("predicting what was found"):
-        for done, solution in enumerate(solutions):
+        for done, solution in enumerate(_spread(solutions) if current().happened else solutions):
+            if not current().time_is_left:
+                break
             prediction, _ = predictor.predict(solution.assignment, solution.choices)
             candidates.append(Candidate(prediction=prediction, solution=solution, predictor=predictor))
             report("score", done / len(solutions))
     return candidates
+
+
+def _spread(solutions: Sequence[Solution]) -> list[Solution]:
+    """The fastest first, then the leanest, then those in the middle of what is between: where time is short."""
+    order, spans = [len(solutions) - 1, 0], [(0, len(solutions) - 1)]
+    for low, high in spans:  # grows while it is walked
+        middle = (low + high) // 2
+        if low < middle:
+            order.append(middle)
+            spans += [(low, middle), (middle, high)]
+    return [solutions[i] for i in dict.fromkeys(order)] if solutions else []
 
 
 def _wants_remat(search: Search, candidates: Sequence[Candidate]) -> bool:
@@ -305,7 +371,7 @@ def _proof(
     most_configurations: int | None,
 ) -> Proof:
     """What the solver's bounds say of an assignment that it did not find; of simulated times they say nothing."""
-    if model.overlapped:
+    if model.overlapped or not solutions:
         return NOTHING_PROVEN
     time, memory, _ = model.problem.evaluate(assignment, choices)
     bound = bound_at(solutions, memory)
@@ -314,6 +380,18 @@ def _proof(
         gap=relative_gap(time, bound) if bound > 0 and math.isfinite(time) else None,
         most_configurations=most_configurations,
     )
+
+
+def _all_finished(items: Sequence[Plan | Candidate], most_configurations: int | None) -> list[Plan]:
+    """Plans of what is shown; after an interrupt, of as many as there is time for, the fastest first."""
+    order = sorted(range(len(items)), key=lambda i: items[i].time_seconds) if current().happened else range(len(items))
+    plans = {i: item for i, item in enumerate(items) if isinstance(item, Plan)}
+    with until_interrupted("describing the plans"):
+        for i in order:
+            if i not in plans and (current().time_is_left or not plans):
+                plans[i] = _finished(items[i], most_configurations)
+                current().plans = tuple(plans.values())
+    return [plans[i] for i in sorted(plans)]
 
 
 def _finished(item: Plan | Candidate, most_configurations: int | None) -> Plan:
@@ -365,9 +443,7 @@ def make_plan(
         in_layouts=in_layouts,
         out_layouts=out_layouts,
         prediction=prediction,
-        lower_bound_seconds=min(proof.lower_bound_seconds, prediction.time_seconds),
-        gap=proof.gap,
-        most_configurations=proof.most_configurations,
+        **proof.limited(prediction),
         summary=summarise(model.graph, model.topology, chosen, transfers),
         remat=model.graph.remat,
         graph=model.graph,
@@ -377,7 +453,7 @@ def make_plan(
 def _uneven_dimensions(model: CostModel, plans: Sequence[Plan]) -> list[str]:
     """What is said of dimensions that the devices do not divide; a warning where padding them would gain."""
     as_traced = [plan for plan in plans if plan.remat is None]  # the model's groups are those of the step as it is
-    if not as_traced:
+    if not as_traced or current().happened:
         return []
     fastest = min(as_traced, key=lambda plan: plan.time_seconds)
     lines = []

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from jaxplan._errors import ArgumentError, InfeasibleError
+from jaxplan._interrupt import current
 from jaxplan._units import format_bytes, format_gib, format_milliseconds
 
 if TYPE_CHECKING:
@@ -166,6 +167,8 @@ def find_fewest(topology: Topology, memory_limit_bytes: int, plan_on: PlanFn, st
         points.append(_plan_part(topology, count, plan_on))
         if points[-1].fits:
             return MinDevices(points=tuple(points), memory_limit_bytes=memory_limit_bytes)
+        if current().happened:
+            raise KeyboardInterrupt  # what was found does not fit, and better may have been missed
     best = min(points, key=lambda point: point.smallest_memory_bytes)
     message = _NONE_FITS_MSG.format(
         limit=format_bytes(memory_limit_bytes),
@@ -183,15 +186,19 @@ def find_fewest(topology: Topology, memory_limit_bytes: int, plan_on: PlanFn, st
 def scale(
     topology: Topology, memory_limit_bytes: int, plan_on: PlanFn, device_counts: Sequence[int] | None
 ) -> Scaling:
-    """Plan on a part of each given number of devices, by default on all even parts.
+    """Plan on a part of each given number of devices, by default on all even parts; fewer after an interrupt.
 
     Raises:
       ArgumentError: no numbers were given.
       TopologyError: the machine has no part of that number.
     """
     counts = checked_counts(topology, device_counts)
-    points = tuple(_plan_part(topology, count, plan_on) for count in counts)
-    return Scaling(points=points, memory_limit_bytes=memory_limit_bytes)
+    points: list[ScalePoint] = []
+    for count in counts:
+        points.append(_plan_part(topology, count, plan_on))
+        if current().happened:
+            break
+    return Scaling(points=tuple(points), memory_limit_bytes=memory_limit_bytes)
 
 
 def checked_counts(topology: Topology, device_counts: Sequence[int] | None) -> tuple[int, ...]:

@@ -11,13 +11,15 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from statistics import median
 from typing import TYPE_CHECKING
 
 from jaxplan._errors import ArgumentError, AuditError
 from jaxplan._frontier import Frontier, infeasible_error
+from jaxplan._log import until_interrupted
 from jaxplan._shown_points import undominated
 from jaxplan._verified import Verified
 
@@ -70,13 +72,16 @@ def verify(
     """
     found: dict[str, Verified | None] = {}
     corrected = frontier
-    while wanted := _wanted(corrected, which, found, first=not found):
-        progress("verify", len(found) / MOST_COMPILED)
-        found |= _compiled(wanted[: MOST_COMPILED - len(found)], cache_dir)
-        corrected = _corrected(frontier, found)
-        if isinstance(which, int) or len(found) >= MOST_COMPILED:
-            break
-    progress("verify", 1.0)
+    with until_interrupted("verification"):
+        while wanted := _wanted(corrected, which, found, first=not found):
+            progress("verify", len(found) / MOST_COMPILED)
+            for key, seen in _compiled(wanted[: MOST_COMPILED - len(found)], cache_dir):
+                found[key] = seen
+            corrected = _corrected(frontier, found)
+            if isinstance(which, int) or len(found) >= MOST_COMPILED:
+                break
+        progress("verify", 1.0)
+    corrected = _corrected(frontier, found)  # an interrupt may have come before the last of them
     return dataclasses.replace(corrected, notes=(*frontier.notes, _note(frontier, corrected, found)))
 
 
@@ -99,19 +104,27 @@ def _wanted(
 
 def _compiled(
     plans: Sequence[Plan], cache_dir: str | os.PathLike[str] | None
-) -> dict[str, Verified | None]:
-    with ThreadPoolExecutor(_JOBS) as pool:
-        return dict(pool.map(lambda plan: (plan_key(plan), _look(plan, cache_dir)), plans))
+) -> Iterator[tuple[str, Verified | None]]:
+    """Each plan's key with what the compiler says of it; an interrupt ends the compilers."""
+    cancelled, pool = threading.Event(), ThreadPoolExecutor(_JOBS)
+    try:
+        for plan, seen in [(plan, pool.submit(_look, plan, cache_dir, cancelled)) for plan in plans]:
+            yield plan_key(plan), seen.result()
+    finally:
+        cancelled.set()
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _look(plan: Plan, cache_dir: str | os.PathLike[str] | None) -> Verified | None:
+def _look(
+    plan: Plan, cache_dir: str | os.PathLike[str] | None, cancelled: threading.Event
+) -> Verified | None:
     """What the compiler says of a plan; None where it refuses the program for its size."""
     from jaxplan.partition import compile_plan
 
     key = plan_key(plan), "" if cache_dir is None else os.fspath(cache_dir)
     if key not in _remembered:
         try:
-            seen = verified_by(compile_plan(plan, cache_dir=key[1] or None), plan.topology)
+            seen = verified_by(compile_plan(plan, cache_dir=key[1] or None, cancelled=cancelled), plan.topology)
         except AuditError as error:
             if _DOES_NOT_FIT not in str(error):
                 raise

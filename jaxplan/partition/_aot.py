@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import importlib.util
 import json
+import math
 import os
 import re
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -37,6 +41,7 @@ _PLUGINS = {
 _REMATERIALISED_NAME = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]*\.remat\d*[\w.\-]* = ", re.MULTILINE)
 _REMATERIALISATION_WARNING = re.compile(r"[^\n]*by rematerialization[^\n]*")
 _MAX_STDERR_LINES = 20
+_POLL_SECONDS = 0.1
 _Placed = TypeVar("_Placed", Collective, Holding)
 
 
@@ -108,13 +113,14 @@ def compile_exported(
     mesh_axes: Sequence[tuple[str, int]] | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     timeout_seconds: float | None = None,
+    cancelled: threading.Event | None = None,
 ) -> CompiledReport:
     """Compile `jax.export.Exported.serialize()` bytes for `topology` in a child process.
 
     The exported function takes and returns flat arrays; its platform (`cuda`, `tpu`, `cpu`) decides the
     compiler. `donate_argnums` are positions of flat arguments. `mesh_axes` are the (name, size) of the mesh
     that its shardings name, outermost first: by default the topology's atomic axes. With `cache_dir`, reports
-    are kept on disk under the hash of module, options and versions.
+    are kept on disk under the hash of module, options and versions. The child ends when `cancelled` is set.
 
     Raises `MissingExtraError` without the compiler's plugin and `AuditError` if the program does not compile.
     """
@@ -135,7 +141,7 @@ def compile_exported(
         if entry is not None and Path(entry, "result.json").exists():
             return _read_report(entry)
         Path(scratch, "exported.bin").write_bytes(serialized)
-        _run_child(Path(scratch), options, _child_environment(topology), timeout_seconds)
+        _run_child(Path(scratch), options, _child_environment(topology), timeout_seconds, cancelled)
         if entry is not None:
             _store(Path(scratch), entry)
         return _read_report(Path(scratch))
@@ -174,7 +180,11 @@ def _compiler_versions() -> list[str]:
 
 
 def _run_child(
-    scratch: Path, options: Mapping[str, Any], environment: dict[str, str], timeout_seconds: float | None
+    scratch: Path,
+    options: Mapping[str, Any],
+    environment: dict[str, str],
+    timeout_seconds: float | None,
+    cancelled: threading.Event | None = None,
 ) -> None:
     files = {
         "exported": "exported.bin",
@@ -186,17 +196,37 @@ def _run_child(
     request = {**options, **{role: str(scratch / name) for role, name in files.items()}}
     (scratch / "request.json").write_text(json.dumps(request))
     command = [sys.executable, "-m", "jaxplan.partition._aot_child", str(scratch / "request.json")]
-    try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=timeout_seconds
-        )
-    except subprocess.TimeoutExpired as error:
-        raise AuditError(f"compiling took longer than the limit of {timeout_seconds} s") from error
-    (scratch / "stderr.txt").write_text(done.stderr)
+    returncode = _ended(command, environment, scratch / "stderr.txt", timeout_seconds, cancelled)
+    stderr = (scratch / "stderr.txt").read_text(errors="replace")
     result_path = scratch / "result.json"
     result = json.loads(result_path.read_text()) if result_path.exists() else {}
     if "memory" not in result:
-        _raise_child_error(result.get("error"), done.returncode, done.stderr)
+        _raise_child_error(result.get("error"), returncode, stderr)
+
+
+def _ended(
+    command: Sequence[str],
+    environment: dict[str, str],
+    stderr_path: Path,
+    timeout_seconds: float | None,
+    cancelled: threading.Event | None,
+) -> int:
+    """Run a command to its end and return its status; it is killed when its time is over, or when this call ends."""
+    until = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
+    with open(stderr_path, "wb") as stderr, open(os.devnull, "r+b") as null:
+        process = subprocess.Popen(command, env=environment, stdin=null, stdout=null, stderr=stderr)
+        try:
+            while True:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    return process.wait(_POLL_SECONDS)
+                if cancelled is not None and cancelled.is_set():
+                    raise AuditError("compiling was cancelled, because the search was interrupted")
+                if time.monotonic() > until:
+                    raise AuditError(f"compiling took longer than the limit of {timeout_seconds} s")
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
 
 
 def _child_environment(topology: Topology) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,8 +82,10 @@ def _calls_back(eqn: Equation) -> bool:
     return eqn.name in CALLBACKS or _compat.has_effects(eqn.origin)
 
 
-def compile_plan(plan: Plan, *, cache_dir: str | Path | None = None) -> CompiledReport:
-    """Compile a plan for its topology in a child process."""
+def compile_plan(
+    plan: Plan, *, cache_dir: str | Path | None = None, cancelled: threading.Event | None = None
+) -> CompiledReport:
+    """Compile a plan for its topology in a child process, which ends when `cancelled` is set."""
     program = plan.require_program().program
     return compile_exported(
         export_plan(plan),
@@ -90,6 +93,7 @@ def compile_plan(plan: Plan, *, cache_dir: str | Path | None = None) -> Compiled
         donate_argnums=[i for i, donated in enumerate(program.donated) if donated],
         mesh_axes=None if plan.topology.axes else [("device", 1)],
         cache_dir=cache_dir,
+        cancelled=cancelled,
         compiler_options=combiner_options(plan, plan.topology.chip.aot_platform),
     )
 

@@ -147,6 +147,7 @@ def find_frontier(
     )
     points = list(hull.points)
     with until_interrupted("looking between the vertices of the hull"):
+        report("moves", 0.0)  # where an interrupt has ended the stage before, this one ends here
         points = non_dominated([*points, *points_between(problem, hull.points, max_points)])
         report("moves", 1.0)
         if solver in _LIST_SOLVERS:
@@ -179,11 +180,12 @@ def _fill_gaps(
     spans: list[tuple[int, int]] = []
     with until_interrupted("filling gaps"):
         for done, (lean, fast) in enumerate(segments):
+            report("lists", done / len(segments))
             inside, is_exact = points_in_segment(problem, lean, fast, points)
             found += inside
             if is_exact:
                 spans.append((lean.memory, fast.memory))
-            report("lists", (done + 1) / len(segments))
+        report("lists", 1.0)
     return found, spans
 
 

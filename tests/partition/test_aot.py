@@ -84,7 +84,7 @@ def test_the_cache_answers_without_compiling(cpu_program, cpu_report, monkeypatc
     def refuse(*_, **__):
         raise AssertionError("compiled again")
 
-    monkeypatch.setattr(subprocess, "run", refuse)
+    monkeypatch.setattr(subprocess, "Popen", refuse)
     arguments = {"donate_argnums": (0,), "cache_dir": cache}
     assert compile_exported(cpu_program, Topology.parse("cpu:8"), **arguments) == report
     with pytest.raises(AssertionError, match="compiled again"):

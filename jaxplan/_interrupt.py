@@ -1,0 +1,71 @@
+"""What a search does once Ctrl-C was pressed: its stages end early, and what was found so far is the answer."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any
+
+INTERRUPTED_NOTE = "the search was interrupted: there may be better plans than those that were found until then"
+SECONDS_LEFT = 0.4
+"""After an interrupt, for predicting and describing what was found."""
+
+
+class EndedError(KeyboardInterrupt):
+    """Raised at the reports of later stages after an interrupt, so that they end as well."""
+
+
+class Interruption:
+    """Of one search: when it was interrupted, and what may be saved of it. Written by the search, read by the shell.
+
+    Attributes:
+      since: clock of the first interrupt; None while nothing interrupted it.
+      plans: complete plans that are known.
+      memory_limit_bytes: of the search, per device.
+    """
+
+    def __init__(self) -> None:
+        self.since: float | None = None
+        self.plans: tuple[Any, ...] = ()
+        self.memory_limit_bytes: int | None = None
+
+    @property
+    def happened(self) -> bool:
+        return self.since is not None
+
+    def mark(self) -> None:
+        """Note an interrupt."""
+        self.since = time.monotonic() if self.since is None else self.since
+
+    def check(self) -> None:
+        """Raise EndedError if there was an interrupt."""
+        if self.happened:
+            raise EndedError
+
+    @property
+    def time_is_left(self) -> bool:
+        return self.since is None or time.monotonic() < self.since + SECONDS_LEFT
+
+
+_current: ContextVar[Interruption | None] = ContextVar("jaxplan_interruption", default=None)
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[Interruption]:
+    """A search runs in the block; one around it is joined."""
+    outer = _current.get()
+    if outer is not None:
+        yield outer
+        return
+    token = _current.set(Interruption())
+    try:
+        yield current()
+    finally:
+        _current.reset(token)
+
+
+def current() -> Interruption:
+    """The interruption of the search around; a new one where there is none."""
+    return _current.get() or Interruption()
