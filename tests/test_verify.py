@@ -42,7 +42,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A compiler that answers with the prediction times `memory`, per plan or for all, and counts."""
     state: dict[str, Any] = {"memory": {}, "seen": []}
 
-    def look(plan: jaxplan.Plan, cache_dir: Any) -> Verified | None:
+    def look(plan: jaxplan.Plan, cache_dir: Any, cancelled: Any) -> Verified | None:
         state["seen"].append(plan)
         factor = state["memory"].get(plan.configurations, 1.0)
         if factor is None:
