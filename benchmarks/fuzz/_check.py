@@ -60,6 +60,7 @@ class Subject:
     def __init__(self, step: Any, args: Sequence[Any], tolerance: float = TOLERANCE["float64"]) -> None:
         self.step, self.args, self.tolerance = step, args, tolerance
         self.topology = Topology.parse(TOPOLOGY)
+        self.num_devices: int | None = None  # any number, unless the step is written for one
         self._expected: list[np.ndarray] | None = None
         self._graph: StepGraph | None = None
 
@@ -71,14 +72,17 @@ class Subject:
           Exception: what JAX itself says against the program.
         """
         if self._expected is None:
-            self._expected = list(jax.device_get(jax.tree.leaves(jax.jit(self.step)(*self.args))))
+            self._expected = numbers_of(jax.jit(self.step)(*self.args))
         return self._expected
 
     @classmethod
     def of(cls, program: Program) -> Subject:
         step, args = program.build()
         least = next(d for d in ("bfloat16", "float32", "float64") if d in {*program.dtypes, "float64"})
-        return cls(step, args, TOLERANCE[least])
+        subject = cls(step, args, TOLERANCE[least])
+        if "MESH" in "\n".join(program.source_lines()):
+            subject.num_devices = subject.topology.num_devices
+        return subject
 
     def again(self) -> Subject:
         """The same step, not analysed yet."""
@@ -103,26 +107,30 @@ class Subject:
 
     def try_strategy(self, strategy: Strategy) -> Outcome:
         """Run the step under a strategy and compare."""
-        expected = self.expected
         try:
             with on_pieces() if strategy.on_pieces else contextlib.nullcontext():
-                found = plan_of(self.graph, self.topology, strategy).jit()(*self.args)
-            found = jax.device_get(jax.tree.leaves(found))
+                found = numbers_of(plan_of(self.graph, self.topology, strategy).jit()(*self.args))
         except Exception:
             text = traceback.format_exc()
             status = "compiler" if any(error in text for error in COMPILER_ERRORS) else "crash"
             return Outcome(status=status, strategy=strategy, text=text)
+        status, text = self.judge(found)
+        return Outcome(status=status, strategy=strategy, text=text)
+
+    def judge(self, found: Sequence[np.ndarray]) -> tuple[Status, str]:
+        """How results compare with those of one device, and what differs."""
+        expected = self.expected
         errors = [error_of(a, b) for a, b in zip(found, expected, strict=True)]
         wrong = [i for i, (error, b) in enumerate(zip(errors, expected)) if not error <= self._allowed(b)]
         if not wrong:
-            return Outcome(status="equal", strategy=strategy)
+            return "equal", ""
         text = "\n".join(_describe(i, found[i], expected[i], errors[i]) for i in wrong[:4])
         if self._is_right(found):
-            return Outcome(status="compiler", strategy=strategy, text=text)
+            return "compiler", text
         noise = deviations(self.graph, self.args)
         if all(errors[i] <= NOISE_MARGIN * noise[i] for i in wrong):
-            return Outcome(status="ill-conditioned", strategy=strategy, text=text)
-        return Outcome(status="mismatch", strategy=strategy, text=text)
+            return "ill-conditioned", text
+        return "mismatch", text
 
     def _is_right(self, found: Sequence[np.ndarray]) -> bool:
         """Whether results are those of the step operator by operator: then the compiler is wrong on one device.
@@ -131,7 +139,7 @@ class Subject:
         """
         try:
             with jax.disable_jit():
-                exact = jax.device_get(jax.tree.leaves(self.step(*jax.tree.map(jnp.asarray, self.args))))
+                exact = numbers_of(self.step(*jax.tree.map(jnp.asarray, self.args)))
         except Exception:
             return False  # not every step runs without the compiler (`jax.shard_map`)
         return all(error_of(a, b) <= self._allowed(b) for a, b in zip(found, exact, strict=True))
@@ -141,6 +149,13 @@ class Subject:
             return 0.0
         values = np.abs(np.asarray(expected, np.float64))
         return self.tolerance * (1 + np.max(values, where=np.isfinite(values), initial=0.0))
+
+
+def numbers_of(results: Any) -> list[np.ndarray]:
+    """The leaves of results as NumPy arrays, of random keys their words."""
+    leaves = jax.tree.leaves(results)
+    keys = [jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key) for x in leaves]
+    return [np.asarray(jax.random.key_data(x) if key else x) for x, key in zip(leaves, keys, strict=True)]
 
 
 def error_of(found: np.ndarray, expected: np.ndarray) -> float:

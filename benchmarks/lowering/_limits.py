@@ -1,0 +1,29 @@
+"""Limits above which arrays are lowered with more care, scaled to the arrays of small steps."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Iterator
+
+_SMALL: dict[str, dict[str, int]] = {
+    "LARGE_PARAMETER_BYTES": dict.fromkeys(
+        ["cost._fusion", "cost._in_place", "cost._prediction", "cost._put_off", "partition._replay"], 256
+    ),
+    "COMBINED_BYTES": {"cost._transfers": 64},
+    "PREFETCH_CONTRACTIONS": {"partition._replay": 1},
+    "A_BLOCK": {"partition._held_back": 1},
+}
+"""Name of a limit -> module of `jaxplan` that reads it -> its value (bytes, contractions) for small steps."""
+
+
+@contextlib.contextmanager
+def small_limits() -> Iterator[None]:
+    """Inside, arrays of some hundred bytes count as large: they are prefetched, reduced early, held back and so on."""
+    with contextlib.ExitStack() as undo:
+        for name, readers in _SMALL.items():
+            for module_name, value in readers.items():
+                module = importlib.import_module(f"jaxplan.{module_name}")
+                undo.callback(setattr, module, name, getattr(module, name))
+                setattr(module, name, value)
+        yield
