@@ -20,7 +20,7 @@ from jaxplan._log import inform_once, until_interrupted, warn_once
 from jaxplan._padding import uneven_dimensions
 from jaxplan._plan import Plan
 from jaxplan._progress import Progress
-from jaxplan._published import search_arguments
+from jaxplan._published import partition_solution, partitions, search_arguments
 from jaxplan._recompute import ACTIVATION_PARTS, is_worth_it, recomputed
 from jaxplan._shown_points import shown_points
 from jaxplan._summary import summarise
@@ -103,15 +103,16 @@ def _plan_graph(graph: StepGraph, topology: Topology, search: Search, report: Pr
         raise ArgumentError(_NOTHING_MSG.format(name=name))
     report("costs")
     strategies = sketch_references(graph, topology)
+    sketches = {**strategies.sketches, **partitions(graph, topology, search.solver)}
     opened = open_configurations(
         graph,
         topology,
         lambda fraction: report("costs", fraction),
-        [sketch.configurations for sketch in strategies.sketches.values()],
+        [sketch.configurations for sketch in sketches.values()],
         search.overlap,
     )
     model = opened.model
-    plans, references = solve_model(model, strategies.sketches, search, report, opened.most_configurations)
+    plans, references = solve_model(model, sketches, search, report, opened.most_configurations)
     if not any(plan.time_seconds for plan in plans):
         raise ArgumentError(_NOTHING_MSG.format(name=name))
     notes = [*_unknown_operators(graph), *_uneven_dimensions(model, plans), *filter(None, [opened.certificate()])]
@@ -246,11 +247,14 @@ def solve_model(
 ) -> tuple[list[Plan], dict[str, Plan]]:
     """Plans to show of the solver's frontier and of the reference strategies, all predicted alike.
 
+    A sketch of the solver's own name is no reference: it is what that solver found.
     ``most_configurations`` is what bounds and gaps are within, see `Plan`.
     """
     predictor = predictor_of(model)
     report("score")
-    references, assigned = _reference_plans(predictor, sketches)
+    references, assigned = _reference_plans(
+        predictor, {name: sketch for name, sketch in sketches.items() if name != search.solver}
+    )
     current().plans, current().memory_limit_bytes = tuple(references.values()), search.memory_limit_bytes
     plans = list(references.values())
     with until_interrupted("the search"):
@@ -312,6 +316,8 @@ def find_solutions(
         current().check()
         report("solve", fraction)
 
+    if search.solver in sketches:
+        return [partition_solution(model, sketches[search.solver], search.solver)]
     given = search_arguments(search.solver, predictor, sketches)
     for problem in model.problems if "chains" not in given else (model.problem,):  # chains are simulated as it is
         with until_interrupted("the search"):

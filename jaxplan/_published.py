@@ -7,8 +7,12 @@ from typing import Any
 
 from jaxplan._chains import simulated_chains
 from jaxplan._named_splits import named_splits
-from jaxplan.cost import Predictor
-from jaxplan.strategies import Sketch
+from jaxplan._tofu import PARTITION_SOLVERS, partition
+from jaxplan.cost import CostModel, Predictor
+from jaxplan.ir import StepGraph
+from jaxplan.mesh import Topology
+from jaxplan.solvers import Solution, heuristic_solution
+from jaxplan.strategies import Sketch, reference_solution
 
 
 def search_arguments(solver: str, predictor: Predictor, sketches: Mapping[str, Sketch]) -> dict[str, Any]:
@@ -18,3 +22,13 @@ def search_arguments(solver: str, predictor: Predictor, sketches: Mapping[str, S
     if solver == "one_mesh":
         return {"meanings": named_splits(predictor.model)}
     return {}
+
+
+def partitions(graph: StepGraph, topology: Topology, solver: str) -> dict[str, Sketch]:
+    """What a solver that does not search the additive problem makes of a step, by its name; nothing for others."""
+    return {solver: partition(graph, topology, solver)} if solver in PARTITION_SOLVERS else {}
+
+
+def partition_solution(model: CostModel, sketch: Sketch, solver: str) -> Solution:
+    """A partition as a solution of the additive problem."""
+    return heuristic_solution(model.problem, solver, *reference_solution(model, sketch))

@@ -1,6 +1,6 @@
 """A step on parts of a machine: the fewest devices that hold it, and the best time for each number of devices.
 
-Source: TensorOpt, section 2 and table 1 (mini-parallelism and profiling; mini-time is `Frontier.within`). The step is
+Source: TensorOpt, section 4.1 (mini-parallelism and profiling; mini-time is `Frontier.within`). The step is
 traced and analysed once; configurations, costs and plans are made again for each part.
 """
 

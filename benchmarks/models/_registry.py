@@ -296,7 +296,7 @@ MODELS: dict[str, ModelSpec] = {
         stage_sizes=(3, 4, 6, 3), width=64, widen=2, image_size=224, num_classes=1000, batch_size=256,
     ),
     "wide-resnet50-8x": _resnet(
-        "ResNet-50 with eight times the channels everywhere (Tofu, section 7.1), 1.5B parameters",
+        "ResNet-50 with eight times the channels everywhere (Tofu, section 6.1), 1.5B parameters",
         stage_sizes=(3, 4, 6, 3), width=512, image_size=224, num_classes=1000, batch_size=64,
     ),
     "resnet-tiny": _TINY_RESNET,

@@ -1,4 +1,4 @@
-"""Which contractions share a configuration: one, its input gradient and its weight gradient (Tofu 4.2)."""
+"""Which contractions share a configuration: one, its input gradient and its weight gradient (Tofu 4.2.1)."""
 
 from __future__ import annotations
 

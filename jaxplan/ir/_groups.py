@@ -1,4 +1,4 @@
-"""Coarsening: which equations share one configuration (Tofu 4.2, TensorOpt 3.2).
+"""Coarsening: which equations share one configuration (Tofu 4.2.1).
 
 A *group* is a set of equations with one iteration space. There are six ways into a group:
 

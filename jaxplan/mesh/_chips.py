@@ -18,7 +18,7 @@ _NVLINK_P100, _NVLINK_V100, _NVLINK_A100, _NVLINK_H100 = 18.0e9, 20.0e9, 20.0e9,
 _PCIE3_X16 = 12.0e9
 _PCIE4_X16 = 2 * _PCIE3_X16
 _NET_100G = 12.0e9
-# Tofu, section 7.1, of EC2 p2.8xlarge: 21 GB/s between two K80, both directions together.
+# Tofu, section 6.1, of EC2 p2.8xlarge: 21 GB/s between two K80, both directions together.
 _PCIE_P2_8XLARGE = 21.0e9 / 2
 # NCCL, tuning.cc: seconds per ring step over NVLink, PCIe and the network, and per collective.
 _NVLINK_LATENCY, _PCIE_LATENCY, _NET_LATENCY = 0.6e-6, 1.0e-6, 2.7e-6
@@ -225,7 +225,7 @@ _ALL = (
          _nvlink(6, _NVLINK_V100), _network(4 * _NET_100G, _NET_100G), ("V100",),
          "https://images.nvidia.com/content/technologies/volta/pdf/volta-v100-datasheet-update-us-1165301-r5.pdf",
          True),
-    # 4 NVLinks; nodes on 100 Gbit/s InfiniBand as in FlexFlow, section 8.
+    # 4 NVLinks; nodes on 100 Gbit/s InfiniBand as in FlexFlow, section 8 and Figure 5.
     _gpu("p100", {"f64": 5.3, "f32": 10.6, "f16": 21.2}, 56, 732.16, 17066885120, _nvlink(4, _NVLINK_P100),
          _EDR, ("P100",),
          "https://images.nvidia.com/content/tesla/pdf/nvidia-tesla-p100-datasheet.pdf", True),
@@ -235,7 +235,7 @@ _ALL = (
     _gpu("k80", {"f64": 1.455, "f32": 4.37}, 13, 240, 12 * _GIB, _pcie(_PCIE_P2_8XLARGE), _FDR,
          ("K80",), "https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/tesla-product-literature/"
          "Tesla-K80-BoardSpec-07317-001-v05.pdf", False),
-    # Boards of PaSE, section 4; nodes on 100 Gbit/s InfiniBand assumed. Half-precision products summed in
+    # Boards of PaSE, section IV-B; nodes on 100 Gbit/s InfiniBand assumed. Half-precision products summed in
     # float32.
     _gpu("2080ti", {"f64": 0.42, "f32": 13.45, "f16": 53.8, "int8": 215.2}, 68, 616, 11 * _GIB,
          _pcie(_PCIE3_X16), _EDR, ("2080 Ti",),

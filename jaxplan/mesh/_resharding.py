@@ -9,7 +9,7 @@ Steps (each one collective at most), as a fully manual program executes them:
   reduce-scatter      sum over partial axes, which are appended in the order given to a dimension
   all-reduce          sum over partial axes
 
-TensorOpt, section 4.1, calls this tensor rescheduling and finds it by shortest path too.
+TensorOpt, section 4.2, calls this tensor rescheduling and finds it by shortest path too.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -16,9 +17,10 @@ from jaxplan.solvers._minimise import minimiser
 from jaxplan.solvers._point import score
 from jaxplan.solvers._problem import Problem
 from jaxplan.solvers._solution import Solution, solution
-from jaxplan.solvers._tofu import critical_dp
+from jaxplan.solvers._tofu import all_row_greedy, critical_dp, greedy_largest_first
 
-SINGLE_SOLVERS = ("tofu", "mcmc", "exact")
+_TOFU_SOLVERS = ("equal-chop", "all-row-greedy", "greedy-by-size")
+SINGLE_SOLVERS = ("tofu", "mcmc", "exact", *_TOFU_SOLVERS)
 
 _OVER_LIMIT_MSG = (
     "no assignment fits {limit} bytes: the leanest one takes {least} bytes and {seconds:.6g} s. Raise the "
@@ -39,19 +41,40 @@ def solve_single(
         if found is None:
             raise infeasible(problem, memory_limit)
         return solution(*found, solver)
-    if solver == "tofu":
+    nodes = range(problem.num_nodes)
+    if solver in ("tofu", "equal-chop"):
         assignment = critical_dp(problem)
+    elif solver == "all-row-greedy":
+        assignment = all_row_greedy(problem, dict.fromkeys(nodes, 0), [True for _ in nodes])
+    elif solver == "greedy-by-size":
+        assignment = greedy_largest_first(problem)
     else:
         chains = chains or Chains(walk_from=additive_walks(problem, memory_limit))
         assignment = walk_chains(problem, chains.walk_from, chains.initial, chains.options).assignment
-    return _heuristic_solution(problem, solver, assignment, memory_limit)
+    return heuristic_solution(problem, solver, assignment, memory_limit=memory_limit)
 
 
-def _heuristic_solution(
-    problem: Problem, solver: str, assignment: tuple[int, ...], memory_limit: int | None
+def heuristic_solution(
+    problem: Problem,
+    solver: str,
+    assignment: Sequence[int],
+    choices: Sequence[int] | None = None,
+    memory_limit: int | None = None,
 ) -> Solution:
-    """Return an assignment with the bound of the default engines, if it is feasible."""
-    (point,) = score(problem, np.array([assignment], np.intp))
+    """Return an assignment with the bound of the default engines.
+
+    Args:
+      problem: what it is an assignment of.
+      solver: the name of the search that ended at it.
+      assignment: (V,) configuration of each node.
+      choices: (E,) choice of each edge; by default the fastest.
+      memory_limit: bytes.
+
+    Raises:
+      InfeasibleError: it takes infinite time, or more memory than that.
+    """
+    given = None if choices is None else np.array([choices], np.intp)
+    (point,) = score(problem, np.array([assignment], np.intp), given)
     bound = minimiser(problem)[0]((1.0, 0.0)).bound
     if math.isfinite(point.time) and (memory_limit is None or point.memory <= memory_limit):
         return solution(point, bound, solver)

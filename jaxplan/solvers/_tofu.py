@@ -6,7 +6,7 @@ given is the coarsened one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -29,57 +29,76 @@ _DEAD_END_MSG = (
 
 
 def recursive_dp(
-    first: Problem, recost: Recost, sizes: Sequence[float] | None = None
+    first: Problem, recost: Recost, sizes: Sequence[float] | None = None, groups: Sequence[int] | None = None
 ) -> tuple[tuple[int, ...], ...]:
     """Return one assignment for each prime factor of the device count, outermost first (section 4.4).
 
     Args:
       first: the problem of splitting everything over the first factor, along one dimension.
       recost: the problem of each later factor.
-      sizes: as in `critical_dp`, for the first step; later steps take their own.
+      sizes, groups: as in `critical_dp`. Sizes are those of the first step; where later ones have other edges, they
+        take the default.
     """
-    steps = (critical_dp(first, sizes),)
+    steps = (critical_dp(first, sizes, groups),)
     while (problem := recost(steps)) is not None:
-        steps += (critical_dp(problem),)
+        known = sizes if len(problem.edges) == len(first.edges) else None
+        steps += (critical_dp(problem, known, groups),)
     return steps
 
 
-def critical_dp(problem: Problem, sizes: Sequence[float] | None = None) -> tuple[int, ...]:
+def critical_dp(
+    problem: Problem, sizes: Sequence[float] | None = None, groups: Sequence[int] | None = None
+) -> tuple[int, ...]:
     """Return an assignment by dynamic programming along critical paths (section 4.2.2).
 
-    The path of the largest sum of tensor sizes is solved exactly, given what is already fixed, and fixed; then
-    the next one, until every node is. With one configuration per tensor and no recursion this is the paper's
-    EqualChop.
+    The path of groups with the largest sum of tensor sizes is solved exactly, given what is already fixed, and fixed;
+    then the next one, until every node is. All members of a group on the path are decided with it (section 4.2.1). With
+    one configuration per tensor and no recursion this is the paper's EqualChop.
 
     Args:
-      problem: the coarsened graph; edges point the way data flows, or are taken from lower to higher node.
+      problem: the coarsened graph; edges point the way data flows, or are taken from lower to higher group.
       sizes: (E,) bytes of the tensors on the edges; by default the mean cost of the edge's finite entries.
+      groups: (V,) number of each node's group: operators of both passes and what they train, in the order of the
+        forward pass. By default each node is one.
     """
     lengths = _edge_sizes(problem) if sizes is None else np.asarray(sizes, float)
     if lengths.shape != (len(problem.edges),):
         raise ProblemError(
             f"sizes has shape {lengths.shape}, expected one for each of {len(problem.edges)} edges"
         )
+    group_of = range(problem.num_nodes) if groups is None else groups
+    members: dict[int, list[int]] = {}
+    for node, group in enumerate(group_of):
+        members.setdefault(group, []).append(node)
+    steps = _steps_between(problem, lengths, group_of)
     adjacent = neighbours(problem)
     fixed: dict[int, int] = {}
-    while len(fixed) < problem.num_nodes:
-        path = _critical_path(problem, lengths, fixed)
-        fixed |= _solve_path(problem, adjacent, path, fixed)
+    open_groups = set(members)
+    while open_groups:
+        path = _critical_path(steps, open_groups)
+        open_groups.difference_update(path)
+        fixed |= _solve_path(problem, adjacent, [node for group in path for node in members[group]], fixed)
     return tuple(fixed[node] for node in range(problem.num_nodes))
 
 
-def all_row_greedy(problem: Problem, rows: Mapping[int, int]) -> tuple[int, ...]:
+def all_row_greedy(
+    problem: Problem, rows: Mapping[int, int], suits_itself: Sequence[bool] | None = None
+) -> tuple[int, ...]:
     """Return an assignment where tensors are split by rows and every operator suits itself (section 6.3).
 
     Args:
       problem: nodes of tensors and of operators.
-      rows: for each node that is a tensor, its configuration that splits the first dimension. Each other node
-        takes what is cheapest with them.
+      rows: for each node that holds a tensor, its configuration that splits the first dimension.
+      suits_itself: (V,) whether a node takes what is cheapest beside the rows of the others; by default those that
+        hold no tensor. Where one node stands for an operator and its result, both hold.
     """
+    if suits_itself is None:
+        suits_itself = [node not in rows for node in range(problem.num_nodes)]
     fixed, adjacent = dict(rows), neighbours(problem)
-    for node in range(problem.num_nodes):
-        if node not in fixed:
-            fixed |= _solve_path(problem, adjacent, [node], rows)
+    for node, suits in enumerate(suits_itself):
+        if suits:
+            others = {other: label for other, label in rows.items() if other != node}
+            fixed |= _solve_path(problem, adjacent, [node], others)
     return tuple(fixed[node] for node in range(problem.num_nodes))
 
 
@@ -126,19 +145,28 @@ def _mean_finite(costs: np.ndarray) -> float:
     return float(costs[np.isfinite(costs)].mean())
 
 
-def _critical_path(problem: Problem, lengths: np.ndarray, fixed: Mapping[int, int]) -> list[int]:
-    """Return the longest path through nodes that are not fixed, in the order of their indices."""
-    best = {node: 0.0 for node in range(problem.num_nodes) if node not in fixed}
-    before: dict[int, int] = {}
-    steps: dict[int, list[tuple[int, float]]] = {node: [] for node in best}
+def _steps_between(
+    problem: Problem, lengths: np.ndarray, group_of: Sequence[int]
+) -> dict[int, dict[int, float]]:
+    """Group -> the groups before it that an edge joins it to -> sum of the edges' lengths."""
+    steps: dict[int, dict[int, float]] = {}
     for edge, length in zip(problem.edges, lengths.tolist()):
-        if edge.source in best and edge.target in best:
-            steps[max(edge.source, edge.target)].append((min(edge.source, edge.target), length))
-    for node in best:
-        for previous, length in steps[node]:
-            if best[previous] + length > best[node]:
-                best[node], before[node] = best[previous] + length, previous
-    path = [max(best, key=lambda node: (best[node], -node))]
+        before, after = sorted((group_of[edge.source], group_of[edge.target]))
+        if before != after:
+            of = steps.setdefault(after, {})
+            of[before] = of.get(before, 0.0) + length
+    return steps
+
+
+def _critical_path(steps: Mapping[int, Mapping[int, float]], inside: Collection[int]) -> list[int]:
+    """Return the longest path through some groups, in their order."""
+    best = dict.fromkeys(sorted(inside), 0.0)
+    before: dict[int, int] = {}
+    for group in best:
+        for previous, length in steps.get(group, {}).items():
+            if previous in best and best[previous] + length > best[group]:
+                best[group], before[group] = best[previous] + length, previous
+    path = [max(best, key=lambda group: (best[group], -group))]
     while path[-1] in before:
         path.append(before[path[-1]])
     return path[::-1]

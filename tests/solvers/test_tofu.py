@@ -73,3 +73,35 @@ def test_dead_ends_and_wrong_sizes_say_so():
     )
     with pytest.raises(InfeasibleError, match="dead end"):
         critical_dp(problem, sizes=[9.0, 1.0])
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_members_of_the_groups_on_a_path_are_decided_together(seed):
+    """Two groups in a row, each a cycle of three nodes: one path, so the result is optimal."""
+    rng = np.random.default_rng(seed)
+    pairs = [(0, 1), (1, 2), (2, 0), (2, 3), (3, 4), (4, 5), (5, 3)]
+    problem = Problem(
+        time=[rng.random(3) for _ in range(6)], edges=[(u, v, rng.random((3, 3))) for u, v in pairs]
+    )
+    best = min(time for _, time in all_costs(problem))
+    assert problem.evaluate(critical_dp(problem, groups=[0, 0, 0, 3, 3, 3]))[0] == pytest.approx(best)
+
+
+def test_a_path_has_the_most_bytes_between_groups():
+    """Group 1 hangs on group 0 by two small tensors that are more than the large one to group 2."""
+    agree = np.array([[0.0, 1.0], [1.0, 0.0]])
+    problem = Problem(
+        time=[np.zeros(2), np.zeros(2), np.array([0.0, 9.0]), np.array([9.0, 0.0])],
+        edges=[(0, 2, 5 * agree), (1, 2, 5 * agree), (0, 3, 4 * agree), (0, 1, 50 * agree)],
+    )
+    groups = [0, 0, 2, 3]
+    assert critical_dp(problem, sizes=[6.0, 6.0, 10.0, 0.0], groups=groups)[:2] == (0, 0)
+    assert critical_dp(problem, sizes=[4.0, 4.0, 10.0, 0.0], groups=groups)[:2] == (1, 1)
+
+
+def test_operators_that_hold_their_results_suit_themselves_beside_the_rows_of_others():
+    table = np.array([[0.0, 5.0], [5.0, 0.0]])
+    problem = Problem(time=[np.array([0.0, 2.0]), np.array([0.0, 11.0])], edges=[(0, 1, table)])
+    # Each takes the row of the other, unless that costs more than the way to it.
+    assert all_row_greedy(problem, {0: 1, 1: 1}, [True, True]) == (1, 0)
+    assert all_row_greedy(problem, {0: 1, 1: 1}, [False, False]) == (1, 1)
