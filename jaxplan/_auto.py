@@ -121,6 +121,7 @@ class Auto(Generic[P, R]):
         self._takes = StepOptions.of(
             step, **{name: self._options[name] for name in _NAMES_OF_ARGUMENTS if name in self._options}
         )
+        self._spelling: tuple[int, tuple[str, ...]] | None = None
         self._lock = threading.Lock()
         self._ready: dict[CallKey, tuple[PlannedFunction, Results]] = {}
         self._frontiers: list[Frontier] = []
@@ -133,7 +134,12 @@ class Auto(Generic[P, R]):
         if _compat.setting("jax_disable_jit"):
             warn_once(_DISABLED_MSG.format(step=step_name(self._step)))
             return self._step(*args, **kwargs)
-        with opened_call(self._step, self._takes, args, kwargs) as call:
+        given: tuple[Any, Any] = (args, kwargs)
+        if self._spelling is None:
+            self._spelling = (len(args), tuple(kwargs))
+        else:
+            given = self._takes.spelled_as(self._spelling, args, kwargs)
+        with opened_call(self._step, self._takes, *given) as call:
             key = CallKey.of(call, self._options.get("topology"))
             ready = self._ready.get(key)
             if ready is None:

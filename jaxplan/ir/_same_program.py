@@ -31,11 +31,8 @@ def first_difference(planned: Program, other: Program) -> str | None:
 
     The text goes on after "the step on these arguments ..."; what differs in the other is named first.
     """
-    return (
-        _inputs_difference(planned, other)
-        or _equations_difference(planned, other)
-        or _structure_difference(planned, other)
-    )
+    found = _inputs_difference(planned, other)
+    return found or _Comparison(planned, other).run()
 
 
 def _inputs_difference(planned: Program, other: Program) -> str | None:
@@ -48,72 +45,98 @@ def _inputs_difference(planned: Program, other: Program) -> str | None:
     return None
 
 
-def _equations_difference(planned: Program, other: Program) -> str | None:
-    for a, b in zip(planned.equations, other.equations, strict=False):
-        where = _where(b)
-        if a.name != b.name:
-            return f"computes {b.name} where the plan has {a.name}{where}"
-        for s, t in zip(a.operands, b.operands, strict=False):
-            found = _value_difference(planned.tensors[s], other.tensors[t])
+class _Comparison:
+    """Two programs side by side, operator by operator; conversions of a dtype to itself are passed over.
+
+    Attributes:
+      pairs: tensor of the planned program -> the same of the other.
+    """
+
+    def __init__(self, planned: Program, other: Program) -> None:
+        self.planned, self.other = planned, other
+        self.pairs = dict(zip(planned.inputs, other.inputs, strict=True))
+        self._ours, self._our_names = _without_identities(planned)
+        self._theirs, self._their_names = _without_identities(other)
+
+    def run(self) -> str | None:
+        for a, b in zip(self._ours, self._theirs, strict=False):
+            found = self._equation(a, b)
             if found:
-                return f"has {found}, of {b.name}{where}"
-        if a.operands != b.operands or len(a.results) != len(b.results):
-            return f"gives {b.name} other operands{where}"
-        shapes = [(planned.tensors[s], other.tensors[t]) for s, t in zip(a.results, b.results, strict=True)]
-        for s, t in shapes:
-            if (s.shape, s.dtype) != (t.shape, t.dtype):
-                return f"has a result {t.dtype}{list(t.shape)} in place of {s.dtype}{list(s.shape)}, of {b.name}{where}"
-        if a.results != b.results or a.region != b.region:
-            return f"has {b.name} at another place{where}"
+                line = _compat.eqn_source_line(b.origin)
+                return found + (f", at {line}" if line else "")
+        counts = len(self._ours), len(self._theirs)
+        if counts[0] != counts[1]:
+            return f"has {counts[1]} operators, and {counts[0]} in the plan"
+        return self._regions() or self._results()
+
+    def _equation(self, a: Equation, b: Equation) -> str | None:
+        if a.name != b.name:
+            return f"computes {b.name} where the plan has {a.name}"
+        if len(a.operands) != len(b.operands) or len(a.results) != len(b.results) or a.region != b.region:
+            return f"has {b.name} at another place"
+        for s, t in zip(a.operands, b.operands, strict=True):
+            found = self._value(s, t)
+            if found:
+                return f"has {found} as an operand of {b.name}"
+        for s, t in zip(a.results, b.results, strict=True):
+            ours, theirs = self.planned.tensors[s], self.other.tensors[t]
+            if (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
+                return f"has {_typed(theirs)} in place of {_typed(ours)} as a result of {b.name}"
+            self.pairs[s] = t
         found = _params_difference(a.params, b.params)
-        if found:
-            return f"has {found}, of {b.name}{where}"
-    counts = len(planned.equations), len(other.equations)
-    if counts[0] != counts[1]:
-        return f"has {counts[1]} operators, and {counts[0]} in the plan"
-    return None
+        return f"has {found} of {b.name}" if found else None
 
-
-def _structure_difference(planned: Program, other: Program) -> str | None:
-    """Loops, branches, and results, which may be constants."""
-    for a, b in zip(planned.regions, other.regions, strict=False):
-        if _region(a) != _region(b) or _params_difference(a.params, b.params):
-            return f"has another {b.kind}{_where(b)}"
-    if len(planned.regions) != len(other.regions):
-        return "has another number of loops and branches"
-    if len(planned.outputs) != len(other.outputs):
-        return f"returns {len(other.outputs)} arrays, and {len(planned.outputs)} in the plan"
-    for path, s, t in zip(other.out_paths, planned.outputs, other.outputs, strict=True):
-        found = _value_difference(planned.tensors[s], other.tensors[t])
-        if found:
-            return f"returns {found}, as {path or 'its result'}"
-        if s != t:
-            return f"returns another value as {path or 'its result'}"
-    return None
-
-
-def _region(region: Any) -> tuple[Any, ...]:
-    return region.kind, region.trips, region.selector, region.predicate, region.ranges, region.parent
-
-
-def _where(item: Equation | Any) -> str:
-    line = _compat.eqn_source_line(item.origin)
-    return f", at {line}" if line else ""
-
-
-def _value_difference(planned: Tensor, other: Tensor) -> str | None:
-    if planned.kind != other.kind:
-        return f"a {other.kind} in place of a {planned.kind}"
-    if planned.kind not in ("literal", "constant") or planned.value is other.value:
+    def _regions(self) -> str | None:
+        ours, theirs = self.planned.regions, self.other.regions
+        if len(ours) != len(theirs):
+            return f"has {len(theirs)} loops and branches, and {len(ours)} in the plan"
+        for a, b in zip(ours, theirs, strict=True):
+            alike = (a.kind, a.trips, a.parent) == (b.kind, b.trips, b.parent)
+            scalars = ((a.selector, b.selector), (a.predicate, b.predicate))
+            same = all(s is t is None or (None not in (s, t) and not self._value(s, t)) for s, t in scalars)
+            if not (alike and same) or _params_difference(a.params, b.params):
+                return f"has another {b.kind}"
         return None
-    if (planned.shape, planned.dtype) == (other.shape, other.dtype) and _same_array(
-        planned.value, other.value
-    ):
+
+    def _results(self) -> str | None:
+        ours, theirs = self.planned.outputs, self.other.outputs
+        if len(ours) != len(theirs):
+            return f"returns {len(theirs)} arrays, and {len(ours)} in the plan"
+        for path, s, t in zip(self.other.out_paths, ours, theirs, strict=True):
+            found = self._value(s, t)
+            if found:
+                return f"returns {found} as {path or 'its result'}"
         return None
-    if planned.shape == other.shape == ():
-        return f"the {other.kind} {_number(other.value)} in place of {_number(planned.value)}"
-    shape = f"{other.dtype}[{','.join(map(str, other.shape))}]"
-    return f"other values in a closed-over array {shape}"
+
+    def _value(self, s: int, t: int) -> str | None:
+        """How a value differs, None where it does not."""
+        s, t = self._our_names.get(s, s), self._their_names.get(t, t)
+        ours, theirs = self.planned.tensors[s], self.other.tensors[t]
+        if ours.kind != theirs.kind:
+            return f"a value that is {theirs.kind} in place of one that is {ours.kind}"
+        if ours.kind not in ("literal", "constant"):
+            return None if self.pairs.get(s) == t else "another value"
+        if (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype) and _same_array(ours.value, theirs.value):
+            return None
+        if ours.shape == theirs.shape == ():
+            return f"the {theirs.kind} {_number(theirs.value)} in place of {_number(ours.value)}"
+        return f"other values in a closed-over array {_typed(theirs)}"
+
+
+def _without_identities(program: Program) -> tuple[list[Equation], dict[int, int]]:
+    """Equations but for conversions of a dtype to itself, which only drop a weak type; and their results' operands."""
+    kept, names = [], {}
+    for eqn in program.equations:
+        s, t = eqn.operands[:1], eqn.results[:1]
+        if eqn.name == "convert_element_type" and program.tensors[s[0]].dtype == program.tensors[t[0]].dtype:
+            names[t[0]] = names.get(s[0], s[0])
+        else:
+            kept.append(eqn)
+    return kept, names
+
+
+def _typed(tensor: Tensor) -> str:
+    return f"{tensor.dtype}[{','.join(map(str, tensor.shape))}]"
 
 
 def _number(value: Any) -> str:

@@ -40,7 +40,7 @@ _CAPTURED_MSG = (
     "  fix: pass the value to the step as an argument"
 )
 _DELETED_MSG = (
-    "the step {name} closes over an array {dtype}{shape} that was deleted: an earlier call was given it as an argument "
+    "the step {name} closes over an array {shape} that was deleted: an earlier call was given it as an argument "
     "and could reuse its buffer.\n"
     "  likely cause: it is part of a state that a planned step, or jax.jit with donate_argnums, returned updated\n"
     "  fix: pass it to the step as an argument, or close over a copy (jnp.copy)"
