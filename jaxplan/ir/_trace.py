@@ -146,9 +146,8 @@ def _check_constants(step: Callable[..., Any], constants: Sequence[Any]) -> None
         if isinstance(value, _compat.Tracer):
             raise TraceError(_CAPTURED_MSG.format(name=step_name(step)))
         if isinstance(value, jax.Array) and value.is_deleted():
-            raise ArgumentError(
-                _DELETED_MSG.format(name=step_name(step), shape=value.shape, dtype=value.dtype)
-            )
+            shape = f"{value.dtype}[{','.join(map(str, value.shape))}]"
+            raise ArgumentError(_DELETED_MSG.format(name=step_name(step), shape=shape))
 
 
 def _named(call: Call, donated: Which) -> frozenset[int | str]:
