@@ -75,7 +75,7 @@ def test_another_learning_rate_is_another_step(plan: jaxplan.Plan) -> None:
     with pytest.raises(PlanMismatchError) as caught:
         run(make_state(rate=1e-3), X)
     text = str(caught.value)
-    assert re.search(r"literal -0\.001 in place of -0\.01,", text)
+    assert re.search(r"literal -0\.001 in place of -0\.01 as an operand of mul", text)
     assert f"{__file__}:" in text
     assert "[0].tx" in text and "[0].apply_fn" in text
     with pytest.raises(PlanMismatchError, match=r"literal -0\.001"):
