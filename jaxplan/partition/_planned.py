@@ -23,6 +23,7 @@ from jaxplan.partition import _find_nan
 from jaxplan.partition._combiner import combiner_options
 from jaxplan.partition._donation import DonatedBuffers, unaliased
 from jaxplan.partition._known_calls import KnownCalls, Results
+from jaxplan.partition._handed_back import all_results, computed, handed_back
 from jaxplan.partition._nested import nested_program
 from jaxplan.partition._placement import Placer
 from jaxplan.partition._replay import Replay
@@ -72,13 +73,17 @@ def jit_flat(
     *,
     keep_unused: bool = False,
 ) -> Any:
-    """`jax.jit` of the planned program over flat leaves; those that it does not read leave it unless kept."""
+    """`jax.jit` of the planned program over flat leaves, without the results that are `handed_back`.
+
+    Leaves that it does not read are left out of the executable unless ``keep_unused``.
+    """
     replay = replay_of(plan)
+    handed = handed_back(plan, donate)
     chip = plan.topology.chip
     executor = Executor(mesh, plan.topology.axes, tiled=chip.is_tiled, ordered=chip.is_gpu)
 
     def planned_step(*leaves: Any) -> tuple[Any, ...]:
-        return tuple(replay.run(executor, leaves))
+        return computed(replay.run(executor, leaves), handed)
 
     def shardings(layouts: Any) -> tuple[NamedSharding, ...]:
         return tuple(NamedSharding(mesh, executor.spec(layout)) for layout in layouts)
@@ -86,7 +91,7 @@ def jit_flat(
     return jax.jit(
         planned_step,
         in_shardings=shardings(plan.in_layouts),
-        out_shardings=shardings(plan.out_layouts),
+        out_shardings=shardings(computed(plan.out_layouts, handed)),
         donate_argnums=tuple(i for i, d in enumerate(donate) if d),
         compiler_options=dict(compiler_options) if compiler_options else None,
         keep_unused=keep_unused,
@@ -124,6 +129,8 @@ class PlannedFunction:
             self._donate = self._donated(donate_argnums)
         options = combiner_options(plan, mesh.devices.flat[0].platform)
         self._jitted = jit_flat(plan, mesh, self._donate, options)
+        self._handed = handed_back(plan, self._donate)
+        self._handed_undonated = handed_back(plan, [False] * len(self._donate))
         axes = plan.topology.axes
         shardings = [NamedSharding(mesh, layout.partition_spec(axes)) for layout in plan.in_layouts]
         self._place = Placer(program.in_paths, shardings)
@@ -172,7 +179,8 @@ class PlannedFunction:
         elif _find_nan.is_checking():
             results = self._checked_call(placed)
         else:
-            results = self._compiled_call(self._buffers.own(leaves, placed))
+            placed = unaliased(leaves, self._buffers.own(leaves, placed), self._handed.values())
+            results = self._compiled_call(placed)
         return call.opened.close(results_of(results))
 
     def _opened(
@@ -188,13 +196,13 @@ class PlannedFunction:
                     self._compiled = self._jitted.lower(*leaves).compile()
         results = self._compiled(*leaves)
         self._buffers.remember(leaves, results)
-        return results
+        return all_results(results, self._handed, leaves)
 
     def _nested_call(self, leaves: Sequence[Any]) -> Any:
         """Inside another trace: the planned program is staged into it."""
         if self._nested is None:
             self._nested = nested_program(self._undonated())
-        return self._nested(*leaves)
+        return all_results(self._nested(*leaves), self._handed_undonated, leaves)
 
     def _checked_call(self, leaves: Sequence[Any]) -> Any:
         """Under `jax_debug_nans`: nothing is donated, as under `jax.jit`, so that the error can be traced back."""
@@ -203,7 +211,7 @@ class PlannedFunction:
                 if self._checked is None:
                     self._checked = self._undonated().lower(*leaves).compile()
         with _find_nan.unchecked():
-            results = self._checked(*leaves)
+            results = all_results(self._checked(*leaves), self._handed_undonated, leaves)
         _find_nan.check_results(self._graph.program, leaves, results)
         return results
 
@@ -211,7 +219,10 @@ class PlannedFunction:
         return jit_flat(self.plan, self.mesh, [False] * len(self._donate))
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
-        """`jax.stages.Lowered` over flat leaves; arguments may be `jax.ShapeDtypeStruct`."""
+        """`jax.stages.Lowered` over flat leaves; arguments may be `jax.ShapeDtypeStruct`.
+
+        Results that are arguments unchanged, and not donated, are not among its outputs: a call returns the arguments.
+        """
         with self._opened(args, kwargs) as call:
             self.calls.results_of(call)
             call.check_alive()
