@@ -22,8 +22,8 @@ from jaxplan.mesh import Topology
 from jaxplan.partition import _find_nan
 from jaxplan.partition._combiner import combiner_options
 from jaxplan.partition._donation import DonatedBuffers, unaliased
-from jaxplan.partition._known_calls import KnownCalls, Results
 from jaxplan.partition._handed_back import all_results, computed, handed_back
+from jaxplan.partition._known_calls import KnownCalls, Results
 from jaxplan.partition._nested import nested_program
 from jaxplan.partition._placement import Placer
 from jaxplan.partition._replay import Replay
