@@ -13,8 +13,7 @@ https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc :
   all-to-all        launch + steps + S max over levels of (bytes that cross it / what it carries)
   permute           launch + latency + S / (what one device gets of the slowest level)
 
-Where the topology has a profile, seconds are interpolated between those measured, and a search that needs a line in
-the bytes (`collective_terms`) has the one nearest to them.
+Where the topology has a profile, seconds are interpolated between those measured.
 """
 
 from __future__ import annotations
@@ -100,6 +99,14 @@ def measured_seconds(
     return curve.at(num_bytes) - (1 - latency_share) * curve.at(0)
 
 
+def group_seconds(topology: Topology, kind: str, num_bytes: float, sizes: tuple[int, ...]) -> float:
+    """`collective_seconds` for a group of `sizes[l]` children at each level l."""
+    if topology.profile is not None:
+        return measured_seconds(topology, kind, num_bytes, sizes)
+    latency, seconds_per_byte = terms_of_sizes(topology, kind, sizes)
+    return latency + seconds_per_byte * num_bytes
+
+
 @lru_cache(maxsize=2**14)
 def _sizes_of(topology: Topology, axes: tuple[int, ...]) -> tuple[int, ...]:
     sizes = [1] * len(topology.levels)
@@ -120,8 +127,6 @@ def terms_of_sizes(topology: Topology, kind: str, sizes: tuple[int, ...]) -> tup
     num_devices = math.prod(sizes)
     if num_devices == 1:
         return 0.0, 0.0
-    if topology.profile is not None:
-        return _curve(topology, kind, sizes).line()
     launch = topology.chip.collective_launch_seconds
     if kind == "collective-permute":
         latency, seconds_per_byte = _permute_terms(topology, sizes)
@@ -151,12 +156,15 @@ def collective_bounds(topology: Topology) -> tuple[float, float]:
         quickest = min(level.link.latency_seconds for level in topology.levels)
         fastest = max(level.link.bandwidth_bytes_per_second for level in topology.levels)
         return topology.chip.collective_launch_seconds + quickest, fastest
-    least, fastest = math.inf, 0.0
-    for kind, sizes in topology.profile.collectives:
-        fixed, slope = _curve(topology, kind, sizes).line()
-        # A device receives at most all of its bytes, twice in an all-reduce.
-        received = 2.0 if kind == "all-reduce" else 1.0
-        least, fastest = min(least, fixed), max(fastest, received / slope if slope else math.inf)
+    curves = topology.profile.collectives
+    least = min(curve.seconds[0] for curve in curves.values())
+    # A device receives at most all of its bytes, twice in an all-reduce. Between two sizes a curve is straight where
+    # both axes are logarithms, so the rate is greatest at one of them.
+    fastest = max(
+        (2.0 if kind == "all-reduce" else 1.0) * size / seconds
+        for (kind, _), curve in curves.items()
+        for size, seconds in zip(curve.sizes, curve.seconds)
+    )
     return least, fastest
 
 

@@ -52,19 +52,6 @@ class Curve:
         share = math.log(size / self.sizes[low]) / math.log(self.sizes[high] / self.sizes[low])
         return self.seconds[low] * (self.seconds[high] / self.seconds[low]) ** share
 
-    def line(self) -> tuple[float, float]:
-        """(seconds, seconds per unit of size), neither negative, of the line of least relative error in squares."""
-        size, seconds = np.asarray(self.sizes), np.asarray(self.seconds)
-        # Both columns and the target divided by the seconds: the residual is the relative error.
-        ones, slopes, goal = 1 / seconds, size / seconds, np.ones(len(size))
-        if len(size) > 1:
-            (fixed, slope), *_ = np.linalg.lstsq(np.stack([ones, slopes], axis=1), goal, rcond=None)
-            if fixed >= 0 and slope >= 0:
-                return float(fixed), float(slope)
-        only_fixed, only_slope = ones.sum() / (ones @ ones), slopes.sum() / (slopes @ slopes)
-        flat, steep = ((goal - only_fixed * ones) ** 2).sum(), ((goal - only_slope * slopes) ** 2).sum()
-        return (float(only_fixed), 0.0) if flat <= steep else (0.0, float(only_slope))
-
 
 def _never_falling(values: list[float]) -> list[float]:
     """Least squares among sequences that never fall: pool adjacent violators (Ayer et al. 1955)."""

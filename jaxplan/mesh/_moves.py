@@ -1,8 +1,7 @@
-"""The primitive steps of resharding on labels, and which of them are tried.
+"""Steps that bring labels towards one target, for boards of too many states to list them all.
 
-Without a target all steps are allowed, in all orders. With one, only those that bring labels towards their final
-place are tried, and a label in its final place, with all labels major to it in theirs, is not moved again: that
-is for puzzles of many labels, whose number of steps otherwise grows as the factorial.
+A label in its final place, with all labels major to it in theirs, is not moved again. Labels that are idle may be
+appended anywhere on the way, for smaller pieces are quicker summed and moved between nodes.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-Dims = tuple[tuple[int, ...], ...]
+from jaxplan.mesh._board import Dims, State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,14 +22,12 @@ class Rules:
     Attributes:
       caps: per dimension, the number that its splits must divide.
       sizes: per label, its number of devices.
-      levels: per label, the level of the machine that it belongs to.
-      target: labels of each dimension in the end, major to minor; None where every move is allowed.
+      target: labels of each dimension in the end, major to minor.
     """
 
     caps: tuple[int, ...]
     sizes: tuple[int, ...]
-    levels: tuple[int, ...]
-    target: Dims | None = None
+    target: Dims
 
     def pieces(self, labels: tuple[int, ...]) -> int:
         """Product of the sizes of labels."""
@@ -42,8 +39,6 @@ class Rules:
 
     def settled(self, dims: Dims) -> list[int]:
         """Per dimension, how many labels are in their final place and stay there."""
-        if self.target is None:
-            return [0] * len(dims)
         counts = []
         for labels, goal in zip(dims, self.target):
             count = 0
@@ -53,39 +48,21 @@ class Rules:
         return counts
 
 
-class State(NamedTuple):
-    """Labels of each dimension, and the labels not yet summed over, ascending."""
-
-    dims: Dims
-    partial: tuple[int, ...]
-
-
 class Move(NamedTuple):
-    """One step: `labels` move from `dim` (to `to_dim`; -1: none), `group` communicates, then `state`."""
+    """One step: the labels that communicate, and the state after it."""
 
     kind: str
-    labels: tuple[int, ...]
-    dim: int
-    to_dim: int
     group: tuple[int, ...]
     state: State
 
 
-def _move(
-    kind: str,
-    labels: tuple[int, ...],
-    dim: int,
-    to_dim: int,
-    group: tuple[int, ...],
-    dims: Dims,
-    partial: tuple[int, ...],
-) -> Move:
+def _move(kind: str, group: tuple[int, ...], dims: Dims, partial: tuple[int, ...]) -> Move:
     """A move, made in half of the time that its own constructors take: there are a million of them."""
-    return tuple.__new__(Move, (kind, labels, dim, to_dim, group, tuple.__new__(State, (dims, partial))))
+    return tuple.__new__(Move, (kind, group, tuple.__new__(State, (dims, partial))))
 
 
 def moves(rules: Rules, state: State) -> Iterator[Move]:
-    """Every primitive step from a state that keeps all dimensions divisible, in the stated order of kinds."""
+    """The steps from a state that keep all dimensions divisible."""
     settled = rules.settled(state.dims)
     used = {label for dim in state.dims for label in dim}.union(state.partial)
     free = [label for label in range(len(rules.sizes)) if label not in used]
@@ -103,21 +80,16 @@ def _replaced(dims: Dims, dim: int, labels: tuple[int, ...]) -> Dims:
 
 
 def _slices(rules: Rules, state: State, free: list[int]) -> Iterator[Move]:
-    """Append free labels to the minor place of a dimension."""
+    """Append free labels to the minor place of a dimension: those that would stand in their final place, any one, or
+    all that fit."""
     for dim, labels in enumerate(state.dims):
-        for chosen in _slices_of(rules, dim, labels, free):
-            if rules.fits(dim, labels + chosen):
-                after = _replaced(state.dims, dim, labels + chosen)
-                yield _move("slice", chosen, dim, -1, (), after, state.partial)
-
-
-def _slices_of(rules: Rules, dim: int, labels: tuple[int, ...], free: list[int]) -> Iterator[tuple[int, ...]]:
-    if rules.target is None:
-        for count in range(1, len(free) + 1):
-            yield from itertools.permutations(free, count)
-        return
-    wanted = _next_in_place(rules.target[dim], labels, free)
-    yield from (wanted[:count] for count in range(1, len(wanted) + 1))
+        wanted = _next_in_place(rules.target[dim], labels, free)
+        chosen = [wanted[:count] for count in range(1, len(wanted) + 1)]
+        chosen += [(label,) for label in free]
+        chosen.append(_as_many_as_fit(rules, dim, labels, free))
+        for added in dict.fromkeys(filter(None, chosen)):
+            if rules.fits(dim, labels + added):
+                yield _move("slice", (), _replaced(state.dims, dim, labels + added), state.partial)
 
 
 def _next_in_place(goal: tuple[int, ...], labels: tuple[int, ...], free: list[int]) -> tuple[int, ...]:
@@ -127,13 +99,21 @@ def _next_in_place(goal: tuple[int, ...], labels: tuple[int, ...], free: list[in
     return tuple(itertools.takewhile(free.__contains__, goal[len(labels) :]))
 
 
+def _as_many_as_fit(rules: Rules, dim: int, labels: tuple[int, ...], free: list[int]) -> tuple[int, ...]:
+    """Free labels one after the other, innermost levels first, but those with which the dimension does not fit."""
+    added: tuple[int, ...] = ()
+    for label in reversed(free):
+        if rules.fits(dim, (*labels, label, *added)):
+            added = (label, *added)
+    return added
+
+
 def _all_gathers(state: State, settled: list[int]) -> Iterator[Move]:
     """Drop minor-most labels of a dimension."""
     for dim, labels in enumerate(state.dims):
         for keep in range(settled[dim], len(labels)):
-            dropped = labels[keep:]
             after = _replaced(state.dims, dim, labels[:keep])
-            yield _move("all-gather", dropped, dim, -1, tuple(sorted(dropped)), after, state.partial)
+            yield _move("all-gather", tuple(sorted(labels[keep:])), after, state.partial)
 
 
 def _all_to_alls(rules: Rules, state: State, settled: list[int]) -> Iterator[Move]:
@@ -141,15 +121,13 @@ def _all_to_alls(rules: Rules, state: State, settled: list[int]) -> Iterator[Mov
     for dim, labels in enumerate(state.dims):
         for keep in range(settled[dim], len(labels)):
             moved = labels[keep:]
-            group = tuple(sorted(moved))
             without = _replaced(state.dims, dim, labels[:keep])
             for to_dim, to_labels in enumerate(state.dims):
-                goal = rules.target[to_dim] if rules.target else None
-                if goal is not None and goal[: len(to_labels) + 1] != (*to_labels, moved[0]):
+                if rules.target[to_dim][: len(to_labels) + 1] != (*to_labels, moved[0]):
                     continue
                 if to_dim != dim and rules.fits(to_dim, to_labels + moved):
                     after = _replaced(without, to_dim, to_labels + moved)
-                    yield _move("all-to-all", moved, dim, to_dim, group, after, state.partial)
+                    yield _move("all-to-all", tuple(sorted(moved)), after, state.partial)
 
 
 def _permutes(rules: Rules, state: State, settled: list[int], free: list[int]) -> Iterator[Move]:
@@ -159,12 +137,27 @@ def _permutes(rules: Rules, state: State, settled: list[int], free: list[int]) -
         return
     pool, before = sorted(loose + free), tuple(loose)
     is_even = len(set(rules.sizes)) == 1
-    arrangements = _any_order if rules.target is None else _towards_goal
-    for arrangement in arrangements(rules, state, settled, pool):
+    for arrangement in _towards_goal(rules, state, settled, pool):
         after = None if arrangement == before else _arranged(rules, state.dims, settled, arrangement, is_even)
         if after is not None:
-            group = {x for pair in zip(before, arrangement) if pair[0] != pair[1] for x in pair}
-            yield _move("collective-permute", (), -1, -1, tuple(sorted(group)), after, state.partial)
+            group = _changed(rules, state.dims, after)
+            yield _move("collective-permute", group, after, state.partial)
+
+
+def _changed(rules: Rules, before: Dims, after: Dims) -> tuple[int, ...]:
+    """Labels that change their dimension or their stride in it."""
+    here, there = _strides(rules, before), _strides(rules, after)
+    return tuple(x for x in range(len(rules.sizes)) if here.get(x) != there.get(x))
+
+
+def _strides(rules: Rules, dims: Dims) -> dict[int, tuple[int, int]]:
+    found = {}
+    for dim, labels in enumerate(dims):
+        stride = 1
+        for label in reversed(labels):
+            found[label] = dim, stride
+            stride *= rules.sizes[label]
+    return found
 
 
 def _arranged(
@@ -183,17 +176,10 @@ def _arranged(
     return tuple(after)
 
 
-def _any_order(rules: Rules, state: State, settled: list[int], pool: list[int]) -> Iterator[tuple[int, ...]]:
-    """All arrangements of the pool in the loose places."""
-    num_loose = sum(len(labels) - count for labels, count in zip(state.dims, settled))
-    return itertools.permutations(pool, num_loose)
-
-
 def _towards_goal(
     rules: Rules, state: State, settled: list[int], pool: list[int]
 ) -> Iterator[tuple[int, ...]]:
     """For each set of dimensions: their places as the target has them, the others with what is left."""
-    assert rules.target is not None
     loose = [dim for dim, labels in enumerate(state.dims) if len(labels) > settled[dim]]
     for count in range(1, len(loose) + 1):
         for chosen in itertools.combinations(loose, count):
@@ -217,27 +203,16 @@ def _reductions(rules: Rules, state: State) -> Iterator[Move]:
     for chosen in _summed(rules, state.partial):
         left = tuple(label for label in state.partial if label not in chosen)
         for dim, labels in enumerate(state.dims):
-            for order in _orders(rules, dim, chosen):
-                if rules.fits(dim, labels + order):
-                    after = _replaced(state.dims, dim, labels + order)
-                    yield _move("reduce-scatter", order, dim, -1, chosen, after, left)
-        yield _move("all-reduce", chosen, -1, -1, chosen, state.dims, left)
+            wanted = [label for label in rules.target[dim] if label in chosen]
+            order = (*wanted, *(label for label in chosen if label not in wanted))
+            if rules.fits(dim, labels + order):
+                after = _replaced(state.dims, dim, labels + order)
+                yield _move("reduce-scatter", chosen, after, left)
+        yield _move("all-reduce", chosen, state.dims, left)
 
 
 def _summed(rules: Rules, partial: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Sets of labels to sum over at once: every one; towards a target all labels and those of one home."""
-    if rules.target is None:
-        counts = range(1, len(partial) + 1)
-        return [chosen for count in counts for chosen in itertools.combinations(partial, count)]
+    """Sets of labels to sum over at once: all, and those of one home."""
     homes = [tuple(label for label in partial if label in goal) for goal in rules.target]
     homes.append(tuple(label for label in partial if not any(label in goal for goal in rules.target)))
     return list(dict.fromkeys(filter(None, [*homes, partial])))
-
-
-def _orders(rules: Rules, dim: int, labels: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Orders in which a dimension may receive labels: all, or as its target has them, then those it lacks."""
-    if rules.target is None:
-        yield from itertools.permutations(labels)
-        return
-    wanted = [label for label in rules.target[dim] if label in labels]
-    yield (*wanted, *(label for label in labels if label not in wanted))

@@ -1,47 +1,195 @@
-"""What is left of a resharding when names are taken away."""
+"""A change of layout without names: labels for axes, and dimensions in an order of their own.
+
+Where all layouts of the tensor on the machine are few, a puzzle has all of its axes and dimensions, and layouts that
+differ in names come to one. Otherwise fewer labels stand for them: see `_fewer`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+import math
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import NamedTuple
 
-from jaxplan.mesh._moves import Dims, Rules
+from jaxplan.mesh._board import State, num_states
+from jaxplan.mesh._layout import Layout
+from jaxplan.mesh._shortest import Game
+from jaxplan.mesh._topology import Topology
 
-# With up to so many labels, or one more in few dimensions, all moves are tried; else those towards the target.
-MAX_LABELS_FREELY_MOVED = 3
-_FEW_DIMS = 4
+Axes = tuple[int, ...]
+
+# Boards of more states are not listed: a shortest path on them would take more than some 10 ms.
+MOST_STATES = 7000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Puzzle:
-    """Two layouts of one tensor, canonical: many tensors and axes come to the same puzzle.
-
-    Untouched dimensions and common major prefixes are dropped; labels 0, 1, ... stand for one atomic axis, or for
-    several of one level that stay together.
+class Puzzle(NamedTuple):
+    """Two layouts on a board, and what its labels and dimensions stand for.
 
     Attributes:
-      source, target: labels of each differing dimension beyond the common prefix, major to minor.
-      partial: labels to be resolved: the value is a sum over each.
-      caps, sizes, levels: see `Rules`.
+      game: the board and its prices.
+      source, target: the layouts as its states.
+      pieces: into which the axes that are on no label split the tensor, all the way.
+      axes_of_label: the atomic axes of each label, major to minor.
+      dims: the tensor's dimension for each of the board.
+      prefixes: axes that stay, major to all labels, in each dimension of the board.
+      kept: partial axes on no label.
     """
 
-    source: Dims
-    target: Dims
-    partial: tuple[int, ...]
-    caps: tuple[int, ...]
-    sizes: tuple[int, ...]
-    levels: tuple[int, ...]
+    game: Game
+    source: State
+    target: State
+    pieces: int
+    axes_of_label: tuple[Axes, ...]
+    dims: tuple[int, ...]
+    prefixes: tuple[Axes, ...]
+    kept: Axes
 
     @property
-    def large(self) -> bool:
-        most = MAX_LABELS_FREELY_MOVED + (len(self.caps) <= _FEW_DIMS)
-        return len(self.sizes) > most
+    def is_listed(self) -> bool:
+        """Whether all states of the board are listed."""
+        return num_states(len(self.game.caps), len(self.game.sizes)) <= MOST_STATES
 
-    @property
-    def rules(self) -> Rules:
-        """The moves that are tried; those towards the target when the puzzle is large."""
-        return Rules(
-            caps=self.caps,
-            sizes=self.sizes,
-            levels=self.levels,
-            target=self.target if self.large else None,
+    def axes(self, labels: Iterable[int]) -> Axes:
+        """The atomic axes of labels."""
+        return tuple(axis for label in labels for axis in self.axes_of_label[label])
+
+
+def puzzle(source: Layout, target: Layout, caps: tuple[int, ...], topology: Topology) -> Puzzle:
+    """The puzzle of two layouts; ``caps``: per dimension, the number that its splits must divide."""
+    split = [d for d, cap in enumerate(caps) if cap > 1]
+    if num_states(len(split), len(topology.axes)) > MOST_STATES:
+        return _fewer(source, target, caps, topology)
+    split.sort(key=lambda d: (caps[d], _form(target.dims[d], topology)))
+    blocks = _named(source, target, split, topology)
+    return _on_board(source, target, caps, topology, blocks, tuple(split), ((),) * len(split))
+
+
+def _named(source: Layout, target: Layout, split: list[int], topology: Topology) -> list[Axes]:
+    """Every axis as a label of its own; those of one level and size by appearance, in the target first."""
+    axes, order = topology.axes, dict.fromkeys(
+        itertools.chain(
+            *(target.dims[d] for d in split), target.partial, *(source.dims[d] for d in split), source.partial,
+            range(len(topology.axes)),
         )
+    )  # fmt: skip
+    return sorted([(a,) for a in order], key=lambda block: (axes[block[0]].level, axes[block[0]].size))
+
+
+@lru_cache(maxsize=2**14)
+def _form(dim: Axes, topology: Topology) -> tuple[tuple[int, int], ...]:
+    """Levels and sizes of the axes of a dimension."""
+    return tuple((topology.axes[a].level, topology.axes[a].size) for a in dim)
+
+
+def _on_board(
+    source: Layout,
+    target: Layout,
+    caps: tuple[int, ...],
+    topology: Topology,
+    blocks: list[Axes],
+    dims: tuple[int, ...],
+    prefixes: tuple[Axes, ...],
+) -> Puzzle:
+    """The puzzle with a label for each block of axes, which stand for no more than these dimensions split."""
+    axes = topology.axes
+    label_of = {block[0]: label for label, block in enumerate(blocks)}
+    pieces_of = [math.prod([axes[a].size for a in prefix]) for prefix in prefixes]
+
+    def state(layout: Layout) -> State:
+        return State(
+            tuple(
+                [
+                    tuple([label_of[a] for a in layout.dims[d][len(p) :] if a in label_of])
+                    for d, p in zip(dims, prefixes)
+                ]
+            ),
+            tuple(sorted([label_of[a] for a in layout.partial if a in label_of])),
+        )
+
+    sizes = tuple([math.prod([axes[a].size for a in block]) for block in blocks])
+    most = math.prod(sizes)
+    on_labels = {a for block in blocks for a in block}
+    staying = [a for d, dim in enumerate(source.dims) for a in (dim if d not in dims else ())]
+    return Puzzle(
+        game=Game(
+            tuple([math.gcd(caps[d] // n, most) for d, n in zip(dims, pieces_of)]),
+            sizes,
+            tuple([axes[block[0]].level for block in blocks]),
+            topology,
+        ),
+        source=state(source),
+        target=state(target),
+        pieces=math.prod(pieces_of) * math.prod([axes[a].size for a in staying]),
+        axes_of_label=tuple(blocks),
+        dims=dims,
+        prefixes=prefixes,
+        kept=tuple([a for a in target.partial if a not in on_labels]),
+    )
+
+
+def _fewer(source: Layout, target: Layout, caps: tuple[int, ...], topology: Topology) -> Puzzle:
+    """The puzzle without what both layouts have: axes major in a dimension, and partial axes that are kept.
+
+    Axes of one level that stand side by side, in the same order, before and after, are one label, as are idle ones.
+    Dimensions that do not change are left out where the board would have too many states to be listed, those that can
+    be split into fewest pieces first.
+    """
+    prefixes = {d: _common(before, after) for d, (before, after) in enumerate(zip(source.dims, target.dims))}
+    left = {d: cap // _pieces(prefixes[d], topology) for d, cap in enumerate(caps)}
+    staying = {*itertools.chain(*prefixes.values()), *target.partial}
+    blocks = _joined(source, target, staying, topology)
+    changed = [d for d in prefixes if source.dims[d] != target.dims[d]]
+    others = sorted((d for d in prefixes if d not in changed and left[d] > 1), key=lambda d: -left[d])
+    while others and num_states(len(changed) + len(others), len(blocks)) > MOST_STATES:
+        others.pop()
+    dims = sorted(
+        [*changed, *others],
+        key=lambda d: (
+            left[d],
+            _form(target.dims[d][len(prefixes[d]) :], topology),
+            _form(source.dims[d][len(prefixes[d]) :], topology),
+        ),
+    )
+    axes = topology.axes
+    blocks.sort(key=lambda block: (axes[block[0]].level, _pieces(block, topology)))
+    return _on_board(source, target, caps, topology, blocks, tuple(dims), tuple(prefixes[d] for d in dims))
+
+
+def _common(before: Axes, after: Axes) -> Axes:
+    return tuple(a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(before, after)))
+
+
+def _pieces(axes: Axes, topology: Topology) -> int:
+    return math.prod([topology.axes[a].size for a in axes])
+
+
+def _joined(source: Layout, target: Layout, staying: set[int], topology: Topology) -> list[Axes]:
+    """Axes that do not stay, in the order in which the target, then the source has them, joined where both agree."""
+    after_old, after_new = _successors(source.dims), _successors(target.dims)
+    in_old, in_new = (set(itertools.chain(*layout.dims)) for layout in (source, target))
+    partial = set(source.partial) - staying
+
+    def joined(a: int, b: int) -> bool:
+        idle_before = not {a, b} & (in_old | partial)
+        idle_after = not {a, b} & in_new
+        before = after_old.get(a) == b or idle_before or {a, b} <= partial
+        after = after_new.get(a) == b or idle_after
+        return before and after and topology.axes[a].level == topology.axes[b].level
+
+    order = dict.fromkeys(
+        itertools.chain(*target.dims, *source.dims, source.partial, range(len(topology.axes)))
+    )
+    blocks: list[Axes] = []
+    for axis in order:
+        if axis in staying:
+            continue
+        if blocks and joined(blocks[-1][-1], axis):
+            blocks[-1] += (axis,)
+        else:
+            blocks.append((axis,))
+    return blocks
+
+
+def _successors(dims: tuple[Axes, ...]) -> dict[int, int]:
+    return {a: b for dim in dims for a, b in itertools.pairwise(dim)}

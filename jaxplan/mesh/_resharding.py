@@ -14,7 +14,6 @@ TensorOpt, section 4.2, calls this tensor rescheduling and finds it by shortest 
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,14 +24,12 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxplan._errors import ArgumentError
-from jaxplan.mesh._canonical import canonical
+from jaxplan.mesh._board import State
 from jaxplan.mesh._collectives import collective_seconds
+from jaxplan.mesh._guided import GuidedSolver
 from jaxplan.mesh._layout import Layout
-from jaxplan.mesh._lines import Line
-from jaxplan.mesh._measured import best_measured, chain_seconds
-from jaxplan.mesh._moves import Move, State
-from jaxplan.mesh._puzzle import Puzzle
-from jaxplan.mesh._search import cheapest, envelope, least_seconds, lines_near
+from jaxplan.mesh._puzzle import Puzzle, puzzle
+from jaxplan.mesh._shortest import BoardSolver, Chain, Game
 from jaxplan.mesh._topology import Topology
 
 
@@ -81,18 +78,7 @@ class Path:
     peak_bytes: int
 
 
-class _Problem(NamedTuple):
-    """A puzzle, pieces that every layout has, and what labels and dimensions stand for.
-
-    `lines` are those of the cheapest paths of all sizes where prices are measured; else None: they are found for the
-    sizes that are asked for.
-    """
-
-    puzzle: Puzzle
-    lines: tuple[Line, ...] | None
-    pieces: int
-    axes_of_label: tuple[tuple[int, ...], ...]
-    dims: tuple[int, ...]
+Solver = BoardSolver | GuidedSolver
 
 
 def reshard_seconds(
@@ -116,11 +102,10 @@ def reshard_bound(
 ) -> float:
     """Seconds that `reshard_seconds` is not below: without a search where that would be long, else these seconds."""
     caps, num_bytes = _caps(shape, topology), math.prod(shape) * itemsize
-    if source != target:
-        problem = _problem(source, target, caps, topology)
-        if problem is not None and problem.lines is None and problem.puzzle.large:
-            return least_seconds(problem.puzzle, num_bytes / problem.pieces, topology)
-    return _pair_seconds(source, target, caps, num_bytes, topology)
+    problem = None if source == target else _problem(source, target, caps, topology)
+    if problem is None:
+        return _pair_seconds(source, target, caps, num_bytes, topology)
+    return problem.solver.bound(problem.puzzle.source, num_bytes / problem.puzzle.pieces)
 
 
 def reshard_table(
@@ -154,22 +139,11 @@ def _pair_seconds(
     problem = _problem(source, target, caps, topology)
     if problem is None:
         return math.inf
-    unsplit = num_bytes / problem.pieces
-    if problem.lines is not None:
-        seconds, index = best_measured(problem.puzzle, unsplit, topology)
-        if latency_share == 1:
-            return seconds
-        return chain_seconds(problem.lines[index], problem.puzzle, unsplit, topology, latency_share)
-    lines = _candidates(problem.puzzle, unsplit, topology)
+    puzzle, unsplit = problem.puzzle, num_bytes / problem.puzzle.pieces
     if latency_share == 1:
-        return min([line.fixed + line.slope * unsplit for line in lines])
-    line = min(lines, key=lambda line: line.fixed + line.slope * unsplit)
-    return latency_share * line.fixed + line.slope * unsplit
-
-
-def _candidates(puzzle: Puzzle, unsplit: float, topology: Topology) -> tuple[Line, ...]:
-    """Paths one of which is cheapest for a size, by lines."""
-    return (cheapest(puzzle, unsplit, topology),) if puzzle.large else lines_near(puzzle, unsplit, topology)
+        return problem.solver.seconds(puzzle.source, unsplit)
+    chain = problem.solver.chain(puzzle.source, unsplit)
+    return chain.seconds - (1 - latency_share) * chain.latency
 
 
 def reshard_path(
@@ -194,14 +168,9 @@ def _path(source: Layout, target: Layout, shape: tuple[int, ...], itemsize: int,
     problem = _problem(source, target, _caps(shape, topology), topology)
     if problem is None:
         return Path(steps=(), layouts=(source,), seconds=math.inf, collectives=(), peak_bytes=0)
-    unsplit = math.prod(shape) * itemsize / problem.pieces
-    if problem.lines is not None:
-        line = problem.lines[best_measured(problem.puzzle, unsplit, topology)[1]]
-    else:
-        found = _candidates(problem.puzzle, unsplit, topology)
-        line = min(found, key=lambda line: line.fixed + line.slope * unsplit)
-    steps = _steps(line.moves, source, target, problem)
-    return _priced(steps, source, math.prod(shape) * itemsize, topology)
+    puzzle, num_bytes = problem.puzzle, math.prod(shape) * itemsize
+    chain = problem.solver.chain(puzzle.source, num_bytes / puzzle.pieces)
+    return _priced(_steps(chain, source, puzzle), source, num_bytes, topology)
 
 
 def _priced(steps: tuple[Step, ...], source: Layout, total_bytes: int, topology: Topology) -> Path:
@@ -229,15 +198,25 @@ def _caps(shape: Sequence[int], topology: Topology) -> tuple[int, ...]:
     return tuple([math.gcd(size, num_devices) for size in shape])
 
 
+class _Problem(NamedTuple):
+    puzzle: Puzzle
+    solver: Solver
+
+
 @lru_cache(maxsize=2**20)
 def _problem(source: Layout, target: Layout, caps: tuple[int, ...], topology: Topology) -> _Problem | None:
+    """The puzzle of two layouts and its solver; None where there is no path."""
     _check_divides(source, caps, topology)
     _check_divides(target, caps, topology)
     if not set(target.partial) <= set(source.partial):
         return None
-    found = canonical(source, target, caps, topology)
-    lines = None if topology.profile is None else envelope(found.puzzle, topology)
-    return _Problem(found.puzzle, lines, found.pieces, found.axes_of_label, found.dims)
+    found = puzzle(source, target, caps, topology)
+    return _Problem(found, _solver(found.game, found.target, found.is_listed))
+
+
+@lru_cache(maxsize=2**12)
+def _solver(game: Game, target: State, is_listed: bool) -> Solver:
+    return BoardSolver(game, target) if is_listed else GuidedSolver(game, target.dims)
 
 
 @lru_cache(maxsize=2**16)
@@ -250,35 +229,29 @@ def _check_divides(layout: Layout, caps: tuple[int, ...], topology: Topology) ->
         )
 
 
-def _steps(moves: tuple[Move, ...], source: Layout, target: Layout, problem: _Problem) -> tuple[Step, ...]:
-    """The moves on the real axes and dimensions."""
-    prefixes = {d: _common_prefix(source.dims[d], target.dims[d]) for d in problem.dims}
-
-    def real(labels: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(axis for label in labels for axis in problem.axes_of_label[label])
-
-    def layout(state: State) -> Layout:
-        dims = list(source.dims)
-        for d, labels in zip(problem.dims, state.dims):
-            dims[d] = prefixes[d] + real(labels)
-        return Layout(tuple(dims), tuple(sorted(target.partial + real(state.partial))))
-
+def _steps(chain: Chain, source: Layout, puzzle: Puzzle) -> tuple[Step, ...]:
+    """The chain on the real axes and dimensions."""
     steps: list[Step] = []
-    for move in moves:
-        before = steps[-1].target if steps else source
-        steps.append(
-            Step(
-                kind=move.kind,
-                axes=real(move.labels) or tuple(sorted(real(move.group))),
-                dim=problem.dims[move.dim] if move.dim >= 0 else None,
-                to_dim=problem.dims[move.to_dim] if move.to_dim >= 0 else None,
-                source=before,
-                target=layout(move.state),
-            )
-        )
+    for kind, group, state in chain.steps:
+        dims = list(source.dims)
+        for d, prefix, labels in zip(puzzle.dims, puzzle.prefixes, state.dims):
+            dims[d] = prefix + puzzle.axes(labels)
+        after = Layout(tuple(dims), tuple(sorted(puzzle.kept + puzzle.axes(state.partial))))
+        steps.append(_step(kind, steps[-1].target if steps else source, after, puzzle.axes(group)))
     return tuple(steps)
 
 
-def _common_prefix(old: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, ...]:
-    common = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(old, new))
-    return tuple(axis for axis, _ in common)
+def _step(kind: str, before: Layout, after: Layout, group: tuple[int, ...]) -> Step:
+    """The step that turns one layout into another: its axes are those that a dimension loses or gets."""
+    pairs = list(enumerate(zip(before.dims, after.dims)))
+    shorter = next((d for d, (old, new) in pairs if len(new) < len(old)), None)
+    longer = next((d for d, (old, new) in pairs if len(new) > len(old)), None)
+    axes, dim, to_dim = tuple(sorted(group)), None, None
+    if kind in ("all-gather", "all-to-all"):
+        assert shorter is not None
+        axes, dim = before.dims[shorter][len(after.dims[shorter]) :], shorter
+        to_dim = longer
+    elif kind in ("slice", "reduce-scatter"):
+        assert longer is not None
+        axes, dim = after.dims[longer][len(before.dims[longer]) :], longer
+    return Step(kind=kind, axes=axes, dim=dim, to_dim=to_dim, source=before, target=after)

@@ -18,8 +18,9 @@ from jaxplan.mesh import (
 )
 
 sys.path.insert(0, str(FilePath(__file__).parent))
-import brute_force
 import interpreter
+
+from benchmarks.reshard_referee import Referee
 
 CPU = Topology.parse("cpu:8")
 H100 = Topology.parse("h100:8")
@@ -116,58 +117,10 @@ def test_intermediates_are_reported() -> None:
 
 
 def _pairs(shape: tuple[int, ...], topology: Topology, count: int, seed: int) -> list[tuple[Layout, Layout]]:
-    layouts = [
-        x for x in brute_force.all_layouts(len(shape), len(topology.axes)) if x.divides(shape, topology.axes)
-    ]
+    layouts = Referee(shape, 4, topology).layouts()
     draw = random.Random(seed)
     pairs = [(draw.choice(layouts), draw.choice(layouts)) for _ in range(40 * count)]
     return [(s, t) for s, t in pairs if set(t.partial) <= set(s.partial)][:count]
-
-
-@pytest.mark.parametrize(
-    ("shape", "itemsize"),
-    [((8, 8), 4), ((8, 8), 2**22), ((4, 2), 2**20), ((2, 12, 8), 2**18), ((16,), 2**24)],
-)
-def test_paths_are_as_cheap_as_exhaustive_search(shape: tuple[int, ...], itemsize: int) -> None:
-    """Within the axes and dimensions that differ, which is where paths are looked for."""
-    for source, target in _pairs(shape, H100, 25, seed=0):
-        found = reshard_seconds(source, target, shape, itemsize, H100)
-        least = brute_force.least_seconds(source, target, shape, itemsize, H100)
-        assert found == pytest.approx(least, rel=1e-6), (source, target)
-
-
-def test_axes_at_rest_would_help_little() -> None:
-    """Unused axes and untouched dimensions as stopovers: the gain over all of 8 x 8 stays below a third."""
-    for source in (layout("ab", ""), layout("", "c", partial="a"), layout("c", "a")):
-        everywhere = brute_force.all_seconds(source, (8, 8), 2**22, H100)
-        for target, least in everywhere.items():
-            found = reshard_seconds(source, target, (8, 8), 2**22, H100)
-            assert least * (1 - 1e-9) <= found <= 4 / 3 * least, (source, target)
-
-
-@pytest.mark.parametrize(
-    "topology", [H100, Topology.parse("h100:2x4"), Topology.parse("a100:2x6")], ids=lambda t: t.name
-)
-def test_laws_of_paths(topology: Topology) -> None:
-    """A path ends in its target through layouts that divide, at the table's price; no detour is cheaper."""
-    shape = (24, 48)
-    layouts = [x for x in brute_force.all_layouts(2, len(topology.axes)) if x.divides(shape, topology.axes)]
-    draw = random.Random(1)
-    for _ in range(60):
-        source, middle, target = draw.choice(layouts), draw.choice(layouts), draw.choice(layouts)
-        path = reshard_path(source, target, shape, 2**16, topology)
-        seconds = reshard_seconds(source, target, shape, 2**16, topology)
-        assert path.seconds == pytest.approx(seconds)
-        if seconds == math.inf:
-            continue
-        assert path.layouts[0] == source and path.layouts[-1] == target
-        assert [s.source for s in path.steps] == list(path.layouts[:-1])
-        assert all(x.divides(shape, topology.axes) for x in path.layouts)
-        detour = reshard_seconds(source, middle, shape, 2**16, topology) + reshard_seconds(
-            middle, target, shape, 2**16, topology
-        )
-        # Detours through axes at rest may be cheaper by the bound above.
-        assert seconds <= detour * 4 / 3 + 1e-12
 
 
 def test_prices_grow_with_size_and_paths_are_deterministic() -> None:

@@ -1,91 +1,115 @@
-"""Search over boards and towards targets: against exhaustive search, and against each other."""
+"""Paths of resharding against a plain Dijkstra over all layouts and steps (`benchmarks.reshard_referee`)."""
 
+import itertools
 import math
 import random
-import sys
-from pathlib import Path as FilePath
+from collections.abc import Sequence
 
 import pytest
 
-from jaxplan.mesh import Layout, Topology, reshard_bound, reshard_path, reshard_seconds, reshard_table
-from jaxplan.mesh._canonical import canonical
-from jaxplan.mesh._moves import Rules, State
-from jaxplan.mesh._search import envelope
-from jaxplan.mesh._search_guided import GuidedSearch
-from jaxplan.mesh._search_tables import TableSearch
-
-sys.path.insert(0, str(FilePath(__file__).parent))
-import brute_force
+from benchmarks.reshard_referee import Referee
+from jaxplan.mesh import (
+    Layout,
+    Topology,
+    collective_seconds,
+    reshard_bound,
+    reshard_path,
+    reshard_seconds,
+    reshard_table,
+)
+from jaxplan.mesh._board import State, board, num_states
+from jaxplan.mesh._guided import GuidedSolver
+from jaxplan.mesh._puzzle import MOST_STATES, Puzzle, puzzle
+from jaxplan.mesh._shortest import BoardSolver
 
 NODES = Topology.parse("h100:2x8")
-SIZES = [10.0**k for k in range(1, 12)]
 
 
-def _puzzles(count: int, seed: int, shape: tuple[int, ...] = (16, 16)):
-    """Canonical puzzles of random pairs of layouts in which four axes move."""
-    layouts = [x for x in brute_force.all_layouts(len(shape), 4) if x.divides(shape, NODES.axes)]
-    draw, found = random.Random(seed), []
-    while len(found) < count:
-        source, target = draw.choice(layouts), draw.choice(layouts)
-        if set(target.partial) <= set(source.partial) and source != target:
-            puzzle = canonical(source, target, shape, NODES).puzzle
-            if len(puzzle.sizes) == 4:
-                found.append((source, target, puzzle))
-    return found
+def worst_ratio(
+    topology: Topology, shape: tuple[int, ...], itemsize: int, sources: int | None = None
+) -> float:
+    """Seconds found over least seconds, at worst, from every layout or some of them to all others."""
+    referee, worst = Referee(shape, itemsize, topology), 1.0
+    layouts = referee.layouts()
+    for source in layouts if sources is None else random.Random(0).sample(layouts, sources):
+        least = referee.seconds_from(source)
+        for target in layouts:
+            found = reshard_seconds(source, target, shape, itemsize, topology)
+            if target not in least:
+                assert found == math.inf, (source, target)
+            elif source != target:
+                assert found >= least[target] * (1 - 1e-9), (source, target)
+                worst = max(worst, found / least[target])
+    return worst
 
 
-def test_four_moving_axes_are_as_cheap_as_exhaustive_search() -> None:
-    for source, target, _ in _puzzles(6, seed=0):
-        for itemsize in (4, 2**20):
-            found = reshard_seconds(source, target, (16, 16), itemsize, NODES)
-            least = brute_force.least_seconds(source, target, (16, 16), itemsize, NODES)
-            assert found == pytest.approx(least, rel=1e-6), (source, target)
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("v100:2x2", (64, 64)),
+        ("v100:2x2", (4, 4, 4)),
+        ("k80:2x4", (1024, 1024)),
+        ("h100:2x4", (8, 8)),
+        ("v5e:2x4", (64, 64)),
+        ("k80:2x4", (64,)),
+        ("a100:2x6", (12, 6)),  # a dimension that not every axis divides
+        ("a100:2x6", (24, 36)),
+        ("v5p:2x2x2", (8, 4)),
+    ],
+)
+def test_every_pair_of_layouts_has_its_cheapest_path(name: str, shape: tuple[int, ...]) -> None:
+    for num_bytes in (2**12, 2**28):
+        itemsize = num_bytes // math.prod(shape) or 1
+        assert worst_ratio(Topology.parse(name), shape, itemsize) < 1 + 1e-9
 
 
-def test_moves_towards_the_target_are_some_of_all_moves() -> None:
-    """So the guided search is never cheaper, and its chains are real ones."""
-    for _, _, puzzle in _puzzles(25, seed=1):
-        guided = GuidedSearch(
-            Rules(caps=puzzle.caps, sizes=puzzle.sizes, levels=puzzle.levels, target=puzzle.target), NODES
-        )
-        lines = envelope(puzzle, NODES)
-        for size in SIZES:
-            line = guided.shortest(State(puzzle.source, puzzle.partial), size)
-            least = min(x.fixed + x.slope * size for x in lines)
-            assert line.fixed + line.slope * size >= least * (1 - 1e-9)
+@pytest.mark.parametrize(
+    ("name", "shape", "sources"),
+    [
+        ("k80:4x4", (64, 64), 12),
+        ("h100:2x8", (16, 64, 2), 6),
+        ("k80:2x4", (16, 8, 32), 20),
+        ("k80:2x4", (2, 8, 4, 8), 12),
+        ("v5p:2x2x4", (64, 64), 8),
+        ("v5e:4x4", (16, 4), 12),
+        ("h100:4x8", (32, 2), 3),
+    ],
+)
+def test_drawn_layouts_have_their_cheapest_paths(name: str, shape: tuple[int, ...], sources: int) -> None:
+    assert worst_ratio(Topology.parse(name), shape, 2**10, sources) < 1 + 1e-9
 
 
-def test_an_envelope_misses_no_size() -> None:
-    """The cheapest of its lines is what a search at that one size finds."""
-    for _, _, puzzle in _puzzles(25, seed=2):
-        tables = TableSearch(puzzle.rules, State(puzzle.target, ()), NODES)
-        lines = envelope(puzzle, NODES)
-        for size in SIZES:
-            alone = tables.cheaper(State(puzzle.source, puzzle.partial), size, math.inf)
-            assert alone is not None
-            least = min(x.fixed + x.slope * size for x in lines)
-            assert alone.fixed + alone.slope * size == pytest.approx(least, rel=1e-9)
-            assert tables.cheaper(State(puzzle.source, puzzle.partial), size, least) is None
+def test_idle_axes_split_a_sum_between_nodes() -> None:
+    """Each of four devices of a node adds up a quarter across the nodes, and what comes out is gathered."""
+    machine, num_bytes = Topology.parse("k80:2x4"), 2**26
+    path = reshard_path(Layout(((), ()), (0,)), Layout(((), ())), (4096, 4096), 4, machine)
+    assert [step.kind for step in path.steps] == ["slice", "reduce-scatter", "all-gather"]
+    assert path.collectives[0][1:] == ((0,), num_bytes // 4)
+    assert path.collectives[1][2] == num_bytes
+    assert path.seconds < collective_seconds(machine, "all-reduce", num_bytes, (0,)) / 2
 
 
-def test_a_search_that_remembers_answers_as_a_fresh_one() -> None:
-    """Ends of a guided search are kept for other sources of the same target."""
-    puzzles = _puzzles(12, seed=3, shape=(16, 4))
-    for _, _, puzzle in puzzles:
-        rules = Rules(caps=puzzle.caps, sizes=puzzle.sizes, levels=puzzle.levels, target=puzzle.target)
-        used = GuidedSearch(rules, NODES)
-        replicated = State(((),) * len(puzzle.caps), ())
-        for size in (1.0, 1e15):
-            used.shortest(replicated, size)
-            again = used.shortest(State(puzzle.source, puzzle.partial), size)
-            fresh = GuidedSearch(rules, NODES).shortest(State(puzzle.source, puzzle.partial), size)
-            assert again.fixed + again.slope * size == pytest.approx(fresh.fixed + fresh.slope * size)
+@pytest.mark.parametrize("name", ["k80:2x4", "v5e:2x4", "a100:2x6"])
+def test_a_path_costs_what_its_steps_cost(name: str) -> None:
+    """Steps lead from source to target over layouts that divide, each a primitive step at the price of the referee."""
+    machine, shape = Topology.parse(name), (24, 12, 8)
+    referee, draw = Referee(shape, 2**12, machine), random.Random(1)
+    layouts = referee.layouts()
+    for source, target in (draw.sample(layouts, 2) for _ in range(150)):
+        path = reshard_path(source, target, shape, 2**12, machine)
+        if path.seconds == math.inf:
+            assert not set(target.partial) <= set(source.partial)
+            continue
+        assert (path.layouts[0], path.layouts[-1]) == (source, target)
+        assert [(s.source, s.target) for s in path.steps] == list(itertools.pairwise(path.layouts))
+        steps = [referee.step_seconds(*pair) for pair in itertools.pairwise(path.layouts)]
+        assert sum(steps) == pytest.approx(path.seconds, rel=1e-9), (source, target)
+        assert path.seconds == pytest.approx(reshard_seconds(source, target, shape, 2**12, machine), rel=1e-9)
 
 
 def test_a_table_holds_the_price_of_every_executed_path() -> None:
-    shape = (16, 16)
-    layouts = [x for x in brute_force.all_layouts(2, 4) if x.divides(shape, NODES.axes)]
-    draw = random.Random(4)
+    shape, draw = (16, 16), random.Random(4)
+    layouts = Referee(shape, 4, NODES).layouts()
     sources, targets = draw.sample(layouts, 12), [x for x in draw.sample(layouts, 12) if not x.partial]
     table = reshard_table(sources, targets, shape, 2**16, NODES)
     for i, source in enumerate(sources):
@@ -93,62 +117,123 @@ def test_a_table_holds_the_price_of_every_executed_path() -> None:
             assert table[i, j] == pytest.approx(reshard_path(source, target, shape, 2**16, NODES).seconds)
 
 
-def test_dimensions_and_axes_of_one_kind_come_to_one_puzzle() -> None:
-    def puzzle(source: Layout, target: Layout):
-        return canonical(source, target, (8, 8, 8), NODES).puzzle
-
-    first = puzzle(Layout(((1, 2), (), ())), Layout(((1,), (2,), ())))
-    assert puzzle(Layout(((), (), (3, 1))), Layout(((1,), (), (3,)))) == first
-    across_nodes = puzzle(Layout(((1, 0), (), ())), Layout(((1,), (0,), ())))
-    assert across_nodes != first
-
-
-def test_a_large_puzzle_is_solved_at_the_size_that_is_asked_for() -> None:
-    """Orders of five axes reversed and spread: as cheap as the envelope of all sizes, and real steps at that price."""
-    machine, shape = Topology.parse("h100:4x8"), (32, 32)
-    across = Layout(((0, 1, 2, 3, 4), ()))
-    targets = [Layout(((4, 1, 3), (2, 0))), Layout(((), (4, 0, 3, 1, 2))), Layout(((1, 3), (4,)))]
-    sources = [across, Layout(((2,), (0,)), (1, 3, 4)), Layout(((3,), (1, 0)), (2, 4))]
-    for source in sources:
-        for target in targets:
-            found = canonical(source, target, shape, machine)
-            assert found.puzzle.large
-            for itemsize in (4, 2**12, 2**24):
-                unsplit = 32 * 32 * itemsize / found.pieces
-                least = min(x.fixed + x.slope * unsplit for x in envelope(found.puzzle, machine))
-                path = reshard_path(source, target, shape, itemsize, machine)
-                seconds = reshard_seconds(source, target, shape, itemsize, machine)
-                bound = reshard_bound(source, target, shape, itemsize, machine)
-                assert seconds == pytest.approx(least, rel=1e-9) and 0 < bound <= seconds
-                assert path.seconds == pytest.approx(seconds, rel=1e-9) and path.layouts[-1] == target
+def test_a_detour_is_never_cheaper_and_more_bytes_never_are() -> None:
+    machine, shape, draw = Topology.parse("k80:2x4"), (16, 8, 4), random.Random(7)
+    layouts = Referee(shape, 4, machine).layouts()
+    for _ in range(300):
+        source, middle, target = draw.sample(layouts, 3)
+        prices = [reshard_seconds(source, target, shape, 4**k, machine) for k in range(12)]
+        assert prices == sorted(prices)
+        detour = [
+            reshard_seconds(*leg, shape, 2**12, machine) for leg in ((source, middle), (middle, target))
+        ]
+        assert reshard_seconds(source, target, shape, 2**12, machine) <= sum(detour) * (1 + 1e-9)
 
 
-class _Blind(GuidedSearch):
+def test_layouts_that_differ_in_names_only_have_one_puzzle() -> None:
+    def of(source: Layout, target: Layout) -> Puzzle:
+        return puzzle(source, target, (8, 8, 8), NODES)
+
+    def key(found: Puzzle) -> tuple[object, ...]:
+        return found.game, found.source, found.target
+
+    first = of(Layout(((1, 2), (), ())), Layout(((1,), (2,), ())))
+    assert key(of(Layout(((3, 1), (), ())), Layout(((3,), (1,), ())))) == key(first)
+    across_nodes = of(Layout(((1, 0), (), ())), Layout(((1,), (0,), ())))
+    assert key(across_nodes) != key(first)
+
+
+@pytest.mark.parametrize(("dims", "labels"), [(0, 2), (1, 3), (2, 3), (3, 3), (2, 4)])
+def test_a_board_has_every_layout_and_every_step(dims: int, labels: int) -> None:
+    """As many as the referee counts on one level of twos."""
+    machine = Topology.parse(f"h100:{2**labels}")
+    referee = Referee((2**labels,) * dims, 4, machine)
+    found = board((2**labels,) * dims, (2,) * labels)
+    layouts = referee.layouts()
+    assert len(found.states) == num_states(dims, labels) == len(layouts)
+    assert set(found.states) == {State(x.dims, x.partial) for x in layouts}
+    reached = {(s.dims, s.partial): set() for s in found.states}
+    for before, after in zip(found.source.tolist(), found.target.tolist()):
+        reached[found.states[before]].add(found.states[after])
+    for layout in layouts:
+        steps = {State(d, tuple(sorted(p))) for (d, p), _ in referee.steps_from(layout)}
+        assert reached[layout.dims, layout.partial] == steps, layout
+
+
+def test_ties_go_to_fewer_collectives() -> None:
+    """Where both are priced alike, a sum over two axes is one all-reduce, and the same pair has the same path."""
+    for source, target in [
+        (Layout(((), ()), (0, 1, 2)), Layout(((), ()))),
+        (Layout(((0, 1), (2,))), Layout(((), (0, 1, 2)))),
+    ]:
+        paths = {reshard_path(source, target, (64, 64), 4, Topology.parse("h100:8")) for _ in range(3)}
+        assert len(paths) == 1 and len(paths.pop().collectives) <= 2
+
+
+def _drawn(machine: Topology, rank: int, draw: random.Random) -> tuple[Layout, Layout]:
+    axes = range(len(machine.axes))
+    sides = []
+    for partial in (draw.random() < 0.3, False):
+        order = draw.sample(axes, len(axes))
+        cuts = sorted(draw.choices(range(len(axes) + 1), k=rank))
+        dims = [tuple(order[a:b]) for a, b in zip([0, *cuts], cuts)]
+        sides.append(Layout(tuple(dims), tuple(order[cuts[-1] :]) if partial else ()))
+    return sides[0], sides[1]
+
+
+class _Blind(GuidedSolver):
     """The same search without a bound: Dijkstra."""
 
-    def bound(self, state: State) -> tuple[float, float]:
-        return 0.0, 0.0
+    def bound(self, state: State, num_bytes: float) -> float:
+        return 0.0
 
 
 @pytest.mark.parametrize("name", ["h100:4x8", "v5p:2x4x4"])
 def test_a_bound_leaves_the_answers_of_a_guided_search(name: str) -> None:
-    machine, shape, draw = Topology.parse(name), (32, 32, 32), random.Random(5)
-    axes = range(len(machine.axes))
-    for _ in range(12):
-        places = [draw.sample(axes, len(axes)) for _ in range(2)]
-        cuts = [sorted(draw.choices(range(len(axes) + 1), k=3)) for _ in range(2)]
-        source, target = (
-            Layout((tuple(of[:a]), tuple(of[a:b]), tuple(of[b:c])), tuple(of[c:]) if partial else ())
-            for of, (a, b, c), partial in zip(places, cuts, (draw.random() < 0.3, False))
-        )
+    machine, draw = Topology.parse(name), random.Random(5)
+    for source, target in (_drawn(machine, 3, draw) for _ in range(8)):
         if source == target:
             continue
-        puzzle = canonical(source, target, shape, machine).puzzle
-        rules = Rules(caps=puzzle.caps, sizes=puzzle.sizes, levels=puzzle.levels, target=puzzle.target)
-        start = State(puzzle.source, puzzle.partial)
+        found = puzzle(source, target, (32, 32, 32), machine)
         for size in (1e3, 1e7, 1e10):
-            found = GuidedSearch(rules, machine).shortest(start, size)
-            blind = _Blind(rules, machine).shortest(start, size)
-            assert found.fixed + found.slope * size == pytest.approx(blind.fixed + blind.slope * size, rel=1e-9)
-            fixed, slope = GuidedSearch(rules, machine).bound(start)
-            assert fixed + slope * size <= (blind.fixed + blind.slope * size) * (1 + 1e-9)
+            guided, blind = (kind(found.game, found.target.dims) for kind in (GuidedSolver, _Blind))
+            least = blind.seconds(found.source, size)
+            assert guided.seconds(found.source, size) == pytest.approx(least, rel=1e-9)
+            assert guided.bound(found.source, size) <= least * (1 + 1e-9)
+
+
+def test_a_guided_search_is_never_cheaper_than_all_steps() -> None:
+    """So its chains are real ones; what it remembers of other sources changes nothing."""
+    shape, draw = (16, 16), random.Random(1)
+    used: dict[object, GuidedSolver] = {}
+    for source, target in (_drawn(NODES, 2, draw) for _ in range(40)):
+        if source == target:
+            continue
+        found = puzzle(source, target, shape, NODES)
+        every = BoardSolver(found.game, found.target)
+        guided = used.setdefault((found.game, found.target), GuidedSolver(found.game, found.target.dims))
+        for size in (1e2, 1e6, 1e10):
+            seconds = guided.seconds(found.source, size)
+            assert seconds >= every.seconds(found.source, size) * (1 - 1e-9)
+            fresh = GuidedSolver(found.game, found.target.dims).seconds(found.source, size)
+            assert seconds == pytest.approx(fresh, rel=1e-9)
+
+
+def _large(pairs: Sequence[tuple[Layout, Layout]], machine: Topology, rank: int) -> list[Puzzle]:
+    caps = (machine.num_devices,) * rank
+    found = [puzzle(*pair, caps, machine) for pair in pairs]
+    return [one for one in found if not one.is_listed]
+
+
+def test_too_many_layouts_are_searched_towards_the_target() -> None:
+    """Layouts of six axes mixed up: real steps, at the price of the table, no lower than its bound."""
+    machine, shape, draw = Topology.parse("h100:8x8"), (64, 64, 64), random.Random(2)
+    assert num_states(3, 6) > MOST_STATES
+    pairs = [_drawn(machine, 3, draw) for _ in range(6)]
+    assert _large(pairs, machine, 3)
+    for source, target in pairs:
+        seconds = reshard_seconds(source, target, shape, 2**10, machine)
+        path = reshard_path(source, target, shape, 2**10, machine)
+        assert path.seconds == pytest.approx(seconds, rel=1e-9)
+        assert path.layouts[-1] == target and all(x.divides(shape, machine.axes) for x in path.layouts)
+        assert 0 < reshard_bound(source, target, shape, 2**10, machine) <= seconds * (1 + 1e-9)

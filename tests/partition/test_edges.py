@@ -216,6 +216,48 @@ def test_edges_on_the_host_compile_to_their_paths() -> None:
     check(edges, collectives(text))
 
 
+def through_idle_axes(topology: str, inside: Sequence[str], dtype: str = "float32") -> list[Edge]:
+    """Pairs of layouts on two nodes whose cheapest path goes over axes of a node that neither of them uses."""
+    b, c = inside
+    pairs = [
+        ("-,-|+n0", "-,-"),  # each device of a node adds up a part, and the node gathers
+        (f"-,{b}|+n0", "-,-"),
+        ("-,-|+n0", f"{c},-"),
+        (f"n0,{b}", f"-,{b}"),  # each device of a node fetches a part from the other, and the node gathers
+        (f"n0,-|+{b}", "-,-"),
+        (f"-,{b}|+n0", f"(n0 {b}),-"),
+        (f"{b},n0", f"-,({b} n0)"),
+    ]
+    edges = [edge(topology, *pair, (2048, 1024), dtype) for pair in pairs]
+    for one in edges:
+        used = {*one.source.used, *one.target.used}
+        assert any(s.kind == "slice" and not used.issuperset(s.axes) for s in one.path.steps), one
+    return edges
+
+
+def test_paths_through_idle_axes_run_as_they_are_priced() -> None:
+    """On eight devices: the collectives of the path, and of every device the piece of the sum that it should have."""
+    edges = through_idle_axes("k80:2x4", ("g0", "g1"))
+    topology = Topology.parse("k80:2x4")
+    executor = Executor(device_mesh(topology), topology.axes)
+    step = program(edges, executor)
+    shapes = arguments(edges, topology.axes)
+    check(edges, collectives(step.lower(*shapes).compile().as_text()))
+    draw = np.random.default_rng(0)
+    values = [draw.integers(-9, 9, shape.shape).astype(np.float32) for shape in shapes]
+    for one, value, result in zip(edges, values, step(*values), strict=True):
+        expected = value.sum(axis=0) if one.source.partial else value
+        for shard in result.addressable_shards:
+            np.testing.assert_array_equal(shard.data, expected[shard.index], err_msg=str(one))
+
+
+@pytest.mark.gpu_aot
+def test_paths_through_idle_axes_compile_as_they_are_priced() -> None:
+    for dtype in ("float32", "bfloat16"):
+        edges = through_idle_axes("h100:2x4", ("g0", "g1"), dtype)
+        check(edges, compiled(edges))
+
+
 @pytest.mark.tpu_aot
 def test_edges_on_a_torus_compile_to_their_paths() -> None:
     edges = every_kind("v5e:2x4", ("x0", "y0", "y1"))
@@ -264,7 +306,7 @@ def test_parts_of_tiles_are_not_exchanged_on_a_torus() -> None:
 def test_large_images_are_scattered_as_they_are_on_a_torus() -> None:
     """128 images of 147 x 147 pixels of an Inception-v3, 8 of 32 features: half a tile beside 10,804. Padded, the
     compiler failed to cut that off."""
-    images = edge("v5e:2x4", "-,-,-,-|+x0 +y1", "-,-,-,(x0 y1)", (128, 147, 147, 32), "bfloat16")
+    images = edge("v5e:2x4", "y0,-,-,-|+x0 +y1", "y0,-,-,(x0 y1)", (256, 147, 147, 32), "bfloat16")
     ((kind, _, num_bytes),) = images.path.collectives
     moved = {c.kind: c.total_bytes for c in compiled([images])}
     assert kind == "reduce-scatter"

@@ -1,4 +1,4 @@
-"""A* towards one target with moves that lead there, for puzzles of many labels; it remembers what it has found."""
+"""A* towards one target with moves that lead there, for boards of too many states to list them all."""
 
 from __future__ import annotations
 
@@ -7,61 +7,85 @@ import itertools
 import math
 from typing import NamedTuple
 
-from jaxplan.mesh._collectives import collective_bounds, terms_of_sizes
-from jaxplan.mesh._lines import BOUND_TICKS, Cost, Line, ticks
-from jaxplan.mesh._moves import Move, Rules, State, moves
+from jaxplan.mesh._board import Dims, State
+from jaxplan.mesh._collectives import collective_bounds, group_seconds
+from jaxplan.mesh._moves import Move, Rules, moves
+from jaxplan.mesh._shortest import Chain, Game
 from jaxplan.mesh._topology import Topology
+
+# Times are compared as whole units of 1e-14 s, so that sums in any order tie exactly and plans are deterministic.
+_TICKS_PER_SECOND = 1e14
+# A lower bound stays one however its sums are rounded.
+_BOUND_TICKS = _TICKS_PER_SECOND * (1 - 1e-9)
+
+_Cost = tuple[int, int, int]
+"""Time in ticks, number of collectives, bytes in units of the finest piece: compared in this order."""
 
 
 class _Edge(NamedTuple):
-    """A move with its price; `moved`: bytes in units of the finest piece, 0 for a slice."""
+    """A move, the children of each level that its group spans, and the pieces of its larger side."""
 
-    fixed: float
-    slope: float
-    moved: int
     move: Move
+    spans: tuple[int, ...]
+    pieces: int
 
 
-class GuidedSearch:
-    """States on the way to `rules.target`, their moves priced once for all sources and sizes."""
+class GuidedSolver:
+    """Chains to one target by A*; states on the way, their moves and their ends are kept for all sources."""
 
-    def __init__(self, rules: Rules, topology: Topology) -> None:
-        assert rules.target is not None
-        self._rules, self._topology, self._target = rules, topology, rules.target
-        self._goal = State(rules.target, ())
+    def __init__(self, game: Game, target: Dims) -> None:
+        self._game, self._topology, self._target = game, game.topology, target
+        self._rules = rules = Rules(caps=game.caps, sizes=game.sizes, target=target)
+        self._goal = State(target, ())
         self._edges: dict[State, list[_Edge]] = {}
         self._bounds: dict[State, tuple[float, float]] = {}
-        self._terms: dict[tuple[str, tuple[int, ...]], tuple[float, float]] = {}
-        # Per size: from states on known best chains, cost and next move.
-        self._known: dict[float, dict[State, tuple[Cost, _Edge | None]]] = {}
-        self._least_fixed, self._fastest = collective_bounds(topology)
-        self._launch = topology.chip.launch_seconds
+        # Per size: prices, and from states on known best chains, cost and next move.
+        self._prices: dict[float, dict[tuple[str, tuple[int, ...], int], float]] = {}
+        self._known: dict[float, dict[State, tuple[_Cost, _Edge | None]]] = {}
+        self._least_fixed, self._fastest = collective_bounds(self._topology)
+        self._launch = self._topology.chip.launch_seconds
         self._most = math.prod(rules.sizes)
-        self._rates = _receiving_rates(topology) if topology.profile is None else ()
+        self._rates = _receiving_rates(self._topology) if self._topology.profile is None else ()
         self._overlaps: dict[tuple[int, tuple[int, ...]], tuple[float, ...]] = {}
         self._goal_shares = self._overlap(self._goal)
         self._goal_pieces = self._pieces(self._goal)
-        self._goal_pieces_of_dim = [rules.pieces(dim) for dim in rules.target]
+        self._goal_pieces_of_dim = [rules.pieces(dim) for dim in target]
 
-    def shortest(self, source: State, num_bytes: float) -> Line:
-        """A* to the target: least time, then fewest collectives, then fewest bytes, then first found.
+    def seconds(self, source: State, num_bytes: float) -> float:
+        """Of the cheapest chain found."""
+        return self.chain(source, num_bytes).seconds
 
-        A state whose best chain is known ends the search: nothing left on the heap can be better.
-        """
+    def chain(self, source: State, num_bytes: float) -> Chain:
+        """The cheapest chain found; ties go to fewer collectives, then fewer bytes, then the first found."""
         known = self._known.setdefault(num_bytes, {self._goal: ((0, 0, 0), None)})
-        best: dict[State, Cost] = {source: (0, 0, 0)}
+        if source not in known:
+            self._search(source, known, num_bytes)
+        seconds, latency, steps, state = 0.0, 0.0, [], source
+        while state != self._goal:
+            edge = known[state][1]
+            assert edge is not None
+            seconds, latency = seconds + self._price(edge, num_bytes), latency + self._price(edge, 0.0)
+            state = edge.move.state
+            steps.append((edge.move.kind, edge.move.group, state))
+        return Chain(seconds, latency, tuple(steps))
+
+    def _search(
+        self, source: State, known: dict[State, tuple[_Cost, _Edge | None]], num_bytes: float
+    ) -> None:
+        """A* to a state whose best chain is known: nothing left on the heap can then be better."""
+        best: dict[State, _Cost] = {source: (0, 0, 0)}
         came: dict[State, tuple[State, _Edge]] = {}
         heap = [((0, 0, 0), 0, (0, 0, 0), source)]
         counter = itertools.count(1)
         while heap:
             _, _, cost, state = heapq.heappop(heap)
             if state in known:
-                return self._finish(source, state, came, known, num_bytes)
+                return self._remember(source, state, came, known, num_bytes)
             if cost > best[state]:
                 continue
             for edge in self._edges.get(state) or self._expand(state):
                 after = edge.move.state
-                total = _add(cost, edge, num_bytes)
+                total = self._add(cost, edge, num_bytes)
                 if after not in best or total < best[after]:
                     best[after], came[after] = total, (state, edge)
                     estimate = self._estimate(after, total, known, num_bytes)
@@ -69,38 +93,46 @@ class GuidedSearch:
         raise AssertionError(f"no chain for {source}")  # gathering and slicing always is one
 
     def _estimate(
-        self, state: State, cost: Cost, known: dict[State, tuple[Cost, _Edge | None]], num_bytes: float
-    ) -> Cost:
+        self, state: State, cost: _Cost, known: dict[State, tuple[_Cost, _Edge | None]], num_bytes: float
+    ) -> _Cost:
         if state in known:
             rest = known[state][0]
             return cost[0] + rest[0], cost[1] + rest[1], cost[2] + rest[2]
-        if state not in self._bounds:
-            self._bounds[state] = self.bound(state)
-        fixed, slope = self._bounds[state]
-        return cost[0] + int((fixed + slope * num_bytes) * BOUND_TICKS), cost[1], cost[2]
+        return cost[0] + int(self.bound(state, num_bytes) * _BOUND_TICKS), cost[1], cost[2]
 
-    def _finish(self, source, met, came, known, num_bytes: float) -> Line:
-        """The chain through a state of known rest; its states are known from now on."""
-        chain: list[tuple[State, _Edge]] = []
-        state = met
+    def _remember(self, source: State, met: State, came, known, num_bytes: float) -> None:
+        """States of the chain through a state of known rest are known from now on."""
+        state, rest = met, known[met][0]
         while state != source:
             state, edge = came[state]
-            chain.append((state, edge))
-        chain.reverse()
-        rest = known[met][0]
-        for state, edge in reversed(chain):
-            rest = _add(rest, edge, num_bytes)
+            rest = self._add(rest, edge, num_bytes)
             known[state] = rest, edge
-        edges = [edge for _, edge in chain]
-        state = met
-        while state != self._goal:
-            edge = known[state][1]
-            edges.append(edge)
-            state = edge.move.state
-        fixed, slope = sum(edge.fixed for edge in edges), sum(edge.slope for edge in edges)
-        return Line(fixed, slope, tuple(edge.move for edge in edges))
 
-    def bound(self, state: State) -> tuple[float, float]:
+    def _add(self, cost: _Cost, edge: _Edge, num_bytes: float) -> _Cost:
+        ticks = round(self._price(edge, num_bytes) * _TICKS_PER_SECOND)
+        if edge.move.kind == "slice":
+            return cost[0] + ticks, cost[1], cost[2]
+        return cost[0] + ticks, cost[1] + 1, cost[2] + self._most // edge.pieces
+
+    def _price(self, edge: _Edge, num_bytes: float) -> float:
+        if edge.move.kind == "slice":
+            return self._launch
+        prices = self._prices.setdefault(num_bytes, {})
+        key = edge.move.kind, edge.spans, edge.pieces
+        if key not in prices:
+            prices[key] = group_seconds(self._topology, edge.move.kind, num_bytes / edge.pieces, edge.spans)
+        return prices[key]
+
+    def bound(self, state: State, num_bytes: float) -> float:
+        """Seconds that the cheapest chain is not below, without a search."""
+        if state not in self._bounds:
+            self._bounds[state] = self._bound(state)
+        fixed, slope = self._bounds[state]
+        if self._topology.profile is None:
+            return fixed + slope * num_bytes
+        return max(fixed, slope * num_bytes)
+
+    def _bound(self, state: State) -> tuple[float, float]:
         """(seconds, seconds per byte) that are needed at least, for launches and for bytes.
 
         Every dimension that is split too finely needs a gather or all-to-all of its own, and a sum a
@@ -132,7 +164,7 @@ class GuidedSearch:
     def _overlap_of(self, goal: tuple[int, ...], labels: tuple[int, ...]) -> tuple[float, ...]:
         """The same of one dimension: the smaller of both blocks, and nothing where both are split by different labels
         of the level or above after the same ones: for some child the blocks are then apart."""
-        sizes, levels = self._rules.sizes, self._rules.levels
+        sizes, levels = self._rules.sizes, self._game.levels
         first = next(((a, b) for a, b in zip(goal, labels) if a != b), None)
         apart = max(levels[x] for x in first) if first else len(self._rates)
         found = []
@@ -151,26 +183,14 @@ class GuidedSearch:
 
     def _expand(self, state: State) -> list[_Edge]:
         pieces = self._pieces(state)
-        self._edges[state] = edges = [self._priced(move, pieces) for move in moves(self._rules, state)]
+        self._edges[state] = edges = [self._counted(move, pieces) for move in moves(self._rules, state)]
         return edges
 
-    def _priced(self, move: Move, pieces: int) -> _Edge:
+    def _counted(self, move: Move, pieces: int) -> _Edge:
         """A gather is counted by what comes out of it, everything else by what goes in."""
-        if move.kind == "slice":
-            return _Edge(self._launch, 0.0, 0, move)
         if move.kind == "all-gather":
-            pieces //= self._rules.pieces(move.labels)
-        fixed, slope = self._group_terms(move.kind, move.group)
-        return _Edge(fixed, slope / pieces, self._most // pieces, move)
-
-    def _group_terms(self, kind: str, group: tuple[int, ...]) -> tuple[float, float]:
-        key = (kind, group)
-        if key not in self._terms:
-            sizes = [1] * len(self._topology.levels)
-            for label in group:
-                sizes[self._rules.levels[label]] *= self._rules.sizes[label]
-            self._terms[key] = terms_of_sizes(self._topology, kind, tuple(sizes))
-        return self._terms[key]
+            pieces //= self._rules.pieces(move.group)
+        return _Edge(move, self._game.spans(move.group), pieces)
 
     def _pieces(self, state: State) -> int:
         pieces = 1
@@ -192,11 +212,3 @@ def _receiving_rates(topology: Topology) -> tuple[float, ...]:
         below = math.prod(inner.size for inner in topology.levels[number + 1 :])
         rates.append(below * together)
     return tuple(rates)
-
-
-def _add(cost: Cost, edge: _Edge, num_bytes: float) -> Cost:
-    return (
-        cost[0] + ticks(edge.fixed, edge.slope, num_bytes),
-        cost[1] + (edge.moved > 0),
-        cost[2] + edge.moved,
-    )
