@@ -1,7 +1,9 @@
-"""The commonest changes of layout in plans, and the path of each: the table of docs/resharding.md.
+"""The commonest changes of layout in plans and their paths, and paths beside the least seconds: docs/resharding.md.
 
     python -m benchmarks.reshard_pairs --cache .pairs                     # count, and print the table
     python -m benchmarks.reshard_pairs --cache .pairs --write docs/resharding.md
+    python -m benchmarks.reshard_pairs --optimum --write docs/resharding.md   # see benchmarks.reshard_optimum
+    python -m benchmarks.reshard_pairs --optimum --topology k80:4x4           # the rows of one machine
 
 Counted over the fastest, knee and leanest plan of each model on each topology: a tensor that a plan brings to another
 layout counts once, if it has at least 64 KiB (smaller ones the compiler combines). Pairs that differ only in dimensions
@@ -23,6 +25,7 @@ import jax
 
 import jaxplan
 from benchmarks.models import MODELS, build
+from benchmarks.reshard_optimum import optimum_rows
 from jaxplan._files import write_whole
 from jaxplan.cost import find_flows, plan_transfers
 from jaxplan.mesh import AtomicAxis, Layout, Topology, reshard_path
@@ -32,6 +35,7 @@ DEFAULT_TOPOLOGIES = ("h100:8", "h100:2x8")
 LEAST_BYTES = 64 * 2**10
 ROLES = ("fastest", "knee", "leanest")
 START, END = "<!-- pairs: begin -->", "<!-- pairs: end -->"
+OPTIMUM_START, OPTIMUM_END = "<!-- optimum: begin -->", "<!-- optimum: end -->"
 HEADER = (
     "| # | count | on | from | to | tensor | path: steps, the axes of their groups, bytes per device | us |",
     "|---|---|---|---|---|---|---|---|",
@@ -164,13 +168,13 @@ def table(changes: Counter[Change], number: int) -> Iterable[str]:
         yield f"| {' | '.join(str(cell).replace('|', chr(92) + '|') for cell in cells)} |"
 
 
-def write_table(lines: Iterable[str], path: Path) -> None:
+def write_table(lines: Iterable[str], path: Path, start: str = START, end: str = END) -> None:
     """Put the table between the marks of a document."""
-    before, _, rest = path.read_text(encoding="utf-8").partition(START)
-    _, found, after = rest.partition(END)
+    before, _, rest = path.read_text(encoding="utf-8").partition(start)
+    _, found, after = rest.partition(end)
     if not found:
-        raise SystemExit(f"{path} has no place for the table: expected the lines {START} and {END}")
-    write_whole(path, "\n".join([before + START, "", *lines, "", END + after]))
+        raise SystemExit(f"{path} has no place for the table: expected the lines {start} and {end}")
+    write_whole(path, "\n".join([before + start, "", *lines, "", end + after]))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -178,14 +182,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="benchmarks.reshard_pairs", description="The commonest changes of layout."
     )
     parser.add_argument("--model", choices=list(MODELS), nargs="+", default=list(DEFAULT_MODELS))
-    parser.add_argument("--topology", nargs="+", default=list(DEFAULT_TOPOLOGIES))
+    parser.add_argument("--topology", nargs="+", default=None)
+    parser.add_argument("--optimum", action="store_true", help="compare paths with the least seconds")
     parser.add_argument("--number", type=int, default=20, help="pairs shown")
     parser.add_argument("--cache", type=Path, default=None, help="folder that keeps the counts")
     parser.add_argument("--write", type=Path, default=None, help="document whose table is replaced")
     options = parser.parse_args(arguments)
     jax.config.update("jax_platforms", "cpu")  # nothing runs here, and a plugin without its device complains
+    if options.optimum:
+        lines = []
+        for line in optimum_rows(options.topology):
+            print(line, flush=True)
+            lines.append(line)
+        if options.write is not None:
+            write_table(lines, options.write, OPTIMUM_START, OPTIMUM_END)
+        return 0
     changes: Counter[Change] = Counter()
-    for name in options.topology:
+    for name in options.topology or DEFAULT_TOPOLOGIES:
         for model in options.model:
             found = counted(model, Topology.parse(name), options.cache)
             print(f"{model} on {name}: {found.total()} tensors change layout", flush=True)
