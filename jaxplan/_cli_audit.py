@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 import jaxplan
-from jaxplan._cli_step import named_step
+from jaxplan._cli_step import add_static_argument, named_step, static_options
 from jaxplan._errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -32,9 +32,7 @@ def add_audit_arguments(commands: Any) -> argparse.ArgumentParser:
         metavar="WHICH",
         help="of a frontier: fastest (default), knee, leanest, a number, or a reference strategy",
     )
-    audit.add_argument(
-        "--static", type=int, nargs="+", default=[], metavar="N", help="arguments that are no arrays"
-    )
+    add_static_argument(audit)
     audit.add_argument("--cache", metavar="FOLDER", help="keep compiled programs there")
     audit.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return audit
@@ -45,7 +43,7 @@ def audit_of(arguments: argparse.Namespace) -> Audit:
     from jaxplan._frontier import Frontier
 
     step, args = named_step(arguments)
-    plan = jaxplan.load(arguments.file, step, *args, static_argnums=tuple(arguments.static))
+    plan = jaxplan.load(arguments.file, step, *args, **static_options(arguments))
     if isinstance(plan, Frontier):
         plan = plan.choose(arguments.choose or "fastest")
     elif arguments.choose:

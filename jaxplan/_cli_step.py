@@ -49,9 +49,25 @@ def add_step_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="times count communication that runs beside compute, as simulated; default: the sum of both",
     )
+    add_static_argument(parser)
+
+
+def add_static_argument(parser: argparse.ArgumentParser) -> None:
+    """Add what names the arguments that are settings."""
     parser.add_argument(
-        "--static", type=int, nargs="+", default=[], metavar="N", help="arguments that are no arrays"
+        "--static",
+        nargs="+",
+        default=[],
+        metavar="N|NAME",
+        help="arguments that are no arrays, by number or name; a jitted step names its own",
     )
+
+
+def static_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of `jaxplan.plan` and `jaxplan.load` that `--static` stands for."""
+    numbers = tuple(int(item) for item in arguments.static if item.lstrip("-").isdigit())
+    names = tuple(item for item in arguments.static if not item.lstrip("-").isdigit())
+    return {"static_argnums": numbers, **({"static_argnames": names} if names else {})}
 
 
 def step_arguments(
@@ -64,7 +80,7 @@ def step_arguments(
         "memory": parse_memory(arguments.memory) if arguments.memory is not None else None,
         "solver": arguments.solver,
         "donate_argnums": None if arguments.donate is None else tuple(arguments.donate),
-        "static_argnums": tuple(arguments.static),
+        **static_options(arguments),
     }
     if arguments.overlap:
         options["overlap"] = True

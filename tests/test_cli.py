@@ -91,6 +91,22 @@ def test_defaults_and_a_path_instead_of_a_module(calls, module):
     assert options["donate_argnums"] is None and options["static_argnums"] == ()
 
 
+@pytest.mark.parametrize(
+    ("given", "options"),
+    [
+        ("2", {"static_argnums": (2,)}),
+        ("-1 train", {"static_argnums": (-1,), "static_argnames": ("train",)}),
+        ("train depth", {"static_argnums": (), "static_argnames": ("train", "depth")}),
+    ],
+)
+def test_settings_are_named_by_number_or_name(calls, module, given, options):
+    command = f"plan user_step:step --args user_step:make_args --static={given.split()[0]}"
+    if len(given.split()) > 1:
+        command = f"plan --args user_step:make_args --static {given} --topology h100:8 -- user_step:step"
+    assert _cli.main(command.split()) == 0
+    assert {name: value for name, value in calls[0][2].items() if name.startswith("static")} == options
+
+
 @pytest.mark.parametrize(("given", "donated"), [([], None), (["--donate"], ()), (["--donate", "0", "1"], (0, 1))])
 def test_donation_is_the_default_of_plan_unless_arguments_are_named(calls, module, given, donated):
     command = "plan user_step:step --args user_step:make_args"
