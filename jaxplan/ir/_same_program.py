@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from jaxplan import _compat
-from jaxplan.ir._program import Equation, Program, Tensor
+from jaxplan.ir._program import Equation, Program, Region, Tensor
 
 _IGNORED_PARAMS = frozenset(
     {"weak_type", "debug_info", "name", "source_info", "ctx_mesh", "name_and_src_info"}
@@ -94,7 +94,7 @@ class _Comparison:
             alike = (a.kind, a.trips, a.parent) == (b.kind, b.trips, b.parent)
             scalars = ((a.selector, b.selector), (a.predicate, b.predicate))
             same = all(s is t is None or (None not in (s, t) and not self._value(s, t)) for s, t in scalars)
-            if not (alike and same) or _params_difference(a.params, b.params):
+            if not (alike and same) or _params_difference(_own_params(a), _own_params(b)):
                 return f"has another {b.kind}"
         return None
 
@@ -121,6 +121,16 @@ class _Comparison:
         if ours.shape == theirs.shape == ():
             return f"the {theirs.kind} {_number(theirs.value)} in place of {_number(ours.value)}"
         return f"other values in a closed-over array {_typed(theirs)}"
+
+
+def _own_params(region: Region) -> dict[str, Any]:
+    """Parameters of a loop or branch but for its bodies, which are compared as operators of the program."""
+
+    def is_body(value: Any) -> bool:
+        bodies = value if isinstance(value, tuple) else (value,)
+        return bool(bodies) and all(isinstance(body, _compat.ClosedJaxpr | _compat.Jaxpr) for body in bodies)
+
+    return {name: value for name, value in region.params.items() if not is_body(value)}
 
 
 def _without_identities(program: Program) -> tuple[list[Equation], dict[int, int]]:
@@ -183,8 +193,10 @@ def _same(a: Any, b: Any, seen: Seen) -> bool:
         return _same_function(a, b)
     if isinstance(a, functools.partial):
         return _same_closed(a, b)
-    if type(a).__eq__ is not object.__eq__:
-        return _equal(a, b)
+    if _equal(a, b):
+        return True
+    if type(a).__eq__ is not object.__eq__ and not dataclasses.is_dataclass(a):
+        return False
     if (id(a), id(b)) in seen:  # they hold themselves
         return True
     seen.add((id(a), id(b)))

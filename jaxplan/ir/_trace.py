@@ -260,6 +260,9 @@ def _trace_error(step: Callable[..., Any], error: Exception, call: Call) -> Trac
     cause, fix = next(
         causes, ("the step itself fails on these shapes and dtypes", "mend that line, or the arguments")
     )
+    if "metadata fields of pytree" in str(error):
+        cause = "an array, or another value without a simple ==, is metadata of a class in the arguments"
+        fix = "make it a field with leaves (pytree_node=True), or a tuple of numbers"
     settings = call.settings()
     if settings:
         cause += f"; taken as settings, being no arrays: {settings}"
