@@ -16,7 +16,7 @@ from flax import struct
 from flax.training.train_state import TrainState
 
 import jaxplan
-from jaxplan import PlanMismatchError, TraceError
+from jaxplan import PlanMismatchError
 
 X = jax.random.normal(jax.random.key(5), (32, 16))
 OPTIONS: dict[str, Any] = {"topology": "cpu:8", "memory": "1GiB", "progress": False}
@@ -148,19 +148,6 @@ def test_a_callback_that_writes_elsewhere_is_another_step() -> None:
         _, loss = run(state, X)
         jax.effects_barrier()
         assert written == [float(loss)]
-
-
-def test_an_array_as_metadata_is_named_as_the_cause() -> None:
-    @struct.dataclass
-    class Scaled:
-        w: Any
-        scale: Any = struct.field(pytree_node=False)
-
-    def step(state: Scaled, x: Any) -> Any:
-        return jnp.mean(x @ state.w) * state.scale[0]
-
-    with pytest.raises(TraceError, match="is metadata of a class in the arguments"):
-        jaxplan.plan(step, Scaled(w=jnp.ones((16, 16)), scale=np.ones(3)), X, **OPTIONS)
 
 
 # leaves that are no arrays
