@@ -12,7 +12,7 @@ from jaxplan._choice import check_choice
 from jaxplan._errors import ArgumentError
 from jaxplan._interrupt import current, interruptible
 from jaxplan._scaling import MinDevices, Scaling, checked_counts, find_fewest, scale
-from jaxplan._units import parse_memory
+from jaxplan._units import parse_limit
 
 if TYPE_CHECKING:
     from jaxplan._frontier import Frontier
@@ -276,7 +276,7 @@ def _search(options: Mapping[str, Any], topology: Topology) -> Search:
             f"overlap is {overlap!r}; expected True (times with communication beside compute) or False (their sum)"
         )
     return Search(
-        memory_limit_bytes=topology.memory_limit_bytes if memory is None else parse_memory(memory),
+        memory_limit_bytes=topology.memory_limit_bytes if memory is None else parse_limit(memory),
         solver=options.get("solver", "auto"),
         remat=_remat(options.get("remat")),
         overlap=overlap,

@@ -16,13 +16,14 @@ from jaxplan._call import Call, opened_call
 from jaxplan._call_key import CallKey
 from jaxplan._errors import ArgumentError
 from jaxplan._log import warn_once
+from jaxplan._plan_cache import MAX_PLANS, CacheInfo, PlanCache, Ready
 from jaxplan._step_options import StepOptions
 
 if TYPE_CHECKING:
     from jaxplan._frontier import Frontier
     from jaxplan._plan import Plan
     from jaxplan.mesh import Topology
-    from jaxplan.partition import PlannedFunction, Results
+    from jaxplan.partition import PlannedFunction
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -53,6 +54,7 @@ def auto(
     overlap: bool = False,
     verify: bool | str = False,
     cache_dir: str | os.PathLike[str] | None = None,
+    max_plans: int | None = MAX_PLANS,
 ) -> Auto[P, R]: ...
 @overload
 def auto(
@@ -69,6 +71,7 @@ def auto(
     overlap: bool = False,
     verify: bool | str = False,
     cache_dir: str | os.PathLike[str] | None = None,
+    max_plans: int | None = MAX_PLANS,
 ) -> Callable[[Callable[P, R]], Auto[P, R]]: ...
 def auto(step: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Decorate a single-device step so that it runs on all devices, planned at its first call.
@@ -77,6 +80,10 @@ def auto(step: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     (default), ``"knee"``, ``"leanest"``, the name of a reference strategy (docs/strategies.md) or an index of the
     frontier. The first call traces, plans, places the arguments, compiles and runs; later calls with arguments of the
     same structure, shapes and dtypes only run.
+
+    The memory of the compiled program is read before it runs: above the limit, the next plan of the frontier that fits
+    is taken, and a warning says so (docs/behaviour.md). At most ``max_plans`` plans are kept, one for each kind of
+    arguments, the least recently used forgotten first; None keeps all.
     """
     unknown = sorted(set(options) - _OPTIONS)
     if unknown:
@@ -100,7 +107,7 @@ _DISABLED_MSG = (
 _NAMES_OF_ARGUMENTS = ("static_argnums", "static_argnames", "donate_argnums")
 _OPTIONS = frozenset(
     {"topology", "memory", "choose", "solver", "progress", "remat", "overlap", "verify", "cache_dir"}
-    | {*_NAMES_OF_ARGUMENTS}
+    | {"max_plans", *_NAMES_OF_ARGUMENTS}
 )
 
 
@@ -109,7 +116,7 @@ class Auto(Generic[P, R]):
 
     Attributes:
       plan, frontier: what the last new kind of arguments led to; errors before the first call.
-      counts: how often it planned and compiled.
+      counts: how often it planned and compiled; `cache_info()` says more.
       graph: the analysed program of that plan.
     """
 
@@ -122,10 +129,9 @@ class Auto(Generic[P, R]):
             step, **{name: self._options[name] for name in _NAMES_OF_ARGUMENTS if name in self._options}
         )
         self._spelling: tuple[int, tuple[str, ...]] | None = None
-        self._lock = threading.Lock()
-        self._ready: dict[CallKey, tuple[PlannedFunction, Results]] = {}
-        self._frontiers: list[Frontier] = []
-        self._plans: list[Plan] = []
+        self._lock = threading.RLock()
+        self._plans = PlanCache(repr(self), self._options.pop("max_plans", MAX_PLANS))
+        self._latest: tuple[Frontier, PlannedFunction] | None = None
 
     def __repr__(self) -> str:
         return f"jaxplan.auto({getattr(self._step, '__qualname__', self._step)!s})"
@@ -141,73 +147,96 @@ class Auto(Generic[P, R]):
             given = self._takes.spelled_as(self._spelling, args, kwargs)
         with opened_call(self._step, self._takes, *given) as call:
             key = CallKey.of(call, self._options.get("topology"))
-            ready = self._ready.get(key)
-            if ready is None:
+            ready = self._plans.get(key)
+            if ready is None or not ready.fits:
                 call.check_alive()
                 with self._lock:
-                    ready = self._ready.get(key) or self._prepare(key, call)
-            run, results_of = ready
-            return run.run(call, results_of)
+                    ready = self._prepare(key, call)
+            return ready.run.run(call, ready.results_of)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
 
     @property
     def plan(self) -> Plan:
-        return self._last(self._plans, "plan")
+        return self._last("plan")[1].plan
 
     @property
     def frontier(self) -> Frontier:
-        return self._last(self._frontiers, "frontier")
+        return self._last("frontier")[0]
 
     @property
     def graph(self) -> Any:
-        return self._plans[-1].graph if self._plans else None
+        return None if self._latest is None else self._latest[1].plan.graph
 
     @property
     def counts(self) -> Counts:
-        return Counts(plans=len(self._plans), compiles=sum(run.num_compilations for run in self._planned()))
+        return Counts(plans=self._plans.plans, compiles=self._plans.compiles)
 
-    def _last(self, items: list[Any], what: str) -> Any:
-        if not items:
+    def cache_info(self) -> CacheInfo:
+        """The plans that are kept, and how often that served a call."""
+        return self._plans.info()
+
+    def cache_clear(self) -> None:
+        """Forget all plans and their compiled programs; the next call plans anew."""
+        with self._lock:
+            self._plans.clear()
+            self._latest = None
+
+    def _last(self, what: str) -> tuple[Frontier, PlannedFunction]:
+        if self._latest is None:
             raise ArgumentError(
                 f"{self!r} has no {what} yet: it is planned at its first call.\n"
                 "  fix: call it, or use jaxplan.plan(step, *args) to plan without running"
             )
-        return items[-1]
+        return self._latest
 
-    def _planned(self) -> list[PlannedFunction]:
-        """The planned steps, each once: several kinds of calls may share one."""
-        return list(dict.fromkeys(run for run, _ in self._ready.values()))
-
-    def _prepare(self, key: CallKey, call: Call) -> tuple[PlannedFunction, Results]:
+    def _prepare(self, key: CallKey, call: Call) -> Ready:
         """What serves a new kind of call: a plan that is there, where the step is the same program, or a new one."""
-        ready = self._shared(key, call) or self._new(call)
-        self._ready[key] = ready
-        return ready
+        ready = self._plans.peek(key)  # another thread may have been quicker
+        if ready is None:
+            self._plans.misses += 1
+            ready = self._shared(key, call) or self._new(call)
+            self._plans.put(key, ready)
+        from jaxplan.partition import runs_as_planned
 
-    def _shared(self, key: CallKey, call: Call) -> tuple[PlannedFunction, Results] | None:
+        if ready.fits or not runs_as_planned(call):
+            return ready
+        return self._fitted(ready, call)
+
+    def _fitted(self, ready: Ready, call: Call) -> Ready:
+        """Compile what is to run and read its memory; above the limit, the next plan takes its place."""
+        from jaxplan._fitting import fitting_run
+
+        frontier = ready.frontier
+        run, num_others = fitting_run(frontier, ready.run, call, step_name(self._step))
+        self._plans.count_compiles(num_others)
+        self._plans.replace(ready.run, run)
+        if self._latest is not None and self._latest[1] is ready.run:
+            self._latest = (frontier, run)
+        return dataclasses.replace(ready, run=run, fits=True)
+
+    def _shared(self, key: CallKey, call: Call) -> Ready | None:
         """A plan made for other settings than the call's: a closure that was made anew is another object."""
-        others = [run for other, (run, _) in self._ready.items() if other.may_share(key)]
+        others = {ready.run: ready for other, ready in self._plans.items() if other.may_share(key)}
         if not others:
             return None
         check_call(self._step, call.args, call.kwargs, entry=step_name(self._step))
-        program = others[0].calls.trace(call)
-        for run in dict.fromkeys(others):
+        program = next(iter(others)).calls.trace(call)
+        for run, ready in others.items():
             results_of = run.calls.admit(call, program)
             if results_of is not None:
-                return run, results_of
+                return dataclasses.replace(ready, results_of=results_of)
         return None
 
-    def _new(self, call: Call) -> tuple[PlannedFunction, Results]:
+    def _new(self, call: Call) -> Ready:
         from jaxplan._planner import parse_topology
         from jaxplan.partition import device_mesh
 
         device_mesh(parse_topology(self._options.get("topology")))  # too few devices: said before the search
         options = {**self._options, "choose": self._choose}
         frontier = plan_with_options(self._step, call.args, call.kwargs, options, entry=step_name(self._step))
-        chosen = frontier.choose(self._choose)
-        run = chosen.jit()
-        self._frontiers.append(frontier)
-        self._plans.append(chosen)
-        return run, run.calls.results_of(call)
+        run = frontier.choose(self._choose).jit()
+        self._latest = (frontier, run)
+        self._plans.plans += 1
+        return Ready(run=run, results_of=run.calls.results_of(call), frontier=frontier)

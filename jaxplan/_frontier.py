@@ -46,6 +46,7 @@ _CAUSES = {
     "optimizer state": ("the optimizer's state, although it is split", "or an optimizer that keeps less"),
     "batch and other arguments": ("the batch, and arguments that are only read", "or a smaller batch"),
 }
+_SMALL_LIMIT = 1 << 20  # bytes; a limit below is likely a number of some other unit
 _OTHER_CAUSE = ("copies and scratch space of the plan itself", "or a smaller batch")
 
 
@@ -191,7 +192,7 @@ class Frontier:
     def marks(self, plan: Plan) -> tuple[str, ...]:
         """Return which of "leanest", "knee" and "fastest" a plan of this frontier is."""
         named = {"leanest": self.leanest(), "knee": self.knee(), "fastest": self.fastest()}
-        return tuple(name for name, point in named.items() if point is plan)
+        return tuple(name for name, point in named.items() if _is_point(point, plan))
 
     def label(self, plan: Plan) -> str:
         """Return how a plan is found in the table: ``#3 (knee)``, or ``fsdp (reference)``.
@@ -199,10 +200,10 @@ class Frontier:
         Raises ArgumentError for a plan of another frontier.
         """
         for number, point in enumerate(self.points):
-            if point is plan:
+            if _is_point(point, plan):
                 return f"#{number} ({', '.join(self.marks(plan)) or 'by number'})"
         for name, reference in self.references.items():
-            if reference is plan:
+            if _is_point(reference, plan):
                 limit = self.memory_limit_bytes
                 over = ", over the limit" if limit is not None and plan.memory_bytes > limit else ""
                 return f"{name} (reference{over})"
@@ -272,6 +273,11 @@ class Frontier:
         write_whole(path, text + "\n")
 
 
+def _is_point(point: Plan, plan: Plan) -> bool:
+    """Whether a plan is this point of a frontier, or the point as it was compiled afterwards."""
+    return point is plan or (plan.verified is not None and point.is_same_program(plan))
+
+
 def infeasible_error(plans: Iterable[Plan], limit_bytes: int) -> InfeasibleError:
     """Return the error for plans none of which fits, made from the leanest of them."""
     plans = tuple(plans)
@@ -279,6 +285,8 @@ def infeasible_error(plans: Iterable[Plan], limit_bytes: int) -> InfeasibleError
     largest_first = sorted(leanest.memory_parts.items(), key=lambda part: (-part[1], part[0]))
     parts = ", ".join(f"{name} {format_bytes(num_bytes)}" for name, num_bytes in largest_first if num_bytes)
     cause, fix = _CAUSES.get(largest_first[0][0] if largest_first else "", _OTHER_CAUSE)
+    if limit_bytes < _SMALL_LIMIT:
+        fix += f"; or, if another unit was meant, memory='{limit_bytes}MiB'"
     message = _INFEASIBLE_MSG.format(
         cause=f"the largest part is {cause}",
         fix=fix,

@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from jaxplan.partition import Audit, CompiledReport, PlannedFunction
 
 
+_DECISIONS = (
+    "fingerprint", "topology", "configurations", "repeated", "remat", "donate_argnums", "in_layouts", "out_layouts",
+)  # fmt: skip
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Plan:
     """How one step runs on one topology.
@@ -46,7 +51,8 @@ class Plan:
       most_configurations: bound and gap are within so many configurations an operator; None: all that there are.
       summary: one line on what is split.
       remat: which blocks of the forward pass the backward pass computes again; None: as the step says.
-      verified: what the compiler said of the plan, once `jaxplan.plan(..., verify=True)` has asked it.
+      verified: what the compiler said of the plan, once `jaxplan.plan(..., verify=True)` has asked it, or it was
+        compiled to run.
       graph: the analysed program; None in a plan that was loaded without its step.
     """
 
@@ -83,7 +89,9 @@ class Plan:
     def communication_seconds(self) -> float:
         """Seconds of the predicted collectives; where verified, of those that the compiled program has."""
         found = self.verified
-        return self.prediction.communication_seconds if found is None else found.communication_seconds
+        if found is None or found.communication_seconds is None:
+            return self.prediction.communication_seconds
+        return found.communication_seconds
 
     @property
     def hidden_seconds(self) -> float:
@@ -110,6 +118,10 @@ class Plan:
             f"Plan({self.name!r} on {self.topology.name}: {self.time_seconds * 1e3:.4g} ms, "
             f"{self.memory_bytes / 2**30:.3f} GiB per device; {self.summary})"
         )
+
+    def is_same_program(self, other: Plan) -> bool:
+        """Whether another plan decides everything as this one does; what is known of them may differ."""
+        return all(getattr(self, name) == getattr(other, name) for name in _DECISIONS)
 
     def mesh(self, devices: Sequence[Any] | None = None) -> jax.sharding.Mesh:
         """The mesh of atomic axes over ``devices`` (default: the first ones of `jax.devices()`).

@@ -18,6 +18,8 @@ _BYTES_PER_UNIT = {
     **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgtp", start=1)},
 }
 _MEMORY_PATTERN = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]+)\s*", re.IGNORECASE)
+_LEAST_LIMIT = 4096
+"""Bytes: devices have fewer GiB, and no step worth planning fits."""
 _MEMORY_MSG = (
     "memory={value!r} is not an amount of memory.\n"
     "  expected: a positive int of bytes, or a number with a unit: '40GiB' (binary) or '40GB' (decimal)\n"
@@ -42,6 +44,22 @@ def parse_memory(value: int | str) -> int:
             raise _memory_error(value, "pass an int or a str") from None
     if num_bytes <= 0:
         raise _memory_error(value, "give a positive amount, or None for what the device has")
+    return num_bytes
+
+
+def parse_limit(value: int | str) -> int:
+    """As `parse_memory`, for a limit per device: an int below 4 KiB is an error, since GiB were meant.
+
+    An amount with its unit, such as "2KiB", is taken as it is.
+    """
+    num_bytes = parse_memory(value)
+    if not isinstance(value, str) and num_bytes < _LEAST_LIMIT:
+        raise ArgumentError(
+            f"memory={value!r} is {num_bytes} bytes per device, too little for any step.\n"
+            f"  expected: an int of bytes, at least {_LEAST_LIMIT}, or an amount with its unit\n"
+            "  likely cause: a number of GiB was meant\n"
+            f"  fix: memory='{value}GiB', or memory='{value}B' if bytes are meant"
+        )
     return num_bytes
 
 

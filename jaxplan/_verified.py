@@ -16,16 +16,18 @@ class Verified:
 
     Attributes:
       memory_bytes: peak by the compiler's memory analysis: arguments + outputs - aliased + temporaries.
-      communication_seconds: the collectives that the compiled program has, at the prices of the planner.
+      communication_seconds: the collectives that the compiled program has, at the prices of the planner; None where
+        only its memory was read.
       rematerialised: the compiler computed values again because they did not fit; `memory_bytes` is what was left.
     """
 
     memory_bytes: int
-    communication_seconds: float
+    communication_seconds: float | None = None
     rematerialised: bool = False
 
     def __post_init__(self) -> None:
-        if not (self.memory_bytes > 0 and 0 <= self.communication_seconds < math.inf):
+        seconds = 0.0 if self.communication_seconds is None else self.communication_seconds
+        if not (self.memory_bytes > 0 and 0 <= seconds < math.inf):
             raise ValueError(f"compiled memory must be positive and a time finite, got {self}")
 
     def to_json(self) -> dict[str, Any]:

@@ -122,7 +122,7 @@ def test_a_step_that_was_not_called_says_how_to_get_a_plan() -> None:
 def test_choose_is_a_point_of_the_frontier(choose: str | int) -> None:
     step = jaxplan.auto(sgd_step, memory="1GiB", choose=choose, donate_argnums=())
     step(*_arguments())
-    assert step.plan is step.frontier.choose(choose)
+    assert step.plan.is_same_program(step.frontier.choose(choose))
 
 
 def test_wrong_options_of_auto_are_refused_by_name() -> None:
@@ -161,7 +161,7 @@ def test_planning_allocates_nothing() -> None:
 
 def test_what_does_not_fit_names_the_smallest_that_would(frontier: jaxplan.Frontier) -> None:
     with pytest.raises(InfeasibleError, match="no plan fits") as caught:
-        jaxplan.plan(sgd_step, *_abstract(_arguments()), topology="cpu:8", memory=64)
+        jaxplan.plan(sgd_step, *_abstract(_arguments()), topology="cpu:8", memory="64B")
     smallest = caught.value.smallest_memory_bytes
     assert smallest == min(p.memory_bytes for p in (*frontier, *frontier.references.values()))
     assert sum(caught.value.memory_parts.values()) == smallest

@@ -10,4 +10,5 @@ from jaxplan.partition._compile import require_compiler as require_compiler
 from jaxplan.partition._known_calls import Results as Results
 from jaxplan.partition._planned import PlannedFunction as PlannedFunction
 from jaxplan.partition._planned import device_mesh as device_mesh
+from jaxplan.partition._planned import runs_as_planned as runs_as_planned
 from jaxplan.partition._replay import Replay as Replay

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,10 @@ from jaxplan import _compat, _nnx
 from jaxplan._arguments import argnums
 from jaxplan._call import Call, opened_call
 from jaxplan._errors import PlanMismatchError
+from jaxplan._log import warn_once
 from jaxplan._static_leaves import release_statics
 from jaxplan._step_options import which
+from jaxplan._verified import Verified
 from jaxplan.cost import find_flows, plan_transfers
 from jaxplan.mesh import Topology
 from jaxplan.partition import _find_nan
@@ -33,6 +36,12 @@ if TYPE_CHECKING:
     from jaxplan._plan import Plan
 
 
+_OTHER_DEVICES_MSG = (
+    "planned for {name}, and run on devices of kind {kind!r}: times and memory of the plan are those of {chip}, and "
+    "another plan may be better here. Leave out topology to plan for the devices present"
+)
+
+
 def device_mesh(topology: Topology, devices: Sequence[Any] | None = None) -> Mesh:
     """Mesh of the atomic axes over the first devices given (default `jax.devices()`)."""
     devices = list(devices) if devices is not None else jax.devices()
@@ -45,6 +54,9 @@ def device_mesh(topology: Topology, devices: Sequence[Any] | None = None) -> Mes
             "  fix: plan for the devices present (topology=None), or on CPU ask for virtual ones with "
             "jax.config.update('jax_num_cpu_devices', n) before the first use of JAX"
         )
+    kinds, kind = topology.chip.device_kinds, str(devices[0].device_kind)
+    if kinds and not any(known.lower() in kind.lower() for known in kinds):
+        warn_once(_OTHER_DEVICES_MSG.format(name=topology.name, chip=topology.chip.name, kind=kind))
     sizes = tuple(axis.size for axis in topology.axes) or (1,)
     names = tuple(axis.name for axis in topology.axes) or ("device",)
     return Mesh(np.array(devices[: topology.num_devices]).reshape(sizes), names)
@@ -104,7 +116,7 @@ class PlannedFunction:
     Inside another traced function it becomes part of that function's program, without donation.
 
     Attributes:
-      plan: the plan that it runs.
+      plan: the plan that it runs; once compiled, with the memory of the compiled program.
       mesh: the devices.
       calls: the kinds of calls that it serves.
     """
@@ -189,11 +201,30 @@ class PlannedFunction:
         args, kwargs = self._options.spelled_as(self._spelling, args, kwargs)
         return opened_call(self._step, self._options, args, kwargs)
 
+    def compile(self, call: Call) -> int | None:
+        """Compile the program that runs calls of this kind, unless that was done.
+
+        Returns its peak memory, bytes per device, which `plan` then has as well; None where the compiler does not say.
+        """
+        if self._compiled is None:
+            shardings = self._place.shardings
+            self._compile([self._abstract(x, s) for x, s in zip(call.leaves, shardings, strict=True)])
+        return None if self.plan.verified is None else self.plan.verified.memory_bytes
+
+    def _compile(self, leaves: Sequence[Any]) -> None:
+        with self._lock:  # of two threads that call first at once, one compiles
+            if self._compiled is None:
+                compiled = self._jitted.lower(*leaves).compile()
+                num_bytes = compiled_bytes(compiled)
+                if num_bytes:
+                    verified = self.plan.verified or Verified(memory_bytes=num_bytes)
+                    verified = dataclasses.replace(verified, memory_bytes=num_bytes)
+                    self.plan = dataclasses.replace(self.plan, verified=verified)
+                self._compiled = compiled
+
     def _compiled_call(self, leaves: Sequence[Any]) -> Any:
         if self._compiled is None:
-            with self._lock:  # of two threads that call first at once, one compiles
-                if self._compiled is None:
-                    self._compiled = self._jitted.lower(*leaves).compile()
+            self._compile(leaves)
         results = self._compiled(*leaves)
         self._buffers.remember(leaves, results)
         return all_results(results, self._handed, leaves)
@@ -247,6 +278,23 @@ class PlannedFunction:
         return jax.ShapeDtypeStruct(
             aval.shape, aval.dtype, sharding=sharding, weak_type=getattr(aval, "weak_type", False)
         )
+
+
+def compiled_bytes(compiled: Any) -> int | None:
+    """Peak bytes per device of a compiled program: arguments + outputs - aliased + temporaries; None where unknown."""
+    try:
+        stats = compiled.memory_analysis()
+    except (NotImplementedError, jax.errors.JaxRuntimeError):  # a platform that has no such analysis
+        return None
+    if stats is None:
+        return None
+    arguments, outputs = stats.argument_size_in_bytes, stats.output_size_in_bytes
+    return arguments + outputs - stats.alias_size_in_bytes + stats.temp_size_in_bytes
+
+
+def runs_as_planned(call: Call) -> bool:
+    """Whether a call runs the compiled program: neither inside another traced function, nor under `jax_debug_nans`."""
+    return not (_any_traced(call.leaves) or _find_nan.is_checking())
 
 
 def _any_traced(leaves: Sequence[Any]) -> bool:
