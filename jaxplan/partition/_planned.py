@@ -225,6 +225,7 @@ class PlannedFunction:
     def _compiled_call(self, leaves: Sequence[Any]) -> Any:
         if self._compiled is None:
             self._compile(leaves)
+        assert self._compiled is not None
         results = self._compiled(*leaves)
         self._buffers.remember(leaves, results)
         return all_results(results, self._handed, leaves)
