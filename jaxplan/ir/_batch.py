@@ -250,7 +250,12 @@ class _Facts:
         if mixing.mixes is None:
             only = "examples are independent along no dimension that parameters do not have"
             return only if self.is_trained(k) else ""
-        is_state = any(k in self.dims[self.program.inputs[i]] for i in self.program.aliases.values())
+        within = {k}
+        for whole, part in reversed(self.cuts):
+            if part in within:
+                within.add(whole)
+        succeeded = (self.program.inputs[i] for i in self.program.aliases.values())
+        is_state = any(not within.isdisjoint(self.dims[t]) for t in succeeded)
         if mixing.share <= MOST_PASSED and self.position[k] < 0.5 and not is_state:
             return ""
         eqn, dimension = self.program.equations[mixing.mixes], self.named.dimensions[k]
