@@ -5,9 +5,9 @@
 
 First table: a model in its plain form and in others (time before the batch, features before it, under `jax.vmap`,
 scanned over layers): time and memory of `data`, `zero2` and `fsdp`, and their ratio to the plain form's. Second table:
-gradients added up over K micro-batches, cut in several ways, `data` beside K plain steps of a K-th of the batch with one
-sum of the gradients, and its memory beside that of one such step, a copy of the gradients, and what of the batch that
-step does not hold. References are drawn by name, nothing is searched. Exit status 1 where a ratio is over 5 %.
+gradients added up over K micro-batches, cut in several ways, `data` beside K plain steps of a K-th of the batch with
+one sum of the gradients, and its memory beside that of one such step, a copy of the gradients, and what of the batch
+that step does not hold. References are drawn by name, nothing is searched. Exit status 1 where a ratio is over 5 %.
 """
 
 from __future__ import annotations
@@ -180,7 +180,9 @@ def _added(p: Any, loss: Callable[..., jax.Array], batches: jax.Array) -> Any:
     return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, p), batches)[0]
 
 
-def accumulations(loss: Callable[..., jax.Array], params: Any, k: int, batch: Sequence[int]) -> dict[str, Case]:
+def accumulations(
+    loss: Callable[..., jax.Array], params: Any, k: int, batch: Sequence[int]
+) -> dict[str, Case]:
     """The step over ``k`` micro-batches, cut in several ways."""
     size, *rest = batch
     part = size // k
@@ -190,7 +192,9 @@ def accumulations(loss: Callable[..., jax.Array], params: Any, k: int, batch: Se
 
     def sliced(p: Any, x: jax.Array) -> Any:
         def add(i: Any, g: Any) -> Any:
-            return jax.tree.map(jnp.add, g, jax.grad(loss)(p, jax.lax.dynamic_slice_in_dim(x, i * part, part)))
+            return jax.tree.map(
+                jnp.add, g, jax.grad(loss)(p, jax.lax.dynamic_slice_in_dim(x, i * part, part))
+            )
 
         return jax.lax.fori_loop(0, k, add, jax.tree.map(jnp.zeros_like, p))
 
@@ -278,7 +282,9 @@ def compare_accumulations(topology: str, numbers: Sequence[int] = (1, 2, 4, 8)) 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--topology", default="h100:8")
     parser.add_argument("--only", default="", help="models whose name holds this")
     options = parser.parse_args()

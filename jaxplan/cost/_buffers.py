@@ -17,7 +17,7 @@ from jaxplan.cost._accumulated import Accumulation, accumulations
 from jaxplan.cost._fusion import NOT_RECOMPUTED, fuses_into, is_recomputed, runs_inside_readers
 from jaxplan.cost._gated import gated
 from jaxplan.cost._grouped import ChannelGroups, grouped_operands, wide_results
-from jaxplan.cost._in_place import cleared_together, hand_over
+from jaxplan.cost._in_place import cleared_together, hand_over, sums_over_trips
 from jaxplan.cost._inner_dims import inner_dims
 from jaxplan.cost._orders import OrderedCopy, write_in_orders
 from jaxplan.cost._padded_products import MatrixDims, padded_operands
@@ -128,18 +128,19 @@ def analyse_buffers(
     written = rows or turned
     without_rows = _materialised(graph, chip, turning, added_up, outputs, flat) if written else materialised
     waiting = {} if in_order else put_off(graph, chip)
-    late = {e: when.by for e, when in waiting.items()}
+    summed = {} if in_order else sums_over_trips(graph)
+    late = {e: when.by for e, when in waiting.items()} | {e: behind + 1 for e, behind in summed.items()}
     late |= {values.producer[a.product]: a.equation for a in added_up if not a.in_place}
-    death = _deaths(graph, materialised, late, added_up)
+    death = _deaths(graph, materialised, late, added_up, summed)
     read_end = _read_end(graph, materialised, death, late)
     ordered = write_in_orders(graph, chip, materialised, read_end, death)
     behind = behind_input_gradients(graph, chip, materialised)
     after = {e: when.after for e, when in waiting.items()} if chip.is_gpu else behind
-    birth = _births(graph, {} if in_order else after)
+    birth = _births(graph, {} if in_order else {**after, **summed})
     pooled = pool_buffers(graph, chip, read_end)
     made = range(len(program.tensors))
     some = {t for t in (*rows, *turned) if not without_rows[t]}
-    without = _deaths(graph, without_rows, late, added_up) if some else []
+    without = _deaths(graph, without_rows, late, added_up, summed) if some else []
     instead = {t: _sources_that_live_longer(graph, t, materialised, death, without) for t in sorted(some)}
     # Those in whose place something is kept for the backward pass count for it: as many bytes.
     some -= {t for t, sources in instead.items() if any(death[u] < turning <= without[u] for u in sources)}
@@ -169,9 +170,16 @@ def analyse_buffers(
 
 
 def _deaths(
-    graph: StepGraph, materialised: Sequence[bool], late: Mapping[int, int], added_up: Sequence[Accumulation]
+    graph: StepGraph,
+    materialised: Sequence[bool],
+    late: Mapping[int, int],
+    added_up: Sequence[Accumulation],
+    summed: Collection[int] = (),
 ) -> list[int]:
-    """The last equation that reads each tensor, itself or through what is computed of it in the same pass."""
+    """The last equation that reads each tensor, itself or through what is computed of it in the same pass.
+
+    ``summed``: additions to carries (`sums_over_trips`), which write over them.
+    """
     program, producer = graph.program, graph.values.producer
     death = [-1] * len(program.tensors)
     for t in program.outputs:
@@ -180,12 +188,14 @@ def _deaths(
         inner = [death[r] for r in eqn.results if not materialised[r]]
         outer = [late.get(eqn.index, eqn.index) for r in eqn.results if materialised[r]]
         last = max(inner + outer, default=eqn.index)
+        if eqn.index in summed:
+            last = late[eqn.index]
         if eqn.name == REGION_IN and eqn.params["role"] in ("const", "x"):  # read in every trip
             last = program.regions[eqn.params["region"]].stop - 1
             death[eqn.results[0]] = max(death[eqn.results[0]], last if eqn.params["role"] == "const" else -1)
         for t in eqn.operands[_is_carry_exit(eqn) :]:
             death[t] = max(death[t], last)
-    hand_over(graph, materialised, death)
+    hand_over(graph, materialised, death, late)
     for added, product, other, in_place in added_up:
         death[product] = producer[product] - 1  # no buffer of its own, unless it is resharded first
         if in_place and death[other] == added and other not in program.inputs:
@@ -315,13 +325,26 @@ def _materialised(
     for t in (*written_behind(graph, chip, result), *woven(graph, chip).difference(program.outputs)):
         result[t] = False
     _save_residuals(graph, chip, turning, result)
+    for eqn in program.equations:
+        if eqn.name == REGION_IN and eqn.params["role"] == "const" and _is_argument(graph, eqn.operands[0]):
+            result[eqn.results[0]] = False
     return result
+
+
+def _is_argument(graph: StepGraph, t: int) -> bool:
+    """Whether a tensor is an argument of the step, as outer loops hand it in or not."""
+    made = graph.values.producer[t]
+    if made < 0:
+        return t in graph.program.inputs
+    eqn = graph.program.equations[made]
+    return eqn.name == REGION_IN and eqn.params["role"] == "const" and _is_argument(graph, eqn.operands[0])
 
 
 def _mark_boundary(graph: StepGraph, eqn: Equation, materialised: list[bool]) -> None:
     """What a loop or branch reads is a buffer outside of it, what it makes is one, and so is a carry inside of it.
 
-    A constant is the same buffer inside; a slice is computed in the fusions that read it.
+    A constant is the same buffer inside; a slice is computed in the fusions that read it. What is computed outside and
+    read by products inside is counted once more all the same: compiled recurrent networks take about that much more.
     """
     is_entry = eqn.name == REGION_IN
     if is_entry:

@@ -3,16 +3,58 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 
-from jaxplan.ir import REGION_IN, REGION_OUT, Equation, StepGraph
+from jaxplan.ir import CONTRACTION_FAMILIES, REGION_IN, REGION_OUT, VIEW_PRIMITIVES, Equation, StepGraph
 
 LARGE_PARAMETER_BYTES = 4 * 2**20
 """From so many bytes on the lowering says when a parameter is gathered, and makes gradients of tables one after the
 other; smaller ones the compiler combines (docs/lowering.md)."""
 
 
-def hand_over(graph: StepGraph, materialised: Sequence[bool], death: list[int]) -> None:
+def sums_over_trips(graph: StepGraph) -> dict[int, int]:
+    """Additions to a carry that nothing else in the body reads -> behind which equation they run: what is added.
+
+    Programs compiled for GPUs add each gradient of a micro-batch up before they make the next, though the step may add
+    all of them at the end of the body. Products that share an operand (gates of a recurrent cell) are made together.
+    """
+    values, equations, found = graph.values, graph.program.equations, {}
+    for eqn in equations:
+        if eqn.name != REGION_OUT or eqn.params["role"] != "carry":
+            continue
+        before, after = eqn.operands
+        made = values.producer[after]
+        if (
+            made < 0
+            or equations[made].name not in ("add", "add_any")
+            or before not in equations[made].operands
+        ):
+            continue
+        if set(values.consumers[before]) == {made, eqn.index} and values.consumers[after] == (eqn.index,):
+            found[made] = max(values.producer[t] for t in equations[made].operands)
+    inside = {
+        made: e for made, e in found.items() if e >= 0 and equations[e].region == equations[made].region
+    }
+    last: dict[int, int] = {}
+    for e in inside.values():
+        for t in _factors(graph, e):
+            last[t] = max(e, last.get(t, e))
+    together = {made: [last[t] for t in _factors(graph, e)] for made, e in inside.items()}
+    return {made: max(ends) for made, ends in together.items() if ends}
+
+
+def _factors(graph: StepGraph, equation: int) -> tuple[int, ...]:
+    """Value numbers of what the product multiplies of whose result an equation makes a view; empty of others."""
+    eqn = graph.program.equations[equation]
+    while eqn.name in VIEW_PRIMITIVES and (made := graph.values.producer[eqn.operands[0]]) >= 0:
+        eqn = graph.program.equations[made]
+    is_product = graph.rules[eqn.index].family in CONTRACTION_FAMILIES
+    return tuple(graph.values.number[t] for t in eqn.operands[:2]) if is_product else ()
+
+
+def hand_over(
+    graph: StepGraph, materialised: Sequence[bool], death: list[int], late: Mapping[int, int]
+) -> None:
     """Let what is written over die right before the result is born; ``death`` is changed.
 
     A scatter writes over what it adds to, and a loop over the values that it starts from, where nobody reads them
@@ -22,11 +64,12 @@ def hand_over(graph: StepGraph, materialised: Sequence[bool], death: list[int]) 
     Args:
       materialised: per tensor, whether it is a buffer of its own.
       death: per tensor, the last equation that reads it, exits not counted for carries as they enter a body.
+      late: equations that run at another place than theirs -> there.
     """
     inputs = set(graph.program.inputs)
     for eqn in graph.program.equations:
         if eqn.name == REGION_OUT and eqn.params["role"] == "carry":
-            _carry(graph, eqn, materialised, death)
+            _carry(graph, eqn, materialised, death, late)
         for t in _written_over(graph, eqn):
             if materialised[t] and t not in inputs and death[t] == eqn.index:
                 death[t] = eqn.index - 1
@@ -46,16 +89,26 @@ def _written_over(graph: StepGraph, eqn: Equation) -> Iterator[int]:
                 yield by.operands[0]
 
 
-def _carry(graph: StepGraph, leaves: Equation, materialised: Sequence[bool], death: list[int]) -> None:
-    """When a carry as it enters a body makes way: for what follows it, or when the loop ends."""
+def _carry(
+    graph: StepGraph,
+    leaves: Equation,
+    materialised: Sequence[bool],
+    death: list[int],
+    late: Mapping[int, int],
+) -> None:
+    """When a carry as it enters a body makes way: for what follows it, or when the loop ends.
+
+    What is computed of it element by element is written over it.
+    """
     before, after = leaves.operands
     made = graph.values.producer[after]
     start = graph.program.regions[leaves.params["region"]].start
     end = max(death[before], leaves.index - 1)
     if materialised[after] and made > start and after != before:
-        over = set(_written_over(graph, graph.program.equations[made]))
-        if death[before] < made or (death[before] == made and before in over):
-            end = made - 1
+        runs, family = late.get(made, made), graph.rules[made].family
+        over = family == "elementwise" or before in _written_over(graph, graph.program.equations[made])
+        if death[before] < runs or (death[before] == runs and over):
+            end = runs - 1
     death[before] = end
 
 

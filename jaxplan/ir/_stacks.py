@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jaxplan.ir._grouping import STORED_KINDS, UNGROUPED, Grouping
+from jaxplan.ir._grouping import CONTRACTION_FAMILIES, STORED_KINDS, UNGROUPED, Grouping
 from jaxplan.ir._program import REGION_IN, Program
+from jaxplan.ir._rule import OperatorRule
 from jaxplan.ir._values import VIEW_PRIMITIVES, Values
 
 
@@ -18,20 +19,24 @@ class Entry:
       equation: its index.
       stored: tensor index of what is read: an input, or a view or cast of one that is laid out as the input is.
       is_slice: whether each trip reads a slice of the leading dimension.
+      again: whether the loop computes again what an earlier one computed (layers that are checkpointed).
     """
 
     equation: int
     stored: int
     is_slice: bool
+    again: bool
 
 
-def stored_entries(program: Program, grouping: Grouping) -> tuple[Entry, ...]:
+def stored_entries(
+    program: Program, rules: Sequence[OperatorRule], values: Values, grouping: Grouping
+) -> tuple[Entry, ...]:
     """In program order, entries into loops whose operand lies in a group of what is stored.
 
     Whole values count where the loop makes whole passes, forward and backward (micro-batches): a loop over time reads
     its kernels in every trip of one pass, and they are there throughout.
     """
-    found = []
+    found, again = [], _computing_again(program, rules, values)
     for eqn in program.equations:
         if eqn.name != REGION_IN or eqn.params["role"] not in ("x", "const"):
             continue
@@ -39,9 +44,27 @@ def stored_entries(program: Program, grouping: Grouping) -> tuple[Entry, ...]:
         if group == UNGROUPED or grouping.groups[group].kind not in STORED_KINDS:
             continue
         is_slice = eqn.params["role"] == "x"
-        if is_slice or _makes_passes(program, eqn.params["region"]):
-            found.append(Entry(equation=eqn.index, stored=eqn.operands[0], is_slice=is_slice))
+        region = eqn.params["region"]
+        if is_slice or _makes_passes(program, region):
+            entry = Entry(
+                equation=eqn.index,
+                stored=eqn.operands[0],
+                is_slice=is_slice,
+                again=is_slice and region in again,
+            )
+            found.append(entry)
     return tuple(found)
+
+
+def _computing_again(program: Program, rules: Sequence[OperatorRule], values: Values) -> frozenset[int]:
+    """Regions with a product that an earlier region has made of the same operands."""
+    first: dict[int, int] = {}
+    found = set()
+    for eqn in program.equations:
+        is_product = eqn.region >= 0 and rules[eqn.index].family in CONTRACTION_FAMILIES
+        if is_product and first.setdefault(values.number[eqn.results[0]], eqn.region) != eqn.region:
+            found.add(eqn.region)
+    return frozenset(found)
 
 
 def _makes_passes(program: Program, region: int) -> bool:

@@ -80,7 +80,10 @@ class Step:
     @property
     def entries(self) -> tuple[Entry, ...]:
         """Where loops read what is stored."""
-        return self.once("entries", lambda: stored_entries(self.graph.program, self.graph.grouping))
+        graph = self.graph
+        return self.once(
+            "entries", lambda: stored_entries(graph.program, graph.rules, graph.values, graph.grouping)
+        )
 
     @property
     def tiny(self) -> frozenset[int]:
@@ -119,22 +122,24 @@ def draw(step: Step, compute: Rule, state: Rule, *, repeat_gathers: bool = False
     for group in step.graph.grouping.groups:
         wishes = (state if group.kind in STORED_KINDS else compute)(group)
         configurations.append(_configuration(step, group.index, wishes))
-    if repeat_gathers:
-        _gather_in_trips(step, configurations)
+    _gather_in_trips(step, configurations, repeat_gathers)
     _add_first(step, configurations)
     return Sketch(configurations=tuple(configurations), repeat_gathers=repeat_gathers)
 
 
-def _gather_in_trips(step: Step, configurations: list[Configuration]) -> None:
-    """Loops take in what is stored as it is stored: each trip gathers its own layer, and nothing is there before."""
+def _gather_in_trips(step: Step, configurations: list[Configuration], repeat_gathers: bool) -> None:
+    """Loops take in what is stored as it is stored: each trip gathers its own layer, and nothing is there before.
+
+    Where gathers are not repeated, that is for layers that are computed again: kept copies would be read once.
+    """
     graph = step.graph
     wishes: dict[int, dict[int, Axes]] = defaultdict(dict)
+    groups = graph.grouping.equation_group
+    again = {groups[entry.equation] for entry in step.entries if entry.again or repeat_gathers}
     for entry in step.entries:
         home = graph.grouping.tensor_group[entry.stored]
-        group = graph.grouping.equation_group[entry.equation]
-        if group == UNGROUPED or home in step.tiny or graph.grouping.groups[group].kind != "elementwise":
-            continue
-        if any(dimension in graph.named.batch for dimension in step.named(group)):
+        group = groups[entry.equation]
+        if group not in again or home in step.tiny or not _is_of_entries(step, group):
             continue
         (slice_,) = graph.program.equations[entry.equation].results
         stored = layout_of(graph, configurations, home, entry.stored, produced=True).dims[entry.is_slice :]
@@ -142,6 +147,13 @@ def _gather_in_trips(step: Step, configurations: list[Configuration]) -> None:
             wishes[group].update(dict.fromkeys(classes, axes))
     for group, wished in wishes.items():
         configurations[group] = _configuration(step, group, wished)
+
+
+def _is_of_entries(step: Step, group: int) -> bool:
+    """Whether a group holds what a loop takes in and nothing that is computed of the batch."""
+    if group == UNGROUPED or step.graph.grouping.groups[group].kind != "elementwise":
+        return False
+    return not any(dimension in step.graph.named.batch for dimension in step.named(group))
 
 
 def _add_first(step: Step, configurations: list[Configuration]) -> None:

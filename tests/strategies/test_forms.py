@@ -1,0 +1,106 @@
+"""A strategy is the same of one model however it is written: time first, in micro-batches, scanned over its layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from benchmarks.references import Case, accumulations, compare_forms, draw, floats, momentum, variants
+from jaxplan import Plan
+
+MIB = 2**20
+LAYERS, WIDTH, TOKENS = 6, 512, 1024
+LAYER_BYTES = 4 * 2 * WIDTH * 4 * WIDTH
+
+
+def _layer(w: Any, x: jax.Array) -> jax.Array:
+    return x + jax.nn.relu(x @ w["up"]) @ w["down"]
+
+
+def scanned(remat: bool) -> Case:
+    layer = jax.checkpoint(_layer) if remat else _layer
+
+    def loss(layers: Any, x: jax.Array) -> jax.Array:
+        return jnp.mean(jax.lax.scan(lambda h, w: (layer(w, h), None), x, layers)[0] ** 2)
+
+    stack = {"up": floats(LAYERS, WIDTH, 4 * WIDTH), "down": floats(LAYERS, 4 * WIDTH, WIDTH)}
+    return momentum(loss), (stack, stack, floats(TOKENS, WIDTH))
+
+
+def counts(plan: Plan, kind: str) -> dict[int, int]:
+    """Bytes -> how many collectives of a kind, of those that are at least half a kernel."""
+    found: dict[int, int] = {}
+    for c in plan.prediction.collectives:
+        if c.kind == kind and c.num_bytes >= LAYER_BYTES // 4:
+            found[c.num_bytes] = found.get(c.num_bytes, 0) + c.count
+    return found
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_fsdp_of_a_stack_gathers_and_scatters_one_layer_in_each_trip(remat: bool) -> None:
+    """Two kernels of each layer, gathered for each pass; nothing of the size of the stack is sent or held."""
+    plan = draw(scanned(remat), "h100:8", ("fsdp",))["fsdp"]
+    assert counts(plan, "all-gather") == {LAYER_BYTES // 2: 2 * 2 * LAYERS}
+    assert counts(plan, "reduce-scatter") == {LAYER_BYTES // 2: 2 * LAYERS}
+    stored = 2 * LAYERS * LAYER_BYTES // 8
+    saved = LAYERS * 4 * TOKENS // 8 * WIDTH * (1 if remat else 6)
+    assert plan.memory_bytes < stored + saved + 2 * LAYER_BYTES + 40 * MIB  # 32 MiB are the library's
+    (up, down), *_ = [[leaf["up"], leaf["down"]] for leaf in plan.in_specs[:1]]
+    assert up[0] is None and down[0] is None  # never the layers
+
+
+def test_zero2_gathers_a_stack_once_unless_its_layers_are_computed_again() -> None:
+    kept = draw(scanned(False), "h100:8", ("zero2",))["zero2"]
+    again = draw(scanned(True), "h100:8", ("zero2",))["zero2"]
+    assert counts(kept, "all-gather") == {LAYERS * LAYER_BYTES // 2: 2}
+    assert counts(again, "all-gather") == {LAYER_BYTES // 2: 2 * 2 * LAYERS}
+
+
+@pytest.mark.parametrize("model", ["convolutions", "attention"])
+def test_where_the_batch_stands_changes_nothing(model: str) -> None:
+    for line in compare_forms(variants()[model], model, "h100:8"):
+        assert line.ratios == (pytest.approx(1, rel=0.05), pytest.approx(1, rel=0.05)), line
+
+
+@pytest.mark.parametrize("form", ["stacked", "reshape", "slices"])
+def test_accumulation_splits_each_micro_batch_and_sums_once(form: str) -> None:
+    def loss(p: Any, x: jax.Array) -> jax.Array:
+        return jnp.mean((jax.nn.relu(x @ p["up"]) @ p["down"]) ** 2)
+
+    params = {"up": floats(WIDTH, 4 * WIDTH), "down": floats(4 * WIDTH, WIDTH)}
+    case = accumulations(loss, params, 4, (4 * TOKENS, WIDTH))[form]
+    plans = draw(case, "h100:8")
+    assert counts(plans["data"], "all-reduce") == {LAYER_BYTES // 2: 2}
+    for plan in plans.values():
+        assert plan.summary.startswith("batch /8")
+        assert plan.prediction.flops == 2 * 4 * TOKENS * WIDTH * 4 * WIDTH * 5 / 8
+
+
+def test_fsdp_of_micro_batches_gathers_for_each_pass_of_each() -> None:
+    def loss(p: Any, x: jax.Array) -> jax.Array:
+        return jnp.mean((jax.nn.relu(x @ p["up"]) @ p["down"]) ** 2)
+
+    params = {"up": floats(WIDTH, 4 * WIDTH), "down": floats(4 * WIDTH, WIDTH)}
+    plan = draw(accumulations(loss, params, 4, (4 * TOKENS, WIDTH))["stacked"], "h100:8", ("fsdp",))["fsdp"]
+    assert counts(plan, "all-gather") == {LAYER_BYTES // 2: 4 * 3}  # the first layer is not read backward
+
+
+def test_frozen_weights_are_sharded_by_fsdp_and_megatron() -> None:
+    """A low-rank update beside two kernels that are not trained."""
+
+    def loss(p: Any, base: Any, x: jax.Array) -> jax.Array:
+        return jnp.mean((jax.nn.relu(x @ base["up"] + (x @ p["a"]) @ p["b"]) @ base["down"]) ** 2)
+
+    def step(p: Any, base: Any, x: jax.Array) -> Any:
+        return jax.tree.map(lambda p, g: p - g, p, jax.grad(loss)(p, base, x))
+
+    base = {"up": floats(WIDTH, 4 * WIDTH), "down": floats(4 * WIDTH, WIDTH)}
+    adapter = {"a": floats(WIDTH, 64), "b": floats(64, 4 * WIDTH)}
+    plans = draw((step, (adapter, base, floats(TOKENS, WIDTH))), "h100:8", ("data", "fsdp", "megatron"))
+    held = {name: plan.memory_parts["parameters"] for name, plan in plans.items()}
+    assert held["data"] == LAYER_BYTES + 4 * 64 * 5 * WIDTH
+    assert held["fsdp"] == held["data"] // 8
+    assert held["megatron"] < held["data"] / 4
