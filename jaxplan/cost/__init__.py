@@ -17,6 +17,7 @@ from jaxplan.cost._lifetimes import GAPS as GAPS
 from jaxplan.cost._model import CostModel as CostModel
 from jaxplan.cost._model_builder import ModelBuilder as ModelBuilder
 from jaxplan.cost._model_builder import build_cost_model as build_cost_model
+from jaxplan.cost._operator_walk import simulated_walks as simulated_walks
 from jaxplan.cost._overlapped import OverlappedPredictor as OverlappedPredictor
 from jaxplan.cost._overlapped import predictor_of as predictor_of
 from jaxplan.cost._padded_products import is_padded as is_padded
@@ -32,7 +33,6 @@ from jaxplan.cost._residents import RESIDENTS as RESIDENTS
 from jaxplan.cost._simulated_plan import PlanSimulator as PlanSimulator
 from jaxplan.cost._simulated_plan import Simulation as Simulation
 from jaxplan.cost._simulated_plan import simulate_plan as simulate_plan
-from jaxplan.cost._simulated_plan import simulated_walks as simulated_walks
 from jaxplan.cost._slices import takes_every_other as takes_every_other
 from jaxplan.cost._tiles import TILE as TILE
 from jaxplan.cost._tiles import TILE_BYTES as TILE_BYTES

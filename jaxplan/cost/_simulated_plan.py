@@ -19,11 +19,9 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-import functools
 import json
-import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -130,12 +128,16 @@ class _Move:
 
 
 class PlanSimulator:
-    """Simulates assignments of one cost model; holds what does not depend on the assignment."""
+    """Simulates assignments of one cost model; holds what does not depend on the assignment.
+
+    Attributes:
+      kernel: per equation the one in whose kernel it runs.
+    """
 
     def __init__(self, predictor: Predictor) -> None:
         self.predictor = predictor
         self.model: CostModel = predictor.model
-        self._kernel = self._kernels()
+        self.kernel = self._kernels()
         self._seconds: dict[tuple[int, int], dict[int, float]] = {}
 
     def _kernels(self) -> list[int]:
@@ -189,10 +191,14 @@ class PlanSimulator:
         """Equation -> seconds of compute, those above zero."""
         seconds: dict[int, float] = {}
         for node in enumerate(assignment):
-            if node not in self._seconds:
-                self._seconds[node] = self._group_seconds(*node)
-            seconds |= self._seconds[node]
+            seconds |= self.compute_seconds(*node)
         return seconds
+
+    def compute_seconds(self, v: int, label: int) -> Mapping[int, float]:
+        """Equation -> seconds of compute of a group under one configuration, those above zero."""
+        if (v, label) not in self._seconds:
+            self._seconds[v, label] = self._group_seconds(v, label)
+        return self._seconds[v, label]
 
     def _group_seconds(self, v: int, label: int) -> dict[int, float]:
         graph, topology = self.model.graph, self.model.topology
@@ -212,7 +218,7 @@ class PlanSimulator:
                     (self._step_name(kind, transfer), self._step_seconds(kind, axes, size, transfer, turn, latency))
                     for kind, axes, size in collectives
                 ]
-                wait = min(self._kernel[e] for e in span.readers)
+                wait = min(self.kernel[e] for e in span.readers)
                 moves.append(_Move(number=(number, turn), transfer=transfer, wait=wait, steps=tuple(steps)))
         moves.sort(key=lambda move: (move.wait, move.number))
         return moves
@@ -350,35 +356,3 @@ def _memory_curve(lifetimes: Lifetimes, timeline: Timeline, clock: _Clock) -> tu
     return tuple(
         (timeline.start[task], resident + int(size)) for task, size in zip(clock.tasks, most, strict=True)
     )
-
-
-class PlanWalk:
-    """Simulated seconds as the score of FlexFlow's chains over one cost model (see `jaxplan.solvers.walk_chains`).
-
-    Each read takes its fastest choice. What no path leads to keeps the infinite cost of the problem.
-    """
-
-    def __init__(self, simulator: PlanSimulator, assignment: Sequence[int]) -> None:
-        self._simulator = simulator
-        self.assignment = list(assignment)
-        self.cost = self._seconds(self.assignment)
-        self._proposed = (0, self.assignment[0], self.cost)
-
-    def propose(self, node: int, label: int) -> float:
-        changed = self.assignment.copy()
-        changed[node] = label
-        self._proposed = (node, label, self._seconds(changed))
-        return self._proposed[2]
-
-    def accept(self) -> None:
-        node, label, self.cost = self._proposed
-        self.assignment[node] = label
-
-    def _seconds(self, assignment: Sequence[int]) -> float:
-        seconds, _, choices = self._simulator.model.problem.evaluate(assignment)
-        return self._simulator.makespan(assignment, choices) if math.isfinite(seconds) else math.inf
-
-
-def simulated_walks(model: CostModel) -> Callable[[Sequence[int]], PlanWalk]:
-    """What `walk_chains` starts walks with, so that chains are scored by the simulator."""
-    return functools.partial(PlanWalk, PlanSimulator(Predictor(model)))

@@ -16,7 +16,8 @@ class Walk(Protocol):
     """An assignment with its cost, and what one change would make of it.
 
     Law: after `propose(node, label)` returned c and `accept()`, `cost` is c, the cost of the changed
-    assignment; without `accept` nothing has changed.
+    assignment; without `accept` nothing has changed. A walk in which other nodes change along with the proposed one
+    says so in `proposed`, a mapping from nodes to configurations.
     """
 
     @property
@@ -47,12 +48,7 @@ class AdditiveWalk:
     def __init__(self, tables: AdditiveTables, assignment: Sequence[int], memory_limit: int | None) -> None:
         self._tables, self._limit = tables, memory_limit
         self.assignment = list(assignment)
-        whole = [tables.around(node, label, assignment) for node, label in enumerate(assignment)]
-        own = [tables.own(node, label) for node, label in enumerate(assignment)]
-        # Edges are seen from both of their ends.
-        self._time, self._memory, self._forbidden = (
-            (sum(terms) + sum(alone)) / 2 for terms, alone in zip(zip(*whole), zip(*own))
-        )
+        self._time, self._memory, self._forbidden = tables.whole(assignment)
         self._proposed = (0, self.assignment[0], self._time, self._memory, self._forbidden)
 
     @property
@@ -105,6 +101,14 @@ class AdditiveTables:
         return (
             (0.0, float(memory[label]), 1.0) if math.isinf(seconds) else (seconds, float(memory[label]), 0.0)
         )
+
+    def whole(self, assignment: Sequence[int]) -> tuple[float, float, float]:
+        """Return seconds, bytes and infinite entries of an assignment."""
+        around = [self.around(node, label, assignment) for node, label in enumerate(assignment)]
+        own = [self.own(node, label) for node, label in enumerate(assignment)]
+        # Edges are seen from both of their ends.
+        time, memory, forbidden = ((sum(terms) + sum(alone)) / 2 for terms, alone in zip(zip(*around), zip(*own)))
+        return time, memory, forbidden
 
     def around(self, node: int, label: int, assignment: Sequence[int]) -> tuple[float, float, float]:
         """Return those of a node and all its edges."""

@@ -22,7 +22,7 @@ from jaxplan.solvers._pareto import reduce_lists
 from jaxplan.solvers._point import Point, non_dominated, score
 from jaxplan.solvers._problem import Problem
 from jaxplan.solvers._segments import LIST_CAP, points_in_segment
-from jaxplan.solvers._single import SINGLE_SOLVERS, solve_single
+from jaxplan.solvers._single import SINGLE_SOLVERS, chain_frontier, solve_single
 from jaxplan.solvers._solution import Solution, relative_gap, solution
 
 FRONTIER_SOLVERS = ("auto", "ft", "ft-elimination", "pase", "optcnn")
@@ -90,7 +90,7 @@ def frontier(
       solver: "auto"; "ft" or "ft-elimination" for TensorOpt's lists over all configurations, thinned where
         exact ones do not fit; "pase" or "optcnn" for the hull by their eliminations and moves alone;
         "one_mesh" for the frontier under Mesh-TensorFlow's restrictions, bounds without them;
-        "tofu", "mcmc" or "exact" for one point, their fastest.
+        "mcmc" for what its chains saw; the others for one point, their fastest.
       max_points: most points returned; hull vertices stay longest, both ends always.
       progress: called with the name of a stage and the fraction of it done.
       chains: what "mcmc" walks with, by default the additive costs.
@@ -103,6 +103,8 @@ def frontier(
     if max_points < 2:
         raise ProblemError(f"max_points is {max_points}, expected at least 2: the leanest and the fastest")
     check_solver(solver)
+    if solver == "mcmc":
+        return chain_frontier(problem, chains, max_points)
     if solver in SINGLE_SOLVERS:
         return (solve_single(problem, solver, None, chains),)
     if solver == "one_mesh":

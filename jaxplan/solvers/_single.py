@@ -54,6 +54,23 @@ def solve_single(
     return heuristic_solution(problem, solver, assignment, memory_limit=memory_limit)
 
 
+def chain_frontier(
+    problem: Problem, chains: Chains | None, max_points: int
+) -> tuple[Solution, ...]:
+    """Return what chains saw that nothing else seen beats in both cost and memory, ascending in memory.
+
+    Costs are those that chains walk on, such as simulated seconds; the seconds of the solutions are additive.
+    """
+    chains = chains or Chains(walk_from=additive_walks(problem))
+    seen = walk_chains(problem, chains.walk_from, chains.initial, chains.options).seen
+    if not seen:
+        raise infeasible(problem, None)
+    places = np.unique(np.linspace(0, len(seen) - 1, max_points).round().astype(np.intp))
+    points = score(problem, np.array([seen[place].assignment for place in places], np.intp))
+    bound = minimiser(problem)[0]((1.0, 0.0)).bound
+    return tuple(solution(point, bound, "mcmc") for point in points)
+
+
 def heuristic_solution(
     problem: Problem,
     solver: str,

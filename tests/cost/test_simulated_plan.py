@@ -1,19 +1,24 @@
 """Plans on the simulator: bounds that hold for every plan, and timelines known by hand."""
 
+import dataclasses
 import itertools
 import json
 import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jaxplan
 from jaxplan import _chains
 from jaxplan._planner import analyse_step
-from jaxplan.cost import build_cost_model, simulated_walks
+from jaxplan.cost import CostModel, PlanSimulator, Predictor, build_cost_model, simulated_walks
+from jaxplan.cost._plan_pieces import PlanPieces
+from jaxplan.cost._plan_walk import FORBIDDEN_SECONDS, DeltaPlanWalk, FullPlanWalk
+from jaxplan.ir import STORED_KINDS
 from jaxplan.mesh import Topology, collective_seconds
-from jaxplan.solvers import ChainOptions, walk_chains
+from jaxplan.solvers import ChainOptions, Problem, walk_chains
 
 LAYERS, WIDTH, BATCH = 4, 1024, 4096
 TOPOLOGY = "h100:8"
@@ -169,3 +174,57 @@ def test_an_interrupt_of_planning_leaves_a_frontier(stage: str) -> None:
     frontier = jaxplan.plan(step, *ARGS, topology="h100:4", donate_argnums=0, progress=interrupt)
     assert left[0] <= 0 and len(frontier) >= 1
     assert frontier.fastest().time_seconds <= min(p.time_seconds for p in frontier.references.values())
+
+
+def with_forbidden_pairs(model: CostModel, rng: np.random.Generator) -> CostModel:
+    """The same with a fifth of the pairs of configurations infinite, but for pairs with the first configuration."""
+    problem, edges = model.problem, list(model.problem.edges)
+    for index, edge in enumerate(edges):
+        time = edge.time.copy()
+        time[1:, 1:][rng.random(time[1:, 1:].shape[:2]) < 0.2] = np.inf
+        edges[index] = dataclasses.replace(edge, time=time)
+    forbidding = Problem(time=problem.time, memory=problem.memory, edges=edges, names=problem.names)
+    return dataclasses.replace(model, problem=forbidding)
+
+
+@pytest.mark.parametrize("topology", ["h100:4", "p100:2x2"])
+def test_delta_simulation_of_a_step_costs_what_full_simulation_does(topology: str) -> None:
+    """Proposals that are taken, given up and forbidden, one or several groups at a time, and fresh starts between."""
+    graph = analyse_step(step, ARGS, {}, donate_argnums=(0,), static_argnums=())
+    model, rng = build_cost_model(graph, Topology.parse(topology)), np.random.default_rng(0)
+    model = with_forbidden_pairs(model, rng)
+    sizes = model.problem.num_configurations
+    pieces = PlanPieces(PlanSimulator(Predictor(model)))
+    start = [0] * len(sizes)
+    delta, full = DeltaPlanWalk(pieces, start), FullPlanWalk(pieces.simulator, start)
+    assert delta.cost == full.cost
+    kinds = set()
+    for turn in range(120):
+        nodes = rng.choice(len(sizes), size=1 + turn % 3, replace=False)
+        changes = {int(v): int(rng.integers(sizes[v])) for v in nodes}
+        proposed = full.propose_all(changes)
+        assert delta.propose_all(changes) == proposed
+        is_forbidden = proposed >= FORBIDDEN_SECONDS
+        if rng.random() < (0.2 if is_forbidden else 0.7):
+            delta.accept()
+            full.accept()
+            kinds.add(is_forbidden)
+        assert delta.cost == full.cost and delta.assignment == full.assignment
+    assert kinds == {False, True}
+    again = DeltaPlanWalk(pieces, full.assignment)
+    assert again.cost == full.cost
+
+
+def test_weights_follow_the_operator_that_reads_them() -> None:
+    """No single group can leave data parallelism: parameter, update and product go together."""
+    graph = analyse_step(step, ARGS, {}, donate_argnums=(0,), static_argnums=())
+    model = build_cost_model(graph, Topology.parse("h100:4"))
+    walk = simulated_walks(model)([0] * model.problem.num_nodes)
+    is_stored = [group.kind in STORED_KINDS for group in graph.grouping.groups]
+    followed = 0
+    for v, size in enumerate(model.problem.num_configurations):
+        for label in range(1, size):
+            assert walk.propose(v, label) < FORBIDDEN_SECONDS
+            assert walk.proposed[v] == label
+            followed += any(is_stored[u] for u in walk.proposed if u != v)
+    assert followed

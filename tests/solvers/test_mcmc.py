@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import numpy as np
@@ -5,7 +6,7 @@ import pytest
 from random_problems import all_costs, brute_frontier, random_problem
 
 from jaxplan import InfeasibleError, ProblemError
-from jaxplan.solvers import ChainOptions, Problem, solve, walk_chains
+from jaxplan.solvers import ChainOptions, Chains, Problem, frontier, solve, walk_chains
 from jaxplan.solvers._chain import ScoredWalk, additive_walks
 
 SHORT = ChainOptions(num_proposals=400, num_random=1)
@@ -94,3 +95,26 @@ def test_nothing_to_start_from_is_an_error():
     problem = random_problem(0)
     with pytest.raises(ProblemError, match="nothing to start from"):
         walk_chains(problem, additive_walks(problem), options=ChainOptions(num_random=0))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_chains_return_the_frontier_that_they_saw(seed):
+    """On small problems they see everything: on additive costs the frontier is that of all assignments."""
+    problem = random_problem(seed, max_nodes=4, max_labels=3)
+    every = np.array(list(itertools.product(*map(range, problem.num_configurations))))
+    times, memories, _ = problem.evaluate_many(every)
+    points = sorted({(int(m), float(t)) for m, t in zip(memories, times)})
+    true = [(m, t) for m, t in points if not any(a <= m and b <= t and (a, b) != (m, t) for a, b in points)]
+    options = ChainOptions(num_random=3, num_proposals=4000, patience=1.0, sharpness=0.2)
+    found = walk_chains(problem, additive_walks(problem), options=options)
+    assert [(seen.memory, pytest.approx(seen.cost)) for seen in found.seen] == true
+    chains = Chains(walk_from=additive_walks(problem), options=options)
+    solutions = frontier(problem, "mcmc", chains=chains)
+    assert [(point.memory, pytest.approx(point.time)) for point in solutions] == true
+    assert [point.memory for point in frontier(problem, "mcmc", chains=chains, max_points=2)][-1] == true[-1][0]
+
+
+def test_a_chain_ends_when_its_seconds_are_over():
+    problem = random_problem(2)
+    options = ChainOptions(num_random=1, num_proposals=10**9, seconds=0.05)
+    assert len(walk_chains(problem, additive_walks(problem), options=options).costs) < 10**6
