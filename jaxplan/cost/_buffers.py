@@ -328,6 +328,8 @@ def _materialised(
     for eqn in program.equations:
         if eqn.name == REGION_IN and eqn.params["role"] == "const" and _is_argument(graph, eqn.operands[0]):
             result[eqn.results[0]] = False
+        elif eqn.name == REGION_IN and eqn.params["role"] == "x" and _is_cut(graph, chip, eqn.operands[0]):
+            result[eqn.operands[0]] = False
     return result
 
 
@@ -338,6 +340,20 @@ def _is_argument(graph: StepGraph, t: int) -> bool:
         return t in graph.program.inputs
     eqn = graph.program.equations[made]
     return eqn.name == REGION_IN and eqn.params["role"] == "const" and _is_argument(graph, eqn.operands[0])
+
+
+def _is_cut(graph: StepGraph, chip: ChipSpec, t: int) -> bool:
+    """Whether a tensor is an argument whose leading dimension was taken apart (micro-batches): the same buffer.
+
+    Where memory is in tiles of the last two dimensions, they have to be the same.
+    """
+    made = graph.values.producer[t]
+    if made < 0 or graph.program.equations[made].name != "reshape" or t in graph.program.outputs:
+        return False
+    (source,) = graph.program.equations[made].operands
+    shapes = [graph.program.tensors[u].shape for u in (source, t)]
+    is_same = not chip.is_tiled or (min(map(len, shapes)) > 2 and shapes[0][-2:] == shapes[1][-2:])
+    return is_same and source in graph.program.inputs
 
 
 def _mark_boundary(graph: StepGraph, eqn: Equation, materialised: list[bool]) -> None:
