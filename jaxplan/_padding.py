@@ -41,7 +41,7 @@ class UnevenDimension:
       padded, wanted: the size to pad it to, and into how many parts it can then be split.
       flops, padded_flops: operations of one device in contractions that carry it, planned and padded.
       kept_bytes, padded_kept_bytes: state, batch and saved activations of one device that carry it.
-      is_batch: whether it is the leading dimension of a batch input.
+      is_batch: whether examples are independent along it (`jaxplan.ir.Batch`).
       gains: whether padding spares a noticeable part of the whole step's arithmetic or memory.
     """
 

@@ -1,6 +1,8 @@
 """From jaxpr to a graph of tensor dimensions: trace, operator rules, groups, iteration spaces."""
 
 from jaxplan.ir._barriers import backward_barriers as backward_barriers
+from jaxplan.ir._batch import Batch as Batch
+from jaxplan.ir._batch import find_batch as find_batch
 from jaxplan.ir._blocks import Block as Block
 from jaxplan.ir._blocks import Remat as Remat
 from jaxplan.ir._blocks import turning_point as turning_point
