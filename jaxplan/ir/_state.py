@@ -191,13 +191,12 @@ class _Pairing:
     def _is_of_state(self, place: _Place, *, gradients: bool) -> bool:
         """Whether the outputs at a place are computed along inputs that have other successors; or of gradients.
 
-        Scalars (a flag, a count) need not be.
+        Scalars (a flag, a count) beside arrays need not be.
         """
         arrays = [o for o in place.leaves if self.outputs[o].aval[0]]
-        return bool(arrays) and (
-            all(map(self._is_along_state, arrays))
-            or (gradients and all(self._phase(o) != "forward" for o in arrays))
-        )
+        if arrays and all(map(self._is_along_state, arrays)):
+            return True
+        return gradients and all(self._phase(o) != "forward" for o in arrays or place.leaves)
 
     def _is_along_state(self, o: int) -> bool:
         shape = self.outputs[o].aval[0]

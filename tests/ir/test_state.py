@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from typing import Any
 
 import jax
@@ -12,7 +13,8 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import jaxplan
-from benchmarks import state_forms
+from benchmarks import state_forms, state_pairs
+from benchmarks.lowering._optimizers import subject_of
 from jaxplan.ir import Program, trace
 
 
@@ -272,6 +274,14 @@ def test_predictions_do_not_make_a_batch_state() -> None:
     program = trace(step, (PARAMS, {"x": X, "y": shape(8)}))
     assert "[1]['x']" not in successors(program)
     assert donated(program) == {"[0]"}
+
+
+@pytest.mark.parametrize("name", ["optax.zero_nans", "optax.scale_by_amsgrad"])
+def test_transformations_in_random_forms(name: str) -> None:
+    subject, rng = subject_of(name), random.Random(5)
+    case = state_pairs.case_of(subject.step, *subject.args)
+    for form in rng.sample(sorted(state_forms.FORMS), 4):
+        assert state_pairs.differences(case, form, rng) == []
 
 
 def test_two_forms_have_one_frontier() -> None:
