@@ -11,7 +11,7 @@ import numpy as np
 from jaxplan._errors import InfeasibleError, ProblemError
 from jaxplan._log import until_interrupted
 from jaxplan.solvers._elimination import NOTHING_FEASIBLE_MSG
-from jaxplan.solvers._ft import track_frontier
+from jaxplan.solvers._ft import HEURISTICS, track_frontier
 from jaxplan.solvers._hull import Hull, Progress, lower_hull
 from jaxplan.solvers._mcmc import Chains
 from jaxplan.solvers._minimise import Minimiser, messages_additions, minimiser
@@ -253,9 +253,23 @@ def _exact_lists(problem: Problem, solver: str) -> list[Point] | None:
 
 
 def _thinned_lists(problem: Problem, solver: str) -> list[Point]:
-    """Return what thinned lists over all configurations find, nothing where they do not fit the budget."""
-    linear = solver != "ft-elimination"
-    tracked = track_frontier(problem, cap=LIST_CAP, budget=_THINNED_LISTS_CANDIDATES, linear=linear)
-    if tracked is None or not len(tracked.assignments):
-        return []
-    return score(problem, tracked.assignments, tracked.choices)
+    """Return what thinned lists over all configurations find, nothing where they do not fit the budget.
+
+    Where nodes are decided by a heuristic, each of `HEURISTICS` is tried.
+    """
+    points: list[Point] = []
+    for heuristic in HEURISTICS:
+        tracked = track_frontier(
+            problem,
+            cap=LIST_CAP,
+            budget=_THINNED_LISTS_CANDIDATES,
+            linear=solver != "ft-elimination",
+            heuristic=heuristic,
+        )
+        if tracked is None:
+            break
+        if len(tracked.assignments):
+            points += score(problem, tracked.assignments, tracked.choices)
+        if not tracked.num_fixed:
+            break
+    return points

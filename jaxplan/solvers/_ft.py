@@ -19,6 +19,8 @@ from jaxplan.solvers._problem import Problem
 
 # Branch elimination multiplies configurations; beyond this many in one group a node is fixed instead (Eq. 7).
 MAX_GROUP_CONFIGURATIONS = 4096
+HEURISTICS = ((1.0, 1.0), (1.0, 0.0), (0.0, 1.0), (3.0, 1.0), (1.0, 3.0))
+"""Weights of time and memory by which Eq. 7 decides: the paper names several heuristics, and no figures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +31,13 @@ class Tracked:
       assignments: (N, V) configurations, ascending in memory.
       choices: (N, E) choices.
       is_exact: whether this is the whole frontier: no list thinned, no node fixed.
+      num_fixed: nodes that Eq. 7 decided; other heuristics then find other points.
     """
 
     assignments: np.ndarray
     choices: np.ndarray
     is_exact: bool
+    num_fixed: int = 0
 
 
 def track_frontier(
@@ -43,6 +47,7 @@ def track_frontier(
     budget: int,
     max_group: int = MAX_GROUP_CONFIGURATIONS,
     linear: bool = True,
+    heuristic: tuple[float, float] = HEURISTICS[0],
 ) -> Tracked | None:
     """Return the frontier of the whole problem, or None where it takes more than `budget` candidates.
 
@@ -53,16 +58,19 @@ def track_frontier(
       max_group: most configurations of a group of merged nodes.
       linear: mark a linear graph and sweep along it (FT-LDP); otherwise eliminate all but one node of each
         part (FT-Elimination).
+      heuristic: weights of time and memory where a node's configuration is decided (Eq. 7).
     """
     workshop = Workshop(cap=cap, budget=budget)
     try:
-        graph = _Graph(problem, workshop)
+        graph = _Graph(problem, workshop, heuristic)
         parts = [_sweep(graph, chain) for chain in _reduce_to_chains(graph, max_group, linear)]
         whole = workshop.products([*parts, *graph.constants])
     except ListsOverflow:
         return None
     assignments, choices = unroll(whole, problem.num_nodes, len(problem.edges))
-    return Tracked(assignments=assignments, choices=choices, is_exact=workshop.is_exact)
+    return Tracked(
+        assignments=assignments, choices=choices, is_exact=workshop.is_exact, num_fixed=graph.num_fixed
+    )
 
 
 class _Graph:
@@ -71,8 +79,10 @@ class _Graph:
     A group goes by the index of one of its nodes; ``num_configurations`` holds those of each.
     """
 
-    def __init__(self, problem: Problem, workshop: Workshop) -> None:
+    def __init__(self, problem: Problem, workshop: Workshop, heuristic: tuple[float, float]) -> None:
         self.workshop = workshop
+        self.heuristic = heuristic
+        self.num_fixed = 0
         self.sizes = problem.num_configurations
         self.own = {node: workshop.node(problem, node) for node in range(problem.num_nodes)}
         self.members: dict[int, tuple[int, ...]] = {node: (node,) for node in self.own}
@@ -113,9 +123,10 @@ class _Graph:
     def fix(self, group: int) -> None:
         """Decide a group's configuration and leave its edges to its neighbours (Eq. 7).
 
-        The heuristic: the configuration with the least sum, over the group and its edges, of the least time
+        The heuristic: the configuration with the least weighted sum, over the group and its edges, of the least time
         and the least memory there, each as a fraction of its range over the configurations.
         """
+        self.num_fixed += 1
         labels = self._best_labels(group)
         factors = {other: self.edge(group, other) for other in sorted(self.adjacent[group])}
         own = self.own[group]
@@ -166,8 +177,9 @@ class _Graph:
                 factor.lists.time,
                 np.where(np.isfinite(factor.lists.time), factor.lists.memory.astype(float), np.inf),
             )
-            for costs in (time, memory):
-                score = score + _least_over(costs.min(axis=-1), factor.names, names)
+            for weight, costs in zip(self.heuristic, (time, memory)):
+                least = _least_over(costs.min(axis=-1), factor.names, names)
+                score = score + np.where(np.isfinite(least), weight * np.where(np.isfinite(least), least, 0.0), np.inf)
         return tuple(int(label) for label in np.unravel_index(np.argmin(score), score.shape))
 
 

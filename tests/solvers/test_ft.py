@@ -3,7 +3,7 @@ import pytest
 from random_problems import brute_frontier, layered_problem, random_problem
 
 from jaxplan.solvers import Problem
-from jaxplan.solvers._ft import track_frontier
+from jaxplan.solvers._ft import HEURISTICS, track_frontier
 
 
 def costs(problem, tracked):
@@ -49,6 +49,21 @@ def test_heuristic_elimination_gives_real_points_that_are_not_called_exact(seed)
     assert tracked is not None and not tracked.is_exact and len(tracked.assignments)
     for memory, time in costs(problem, tracked):
         assert min(t for m, t in true if m <= memory) <= time
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_heuristics_decide_for_what_they_weigh(seed):
+    """Memory alone leads to less memory than time alone, and together they miss fewer points than one does."""
+    problem = clique(seed)
+    found = {
+        heuristic: costs(problem, track_frontier(problem, cap=None, budget=10**7, max_group=1, heuristic=heuristic))
+        for heuristic in HEURISTICS
+    }
+    assert min(m for m, _ in found[0.0, 1.0]) <= min(m for m, _ in found[1.0, 0.0])
+    true = brute_frontier(problem)
+    reached = [sum(any(m <= memory for m, _ in points) for memory, _ in true) for points in found.values()]
+    everything = [point for points in found.values() for point in points]
+    assert sum(any(m <= memory for m, _ in everything) for memory, _ in true) == max(reached)
 
 
 def test_thinned_lists_give_real_points_near_the_exact_ones():
