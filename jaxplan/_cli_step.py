@@ -91,8 +91,31 @@ def step_arguments(
 
 def named_step(arguments: argparse.Namespace) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Return the step that `step` names, and the arguments that `--args` makes."""
-    args = _resolve(arguments.args)()
-    return _undecorated(_resolve(arguments.step)), tuple(args) if isinstance(args, (tuple, list)) else (args,)
+    args = _made_arguments(arguments.args)
+    return _undecorated(_resolve(arguments.step)), args
+
+
+def _made_arguments(reference: str) -> tuple[Any, ...]:
+    """What the function of `--args` returns: a tuple or list of arguments, or the only one."""
+    make = _resolve(reference)
+    try:
+        args = make()
+    except Exception as error:
+        raise ArgumentError(
+            f"--args {reference} failed when it was called: {type(error).__name__}: {error}.\n"
+            "  expected:     a function without arguments that returns the tuple of the step's arguments\n"
+            "  likely cause: it takes arguments itself, or what it reads is not there\n"
+            "  fix:          call it in Python first; jax.ShapeDtypeStruct does for an array"
+        ) from error
+    if args is None:
+        raise ArgumentError(
+            f"--args {reference} returned None.\n"
+            "  expected:     the tuple of the step's arguments\n"
+            "  likely cause: the function has no return\n"
+            "  fix:          return (state, batch)"
+        )
+    is_one = not isinstance(args, tuple | list) or hasattr(args, "_fields")  # a NamedTuple is an argument
+    return (args,) if is_one else tuple(args)
 
 
 def _topology(arguments: argparse.Namespace) -> Any:

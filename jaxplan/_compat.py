@@ -6,6 +6,8 @@ Tested with jax 0.10.2 and 0.12.0; ``pyproject.toml`` caps the range at what was
 from __future__ import annotations
 
 import contextlib
+import importlib
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -77,6 +79,45 @@ def scan_counts(params: Any, num_operands: int) -> tuple[int, int]:
         return params["num_consts"], params["num_carry"]
     consts, carry, _ = (list(part) for part in params["ft_in"].update(range(num_operands)).unpack())
     return len(consts), len(carry)
+
+
+_CUDNN_VERSION = 91100
+"""Of cuDNN where none is installed: 9.11, which knows all forms of attention that JAX 0.10 to 0.12 ask for."""
+_cudnn_lock = threading.RLock()
+
+
+@contextlib.contextmanager
+def cudnn_assumed(capability: tuple[int, int]) -> Iterator[None]:
+    """Where there is no cuDNN, tracing goes on as on a GPU of that compute capability (major, minor)."""
+    try:
+        module = importlib.import_module("jax._src.cudnn.fused_attention_stablehlo")
+        original = {
+            name: getattr(module, name)
+            for name in ("check_cudnn_version", "check_compute_capability", "is_cuda_compute_capability_equal")
+        }
+    except (ImportError, AttributeError):  # another version of JAX: it asks in another way, or not at all
+        yield
+        return
+    with contextlib.suppress(RuntimeError):
+        original["check_cudnn_version"]()
+        original = {}  # it is installed: nothing is assumed
+
+    def wanted(text: str) -> tuple[int, ...]:
+        return tuple(map(int, text.split(".")))
+
+    assumed = {
+        "check_cudnn_version": lambda: _CUDNN_VERSION,
+        "check_compute_capability": lambda text: capability >= wanted(text),
+        "is_cuda_compute_capability_equal": lambda text: capability == wanted(text),
+    }
+    with _cudnn_lock:
+        try:
+            for name in original:
+                setattr(module, name, assumed[name])
+            yield
+        finally:
+            for name, function in original.items():
+                setattr(module, name, function)
 
 
 def has_effects(eqn: Any) -> bool:

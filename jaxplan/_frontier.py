@@ -74,9 +74,9 @@ class Frontier:
         if not self.points:
             raise ArgumentError("a frontier needs at least one plan, and got none")
         for plan in self.points:
-            if not (plan.memory_bytes > 0 and 0 < plan.time_seconds < math.inf):
+            if not (plan.memory_bytes >= 0 and 0 < plan.time_seconds < math.inf):
                 raise ArgumentError(
-                    f"a plan needs positive memory and a positive, finite time, and {plan.name!r} has "
+                    f"a plan needs memory that is not negative and a positive, finite time, and {plan.name!r} has "
                     f"{plan.memory_bytes} bytes and {plan.time_seconds} s"
                 )
         for lean, fast in zip(self.points[:-1], self.points[1:], strict=True):
@@ -149,7 +149,7 @@ class Frontier:
         Distances to one line keep their order when an axis is scaled, so no normalisation is needed. The knee
         of a frontier that nowhere lies below its chord is its leanest point.
         """
-        where = [(math.log(plan.memory_bytes), math.log(plan.time_seconds)) for plan in self.points]
+        where = [(math.log(max(plan.memory_bytes, 1)), math.log(plan.time_seconds)) for plan in self.points]
         (x0, y0), (x1, y1) = where[0], where[-1]
         below = [(y1 - y0) * (x - x0) - (x1 - x0) * (y - y0) for x, y in where]
         farthest = max(below)

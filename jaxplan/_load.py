@@ -93,7 +93,7 @@ class _Binder:
         if self._step is None:
             return plan
         if plan.donate_argnums not in self._graphs:
-            self._graphs[plan.donate_argnums] = self._analyse(plan.donate_argnums)
+            self._graphs[plan.donate_argnums] = self._analyse(plan)
         graph = self._graphs[plan.donate_argnums]
         _check_same_program(plan, graph.program)
         if plan.remat is not None:
@@ -111,7 +111,7 @@ class _Binder:
             self._graphs[key] = rematerialise(graph, plan.remat, blocks).graph
         return self._graphs[key]
 
-    def _analyse(self, donate_argnums: tuple[int, ...] | None) -> StepGraph:
+    def _analyse(self, plan: Plan) -> StepGraph:
         from jaxplan._auto import Auto
         from jaxplan._planner import analyse_step
 
@@ -130,9 +130,10 @@ class _Binder:
             step,
             self._args,
             self._kwargs,
-            donate_argnums=donate_argnums,
+            donate_argnums=plan.donate_argnums,
             static_argnums=self._static,
             static_argnames=self._static_names,
+            topology=plan.topology,
         )
 
 

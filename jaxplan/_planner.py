@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxplan import _compat
+from jaxplan._absent_gpu import traced_for
 from jaxplan._arguments import step_name
 from jaxplan._candidate import Candidate
 from jaxplan._collector import paused_collector
@@ -82,6 +83,7 @@ def plan_step(
             static_argnums=static_argnums,
             static_argnames=static_argnames,
             report=report,
+            topology=topology,
         )
         return plan_graph(graph, topology=topology, search=search, report=report, name=step_name(step))
 
@@ -99,11 +101,11 @@ def plan_graph(
 
 
 def _plan_graph(graph: StepGraph, topology: Topology, search: Search, report: Progress, name: str) -> Frontier:
-    if not graph.program.equations or not graph.grouping.groups:
+    if not graph.program.equations:
         raise ArgumentError(_NOTHING_MSG.format(name=name))
     report("costs")
     strategies = sketch_references(graph, topology)
-    sketches = {**strategies.sketches, **partitions(graph, topology, search.solver)}
+    sketches = {**strategies.sketches, **partitions(graph, topology, search.solver)} if graph.spaces else {}
     opened = open_configurations(
         graph,
         topology,
@@ -174,6 +176,7 @@ def traced_job(
             static_argnums=static_argnums,
             static_argnames=static_argnames,
             report=report,
+            topology=topology,
         )
 
         def plan_on(part: Topology) -> Frontier:
@@ -199,20 +202,22 @@ def analyse_step(
     static_argnums: Sequence[int],
     static_argnames: Sequence[str] = (),
     report: Callable[..., Any] = lambda stage, fraction=0.0: None,
+    topology: Topology | None = None,
 ) -> StepGraph:
-    """Trace a step and analyse it.
+    """Trace a step, for devices that need not be present, and analyse it.
 
     ``donate_argnums=None`` donates the arguments that the step returns updated.
     """
     report("trace")
-    program = trace(
-        step,
-        args,
-        kwargs,
-        donate_argnums=donate_argnums,
-        static_argnums=static_argnums,
-        static_argnames=static_argnames,
-    )
+    with traced_for(topology):
+        program = trace(
+            step,
+            args,
+            kwargs,
+            donate_argnums=donate_argnums,
+            static_argnums=static_argnums,
+            static_argnames=static_argnames,
+        )
     with paused_collector():
         return analyse(program, report)
 
@@ -304,6 +309,9 @@ def _reference_plans(
     return references, assigned
 
 
+_NO_CHOICE = Solution(assignment=(), choices=(), time=0.0, memory=0, lower_bound=0.0, gap=0.0, solver="auto")
+
+
 def find_solutions(
     predictor: Predictor, sketches: Mapping[str, Sketch], search: Search, report: Callable[..., Any]
 ) -> list[Solution]:
@@ -316,6 +324,8 @@ def find_solutions(
         current().check()
         report("solve", fraction)
 
+    if not model.configurations:  # scalars only: there is nothing to choose
+        return [_NO_CHOICE]
     if search.solver in sketches:
         return [partition_solution(model, sketches[search.solver], search.solver)]
     given = search_arguments(search.solver, predictor, sketches)
@@ -450,7 +460,7 @@ def make_plan(
         out_layouts=out_layouts,
         prediction=prediction,
         **proof.limited(prediction),
-        summary=summarise(model.graph, model.topology, chosen, transfers),
+        summary=summarise(model.graph, model.topology, chosen, transfers) or "whole",
         remat=model.graph.remat,
         graph=model.graph,
     )

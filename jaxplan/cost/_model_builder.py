@@ -211,6 +211,8 @@ class ModelBuilder:
             progress(0.5 * v / len(self.graph.grouping.groups))
         edges, edge_flows = self._edges(progress, self._tables)
         names = [f"group {g.index} ({g.kind})" for g in self.graph.grouping.groups]
+        if not names:  # scalars only, which are replicated: a problem with one assignment
+            times, memories, names = [np.zeros(1)], [np.zeros(1, np.int64)], ["no group"]
         problem, overlapped = Problem(time=times, memory=memories, edges=edges, names=names), None
         if self.overlap:
             visible, _ = self._edges(lambda fraction: None, self._visible_tables)

@@ -146,9 +146,10 @@ class Predictor:
         transfers = self.transfers(assignment, choices)
         sent = [(t, self._tpu.sent(t) if self._tpu else t.collectives) for t in transfers]
         collectives = _collectives(sent, model.latency_shares, self.inner(chosen, transfers))
-        peak, parts = self._memory(assignment, chosen, transfers)
+        peak, parts = self._memory(assignment, chosen, transfers) if assignment else self._scalars()
+        seconds = float(sum(c[k] for c, k in zip(self.model.compute, assignment, strict=True)))
         prediction = Prediction(
-            compute_seconds=float(sum(c[k] for c, k in zip(self.model.compute, assignment, strict=True))),
+            compute_seconds=seconds if assignment else model.topology.chip.launch_seconds,  # scalars only: a kernel
             communication_seconds=self._communication_seconds(collectives),
             flops=float(sum(f[k] for f, k in zip(self.model.flops, assignment, strict=True))),
             memory_bytes=peak,
@@ -195,6 +196,15 @@ class Predictor:
         second. Nothing is assumed to work in place: compiled programs showed logits and their gradient side by side.
         """
         return self.lifetimes(assignment, chosen, transfers).peak()
+
+    def _scalars(self) -> tuple[int, dict[str, int]]:
+        """Peak and parts of a step on scalars only, which no group holds: its arguments and results."""
+        program = self.model.graph.program
+        given, made = (
+            sum(program.tensors[t].num_bytes for t in tensors)
+            for tensors in (program.inputs, set(program.outputs) - set(program.inputs))
+        )
+        return given + made, {BATCH: given, _TEMPORARIES: made}
 
     def lifetimes(
         self, assignment: Sequence[int], chosen: Sequence[Configuration], transfers: Sequence[Transfer]

@@ -22,6 +22,7 @@ from jaxplan.ir import _user_sharding as _user_sharding  # and how shardings of 
 from jaxplan.ir._builder import Builder
 from jaxplan.ir._dead_code import remove_dead
 from jaxplan.ir._program import Program, Source
+from jaxplan.ir._sizes import check_sizes
 from jaxplan.ir._state import Leaf, donated_by_default, pair_state
 from jaxplan.ir._successors import Successors
 
@@ -130,7 +131,7 @@ def _trace(step: Callable[..., Any], call: Call) -> Program:
         raise _trace_error(step, error, call) from error
     _check_constants(step, closed.consts)
     donated = call.options.donated
-    return build_program(
+    program = build_program(
         closed,
         in_example=example,
         out_example=out_shape,
@@ -138,6 +139,8 @@ def _trace(step: Callable[..., Any], call: Call) -> Program:
         argnums=call.dynamic,
         static_argnums=tuple(sorted(call.options.static.positions(call.args))),
     )
+    check_sizes(program)
+    return program
 
 
 def _check_constants(step: Callable[..., Any], constants: Sequence[Any]) -> None:
@@ -260,6 +263,9 @@ def _trace_error(step: Callable[..., Any], error: Exception, call: Call) -> Trac
     cause, fix = next(
         causes, ("the step itself fails on these shapes and dtypes", "mend that line, or the arguments")
     )
+    if isinstance(error, NameError) and "unbound axis name" in str(error):
+        cause = "a reduction by hand over the axis of a mesh or a pmap (jax.lax.pmean, psum, axis_index)"
+        fix = "drop it, since the planner puts the reductions where they are needed; or bind the axis by jax.shard_map"
     if "metadata fields of pytree" in str(error):
         cause = "an array, or another value without a simple ==, is metadata of a class in the arguments"
         fix = "make it a field with leaves (pytree_node=True), or a tuple of numbers"

@@ -1,0 +1,40 @@
+"""Arrays that no machine holds: refused before the analysis, whose counts of bytes they would overflow."""
+
+from __future__ import annotations
+
+from jaxplan import _compat
+from jaxplan._errors import ArgumentError
+from jaxplan.ir._program import Program
+
+MOST_BYTES = 1 << 50
+"""Of one array: 1 PiB, far above what the largest machines hold, while sums over a program still fit 64 bits."""
+
+_TOO_LARGE_MSG = (
+    "{what} is {aval}, which are {num_bytes} bytes; an array of at most {most} bytes (1 PiB) is expected.\n"
+    "  likely cause: {cause}\n"
+    "  fix:          {fix}"
+)
+
+
+def check_sizes(program: Program) -> None:
+    """Raise ArgumentError for the first array above `MOST_BYTES`: an argument by its path, a result by its line."""
+    if all(tensor.num_bytes <= MOST_BYTES for tensor in program.tensors):
+        return
+    for path, index in zip(program.in_paths, program.inputs, strict=True):
+        if program.tensors[index].num_bytes > MOST_BYTES:
+            raise _error(program, index, f"argument {path}", "a dimension was mistyped", "mend its shape")
+    for eqn in program.equations:
+        for index in eqn.results:
+            if program.tensors[index].num_bytes > MOST_BYTES:
+                where = _compat.eqn_source_line(eqn.origin) or "an unknown line"
+                cause = "an outer product or a broadcast over dimensions that are too large together"
+                raise _error(program, index, f"the result of {eqn.name!r} at {where}", cause, "mend that line")
+
+
+def _error(program: Program, index: int, what: str, cause: str, fix: str) -> ArgumentError:
+    tensor = program.tensors[index]
+    aval = f"{tensor.dtype}[{','.join(map(str, tensor.shape))}]"
+    text = _TOO_LARGE_MSG.format(
+        what=what, aval=aval, num_bytes=tensor.num_bytes, most=MOST_BYTES, cause=cause, fix=fix
+    )
+    return ArgumentError(text)
