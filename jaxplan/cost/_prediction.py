@@ -212,7 +212,8 @@ class Predictor:
         """From when to when everything lives that a plan holds in memory."""
         model = self.model
         end = len(model.graph.program.equations)
-        held = np.concatenate([table[:, k] for table, k in zip(self._bytes, assignment, strict=True)])
+        tables = [table[:, k] for table, k in zip(self._bytes, assignment, strict=True)]
+        held = np.concatenate(tables or [np.zeros(0)])
         death = self._death.copy()
         home_deaths = self._home_deaths(assignment, chosen, transfers)
         for t, last in home_deaths.items():
