@@ -222,7 +222,7 @@ def test_a_saved_plan_is_audited(module, capsys):
             "there is no 'stop'; expected one of Steps, broken,",
         ),
         ("user_step:number", "user_step:make_args", "", 2, "is a int, not a function"),
-        ("user_step:step", "user_step:broken", "", 1, "RuntimeError: first line second line"),
+        ("user_step:step", "user_step:broken", "", 2, "RuntimeError: first line second line"),
         ("user_step:step", "user_step:make_args", "--memory 40", 2, "memory='40' is not an amount of memory"),
         ("user_step:step", "user_step:make_args", "--choose best", 2, "choose='best' is no choice"),
         ("user_step:step", "user_step:make_args", "--choose 7", 2, "choose='7' is no point"),
