@@ -188,3 +188,17 @@ def test_a_loop_that_passes_results_on_looks_at_no_buffer(
     assert not looked
     run(*plan.shard((make_params(0), make_params(1), X)))
     assert looked
+
+
+def test_empty_arrays_are_nobodys_to_consume() -> None:
+    def step(state: dict[str, Any], x: Any) -> tuple[dict[str, Any], Any]:
+        return {"w": state["w"] - 0.1 * jnp.mean(x @ state["w"]), "none": state["none"] * 2}, jnp.mean(x)
+
+    state = {"w": jnp.ones((16, 16)), "none": jnp.zeros((0, 4))}
+    frontier = jaxplan.plan(
+        step, state, X, topology="cpu:8", memory="1GiB", donate_argnums=(0,), progress=False
+    )
+    run = frontier.fastest().jit()
+    new, _ = run(state, X)
+    run({**new, "none": state["none"]}, X)
+    assert state["none"].shape == np.asarray(state["none"]).shape == (0, 4)

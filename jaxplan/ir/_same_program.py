@@ -116,7 +116,8 @@ class _Comparison:
             return f"a value that is {theirs.kind} in place of one that is {ours.kind}"
         if ours.kind not in ("literal", "constant"):
             return None if self.pairs.get(s) == t else "another value"
-        if (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype) and _same_array(ours.value, theirs.value):
+        same_type = (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+        if same_type and _same_array(ours.value, theirs.value, ours.dtype):
             return None
         if ours.shape == theirs.shape == ():
             return f"the {theirs.kind} {_number(theirs.value)} in place of {_number(ours.value)}"
@@ -156,13 +157,13 @@ def _number(value: Any) -> str:
     return str(np.asarray(value)[()])
 
 
-def _same_array(a: Any, b: Any) -> bool:
-    """Whether two arrays are equal to the bit."""
+def _same_array(a: Any, b: Any, dtype: Any = None) -> bool:
+    """Whether two arrays, or Python numbers that stand for a dtype, are equal to the bit."""
     if a is b:
         return True
     if _compat.is_key_dtype(getattr(a, "dtype", np.dtype(bool))):
-        a, b = jax.random.key_data(a), jax.random.key_data(b)
-    a, b = np.asarray(a), np.asarray(b)
+        a, b, dtype = jax.random.key_data(a), jax.random.key_data(b), None
+    a, b = np.asarray(a, dtype), np.asarray(b, dtype)
     return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
@@ -286,7 +287,7 @@ def _bound(pairs: dict[Any, Any], ours: Sequence[Any], theirs: Sequence[Any]) ->
 def _read(pairs: Mapping[Any, Any], ours: Sequence[Any], theirs: Sequence[Any]) -> bool:
     def same(x: Any, y: Any) -> bool:
         if isinstance(x, _compat.Literal):
-            return isinstance(y, _compat.Literal) and _same_array(x.val, y.val)
+            return isinstance(y, _compat.Literal) and _same_array(x.val, y.val, x.aval.dtype)
         return not isinstance(y, _compat.Literal) and pairs.get(x) is y
 
     return len(ours) == len(theirs) and all(same(x, y) for x, y in zip(ours, theirs, strict=True))

@@ -136,9 +136,10 @@ class PlannedFunction:
             traced.source.spelling,
         )
         self.calls = KnownCalls(traced, traced.source)
-        self._donate = list(program.donated)
-        if donate_argnums is not None:
-            self._donate = self._donated(donate_argnums)
+        tensors = [program.tensors[t] for t in program.inputs]
+        donate = program.donated if donate_argnums is None else self._donated(donate_argnums)
+        # An empty array has no memory to reuse, and no address that would tell it from another one.
+        self._donate = [d and bool(t.num_elements) for d, t in zip(donate, tensors, strict=True)]
         options = combiner_options(plan, mesh.devices.flat[0].platform)
         self._jitted = jit_flat(plan, mesh, self._donate, options)
         self._handed = handed_back(plan, self._donate)
@@ -146,7 +147,6 @@ class PlannedFunction:
         axes = plan.topology.axes
         shardings = [NamedSharding(mesh, layout.partition_spec(axes)) for layout in plan.in_layouts]
         self._place = Placer(program.in_paths, shardings)
-        tensors = [program.tensors[t] for t in program.inputs]
         local_types = [
             (sharding.shard_shape(tensor.shape), tensor.dtype)
             for sharding, tensor in zip(shardings, tensors, strict=True)

@@ -165,3 +165,13 @@ def test_other_arguments_are_told_by_path() -> None:
         trace(lambda a: a["w"] * 2, ({"w": W},)), trace(lambda a: a["w"] * 2, ({"w": half},))
     )
     assert found == "takes bfloat16[8,8] as [0]['w'], and float32[8,8] in the plan"
+
+
+def test_python_numbers_count_as_arrays_of_their_dtype() -> None:
+    """A counter that starts as 0 comes back as an array."""
+
+    def count(state: dict[str, Any]) -> Any:
+        return {"w": state["w"] * 2, "count": state["count"] + 1, "scaled": state["count"] * 0.5}
+
+    first, later = (trace(count, ({"w": W, "count": value},)) for value in (0, jnp.int32(0)))
+    assert first_difference(first, later) is None
