@@ -10,6 +10,44 @@ from typing import Any, Literal
 Shape = tuple[int, ...]
 Kind = Literal["plain", "gradient", "update"]
 _NAMES = re.compile(r"\b[av]\d+\b")
+UPDATES = {
+    "momentum": """
+value, grads = objective(params)
+slots = jax.tree.map(lambda m, g: 0.9 * m + g, slots, grads)
+params = jax.tree.map(lambda p, m: p - 0.1 * m, params, slots)
+""",
+    "anchored": """
+value, grads = objective(params)
+away = sum(jnp.sum((p - s).astype("float64") ** 2) for p, s in zip(params.values(), slots.values()))
+params = jax.tree.map(lambda p, s, g: p - (jnp.tanh(away) * g + 0.1 * (p - s)).astype(p.dtype), params, slots, grads)
+""",
+    "decay first": """
+decay = jax.tree.map(lambda p: 0.1 * jnp.tanh(p), params)
+value, grads = objective(params)
+params = jax.tree.map(lambda p, d, s, g: p - d - 0.1 * (g + s), params, decay, slots, grads)
+""",
+    "two passes": """
+value, grads = objective(params)
+norm = jnp.sqrt(sum(jnp.sum(g.astype("float64") ** 2) for g in grads.values()) + 1)
+second, sharp = objective(jax.tree.map(lambda p, g: p + (0.1 * g / norm).astype(p.dtype), params, grads))
+slots = jax.tree.map(lambda s, a, b: 0.5 * s + a + b, slots, grads, sharp)
+params, value = jax.tree.map(lambda p, s, g: p - 0.1 * (s + g), params, slots, sharp), value + second
+""",
+    "average": """
+before, _ = objective(slots)
+value, grads = objective(params)
+params = jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+slots, value = jax.tree.map(lambda s, p: 0.9 * s + 0.1 * p, slots, params), value - before
+""",
+    "loop": """
+def one(params, rate):
+    value, grads = objective(params)
+    return jax.tree.map(lambda p, g: p - (rate * g).astype(p.dtype), params, grads), value
+start, (params, values) = params, lax.scan(one, params, jnp.array([0.1, 0.05]))
+slots, value = jax.tree.map(lambda s, p, q: s + p - q, slots, params, start), values.sum()
+""",
+}
+"""How an update program makes new parameters and slots; ``objective`` gives the loss and its gradient."""
 HEADER = """\
 import functools
 
@@ -108,6 +146,7 @@ class Program:
       kind: ``plain``: returns the results. ``gradient``: the gradient of a scalar of them, in every float argument.
         ``update``: parameters and momenta, returned updated by that gradient, and the loss.
       num_parameters: of an update, how many of the float arguments are state.
+      update: one of `UPDATES`, how parameters are updated.
       seed: of the arguments' values.
     """
 
@@ -117,6 +156,7 @@ class Program:
     kind: Kind
     num_parameters: int = 0
     seed: int = 0
+    update: str = "momentum"
 
     @property
     def floats(self) -> tuple[str, ...]:
@@ -160,9 +200,9 @@ class Program:
         return _indented(
             f"def step({', '.join(['state', *others])}):",
             [
-                f"value, grads = jax.value_and_grad(lambda params: loss(**params, {given}))(state['params'])",
-                'slots = jax.tree.map(lambda m, g: 0.9 * m + g, state["slots"], grads)',
-                'params = jax.tree.map(lambda p, m: p - 0.1 * m, state["params"], slots)',
+                'params, slots = state["params"], state["slots"]',
+                f"objective = jax.value_and_grad(lambda params: loss(**params, {given}))",
+                *UPDATES[self.update].strip().splitlines(),
                 'return {"params": params, "slots": slots}, value',
             ],
         )

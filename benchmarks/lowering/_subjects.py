@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from benchmarks.fuzz._check import Subject
 from benchmarks.fuzz._generate import program_of
+from benchmarks.fuzz._program import UPDATES
 from benchmarks.lowering import _optimizers, _state_steps
 from benchmarks.lowering._steps import STEPS as STEPS
 
 assert _state_steps  # it fills the table
+_UPDATES = tuple(UPDATES)
 
 
 def subject_of(kind: str, which: Any, seed: int, max_statements: int) -> tuple[str, Subject]:
@@ -20,7 +23,12 @@ def subject_of(kind: str, which: Any, seed: int, max_statements: int) -> tuple[s
       seed, max_statements: of programs.
     """
     if kind == "program":
-        return f"program {which}", Subject.of(program_of(seed, which, max_statements))
+        program = program_of(seed, which, max_statements)
+        if program.kind != "plain":  # parameters are read in more orders than the fuzzer's own
+            number = program.num_parameters or 1
+            update = _UPDATES[which % len(_UPDATES)]
+            program = dataclasses.replace(program, kind="update", num_parameters=number, update=update)
+        return f"program {which}", Subject.of(program)
     if kind == "optimizer":
         name, flipped = which
         return f"{name}{' (flipped)' if flipped else ''}", _optimizers.subject_of(name, flipped=flipped)
