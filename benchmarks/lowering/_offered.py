@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import random
+import tempfile
 import traceback
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import jaxplan
@@ -73,6 +75,8 @@ class Counts:
 class Check:
     """One step, planned on the topology and with the options whose turn it is.
 
+    The first plan that runs is one that was saved and loaded.
+
     Attributes:
       name: of the step; plans that run are drawn by it.
       turn: picks topology and options.
@@ -98,8 +102,18 @@ class Check:
             return
         lowered = self._lowered(frontier)
         chosen = random.Random(self.name).sample(range(len(lowered)), min(self.num_runs, len(lowered)))
-        for i in sorted(chosen):
-            self._run(*lowered[i])
+        for number, i in enumerate(sorted(chosen)):
+            choice, run = lowered[i]
+            self._run(str(choice), run if number else lambda *args, c=choice: self._reloaded(frontier, c)(*args))
+
+    def _reloaded(self, frontier: jaxplan.Frontier, choice: str | int) -> Any:
+        """What runs a plan that was saved, and is loaded with the step."""
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "plan.json"
+            frontier.choose(choice).save(file)
+            plan = jaxplan.load(file, self.subject.step, *self.subject.args)
+        assert isinstance(plan, jaxplan.Plan)
+        return plan.jit()
 
     def _is_valid(self) -> bool:
         try:
@@ -121,7 +135,7 @@ class Check:
             self._fail("", "does not plan")
         return None
 
-    def _lowered(self, frontier: jaxplan.Frontier) -> list[tuple[str, Any]]:
+    def _lowered(self, frontier: jaxplan.Frontier) -> list[tuple[str | int, Any]]:
         """Plans by name or number, with what runs them; those that do not lower are left out."""
         lowered = []
         for choice in (*range(len(frontier)), *frontier.references):
@@ -132,7 +146,7 @@ class Check:
             except Exception:
                 self._fail(str(choice), "does not lower")
             else:
-                lowered.append((str(choice), run))
+                lowered.append((choice, run))
         return lowered
 
     def _run(self, choice: str, run: Any) -> None:
