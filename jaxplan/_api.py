@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from jaxplan._arguments import argnames, argnums, check_call
 from jaxplan._choice import check_choice
 from jaxplan._errors import ArgumentError
+from jaxplan._files import check_folder
 from jaxplan._interrupt import current, interruptible
 from jaxplan._scaling import MinDevices, Scaling, checked_counts, find_fewest, scale
 from jaxplan._units import parse_limit
@@ -247,6 +248,8 @@ def plan_with_options(
             check_choice(which, where)
     if around is not None:
         _verify.check_verifiable(where)
+        if options.get("cache_dir") is not None:
+            check_folder(options["cache_dir"])
     frontier = plan_step(
         step,
         args,

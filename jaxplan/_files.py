@@ -84,6 +84,27 @@ def check_writable(path: str | os.PathLike[str]) -> None:
         raise _save_error(path, None, error) from error
 
 
+def check_folder(path: str | os.PathLike[str]) -> None:
+    """Raise SaveError now for a folder that neither exists nor can be made later, or that may not be written."""
+    try:
+        folder = Path(os.path.realpath(path))
+        while not folder.exists():
+            folder = folder.parent
+        if not folder.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+    except (OSError, TypeError, ValueError) as error:
+        saved = SaveError(
+            f"cannot keep files in the folder {path!r}: {getattr(error, 'strerror', None) or error}.\n"
+            "  expected:     a folder that exists, or can be made, and may be written\n"
+            f"  likely cause: {_CAUSES.get(getattr(error, 'errno', None) or 0, 'the path names no folder')}\n"
+            "  fix:          another folder"
+        )
+        saved.errno = getattr(error, "errno", None)
+        raise saved from error
+
+
 def _is_stream(path: str | os.PathLike[str]) -> bool:
     """Whether a path names something to write to, such as a pipe, and no file to replace."""
     if _OPEN_FILES.fullmatch(os.path.abspath(path)):

@@ -12,13 +12,16 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 
 import jaxplan
 from benchmarks.kills import kill_writers
 from jaxplan import SaveError, _files
-from jaxplan._files import write_whole
+from jaxplan._files import check_folder, check_writable, write_whole
 from jaxplan.mesh import Topology
+from jaxplan.profile import measure
 
 OLD, NEW = "old\n" * 1000, "new\n" * 200_000
 """The new one does not reach the disk in one piece."""
@@ -241,7 +244,33 @@ def test_a_write_protected_file_stays(path: Path, monkeypatch: pytest.MonkeyPatc
 def test_paths_that_cannot_be_written(name: str | None, cause: str, path: Path) -> None:
     with pytest.raises(SaveError, match=re.escape(cause)):
         write_whole(name if name is None else path.parent / name, NEW)  # type: ignore[arg-type]
+    with pytest.raises(SaveError, match=re.escape(cause)):
+        check_writable(name if name is None else path.parent / name)  # type: ignore[arg-type]
     assert path.read_text() == OLD
+
+
+def test_a_check_leaves_nothing_behind(path: Path) -> None:
+    check_writable(path)
+    check_writable(path.parent / "new.json")
+    check_writable(os.devnull)
+    assert [p.name for p in path.parent.iterdir()] == ["plan.json"]
+    assert path.read_text() == OLD
+
+
+def test_folders_that_cannot_be_made_are_refused_before_a_search(path: Path) -> None:
+    def step(x: jax.Array) -> jax.Array:
+        raise AssertionError("traced before the folder was checked")
+
+    check_folder(path.parent)
+    check_folder(path.parent / "to" / "be" / "made")
+    assert [p.name for p in path.parent.iterdir()] == ["plan.json"]
+    for folder in (path, path / "below", "nul\0l"):
+        with pytest.raises(SaveError, match="a folder that exists, or can be made"):
+            check_folder(folder)
+    with pytest.raises(SaveError, match="cannot keep files in the folder"):
+        jaxplan.plan(step, np.ones((8, 8)), topology="cpu:4", verify=True, cache_dir=path / "below")
+    with pytest.raises(SaveError, match="its folder does not exist"):
+        measure(path.parent / "missing" / "table.json", topology="cpu:8")
 
 
 def test_long_names_have_room_for_the_temporary_one(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jaxplan._errors import AuditError, MissingExtraError
-from jaxplan._files import write_whole
+from jaxplan._files import check_folder, write_whole
 from jaxplan.partition._aot_assigned import PLATFORMS as ASSIGNED_PLATFORMS
 from jaxplan.partition._hlo import Collective, module_collectives
 from jaxplan.partition._hlo_flops import flops_by_dtype, uncounted_calls
@@ -122,8 +122,11 @@ def compile_exported(
     that its shardings name, outermost first: by default the topology's atomic axes. With `cache_dir`, reports
     are kept on disk under the hash of module, options and versions. The child ends when `cancelled` is set.
 
-    Raises `MissingExtraError` without the compiler's plugin and `AuditError` if the program does not compile.
+    Raises `MissingExtraError` without the compiler's plugin, `AuditError` if the program does not compile, and
+    `SaveError` for a `cache_dir` that cannot be written.
     """
+    if cache_dir is not None:
+        check_folder(cache_dir)
     axes = [(str(name), int(size)) for name, size in mesh_axes or _topology_axes(topology)]
     options = {
         "mesh": axes,

@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jaxplan._errors import ProfileError
+from jaxplan._files import check_writable
 from jaxplan._progress import Progress, ProgressFn
 from jaxplan.mesh import Topology
 from jaxplan.mesh._machine import Machine
@@ -52,7 +53,10 @@ def measure(
 
     Raises:
       ProfileError: the file is of another machine (what differs is said), or there are too few devices.
+      SaveError: the file cannot be written.
     """
+    if path is not None and jax.process_index() == 0:
+        check_writable(path)
     devices = list(devices) if devices is not None else jax.devices()
     where = Topology.parse(topology) if isinstance(topology, str) else topology or Topology.detect(devices)
     if len(devices) != where.num_devices:
