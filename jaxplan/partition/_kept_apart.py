@@ -30,7 +30,7 @@ def products_kept_apart(
     copy_of: Callable[[Equation, int], Transfer | None],
     transfers: Collection[Transfer],
     awaited: Container[int],
-) -> dict[int, tuple[int, int]]:
+) -> dict[int, tuple[tuple[int, int], ...]]:
     """Products of the forward pass, each of which is to read an operand that it shares as if it were another one.
 
     Args:
@@ -38,8 +38,8 @@ def products_kept_apart(
       awaited: equations that read their operands through a barrier anyway.
 
     Returns:
-      Equation -> the first of those that share the operand, and the operand's position, where merged results could
-      raise the peak by more than `LEAST_RISE`. Empty for other compilers than XLA's for GPUs.
+      Equation -> for each operand that it shares, the first of those that share it and the operand's position, where
+      merged results could raise the peak by more than `LEAST_RISE`. Empty for other compilers than XLA's for GPUs.
     """
     if not chip.is_gpu:
         return {}
@@ -58,7 +58,11 @@ def products_kept_apart(
     buffers = analyse_buffers(graph, chip, in_order=True)
     if extra <= LEAST_RISE * bytes_alive(graph, buffers, local_bytes, transfers).max():
         return {}
-    return {eqn.index: (products[0].index, side) for side, products in shared for eqn in products}
+    found: dict[int, tuple[tuple[int, int], ...]] = {}
+    for side, products in shared:
+        for eqn in products:
+            found[eqn.index] = (*found.get(eqn.index, ()), (products[0].index, side))
+    return found
 
 
 def _sharing(

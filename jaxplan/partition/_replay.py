@@ -71,7 +71,8 @@ class Replay:
       settled_barriers: those that begin to compute a region again before which all gradients, and parts of them, are
         there.
       behind: products that make gradients -> the input gradient that they run behind.
-      apart: products that are not to be merged with others of an operand -> the first of those, its position.
+      apart: products that are not to be merged with others of an operand -> the first of those and the operand's
+        position, for each operand that it shares so.
       awaited: contraction -> parameters not to be gathered before its operands are there; look-up -> tables not to be
         gathered before its rows are.
       looked_up: look-ups in large parameters that are gathered for the forward pass alone; their rows, where

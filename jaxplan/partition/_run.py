@@ -53,7 +53,7 @@ class Run:
         self.due: list[_Due] = []  # those of the one before
         self.last_product: tuple[int, ...] = ()
         self.latest: dict[int, Any] = {}  # of the last product that makes no gradient of a parameter: its result
-        self.passed: dict[int, Any] = {}  # shared operands of products that are kept apart, as the last one read them
+        self.passed: dict[tuple[int, int], Any] = {}  # operands that products kept apart share, as last read
         self.partway: dict[tuple[int, Layout, tuple[Step, ...]], Any] = {}  # of transfers that begin alike
         self.early: set[int] = set()  # equations evaluated before their turn
 
@@ -226,11 +226,12 @@ class Run:
         return [found[i] for i in range(len(layouts))]
 
     def _read_apart(self, eqn: Equation, operands: list[Any]) -> None:
-        """Let a product read the operand that it shares through one barrier more than the product before."""
-        first, position = self.replay.apart[eqn.index]
-        if first in self.passed:
-            operands[position] = lax.optimization_barrier(self.passed[first])
-        self.passed[first] = operands[position]
+        """Let a product read each operand that it shares through one barrier more than the product before."""
+        for shared in self.replay.apart[eqn.index]:
+            position = shared[1]
+            if shared in self.passed:
+                operands[position] = lax.optimization_barrier(self.passed[shared])
+            self.passed[shared] = operands[position]
 
     def _await(self, eqn: Equation, values: list[Any]) -> list[Any]:
         """Parameters that are not to be gathered before these operands, or results, of an equation are there.

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jaxplan
@@ -73,3 +74,26 @@ def test_merged_products_take_more_memory(
     merged = plan.audit()
     least = apart.compiled_memory_bytes + (NUM_LAYERS - 1) * result
     assert merged.compiled_memory_bytes >= least, merged.table()
+
+
+def test_a_product_that_shares_both_operands_reads_each_as_its_own() -> None:
+    """The first product has its rows in common with the second, its weight with the third."""
+
+    def step(w: dict[str, jax.Array], x: jax.Array, z: jax.Array) -> Any:
+        def loss(w: dict[str, jax.Array]) -> jax.Array:
+            one, two, three = x @ w["a"], x @ w["b"], z @ w["a"]
+            return jnp.mean(jnp.tanh(one) * two + jnp.sin(three) * one)
+
+        value, grads = jax.value_and_grad(loss)(w)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, w, grads), value
+
+    a, b, x, z = (jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate([(8, 16)] * 2 + [(24, 8)] * 2))
+    arguments = {"a": a, "b": b}, x, z
+    expected = jax.tree.leaves(jax.jit(step)(*arguments))
+    frontier = jaxplan.plan(step, *arguments, topology="h100:4", progress=False)
+    plans = [*frontier, *frontier.references.values()]
+    assert any(len(shared) == 2 for plan in plans for shared in replay_of(plan).apart.values())
+    for plan in plans:
+        found = jax.tree.leaves(plan.jit(donate_argnums=())(*arguments))
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
