@@ -22,7 +22,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from benchmarks.lowering._offered import Counts
 
     names = _names(options)
-    job = functools.partial(_share, seed=options.seed, num_runs=options.runs, max_statements=options.max_statements)
+    job = functools.partial(
+        _share,
+        seed=options.seed,
+        num_runs=options.runs,
+        max_statements=options.max_statements,
+        topologies=options.topologies,
+    )
     counts = Counts()
     for part in _results(job, [names[p :: options.processes] for p in range(options.processes)]):
         counts.add(part)
@@ -59,18 +65,25 @@ def _results(job: Callable[[list[Any]], Any], shares: list[list[Any]]) -> list[A
         return list(pool.map(job, shares))
 
 
-def _share(names: list[tuple[int, str, Any]], *, seed: int, num_runs: int, max_statements: int) -> Any:
+def _share(
+    names: list[tuple[int, str, Any]],
+    *,
+    seed: int,
+    num_runs: int,
+    max_statements: int,
+    topologies: Sequence[str] | None,
+) -> Any:
     """The work of one process; settings come before its JAX starts."""
     apply_settings()
     import jax
 
-    from benchmarks.lowering._offered import Check, Counts
+    from benchmarks.lowering._offered import TOPOLOGIES, Check, Counts
     from benchmarks.lowering._subjects import subject_of
 
     counts = Counts()
     for number, (turn, kind, which) in enumerate(names, 1):
         name, subject = subject_of(kind, which, seed, max_statements)
-        Check(name, subject, turn, num_runs, counts).run()
+        Check(name, subject, turn, num_runs, counts, topologies or TOPOLOGIES).run()
         if number % _CLEAR_EVERY == 0:
             jax.clear_caches()
             print(f"... {name}: {counts.summary()}", flush=True)
@@ -87,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", nargs="*", default=None, help="just these, such as gan; default: all")
     parser.add_argument("--runs", type=int, default=3, help="plans of each subject that run")
     parser.add_argument("--seed", type=int, default=0, help="of programs; topologies and options are dealt from there")
+    parser.add_argument("--topologies", nargs="+", default=None, help="these in turn, such as h100:2x4; default: many")
     parser.add_argument("--max-statements", type=int, default=12, help="about the largest number in a program")
     parser.add_argument("--processes", type=int, default=1, help="processes that share the subjects")
     return parser

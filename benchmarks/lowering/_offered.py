@@ -7,6 +7,7 @@ import random
 import tempfile
 import traceback
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -81,11 +82,20 @@ class Check:
       name: of the step; plans that run are drawn by it.
       turn: picks topology and options.
       num_runs: so many plans run.
+      topologies: those to take in turn; a step that is written for some number of devices has those of that number.
     """
 
-    def __init__(self, name: str, subject: Subject, turn: int, num_runs: int, counts: Counts) -> None:
+    def __init__(
+        self,
+        name: str,
+        subject: Subject,
+        turn: int,
+        num_runs: int,
+        counts: Counts,
+        topologies: Sequence[str] = TOPOLOGIES,
+    ) -> None:
         self.name, self.subject, self.num_runs, self.counts = name, subject, num_runs, counts
-        fitting = [t for t in TOPOLOGIES if subject.num_devices in (None, Topology.parse(t).num_devices)]
+        fitting = [t for t in topologies if subject.num_devices in (None, Topology.parse(t).num_devices)] or topologies
         self.topology, self.options = fitting[turn % len(fitting)], _OPTIONS[turn % len(_OPTIONS)]
         self.limits = small_limits if turn % _SMALL_LIMITS_EVERY == 0 else contextlib.nullcontext
 
