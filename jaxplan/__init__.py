@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from jaxplan._frontier import Frontier as Frontier
     from jaxplan._load import load as load
     from jaxplan._plan import Plan as Plan
+    from jaxplan.ir import Count as Count
+    from jaxplan.ir import register_count as register_count
     from jaxplan.ir.rules import register_rule as register_rule
     from jaxplan.mesh import Topology as Topology
 
@@ -45,8 +47,10 @@ _HOMES = {
     "scaling": "jaxplan._api",
     "load": "jaxplan._load",
     "Plan": "jaxplan._plan",
+    "Count": "jaxplan.ir",
     "Frontier": "jaxplan._frontier",
     "Topology": "jaxplan.mesh",
+    "register_count": "jaxplan.ir",
     "register_rule": "jaxplan.ir.rules",
 }
 

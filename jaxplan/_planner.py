@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from jaxplan import _compat
 from jaxplan._absent_gpu import traced_for
 from jaxplan._arguments import step_name
 from jaxplan._candidate import Candidate
@@ -117,7 +116,7 @@ def _plan_graph(graph: StepGraph, topology: Topology, search: Search, report: Pr
     plans, references = solve_model(model, sketches, search, report, opened.most_configurations)
     if not any(plan.time_seconds for plan in plans):
         raise ArgumentError(_NOTHING_MSG.format(name=name))
-    notes = [*_unknown_operators(graph), *_uneven_dimensions(model, plans), *filter(None, [opened.certificate()])]
+    notes = [*operator_notes(graph), *_uneven_dimensions(model, plans), *filter(None, [opened.certificate()])]
     if current().happened:
         notes.append(INTERRUPTED_NOTE)
     if search.overlap:
@@ -477,25 +476,6 @@ def _uneven_dimensions(model: CostModel, plans: Sequence[Plan]) -> list[str]:
         lines.append(uneven.describe(model.topology.num_devices, fastest.communication_seconds))
         say = warn_once if uneven.gains or uneven.is_batch else inform_once
         say(lines[-1])
-    return lines
-
-
-def _unknown_operators(graph: StepGraph) -> list[str]:
-    """What is said of operators without a rule."""
-    notes: dict[str, list[str]] = {}
-    for index in graph.unknown:
-        eqn = graph.program.equations[index]
-        callee = _compat.callee_name(eqn.name, eqn.params)
-        name = f"{eqn.name}:{callee}" if callee else eqn.name
-        notes.setdefault(name, []).append(_compat.eqn_source_line(eqn.origin))
-    lines = []
-    for name, places in sorted(notes.items()):
-        where = next((p for p in places if p), "unknown line")
-        lines.append(
-            f"operator {name!r} ({len(places)}x, first at {where}) has no rule: its operands are gathered and it runs "
-            f"replicated; describe it with jaxplan.register_rule({name!r}, ...), see docs/operators.md"
-        )
-        warn_once(lines[-1])
     return lines
 
 

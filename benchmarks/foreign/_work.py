@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxplan import _compat
-from jaxplan.cost._compute import flops_of, trips_of
+from jaxplan.cost._compute import flops_of
+from jaxplan.cost._splits import trips_of
 from jaxplan.ir import WHOLE, StepGraph
 
 

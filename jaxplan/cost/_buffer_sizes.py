@@ -6,8 +6,8 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from jaxplan.cost._compute import split_counts
 from jaxplan.cost._model import CostModel
+from jaxplan.cost._splits import split_counts
 from jaxplan.cost._tiles import local_bytes
 
 

@@ -2,42 +2,35 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from jaxplan.cost._buffers import Buffers
 from jaxplan.cost._measured import product_seconds
 from jaxplan.cost._padded_products import padded_work
+from jaxplan.cost._passes import ROWS, WRITE, Pass, passes_of
+from jaxplan.cost._roofline import arithmetic_seconds, memory_bytes_per_second, product_rate
+from jaxplan.cost._splits import equation_splits, tensor_splits, trips_of
 from jaxplan.cost._user_body import BodyCost, body_cost
-from jaxplan.cost._work import Border, flops_of_equation, work_beside_halos, written_border
-from jaxplan.ir import REGION_IN, REGION_OUT, WHOLE, Configuration, Group, GroupSpace, StepGraph
+from jaxplan.cost._work import (
+    Border,
+    flops_of_equation,
+    groups_multiplied,
+    work_beside_halos,
+    written_border,
+)
+from jaxplan.ir import WHOLE, Group, GroupSpace, StepGraph
 from jaxplan.mesh import ChipSpec, Topology
-
-MATMUL_EFFICIENCY = 0.65
-"""Share of the dense peak that large matrix products reach; assumed until calibrated on the device."""
-MEMORY_EFFICIENCY = 0.85
-"""Share of the memory bandwidth that streaming kernels reach; assumed until calibrated on the device."""
-
-
-def split_counts(configs: tuple[Configuration, ...], topology: Topology) -> np.ndarray:
-    """Number of parts of each class under each configuration, shape (K, C)."""
-    sizes = [axis.size for axis in topology.axes]
-    counts = [[math.prod(sizes[a] for a in axes) for axes in config] for config in configs]
-    return np.asarray(counts, dtype=np.float64).reshape(len(configs), -1)
-
-
-def tensor_splits(space: GroupSpace, splits: np.ndarray, t: int) -> np.ndarray:
-    """Into how many parts a tensor of the group is split, shape (K,)."""
-    classes = [c for dim in space.tensor_dims.get(t, ()) for c in dim]
-    return splits[:, classes].prod(axis=1) if classes else np.ones(len(splits))
 
 
 def flops_of(graph: StepGraph, equation: int, border: Border | None = None) -> float:
     """Operations of a contraction or convolution (`flops_of_equation`); 0 for everything else."""
     eqn = graph.program.equations[equation]
-    return flops_of_equation(eqn, graph.rules[equation], graph.program.tensors, border)
+    return flops_of_equation(
+        eqn, graph.rules[equation], graph.counts[equation], graph.program.tensors, border
+    )
 
 
 def local_flops(
@@ -49,8 +42,9 @@ def local_flops(
         border = written_border(graph, e) if chip.is_gpu else None
         flops = flops_of(graph, e, border)
         if flops:
-            share = _beside_halos(graph, space, splits, e, border) / _equation_splits(space, splits, e)
+            share = _beside_halos(graph, space, splits, e, border) / equation_splits(space, splits, e)
             share *= padded_work(graph, space, splits, e, chip)
+            share *= groups_multiplied(graph.program.equations[e], graph.program.tensors, chip)
             total += flops * trips_of(graph, e) * share
         total += body_cost(graph.program.equations[e]).flops * trips_of(graph, e)
     return total
@@ -70,12 +64,6 @@ def _beside_halos(
             more = work_beside_halos(eqn, rule, tensors, window, int(parts), border)
             result[splits[:, c] == parts] *= more
     return result
-
-
-def trips_of(graph: StepGraph, equation: int) -> int:
-    """How often an equation runs in one step."""
-    eqn = graph.program.equations[equation]
-    return graph.program.tensors[eqn.results[0]].trips if eqn.results else 1
 
 
 def compute_seconds(
@@ -120,75 +108,101 @@ def _terms(
 ) -> Iterator[tuple[int, np.ndarray, int]]:
     """(equation, seconds (K,), kernels whose launches come on top of them), one for each product and each pass.
 
-    A contraction takes the larger of its arithmetic and its traffic. Everything else is fused: it pays for the
-    materialised tensors that it writes once and reads once per phase. Where the topology has a profile, products and
-    memory take what was measured.
+    A contraction takes the larger of its arithmetic and its traffic. Everything else pays for the materialised tensors
+    that it writes once and reads once per phase, and for what its arithmetic takes longer (`_beyond_passes`). Where the
+    topology has a profile, products and memory take what was measured.
     """
-    chip, profile = topology.chip, topology.profile
-    bandwidth = chip.memory_bytes_per_second * MEMORY_EFFICIENCY
-    touched: dict[tuple[str, int], int] = {}
+    reads: dict[tuple[str, int], _Reads] = {}
     for e in group.equations:
         eqn = graph.program.equations[e]
-        flops = flops_of(graph, e)
+        trips = trips_of(graph, e)
         if body_cost(eqn).boundary_bytes:
-            yield e, trips_of(graph, e) * _body_seconds(body_cost(eqn), topology) * np.ones(len(splits)), 0
+            yield e, trips * _body_seconds(body_cost(eqn), topology) * np.ones(len(splits)), 0
             continue
-        if flops and profile is not None:
-            yield e, trips_of(graph, e) * product_seconds(graph, space, splits, e, profile), 0
+        if flops_of(graph, e):
+            yield e, trips * _product_seconds(graph, e, space, splits, buffers, topology), 0
             continue
-        if flops:
-            tensors = (*eqn.operands[:2], *eqn.results)
-            traffic = sum(_local_bytes(buffers, space, splits, t) for t in tensors)
-            rate = matmul_rate(graph, e, topology)
-            arithmetic = flops / _equation_splits(space, splits, e) / rate
-            yield (
-                e,
-                trips_of(graph, e) * (np.maximum(arithmetic, traffic / bandwidth) + chip.launch_seconds),
-                0,
-            )
-            continue
-        for pass_over in _passes(graph, e, buffers):
-            touched.setdefault(pass_over, e)
-    for kind, t in sorted(touched):
-        num_bytes, trips = _local_bytes(buffers, space, splits, t), graph.program.tensors[t].trips
-        seconds = num_bytes / bandwidth if profile is None else profile.memory_seconds(num_bytes)
-        yield touched[kind, t], trips * seconds, trips if kind == "write" else 0
+        passes = list(passes_of(graph, e, buffers, space, splits))
+        for one in passes:
+            reads.setdefault((one.kind, one.tensor), _Reads(e)).add(one)
+        beyond = _beyond_passes(graph, e, passes, space, splits, topology)
+        if beyond is not None:
+            yield e, trips * beyond, 0
+    for kind, t in sorted(reads):
+        of, trips = reads[kind, t], graph.program.tensors[t].trips
+        seconds = _memory_seconds(topology, of.num_bytes)
+        yield of.equation, trips * seconds, trips if kind in (WRITE, ROWS) else 0
+
+
+class _Reads:
+    """Bytes of one tensor that the kernels of one phase read, or that are written: no more than all of it."""
+
+    def __init__(self, equation: int) -> None:
+        self.equation = equation
+        self.num_bytes: np.ndarray | float = 0.0
+
+    def add(self, more: Pass) -> None:
+        self.num_bytes = np.minimum(self.num_bytes + more.num_bytes, more.at_most)
+
+
+def _product_seconds(
+    graph: StepGraph, e: int, space: GroupSpace, splits: np.ndarray, buffers: Buffers, topology: Topology
+) -> np.ndarray:
+    """Seconds of a contraction or convolution, shape (K,): the larger of its arithmetic and its traffic."""
+    if topology.profile is not None:
+        return product_seconds(graph, space, splits, e, topology.profile)
+    eqn, chip = graph.program.equations[e], topology.chip
+    tensors = (*eqn.operands[:2], *eqn.results)
+    traffic = sum(buffers.num_bytes[t] / tensor_splits(space, splits, t) for t in tensors)
+    rate = product_rate(chip, graph.program.tensors[eqn.operands[0]].dtype.name)
+    flops = flops_of(graph, e) * groups_multiplied(eqn, graph.program.tensors, chip)
+    arithmetic = flops / equation_splits(space, splits, e) / rate
+    return np.maximum(arithmetic, traffic / memory_bytes_per_second(chip)) + chip.launch_seconds
+
+
+def _beyond_passes(
+    graph: StepGraph, e: int, passes: list[Pass], space: GroupSpace, splits: np.ndarray, topology: Topology
+) -> np.ndarray | None:
+    """Seconds by which an equation takes longer than its passes over memory, shape (K,); None where it does not.
+
+    It takes the longer of its arithmetic and of all that it moves. Where it is fused, the kernel streams its operands
+    and results, or more than these, while it computes: only what takes longer than that counts.
+    """
+    count, chip = graph.counts[e], topology.chip
+    if count is None or not (count.flops or count.moved or count.kernels > 1):
+        return None
+    eqn, tensors = graph.program.equations[e], graph.program.tensors
+    arithmetic, is_fused = arithmetic_seconds(count, chip), count.streams and count.rewrites is None
+    ends = dict.fromkeys((*eqn.operands, *eqn.results))
+    if is_fused and arithmetic <= _memory_seconds(topology, max(tensors[t].num_bytes for t in ends)):
+        return None
+    parts = equation_splits(space, splits, e)
+    own = sum((one.num_bytes for one in passes), np.zeros(len(splits)))
+    if is_fused:
+        own = sum((tensors[t].num_bytes / tensor_splits(space, splits, t) for t in ends), np.zeros(len(splits)))
+    moved = np.maximum(own, count.moved / parts)
+    seconds = np.maximum(arithmetic / parts, _memory_seconds(topology, moved))
+    beyond = seconds - _memory_seconds(topology, own) + (count.kernels - 1) * chip.launch_seconds
+    return beyond if beyond.any() else None
+
+
+def _memory_seconds(topology: Topology, num_bytes: Any) -> Any:
+    """Seconds of one pass over so many bytes, as measured where there is a profile."""
+    if topology.profile is not None:
+        return topology.profile.memory_seconds(num_bytes)
+    return num_bytes / memory_bytes_per_second(topology.chip)
 
 
 def _body_seconds(body: BodyCost, topology: Topology) -> float:
-    """Roofline of a user's `jax.shard_map` on one device: each product, one pass over what goes in and out."""
+    """Roofline of a user's `jax.shard_map` on one device: each operator that is not fused, one pass over what goes in
+    and out."""
     chip = topology.chip
-    bandwidth = chip.memory_bytes_per_second * MEMORY_EFFICIENCY
+    bandwidth = memory_bytes_per_second(chip)
     seconds = body.boundary_bytes / bandwidth + chip.launch_seconds
-    for product in body.products:
-        arithmetic = product.flops / (chip.matmul_flops_per_second(product.dtype) * MATMUL_EFFICIENCY)
-        seconds += product.trips * (max(arithmetic, product.num_bytes / bandwidth) + chip.launch_seconds)
+    for work in body.works:
+        arithmetic, memory = arithmetic_seconds(work.count, chip), work.num_bytes / bandwidth
+        if work.count.streams:
+            seconds += work.trips * max(0.0, arithmetic - memory)
+        else:
+            seconds += work.trips * (max(arithmetic, memory) + work.count.kernels * chip.launch_seconds)
     return seconds
-
-
-def _passes(graph: StepGraph, equation: int, buffers: Buffers) -> list[tuple[str, int]]:
-    """What an equation that is fused reads (in its phase) and writes."""
-    eqn = graph.program.equations[equation]
-    if eqn.name == REGION_IN:  # slices are read; constants and carries stay where they are
-        return [(eqn.phase, t) for t in eqn.operands if eqn.params["role"] == "x"]
-    if eqn.name == REGION_OUT:
-        return [("write", t) for t in eqn.results if eqn.params["role"] == "y"]
-    reads = [(eqn.phase, t) for t in eqn.operands if buffers.materialised[t]]
-    return [*reads, *(("write", t) for t in eqn.results if buffers.materialised[t])]
-
-
-def matmul_rate(graph: StepGraph, equation: int, topology: Topology) -> float:
-    """Achievable FLOP/s of a contraction in the dtype of its operands."""
-    operand = graph.program.equations[equation].operands[0]
-    return (
-        topology.chip.matmul_flops_per_second(graph.program.tensors[operand].dtype.name) * MATMUL_EFFICIENCY
-    )
-
-
-def _equation_splits(space: GroupSpace, splits: np.ndarray, equation: int) -> np.ndarray:
-    classes = sorted({c for c in space.factor_class[equation] if c != WHOLE})
-    return splits[:, classes].prod(axis=1) if classes else np.ones(len(splits))
-
-
-def _local_bytes(buffers: Buffers, space: GroupSpace, splits: np.ndarray, t: int) -> np.ndarray:
-    return buffers.num_bytes[t] / tensor_splits(space, splits, t)

@@ -30,6 +30,8 @@ def _contraction_extents(
     extents = [np.ones(len(splits)) for _ in range(4)]
     split_already: set[int] = set()
     for f, factor in enumerate(rule.factors):
+        if f not in left and f not in right:  # how many rows each group has
+            continue
         c = space.factor_class[equation][f]
         local = np.full(len(splits), float(factor.size))
         if c != WHOLE and c not in split_already:

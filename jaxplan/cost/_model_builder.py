@@ -11,12 +11,14 @@ import numpy as np
 from jaxplan.cost._around import Around
 from jaxplan.cost._buffers import analyse_buffers
 from jaxplan.cost._combined import combined_bytes, evenly_split_peak, latency_shares
-from jaxplan.cost._compute import compute_seconds, local_flops, split_counts
+from jaxplan.cost._compute import compute_seconds, local_flops
 from jaxplan.cost._flows import Flow, find_flows, produced_layout, required_layout
 from jaxplan.cost._hiding import hidden_shares, visible_seconds
 from jaxplan.cost._inner import inner_collectives, may_communicate
 from jaxplan.cost._model import CostModel
+from jaxplan.cost._passes import is_rewriting
 from jaxplan.cost._pricing import Pricer
+from jaxplan.cost._splits import split_counts
 from jaxplan.cost._tied import Tied
 from jaxplan.cost._tiles import local_bytes
 from jaxplan.cost._tiny import tiny_groups
@@ -308,6 +310,8 @@ class ModelBuilder:
                 program.equations[e].phase,
                 space.factor_class[e],
                 body_cost(program.equations[e]),
+                self.graph.counts[e],
+                is_rewriting(self.graph, program.equations[e]),
                 self.graph.rules[e].windows,
                 tuple(describe(t) for t in (*program.equations[e].operands, *program.equations[e].results)),
             )

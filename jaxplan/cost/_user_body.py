@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxplan.cost._work import flops_of_equation
-from jaxplan.ir import IN_DIMS, Equation, Tensor, inline_body, operator_rule
+from jaxplan.ir import IN_DIMS, Count, Equation, Tensor, inline_body, operator_count, operator_rule
 
 _KINDS = {
     **dict.fromkeys(("psum", "psum_invariant", "pmax", "pmin", "unreduced_psum", "preduced"), "all-reduce"),
@@ -21,13 +21,14 @@ _KINDS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BodyProduct:
-    """One contraction of a body on one device: operations, bytes read and written, dtype, executions."""
+class BodyWork:
+    """One operator of a body on one device: its count, bytes read and written, executions, FLOPs if it is a
+    contraction or convolution."""
 
-    flops: float
+    count: Count
     num_bytes: int
-    dtype: str
     trips: int
+    flops: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,16 +45,16 @@ class BodyCollective:
 class BodyCost:
     """Everything in a body that is priced; ``boundary_bytes`` are its operands and results on one device."""
 
-    products: tuple[BodyProduct, ...]
+    works: tuple[BodyWork, ...]
     collectives: tuple[BodyCollective, ...]
     boundary_bytes: int
 
     @property
     def flops(self) -> float:
-        return sum(product.flops * product.trips for product in self.products)
+        return sum(work.flops * work.trips for work in self.works)
 
 
-_NOTHING = BodyCost(products=(), collectives=(), boundary_bytes=0)
+_NOTHING = BodyCost(works=(), collectives=(), boundary_bytes=0)
 
 
 def body_cost(eqn: Equation) -> BodyCost:
@@ -79,22 +80,25 @@ def _cost(key: _Key) -> BodyCost:
     tensors, equations, inputs, outputs = inline_body(key.eqn.params["jaxpr"])
     boundary = sum(tensors[t].num_bytes for t in dict.fromkeys((*inputs, *outputs)))
     return BodyCost(
-        products=tuple(_products(tensors, equations)),
+        works=tuple(_works(tensors, equations)),
         collectives=tuple(_collectives(tensors, equations)),
         boundary_bytes=boundary,
     )
 
 
-def _products(tensors: list[Tensor], equations: list[Equation]) -> Iterator[BodyProduct]:
+def _works(tensors: list[Tensor], equations: list[Equation]) -> Iterator[BodyWork]:
     for eqn in equations:
         if eqn.name in _KINDS or not eqn.results:
             continue
         ins, outs = [tensors[t] for t in eqn.operands], [tensors[t] for t in eqn.results]
         rule = operator_rule(eqn.name, ins, outs, eqn.params)
-        flops = flops_of_equation(eqn, rule, tensors)
-        if flops:
-            size = sum(t.num_bytes for t in (*ins[:2], *outs))
-            yield BodyProduct(flops=flops, num_bytes=size, dtype=ins[0].dtype.name, trips=outs[0].trips)
+        count = operator_count(eqn.name, ins, outs, eqn.params, rule)
+        if count is None or not count.flops:
+            continue
+        flops = flops_of_equation(eqn, rule, count, tensors)
+        size = sum(t.num_bytes for t in (*(ins[:2] if flops else ins), *outs))
+        size = max(size, int(count.moved))
+        yield BodyWork(count=count, num_bytes=size, trips=outs[0].trips, flops=flops)
 
 
 def _collectives(tensors: list[Tensor], equations: list[Equation]) -> Iterator[BodyCollective]:

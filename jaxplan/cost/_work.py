@@ -1,44 +1,42 @@
-"""The arithmetic of one equation."""
+"""The arithmetic of matrix products and convolutions, as the compiler runs them."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
-
-import numpy as np
+from collections.abc import Sequence
 
 from jaxplan.cost._put_off import is_gradient
-from jaxplan.ir import Equation, OperatorRule, SplitWindow, StepGraph, Tensor
-
-
-class Border(NamedTuple):
-    """Zeros that are written around an image.
-
-    Attributes:
-      widths: (before, after) in each of its dimensions.
-      around_output: around what a convolution makes, not what it reads.
-      fills_holes: the holes of a dilated image are written as well.
-    """
-
-    widths: tuple[tuple[int, int], ...]
-    around_output: bool
-    fills_holes: bool = False
+from jaxplan.ir import CONTRACTION_FAMILIES, Count, Equation, OperatorRule, SplitWindow, StepGraph, Tensor
+from jaxplan.ir.counts import Border as Border
+from jaxplan.ir.counts import convolution_products, pairs, window_sizes
+from jaxplan.mesh import ChipSpec
 
 
 def flops_of_equation(
-    eqn: Equation, rule: OperatorRule, tensors: Sequence[Tensor], border: Border | None = None
+    eqn: Equation,
+    rule: OperatorRule,
+    count: Count | None,
+    tensors: Sequence[Tensor],
+    border: Border | None = None,
 ) -> float:
-    """Floating-point operations of a contraction or convolution, two per multiply-add; 0 for everything else.
+    """FLOPs of a contraction or convolution, two per multiply-add; 0 for everything else.
 
-    A convolution multiplies where there is input: neither the padding nor the holes of a dilated input count, as in
-    XLA's ``HloCostAnalysis``, but the zeros of ``border`` do (`written_border`).
+    They are those of its count, but for the zeros of ``border`` (`written_border`), which are multiplied as well.
     """
-    if rule.family == "contraction":
-        return 2.0 * math.prod(f.size for f in rule.factors)
-    if rule.family == "convolution":
-        return 2.0 * _convolution_products(eqn, tensors, border)
-    return 0.0
+    if rule.family not in CONTRACTION_FAMILIES:
+        return 0.0
+    if border is not None:
+        return 2.0 * convolution_products(_shapes(eqn, tensors), eqn.params, border)
+    return sum(number for _, number in count.matrix) if count else 0.0
+
+
+def groups_multiplied(eqn: Equation, tensors: Sequence[Tensor], chip: ChipSpec) -> int:
+    """How often the compiler does the work of a contraction.
+
+    XLA for GPUs lowers a product of groups of rows to one over all groups, in which the rows of others are zeros (seen
+    in programs compiled for H100); everything else runs once.
+    """
+    is_ragged = eqn.name == "ragged_dot_general" and chip.is_gpu
+    return tensors[eqn.operands[2]].shape[-1] if is_ragged else 1
 
 
 def written_border(graph: StepGraph, equation: int) -> Border | None:
@@ -64,7 +62,7 @@ def written_border(graph: StepGraph, equation: int) -> Border | None:
     of_kernel = eqn.phase == "backward" and is_gradient(graph, eqn.results[0]) and not has_stride
     pads: list[tuple[int, int]] = []
     for axis, (before, after) in enumerate(eqn.params["padding"]):
-        num_inputs, num_kernel, num_outputs = _sizes(eqn, graph.program.tensors, axis)
+        num_inputs, num_kernel, num_outputs = window_sizes(_shapes(eqn, graph.program.tensors), eqn.params, axis)
         extent = (num_kernel - 1) * eqn.params["rhs_dilation"][axis] + 1
         if of_image:
             before, stride = extent - 1 - before, eqn.params["lhs_dilation"][axis]
@@ -86,47 +84,9 @@ def _nearest(before: int, least: int, stride: int) -> int:
     return min(max(before, least), least + stride - 1)
 
 
-def _sizes(eqn: Equation, tensors: Sequence[Tensor], axis: int) -> tuple[int, int, int]:
-    """Elements of the input, the kernel and the output along one dimension of the image."""
-    shapes = [tensors[t].shape for t in (*eqn.operands[:2], eqn.results[0])]
-    inputs, kernel, outputs = (
-        shape[spec[2 + axis]] for shape, spec in zip(shapes, eqn.params["dimension_numbers"], strict=True)
-    )
-    return inputs, kernel, outputs
-
-
-def _convolution_products(eqn: Equation, tensors: Sequence[Tensor], border: Border | None) -> int:
-    params = eqn.params
-    _, kernel_spec, out_spec = params["dimension_numbers"]
-    kernel, outputs = tensors[eqn.operands[1]].shape, tensors[eqn.results[0]].shape
-    count = outputs[out_spec[0]] * kernel[kernel_spec[0]] * kernel[kernel_spec[1]]
-    for axis, (before, _) in enumerate(params["padding"]):
-        count *= _pairs(params, axis, *_sizes(eqn, tensors, axis), before, border)
-    return count
-
-
-def _pairs(
-    params: Mapping[str, Any],
-    axis: int,
-    num_inputs: int,
-    num_kernel: int,
-    num_outputs: int,
-    before: int,
-    border: Border | None = None,
-) -> int:
-    """Positions of outputs and of the kernel, along one dimension of the image, that meet an element of the input, or
-    of its border; positions of the output's border count, too."""
-    stride, kernel_dilation = params["window_strides"][axis], params["rhs_dilation"][axis]
-    dilation = params["lhs_dilation"][axis]
-    width = border.widths[axis] if border else (0, 0)
-    of_output, of_input = (width, (0, 0)) if border and border.around_output else ((0, 0), width)
-    outputs = np.arange(-of_output[0], num_outputs + of_output[1])
-    taps = np.arange(num_kernel) * kernel_dilation
-    if border and border.fills_holes:
-        num_inputs, dilation = (num_inputs - 1) * dilation + 1, 1
-    positions = outputs[:, None] * stride + taps - before
-    exists = (positions >= -of_input[0]) & (positions < num_inputs * dilation + of_input[1])
-    return int(np.count_nonzero(exists & (positions % dilation == 0)))
+def _shapes(eqn: Equation, tensors: Sequence[Tensor]) -> list[tuple[int, ...]]:
+    """Of the image, the kernel and the result of a convolution."""
+    return [tensors[t].shape for t in (*eqn.operands[:2], eqn.results[0])]
 
 
 def work_beside_halos(
@@ -147,9 +107,9 @@ def work_beside_halos(
         return 1.0
     numbers = eqn.params["dimension_numbers"]
     axis = next(a for a, d in enumerate(numbers[0][2:]) if split.factor in rule.operands[0][d])
-    num_inputs, num_kernel, num_outputs = _sizes(eqn, tensors, axis)
+    num_inputs, num_kernel, num_outputs = window_sizes(_shapes(eqn, tensors), eqn.params, axis)
     padding = eqn.params["padding"][axis][0]
-    whole = _pairs(eqn.params, axis, num_inputs, num_kernel, num_outputs, padding, border)
+    whole = pairs(eqn.params, axis, num_inputs, num_kernel, num_outputs, padding, border)
     block = num_inputs // parts + halo.before + halo.after
     if halo.starts:  # what the windows read is cut out
         block = split.window.reach(split.window.out_size // parts)
@@ -161,5 +121,5 @@ def work_beside_halos(
     if border and border.fills_holes:  # all padding of a device's own convolution is written with them
         before, after = (max(0, width) for width in halo.padding)
         own_border = border._replace(widths=((before, after),) * len(border.widths))
-    own = _pairs(eqn.params, axis, block, num_kernel, num_outputs, halo.padding[0], own_border)
+    own = pairs(eqn.params, axis, block, num_kernel, num_outputs, halo.padding[0], own_border)
     return parts * own / whole

@@ -15,6 +15,10 @@ from jaxplan.ir._configurations import enumerate_configurations as enumerate_con
 from jaxplan.ir._configurations import fixed_axes as fixed_axes
 from jaxplan.ir._configurations import neighbours as neighbours
 from jaxplan.ir._configurations import ordered as ordered
+from jaxplan.ir._count import Count as Count
+from jaxplan.ir._count_registry import count_kind as count_kind
+from jaxplan.ir._count_registry import operator_count as operator_count
+from jaxplan.ir._count_registry import register_count as register_count
 from jaxplan.ir._dimensions import NamedDimension as NamedDimension
 from jaxplan.ir._dimensions import NamedDimensions as NamedDimensions
 from jaxplan.ir._dimensions import dimension_graph as dimension_graph

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from jaxplan.ir._batch import Batch, find_batch
 from jaxplan.ir._blocks import Remat
+from jaxplan.ir._count import Count
+from jaxplan.ir._count_registry import operator_count
 from jaxplan.ir._dimensions import NamedDimensions, named_dimensions
 from jaxplan.ir._grouping import UNGROUPED, Grouping
 from jaxplan.ir._groups import coarsen
@@ -26,6 +28,7 @@ class StepGraph:
     Attributes:
       program: the traced step.
       rules: one operator rule per equation.
+      counts: the work of each equation, None where nobody counted it.
       values: value facts per tensor.
       named: the named dimensions.
       grouping: groups of equations.
@@ -38,6 +41,7 @@ class StepGraph:
 
     program: Program
     rules: tuple[OperatorRule, ...]
+    counts: tuple[Count | None, ...]
     values: Values
     named: NamedDimensions
     grouping: Grouping
@@ -57,6 +61,12 @@ class StepGraph:
         """Equations without an operator rule: they run replicated."""
         return tuple(e.index for e in self.program.equations if self.rules[e.index].family == "unknown")
 
+    @property
+    def uncounted(self) -> tuple[int, ...]:
+        """Equations whose work nobody counted, or not all of it: their time is that of the rest."""
+        counts = enumerate(self.counts)
+        return tuple(index for index, count in counts if count is None or count.caveat)
+
 
 def rule_of(program: Program, eqn: Equation) -> OperatorRule:
     """The operator rule of one equation."""
@@ -64,6 +74,13 @@ def rule_of(program: Program, eqn: Equation) -> OperatorRule:
     return operator_rule(
         eqn.name, [avals[t] for t in eqn.operands], [avals[t] for t in eqn.results], eqn.params
     )
+
+
+def count_of(program: Program, eqn: Equation, rule: OperatorRule) -> Count | None:
+    """The work of one equation."""
+    avals = program.tensors
+    ins, outs = [avals[t] for t in eqn.operands], [avals[t] for t in eqn.results]
+    return operator_count(eqn.name, ins, outs, eqn.params, rule)
 
 
 def analyse(
@@ -99,6 +116,7 @@ def analyse(
     return StepGraph(
         program=program,
         rules=rules,
+        counts=tuple([count_of(program, eqn, rule) for eqn, rule in zip(program.equations, rules, strict=True)]),
         values=values,
         named=named,
         grouping=grouping,

@@ -13,7 +13,7 @@ from jaxplan import _compat
 from jaxplan._compat import ClosedJaxpr, Jaxpr, Primitive
 from jaxplan._errors import RuleError
 from jaxplan.ir._rule import Factor, OperatorRule, Shape
-from jaxplan.ir.tdl import analyse, operands_and_options
+from jaxplan.ir.tdl import Analysis, analyse, operands_and_options
 
 _CONTRADICTION_MSG = """\
 the rule of primitive {name!r} does not fit its operands: {reason}.
@@ -92,9 +92,12 @@ class DescribedRule:
     manual: bool = True
 
     def __call__(self, in_avals: Avals, out_avals: Avals, params: Params, /) -> OperatorRule:
+        return self.analysis(in_avals, out_avals, params).rule
+
+    def analysis(self, in_avals: Avals, out_avals: Avals, params: Params) -> Analysis:
+        """What the description says of operands and results of these shapes."""
         ins, outs = ([aval.shape for aval in avals] for avals in (in_avals, out_avals))
-        analysis = analyse(self.description, ins, outs, params, family=self.family, manual=self.manual)
-        return analysis.rule
+        return analyse(self.description, ins, outs, params, family=self.family, manual=self.manual)
 
 
 @overload
@@ -147,12 +150,7 @@ def register_rule(
     primitives, described = arguments, None
     if len(arguments) == 2 and not _is_primitive(arguments[1]):
         primitives, described = arguments[:1], arguments[1]
-    if not primitives or not all(map(_is_primitive, primitives)):
-        raise RuleError(
-            f"register_rule was given {primitives!r}, expected primitives or their names, such as 'add'; "
-            "write @register_rule('name'), with parentheses"
-        )
-    names = [getattr(primitive, "name", primitive) for primitive in primitives]
+    names = primitive_names("register_rule", primitives)
     _load_builtin_rules()  # first, so that they do not replace the caller's
 
     def register(rule_fn: _RuleFnT) -> _RuleFnT:
@@ -170,6 +168,20 @@ def register_rule(
     return described
 
 
+def primitive_names(registers: str, primitives: Sequence[Any]) -> list[str]:
+    """The names of what a decorator was given; ``registers`` is the decorator's own.
+
+    Raises:
+      RuleError: it was given nothing, or something that is no primitive.
+    """
+    if not primitives or not all(map(_is_primitive, primitives)):
+        raise RuleError(
+            f"{registers} was given {tuple(primitives)!r}, expected primitives or their names, such as 'add'; "
+            f"write @{registers}('name'), with parentheses"
+        )
+    return [getattr(primitive, "name", primitive) for primitive in primitives]
+
+
 def register_local_params(*primitive_names: str) -> Callable[[LocalParamsFn], LocalParamsFn]:
     """Decorate the function that adapts the parameters of some primitives to pieces; returns it unchanged."""
 
@@ -185,7 +197,7 @@ def local_params(
 ) -> Mapping[str, Any]:
     """An equation's parameters for pieces of these shapes; most parameters hold no sizes of split dimensions."""
     _load_builtin_rules()
-    for name in _names(primitive_name, params):
+    for name in names_of(primitive_name, params):
         if name in _LOCAL_PARAMS:
             return _LOCAL_PARAMS[name](params, in_shapes, out_shapes)
     return params
@@ -195,7 +207,7 @@ def _is_primitive(argument: Any) -> bool:
     return isinstance(argument, (str, Primitive))
 
 
-def _names(primitive_name: str, params: Params) -> tuple[str, ...]:
+def names_of(primitive_name: str, params: Params) -> tuple[str, ...]:
     """Names under which a rule is looked for, the callee's first."""
     callee = _compat.callee_name(primitive_name, params)
     return (f"{primitive_name}:{callee}", primitive_name) if callee else (primitive_name,)
@@ -205,6 +217,14 @@ def has_rule(primitive_name: str) -> bool:
     """Whether a rule is registered for a primitive."""
     _load_builtin_rules()
     return primitive_name in _RULES
+
+
+def description_of(primitive_name: str, params: Params) -> DescribedRule | None:
+    """The description that an equation's rule stands for, None where a function gave the rule."""
+    _load_builtin_rules()
+    rules = (_RULES[key] for key in names_of(primitive_name, params) if key in _RULES)
+    rule_fn = next(rules, None)
+    return rule_fn if isinstance(rule_fn, DescribedRule) else None
 
 
 def registered_primitives() -> tuple[str, ...]:
@@ -270,7 +290,7 @@ def _compute_rule(name: str, in_avals: Avals, out_avals: Avals, params: Params) 
     _load_builtin_rules()
     ins = tuple(_Value(shape=tuple(aval.shape), dtype=aval.dtype) for aval in in_avals)
     outs = tuple(_Value(shape=tuple(aval.shape), dtype=aval.dtype) for aval in out_avals)
-    rule_fn = next((_RULES[key] for key in _names(name, params) if key in _RULES), None)
+    rule_fn = next((_RULES[key] for key in names_of(name, params) if key in _RULES), None)
     if rule_fn is None:
         return unknown_rule(ins, outs)
     rule = _call(rule_fn, name, ins, outs, params)

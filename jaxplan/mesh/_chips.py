@@ -66,6 +66,7 @@ class ChipSpec:
       multiprocessors: streaming multiprocessors of a GPU, as its compile target has them (``core_count``) or, without
         one, its data sheet; 0 for others.
       flops_per_second: (number format, dense peak) pairs; formats f64 f32 tf32 bf16 f16 f8 int8.
+      vector_flops: peak of the vector units in float32; None where that is the dense peak of f32 (GPUs).
       f32_matmul: the format in which JAX multiplies float32 matrices at default precision.
       memory_bytes_per_second: device memory bandwidth.
       memory_bytes: device memory.
@@ -90,6 +91,7 @@ class ChipSpec:
 
     name: str
     flops_per_second: tuple[tuple[str, float], ...]
+    vector_flops: float | None = None
     f32_matmul: str = "f32"
     multiprocessors: int = 0
     memory_bytes_per_second: float
@@ -131,6 +133,12 @@ class ChipSpec:
         """The same for matrix products at JAX's default precision, which runs float32 as `f32_matmul`."""
         name = _SHORT_DTYPES.get(dtype, dtype)
         return self.peak_flops_per_second(self.f32_matmul if name == "f32" else name)
+
+    def vector_flops_per_second(self, dtype: str) -> float:
+        """Peak of the vector units: of 64 bits their own where the chip has one, of all others that of float32."""
+        if self.vector_flops is not None:
+            return self.vector_flops
+        return self.peak_flops_per_second("f64" if _SHORT_DTYPES.get(dtype, dtype) == "f64" else "f32")
 
 
 _SHORT_DTYPES = {
@@ -178,6 +186,11 @@ _VMEM_FOR_LOOPS = {"v5e": 80 * 2**20}
 not looked at."""
 
 
+_VECTOR_SHARE = {"v6e": 1 / 64}
+"""Vector operations per FLOP of the matrix units: in a core 8 x 128 lanes of four units each (https://
+jax-ml.github.io/scaling-book/tpus/) beside four arrays of 128 x 128 multiply-adds, 1/32; two of 256 x 256 in v6e."""
+
+
 def _tpu(
     name: str, bf16: float, int8: float, bandwidth: float, memory: int, ici: float, rank: int,
     kinds: tuple[str, ...], source: str,
@@ -186,6 +199,7 @@ def _tpu(
         # float32 at full precision takes six bfloat16 passes: https://docs.jax.dev/en/latest/jax.lax.html
         # (Precision)
         name=name, flops_per_second=(("bf16", bf16), ("int8", int8), ("f32", bf16 / 6)), f32_matmul="bf16",
+        vector_flops=bf16 * _VECTOR_SHARE.get(name, 1 / 32),
         memory_bytes_per_second=bandwidth, memory_bytes=memory, usable_fraction=TPU_USABLE_FRACTION,
         launch_seconds=_TPU_LAUNCH, collective_launch_seconds=_TPU_LAUNCH,
         device_link=Link(bandwidth_bytes_per_second=ici, latency_seconds=_ICI_LATENCY, ring=True),

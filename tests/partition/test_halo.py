@@ -15,8 +15,9 @@ import jaxplan
 from benchmarks.fuzz._strategies import Strategy, plan_of
 from jaxplan._planner import analyse_step
 from jaxplan.cost import find_flows, plan_transfers
-from jaxplan.cost._compute import local_flops, split_counts
+from jaxplan.cost._compute import local_flops
 from jaxplan.cost._inner import inner_of_plan
+from jaxplan.cost._splits import split_counts
 from jaxplan.ir import WHOLE, StepGraph, Window
 from jaxplan.mesh import Topology
 from jaxplan.partition import compile_plan

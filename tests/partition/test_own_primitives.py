@@ -20,7 +20,8 @@ from jax.interpreters import mlir
 from jax.sharding import NamedSharding
 
 import jaxplan
-from jaxplan._planner import _unknown_operators, analyse_step
+from jaxplan._operator_notes import operator_notes
+from jaxplan._planner import analyse_step
 from jaxplan.ir import StepGraph, _registry
 from jaxplan.ir.rules import operator_rule, registered_primitives
 from jaxplan.tdl import Opaque, Sum
@@ -148,7 +149,7 @@ def test_foreign_function_is_described_by_its_target() -> None:
     x = jax.ShapeDtypeStruct((8, 16), jnp.float32)
     eqn = single_equation(_softmax_rows, "ffi_call", x)
     assert rule_of(eqn).family == "unknown"
-    (note,) = _unknown_operators(_graph(_softmax_rows, x))
+    (note,) = operator_notes(_graph(_softmax_rows, x))
     assert "register_rule('ffi_call:rows_softmax'" in note and "test_own_primitives.py" in note
     jaxplan.register_rule("ffi_call:rows_softmax", lambda x: lambda i, j: Opaque()(x[i, :])[j])
     rule = rule_of(eqn)

@@ -20,5 +20,6 @@ from jaxplan.ir.rules import _random as _random
 from jaxplan.ir.rules import _reduction as _reduction
 from jaxplan.ir.rules import _region as _region
 from jaxplan.ir.rules import _shape as _shape
+from jaxplan.ir.rules import _sparse as _sparse
 from jaxplan.ir.rules import _user_sharding as _user_sharding
 from jaxplan.ir.rules import _window as _window

@@ -84,7 +84,7 @@ _NONLINEAR = [
 ]
 # Loops until the last element has converged: split by the compiler, each trip would ask all devices.
 _ITERATED = ["igamma", "igamma_grad_a", "igammac", "regularized_incomplete_beta"]
-_UNARY_LINEAR = [
+UNARY_LINEAR = [
     "neg",
     "copy",
     "copy_p",
@@ -101,7 +101,7 @@ _UNARY_LINEAR = [
     "with_memory_space_constraint",
     "xla_metadata_value",
 ]
-_JOINTLY_LINEAR = ("add", "add_any", "sub", "complex")
+JOINTLY_LINEAR = ("add", "add_any", "sub", "complex")
 
 
 def _elementwise_rule(
@@ -130,13 +130,13 @@ def iterated_rule(in_avals: Avals, out_avals: Avals, params: Params) -> Operator
     return _elementwise_rule(in_avals, out_avals, manual=True)
 
 
-@register_rule(*_UNARY_LINEAR)
+@register_rule(*UNARY_LINEAR)
 def unary_linear_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorRule:
     """``neg``, copies, annotations: a partial sum stays one."""
     return _elementwise_rule(in_avals, out_avals, ((0,),))
 
 
-@register_rule(*_JOINTLY_LINEAR)
+@register_rule(*JOINTLY_LINEAR)
 def jointly_linear_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorRule:
     """``add``, ``sub``: a partial sum only if both operands are one."""
     return _elementwise_rule(in_avals, out_avals, ((0, 1),))

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 _CALL = "inlined: its inner program is planned"
 _REGION = "its inner program is planned, or it is one operator that runs replicated"
-_COLLECTIVE = "names mesh axes: it stands inside of the user's shard_map only"
+COLLECTIVE = "names mesh axes: it stands inside of the user's shard_map only"
 _KERNEL = "stands inside of a Pallas kernel only"
 _TRACING = "does not outlive tracing or differentiation"
 _REFERENCE = "reads or writes a mutable array: it runs replicated, in order"
 _HOST = "calls the host, once, with whole values"
+_SPARSE = "a library's product: it stands inside of the lowering of a sparse one only"
 _EXPORT = "belongs to exported programs of symbolic shape"
 
 _NAMES = {
@@ -20,8 +21,8 @@ _NAMES = {
         "custom_vjp_call custom_vjp_call_jaxpr custom_vmap_call eval_jaxpr jit linear_call pjit remat2 "
         "xla_metadata_call"
     ),
-    _REGION: "call_exported cond cudnn_fusion remat_opt run_state scan while",
-    _COLLECTIVE: (
+    _REGION: "call_exported compute_on cond cudnn_fusion fused_call remat_opt run_state scan while",
+    COLLECTIVE: (
         "all_gather all_gather_done all_gather_invariant all_gather_reduced all_gather_reduced_start all_gather_start "
         "all_to_all all_to_all_done all_to_all_start axis_index pbroadcast pbroadcast_done pbroadcast_dynamic "
         "pbroadcast_start pmax pmin ppermute ppermute_done ppermute_start precv preduced psend psum psum_done "
@@ -42,7 +43,8 @@ _NAMES = {
         "accum_grad_in_ref addupdate after_all create_linear create_token empty_ref free_ref freeze get new_ref pin "
         "swap unpin"
     ),
-    _HOST: "debug_callback debug_print inspect_sharding io_callback pure_callback",
+    _HOST: "buffer_callback debug_callback debug_print inspect_sharding io_callback pure_callback",
+    _SPARSE: "coo_spmm coo_spmv csr_spmm csr_spmv",
     _EXPORT: "dim_as_value dimension_size shape_assertion",
 }
 ELSEWHERE: dict[str, str] = {name: reason for reason, names in _NAMES.items() for name in names.split()}
@@ -58,6 +60,12 @@ WHOLE_REASONS: dict[str, str] = {
         ),
         "returns, beside each tensor, one maximum over all of it",
     ),
+    **dict.fromkeys(("rnn_bwd", "rnn_fwd"), "the size of its reserved memory depends on the batch"),
+    **dict.fromkeys(
+        ("coo_fromdense", "csr_fromdense", "csr_matvec", "csr_todense", "todense"),
+        "a row begins where the one before ends",
+    ),
+    "spsolve": "every row of the solution depends on all of the matrix",
     "cholesky_update": "one matrix, and every row of the result depends on all before it",
     "platform_index": "a scalar",
     "rng_bit_generator": "what a number is depends on the whole shape",

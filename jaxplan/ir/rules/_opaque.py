@@ -11,8 +11,10 @@ from jaxplan.ir.rules._builder import leading_dims_rule
 
 # Their semantics is in the user's Python or binary; a name of its own in the registry splits a foreign function.
 WHOLE_BY_NATURE = (
+    "buffer_callback",
     "call_exported",
     "cholesky_update",
+    "compute_on",
     "cudnn_fusion",
     "custom_lin",
     "dce_sink",
@@ -22,9 +24,12 @@ WHOLE_BY_NATURE = (
     "dot_product_attention_fp8_bwd_wrapper",
     "dot_product_attention_fp8_fwd",
     "dot_product_attention_fp8_fwd_wrapper",
+    "fused_call",
     "inspect_sharding",
     "io_callback",
     "pure_callback",
+    "rnn_bwd",
+    "rnn_fwd",
 )
 
 

@@ -71,7 +71,7 @@ class _Grid:
     def __init__(self, params: Params) -> None:
         self._params, self._mapping = params, params["grid_mapping"]
         self.is_static = not self._mapping.num_dynamic_grid_bounds and not self._mapping.num_index_operands
-        self.block_sizes = [tuple(map(_block_size, b.block_shape)) for b in self._mapping.block_mappings]
+        self.block_sizes = list(map(block_sizes, self._mapping.block_mappings))
         num_results = len(params["out_avals"])
         self._in_maps = self._mapping.block_mappings[:-num_results]
         self._in_shapes = [block.array_aval.shape for block in self._in_maps]
@@ -115,6 +115,11 @@ class _Grid:
             is_written_once = len(places) == len(out_blocks)
             if is_written_once and g not in asked and (is_parallel or not self._mapping.scratch_avals):
                 yield g
+
+
+def block_sizes(block: Any) -> tuple[int, ...]:
+    """Elements of a block in each dimension of its array; 0 for windows that are indexed by element."""
+    return tuple(map(_block_size, block.block_shape))
 
 
 def _block_size(entry: Any) -> int:

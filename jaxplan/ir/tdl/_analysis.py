@@ -13,6 +13,7 @@ from jaxplan.ir.tdl._dimensions import Patterns
 from jaxplan.ir.tdl._expression import Variable
 from jaxplan.ir.tdl._language import Description, DescriptionFn, run_description
 from jaxplan.ir.tdl._linear import family_of, linear_sets
+from jaxplan.ir.tdl._operations import operations_of
 from jaxplan.ir.tdl._reads import Reads, find_reads
 from jaxplan.ir.tdl._regions import Strategy
 
@@ -25,11 +26,13 @@ class Analysis:
       rule: the factor rule.
       strategies: one per variable that may be split, in order of appearance.
       refused: name of a variable -> why it may not be split.
+      operations: how many it spells out (`operations_of`), None where an ``Opaque`` function does some of them.
     """
 
     rule: OperatorRule
     strategies: tuple[Strategy, ...]
     refused: Mapping[str, str]
+    operations: float | None = None
 
     def strategy(self, variable: str) -> Strategy:
         """The strategy that splits a variable, by its name."""
@@ -79,7 +82,12 @@ def analyse(
         if builder.kind.get(members[0]) not in (None, "whole")
     )
     refused = {v.name: reason for v, reason in patterns.refused.items() if v in builder.kind}
-    return Analysis(rule=rule, strategies=strategies, refused=refused)
+    return Analysis(
+        rule=rule,
+        strategies=strategies,
+        refused=refused,
+        operations=operations_of(described, reads.sizes),
+    )
 
 
 class _RuleBuilder:

@@ -1,0 +1,38 @@
+"""Seconds of arithmetic on one device: the units of a chip work side by side, each at a share of its peak."""
+
+from __future__ import annotations
+
+from jaxplan.ir import Count
+from jaxplan.mesh import ChipSpec
+
+MATMUL_EFFICIENCY = 0.65
+"""Share of the dense peak that large matrix products reach; assumed until calibrated on the device."""
+MEMORY_EFFICIENCY = 0.85
+"""Share of the memory bandwidth that streaming kernels reach; assumed until calibrated on the device."""
+EXACT_EFFICIENCY = 0.5
+"""Share of the peak in full precision that factorisations reach: a blocked one spends its time in products, as far as
+its panels, which are narrow, do not hold it up; assumed until calibrated on the device."""
+VECTOR_EFFICIENCY = 0.5
+"""Share of the peak of vector units: a peak counts two operations for a fused multiply-add, which a lone addition,
+comparison or step of a function is not."""
+_COMPLEX_PRODUCT = 4
+"""Real multiply-adds of a complex one."""
+
+
+def arithmetic_seconds(count: Count, chip: ChipSpec) -> float:
+    """Seconds of the slowest unit for the work of an operator."""
+    matrix = sum(number / product_rate(chip, dtype) for dtype, number in count.matrix)
+    exact = sum(number / (chip.peak_flops_per_second(d) * EXACT_EFFICIENCY) for d, number in count.exact)
+    vector = sum(number / (chip.vector_flops_per_second(d) * VECTOR_EFFICIENCY) for d, number in count.vector)
+    return max(matrix, exact, vector)
+
+
+def product_rate(chip: ChipSpec, dtype: str) -> float:
+    """Achievable FLOP/s of matrix products in a dtype; of complex ones, which take four real ones each, a quarter."""
+    rate = chip.matmul_flops_per_second(dtype) * MATMUL_EFFICIENCY
+    return rate / _COMPLEX_PRODUCT if dtype.startswith("complex") else rate
+
+
+def memory_bytes_per_second(chip: ChipSpec) -> float:
+    """Achievable bandwidth of device memory."""
+    return chip.memory_bytes_per_second * MEMORY_EFFICIENCY
