@@ -17,6 +17,7 @@ from jaxplan._frontier import Frontier
 from jaxplan._hierarchy import open_configurations
 from jaxplan._interrupt import INTERRUPTED_NOTE, current, interruptible
 from jaxplan._log import inform_once, until_interrupted, warn_once
+from jaxplan._operator_notes import operator_notes
 from jaxplan._padding import uneven_dimensions
 from jaxplan._plan import Plan
 from jaxplan._progress import Progress

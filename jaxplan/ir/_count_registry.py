@@ -23,6 +23,8 @@ Fix the function registered for it with jaxplan.register_count."""
 
 # Counts after which the memo is emptied: it keeps the inner programs of its keys alive.
 _MEMO_CAPACITY = 16_384
+# Their counts depend on settings, which are no part of the memo's key.
+_UNMEMOISED = frozenset({"random_bits"})
 
 
 class CountFn(Protocol):
@@ -110,6 +112,8 @@ def operator_count(
 
 
 def _registered_count(name: str, in_avals: Avals, out_avals: Avals, params: Params) -> Count | None:
+    if name in _UNMEMOISED:
+        return _count(name, in_avals, out_avals, params)
     try:
         key = (name, _signature(in_avals), _signature(out_avals), _hashable(params))
         if key in _MEMO:

@@ -28,7 +28,9 @@ def forward(in_avals: Avals, out_avals: Avals, params: Params) -> Count:
 
 
 @register_count("dot_product_attention_bwd", "dot_product_attention_bwd_wrapper", kind="five products")
-@register_count("dot_product_attention_fp8_bwd", "dot_product_attention_fp8_bwd_wrapper", kind="five products")
+@register_count(
+    "dot_product_attention_fp8_bwd", "dot_product_attention_fp8_bwd_wrapper", kind="five products"
+)
 def backward(in_avals: Avals, out_avals: Avals, params: Params) -> Count:
     """Scores again, and the gradients of values, weights, queries and keys."""
     return _attention(in_avals, params, _BACKWARD_PRODUCTS)

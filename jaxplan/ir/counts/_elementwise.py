@@ -75,7 +75,11 @@ for _name, _number in _LONGER.items():
     _register(_name, _number, f"element-wise, {_number} operations")
 for _name, _loops in _ITERATED.items():
     _register(_name, sum(per_trip * trips for per_trip, trips in _loops), "element-wise, in loops")
-_register(" ".join(n for n in UNARY_LINEAR if n not in ("neg", "reduce_precision", "copy", "copy_p")), 0, "moves bytes")
+_register(
+    " ".join(n for n in UNARY_LINEAR if n not in ("neg", "reduce_precision", "copy", "copy_p")),
+    0,
+    "moves bytes",
+)
 _register(_MOVES, 0, "moves bytes")
 _register(_REFERENCES, 0, "moves bytes")
 _register(_BY_NOTHING, 0, "computes nothing itself")

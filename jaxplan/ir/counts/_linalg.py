@@ -55,8 +55,9 @@ def potrf_flops(n: float) -> float:
 
 def getrf_flops(m: float, n: float) -> float:
     """LU with row exchanges ([LAWN41] xGETRF)."""
-    k, long = min(m, n), max(m, n)
-    return long * k**2 - k**3 / 3 - k**2 / 2 + 5 * k / 6
+    if m >= n:
+        return m * n**2 - n**3 / 3 - n**2 / 2 + 5 * n / 6
+    return n * m**2 - m**3 / 3 + m**2 / 2 - n * m + 5 * m / 6
 
 
 def geqrf_flops(m: float, n: float) -> float:
@@ -95,7 +96,9 @@ _register("hessenberg", lambda m, n, _: gehrd_flops(n), by_column=True)
 # [LUG] xSYEVD: 9 n^3 with vectors, as [GVL] 8.3.3; `jax.lax.linalg.eigh` has them always.
 _register("eigh", lambda m, n, _: 9 * n**3, by_column=True)
 # [GVL] 7.5.6: 25 n^3 with the Schur vectors, 10 n^3 for eigenvalues alone.
-_register("schur", lambda m, n, p: (25 if p.get("compute_schur_vectors", True) else 10) * n**3, by_column=True)
+_register(
+    "schur", lambda m, n, p: (25 if p.get("compute_schur_vectors", True) else 10) * n**3, by_column=True
+)
 
 
 @register_count("eig", kind="LAPACK")
@@ -183,4 +186,6 @@ def spsolve(in_avals: Avals, out_avals: Avals, params: Params) -> Count:
     """A sparse direct solver: at least a multiply-add per stored element, how many more depends on the fill-in."""
     dtype = str(in_avals[0].dtype)
     flops = 2.0 * math.prod(in_avals[0].shape)
-    return Count(exact=((dtype, flops),), caveat="the fill-in of a sparse factorisation depends on its values")
+    return Count(
+        exact=((dtype, flops),), caveat="the fill-in of a sparse factorisation depends on its values"
+    )

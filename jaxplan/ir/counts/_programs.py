@@ -123,9 +123,11 @@ def _estimated(estimate: Any, body: Count, in_avals: Avals, out_avals: Avals) ->
     flops = ((dtype, float(estimate.flops)),)
     functions = (("float32", float(SPECIAL_OPERATIONS * estimate.transcendentals)),)
     touched = (0.0,) * (len(in_avals) + len(out_avals)) if estimate.bytes_accessed else ()
-    how = {"matrix": flops, "vector": functions} if body.matrix else {"vector": added(
-        [(1, Count(vector=flops)), (1, Count(vector=functions))]
-    ).vector}
+    how = (
+        {"matrix": flops, "vector": functions}
+        if body.matrix
+        else {"vector": added([(1, Count(vector=flops)), (1, Count(vector=functions))]).vector}
+    )
     return Count(**how, moved=float(estimate.bytes_accessed), touched=touched)
 
 
@@ -153,6 +155,8 @@ def _last_dependence(index_map: Any, rank: int) -> int:
     position = dict.fromkeys(jaxpr.invars[rank:], rank - 1)
     position.update((var, g) for g, var in enumerate(jaxpr.invars[:rank]))
     for eqn in jaxpr.eqns:
-        last = max((position.get(v, -1) for v in eqn.invars if not isinstance(v, _compat.Literal)), default=-1)
+        last = max(
+            (position.get(v, -1) for v in eqn.invars if not isinstance(v, _compat.Literal)), default=-1
+        )
         position.update(dict.fromkeys(eqn.outvars, last))
     return max((position.get(v, -1) for v in jaxpr.outvars if not isinstance(v, _compat.Literal)), default=-1)

@@ -19,7 +19,9 @@ def reduction(in_avals: Avals, out_avals: Avals, params: Params) -> Count:
     return _streaming(in_avals, max(math.prod(aval.shape) for aval in in_avals))
 
 
-@register_count("reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min", kind="windows")
+@register_count(
+    "reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min", kind="windows"
+)
 @register_count("select_and_gather_add", kind="windows")
 def window(in_avals: Avals, out_avals: Avals, params: Params) -> Count:
     """Each window combines all of its elements."""

@@ -25,7 +25,9 @@ def rows_combined(in_avals: Avals, out_avals: Avals, params: Params) -> Count:
     updates = in_avals[2]
     number = math.prod(updates.shape)
     return Count(
-        vector=((str(updates.dtype), float(number)),), rewrites=2.0 * _row_bytes(in_avals[0], updates), streams=True
+        vector=((str(updates.dtype), float(number)),),
+        rewrites=2.0 * _row_bytes(in_avals[0], updates),
+        streams=True,
     )
 
 

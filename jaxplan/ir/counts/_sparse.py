@@ -87,11 +87,15 @@ def extract(in_avals: Avals, out_avals: Avals, params: Params) -> Count:
 def to_dense(in_avals: Avals, out_avals: Avals, params: Params) -> Count:
     """Zeros, and an addition per stored element."""
     stored = max(_size(aval) for aval in in_avals)
-    moved = sum(_bytes(aval, _size(aval)) for aval in (*in_avals, *out_avals)) + 2 * _bytes(out_avals[0], stored)
+    moved = sum(_bytes(aval, _size(aval)) for aval in (*in_avals, *out_avals)) + 2 * _bytes(
+        out_avals[0], stored
+    )
     return Count(vector=((str(out_avals[0].dtype), float(stored)),), moved=moved, kernels=2)
 
 
-@register_count("bcoo_fromdense", "bcsr_fromdense", "coo_fromdense", "csr_fromdense", kind="comparisons and a scan")
+@register_count(
+    "bcoo_fromdense", "bcsr_fromdense", "coo_fromdense", "csr_fromdense", kind="comparisons and a scan"
+)
 def from_dense(in_avals: Avals, out_avals: Avals, params: Params) -> Count:
     """Each element is compared with zero, and a scan over the comparisons numbers those that are stored."""
     return Count(vector=((str(in_avals[0].dtype), 3.0 * _size(in_avals[0])),), kernels=2)

@@ -38,9 +38,7 @@ class _Stored:
         contracted: Sequence[int] = (),
     ) -> None:
         self.factors = factors
-        self.batch = factors.add_except(
-            shape[:num_batch], (axis for axis in contracted if axis < num_batch)
-        )
+        self.batch = factors.add_except(shape[:num_batch], (axis for axis in contracted if axis < num_batch))
         self._named = shape[num_batch : num_batch + num_sparse]
         self.dense = tuple(factors.add(size, dense_kind) for size in shape[num_batch + num_sparse :])
         self.nse = factors.add(nse, nse_kind, "sum" if nse_kind == "reduce" else None)

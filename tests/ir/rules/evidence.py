@@ -14,6 +14,7 @@ from jaxplan.ir import OperatorRule
 from jaxplan.ir.rules import operator_rule, registered_primitives
 from tests.ir.rules import _more_cases, _rule_cases, test_devices, test_shardy
 from tests.ir.rules._equations import rule_of, single_equation
+from tests.ir.rules._sparse_cases import SPARSE_CASES
 
 _ROOT = pathlib.Path(__file__).parents[3]
 MODULE = _ROOT / "jaxplan/ir/rules/_evidence.py"
@@ -59,6 +60,8 @@ def evidence() -> dict[str, tuple[str, str]]:
             "Shardy": id(case) in compared,
         }
         note(case.primitive, rule, (name for name, holds in found.items() if holds))
+    for primitive, fn, args, _ in SPARSE_CASES:
+        note(primitive, rule_of(single_equation(fn, primitive, *args)), ["pieces"])
     for case in _rule_cases.RULE_CASES:
         note(case.primitive, operator_rule(case.primitive, *case.sides(), case.params), ["documented"])
     return {name: (_ordered(kinds[name], _KINDS), _ordered(tests[name], TESTS)) for name in sorted(kinds)}
