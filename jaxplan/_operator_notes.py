@@ -15,7 +15,10 @@ _NEITHER = (
     "moves; describe it with jaxplan.register_rule({name!r}, ...), or count its work with "
     "jaxplan.register_count({name!r})"
 )
-_NO_COUNT = "has no count: its time is that of the bytes that it moves; count its work with jaxplan.register_count({name!r})"
+_NO_COUNT = (
+    "has no count: its time is that of the bytes that it moves; count its work with "
+    "jaxplan.register_count({name!r})"
+)
 _PARTLY_COUNTED = (
     "is not counted in full ({caveat}): its time is that of the rest; count its work with "
     "jaxplan.register_count({name!r})"

@@ -27,12 +27,8 @@ from typing import Any
 
 import numpy as np
 
-<<<<<<< HEAD
 from jaxplan._files import write_whole
-from jaxplan.cost._compute import equation_seconds, split_counts
-=======
 from jaxplan.cost._compute import equation_seconds
->>>>>>> 2cef4ca (Every operator has a count: one registry, closed forms, rows touched)
 from jaxplan.cost._lifetimes import Lifetimes
 from jaxplan.cost._model import CostModel
 from jaxplan.cost._model_builder import build_cost_model
