@@ -75,8 +75,8 @@ def added(counts: Iterable[tuple[float, Count]]) -> Count:
             for dtype, number in getattr(count, unit):
                 total[dtype] = total.get(dtype, 0.0) + times * number
         caveats |= dict.fromkeys(filter(None, [count.caveat]))
-    amounts = {unit: tuple(sorted(total.items())) for unit, total in totals.items()}
-    return Count(**amounts, caveat="; ".join(caveats))
+    matrix, exact, vector = (tuple(sorted(total.items())) for total in totals.values())
+    return Count(matrix=matrix, exact=exact, vector=vector, caveat="; ".join(caveats))
 
 
 def _is_amount(number: object) -> bool:

@@ -186,7 +186,7 @@ def test_a_cache_in_a_loop_is_updated_in_place() -> None:
 def test_rows_of_a_split_table_divide_among_its_parts() -> None:
     many = 2**19
     args = _s(ROWS, WIDTH), _s(many, dtype=jnp.int32)
-    assert seconds(_take, *args, topology="h100:8") == pytest.approx(seconds(_take, *args) / 8, rel=0.1)
+    assert seconds(_take, *args, topology="h100:8") == pytest.approx(seconds(_take, *args) / 8, rel=0.15)
 
 
 def test_random_bits_take_longer_than_their_bytes() -> None:

@@ -55,8 +55,8 @@ def _equation_count(eqn: Any) -> Count:
     product = kernel_product(name, ins)
     if product is not None:
         return product
-    avals = [[aval for aval in side if hasattr(aval, "shape")] for side in (ins, outs)]
-    found = operator_count(name, *avals, eqn.params)
+    in_avals, out_avals = ([aval for aval in side if hasattr(aval, "shape")] for side in (ins, outs))
+    found = operator_count(name, in_avals, out_avals, eqn.params)
     if found is not None:
         return found
     inner = _inner_program(eqn.params)
@@ -118,17 +118,17 @@ def pallas_call(in_avals: Avals, out_avals: Avals, params: Params) -> Count:
 
 
 def _estimated(estimate: Any, body: Count, in_avals: Avals, out_avals: Avals) -> Count:
-    """FLOPs run where the kernel has matrix products at their rate, else on vector units."""
-    dtype = (body.matrix or ((str((*in_avals, *out_avals)[0].dtype), 0.0),))[0][0]
-    flops = ((dtype, float(estimate.flops)),)
-    functions = (("float32", float(SPECIAL_OPERATIONS * estimate.transcendentals)),)
-    touched = (0.0,) * (len(in_avals) + len(out_avals)) if estimate.bytes_accessed else ()
-    how = (
-        {"matrix": flops, "vector": functions}
-        if body.matrix
-        else {"vector": added([(1, Count(vector=flops)), (1, Count(vector=functions))]).vector}
-    )
-    return Count(**how, moved=float(estimate.bytes_accessed), touched=touched)
+    """FLOPs at the rate of matrix products where the kernel has some, else of vector units."""
+    moved = float(estimate.bytes_accessed)
+    touched = (0.0,) * (len(in_avals) + len(out_avals)) if moved else ()
+    functions = Count(vector=(("float32", float(SPECIAL_OPERATIONS * estimate.transcendentals)),))
+    flops = float(estimate.flops)
+    if body.matrix:
+        matrix = ((body.matrix[0][0], flops),)
+        return Count(matrix=matrix, vector=functions.vector, moved=moved, touched=touched)
+    arithmetic = Count(vector=((str((*in_avals, *out_avals)[0].dtype), flops),))
+    vector = added([(1, arithmetic), (1, functions)]).vector
+    return Count(vector=vector, moved=moved, touched=touched)
 
 
 def _fetched(grid: Sequence[int], in_avals: Avals, out_avals: Avals, params: Params) -> list[float | None]:

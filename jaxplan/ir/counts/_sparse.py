@@ -28,13 +28,14 @@ def _products(data: Aval, dense: Aval, result: Aval, columns: int, num_operands:
     """Every stored element is multiplied with ``columns`` elements of the dense operand, and added to as many of the
     result, which begins as zeros."""
     pairs = _size(data) * columns
+    rows = min(_bytes(dense, pairs), _bytes(dense, _size(dense)))
     touched: list[float | None] = [None] * (num_operands + 1)
-    touched[position] = min(_bytes(dense, pairs), _bytes(dense, _size(dense)))
+    touched[position] = rows
     own = sum(_bytes(aval, _size(aval)) for aval in (data, result))
     return Count(
         vector=((str(data.dtype), 2.0 * pairs),),
         touched=tuple(touched),
-        moved=own + touched[position] + 2 * _bytes(result, pairs if _size(result) else 0),
+        moved=own + rows + 2 * _bytes(result, pairs),
     )
 
 
