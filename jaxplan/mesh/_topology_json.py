@@ -81,6 +81,7 @@ def _check(topology: Topology, path: str) -> None:
     chip = topology.chip
     positive = {"chip.memory_bytes": chip.memory_bytes, "chip.usable_fraction": chip.usable_fraction}
     positive |= {"chip.multiprocessors": chip.multiprocessors} if chip.is_gpu else {}
+    positive |= {} if chip.vector_flops is None else {"chip.vector_flops": chip.vector_flops}
     positive |= {f"levels.{level.name}.size": level.size for level in topology.levels}
     rates, latencies = _rates(topology), _latencies(topology)
     checks = (
