@@ -161,9 +161,11 @@ class _Pairing:
     def _assign_places(self, nodes: Sequence[_Node], places: Sequence[_Place]) -> dict[int, int]:
         kinds: dict[tuple[int, int], PairFlow] = {}
         scores: dict[tuple[int, int], Score] = {}
-        for a, node in enumerate(nodes):
-            for b, place in enumerate(places):
-                score = self._score(node, place)
+        number = {i: a for a, node in enumerate(nodes) for i in node.leaves}
+        for b, place in enumerate(places):
+            flows = (self.successors.flows(self.outputs[o].tensor) for o in place.leaves)
+            for a in sorted({number[i] for found in flows for i in found if i in number}):
+                score = self._score(nodes[a], place)
                 if score is not None:
                     scores[a, b] = score
                     kinds[a, b] = "unchanged" if score.is_unchanged else "updated"

@@ -8,6 +8,7 @@ scan succeeds the first. Matrix products, reductions and broadcasts end a path: 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -29,6 +30,9 @@ _WINDOWS = frozenset(
 )
 _RANK_CHANGING = _RESHAPES | {"gather", "random_split", "broadcast_in_dim"}
 _ELEMENTWISE_STEP, _WINDOW_STEP, _WRITTEN_VALUE_STEP = 1, 1, 2
+_MOST_SCALAR_STEPS = 32
+"""Scalars meet each other in norms and schedules, whose sums have as many terms as the step has parameters: paths between
+scalars end after so many operators, about ten updates of a count in one call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +95,7 @@ class Successors:
 
     def _search(self, output: int) -> dict[int, Flow]:
         same = self._unchanged(output)
+        most_steps = math.inf if self._tensors[output].shape else _MOST_SCALAR_STEPS
         found: dict[int, Flow] = {}
         seen: set[tuple[int, tuple[int, ...], bool]] = set()
         queue: list[tuple[int, int, tuple[int, ...], bool]] = [(0, output, (), False)]
@@ -107,7 +112,7 @@ class Successors:
                     found[position] = Flow(steps=steps, kind=kind, is_written=is_written)
                 continue
             for source in self._sources(t):
-                if permutation and not source.keeps_rank:
+                if (permutation and not source.keeps_rank) or steps + source.steps > most_steps:
                     continue
                 through = _composed(permutation, source.permutation)
                 written = is_written or source.is_written
