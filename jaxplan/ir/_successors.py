@@ -31,8 +31,8 @@ _WINDOWS = frozenset(
 _RANK_CHANGING = _RESHAPES | {"gather", "random_split", "broadcast_in_dim"}
 _ELEMENTWISE_STEP, _WINDOW_STEP, _WRITTEN_VALUE_STEP = 1, 1, 2
 _MOST_SCALAR_STEPS = 32
-"""Scalars meet each other in norms and schedules, whose sums have as many terms as the step has parameters: paths between
-scalars end after so many operators, about ten updates of a count in one call."""
+"""Scalars meet each other in norms and schedules, whose sums have as many terms as the step has parameters: paths
+between scalars end after so many operators, about ten updates of a count in one call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
