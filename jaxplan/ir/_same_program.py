@@ -93,10 +93,15 @@ class _Comparison:
         for a, b in zip(ours, theirs, strict=True):
             alike = (a.kind, a.trips, a.parent) == (b.kind, b.trips, b.parent)
             scalars = ((a.selector, b.selector), (a.predicate, b.predicate))
-            same = all(s is t is None or (None not in (s, t) and not self._value(s, t)) for s, t in scalars)
+            same = all(self._scalar(s, t) for s, t in scalars)
             if not (alike and same) or _params_difference(_own_params(a), _own_params(b)):
                 return f"has another {b.kind}"
         return None
+
+    def _scalar(self, s: int | None, t: int | None) -> bool:
+        if s is None or t is None:
+            return s is t
+        return self._value(s, t) is None
 
     def _results(self) -> str | None:
         ours, theirs = self.planned.outputs, self.other.outputs
@@ -287,7 +292,9 @@ def _bound(pairs: dict[Any, Any], ours: Sequence[Any], theirs: Sequence[Any]) ->
 def _read(pairs: Mapping[Any, Any], ours: Sequence[Any], theirs: Sequence[Any]) -> bool:
     def same(x: Any, y: Any) -> bool:
         if isinstance(x, _compat.Literal):
-            return isinstance(y, _compat.Literal) and _same_array(x.val, y.val, x.aval.dtype)
+            return isinstance(y, _compat.Literal) and _same_array(
+                x.val, y.val, getattr(x.aval, "dtype", None)
+            )
         return not isinstance(y, _compat.Literal) and pairs.get(x) is y
 
     return len(ours) == len(theirs) and all(same(x, y) for x, y in zip(ours, theirs, strict=True))
