@@ -278,9 +278,12 @@ def _search(options: Mapping[str, Any], topology: Topology) -> Search:
         raise ArgumentError(
             f"overlap is {overlap!r}; expected True (times with communication beside compute) or False (their sum)"
         )
+    solver = options.get("solver", "auto")
+    if not isinstance(solver, str):
+        raise ArgumentError(f"solver is {solver!r}; expected a name, one of jaxplan.solvers.SOLVERS, such as 'auto'")
     return Search(
         memory_limit_bytes=topology.memory_limit_bytes if memory is None else parse_limit(memory),
-        solver=options.get("solver", "auto"),
+        solver=solver,
         remat=_remat(options.get("remat")),
         overlap=overlap,
     )

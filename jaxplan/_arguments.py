@@ -38,7 +38,7 @@ def argnums(value: int | Sequence[int] | None, option: str) -> tuple[int, ...] |
     """Argument numbers as a tuple; one number may stand for itself, as in `jax.jit`."""
     if value is None:
         return None
-    numbers = (value,) if isinstance(value, int) else tuple(value)
+    numbers = (value,) if isinstance(value, int) else tuple(value) if isinstance(value, Iterable) else (value,)
     if any(isinstance(i, bool) or not hasattr(i, "__index__") for i in numbers):
         raise ArgumentError(
             f"{option}={value!r} is not understood; expected an argument number such as 0, or several such as (0, 1). "
@@ -137,7 +137,7 @@ def is_array_like(leaf: Any) -> bool:
         return True
     try:
         jax.typeof(leaf)
-    except TypeError:
+    except (TypeError, OverflowError):  # the latter: a Python int that no integer dtype holds
         return False
     return True
 

@@ -140,7 +140,7 @@ def opened_call(
             leaves, tree = jax.tree.flatten(hold_statics(arguments, numbers=options.numbers_are_static))
         try:
             avals = tuple(map(_aval, leaves))
-        except TypeError:
+        except (TypeError, OverflowError):
             check_leaves(step, args, kwargs, options.static)
             raise
         yield Call(

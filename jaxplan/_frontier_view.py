@@ -33,6 +33,9 @@ _PLOT_ENDINGS = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png":
 
 def draw_table(frontier: Frontier, *, max_rows: int, width: int | None) -> str:
     """Return the points, then the references, as text of at most `width` characters a line."""
+    for name, value in (("max_rows", max_rows), ("width", 1 if width is None else width)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ArgumentError(f"{name}={value!r} is not understood; expected a whole number of at least 1")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("#", justify="right", no_wrap=True)
     for header in _RIGHT_COLUMNS:
@@ -118,6 +121,8 @@ def check_plot(path: str | os.PathLike[str]) -> str:
 
     ArgumentError: no known format. MissingExtraError: matplotlib is missing. SaveError: the file cannot be written.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise ArgumentError(f"plot path {path!r} is of type {type(path).__name__}; expected a string or a Path")
     ending = os.path.splitext(os.fspath(path))[1].lower()
     if ending not in _PLOT_ENDINGS:
         raise ArgumentError(f"plot path {os.fspath(path)!r} must end in one of {', '.join(_PLOT_ENDINGS)}")

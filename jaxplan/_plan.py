@@ -191,7 +191,7 @@ class Plan:
         """
         from jaxplan.partition import PlannedFunction
 
-        if backend != "jit":
+        if not isinstance(backend, str) or backend != "jit":
             known = "expected 'jit'; 'shard_map' (the whole step as one manual program) is not built yet"
             raise UnsupportedError(f"backend {backend!r} is not available: {known}")
         self.require_program()

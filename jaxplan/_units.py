@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import re
+import reprlib
 from fractions import Fraction
 
 from jaxplan._errors import ArgumentError
@@ -18,10 +19,12 @@ _BYTES_PER_UNIT = {
     **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgtp", start=1)},
 }
 _MEMORY_PATTERN = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([a-z]+)\s*", re.IGNORECASE)
+_MOST_BYTES = (1 << 63) - 1
+_MOST_DIGITS = 100
 _LEAST_LIMIT = 4096
 """Bytes: devices have fewer GiB, and no step worth planning fits."""
 _MEMORY_MSG = (
-    "memory={value!r} is not an amount of memory.\n"
+    "memory={value} is not an amount of memory.\n"
     "  expected: a positive int of bytes, or a number with a unit: '40GiB' (binary) or '40GB' (decimal)\n"
     "  fix: {fix}"
 )
@@ -42,6 +45,8 @@ def parse_memory(value: int | str) -> int:
             num_bytes = operator.index(value)
         except TypeError:
             raise _memory_error(value, "pass an int or a str") from None
+    if num_bytes > _MOST_BYTES:
+        raise _memory_error(value, "give less than 8 EiB; is the unit right?")
     if num_bytes <= 0:
         raise _memory_error(value, "give a positive amount, or None for what the device has")
     return num_bytes
@@ -68,6 +73,8 @@ def _parse_memory_string(value: str) -> int:
     if match is None:
         raise _memory_error(value, "write a number and then a unit, such as '40GiB'")
     number, unit = match.groups()
+    if len(number) > _MOST_DIGITS:
+        raise _memory_error(f"{value[:_MOST_DIGITS]}...", "give a number of fewer digits")
     if unit.lower() not in _BYTES_PER_UNIT:
         units = "B, kB, MB, GB, TB, KiB, MiB, GiB, TiB"
         raise _memory_error(value, f"the unit {unit!r} is unknown; use one of {units}")
@@ -75,7 +82,8 @@ def _parse_memory_string(value: str) -> int:
 
 
 def _memory_error(value: object, fix: str) -> ArgumentError:
-    return ArgumentError(_MEMORY_MSG.format(value=value, fix=fix))
+    shown = reprlib.repr(value) if isinstance(value, int) else repr(value)
+    return ArgumentError(_MEMORY_MSG.format(value=shown, fix=fix))
 
 
 def format_bytes(num_bytes: int | float) -> str:

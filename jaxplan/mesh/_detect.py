@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jaxplan._errors import TopologyError
@@ -21,6 +22,7 @@ def detect(devices: Sequence[Any] | None = None) -> Topology:
         import jax
 
         return detect(jax.devices())
+    devices = checked_devices(devices)
     kinds = sorted({str(device.device_kind) for device in devices})
     if len(kinds) != 1:
         raise TopologyError(
@@ -28,6 +30,19 @@ def detect(devices: Sequence[Any] | None = None) -> Topology:
         )
     chip = _chip_of_kind(kinds[0])
     return Topology.of(chip, _torus_shape(devices) if chip.torus_rank else _cluster_shape(devices))
+
+
+def checked_devices(devices: Any) -> list[Any]:
+    """The devices as a list; raises TopologyError for anything but devices of JAX in a sequence."""
+    found = list(devices) if isinstance(devices, Iterable) and not isinstance(devices, str | bytes) else [devices]
+    if not all(hasattr(device, "device_kind") for device in found):
+        raise TopologyError(
+            f"devices is {reprlib.repr(devices)}, of type {type(devices).__name__}.\n"
+            "  expected:     a list of devices of JAX\n"
+            "  likely cause: a number of devices, or their names, were given\n"
+            "  fix:          devices=jax.devices()[:8], or leave it out for all devices"
+        )
+    return found
 
 
 def _chip_of_kind(kind: str) -> ChipSpec:

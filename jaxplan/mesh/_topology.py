@@ -26,6 +26,7 @@ _UNREADABLE_MSG = (
     "  fix:          {fix}"
 )
 _TORUS_NAMES = "xyz"
+_MOST_DIGITS = 20
 _MOST_DEVICES = 1 << 20
 """More than any machine has, and factored into primes in no time: a hostile file must not hang the reader."""
 # TPU v5e and v6e wrap around at 16 chips, v5p at multiples of 4: https://jax-ml.github.io/scaling-book/tpus/
@@ -105,10 +106,14 @@ class Topology:
         Raises:
           TopologyError: unknown chip (the nearest name is shown) or malformed sizes.
         """
+        if not isinstance(text, str):
+            raise _unreadable(repr(text), f"it is of type {type(text).__name__}, and a string is expected")
         match = re.fullmatch(r"\s*([a-z0-9-]+)\s*:\s*([0-9]+(?:x[0-9]+)*)\s*", text.lower())
         if match is None:
             raise _unreadable(text)
         chip = known_chip(match[1], given=text)
+        if max(map(len, match[2].split("x"))) > _MOST_DIGITS:
+            raise _unreadable(text, "its numbers are too long")
         sizes = tuple(int(size) for size in match[2].split("x"))
         return cls.of(chip, sizes, given=text)
 

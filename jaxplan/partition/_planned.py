@@ -22,6 +22,7 @@ from jaxplan._step_options import which
 from jaxplan._verified import Verified
 from jaxplan.cost import find_flows, plan_transfers
 from jaxplan.mesh import Topology
+from jaxplan.mesh._detect import checked_devices
 from jaxplan.partition import _find_nan
 from jaxplan.partition._combiner import combiner_options
 from jaxplan.partition._donation import DonatedBuffers, unaliased
@@ -44,7 +45,7 @@ _OTHER_DEVICES_MSG = (
 
 def device_mesh(topology: Topology, devices: Sequence[Any] | None = None) -> Mesh:
     """Mesh of the atomic axes over the first devices given (default `jax.devices()`)."""
-    devices = list(devices) if devices is not None else jax.devices()
+    devices = checked_devices(devices) if devices is not None else jax.devices()
     if len(devices) < topology.num_devices:
         raise PlanMismatchError(
             f"the plan needs {topology.num_devices} devices ({topology.name}), and {len(devices)} are there.\n"
