@@ -34,7 +34,7 @@ from jaxplan.cost._put_off import behind_input_gradients, put_off
 from jaxplan.cost._rearranged import written_wider
 from jaxplan.cost._slices import kept_for_slices, takes_every_other, woven
 from jaxplan.cost._wire import rounded_for_loops
-from jaxplan.ir import REGION_IN, REGION_OUT, Equation, StepGraph, turning_point
+from jaxplan.ir import CUT, REGION_IN, REGION_OUT, Equation, StepGraph, turning_point
 from jaxplan.mesh import ChipSpec
 
 COMPARISONS = frozenset({"eq", "ne", "ge", "gt", "le", "lt", "is_finite", "not"})
@@ -348,7 +348,7 @@ def _is_cut(graph: StepGraph, chip: ChipSpec, t: int) -> bool:
     Where memory is in tiles of the last two dimensions, they have to be the same.
     """
     made = graph.values.producer[t]
-    if made < 0 or graph.program.equations[made].name != "reshape" or t in graph.program.outputs:
+    if made < 0 or graph.program.equations[made].name not in ("reshape", CUT) or t in graph.program.outputs:
         return False
     (source,) = graph.program.equations[made].operands
     shapes = [graph.program.tensors[u].shape for u in (source, t)]

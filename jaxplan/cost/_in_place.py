@@ -18,7 +18,8 @@ def sums_over_trips(graph: StepGraph) -> dict[int, int]:
     Programs compiled for GPUs add each gradient of a micro-batch up before they make the next, though the step may add
     all of them at the end of the body. Products that share an operand (gates of a recurrent cell) are made together.
     """
-    values, equations, found = graph.values, graph.program.equations, {}
+    values, equations = graph.values, graph.program.equations
+    found: dict[int, int] = {}
     for eqn in equations:
         if eqn.name != REGION_OUT or eqn.params["role"] != "carry":
             continue

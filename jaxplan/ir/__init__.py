@@ -29,6 +29,7 @@ from jaxplan.ir._grouping import Group as Group
 from jaxplan.ir._grouping import Grouping as Grouping
 from jaxplan.ir._halo import Halo as Halo
 from jaxplan.ir._halo import Window as Window
+from jaxplan.ir._micro_batches import CUT as CUT
 from jaxplan.ir._model import StepGraph as StepGraph
 from jaxplan.ir._model import analyse as analyse
 from jaxplan.ir._program import REGION_IN as REGION_IN

@@ -21,6 +21,8 @@ from jaxplan.ir import _padded_windows as _padded_windows  # how sums over padde
 from jaxplan.ir import _user_sharding as _user_sharding  # and how shardings of the user's are
 from jaxplan.ir._builder import Builder
 from jaxplan.ir._dead_code import remove_dead
+from jaxplan.ir._micro_batches import cut_freely
+from jaxplan.ir._model import rule_of
 from jaxplan.ir._program import Program, Source
 from jaxplan.ir._sizes import check_sizes
 from jaxplan.ir._state import Leaf, donated_by_default, pair_state
@@ -140,7 +142,7 @@ def _trace(step: Callable[..., Any], call: Call) -> Program:
         static_argnums=tuple(sorted(call.options.static.positions(call.args))),
     )
     check_sizes(program)
-    return program
+    return cut_freely(program, rule_of)
 
 
 def _check_constants(step: Callable[..., Any], constants: Sequence[Any]) -> None:

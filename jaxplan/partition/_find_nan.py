@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxplan import _compat
-from jaxplan.ir import Program
+from jaxplan.ir import CUT, Program
 from jaxplan.partition._user_sharding import as_traced
 
 
@@ -62,7 +62,10 @@ def _evaluate(program: Program, arguments: Sequence[Any]) -> None:
             continue
         params = as_traced(eqn)
         try:
-            results = _compat.bind_like(eqn.origin, eqn.primitive, params, operands, eqn.name_stack)
+            if eqn.name == CUT:
+                results = [operands[0].reshape(program.tensors[eqn.results[0]].shape)]
+            else:
+                results = _compat.bind_like(eqn.origin, eqn.primitive, params, operands, eqn.name_stack)
         except FloatingPointError as error:
             where = _compat.eqn_source_line(eqn.origin) or "unknown line"
             raise FloatingPointError(f"{error}, at {where}") from None

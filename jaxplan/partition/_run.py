@@ -17,7 +17,7 @@ from jax import lax
 
 from jaxplan import _compat
 from jaxplan.cost import UNPOOLING, Transfer, is_gradient, layout_of, passes_partial
-from jaxplan.ir import CONTRACTION_FAMILIES, UNGROUPED, WHOLE, Equation
+from jaxplan.ir import CONTRACTION_FAMILIES, CUT, UNGROUPED, WHOLE, Equation
 from jaxplan.mesh import Layout, Step
 from jaxplan.partition._behind import run_behind
 from jaxplan.partition._indexed import in_bounds
@@ -185,7 +185,9 @@ class Run:
         if eqn.index in self.replay.apart:
             self._read_apart(eqn, operands)
         if eqn.index in self.replay.awaited and family != "gather":
-            there = [i for i in range(len(operands)) if self.replay.is_there(eqn, i)] or list(range(len(operands)))
+            there = [i for i in range(len(operands)) if self.replay.is_there(eqn, i)] or list(
+                range(len(operands))
+            )
             for i, value in zip(there, self._await(eqn, [operands[i] for i in there]), strict=True):
                 operands[i] = value
         if (how := self.replay.unpooled.get(eqn.index)) is not None:
@@ -247,7 +249,9 @@ class Run:
         """A gradient goes to where its parameter is stored as soon as it is made."""
         transfer = self.replay.gradients[t]
         key = (t, transfer.target, 0)
-        self.copies[key] = self.executor.as_stored(self._transfer(self.env[t], transfer, None), transfer.target)
+        self.copies[key] = self.executor.as_stored(
+            self._transfer(self.env[t], transfer, None), transfer.target
+        )
         self.made.append((key, self.copies[key]))
 
     def _zeros_in_turn(self, eqn: Equation, layout: Layout) -> Any:
@@ -360,6 +364,8 @@ class Run:
         split = self._split(eqn, group)
         if runs_on_pieces(self.graph.rules[eqn.index], split):
             return self._island(eqn, operands, layouts, homes, split)
+        if eqn.name == CUT:
+            return [self._cut(eqn, operands[0], homes[0])]
         if any(layout.partial for layout in layouts):
             mapped = jax.vmap(lambda *args: self._bind(eqn, args))(*operands)
             return [self.executor.constrain(r, home) for r, home in zip(mapped, homes, strict=True)]
@@ -372,6 +378,18 @@ class Run:
         if eqn.index in self.replay.taken_apart:
             return [self.executor.least_padded(r, home) for r, home in zip(results, homes, strict=True)]
         return results
+
+    def _cut(self, eqn: Equation, x: Any, home: Layout) -> Any:
+        """Micro-batches of which each device cuts its own out of its part of the batch; nothing is sent."""
+        number, size, *rest = self.program.tensors[eqn.results[0]].shape
+        axes = home.dims[1]
+        parts = self.executor.size(axes)
+        x = lax.reshape(x, (parts, number, size // parts, *rest))
+        x = self.executor.constrain(x, Layout((axes, (), (), *home.dims[2:])))
+        x = self.executor.constrain(
+            lax.transpose(x, (1, 0, *range(2, x.ndim))), Layout(((), axes, (), *home.dims[2:]))
+        )
+        return self.executor.constrain(lax.reshape(x, (number, size, *rest)), home)
 
     def _as_the_step_says(self, eqn: Equation, operands: list[Any], homes: list[Layout]) -> list[Any]:
         """A constraint of the user's is the layout of its group; a `jax.shard_map` runs between such layouts."""
@@ -425,6 +443,8 @@ class Run:
         self, eqn: Equation, operands: Sequence[Any], params: Mapping[str, Any] | None = None
     ) -> list[Any]:
         params = dict(eqn.params if params is None else params)
+        if eqn.name == CUT:
+            return [lax.reshape(operands[0], self.program.tensors[eqn.results[0]].shape)]
         operands = in_bounds(eqn.name, params, operands)
         if eqn.name == UNPOOLING and self.replay.chip.is_gpu:
             return scatter_to_own_zeros(eqn, params, operands)
