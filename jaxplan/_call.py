@@ -136,13 +136,11 @@ def opened_call(
     with _nnx.opened(dynamic, keywords) as opened:
         arguments = (list(opened.args), dict(opened.kwargs))
         leaves, tree = jax.tree.flatten(arguments)
-        if not all(isinstance(leaf, jax.Array) for leaf in leaves):
+        if all(isinstance(leaf, jax.Array) for leaf in leaves):
+            avals = tuple(map(_aval_of_array, leaves))
+        else:
             leaves, tree = jax.tree.flatten(hold_statics(arguments, numbers=options.numbers_are_static))
-        try:
-            avals = tuple(map(_aval, leaves))
-        except (TypeError, OverflowError):
-            check_leaves(step, args, kwargs, options.static)
-            raise
+            avals = _avals(step, leaves, args, kwargs, options)
         yield Call(
             args=args,
             kwargs=kwargs,
@@ -155,10 +153,26 @@ def opened_call(
         )
 
 
-def _aval(leaf: Any) -> Aval:
-    is_quick = isinstance(leaf, jax.Array | jax.ShapeDtypeStruct)  # faster asked themselves
-    aval: Any = leaf if is_quick else jax.typeof(leaf)
-    return aval.shape, aval.dtype, bool(getattr(aval, "weak_type", False))
+def _avals(
+    step: Callable[..., Any],
+    leaves: Sequence[Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    options: StepOptions,
+) -> tuple[Aval, ...]:
+    """Avals of leaves of which some are no `jax.Array`."""
+    try:
+        return tuple(
+            _aval_of_array(x if isinstance(x, jax.Array | jax.ShapeDtypeStruct) else jax.typeof(x))
+            for x in leaves
+        )
+    except (TypeError, OverflowError):
+        check_leaves(step, args, kwargs, options.static)
+        raise
+
+
+def _aval_of_array(array: Any) -> Aval:
+    return array.shape, array.dtype, bool(getattr(array, "weak_type", False))
 
 
 def _statics(
