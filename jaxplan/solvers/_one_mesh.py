@@ -23,6 +23,10 @@ Axes = tuple[str, ...]
 Meaning = Mapping[str, Axes]
 Meanings = Sequence[Sequence["Meaning | None"]]
 
+MOST_MESHES = 256
+"""Meshes that are solved one by one, a tenth of a second to a few each."""
+_MOST_LISTED = 4096
+
 _UNMATCHED_MSG = (
     "meanings does not match the problem: expected one mapping for each configuration of each node, "
     "from dimensions to the axes that split them"
@@ -77,8 +81,9 @@ def one_mesh(problem: Problem, meanings: Meanings) -> Problem:
 def problems_by_mesh(problem: Problem, meanings: Meanings | None) -> Iterator[tuple[Problem, Sequence[Labels]]]:
     """Yield the problem on each mesh, and which configurations its nodes have there.
 
-    Together they have the assignments of `one_mesh`. On one mesh a dimension has few options, so that each is narrow
-    enough for elimination where all together are not.
+    Together they have the assignments of `one_mesh`, where there are at most `MOST_MESHES`; of more, those on which
+    most configurations are possible. On one mesh a dimension has few options, so that each is narrow enough for
+    elimination where all together are not.
 
     Raises:
       ProblemError: nothing tells what configurations mean.
@@ -87,19 +92,23 @@ def problems_by_mesh(problem: Problem, meanings: Meanings | None) -> Iterator[tu
         raise ProblemError(_MISSING_MSG)
     check_meanings(problem, meanings)
     used = {axes for row in itertools.chain.from_iterable(meanings) for axes in (row or {}).values() if axes}
-    for mesh in meshes(used):
-        allowed = {(), *mesh}
-        labels = [
-            tuple(k for k, row in enumerate(rows) if row is not None and allowed.issuperset(row.values()))
-            for rows in meanings
-        ]
-        if not all(labels):
-            continue
+    possible = [_possible(mesh, meanings) for mesh in itertools.islice(meshes(used), _MOST_LISTED)]
+    possible = sorted(filter(all, possible), key=lambda labels: -sum(map(len, labels)))[:MOST_MESHES]
+    for labels in possible:
         kept = [[rows[k] for k in some] for rows, some in zip(meanings, labels)]
         try:
             yield one_mesh(restrict(problem, labels), kept), labels
         except InfeasibleError:
             continue
+
+
+def _possible(mesh: Sequence[Axes], meanings: Meanings) -> list[Labels]:
+    """Configurations of each node that a mesh allows."""
+    allowed = {(), *mesh}
+    return [
+        tuple(k for k, row in enumerate(rows) if row is not None and allowed.issuperset(row.values()))
+        for rows in meanings
+    ]
 
 
 def check_meanings(problem: Problem, meanings: Meanings) -> None:

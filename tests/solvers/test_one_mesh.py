@@ -5,7 +5,7 @@ import pytest
 from random_problems import brute_frontier
 
 from jaxplan import InfeasibleError, ProblemError
-from jaxplan.solvers import Problem, frontier, one_mesh, solve
+from jaxplan.solvers import Problem, _one_mesh, frontier, one_mesh, solve
 from jaxplan.solvers._one_mesh import meshes
 
 # Two dimensions of the mesh, a and b, or one of both.
@@ -99,6 +99,15 @@ def test_meshes_are_whole_sets_of_disjoint_groups():
     subsets = [set(some) for n in range(6) for some in itertools.combinations(groups, n)]
     disjoint = [s for s in subsets if sum(map(len, s)) == len({axis for group in s for axis in group})]
     assert found == {frozenset(s) for s in disjoint if not any(s < other for other in disjoint)}
+
+
+def test_more_meshes_than_are_solved_still_leave_an_answer(monkeypatch):
+    """Of three meshes the one with most configurations is kept; whole dimensions are possible on all."""
+    monkeypatch.setattr(_one_mesh, "MOST_MESHES", 1)
+    problem, meanings = random_model(1)
+    found = solve(problem, "one_mesh", meanings=meanings)
+    best = min(time for _, time in obeying(problem, meanings))
+    assert best <= found.time < np.inf
 
 
 def test_forbidden_configurations_are_left_out():
