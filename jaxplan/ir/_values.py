@@ -20,6 +20,10 @@ VIEW_PRIMITIVES = frozenset(
 )
 
 
+_COSTLY = frozenset({"unknown", "user", "linalg", "opaque", "attention", "sparse"})
+"""Families that are computed once for all, whatever they read: a factorisation of a constant matrix has a price."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Values:
     """Per tensor, by index.
@@ -78,10 +82,7 @@ def analyse_values(program: Program, rules: tuple[OperatorRule, ...]) -> Values:
         for t in eqn.operands:
             consumers[t].append(eqn.index)
         operand_numbers = tuple(number[t] for t in eqn.operands)
-        is_free = all(free[t] or t in scalar_inputs for t in eqn.operands) and rule.family not in (
-            "unknown",
-            "user",
-        )
+        is_free = all(free[t] or t in scalar_inputs for t in eqn.operands) and rule.family not in _COSTLY
         if eqn.name in IDENTITY_PRIMITIVES and len(eqn.results) == len(eqn.operands):
             numbers = operand_numbers
         elif eqn.name in (REGION_IN, REGION_OUT):

@@ -195,3 +195,19 @@ def test_random_bits_take_longer_than_their_bytes() -> None:
     key = jax.eval_shape(lambda: jax.random.key(0))
     found = seconds(lambda k, x: jax.random.bits(k, (n,)) + x, key, _s(n, dtype=jnp.uint32))
     assert found >= 100 * n / FLOAT32 > 4 * n / BANDWIDTH
+
+
+def test_a_factorisation_of_a_constant_has_a_price() -> None:
+    """A matrix that depends on no argument exists in every layout for nothing, its factor does not."""
+    found = seconds(lambda x: _cholesky(2 * jnp.eye(4096)) + x, _s(4096, 4096))
+    assert found >= 4096**3 / 3 / FLOAT32
+
+
+def test_a_step_with_a_factorisation_of_a_constant_runs() -> None:
+    def step(x: jax.Array) -> jax.Array:
+        index = jnp.arange(16.0)
+        return _cholesky(jnp.eye(16) + jnp.exp(-((index[:, None] - index) ** 2))) @ x
+
+    x = jnp.arange(128.0).reshape(16, 8)
+    for plan in jaxplan.plan(step, x, topology="cpu:8", memory="1GiB", progress=False).points:
+        assert jnp.allclose(plan.jit()(x), step(x), rtol=1e-5)
