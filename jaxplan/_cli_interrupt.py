@@ -13,7 +13,7 @@ from jaxplan._interrupt import Interruption, interruptible
 
 EXIT_INTERRUPTED = 130
 """As shells report a command that SIGINT ended."""
-GRACE_SECONDS = 0.8
+GRACE_SECONDS = 0.7
 """After Ctrl-C, until the process ends whatever it does; a file that is being written is written to its end."""
 _SHOW_CURSOR = "\x1b[?25h"
 

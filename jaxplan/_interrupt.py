@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from typing import Any
 
 INTERRUPTED_NOTE = "the search was interrupted: there may be better plans than those that were found until then"
-SECONDS_LEFT = 0.4
+SECONDS_LEFT = 0.3
 """After an interrupt, for predicting and describing what was found."""
 
 

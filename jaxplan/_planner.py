@@ -406,7 +406,7 @@ def _all_finished(items: Sequence[Plan | Candidate], most_configurations: int | 
         for i in order:
             if i not in plans and (current().time_is_left or not plans):
                 plans[i] = _finished(items[i], most_configurations)
-                current().plans = tuple(plans.values())
+                current().plans = (*current().plans, plans[i])
     return [plans[i] for i in sorted(plans)]
 
 
