@@ -119,11 +119,11 @@ def run_pair(model: str, topology: str, most: int, cache: Path | None, jobs: int
         records = []
         for future in waiting:
             records.append(future.result())
-            print(_line(records[-1]), flush=True)
+            print(line_of(records[-1]), flush=True)
     return records
 
 
-def _line(record: Record) -> str:
+def line_of(record: Record) -> str:
     head = f"{record.model:<12} {record.topology:<8} {record.point:<16}"
     if record.failure:
         return f"{head} FAILED: {record.failure.splitlines()[-1] if record.failure else ''}"
