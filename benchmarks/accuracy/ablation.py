@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from benchmarks.accuracy._models import MODELS, TOPOLOGIES
 from benchmarks.accuracy._record import read_records
@@ -84,6 +85,24 @@ def differences(
         yield f"{label} {fields}{truth}"
 
 
+def errors_of_memory(
+    predicted: Mapping[Key, dict[str, Any]], compiled: Mapping[Key, int], topology: str
+) -> np.ndarray:
+    """(plans,) predicted over compiled bytes, minus 1, of the plans on a topology that were compiled."""
+    of = [key for key in sorted(predicted) if key in compiled and key[1] == topology]
+    return np.array([predicted[key]["memory_bytes"] / compiled[key] - 1 for key in of])
+
+
+def summary(label: str, errors: np.ndarray) -> str:
+    """Quantiles of errors as one row."""
+    if not errors.size:
+        return f"{label:<20} nothing compiled"
+    return (
+        f"{label:<20} {len(errors):>4} plans, mean {abs(errors).mean():6.2%}, median {np.median(abs(errors)):6.2%}, 95 % "
+        f"{np.quantile(abs(errors), 0.95):6.2%}, lowest {errors.min():+.1%}, highest {errors.max():+.1%}"
+    )
+
+
 def _difference(name: str, before: Any, now: Any) -> str:
     """One field of a prediction, before and now, in the units that people read."""
     if name == "memory_bytes":
@@ -106,8 +125,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = dict(predictions(models, topologies))
     saved = read_saved() if SAVED.exists() else {}
     asked = {key: value for key, value in saved.items() if key[0] in models and key[1] in topologies}
-    lines = list(differences(asked, found, compiled_memory()))
+    compiled = compiled_memory()
+    lines = list(differences(asked, found, compiled))
     print("\n".join(lines))
+    for topology in topologies:
+        print(summary(f"{topology} saved", errors_of_memory(asked, compiled, topology)))
+        print(summary(f"{topology} now", errors_of_memory(found, compiled, topology)))
     print(f"{len(found)} reference plans predicted, {len(lines)} differ from the saved predictions")
     if options.save:
         write_saved({**{key: value for key, value in saved.items() if key not in asked}, **found})

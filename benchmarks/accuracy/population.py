@@ -52,7 +52,7 @@ def run_seed(seed: int, topology: str, cache: Path | None) -> list[Record]:
         points = chosen_points(frontier, PLANS_OF_A_STEP)
         records = list(pool.map(lambda p: measure(drawn.name, topology, *p, cache), points))
     for record in records:
-        print("  " + line_of(record), flush=True)
+        print("  " + line_of(record).removeprefix(drawn.name), flush=True)
     return records
 
 

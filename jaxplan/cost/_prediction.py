@@ -80,6 +80,8 @@ class Prediction:
 _MOST_REMEMBERED = 256
 """Solutions whose transfers are remembered: a frontier's, which are predicted first and made plans of later."""
 
+_VIEWS = frozenset({"transpose", "reshape", "squeeze", "expand_dims"})
+"""Operators whose result is the buffer of their operand: the compiler chooses its layout so."""
 _TEMPORARIES, _COPIES = "gradients and temporaries", "resharded copies"
 
 
@@ -421,10 +423,31 @@ class Predictor:
         self, t: int, moved: Sequence[Transfer], assignment: Sequence[int], chosen: Sequence[Configuration]
     ) -> int:
         """Last read of the original copy of one tensor that is resharded."""
-        executed = [self._executed_by(transfer, span.first) for transfer in moved for span in transfer.spans]
+        executed = [
+            self._executed_by(transfer, span.first) - self._is_reduced_in_place(transfer)
+            for transfer in moved
+            for span in transfer.spans
+        ]
         wanted = {transfer.target for transfer in moved}
         ends = [end for layout, end in self._last_reads(t, assignment, chosen).items() if layout not in wanted]
         return max(executed + ends)
+
+    def _is_reduced_in_place(self, transfer: Transfer) -> bool:
+        """Whether the sum is written over the partial result that it is made of.
+
+        NCCL reduces in place, and XLA lets an all-reduce share the buffer of an operand that is read last
+        (https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/inplace.html). The operand has to be a buffer:
+        element-wise operators in front of it write one of their own.
+        """
+        if not self.model.topology.chip.is_gpu or any(s.kind != "all-reduce" for s in transfer.path.steps):
+            return False
+        values, equations, t = self.model.graph.values, self.model.graph.program.equations, transfer.tensor
+        while not self.model.buffers.materialised[t]:
+            producer = values.producer[t]
+            if producer < 0 or equations[producer].name not in _VIEWS:
+                return False
+            t = equations[producer].operands[0]
+        return values.producer[t] >= 0
 
     def _readers_of(self, t: int) -> tuple[int, ...]:
         """Groups that read a tensor."""
