@@ -8,52 +8,102 @@ from jaxplan.cost._fusion import is_outer_product
 from jaxplan.ir import Equation, StepGraph
 from jaxplan.mesh import ChipSpec
 
+VIEWS = frozenset({"transpose", "reshape", "squeeze", "expand_dims"})
+"""Operators whose result is the buffer of their operand: the compiler chooses its layout so."""
+
 
 class Accumulation(NamedTuple):
-    """A sum (an equation) to which a product is added: the tensors of the product and of the other summand, and whether
-    the sum is written over that."""
+    """A sum (an equation) to which a dot is added by the library call that makes the dot.
+
+    Attributes:
+      equation: index of the sum.
+      product: the tensor of the dot.
+      views: the tensors between the dot and the sum: the dot transposed, or times a constant.
+      other: the other summand.
+      in_place: the sum is written over the other summand.
+      replaces: the other summand is made of the donated argument whose buffer the sum takes, and has none of its own.
+    """
 
     equation: int
     product: int
+    views: tuple[int, ...]
     other: int
     in_place: bool
+    replaces: bool
 
 
 def accumulations(graph: StepGraph, chip: ChipSpec) -> list[Accumulation]:
-    """Sums of which one summand is a matrix product that nothing else reads, C = A B + C.
+    """Sums of which one summand is a matrix product that nothing else reads, D = alpha A B + C.
 
     XLA makes one library call of them, whose result is written over C, or over a copy where C is read later: the
-    product has no buffer of its own. Compiled GPU programs were seen to add up input gradients and residual streams so.
-    Input gradients of convolutions of one pixel are added to others by the library as well, into a buffer of their own.
+    product has no buffer of its own. A transpose of the product is one of its operands, and a constant factor is alpha.
+    Compiled GPU programs were seen to add up input gradients, residual streams, and updates of plain and momentum SGD
+    so. Input gradients of convolutions of one pixel are added to others by the library as well, into a buffer of their
+    own.
     https://github.com/openxla/xla/blob/main/xla/service/gpu/transforms/gemm_rewriter.cc (``FuseMatrixBiasAdd``) and
     https://github.com/openxla/xla/blob/main/xla/service/gpu/transforms/cudnn_fused_conv_rewriter.cc
     """
     if not chip.is_gpu or chip.fuses_products:
         return []
     program, values, found = graph.program, graph.values, []
+    replaced = {program.outputs[o]: program.inputs[i] for o, i in program.aliases.items() if program.donated[i]}
     for eqn in program.equations:
         summands = set(eqn.operands)
         if eqn.name not in ("add", "add_any") or len(summands) < 2 or any(values.free[t] for t in summands):
             continue
         types = [(program.tensors[t].shape, program.tensors[t].dtype) for t in (*summands, *eqn.results)]
-        products = [t for t in summands if _is_only_for(graph, t, eqn.index)]
+        products = {t: chain for t in summands if (chain := _product_behind(graph, t, eqn.index))}
         if products and len(set(types)) == 1:
-            product = max(products, key=values.producer.__getitem__)
+            summand = max(products, key=lambda t: values.producer[products[t][-1]])
+            *views, product = products[summand]
+            other = (summands - {summand}).pop()
             is_matrix = graph.rules[values.producer[product]].family == "contraction"
-            found.append(Accumulation(eqn.index, product, (summands - {product}).pop(), is_matrix))
+            taken = replaced.get(eqn.results[0])
+            replaces = is_matrix and taken is not None and _is_made_of(graph, other, taken, eqn.index)
+            found.append(Accumulation(eqn.index, product, tuple(views), other, is_matrix, replaces))
     return found
 
 
-def _is_only_for(graph: StepGraph, t: int, equation: int) -> bool:
-    """Whether a tensor is a product that a library may add, and one equation of the same body alone reads it."""
-    program, made = graph.program, graph.values.producer[t]
-    return (
-        made >= 0
-        and _adds_up(graph, program.equations[made])
-        and graph.values.consumers[t] == (equation,)
-        and program.equations[made].region == program.equations[equation].region
-        and t not in program.outputs
-    )
+def _product_behind(graph: StepGraph, t: int, equation: int) -> tuple[int, ...]:
+    """The tensors from a summand back to the dot that a library may add, the dot last; empty where there is none.
+
+    One equation of the same body alone reads each of them.
+    """
+    program, values, chain, is_scaled = graph.program, graph.values, [], False
+    region = program.equations[equation].region
+    while True:
+        made = values.producer[t]
+        if made < 0 or values.consumers[t] != (equation,) or t in program.outputs:
+            return ()
+        eqn = program.equations[made]
+        if eqn.region != region:
+            return ()
+        chain.append(t)
+        if _adds_up(graph, eqn):
+            is_matrix = graph.rules[made].family == "contraction"
+            return tuple(chain) if is_matrix or len(chain) == 1 else ()
+        factors = [u for u in eqn.operands if program.tensors[u].kind == "literal" and not program.tensors[u].shape]
+        if eqn.name == "mul" and len(factors) == 1 and not is_scaled:
+            is_scaled, (t,) = True, set(eqn.operands) - set(factors)
+        elif eqn.name in VIEWS:
+            t = eqn.operands[0]
+        else:
+            return ()
+        equation = made
+
+
+def _is_made_of(graph: StepGraph, t: int, source: int, equation: int) -> bool:
+    """Whether a tensor is an argument, or computed of it alone by element-wise operators; nothing else reads either."""
+    program, values = graph.program, graph.values
+    while t != source:
+        made = values.producer[t]
+        if made < 0 or values.consumers[t] != (equation,) or graph.rules[made].family != "elementwise":
+            return False
+        operands = [u for u in program.equations[made].operands if not values.free[u] and program.tensors[u].shape]
+        if len(operands) != 1:
+            return False
+        t, equation = operands[0], made
+    return values.consumers[source] == (equation,)
 
 
 def _adds_up(graph: StepGraph, eqn: Equation) -> bool:

@@ -73,6 +73,7 @@ class Buffers:
         is held in elements of so many bytes, as its copies are (`wide_results`).
       padded: what products read as matrices of whole multiples (`padded_operands`).
       behind: products that make gradients -> the products that come first (`behind_input_gradients`).
+      added_up: views of a dot that a library call adds to a sum -> the dot, a buffer only where a view is resharded.
     """
 
     materialised: tuple[bool, ...]
@@ -95,6 +96,7 @@ class Buffers:
     wide: Mapping[int, int] = field(default_factory=dict)
     padded: Mapping[int, MatrixDims] = field(default_factory=dict)
     behind: Mapping[int, int] = field(default_factory=dict)
+    added_up: Mapping[int, int] = field(default_factory=dict)
 
     def held_as(self, t: int) -> tuple[Hashable, ...]:
         """What beside its shape and dtype decides the bytes of a tensor on a device."""
@@ -166,6 +168,7 @@ def analyse_buffers(
         wide=wide,
         padded=padded_operands(graph, chip),
         behind=behind,
+        added_up={t: a.product for a in added_up for t in a.views},
     )
 
 
@@ -196,10 +199,10 @@ def _deaths(
         for t in eqn.operands[_is_carry_exit(eqn) :]:
             death[t] = max(death[t], last)
     hand_over(graph, materialised, death, late)
-    for added, product, other, in_place in added_up:
-        death[product] = producer[product] - 1  # no buffer of its own, unless it is resharded first
-        if in_place and death[other] == added and other not in program.inputs:
-            death[other] = added - 1
+    for a in added_up:
+        death[a.product] = producer[a.product] - 1  # no buffer of its own, unless it is resharded first
+        if a.in_place and death[a.other] == a.equation and a.other not in program.inputs:
+            death[a.other] = a.equation - 1
     return death
 
 
@@ -313,8 +316,9 @@ def _materialised(
         result[t] = not graph.values.free[t] and program.tensors[t].kind != "literal"
     for product, wide in widened.items():
         result[product], result[wide] = False, True
-    for added, _, other, _ in added_up:  # what the library reads and writes
-        result[other] = result[program.equations[added].results[0]] = True
+    for a in added_up:  # what the library reads and writes
+        result[a.other] = result[a.other] or not a.replaces
+        result[program.equations[a.equation].results[0]] = True
     for t in program.inputs:
         result[t] = True
     for eqn in program.equations:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from jaxplan.cost._accumulated import VIEWS
 from jaxplan.cost._buffer_sizes import BufferSizes
 from jaxplan.cost._changed import ChangedFlows
 from jaxplan.cost._extended import ExtendedImages
@@ -80,8 +81,6 @@ class Prediction:
 _MOST_REMEMBERED = 256
 """Solutions whose transfers are remembered: a frontier's, which are predicted first and made plans of later."""
 
-_VIEWS = frozenset({"transpose", "reshape", "squeeze", "expand_dims"})
-"""Operators whose result is the buffer of their operand: the compiler chooses its layout so."""
 _TEMPORARIES, _COPIES = "gradients and temporaries", "resharded copies"
 
 
@@ -416,6 +415,8 @@ class Predictor:
                 # The transfers are kept alive: their ids are part of the key.
                 self._homes[key] = tuple(moved), self._home_death(t, moved, assignment, chosen)
             result[t] = self._homes[key][1]
+            if (product := self.model.buffers.added_up.get(t)) is not None:
+                result.setdefault(product, result[t])
         self._shorten_sources(result)
         return result
 
@@ -444,7 +445,7 @@ class Predictor:
         values, equations, t = self.model.graph.values, self.model.graph.program.equations, transfer.tensor
         while not self.model.buffers.materialised[t]:
             producer = values.producer[t]
-            if producer < 0 or equations[producer].name not in _VIEWS:
+            if producer < 0 or equations[producer].name not in VIEWS:
                 return False
             t = equations[producer].operands[0]
         return values.producer[t] >= 0
