@@ -28,7 +28,7 @@ from jaxplan.cost._summands import Summand, find_summands
 from jaxplan.cost._tpu_buffers import SentBytes, TpuBuffers
 from jaxplan.cost._transfers import ChangedFlow, Transfer, make_transfers
 from jaxplan.cost._updated_parts import gathered_updates, replaced_in_place
-from jaxplan.ir import REGION_IN, UNGROUPED, Configuration, Tensor, backward_barriers
+from jaxplan.ir import CONTRACTION_FAMILIES, REGION_IN, UNGROUPED, Configuration, Tensor, backward_barriers
 from jaxplan.mesh import Layout, collective_seconds
 
 
@@ -106,6 +106,10 @@ class Predictor:
         ]
         self._arriving: dict[int, tuple[Transfer, int]] = {}
         self._products = frozenset(self._contractions)
+        self._library_calls = frozenset(
+            e.index for e in program.equations if graph.rules[e.index].family in CONTRACTION_FAMILIES
+        )
+        self._by_product: dict[int, bool] = {}
         self._axes = model.topology.axes
         self._summands = find_summands(graph, model.topology.chip, buffers.materialised)
         self._written: dict[tuple[int, int], tuple[tuple[int, int, int, int], ...]] = {}
@@ -345,14 +349,31 @@ class Predictor:
         return math.prod(shape[: step.dim]) > 1 and math.prod(shape[step.dim + 1 :]) > 1
 
     def _products_run(self, transfers: Sequence[Transfer]) -> list[int]:
-        """Equations at which a matrix product runs: where it is, and beside each sum that is scattered."""
-        beside = {
+        """Equations at which a matrix product runs: where it is, and in front of each scatter of its partial sum, for
+        which it may wait."""
+        waiting = {
             span.first
             for transfer in transfers
-            if transfer.path.steps[0].kind == "reduce-scatter"
+            if transfer.path.steps[0].kind == "reduce-scatter" and self._is_made_by_product(transfer.tensor)
             for span in transfer.spans
         }
-        return [*self._contractions, *sorted(beside - self._products)] if self._contractions else []
+        return [*self._contractions, *sorted(waiting - self._products)] if self._contractions else []
+
+    def _is_made_by_product(self, t: int) -> bool:
+        """Whether a dot or a convolution makes a tensor, or a buffer that it is computed of by fused operators."""
+        if t not in self._by_product:
+            graph, buffers = self.model.graph, self.model.buffers
+            stack, seen, found = [t], {t}, False
+            while stack and not found:
+                index = graph.values.producer[stack.pop()]
+                found = index in self._library_calls
+                is_fused = index >= 0 and graph.rules[index].family in ("elementwise", "shape")
+                operands = graph.program.equations[index].operands if is_fused else ()
+                stack += [u for u in operands if u not in seen and not buffers.materialised[u]]
+                stack += [u for u in operands if graph.values.producer[u] in self._library_calls]
+                seen.update(operands)
+            self._by_product[t] = found
+        return self._by_product[t]
 
     def _written_summands(self, assignment: Sequence[int]) -> Iterator[tuple[int, int, int]]:
         """(first, last equation, bytes) of what sums over columns add up, where that is written (`Summand`)."""
