@@ -18,6 +18,7 @@ from jaxplan.cost._fusion import NOT_RECOMPUTED, fuses_into, is_recomputed, runs
 from jaxplan.cost._gated import gated
 from jaxplan.cost._grouped import ChannelGroups, grouped_operands, wide_results
 from jaxplan.cost._in_place import cleared_together, hand_over, sums_over_trips
+from jaxplan.cost._in_place_fusions import write_over_operands
 from jaxplan.cost._inner_dims import inner_dims
 from jaxplan.cost._orders import OrderedCopy, write_in_orders
 from jaxplan.cost._padded_products import MatrixDims, padded_operands
@@ -134,6 +135,8 @@ def analyse_buffers(
     late = {e: when.by for e, when in waiting.items()} | {e: behind + 1 for e, behind in summed.items()}
     late |= {values.producer[a.product]: a.equation for a in added_up if not a.in_place}
     death = _deaths(graph, materialised, late, added_up, summed)
+    if chip.is_gpu:
+        write_over_operands(graph, materialised, death)
     read_end = _read_end(graph, materialised, death, late)
     ordered = write_in_orders(graph, chip, materialised, read_end, death)
     behind = behind_input_gradients(graph, chip, materialised)

@@ -1,0 +1,87 @@
+"""Element-wise fusions that write their result over an operand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from jaxplan.ir import StepGraph
+
+
+def write_over_operands(graph: StepGraph, materialised: Sequence[bool], death: list[int]) -> None:
+    """Let an operand that an element-wise fusion reads last die right before the result is born; ``death`` is changed.
+
+    XLA lets a GPU fusion write its result over an operand of the same shape and element size that nothing reads later,
+    where every path between both is element-wise:
+    https://github.com/openxla/xla/blob/main/xla/service/gpu/alias_info.cc (``FusionCanShareBufferHint``, in earlier
+    versions buffer_sharing.cc). One operand makes room for one result.
+    """
+    program, producer = graph.program, graph.values.producer
+    kept = {*program.inputs, *program.outputs}
+    for eqn in program.equations:
+        for result in eqn.results:
+            if not materialised[result] or graph.rules[eqn.index].family != "elementwise":
+                continue
+            for t in _elementwise_sources(graph, result, materialised):
+                if death[t] == eqn.index and t not in kept and producer[t] >= 0 and _is_read_in_order(
+                    graph, t, result, materialised
+                ):
+                    death[t] = eqn.index - 1
+                    break
+
+
+def _elementwise_sources(graph: StepGraph, result: int, materialised: Sequence[bool]) -> Iterator[int]:
+    """Buffers of the shape and element size of a result that it is computed of by fused element-wise operators."""
+    program, values = graph.program, graph.values
+    like = program.tensors[result]
+    stack, seen = [result], {result}
+    while stack:
+        made = values.producer[stack.pop()]
+        if made < 0 or graph.rules[made].family != "elementwise":
+            continue
+        for t in program.equations[made].operands:
+            tensor = program.tensors[t]
+            if t in seen or tensor.shape != like.shape or values.free[t]:
+                continue
+            seen.add(t)
+            if not materialised[t]:
+                stack.append(t)
+            elif tensor.itemsize == like.itemsize:
+                yield t
+
+
+def _is_read_in_order(graph: StepGraph, t: int, result: int, materialised: Sequence[bool]) -> bool:
+    """Whether a fusion reads a buffer, element by element, where it writes its result, and is sure to read it last.
+
+    Another reader that the result depends on has run before. One that it does not depend on, such as the loss beside
+    the gradient of the logits, may run later.
+    """
+    program, values = graph.program, graph.values
+    last = values.producer[result]
+    shape = program.tensors[result].shape
+    needed = _needed_for(graph, last, values.producer[t])
+    stack, seen = [t], {t}
+    while stack:
+        for c in values.consumers[stack.pop()]:
+            if c not in needed:
+                return False
+            for r in program.equations[c].results:
+                if r in seen or r == result or materialised[r]:
+                    continue
+                seen.add(r)
+                if graph.rules[c].family != "elementwise" or program.tensors[r].shape != shape:
+                    return False
+                stack.append(r)
+    return True
+
+
+def _needed_for(graph: StepGraph, equation: int, first: int) -> set[int]:
+    """An equation and those after ``first`` whose results it is computed of."""
+    producer, equations = graph.values.producer, graph.program.equations
+    stack, seen = [equation], {equation}
+    while stack:
+        for t in equations[stack.pop()].operands:
+            made = producer[t]
+            if made > first and made not in seen:
+                seen.add(made)
+                stack.append(made)
+    return seen
