@@ -23,6 +23,7 @@ from jaxplan.cost._inner import InnerCollective, inner_of_plan, may_communicate
 from jaxplan.cost._lifetimes import Lifetimes
 from jaxplan.cost._model import CostModel
 from jaxplan.cost._ordered_copies import OrderedCopies
+from jaxplan.cost._put_off import is_gradient
 from jaxplan.cost._residents import BATCH, OTHER_STATE, PARAMETERS, resident_labels
 from jaxplan.cost._summands import Summand, find_summands
 from jaxplan.cost._tpu_buffers import SentBytes, TpuBuffers
@@ -109,7 +110,9 @@ class Predictor:
         self._library_calls = frozenset(
             e.index for e in program.equations if graph.rules[e.index].family in CONTRACTION_FAMILIES
         )
-        self._by_product: dict[int, bool] = {}
+        self._product_of: dict[int, int | None] = {}
+        results = (program.equations[e].results[0] for e in self._library_calls if program.equations[e].region < 0)
+        self._gradient_births = sorted(buffers.birth[t] for t in results if is_gradient(graph, t))
         self._axes = model.topology.axes
         self._summands = find_summands(graph, model.topology.chip, buffers.materialised)
         self._written: dict[tuple[int, int], tuple[tuple[int, int, int, int], ...]] = {}
@@ -354,26 +357,26 @@ class Predictor:
         waiting = {
             span.first
             for transfer in transfers
-            if transfer.path.steps[0].kind == "reduce-scatter" and self._is_made_by_product(transfer.tensor)
+            if transfer.path.steps[0].kind == "reduce-scatter" and self._product_behind(transfer.tensor) is not None
             for span in transfer.spans
         }
         return [*self._contractions, *sorted(waiting - self._products)] if self._contractions else []
 
-    def _is_made_by_product(self, t: int) -> bool:
-        """Whether a dot or a convolution makes a tensor, or a buffer that it is computed of by fused operators."""
-        if t not in self._by_product:
-            graph, buffers = self.model.graph, self.model.buffers
-            stack, seen, found = [t], {t}, False
-            while stack and not found:
+    def _product_behind(self, t: int) -> int | None:
+        """The dot or convolution that makes a tensor, itself or through fused operators; None: there is none."""
+        if t not in self._product_of:
+            graph, materialised = self.model.graph, self.model.buffers.materialised
+            stack, seen, found = [t], {t}, None
+            while stack and found is None:
                 index = graph.values.producer[stack.pop()]
-                found = index in self._library_calls
+                found = index if index in self._library_calls else None
                 is_fused = index >= 0 and graph.rules[index].family in ("elementwise", "shape")
                 operands = graph.program.equations[index].operands if is_fused else ()
-                stack += [u for u in operands if u not in seen and not buffers.materialised[u]]
-                stack += [u for u in operands if graph.values.producer[u] in self._library_calls]
+                calls = [u for u in operands if graph.values.producer[u] in self._library_calls]
+                stack += [u for u in operands if u not in seen and not materialised[u]] + calls
                 seen.update(operands)
-            self._by_product[t] = found
-        return self._by_product[t]
+            self._product_of[t] = found
+        return self._product_of[t]
 
     def _written_summands(self, assignment: Sequence[int]) -> Iterator[tuple[int, int, int]]:
         """(first, last equation, bytes) of what sums over columns add up, where that is written (`Summand`)."""
@@ -446,7 +449,10 @@ class Predictor:
     ) -> int:
         """Last read of the original copy of one tensor that is resharded."""
         executed = [
-            self._executed_by(transfer, span.first) - self._is_reduced_in_place(transfer)
+            max(
+                self._executed_by(transfer, span.first) - self._is_reduced_in_place(transfer),
+                self._scattered_by(transfer, span.first),
+            )
             for transfer in moved
             for span in transfer.spans
         ]
@@ -505,6 +511,19 @@ class Predictor:
         if k >= len(self._barriers):
             return first
         return min(self._barriers[k], self._read_end[transfer.spans[-1].last])
+
+    def _scattered_by(self, transfer: Transfer, first: int) -> int:
+        """The dot that runs beside the scatter of a gradient, whose operand lives until it is done; -1: none.
+
+        GPU programs start a reduce-scatter and make the next gradient before they wait for it.
+        """
+        is_scattered = transfer.path.steps[0].kind == "reduce-scatter" and self.model.topology.chip.is_gpu
+        product = self._product_behind(transfer.tensor) if is_scattered else None
+        if product is None or not is_gradient(self.model.graph, transfer.tensor):
+            return -1
+        made = self.model.buffers.birth[self.model.graph.program.equations[product].results[0]]
+        following = bisect.bisect_right(self._gradient_births, max(first, made))
+        return self._gradient_births[following] if following < len(self._gradient_births) else -1
 
     def _shorten_sources(self, deaths: dict[int, int]) -> None:
         """What a resharded value was fused from is not needed for longer than that value: a weight gradient that is

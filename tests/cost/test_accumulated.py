@@ -68,3 +68,30 @@ def test_input_gradients_of_one_pixel_are_added_up(pixels: int, stride: int, is_
     found = accumulations(graph, Topology.parse("h100:1").chip)
     assert len(found) == is_added_up
     assert all(graph.program.equations[a.equation].phase == "backward" and not a.in_place for a in found)
+
+
+@pytest.mark.parametrize("with_momentum", [False, True])
+def test_the_update_of_sgd_is_made_by_the_dot_of_the_gradient(with_momentum: bool) -> None:
+    """w + (-lr) x^T dy, and m' = 0.9 m + x^T dy, are one library call each: no gradient exists."""
+
+    def step(w: jax.Array, m: jax.Array, x: jax.Array) -> Any:
+        gradient = jax.grad(lambda w: jnp.sum((x @ w) ** 2))(w)
+        if with_momentum:
+            m = gradient + 0.9 * m
+            return w + -0.1 * m, m
+        return w + -0.1 * gradient, m
+
+    # Two donated matrices are written over; the activation of 1/64 of a matrix and the scratch of 1/8 remain.
+    arguments = shape(SIZE, SIZE), shape(SIZE, SIZE), shape(SIZE // 64, SIZE)
+    assert peak(step, *arguments, topology="h100:1", donate_argnums=(0, 1)) < MATRIX / 4
+
+
+def test_a_gradient_that_is_read_twice_is_a_buffer() -> None:
+    """Adam reads it for both of its averages."""
+
+    def step(w: jax.Array, v: jax.Array, x: jax.Array) -> Any:
+        gradient = jax.grad(lambda w: jnp.sum((x @ w) ** 2))(w)
+        return w + -0.1 * gradient, v + gradient**2
+
+    arguments = shape(SIZE, SIZE), shape(SIZE, SIZE), shape(SIZE // 64, SIZE)
+    assert MATRIX < peak(step, *arguments, topology="h100:1", donate_argnums=(0, 1)) < 1.25 * MATRIX

@@ -13,6 +13,8 @@ from tests.cost.one_device import peak, shape
 
 SIZE = 64
 MATRIX = 4 * SIZE * SIZE
+WORKSPACE = 32 * 2**20
+"""Scratch of a matrix product on an H100."""
 SCALARS = 256
 """Counters, flags and vectors of the loops, generously."""
 
@@ -75,3 +77,29 @@ def test_an_update_of_a_table_is_written_over_it(reads_later: bool, count: int) 
 
     found = peak(step, shape(SIZE, SIZE), shape(SIZE, SIZE), shape(SIZE, dtype=jnp.int32))
     assert found // MATRIX == count
+
+
+def test_a_gpu_fusion_writes_over_an_operand_that_it_reads_last() -> None:
+    """The scaled tanh lies in the buffer of the dot, whose other reader, the maximum, it depends on."""
+
+    def step(a: jax.Array) -> jax.Array:
+        product = a @ a
+        scaled = jnp.tanh(product) * jnp.max(product)
+        return scaled @ a
+
+    # The dot, and its scaled form in the same buffer; then that and the second dot.
+    assert matrices(peak(step, shape(SIZE, SIZE), topology="h100:1") - WORKSPACE) == 2
+
+
+def test_a_reader_that_may_run_later_keeps_the_operand() -> None:
+    """The sum is not needed for the last dot, so the compiler may take it after the fusion has run."""
+
+    def step(a: jax.Array) -> Any:
+        product = a @ a
+        return jnp.tanh(product) @ a, jnp.sum(product)
+
+    def alone(a: jax.Array) -> jax.Array:
+        return jnp.tanh(a @ a) @ a
+
+    kept = peak(step, shape(SIZE, SIZE), topology="h100:1") - peak(alone, shape(SIZE, SIZE), topology="h100:1")
+    assert matrices(kept) == 1
