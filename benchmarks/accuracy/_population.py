@@ -1,13 +1,14 @@
 """Train steps drawn at random: plain pieces in many sizes, unlike the models of the registry.
 
-A seed draws a family (perceptron, autoencoder, factorisation, attention, convolutions, recurrence, ...), its depth and
-widths, an activation, a loss, an optimizer from plain SGD up, parameters and activations in float32 or bfloat16, whether
+A seed draws a family (perceptron, autoencoder, factorisation, attention, convolutions, recurrence, ...), its depth,
+its widths, an activation, a loss, an optimizer from plain SGD up, parameters and activations in float32 or bfloat16, whether
 equal layers are scanned, and a batch. Nothing is allocated: arguments are shapes.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -113,7 +114,7 @@ def _dense_shapes(name: str, rows: int, columns: int, regime: Regime) -> Params:
 
 def _perceptron(draw: Draw, regime: Regime) -> Model:
     widths = [int(_pick(draw, (256, 512, 784, 1024, 2048, 4096, 8192))) for _ in range(int(draw.integers(2, 7)))]
-    pairs = list(zip(widths, widths[1:]))
+    pairs = list(itertools.pairwise(widths))
     params = {k: v for i, (a, b) in enumerate(pairs) for k, v in _dense_shapes(f"dense_{i}", a, b, regime).items()}
 
     def apply(params: Params, x: Any) -> Any:
@@ -197,7 +198,8 @@ def _factorisation(draw: Draw, regime: Regime) -> Model:
 
 
 def _attention(draw: Draw, regime: Regime) -> Model:
-    heads, size, length = int(_pick(draw, (4, 8, 16))), int(_pick(draw, (32, 64, 128))), int(_pick(draw, (128, 512, 1024)))
+    heads, size = int(_pick(draw, (4, 8, 16))), int(_pick(draw, (32, 64, 128)))
+    length = int(_pick(draw, (128, 512, 1024)))
     layers, causal, width = int(draw.integers(1, 4)), bool(draw.integers(2)), heads * size
     batch = max(8, regime.batch // length)
     params = {f"{name}_{i}": _shape((width, width), regime.param_dtype) for i in range(layers) for name in "qkvo"}
@@ -230,7 +232,8 @@ def _convolutions(draw: Draw, regime: Regime) -> Model:
     normed, strided = bool(draw.integers(2)), bool(draw.integers(2))
     batch = max(8, regime.batch // 32)
     params = {
-        f"kernel_{i}": _shape((window, window, a, b), regime.param_dtype) for i, (a, b) in enumerate(zip(channels, channels[1:]))
+        f"kernel_{i}": _shape((window, window, a, b), regime.param_dtype)
+        for i, (a, b) in enumerate(itertools.pairwise(channels))
     }
 
     def apply(params: Params, x: Any) -> Any:
@@ -243,7 +246,8 @@ def _convolutions(draw: Draw, regime: Regime) -> Model:
             x = regime.activation(x)
         return x.mean((1, 2))
 
-    traits = (f"{image} x {image}, {'-'.join(map(str, channels))}, {window} x {window}", *(("normed",) if normed else ()))
+    sizes = f"{image} x {image}, {'-'.join(map(str, channels))}, {window} x {window}"
+    traits = (sizes, *(("normed",) if normed else ()))
     return Model(
         params=params, apply=apply, inputs=_shape((batch, image, image, channels[0]), regime.dtype),
         outputs=(batch, channels[-1]), traits=traits,
@@ -253,9 +257,8 @@ def _convolutions(draw: Draw, regime: Regime) -> Model:
 def _recurrence(draw: Draw, regime: Regime) -> Model:
     width, length = int(_pick(draw, (256, 512, 1024, 2048))), int(_pick(draw, (16, 64, 128)))
     batch, gated = max(16, regime.batch // 16), bool(draw.integers(2))
-    params = {
-        name: _shape((width, width), regime.param_dtype) for name in (("in", "state", "gate") if gated else ("in", "state"))
-    }
+    names = ("in", "state", "gate") if gated else ("in", "state")
+    params = {name: _shape((width, width), regime.param_dtype) for name in names}
 
     def apply(params: Params, x: Any) -> Any:
         cast = {name: value.astype(x.dtype) for name, value in params.items()}

@@ -97,9 +97,10 @@ def summary(label: str, errors: np.ndarray) -> str:
     """Quantiles of errors as one row."""
     if not errors.size:
         return f"{label:<20} nothing compiled"
+    size = abs(errors)
     return (
-        f"{label:<20} {len(errors):>4} plans, mean {abs(errors).mean():6.2%}, median {np.median(abs(errors)):6.2%}, 95 % "
-        f"{np.quantile(abs(errors), 0.95):6.2%}, lowest {errors.min():+.1%}, highest {errors.max():+.1%}"
+        f"{label:<20} {len(size):>4} plans, mean {size.mean():6.2%}, median {np.median(size):6.2%}, 95 % "
+        f"{np.quantile(size, 0.95):6.2%}, lowest {errors.min():+.1%}, highest {errors.max():+.1%}"
     )
 
 
