@@ -1,8 +1,8 @@
 """Train steps drawn at random: plain pieces in many sizes, unlike the models of the registry.
 
-A seed draws a family (perceptron, autoencoder, factorisation, attention, convolutions, recurrence, ...), its depth,
-its widths, an activation, a loss, an optimizer from plain SGD up, parameters and activations in float32 or bfloat16, whether
-equal layers are scanned, and a batch. Nothing is allocated: arguments are shapes.
+A seed draws a family (perceptron, factorisation, attention, convolutions, recurrence, ...), its depth and widths, an
+activation, a loss, an optimizer from plain SGD up, parameters and activations in float32 or bfloat16, whether equal
+layers are scanned, and a batch. Nothing is allocated: arguments are shapes.
 """
 
 from __future__ import annotations
