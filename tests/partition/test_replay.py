@@ -183,6 +183,12 @@ def optimizer_with_clipping(params: Any, slots: Any, x: Any) -> Any:
     return params - 0.1 * slots, slots, loss
 
 
+@case(params=((8, 16), F32), slots=((8, 16), F32), x=((16, 8), F32))
+def half_precision_update_with_clipping(params: Any, slots: Any, x: Any) -> Any:
+    """Of another dtype, no result succeeds an argument, and the update is in no group with one."""
+    return [y.astype(jnp.bfloat16) for y in optimizer_with_clipping(params, slots, x)]
+
+
 @case(x=((8, 16), F32), w=((16, 8), F32))
 def gradients_under_a_mesh_of_the_step(x: Any, w: Any) -> Any:
     """What is mapped over a constrained value is traced under the mesh of the constraint."""
@@ -373,7 +379,9 @@ def test_a_widened_value_travels_as_it_was() -> None:
 
     drawn = [(plan, carried(plan)) for plan in (_draw(name, seed) for seed in range(20))]
     plan, gathers = next(
-        (plan, found) for plan, found in drawn if [c[0] for t in found for c in t.collectives] == ["all-gather"]
+        (plan, found)
+        for plan, found in drawn
+        if [c[0] for t in found for c in t.collectives] == ["all-gather"]
     )
     assert [t.itemsize for t in gathers] == [2]
     text = plan.jit().lower(*values).as_text()
@@ -381,7 +389,8 @@ def test_a_widened_value_travels_as_it_was() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "seed", "whole"), [("label_log_likelihood", 9, "8,4,1"), ("optimizer_with_clipping", 2, "8,16")]
+    ("name", "seed", "whole"),
+    [("label_log_likelihood", 9, "8,4,1"), ("half_precision_update_with_clipping", 39, "8,16")],
 )
 def test_what_is_read_in_slices_is_computed_in_slices(
     name: str, seed: int, whole: str, monkeypatch: pytest.MonkeyPatch
