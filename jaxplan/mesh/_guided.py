@@ -7,10 +7,10 @@ import itertools
 import math
 from typing import NamedTuple
 
-from jaxplan.mesh._board import Dims, State
 from jaxplan.mesh._collectives import collective_bounds, group_seconds
 from jaxplan.mesh._moves import Move, Rules, moves
 from jaxplan.mesh._shortest import Chain, Game
+from jaxplan.mesh._states import Dims, State
 from jaxplan.mesh._topology import Topology
 
 # Times are compared as whole units of 1e-14 s, so that sums in any order tie exactly and plans are deterministic.
@@ -50,6 +50,10 @@ class GuidedSolver:
         self._goal_shares = self._overlap(self._goal)
         self._goal_pieces = self._pieces(self._goal)
         self._goal_pieces_of_dim = [rules.pieces(dim) for dim in target]
+
+    def position(self, source: State) -> State:
+        """The state, for the methods below."""
+        return source
 
     def seconds(self, source: State, num_bytes: float) -> float:
         """Of the cheapest chain found."""

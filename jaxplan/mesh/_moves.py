@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from jaxplan.mesh._board import Dims, State
+from jaxplan.mesh._states import Dims, State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,15 +12,20 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
-from jaxplan.mesh._board import State, num_states
+from jaxplan.mesh._board import num_states
 from jaxplan.mesh._layout import Layout
 from jaxplan.mesh._shortest import Game
+from jaxplan.mesh._states import State
 from jaxplan.mesh._topology import Topology
 
 Axes = tuple[int, ...]
 
-# Boards of more states are not listed: a shortest path on them would take more than some 10 ms.
+# Boards of more states are looked for a smaller one in place of: a shortest path on them takes more than some 4 ms.
 MOST_STATES = 7000
+# With one label per axis, where not all of the tensor is on the board.
+MOST_SINGLE = 1500
+# Boards of more states are not listed at all.
+MOST_LISTED = 30_000
 
 
 class Puzzle(NamedTuple):
@@ -48,7 +53,7 @@ class Puzzle(NamedTuple):
     @property
     def is_listed(self) -> bool:
         """Whether all states of the board are listed."""
-        return num_states(len(self.game.caps), len(self.game.sizes)) <= MOST_STATES
+        return num_states(self.game.caps, self.game.sizes) <= MOST_LISTED
 
     def axes(self, labels: Iterable[int]) -> Axes:
         """The atomic axes of labels."""
@@ -58,7 +63,8 @@ class Puzzle(NamedTuple):
 def puzzle(source: Layout, target: Layout, caps: tuple[int, ...], topology: Topology) -> Puzzle:
     """The puzzle of two layouts; ``caps``: per dimension, the number that its splits must divide."""
     split = [d for d, cap in enumerate(caps) if cap > 1]
-    if num_states(len(split), len(topology.axes)) > MOST_STATES:
+    sizes = tuple([axis.size for axis in topology.axes])
+    if num_states(tuple(sorted(caps[d] for d in split)), sizes) > MOST_STATES:
         return _fewer(source, target, caps, topology)
     split.sort(key=lambda d: (caps[d], _form(target.dims[d], topology)))
     blocks = _named(source, target, split, topology)
@@ -131,20 +137,34 @@ def _on_board(
 def _fewer(source: Layout, target: Layout, caps: tuple[int, ...], topology: Topology) -> Puzzle:
     """The puzzle without what both layouts have: axes major in a dimension, and partial axes that are kept.
 
-    Axes of one level that stand side by side, in the same order, before and after, are one label, as are idle ones.
-    Dimensions that do not change are left out where the board would have too many states to be listed, those that can
-    be split into fewest pieces first.
+    The first of these whose board has few states: every axis by itself, with all dimensions, with those that change and
+    the one of the others that can be split most, with those that change alone; the same with axes of one level that
+    stand side by side, in the same order, before and after, as one label, and so idle ones.
     """
     prefixes = {d: _common(before, after) for d, (before, after) in enumerate(zip(source.dims, target.dims))}
     left = {d: cap // _pieces(prefixes[d], topology) for d, cap in enumerate(caps)}
     staying = {*itertools.chain(*prefixes.values()), *target.partial}
-    blocks = _joined(source, target, staying, topology)
+    joined = _joined(source, target, staying, topology)
+    single = [(axis,) for block in joined for axis in block]
     changed = [d for d in prefixes if source.dims[d] != target.dims[d]]
     others = sorted((d for d in prefixes if d not in changed and left[d] > 1), key=lambda d: -left[d])
-    while others and num_states(len(changed) + len(others), len(blocks)) > MOST_STATES:
-        others.pop()
+    splits = list(dict.fromkeys((*changed, *others[:count]) for count in (len(others), 1, 0)))
+    boards = [
+        *(
+            (blocks, split, most)
+            for blocks, most in ((single, MOST_SINGLE), (joined, MOST_STATES))
+            for split in splits
+        ),
+        *((single, split, MOST_LISTED) for split in splits),
+    ]
+
+    def fits(blocks: list[Axes], split: tuple[int, ...], most: int) -> bool:
+        sizes = tuple(sorted(_pieces(block, topology) for block in blocks))
+        return num_states(tuple(sorted(left[d] for d in split)), sizes) <= most
+
+    blocks, split, _ = next((one for one in boards if fits(*one)), (joined, splits[-1], 0))
     dims = sorted(
-        [*changed, *others],
+        split,
         key=lambda d: (
             left[d],
             _form(target.dims[d][len(prefixes[d]) :], topology),
@@ -152,7 +172,7 @@ def _fewer(source: Layout, target: Layout, caps: tuple[int, ...], topology: Topo
         ),
     )
     axes = topology.axes
-    blocks.sort(key=lambda block: (axes[block[0]].level, _pieces(block, topology)))
+    blocks = sorted(blocks, key=lambda block: (axes[block[0]].level, _pieces(block, topology)))
     return _on_board(source, target, caps, topology, blocks, tuple(dims), tuple(prefixes[d] for d in dims))
 
 

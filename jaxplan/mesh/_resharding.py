@@ -18,18 +18,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from jaxplan._errors import ArgumentError
-from jaxplan.mesh._board import State
 from jaxplan.mesh._collectives import collective_seconds
 from jaxplan.mesh._guided import GuidedSolver
 from jaxplan.mesh._layout import Layout
 from jaxplan.mesh._puzzle import Puzzle, puzzle
 from jaxplan.mesh._shortest import BoardSolver, Chain, Game
+from jaxplan.mesh._states import State
 from jaxplan.mesh._topology import Topology
 
 
@@ -105,7 +105,7 @@ def reshard_bound(
     problem = None if source == target else _problem(source, target, caps, topology)
     if problem is None:
         return _pair_seconds(source, target, caps, num_bytes, topology)
-    return problem.solver.bound(problem.puzzle.source, num_bytes / problem.puzzle.pieces)
+    return problem.solver.bound(problem.place, num_bytes / problem.puzzle.pieces)
 
 
 def reshard_table(
@@ -139,10 +139,10 @@ def _pair_seconds(
     problem = _problem(source, target, caps, topology)
     if problem is None:
         return math.inf
-    puzzle, unsplit = problem.puzzle, num_bytes / problem.puzzle.pieces
+    unsplit = num_bytes / problem.puzzle.pieces
     if latency_share == 1:
-        return problem.solver.seconds(puzzle.source, unsplit)
-    chain = problem.solver.chain(puzzle.source, unsplit)
+        return problem.solver.seconds(problem.place, unsplit)
+    chain = problem.solver.chain(problem.place, unsplit)
     return chain.seconds - (1 - latency_share) * chain.latency
 
 
@@ -169,7 +169,7 @@ def _path(source: Layout, target: Layout, shape: tuple[int, ...], itemsize: int,
     if problem is None:
         return Path(steps=(), layouts=(source,), seconds=math.inf, collectives=(), peak_bytes=0)
     puzzle, num_bytes = problem.puzzle, math.prod(shape) * itemsize
-    chain = problem.solver.chain(puzzle.source, num_bytes / puzzle.pieces)
+    chain = problem.solver.chain(problem.place, num_bytes / puzzle.pieces)
     return _priced(_steps(chain, source, puzzle), source, num_bytes, topology)
 
 
@@ -199,19 +199,23 @@ def _caps(shape: Sequence[int], topology: Topology) -> tuple[int, ...]:
 
 
 class _Problem(NamedTuple):
+    """A puzzle, its solver, and the source as the solver has it."""
+
     puzzle: Puzzle
     solver: Solver
+    place: Any
 
 
 @lru_cache(maxsize=2**20)
 def _problem(source: Layout, target: Layout, caps: tuple[int, ...], topology: Topology) -> _Problem | None:
-    """The puzzle of two layouts and its solver; None where there is no path."""
+    """The puzzle of two layouts; None where there is no path."""
     _check_divides(source, caps, topology)
     _check_divides(target, caps, topology)
     if not set(target.partial) <= set(source.partial):
         return None
     found = puzzle(source, target, caps, topology)
-    return _Problem(found, _solver(found.game, found.target, found.is_listed))
+    solver = _solver(found.game, found.target, found.is_listed)
+    return _Problem(found, solver, solver.position(found.source))
 
 
 @lru_cache(maxsize=2**12)

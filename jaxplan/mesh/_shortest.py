@@ -1,17 +1,23 @@
-"""Cheapest chains of steps on a board, from all its states to one, for one size of the tensor."""
+"""Cheapest chains of steps on a board, from all its states to one, for one size of the tensor.
+
+A permute whose price depends only on the levels that it spans is not listed: one leads from a state to every state of
+its class, so the cheapest is found by the least of each class. There are three times as many permutes as other steps.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from jaxplan.mesh._board import KINDS, Board, Ints, State, board
+from jaxplan.mesh._board import KINDS, PERMUTE, Classes, Steps, board
 from jaxplan.mesh._collectives import group_seconds, terms_of_sizes
+from jaxplan.mesh._states import Ints, State
 from jaxplan.mesh._topology import Topology
 
 Floats = npt.NDArray[np.float64]
@@ -20,6 +26,7 @@ Floats = npt.NDArray[np.float64]
 _ROUNDING = 1e-12
 # More than the bytes of any chain, in units of the finest piece.
 _COLLECTIVE = 1 << 32
+_NEVER = np.iinfo(np.int64).max // 2
 
 
 class Game(NamedTuple):
@@ -37,6 +44,12 @@ class Game(NamedTuple):
             spans[self.levels[label]] *= self.sizes[label]
         return tuple(spans)
 
+    def seconds(self, kind: str, group: Iterable[int], pieces: int, num_bytes: float) -> float:
+        """Seconds of a step for a tensor of so many bytes, the larger side of which is split into ``pieces``."""
+        if kind == "slice":
+            return self.topology.chip.launch_seconds
+        return group_seconds(self.topology, kind, num_bytes / pieces, self.spans(group))
+
 
 class Chain(NamedTuple):
     """Steps to the goal: seconds in all, those that no bytes take, and kind, group and state after each step."""
@@ -47,53 +60,84 @@ class Chain(NamedTuple):
 
 
 class _Prices:
-    """Steps of a board by their price: those of one kind, group and number of pieces have one."""
+    """Prices of the listed steps of a board, of which those of one kind, group and number of pieces have one, and of
+    permutes over each set of levels, by classes of states."""
 
     def __init__(self, game: Game) -> None:
         self.game, self.board = game, board(game.caps, game.sizes)
-        b, num_labels = self.board, len(game.sizes)
-        most = int(b.pieces.max(initial=1)) + 1
-        keys, self.key = np.unique((b.kind << num_labels | b.group) * most + b.pieces, return_inverse=True)
-        kind_and_group, self._pieces = np.divmod(keys, most)
-        labels = range(num_labels)
-        spans = {
-            one: (KINDS[one >> num_labels], game.spans(x for x in labels if one >> x & 1))
-            for one in set(kind_and_group.tolist())
-        }
-        self._steps = [
-            (*spans[one], pieces) for one, pieces in zip(kind_and_group.tolist(), self._pieces.tolist())
-        ]
-        if game.topology.profile is None:
-            self._lines = [
-                np.array(column) for column in zip(*(self._line(*step[:2]) for step in self._steps))
-            ]
+        # By levels alone: a part of a ring has half of its rate, and a profile has any price for any group.
+        listed = game.topology.profile is not None or any(level.link.wraps for level in game.topology.levels)
+        self.steps: Steps = self.board.all_steps if listed else self.board.steps
+        self.movable, self.starts = np.unique(self.steps.source, return_index=True)
+        self.permutes = [] if listed else list(self._by_levels())
         # Fewer collectives, then fewer bytes, break ties: both in one number.
-        whole = math.prod(game.sizes)
-        is_slice = kind_and_group >> num_labels == 0
-        self.tie: Ints = np.where(is_slice, 0, _COLLECTIVE + whole // self._pieces)[self.key]
+        self.whole = math.prod(game.sizes)
+        self.tie: Ints = np.where(self.steps.kind == 0, 0, _COLLECTIVE + self.whole // self.steps.pieces)
 
-    def _line(self, kind: str, spans: tuple[int, ...]) -> tuple[float, float]:
-        if kind == "slice":
-            return self.game.topology.chip.launch_seconds, 0.0
-        return terms_of_sizes(self.game.topology, kind, spans)
+    def _by_levels(self) -> Iterable[tuple[Classes, float, float]]:
+        """Classes of states, and seconds and seconds per byte of a permute within one."""
+        present = sorted(set(self.game.levels))
+        for count in range(1, len(present) + 1):
+            for levels in itertools.combinations(present, count):
+                changing = tuple(level in levels for level in self.game.levels)
+                spans = self.game.spans(x for x, changes in enumerate(changing) if changes)
+                terms = terms_of_sizes(self.game.topology, "collective-permute", spans)
+                yield self.board.classes(changing), *terms
 
-    def of_step(self, step: int, num_bytes: float) -> float:
-        """Seconds of one step for a tensor of so many bytes."""
-        return self._seconds(*self._steps[self.key[step]], num_bytes)
+    @cached_property
+    def _keys(self) -> tuple[list[tuple[str, tuple[int, ...], int]], Ints]:
+        """Kind, group and pieces of every price, and which of them each step has."""
+        steps, num_labels = self.steps, len(self.game.sizes)
+        most = int(steps.pieces.max(initial=1)) + 1
+        keys, key = np.unique(
+            (steps.kind << num_labels | steps.group) * most + steps.pieces, return_inverse=True
+        )
+        kind_and_group, pieces = np.divmod(keys, most)
+        found = [
+            (KINDS[one >> num_labels], labels_of(one & ((1 << num_labels) - 1)), n)
+            for one, n in zip(kind_and_group.tolist(), pieces.tolist())
+        ]
+        return found, key
 
-    def _seconds(self, kind: str, spans: tuple[int, ...], pieces: int, num_bytes: float) -> float:
-        if kind == "slice":
-            return self.game.topology.chip.launch_seconds
-        return group_seconds(self.game.topology, kind, num_bytes / pieces, spans)
+    @cached_property
+    def _lines(self) -> tuple[Floats, Floats]:
+        """Seconds, and seconds per byte, of every price, where prices are lines in the bytes."""
+        fixed = [self.game.seconds(*key, 0.0) for key in self._keys[0]]
+        slope = [
+            0.0
+            if kind == "slice"
+            else terms_of_sizes(self.game.topology, kind, self.game.spans(group))[1] / n
+            for kind, group, n in self._keys[0]
+        ]
+        return np.array(fixed), np.array(slope)
 
-    def at(self, num_bytes: float) -> Floats:
-        """Seconds of each step for a tensor of so many bytes."""
-        if not self._steps:
-            return np.zeros(0)
+    def at(self, num_bytes: float, some: slice = slice(None)) -> Floats:
+        """Seconds of some steps, or all, for a tensor of so many bytes."""
+        return _of_keys(self, num_bytes)[self._keys[1][some]]
+
+    def of_keys(self, num_bytes: float) -> Floats:
+        """The prices of a tensor of so many bytes."""
         if self.game.topology.profile is not None:
-            return np.array([self._seconds(*step, num_bytes) for step in self._steps])[self.key]
+            return np.array([self.game.seconds(*one, num_bytes) for one in self._keys[0]], dtype=np.float64)
         fixed, slope = self._lines
-        return (fixed + slope * (num_bytes / self._pieces))[self.key]
+        return fixed + slope * num_bytes
+
+    def permutes_at(self, num_bytes: float) -> list[tuple[Classes, Floats]]:
+        """Classes of states, and (S,) seconds of a permute from each state within its class."""
+        return [
+            (classes, fixed + slope * (num_bytes / self.board.pieces))
+            for classes, fixed, slope in self.permutes
+        ]
+
+
+def labels_of(bits: int) -> tuple[int, ...]:
+    """The labels of a group."""
+    return tuple(x for x in range(bits.bit_length()) if bits >> x & 1)
+
+
+def _least_of(classes: Classes, values: npt.NDArray) -> npt.NDArray:
+    """(S,) the least value in the class of each state."""
+    return np.minimum.reduceat(values[classes.order], classes.starts)[classes.of_state]
 
 
 class BoardSolver:
@@ -101,67 +145,113 @@ class BoardSolver:
 
     def __init__(self, game: Game, goal: State) -> None:
         self._prices = _prices(game)
-        self._board: Board = self._prices.board
-        self._goal = self._board.index[goal]
+        self._board = self._prices.board
+        self._goal = self._board.table.position(goal)
 
-    def seconds(self, source: State, num_bytes: float) -> float:
+    def position(self, source: State) -> int:
+        """The state, for the methods below."""
+        return self._board.table.position(source)
+
+    def seconds(self, source: int, num_bytes: float) -> float:
         """Of the cheapest chain; infinite where none leads to the goal."""
-        return float(_solved(self, num_bytes)[self._board.index[source]])
+        return float(_solved(self, num_bytes)[source])
 
-    def chain(self, source: State, num_bytes: float) -> Chain:
+    def chain(self, source: int, num_bytes: float) -> Chain:
         """The cheapest chain from a state that has one; ties go to fewer collectives, then fewer bytes, then the first
         step of the board."""
         return _chain(self, source, num_bytes)
 
-    def bound(self, source: State, num_bytes: float) -> float:
+    def bound(self, source: int, num_bytes: float) -> float:
         """Seconds that the cheapest chain is not below: its own."""
         return self.seconds(source, num_bytes)
 
-    def follow(self, source: State, num_bytes: float) -> Chain:
-        """`chain`, without a memory."""
-        b, first, prices = self._board, _first_steps(self, num_bytes), self._prices
-        place, seconds, latency, steps = b.index[source], 0.0, 0.0, []
-        while place != self._goal:
-            step = int(first[place])
-            place = int(b.target[step])
-            seconds += prices.of_step(step, num_bytes)
-            latency += prices.of_step(step, 0.0)
-            group = tuple(x for x in range(len(prices.game.sizes)) if int(b.group[step]) >> x & 1)
-            steps.append((KINDS[int(b.kind[step])], group, b.states[place]))
-        return Chain(seconds, latency, tuple(steps))
-
     def solve(self, num_bytes: float) -> Floats:
         """(S,) seconds of the cheapest chain from each state, by rounds of Bellman and Ford."""
-        b, weight = self._board, self._prices.at(num_bytes)
-        best = np.full(len(b.states), np.inf)
+        prices, steps, weight = self._prices, self._prices.steps, self._prices.at(num_bytes)
+        permutes = prices.permutes_at(num_bytes)
+        best = np.full(len(self._board.pieces), np.inf)
         best[self._goal] = 0.0
-        while len(weight):
-            least = np.minimum.reduceat(best[b.target] + weight, b.starts)
-            least = np.minimum(least, best[b.movable])
-            if np.array_equal(least, best[b.movable]):
-                break
-            best[b.movable] = least
-        return best
+        while True:
+            after = best.copy()
+            if len(weight):
+                through = np.minimum.reduceat(best[steps.target] + weight, prices.starts)
+                after[prices.movable] = np.minimum(best[prices.movable], through)
+            for classes, seconds in permutes:
+                np.minimum(after, _least_of(classes, best) + seconds, out=after)
+            if np.array_equal(after, best):
+                return best
+            best = after
 
-    def first_steps(self, num_bytes: float) -> Ints:
-        """(S,) the first step of the cheapest chain from each state, -1 where there is none."""
-        b, best = self._board, _solved(self, num_bytes)
-        through = best[b.target] + self._prices.at(num_bytes)
-        tight = np.flatnonzero((through <= best[b.source] * (1 + _ROUNDING)) & np.isfinite(through))
-        tight = tight[b.source[tight] != self._goal]
-        source, target, tie = b.source[tight], b.target[tight], self._prices.tie[tight]
+    def ties(self, num_bytes: float) -> Ints:
+        """(S,) collectives and bytes of the chain of fewest, among the cheapest, from each state."""
+        prices, steps, best = self._prices, self._prices.steps, _solved(self, num_bytes)
+        enough = best * (1 + _ROUNDING)
+        through = best[steps.target] + prices.at(num_bytes)
+        tight = np.flatnonzero((through <= enough[steps.source]) & np.isfinite(through))
+        source, target, tie = steps.source[tight], steps.target[tight], prices.tie[tight]
         movable, starts = np.unique(source, return_index=True)
-        fewest = np.full(len(b.states), np.iinfo(np.int64).max // 2)
+        permutes = [
+            (classes, best <= _least_of(classes, enough), _least_of(classes, best) + seconds <= enough)
+            for classes, seconds in prices.permutes_at(num_bytes)
+        ]
+        of_permute = _COLLECTIVE + prices.whole // self._board.pieces
+        fewest = np.full(len(best), _NEVER)
         fewest[self._goal] = 0
-        while len(tight):
-            least = np.minimum.reduceat(fewest[target] + tie, starts)
-            if np.array_equal(least, fewest[movable]):
-                break
-            fewest[movable] = least
-        first = np.full(len(b.states), -1)
-        chosen = np.flatnonzero(fewest[target] + tie == fewest[source])[::-1]
-        first[source[chosen]] = tight[chosen]  # in reverse: the first one is written last
-        return first
+        while True:
+            after = fewest.copy()
+            if len(tight):
+                after[movable] = np.minimum(
+                    fewest[movable], np.minimum.reduceat(fewest[target] + tie, starts)
+                )
+            for classes, is_least, is_tight in permutes:
+                through = _least_of(classes, np.where(is_least, fewest, _NEVER)) + of_permute
+                np.minimum(after, np.where(is_tight, through, _NEVER), out=after)
+            if np.array_equal(after, fewest):
+                return fewest
+            fewest = after
+
+    def follow(self, source: int, num_bytes: float) -> Chain:
+        """`chain`, without a memory."""
+        game, place, seconds, latency, steps = self._prices.game, source, 0.0, 0.0, []
+        while place != self._goal:
+            kind, group, pieces, place = self._first(place, num_bytes)
+            seconds += game.seconds(kind, group, pieces, num_bytes)
+            latency += game.seconds(kind, group, pieces, 0.0)
+            steps.append((kind, group, self._board.table.state(place)))
+        return Chain(seconds, latency, tuple(steps))
+
+    def _first(self, place: int, num_bytes: float) -> tuple[str, tuple[int, ...], int, int]:
+        """Kind, group, pieces and state after the first step of the chain from a state."""
+        prices, steps = self._prices, self._prices.steps
+        best, ties = _solved(self, num_bytes), _ties(self, num_bytes)
+        enough, tie = best[place] * (1 + _ROUNDING), ties[place]
+        low, high = (
+            np.searchsorted(steps.source, place, "left"),
+            np.searchsorted(steps.source, place, "right"),
+        )
+        target = steps.target[low:high]
+        is_next = best[target] + prices.at(num_bytes, slice(low, high)) <= enough
+        is_next &= ties[target] + prices.tie[low:high] == tie
+        chosen = [(int(steps.kind[i]), i) for i in (low + np.flatnonzero(is_next)[:1]).tolist()]
+        if not chosen or chosen[0][0] > PERMUTE:
+            after = self._permuted(place, enough, tie, num_bytes)
+            if after is not None:
+                group = self._board.moved(np.array([place]), np.array([after]))[0]
+                return KINDS[PERMUTE], labels_of(int(group)), int(self._board.pieces[place]), after
+        kind, i = chosen[0]
+        return KINDS[kind], labels_of(int(steps.group[i])), int(steps.pieces[i]), int(steps.target[i])
+
+    def _permuted(self, place: int, enough: float, tie: int, num_bytes: float) -> int | None:
+        """The state after a permute with which the chain from a state begins, or None."""
+        best, ties = _solved(self, num_bytes), _ties(self, num_bytes)
+        of_permute = _COLLECTIVE + self._prices.whole // int(self._board.pieces[place])
+        for classes, fixed, slope in self._prices.permutes:
+            seconds = fixed + slope * (num_bytes / self._board.pieces[place])
+            members = np.flatnonzero(classes.of_state == classes.of_state[place])
+            is_next = (best[members] + seconds <= enough) & (ties[members] + of_permute == tie)
+            if is_next.any():
+                return int(members[np.argmax(is_next)])
+        return None
 
 
 @lru_cache(maxsize=2**8)
@@ -170,15 +260,20 @@ def _prices(game: Game) -> _Prices:
 
 
 @lru_cache(maxsize=2**11)
+def _of_keys(prices: _Prices, num_bytes: float) -> Floats:
+    return prices.of_keys(num_bytes)
+
+
+@lru_cache(maxsize=2**11)
 def _solved(solver: BoardSolver, num_bytes: float) -> Floats:
     return solver.solve(num_bytes)
 
 
-@lru_cache(maxsize=2**9)
-def _first_steps(solver: BoardSolver, num_bytes: float) -> Ints:
-    return solver.first_steps(num_bytes)
+@lru_cache(maxsize=2**8)
+def _ties(solver: BoardSolver, num_bytes: float) -> Ints:
+    return solver.ties(num_bytes)
 
 
 @lru_cache(maxsize=2**16)
-def _chain(solver: BoardSolver, source: State, num_bytes: float) -> Chain:
+def _chain(solver: BoardSolver, source: int, num_bytes: float) -> Chain:
     return solver.follow(source, num_bytes)
