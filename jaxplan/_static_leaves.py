@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import sys
+import types
 from typing import Any
 
 import jax
@@ -85,9 +86,19 @@ def has_statics(tree: Any) -> bool:
 def _is_setting(leaf: Any, *, numbers: bool) -> bool:
     if isinstance(leaf, _ARRAYS):
         return False
-    if isinstance(leaf, str | bytes | enum.Enum | np.dtype) or callable(leaf):
-        return not hasattr(leaf, "__jax_array__")
+    if isinstance(leaf, str | bytes | enum.Enum | np.dtype):
+        return True
+    if callable(leaf):
+        return not hasattr(leaf, "__jax_array__") and not _holds_arrays(leaf)
     return numbers and isinstance(leaf, bool | int | float | complex)
+
+
+def _holds_arrays(value: Any, depth: int = 5) -> bool:
+    """Whether a callable object has arrays as attributes: a model that is not registered as a pytree is no setting."""
+    if depth == 0 or isinstance(value, type | types.ModuleType):
+        return False
+    attributes = jax.tree.leaves(dict(getattr(value, "__dict__", {})))
+    return any(isinstance(leaf, _ARRAYS) or _holds_arrays(leaf, depth - 1) for leaf in attributes)
 
 
 def _is_module(value: Any) -> bool:

@@ -16,7 +16,7 @@ from flax import struct
 from flax.training.train_state import TrainState
 
 import jaxplan
-from jaxplan import PlanMismatchError
+from jaxplan import ArgumentError, PlanMismatchError
 
 X = jax.random.normal(jax.random.key(5), (32, 16))
 OPTIONS: dict[str, Any] = {"topology": "cpu:8", "memory": "1GiB", "progress": False}
@@ -184,6 +184,23 @@ def test_functions_strings_and_none_among_the_leaves() -> None:
     np.testing.assert_allclose(
         plan.jit()(make_leafy(act=lambda x: jnp.tanh(x)), X)[1], results["double"], rtol=1e-5
     )
+
+
+def test_a_model_that_is_no_pytree_is_refused_and_one_without_arrays_is_a_setting() -> None:
+    class Model:
+        def __init__(self, **attributes: Any) -> None:
+            self.__dict__.update(attributes)
+
+        def __call__(self, x: Any) -> Any:
+            return x * 2
+
+    def step(model: Model, x: Any) -> Any:
+        return model(x) @ x.T
+
+    with pytest.raises(ArgumentError, match=r"argument \[0\] of step is .*Model.*(.|\n)*register_dataclass"):
+        jaxplan.plan(step, Model(layers=[Model(w=jnp.ones((16, 16)))]), X, **OPTIONS)
+    run = jaxplan.auto(step, **OPTIONS)
+    np.testing.assert_allclose(run(Model(width=16), X), 2 * X @ X.T, rtol=1e-4)
 
 
 def test_equinox_modules_are_arguments_as_they_are() -> None:
