@@ -1,7 +1,7 @@
 """One frontier for a step, however its state is passed and returned.
 
     python -m benchmarks.state_forms
-    python -m benchmarks.state_forms --step gan --form reversed --topology h100:2x2
+    python -m benchmarks.state_forms --step gan --form backwards --topology h100:2x2
 
 Five steps (`STEPS`) are written in twelve forms each (`FORMS`): flat and nested, loss first, in another order, as one
 tuple, dictionary, named tuple or dataclass, under other keys, as a list of leaves, by keyword. Each is planned with
