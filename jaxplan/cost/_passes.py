@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxplan.cost._buffers import Buffers
 from jaxplan.cost._splits import equation_splits, tensor_splits
-from jaxplan.ir import REGION_IN, REGION_OUT, Count, Equation, GroupSpace, StepGraph
+from jaxplan.ir import CUT, REGION_IN, REGION_OUT, Count, Equation, GroupSpace, StepGraph
 
 WRITE, ROWS = "write", "rows"
 _STREAMING = Count(streams=True)
@@ -48,6 +48,8 @@ def _touched(
     graph: StepGraph, eqn: Equation, buffers: Buffers, count: Count
 ) -> Iterator[tuple[str, int, float | None]]:
     """(kind, tensor, bytes of the whole that are touched; None: all)."""
+    if eqn.name == CUT:  # the same buffer
+        return
     if eqn.name == REGION_IN:  # slices are read; constants and carries stay where they are
         yield from ((eqn.phase, t, None) for t in eqn.operands if eqn.params["role"] == "x")
         return
