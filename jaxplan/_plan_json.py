@@ -171,11 +171,14 @@ def _check_layout(leaf: _Input, topology: Topology) -> None:
 
 
 def _check_axes(saved: _Saved, layouts: Iterable[Layout], num_axes: int) -> None:
-    """Axes are those of the topology, one configuration uses each once, and collectives are of known kinds."""
+    """Axes are those of the topology, one class of a configuration uses each once, and collectives are of known kinds.
+
+    Two classes may share an axis where no tensor holds both (`jaxplan.ir.neighbours`).
+    """
     used = {a for layout in layouts for a in layout.used}
     for index, config in enumerate(saved.configurations):
         axes = [a for axes in config for a in axes]
-        if len(set(axes)) != len(axes):
+        if any(len(set(of)) != len(of) for of in config):
             raise MalformedError(f"configurations[{index}] uses an axis twice: {config}")
         used.update(axes)
     for found in saved.prediction.collectives:

@@ -48,7 +48,7 @@ def level(value: float, name: str = LINK) -> Edit:
         ("plan", lambda b: b["inputs"][0].update(aval="float32"), "aval of .* expected dtype and shape"),
         ("plan", lambda b: b["inputs"][1].update(aval="float32[7,16]", layout=[[0], []]), "splits 7"),
         ("plan", lambda b: b["prediction"].update(collectives=[_collective("gossip")]), "'gossip' is not known"),
-        ("plan", lambda b: b["configurations"].__setitem__(0, [[0], [0]]), "uses an axis twice"),
+        ("plan", lambda b: b["configurations"].__setitem__(0, [[0, 0]]), "uses an axis twice"),
         ("plan", lambda b: b.update(remat={"num_all": 3, "num_contractions": 0, "of": 2}), "some of 2 blocks"),
         ("plan", lambda b: b.update(name="\ud800"), "name is .*expected text"),
         ("frontier", lambda b: b.update(memory_limit_bytes="40GiB"), "memory_limit_bytes is '40GiB'"),
