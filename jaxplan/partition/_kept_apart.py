@@ -68,7 +68,10 @@ def products_kept_apart(
 def _sharing(
     graph: StepGraph, copy_of: Callable[[Equation, int], Transfer | None], awaited: Container[int]
 ) -> list[tuple[int, Sequence[Equation]]]:
-    """Products of the forward pass, outside of loops, that sum the same dimensions of one array; its position."""
+    """Products outside of loops and of the backward pass that sum the same dimensions of one array; its position.
+
+    A copy that is made again is another array.
+    """
     found: dict[tuple[int, Hashable], list[Equation]] = defaultdict(list)
     for eqn in graph.program.equations:
         is_forward = eqn.phase != "backward" and eqn.region < 0 and eqn.index not in awaited
@@ -76,8 +79,9 @@ def _sharing(
             continue
         contracted, batch = eqn.params["dimension_numbers"]
         for side in (0, 1):
-            array = array_read(eqn, eqn.operands[side], copy_of)
-            found[side, (array, tuple(contracted[side]), tuple(batch[side]))].append(eqn)
+            array, copy = array_read(eqn, eqn.operands[side], copy_of), copy_of(eqn, eqn.operands[side])
+            execution = copy.execution_at(eqn.index) if copy else 0
+            found[side, (array, execution, tuple(contracted[side]), tuple(batch[side]))].append(eqn)
     return [(side, products) for (side, _), products in found.items() if len(products) > 1]
 
 
