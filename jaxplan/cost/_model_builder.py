@@ -129,7 +129,8 @@ class ModelBuilder:
         front = self.graph.named.front
         return [
             numbers.setdefault(
-                tuple([(c.sizes, c.named_dimension == front, c.user_axes) for c in space.classes]), len(numbers)
+                tuple([(c.sizes, c.most_parts, c.named_dimension == front, c.user_axes) for c in space.classes]),
+                len(numbers),
             )
             for space in self.graph.spaces
         ]
