@@ -1,5 +1,6 @@
 """What a plan costs: compute, resharding, memory; as tables for the solvers and as the prediction of one plan."""
 
+from jaxplan.cost._accumulated import MERGED_BYTES as MERGED_BYTES
 from jaxplan.cost._around import Around as Around
 from jaxplan.cost._buffers import Buffers as Buffers
 from jaxplan.cost._buffers import analyse_buffers as analyse_buffers

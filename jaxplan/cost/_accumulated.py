@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Hashable
 from typing import NamedTuple
 
 from jaxplan.cost._fusion import is_outer_product
@@ -10,6 +12,10 @@ from jaxplan.mesh import ChipSpec
 
 VIEWS = frozenset({"transpose", "reshape", "squeeze", "expand_dims"})
 """Operators whose result is the buffer of their operand: the compiler chooses its layout so."""
+
+MERGED_BYTES = 32 * 2**20
+"""Two dots are not merged when what each reads alone and writes is more than this (`xla_gpu_dot_merger_threshold_mb`);
+what they share was seen not to count."""
 
 
 class Accumulation(NamedTuple):
@@ -46,6 +52,7 @@ def accumulations(graph: StepGraph, chip: ChipSpec) -> list[Accumulation]:
     if not chip.is_gpu or chip.fuses_products:
         return []
     program, values, found = graph.program, graph.values, []
+    merged = _merged_dots(graph)
     replaced = {program.outputs[o]: program.inputs[i] for o, i in program.aliases.items() if program.donated[i]}
     for eqn in program.equations:
         summands = set(eqn.operands)
@@ -53,6 +60,7 @@ def accumulations(graph: StepGraph, chip: ChipSpec) -> list[Accumulation]:
             continue
         types = [(program.tensors[t].shape, program.tensors[t].dtype) for t in (*summands, *eqn.results)]
         products = {t: chain for t in summands if (chain := _product_behind(graph, t, eqn.index))}
+        products = {t: chain for t, chain in products.items() if values.producer[chain[-1]] not in merged}
         if products and len(set(types)) == 1:
             summand = max(products, key=lambda t: values.producer[products[t][-1]])
             *views, product = products[summand]
@@ -62,6 +70,23 @@ def accumulations(graph: StepGraph, chip: ChipSpec) -> list[Accumulation]:
             replaces = is_matrix and taken is not None and _is_made_of(graph, other, taken, eqn.index)
             found.append(Accumulation(eqn.index, product, tuple(views), other, is_matrix, replaces))
     return found
+
+
+def _merged_dots(graph: StepGraph) -> set[int]:
+    """Dots that the compiler merges into one, which is added to nothing: they sum the same dimensions of one operand.
+
+    https://github.com/openxla/xla/blob/main/xla/hlo/transforms/simplifiers/dot_merger.h
+    """
+    tensors, sharing = graph.program.tensors, defaultdict[Hashable, list[Equation]](list)
+    for eqn in graph.program.equations:
+        if eqn.name == "dot_general" and len(set(eqn.operands)) == 2:
+            contracted, batch = eqn.params["dimension_numbers"]
+            for side in (0, 1):
+                key = side, graph.values.number[eqn.operands[side]], contracted[side], batch[side], eqn.region
+                own = tensors[eqn.operands[1 - side]].num_bytes + tensors[eqn.results[0]].num_bytes
+                if own <= MERGED_BYTES:
+                    sharing[key].append(eqn)
+    return {eqn.index for dots in sharing.values() if len(dots) > 1 for eqn in dots}
 
 
 def _product_behind(graph: StepGraph, t: int, equation: int) -> tuple[int, ...]:

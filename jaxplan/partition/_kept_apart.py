@@ -11,14 +11,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Container, Hashable, Sequence
 
-from jaxplan.cost import Transfer, analyse_buffers, is_padded, matrix_dims
+from jaxplan.cost import MERGED_BYTES, Transfer, analyse_buffers, is_padded, matrix_dims
 from jaxplan.ir import Equation, StepGraph
 from jaxplan.mesh import ChipSpec, Layout
 from jaxplan.partition._held_back import array_read, bytes_alive
 
-MERGED_BYTES = 32 * 2**20
-"""Two products are not merged when what each reads alone and writes is more than this
-(`xla_gpu_dot_merger_threshold_mb`); what they share was seen not to count."""
 LEAST_RISE = 0.01
 """Of the peak without arguments: one large product is a little faster than three small ones."""
 
