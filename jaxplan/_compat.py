@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy
 from jax._src import config as jax_config
+from jax._src import effects as jax_effects
 from jax._src import source_info_util
 from jax._src.lax import lax as lax_internal
 from jax._src.lax import windowed_reductions
@@ -123,6 +124,11 @@ def cudnn_assumed(capability: tuple[int, int]) -> Iterator[None]:
 def has_effects(eqn: Any) -> bool:
     """Whether an equation does more than compute its results; naming a mesh axis (`jax.lax.psum`) is not more."""
     return any(type(effect).__name__ != "NamedAxisEffect" for effect in eqn.effects)
+
+
+def has_ordered_effects(eqn: Any) -> bool:
+    """Whether an equation, such as an ordered debug callback, has effects that JAX runs on one device alone."""
+    return any(jax_effects.ordered_effects.contains(effect) for effect in eqn.effects)
 
 
 def eqn_name_stack(eqn: Any) -> str:

@@ -8,11 +8,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from jaxplan import _compat
 from jaxplan._absent_gpu import traced_for
 from jaxplan._arguments import step_name
 from jaxplan._candidate import Candidate
 from jaxplan._collector import paused_collector
-from jaxplan._errors import ArgumentError
+from jaxplan._errors import ArgumentError, UnsupportedError
 from jaxplan._frontier import Frontier
 from jaxplan._hierarchy import open_configurations
 from jaxplan._interrupt import INTERRUPTED_NOTE, current, interruptible
@@ -26,7 +27,7 @@ from jaxplan._recompute import ACTIVATION_PARTS, is_worth_it, recomputed
 from jaxplan._shown_points import shown_points
 from jaxplan._summary import summarise
 from jaxplan.cost import CostModel, Prediction, Predictor, boundary_layouts, predictor_of
-from jaxplan.ir import Program, StepGraph, analyse, trace
+from jaxplan.ir import Equation, Program, StepGraph, analyse, trace
 from jaxplan.mesh import Topology
 from jaxplan.solvers import FRONTIER_SOLVERS, Solution, bound_at, frontier, relative_gap
 from jaxplan.strategies import Sketch, reference_solution, sketch_references
@@ -36,6 +37,12 @@ _NOTHING_MSG = (
     "  expected: a step with at least one operator on arrays among its arguments\n"
     "  likely cause: it returns its arguments as they are, or closes over the arrays that it works on\n"
     "  fix: pass the arrays as arguments, or plan the function that trains"
+)
+
+_ORDERED_MSG = (
+    "the step {name} has ordered effects, which JAX runs on one device alone.\n"
+    "  likely cause: jax.debug.print or a callback with ordered=True, here or in what the step calls (verbose=True)\n"
+    "  fix: ordered=False"
 )
 
 _UNPROVEN_NOTE = (
@@ -100,9 +107,15 @@ def plan_graph(
         return _plan_graph(graph, topology, search, report, name)
 
 
+def _is_ordered(eqn: Equation) -> bool:
+    return bool(getattr(eqn.origin, "effects", None)) and _compat.has_ordered_effects(eqn.origin)
+
+
 def _plan_graph(graph: StepGraph, topology: Topology, search: Search, report: Progress, name: str) -> Frontier:
     if not graph.program.equations:
         raise ArgumentError(_NOTHING_MSG.format(name=name))
+    if topology.num_devices > 1 and any(map(_is_ordered, graph.program.equations)):
+        raise UnsupportedError(_ORDERED_MSG.format(name=name))
     report("costs")
     strategies = sketch_references(graph, topology)
     sketches = {**strategies.sketches, **partitions(graph, topology, search.solver)} if graph.spaces else {}

@@ -292,3 +292,18 @@ def test_padding_that_spares_nothing_is_not_praised() -> None:
     (note,) = frontier.notes
     assert "size 50257" in note
     assert "spares no arithmetic and no memory" in note
+
+
+def test_ordered_effects_are_refused_before_the_search() -> None:
+    """JAX lowers them for one device alone; unordered ones are planned."""
+
+    def step(w: jax.Array, x: jax.Array, ordered: bool) -> jax.Array:
+        loss, grads = jax.value_and_grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+        jax.debug.print("{}", loss, ordered=ordered)
+        return w - 0.1 * grads
+
+    shapes = jax.ShapeDtypeStruct((16, 16), "float32"), jax.ShapeDtypeStruct((32, 16), "float32")
+    with pytest.raises(jaxplan.JaxplanError, match=r"ordered effects.*one device alone"):
+        jaxplan.plan(step, *shapes, True, topology="cpu:4", static_argnums=2, progress=False)
+    assert jaxplan.plan(step, *shapes, False, topology="cpu:4", static_argnums=2, progress=False)
+    assert jaxplan.plan(step, *shapes, True, topology="cpu:1", static_argnums=2, progress=False)
