@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import functools
+import importlib
 import multiprocessing
 import sys
 from collections.abc import Callable, Sequence
@@ -27,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         indices = list(range(options.start, options.programs or 200))
     job = functools.partial(
-        _share,
+        importlib.import_module("benchmarks.fuzz.__main__")._share,  # by a name that other processes can import
         seed=options.seed,
         num_strategies=options.strategies,
         reduces=not options.no_reduce,

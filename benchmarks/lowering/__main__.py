@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import functools
+import importlib
 import multiprocessing
 import sys
 from collections.abc import Callable, Sequence
@@ -23,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     names = _names(options)
     job = functools.partial(
-        _share,
+        importlib.import_module("benchmarks.lowering.__main__")._share,  # by a name that other processes can import
         seed=options.seed,
         num_runs=options.runs,
         max_statements=options.max_statements,
