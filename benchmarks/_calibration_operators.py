@@ -14,12 +14,12 @@ from jax import lax
 from jax.sharding import Mesh
 
 from benchmarks._calibration_record import Operator
-from jaxplan._planner import analyse_step
 from jaxplan.cost import Predictor, build_cost_model
 from jaxplan.mesh import ChipSpec, Topology
-from jaxplan.profile import Settings
-from jaxplan.profile._programs import lower_repeated
-from jaxplan.profile._timing import seconds_per_operation
+from jaxplan.mesh.profile import Settings
+from jaxplan.mesh.profile._programs import lower_repeated
+from jaxplan.mesh.profile._timing import seconds_per_operation
+from jaxplan.search._planner import analyse_step
 
 DTYPES = ("float32", "bfloat16")
 # Rows that are looked up lie apart by this many, a prime, so that none is in a cache because its neighbour was.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxplan import ProfileError
-from jaxplan._files import write_whole
+from jaxplan.core._files import write_whole
 from jaxplan.mesh import Machine
 from jaxplan.mesh._detect import detect
 

@@ -18,11 +18,11 @@ from benchmarks import accuracy, order
 from benchmarks._calibration_record import Step
 from benchmarks.models import MODELS as REGISTRY
 from benchmarks.models import ModelSpec
+from jaxplan.audit._hlo import memory_bytes
 from jaxplan.mesh import COLLECTIVES, ProfileTable, Topology, collective_seconds
 from jaxplan.mesh._profile_check import group_shapes, read_profile
-from jaxplan.partition._hlo import memory_bytes
-from jaxplan.profile import Settings
-from jaxplan.profile._programs import group_axes
+from jaxplan.mesh.profile import Settings
+from jaxplan.mesh.profile._programs import group_axes
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {"mlp": ("mlp", {}), **accuracy.MODELS}
 DEVICES_OF_SIZES = 8

@@ -10,10 +10,10 @@ import math
 import re
 from dataclasses import dataclass
 
+from jaxplan.audit._aot import CompiledReport
+from jaxplan.audit._hlo import Collective
+from jaxplan.audit._hlo_text import Instruction, operand_types, parse_module
 from jaxplan.mesh import Topology
-from jaxplan.partition._aot import CompiledReport
-from jaxplan.partition._hlo import Collective
-from jaxplan.partition._hlo_text import Instruction, operand_types, parse_module
 
 # Assumptions, not measurements: large matrix products reach about 60 % of the data sheet's rate, streaming
 # kernels about 80 % of the memory's.

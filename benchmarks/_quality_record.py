@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxplan._files import write_whole
+from jaxplan.core._files import write_whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,10 +18,11 @@ from pathlib import Path
 
 from benchmarks.models import build
 from jaxplan import JaxplanError
-from jaxplan._hierarchy import open_configurations
-from jaxplan._planner import analyse_step
-from jaxplan.cost import CostModel, PlanSimulator, Predictor, simulated_walks
+from jaxplan.cost import CostModel, Predictor
 from jaxplan.mesh import Topology
+from jaxplan.search._open_configurations import open_configurations
+from jaxplan.search._planner import analyse_step
+from jaxplan.simulate import PlanSimulator, simulated_walks
 from jaxplan.solvers import ChainOptions, Problem, frontier, solve, walk_chains
 from jaxplan.solvers._ft import track_frontier
 from jaxplan.solvers._point import score

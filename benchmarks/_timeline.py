@@ -20,10 +20,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from benchmarks._pricing import CONTRACTION_EFFICIENCY, MEMORY_EFFICIENCY, collective_seconds
-from jaxplan.mesh import Topology
-from jaxplan.partition._hlo import Collective, instruction_collective
-from jaxplan.partition._hlo_flops import instruction_flops
-from jaxplan.partition._hlo_text import (
+from jaxplan.audit._hlo import Collective, instruction_collective
+from jaxplan.audit._hlo_flops import instruction_flops
+from jaxplan.audit._hlo_text import (
     Instruction,
     Module,
     called_computations,
@@ -31,6 +30,7 @@ from jaxplan.partition._hlo_text import (
     parse_module,
     trip_count,
 )
+from jaxplan.mesh import Topology
 
 _BODY = re.compile(r"\bbody=%?([\w.\-]+)")
 _FREE = frozenset(

@@ -20,8 +20,8 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from benchmarks._pricing import price
 from benchmarks.models import MODELS, build
+from jaxplan.audit._aot import CompiledReport, compile_exported
 from jaxplan.mesh import Topology
-from jaxplan.partition._aot import CompiledReport, compile_exported
 
 GIB = 2**30
 SplitDimension = Callable[[tuple[int, ...], int], int | None]

@@ -41,7 +41,7 @@ from benchmarks._calibration_report import report
 from benchmarks._calibration_steps import MODELS, ON_CPU, measure_points, priced_topology, sized, topology_of
 from benchmarks._options import add_overrides
 from jaxplan import JaxplanError
-from jaxplan.profile import Settings
+from jaxplan.mesh.profile import Settings
 
 PARTS = ("operators", "steps")
 # Compiling for several processes, XLA shares its search for kernels among them, and there is one.

@@ -23,9 +23,9 @@ from jax import export
 import jaxplan
 from benchmarks.models import MODELS, build
 from benchmarks.quality import DEFAULT_LAYERS, layer_overrides
+from jaxplan.audit import compile_plan
+from jaxplan.audit._aot import compile_exported
 from jaxplan.mesh import Topology
-from jaxplan.partition import compile_plan
-from jaxplan.partition._aot import compile_exported
 
 PAIRS = ("gpt2-small@h100:8", "gpt2-medium@h100:2x8", "lstm@h100:8", "moe-8x@h100:8", "resnet50@h100:8")
 MOST = 1.5

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxplan.cost._instant_simulator import InstantSimulation
-from jaxplan.cost._simulated_walk import DeltaWalk, FullWalk, all_tasks
-from jaxplan.cost._simulator import Task, simulate
+from jaxplan.simulate._instant_simulator import InstantSimulation
+from jaxplan.simulate._simulated_walk import DeltaWalk, FullWalk, all_tasks
+from jaxplan.simulate._simulator import Task, simulate
 from jaxplan.solvers import ChainOptions, Problem, Walk, walk_chains
 from jaxplan.solvers._chain import ScoredWalk
 from jaxplan.solvers._mcmc import ChainResult

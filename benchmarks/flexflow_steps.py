@@ -21,14 +21,15 @@ import jax.numpy as jnp
 
 from benchmarks.models import build
 from benchmarks.tofu import lstm
-from jaxplan._chains import simulated_chains
-from jaxplan._hierarchy import open_configurations
-from jaxplan._planner import analyse_step
-from jaxplan.cost import CostModel, PlanSimulator, Predictor, simulated_walks
-from jaxplan.cost._operator_walk import OperatorWalk
-from jaxplan.cost._plan_walk import FullPlanWalk
+from jaxplan.cost import CostModel, Predictor
 from jaxplan.ir import STORED_KINDS
 from jaxplan.mesh import Topology
+from jaxplan.search._mcmc_starts import simulated_chains
+from jaxplan.search._open_configurations import open_configurations
+from jaxplan.search._planner import analyse_step
+from jaxplan.simulate import PlanSimulator, simulated_walks
+from jaxplan.simulate._operator_walk import OperatorWalk
+from jaxplan.simulate._plan_walk import FullPlanWalk
 from jaxplan.solvers import Walk, walk_chains
 from jaxplan.strategies import Sketch, sketch_references
 

@@ -25,8 +25,8 @@ from benchmarks._options import add_overrides
 from benchmarks._pricing import Price, price
 from benchmarks.baselines import compile_baseline
 from benchmarks.models import MODELS, build
+from jaxplan.audit import Audit, CompiledReport, audit_plan
 from jaxplan.mesh import Topology
-from jaxplan.partition import Audit, CompiledReport, audit_plan
 
 GIB = 2**30
 MEMORY_APART = 0.03

@@ -23,14 +23,14 @@ import jax
 
 from benchmarks._options import add_overrides
 from benchmarks.models import MODELS, build
-from jaxplan._candidate import Candidate
-from jaxplan._hierarchy import open_configurations
-from jaxplan._planner import Search, find_solutions, predict_all
-from jaxplan._progress import Progress
-from jaxplan._shown_points import undominated
-from jaxplan.cost import predictor_of
+from jaxplan.core._progress import Progress
 from jaxplan.ir import StepGraph, analyse, trace
 from jaxplan.mesh import Topology
+from jaxplan.search._candidate import Candidate
+from jaxplan.search._open_configurations import open_configurations
+from jaxplan.search._planner import Search, find_solutions, predict_all
+from jaxplan.search._shown_points import undominated
+from jaxplan.simulate import predictor_of
 from jaxplan.strategies import sketch_references
 
 LAYERS: dict[str, dict[str, Any]] = {

@@ -22,9 +22,9 @@ import jax
 import jaxplan
 from benchmarks.baselines import compile_baseline
 from benchmarks.models import build
+from jaxplan.audit import compile_plan
+from jaxplan.audit._aot import CompiledReport
 from jaxplan.mesh import Topology
-from jaxplan.partition import compile_plan
-from jaxplan.partition._aot import CompiledReport
 
 MODEL, TOPOLOGY = "gpt-30b", "h100:4x8"
 NO_LIMIT = "1000GiB"

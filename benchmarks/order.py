@@ -30,10 +30,10 @@ from scipy import stats
 
 import jaxplan
 from benchmarks.models import MODELS
-from jaxplan._files import write_whole
-from jaxplan._planner import analyse_step, make_plan
+from jaxplan.core._files import write_whole
 from jaxplan.cost import CostModel, Predictor, build_cost_model
 from jaxplan.mesh import CHIPS, Machine, Topology
+from jaxplan.search._planner import analyse_step, make_plan
 from jaxplan.solvers import frontier
 from jaxplan.strategies import reference_solution, sketch_references
 

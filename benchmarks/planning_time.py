@@ -33,7 +33,7 @@ import jaxplan
 from benchmarks._options import add_overrides
 from benchmarks.baselines import compile_baseline
 from benchmarks.models import MODELS, build
-from jaxplan._progress import Progress
+from jaxplan.core._progress import Progress
 from jaxplan.mesh import Topology
 
 MOST_RATIO = 1.5

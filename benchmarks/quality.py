@@ -34,8 +34,8 @@ from benchmarks._quality_record import LinkTraffic, Record, read_records, save_p
 from benchmarks._quality_report import HEADER, judge, report, row, sentence, undominated
 from benchmarks._timeline import timeline
 from benchmarks.models import MODELS, build
+from jaxplan.audit import CompiledReport, audit_plan, compile_plan
 from jaxplan.mesh import Topology
-from jaxplan.partition import CompiledReport, audit_plan, compile_plan
 
 GATES = (
     "gpt2-small@h100:8",

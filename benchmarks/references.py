@@ -21,10 +21,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxplan import Plan
-from jaxplan._planner import analyse_step, make_plan
-from jaxplan.cost import ModelBuilder, predictor_of, tiny_groups
+from jaxplan.cost import ModelBuilder, tiny_groups
 from jaxplan.ir import ordered
 from jaxplan.mesh import Topology
+from jaxplan.search._planner import analyse_step, make_plan
+from jaxplan.simulate import predictor_of
 from jaxplan.strategies import reference_solution, sketch_references
 
 MOST = 0.05

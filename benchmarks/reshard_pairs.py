@@ -26,7 +26,7 @@ import jax
 import jaxplan
 from benchmarks.models import MODELS, build
 from benchmarks.reshard_optimum import optimum_rows
-from jaxplan._files import write_whole
+from jaxplan.core._files import write_whole
 from jaxplan.cost import find_flows, plan_transfers
 from jaxplan.mesh import AtomicAxis, Layout, Topology, reshard_path
 

@@ -20,11 +20,12 @@ import jax
 import jax.numpy as jnp
 
 import jaxplan
-from jaxplan._plan import Plan
-from jaxplan._planner import analyse_step, make_plan
-from jaxplan._tofu import PARTITION_SOLVERS, partition
-from jaxplan.cost import build_cost_model, predictor_of
+from jaxplan.cost import build_cost_model
 from jaxplan.ir import StepGraph
+from jaxplan.plans._plan import Plan
+from jaxplan.search._planner import analyse_step, make_plan
+from jaxplan.search._tofu import PARTITION_SOLVERS, partition
+from jaxplan.simulate import predictor_of
 from jaxplan.strategies import reference_solution
 
 _EMBEDDING = 1024

@@ -10,33 +10,33 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from jaxplan._errors import ArgumentError as ArgumentError
-from jaxplan._errors import AuditError as AuditError
-from jaxplan._errors import InfeasibleError as InfeasibleError
-from jaxplan._errors import JaxplanError as JaxplanError
-from jaxplan._errors import MissingExtraError as MissingExtraError
-from jaxplan._errors import PlanFileError as PlanFileError
-from jaxplan._errors import PlanMismatchError as PlanMismatchError
-from jaxplan._errors import ProblemError as ProblemError
-from jaxplan._errors import ProfileError as ProfileError
-from jaxplan._errors import RuleError as RuleError
-from jaxplan._errors import SaveError as SaveError
-from jaxplan._errors import TopologyError as TopologyError
-from jaxplan._errors import TraceError as TraceError
-from jaxplan._errors import UnsupportedError as UnsupportedError
+from jaxplan.errors import ArgumentError as ArgumentError
+from jaxplan.errors import AuditError as AuditError
+from jaxplan.errors import InfeasibleError as InfeasibleError
+from jaxplan.errors import JaxplanError as JaxplanError
+from jaxplan.errors import MissingExtraError as MissingExtraError
+from jaxplan.errors import PlanFileError as PlanFileError
+from jaxplan.errors import PlanMismatchError as PlanMismatchError
+from jaxplan.errors import ProblemError as ProblemError
+from jaxplan.errors import ProfileError as ProfileError
+from jaxplan.errors import RuleError as RuleError
+from jaxplan.errors import SaveError as SaveError
+from jaxplan.errors import TopologyError as TopologyError
+from jaxplan.errors import TraceError as TraceError
+from jaxplan.errors import UnsupportedError as UnsupportedError
 
 if TYPE_CHECKING:
     from jaxplan._api import min_devices as min_devices
     from jaxplan._api import plan as plan
     from jaxplan._api import scaling as scaling
     from jaxplan._auto import auto as auto
-    from jaxplan._frontier import Frontier as Frontier
-    from jaxplan._load import load as load
-    from jaxplan._plan import Plan as Plan
     from jaxplan.ir import Count as Count
     from jaxplan.ir import register_count as register_count
     from jaxplan.ir.rules import register_rule as register_rule
     from jaxplan.mesh import Topology as Topology
+    from jaxplan.plans._frontier import Frontier as Frontier
+    from jaxplan.plans._load import load as load
+    from jaxplan.plans._plan import Plan as Plan
 
 __version__ = "0.1.0"
 
@@ -45,10 +45,10 @@ _HOMES = {
     "min_devices": "jaxplan._api",
     "plan": "jaxplan._api",
     "scaling": "jaxplan._api",
-    "load": "jaxplan._load",
-    "Plan": "jaxplan._plan",
+    "load": "jaxplan.plans._load",
+    "Plan": "jaxplan.plans._plan",
     "Count": "jaxplan.ir",
-    "Frontier": "jaxplan._frontier",
+    "Frontier": "jaxplan.plans._frontier",
     "Topology": "jaxplan.mesh",
     "register_count": "jaxplan.ir",
     "register_rule": "jaxplan.ir.rules",

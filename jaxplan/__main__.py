@@ -8,7 +8,7 @@ def main() -> int:
     """Run the command; after Ctrl-C the process ends without waiting for what its threads do."""
     interrupted = 130
     try:
-        from jaxplan._cli import main as run
+        from jaxplan.cli._main import main as run
 
         code = run()
     except KeyboardInterrupt:  # while the command is imported

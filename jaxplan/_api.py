@@ -7,18 +7,18 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxplan._arguments import argnames, argnums, check_call
-from jaxplan._choice import check_choice
-from jaxplan._errors import ArgumentError
-from jaxplan._files import check_folder
-from jaxplan._interrupt import current, interruptible
-from jaxplan._scaling import MinDevices, Scaling, checked_counts, find_fewest, scale
-from jaxplan._units import parse_limit
+from jaxplan.core._files import check_folder
+from jaxplan.core._interrupt import current, interruptible
+from jaxplan.core._units import parse_limit
+from jaxplan.errors import ArgumentError
+from jaxplan.frontend._arguments import argnames, argnums, check_call
+from jaxplan.plans._choice import check_choice
+from jaxplan.search._scaling import MinDevices, Scaling, checked_counts, find_fewest, scale
 
 if TYPE_CHECKING:
-    from jaxplan._frontier import Frontier
-    from jaxplan._planner import Job, Search
     from jaxplan.mesh import Topology
+    from jaxplan.plans._frontier import Frontier
+    from jaxplan.search._planner import Job, Search
 
 
 def plan(
@@ -207,7 +207,7 @@ def _scaled(
     entry: str,
 ) -> Iterator[Job]:
     """The step, traced, and what plans it on a topology."""
-    from jaxplan._planner import parse_topology, traced_job
+    from jaxplan.search._planner import parse_topology, traced_job
 
     check_call(step, args, kwargs, options=options, entry=entry)
     where = parse_topology(options["topology"])
@@ -235,8 +235,8 @@ def plan_with_options(
     entry: str,
 ) -> Frontier:
     """`plan`, where keywords of the step may have the names of options."""
-    from jaxplan import _verify
-    from jaxplan._planner import check_solver_arguments, parse_topology, plan_step
+    from jaxplan.search import _verify
+    from jaxplan.search._planner import check_solver_arguments, parse_topology, plan_step
 
     check_solver_arguments(options.get("pins"))
     check_call(step, args, kwargs, options=options, entry=entry)
@@ -263,7 +263,7 @@ def plan_with_options(
     )
     if around is None or current().happened:
         return frontier
-    from jaxplan._progress import Progress
+    from jaxplan.core._progress import Progress
 
     with Progress(options.get("progress")) as report:
         return _verify.verify(frontier, around, cache_dir=options.get("cache_dir"), progress=report)
@@ -271,7 +271,7 @@ def plan_with_options(
 
 def _search(options: Mapping[str, Any], topology: Topology) -> Search:
     """How to search, of the options of an entry point."""
-    from jaxplan._planner import Search
+    from jaxplan.search._planner import Search
 
     memory, overlap = options.get("memory"), options.get("overlap", False)
     if not isinstance(overlap, bool):

@@ -9,21 +9,21 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
-from jaxplan import _compat
 from jaxplan._api import plan_with_options
-from jaxplan._arguments import check_call, step_name
-from jaxplan._call import Call, opened_call
-from jaxplan._call_key import CallKey
-from jaxplan._errors import ArgumentError
-from jaxplan._log import warn_once
-from jaxplan._plan_cache import MAX_PLANS, CacheInfo, PlanCache, Ready
-from jaxplan._step_options import StepOptions
+from jaxplan.core import _compat
+from jaxplan.core._log import warn_once
+from jaxplan.errors import ArgumentError
+from jaxplan.frontend._arguments import check_call, step_name
+from jaxplan.frontend._call import Call, opened_call
+from jaxplan.frontend._call_key import CallKey
+from jaxplan.frontend._step_options import StepOptions
+from jaxplan.plans._plan_cache import MAX_PLANS, CacheInfo, PlanCache, Ready
 
 if TYPE_CHECKING:
-    from jaxplan._frontier import Frontier
-    from jaxplan._plan import Plan
     from jaxplan.mesh import Topology
     from jaxplan.partition import PlannedFunction
+    from jaxplan.plans._frontier import Frontier
+    from jaxplan.plans._plan import Plan
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -206,7 +206,7 @@ class Auto(Generic[P, R]):
 
     def _fitted(self, ready: Ready, call: Call) -> Ready:
         """Compile what is to run and read its memory; above the limit, the next plan takes its place."""
-        from jaxplan._fitting import fitting_run
+        from jaxplan.search._fitting import fitting_run
 
         frontier = ready.frontier
         run, num_others = fitting_run(frontier, ready.run, call, step_name(self._step))
@@ -230,8 +230,8 @@ class Auto(Generic[P, R]):
         return None
 
     def _new(self, call: Call) -> Ready:
-        from jaxplan._planner import parse_topology
         from jaxplan.partition import device_mesh
+        from jaxplan.search._planner import parse_topology
 
         device_mesh(parse_topology(self._options.get("topology")))  # too few devices: said before the search
         options = {**self._options, "choose": self._choose}

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import jaxplan
-from jaxplan import ArgumentError, InfeasibleError, _log
+from jaxplan import ArgumentError, InfeasibleError
+from jaxplan.core import _log
 from jaxplan.partition import _planned
 
 WIDTH, HIDDEN, BATCH = 64, 256, 64

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import pytest
 
 import jaxplan
-from jaxplan import Frontier, _hierarchy
-from jaxplan._certificate import certificate, proven_points
+from jaxplan import Frontier
 from jaxplan.ir import COARSE_CONFIGURATIONS
+from jaxplan.plans._certificate import certificate, proven_points
+from jaxplan.search import _open_configurations as _hierarchy
 from jaxplan.solvers import Problem, bound_at, frontier
 from tests.fake_plan import GIB, FakePlan
 

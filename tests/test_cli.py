@@ -8,9 +8,9 @@ import textwrap
 import pytest
 
 import jaxplan
-from jaxplan import _cli
-from jaxplan._errors import InfeasibleError, TopologyError
-from jaxplan._frontier import Frontier
+from jaxplan.cli import _main as _cli
+from jaxplan.errors import InfeasibleError, TopologyError
+from jaxplan.plans._frontier import Frontier
 from tests.fake_plan import GIB, FakePlan
 
 
@@ -264,6 +264,6 @@ def test_python_dash_m_jaxplan():
 
 
 def test_importing_jaxplan_imports_no_jax():
-    code = "import sys, jaxplan, jaxplan._cli; print('jax' in sys.modules, 'networkx' in sys.modules)"
+    code = "import sys, jaxplan, jaxplan.cli._main; print('jax' in sys.modules, 'networkx' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False False\n"

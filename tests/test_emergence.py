@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import pytest
 
 import jaxplan
-from jaxplan._planner import Search, analyse_step, make_plan, solve_model
 from jaxplan.cost import CostModel, Predictor, build_cost_model
 from jaxplan.mesh import Topology
+from jaxplan.search._planner import Search, analyse_step, make_plan, solve_model
 from jaxplan.strategies import reference_solution, sketch_references
 
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import jaxplan
-from jaxplan._planner import analyse_step, make_plan
 from jaxplan.cost import Predictor, build_cost_model, plan_transfers
 from jaxplan.ir import StepGraph
 from jaxplan.mesh import Topology
+from jaxplan.search._planner import analyse_step, make_plan
 from tests.small_steps import VOCABULARY, gpt_init, token_batch, train_step
 
 NUM_STEPS = 20

@@ -5,7 +5,7 @@ import inspect
 import pytest
 
 import jaxplan
-from jaxplan import _errors
+from jaxplan import errors as _errors
 
 
 def test_every_error_is_public_and_derives_from_the_base():

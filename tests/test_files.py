@@ -18,10 +18,11 @@ import pytest
 
 import jaxplan
 from benchmarks.kills import kill_writers
-from jaxplan import SaveError, _files
-from jaxplan._files import check_folder, check_writable, write_whole
+from jaxplan import SaveError
+from jaxplan.core import _files
+from jaxplan.core._files import check_folder, check_writable, write_whole
 from jaxplan.mesh import Topology
-from jaxplan.profile import measure
+from jaxplan.mesh.profile import measure
 
 OLD, NEW = "old\n" * 1000, "new\n" * 200_000
 """The new one does not reach the disk in one piece."""

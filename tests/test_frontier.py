@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxplan._errors import ArgumentError, InfeasibleError, MissingExtraError, PlanFileError
-from jaxplan._frontier import Frontier
+from jaxplan.errors import ArgumentError, InfeasibleError, MissingExtraError, PlanFileError
+from jaxplan.plans._frontier import Frontier
 from tests.fake_plan import GIB, FakePlan
 
 

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxplan import _hierarchy
-from jaxplan._planner import analyse_step
 from jaxplan.cost import ModelBuilder
 from jaxplan.ir import COARSE_CONFIGURATIONS, FactorClass, enumerate_configurations, neighbours
 from jaxplan.mesh import Topology
+from jaxplan.search import _open_configurations as _hierarchy
+from jaxplan.search._planner import analyse_step
 from jaxplan.solvers import solve
 from tests.small_steps import AUTOENCODER_ARGS, autoencoder_step
 

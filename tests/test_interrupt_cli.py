@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import pytest
 
 import jaxplan
-from jaxplan import _interrupt
-from jaxplan._interrupt import Interruption, interruptible
-from jaxplan._log import until_interrupted
+from jaxplan.core import _interrupt
+from jaxplan.core._interrupt import Interruption, interruptible
+from jaxplan.core._log import until_interrupted
 
 MODULE = """
     import jax, jax.numpy as jnp
@@ -221,7 +221,7 @@ def test_before_any_plan_is_known_the_interrupt_is_the_callers(stage: str) -> No
 
 
 def test_signals_are_as_before_when_a_command_has_ended(capsys: pytest.CaptureFixture[str]) -> None:
-    from jaxplan import _cli
+    from jaxplan.cli import _main as _cli
 
     before = signal.getsignal(signal.SIGINT)
     assert _cli.main(["show", "missing.json"]) == 1

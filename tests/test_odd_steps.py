@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 import jaxplan
-from jaxplan import ArgumentError, TraceError, _cli, _compat
+from jaxplan import ArgumentError, TraceError
+from jaxplan.cli import _main as _cli
+from jaxplan.core import _compat
 from jaxplan.mesh import Topology
 
 F32 = jnp.float32

@@ -2,8 +2,8 @@
 
 import pytest
 
-from jaxplan._errors import ArgumentError
-from jaxplan._progress import Progress
+from jaxplan.core._progress import Progress
+from jaxplan.errors import ArgumentError
 
 
 class Clock:

@@ -5,12 +5,12 @@ import jax.numpy as jnp
 import pytest
 
 import jaxplan
-from jaxplan._planner import analyse_step
-from jaxplan._recurrences import layer_groups, time_step_classes
-from jaxplan._tofu import PARTITION_SOLVERS, partition
 from jaxplan.cost import find_flows
 from jaxplan.ir import STORED_KINDS
 from jaxplan.mesh import Topology
+from jaxplan.search._planner import analyse_step
+from jaxplan.search._recurrences import layer_groups, time_step_classes
+from jaxplan.search._tofu import PARTITION_SOLVERS, partition
 
 SHAPE = (64, 64)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jaxplan
-from jaxplan._recompute import ends, rungs_between
+from jaxplan.search._recompute import ends, rungs_between
 
 WIDTH, BATCH, LAYERS = 16, 4096, 2
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxplan
-from jaxplan import _cli
+from jaxplan.cli import _main as _cli
 
 WIDTH, BATCH = 4096, 1024
 STATE_BYTES = 2 * WIDTH * 4 * WIDTH * 4

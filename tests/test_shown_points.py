@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from jaxplan._shown_points import NUM_RUNGS, shown_points, undominated
+from jaxplan.search._shown_points import NUM_RUNGS, shown_points, undominated
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxplan._errors import ArgumentError
-from jaxplan._units import (
+from jaxplan.core._units import (
     format_bandwidth,
     format_bytes,
     format_gib,
@@ -14,6 +13,7 @@ from jaxplan._units import (
     format_seconds,
     parse_memory,
 )
+from jaxplan.errors import ArgumentError
 
 
 @pytest.mark.parametrize(

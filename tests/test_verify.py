@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import pytest
 
 import jaxplan
-from jaxplan import _cli, _verify
-from jaxplan._verified import Verified
-from jaxplan.partition import compile_plan
+from jaxplan.audit import compile_plan
+from jaxplan.cli import _main as _cli
+from jaxplan.plans._verified import Verified
+from jaxplan.search import _verify
 
 WIDTH, BATCH = 512, 256
 

@@ -25,7 +25,7 @@ from benchmarks.accuracy._measure import MOST_POINTS, run_pair
 from benchmarks.accuracy._models import HELD_OUT, MODELS, TOPOLOGIES
 from benchmarks.accuracy._record import Record, read_records, write_records
 from benchmarks.accuracy._report import report
-from jaxplan.cost import COUNTED_GAPS, GAPS
+from jaxplan.xla import COUNTED_GAPS, GAPS
 
 
 def _with_gaps(record: Record, share: float) -> Record:

@@ -14,8 +14,8 @@ import jaxplan
 from benchmarks.accuracy._models import MODELS
 from benchmarks.accuracy._record import Record
 from benchmarks.models import build
+from jaxplan.audit import audit_plan, compile_plan
 from jaxplan.mesh import Topology
-from jaxplan.partition import audit_plan, compile_plan
 
 MOST_POINTS = 10
 LEAST_APART = 0.02

@@ -9,10 +9,11 @@ from typing import Any
 import jax
 
 from benchmarks.models import build
-from jaxplan._planner import analyse_step
-from jaxplan.cost import CostModel, ModelBuilder, Prediction, predictor_of
+from jaxplan.cost import CostModel, ModelBuilder, Prediction
 from jaxplan.ir import StepGraph
 from jaxplan.mesh import Topology
+from jaxplan.search._planner import analyse_step
+from jaxplan.simulate import predictor_of
 from jaxplan.strategies import reference_solution, sketch_references
 
 

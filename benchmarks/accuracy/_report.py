@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxplan.partition._audit import SMALL_BYTES, SMALL_SHARE
+from jaxplan.audit._audit import SMALL_BYTES, SMALL_SHARE
 
 if TYPE_CHECKING:
     from benchmarks.accuracy._record import Record

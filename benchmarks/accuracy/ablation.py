@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks.accuracy._models import MODELS, TOPOLOGIES
 from benchmarks.accuracy._record import read_records
 from benchmarks.accuracy._references import analysed, digest, predict_references
-from jaxplan._files import write_whole
+from jaxplan.core._files import write_whole
 from jaxplan.mesh import Topology
 
 RECORDS = Path(__file__).parents[1] / "records"

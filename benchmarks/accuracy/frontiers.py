@@ -22,7 +22,7 @@ import jax
 
 import jaxplan
 from benchmarks.models import MODELS, build
-from jaxplan._files import write_whole
+from jaxplan.core._files import write_whole
 
 TOPOLOGIES = ("h100:8", "v5e:2x4")
 

@@ -23,7 +23,7 @@ import jax
 from benchmarks.foreign._measure import Record, measure, read_record, run_beside_one_device
 from benchmarks.foreign._registry import MODELS
 from benchmarks.foreign._report import report, row
-from jaxplan._files import write_whole
+from jaxplan.core._files import write_whole
 from jaxplan.mesh import Topology
 
 RUN_TOLERANCE = 1e-3

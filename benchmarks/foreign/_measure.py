@@ -17,9 +17,9 @@ import jaxplan
 from benchmarks._pricing import price
 from benchmarks.foreign._registry import MODELS, build
 from benchmarks.foreign._work import work_of
-from jaxplan._progress import Progress
+from jaxplan.audit import audit_plan, compile_plan
+from jaxplan.core._progress import Progress
 from jaxplan.mesh import Topology
-from jaxplan.partition import audit_plan, compile_plan
 
 RUN_STEPS = 3
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from jaxplan import _compat
+from jaxplan.core import _compat
 from jaxplan.cost._compute import flops_of
 from jaxplan.cost._splits import trips_of
 from jaxplan.ir import WHOLE, StepGraph

@@ -18,9 +18,9 @@ from benchmarks.fuzz._noise import deviations
 from benchmarks.fuzz._pieces import on_pieces
 from benchmarks.fuzz._program import Program
 from benchmarks.fuzz._strategies import TOPOLOGY, Strategy, draw_strategy, plan_of
-from jaxplan._planner import analyse_step
 from jaxplan.ir import StepGraph
 from jaxplan.mesh import Topology
+from jaxplan.search._planner import analyse_step
 
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 6e-2}
 """Of floats, relative to the largest of a result, by the least precise dtype of the program."""

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxplan import _compat
+from jaxplan.core import _compat
 from jaxplan.ir import StepGraph
 from jaxplan.mesh import Topology
 from jaxplan.partition import Replay

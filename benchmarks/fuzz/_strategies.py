@@ -13,10 +13,10 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jaxplan._plan import Plan
 from jaxplan.cost import Flow, Prediction, boundary_layouts, find_flows, layout_of
 from jaxplan.ir import WHOLE, Configuration, Group, GroupSpace, StepGraph, fixed_axes
 from jaxplan.mesh import AtomicAxis, Topology
+from jaxplan.plans._plan import Plan
 
 TOPOLOGY = "cpu:8"
 LEAST_SPLIT = 0.5

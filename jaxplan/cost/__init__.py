@@ -1,9 +1,6 @@
 """What a plan costs: compute, resharding, memory; as tables for the solvers and as the prediction of one plan."""
 
-from jaxplan.cost._accumulated import MERGED_BYTES as MERGED_BYTES
 from jaxplan.cost._around import Around as Around
-from jaxplan.cost._buffers import Buffers as Buffers
-from jaxplan.cost._buffers import analyse_buffers as analyse_buffers
 from jaxplan.cost._combined import COMPILERS_OWN_BYTES as COMPILERS_OWN_BYTES
 from jaxplan.cost._combined import combined_bytes as combined_bytes
 from jaxplan.cost._compute import flops_of as flops_of
@@ -12,29 +9,15 @@ from jaxplan.cost._flows import boundary_layouts as boundary_layouts
 from jaxplan.cost._flows import find_flows as find_flows
 from jaxplan.cost._flows import layout_of as layout_of
 from jaxplan.cost._flows import passes_partial as passes_partial
-from jaxplan.cost._in_place import LARGE_PARAMETER_BYTES as LARGE_PARAMETER_BYTES
-from jaxplan.cost._lifetimes import COUNTED_GAPS as COUNTED_GAPS
-from jaxplan.cost._lifetimes import GAPS as GAPS
 from jaxplan.cost._model import CostModel as CostModel
 from jaxplan.cost._model_builder import ModelBuilder as ModelBuilder
 from jaxplan.cost._model_builder import build_cost_model as build_cost_model
-from jaxplan.cost._operator_walk import simulated_walks as simulated_walks
-from jaxplan.cost._overlapped import OverlappedPredictor as OverlappedPredictor
-from jaxplan.cost._overlapped import predictor_of as predictor_of
-from jaxplan.cost._padded_products import is_padded as is_padded
-from jaxplan.cost._padded_products import matrix_dims as matrix_dims
-from jaxplan.cost._pooling import UNPOOLING as UNPOOLING
 from jaxplan.cost._prediction import Collective as Collective
 from jaxplan.cost._prediction import Prediction as Prediction
 from jaxplan.cost._prediction import Predictor as Predictor
 from jaxplan.cost._pricing import KEEP as KEEP
 from jaxplan.cost._pricing import REPEAT as REPEAT
-from jaxplan.cost._put_off import is_gradient as is_gradient
 from jaxplan.cost._residents import RESIDENTS as RESIDENTS
-from jaxplan.cost._simulated_plan import PlanSimulator as PlanSimulator
-from jaxplan.cost._simulated_plan import Simulation as Simulation
-from jaxplan.cost._simulated_plan import simulate_plan as simulate_plan
-from jaxplan.cost._slices import takes_every_other as takes_every_other
 from jaxplan.cost._tiles import TILE as TILE
 from jaxplan.cost._tiles import TILE_BYTES as TILE_BYTES
 from jaxplan.cost._tiles import is_least_row_by_row as is_least_row_by_row

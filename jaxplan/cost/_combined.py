@@ -9,11 +9,11 @@ from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 
-from jaxplan.cost._buffers import Buffers
 from jaxplan.cost._flows import Flow
-from jaxplan.cost._put_off import is_gradient
 from jaxplan.ir import CONTRACTION_FAMILIES, STORED_KINDS, UNGROUPED, StepGraph
 from jaxplan.mesh import ChipSpec
+from jaxplan.xla._buffers import Buffers
+from jaxplan.xla._put_off import is_gradient
 
 COMBINED_TOGETHER_BYTES = 2**20
 """What `jaxplan.partition` lets the compiler combine into one collective at least."""

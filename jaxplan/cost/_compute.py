@@ -7,9 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxplan.cost._buffers import Buffers
 from jaxplan.cost._measured import product_seconds
-from jaxplan.cost._padded_products import padded_work
 from jaxplan.cost._passes import ROWS, WRITE, Pass, passes_of
 from jaxplan.cost._roofline import arithmetic_seconds, memory_bytes_per_second, product_rate
 from jaxplan.cost._splits import equation_splits, tensor_splits, trips_of
@@ -23,6 +21,8 @@ from jaxplan.cost._work import (
 )
 from jaxplan.ir import WHOLE, Group, GroupSpace, StepGraph
 from jaxplan.mesh import ChipSpec, Topology
+from jaxplan.xla._buffers import Buffers
+from jaxplan.xla._padded_products import padded_work
 
 
 def flops_of(graph: StepGraph, equation: int, border: Border | None = None) -> float:

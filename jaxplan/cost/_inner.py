@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from jaxplan.cost._flows import produced_layout, required_layout
-from jaxplan.cost._pooling import waits_for_gradient
 from jaxplan.cost._splits import trips_of
 from jaxplan.cost._transfers import Transfer
 from jaxplan.cost._user_body import body_cost
 from jaxplan.ir import MESH, WHOLE, Configuration, Halo, StepGraph
 from jaxplan.mesh import Layout, Topology, collective_seconds
+from jaxplan.xla._pooling import waits_for_gradient
 
 
 class InnerCollective(NamedTuple):

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxplan.cost._buffers import Buffers
 from jaxplan.cost._flows import Flow
 from jaxplan.cost._pricing import REPEAT, Pricer
 from jaxplan.ir import Configuration, StepGraph
 from jaxplan.mesh import Topology
 from jaxplan.solvers import Problem
+from jaxplan.xla._buffers import Buffers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

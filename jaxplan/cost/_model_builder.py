@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from jaxplan.cost._around import Around
-from jaxplan.cost._buffers import analyse_buffers
 from jaxplan.cost._combined import combined_bytes, evenly_split_peak, latency_shares
 from jaxplan.cost._compute import compute_seconds, local_flops
 from jaxplan.cost._flows import Flow, find_flows, produced_layout, required_layout
@@ -24,7 +23,6 @@ from jaxplan.cost._tiles import local_bytes
 from jaxplan.cost._tiny import tiny_groups
 from jaxplan.cost._user_body import body_cost
 from jaxplan.cost._user_meshes import check_user_meshes
-from jaxplan.cost._wire import carried_tensor, wire_tensor
 from jaxplan.ir import (
     MAX_CONFIGURATIONS,
     UNGROUPED,
@@ -37,6 +35,8 @@ from jaxplan.ir import (
 )
 from jaxplan.mesh import Layout, Topology
 from jaxplan.solvers import Problem
+from jaxplan.xla._buffers import analyse_buffers
+from jaxplan.xla._wire import carried_tensor, wire_tensor
 
 
 def build_cost_model(

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxplan.cost._buffers import Buffers
 from jaxplan.cost._splits import equation_splits, tensor_splits
 from jaxplan.ir import CUT, REGION_IN, REGION_OUT, Count, Equation, GroupSpace, StepGraph
+from jaxplan.xla._buffers import Buffers
 
 WRITE, ROWS = "write", "rows"
 _STREAMING = Count(streams=True)

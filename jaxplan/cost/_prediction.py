@@ -13,24 +13,24 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jaxplan.cost._accumulated import VIEWS
 from jaxplan.cost._buffer_sizes import BufferSizes
 from jaxplan.cost._changed import ChangedFlows
 from jaxplan.cost._extended import ExtendedImages
 from jaxplan.cost._flows import layout_of, required_layout
-from jaxplan.cost._in_place import LARGE_PARAMETER_BYTES
 from jaxplan.cost._inner import InnerCollective, inner_of_plan, may_communicate
-from jaxplan.cost._lifetimes import Lifetimes
 from jaxplan.cost._model import CostModel
 from jaxplan.cost._ordered_copies import OrderedCopies
-from jaxplan.cost._put_off import is_gradient
 from jaxplan.cost._residents import BATCH, OTHER_STATE, PARAMETERS, resident_labels
-from jaxplan.cost._summands import Summand, find_summands
 from jaxplan.cost._tpu_buffers import SentBytes, TpuBuffers
 from jaxplan.cost._transfers import ChangedFlow, Transfer, make_transfers
 from jaxplan.cost._updated_parts import gathered_updates, replaced_in_place
 from jaxplan.ir import CONTRACTION_FAMILIES, REGION_IN, UNGROUPED, Configuration, Tensor, backward_barriers
 from jaxplan.mesh import Layout, collective_seconds
+from jaxplan.xla._accumulated import VIEWS
+from jaxplan.xla._in_place import LARGE_PARAMETER_BYTES
+from jaxplan.xla._lifetimes import Lifetimes
+from jaxplan.xla._put_off import is_gradient
+from jaxplan.xla._summands import Summand, find_summands
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jaxplan.cost._flows import distinct_layouts
-from jaxplan.cost._grouped import ChannelGroups
 from jaxplan.cost._tiles import image_bytes
 from jaxplan.ir import Tensor
 from jaxplan.mesh import (
@@ -18,6 +17,7 @@ from jaxplan.mesh import (
     reshard_seconds,
     reshard_table,
 )
+from jaxplan.xla._grouped import ChannelGroups
 
 KEEP, REPEAT = 0, 1
 """Choices of a resharded read in both phases (TensorOpt 4.2): keep the copy, or make it again."""
@@ -29,10 +29,10 @@ class Pricer:
     """Memoised tables over pairs of layouts for one topology.
 
     Attributes:
-      inner: the two innermost dimensions of tensors, where memory is in tiles (`jaxplan.cost._inner_dims`): copies have
+      inner: the two innermost dimensions of tensors, where memory is in tiles (`jaxplan.xla._inner_dims`): copies have
         those of what they are copies of.
       grouped, wide: images whose channels lie in groups, and bytes of the elements that results of convolutions of
-        groups are held in (`jaxplan.cost._grouped`): so do their copies.
+        groups are held in (`jaxplan.xla._grouped`): so do their copies.
     """
 
     topology: Topology

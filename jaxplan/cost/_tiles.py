@@ -13,13 +13,13 @@ import math
 
 import numpy as np
 
-from jaxplan.cost._buffers import Buffers
-from jaxplan.cost._grouped import ChannelGroups
-from jaxplan.cost._padded_products import padded_share
-from jaxplan.cost._product_rows import is_batch_larger
 from jaxplan.cost._splits import tensor_splits
 from jaxplan.ir import GroupSpace, StepGraph
 from jaxplan.mesh import ChipSpec
+from jaxplan.xla._buffers import Buffers
+from jaxplan.xla._grouped import ChannelGroups
+from jaxplan.xla._padded_products import padded_share
+from jaxplan.xla._product_rows import is_batch_larger
 
 TILE = (8, 128)
 """Rows and columns."""

@@ -14,9 +14,9 @@ from jaxplan.cost._model import CostModel
 from jaxplan.cost._tiles import padded_bytes, row_by_row_bytes, scattered_in_tiles
 from jaxplan.cost._transfers import Transfer
 from jaxplan.cost._updated_parts import gathered_updates, replaced_in_place
-from jaxplan.cost._wire import NARROW_BYTES, rounded_tables
 from jaxplan.ir import Configuration, Equation
 from jaxplan.mesh import COLLECTIVES
+from jaxplan.xla._wire import NARROW_BYTES, rounded_tables
 
 _FOR_THE_SHORT_LIVED = 0.6
 """Of the memory beside the cores. Chosen by the errors of plans compiled for v5e (`benchmarks.accuracy`)."""

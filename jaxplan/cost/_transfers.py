@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxplan.cost._flows import Flow, is_ascending, layout_of
-from jaxplan.cost._wire import carried_tensor, wire_tensor
 from jaxplan.ir import STORED_KINDS, Configuration, StepGraph, Tensor
 from jaxplan.mesh import COLLECTIVES, Layout, Path, Topology, reshard_path
+from jaxplan.xla._wire import carried_tensor, wire_tensor
 
 ChangedFlow = tuple[int, Layout, Layout]
 """Index of a flow, the layout in which it is made and the one in which it is read."""

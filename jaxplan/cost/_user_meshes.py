@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from jaxplan import _compat
-from jaxplan._errors import ArgumentError
+from jaxplan.core import _compat
+from jaxplan.errors import ArgumentError
 from jaxplan.ir import IN_DIMS, MESH, Equation, StepGraph, UserMesh
 from jaxplan.mesh import Topology
 

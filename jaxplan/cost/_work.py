@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jaxplan.cost._put_off import is_gradient
 from jaxplan.ir import CONTRACTION_FAMILIES, Count, Equation, OperatorRule, SplitWindow, StepGraph, Tensor
 from jaxplan.ir.counts import Border as Border
 from jaxplan.ir.counts import convolution_products, pairs, window_sizes
 from jaxplan.mesh import ChipSpec
+from jaxplan.xla._put_off import is_gradient
 
 
 def flops_of_equation(

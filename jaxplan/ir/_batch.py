@@ -27,7 +27,7 @@ from functools import cached_property
 
 import jax.numpy as jnp
 
-from jaxplan import _compat
+from jaxplan.core import _compat
 from jaxplan.ir._dimensions import NamedDimensions
 from jaxplan.ir._grouping import CONTRACTION_FAMILIES
 from jaxplan.ir._program import Equation, Program, Tensor

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from jaxplan import _compat
+from jaxplan.core import _compat
 from jaxplan.ir._one_hot import one_hot_form
 from jaxplan.ir._program import Equation, Phase, Region, Tensor
 

@@ -25,7 +25,7 @@ MAX_CONFIGURATIONS = 100
 """Cap on configurations of one group. Tables of prices have its square and solving takes its cube; at most 84 are all
 that six classes have on 8 devices."""
 COARSE_CONFIGURATIONS = 24
-"""Cap where configurations are opened step by step (`jaxplan._hierarchy`), before the first step."""
+"""Cap where configurations are opened step by step (`jaxplan.search._open_configurations`), before the first step."""
 SUPER_AXIS_DEVICES = 8
 """Axes of an outer level are dealt in blocks of up to so many devices where single axes would be too many."""
 

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from jaxplan import _compat
+from jaxplan.core import _compat
 from jaxplan.ir._builder import Builder, keep, register_inline
 from jaxplan.ir._program import REGION_IN, REGION_OUT, Region, RegionKind
 from jaxplan.ir._trip_count import known_trips

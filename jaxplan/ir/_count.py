@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from jaxplan._errors import RuleError
+from jaxplan.errors import RuleError
 
 Amounts = tuple[tuple[str, float], ...]
 """(dtype, number of operations) pairs, each dtype once."""

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from jaxplan import _compat
-from jaxplan._errors import RuleError
+from jaxplan.core import _compat
+from jaxplan.errors import RuleError
 from jaxplan.ir._count import Count
 from jaxplan.ir._registry import Avals, Params, description_of, names_of, primitive_names
 from jaxplan.ir._rule import OperatorRule

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from jaxplan._errors import RuleError
+from jaxplan.errors import RuleError
 from jaxplan.ir._rule import Factor, FactorKind, OperatorRule, Reducer, TensorFactors
 
 _TOKEN = re.compile(r"\s*(\w+|[()])")

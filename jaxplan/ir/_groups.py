@@ -26,7 +26,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxplan import _compat
+from jaxplan.core import _compat
 from jaxplan.ir._blocks import turning_point
 from jaxplan.ir._contraction_groups import ContractionGroups, is_contraction, is_free
 from jaxplan.ir._grouping import STORED_KINDS, Grouping, GroupKind, grouping_of

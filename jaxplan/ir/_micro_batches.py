@@ -17,7 +17,7 @@ import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from jaxplan import _compat
+from jaxplan.core import _compat
 from jaxplan.ir._program import REGION_IN, REGION_OUT, Equation, Program
 from jaxplan.ir._registry import Avals, Params, register_rule
 from jaxplan.ir._rule import OperatorRule

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, overload
 
-from jaxplan import _compat
-from jaxplan._compat import ClosedJaxpr, Jaxpr, Primitive
-from jaxplan._errors import RuleError
+from jaxplan.core import _compat
+from jaxplan.core._compat import ClosedJaxpr, Jaxpr, Primitive
+from jaxplan.errors import RuleError
 from jaxplan.ir._rule import Factor, OperatorRule, Shape
 from jaxplan.ir.tdl import Analysis, analyse, operands_and_options
 

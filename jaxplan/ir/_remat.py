@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import jax
 
-from jaxplan import _compat
+from jaxplan.core import _compat
 from jaxplan.ir._blocks import Block, Remat, RematPolicy, find_blocks, turning_point
 from jaxplan.ir._dead_code import remove_dead
 from jaxplan.ir._grouping import CONTRACTION_FAMILIES, STORED_KINDS, UNGROUPED

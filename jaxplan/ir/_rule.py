@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxplan._errors import RuleError
+from jaxplan.errors import RuleError
 from jaxplan.ir._halo import Window
 from jaxplan.ir._user_mesh import UserAxes
 

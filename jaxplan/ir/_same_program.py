@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxplan import _compat
+from jaxplan.core import _compat
 from jaxplan.ir._program import Equation, Program, Region, Tensor
 
 _IGNORED_PARAMS = frozenset(

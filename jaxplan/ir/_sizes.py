@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from jaxplan import _compat
-from jaxplan._errors import ArgumentError
+from jaxplan.core import _compat
+from jaxplan.errors import ArgumentError
 from jaxplan.ir._program import Program
 
 MOST_BYTES = 1 << 50

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from jaxplan import _compat
+from jaxplan.core import _compat
 from jaxplan.ir._program import REGION_IN, REGION_OUT, Equation, Tensor
 from jaxplan.ir._registry import operator_rule
 

@@ -10,11 +10,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxplan import _compat
-from jaxplan._arguments import step_name
-from jaxplan._call import Call, argument_path, opened_call
-from jaxplan._errors import ArgumentError, TraceError
-from jaxplan._step_options import StepOptions, Which
+from jaxplan.core import _compat
+from jaxplan.errors import ArgumentError, TraceError
+from jaxplan.frontend._arguments import step_name
+from jaxplan.frontend._call import Call, argument_path, opened_call
+from jaxplan.frontend._step_options import StepOptions, Which
 from jaxplan.ir import _control_flow as _control_flow  # registers how loops and branches are inlined
 from jaxplan.ir import _package_calls as _package_calls  # and primitives of other packages
 from jaxplan.ir import _padded_windows as _padded_windows  # how sums over padded windows are

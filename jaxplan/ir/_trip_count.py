@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxplan import _compat
+from jaxplan.core import _compat
 
 _STEPS_TO_END: dict[str, Callable[[float, float], float]] = {
     "lt": lambda distance, step: math.ceil(distance / step),

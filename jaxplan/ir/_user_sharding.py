@@ -9,8 +9,8 @@ from typing import Any
 
 import jax
 
-from jaxplan import _compat
-from jaxplan._errors import UnsupportedError
+from jaxplan.core import _compat
+from jaxplan.errors import UnsupportedError
 from jaxplan.ir._builder import Builder, keep, register_inline
 from jaxplan.ir._program import Equation, Tensor
 from jaxplan.ir._user_mesh import IN_DIMS, MESH, OUT_DIMS, SpecDims, UserMesh, spec_dims

@@ -7,7 +7,7 @@ import os
 from importlib import resources
 from typing import Any
 
-from jaxplan._errors import TopologyError
+from jaxplan.errors import TopologyError
 from jaxplan.mesh._topology import Topology
 
 # Autotuning needs the device, and so do the tile sizes of Triton's matrix products.

@@ -25,7 +25,7 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
-from jaxplan._errors import ArgumentError, ProfileError
+from jaxplan.errors import ArgumentError, ProfileError
 from jaxplan.mesh._collective_kinds import COLLECTIVES as COLLECTIVES
 from jaxplan.mesh._collective_kinds import Collective as Collective
 from jaxplan.mesh._curve import Curve

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jaxplan._errors import TopologyError
+from jaxplan.errors import TopologyError
 from jaxplan.mesh._chips import CHIPS, ChipSpec
 from jaxplan.mesh._topology import Topology
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from jaxplan._errors import ArgumentError
+from jaxplan.errors import ArgumentError
 from jaxplan.mesh._axes import AtomicAxis
 
 if TYPE_CHECKING:

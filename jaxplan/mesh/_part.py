@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from jaxplan._errors import TopologyError
+from jaxplan.errors import TopologyError
 from jaxplan.mesh._chips import ChipSpec, Link
 from jaxplan.mesh._profile_table import Key, ProfileTable
 from jaxplan.mesh._topology import WRAPS, Topology

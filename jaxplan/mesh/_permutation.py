@@ -6,7 +6,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 
-from jaxplan._errors import ArgumentError
+from jaxplan.errors import ArgumentError
 from jaxplan.mesh._axes import AtomicAxis
 from jaxplan.mesh._layout import Layout
 

@@ -6,8 +6,8 @@ import itertools
 import math
 from pathlib import Path
 
-from jaxplan._errors import ProfileError
-from jaxplan._json import read_json
+from jaxplan.core._json import read_json
+from jaxplan.errors import ProfileError
 from jaxplan.mesh._collectives import COLLECTIVES
 from jaxplan.mesh._machine import host_cores, host_processor
 from jaxplan.mesh._profile_table import ProfileTable

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from jaxplan._errors import ProfileError
-from jaxplan._json import MalformedError, number, required, text, typed, whole
+from jaxplan.core._json import MalformedError, number, required, text, typed, whole
+from jaxplan.errors import ProfileError
 from jaxplan.mesh._collective_kinds import COLLECTIVES
 from jaxplan.mesh._curve import Curve
 from jaxplan.mesh._machine import Machine
@@ -20,7 +20,7 @@ from jaxplan.mesh._rates import MatmulRates
 _LEAST_SECONDS, _MOST_SECONDS = 1e-12, 1e9
 """Outside of these no clock measures."""
 
-PROFILE_SCHEMA, PROFILE_VERSION = "jaxplan.profile", 1
+PROFILE_SCHEMA, PROFILE_VERSION = "jaxplan.mesh.profile", 1
 
 Key = tuple[Any, ...]
 """`("collective", kind, sizes per level, bytes)`, `("matmul", dtype, batch, m, k, n)` or `("memory", bytes)`."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from jaxplan._errors import ProfileError
+from jaxplan.errors import ProfileError
 
 Array = npt.NDArray[np.float64]
 Shape = tuple[int, int, int, int]

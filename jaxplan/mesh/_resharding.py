@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from jaxplan._errors import ArgumentError
+from jaxplan.errors import ArgumentError
 from jaxplan.mesh._collectives import collective_seconds
 from jaxplan.mesh._guided import GuidedSolver
 from jaxplan.mesh._layout import Layout

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from jaxplan._errors import TopologyError
-from jaxplan._files import write_whole
-from jaxplan._json import read_json
+from jaxplan.core._files import write_whole
+from jaxplan.core._json import read_json
+from jaxplan.errors import TopologyError
 from jaxplan.mesh._axes import AtomicAxis, atomic_axes
 from jaxplan.mesh._chips import CHIPS, ChipSpec, Link
 from jaxplan.mesh._profile_table import ProfileTable
@@ -163,7 +163,7 @@ class Topology:
         """This topology with measured prices.
 
         Args:
-          table: from `jaxplan.profile.measure`, or the file that `jaxplan profile` wrote.
+          table: from `jaxplan.mesh.profile.measure`, or the file that `jaxplan profile` wrote.
 
         Raises:
           ProfileError: the table is of another machine or incomplete (what differs or lacks is said), or cannot be

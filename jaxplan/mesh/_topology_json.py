@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import Any
 
-from jaxplan._errors import ProfileError, TopologyError
-from jaxplan._json import MalformedError, required, text, typed
+from jaxplan.core._json import MalformedError, required, text, typed
+from jaxplan.errors import ProfileError, TopologyError
 from jaxplan.mesh._chips import ChipSpec, Link
 from jaxplan.mesh._profile_table import ProfileTable
 from jaxplan.mesh._topology import Level, Topology, known_chip

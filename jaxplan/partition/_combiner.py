@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from jaxplan.cost import COMPILERS_OWN_BYTES, combined_bytes
 
 if TYPE_CHECKING:
-    from jaxplan._plan import Plan
+    from jaxplan.plans._plan import Plan
 
 _FLAG = "xla_gpu_{kind}_combine_threshold_bytes"
 

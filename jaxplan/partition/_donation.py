@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxplan import _compat
-from jaxplan._log import logger
+from jaxplan.core import _compat
+from jaxplan.core._log import logger
 
 _MOST_PATHS = 4
 _SHARED_MSG = (

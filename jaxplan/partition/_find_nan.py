@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxplan import _compat
+from jaxplan.core import _compat
 from jaxplan.ir import CUT, Program
 from jaxplan.partition._user_sharding import as_traced
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxplan._plan import Plan
+    from jaxplan.plans._plan import Plan
 
 
 def handed_back(plan: Plan, donate: Sequence[bool]) -> dict[int, int]:

@@ -14,9 +14,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 import numpy as np
 
-from jaxplan.cost import Buffers, Transfer, analyse_buffers, is_gradient
+from jaxplan.cost import Transfer
 from jaxplan.ir import CONTRACTION_FAMILIES, Equation, StepGraph, backward_barriers
 from jaxplan.mesh import ChipSpec, Layout
+from jaxplan.xla import Buffers, analyse_buffers, is_gradient
 
 _Array = int | tuple[int, Layout]
 """What is held: a tensor as it is made, or its copy in another layout."""

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Container, Hashable, Sequence
 
-from jaxplan.cost import MERGED_BYTES, Transfer, analyse_buffers, is_padded, matrix_dims
+from jaxplan.cost import Transfer
 from jaxplan.ir import Equation, StepGraph
 from jaxplan.mesh import ChipSpec, Layout
 from jaxplan.partition._held_back import array_read, bytes_alive
+from jaxplan.xla import MERGED_BYTES, analyse_buffers, is_padded, matrix_dims
 
 LEAST_RISE = 0.01
 """Of the peak without arguments: one large product is a little faster than three small ones."""

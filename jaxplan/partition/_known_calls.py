@@ -14,9 +14,9 @@ from typing import Any
 
 import jax
 
-from jaxplan._call import Aval, Call, argument_path
-from jaxplan._errors import JaxplanError, PlanMismatchError
-from jaxplan._static_leaves import Static, equal, has_statics, is_static, release_statics
+from jaxplan.errors import JaxplanError, PlanMismatchError
+from jaxplan.frontend._call import Aval, Call, argument_path
+from jaxplan.frontend._static_leaves import Static, equal, has_statics, is_static, release_statics
 from jaxplan.ir import Program, Source, first_difference
 
 MAX_KNOWN = 16

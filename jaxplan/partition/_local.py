@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxplan._errors import RuleError
+from jaxplan.errors import RuleError
 from jaxplan.ir import Equation, OperatorRule, local_params
 from jaxplan.partition._halo import run_windows
 from jaxplan.partition._indexed import own_look_ups, own_updates

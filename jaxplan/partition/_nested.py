@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax.custom_batching import custom_vmap
 
-from jaxplan._errors import UnsupportedError
+from jaxplan.errors import UnsupportedError
 
 _TRANSFORMED_MSG = (
     "{transformation} was applied to a planned step.\n"

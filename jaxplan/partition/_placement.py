@@ -8,9 +8,9 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, SingleDeviceSharding
 
-from jaxplan import _compat
-from jaxplan._log import logger
-from jaxplan._units import format_bytes
+from jaxplan.core import _compat
+from jaxplan.core._log import logger
+from jaxplan.core._units import format_bytes
 
 _MOST_PATHS = 4
 

@@ -12,15 +12,15 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from jaxplan import _compat, _nnx
-from jaxplan._arguments import argnums
-from jaxplan._call import Call, opened_call
-from jaxplan._errors import PlanMismatchError
-from jaxplan._log import warn_once
-from jaxplan._static_leaves import release_statics
-from jaxplan._step_options import which
-from jaxplan._verified import Verified
+from jaxplan.core import _compat
+from jaxplan.core._log import warn_once
 from jaxplan.cost import find_flows, plan_transfers
+from jaxplan.errors import PlanMismatchError
+from jaxplan.frontend import _nnx
+from jaxplan.frontend._arguments import argnums
+from jaxplan.frontend._call import Call, opened_call
+from jaxplan.frontend._static_leaves import release_statics
+from jaxplan.frontend._step_options import which
 from jaxplan.mesh import Topology
 from jaxplan.mesh._detect import checked_devices
 from jaxplan.partition import _find_nan
@@ -32,9 +32,10 @@ from jaxplan.partition._nested import nested_program
 from jaxplan.partition._placement import Placer
 from jaxplan.partition._replay import Replay
 from jaxplan.partition._steps import Executor
+from jaxplan.plans._verified import Verified
 
 if TYPE_CHECKING:
-    from jaxplan._plan import Plan
+    from jaxplan.plans._plan import Plan
 
 
 _OTHER_DEVICES_MSG = (

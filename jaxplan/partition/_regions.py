@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import jax.numpy as jnp
 from jax import lax
 
-from jaxplan import _compat
+from jaxplan.core import _compat
 from jaxplan.ir import Equation, Region
 
 if TYPE_CHECKING:

@@ -13,16 +13,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from jaxplan.cost import (
-    LARGE_PARAMETER_BYTES,
-    Flow,
-    Transfer,
-    analyse_buffers,
-    boundary_layouts,
-    layout_of,
-    padded_bytes,
-    takes_every_other,
-)
+from jaxplan.cost import Flow, Transfer, boundary_layouts, layout_of, padded_bytes
 from jaxplan.ir import (
     CONTRACTION_FAMILIES,
     STORED_KINDS,
@@ -40,6 +31,7 @@ from jaxplan.partition._kept_apart import products_kept_apart, slices_written_ap
 from jaxplan.partition._run import Run
 from jaxplan.partition._steps import Executor
 from jaxplan.partition._unpooled import find_unpooled
+from jaxplan.xla import LARGE_PARAMETER_BYTES, analyse_buffers, takes_every_other
 
 PREFETCH_CONTRACTIONS = 8
 """A parameter is gathered at most this many contractions before it is read, about a block of a transformer: the

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxplan import _compat
-from jaxplan.cost import UNPOOLING, Transfer, is_gradient, layout_of, passes_partial
+from jaxplan.core import _compat
+from jaxplan.cost import Transfer, layout_of, passes_partial
 from jaxplan.ir import CONTRACTION_FAMILIES, CUT, UNGROUPED, WHOLE, Equation
 from jaxplan.mesh import Layout, Step
 from jaxplan.partition._behind import run_behind
@@ -26,6 +26,7 @@ from jaxplan.partition._regions import run_region
 from jaxplan.partition._steps import Executor
 from jaxplan.partition._unpooled import scatter_to_own_zeros, wait_for_gradient
 from jaxplan.partition._user_sharding import user_params
+from jaxplan.xla import UNPOOLING, is_gradient
 
 if TYPE_CHECKING:
     from jaxplan.partition._replay import Replay

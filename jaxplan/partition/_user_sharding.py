@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxplan import _compat
+from jaxplan.core import _compat
 from jaxplan.ir import IN_DIMS, MESH, OUT_DIMS, Equation
 from jaxplan.partition._steps import Executor
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxplan._errors import ProblemError
+from jaxplan.errors import ProblemError
 from jaxplan.solvers._problem import Problem
 
 

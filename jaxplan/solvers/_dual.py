@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxplan._errors import InfeasibleError, ProblemError
+from jaxplan.errors import InfeasibleError, ProblemError
 from jaxplan.solvers._elimination import NOTHING_FEASIBLE_MSG, Optimum, run_schedule
 from jaxplan.solvers._messages import Messages, Network
 from jaxplan.solvers._problem import Problem, Weights

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxplan._errors import InfeasibleError
+from jaxplan.errors import InfeasibleError
 from jaxplan.solvers._edge import weighted
 from jaxplan.solvers._kernel import aligned, minimise_first_axis
 from jaxplan.solvers._problem import Problem, Weights

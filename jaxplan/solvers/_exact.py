@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxplan._errors import ProblemError
+from jaxplan.errors import ProblemError
 from jaxplan.solvers._dual import tighten
 from jaxplan.solvers._hull import fastest_point, lower_hull
 from jaxplan.solvers._minimise import minimiser

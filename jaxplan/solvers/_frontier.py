@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from jaxplan._errors import InfeasibleError, ProblemError
-from jaxplan._log import until_interrupted
+from jaxplan.core._log import until_interrupted
+from jaxplan.errors import InfeasibleError, ProblemError
 from jaxplan.solvers._elimination import NOTHING_FEASIBLE_MSG
 from jaxplan.solvers._ft import HEURISTICS, track_frontier
 from jaxplan.solvers._hull import Hull, Progress, lower_hull

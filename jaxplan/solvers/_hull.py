@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxplan._log import until_interrupted
+from jaxplan.core._log import until_interrupted
 from jaxplan.solvers._minimise import Minimiser
 from jaxplan.solvers._point import Point, non_dominated, score
 from jaxplan.solvers._problem import Problem, Weights

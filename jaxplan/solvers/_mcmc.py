@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from jaxplan._errors import ProblemError
+from jaxplan.errors import ProblemError
 from jaxplan.solvers._chain import AdditiveTables, Walk, WalkFrom
 from jaxplan.solvers._problem import Problem
 

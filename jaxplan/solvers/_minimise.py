@@ -6,7 +6,7 @@ import functools
 import weakref
 from collections.abc import Callable, Sequence
 
-from jaxplan._errors import ProblemError
+from jaxplan.errors import ProblemError
 from jaxplan.solvers._dual import minimise_by_messages
 from jaxplan.solvers._elimination import Optimum, run_schedule
 from jaxplan.solvers._order import OrderName

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxplan._errors import InfeasibleError, ProblemError
+from jaxplan.errors import InfeasibleError, ProblemError
 from jaxplan.solvers._point import Point, non_dominated
 from jaxplan.solvers._problem import Problem
 from jaxplan.solvers._restrict import Labels, restrict

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from jaxplan._errors import ProblemError
+from jaxplan.errors import ProblemError
 from jaxplan.solvers._order import neighbours
 from jaxplan.solvers._problem import Problem
 

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from jaxplan._errors import InfeasibleError
+from jaxplan.errors import InfeasibleError
 from jaxplan.solvers._edge import Edge
 from jaxplan.solvers._elimination import NOTHING_FEASIBLE_MSG
 from jaxplan.solvers._problem import Problem

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxplan._errors import InfeasibleError
+from jaxplan.errors import InfeasibleError
 from jaxplan.solvers._chain import additive_walks
 from jaxplan.solvers._elimination import NOTHING_FEASIBLE_MSG
 from jaxplan.solvers._exact import solve_exact

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from jaxplan._errors import InfeasibleError
+from jaxplan.errors import InfeasibleError
 from jaxplan.solvers._dual import tighten
 from jaxplan.solvers._elimination import NOTHING_FEASIBLE_MSG
 from jaxplan.solvers._exact import solve_among

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
-from jaxplan._errors import InfeasibleError, ProblemError
+from jaxplan.errors import InfeasibleError, ProblemError
 from jaxplan.solvers._elimination import run_schedule
 from jaxplan.solvers._order import neighbours
 from jaxplan.solvers._problem import Problem

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxplan._errors import ProblemError
+from jaxplan.errors import ProblemError
 from jaxplan.solvers._edge import Edge
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from benchmarks._calibration_steps import (
 )
 from jaxplan import JaxplanError, ProfileError
 from jaxplan.mesh import Machine, ProfileTable, Topology, collective_seconds
-from jaxplan.profile import Settings
+from jaxplan.mesh.profile import Settings
 
 QUICK = Settings(sample_seconds=1e-4, num_samples=1)
 TINY = {"num_layers": 2, "width": 32, "num_classes": 8, "batch_size": 16}
@@ -262,7 +262,7 @@ import numpy as np
 from jax.sharding import Mesh
 from benchmarks._calibration_operators import SHAPES
 from jaxplan.mesh import Topology
-from jaxplan.profile._programs import lower_repeated
+from jaxplan.mesh.profile._programs import lower_repeated
 mesh = Mesh(np.array(Topology.parse("h100:8").aot_devices()[:1]), ("device",))
 few, many = (256, 512), (512, 64, 128)
 small = {"look-up": many, "scatter-add": many, "transposition": few, "sum over rows": few}

@@ -13,9 +13,9 @@ from benchmarks.foreign import MODELS, build
 from benchmarks.foreign._measure import Record, measure, read_record, run_beside_one_device
 from benchmarks.foreign._report import report
 from benchmarks.foreign._work import work_of
-from jaxplan._compat import Primitive
-from jaxplan._planner import analyse_step
+from jaxplan.core._compat import Primitive
 from jaxplan.mesh import Topology
+from jaxplan.search._planner import analyse_step
 
 CLOSE = 1e-4
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from benchmarks._pricing import collective_seconds, price, traffic_bytes
+from jaxplan.audit._aot import CompiledMemory, CompiledReport
+from jaxplan.audit._hlo import Collective
 from jaxplan.mesh import Topology
-from jaxplan.partition._aot import CompiledMemory, CompiledReport
-from jaxplan.partition._hlo import Collective
 
 PROGRAM = """
 HloModule jit_step, num_partitions=8

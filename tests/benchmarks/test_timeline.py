@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from benchmarks._timeline import Timeline, fused_bytes, timeline
+from jaxplan.audit._hlo_text import parse_module
 from jaxplan.mesh import Topology
-from jaxplan.partition._hlo_text import parse_module
 
 
 def _machine() -> Topology:

@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxplan._planner import analyse_step
 from jaxplan.cost import Predictor, build_cost_model
 from jaxplan.mesh import Topology
+from jaxplan.search._planner import analyse_step
 
 
 def shape(*dims: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from jaxplan._planner import analyse_step
 from jaxplan.cost import build_cost_model
 from jaxplan.cost._extended import ExtendedImages
 from jaxplan.mesh import Topology
+from jaxplan.search._planner import analyse_step
 from jaxplan.strategies import reference_solution, sketch_references
 from tests.strategies.small_models import F32, IMAGES, image_case
 

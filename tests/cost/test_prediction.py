@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxplan._planner import Proof, analyse_step, make_plan
 from jaxplan.cost import CostModel, Predictor, build_cost_model, plan_transfers
-from jaxplan.cost._lifetimes import Lifetimes
 from jaxplan.mesh import Topology, collective_seconds
+from jaxplan.search._planner import Proof, analyse_step, make_plan
 from jaxplan.strategies import reference_solution, sketch_references
+from jaxplan.xla._lifetimes import Lifetimes
 from tests.cost.one_device import shape
 
 BATCH, WIDTH, HIDDEN = 64, 32, 128

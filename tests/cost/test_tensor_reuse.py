@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxplan._planner import analyse_step
 from jaxplan.cost import CostModel, Predictor, build_cost_model
 from jaxplan.mesh import Topology
+from jaxplan.search._planner import analyse_step
 from tests.cost.one_device import shape
 
 ROWS, WIDTH = 64, 32

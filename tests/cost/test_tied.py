@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from jaxplan._planner import analyse_step
 from jaxplan.cost import ModelBuilder
 from jaxplan.cost._tied import Tied
 from jaxplan.mesh import Topology
+from jaxplan.search._planner import analyse_step
 from jaxplan.solvers import solve
 from jaxplan.strategies import reference_solution, sketch_references
 from tests.small_steps import AUTOENCODER_ARGS, autoencoder_step

@@ -11,18 +11,12 @@ import pytest
 
 import jaxplan
 from benchmarks.models import build
-from jaxplan.cost import (
-    Predictor,
-    _tpu_buffers,
-    analyse_buffers,
-    build_cost_model,
-    padded_bytes,
-    scattered_in_tiles,
-)
+from jaxplan.cost import Predictor, _tpu_buffers, build_cost_model, padded_bytes, scattered_in_tiles
 from jaxplan.cost._buffer_sizes import BufferSizes
 from jaxplan.cost._pricing import Pricer
 from jaxplan.ir import Tensor, analyse, trace
 from jaxplan.mesh import Layout, Topology
+from jaxplan.xla import analyse_buffers
 
 
 # Shape, bytes of an element, and the bytes in the buffer assignment of programs compiled for TPU v5e.

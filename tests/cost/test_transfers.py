@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import jaxplan
-from jaxplan._planner import analyse_step
 from jaxplan.cost import Flow, Span, Transfer, find_flows
 from jaxplan.mesh import Layout, Path
+from jaxplan.search._planner import analyse_step
 
 WIDTH = 32
 Tree = dict[str, jax.Array]

@@ -10,7 +10,7 @@ import pytest
 
 import jaxplan
 from benchmarks.models import build
-from jaxplan.cost import _buffers
+from jaxplan.xla import _buffers
 from tests.cost.one_device import shape
 
 CASES: dict[str, tuple[int, tuple[int, int], tuple[tuple[int, int], tuple[int, int]]]] = {

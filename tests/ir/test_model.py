@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxplan
-from jaxplan._planner import analyse_step
 from jaxplan.ir import UNGROUPED
+from jaxplan.search._planner import analyse_step
 
 COUNT, WIDTH, CODES, DECAY = 256, 32, 128, 0.9
 State = dict[str, jax.Array]

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from benchmarks.models import build
-from jaxplan import _compat
-from jaxplan.cost._buffers import analyse_buffers
+from jaxplan.core import _compat
 from jaxplan.ir import Remat, analyse, recomputable_blocks, rematerialise, trace
 from jaxplan.mesh import Topology
+from jaxplan.xla._buffers import analyse_buffers
 
 BATCH, WIDTH, HIDDEN, LAYERS = 32, 8, 24, 3
 

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import networkx as nx
 import pytest
 
-from jaxplan._planner import analyse_step
 from jaxplan.ir import StepGraph, dimension_graph
 from jaxplan.ir._groups import coarsen
 from jaxplan.ir._space import SpaceFacts, group_space
+from jaxplan.search._planner import analyse_step
 from tests.small_steps import gpt_init, token_batch, train_step
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import jaxplan
-from jaxplan._compat import bind_like
+from jaxplan.core._compat import bind_like
 from jaxplan.ir import Program, trace
 
 F32 = jnp.float32

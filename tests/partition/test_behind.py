@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import jaxplan
-from jaxplan.cost import analyse_buffers
 from jaxplan.partition import _replay
 from jaxplan.partition._planned import replay_of
+from jaxplan.xla import analyse_buffers
 
 MIB = 2**20
 

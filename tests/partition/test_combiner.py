@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 import jaxplan
-from jaxplan.partition import _replay, compile_plan
+from jaxplan.audit import compile_plan
+from jaxplan.partition import _replay
 from jaxplan.partition._combiner import combiner_options
 
 MIB = 2**20

@@ -14,10 +14,10 @@ import pytest
 from jax import export, lax
 from jax.sharding import NamedSharding
 
+from jaxplan.audit._aot import compile_exported
+from jaxplan.audit._audit import axis_groups
+from jaxplan.audit._hlo import Collective, collectives
 from jaxplan.mesh import AtomicAxis, Layout, Path, Topology, reshard_path
-from jaxplan.partition._aot import compile_exported
-from jaxplan.partition._audit import axis_groups
-from jaxplan.partition._hlo import Collective, collectives
 from jaxplan.partition._planned import abstract_mesh, device_mesh
 from jaxplan.partition._steps import Executor
 

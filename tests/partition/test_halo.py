@@ -13,15 +13,15 @@ from jax import lax
 
 import jaxplan
 from benchmarks.fuzz._strategies import Strategy, plan_of
-from jaxplan._planner import analyse_step
+from jaxplan.audit import compile_plan
+from jaxplan.audit._hlo_flops import flops
 from jaxplan.cost import find_flows, plan_transfers
 from jaxplan.cost._compute import local_flops
 from jaxplan.cost._inner import inner_of_plan
 from jaxplan.cost._splits import split_counts
 from jaxplan.ir import WHOLE, StepGraph, Window
 from jaxplan.mesh import Topology
-from jaxplan.partition import compile_plan
-from jaxplan.partition._hlo_flops import flops
+from jaxplan.search._planner import analyse_step
 
 TOPOLOGY = Topology.parse("cpu:8")
 X, W = (6, 16, 8, 4), (3, 3, 4, 4)

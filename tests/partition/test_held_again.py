@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxplan._planner import analyse_step, make_plan
 from jaxplan.cost import KEEP, REPEAT, Predictor, build_cost_model
 from jaxplan.ir import Remat, recomputable_blocks, rematerialise
 from jaxplan.mesh import Topology
+from jaxplan.search._planner import analyse_step, make_plan
 
 BATCH, WIDTH, HIDDEN, LAYERS = 2048, 16, 512, 2
 

@@ -20,10 +20,10 @@ from jax.interpreters import mlir
 from jax.sharding import NamedSharding
 
 import jaxplan
-from jaxplan._operator_notes import operator_notes
-from jaxplan._planner import analyse_step
 from jaxplan.ir import StepGraph, _registry
 from jaxplan.ir.rules import operator_rule, registered_primitives
+from jaxplan.search._operator_notes import operator_notes
+from jaxplan.search._planner import analyse_step
 from jaxplan.tdl import Opaque, Sum
 from tests.ir.rules._equations import rule_of, single_equation
 from tests.partition.test_local import run_split

@@ -9,7 +9,7 @@ import pytest
 
 import jaxplan
 from benchmarks.models import build
-from jaxplan.partition import Audit
+from jaxplan.audit import Audit
 
 pytestmark = [
     pytest.mark.gpu_aot,

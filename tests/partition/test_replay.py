@@ -19,12 +19,12 @@ import optax
 import pytest
 
 import jaxplan
-from jaxplan._plan import Plan
-from jaxplan._planner import analyse_step, make_plan
 from jaxplan.cost import REPEAT, CostModel, Predictor, Transfer, build_cost_model
 from jaxplan.mesh import Topology
 from jaxplan.partition import _replay
 from jaxplan.partition._planned import replay_of
+from jaxplan.plans._plan import Plan
+from jaxplan.search._planner import analyse_step, make_plan
 
 NUM_DRAWS = 3
 F32, I32 = jnp.float32, jnp.int32

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import jaxplan
-from jaxplan.partition import compile_plan
-from jaxplan.partition._hlo_liveness import peak_temporaries
-from jaxplan.partition._hlo_text import parse_module
+from jaxplan.audit import compile_plan
+from jaxplan.audit._hlo_liveness import peak_temporaries
+from jaxplan.audit._hlo_text import parse_module
 from jaxplan.partition._planned import replay_of
 
 NUM_TABLES, ROWS, WIDTH, BATCH = 6, 2**18, 32, 2048

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from jaxplan import _cli
-from jaxplan.profile import _measure, load
+from jaxplan.cli import _main as _cli
+from jaxplan.mesh.profile import _measure, load
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def test_profile_writes_a_table_that_plan_reads(tmp_path: Path, capsys: Any) -> 
     command = ["plan", "step.py:step", "--args", "step.py:args", "--memory", "1GiB"]
     assert _cli.main([*command, "--profile", "profile-cpu-8.json", "--save", "frontier.json"]) == 0
     saved = json.loads((tmp_path / "frontier.json").read_text())
-    assert "jaxplan.profile" in json.dumps(saved)
+    assert "jaxplan.mesh.profile" in json.dumps(saved)
     assert _cli.main([*command, "--topology", "cpu:4", "--profile", "profile-cpu-8.json"]) == 2
     assert "topology is 'cpu:8', not 'cpu:4'" in capsys.readouterr().err
 

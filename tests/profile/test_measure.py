@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-import jaxplan.profile
+import jaxplan.mesh.profile
 from jaxplan import ArgumentError, ProfileError
 from jaxplan.mesh import COLLECTIVES, Topology
-from jaxplan.profile import Settings, _measure
-from jaxplan.profile._journal import Journal
-from jaxplan.profile._programs import group_axes, program
-from jaxplan.profile._timing import seconds_per_operation
+from jaxplan.mesh.profile import Settings, _measure
+from jaxplan.mesh.profile._journal import Journal
+from jaxplan.mesh.profile._programs import group_axes, program
+from jaxplan.mesh.profile._timing import seconds_per_operation
 
 CPU = Topology.parse("cpu:8")
 QUICK = Settings(
@@ -75,7 +75,7 @@ import collections, re
 import numpy as np
 from jax.sharding import Mesh
 from jaxplan.mesh import COLLECTIVES, Topology
-from jaxplan.profile._programs import lower
+from jaxplan.mesh.profile._programs import lower
 t = Topology.parse("h100:8")
 mesh = Mesh(np.array(t.aot_devices()).reshape([a.size for a in t.axes]), [a.name for a in t.axes])
 for key in [*(("collective", kind, (4,), 4096) for kind in COLLECTIVES), ("matmul", "bfloat16", 1, 256, 256, 256)]:
@@ -111,7 +111,7 @@ def test_groups_are_made_of_the_innermost_axes() -> None:
 def test_everything_is_measured_once_and_written(tmp_path: Path, clockless: list[Any]) -> None:
     file = tmp_path / "table.json"
     reported: list[tuple[str, float]] = []
-    table = jaxplan.profile.measure(
+    table = jaxplan.mesh.profile.measure(
         file, settings=QUICK, progress=lambda stage, done: reported.append((stage, done))
     )
     assert {key[:3] for key in clockless if key[0] == "collective"} == {
@@ -119,12 +119,12 @@ def test_everything_is_measured_once_and_written(tmp_path: Path, clockless: list
     }
     assert len(clockless) == len(set(clockless)) == 15 + 2 + 1
     assert {stage for stage, _ in reported} == {"collectives", "matrix products", "memory"}
-    assert jaxplan.profile.load(file) == table and not (tmp_path / "table.json.partial").exists()
+    assert jaxplan.mesh.profile.load(file) == table and not (tmp_path / "table.json.partial").exists()
     assert CPU.with_profile(file).profile == table
     # A second run has nothing left to do; one that wants more measures what lacks.
-    assert jaxplan.profile.measure(file, settings=QUICK, progress=False) == table
+    assert jaxplan.mesh.profile.measure(file, settings=QUICK, progress=False) == table
     assert len(clockless) == 18
-    jaxplan.profile.measure(file, settings=dataclasses.replace(QUICK, max_bytes=1 << 11), progress=False)
+    jaxplan.mesh.profile.measure(file, settings=dataclasses.replace(QUICK, max_bytes=1 << 11), progress=False)
     assert len(clockless) == 18 + 15 + 1
 
 
@@ -140,13 +140,13 @@ def test_an_interruption_loses_nothing(
 
     monkeypatch.setattr(_measure, "seconds_per_operation", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        jaxplan.profile.measure(file, settings=QUICK, progress=False)
+        jaxplan.mesh.profile.measure(file, settings=QUICK, progress=False)
     assert not file.exists()
     # A power failure in the middle of a line: that one line is measured again, and no other.
     partial = tmp_path / "table.json.partial"
     partial.write_text(partial.read_text()[:-9])
     monkeypatch.setattr(_measure, "seconds_per_operation", timed)
-    table = jaxplan.profile.measure(file, settings=QUICK, progress=False)
+    table = jaxplan.mesh.profile.measure(file, settings=QUICK, progress=False)
     assert len(clockless) == 18 + 1 and clockless.count(clockless[6]) == 2
     seconds = dict(table.entries)
     assert [seconds[key] for key in clockless[:6]] == pytest.approx([1e-6 * (i + 1) for i in range(6)])
@@ -158,10 +158,10 @@ def test_another_machine_is_refused_with_what_differs(
     tmp_path: Path, clockless: list[Any], interrupted: bool
 ) -> None:
     file = tmp_path / "table.json"
-    jaxplan.profile.measure(file, settings=QUICK, progress=False)
+    jaxplan.mesh.profile.measure(file, settings=QUICK, progress=False)
     body = json.loads(file.read_text())
     if interrupted:
-        head = {"schema": "jaxplan.profile-journal", "version": 1, "topology": "cpu:8"}
+        head = {"schema": "jaxplan.mesh.profile-journal", "version": 1, "topology": "cpu:8"}
         file.unlink()
         file = tmp_path / "table.json.partial"
         body = {**head, "machine": {**body["machine"], "jaxlib": "0.0.1"}}
@@ -169,12 +169,12 @@ def test_another_machine_is_refused_with_what_differs(
         body["machine"]["jaxlib"] = "0.0.1"
     file.write_text(json.dumps(body) + "\n")
     with pytest.raises(ProfileError, match=r"jaxlib is '0.0.1', not '[0-9.]+'"):
-        jaxplan.profile.measure(tmp_path / "table.json", settings=QUICK, progress=False)
+        jaxplan.mesh.profile.measure(tmp_path / "table.json", settings=QUICK, progress=False)
 
 
 def test_a_journal_without_a_whole_first_line_is_begun_again(tmp_path: Path, clockless: list[Any]) -> None:
     (tmp_path / "table.json.partial").write_text('{"schema": "jaxplan.pro')
-    assert len(jaxplan.profile.measure(tmp_path / "table.json", settings=QUICK, progress=False).entries) == 18
+    assert len(jaxplan.mesh.profile.measure(tmp_path / "table.json", settings=QUICK, progress=False).entries) == 18
 
 
 def test_what_took_longer_than_something_larger_is_measured_again(
@@ -190,7 +190,7 @@ def test_what_took_longer_than_something_larger_is_measured_again(
         return 1e-3 if key in victims and seen.count(key) < 2 else 1e-5
 
     monkeypatch.setattr(_measure, "seconds_per_operation", timed)
-    table = jaxplan.profile.measure(settings=settings, progress=False)
+    table = jaxplan.mesh.profile.measure(settings=settings, progress=False)
     assert sorted(set(seen), key=repr) == sorted((key for key, _ in table.entries), key=repr)
     assert [key for key in victims if seen.count(key) == 2] == victims and len(seen) == len(set(seen)) + 2
     assert set(dict(table.entries).values()) == {1e-5}
@@ -199,7 +199,7 @@ def test_what_took_longer_than_something_larger_is_measured_again(
 def test_products_that_would_take_too_long_are_left_out(clockless: list[Any]) -> None:
     """Each takes microseconds here, and 256 times as much work more than a millisecond."""
     settings = dataclasses.replace(QUICK, extents=(16, 4096), longest_seconds=1e-3)
-    table = jaxplan.profile.measure(settings=settings, progress=False)
+    table = jaxplan.mesh.profile.measure(settings=settings, progress=False)
     shapes = {key[3:] for key, _ in table.entries if key[0] == "matmul" and key[2] == 1}
     assert (16, 16, 16) in shapes and (4096, 4096, 4096) not in shapes
 
@@ -210,11 +210,11 @@ def test_bad_arguments() -> None:
     with pytest.raises(ArgumentError, match="above max_bytes"):
         Settings(min_bytes=1 << 20, max_bytes=1 << 10)
     with pytest.raises(ProfileError, match="cpu:4 has 4 devices, and 8 are there"):
-        jaxplan.profile.measure(topology="cpu:4")
+        jaxplan.mesh.profile.measure(topology="cpu:4")
 
 
 def test_a_journal_that_is_not_written_keeps_everything_in_memory() -> None:
-    machine = jaxplan.profile.Machine.present()
+    machine = jaxplan.mesh.profile.Machine.present()
     with Journal(None, machine, "cpu:8") as journal:
         journal.add(("memory", 1024), 1e-6)
         journal.add(("matmul", "float32", 1, 16, 16, 16), 1e-6)

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 
 import jaxplan
-from jaxplan._planner import analyse_step, make_plan
 from jaxplan.cost import Predictor, build_cost_model
 from jaxplan.mesh import Topology
+from jaxplan.search._planner import analyse_step, make_plan
 from jaxplan.strategies import References, reference_solution, sketch_references
 
 F32 = 4

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jaxplan import _compat
+from jaxplan.core import _compat
 from jaxplan.ir._count import Count, added
 from jaxplan.ir._count_registry import operator_count, register_count
 from jaxplan.ir._registry import Avals, Params

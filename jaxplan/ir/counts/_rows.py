@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from jaxplan import _compat
+from jaxplan.core import _compat
 from jaxplan.ir._count import Count
 from jaxplan.ir._count_registry import register_count
 from jaxplan.ir._registry import Aval, Avals, Params

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from jaxplan import _compat
+from jaxplan.core import _compat
 from jaxplan.ir._count import Count
 from jaxplan.ir._count_registry import register_count
 from jaxplan.ir._registry import Aval, Avals, Params

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxplan._errors import RuleError
+from jaxplan.errors import RuleError
 from jaxplan.ir._registry import Avals, Params, register_rule, unknown_rule
 from jaxplan.ir._rule import Dimension, OperatorRule, Shape
 from jaxplan.ir.rules._builder import Factors

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxplan._compat import is_key_dtype
+from jaxplan.core._compat import is_key_dtype
 from jaxplan.ir._registry import Aval, Avals, Params, register_rule
 from jaxplan.ir._rule import OperatorRule
 from jaxplan.ir.rules._builder import Factors, broadcast_dims

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from jax import lax
 
-from jaxplan._compat import is_key_dtype
+from jaxplan.core._compat import is_key_dtype
 from jaxplan.ir._registry import Aval, Avals, Params, register_local_params, register_rule
 from jaxplan.ir._rule import Dimension, OperatorRule, Reducer, Shape
 from jaxplan.ir.rules._builder import Factors

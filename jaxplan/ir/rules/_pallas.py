@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jaxplan._compat import Literal, open_jaxpr
+from jaxplan.core._compat import Literal, open_jaxpr
 from jaxplan.ir._registry import Avals, Params, register_local_params, register_rule
 from jaxplan.ir._rule import Factor, OperatorRule, Shape, TensorFactors
 from jaxplan.ir.rules._builder import leading_dims_rule

@@ -6,7 +6,7 @@ default since JAX 0.5: a number depends on the key and its position only.
 
 from __future__ import annotations
 
-from jaxplan._compat import key_implementation, setting
+from jaxplan.core._compat import key_implementation, setting
 from jaxplan.ir._registry import Avals, Params, register_rule
 from jaxplan.ir._rule import OperatorRule
 from jaxplan.ir.rules._builder import Factors, leading_dims_rule, one_to_one_rule

@@ -10,7 +10,7 @@ import operator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from jaxplan._errors import RuleError
+from jaxplan.errors import RuleError
 from jaxplan.ir._rule import Reducer
 
 _NOT_AFFINE_MSG = (

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxplan._errors import RuleError
+from jaxplan.errors import RuleError
 from jaxplan.ir._rule import Reducer, Shape
 from jaxplan.ir.tdl._expression import (
     Arithmetic,

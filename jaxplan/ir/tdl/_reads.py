@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from jaxplan._errors import RuleError
+from jaxplan.errors import RuleError
 from jaxplan.ir._rule import Reducer
 from jaxplan.ir.tdl._expression import (
     Arithmetic,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxplan._errors import RuleError
+from jaxplan.errors import RuleError
 from jaxplan.ir._rule import FactorKind, Reducer, Shape
 from jaxplan.ir.tdl._expression import Element, Index, Variable
 from jaxplan.ir.tdl._interval import Interval, index_interval, part_of

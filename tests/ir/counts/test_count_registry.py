@@ -15,7 +15,7 @@ from jax.interpreters import mlir
 
 import jaxplan
 from jaxplan import Count, RuleError
-from jaxplan._coverage import coverage
+from jaxplan.cli._coverage import coverage
 from jaxplan.ir import _count_registry, _registry, operator_count
 from jaxplan.ir._count_registry import count_kind
 from jaxplan.ir.rules import registered_primitives

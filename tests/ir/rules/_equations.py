@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from jaxplan._compat import Literal, open_jaxpr
+from jaxplan.core._compat import Literal, open_jaxpr
 from jaxplan.ir.rules import OperatorRule, operator_rule
 
 # Primitives that hold a program and are no operators themselves.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from jaxplan._cli import main
-from jaxplan._coverage import coverage
+from jaxplan.cli._coverage import coverage
+from jaxplan.cli._main import main
 from jaxplan.ir.rules import _elsewhere, _opaque, registered_primitives
 from jaxplan.ir.rules._evidence import EVIDENCE
 from tests.ir.rules import evidence

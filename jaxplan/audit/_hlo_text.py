@@ -1,0 +1,254 @@
+"""Compiled HLO text as plain data: computations, instructions, and how often each computation runs."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+from jaxplan.audit._hlo_trips import counted_trips
+
+_COMMENT = re.compile(r"/\*.*?\*/")
+_ARRAY = re.compile(r"\b(pred|token|opaque|[a-z]\d*[a-z0-9]*)\[([^\]]*)\](\{[^}]*\})?")
+_ORDER = re.compile(r"^\{([\d,]*)")
+_TILE = re.compile(r":T\(([\d,]+)\)")
+_SPACE = re.compile(r"S\((\d+)\)")
+_NAME = re.compile(r"([\w.\-]+)\s*$")
+_PERCENT_NAME = re.compile(r"%([\w.\-]+)")
+_BRACKET = re.compile(r'[()]|"(?:[^"\\]|\\.)*"')
+_HEAD = re.compile(r"^(ENTRY\s+)?%?([\w.\-]+)\s*(\(.*)?\{\s*$")
+_INSTRUCTION = re.compile(r"^\s+(ROOT\s+)?%?([\w.\-]+) = ")
+_TRIP_COUNT = re.compile(r'"known_trip_count":\s*\{\s*"n":\s*"?(\d+)"?')
+_CALLED = re.compile(
+    r"\b(body|condition|calls|to_apply|true_computation|false_computation|branch_computations"
+    r"|called_computations)=(\{[^}]*\}|%?[\w.\-]+)"
+)
+_PACKED_BITS = {"s4": 4, "u4": 4, "s2": 2, "u2": 2, "f4e2m1fn": 4, "pred": 8, "token": 0, "opaque": 0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayType:
+    """One array of an HLO type: its element type in HLO's words (`bf16`), its dimensions and how it lies in memory.
+
+    `layout` is that of HLO: dimensions minor to major, tiles, memory space (`{1,0:T(8,128)(2,1)S(1)}`), or empty.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    layout: str = ""
+
+    @property
+    def num_elements(self) -> int:
+        """Product of the dimensions."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the elements, without padding; sub-byte types are packed."""
+        return -(-self.num_elements * _element_bits(self.dtype) // 8)
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes with the padding of the outer tile, to which the minor-most dimensions are rounded up."""
+        tile = _TILE.search(self.layout)
+        if tile is None:
+            return self.num_bytes
+        order = _ORDER.match(self.layout)
+        minor_first = [int(d) for d in order[1].split(",") if d] if order else []
+        padded = [self.shape[d] for d in minor_first]
+        for place, size in enumerate(reversed([int(n) for n in tile[1].split(",")])):
+            if place < len(padded):
+                padded[place] = -(-padded[place] // size) * size
+            else:
+                padded.append(size)
+        return -(-prod(padded) * _element_bits(self.dtype) // 8)
+
+    @property
+    def memory_space(self) -> int:
+        """0 for the device's main memory; others are TPU's on-chip memories and the host's."""
+        space = _SPACE.search(self.layout)
+        return int(space[1]) if space else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instruction:
+    """One HLO instruction.
+
+    `types` are the arrays of its (possibly nested) result type, in order of appearance.
+    `attributes` is everything after the operands, as printed; `operand_text` is what stood between the
+    brackets.
+    """
+
+    name: str
+    opcode: str
+    types: tuple[ArrayType, ...]
+    operands: tuple[str, ...]
+    operand_text: str
+    attributes: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Module:
+    """A parsed HLO module; `runs` maps a computation's name to how often one step executes it.
+
+    Bodies of loops count their known trip count; `unknown_loops` names the loops that have none (counted
+    once). Every branch of a conditional counts as taken.
+    """
+
+    header: str
+    computations: dict[str, dict[str, Instruction]]
+    entry: str
+    runs: dict[str, int]
+    unknown_loops: tuple[str, ...]
+
+    def executed(self) -> Iterator[tuple[dict[str, Instruction], Instruction, int]]:
+        """Yield `(computation, instruction, times executed)` for every instruction that a step runs."""
+        for name, computation in self.computations.items():
+            if runs := self.runs.get(name, 0):
+                for instruction in computation.values():
+                    yield computation, instruction, runs
+
+
+def operand_types(computation: dict[str, Instruction], instruction: Instruction) -> tuple[ArrayType, ...]:
+    """The arrays that `instruction` reads, tuples flattened."""
+    return tuple(t for name in instruction.operands for t in computation[name].types)
+
+
+def parse_module(hlo_text: str) -> Module:
+    """Parse the text of a compiled module (`jax.stages.Compiled.as_text()`).
+
+    Raises `ValueError` if the text has no entry computation.
+    """
+    header, computations, entry, current = [], {}, None, None
+    for line in _COMMENT.sub("", hlo_text).splitlines():
+        if current is None:
+            match = _HEAD.match(line)
+            if match and not line.startswith("HloModule"):
+                current = computations.setdefault(match[2], {})
+                entry = match[2] if match[1] else entry
+            else:
+                header.append(line)
+        elif line.startswith("}"):
+            current = None
+        elif (instruction := _parse_instruction(line)) is not None:
+            current[instruction.name] = instruction
+    if entry is None:
+        raise ValueError(f"not a compiled HLO module: no ENTRY computation in {len(hlo_text)} characters")
+    runs, unknown = _count_runs(computations, entry)
+    return Module(
+        header="\n".join(header), computations=computations, entry=entry, runs=runs, unknown_loops=unknown
+    )
+
+
+@lru_cache(maxsize=2**16)
+def parse_types(type_text: str) -> tuple[ArrayType, ...]:
+    """The arrays of an HLO type such as `(bf16[2,3]{1,0}, f32[])`, nested tuples flattened."""
+    return tuple(
+        ArrayType(
+            dtype=dtype,
+            shape=tuple(int(d.lstrip("<=")) for d in dims.split(",") if d.strip()),
+            layout=layout if ":" in layout else "",
+        )
+        for dtype, dims, layout in _ARRAY.findall(type_text)
+    )
+
+
+def _element_bits(dtype: str) -> int:
+    if dtype in _PACKED_BITS:
+        return _PACKED_BITS[dtype]
+    digits = re.match(r"(?:bf|[a-z])(\d+)", dtype)
+    if digits is None:
+        raise ValueError(f"unknown HLO element type {dtype!r}")
+    return int(digits[1])
+
+
+def _parse_instruction(line: str) -> Instruction | None:
+    match = _INSTRUCTION.match(line)
+    if match is None:
+        return None
+    type_end = _closing(line, match.end()) if line[match.end()] == "(" else line.index(" ", match.end())
+    open_bracket = line.index("(", type_end)
+    close = _closing(line, open_bracket)
+    inside = line[open_bracket + 1 : close - 1]
+    opcode = line[type_end:open_bracket].strip()
+    leaf = opcode in ("constant", "parameter", "iota")
+    return Instruction(
+        name=match[2],
+        opcode=opcode,
+        types=parse_types(line[match.end() : type_end]),
+        operands=() if leaf else tuple(_operand_names(inside)),
+        operand_text=inside,
+        attributes=line[close:],
+    )
+
+
+def _closing(line: str, start: int) -> int:
+    """Index just after the bracket that closes the one at `start`; quoted text is skipped."""
+    depth = 0
+    for match in _BRACKET.finditer(line, start):
+        depth += {"(": 1, ")": -1}.get(match[0], 0)
+        if depth == 0:
+            return match.end()
+    return len(line)
+
+
+def _operand_names(text: str) -> list[str]:
+    """Names in an operand list; types before them, which some printers add, hold commas but no `%`."""
+    if "%" in text:
+        return _PERCENT_NAME.findall(text)
+    return [match[1] for part in text.split(",") if (match := _NAME.search(part))]
+
+
+def called_computations(instruction: Instruction) -> tuple[str, ...]:
+    """Names of the computations that an instruction runs: bodies, branches, fusions."""
+    return tuple(name for name, _, _ in _called(instruction, None))
+
+
+def trip_count(instruction: Instruction) -> int | None:
+    """How often a loop runs its body, where the compiler knows."""
+    match = _TRIP_COUNT.search(instruction.attributes)
+    return int(match[1]) if match else None
+
+
+def _called(instruction: Instruction, trips_of_loop: int | None) -> Iterator[tuple[str, int, bool]]:
+    """Yield `(computation, times per execution, whether a loop of unknown length)` of each call."""
+    unknown = instruction.opcode == "while" and trips_of_loop is None
+    trips = 1 if trips_of_loop is None else trips_of_loop
+    for role, names in _CALLED.findall(instruction.attributes):
+        if role == "to_apply" and instruction.opcode not in ("call", "call-start"):
+            continue  # the scalar function of a reduction, a sort or a collective
+        times = trips + 1 if role == "condition" else trips
+        for name in names.strip("{}").split(","):
+            yield name.strip().lstrip("%"), times, unknown
+
+
+def _trips(
+    computations: dict[str, dict[str, Instruction]], computation: dict[str, Instruction], instruction: Instruction
+) -> int | None:
+    """How often a loop runs its body; None of loops of unknown length, and of all else."""
+    if instruction.opcode != "while":
+        return None
+    known = trip_count(instruction)
+    return counted_trips(computations, computation, instruction) if known is None else known
+
+
+def _count_runs(
+    computations: dict[str, dict[str, Instruction]], entry: str
+) -> tuple[dict[str, int], tuple[str, ...]]:
+    runs: dict[str, int] = {}
+    unknown_loops: dict[str, None] = {}
+    pending = [(entry, 1)]
+    while pending:
+        name, times = pending.pop()
+        runs[name] = runs.get(name, 0) + times
+        for instruction in computations[name].values():
+            trips = _trips(computations, computations[name], instruction)
+            for called, count, unknown in _called(instruction, trips):
+                if unknown:
+                    unknown_loops[instruction.name] = None
+                if called in computations:
+                    pending.append((called, times * count))
+    return runs, tuple(unknown_loops)

@@ -1,0 +1,232 @@
+"""The `jaxplan` command: plan a step that a module defines, or show a saved plan or frontier."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import jaxplan
+from jaxplan.cli._audit import add_audit_arguments, audit_of
+from jaxplan.cli._checks import check_before_planning, check_files
+from jaxplan.cli._interrupt import EXIT_INTERRUPTED, watched
+from jaxplan.cli._profile import add_profile_command
+from jaxplan.cli._scaling import add_scaling_commands
+from jaxplan.cli._step import add_step_arguments, step_arguments
+from jaxplan.core._interrupt import INTERRUPTED_NOTE
+from jaxplan.core._progress import Progress
+from jaxplan.core._units import format_bytes, format_seconds
+from jaxplan.errors import (
+    ArgumentError,
+    AuditError,
+    InfeasibleError,
+    JaxplanError,
+    ProfileError,
+    TopologyError,
+)
+
+if TYPE_CHECKING:
+    from jaxplan.plans._frontier import Frontier
+    from jaxplan.plans._plan import Plan
+
+EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_INFEASIBLE, EXIT_AUDIT = 0, 1, 2, 3, 4
+
+_EPILOG = """\
+examples:
+  jaxplan plan train:train_step --args train:make_args --topology h100:8 --memory 40GiB --donate 0
+  jaxplan plan examples/train_gpt.py:train_step --args examples/train_gpt.py:make_args --topology a100:2x8
+  jaxplan min-devices train:train_step --args train:make_args --topology h100:16x8 --memory 60GiB
+  jaxplan scaling train:train_step --args train:make_args --topology h100:4x8 --device-counts 1 8 32
+  jaxplan show frontier.json
+  jaxplan audit frontier.json train:train_step --args train:make_args --choose knee
+  jaxplan profile --output here.json && jaxplan plan ... --profile here.json
+
+exit codes: 0 done, 1 failed, 2 wrong usage, 3 no plan fits the memory, 4 the compiled program differs,
+130 interrupted: what was found until then is saved and printed
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit code; an error is one line on stderr (--debug: a traceback)."""
+    arguments = _parser().parse_args(argv)
+    with watched() as watch:
+        arguments.watch = watch
+        try:
+            code = arguments.run(arguments)
+        except KeyboardInterrupt:
+            code = EXIT_INTERRUPTED
+        except Exception as error:  # the boundary to the shell: whatever happened becomes one line and a code
+            if arguments.debug:
+                raise
+            if not watch.interrupted:
+                print(f"jaxplan: error: {_one_line(error)}", file=sys.stderr)
+            code = _exit_code(error)
+        if watch.interrupted or code == EXIT_INTERRUPTED:
+            print(watch.message, file=sys.stderr)
+            return EXIT_INTERRUPTED
+        return code
+
+
+def _exit_code(error: Exception) -> int:
+    codes = {
+        InfeasibleError: EXIT_INFEASIBLE,
+        AuditError: EXIT_AUDIT,
+        ArgumentError: EXIT_USAGE,
+        ProfileError: EXIT_USAGE,
+        TopologyError: EXIT_USAGE,
+    }
+    return next((code for kind, code in codes.items() if isinstance(error, kind)), EXIT_FAILED)
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    if isinstance(error, JaxplanError):
+        return text
+    return f"{type(error).__name__}: {text} (--debug shows where)"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="jaxplan",
+        description="Plans how a single-device JAX train step is sharded over several accelerators.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"jaxplan {jaxplan.__version__}")
+    commands = parser.add_subparsers(required=True, metavar="plan|min-devices|scaling|show|profile|coverage")
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument(
+        "--choose",
+        metavar="WHICH",
+        help="fastest (default), knee, leanest, a number of the table, or a reference strategy such as fsdp",
+    )
+    common.add_argument("--explain", action="store_true", help="explain the chosen plan")
+    common.add_argument("--plot", metavar="FILE", help="draw the frontier (.svg, .pdf, .png)")
+    common.add_argument("--debug", action="store_true", help="show the traceback of an error")
+
+    plan = commands.add_parser(
+        "plan", parents=[common], help="print the frontier of a step, and choose from it"
+    )
+    add_step_arguments(plan)
+    plan.add_argument("--save", metavar="FILE", help="write the frontier as JSON")
+    plan.add_argument("--plan", metavar="FILE", help="write the chosen plan as JSON")
+    plan.add_argument("--trace", metavar="FILE", help="simulate the chosen plan and write its timeline for Perfetto")
+    plan.add_argument(
+        "--verify", action="store_true", help="compile the points near the choice, and count what the compiler says"
+    )
+    plan.add_argument("--cache", metavar="FOLDER", help="with --verify, keep compiled programs there")
+    plan.add_argument("--audit", action="store_true", help="compile the chosen plan and compare")
+    plan.set_defaults(run=_run_plan)
+
+    show = commands.add_parser("show", parents=[common], help="print a saved frontier or plan")
+    show.add_argument("file")
+    show.set_defaults(run=_run_show)
+    add_scaling_commands(commands)
+    add_audit_arguments(commands).set_defaults(run=_run_audit)
+    add_profile_command(commands)
+    coverage = commands.add_parser("coverage", help="print which primitives of JAX have a rule, and what tests it")
+    coverage.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    coverage.set_defaults(run=_run_coverage)
+    return parser
+
+
+def _run_plan(arguments: argparse.Namespace) -> int:
+    step, args, options = step_arguments(arguments)
+    if arguments.verify:
+        options |= {"verify": arguments.choose or True, "cache_dir": arguments.cache}
+    elif arguments.cache:
+        raise ArgumentError("--cache keeps what --verify compiles: give both, or neither")
+    check_before_planning(arguments, options["topology"])
+    arguments.watch.rescue = lambda: _save_found(arguments)
+    with Progress() as progress:
+        frontier = jaxplan.plan(step, *args, **options, progress=progress)
+    print(f"planned: {progress}", file=sys.stderr)
+    plan = _save(frontier, arguments)
+    _show_frontier(frontier, arguments)
+    if arguments.watch.interrupted:
+        return EXIT_INTERRUPTED
+    if arguments.trace:
+        _write_trace(plan, arguments.trace)
+    if not arguments.audit:
+        return EXIT_DONE
+    audit = plan.audit()
+    print(audit.table())
+    return EXIT_DONE if audit.ok else EXIT_AUDIT
+
+
+def _save(frontier: Frontier, arguments: argparse.Namespace) -> Plan:
+    """Write the files that were asked for, and return the plan chosen."""
+    with arguments.watch.saving():
+        if arguments.save:  # before the choice, which this frontier may not have
+            frontier.save(arguments.save)
+        plan = frontier.choose(arguments.choose or "fastest")
+        if arguments.plan:
+            plan.save(arguments.plan)
+    return plan
+
+
+def _save_found(arguments: argparse.Namespace) -> None:
+    """Write what is known in the middle of the search, if anything fits."""
+    from jaxplan.plans._frontier import Frontier
+
+    found = arguments.watch.interruption
+    frontier = Frontier.from_plans(
+        found.plans, memory_limit_bytes=found.memory_limit_bytes, notes=(INTERRUPTED_NOTE,)
+    )
+    if arguments.save:
+        frontier.save(arguments.save)
+    if arguments.plan:
+        frontier.choose(arguments.choose or "fastest").save(arguments.plan)
+
+
+def _write_trace(plan: Plan, file: str) -> None:
+    """Simulate a plan, write its timeline, and say what came out."""
+    simulation = plan.simulate()
+    simulation.trace(file)
+    print(
+        f"simulated: {format_seconds(simulation.time_seconds)} a step with overlap, "
+        f"{format_seconds(simulation.hidden_seconds)} of communication beside compute; timeline in {file}"
+    )
+
+
+def _run_show(arguments: argparse.Namespace) -> int:
+    from jaxplan.plans._frontier import Frontier
+
+    check_files(arguments)
+    loaded = jaxplan.load(arguments.file)
+    if isinstance(loaded, Frontier):
+        _show_frontier(loaded, arguments)
+        return EXIT_DONE
+    if arguments.choose or arguments.plot:
+        raise ArgumentError(f"{arguments.file} holds one plan: --choose and --plot need a frontier")
+    print(loaded.explain())
+    return EXIT_DONE
+
+
+def _run_audit(arguments: argparse.Namespace) -> int:
+    audit = audit_of(arguments)
+    print(audit.table())
+    return EXIT_DONE if audit.ok else EXIT_AUDIT
+
+
+def _run_coverage(arguments: argparse.Namespace) -> int:
+    from jaxplan.cli._coverage import coverage, coverage_table
+
+    print(coverage_table(coverage()))
+    return EXIT_DONE
+
+
+def _show_frontier(frontier: Frontier, arguments: argparse.Namespace) -> Plan:
+    """Print the frontier and the plan chosen from it, draw what was asked for, and return the plan."""
+    plan = frontier.choose(arguments.choose or "fastest")
+    print(frontier.table())
+    print(
+        f"chosen: {frontier.label(plan)}, {format_seconds(plan.time_seconds)} a step, "
+        f"{format_bytes(plan.memory_bytes)} per device"
+    )
+    if arguments.explain:
+        print(plan.explain())
+    if arguments.plot:
+        frontier.plot(arguments.plot)
+    return plan

@@ -1,0 +1,1 @@
+"""Errors, logging, units, progress, and the seam to JAX internals: used by every other folder."""

@@ -1,0 +1,1 @@
+"""Arguments of a call: checked, told apart, and object trees opened."""

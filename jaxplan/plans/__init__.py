@@ -1,0 +1,1 @@
+"""Plans and frontiers as data, in files, tables, plots and words."""

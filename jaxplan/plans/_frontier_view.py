@@ -1,0 +1,189 @@
+"""How a frontier is shown: a text table, and a plot where matplotlib is installed."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from jaxplan.core._files import check_writable, write_whole
+from jaxplan.core._units import BYTES_PER_GIB, format_bytes, format_gib, format_milliseconds, format_seconds
+from jaxplan.errors import ArgumentError, MissingExtraError
+from jaxplan.plans._certificate import proven_points
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from jaxplan.plans._frontier import Frontier
+    from jaxplan.plans._plan import Plan
+
+_MIN_WIDTH, _MAX_WIDTH = 80, 120  # characters
+_MARK_WIDTH = 17
+_LOG_AXIS_RATIO = 5.0  # an axis whose ends differ by more than this factor is logarithmic
+_RIGHT_COLUMNS = ("time ms", "compute", "comm.", "GiB", "gap")
+_PLOT_ENDINGS = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}
+
+
+def draw_table(frontier: Frontier, *, max_rows: int, width: int | None) -> str:
+    """Return the points, then the references, as text of at most `width` characters a line."""
+    for name, value in (("max_rows", max_rows), ("width", 1 if width is None else width)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ArgumentError(f"{name}={value!r} is not understood; expected a whole number of at least 1")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("#", justify="right", no_wrap=True)
+    for header in _RIGHT_COLUMNS:
+        table.add_column(header, justify="right", no_wrap=True)
+    table.add_column("", max_width=_MARK_WIDTH, overflow="fold")
+    table.add_column("what is split", overflow="fold")
+    shown = _spread(frontier, max_rows)
+    for index in shown:
+        plan = frontier.points[index]
+        table.add_row(str(index), *_row(plan, " ".join([*frontier.marks(plan), *_verified_mark(plan)])))
+    if frontier.references:
+        table.add_section()
+    for name, plan in frontier.references.items():
+        table.add_row("ref", *_row(plan, _reference_mark(frontier, name, plan)))
+    return print_table(table, _footer(frontier, len(shown)), width)
+
+
+def print_table(table: Table, footer: Sequence[str], width: int | None) -> str:
+    """Return a table and the lines below it as text of at most `width` characters a line."""
+    columns = width or min(max(shutil.get_terminal_size().columns, _MIN_WIDTH), _MAX_WIDTH)
+    console = Console(
+        file=io.StringIO(), width=columns, color_system=None, force_terminal=False, legacy_windows=False
+    )
+    console.print(table)
+    for line in footer:
+        console.print(Text(line))
+    assert isinstance(console.file, io.StringIO)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().strip("\n").splitlines())
+
+
+def _row(plan: Plan, mark: str) -> tuple[str | Text, ...]:
+    gap = "-" if plan.gap is None else "0" if plan.gap == 0 else f"{plan.gap:.{1 if plan.gap < 1 else 0}%}"
+    return (
+        format_milliseconds(plan.time_seconds),
+        format_milliseconds(plan.compute_seconds),
+        format_milliseconds(plan.communication_seconds),
+        format_gib(plan.memory_bytes),
+        gap,
+        Text(mark),
+        Text(plan.summary),  # a Text: brackets in a summary are no markup
+    )
+
+
+def _verified_mark(plan: Plan) -> list[str]:
+    return [] if plan.verified is None else ["verified"]
+
+
+def _reference_mark(frontier: Frontier, name: str, plan: Plan) -> str:
+    limit = frontier.memory_limit_bytes
+    over = ["(over limit)"] if limit is not None and plan.memory_bytes > limit else []
+    return " ".join([name, *over, *_verified_mark(plan)])
+
+
+def _footer(frontier: Frontier, num_shown: int) -> list[str]:
+    lines = [
+        f"{len(frontier)} plan{'s' if len(frontier) > 1 else ''} that nothing beats in both time and memory"
+    ]
+    if num_shown < len(frontier):
+        lines[0] += f", {num_shown} of them shown"
+    if frontier.memory_limit_bytes is not None:
+        lines[0] += f"; limit {format_bytes(frontier.memory_limit_bytes)} per device"
+    if frontier.search_seconds is not None:
+        lines[0] += f"; searched for {format_seconds(frontier.search_seconds)}"
+    if (proven := proven_points(frontier.points)) is not None:
+        lines.append(proven)
+    return lines + [f"note: {note}" for note in frontier.notes]
+
+
+def _spread(frontier: Frontier, max_rows: int) -> list[int]:
+    """Return at most `max_rows` indices, evenly spread, with leanest, knee and fastest always among them."""
+    last = len(frontier) - 1
+    marked = {0, frontier.points.index(frontier.knee()), last}
+    num_even = max(max_rows - len(marked), 0)
+    if last < max_rows:
+        return list(range(last + 1))
+    others = [index for index in range(last + 1) if index not in marked]
+    even = {others[(2 * i + 1) * len(others) // (2 * num_even)] for i in range(num_even)}
+    return sorted(marked | even)
+
+
+def check_plot(path: str | os.PathLike[str]) -> str:
+    """Raise now what a plot to this path would raise later; return its ending, such as ``.svg``.
+
+    ArgumentError: no known format. MissingExtraError: matplotlib is missing. SaveError: the file cannot be written.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise ArgumentError(f"plot path {path!r} is of type {type(path).__name__}; expected a string or a Path")
+    ending = os.path.splitext(os.fspath(path))[1].lower()
+    if ending not in _PLOT_ENDINGS:
+        raise ArgumentError(f"plot path {os.fspath(path)!r} must end in one of {', '.join(_PLOT_ENDINGS)}")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError(
+            "Frontier.plot needs matplotlib, which is not installed.\n  fix: pip install 'jaxplan[plot]'"
+        ) from error
+    check_writable(path)
+    return ending
+
+
+def draw_plot(frontier: Frontier, path: str | os.PathLike[str]) -> None:
+    """Draw the frontier, its three named points and the references; equal frontiers give equal files."""
+    ending = check_plot(path)
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    # Figure without pyplot: no global state, no display. The salt makes the ids in an SVG repeatable.
+    with matplotlib.rc_context({"svg.hashsalt": "jaxplan"}):
+        figure = Figure(figsize=(7.0, 4.5), layout="constrained")
+        _draw_axes(frontier, figure.add_subplot())
+        drawn = io.BytesIO()
+        figure.savefig(drawn, format=ending[1:], metadata=_PLOT_ENDINGS[ending])
+    write_whole(path, drawn.getvalue())
+
+
+def _draw_axes(frontier: Frontier, axes: Axes) -> None:
+    gib = [plan.memory_bytes / BYTES_PER_GIB for plan in frontier]
+    milliseconds = [plan.time_seconds * 1e3 for plan in frontier]
+    # A plan is also possible at every larger memory: the frontier is a staircase.
+    axes.step(gib, milliseconds, where="post", color="tab:blue", alpha=0.4)
+    axes.plot(gib, milliseconds, "o", color="tab:blue", label="frontier")
+    for plan, x, y in zip(frontier, gib, milliseconds):
+        if marks := frontier.marks(plan):
+            _label(axes, ", ".join(marks), x, y)
+    for name, plan in frontier.references.items():
+        x, y = plan.memory_bytes / BYTES_PER_GIB, plan.time_seconds * 1e3
+        axes.plot([x], [y], "s", color="tab:red", markerfacecolor="none")
+        _label(axes, name, x, y)
+    if frontier.memory_limit_bytes is not None:
+        limit_gib = frontier.memory_limit_bytes / BYTES_PER_GIB
+        if limit_gib <= 2 * max(gib):  # a limit far to the right would only squeeze the frontier
+            axes.axvline(limit_gib, color="gray", linestyle="--", label="memory limit")
+    plans = [*frontier, *frontier.references.values()]
+    if _spans(plan.memory_bytes for plan in plans):
+        axes.set_xscale("log")
+    if _spans(plan.time_seconds for plan in plans):
+        axes.set_yscale("log")
+    axes.set_xlabel("predicted peak memory per device (GiB)")
+    axes.set_ylabel("predicted step time (ms)")
+    axes.margins(x=0.12, y=0.12)  # room for the labels
+    axes.grid(True, which="both", alpha=0.3)
+    axes.legend()
+
+
+def _label(axes: Axes, text: str, x: float, y: float) -> None:
+    axes.annotate(text, (x, y), xytext=(5, 5), textcoords="offset points", fontsize=9)
+
+
+def _spans(values) -> bool:
+    values = list(values)
+    return max(values) > _LOG_AXIS_RATIO * min(values)

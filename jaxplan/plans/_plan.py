@@ -1,0 +1,272 @@
+"""A plan: plain data that says how every operator is laid out, and the calls that run, save and audit it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jaxplan.core._files import write_whole
+from jaxplan.cost import Prediction
+from jaxplan.errors import PlanMismatchError, UnsupportedError
+from jaxplan.frontend import _nnx
+from jaxplan.frontend._static_leaves import release_statics
+from jaxplan.ir import Configuration, Remat, StepGraph
+from jaxplan.mesh import Layout, Topology
+from jaxplan.plans._plan_json import plan_from_json, plan_to_json
+from jaxplan.plans._verified import Verified
+
+if TYPE_CHECKING:
+    import jax
+
+    from jaxplan.audit import Audit, CompiledReport
+    from jaxplan.partition import PlannedFunction
+    from jaxplan.simulate import Simulation
+
+
+_DECISIONS = (
+    "fingerprint", "topology", "configurations", "repeated", "remat", "donate_argnums", "in_layouts", "out_layouts",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Plan:
+    """How one step runs on one topology.
+
+    Attributes:
+      name: ``plan`` for a point of the frontier, the name of the strategy for a reference.
+      topology: the machine it was made for.
+      fingerprint: of the program it was made for.
+      donate_argnums: the arguments that were donated by name; None when those that come back updated are.
+      configurations: per group of operators, the atomic axes that split each of its factor classes.
+      repeated: indices of reads whose resharded copy is made again in the backward pass.
+      in_paths, out_paths: key paths of the flattened arguments and results.
+      in_avals: dtype and shape of each argument, such as ``float32[16,32]``.
+      in_layouts, out_layouts: a layout for each.
+      prediction: predicted cost of one step on one device.
+      lower_bound_seconds: additive cost that no plan of at most this memory beats; 0 when unknown.
+      gap: how far the plan's own additive cost is above that bound, a fraction of it; 0: proven optimal for the cost
+        model; None: unknown.
+      most_configurations: bound and gap are within so many configurations an operator; None: all that there are.
+      summary: one line on what is split.
+      remat: which blocks of the forward pass the backward pass computes again; None: as the step says.
+      verified: what the compiler said of the plan, once `jaxplan.plan(..., verify=True)` has asked it, or it was
+        compiled to run.
+      graph: the analysed program; None in a plan that was loaded without its step.
+    """
+
+    name: str
+    topology: Topology
+    fingerprint: str
+    configurations: tuple[Configuration, ...]
+    repeated: tuple[int, ...]
+    donate_argnums: tuple[int, ...] | None
+    in_paths: tuple[str, ...]
+    in_avals: tuple[str, ...]
+    out_paths: tuple[str, ...]
+    in_layouts: tuple[Layout, ...]
+    out_layouts: tuple[Layout, ...]
+    prediction: Prediction
+    lower_bound_seconds: float
+    summary: str
+    gap: float | None = None
+    most_configurations: int | None = None
+    remat: Remat | None = None
+    verified: Verified | None = None
+    graph: StepGraph | None = None
+
+    @property
+    def time_seconds(self) -> float:
+        """Predicted seconds of a step: compute plus communication, less what is hidden of it."""
+        return self.compute_seconds + self.communication_seconds - self.hidden_seconds
+
+    @property
+    def compute_seconds(self) -> float:
+        return self.prediction.compute_seconds
+
+    @property
+    def communication_seconds(self) -> float:
+        """Seconds of the predicted collectives; where verified, of those that the compiled program has."""
+        found = self.verified
+        if found is None or found.communication_seconds is None:
+            return self.prediction.communication_seconds
+        return found.communication_seconds
+
+    @property
+    def hidden_seconds(self) -> float:
+        """Seconds of communication that run beside compute; zero unless the plan was searched with overlap."""
+        return min(self.prediction.hidden_seconds, self.communication_seconds)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Peak per device: arguments + outputs - aliased + temporaries; predicted, and compiled where verified."""
+        return self.prediction.memory_bytes if self.verified is None else self.verified.memory_bytes
+
+    @property
+    def verified_memory_bytes(self) -> int | None:
+        """Peak per device of the compiled program; None unless verified."""
+        return None if self.verified is None else self.verified.memory_bytes
+
+    @property
+    def memory_parts(self) -> Mapping[str, int]:
+        """Bytes of the predicted peak by what they hold."""
+        return self.prediction.memory_parts
+
+    def __repr__(self) -> str:
+        return (
+            f"Plan({self.name!r} on {self.topology.name}: {self.time_seconds * 1e3:.4g} ms, "
+            f"{self.memory_bytes / 2**30:.3f} GiB per device; {self.summary})"
+        )
+
+    def is_same_program(self, other: Plan) -> bool:
+        """Whether another plan decides everything as this one does; what is known of them may differ."""
+        return all(getattr(self, name) == getattr(other, name) for name in _DECISIONS)
+
+    def mesh(self, devices: Sequence[Any] | None = None) -> jax.sharding.Mesh:
+        """The mesh of atomic axes over ``devices`` (default: the first ones of `jax.devices()`).
+
+        Raises:
+          PlanMismatchError: fewer devices than the plan was made for.
+        """
+        from jaxplan.partition import device_mesh
+
+        return device_mesh(self.topology, devices)
+
+    @property
+    def in_specs(self) -> Any:
+        """PartitionSpecs in the tree of the arguments; by key path when the plan has no program."""
+        return self._in_tree([layout.partition_spec(self.topology.axes) for layout in self.in_layouts])
+
+    @property
+    def out_specs(self) -> Any:
+        """PartitionSpecs in the tree of the results; by key path when the plan has no program."""
+        return self._out_tree([layout.partition_spec(self.topology.axes) for layout in self.out_layouts])
+
+    def in_shardings(self, mesh: jax.sharding.Mesh | None = None) -> Any:
+        """NamedShardings in the tree of the arguments."""
+        return self._in_tree(self._shardings(self.in_layouts, mesh))
+
+    def out_shardings(self, mesh: jax.sharding.Mesh | None = None) -> Any:
+        """NamedShardings in the tree of the results."""
+        return self._out_tree(self._shardings(self.out_layouts, mesh))
+
+    def _shardings(self, layouts: Sequence[Layout], mesh: Any) -> list[Any]:
+        from jax.sharding import NamedSharding
+
+        mesh = mesh if mesh is not None else self.mesh()
+        return [NamedSharding(mesh, layout.partition_spec(self.topology.axes)) for layout in layouts]
+
+    def _in_tree(self, leaves: Sequence[Any]) -> Any:
+        import jax
+
+        if self.graph is None:
+            return dict(zip(self.in_paths, leaves, strict=True))
+        args, kwargs = _without_settings(jax.tree.unflatten(self.graph.program.in_tree, leaves))
+        return (*args, kwargs) if kwargs else tuple(args)
+
+    def _out_tree(self, leaves: Sequence[Any]) -> Any:
+        import jax
+
+        if self.graph is None:
+            return dict(zip(self.out_paths, leaves, strict=True))
+        return _without_settings(jax.tree.unflatten(self.graph.program.out_tree, leaves))
+
+    def jit(
+        self,
+        devices: Sequence[Any] | None = None,
+        backend: str = "jit",
+        donate_argnums: Sequence[int] | None = None,
+    ) -> PlannedFunction:
+        """The step, running as planned; like `jax.jit`: call it, or ``.lower(*args).compile()``.
+
+        Args:
+          devices: at least as many as the topology has, in its order; default `jax.devices()`.
+          backend: ``"jit"``.
+          donate_argnums: which arguments may be overwritten; default: those that the plan was made for.
+
+        Raises:
+          UnsupportedError: ``backend="shard_map"``, which is not built yet.
+          PlanMismatchError: the plan has no program, or there are too few devices.
+        """
+        from jaxplan.partition import PlannedFunction
+
+        if not isinstance(backend, str) or backend != "jit":
+            known = "expected 'jit'; 'shard_map' (the whole step as one manual program) is not built yet"
+            raise UnsupportedError(f"backend {backend!r} is not available: {known}")
+        self.require_program()
+        return PlannedFunction(self, self.mesh(devices), donate_argnums)
+
+    def require_program(self) -> StepGraph:
+        """The analysed program, or a clear error for a plan that was loaded without its step."""
+        if self.graph is None:
+            raise PlanMismatchError(
+                "this plan was loaded without its program and cannot run.\n"
+                "  expected: the step it was made for\n"
+                "  fix: jaxplan.load(path, step, *example_args) checks the fingerprint and binds the program"
+            )
+        return self.graph
+
+    def shard(self, args: Any, devices: Sequence[Any] | None = None) -> Any:
+        """Place arguments (a tuple, in order) as the plan wants them; returns the placed tuple."""
+        return self.jit(devices).shard(*args)
+
+    def explain(self) -> str:
+        """What is split, what is communicated and what the memory holds, for people."""
+        from jaxplan.plans._explain import explain
+
+        return explain(self)
+
+    def simulate(self) -> Simulation:
+        """Run one step on the execution simulator: communication beside compute, where the plan lets it.
+
+        ``time_seconds`` of what is returned lies between the larger of compute and communication, and their sum,
+        which is that of the plan; ``memory_bytes`` counts gathers that are made ahead. `docs/prediction.md` says what
+        is assumed.
+
+        Raises:
+          PlanMismatchError: the plan has no program.
+        """
+        from jaxplan.simulate import simulate_plan
+
+        return simulate_plan(self.require_program(), self.topology, self.configurations, self.repeated)
+
+    def trace(self, path: str | Path) -> None:
+        """Write the simulated step as JSON for Perfetto (https://ui.perfetto.dev) or chrome://tracing."""
+        self.simulate().trace(path)
+
+    def compile_report(self, cache_dir: str | Path | None = None) -> CompiledReport:
+        """Compile this plan for its topology without the devices, in a child process."""
+        from jaxplan.audit import compile_plan
+
+        return compile_plan(self, cache_dir=cache_dir)
+
+    def audit(self, cache_dir: str | Path | None = None) -> Audit:
+        """Compile the plan and set predicted against compiled memory, FLOPs and collectives.
+
+        Raises:
+          MissingExtraError: the compiler plugin for the topology is not installed.
+          AuditError: the plan does not compile.
+        """
+        from jaxplan.audit import audit_plan
+
+        return audit_plan(self, cache_dir=cache_dir)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, the same for the same plan in every process."""
+        return plan_to_json(self)
+
+    @classmethod
+    def from_json(cls, data: Any) -> Plan:
+        """Read what `to_json` wrote; the plan has no program."""
+        return cls(**plan_from_json(data))
+
+    def save(self, path: str | Path) -> None:
+        """Write JSON: schema version, no time stamps, deterministic. Raises SaveError where it cannot be written."""
+        write_whole(path, json.dumps(self.to_json(), indent=1, sort_keys=True) + "\n")
+
+
+def _without_settings(tree: Any) -> Any:
+    """A tree for people: NNX objects as their states, and None in the place of what is no array."""
+    return _nnx.states(release_statics(tree, by=lambda value: None))

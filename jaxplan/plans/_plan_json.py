@@ -1,0 +1,189 @@
+"""Plans as JSON: schema, limits, and the two directions."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from jaxplan.core._json import MOST_INT, MalformedError, required, typed, whole
+from jaxplan.cost import Prediction
+from jaxplan.errors import PlanFileError
+from jaxplan.ir import Configuration, Remat
+from jaxplan.mesh import COLLECTIVES, Layout, Topology
+from jaxplan.plans._verified import Verified
+
+if TYPE_CHECKING:
+    from jaxplan.plans._plan import Plan
+
+PLAN_SCHEMA = "jaxplan.plan"
+FRONTIER_SCHEMA = "jaxplan.frontier"
+PLAN_VERSION = 4
+_AVAL = re.compile(r".+\[((?:\d+(?:,\d+)*)?)\]")
+"""Such as ``float32[16,32]``, the shape in brackets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Output:
+    """A result: its key path, and the atomic axes that split each dimension."""
+
+    path: str
+    layout: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Input(_Output):
+    """An argument: besides, dtype and shape."""
+
+    aval: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Saved:
+    """The fields of a plan file that need no more than their type; see `jaxplan.Plan`."""
+
+    name: str
+    summary: str
+    fingerprint: str
+    configurations: tuple[Configuration, ...]
+    repeated: tuple[int, ...]
+    remat: Remat | None
+    lower_bound_seconds: float
+    gap: float | None
+    most_configurations: int | None
+    verified: Verified | None
+    prediction: Prediction
+
+
+def plan_to_json(plan: Plan) -> dict[str, Any]:
+    """Plain data of a plan; the topology by its name and figures, layouts as lists of atomic axes."""
+    prediction = plan.prediction
+    return {
+        "schema": PLAN_SCHEMA,
+        "version": PLAN_VERSION,
+        "name": plan.name,
+        "summary": plan.summary,
+        "topology": plan.topology.to_json(),
+        "fingerprint": plan.fingerprint,
+        "donate_argnums": plan.donate_argnums,
+        "configurations": plan.configurations,
+        "repeated": plan.repeated,
+        "remat": None if plan.remat is None else asdict(plan.remat),
+        "inputs": [
+            leaf | {"aval": aval}
+            for leaf, aval in zip(_leaves(plan.in_paths, plan.in_layouts), plan.in_avals, strict=True)
+        ],
+        "outputs": _leaves(plan.out_paths, plan.out_layouts),
+        "lower_bound_seconds": plan.lower_bound_seconds,
+        "gap": plan.gap,
+        "most_configurations": plan.most_configurations,
+        "verified": None if plan.verified is None else plan.verified.to_json(),
+        "prediction": {
+            "compute_seconds": prediction.compute_seconds,
+            "communication_seconds": prediction.communication_seconds,
+            "hidden_seconds": prediction.hidden_seconds,
+            "flops": prediction.flops,
+            "memory_bytes": prediction.memory_bytes,
+            "memory_parts": dict(prediction.memory_parts),
+            "collectives": [asdict(c) for c in prediction.collectives],
+        },
+    }
+
+
+def _leaves(paths: tuple[str, ...], layouts: tuple[Layout, ...]) -> list[dict[str, Any]]:
+    return [{"path": path, "layout": layout.dims} for path, layout in zip(paths, layouts, strict=True)]
+
+
+def plan_from_json(data: Any) -> dict[str, Any]:
+    """Constructor arguments of a `Plan`.
+
+    Raises:
+      PlanFileError: the version is another, or a field is missing or malformed.
+    """
+    if not isinstance(data, dict) or data.get("schema") != PLAN_SCHEMA:
+        raise PlanFileError(f"not a plan: expected an object with schema {PLAN_SCHEMA!r}")
+    if data.get("version") != PLAN_VERSION:
+        raise PlanFileError(
+            f"plan has schema version {data.get('version')!r}, this jaxplan reads version {PLAN_VERSION}: "
+            "plan again, or use the jaxplan that wrote it.\n"
+            f'  expected: "version": {PLAN_VERSION}\n'
+            "  likely cause: another version of jaxplan wrote the file"
+        )
+    try:
+        return _fields(data)
+    except ValueError as error:  # errors of malformed JSON, topologies and layouts are all ValueErrors
+        raise PlanFileError(
+            f"plan file has a missing or malformed field: {error}.\n"
+            "  expected: the fields that Plan.save writes\n"
+            "  likely cause: the file was edited\n"
+            "  fix: save the plan again, or plan again with jaxplan.plan"
+        ) from error
+
+
+def _fields(data: dict[str, Any]) -> dict[str, Any]:
+    names = [field.name for field in fields(_Saved)]
+    saved = typed(_Saved, {name: required(data, name) for name in names}, "plan")
+    inputs = typed(tuple[_Input, ...], required(data, "inputs"), "inputs")
+    outputs = typed(tuple[_Output, ...], required(data, "outputs"), "outputs")
+    topology = Topology.from_json(required(data, "topology"))
+    for leaf in inputs:
+        _check_layout(leaf, topology)
+    in_layouts, out_layouts = (tuple(Layout(leaf.layout) for leaf in leaves) for leaves in (inputs, outputs))
+    _check_axes(saved, (*in_layouts, *out_layouts), len(topology.axes))
+    return {
+        **{name: getattr(saved, name) for name in names},
+        "topology": topology,
+        "donate_argnums": _donate_argnums(required(data, "donate_argnums")),
+        "in_paths": tuple(leaf.path for leaf in inputs),
+        "in_avals": tuple(leaf.aval for leaf in inputs),
+        "out_paths": tuple(leaf.path for leaf in outputs),
+        "in_layouts": in_layouts,
+        "out_layouts": out_layouts,
+    }
+
+
+def _donate_argnums(value: Any) -> tuple[int, ...] | None:
+    """Argument numbers; negative ones count from the end."""
+    if value is None:
+        return None
+    if not isinstance(value, list | tuple):
+        raise MalformedError(f"donate_argnums is {value!r}; expected null or a list of argument numbers")
+    return tuple(whole(number, f"donate_argnums[{i}]", least=-MOST_INT) for i, number in enumerate(value))
+
+
+def _check_layout(leaf: _Input, topology: Topology) -> None:
+    """The layout of an argument has an entry for each of its dimensions, and splits it evenly."""
+    match = _AVAL.fullmatch(leaf.aval)
+    if match is None:
+        raise MalformedError(f"aval of {leaf.path} is {leaf.aval!r}; expected dtype and shape, such as float32[16,32]")
+    shape = [int(size) for size in match[1].split(",") if size]
+    if len(leaf.layout) != len(shape):
+        raise MalformedError(
+            f"layout of {leaf.path} has {len(leaf.layout)} dimensions, and {leaf.aval} has {len(shape)}"
+        )
+    sizes = [axis.size for axis in topology.axes]
+    if all(axis < len(sizes) for dim in leaf.layout for axis in dim):  # else an error of its own
+        for size, dim in zip(shape, leaf.layout, strict=True):
+            if size % math.prod(sizes[axis] for axis in dim):
+                raise MalformedError(f"layout of {leaf.path} splits {size} of {leaf.aval} over axes {list(dim)}")
+
+
+def _check_axes(saved: _Saved, layouts: Iterable[Layout], num_axes: int) -> None:
+    """Axes are those of the topology, one class of a configuration uses each once, and collectives are of known kinds.
+
+    Two classes may share an axis where no tensor holds both (`jaxplan.ir.neighbours`).
+    """
+    used = {a for layout in layouts for a in layout.used}
+    for index, config in enumerate(saved.configurations):
+        axes = [a for axes in config for a in axes]
+        if any(len(set(of)) != len(of) for of in config):
+            raise MalformedError(f"configurations[{index}] uses an axis twice: {config}")
+        used.update(axes)
+    for found in saved.prediction.collectives:
+        used.update(found.axes)
+        if found.kind not in COLLECTIVES:
+            raise MalformedError(f"collective {found.kind!r} is not known; expected one of {', '.join(COLLECTIVES)}")
+    if used and max(used) >= num_axes:
+        raise MalformedError(f"axis {max(used)} of a topology with {num_axes} atomic axes")

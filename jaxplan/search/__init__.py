@@ -1,0 +1,1 @@
+"""From a step to its frontier: open configurations, solve, recompute, verify, scale."""

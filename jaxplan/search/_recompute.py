@@ -1,0 +1,175 @@
+"""Rematerialisation in the search: the step with blocks computed again, on the configurations that plans use.
+
+The choice is a ladder: of the first blocks of the forward pass, whose values wait longest, all is computed again that
+is between contractions, of ever more of them; then contractions too. A rung is a program of its own
+(`jaxplan.ir.rematerialise`) with the groups of the step as it is: the configurations that plans of the step use are
+carried over, and only among them is searched.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+
+from jaxplan.cost import CostModel, ModelBuilder
+from jaxplan.ir import (
+    WHOLE,
+    Block,
+    Configuration,
+    Remat,
+    Rematerialised,
+    StepGraph,
+    Structures,
+    ordered,
+    recomputable_blocks,
+    rematerialise,
+)
+from jaxplan.search._candidate import Candidate
+from jaxplan.search._shown_points import undominated
+from jaxplan.simulate import predictor_of
+from jaxplan.solvers import frontier
+
+RUNGS = 5
+"""Numbers of blocks that are tried in each way: so many even steps up to all of them."""
+MAX_AT_ENDS, MAX_BETWEEN = 16, 6
+"""Solutions that are predicted where all blocks are computed again in one way, and on the other rungs."""
+LEAST_SHARE = 0.25
+"""Where the fastest plan needs at most this share of the memory there is, no rematerialisation is looked for."""
+LEAST_ACTIVATIONS = 0.15
+"""... nor where activations, and copies of them, are at most this share of what it needs."""
+LEAST_SAVING = 0.03
+"""A way to compute blocks again is tried on some of them where on all it saves at least this share of memory."""
+ACTIVATION_PARTS = ("activations", "resharded copies")
+
+_Used = list[tuple[Configuration, ...]]
+"""Per group of the step as it was traced, the configurations to search; one object for equal groups."""
+
+
+def is_worth_it(fastest_bytes: int, activation_bytes: int, memory_limit_bytes: int | None) -> bool:
+    """Whether memory is short enough, and activations large enough, for rematerialisation to be looked for."""
+    is_short = memory_limit_bytes is not None and fastest_bytes > LEAST_SHARE * memory_limit_bytes
+    return is_short and activation_bytes > LEAST_ACTIVATIONS * fastest_bytes
+
+
+def ends(num_blocks: int) -> list[Remat]:
+    """All blocks computed again: what is between contractions, and all."""
+    if not num_blocks:
+        return []
+    return [Remat(num_contractions=num_blocks, of=num_blocks), Remat(num_all=num_blocks, of=num_blocks)]
+
+
+def rungs_between(num_blocks: int, *, light: bool, heavy: bool) -> list[Remat]:
+    """Choices between the step as it is and the ends.
+
+    Args:
+      light: computing again what is between contractions saves something; of ever more blocks.
+      heavy: computing again contractions too saves more; of ever more blocks, the others light where that saves.
+    """
+    counts = sorted({max(1, round(num_blocks * rung / RUNGS)) for rung in range(1, RUNGS)} - {num_blocks})
+    found = [Remat(num_contractions=k, of=num_blocks) for k in counts if light]
+    others = num_blocks if light else 0
+    return found + [
+        Remat(num_all=k, num_contractions=max(0, others - k), of=num_blocks) for k in counts if heavy
+    ]
+
+
+def recomputed(
+    model: CostModel, candidates: Sequence[Candidate], solver: str, progress: Callable[[float], None]
+) -> list[Candidate]:
+    """Solutions of the step with blocks computed again, a few for each rung of the ladder.
+
+    The ends are searched on the configurations that the undominated of ``candidates`` use, the other rungs on those
+    that the solutions of the ends use.
+    """
+    blocks = recomputable_blocks(model.graph)
+    search, best = _Search(model, blocks, solver), undominated(candidates)
+    used = search.used([model.chosen(c.solution.assignment) for c in best])
+    found: list[Candidate] = []
+    least = [best[0].memory_bytes]
+    for remat in ends(len(blocks)):
+        found += search.solve(remat, used, MAX_AT_ENDS)
+        least.append(min((c.memory_bytes for c in found), default=least[0]))
+        progress(len(least) / (2 * RUNGS))
+    if not found:
+        return []
+    light, heavy = (after < (1 - LEAST_SAVING) * before for before, after in pairwise(least))
+    rungs = rungs_between(len(blocks), light=light, heavy=heavy)
+    used = search.used([search.before[id(c.solution)] for c in undominated(found)])
+    for done, remat in enumerate(rungs):
+        found += search.solve(remat, used, MAX_BETWEEN)
+        progress((done + 1) / len(rungs))
+    return found
+
+
+class _Search:
+    """Solves rungs of one step; ``before``: per solution, the configurations that it was carried over from."""
+
+    def __init__(self, model: CostModel, blocks: Sequence[Block], solver: str) -> None:
+        self.model, self.blocks, self.solver = model, blocks, solver
+        self.before: dict[int, list[Configuration]] = {}
+        self._structures: Structures = {}
+
+    def used(self, chosen: Iterable[Sequence[Configuration]]) -> _Used:
+        """The configurations that some plan gives a group or an equal one, the replicated one first."""
+        model, found = self.model, list(chosen)
+        kinds: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for v, configs in enumerate(model.configurations):
+            kinds[id(model.problem.time[v]), id(model.problem.memory[v]), id(configs)].append(v)
+        result: _Used = [()] * len(model.configurations)
+        for members in kinds.values():
+            first = model.configurations[members[0]][0]
+            others = ordered({configs[v] for configs in found for v in members} - {first})
+            for v in members:
+                result[v] = (first, *others)
+        return result
+
+    def solve(self, remat: Remat, used: _Used, max_points: int) -> list[Candidate]:
+        """Solutions of one rung, predicted; none where nothing is computed again."""
+        graph = self.model.graph
+        again = rematerialise(graph, remat, self.blocks, self._structures)
+        if not again.parts:
+            return []
+        maps = [_class_map(graph, again, v) for v in range(len(again.graph.spaces))]
+        sources = [() if before is None else used[before] for before, _ in maps]
+        carried = [
+            [tuple(config[c] if c >= 0 else () for c in classes) for config in configs]
+            or [((),) * len(classes)]
+            for configs, (_, classes) in zip(sources, maps, strict=True)
+        ]
+        builder = ModelBuilder(again.graph, self.model.topology, overlap=self.model.overlapped is not None)
+        model = builder.build([tuple(configs) for configs in carried])
+        predictor, found = predictor_of(model), []
+        solved = [frontier(p, solver=self.solver, max_points=max_points) for p in model.problems]
+        for solution in itertools.chain(*solved):
+            prediction, _ = predictor.predict(solution.assignment, solution.choices)
+            found.append(Candidate(prediction=prediction, solution=solution, predictor=predictor))
+            origin = [configs[0] for configs in self.model.configurations]
+            for (before, _), configs, k in zip(maps, sources, solution.assignment, strict=True):
+                if before is not None:
+                    origin[before] = configs[k]
+            self.before[id(solution)] = origin
+        return found
+
+
+def _class_map(graph: StepGraph, again: Rematerialised, v: int) -> tuple[int | None, list[int]]:
+    """The group that a group of the rewritten program was, and which of its classes each class was (-1: none)."""
+    group, space = again.graph.grouping.groups[v], again.graph.spaces[v]
+    classes, before = [-1] * len(space.classes), None
+    for t in group.inputs:
+        before = graph.grouping.tensor_group[t]
+        dims = graph.spaces[before].tensor_dims.get(t, ())
+        _match(classes, [c for d in space.tensor_dims.get(t, ()) for c in d], [c for d in dims for c in d])
+    for e in group.equations:
+        if e in again.original:
+            old = again.original[e]
+            before = graph.grouping.equation_group[old]
+            _match(classes, space.factor_class[e], graph.spaces[before].factor_class[old])
+    return before, classes
+
+
+def _match(classes: list[int], new: Sequence[int], old: Sequence[int]) -> None:
+    for c, known in zip(new, old):
+        if c != WHOLE and known != WHOLE:
+            classes[c] = known

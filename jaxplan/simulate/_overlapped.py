@@ -1,0 +1,33 @@
+"""Predictions in which communication runs beside compute, as the simulator has it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from jaxplan.cost._model import CostModel
+from jaxplan.cost._prediction import Prediction, Predictor
+from jaxplan.cost._transfers import Transfer
+from jaxplan.simulate._simulated_plan import PlanSimulator
+
+
+class OverlappedPredictor(Predictor):
+    """Predicts the time of a plan as the makespan of its simulation (FlexFlow, section 5)."""
+
+    def __init__(self, model: CostModel) -> None:
+        super().__init__(model)
+        self._simulator = PlanSimulator(self)
+
+    def predict(
+        self, assignment: Sequence[int], choices: Sequence[int]
+    ) -> tuple[Prediction, tuple[Transfer, ...]]:
+        """Cost of a solution, with what is hidden of its communication; and the transfers that it executes."""
+        prediction, transfers = super().predict(assignment, choices)
+        hidden = prediction.time_seconds - self._simulator.makespan(assignment, choices)
+        bounded = min(max(0.0, hidden), prediction.communication_seconds)
+        return dataclasses.replace(prediction, hidden_seconds=bounded), transfers
+
+
+def predictor_of(model: CostModel) -> Predictor:
+    """What predicts the plans of a model: with overlap where its costs have it."""
+    return OverlappedPredictor(model) if model.overlapped else Predictor(model)

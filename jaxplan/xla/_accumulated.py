@@ -1,0 +1,141 @@
+"""Sums that a library makes while it multiplies."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable
+from typing import NamedTuple
+
+from jaxplan.ir import Equation, StepGraph
+from jaxplan.mesh import ChipSpec
+from jaxplan.xla._fusion import is_outer_product
+
+VIEWS = frozenset({"transpose", "reshape", "squeeze", "expand_dims"})
+"""Operators whose result is the buffer of their operand: the compiler chooses its layout so."""
+
+MERGED_BYTES = 32 * 2**20
+"""Two dots are not merged when what each reads alone and writes is more than this (`xla_gpu_dot_merger_threshold_mb`);
+what they share was seen not to count."""
+
+
+class Accumulation(NamedTuple):
+    """A sum (an equation) to which a dot is added by the library call that makes the dot.
+
+    Attributes:
+      equation: index of the sum.
+      product: the tensor of the dot.
+      views: the tensors between the dot and the sum: the dot transposed, or times a constant.
+      other: the other summand.
+      in_place: the sum is written over the other summand.
+      replaces: the other summand is made of the donated argument whose buffer the sum takes, and has none of its own.
+    """
+
+    equation: int
+    product: int
+    views: tuple[int, ...]
+    other: int
+    in_place: bool
+    replaces: bool
+
+
+def accumulations(graph: StepGraph, chip: ChipSpec) -> list[Accumulation]:
+    """Sums of which one summand is a matrix product that nothing else reads, D = alpha A B + C.
+
+    XLA makes one library call of them, whose result is written over C, or over a copy where C is read later: the
+    product has no buffer of its own. A transpose of the product is one of its operands, and a constant factor is alpha.
+    Compiled GPU programs were seen to add up input gradients, residual streams, and updates of plain and momentum SGD
+    so. Input gradients of convolutions of one pixel are added to others by the library as well, into a buffer of their
+    own.
+    https://github.com/openxla/xla/blob/main/xla/service/gpu/transforms/gemm_rewriter.cc (``FuseMatrixBiasAdd``) and
+    https://github.com/openxla/xla/blob/main/xla/service/gpu/transforms/cudnn_fused_conv_rewriter.cc
+    """
+    if not chip.is_gpu or chip.fuses_products:
+        return []
+    program, values, found = graph.program, graph.values, []
+    merged = _merged_dots(graph)
+    replaced = {program.outputs[o]: program.inputs[i] for o, i in program.aliases.items() if program.donated[i]}
+    for eqn in program.equations:
+        summands = set(eqn.operands)
+        if eqn.name not in ("add", "add_any") or len(summands) < 2 or any(values.free[t] for t in summands):
+            continue
+        types = [(program.tensors[t].shape, program.tensors[t].dtype) for t in (*summands, *eqn.results)]
+        products = {t: chain for t in summands if (chain := _product_behind(graph, t, eqn.index))}
+        products = {t: chain for t, chain in products.items() if values.producer[chain[-1]] not in merged}
+        if products and len(set(types)) == 1:
+            summand = max(products, key=lambda t: values.producer[products[t][-1]])
+            *views, product = products[summand]
+            other = (summands - {summand}).pop()
+            is_matrix = graph.rules[values.producer[product]].family == "contraction"
+            taken = replaced.get(eqn.results[0])
+            replaces = is_matrix and taken is not None and _is_made_of(graph, other, taken, eqn.index)
+            found.append(Accumulation(eqn.index, product, tuple(views), other, is_matrix, replaces))
+    return found
+
+
+def _merged_dots(graph: StepGraph) -> set[int]:
+    """Dots that the compiler merges into one, which is added to nothing: they sum the same dimensions of one operand.
+
+    https://github.com/openxla/xla/blob/main/xla/hlo/transforms/simplifiers/dot_merger.h
+    """
+    tensors, sharing = graph.program.tensors, defaultdict[Hashable, list[Equation]](list)
+    for eqn in graph.program.equations:
+        if eqn.name == "dot_general" and len(set(eqn.operands)) == 2:
+            contracted, batch = eqn.params["dimension_numbers"]
+            for side in (0, 1):
+                key = side, graph.values.number[eqn.operands[side]], contracted[side], batch[side], eqn.region
+                own = tensors[eqn.operands[1 - side]].num_bytes + tensors[eqn.results[0]].num_bytes
+                if own <= MERGED_BYTES:
+                    sharing[key].append(eqn)
+    return {eqn.index for dots in sharing.values() if len(dots) > 1 for eqn in dots}
+
+
+def _product_behind(graph: StepGraph, t: int, equation: int) -> tuple[int, ...]:
+    """The tensors from a summand back to the dot that a library may add, the dot last; empty where there is none.
+
+    One equation of the same body alone reads each of them.
+    """
+    program, values, chain, is_scaled = graph.program, graph.values, [], False
+    region = program.equations[equation].region
+    while True:
+        made = values.producer[t]
+        if made < 0 or values.consumers[t] != (equation,) or t in program.outputs:
+            return ()
+        eqn = program.equations[made]
+        if eqn.region != region:
+            return ()
+        chain.append(t)
+        if _adds_up(graph, eqn):
+            is_matrix = graph.rules[made].family == "contraction"
+            return tuple(chain) if is_matrix or len(chain) == 1 else ()
+        factors = [u for u in eqn.operands if program.tensors[u].kind == "literal" and not program.tensors[u].shape]
+        if eqn.name == "mul" and len(factors) == 1 and not is_scaled:
+            is_scaled, (t,) = True, set(eqn.operands) - set(factors)
+        elif eqn.name in VIEWS:
+            t = eqn.operands[0]
+        else:
+            return ()
+        equation = made
+
+
+def _is_made_of(graph: StepGraph, t: int, source: int, equation: int) -> bool:
+    """Whether a tensor is an argument, or computed of it alone by element-wise operators; nothing else reads either."""
+    program, values = graph.program, graph.values
+    while t != source:
+        made = values.producer[t]
+        if made < 0 or values.consumers[t] != (equation,) or graph.rules[made].family != "elementwise":
+            return False
+        operands = [u for u in program.equations[made].operands if not values.free[u] and program.tensors[u].shape]
+        if len(operands) != 1:
+            return False
+        t, equation = operands[0], made
+    return values.consumers[source] == (equation,)
+
+
+def _adds_up(graph: StepGraph, eqn: Equation) -> bool:
+    if graph.rules[eqn.index].family == "contraction":
+        return not is_outer_product(graph, eqn.index)
+    if eqn.name != "conv_general_dilated" or eqn.phase != "backward":
+        return False
+    kernel = graph.program.tensors[eqn.operands[1]].shape
+    steps = (*eqn.params["window_strides"], *eqn.params["lhs_dilation"])
+    return all(n == 1 for n in (*steps, *(kernel[d] for d in eqn.params["dimension_numbers"].rhs_spec[2:])))

@@ -1,0 +1,412 @@
+"""Values that compiled GPU programs write once more with their dimensions in another order.
+
+A batched product whose operand has several free or several contracted dimensions reads it as a batch of matrices, and
+so in one order of dimensions only: batch, free, contracted for the left operand, batch, contracted, free for the right
+one; what it makes is in the order batch, free of the left, free of the right. With one free and one contracted
+dimension, or without a batch, products read and write either order. Seen on products compiled one by one, with none to
+two batch dimensions and one or two of the others.
+
+Fusions write what one product reads in the order in which it does. Scores of attention whose heads are in groups are
+what comes in several: their softmax runs in the order in which the scores were made, the gradient of the weights
+arrives in another and is transposed where the two meet, after it was cast to float32; and of the gradient of the scores
+two products read each its own order.
+
+A kernel that transposes in tiles moves one tensor, once. Where the dimensions fill tiles, every fusion that reads the
+gradient of the weights transposes it itself: in float32 only what is summed over a row is written, and what needs two
+orders is transposed again after it was made. Where they do not, the gradient is transposed once, in float32, for all
+that read it, and one fusion writes both orders of what it makes.
+https://github.com/openxla/xla/blob/main/xla/service/gpu/ir_emission_utils.cc
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from jaxplan.ir import CONTRACTION_FAMILIES, Equation, StepGraph, Tensor
+from jaxplan.mesh import ChipSpec
+from jaxplan.xla._fusion import is_recomputed
+
+Order = tuple[int, ...]
+"""Dimensions of a tensor from the slowest to the fastest in memory."""
+ShapeOf = Callable[[int], Sequence[int]]
+"""Shape of a tensor on one device."""
+
+_TILE, _SHORT_TILE, _SHORT_TILE_ELEMENTS = 16, 8, 64 * 128
+"""Both dimensions that a tiled kernel exchanges have 16 elements, or 8 and 8192 together."""
+_LONG_COLUMN = 2048
+"""Elements from which on a sum over columns is taken in two steps: attention over 1984 positions wrote its weights
+once, over 2048 in both orders (compiled for H100, two to four queries of one key)."""
+_MANY_ELEMENTS = 2**27
+"""Of capped scores from which on their exponentials are saved: fitted to a Gemma on H100, whose 8 sequences of 8 heads
+and 1024 positions (2**26) computed them again, and whose 16, 24 and 32 did not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """A transposition of a tensor: the dimensions that are fastest in memory before and after it; none where those
+    stay."""
+
+    tensor: int
+    before: Order
+    after: Order
+
+    def is_tiled(self, shape_of: ShapeOf) -> bool:
+        """Whether the kernel that does it moves tiles."""
+        shape = shape_of(self.tensor)
+        sizes = [math.prod(shape[d] for d in dims) for dims in (self.before, self.after)]
+        return min(sizes) >= _TILE or (min(sizes) >= _SHORT_TILE and math.prod(sizes) >= _SHORT_TILE_ELEMENTS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderedCopy:
+    """A value that is there once more, in another order of dimensions.
+
+    Attributes:
+      tensor: the value.
+      itemsize: bytes of an element of the copy.
+      first, last: equations between which it lives.
+      tiled, untiled: it is there if the kernels of these transpositions move tiles, and of those do not.
+      if_gathers_kept: it is there if most gathered parameters are kept for the backward pass; None for either.
+      summed: dimensions over which sums were taken that the value is computed with.
+      if_long: it is there if these have `_LONG_COLUMN` elements, or if they have less; None for either.
+      least_elements: it is there if a device has so many elements of it.
+    """
+
+    tensor: int
+    itemsize: int
+    first: int
+    last: int
+    tiled: tuple[Exchange, ...] = ()
+    untiled: tuple[Exchange, ...] = ()
+    if_gathers_kept: bool | None = None
+    summed: Order = ()
+    if_long: bool | None = None
+    least_elements: int = 0
+
+    @property
+    def tensors(self) -> tuple[int, ...]:
+        """Those whose shapes on a device decide whether it is there, and its bytes."""
+        return (self.tensor, *(e.tensor for e in (*self.tiled, *self.untiled)))
+
+    def is_there(self, shape_of: ShapeOf, keeps_gathers: bool) -> bool:
+        """Whether a device has the copy."""
+        if self.if_gathers_kept not in (None, keeps_gathers):
+            return False
+        shape = shape_of(self.tensor)
+        is_long = not self.summed or math.prod(shape[d] for d in self.summed) >= _LONG_COLUMN
+        if self.if_long not in (None, is_long) or math.prod(shape) < self.least_elements:
+            return False
+        return all(e.is_tiled(shape_of) for e in self.tiled) and not any(e.is_tiled(shape_of) for e in self.untiled)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Joined:
+    """The result of a product that is transposed where it meets something else.
+
+    Attributes:
+      at: the equation where they meet.
+      itemsize: bytes of an element of what is written.
+      exchange: how it is transposed.
+    """
+
+    at: int
+    itemsize: int
+    exchange: Exchange
+
+
+def write_in_orders(
+    graph: StepGraph,
+    chip: ChipSpec,
+    materialised: Sequence[bool],
+    read_end: Sequence[int],
+    death: list[int],
+) -> tuple[OrderedCopy, ...]:
+    """What is there once more because of its order; changes ``death`` of what is transposed and of what waits for it.
+
+    Of the orders that products read, that which is read last is no copy. A product beside the one whose result is
+    transposed (both read one gradient) was mostly seen to run when the transposed one has been used, and what it reads
+    is there until then.
+    """
+    if not chip.is_gpu:
+        return ()
+    walk = _Walk(graph, materialised)
+    copies = list(_saved_exponentials(graph, walk, read_end))
+    tensors, producer, equations = graph.program.tensors, graph.values.producer, graph.program.equations
+    beside: dict[int, tuple[int, Exchange]] = {}
+    for t, joined in walk.joined.items():
+        if equations[producer[t]].phase == "backward":
+            beside |= dict.fromkeys(equations[producer[t]].operands, (death[t], joined.exchange))
+        copies += _transposed(tensors[t], joined, death[t])
+        death[t] = joined.at
+    exchange_at = dict(beside.values())
+    for t, wanted in walk.wanted.items():
+        natural = walk.fixed.get(t)
+        ends = {order: max(read_end[e] for e in readers) for order, readers in wanted.items()}
+        again = _made_again(graph, chip, materialised, t, wanted) if natural is None else {}
+        if again:
+            death[t] = _last_read(graph, materialised, read_end, t, {e for readers in again.values() for e in readers})
+            source = walk.order.get(t, _large(tensors[t].shape, range(len(tensors[t].shape))))
+            first = exchange(t, source, min((o for o in wanted if o not in again), key=lambda o: min(wanted[o])))
+            for order, readers in again.items():
+                waits = [beside[o] for e in readers for o in equations[e].operands if o in beside]
+                span = producer[t], min(readers), ends.pop(order)
+                last_wait = max(waits, default=None, key=lambda w: w[0])
+                copies += _written_again(tensors[t], span, first, last_wait, _summed(graph, t))
+        base = natural if natural is not None else max(ends, key=lambda order: (ends[order], order))
+        for order, last in ends.items():
+            if order == base:
+                continue
+            first = producer[t] if natural is None else min(wanted[order])
+            copy = OrderedCopy(tensor=t, itemsize=tensors[t].itemsize, first=first, last=last)
+            if natural is None and first in exchange_at and first < last:
+                moved = (exchange_at[first],)
+                copies += [replace(copy, untiled=moved), replace(copy, first=first + 1, tiled=moved)]
+            else:
+                copies.append(copy)
+        for eqn in (equations[e] for e in wanted.get(base, ())):
+            if eqn.phase == "backward":
+                death[t] = max(death[t], *(beside[o][0] for o in eqn.operands if o in beside), -1)
+    return tuple(copies)
+
+
+def exchange(tensor: int, source: Order, target: Order) -> Exchange:
+    """The transposition of a tensor from one order to another; dimensions that stay neighbours are one."""
+    runs: list[Order] = []
+    for d in source:
+        if runs and target[: target.index(d)][-1:] == runs[-1][-1:]:
+            runs[-1] = (*runs[-1], d)
+        else:
+            runs.append((d,))
+    before, after = runs[-1], next(run for run in runs if run[-1] == target[-1])
+    if before == after:
+        before = after = ()
+    return Exchange(tensor=tensor, before=before, after=after)
+
+
+def _transposed(tensor: Tensor, joined: _Joined, end: int) -> Iterator[OrderedCopy]:
+    """What there is of the result of a product from where it is transposed to where it was read last, ``end``."""
+    moved, at = (joined.exchange,), joined.at
+    yield OrderedCopy(tensor=tensor.index, itemsize=joined.itemsize, first=at, last=end, untiled=moved)
+    yield OrderedCopy(tensor=tensor.index, itemsize=joined.itemsize, first=at, last=at + 1, tiled=moved)
+    yield OrderedCopy(tensor=tensor.index, itemsize=tensor.itemsize, first=at + 1, last=end, tiled=moved)
+
+
+def _written_again(
+    tensor: Tensor, span: tuple[int, int, int], first: Exchange, waits: tuple[int, Exchange] | None, summed: Order
+) -> Iterator[OrderedCopy]:
+    """What the backward pass reads of a tensor of the forward pass, in an order of its own.
+
+    The fusion that makes the tensor in the ``first`` order writes both, unless it moves tiles, or what it divides by
+    was summed in one step: then it is written where it is read. Where the result of the product beside is transposed
+    in tiles, compiled programs that keep gathered parameters made it first and read it last; others did not hold it
+    in between.
+
+    Args:
+      span: where the tensor is made, and where it is first and last read in that order.
+      waits: until when its reader waits for what is transposed beside it, and how that is.
+      summed: dimensions over which sums were taken that the tensor is computed with.
+    """
+    made, read, last = span
+    until = max(last, waits[0]) if waits else last
+    copy = OrderedCopy(tensor=tensor.index, itemsize=tensor.itemsize, first=read, last=until, tiled=(first,))
+    both = replace(copy, tiled=(), untiled=(first,), summed=summed)
+    yield replace(both, first=made, if_long=True)
+    if waits is None:
+        yield copy
+        yield replace(both, if_long=False)
+    else:
+        end, beside = waits
+        yield replace(copy, untiled=(beside,))
+        yield replace(copy, tiled=(first, beside), if_gathers_kept=True)
+        late = replace(copy, first=end + 1, last=max(last, end + 1))
+        yield replace(late, tiled=(first, beside), if_gathers_kept=False)
+        yield replace(both, first=late.first, last=late.last, if_long=False)
+
+
+def _saved_exponentials(graph: StepGraph, walk: _Walk, read_end: Sequence[int]) -> Iterator[OrderedCopy]:
+    """Exponentials of scores that a tanh caps, where the sum over them runs over columns: saved beside the tanh where
+    they are many."""
+    equations, consumers = graph.program.equations, graph.values.consumers
+    for eqn in equations:
+        if eqn.name != "exp" or eqn.phase == "backward" or not _is_computed_with(graph, eqn.results[0], "tanh"):
+            continue
+        (t,) = eqn.results
+        late = [read_end[c] for c in consumers[t] if equations[c].phase == "backward"]
+        if late and walk.order.get(t, ()) != tuple(sorted(walk.order.get(t, ()))):
+            yield OrderedCopy(
+                tensor=t,
+                itemsize=graph.program.tensors[t].itemsize,
+                first=eqn.index,
+                last=max(late),
+                least_elements=_MANY_ELEMENTS,
+            )
+
+
+def _is_computed_with(graph: StepGraph, t: int, name: str) -> bool:
+    """Whether a function of that name is in the element-wise chain that a value is computed by."""
+    tensors, producer, equations = graph.program.tensors, graph.values.producer, graph.program.equations
+    stack, seen = [t], {t}
+    while stack:
+        made = producer[stack.pop()]
+        if made < 0 or graph.rules[made].family != "elementwise":
+            continue
+        if equations[made].name == name:
+            return True
+        large = {u for u in equations[made].operands if tensors[u].shape == tensors[t].shape} - seen
+        seen |= large
+        stack += sorted(large)
+    return False
+
+
+def _summed(graph: StepGraph, t: int) -> Order:
+    """Dimensions over which sums are taken of what a tensor is computed of, and which it is computed with."""
+    tensors, producer, equations = graph.program.tensors, graph.values.producer, graph.program.equations
+    stack, seen = [t], {t}
+    while stack:
+        made = producer[stack.pop()]
+        if made < 0 or graph.rules[made].family in CONTRACTION_FAMILIES:
+            continue
+        eqn = equations[made]
+        if eqn.name == "reduce_sum" and tensors[eqn.operands[0]].shape == tensors[t].shape:
+            return tuple(eqn.params["axes"])
+        operands = set(eqn.operands) - seen
+        seen |= operands
+        stack += sorted(operands)
+    return ()
+
+
+def _made_again(
+    graph: StepGraph, chip: ChipSpec, materialised: Sequence[bool], t: int, wanted: Mapping[Order, Sequence[int]]
+) -> dict[Order, Sequence[int]]:
+    """Orders in which the backward pass alone reads what a fusion of the forward pass makes in another.
+
+    A fusion may write them there, of what the first one read: the weights of attention are not saved beside their
+    scores. What is spread out of smaller values (masks that dispatch tokens to experts) is not.
+    """
+    equations, made = graph.program.equations, graph.values.producer[t]
+    if made < 0 or equations[made].phase == "backward" or not is_recomputed(graph, chip, made):
+        return {}
+    late = {o: r for o, r in wanted.items() if all(equations[e].phase == "backward" for e in r)}
+    return late if len(late) < len(wanted) and _reads_as_large(graph, materialised, t) else {}
+
+
+def _reads_as_large(graph: StepGraph, materialised: Sequence[bool], t: int) -> bool:
+    """Whether the fusion that makes a tensor reads a buffer of as many elements."""
+    tensors, producer, equations = graph.program.tensors, graph.values.producer, graph.program.equations
+    stack, seen = [t], {t}
+    while stack:
+        for u in equations[producer[stack.pop()]].operands:
+            if u in seen or graph.values.free[u]:
+                continue
+            seen.add(u)
+            if not materialised[u] and producer[u] >= 0:
+                stack.append(u)
+            elif tensors[u].num_elements >= tensors[t].num_elements:
+                return True
+    return False
+
+
+def _last_read(
+    graph: StepGraph, materialised: Sequence[bool], read_end: Sequence[int], t: int, others: Collection[int]
+) -> int:
+    """The last equation that reads a tensor, or a view of it, but for ``others``."""
+    last = graph.values.producer[t]
+    for c in graph.values.consumers[t]:
+        results = graph.program.equations[c].results
+        if graph.rules[c].family == "shape" and not any(materialised[r] for r in results):
+            last = max(last, *(_last_read(graph, materialised, read_end, r, others) for r in results))
+        elif c not in others:
+            last = max(last, read_end[c])
+    return last
+
+
+class _Walk:
+    """Orders of all values, in program order.
+
+    Attributes:
+      wanted: buffer -> order of its dimensions -> products that read it in that order.
+      fixed: results of products that come in one order -> that order.
+      joined: results of products that are transposed where they meet something else.
+      order: order of what products made and of what is computed from that.
+    """
+
+    def __init__(self, graph: StepGraph, materialised: Sequence[bool]) -> None:
+        self.wanted: dict[int, dict[Order, list[int]]] = defaultdict(lambda: defaultdict(list))
+        self.fixed: dict[int, Order] = {}
+        self.joined: dict[int, _Joined] = {}
+        self.order: dict[int, Order] = {}
+        self._graph, self._materialised = graph, materialised
+        self._base: dict[int, tuple[int, Order]] = {}  # the buffer that a view is of, and its dimensions
+        self._product: dict[int, int] = {}  # the result of a product that a value was computed from alone
+        for eqn in graph.program.equations:
+            self._visit(eqn)
+
+    def _visit(self, eqn: Equation) -> None:
+        family = self._graph.rules[eqn.index].family
+        if eqn.name == "dot_general":
+            self._visit_product(eqn)
+        elif eqn.name == "transpose":
+            self._transpose(eqn)
+        elif family == "elementwise" and len(eqn.results) == 1:
+            self._visit_elementwise(eqn)
+
+    def _visit_product(self, eqn: Equation) -> None:
+        contracted, batch = eqn.params["dimension_numbers"]
+        tensors, is_fixed = self._graph.program.tensors, False
+        for side, t in enumerate(eqn.operands):
+            shape = tensors[t].shape
+            inner, outer = _large(shape, contracted[side]), _large(shape, batch[side])
+            free = _large(shape, [d for d in range(len(shape)) if d not in (*contracted[side], *batch[side])])
+            if outer and max(len(inner), len(free)) > 1:
+                order = (*outer, *inner, *free) if side else (*outer, *free, *inner)
+                base, dims = self._base.get(t, (t, tuple(range(len(shape)))))
+                if self._materialised[base] and self._graph.values.producer[base] >= 0:
+                    self.wanted[base][tuple(dims[d] for d in order)].append(eqn.index)
+            is_fixed |= bool(outer) and len(free) > 1
+        if is_fixed:
+            (result,) = eqn.results
+            self.order[result] = self.fixed[result] = _large(
+                tensors[result].shape, range(len(tensors[result].shape))
+            )
+            self._product[result] = result
+
+    def _transpose(self, eqn: Equation) -> None:
+        (operand,), (result,) = eqn.operands, eqn.results
+        moved = tuple(eqn.params["permutation"])
+        if operand in self.order:
+            self.order[result] = tuple(moved.index(d) for d in self.order[operand])
+        if operand in self._product:
+            self._product[result] = self._product[operand]
+        base, dims = self._base.get(operand, (operand, tuple(range(len(moved)))))
+        if not self._materialised[result]:
+            self._base[result] = base, tuple(dims[d] for d in moved)
+
+    def _visit_elementwise(self, eqn: Equation) -> None:
+        tensors, (result,) = self._graph.program.tensors, eqn.results
+        whole = [t for t in eqn.operands if tensors[t].shape == tensors[result].shape and t in self.order]
+        if not whole:
+            return
+        # The order of what was there first stays: what is saved for the backward pass is not transposed again.
+        first = min(whole, key=lambda t: self._made(t))
+        order = self.order[result] = self.order[first]
+        for t in whole:
+            if self.order[t] != order and t in self._product and order != tuple(sorted(order)):
+                known = self.joined.get(self._product[t])
+                self.joined[self._product[t]] = _Joined(
+                    at=known.at if known else eqn.index,
+                    itemsize=max(known.itemsize if known else 0, tensors[t].itemsize),
+                    exchange=known.exchange if known else exchange(t, self.order[t], order),
+                )
+        if first in self._product and len({self._product.get(t) for t in whole}) == 1:
+            self._product[result] = self._product[first]
+
+    def _made(self, t: int) -> int:
+        return self._graph.values.producer[self._product.get(t, t)]
+
+
+def _large(shape: Sequence[int], dims: Sequence[int]) -> Order:
+    """Those of more than one element: the others are no dimensions to the compiler."""
+    return tuple(d for d in dims if shape[d] > 1)

@@ -1,0 +1,56 @@
+"""What is handed to the compiler: arguments as they lie in memory, and nothing that needs the devices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+
+import jaxplan
+from jaxplan.audit._compile import export_plan
+
+pytestmark = [
+    pytest.mark.gpu_aot,
+]
+
+
+def shape(*dims: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(dims, jnp.float32)
+
+
+def plan_of(step: Any, *args: Any) -> jaxplan.Plan:
+    return jaxplan.plan(step, *args, topology="h100:8", donate_argnums=(0,), progress=False).fastest()
+
+
+def sgd(params: jax.Array, batch: Any) -> jax.Array:
+    return params - jax.grad(lambda p: jnp.mean((batch["x"] @ p) ** 2))(params)
+
+
+def test_an_argument_that_nobody_reads_is_compiled_as_it_lies() -> None:
+    """Else it would be counted whole on every device."""
+    plan = plan_of(sgd, shape(512, 512), {"edges": shape(4096, 64), "x": shape(4096, 512)})
+    exported = export.deserialize(bytearray(export_plan(plan)))
+    place = next(i for i, path in enumerate(plan.in_paths) if "edges" in path)
+    local = plan.in_layouts[place].num_splits(plan.topology.axes)
+    assert int(np.prod(local)) == 8
+    assert place in exported.module_kept_var_idx
+    assert exported.in_shardings_hlo[place] is not None
+
+
+@pytest.mark.parametrize("inside_of_a_loop", [False, True])
+def test_a_step_that_calls_back_is_refused_with_its_line(inside_of_a_loop: bool) -> None:
+    def shown(total: jax.Array) -> jax.Array:
+        jax.debug.print("loss {}", jnp.sum(total))
+        return total
+
+    def step(params: jax.Array, batch: Any) -> jax.Array:
+        new = sgd(params, batch)
+        return jax.lax.fori_loop(0, 3, lambda _, p: shown(p), new) if inside_of_a_loop else shown(new)
+
+    plan = plan_of(step, shape(512, 512), {"x": shape(4096, 512)})
+    with pytest.raises(jaxplan.JaxplanError, match=r"calls back into Python(.|\n)*test_compile.py"):
+        export_plan(plan)

@@ -1,0 +1,52 @@
+"""In what width values travel where products of float32 are made in bfloat16, as compiled TPU programs showed."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxplan.ir import REGION_OUT, analyse, trace
+from jaxplan.mesh import Topology
+from jaxplan.xla._wire import wire_tensor
+
+
+def _carried(cell: str, topology: str = "v5e:2x4") -> set[int]:
+    """Bytes of an element of the new carry on the way to the next trip."""
+
+    def step(kernel: jax.Array, xs: jax.Array, h: jax.Array) -> jax.Array:
+        def body(h: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+            new = jnp.tanh(h @ kernel + x)
+            new = {"mixed": new + 0.5 * h, "rolled": jnp.roll(new, 1, 0)}.get(cell, new)
+            return new, jnp.sin(h) if cell == "stacked" else new.sum()
+
+        last, ys = jax.lax.scan(body, h, xs)
+        return last if cell == "shown" else ys.sum()
+
+    arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((64, 64), (16, 8, 64), (8, 64))]
+    graph = analyse(trace(step, arguments, {}))
+    exits = [e for e in graph.program.equations if e.name == REGION_OUT and e.params["role"] == "carry"]
+    carries = [e for e in exits if graph.program.tensors[e.operands[1]].shape]
+    where = Topology.parse(topology)
+    return {wire_tensor(graph, where, e.operands[1], [e.index]).itemsize for e in carries}
+
+
+@pytest.mark.parametrize(
+    ("cell", "itemsize"), [("plain", 2), ("rolled", 2), ("mixed", 4), ("stacked", 4), ("shown", 4)]
+)
+def test_a_carry_that_products_alone_read_in_the_next_trip_is_rounded(cell: str, itemsize: int) -> None:
+    assert _carried(cell) == {itemsize}
+    assert _carried(cell, "h100:8") == {4}
+
+
+def test_sums_are_taken_in_float32() -> None:
+    """The result of a product over a dimension that may be split, read by another product."""
+
+    def step(x: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
+        return (x @ first) @ second
+
+    arguments = [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 3
+    graph = analyse(trace(step, arguments, {}))
+    (made,) = (e.results[0] for e in graph.program.equations[:1])
+    assert wire_tensor(graph, Topology.parse("v5e:2x4"), made, [1]).itemsize == 4
+    assert wire_tensor(graph, Topology.parse("v5e:2x4"), graph.program.inputs[1], [0]).itemsize == 2
