@@ -16,6 +16,7 @@ from typing import Any
 from jaxplan.cost import Flow, Transfer, boundary_layouts, layout_of, padded_bytes
 from jaxplan.ir import (
     CONTRACTION_FAMILIES,
+    CUT,
     STORED_KINDS,
     UNGROUPED,
     VIEW_PRIMITIVES,
@@ -28,6 +29,7 @@ from jaxplan.mesh import Layout, Topology
 from jaxplan.partition._behind import products_behind
 from jaxplan.partition._held_back import barriers_that_wait, places_of_due_products
 from jaxplan.partition._kept_apart import products_kept_apart, slices_written_apart
+from jaxplan.partition._micro_batches import num_parts
 from jaxplan.partition._run import Run
 from jaxplan.partition._steps import Executor
 from jaxplan.partition._unpooled import find_unpooled
@@ -323,6 +325,15 @@ class Replay:
     def run(self, executor: Executor, arguments: Sequence[Any]) -> list[Any]:
         """Evaluate the program on flat global arguments; call under `jax.jit`."""
         return Run(self, executor, {}, {}).run(arguments)
+
+    @functools.cached_property
+    def num_parts(self) -> int:
+        """Parts of the batch that micro-batches are cut out of, the same for every array."""
+        program, groups = self.graph.program, self.graph.grouping.tensor_group
+        results = [e.results[0] for e in program.equations if e.name == CUT]
+        homes = {t: self.home(t) for t in results if groups[t] != UNGROUPED}
+        splits = {t: math.prod(self.axes[a].size for a in home.dims[1]) for t, home in homes.items()}
+        return num_parts(program, splits)
 
     @functools.cached_property
     def region_at(self) -> dict[tuple[int, int], Region]:

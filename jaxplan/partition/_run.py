@@ -22,6 +22,7 @@ from jaxplan.mesh import Layout, Step
 from jaxplan.partition._behind import run_behind
 from jaxplan.partition._indexed import in_bounds
 from jaxplan.partition._local import run_local, runs_on_pieces
+from jaxplan.partition._micro_batches import cut
 from jaxplan.partition._regions import run_region
 from jaxplan.partition._steps import Executor
 from jaxplan.partition._unpooled import scatter_to_own_zeros, wait_for_gradient
@@ -381,16 +382,17 @@ class Run:
         return results
 
     def _cut(self, eqn: Equation, x: Any, home: Layout) -> Any:
-        """Micro-batches of which each device cuts its own out of its part of the batch; nothing is sent."""
-        number, size, *rest = self.program.tensors[eqn.results[0]].shape
-        axes = home.dims[1]
-        parts = self.executor.size(axes)
-        x = lax.reshape(x, (parts, number, size // parts, *rest))
-        x = self.executor.constrain(x, Layout((axes, (), (), *home.dims[2:])))
-        x = self.executor.constrain(
-            lax.transpose(x, (1, 0, *range(2, x.ndim))), Layout(((), axes, (), *home.dims[2:]))
-        )
-        return self.executor.constrain(lax.reshape(x, (number, size, *rest)), home)
+        """Micro-batches of which each device cuts its own out of its part of the batch."""
+        shape, parts, axes = self.program.tensors[eqn.results[0]].shape, self.replay.num_parts, home.dims[1]
+
+        def pin(x: Any, dim: int) -> Any:
+            if parts % self.executor.size(axes):
+                return x
+            dims = [(), (), (), *home.dims[2:]]
+            dims[dim] = axes
+            return self.executor.constrain(x, Layout(tuple(dims)))
+
+        return self.executor.constrain(cut(x, shape, parts, pin), home)
 
     def _as_the_step_says(self, eqn: Equation, operands: list[Any], homes: list[Layout]) -> list[Any]:
         """A constraint of the user's is the layout of its group; a `jax.shard_map` runs between such layouts."""
@@ -445,7 +447,7 @@ class Run:
     ) -> list[Any]:
         params = dict(eqn.params if params is None else params)
         if eqn.name == CUT:
-            return [lax.reshape(operands[0], self.program.tensors[eqn.results[0]].shape)]
+            return [cut(operands[0], self.program.tensors[eqn.results[0]].shape, self.replay.num_parts)]
         operands = in_bounds(eqn.name, params, operands)
         if eqn.name == UNPOOLING and self.replay.chip.is_gpu:
             return scatter_to_own_zeros(eqn, params, operands)

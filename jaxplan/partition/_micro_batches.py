@@ -1,0 +1,41 @@
+"""Micro-batches as the devices cut them out of their own examples: one arrangement for all arrays of the batch.
+
+Which examples are in a micro-batch does not matter (`jaxplan.ir._micro_batches`), but the labels must be those of the
+images. So the batch is cut into equal parts, as many as its finest split has, and every array takes micro-batch k of
+the k-th piece of each part. Where an array is split over fewer devices, or is whole, each device cuts several parts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jax import lax
+
+from jaxplan.ir import CUT, Program
+
+
+def num_parts(program: Program, splits: Mapping[int, int]) -> int:
+    """Parts that the batch is cut in: a multiple of the devices over which each array of it is split.
+
+    Args:
+      splits: tensor of micro-batches -> number of devices over which its examples are split; 1 where it is not named.
+    """
+    cuts = [eqn.results[0] for eqn in program.equations if eqn.name == CUT]
+    sizes = math.gcd(*(program.tensors[t].shape[1] for t in cuts))
+    return math.gcd(math.lcm(*(splits.get(t, 1) for t in cuts)), sizes)
+
+
+def cut(x: Any, shape: Sequence[int], parts: int, pin: Callable[[Any, int], Any] = lambda x, _: x) -> Any:
+    """Micro-batches ``(K, b, ...)`` of ``(K * b, ...)``.
+
+    Args:
+      shape: of the result.
+      parts: see `num_parts`.
+      pin: splits a dimension of an array as the examples are; nothing is sent then.
+    """
+    number, size, *rest = shape
+    x = pin(lax.reshape(x, (parts, number, size // parts, *rest)), 0)
+    x = pin(lax.transpose(x, (1, 0, *range(2, x.ndim))), 1)
+    return lax.reshape(x, (number, size, *rest))
