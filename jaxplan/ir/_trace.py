@@ -21,6 +21,7 @@ from jaxplan.ir import _padded_windows as _padded_windows  # how sums over padde
 from jaxplan.ir import _user_sharding as _user_sharding  # and how shardings of the user's are
 from jaxplan.ir._builder import Builder
 from jaxplan.ir._dead_code import remove_dead
+from jaxplan.ir._loop_slices import scan_over_slices
 from jaxplan.ir._micro_batches import cut_freely
 from jaxplan.ir._model import rule_of
 from jaxplan.ir._program import Program, Source
@@ -142,7 +143,14 @@ def _trace(step: Callable[..., Any], call: Call) -> Program:
         static_argnums=tuple(sorted(call.options.static.positions(call.args))),
     )
     check_sizes(program)
-    return cut_freely(program, rule_of)
+    return _with_free_micro_batches(program)
+
+
+def _with_free_micro_batches(program: Program) -> Program:
+    """`cut_freely`, of micro-batches that a loop slices by itself too; these slices stay where it cuts nothing."""
+    scanned = scan_over_slices(program)
+    cut = cut_freely(scanned, rule_of)
+    return cut if cut is not scanned or scanned is program else cut_freely(program, rule_of)
 
 
 def _check_constants(step: Callable[..., Any], constants: Sequence[Any]) -> None:
