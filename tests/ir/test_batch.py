@@ -108,12 +108,20 @@ def _stacked(p: Any, batches: jax.Array) -> Any:
     return jax.tree.map(lambda p, g: p - g, p, jax.lax.scan(add, zeros, batches)[0])
 
 
-def _sliced(p: Any, x: jax.Array) -> Any:
+def _sliced(p: Any, x: jax.Array, stride: int = BATCH // 3) -> Any:
     def add(k: Any, g: Any) -> Any:
-        part = jax.lax.dynamic_slice_in_dim(x, k * (BATCH // 3), BATCH // 3)
+        part = jax.lax.dynamic_slice_in_dim(x, k * stride, BATCH // 3)
         return jax.tree.map(jnp.add, g, jax.grad(_square)(p, part))
 
     return jax.tree.map(lambda p, g: p - g, p, jax.lax.fori_loop(0, 3, add, jax.tree.map(jnp.zeros_like, p)))
+
+
+def _reshaped(p: Any, x: jax.Array) -> Any:
+    return _stacked(p, x.reshape(3, BATCH // 3, WIDTH))
+
+
+def _overlapping(p: Any, x: jax.Array) -> Any:
+    return _sliced(p, x, stride=BATCH // 4)
 
 
 def _steps(p: Any, batches: jax.Array) -> Any:
@@ -124,11 +132,14 @@ def _steps(p: Any, batches: jax.Array) -> Any:
     ("step", "data", "expected"),
     [
         (_stacked, shape(3, BATCH, WIDTH), BATCH),
-        (_sliced, shape(BATCH, WIDTH), BATCH // 3),
+        (_reshaped, shape(BATCH, WIDTH), BATCH),
+        (_sliced, shape(BATCH, WIDTH), BATCH),
+        (_overlapping, shape(BATCH, WIDTH), BATCH // 3),
         (_steps, shape(3, BATCH, WIDTH), BATCH),
     ],
 )
 def test_the_batch_of_a_loop_over_micro_batches_is_theirs(step: Any, data: Any, expected: int) -> None:
+    """Or the whole one, where each device may cut micro-batches out of its own examples."""
     graph = analysed(step, KERNELS, data)
     assert sizes(graph) == [expected]
     assert parameters(graph) == {"[0]['up']", "[0]['down']"}
