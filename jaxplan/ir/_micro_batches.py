@@ -106,6 +106,13 @@ class _Walk:
     carries: dict[int, _How] = field(default_factory=dict)
     loops: set[int] = field(default_factory=set)
     how: dict[int, _How] = field(default_factory=dict)
+    constant: set[int] = field(default_factory=set)  # carries that every trip hands on as they are
+
+    def __post_init__(self) -> None:
+        exits = [
+            eqn for eqn in self.program.equations if eqn.name == REGION_OUT and eqn.params["role"] == "carry"
+        ]
+        self.constant |= {eqn.operands[0] for eqn in exits if eqn.operands[0] == eqn.operands[1]}
 
     def run(self) -> None:
         for tensor in self.program.tensors:
@@ -133,6 +140,8 @@ class _Walk:
         if role == "carry":
             if region in self.loops:
                 self._same(eqn.operands)
+                if eqn.results[0] in self.constant:
+                    return how
                 return _How(kind="sum", dims=(eqn.index,))
             return self.carries.get(eqn.index, how)
         if role != "x":

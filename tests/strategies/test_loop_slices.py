@@ -234,3 +234,16 @@ def test_every_plan_cuts_all_arrays_of_the_batch_alike(form: Callable[..., Any])
         found = plan.jit(donate_argnums=())(*values)
         for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("form", [scanned, by_loop_counter, by_scanned_numbers])
+def test_a_loop_that_is_differentiated_as_a_whole_is_split(form: Callable[..., Any]) -> None:
+    def step(p: Params, batch: Batch) -> Any:
+        grads = jax.grad(lambda p: form(lambda total, part: total + _loss(p, part), 0.0, batch))(p)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, p, grads)
+
+    values = _values()
+    assert _num_cuts(trace(step, values, {})) == 2
+    found = draw((step, values), "cpu:8", ("data",))["data"].jit(donate_argnums=())(*values)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(jax.jit(step)(*values)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-6)
