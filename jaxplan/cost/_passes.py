@@ -50,6 +50,9 @@ def _touched(
     """(kind, tensor, bytes of the whole that are touched; None: all)."""
     if eqn.name == CUT:  # the same buffer
         return
+    if eqn.index in buffers.sums:  # the dot's library call reads the other summand; what it writes is the dot's result
+        yield eqn.phase, buffers.sums[eqn.index], None
+        return
     if eqn.name == REGION_IN:  # slices are read; constants and carries stay where they are
         yield from ((eqn.phase, t, None) for t in eqn.operands if eqn.params["role"] == "x")
         return

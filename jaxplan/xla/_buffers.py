@@ -75,6 +75,7 @@ class Buffers:
       padded: what products read as matrices of whole multiples (`padded_operands`).
       behind: products that make gradients -> the products that come first (`behind_input_gradients`).
       added_up: views of a dot that a library call adds to a sum -> the dot, a buffer only where a view is resharded.
+      sums: equations that add a dot, in its library call -> the other summand, over which the call writes.
     """
 
     materialised: tuple[bool, ...]
@@ -98,6 +99,7 @@ class Buffers:
     padded: Mapping[int, MatrixDims] = field(default_factory=dict)
     behind: Mapping[int, int] = field(default_factory=dict)
     added_up: Mapping[int, int] = field(default_factory=dict)
+    sums: Mapping[int, int] = field(default_factory=dict)
 
     def held_as(self, t: int) -> tuple[Hashable, ...]:
         """What beside its shape and dtype decides the bytes of a tensor on a device."""
@@ -172,6 +174,7 @@ def analyse_buffers(
         padded=padded_operands(graph, chip),
         behind=behind,
         added_up={t: a.product for a in added_up for t in a.views},
+        sums={a.equation: a.other for a in added_up if a.in_place},
     )
 
 

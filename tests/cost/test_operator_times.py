@@ -211,3 +211,10 @@ def test_a_step_with_a_factorisation_of_a_constant_runs() -> None:
     x = jnp.arange(128.0).reshape(16, 8)
     for plan in jaxplan.plan(step, x, topology="cpu:8", memory="1GiB", progress=False).points:
         assert jnp.allclose(plan.jit()(x), step(x), rtol=1e-5)
+
+
+def test_a_dot_that_is_added_to_a_sum_costs_one_more_read() -> None:
+    """A B + C is one library call that reads C besides: no product is written and read again, two passes more."""
+    matrix = _s(N, N)
+    extra = seconds(lambda a, b, c: a @ b + c, matrix, matrix, matrix) - seconds(jnp.matmul, matrix, matrix)
+    assert 0.8 < extra / (4 * N * N / BANDWIDTH) < 1.5
