@@ -39,7 +39,7 @@ MODULE = """
 # Runs the command and sends itself SIGINT at the n-th report of a stage, as a person at the keyboard would.
 DRIVER = """
     import os, signal, sys, time
-    from jaxplan import _progress
+    from jaxplan.core import _progress
     from jaxplan.__main__ import main
 
     stage, number, stuck = sys.argv.pop(1), int(sys.argv.pop(1)), sys.argv.pop(1)

@@ -153,7 +153,7 @@ def test_compiled_collectives_are_priced_and_plans_are_remembered(
     assert seen.memory_bytes == report.memory_bytes
     one = dataclasses.replace(frontier, points=(plan,), references={})
     calls: list[Any] = []
-    monkeypatch.setattr("jaxplan.partition.compile_plan", lambda *a, **k: calls.append(a) or report)
+    monkeypatch.setattr("jaxplan.audit.compile_plan", lambda *a, **k: calls.append(a) or report)
     found = _verify.verify(one)
     assert _verify.verify(one).fastest().verified == found.fastest().verified == seen
     assert len(calls) <= 1

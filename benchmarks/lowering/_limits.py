@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 _SMALL: dict[str, dict[str, int]] = {
     "LARGE_PARAMETER_BYTES": dict.fromkeys(
-        ["cost._fusion", "cost._in_place", "cost._prediction", "cost._put_off", "partition._replay"], 256
+        ["xla._fusion", "xla._in_place", "cost._prediction", "xla._put_off", "partition._replay"], 256
     ),
     "COMBINED_BYTES": {"cost._transfers": 64},
     "PREFETCH_CONTRACTIONS": {"partition._replay": 1},

@@ -463,11 +463,13 @@ class Predictor:
     def _is_reduced_in_place(self, transfer: Transfer) -> bool:
         """Whether the sum is written over the partial result that it is made of.
 
+        Gradients of parameters only: input gradients that are summed side by side were seen in buffers of their own.
         NCCL reduces in place, and XLA lets an all-reduce share the buffer of an operand that is read last
         (https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/inplace.html). The operand has to be a buffer:
         element-wise operators in front of it write one of their own.
         """
-        if not self.model.topology.chip.is_gpu or any(s.kind != "all-reduce" for s in transfer.path.steps):
+        only_sums = all(step.kind == "all-reduce" for step in transfer.path.steps)
+        if not (self.model.topology.chip.is_gpu and only_sums and is_gradient(self.model.graph, transfer.tensor)):
             return False
         values, equations, t = self.model.graph.values, self.model.graph.program.equations, transfer.tensor
         while not self.model.buffers.materialised[t]:
