@@ -339,10 +339,12 @@ class _Facts:
     def alike(self, chosen: Sequence[int]) -> list[int]:
         """Leading dimensions of other data with as many examples (labels that no operator ties to what they label)."""
         sizes = {self.named.dimensions[k].size for k in chosen}
-        found: list[int] = []
+        weights, found = self.parameters(chosen), list[int]()
         for t in self.program.inputs:
-            dims = self.dims[t]
-            if t in self.state or not dims or not {*chosen, *found}.isdisjoint(dims):
+            dims, is_read = self.dims[t], bool(self.values.consumers[t])
+            if t in self.state or t in weights or not (dims and is_read):
+                continue
+            if not {*chosen, *found}.isdisjoint(dims):
                 continue
             k = dims[0]
             if k >= 0 and self.named.dimensions[k].size in sizes and self.mixing(k).mixes is None:
