@@ -83,16 +83,21 @@ def test_what_waits_close_to_the_peak_is_asked_for(monkeypatch: pytest.MonkeyPat
 
 
 def test_nothing_is_asked_for_after_the_peak() -> None:
-    """Scores of 8,192 classes and their gradient are what is largest, and come before every gradient."""
+    """Scores of 8,192 classes and their gradient are what is largest, and come before every gradient.
+
+    The smallest score may be found late, so that the gradient is not written over the scores.
+    """
 
     def step(layers: Any, x: Any) -> Any:
         def loss_fn(layers: Any) -> Any:
             h = x
             for layer in layers[:-1]:
                 h = jnp.tanh(h @ layer)
-            return jnp.mean(jax.nn.logsumexp(h @ layers[-1], axis=1))
+            scores = h @ layers[-1]
+            return jnp.mean(jax.nn.logsumexp(scores, axis=1)), jnp.min(scores)
 
-        return jax.tree.map(lambda p, g: p - 0.1 * g, layers, jax.grad(loss_fn)(layers))
+        gradients, smallest = jax.grad(loss_fn, has_aux=True)(layers)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, layers, gradients), smallest
 
     layers = [jax.ShapeDtypeStruct((64, size), jnp.float32) for size in (64, 64, 64, 8192)]
     x = jax.ShapeDtypeStruct((8192, 64), jnp.float32)
