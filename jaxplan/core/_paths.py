@@ -66,15 +66,18 @@ def readable_path(path: str, names: Sequence[str] = ()) -> str:
 
 
 def matches(path: str, pattern: str) -> bool:
-    """Whether a readable path, or one that lacks some of its leading parts, has the form of a pattern (`fnmatch`).
+    """Whether a pattern (`fnmatch`) selects the leaf at a readable path.
+
+    A pattern may leave out leading parts of the path, and one that names a subtree selects every leaf of it.
 
     Example:
-      >>> matches("state/params/block_3/mlp/up/kernel", "block_3/*/kernel")
-      True
-      >>> matches("state/params/block_3/mlp/up/kernel", "up")
-      False
+      >>> path = "params/block_3/mlp/up/kernel"
+      >>> matches(path, "block_3/*/kernel"), matches(path, "*/up"), matches(path, "mlp/down")
+      (True, True, False)
     """
-    return fnmatch.fnmatchcase(path, pattern) or fnmatch.fnmatchcase(path, f"*/{pattern}")
+    parts = path.split("/")
+    subtrees = ("/".join(parts[:end]) for end in range(len(parts), 0, -1))
+    return any(fnmatch.fnmatchcase(tree, pattern) or fnmatch.fnmatchcase(tree, f"*/{pattern}") for tree in subtrees)
 
 
 def nearest(wanted: str, known: Iterable[str], most: int = 3) -> list[str]:
