@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from jaxplan.audit._aot import CompiledReport
 from jaxplan.audit._hlo import Collective
-from jaxplan.audit._hlo_text import Instruction, operand_types, parse_module
+from jaxplan.audit._hlo_instruction import Instruction, operand_types
+from jaxplan.audit._hlo_text import parse_module
 from jaxplan.mesh import Topology
 
 # Assumptions, not measurements: large matrix products reach about 60 % of the data sheet's rate, streaming

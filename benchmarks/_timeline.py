@@ -22,14 +22,8 @@ from dataclasses import dataclass
 from benchmarks._pricing import CONTRACTION_EFFICIENCY, MEMORY_EFFICIENCY, collective_seconds
 from jaxplan.audit._hlo import Collective, instruction_collective
 from jaxplan.audit._hlo_flops import instruction_flops
-from jaxplan.audit._hlo_text import (
-    Instruction,
-    Module,
-    called_computations,
-    operand_types,
-    parse_module,
-    trip_count,
-)
+from jaxplan.audit._hlo_instruction import Instruction, operand_types
+from jaxplan.audit._hlo_text import Module, called_computations, parse_module, trip_count
 from jaxplan.mesh import Topology
 
 _BODY = re.compile(r"\bbody=%?([\w.\-]+)")

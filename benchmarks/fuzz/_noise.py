@@ -17,7 +17,7 @@ import numpy as np
 from jaxplan.core import _compat
 from jaxplan.ir import StepGraph
 from jaxplan.mesh import Topology
-from jaxplan.partition import Replay
+from jaxplan.partition import Replay, run_replay
 from jaxplan.partition._steps import Executor
 
 NUM_SAMPLES = 3
@@ -46,7 +46,7 @@ def _evaluate(graph: StepGraph, args: Sequence[Any], rng: np.random.Generator | 
     replay = Replay(graph, configurations, (), (), topology=Topology.parse("cpu:8"))
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("device",))
     with _noisy(rng):
-        results = jax.jit(lambda *leaves: replay.run(Executor(mesh, ()), leaves))(*jax.tree.leaves(args))
+        results = jax.jit(lambda *leaves: run_replay(replay, Executor(mesh, ()), leaves))(*jax.tree.leaves(args))
     return [np.asarray(r).astype(np.float64) for r in jax.device_get(results)]
 
 

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from jaxplan.audit._aot import CompiledReport
+from jaxplan.audit._audit_data import FLOPS_TOLERANCE as FLOPS_TOLERANCE
+from jaxplan.audit._audit_data import MEMORY_TOLERANCE as MEMORY_TOLERANCE
+from jaxplan.audit._audit_data import AuditData, CollectiveRow, Verdict
+from jaxplan.audit._audit_table import audit_table
 from jaxplan.audit._hlo import Collective
-from jaxplan.audit._hlo_liveness import Holding
 from jaxplan.errors import AuditError
 
 if TYPE_CHECKING:
     from jaxplan.mesh import Topology
 
 BYTES_TOLERANCE = 0.01  # totals of one kind and group within 1 % agree: padding and combined scalars
-MEMORY_TOLERANCE = (
-    0.05  # compiled memory may exceed the predicted by as much: scratch of library calls, fragmentation
-)
-FLOPS_TOLERANCE = 0.01
 SMALL_BYTES = 64 * 2**10  # totals below are loss and norm scalars, listed but not judged
 SMALL_SHARE = 0.002  # and so are those below this share of all that the program moves: rows at the edges of tiles
 
@@ -53,81 +51,9 @@ class PredictedProgram:
     memory_parts: Mapping[str, int] = field(default_factory=dict)
 
 
-class Verdict(Enum):
-    """How a kind and group of collectives fared."""
-
-    AGREES = "agrees"
-    SMALL = "small"  # both totals below `SMALL_BYTES` or `SMALL_SHARE`: not judged
-    UNEXPECTED = "unexpected"  # the plan asked for none
-    MISSING = "missing"  # the compiler made none
-    MORE = "more bytes"
-    FEWER = "fewer bytes"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveRow:
-    """Totals of one kind over one set of device groups; bytes are per device and step.
-
-    `axes` names the atomic axes that span the groups, empty where no set of axes does; `examples` are
-    `op_name (source)` of the largest compiled ones.
-    """
-
-    kind: str
-    axes: tuple[str, ...]
-    group_size: int
-    predicted_count: int
-    predicted_bytes: int
-    compiled_count: int
-    compiled_bytes: int
-    verdict: Verdict
-    examples: tuple[str, ...] = ()
-
-    @property
-    def ok(self) -> bool:
-        """Whether predicted and compiled agree, or are both too small to matter."""
-        return self.verdict in (Verdict.AGREES, Verdict.SMALL)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Audit:
-    """A predicted program beside the compiled one; bytes and FLOPs are per device and step.
-
-    `predicted_parts` and `compiled_parts` are (what, bytes) that sum to the two memories; `held` is what the
-    compiled program's temporaries are made of when they are largest, largest first.
-    """
-
-    predicted_memory_bytes: int
-    compiled_memory_bytes: int
-    predicted_flops: int
-    compiled_flops: int
-    rows: tuple[CollectiveRow, ...]
-    rematerialised: bool
-    uncounted_calls: tuple[str, ...] = ()
-    unknown_loops: tuple[str, ...] = ()
-    unexpected: tuple[Collective, ...] = ()
-    predicted_parts: tuple[tuple[str, int], ...] = ()
-    compiled_parts: tuple[tuple[str, int], ...] = ()
-    held: tuple[Holding, ...] = ()
-
-    @property
-    def collectives_ok(self) -> bool:
-        """Whether every kind and group agrees within the tolerance."""
-        return all(row.ok for row in self.rows)
-
-    @property
-    def memory_ok(self) -> bool:
-        """Whether the compiled program needs no more than predicted plus `MEMORY_TOLERANCE`."""
-        return self.compiled_memory_bytes <= self.predicted_memory_bytes * (1 + MEMORY_TOLERANCE)
-
-    @property
-    def flops_ok(self) -> bool:
-        """Whether the compiled program multiplies no more than predicted plus `FLOPS_TOLERANCE`."""
-        return self.compiled_flops <= self.predicted_flops * (1 + FLOPS_TOLERANCE)
-
-    @property
-    def ok(self) -> bool:
-        """Whether the compiled program is the one that the plan described."""
-        return self.collectives_ok and self.memory_ok and self.flops_ok and not self.rematerialised
+class Audit(AuditData):
+    """`AuditData` with a verdict to raise and a table to print."""
 
     def check(self) -> None:
         """Raise `AuditError`, with the table, unless `ok`."""
@@ -136,8 +62,6 @@ class Audit:
 
     def table(self, width: int = 140) -> str:
         """Predicted against compiled as text of `width` columns, then where disagreements come from."""
-        from jaxplan.audit._audit_table import audit_table
-
         return audit_table(self, width)
 
 

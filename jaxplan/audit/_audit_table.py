@@ -7,7 +7,7 @@ import io
 from rich.console import Console
 from rich.table import Table
 
-from jaxplan.audit._audit import Audit, CollectiveRow
+from jaxplan.audit._audit_data import AuditData, CollectiveRow
 from jaxplan.audit._hlo_liveness import Holding
 from jaxplan.cost import RESIDENTS
 
@@ -16,7 +16,7 @@ _MIB = 2**20
 _MOST_HELD = 8
 
 
-def audit_table(audit: Audit, width: int = 140) -> str:
+def audit_table(audit: AuditData, width: int = 140) -> str:
     """Memory, contractions and collectives, predicted beside compiled, as plain text of `width` columns."""
     table = Table(title="predicted against compiled, per device and step", title_justify="left")
     for column in ("what", "over"):
@@ -39,14 +39,14 @@ def _ratio(compiled: float, predicted: float) -> str:
     return f"{compiled / predicted:.3f}" if predicted else "-"
 
 
-def _memory_cells(audit: Audit) -> tuple[str, ...]:
+def _memory_cells(audit: AuditData) -> tuple[str, ...]:
     predicted, compiled = audit.predicted_memory_bytes, audit.compiled_memory_bytes
     verdict = "rematerialised" if audit.rematerialised else "agrees" if audit.memory_ok else "more"
     cells = (f"{predicted / _GIB:.3f} GiB", f"{compiled / _GIB:.3f} GiB")
     return ("memory", "", *cells, _ratio(compiled, predicted), verdict)
 
 
-def _part_cells(audit: Audit) -> list[tuple[str, ...]]:
+def _part_cells(audit: AuditData) -> list[tuple[str, ...]]:
     """Arguments against arguments, and all else against outputs and temporaries."""
     if not audit.predicted_parts or not audit.compiled_parts:
         return []
@@ -59,7 +59,7 @@ def _part_cells(audit: Audit) -> list[tuple[str, ...]]:
     return [(what, "", f"{p / _GIB:.3f} GiB", f"{c / _GIB:.3f} GiB", _ratio(c, p), "") for what, p, c in rows]
 
 
-def _flops_cells(audit: Audit) -> tuple[str, ...]:
+def _flops_cells(audit: AuditData) -> tuple[str, ...]:
     predicted, compiled = audit.predicted_flops, audit.compiled_flops
     verdict = "agrees" if audit.flops_ok else "more"
     cells = (f"{predicted / 1e9:.3f} GFLOP", f"{compiled / 1e9:.3f} GFLOP")
@@ -80,7 +80,7 @@ def _holding_line(held: Holding) -> str:
     return f"{held.num_bytes / _MIB:9.1f} MiB  {held.count} x {held.array}  {place}"
 
 
-def _notes(audit: Audit) -> list[str]:
+def _notes(audit: AuditData) -> list[str]:
     """What the cells have no room for: where disagreements come from, and what was not counted."""
     notes = ["collectives: how many x their total; the compiler may combine several into one"]
     for what, parts in (("predicted", audit.predicted_parts), ("compiled", audit.compiled_parts)):

@@ -6,8 +6,9 @@ from math import prod
 
 from jaxplan.audit._hlo_flops import flops as flops
 from jaxplan.audit._hlo_groups import Groups, connected_groups, parse_groups
+from jaxplan.audit._hlo_instruction import ArrayType, Instruction, operand_types
 from jaxplan.audit._hlo_source import place_of, stack_frames
-from jaxplan.audit._hlo_text import ArrayType, Instruction, Module, operand_types, parse_module
+from jaxplan.audit._hlo_text import Module, parse_module
 
 _KINDS = {
     "all-gather": "all-gather",

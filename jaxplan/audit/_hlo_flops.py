@@ -4,7 +4,8 @@ import json
 import re
 from math import prod
 
-from jaxplan.audit._hlo_text import ArrayType, Instruction, Module, operand_types, parse_module
+from jaxplan.audit._hlo_instruction import ArrayType, Instruction, operand_types
+from jaxplan.audit._hlo_text import Module, parse_module
 
 _DIMENSIONS = re.compile(r"\b(lhs_contracting_dims)=\{([\d,]*)\}")
 _DIM_LABELS = re.compile(r"\bdim_labels=(\w+)_(\w+)->(\w+)")

@@ -7,8 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from jaxplan.audit._hlo_instruction import ArrayType, Instruction
 from jaxplan.audit._hlo_source import op_name_of, origin, source_of, stack_frames
-from jaxplan.audit._hlo_text import ArrayType, Instruction, Module, called_computations
+from jaxplan.audit._hlo_text import Module, called_computations
 
 _ALIAS = frozenset({"bitcast", "optimization-barrier", "opt-barrier", "domain", "while", "async-update"})
 _NO_USE = frozenset({"bitcast", "optimization-barrier", "opt-barrier", "domain", "tuple", "get-tuple-element"})

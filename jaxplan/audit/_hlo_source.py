@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-from jaxplan.audit._hlo_text import Instruction
+from jaxplan.audit._hlo_instruction import Instruction
 
 CALL_SCOPE = "jit(exported_step)/call_exported"  # what an exported program is called in, before its own names
 _MOST_COPIES = 8  # followed from an instruction without a name to one that has one

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from jaxplan.audit._hlo_text import Instruction
+from jaxplan.audit._hlo_instruction import Instruction
 
-Computation = Mapping[str, "Instruction"]
+Computation = Mapping[str, Instruction]
 _ROLE = {role: re.compile(rf"\b{role}=%?([\w.\-]+)") for role in ("condition", "body")}
 _INDEX = re.compile(r"\bindex=(\d+)")
 _PASSES_ON = frozenset({"copy", "bitcast", "convert"})

@@ -5,3 +5,4 @@ from jaxplan.partition._planned import PlannedFunction as PlannedFunction
 from jaxplan.partition._planned import device_mesh as device_mesh
 from jaxplan.partition._planned import runs_as_planned as runs_as_planned
 from jaxplan.partition._replay import Replay as Replay
+from jaxplan.partition._run import run_replay as run_replay

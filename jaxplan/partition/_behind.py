@@ -8,14 +8,12 @@ the parameter's gradient, and so to hold both.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxplan.cost import Transfer
 from jaxplan.ir import Equation, StepGraph
 from jaxplan.mesh import Layout
-
-if TYPE_CHECKING:
-    from jaxplan.partition._run import Run
+from jaxplan.partition._evaluation import Evaluation
 
 
 def products_behind(
@@ -49,14 +47,23 @@ def products_behind(
     return {e: first for e, first in behind.items() if pays(e, first)}
 
 
-def run_behind(run: Run, eqn: Equation, operands: Sequence[Any], layouts: Sequence[Layout]) -> list[Any]:
-    """Operands of a product that runs behind another, which is evaluated first: one depends on its result."""
-    first = run.replay.behind[eqn.index]
+def run_behind(
+    run: Evaluation,
+    eqn: Equation,
+    first: int,
+    operands: Sequence[Any],
+    layouts: Sequence[Layout],
+    written: Sequence[bool],
+) -> list[Any]:
+    """Operands of a product that runs behind ``first``, which is evaluated now: one depends on its result.
+
+    ``written`` says per tensor whether it is a buffer of its own.
+    """
     (result,) = run.program.equations[first].results
     run.evaluate_early(first)
-    written, operands = run.replay.written, list(operands)
+    operands = list(operands)
     position = max(range(len(operands)), key=lambda i: written[eqn.operands[i]])
     operands[position] = run.executor.behind(
-        operands[position], layouts[position], run.env[result], run.replay.home(result)
+        operands[position], layouts[position], run.env[result], run.home(result)
     )
     return operands

@@ -31,6 +31,7 @@ from jaxplan.partition._known_calls import KnownCalls, Results
 from jaxplan.partition._nested import nested_program
 from jaxplan.partition._placement import Placer
 from jaxplan.partition._replay import Replay
+from jaxplan.partition._run import run_replay
 from jaxplan.partition._steps import Executor
 from jaxplan.plans._verified import Verified
 
@@ -97,7 +98,7 @@ def jit_flat(
     executor = Executor(mesh, plan.topology.axes, tiled=chip.is_tiled, ordered=chip.is_gpu)
 
     def planned_step(*leaves: Any) -> tuple[Any, ...]:
-        return computed(replay.run(executor, leaves), handed)
+        return computed(run_replay(replay, executor, leaves), handed)
 
     def shardings(layouts: Any) -> tuple[NamedSharding, ...]:
         return tuple(NamedSharding(mesh, executor.spec(layout)) for layout in layouts)

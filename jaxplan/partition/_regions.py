@@ -7,31 +7,29 @@ trip, what an entry reshards, once before the loop.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 
 from jaxplan.core import _compat
 from jaxplan.ir import Equation, Region
-
-if TYPE_CHECKING:
-    from jaxplan.partition._run import Run
+from jaxplan.partition._evaluation import Evaluation
 
 
-def run_region(run: Run, region: Region) -> None:
+def run_region(run: Evaluation, region: Region) -> None:
     """Evaluate a region; its results are in ``run.env`` afterwards."""
     {"scan": _scan, "while": _while, "cond": _cond}[region.kind](run, region)
 
 
-def _enter(run: Run, entries: Sequence[Equation], role: str) -> dict[int, Any]:
+def _enter(run: Evaluation, entries: Sequence[Equation], role: str) -> dict[int, Any]:
     """Inner tensor -> its value (or the stack that is sliced for it), brought to its layout."""
     tie = run.tie([t for eqn in entries for t in eqn.operands])
     chosen = [eqn for eqn in entries if eqn.params["role"] == role]
     return {eqn.results[0]: run.read_operand(eqn, 0, tie) for eqn in chosen}
 
 
-def _value(run: Run, t: int, value: Any) -> Any:
+def _value(run: Evaluation, t: int, value: Any) -> Any:
     """A value of a body as the loop wants it: an array of the dtype that the trace gave it, in its layout."""
     dtype = run.dtype(t)
     if not _compat.is_key_dtype(dtype):
@@ -39,11 +37,11 @@ def _value(run: Run, t: int, value: Any) -> Any:
     return run.pin(t, value)
 
 
-def _pinned(run: Run, values: dict[int, Any]) -> dict[int, Any]:
+def _pinned(run: Evaluation, values: dict[int, Any]) -> dict[int, Any]:
     return {t: run.pin(t, value) for t, value in values.items()}
 
 
-def _scan(run: Run, region: Region) -> None:
+def _scan(run: Evaluation, region: Region) -> None:
     entries, exits = run.equations(region.entries[0]), run.equations(region.exits)
     consts, carry, xs = (_enter(run, entries, role) for role in ("const", "carry", "x"))
     carry_exits = [eqn for eqn in exits if eqn.params["role"] == "carry"]
@@ -78,13 +76,13 @@ def _scan(run: Run, region: Region) -> None:
         run.env[eqn.results[0]] = run.pin(eqn.results[0], value)
 
 
-def _while(run: Run, region: Region) -> None:
+def _while(run: Evaluation, region: Region) -> None:
     exits, predicate = run.equations(region.exits), region.predicate
     entries = run.equations(region.entries[0])
     consts, carry = _enter(run, entries, "const"), _enter(run, entries, "carry")
     cond_consts = _enter(run, run.equations(region.entries[1]), "const")
 
-    def inner_run(state: tuple[Any, ...], body: int) -> Run:
+    def inner_run(state: tuple[Any, ...], body: int) -> Evaluation:
         inner = run.child()
         inner.env.update(_pinned(run, cond_consts if body else consts))
         inner.env.update(
@@ -107,7 +105,7 @@ def _while(run: Run, region: Region) -> None:
         run.env[eqn.results[0]] = run.pin(eqn.results[0], value)
 
 
-def _cond(run: Run, region: Region) -> None:
+def _cond(run: Evaluation, region: Region) -> None:
     exits, selector = run.equations(region.exits), region.selector
     assert selector is not None
     choice = jnp.asarray(run.read_replicated(selector, region.start))

@@ -11,7 +11,6 @@ import functools
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
 
 from jaxplan.cost import Flow, Transfer, boundary_layouts, layout_of, padded_bytes
 from jaxplan.ir import (
@@ -30,8 +29,6 @@ from jaxplan.partition._behind import products_behind
 from jaxplan.partition._held_back import barriers_that_wait, places_of_due_products
 from jaxplan.partition._kept_apart import products_kept_apart, slices_written_apart
 from jaxplan.partition._micro_batches import num_parts
-from jaxplan.partition._run import Run
-from jaxplan.partition._steps import Executor
 from jaxplan.partition._unpooled import find_unpooled
 from jaxplan.xla import LARGE_PARAMETER_BYTES, analyse_buffers, takes_every_other
 
@@ -321,10 +318,6 @@ class Replay:
     def out_layouts(self) -> list[Layout]:
         """Layouts of the outputs."""
         return list(boundary_layouts(self.graph, self.configurations)[1])
-
-    def run(self, executor: Executor, arguments: Sequence[Any]) -> list[Any]:
-        """Evaluate the program on flat global arguments; call under `jax.jit`."""
-        return Run(self, executor, {}, {}).run(arguments)
 
     @functools.cached_property
     def num_parts(self) -> int:

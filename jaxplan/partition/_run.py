@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Mapping, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,27 +20,29 @@ from jaxplan.cost import Transfer, layout_of, passes_partial
 from jaxplan.ir import CONTRACTION_FAMILIES, CUT, UNGROUPED, WHOLE, Equation
 from jaxplan.mesh import Layout, Step
 from jaxplan.partition._behind import run_behind
+from jaxplan.partition._evaluation import Place
 from jaxplan.partition._indexed import in_bounds
 from jaxplan.partition._local import run_local, runs_on_pieces
 from jaxplan.partition._micro_batches import cut
 from jaxplan.partition._regions import run_region
+from jaxplan.partition._replay import Replay
 from jaxplan.partition._steps import Executor
 from jaxplan.partition._unpooled import scatter_to_own_zeros, wait_for_gradient
 from jaxplan.partition._user_sharding import user_params
 from jaxplan.xla import UNPOOLING, is_gradient
 
-if TYPE_CHECKING:
-    from jaxplan.partition._replay import Replay
-
 _Copy = tuple[int, Layout, int]
 """A resharded value: tensor, layout, and which execution of its transfer."""
-_Place = tuple[MutableMapping[Any, Any], Any]
-"""Where a value is held: the mapping and its key."""
 _Due = tuple[_Copy | int, Any]
 """A gradient: the copy that was resharded, or the tensor whose sum is still to be taken; and its value."""
 _PINNED_FAMILIES = frozenset(
     {"contraction", "convolution", "gather", "scatter", "reduction", "region", "unknown", "window"}
 )
+
+
+def run_replay(replay: Replay, executor: Executor, arguments: Sequence[Any]) -> list[Any]:
+    """Evaluate a planned program on flat global arguments; call under `jax.jit`."""
+    return Run(replay, executor, {}, {}).run(arguments)
 
 
 class Run:
@@ -108,6 +110,9 @@ class Run:
     def dtype(self, t: int) -> Any:
         return self.program.tensors[t].dtype
 
+    def home(self, t: int) -> Layout:
+        return self.replay.home(t)
+
     def pin(self, t: int, value: Any) -> Any:
         """A value in the layout in which its group makes it."""
         placed = self.program.tensors[t].shape and self.graph.grouping.tensor_group[t] != UNGROUPED
@@ -119,7 +124,7 @@ class Run:
             return self.env[t]
         return self._read(t, Layout.replicated(len(self.program.tensors[t].shape)), equation, None)
 
-    def read_operand(self, eqn: Equation, position: int, tie: _Place | None = None) -> Any:
+    def read_operand(self, eqn: Equation, position: int, tie: Place | None = None) -> Any:
         """An operand in the layout that the equation's group wants."""
         t, group = eqn.operands[position], self.graph.grouping.equation_group[eqn.index]
         if group == UNGROUPED:
@@ -134,7 +139,7 @@ class Run:
             )
         return self._read(t, layout, eqn.index, tie)
 
-    def tie(self, tensors: Sequence[int]) -> _Place | None:
+    def tie(self, tensors: Sequence[int]) -> Place | None:
         """What a repeated copy waits for: the largest of the values that are there already, one of the backward pass if
         there is any; or else the product before (a parameter that is reshaped for a product is alone).
 
@@ -199,7 +204,8 @@ class Run:
         if position is not None and (self.made or self.due or self.replay.is_there(eqn, position)):
             (operands[position],) = self._after_all([operands[position]])
         if eqn.index in self.replay.behind:
-            operands = run_behind(self, eqn, operands, layouts)
+            first = self.replay.behind[eqn.index]
+            operands = run_behind(self, eqn, first, operands, layouts, self.replay.written)
         results = self._apply(eqn, group, operands, layouts)
         if eqn.index in self.replay.awaited and family == "gather":
             results = self._await(eqn, results)
@@ -459,7 +465,7 @@ class Run:
         hands_on = (t, layout) not in self.replay.by_read or passes_partial(self.graph, group, eqn.index, t)
         return home if home.partial and hands_on else layout
 
-    def _read(self, t: int, layout: Layout, equation: int, tie: _Place | None) -> Any:
+    def _read(self, t: int, layout: Layout, equation: int, tie: Place | None) -> Any:
         """Tensor ``t`` in ``layout``: as it is, from a copy already made, or through its transfer."""
         tensor = self.program.tensors[t]
         if tensor.kind == "literal":
@@ -478,7 +484,7 @@ class Run:
         transfer = self.replay.by_read[t, layout]
         return (t, layout, transfer.execution_at(equation)), transfer
 
-    def place_of(self, eqn: Equation, t: int) -> _Place:
+    def place_of(self, eqn: Equation, t: int) -> Place:
         """Where an operand is held, in the layout in which an equation reads it."""
         group = self.graph.grouping.equation_group[eqn.index]
         if group == UNGROUPED or self.graph.grouping.tensor_group[t] == UNGROUPED:
@@ -489,7 +495,7 @@ class Run:
         self._read(t, layout, eqn.index, None)
         return self.copies, self._copy(t, layout, eqn.index)[0]
 
-    def _made_again(self, value: Any, t: int, tie: _Place) -> Any:
+    def _made_again(self, value: Any, t: int, tie: Place) -> Any:
         """A value that is not there before the tie is: whoever reads the tie reads it here, or the barrier is dropped.
 
         A cast of a parameter is made again too, or it would be kept beside the parameter from the forward pass. Where
@@ -513,7 +519,7 @@ class Run:
         is_input = source in self.env and self.program.tensors[source].kind == "input"
         return is_input and self.replay.home(source) == self.replay.home(t)
 
-    def _transfer(self, value: Any, transfer: Transfer, tie: _Place | None) -> Any:
+    def _transfer(self, value: Any, transfer: Transfer, tie: Place | None) -> Any:
         if transfer.carried != transfer.tensor:  # what it was cast from
             value = lax.convert_element_type(value, self.dtype(transfer.carried))
         if transfer.repeated and tie is not None:

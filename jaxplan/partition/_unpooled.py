@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
@@ -19,10 +19,8 @@ from jaxplan.core import _compat
 from jaxplan.cost import Transfer
 from jaxplan.ir import UNGROUPED, Equation, StepGraph
 from jaxplan.mesh import ChipSpec
+from jaxplan.partition._evaluation import Evaluation
 from jaxplan.xla import UNPOOLING, analyse_buffers
-
-if TYPE_CHECKING:
-    from jaxplan.partition._run import Run
 
 _OPERAND = 1
 """Position of what was pooled; the gradient is before it."""
@@ -97,7 +95,7 @@ def _is_fused(graph: StepGraph, t: int) -> bool:
     return is_planned and graph.rules[made_by].family in ("elementwise", "shape")
 
 
-def wait_for_gradient(run: Run, eqn: Equation, how: Unpooled, operands: Sequence[Any]) -> list[Any]:
+def wait_for_gradient(run: Evaluation, eqn: Equation, how: Unpooled, operands: Sequence[Any]) -> list[Any]:
     """The operands of the gradient of a pooling; what was pooled is there when the gradient is, and not before."""
     inner = run.child()
     places = [run.place_of(run.program.equations[e], t) for e, t in how.arrays]

@@ -103,7 +103,9 @@ class Problem:
         Raises:
           ProblemError: a configuration or a choice is out of range.
         """
-        _validate.assignment_range(assignment, choices, self)
+        _validate.assignment_range(
+            assignment, choices, names=self.names, sizes=self.num_configurations, edges=self.edges
+        )
         rows = np.asarray(assignment, np.intp)[None]
         given = None if choices is None else np.asarray(choices, np.intp)[None]
         times, memories, picked = self.evaluate_many(rows, given)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from jaxplan.errors import ProblemError
 from jaxplan.solvers._edge import Edge
-
-if TYPE_CHECKING:
-    from jaxplan.solvers._problem import Problem
-
 
 # Entries that are looked at before two arrays are compared in full.
 _SAMPLE_ENTRIES = 64
@@ -134,20 +130,30 @@ def same_length(num_memories: int, num_nodes: int) -> None:
         raise ProblemError(f"{num_memories} memories for {num_nodes} nodes; expected one each, or None")
 
 
-def assignment_range(assignment: Sequence[int], choices: Sequence[int] | None, problem: Problem) -> None:
-    """Check one configuration for each node and, where given, one choice for each edge."""
-    sizes = problem.num_configurations
+def assignment_range(
+    assignment: Sequence[int],
+    choices: Sequence[int] | None,
+    *,
+    names: Sequence[str],
+    sizes: Sequence[int],
+    edges: Sequence[Edge],
+) -> None:
+    """Check one configuration for each node and, where given, one choice for each edge.
+
+    Args:
+      names, sizes: name and number of configurations of each node.
+    """
     if len(assignment) != len(sizes):
         raise ProblemError(f"assignment has {len(assignment)} entries for {len(sizes)} nodes")
     for node, (label, size) in enumerate(zip(assignment, sizes)):
         if not 0 <= label < size:
             raise ProblemError(
-                f"configuration {label} of node {problem.names[node]} is out of range, it has {size}"
+                f"configuration {label} of node {names[node]} is out of range, it has {size}"
             )
     if choices is None:
         return
-    if len(choices) != len(problem.edges):
-        raise ProblemError(f"{len(choices)} choices for {len(problem.edges)} edges")
-    for index, (choice, edge) in enumerate(zip(choices, problem.edges)):
+    if len(choices) != len(edges):
+        raise ProblemError(f"{len(choices)} choices for {len(edges)} edges")
+    for index, (choice, edge) in enumerate(zip(choices, edges)):
         if not 0 <= choice < edge.num_choices:
             raise ProblemError(f"choice {choice} of edge {index} is out of range")
