@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from jaxplan._api import plan as plan
     from jaxplan._api import scaling as scaling
     from jaxplan._auto import auto as auto
+    from jaxplan.frontend._pins import Forbid as Forbid
+    from jaxplan.frontend._pins import Split as Split
+    from jaxplan.frontend._pins import hint as hint
     from jaxplan.ir import Count as Count
     from jaxplan.ir import register_count as register_count
     from jaxplan.ir.rules import register_rule as register_rule
@@ -46,6 +49,9 @@ _HOMES = {
     "plan": "jaxplan._api",
     "scaling": "jaxplan._api",
     "load": "jaxplan.plans._load",
+    "Forbid": "jaxplan.frontend._pins",
+    "Split": "jaxplan.frontend._pins",
+    "hint": "jaxplan.frontend._pins",
     "Plan": "jaxplan.plans._plan",
     "Count": "jaxplan.ir",
     "Frontier": "jaxplan.plans._frontier",

@@ -12,6 +12,7 @@ from jaxplan.core._interrupt import current, interruptible
 from jaxplan.core._units import parse_limit
 from jaxplan.errors import ArgumentError
 from jaxplan.frontend._arguments import argnames, argnums, check_call
+from jaxplan.frontend._pins import parse_pins
 from jaxplan.plans._choice import check_choice
 from jaxplan.search._scaling import MinDevices, Scaling, checked_counts, find_fewest, scale
 
@@ -31,6 +32,8 @@ def plan(
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
     pins: Any = None,
+    axes: Mapping[str, int] | None = None,
+    references: Mapping[str, Any] | None = None,
     progress: Any = None,
     remat: bool | None = None,
     overlap: bool = False,
@@ -50,7 +53,9 @@ def plan(
         what it returns updated (docs/state.md).
       static_argnums, static_argnames: arguments that are Python values, by number and by name, as `jax.jit` takes them.
         A step that is jitted already keeps its own.
-      pins: not built yet; must be None.
+      pins: parts of the plan that are fixed: paths, hints, named dimensions or families (docs/steering.md).
+      axes: names and sizes of mesh axes that pins speak of, outermost first, such as ``{"data": 4, "tensor": 2}``.
+      references: strategies of your own by name, each the shardings of the arguments: trees of `NamedSharding`.
       progress: True, False, None (shown on a terminal only) or a function of (stage, fraction).
       remat: whether plans may compute blocks of the forward pass again in the backward pass; default: where memory
         is short (docs/remat.md).
@@ -79,6 +84,8 @@ def plan(
         "static_argnums": static_argnums,
         "static_argnames": static_argnames,
         "pins": pins,
+        "axes": axes,
+        "references": references,
         "progress": progress,
         "remat": remat,
         "overlap": overlap,
@@ -236,9 +243,8 @@ def plan_with_options(
 ) -> Frontier:
     """`plan`, where keywords of the step may have the names of options."""
     from jaxplan.search import _verify
-    from jaxplan.search._planner import check_solver_arguments, parse_topology, plan_step
+    from jaxplan.search._planner import parse_topology, plan_step
 
-    check_solver_arguments(options.get("pins"))
     check_call(step, args, kwargs, options=options, entry=entry)
     static = argnums(options.get("static_argnums", ()), "static_argnums") or ()
     where = parse_topology(options.get("topology"))
@@ -272,6 +278,7 @@ def plan_with_options(
 def _search(options: Mapping[str, Any], topology: Topology) -> Search:
     """How to search, of the options of an entry point."""
     from jaxplan.search._planner import Search
+    from jaxplan.strategies import checked_names
 
     memory, overlap = options.get("memory"), options.get("overlap", False)
     if not isinstance(overlap, bool):
@@ -286,6 +293,9 @@ def _search(options: Mapping[str, Any], topology: Topology) -> Search:
         solver=solver,
         remat=_remat(options.get("remat")),
         overlap=overlap,
+        pins=parse_pins(options.get("pins")),
+        axes=options.get("axes"),
+        own_references=checked_names(options.get("references"), topology),
     )
 
 

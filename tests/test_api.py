@@ -176,7 +176,7 @@ def test_what_does_not_fit_names_the_smallest_that_would(frontier: jaxplan.Front
         ({"topology": "h100:0x8"}, TopologyError, "h100:0x8"),
         ({"topology": 8}, ArgumentError, r"topology is 8 of type int; expected a string"),
         ({"solver": "simplex"}, jaxplan.JaxplanError, r"simplex.*known are"),
-        ({"pins": {"batch": "n0"}}, UnsupportedError, "not built yet"),
+        ({"pins": {"batch": "n0"}}, ArgumentError, "expected: a PartitionSpec"),
         ({"memory": "a lot"}, ArgumentError, "'40GiB'"),
         ({"donate_argnums": (5,)}, ArgumentError, "donate_argnums names argument 5.*3 positional"),
         ({"static_argnums": (-3,)}, ArgumentError, "static_argnums names argument -3"),

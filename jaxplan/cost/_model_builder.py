@@ -26,12 +26,14 @@ from jaxplan.cost._user_meshes import check_user_meshes
 from jaxplan.ir import (
     MAX_CONFIGURATIONS,
     UNGROUPED,
+    ClassLimit,
     Configuration,
     StepGraph,
     Tensor,
     are_all,
     common_block_devices,
     enumerate_configurations,
+    enumerate_restricted,
 )
 from jaxplan.mesh import Layout, Topology
 from jaxplan.solvers import Problem
@@ -66,10 +68,12 @@ class ModelBuilder:
         topology: Topology,
         always: Sequence[frozenset[Configuration]] = (),
         overlap: bool = False,
+        limits: Sequence[Sequence[ClassLimit]] = (),
     ) -> None:
         check_user_meshes(graph, topology)
         self.graph, self.topology, self.overlap = graph, topology, overlap
         self.always = always or (frozenset(),) * len(graph.grouping.groups)
+        self.limits = tuple(map(tuple, limits)) or ((),) * len(graph.grouping.groups)
         self.buffers = buffers = analyse_buffers(
             graph, topology.chip, num_devices=topology.num_devices
         )
@@ -111,6 +115,9 @@ class ModelBuilder:
         for group, space, always in zip(
             self.graph.grouping.groups, self.graph.spaces, self.always, strict=True
         ):
+            if self.limits[group.index]:
+                result.append((self._restricted(group.index, most), frozenset()))
+                continue
             key = ("configs", self._class_keys[group.index], always, most)
             if key not in self.memo:
                 found = enumerate_configurations(space.classes, sizes, levels, front, blocks, most)
@@ -121,6 +128,15 @@ class ModelBuilder:
             found, added = self.memo[key]
             result.append((found[:1], frozenset()) if group.index in self.tiny else (found, added))
         return result
+
+    def _restricted(self, v: int, most: int) -> tuple[Configuration, ...]:
+        """The configurations of a group that its limits allow; what is tiny stays whole unless a limit splits it."""
+        key = ("restricted", self._class_keys[v], self.limits[v], most)
+        if key not in self.memo:
+            classes, front = self.graph.spaces[v].classes, self.graph.named.front
+            self.memo[key] = enumerate_restricted(classes, *self.axes, self.limits[v], front, most)
+        found = self.memo[key]
+        return found[:1] if v in self.tiny and not any(found[0]) else found
 
     @functools.cached_property
     def _class_keys(self) -> list[int]:

@@ -46,6 +46,10 @@ from jaxplan.ir._registry import register_rule as register_rule
 from jaxplan.ir._remat import Rematerialised as Rematerialised
 from jaxplan.ir._remat import recomputable_blocks as recomputable_blocks
 from jaxplan.ir._remat import rematerialise as rematerialise
+from jaxplan.ir._restriction import ClassLimit as ClassLimit
+from jaxplan.ir._restriction import allowed_by as allowed_by
+from jaxplan.ir._restriction import each_alone as each_alone
+from jaxplan.ir._restriction import enumerate_restricted as enumerate_restricted
 from jaxplan.ir._rule import Factor as Factor
 from jaxplan.ir._rule import OperatorRule as OperatorRule
 from jaxplan.ir._rule import SplitWindow as SplitWindow
@@ -63,6 +67,7 @@ from jaxplan.ir._user_mesh import IN_DIMS as IN_DIMS
 from jaxplan.ir._user_mesh import MESH as MESH
 from jaxplan.ir._user_mesh import OUT_DIMS as OUT_DIMS
 from jaxplan.ir._user_mesh import UserMesh as UserMesh
+from jaxplan.ir._user_mesh import spec_dims as spec_dims
 from jaxplan.ir._user_sharding import inline_body as inline_body
 from jaxplan.ir._values import VIEW_PRIMITIVES as VIEW_PRIMITIVES
 from jaxplan.ir._values import Values as Values

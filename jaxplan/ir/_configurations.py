@@ -228,6 +228,26 @@ def _first_fitting(
     return strictest, found[:most]
 
 
+def ways_to_deal(
+    dealing: Dealing,
+    classes: Sequence[FactorClass],
+    axis_sizes: Sequence[int],
+    axis_levels: Sequence[int],
+    front_dimension: int,
+) -> list[list[Configuration]]:
+    """Per level of the machine, every way to give its axes to the classes that ``dealing`` allows.
+
+    Example:
+      Two axes of one level and two classes, the first of them the batch: nothing; the last axis, or both, to the
+      second class; the first to the batch, with the last to the second class or not; both to the batch.
+    """
+    levels, front = _levels(axis_sizes, axis_levels), _front(classes, front_dimension)
+    dealt = _deal(dealing, levels, len(classes), front, axis_sizes) if levels else []
+    if dealing.with_front:
+        return [[config for config in level if not _is_mixed(config, front)] for level in dealt]
+    return dealt
+
+
 def _deal(
     dealing: Dealing, levels: Sequence[Sequence[int]], num_classes: int, front: int, axis_sizes: Sequence[int]
 ) -> list[list[Configuration]]:

@@ -15,7 +15,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from jaxplan.cost import Around, CostModel, ModelBuilder
-from jaxplan.ir import COARSE_CONFIGURATIONS, Configuration, StepGraph, neighbours, ordered
+from jaxplan.ir import (
+    COARSE_CONFIGURATIONS,
+    ClassLimit,
+    Configuration,
+    StepGraph,
+    allowed_by,
+    neighbours,
+    ordered,
+)
 from jaxplan.mesh import Topology
 from jaxplan.solvers import Hull, outline
 
@@ -72,14 +80,15 @@ def open_configurations(
     progress: Callable[[float], None] = lambda fraction: None,
     strategies: Sequence[Sequence[Configuration]] = (),
     overlap: bool = False,
+    limits: Sequence[Sequence[ClassLimit]] = (),
 ) -> Opened:
     """The cost model to plan with: of all configurations where they are few, else of those worth opening.
 
     Args:
       strategies: each a configuration for every group; they are points of the problem, whatever is left out.
-      overlap: as in `ModelBuilder`.
+      overlap, limits: as in `ModelBuilder`; every one of ``strategies`` meets the limits.
     """
-    builder = ModelBuilder(graph, topology, tuple(map(frozenset, zip(*strategies, strict=True))), overlap)
+    builder = ModelBuilder(graph, topology, tuple(map(frozenset, zip(*strategies, strict=True))), overlap, limits)
     whole, has_all = builder.configurations(), builder.has_all()
     if has_all or builder.num_pairs(whole) <= MOST_PAIRS:
         return Opened(model=builder.build(whole, progress), has_all=has_all)
@@ -154,7 +163,11 @@ def _opened(builder: ModelBuilder, model: CostModel, hull: Hull, v: int) -> list
     known = frozenset(configs)
     used_at = [(point, configs[point.assignment[v]]) for point in hull.points]
     near = {
-        used: [c for c in neighbours(used, classes, sizes, levels, front) if c not in known]
+        used: [
+            c
+            for c in neighbours(used, classes, sizes, levels, front)
+            if c not in known and allowed_by(builder.limits[v], c, sizes)
+        ]
         for used in dict.fromkeys(used for _, used in used_at)
     }
     asked = tuple(dict.fromkeys([*near, *(config for found in near.values() for config in found)]))

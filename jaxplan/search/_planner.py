@@ -13,11 +13,12 @@ from jaxplan.core._collector import paused_collector
 from jaxplan.core._interrupt import INTERRUPTED_NOTE, current, interruptible
 from jaxplan.core._log import inform_once, until_interrupted, warn_once
 from jaxplan.core._progress import Progress
-from jaxplan.cost import CostModel, Prediction, Predictor, boundary_layouts
+from jaxplan.cost import CostModel, ModelBuilder, Prediction, Predictor, boundary_layouts
 from jaxplan.errors import ArgumentError, UnsupportedError
 from jaxplan.frontend._absent_gpu import traced_for
 from jaxplan.frontend._arguments import step_name
-from jaxplan.ir import Equation, Program, StepGraph, analyse, trace
+from jaxplan.frontend._pins import Pin
+from jaxplan.ir import Equation, Program, StepGraph, analyse, ordered, trace
 from jaxplan.mesh import Topology
 from jaxplan.plans._frontier import Frontier
 from jaxplan.plans._plan import Plan
@@ -25,13 +26,14 @@ from jaxplan.plans._summary import summarise
 from jaxplan.search._candidate import Candidate
 from jaxplan.search._open_configurations import open_configurations
 from jaxplan.search._operator_notes import operator_notes
+from jaxplan.search._pins import meets, resolve_pins
 from jaxplan.search._published import partition_solution, partitions, search_arguments
 from jaxplan.search._recompute import ACTIVATION_PARTS, is_worth_it, recomputed
 from jaxplan.search._shown_points import shown_points
 from jaxplan.search._uneven_dimensions import uneven_dimensions
 from jaxplan.simulate import predictor_of
 from jaxplan.solvers import FRONTIER_SOLVERS, Solution, bound_at, frontier, relative_gap
-from jaxplan.strategies import Sketch, reference_solution, sketch_references
+from jaxplan.strategies import Absent, Sketch, own_sketches, reference_solution, sketch_references
 
 _NOTHING_MSG = (
     "there is nothing to plan in the step {name}: it does not compute with arrays that it was given.\n"
@@ -67,6 +69,9 @@ class Search:
     solver: str = "auto"
     remat: bool | None = None
     overlap: bool = False
+    pins: tuple[Pin, ...] = ()
+    axes: Mapping[str, int] | None = None
+    own_references: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def plan_step(
@@ -118,17 +123,25 @@ def _plan_graph(graph: StepGraph, topology: Topology, search: Search, report: Pr
     if topology.num_devices > 1 and any(map(_is_ordered, graph.program.equations)):
         raise UnsupportedError(_ORDERED_MSG.format(name=name))
     report("costs")
+    limits = resolve_pins(search.pins, graph, topology, search.axes)
     strategies = sketch_references(graph, topology)
     sketches = {**strategies.sketches, **partitions(graph, topology, search.solver)} if graph.spaces else {}
+    own = own_sketches(graph, topology, search.own_references, search.axes)
+    absent = {**strategies.absent, **{name: of.reason for name, of in own.items() if isinstance(of, Absent)}}
+    sketches.update({name: of for name, of in own.items() if not isinstance(of, Absent)})
+    allowed = {name: sketch for name, sketch in sketches.items() if meets(limits, sketch.configurations, topology)}
     opened = open_configurations(
         graph,
         topology,
         lambda fraction: report("costs", fraction),
-        [sketch.configurations for sketch in sketches.values()],
+        [sketch.configurations for sketch in allowed.values()],
         search.overlap,
+        limits,
     )
     model = opened.model
-    plans, references = solve_model(model, sketches, search, report, opened.most_configurations)
+    plans, references = solve_model(model, allowed, search, report, opened.most_configurations)
+    if len(allowed) < len(sketches):
+        references = _with_forbidden(references, model, sketches)
     if not any(plan.time_seconds for plan in plans):
         raise ArgumentError(_NOTHING_MSG.format(name=name))
     notes = [*operator_notes(graph), *_uneven_dimensions(model, plans), *filter(None, [opened.certificate()])]
@@ -143,7 +156,7 @@ def _plan_graph(graph: StepGraph, topology: Topology, search: Search, report: Pr
     return Frontier.from_plans(
         plans,
         references=references,
-        absent=strategies.absent,
+        absent=absent,
         memory_limit_bytes=search.memory_limit_bytes,
         search_seconds=searched,
         notes=notes,
@@ -309,6 +322,26 @@ def _found_beside(
     shown = shown_points(list(references.values()), everyone, limit)
     shown = shown or [*references.values(), *everyone]  # none fits: the error names the leanest
     return _all_finished(shown, most_configurations)
+
+
+def _with_forbidden(
+    references: Mapping[str, Plan], model: CostModel, sketches: Mapping[str, Sketch]
+) -> dict[str, Plan]:
+    """All references in their order: those that pins rule out are priced too, to compare with."""
+    forbidden = {name: sketch for name, sketch in sketches.items() if name not in references}
+    other, _ = _reference_plans(predictor_of(_model_of(forbidden, model)), forbidden)
+    return {name: references.get(name) or other[name] for name in sketches if name in references or name in other}
+
+
+def _model_of(sketches: Mapping[str, Sketch], model: CostModel) -> CostModel:
+    """The cost model of the same step in which strategies alone are points."""
+    builder = ModelBuilder(model.graph, model.topology, overlap=model.overlapped is not None)
+    spaces = model.graph.spaces
+    configurations = [
+        ordered({((),) * len(space.classes), *of}) if v not in builder.tiny else (((),) * len(space.classes),)
+        for v, (space, *of) in enumerate(zip(spaces, *(s.configurations for s in sketches.values()), strict=True))
+    ]
+    return builder.build(configurations)
 
 
 def _reference_plans(
@@ -492,17 +525,6 @@ def _uneven_dimensions(model: CostModel, plans: Sequence[Plan]) -> list[str]:
         say = warn_once if uneven.gains or uneven.is_batch else inform_once
         say(lines[-1])
     return lines
-
-
-def check_solver_arguments(pins: Any) -> None:
-    """Refuse what is not built yet by name."""
-    if pins is not None:
-        from jaxplan.errors import UnsupportedError
-
-        raise UnsupportedError(
-            f"pins={pins!r}: fixing parts of a plan by hand is not built yet; expected None. "
-            "Leave it out, and filter the frontier instead"
-        )
 
 
 def parse_topology(topology: str | Topology | None) -> Topology:

@@ -1,0 +1,315 @@
+"""Pins of a person, resolved to conditions on the configurations of a step's groups (`jaxplan.ir.ClassLimit`)."""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from jax.sharding import PartitionSpec
+
+from jaxplan.core import _compat
+from jaxplan.core._paths import argument_names, matches, nearest, readable_path
+from jaxplan.errors import ArgumentError, InfeasibleError
+from jaxplan.frontend._pins import Forbid, Pin, Split
+from jaxplan.ir import (
+    STORED_KINDS,
+    UNGROUPED,
+    ClassLimit,
+    Configuration,
+    StepGraph,
+    allowed_by,
+    each_alone,
+    enumerate_restricted,
+)
+from jaxplan.mesh import Topology, axes_of, named_axes
+
+Limits = tuple[tuple[ClassLimit, ...], ...]
+"""Per group of a step, the conditions on its configurations."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """A tensor that a pin is about, and how people call it."""
+
+    tensor: int
+    path: str
+
+
+def resolve_pins(
+    pins: Sequence[Pin], graph: StepGraph, topology: Topology, axes: Mapping[str, int] | None = None
+) -> Limits:
+    """Conditions for every group.
+
+    Args:
+      axes: declared names of axes, see `jaxplan.mesh.named_axes`.
+
+    Raises:
+      ArgumentError: a pin that matches nothing, names an unknown axis, or does not fit the rank of an array.
+      InfeasibleError: pins that no configuration meets; names those that conflict.
+    """
+    resolver = _Resolver(graph, topology, named_axes(axes, topology))
+    for pin in pins:
+        resolver.add(pin)
+    limits = tuple(tuple(of) for of in resolver.limits)
+    for v, of in enumerate(limits):
+        if of and not _configurations(graph, topology, v, of):
+            raise _conflict(graph, topology, v, of)
+    return limits
+
+
+def meets(limits: Limits, configurations: Sequence[Configuration], topology: Topology) -> bool:
+    """Whether a configuration for each group meets all conditions."""
+    sizes = [axis.size for axis in topology.axes]
+    return all(allowed_by(of, config, sizes) for of, config in zip(limits, configurations, strict=True))
+
+
+def _configurations(
+    graph: StepGraph, topology: Topology, v: int, limits: Sequence[ClassLimit]
+) -> tuple[Configuration, ...]:
+    sizes, levels = [axis.size for axis in topology.axes], [axis.level for axis in topology.axes]
+    return enumerate_restricted(graph.spaces[v].classes, sizes, levels, limits, graph.named.front)
+
+
+@dataclass(slots=True, eq=False)
+class _Resolver:
+    """Collects the conditions of one pin after another."""
+
+    graph: StepGraph
+    topology: Topology
+    axes: Mapping[str, tuple[int, ...]]
+    limits: list[list[ClassLimit]] = field(init=False)
+    leaves: list[_Place] = field(init=False)
+    hints: list[_Place] = field(init=False)
+
+    def __post_init__(self) -> None:
+        program = self.graph.program
+        names = argument_names(program.source.step if program.source else None)
+        self.limits = [[] for _ in self.graph.spaces]
+        self.leaves = [
+            _Place(tensor=t, path=readable_path(path, names)) for path, t in zip(program.in_paths, program.inputs)
+        ]
+        self.hints = [
+            _Place(tensor=eqn.results[0], path=eqn.params["name"])
+            for eqn in program.equations
+            if eqn.name == "name" and isinstance(eqn.params.get("name"), str)
+        ]
+
+    def add(self, pin: Pin) -> None:
+        if not pin.pattern:
+            return _FAMILIES[pin.wish](self, str(pin))
+        leaves = [place for place in self.leaves if matches(place.path, pin.pattern)]
+        hints = [place for place in self.hints if fnmatch.fnmatchcase(place.path, pin.pattern)]
+        dimensions = [
+            k for k, of in enumerate(self.graph.named.dimensions) if fnmatch.fnmatchcase(of.name, pin.pattern)
+        ]
+        if isinstance(pin.wish, Split):
+            if dimensions:
+                return self._split_dimensions(pin, pin.wish, dimensions)
+            raise self._unmatched(pin, "the name of a dimension", (d.name for d in self.graph.named.dimensions))
+        places = [*leaves, *hints]
+        if places:
+            for place in places:
+                self._pin_tensor(pin, place)
+        elif dimensions and (isinstance(pin.wish, Forbid) or pin.wish == "whole"):
+            self._forbid_dimensions(pin, dimensions)
+        else:
+            known = [place.path for place in (*self.leaves, *self.hints)]
+            raise self._unmatched(pin, "a path of an argument, the name of a hint or of a dimension", known)
+
+    def _unmatched(self, pin: Pin, expected: str, known: Iterable[str]) -> ArgumentError:
+        known = list(dict.fromkeys(known))
+        close = nearest(pin.pattern, known) or known[:5]
+        return ArgumentError(
+            f"pin {pin} matches nothing in the step.\n"
+            f"  expected: {expected}; nearest: {', '.join(close) or 'none'}\n"
+            "  fix: a pattern such as 'block_*/kernel'; leading parts of a path may be left out (docs/steering.md)"
+        )
+
+    def _limit(self, v: int, classes: Iterable[int], source: str, **condition) -> None:
+        found = frozenset(classes)
+        if found:
+            self.limits[v].append(ClassLimit(classes=found, source=source, **condition))
+
+    def _pin_tensor(self, pin: Pin, place: _Place) -> None:
+        v = self.graph.grouping.tensor_group[place.tensor]
+        shape = self.graph.program.tensors[place.tensor].shape
+        dims = ((),) * len(shape)
+        if v != UNGROUPED:
+            dims = self.graph.spaces[v].tensor_dims.get(place.tensor, dims)
+        every, source = list(itertools.chain(*dims)), f"{pin} ({place.path})"
+        wish = pin.wish
+        if isinstance(wish, PartitionSpec):
+            self._pin_spec(pin, place, v, dims)
+        elif wish == "whole" or (isinstance(wish, Forbid) and not wish.axes):
+            self._limit(v, every, source, axes=())
+        elif isinstance(wish, Forbid):
+            self._limit(v, every, source, among=self._others(wish, str(pin)))
+        elif not every:
+            raise ArgumentError(
+                f"pin {pin} wants {place.path} split, and none of its dimensions {shape} can be: they have size 1, or "
+                "an operator that holds them needs them whole"
+            )
+        else:
+            self._limit(v, every, source, is_split=True)
+
+    def _pin_spec(self, pin: Pin, place: _Place, v: int, dims: Sequence[Sequence[int]]) -> None:
+        shape = self.graph.program.tensors[place.tensor].shape
+        spec = pin.wish
+        if len(spec) > len(shape):
+            raise ArgumentError(
+                f"pin {pin} has {len(spec)} entries, and {place.path} has {len(shape)} dimensions, {shape}"
+            )
+        named = [entry for entry in spec if entry is not None and entry is not PartitionSpec.UNCONSTRAINED]
+        used = [name for entry in named for name in ((entry,) if isinstance(entry, str) else entry)]
+        if len(set(axes_of(used, self.axes, f"pin {pin}"))) < len(axes_of(used, self.axes, f"pin {pin}")):
+            raise ArgumentError(f"pin {pin} splits two dimensions of {place.path} by the same devices")
+        for d, entry in enumerate((*spec, *[None] * (len(shape) - len(spec)))):
+            if entry is PartitionSpec.UNCONSTRAINED:
+                continue
+            names = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+            axes = axes_of(names, self.axes, f"pin {pin}")
+            parts = math.prod(self.topology.axes[a].size for a in axes)
+            if axes and (not dims[d] or shape[d] % parts):
+                why = f"{shape[d]} does not divide by {parts}" if shape[d] % parts else "an operator needs it whole"
+                raise ArgumentError(
+                    f"pin {pin} splits dimension {d} of {place.path}, of shape {shape}, into {parts} parts: {why}"
+                )
+            self._limit(v, dims[d], f"{pin} ({place.path})", axes=axes)
+
+    def _others(self, wish: Forbid, given: str) -> frozenset[int]:
+        """The atomic axes that are not forbidden."""
+        forbidden = axes_of(wish.axes, self.axes, f"pin {given}")
+        return frozenset(range(len(self.topology.axes))) - frozenset(forbidden)
+
+    def _split_dimensions(self, pin: Pin, wish: Split, dimensions: Sequence[int]) -> None:
+        inside = None if wish.within is None else self._inside(wish.within, pin)
+        found = False
+        for v in self._computing():
+            for k in dimensions:
+                classes = [c for c, of in enumerate(self.graph.spaces[v].classes) if of.named_dimension == k]
+                found = found or bool(classes)
+                self._limit(v, classes, str(pin), parts=wish.parts)
+                if inside is not None:
+                    self._limit(v, classes, str(pin), among=inside)
+        if not found:
+            sizes = ", ".join(str(self.graph.named.dimensions[k].size) for k in dimensions)
+            raise ArgumentError(
+                f"pin {pin}: no operator that computes with this dimension (size {sizes}) can be split along it"
+            )
+
+    def _inside(self, level: str, pin: Pin) -> frozenset[int]:
+        """The axes inside of one unit of a level: inside of a node, those of its devices."""
+        numbers = {of.name: n for n, of in enumerate(self.topology.levels)}
+        if level not in ("node", "device", *numbers):
+            raise ArgumentError(
+                f"pin {pin}: {self.topology.name} has no level {level!r}; expected one of {', '.join(numbers)}"
+            )
+        outermost = numbers.get(level, -1)
+        return frozenset(a for a, axis in enumerate(self.topology.axes) if axis.level > outermost)
+
+    def _forbid_dimensions(self, pin: Pin, dimensions: Sequence[int]) -> None:
+        among = frozenset[int]()
+        if isinstance(pin.wish, Forbid) and pin.wish.axes:
+            among = self._others(pin.wish, str(pin))
+        for v, space in enumerate(self.graph.spaces):
+            classes = [c for c, of in enumerate(space.classes) if of.named_dimension in dimensions]
+            self._limit(v, classes, str(pin), among=among)
+
+    def _computing(self) -> list[int]:
+        """Groups that compute with examples or contract: not those that only keep, cast or update parameters."""
+        batch, graph = self.graph.named.batch, self.graph
+        return [
+            group.index
+            for group in graph.grouping.groups
+            if group.kind not in STORED_KINDS
+            and (
+                group.kind == "contraction"
+                or any(of.named_dimension in batch for of in graph.spaces[group.index].classes)
+            )
+        ]
+
+    def _others_than_batch(self, v: int) -> list[int]:
+        """Classes of a group that are dimensions other than the batch."""
+        classes = self.graph.spaces[v].classes
+        return [c for c, of in enumerate(classes) if of.sizes and of.named_dimension not in self.graph.named.batch]
+
+    def only_batch(self, source: str) -> None:
+        """Of what is computed only the batch is split."""
+        for v in self._computing():
+            self._limit(v, self._others_than_batch(v), source, axes=())
+
+    def stored_whole(self, source: str) -> None:
+        """Everything that is stored is whole."""
+        for group in self.graph.grouping.groups:
+            if group.kind in STORED_KINDS:
+                self._limit(group.index, range(len(self.graph.spaces[group.index].classes)), source, axes=())
+
+    def tensor_inside(self, source: str) -> None:
+        """No dimension but the batch is split across nodes."""
+        outermost = max((n for n, level in enumerate(self.topology.levels) if level.name == "node"), default=-1)
+        inside = frozenset(a for a, axis in enumerate(self.topology.axes) if axis.level > outermost)
+        for v in self._computing():
+            self._limit(v, self._others_than_batch(v), source, among=inside)
+
+
+def _data(resolver: _Resolver, source: str) -> None:
+    resolver.only_batch(source)
+    resolver.stored_whole(source)
+
+
+_FAMILIES: Mapping[str, Callable[[_Resolver, str], None]] = {
+    "data": _data,
+    "fsdp": _Resolver.only_batch,
+    "tensor inside a node": _Resolver.tensor_inside,
+}
+
+
+def _conflict(graph: StepGraph, topology: Topology, v: int, limits: Sequence[ClassLimit]) -> InfeasibleError:
+    """The error for a group that no configuration is left for, with the fewest pins that rule all of them out."""
+    for source, alone in each_alone(limits):
+        if not _configurations(graph, topology, v, alone):
+            return InfeasibleError(_ALONE_MSG.format(pin=source, where=_where(graph, v), sizes=_sizes(graph, v, alone)))
+    kept = dict(each_alone(limits))
+    for source in list(kept):
+        rest = [limit for other, of in kept.items() if other != source for limit in of]
+        if not _configurations(graph, topology, v, rest):
+            del kept[source]
+    pins = "\n".join(f"    {source}" for source in kept)
+    return InfeasibleError(_CONFLICT_MSG.format(pins=pins, where=_where(graph, v), devices=topology.num_devices))
+
+
+_ALONE_MSG = (
+    "no plan meets the pin {pin}: {where} cannot be split so.\n"
+    "  likely cause: sizes that do not divide ({sizes}), or more parts than there are devices\n"
+    "  fix: another number of parts, or padding of that dimension"
+)
+_CONFLICT_MSG = (
+    "no plan meets these pins together:\n{pins}\n"
+    "  where: {where}, on {devices} devices\n"
+    "  likely cause: two of them ask for the same devices, or for more parts than there are devices\n"
+    "  fix: drop or relax one of them"
+)
+
+
+def _where(graph: StepGraph, v: int) -> str:
+    """A group as people know it: a line of their step, or an argument."""
+    group = graph.grouping.groups[v]
+    names = argument_names(graph.program.source.step if graph.program.source else None)
+    if group.inputs and not group.equations:
+        position = graph.program.inputs.index(group.inputs[0])
+        return f"the argument {readable_path(graph.program.in_paths[position], names)}"
+    eqn = graph.program.equations[group.equations[0]]
+    line = _compat.eqn_source_line(eqn.origin)
+    return f"the operator {eqn.name}" + (f" at {line}" if line else "")
+
+
+def _sizes(graph: StepGraph, v: int, limits: Sequence[ClassLimit]) -> str:
+    sizes: dict[int, None] = defaultdict(None)
+    for limit in limits:
+        for c in limit.classes:
+            sizes.update(dict.fromkeys(graph.spaces[v].classes[c].sizes))
+    return ", ".join(map(str, sizes))

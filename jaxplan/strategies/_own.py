@@ -1,0 +1,193 @@
+"""A person's own shardings as a reference strategy: how good is the layout that they wrote by hand?
+
+Shardings of the arguments say how arrays enter the step. What happens inside is drawn as the partitioner would carry
+them on: the batch stays split as the examples are, parameters are split inside an operator as they are stored unless
+the batch has those devices, and are gathered for it then.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxplan.core._paths import argument_names, matches, readable_path
+from jaxplan.errors import ArgumentError
+from jaxplan.ir import UNGROUPED, Group, StepGraph, UserMesh, spec_dims
+from jaxplan.mesh import Topology, axes_of, named_axes
+from jaxplan.strategies._axes import Axes
+from jaxplan.strategies._reference import reference_names
+from jaxplan.strategies._sketch import Absent, Sketch, Step, Wishes, batch_wishes, draw
+from jaxplan.strategies._weights import Weights
+
+_TREE_MSG = (
+    "references[{name!r}] does not have the structure of the arguments: {error}\n"
+    "  expected: a tuple with one tree of NamedSharding per argument, as jax.jit takes in_shardings (a single sharding "
+    "stands for a whole subtree, None for arrays that are whole), or a mapping from path patterns to specs"
+)
+
+
+def checked_names(references: Any, topology: Topology) -> dict[str, Any]:
+    """References of a person by name, their values unread.
+
+    Raises:
+      ArgumentError: no mapping, or a name that a strategy or a point of every frontier has.
+    """
+    if references is None:
+        return {}
+    if not isinstance(references, Mapping) or not all(isinstance(name, str) and name for name in references):
+        raise ArgumentError(
+            f"references is {references!r}; expected shardings of the arguments by name, such as "
+            "{'mine': in_shardings}"
+        )
+    taken = {"fastest", "knee", "leanest", *reference_names(topology)}
+    for name in references:
+        if name in taken or name.isdigit():
+            raise ArgumentError(f"references has {name!r}, which is the name of another plan; choose another")
+    return dict(references)
+
+
+def own_sketches(
+    graph: StepGraph, topology: Topology, references: Mapping[str, Any], axes: Mapping[str, int] | None
+) -> dict[str, Sketch | Absent]:
+    """`sketch_of_shardings` of each of a person's references."""
+    if not graph.spaces:
+        return dict.fromkeys(references, Absent(reason="the step computes with scalars only"))
+    return {name: sketch_of_shardings(graph, topology, of, name, axes) for name, of in references.items()}
+
+
+def sketch_of_shardings(
+    graph: StepGraph, topology: Topology, shardings: Any, name: str, axes: Mapping[str, int] | None = None
+) -> Sketch | Absent:
+    """The strategy that shardings of the arguments ask for; absent where an operator cannot run on such pieces.
+
+    Args:
+      shardings: a tuple of trees as `jax.jit` takes ``in_shardings``, or a mapping from path patterns to specs.
+      name: what the person calls it.
+      axes: declared names of axes, for specs without a mesh.
+
+    Raises:
+      ArgumentError: the trees do not match, a mesh has other devices, or a dimension does not divide.
+    """
+    layouts = _layouts(graph, topology, shardings, name, axes)
+    for t, dims in layouts.items():
+        if found := _unsplittable(graph, t, dims):
+            return Absent(reason=found)
+    step = Step(graph=graph, topology=topology, weights=Weights(graph))
+    by_dimension = _by_dimension(graph, layouts)
+    batch = next((by_dimension[k] for k in graph.named.batch if by_dimension.get(k)), ())
+
+    def stored(group: Group) -> Wishes:
+        dims = graph.spaces[group.index].tensor_dims
+        return {
+            c: axes
+            for t in group.inputs
+            for classes, axes in zip(dims.get(t, ()), layouts.get(t, ()))
+            for c in classes
+            if axes
+        }
+
+    def compute(group: Group) -> Wishes:
+        wishes = {**stored(group), **batch_wishes(step, group.index, batch)}
+        for c, dimension in enumerate(step.named(group.index)):
+            rest = tuple(a for a in by_dimension.get(dimension, ()) if a not in batch)
+            if rest and c not in wishes:
+                wishes[c] = rest
+        return wishes
+
+    return draw(step, compute, stored)
+
+
+def _by_dimension(graph: StepGraph, layouts: Mapping[int, Sequence[Axes]]) -> dict[int, Axes]:
+    """The axes that split each named dimension: as the largest leaf that has it split is stored."""
+    tensors, found = graph.program.tensors, {}
+    for t in sorted(layouts, key=lambda t: (-tensors[t].num_elements, t)):
+        for d, axes in enumerate(layouts[t]):
+            if axes and (t, d) in graph.named.of:
+                found.setdefault(graph.named.of[t, d], axes)
+    return found
+
+
+def _unsplittable(graph: StepGraph, t: int, dims: Sequence[Axes]) -> str:
+    """Why an argument cannot be stored so; empty where it can."""
+    v = graph.grouping.tensor_group[t]
+    classes = graph.spaces[v].tensor_dims.get(t, ()) if v != UNGROUPED else ()
+    for d, axes in enumerate(dims):
+        if axes and (d >= len(classes) or not classes[d]):
+            path = graph.program.tensors[t].path
+            return f"it splits dimension {d} of the argument {path}, which an operator needs whole"
+    return ""
+
+
+def _layouts(
+    graph: StepGraph, topology: Topology, shardings: Any, name: str, axes: Mapping[str, int] | None
+) -> dict[int, tuple[Axes, ...]]:
+    """Per input, the atomic axes that split each of its dimensions."""
+    program = graph.program
+    found = {}
+    for t, path, sharding in zip(
+        program.inputs, program.in_paths, _per_leaf(graph, shardings, name), strict=True
+    ):
+        if sharding is not None:
+            found[t] = _dims(program.tensors[t].shape, sharding, topology, f"references[{name!r}] at {path}", axes)
+    return found
+
+
+def _per_leaf(graph: StepGraph, shardings: Any, name: str) -> list[Any]:
+    program = graph.program
+    if isinstance(shardings, Mapping):
+        names = argument_names(program.source.step if program.source else None)
+        paths = [readable_path(path, names) for path in program.in_paths]
+        unused = [pattern for pattern in shardings if not any(matches(path, pattern) for path in paths)]
+        if unused:
+            raise ArgumentError(
+                f"references[{name!r}] has the pattern {unused[0]!r}, which matches no argument; "
+                f"there are {', '.join(paths[:5])} ..."
+            )
+        return [next((s for pattern, s in shardings.items() if matches(path, pattern)), None) for path in paths]
+    arguments, keywords = jax.tree.unflatten(program.in_tree, [0] * len(program.inputs))
+    if not isinstance(shardings, tuple | list):
+        shardings = (shardings,)
+    if len(shardings) != len(arguments):
+        error = f"it has {len(shardings)} entries, and the step takes {len(arguments)} arguments of arrays"
+        raise ArgumentError(_TREE_MSG.format(name=name, error=error))
+    try:
+        full = jax.tree.broadcast(tuple(shardings), tuple(arguments), is_leaf=_is_sharding)
+    except ValueError as error:
+        raise ArgumentError(_TREE_MSG.format(name=name, error=error)) from error
+    leaves = jax.tree.leaves(full, is_leaf=_is_sharding)
+    return [*leaves, *[None] * len(jax.tree.leaves(keywords))]
+
+
+def _is_sharding(value: Any) -> bool:
+    return value is None or isinstance(value, PartitionSpec | jax.sharding.Sharding)
+
+
+def _dims(
+    shape: tuple[int, ...], sharding: Any, topology: Topology, given: str, axes: Mapping[str, int] | None
+) -> tuple[Axes, ...]:
+    """The atomic axes of each dimension of an array."""
+    if isinstance(sharding, NamedSharding):
+        mesh = UserMesh.of(sharding.mesh)
+        known, spec = mesh.atomic_axes([axis.size for axis in topology.axes]), sharding.spec
+        if known is None:
+            raise ArgumentError(
+                f"{given} is over the mesh {mesh}, which does not group the {topology.num_devices} devices of "
+                f"{topology.name}.\n  expected: a mesh of as many devices, each axis a product of neighbours in "
+                f"{[axis.size for axis in topology.axes]}"
+            )
+    elif isinstance(sharding, PartitionSpec):
+        known, spec = named_axes(axes, topology), sharding
+    else:
+        raise ArgumentError(f"{given} is {sharding!r}; expected a NamedSharding, a PartitionSpec or None")
+    if len(spec) > len(shape):
+        raise ArgumentError(f"{given} has {len(spec)} entries for an array of shape {shape}")
+    found = tuple(axes_of(names or (), known, given) for names in spec_dims(tuple(spec), len(shape)))
+    for d, of in enumerate(found):
+        parts = math.prod(topology.axes[a].size for a in of)
+        if shape[d] % parts:
+            raise ArgumentError(f"{given} splits dimension {d} of shape {shape} into {parts} parts; it does not divide")
+    return found

@@ -1,0 +1,218 @@
+"""Parts of a plan that a person fixes: specs of leaves and hints, splits of dimensions, families, own shardings."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxplan
+from jaxplan.ir import ClassLimit, FactorClass, enumerate_configurations, enumerate_restricted
+
+AXES = {"data": 4, "tensor": 2}
+OPTIMIZER = optax.sgd(1e-2, momentum=0.9)
+
+
+def loss(params, x, y):
+    for block in params.values():
+        x = jaxplan.hint(jnp.tanh(x @ block["up"]) @ block["down"], "residual")
+    return jnp.mean((x - y) ** 2)
+
+
+def train_step(params, slots, batch):
+    value, grads = jax.value_and_grad(loss)(params, batch["x"], batch["y"])
+    updates, slots = OPTIMIZER.update(grads, slots)
+    return optax.apply_updates(params, updates), slots, value
+
+
+def arguments(width: int = 64, hidden: int = 128, batch: int = 32):
+    keys = jax.random.split(jax.random.key(0), 6)
+    params = {
+        f"block_{i}": {
+            "up": jax.random.normal(keys[2 * i], (width, hidden)) / 8,
+            "down": jax.random.normal(keys[2 * i + 1], (hidden, width)) / 8,
+        }
+        for i in range(2)
+    }
+    data = {name: jax.random.normal(keys[4 + i], (batch, width)) for i, name in enumerate("xy")}
+    return params, OPTIMIZER.init(params), data
+
+
+def planned(pins=None, topology="cpu:8", **options):
+    return jaxplan.plan(train_step, *arguments(), topology=topology, pins=pins, **options)
+
+
+def parts(plan, spec):
+    sizes = {axis.name: axis.size for axis in plan.topology.axes}
+    names = [(entry,) if isinstance(entry, str) else entry or () for entry in spec]
+    return tuple(math.prod(sizes[name] for name in of) for of in names)
+
+
+def axis_names(spec):
+    return {n for entry in spec if entry for n in ((entry,) if isinstance(entry, str) else entry)}
+
+
+def test_a_spec_holds_in_every_plan_and_results_stay_equal():
+    """Kernels pinned over declared axes are stored so, and the planned step computes as on one device."""
+    frontier = planned({"up": P("data", "tensor")}, axes=AXES)
+    expected = train_step(*arguments())
+    for plan in frontier.points:
+        for block in plan.in_specs[0].values():
+            assert parts(plan, block["up"]) == (4, 2)
+    found = frontier.fastest().jit()(*arguments())
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
+
+
+def test_a_subtree_is_whole_and_another_is_split():
+    frontier = planned({"params/block_0": "whole", "params/block_1/up": "split"})
+    for plan in frontier.points:
+        assert all(not axis_names(spec) for spec in plan.in_specs[0]["block_0"].values())
+        assert axis_names(plan.in_specs[0]["block_1"]["up"])
+
+
+def test_a_split_of_the_batch_has_so_many_parts():
+    """The batch arrives in as many parts as asked for, although eight would be faster."""
+    for number in (2, 4):
+        for plan in planned({"batch": jaxplan.Split(number)}).points:
+            assert all(parts(plan, spec)[0] == number for spec in plan.in_specs[2].values())
+
+
+def test_a_split_within_a_node_uses_no_axis_across_nodes():
+    dimension = "block_0/down.0"
+    plans = planned({dimension: jaxplan.Split(2, within="node"), "params/*/down": "split"}, "h100:2x4").points
+    assert plans
+    forbidden = planned({"params/*": jaxplan.Forbid("node")}, "h100:2x4").points
+    across = {axis.name for axis in forbidden[0].topology.axes if axis.level == 0}
+    for plan in forbidden:
+        for spec in jax.tree.leaves(plan.in_specs[0], is_leaf=lambda s: isinstance(s, P)):
+            assert not across & axis_names(spec)
+
+
+def test_a_forbidden_dimension_is_split_nowhere():
+    for plan in planned({"batch": jaxplan.Forbid()}).points:
+        assert all(parts(plan, spec)[:1] in ((), (1,)) for spec in plan.in_specs[2].values())
+
+
+def test_families_hold_what_they_name():
+    """Data parallelism stores everything whole; within fsdp no plan is faster than without pins."""
+    for plan in planned("data").points:
+        specs = jax.tree.leaves(plan.in_specs[:2], is_leaf=lambda s: isinstance(s, P))
+        assert not any(map(axis_names, specs))
+    free, fsdp = planned(), planned("fsdp only")
+    assert fsdp.fastest().time_seconds >= free.fastest().time_seconds
+    assert fsdp.leanest().memory_bytes <= min(fsdp.references[n].memory_bytes for n in ("data", "fsdp"))
+
+
+def test_a_hint_is_pinned_like_an_argument():
+    frontier = planned({"residual": P("data", None)}, axes=AXES)
+    assert frontier.points
+    with pytest.raises(jaxplan.InfeasibleError, match=r"(?s)'batch': Split.*'residual'"):
+        planned({"batch": jaxplan.Split(8), "residual": P(None, "tensor")}, axes=AXES)
+
+
+@pytest.mark.parametrize(
+    ("pins", "message"),
+    [
+        ({"params/blok_0": "whole"}, r"matches nothing.*nearest: params/block_0"),
+        ({"batch": 8}, r"fix: jaxplan.Split\(8\)"),
+        ({"up": P("rows")}, r"axis 'rows', which is not declared"),
+        ({"up": P("data", "data")}, "same devices"),
+        ({"up": P(None, None, "data")}, "3 entries"),
+        ("zero", "family"),
+        (7, "expected: a mapping"),
+        ({"bach": jaxplan.Split(2)}, "nearest: batch"),
+    ],
+)
+def test_a_pin_that_cannot_be_read_says_why(pins, message):
+    with pytest.raises(jaxplan.ArgumentError, match=f"(?s){message}"):
+        planned(pins, axes=AXES)
+
+
+def test_a_split_that_does_not_divide_names_the_pin():
+    with pytest.raises(jaxplan.InfeasibleError, match=r"(?s)'batch': Split\(parts=3.*32"):
+        planned({"batch": jaxplan.Split(3)})
+
+
+def test_axes_must_multiply_to_the_devices():
+    with pytest.raises(jaxplan.ArgumentError, match="devices are left over"):
+        planned({"up": P("data")}, axes={"data": 2})
+
+
+def shardings():
+    mesh = AbstractMesh((4, 2), ("data", "tensor"))
+
+    def of(*spec):
+        return NamedSharding(mesh, P(*spec))
+
+    params, slots, _ = arguments()
+    kernels = {block: {"up": of("data", "tensor"), "down": of("tensor", "data")} for block in params}
+    return kernels, (slots[0]._replace(trace=kernels), *slots[1:]), of("data")
+
+
+def test_own_shardings_are_a_reference():
+    """They are stored as written, priced, compared with, and chosen by name; rules by path give the same."""
+    frontier = planned(references={"mine": shardings()}, axes=AXES)
+    mine = frontier.references["mine"]
+    assert {parts(mine, spec) for block in mine.in_specs[0].values() for spec in block.values()} == {(4, 2), (2, 4)}
+    assert frontier.fastest().time_seconds <= mine.time_seconds
+    rules = {"up": P("data", "tensor"), "down": P("tensor", "data"), "batch": P("data")}
+    again = planned(references={"rules": rules}, axes=AXES).references["rules"]
+    assert again.in_specs == mine.in_specs and again.time_seconds == mine.time_seconds
+    expected = train_step(*arguments())
+    found = frontier.choose("mine").jit()(*arguments())
+    np.testing.assert_allclose(found[2], expected[2], rtol=1e-4)
+
+
+def test_own_shardings_are_compared_with_beside_pins_that_rule_them_out():
+    frontier = planned({"params/*": "whole"}, references={"mine": shardings()})
+    assert {"data", "fsdp", "mine"} <= set(frontier.references)
+    for plan in frontier.points:
+        specs = jax.tree.leaves(plan.in_specs[0], is_leaf=lambda s: isinstance(s, P))
+        assert not any(map(axis_names, specs))
+
+
+@pytest.mark.parametrize(
+    ("references", "message"),
+    [
+        ({"data": None}, "name of another plan"),
+        ({"mine": (None,)}, "1 entries"),
+        ({"mine": ({}, None, None)}, "structure"),
+        ({"mine": {"nothing": P("data")}}, "matches no argument"),
+        ([1], "shardings of the arguments by name"),
+    ],
+)
+def test_own_shardings_that_cannot_be_read_say_why(references, message):
+    with pytest.raises(jaxplan.ArgumentError, match=f"(?s){message}"):
+        planned(references=references, axes=AXES)
+
+
+def test_restricted_configurations_are_those_of_all_that_meet_the_limit():
+    """Brute force: with few axes, filtering all configurations finds what the restricted enumeration finds."""
+    classes = [FactorClass(sizes=(16,), named_dimension=k) for k in range(3)]
+    sizes, levels = (2, 2, 2), (0, 1, 1)
+    every = enumerate_configurations(classes, sizes, levels, most=10_000)
+    limits = {
+        "parts": ClassLimit(classes=frozenset({1}), parts=2),
+        "among": ClassLimit(classes=frozenset({0, 2}), among=frozenset({1, 2})),
+        "split": ClassLimit(classes=frozenset({0, 1}), is_split=True),
+    }
+    for chosen in itertools.chain.from_iterable(itertools.combinations(limits, n) for n in (1, 2, 3)):
+        of = [limits[name] for name in chosen]
+
+        def keeps(config, chosen=chosen):
+            size = [math.prod(sizes[a] for a in axes) for axes in config]
+            return (
+                ("parts" not in chosen or size[1] == 2)
+                and ("among" not in chosen or not {0} & {a for c in (0, 2) for a in config[c]})
+                and ("split" not in chosen or size[0] > 1 or size[1] > 1)
+            )
+
+        assert set(enumerate_restricted(classes, sizes, levels, of)) == set(filter(keeps, every))
