@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmarks.fuzz._settings import apply_settings
+from tests.fuzz._settings import apply_settings
 
 _CLEAR_EVERY = 10
 """Subjects after which what JAX has compiled is forgotten."""

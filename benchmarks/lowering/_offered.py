@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jaxplan
-from benchmarks.fuzz._check import COMPILER_ERRORS, Subject, numbers_of
 from benchmarks.lowering._limits import small_limits
 from jaxplan.mesh import Topology
+from tests.fuzz._check import COMPILER_ERRORS, Subject, numbers_of
 
 TOPOLOGIES = ("cpu:4", "h100:2x2", "cpu:8", "v5e:2x2", "cpu:6", "h100:2x4", "cpu:3", "v5e:2x4", "cpu:2x4", "h100:8")
 """Taken in turn: one node and several, counts that are no power of two, and chips that are lowered for in other ways;

@@ -18,7 +18,7 @@ import optax
 import optax.contrib
 import optax.transforms
 
-from benchmarks.fuzz._check import Subject
+from tests.fuzz._check import Subject
 
 _MODULES = (optax, optax.contrib, optax.transforms)
 _OTHER_FUNCTIONS = frozenset(

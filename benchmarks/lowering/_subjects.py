@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from benchmarks.fuzz._check import Subject
-from benchmarks.fuzz._generate import program_of
-from benchmarks.fuzz._program import UPDATES
 from benchmarks.lowering import _optimizers, _state_steps
 from benchmarks.lowering._steps import STEPS as STEPS
+from tests.fuzz._check import Subject
+from tests.fuzz._generate import program_of
+from tests.fuzz._program import UPDATES
 
 assert _state_steps  # it fills the table
 _UPDATES = tuple(UPDATES)

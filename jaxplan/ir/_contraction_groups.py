@@ -28,7 +28,7 @@ class ContractionGroups:
     """Joins equations in ``union``; ``kind`` and ``mirror`` are those of the grouping under way.
 
     With ``apart`` a contraction and its gradients are found to belong together, and still not joined: what sharing one
-    configuration costs can be measured (`benchmarks/grouping.py`).
+    configuration costs can be measured (`benchmarks/quality/grouping.py`).
     """
 
     def __init__(

@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import calibration
-from benchmarks._calibration_operators import SHAPES, Case, _values, cases, is_too_long, measure_operator
-from benchmarks._calibration_record import Operator, Origin, RecordFile, Step, read_records
-from benchmarks._calibration_report import judged, median_error, report
-from benchmarks._calibration_steps import (
+from benchmarks.calibration import __main__ as calibration
+from benchmarks.calibration._operators import SHAPES, Case, _values, cases, is_too_long, measure_operator
+from benchmarks.calibration._record import Operator, Origin, RecordFile, Step, read_records
+from benchmarks.calibration._report import judged, median_error, report
+from benchmarks.calibration._steps import (
     ON_CPU,
     RunningStep,
     make_leaves,
@@ -260,7 +260,7 @@ _COMPILE_FOR_GPU = """
 import collections, re
 import numpy as np
 from jax.sharding import Mesh
-from benchmarks._calibration_operators import SHAPES
+from benchmarks.calibration._operators import SHAPES
 from jaxplan.mesh import Topology
 from jaxplan.mesh.profile._programs import lower_repeated
 mesh = Mesh(np.array(Topology.parse("h100:8").aot_devices()[:1]), ("device",))

@@ -1,6 +1,6 @@
 """What sharing a configuration costs: gradients really are apart, and both plans are compared on one scale."""
 
-from benchmarks.grouping import compare
+from benchmarks.quality.grouping import compare
 
 
 def test_every_gradient_of_a_contraction_has_a_group_of_its_own() -> None:

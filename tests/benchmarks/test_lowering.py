@@ -14,11 +14,11 @@ import optax
 import optax.contrib
 import pytest
 
-from benchmarks.fuzz._check import Subject
 from benchmarks.lowering import _offered, _optimizers
 from benchmarks.lowering._limits import small_limits
 from benchmarks.lowering._subjects import STEPS, subject_of
 from jaxplan.partition import PlannedFunction, _replay
+from tests.fuzz._check import Subject
 
 ROOT = Path(__file__).parents[2]
 

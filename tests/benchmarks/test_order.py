@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.order import Candidate, chain, correlation
+from benchmarks.calibration.order import Candidate, chain, correlation
 
 
 def _candidates(*seconds: float) -> list[Candidate]:

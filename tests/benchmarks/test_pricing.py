@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks._pricing import collective_seconds, price, traffic_bytes
+from benchmarks.quality._pricing import collective_seconds, price, traffic_bytes
 from jaxplan.audit._aot import CompiledMemory, CompiledReport
 from jaxplan.audit._hlo import Collective
 from jaxplan.mesh import Topology

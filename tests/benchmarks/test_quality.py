@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks._quality_record import LinkTraffic, Record, read_records, save_pair
-from benchmarks._quality_report import judge, report
 from benchmarks.models import MODELS
-from benchmarks.quality import GATES, layer_overrides
+from benchmarks.quality.__main__ import GATES, layer_overrides
+from benchmarks.quality._record import LinkTraffic, Record, read_records, save_pair
+from benchmarks.quality._report import judge, report
 from jaxplan.mesh import Topology
 
 GIB = 2**30

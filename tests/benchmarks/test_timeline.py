@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks._timeline import Timeline, fused_bytes, timeline
+from benchmarks.quality._timeline import Timeline, fused_bytes, timeline
 from jaxplan.audit._hlo_text import parse_module
 from jaxplan.mesh import Topology
 

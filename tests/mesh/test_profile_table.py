@@ -30,7 +30,7 @@ from jaxplan.mesh._rates import MatmulRates
 sys.path.insert(0, str(Path(__file__).parent))
 from profile_tables import SIZES, table_of
 
-from benchmarks.reshard_referee import Referee
+from benchmarks.solvers.reshard_referee import Referee
 
 NODES = Topology.parse("h100:2x4")
 POINTS = st.lists(

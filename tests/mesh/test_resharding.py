@@ -20,7 +20,7 @@ from jaxplan.mesh import (
 sys.path.insert(0, str(FilePath(__file__).parent))
 import interpreter
 
-from benchmarks.reshard_referee import Referee
+from benchmarks.solvers.reshard_referee import Referee
 
 CPU = Topology.parse("cpu:8")
 H100 = Topology.parse("h100:8")

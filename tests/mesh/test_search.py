@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from benchmarks.reshard_referee import Referee
+from benchmarks.solvers.reshard_referee import Referee
 from jaxplan.mesh import (
     Layout,
     Topology,

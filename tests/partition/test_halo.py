@@ -12,7 +12,6 @@ import pytest
 from jax import lax
 
 import jaxplan
-from benchmarks.fuzz._strategies import Strategy, plan_of
 from jaxplan.audit import compile_plan
 from jaxplan.audit._hlo_flops import flops
 from jaxplan.cost import find_flows, plan_transfers
@@ -22,6 +21,7 @@ from jaxplan.cost._splits import split_counts
 from jaxplan.ir import WHOLE, StepGraph, Window
 from jaxplan.mesh import Topology
 from jaxplan.search._planner import analyse_step
+from tests.fuzz._strategies import Strategy, plan_of
 
 TOPOLOGY = Topology.parse("cpu:8")
 X, W = (6, 16, 8, 4), (3, 3, 4, 4)

@@ -1,7 +1,7 @@
 import pytest
 from random_problems import all_costs, random_problem
 
-from benchmarks import solvers as benchmark
+from benchmarks.solvers import __main__ as benchmark
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks.references import Case, accumulations, compare_forms, draw, floats, momentum, variants
+from benchmarks.quality.references import Case, accumulations, compare_forms, draw, floats, momentum, variants
 from jaxplan import Plan
 
 MIB = 2**20

@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 import jaxplan
-from benchmarks.references import draw
+from benchmarks.quality.references import draw
 from jaxplan.ir import CUT, Program, trace
 
 EXAMPLES, NUMBER, WIDTH = 32, 4, 16

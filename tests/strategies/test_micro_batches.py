@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.references import draw
+from benchmarks.quality.references import draw
 from jaxplan.ir import CUT, trace
 
 EXAMPLES, NUMBER, TIME, WIDTH, VOCABULARY = 32, 2, 4, 16, 24

@@ -1,0 +1,1 @@
+"""Saved files under attack: edited at random, and writers that are killed."""

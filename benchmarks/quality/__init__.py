@@ -1,0 +1,1 @@
+"""Plans beside reference strategies and baselines, on compiled programs."""

@@ -1,0 +1,1 @@
+"""Solvers beside each other, beside proven optima, and on the networks of papers."""

@@ -1,0 +1,1 @@
+"""Seconds of planning and of compiling."""
