@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ from jaxplan.mesh import Topology
 from jaxplan.search._planner import analyse_step
 from jaxplan.simulate import predictor_of
 from jaxplan.strategies import reference_solution, sketch_references
+from jaxplan.xla import Target
 
 
 def analysed(model: str, overrides: dict[str, Any]) -> StepGraph:
@@ -24,15 +25,18 @@ def analysed(model: str, overrides: dict[str, Any]) -> StepGraph:
     return analyse_step(step, args, {}, donate_argnums=None, static_argnums=())
 
 
-def predict_references(graph: StepGraph, topology: Topology) -> Iterator[tuple[str, Prediction]]:
-    """(name, prediction) of each strategy that applies.
+def predict_references(
+    graph: StepGraph, topology: Topology, without: Collection[str] = ()
+) -> Iterator[tuple[str, Prediction]]:
+    """(name, prediction) of each strategy that applies, ``without`` the compiler rules of these names.
 
     The cost model holds, for every group, the replicated configuration and those that the strategies ask for: enough to
     predict them, and a small part of what a search prices.
     """
     sketches = sketch_references(graph, topology).sketches
     always = tuple(map(frozenset, zip(*(sketch.configurations for sketch in sketches.values()), strict=True)))
-    builder = ModelBuilder(graph, topology, always)
+    target = Target.of(topology.chip, topology.num_devices, without)
+    builder = ModelBuilder(graph, topology, always, target=target)
     wanted = [
         configs[:1] if len(configs) == 1 else configs[:1] + tuple(sorted(asked.difference(configs[:1])))
         for configs, asked in zip(builder.configurations(1), always, strict=True)

@@ -3,43 +3,49 @@
     python -m benchmarks.accuracy.ablation                            # compare to the byte with the saved predictions
     python -m benchmarks.accuracy.ablation --model gpt --topology v5e:2x4
     python -m benchmarks.accuracy.ablation --save                     # after a change that is meant: save them anew
+    python -m benchmarks.accuracy.ablation --without heaps-have-gaps  # as if the compiler did not do that
+    python -m benchmarks.accuracy.ablation --leave-out gemma          # a model without the rules made after it
+    python -m benchmarks.accuracy.ablation --each --save              # each rule by itself, for docs/compiler_rules.md
 
 Each model of `benchmarks.accuracy` is traced once and its reference strategies are predicted on every topology; they
 are drawn by name, so no search is needed. Where the record of a compiled program exists, its memory is printed beside
-both predictions. Exit status 1 when a prediction differs from the saved one.
+both predictions. Exit status 1 when a prediction differs from the saved one and no rule was left out. The names of the
+rules are in docs/compiler_rules.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+from benchmarks.accuracy._effects import RECORDS, compiled_memory, effects_of_rules, made_after, write_effects
 from benchmarks.accuracy._models import MODELS, TOPOLOGIES
-from benchmarks.accuracy._record import read_records
 from benchmarks.accuracy._references import analysed, digest, predict_references
 from jaxplan.core._files import write_whole
 from jaxplan.mesh import Topology
+from jaxplan.xla.rules import check_names
 
-RECORDS = Path(__file__).parents[1] / "records"
 SAVED = RECORDS / "reference_predictions.jsonl"
 
 Key = tuple[str, str, str]
 """Model, topology, name of the strategy."""
 
 
-def predictions(models: Sequence[str], topologies: Sequence[str]) -> Iterator[tuple[Key, dict[str, Any]]]:
-    """The digest of each reference plan of models on topologies."""
+def predictions(
+    models: Sequence[str], topologies: Sequence[str], without: Collection[str] = ()
+) -> Iterator[tuple[Key, dict[str, Any]]]:
+    """The digest of each reference plan of models on topologies, ``without`` the compiler rules of these names."""
     for model in models:
         base, overrides = MODELS[model]
         graph = analysed(base, overrides)
         for topology in topologies:
-            for name, prediction in predict_references(graph, Topology.parse(topology)):
+            for name, prediction in predict_references(graph, Topology.parse(topology), without):
                 yield (model, topology, name), digest(prediction)
 
 
@@ -56,16 +62,6 @@ def write_saved(found: Mapping[Key, dict[str, Any]], path: Path = SAVED) -> None
         for (model, topology, name), prediction in sorted(found.items())
     ]
     write_whole(path, "".join(json.dumps(line, sort_keys=True) + "\n" for line in lines))
-
-
-def compiled_memory() -> dict[Key, int]:
-    """Bytes of the compiled programs of reference plans, as recorded by `benchmarks.accuracy`."""
-    records = read_records([RECORDS / "accuracy.jsonl"])
-    return {
-        (r.model, r.topology, r.point): r.compiled_memory
-        for r in records
-        if r.kind == "reference" and not r.failure
-    }
 
 
 def differences(
@@ -120,10 +116,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", choices=list(MODELS), action="append", help="default: all")
     parser.add_argument("--topology", choices=list(TOPOLOGIES), action="append", help="default: all")
     parser.add_argument("--save", action="store_true", help="replace the saved predictions of these models")
+    parser.add_argument("--without", metavar="RULE", action="append", default=[], help="leave a compiler rule out")
+    parser.add_argument("--leave-out", choices=list(MODELS), help="one model, without the rules made after it")
+    parser.add_argument("--each", action="store_true", help="leave each compiler rule out by itself")
     options = parser.parse_args(arguments)
     jax.config.update("jax_platforms", "cpu")
     models, topologies = options.model or list(MODELS), options.topology or list(TOPOLOGIES)
-    found = dict(predictions(models, topologies))
+    if options.each:
+        effects = effects_of_rules(models, topologies)
+        print("\n".join(map(str, effects)))
+        if options.save:
+            write_effects(effects)
+        return 0
+    without = check_names(options.without)
+    if options.leave_out:
+        models, without = [options.leave_out], without | made_after(options.leave_out)
+        print("\n".join(["without", *sorted(without)]))
+    if without and options.save:
+        parser.error("--save is for the predictions of all rules: leave --without and --leave-out out")
+    found = dict(predictions(models, topologies, without))
     saved = read_saved() if SAVED.exists() else {}
     asked = {key: value for key, value in saved.items() if key[0] in models and key[1] in topologies}
     compiled = compiled_memory()
@@ -136,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.save:
         write_saved({**{key: value for key, value in saved.items() if key not in asked}, **found})
         return 0
-    return 1 if lines else 0
+    return 1 if lines and not without else 0
 
 
 if __name__ == "__main__":

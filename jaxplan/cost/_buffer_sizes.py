@@ -9,6 +9,7 @@ import numpy as np
 from jaxplan.cost._model import CostModel
 from jaxplan.cost._splits import split_counts
 from jaxplan.cost._tiles import local_bytes
+from jaxplan.xla.rules.tpu.layouts import TILES
 
 
 class BufferSizes:
@@ -22,15 +23,16 @@ class BufferSizes:
     def __call__(self, v: int, members: Sequence[int]) -> np.ndarray:
         """(members, K) bytes."""
         space, configs = self._model.graph.spaces[v], self._model.configurations[v]
-        graph, chip, buffers = self._model.graph, self._model.topology.chip, self._model.buffers
+        graph, buffers = self._model.graph, self._model.buffers
+        is_tiled = TILES.applies_to(buffers.target)
         tensors = graph.program.tensors
-        is_shaped = [chip.is_tiled or t in buffers.padded for t in members]
+        is_shaped = [is_tiled or t in buffers.padded for t in members]
         what = [(buffers.held_as(t), tensors[t].shape if s else ()) for t, s in zip(members, is_shaped)]
         key = (id(configs), tuple(zip(what, [space.tensor_dims.get(t) for t in members])))
         if key not in self._tables:
             if id(configs) not in self._splits:
                 self._splits[id(configs)] = split_counts(configs, self._model.topology)
             splits = self._splits[id(configs)]
-            sizes = [local_bytes(graph, buffers, chip, space, splits, t) for t in members]
+            sizes = [local_bytes(graph, buffers, space, splits, t) for t in members]
             self._tables[key] = np.array(sizes).reshape(len(members), len(splits))
         return self._tables[key]

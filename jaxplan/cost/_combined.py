@@ -11,9 +11,10 @@ import numpy as np
 
 from jaxplan.cost._flows import Flow
 from jaxplan.ir import CONTRACTION_FAMILIES, STORED_KINDS, UNGROUPED, StepGraph
-from jaxplan.mesh import ChipSpec
 from jaxplan.xla._buffers import Buffers
 from jaxplan.xla._put_off import is_gradient
+from jaxplan.xla._target import Target
+from jaxplan.xla.rules.gpu.schedule import COMBINED_COLLECTIVES
 
 COMBINED_TOGETHER_BYTES = 2**20
 """What `jaxplan.partition` lets the compiler combine into one collective at least."""
@@ -42,7 +43,7 @@ def evenly_split_peak(graph: StepGraph, buffers: Buffers, num_devices: int) -> f
 def latency_shares(
     graph: StepGraph,
     flows: Sequence[Flow],
-    chip: ChipSpec,
+    target: Target,
     is_splittable: Callable[[int], bool],
     most_bytes: int,
 ) -> dict[int, float]:
@@ -62,7 +63,7 @@ def latency_shares(
     for flow in flows:
         tensor, made = program.tensors[flow.tensor], graph.values.producer[flow.tensor]
         fits = 0 < tensor.num_bytes <= most_bytes and tensor.trips == 1
-        may_combine = chip.is_gpu and fits
+        may_combine = COMBINED_COLLECTIVES.applies_to(target) and fits
         is_parameter = flow.producer != UNGROUPED and groups[flow.producer].kind in STORED_KINDS
         is_update = flow.consumer != UNGROUPED and groups[flow.consumer].kind == "state" and not flow.forward
         if not tensor.shape or (is_update and not is_splittable(flow.consumer)):

@@ -20,9 +20,11 @@ from jaxplan.cost._work import (
     written_border,
 )
 from jaxplan.ir import WHOLE, Group, GroupSpace, StepGraph
-from jaxplan.mesh import ChipSpec, Topology
+from jaxplan.mesh import Topology
 from jaxplan.xla._buffers import Buffers
 from jaxplan.xla._padded_products import padded_work
+from jaxplan.xla._target import Target
+from jaxplan.xla.rules.gpu.schedule import WRITTEN_BORDERS
 
 
 def flops_of(graph: StepGraph, equation: int, border: Border | None = None) -> float:
@@ -34,17 +36,17 @@ def flops_of(graph: StepGraph, equation: int, border: Border | None = None) -> f
 
 
 def local_flops(
-    graph: StepGraph, group: Group, space: GroupSpace, splits: np.ndarray, chip: ChipSpec
+    graph: StepGraph, group: Group, space: GroupSpace, splits: np.ndarray, target: Target
 ) -> np.ndarray:
     """Floating-point operations of a group on one device, shape (K,)."""
     total = np.zeros(len(splits))
     for e in group.equations:
-        border = written_border(graph, e) if chip.is_gpu else None
+        border = written_border(graph, e) if WRITTEN_BORDERS.applies_to(target) else None
         flops = flops_of(graph, e, border)
         if flops:
             share = _beside_halos(graph, space, splits, e, border) / equation_splits(space, splits, e)
-            share *= padded_work(graph, space, splits, e, chip)
-            share *= groups_multiplied(graph.program.equations[e], graph.program.tensors, chip)
+            share *= padded_work(graph, space, splits, e, target)
+            share *= groups_multiplied(graph.program.equations[e], graph.program.tensors, target)
             total += flops * trips_of(graph, e) * share
         total += body_cost(graph.program.equations[e]).flops * trips_of(graph, e)
     return total
@@ -155,7 +157,7 @@ def _product_seconds(
     tensors = (*eqn.operands[:2], *eqn.results)
     traffic = sum(buffers.num_bytes[t] / tensor_splits(space, splits, t) for t in tensors)
     rate = product_rate(chip, graph.program.tensors[eqn.operands[0]].dtype.name)
-    flops = flops_of(graph, e) * groups_multiplied(eqn, graph.program.tensors, chip)
+    flops = flops_of(graph, e) * groups_multiplied(eqn, graph.program.tensors, buffers.target)
     arithmetic = flops / equation_splits(space, splits, e) / rate
     return np.maximum(arithmetic, traffic / memory_bytes_per_second(chip)) + chip.launch_seconds
 

@@ -14,6 +14,7 @@ from jaxplan.cost._user_body import body_cost
 from jaxplan.ir import MESH, WHOLE, Configuration, Halo, StepGraph
 from jaxplan.mesh import Layout, Topology, collective_seconds
 from jaxplan.xla._pooling import waits_for_gradient
+from jaxplan.xla._target import Target
 
 
 class InnerCollective(NamedTuple):
@@ -167,7 +168,8 @@ def _of_windows(
         for side, rows in enumerate((halo.before, halo.after)):
             if rows:
                 num_bytes, trips = local * rows // block, trips_of(graph, equation)
-                alone = equation if waits_for_gradient(graph.program.equations[equation], t, topology.chip) else -1
+                waits = waits_for_gradient(graph.program.equations[equation], t, Target.of(topology.chip))
+                alone = equation if waits else -1
                 edge = (graph.values.number[t], dim, side, rows, axes, num_bytes, alone, copy)
                 yield edge, InnerCollective(equation, "collective-permute", axes, num_bytes, trips)
 

@@ -38,6 +38,7 @@ from jaxplan.ir import (
 from jaxplan.mesh import Layout, Topology
 from jaxplan.solvers import Problem
 from jaxplan.xla._buffers import analyse_buffers
+from jaxplan.xla._target import Target
 from jaxplan.xla._wire import carried_tensor, wire_tensor
 
 
@@ -69,15 +70,17 @@ class ModelBuilder:
         always: Sequence[frozenset[Configuration]] = (),
         overlap: bool = False,
         limits: Sequence[Sequence[ClassLimit]] = (),
+        target: Target | None = None,
     ) -> None:
         check_user_meshes(graph, topology)
+        target = target or Target.of(topology.chip, topology.num_devices)
         self.graph, self.topology, self.overlap = graph, topology, overlap
         self.always = always or (frozenset(),) * len(graph.grouping.groups)
         self.limits = tuple(map(tuple, limits)) or ((),) * len(graph.grouping.groups)
-        self.buffers = buffers = analyse_buffers(
-            graph, topology.chip, num_devices=topology.num_devices
+        self.buffers = buffers = analyse_buffers(graph, target)
+        self.pricer = Pricer(
+            topology=topology, target=target, inner=buffers.inner, grouped=buffers.grouped, wide=buffers.wide
         )
-        self.pricer = Pricer(topology=topology, inner=buffers.inner, grouped=buffers.grouped, wide=buffers.wide)
         self.flows = find_flows(graph)
         self._hidden = hidden_shares(graph, self.flows) if overlap else {}
         self.memo: dict = {}
@@ -87,7 +90,7 @@ class ModelBuilder:
         self._tied: Tied | None = None
         peak = evenly_split_peak(graph, self.buffers, topology.num_devices)
         self.latency_shares = latency_shares(
-            graph, self.flows, topology.chip, self._is_splittable, combined_bytes(peak)
+            graph, self.flows, target, self._is_splittable, combined_bytes(peak)
         )
 
     def _is_splittable(self, v: int) -> bool:
@@ -260,7 +263,7 @@ class ModelBuilder:
         splits = split_counts(self.configs[v], self.topology)
         result = (
             compute_seconds(self.graph, group, space, splits, self.buffers, self.topology),
-            local_flops(self.graph, group, space, splits, self.topology.chip),
+            local_flops(self.graph, group, space, splits, self.buffers.target),
             self._memory(v, splits),
         )
         self.memo[key] = result
@@ -283,9 +286,9 @@ class ModelBuilder:
 
     def _memory(self, v: int, splits: np.ndarray) -> np.ndarray:
         """Bytes of a group's inputs and of what it saves, shape (K,)."""
-        memory, chip = np.zeros(len(splits)), self.topology.chip
+        memory = np.zeros(len(splits))
         for t in (*self.graph.grouping.groups[v].inputs, *self._saved_by[v]):
-            memory += local_bytes(self.graph, self.buffers, chip, self.graph.spaces[v], splits, t)
+            memory += local_bytes(self.graph, self.buffers, self.graph.spaces[v], splits, t)
         return np.ceil(memory).astype(np.int64)
 
     @functools.cached_property
@@ -464,7 +467,7 @@ class ModelBuilder:
         key = ("wired", index)
         if key not in self.memo:
             flow = self.flows[index]
-            self.memo[key] = wire_tensor(self.graph, self.pricer.topology, flow.tensor, flow.reads)
+            self.memo[key] = wire_tensor(self.graph, self.buffers.target, flow.tensor, flow.reads)
         return self.memo[key]
 
     def _how_kept(self, flow: Flow) -> tuple[bool, bool]:

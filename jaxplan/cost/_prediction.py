@@ -31,6 +31,11 @@ from jaxplan.xla._in_place import LARGE_PARAMETER_BYTES
 from jaxplan.xla._lifetimes import Lifetimes
 from jaxplan.xla._put_off import is_gradient
 from jaxplan.xla._summands import Summand, find_summands
+from jaxplan.xla.rules.both.liveness import GATHERED_INTO_ARGUMENTS, SHORTENED_SOURCES, UPDATED_PARTS
+from jaxplan.xla.rules.both.schedule import GRADIENTS_AT_BARRIERS
+from jaxplan.xla.rules.gpu.layouts import DOT_WORKSPACE, GATHERS_IN_PIECES
+from jaxplan.xla.rules.gpu.schedule import ALL_REDUCES_IN_PLACE, SCATTERED_BESIDE, TABLES_TAKE_TURNS
+from jaxplan.xla.rules.tpu.liveness import HEAP_GAPS, RECOMPUTED_SOURCES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +96,7 @@ class Predictor:
     def __init__(self, model: CostModel) -> None:
         self.model = model
         graph, buffers = model.graph, model.buffers
+        self._target = target = buffers.target
         program = graph.program
         self._read_end = buffers.read_end
         self._barriers = [equations.start for equations in backward_barriers(program)]
@@ -114,7 +120,7 @@ class Predictor:
         results = (program.equations[e].results[0] for e in self._library_calls if program.equations[e].region < 0)
         self._gradient_births = sorted(buffers.birth[t] for t in results if is_gradient(graph, t))
         self._axes = model.topology.axes
-        self._summands = find_summands(graph, model.topology.chip, buffers.materialised)
+        self._summands = find_summands(graph, target, buffers.materialised)
         self._written: dict[tuple[int, int], tuple[tuple[int, int, int, int], ...]] = {}
         self._replaced = replaced_in_place(program)
         inputs = set(program.inputs)
@@ -135,7 +141,7 @@ class Predictor:
         self._updates = {
             f.tensor for f in model.flows if f.consumer != UNGROUPED and groups[f.consumer].kind == "state"
         }
-        self._tpu = TpuBuffers(model, self._place) if model.topology.chip.is_tiled else None
+        self._tpu = TpuBuffers(model, self._place) if target.is_tpu else None
         self._ordered = OrderedCopies(model)
         self._extended = ExtendedImages(model, self._read_end)
         self._pooled = [b for b in buffers.pooled if b.tensor in self._place]
@@ -180,7 +186,13 @@ class Predictor:
             model = self.model
             changed = self.changed_flows(assignment, model.chosen(assignment))
             found = make_transfers(
-                model.graph, model.topology, model.flows, changed, model.repeated(choices), self._transfers
+                model.graph,
+                model.topology,
+                model.flows,
+                changed,
+                model.repeated(choices),
+                self._transfers,
+                self._target,
             )
             if len(self._known) >= _MOST_REMEMBERED:
                 del self._known[next(iter(self._known))]
@@ -227,7 +239,7 @@ class Predictor:
         for t, last in home_deaths.items():
             if t in self._place:
                 death[self._place[t]] = last
-        for t, sources in model.buffers.instead.items():
+        for t, sources in model.buffers.instead.items() if RECOMPUTED_SOURCES.applies_to(self._target) else ():
             if not held[~self._is_input][self._place[t]]:
                 longer = [self._place[u] for u in sources if u in self._place and u not in home_deaths]
                 death[longer] = np.maximum(death[longer], death[self._place[t]])
@@ -258,7 +270,7 @@ class Predictor:
             home=dict(zip(self._made[lives].tolist(), range(num_homes))),
             copies=copies,
             on_chip=on_chip,
-            has_gaps=self._tpu is not None,
+            has_gaps=HEAP_GAPS.applies_to(self._target),
         )
 
     def _besides(
@@ -287,7 +299,7 @@ class Predictor:
         for beside in self._pooled:
             share = made[self._place[beside.tensor]] / model.buffers.num_bytes[beside.tensor]
             yield 2 * beside.first, 2 * beside.last + 1, share * beside.num_bytes, _TEMPORARIES
-        workspace = model.topology.chip.matmul_workspace_bytes
+        workspace = self._target.workspace_bytes if DOT_WORKSPACE.applies_to(self._target) else 0
         for e in self._products_run(transfers) if workspace else ():
             yield 2 * e, 2 * e + 1, workspace, "workspace"
 
@@ -298,7 +310,8 @@ class Predictor:
         """
         birth, tensors = self._birth.copy(), self.model.graph.program.tensors
         for cleared in self._cleared:
-            alone = {t for t in cleared if t in moved & self._updates and tensors[t].num_bytes >= LARGE_PARAMETER_BYTES}
+            large = {t for t in cleared if tensors[t].num_bytes >= LARGE_PARAMETER_BYTES}
+            alone = large & moved & self._updates if TABLES_TAKE_TURNS.applies_to(self._target) else set[int]()
             of = np.array([self._place[t] for t in cleared if t not in alone], dtype=np.int64)
             for size in np.unique(sizes[of]).tolist():
                 equal = of[sizes[of] == size]
@@ -315,7 +328,9 @@ class Predictor:
                 latest = max(span.readers, key=self._read_end.__getitem__)  # the readers are fused, not all at once
                 is_wide = transfer.carried in buffers.widened and buffers.is_kept(span.first, latest)
                 size = self.model.pricer.copy_bytes(tensor, transfer.target, is_wide)
-                if transfer.tensor in self._replaced and span.first == end:  # into the buffer that is replaced
+                if GATHERED_INTO_ARGUMENTS.applies_to(self._target) and (
+                    transfer.tensor in self._replaced and span.first == end
+                ):  # into the buffer that is replaced
                     size = 0
                 first = max(span.first, buffers.birth[transfer.tensor])
                 found.append((2 * first, 2 * max(first, min(self._read_end[latest], end)) + 1, size))
@@ -343,7 +358,7 @@ class Predictor:
 
     def _arrives_in_pieces(self, transfer: Transfer) -> bool:
         step = transfer.path.steps[-1]
-        if step.kind != "all-gather" or step.dim is None or not self.model.topology.chip.is_gpu:
+        if step.kind != "all-gather" or step.dim is None or not GATHERS_IN_PIECES.applies_to(self._target):
             return False
         first = transfer.spans[0].first
         if first not in self._products:
@@ -400,7 +415,7 @@ class Predictor:
             config = self.model.configurations[group][k]
             layout = required_layout(graph.spaces[group], config, summand.tensor, len(shape))
             shape = layout.local_shape(shape, self._axes)
-        if summand.is_written(shape, self.model.topology.chip):
+        if summand.is_written(shape, self._target):
             for t in (summand.tensor, *summand.narrow):
                 size = math.prod(shape) * graph.program.tensors[t].itemsize
                 last = max(self._read_end[c] for c in graph.values.consumers[t])
@@ -421,7 +436,8 @@ class Predictor:
     def _updated_parts(self, transfers: Sequence[Transfer]) -> Iterator[tuple[int, int, int]]:
         """(first, last equation, bytes) of what is updated in parts, then gathered into the buffer it replaces."""
         values, end = self.model.graph.values, len(self.model.graph.program.equations)
-        for transfer in gathered_updates(self._replaced, end, transfers):
+        updated = UPDATED_PARTS.applies_to(self._target)
+        for transfer in gathered_updates(self._replaced, end, transfers) if updated else ():
             size = self.model.pricer.local_bytes(self._travelling(transfer), transfer.path.layouts[0])
             yield values.producer[transfer.tensor], end, size
 
@@ -441,7 +457,8 @@ class Predictor:
             result[t] = self._homes[key][1]
             if (product := self.model.buffers.added_up.get(t)) is not None:
                 result.setdefault(product, result[t])
-        self._shorten_sources(result)
+        if SHORTENED_SOURCES.applies_to(self._target):
+            self._shorten_sources(result)
         return result
 
     def _home_death(
@@ -468,8 +485,10 @@ class Predictor:
         (https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/inplace.html). The operand has to be a buffer:
         element-wise operators in front of it write one of their own.
         """
+        if not ALL_REDUCES_IN_PLACE.applies_to(self._target):
+            return False
         only_sums = all(step.kind == "all-reduce" for step in transfer.path.steps)
-        if not (self.model.topology.chip.is_gpu and only_sums and is_gradient(self.model.graph, transfer.tensor)):
+        if not (only_sums and is_gradient(self.model.graph, transfer.tensor)):
             return False
         values, equations, t = self.model.graph.values, self.model.graph.program.equations, transfer.tensor
         while not self.model.buffers.materialised[t]:
@@ -507,7 +526,9 @@ class Predictor:
         Between regions of the backward pass that are computed again, the compiler was seen to put off the product that
         makes a gradient for as long as it may: until the barrier after the next, where the lowering asks for it.
         """
-        if not transfer.path.layouts[0].partial or not self._barriers or first <= self._barriers[0]:
+        if not GRADIENTS_AT_BARRIERS.applies_to(self._target) or not transfer.path.layouts[0].partial:
+            return first
+        if not self._barriers or first <= self._barriers[0]:
             return first
         k = bisect.bisect_left(self._barriers, first) + 1
         if k >= len(self._barriers):
@@ -519,7 +540,7 @@ class Predictor:
 
         GPU programs start a reduce-scatter and make the next gradient before they wait for it.
         """
-        is_scattered = transfer.path.steps[0].kind == "reduce-scatter" and self.model.topology.chip.is_gpu
+        is_scattered = transfer.path.steps[0].kind == "reduce-scatter" and SCATTERED_BESIDE.applies_to(self._target)
         product = self._product_behind(transfer.tensor) if is_scattered else None
         if product is None or not is_gradient(self.model.graph, transfer.tensor):
             return -1

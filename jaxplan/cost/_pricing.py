@@ -18,6 +18,8 @@ from jaxplan.mesh import (
     reshard_table,
 )
 from jaxplan.xla._grouped import ChannelGroups
+from jaxplan.xla._target import Target
+from jaxplan.xla.rules.tpu.layouts import TILES
 
 KEEP, REPEAT = 0, 1
 """Choices of a resharded read in both phases (TensorOpt 4.2): keep the copy, or make it again."""
@@ -29,6 +31,7 @@ class Pricer:
     """Memoised tables over pairs of layouts for one topology.
 
     Attributes:
+      target: the compiler, which decides how copies lie in memory.
       inner: the two innermost dimensions of tensors, where memory is in tiles (`jaxplan.xla._inner_dims`): copies have
         those of what they are copies of.
       grouped, wide: images whose channels lie in groups, and bytes of the elements that results of convolutions of
@@ -36,6 +39,7 @@ class Pricer:
     """
 
     topology: Topology
+    target: Target
     inner: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     grouped: Mapping[int, ChannelGroups] = field(default_factory=dict)
     wide: Mapping[int, int] = field(default_factory=dict)
@@ -141,7 +145,7 @@ class Pricer:
 
     def local_bytes(self, tensor: Tensor, layout: Layout) -> int:
         """Bytes of a tensor's piece on one device."""
-        if self.topology.chip.is_tiled:
+        if TILES.applies_to(self.target):
             shape = layout.local_shape(tensor.shape, self.topology.axes) if tensor.shape else ()
             itemsize, inner, groups = self._held_as(tensor)
             return image_bytes(shape, itemsize, inner, groups)

@@ -15,11 +15,11 @@ import numpy as np
 
 from jaxplan.cost._splits import tensor_splits
 from jaxplan.ir import GroupSpace, StepGraph
-from jaxplan.mesh import ChipSpec
 from jaxplan.xla._buffers import Buffers
 from jaxplan.xla._grouped import ChannelGroups
 from jaxplan.xla._padded_products import padded_share
 from jaxplan.xla._product_rows import is_batch_larger
+from jaxplan.xla.rules.tpu.layouts import TILES
 
 TILE = (8, 128)
 """Rows and columns."""
@@ -118,7 +118,7 @@ def _bytes_in_tiles(shape: tuple[int, ...], itemsize: int, rows: int, columns: i
 
 
 def local_bytes(
-    graph: StepGraph, buffers: Buffers, chip: ChipSpec, space: GroupSpace, splits: np.ndarray, t: int
+    graph: StepGraph, buffers: Buffers, space: GroupSpace, splits: np.ndarray, t: int
 ) -> np.ndarray:
     """Bytes of a device's piece of a group's tensor under each of its configurations, shape (K,).
 
@@ -127,7 +127,7 @@ def local_bytes(
     tensor = graph.program.tensors[t]
     dims = space.tensor_dims.get(t, ((),) * len(tensor.shape))
     parts = [splits[:, list(classes)].prod(axis=1) for classes in dims] or [np.ones(len(splits))]
-    if not chip.is_tiled:
+    if not TILES.applies_to(buffers.target):
         whole = buffers.num_bytes[t] / tensor_splits(space, splits, t)
         matrices = buffers.padded.get(t)
         return whole * padded_share(tensor.shape / np.stack(parts, axis=1), matrices) if matrices else whole

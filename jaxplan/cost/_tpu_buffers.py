@@ -17,6 +17,16 @@ from jaxplan.cost._updated_parts import gathered_updates, replaced_in_place
 from jaxplan.ir import Configuration, Equation
 from jaxplan.mesh import COLLECTIVES
 from jaxplan.xla._wire import NARROW_BYTES, rounded_tables
+from jaxplan.xla.rules.tpu.layouts import ROUNDED_TABLES, SCATTERED_IN_TILES
+from jaxplan.xla.rules.tpu.liveness import (
+    COPIED_PARAMETER,
+    EDGES_OF_IMAGES,
+    POOLINGS_WITH_EDGES,
+    SENT_PIECES,
+    SHORT_LIVED_ON_CHIP,
+    STACKS_ON_CHIP,
+    TRANSPOSED_UPDATES,
+)
 
 _FOR_THE_SHORT_LIVED = 0.6
 """Of the memory beside the cores. Chosen by the errors of plans compiled for v5e (`benchmarks.accuracy`)."""
@@ -37,13 +47,13 @@ class TpuBuffers:
 
     def __init__(self, model: CostModel, place: Mapping[int, int]) -> None:
         self._model, self._graph, program = model, model.graph, model.graph.program
-        self._axes = model.topology.axes
+        self._axes, self._target = model.topology.axes, model.buffers.target
         self._windowed = [g.index for g in self._graph.grouping.groups if may_communicate(self._graph, g.index)]
         written, rules = model.buffers.materialised, self._graph.rules
         images = {t for e in program.equations if rules[e.index].family == "convolution" for t in e.operands}
         self._written_beside = {t for t in images if not written[t] and self._is_computed(t)}
         self._scattered = [e for e in program.equations if rules[e.index].family == "scatter" and _turns_updates(e)]
-        self._tables = rounded_tables(self._graph, model.topology)
+        self._tables = rounded_tables(self._graph, self._target)
         self._replaced = replaced_in_place(program)
         exits = [program.equations[e] for region in program.regions for e in region.exits]
         stacks = sorted(e.results[0] for e in exits if e.params["role"] == "y" and e.phase == "forward")
@@ -58,7 +68,7 @@ class TpuBuffers:
             steps = steps[len(steps) - len(transfer.collectives) :]
             shape, sent = self._graph.program.tensors[transfer.tensor].shape, list(transfer.collectives)
             for i, step in enumerate(steps):
-                if step.kind == "reduce-scatter":
+                if step.kind == "reduce-scatter" and SCATTERED_IN_TILES.applies_to(self._target):
                     part = tuple(step.target.local_shape(shape, self._axes))
                     padded = scattered_in_tiles(part, transfer.itemsize)
                     if padded is not None:
@@ -70,21 +80,27 @@ class TpuBuffers:
     def in_main_memory(self, sizes: np.ndarray) -> tuple[np.ndarray, float]:
         """Of the bytes of what is made those in main memory, and the bytes on the chip that are left for what lives
         shortly: what loops of the forward pass stack lies there, in program order, as far as that goes."""
-        sizes, left = sizes.copy(), self._model.topology.chip.on_chip_bytes
-        for place in self._stacked:
+        sizes, left = sizes.copy(), self._target.on_chip_bytes
+        for place in self._stacked if STACKS_ON_CHIP.applies_to(self._target) else ():
             if sizes[place] <= left:
                 left -= sizes[place]
                 sizes[place] = 0
-        return sizes, min(left, _FOR_THE_SHORT_LIVED * self._model.topology.chip.on_chip_bytes)
+        share = _FOR_THE_SHORT_LIVED if SHORT_LIVED_ON_CHIP.applies_to(self._target) else 0
+        return sizes, min(left, share * self._target.on_chip_bytes)
 
     def copies(self, chosen: Sequence[Configuration], transfers: Sequence[Transfer]) -> Iterator[Copy]:
         """What is there once more, of a plan's configurations and transfers."""
-        yield from self._extended(chosen)
-        yield from self._beside(chosen)
-        yield from self._rounded(chosen, transfers)
-        yield from self._copied(transfers)
-        yield from self._turned(chosen)
-        yield from self._sent(transfers)
+        found = (
+            (POOLINGS_WITH_EDGES, self._extended(chosen)),
+            (EDGES_OF_IMAGES, self._beside(chosen)),
+            (ROUNDED_TABLES, self._rounded(chosen, transfers)),
+            (COPIED_PARAMETER, self._copied(transfers)),
+            (TRANSPOSED_UPDATES, self._turned(chosen)),
+            (SENT_PIECES, self._sent(transfers)),
+        )
+        for rule, copies in found:
+            if rule.applies_to(self._target):
+                yield from copies
 
     def _is_computed(self, t: int) -> bool:
         """Whether the forward pass makes a tensor, and not as a cast alone."""
@@ -144,7 +160,7 @@ class TpuBuffers:
             layout = layout_of(graph, chosen, group, t, produced=False)
             shape = layout.local_shape(graph.program.tensors[t].shape, self._axes)
             size = padded_bytes(tuple(shape), graph.program.tensors[t].itemsize)
-            if size > self._model.topology.chip.on_chip_bytes:
+            if size > self._target.on_chip_bytes:
                 yield eqn.index, eqn.index, size
 
     def _rounded(self, chosen: Sequence[Configuration], transfers: Sequence[Transfer]) -> Iterator[Copy]:

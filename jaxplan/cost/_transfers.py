@@ -14,7 +14,10 @@ from typing import Any
 from jaxplan.cost._flows import Flow, is_ascending, layout_of
 from jaxplan.ir import STORED_KINDS, Configuration, StepGraph, Tensor
 from jaxplan.mesh import COLLECTIVES, Layout, Path, Topology, reshard_path
+from jaxplan.xla._target import Target
 from jaxplan.xla._wire import carried_tensor, wire_tensor
+from jaxplan.xla.rules.both.liveness import NARROW_TRANSFERS, SHARED_STEPS
+from jaxplan.xla.rules.both.schedule import LARGE_SUMS_AT_ONCE
 
 ChangedFlow = tuple[int, Layout, Layout]
 """Index of a flow, the layout in which it is made and the one in which it is read."""
@@ -108,6 +111,7 @@ def plan_transfers(
     flows: Sequence[Flow],
     configurations: Sequence[Configuration],
     repeated: frozenset[int],
+    target: Target | None = None,
 ) -> tuple[Transfer, ...]:
     """All reshardings of a plan, in order of first execution.
 
@@ -117,7 +121,7 @@ def plan_transfers(
       repeated: flows (by index) whose copy is made again for the backward pass.
     """
     changed = changed_flows(graph, flows, configurations)
-    return make_transfers(graph, topology, flows, changed, repeated, {})
+    return make_transfers(graph, topology, flows, changed, repeated, {}, target)
 
 
 def changed_flows(
@@ -147,12 +151,14 @@ def make_transfers(
     changed: Sequence[ChangedFlow],
     repeated: frozenset[int],
     known: dict[Any, Any],
+    target: Target | None = None,
 ) -> tuple[Transfer, ...]:
     """One transfer for all flows that bring a tensor to one layout (see `plan_transfers`).
 
     ``known`` holds those of each tensor between calls, as long as they give the same objects in ``changed``: plans of
     one frontier differ in few.
     """
+    compiler = target or Target.of(topology.chip)
     of_tensor: dict[int, list[ChangedFlow]] = defaultdict(list)
     for item in changed:
         of_tensor[flows[item[0]].tensor].append(item)
@@ -160,15 +166,19 @@ def make_transfers(
     for t, items in of_tensor.items():
         key = (t, *map(id, items), *[item[0] in repeated for item in items])
         if key not in known:
-            known[key] = items, _of_tensor(graph, topology, flows, t, items, repeated)
+            known[key] = items, _of_tensor(graph, topology, compiler, flows, t, items, repeated)
         ordered += known[key][1]
     ordered.sort(key=operator.itemgetter(0))
-    return _with_shared_steps([transfer for _, transfer in ordered], graph.values.merged, known)
+    transfers = [transfer for _, transfer in ordered]
+    if not SHARED_STEPS.applies_to(compiler):
+        return tuple(transfers)
+    return _with_shared_steps(transfers, graph.values.merged, known)
 
 
 def _of_tensor(
     graph: StepGraph,
     topology: Topology,
+    compiler: Target,
     flows: Sequence[Flow],
     t: int,
     changed: Sequence[ChangedFlow],
@@ -183,17 +193,18 @@ def _of_tensor(
     for target, indices in reads.items():
         forward = sorted({e for i in indices for e in flows[i].forward})
         later = sorted({e for i in indices for e in flows[i].later})
-        tensor = wire_tensor(graph, topology, t, forward + later)
+        tensor = wire_tensor(graph, compiler, t, forward + later)
         path = reshard_path(source, target, tensor.shape, tensor.itemsize, topology)
         again = [i in repeated for i in indices if flows[i].reads_twice]
         repeats = bool(forward and later and path.collectives) and (not again or all(again))
         reading = (forward, later) if repeats else (forward + later,)
         spans = tuple(Span(first=e[0], readers=tuple(e)) for e in reading)
-        if source.partial and len(spans) == 1 and _local_bytes(tensor, path, topology) > COMBINED_BYTES:
+        is_sum = LARGE_SUMS_AT_ONCE.applies_to(compiler) and source.partial and len(spans) == 1
+        if is_sum and _local_bytes(tensor, path, topology) > COMBINED_BYTES:
             spans = (dataclasses.replace(spans[0], first=graph.values.producer[t] + 1),)
         transfer = Transfer(
             tensor=t,
-            carried=carried_tensor(graph, t),
+            carried=carried_tensor(graph, t) if NARROW_TRANSFERS.applies_to(compiler) else t,
             path=path,
             spans=spans,
             repeated=repeats,

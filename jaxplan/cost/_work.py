@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from jaxplan.ir import CONTRACTION_FAMILIES, Count, Equation, OperatorRule, SplitWindow, StepGraph, Tensor
 from jaxplan.ir.counts import Border as Border
 from jaxplan.ir.counts import convolution_products, pairs, window_sizes
-from jaxplan.mesh import ChipSpec
 from jaxplan.xla._put_off import is_gradient
+from jaxplan.xla._target import Target
+from jaxplan.xla.rules.gpu.schedule import RAGGED_DOTS
 
 
 def flops_of_equation(
@@ -29,13 +30,13 @@ def flops_of_equation(
     return sum(number for _, number in count.matrix) if count else 0.0
 
 
-def groups_multiplied(eqn: Equation, tensors: Sequence[Tensor], chip: ChipSpec) -> int:
+def groups_multiplied(eqn: Equation, tensors: Sequence[Tensor], target: Target) -> int:
     """How often the compiler does the work of a contraction.
 
     XLA for GPUs lowers a product of groups of rows to one over all groups, in which the rows of others are zeros (seen
     in programs compiled for H100); everything else runs once.
     """
-    is_ragged = eqn.name == "ragged_dot_general" and chip.is_gpu
+    is_ragged = eqn.name == "ragged_dot_general" and RAGGED_DOTS.applies_to(target)
     return tensors[eqn.operands[2]].shape[-1] if is_ragged else 1
 
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from importlib import resources
 from typing import Any
 
 from jaxplan.errors import TopologyError
+from jaxplan.mesh._chips import ChipSpec
 from jaxplan.mesh._topology import Topology
 
 # Autotuning needs the device, and so do the tile sizes of Triton's matrix products.
 _CUDA_XLA_FLAGS = "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false"
+_CAPABILITY = re.compile(r"cuda_compute_capability\s*\{\s*major:\s*(\d+)(?:\s*minor:\s*(\d+))?")
+_OLD = (7, 0)
+"""Of GPUs without a compile target, all older than those with fused attention."""
 _TPU_ACCELERATOR_TYPES = {"v5e": "v5litepod", "v5p": "v5p", "v6e": "v6e"}
 
 
@@ -40,6 +45,19 @@ def aot_environment(topology: Topology) -> dict[str, str]:
 def target_config(name: str) -> str:
     """Text of the target description of a GPU, a `GpuTargetConfigProto`."""
     return (resources.files("jaxplan.mesh") / "targets" / f"{name}.textproto").read_text(encoding="utf-8")
+
+
+def compute_capability(chip: ChipSpec) -> tuple[int, int] | None:
+    """(major, minor) that a GPU's compile target states, `_OLD` where it has none; None for other chips."""
+    if not chip.is_gpu:
+        return None
+    if chip.aot_target is None or not re.fullmatch(r"[\w-]+", chip.aot_target):
+        return _OLD
+    try:
+        found = _CAPABILITY.search(target_config(chip.aot_target))
+    except FileNotFoundError:  # a chip of the user's own
+        return _OLD
+    return (int(found[1]), int(found[2] or 0)) if found else _OLD
 
 
 def aot_devices(topology: Topology) -> list[Any]:

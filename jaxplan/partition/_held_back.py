@@ -17,7 +17,7 @@ import numpy as np
 from jaxplan.cost import Transfer
 from jaxplan.ir import CONTRACTION_FAMILIES, Equation, StepGraph, backward_barriers
 from jaxplan.mesh import ChipSpec, Layout
-from jaxplan.xla import Buffers, analyse_buffers, is_gradient
+from jaxplan.xla import Buffers, Target, analyse_buffers, is_gradient
 
 _Array = int | tuple[int, Layout]
 """What is held: a tensor as it is made, or its copy in another layout."""
@@ -58,7 +58,7 @@ def places_of_due_products(
     making = _products(graph, gradients)
     if not making:
         return {}
-    buffers = analyse_buffers(graph, chip, in_order=True)
+    buffers = analyse_buffers(graph, Target.of(chip), in_order=True)
     curve = bytes_alive(graph, buffers, local_bytes, transfers)
     peak = curve.max()
     held = _Held(graph, buffers, making, local_bytes, copy_of)
@@ -115,7 +115,7 @@ def barriers_that_wait(
     making = _products(graph, gradients) | parts
     if not starts or not making:
         return frozenset()
-    buffers = analyse_buffers(graph, chip, in_order=True)
+    buffers = analyse_buffers(graph, Target.of(chip), in_order=True)
     curve = bytes_alive(graph, buffers, local_bytes, transfers)
     held, peak = _Held(graph, buffers, making, local_bytes, copy_of), curve.max()
     found: list[int] = []

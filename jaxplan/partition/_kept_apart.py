@@ -15,7 +15,7 @@ from jaxplan.cost import Transfer
 from jaxplan.ir import Equation, StepGraph
 from jaxplan.mesh import ChipSpec, Layout
 from jaxplan.partition._held_back import array_read, bytes_alive
-from jaxplan.xla import MERGED_BYTES, analyse_buffers, is_padded, matrix_dims
+from jaxplan.xla import MERGED_BYTES, Target, analyse_buffers, is_padded, matrix_dims
 
 LEAST_RISE = 0.01
 """Of the peak without arguments: one large product is a little faster than three small ones."""
@@ -53,7 +53,7 @@ def products_kept_apart(
         extra += sum(parts) - min(parts)
     if not extra:
         return {}
-    buffers = analyse_buffers(graph, chip, in_order=True)
+    buffers = analyse_buffers(graph, Target.of(chip), in_order=True)
     if extra <= LEAST_RISE * bytes_alive(graph, buffers, local_bytes, transfers).max():
         return {}
     found: dict[int, tuple[tuple[int, int], ...]] = {}
@@ -126,7 +126,7 @@ def slices_written_apart(
     forms: dict[int, set[tuple[tuple[int, ...], tuple[int, ...]]]] = defaultdict(set)
     for eqn in graph.program.equations:
         for side, t in enumerate(eqn.operands if eqn.name == "dot_general" else ()):
-            if is_padded(graph, eqn, side, chip, local_shape(eqn, t)) and _is_cut(graph, t):
+            if is_padded(graph, eqn, side, Target.of(chip), local_shape(eqn, t)) and _is_cut(graph, t):
                 free, summed = matrix_dims(eqn, side, len(graph.program.tensors[t].shape))
                 forms[t].add((summed, free) if side else (free, summed))  # rows and columns
     return frozenset(graph.values.producer[t] for t, matrices in forms.items() if len(matrices) > 1)

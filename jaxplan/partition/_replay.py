@@ -30,7 +30,7 @@ from jaxplan.partition._held_back import barriers_that_wait, places_of_due_produ
 from jaxplan.partition._kept_apart import products_kept_apart, slices_written_apart
 from jaxplan.partition._micro_batches import num_parts
 from jaxplan.partition._unpooled import find_unpooled
-from jaxplan.xla import LARGE_PARAMETER_BYTES, analyse_buffers, takes_every_other
+from jaxplan.xla import LARGE_PARAMETER_BYTES, Target, analyse_buffers, takes_every_other
 
 PREFETCH_CONTRACTIONS = 8
 """A parameter is gathered at most this many contractions before it is read, about a block of a transformer: the
@@ -86,7 +86,7 @@ class Replay:
     ) -> None:
         self.graph, self.configurations = graph, tuple(configurations)
         self.axes, self.chip = topology.axes, topology.chip
-        buffers = analyse_buffers(graph, self.chip)
+        buffers = analyse_buffers(graph, Target.of(self.chip))
         self.by_read: dict[tuple[int, Layout], Transfer] = {(t.tensor, t.target): t for t in transfers}
         self.held_whole: set[tuple[int, Layout]] = set()
         self.whole: set[int] = set()

@@ -20,7 +20,7 @@ from jaxplan.cost import Transfer
 from jaxplan.ir import UNGROUPED, Equation, StepGraph
 from jaxplan.mesh import ChipSpec
 from jaxplan.partition._evaluation import Evaluation
-from jaxplan.xla import UNPOOLING, analyse_buffers
+from jaxplan.xla import UNPOOLING, Target, analyse_buffers
 
 _OPERAND = 1
 """Position of what was pooled; the gradient is before it."""
@@ -59,7 +59,7 @@ def find_unpooled(
     poolings = [e for e in graph.program.equations if e.name == UNPOOLING] if chip.is_gpu else []
     if not poolings:
         return {}
-    written = analyse_buffers(graph, chip).materialised
+    written = analyse_buffers(graph, Target.of(chip)).materialised
     found = {eqn.index: _made_again(graph, eqn, written, copy_of) for eqn in poolings}
     return {e: how for e, how in found.items() if not any(t in late for _, t in how.arrays)}
 

@@ -11,3 +11,4 @@ from jaxplan.xla._padded_products import matrix_dims as matrix_dims
 from jaxplan.xla._pooling import UNPOOLING as UNPOOLING
 from jaxplan.xla._put_off import is_gradient as is_gradient
 from jaxplan.xla._slices import takes_every_other as takes_every_other
+from jaxplan.xla._target import Target as Target

@@ -7,8 +7,9 @@ from collections.abc import Hashable
 from typing import NamedTuple
 
 from jaxplan.ir import Equation, StepGraph
-from jaxplan.mesh import ChipSpec
 from jaxplan.xla._fusion import is_outer_product
+from jaxplan.xla._target import Target
+from jaxplan.xla.rules.gpu.accumulation import CONVOLUTION_ADDS_SIDE_INPUT, GEMM_ADDS_C, MERGED_DOTS
 
 VIEWS = frozenset({"transpose", "reshape", "squeeze", "expand_dims"})
 """Operators whose result is the buffer of their operand: the compiler chooses its layout so."""
@@ -38,7 +39,7 @@ class Accumulation(NamedTuple):
     replaces: bool
 
 
-def accumulations(graph: StepGraph, chip: ChipSpec) -> list[Accumulation]:
+def accumulations(graph: StepGraph, target: Target) -> list[Accumulation]:
     """Sums of which one summand is a matrix product that nothing else reads, D = alpha A B + C.
 
     XLA makes one library call of them, whose result is written over C, or over a copy where C is read later: the
@@ -49,10 +50,11 @@ def accumulations(graph: StepGraph, chip: ChipSpec) -> list[Accumulation]:
     https://github.com/openxla/xla/blob/main/xla/service/gpu/transforms/gemm_rewriter.cc (``FuseMatrixBiasAdd``) and
     https://github.com/openxla/xla/blob/main/xla/service/gpu/transforms/cudnn_fused_conv_rewriter.cc
     """
-    if not chip.is_gpu or chip.fuses_products:
+    adds_dots, adds_convolutions = GEMM_ADDS_C.applies_to(target), CONVOLUTION_ADDS_SIDE_INPUT.applies_to(target)
+    if not (adds_dots or adds_convolutions):
         return []
     program, values, found = graph.program, graph.values, []
-    merged = _merged_dots(graph)
+    merged = _merged_dots(graph) if MERGED_DOTS.applies_to(target) else set[int]()
     replaced = {program.outputs[o]: program.inputs[i] for o, i in program.aliases.items() if program.donated[i]}
     for eqn in program.equations:
         summands = set(eqn.operands)
@@ -66,6 +68,8 @@ def accumulations(graph: StepGraph, chip: ChipSpec) -> list[Accumulation]:
             *views, product = products[summand]
             other = (summands - {summand}).pop()
             is_matrix = graph.rules[values.producer[product]].family == "contraction"
+            if not (adds_dots if is_matrix else adds_convolutions):
+                continue
             taken = replaced.get(eqn.results[0])
             replaces = is_matrix and taken is not None and _is_made_of(graph, other, taken, eqn.index)
             found.append(Accumulation(eqn.index, product, tuple(views), other, is_matrix, replaces))

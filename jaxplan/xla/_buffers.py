@@ -14,7 +14,6 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jaxplan.ir import CUT, REGION_IN, REGION_OUT, Equation, StepGraph, turning_point
-from jaxplan.mesh import ChipSpec
 from jaxplan.xla._accumulated import Accumulation, accumulations
 from jaxplan.xla._fusion import NOT_RECOMPUTED, fuses_into, is_recomputed, runs_inside_readers
 from jaxplan.xla._gated import gated
@@ -33,10 +32,18 @@ from jaxplan.xla._product_rows import (
     images_of_arguments,
     turned_operands,
 )
-from jaxplan.xla._put_off import behind_input_gradients, put_off
+from jaxplan.xla._put_off import PutOff, behind_input_gradients, put_off
 from jaxplan.xla._rearranged import written_wider
 from jaxplan.xla._slices import kept_for_slices, takes_every_other, woven
+from jaxplan.xla._target import Target
 from jaxplan.xla._wire import rounded_for_loops
+from jaxplan.xla.rules.both.fusion import CUT_ARGUMENTS, LOOP_BOUNDARIES, LOOP_CONSTANTS, RESIDUAL_SUMS
+from jaxplan.xla.rules.both.residuals import MASKS_ARE_RECOMPUTED, NARROWEST_IS_SAVED, SMALL_STATISTICS
+from jaxplan.xla.rules.both.schedule import SUMS_OVER_TRIPS
+from jaxplan.xla.rules.gpu.functions import WIDE_COPIES, WIDE_FUNCTIONS
+from jaxplan.xla.rules.gpu.schedule import CLEARED_TOGETHER, FUSIONS_IN_PLACE, GRADIENTS_AFTER_INPUTS
+from jaxplan.xla.rules.tpu.fusion import RECTIFIED_SUMS, STRIDED_SLICES
+from jaxplan.xla.rules.tpu.layouts import TILES
 
 COMPARISONS = frozenset({"eq", "ne", "ge", "gt", "le", "lt", "is_finite", "not"})
 """A mask is a quarter of what it is made of, and still never written by compiled GPU programs: each fusion that reads
@@ -52,6 +59,7 @@ class Buffers:
     """Lifetimes in equation indices; index -1 is before the first equation.
 
     Attributes:
+      target: the compiler that these are the buffers of.
       materialised: per tensor, whether it is a buffer of its own.
       birth: equation that makes it (-1 for inputs).
       death: last equation whose fusion reads it; the number of equations for program outputs.
@@ -74,10 +82,12 @@ class Buffers:
         is held in elements of so many bytes, as its copies are (`wide_results`).
       padded: what products read as matrices of whole multiples (`padded_operands`).
       behind: products that make gradients -> the products that come first (`behind_input_gradients`).
+      deferred: weight gradients that run later than the program has them (`put_off`); none with ``in_order``.
       added_up: views of a dot that a library call adds to a sum -> the dot, a buffer only where a view is resharded.
       sums: equations that add a dot, in its library call -> the other summand, over which the call writes.
     """
 
+    target: Target
     materialised: tuple[bool, ...]
     birth: tuple[int, ...]
     death: tuple[int, ...]
@@ -98,6 +108,7 @@ class Buffers:
     wide: Mapping[int, int] = field(default_factory=dict)
     padded: Mapping[int, MatrixDims] = field(default_factory=dict)
     behind: Mapping[int, int] = field(default_factory=dict)
+    deferred: Mapping[int, PutOff] = field(default_factory=dict)
     added_up: Mapping[int, int] = field(default_factory=dict)
     sums: Mapping[int, int] = field(default_factory=dict)
 
@@ -112,67 +123,70 @@ class Buffers:
 
 
 def analyse_buffers(
-    graph: StepGraph, chip: ChipSpec, *, num_devices: int | None = None, in_order: bool = False
+    graph: StepGraph, target: Target, *, in_order: bool = False
 ) -> Buffers:
     """Decide materialisation and lifetimes in two passes over the equations.
 
-    ``num_devices``: what depends on how small a batch gets (`turned_operands`) is looked for where they are given.
     ``in_order``: as if every product ran where the program has it (see `put_off`).
     """
     program, values = graph.program, graph.values
     turning = turning_point(program)
-    added_up = accumulations(graph, chip)
-    outputs = widened_outputs(graph, chip)
-    rows = batches_of_rows(graph, chip, outputs.values())
-    innermost = inner_dims(graph) if chip.is_tiled else {}
-    turned = turned_operands(graph, chip, innermost, num_devices)
-    flat = flattened_images(graph, chip, innermost) | images_of_arguments(graph, chip)
-    grouped, wide = grouped_operands(graph, chip), wide_results(graph, chip)
-    flat |= costly_images(graph, chip, innermost).union(grouped, gradients_of_widened(graph, chip, outputs.values()))
-    materialised = _materialised(graph, chip, turning, added_up, outputs, flat.union(turned, rows))
+    added_up = accumulations(graph, target)
+    outputs = widened_outputs(graph, target)
+    rows = batches_of_rows(graph, target, outputs.values())
+    innermost = inner_dims(graph, target)
+    turned = turned_operands(graph, target, innermost)
+    flat = flattened_images(graph, target, innermost) | images_of_arguments(graph, target)
+    grouped, wide = grouped_operands(graph, target), wide_results(graph, target)
+    flat |= costly_images(graph, target, innermost)
+    flat = flat.union(grouped, gradients_of_widened(graph, target, outputs.values()))
+    materialised = _materialised(graph, target, turning, added_up, outputs, flat.union(turned, rows))
     written = rows or turned
-    without_rows = _materialised(graph, chip, turning, added_up, outputs, flat) if written else materialised
-    waiting = {} if in_order else put_off(graph, chip)
-    summed = {} if in_order else sums_over_trips(graph)
+    without_rows = _materialised(graph, target, turning, added_up, outputs, flat) if written else materialised
+    waiting = {} if in_order else put_off(graph, target)
+    summed = {} if in_order or not SUMS_OVER_TRIPS.applies_to(target) else sums_over_trips(graph)
     late = {e: when.by for e, when in waiting.items()} | {e: behind + 1 for e, behind in summed.items()}
     late |= {values.producer[a.product]: a.equation for a in added_up if not a.in_place}
-    death = _deaths(graph, materialised, late, added_up, summed)
-    if chip.is_gpu:
+    death = _deaths(graph, target, materialised, late, added_up, summed)
+    if FUSIONS_IN_PLACE.applies_to(target):
         write_over_operands(graph, materialised, death)
     read_end = _read_end(graph, materialised, death, late)
-    ordered = write_in_orders(graph, chip, materialised, read_end, death)
-    behind = behind_input_gradients(graph, chip, materialised)
-    after = {e: when.after for e, when in waiting.items()} if chip.is_gpu else behind
-    birth = _births(graph, {} if in_order else {**after, **summed})
-    pooled = pool_buffers(graph, chip, read_end)
+    ordered = write_in_orders(graph, target, materialised, read_end, death)
+    behind = behind_input_gradients(graph, target, materialised)
+    is_after = GRADIENTS_AFTER_INPUTS.applies_to(target)
+    after = {e: when.after for e, when in waiting.items()} if is_after else {}
+    birth = _births(graph, {} if in_order else {**after, **behind, **summed})
+    pooled = pool_buffers(graph, target, read_end)
     made = range(len(program.tensors))
     some = {t for t in (*rows, *turned) if not without_rows[t]}
-    without = _deaths(graph, without_rows, late, added_up, summed) if some else []
+    without = _deaths(graph, target, without_rows, late, added_up, summed) if some else []
     instead = {t: _sources_that_live_longer(graph, t, materialised, death, without) for t in sorted(some)}
     # Those in whose place something is kept for the backward pass count for it: as many bytes.
     some -= {t for t, sources in instead.items() if any(death[u] < turning <= without[u] for u in sources)}
     saved = tuple(t for t in made if materialised[t] and -1 < birth[t] < turning <= death[t])
     return Buffers(
+        target=target,
         materialised=tuple(materialised),
         birth=tuple(birth),
         death=tuple(death),
         read_end=read_end,
         turning_point=turning,
         saved=saved,
-        num_bytes=tuple(_buffer_bytes(graph, chip, t) for t in made),
-        widened=_widened(graph, chip, materialised),
-        cleared=cleared_together(graph) if chip.is_gpu else (),
+        num_bytes=tuple(_buffer_bytes(graph, target, t) for t in made),
+        widened=_widened(graph, target, materialised),
+        cleared=cleared_together(graph) if CLEARED_TOGETHER.applies_to(target) else (),
         ordered=ordered,
         pooled=pooled,
         inner=innermost,
-        element_bytes={**rounded_for_loops(graph, chip), **written_wider(graph), **wide} if chip.is_tiled else {},
+        element_bytes={**rounded_for_loops(graph, target), **written_wider(graph, target), **wide},
         batched={t: dims for t, dims in rows.items() if t in some},
         turned={t: dims for t, dims in turned.items() if t in some},
         instead={t: sources for t, sources in instead.items() if sources and t in some},
         grouped=grouped,
         wide=wide,
-        padded=padded_operands(graph, chip),
+        padded=padded_operands(graph, target),
         behind=behind,
+        deferred=waiting,
         added_up={t: a.product for a in added_up for t in a.views},
         sums={a.equation: a.other for a in added_up if a.in_place},
     )
@@ -180,6 +194,7 @@ def analyse_buffers(
 
 def _deaths(
     graph: StepGraph,
+    target: Target,
     materialised: Sequence[bool],
     late: Mapping[int, int],
     added_up: Sequence[Accumulation],
@@ -204,7 +219,7 @@ def _deaths(
             death[eqn.results[0]] = max(death[eqn.results[0]], last if eqn.params["role"] == "const" else -1)
         for t in eqn.operands[_is_carry_exit(eqn) :]:
             death[t] = max(death[t], last)
-    hand_over(graph, materialised, death, late)
+    hand_over(graph, target, materialised, death, late)
     for a in added_up:
         death[a.product] = producer[a.product] - 1  # no buffer of its own, unless it is resharded first
         if a.in_place and death[a.other] == a.equation and a.other not in program.inputs:
@@ -260,8 +275,8 @@ def _read_end(
     return (*ends, len(program.equations))
 
 
-def _widened(graph: StepGraph, chip: ChipSpec, materialised: Sequence[bool]) -> frozenset[int]:
-    if not chip.is_gpu:
+def _widened(graph: StepGraph, target: Target, materialised: Sequence[bool]) -> frozenset[int]:
+    if not WIDE_COPIES.applies_to(target):
         return frozenset()
     tensors, found = graph.program.tensors, set()
     for eqn in graph.program.equations:
@@ -286,9 +301,9 @@ def _is_normalised(graph: StepGraph, t: int) -> bool:
     return any(eqn.name == "reduce_max" for eqn in readers)
 
 
-def _buffer_bytes(graph: StepGraph, chip: ChipSpec, t: int) -> int:
+def _buffer_bytes(graph: StepGraph, target: Target, t: int) -> int:
     tensor, index = graph.program.tensors[t], graph.values.producer[t]
-    if index < 0 or tensor.itemsize >= _WIDE_BYTES or chip.elementwise_16bit or not chip.is_gpu:
+    if index < 0 or tensor.itemsize >= _WIDE_BYTES or not WIDE_FUNCTIONS.applies_to(target):
         return tensor.num_bytes
     wide = graph.program.equations[index].name in NOT_RECOMPUTED
     return tensor.num_elements * _WIDE_BYTES if wide else tensor.num_bytes
@@ -296,7 +311,7 @@ def _buffer_bytes(graph: StepGraph, chip: ChipSpec, t: int) -> int:
 
 def _materialised(
     graph: StepGraph,
-    chip: ChipSpec,
+    target: Target,
     turning: int,
     added_up: Sequence[Accumulation],
     widened: Mapping[int, int],
@@ -309,15 +324,15 @@ def _materialised(
     for eqn in program.equations:
         if eqn.name == "optimization_barrier":  # its result is the same buffer
             result[eqn.operands[0]] = not graph.values.free[eqn.operands[0]]
-        elif eqn.name in (REGION_IN, REGION_OUT):
+        elif eqn.name in (REGION_IN, REGION_OUT) and LOOP_BOUNDARIES.applies_to(target):
             _mark_boundary(graph, eqn, result)
-        elif chip.is_tiled and takes_every_other(eqn):
+        elif STRIDED_SLICES.applies_to(target) and takes_every_other(eqn):
             result[eqn.operands[0]] = not graph.values.free[eqn.operands[0]]
-        elif graph.rules[eqn.index].family == "gather" or not runs_inside_readers(graph, chip, eqn.index):
-            has_kernel = not runs_inside_readers(graph, chip, eqn.index)
+        elif graph.rules[eqn.index].family == "gather" or not runs_inside_readers(graph, target, eqn.index):
+            has_kernel = not runs_inside_readers(graph, target, eqn.index)
             for t in (*eqn.operands, *eqn.results) if has_kernel else eqn.operands[:1]:
                 reads_free = graph.values.free[t] or program.tensors[t].kind == "literal"
-                result[t] = not reads_free and (result[t] or not fuses_into(graph, chip, eqn.index, t))
+                result[t] = not reads_free and (result[t] or not fuses_into(graph, target, eqn.index, t))
     for t in written:
         result[t] = not graph.values.free[t] and program.tensors[t].kind != "literal"
     for product, wide in widened.items():
@@ -327,18 +342,19 @@ def _materialised(
         result[program.equations[a.equation].results[0]] = True
     for t in program.inputs:
         result[t] = True
-    for eqn in program.equations:
-        if _is_junction(graph, chip, eqn.index, turning, result):
+    for eqn in program.equations if RESIDUAL_SUMS.applies_to(target) else ():
+        if _is_junction(graph, target, eqn.index, turning, result):
             result[eqn.results[0]] = True
-    for t in gated(graph, chip, result):
+    for t in gated(graph, target, result):
         result[t] = True
-    for t in (*written_behind(graph, chip, result), *woven(graph, chip).difference(program.outputs)):
+    for t in (*written_behind(graph, target, result), *woven(graph, target).difference(program.outputs)):
         result[t] = False
-    _save_residuals(graph, chip, turning, result)
+    _save_residuals(graph, target, turning, result)
     for eqn in program.equations:
-        if eqn.name == REGION_IN and eqn.params["role"] == "const" and _is_argument(graph, eqn.operands[0]):
+        role = eqn.params["role"] if eqn.name == REGION_IN else ""
+        if role == "const" and LOOP_CONSTANTS.applies_to(target) and _is_argument(graph, eqn.operands[0]):
             result[eqn.results[0]] = False
-        elif eqn.name == REGION_IN and eqn.params["role"] == "x" and _is_cut(graph, chip, eqn.operands[0]):
+        elif role == "x" and CUT_ARGUMENTS.applies_to(target) and _is_cut(graph, target, eqn.operands[0]):
             result[eqn.operands[0]] = False
     return result
 
@@ -352,7 +368,7 @@ def _is_argument(graph: StepGraph, t: int) -> bool:
     return eqn.name == REGION_IN and eqn.params["role"] == "const" and _is_argument(graph, eqn.operands[0])
 
 
-def _is_cut(graph: StepGraph, chip: ChipSpec, t: int) -> bool:
+def _is_cut(graph: StepGraph, target: Target, t: int) -> bool:
     """Whether a tensor is an argument whose leading dimension was taken apart (micro-batches): the same buffer.
 
     Where memory is in tiles of the last two dimensions, they have to be the same.
@@ -362,7 +378,7 @@ def _is_cut(graph: StepGraph, chip: ChipSpec, t: int) -> bool:
         return False
     (source,) = graph.program.equations[made].operands
     shapes = [graph.program.tensors[u].shape for u in (source, t)]
-    is_same = not chip.is_tiled or (min(map(len, shapes)) > 2 and shapes[0][-2:] == shapes[1][-2:])
+    is_same = not TILES.applies_to(target) or (min(map(len, shapes)) > 2 and shapes[0][-2:] == shapes[1][-2:])
     return is_same and source in graph.program.inputs
 
 
@@ -380,7 +396,7 @@ def _mark_boundary(graph: StepGraph, eqn: Equation, materialised: list[bool]) ->
 
 
 def _is_junction(
-    graph: StepGraph, chip: ChipSpec, equation: int, turning: int, materialised: Sequence[bool]
+    graph: StepGraph, target: Target, equation: int, turning: int, materialised: Sequence[bool]
 ) -> bool:
     """A sum of two activations that several readers share (a residual stream) is written once, not recomputed.
 
@@ -395,7 +411,7 @@ def _is_junction(
         for c in consumers[t]:
             results, name = graph.program.equations[c].results, graph.program.equations[c].name
             if c >= turning or any(r < turning for result in results for r in consumers[result]):
-                is_inside = chip.fuses_products and name == _RECTIFIER and not materialised[results[0]]
+                is_inside = RECTIFIED_SUMS.applies_to(target) and name == _RECTIFIER and not materialised[results[0]]
                 yield from readers(results[0]) if is_inside else (c,)
 
     if len(set(readers(eqn.results[0]))) < 2:
@@ -405,48 +421,54 @@ def _is_junction(
     return len(large) >= 2 and size > 1
 
 
-def _save_residuals(graph: StepGraph, chip: ChipSpec, turning: int, materialised: list[bool]) -> None:
+def _save_residuals(graph: StepGraph, target: Target, turning: int, materialised: list[bool]) -> None:
     """Make a buffer of what backward fusions need and cannot recompute from buffers that live anyway."""
     program, values = graph.program, graph.values
-    again = [is_recomputed(graph, chip, eqn.index) for eqn in program.equations]
+    again = [is_recomputed(graph, target, eqn.index) for eqn in program.equations]
     kept = set(program.inputs)
     for t in program.tensors:
         if materialised[t.index] and any(c >= turning for c in values.consumers[t.index]):
             kept.add(t.index)
-    kept |= kept_for_slices(graph, chip, turning, materialised)
+    kept |= kept_for_slices(graph, target, turning, materialised)
     for eqn in program.equations[:turning]:
         for t in eqn.results:
             if t in kept or not program.tensors[t].shape or values.free[t]:
                 continue
             if any(c >= turning for c in values.consumers[t]):
-                for keep in _narrowest(graph, again, t, kept, materialised):
+                for keep in _narrowest(graph, target, again, t, kept, materialised):
                     kept.add(keep)
                     materialised[keep] = True
 
 
 def _narrowest(
-    graph: StepGraph, again: Sequence[bool], t: int, kept: set[int], materialised: list[bool]
+    graph: StepGraph,
+    target: Target,
+    again: Sequence[bool],
+    t: int,
+    kept: set[int],
+    materialised: list[bool],
 ) -> list[int]:
     """The values to keep so that ``t`` can be recomputed; none when what is kept already suffices."""
     program, values = graph.program, graph.values
     missing = _missing_sources(graph, again, t, kept, materialised)
-    if sum(program.tensors[u].num_bytes for u in missing) <= SMALL_FRACTION * program.tensors[t].num_bytes:
+    share = SMALL_FRACTION if SMALL_STATISTICS.applies_to(target) else 0
+    if sum(program.tensors[u].num_bytes for u in missing) <= share * program.tensors[t].num_bytes:
         return missing  # the statistics that a normalised value, and its mask, are computed again from
     keep: list[int] = []
     while True:
         index = values.producer[t]
-        if index < 0 or not again[index]:
+        if index < 0 or not again[index] or not NARROWEST_IS_SAVED.applies_to(target):
             return [*keep, t]
         size = program.tensors[t].num_bytes
         operands = dict.fromkeys(program.equations[index].operands)
         needed = [o for o in operands if _missing_sources(graph, again, o, kept, materialised)]
-        large = [o for o in needed if program.tensors[o].num_bytes > SMALL_FRACTION * size]
-        is_mask = program.equations[index].name in COMPARISONS
+        large = [o for o in needed if program.tensors[o].num_bytes > share * size]
+        is_mask = MASKS_ARE_RECOMPUTED.applies_to(target) and program.equations[index].name in COMPARISONS
         if len(large) > 1 or (large and not is_mask and program.tensors[large[0]].num_bytes > size):
             return [*keep, t]
         for small in needed:
             if small not in large:
-                keep.extend(_narrowest(graph, again, small, kept, materialised))
+                keep.extend(_narrowest(graph, target, again, small, kept, materialised))
         if not large:
             return keep
         t = large[0]

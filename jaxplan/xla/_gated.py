@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from jaxplan.ir import CONTRACTION_FAMILIES, StepGraph
-from jaxplan.mesh import ChipSpec
 from jaxplan.xla._grouped import grouped_results
+from jaxplan.xla._target import Target
+from jaxplan.xla.rules.gpu.fusion import SQUEEZE_AND_EXCITATION
+from jaxplan.xla.rules.tpu.fusion import GATED_GROUPS
 
 _TRANSCENDENTAL = frozenset(
     {"exp", "exp2", "expm1", "log", "log1p", "logistic", "tanh", "erf", "erfc", "sin", "cos", "pow"}
@@ -15,7 +17,7 @@ _TRANSCENDENTAL = frozenset(
 _RECTIFIERS = frozenset({"max", "min", "clamp"})
 
 
-def gated(graph: StepGraph, chip: ChipSpec, materialised: Sequence[bool]) -> Iterator[int]:
+def gated(graph: StepGraph, target: Target, materialised: Sequence[bool]) -> Iterator[int]:
     """Values that a sum is taken of, and that are multiplied with what products make of the sum.
 
     The products part the two kernels that read such a value. Programs compiled for GPUs wrote it for the second one
@@ -23,8 +25,9 @@ def gated(graph: StepGraph, chip: ChipSpec, materialised: Sequence[bool]) -> Ite
     values (a RegNet), and kept it; on TPUs it was computed again, but where a convolution of groups of channels is
     before it.
     """
-    grouped = grouped_results(graph, chip)
-    if not chip.is_gpu and not grouped:
+    grouped = grouped_results(graph, target) if GATED_GROUPS.applies_to(target) else frozenset[int]()
+    takes_costly = SQUEEZE_AND_EXCITATION.applies_to(target)
+    if not takes_costly and not grouped:
         return
     equations, consumers, producer = graph.program.equations, graph.values.consumers, graph.values.producer
     for eqn in equations:
@@ -37,7 +40,7 @@ def gated(graph: StepGraph, chip: ChipSpec, materialised: Sequence[bool]) -> Ite
         if materialised[t] or graph.values.free[t]:
             continue
         is_grouped = not grouped.isdisjoint(_computed_from(graph, t, materialised))
-        if not (_is_costly(graph, t, materialised) if chip.is_gpu else is_grouped):
+        if not (is_grouped or (takes_costly and _is_costly(graph, t, materialised))):
             continue
         if others & _behind_products(graph, eqn.results[0], graph.program.tensors[t].num_elements):
             yield t

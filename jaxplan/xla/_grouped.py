@@ -1,4 +1,4 @@
-"""Convolutions of groups of channels on chips whose memory is in tiles."""
+"""Convolutions of groups of channels on TPUs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jaxplan.ir import Equation, StepGraph
-from jaxplan.mesh import ChipSpec
+from jaxplan.xla._target import Target
+from jaxplan.xla.rules.tpu.layouts import CHANNEL_GROUPS, WIDE_GROUPS
 
 _COLUMNS = 128
 """Of a tile."""
@@ -33,14 +34,14 @@ class ChannelGroups:
         return self.batch + (self.batch > self.features), self.features + 1
 
 
-def grouped_operands(graph: StepGraph, chip: ChipSpec) -> dict[int, ChannelGroups]:
+def grouped_operands(graph: StepGraph, target: Target) -> dict[int, ChannelGroups]:
     """Images that only convolutions of groups of channels read in the forward pass, as those lie in memory.
 
     Compiled TPU programs write them so, for the convolution and for the gradient of its kernel: 64 channels of a
     RegNet's groups take 128.
     """
     found = {}
-    for eqn in _grouped(graph, chip):
+    for eqn in _grouped(graph, target) if CHANNEL_GROUPS.applies_to(target) else ():
         t = eqn.operands[0]
         readers = [graph.program.equations[c] for c in graph.values.consumers[t]]
         if not graph.values.free[t] and all(e.index == eqn.index for e in readers if e.phase == "forward"):
@@ -49,13 +50,13 @@ def grouped_operands(graph: StepGraph, chip: ChipSpec) -> dict[int, ChannelGroup
     return found
 
 
-def wide_results(graph: StepGraph, chip: ChipSpec) -> dict[int, int]:
+def wide_results(graph: StepGraph, target: Target) -> dict[int, int]:
     """Results of such convolutions that are widened, and bytes of the elements that they are held in.
 
     Their kernel widens them and puts groups side by side, where a group does not fill the columns of one tile.
     """
     tensors, found = graph.program.tensors, {}
-    for eqn in _grouped(graph, chip):
+    for eqn in _grouped(graph, target) if WIDE_GROUPS.applies_to(target) else ():
         (t,) = eqn.results
         readers = [graph.program.equations[c] for c in graph.values.consumers[t]]
         casts = [e.results[0] for e in readers if e.phase == "forward" and e.name == "convert_element_type"]
@@ -65,14 +66,14 @@ def wide_results(graph: StepGraph, chip: ChipSpec) -> dict[int, int]:
     return found
 
 
-def grouped_results(graph: StepGraph, chip: ChipSpec) -> frozenset[int]:
+def grouped_results(graph: StepGraph, target: Target) -> frozenset[int]:
     """What convolutions of groups of channels make in the forward pass."""
-    return frozenset(eqn.results[0] for eqn in _grouped(graph, chip))
+    return frozenset(eqn.results[0] for eqn in _grouped(graph, target))
 
 
-def _grouped(graph: StepGraph, chip: ChipSpec) -> Iterator[Equation]:
+def _grouped(graph: StepGraph, target: Target) -> Iterator[Equation]:
     """Forward convolutions of groups of several channels; those of single channels are another kernel."""
-    for eqn in graph.program.equations if chip.is_tiled else ():
+    for eqn in graph.program.equations if target.is_tpu else ():
         is_forward = eqn.name == "conv_general_dilated" and eqn.phase == "forward"
         if is_forward and eqn.params["feature_group_count"] > 1 and _width(graph, eqn) > 1:
             yield eqn

@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 from jaxplan.ir import CONTRACTION_FAMILIES, REGION_IN, REGION_OUT, VIEW_PRIMITIVES, Equation, StepGraph
+from jaxplan.xla._target import Target
+from jaxplan.xla.rules.both.liveness import BRANCHES_IN_PLACE, CARRIES_IN_PLACE, SCATTERS_IN_PLACE
 
 LARGE_PARAMETER_BYTES = 4 * 2**20
 """From so many bytes on the lowering says when a parameter is gathered, and makes gradients of tables one after the
@@ -54,7 +56,7 @@ def _factors(graph: StepGraph, equation: int) -> tuple[int, ...]:
 
 
 def hand_over(
-    graph: StepGraph, materialised: Sequence[bool], death: list[int], late: Mapping[int, int]
+    graph: StepGraph, target: Target, materialised: Sequence[bool], death: list[int], late: Mapping[int, int]
 ) -> None:
     """Let what is written over die right before the result is born; ``death`` is changed.
 
@@ -70,18 +72,21 @@ def hand_over(
     inputs = set(graph.program.inputs)
     for eqn in graph.program.equations:
         if eqn.name == REGION_OUT and eqn.params["role"] == "carry":
-            _carry(graph, eqn, materialised, death, late)
-        for t in _written_over(graph, eqn):
+            _carry(graph, target, eqn, materialised, death, late)
+        for t in _written_over(graph, target, eqn):
             if materialised[t] and t not in inputs and death[t] == eqn.index:
                 death[t] = eqn.index - 1
 
 
-def _written_over(graph: StepGraph, eqn: Equation) -> Iterator[int]:
+def _written_over(graph: StepGraph, target: Target, eqn: Equation) -> Iterator[int]:
     """Operands in whose buffers the results may lie."""
     role = eqn.params["role"] if eqn.name in (REGION_IN, REGION_OUT) else ""
-    if graph.rules[eqn.index].family == "scatter" or (eqn.name == REGION_IN and role == "carry"):
-        yield eqn.operands[0]
-    elif eqn.name == REGION_OUT and role in ("carry", "branch"):
+    carries, branches = CARRIES_IN_PLACE.applies_to(target), BRANCHES_IN_PLACE.applies_to(target)
+    if graph.rules[eqn.index].family == "scatter":
+        yield from eqn.operands[:1] if SCATTERS_IN_PLACE.applies_to(target) else ()
+    elif eqn.name == REGION_IN and role == "carry":
+        yield from eqn.operands[:1] if carries else ()
+    elif eqn.name == REGION_OUT and ((role == "carry" and carries) or (role == "branch" and branches)):
         for t in eqn.operands:
             yield t
             made = graph.values.producer[t]
@@ -92,6 +97,7 @@ def _written_over(graph: StepGraph, eqn: Equation) -> Iterator[int]:
 
 def _carry(
     graph: StepGraph,
+    target: Target,
     leaves: Equation,
     materialised: Sequence[bool],
     death: list[int],
@@ -107,7 +113,7 @@ def _carry(
     end = max(death[before], leaves.index - 1)
     if materialised[after] and made > start and after != before:
         runs, family = late.get(made, made), graph.rules[made].family
-        over = family == "elementwise" or before in _written_over(graph, graph.program.equations[made])
+        over = family == "elementwise" or before in _written_over(graph, target, graph.program.equations[made])
         if death[before] < runs or (death[before] == runs and over):
             end = runs - 1
     death[before] = end

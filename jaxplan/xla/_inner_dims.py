@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 from jaxplan.ir import Equation, StepGraph
+from jaxplan.xla._target import Target
+from jaxplan.xla.rules.tpu.layouts import IMAGES, MATRICES_OF_BATCHES, MIXED_TOKENS
 
 _KEEP_DIMENSIONS = frozenset({"elementwise", "window"})
 _SLICED = frozenset({"slice", "split", "squeeze", "transpose", "unstack"})
 
 
-def inner_dims(graph: StepGraph) -> dict[int, tuple[int, int]]:
+def inner_dims(graph: StepGraph, target: Target) -> dict[int, tuple[int, int]]:
     """Innermost dimensions, in ascending order, of what convolutions read and make, of what products of batches of
     matrices make (the matrices' own), of `mixed_tokens`, and of what is computed element by element, and window by
     window, of that. Arguments are not among them."""
     found: dict[int, tuple[int, int]] = {}
     for eqn in graph.program.equations:
-        if eqn.name == "dot_general":
+        if eqn.name == "dot_general" and MATRICES_OF_BATCHES.applies_to(target):
             _of_product(graph, eqn, found)
-        elif eqn.name == "conv_general_dilated":
+        elif eqn.name == "conv_general_dilated" and IMAGES.applies_to(target):
             numbers = eqn.params["dimension_numbers"]
             specs = zip((*eqn.operands, *eqn.results), (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec))
             for t, (one, other, *_) in specs:
                 found.setdefault(t, (min(one, other), max(one, other)))
-    return _spread(graph, {**mixed_tokens(graph), **found})
+    return _spread(graph, {**mixed_tokens(graph, target), **found})
 
 
-def mixed_tokens(graph: StepGraph) -> dict[int, tuple[int, int]]:
+def mixed_tokens(graph: StepGraph, target: Target) -> dict[int, tuple[int, int]]:
     """Tokens `[B, T, D]` that are transposed for a product over T, a mixer's, and what is computed of them element by
     element: T and D are innermost, as without the transposition."""
     found = {}
-    for eqn in graph.program.equations:
+    for eqn in graph.program.equations if MIXED_TOKENS.applies_to(target) else ():
         if eqn.name != "dot_general" or eqn.phase != "forward":
             continue
         (contracted, _), (batch, _) = eqn.params["dimension_numbers"]

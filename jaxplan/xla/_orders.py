@@ -26,8 +26,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from jaxplan.ir import CONTRACTION_FAMILIES, Equation, StepGraph, Tensor
-from jaxplan.mesh import ChipSpec
 from jaxplan.xla._fusion import is_recomputed
+from jaxplan.xla._target import Target
+from jaxplan.xla.rules.gpu.layouts import (
+    SAVED_EXPONENTIALS,
+    TRANSPOSED_IN_FLOAT32,
+    TRANSPOSED_OPERANDS,
+    WRITTEN_IN_BOTH_LAYOUTS,
+)
 
 Order = tuple[int, ...]
 """Dimensions of a tensor from the slowest to the fastest in memory."""
@@ -119,7 +125,7 @@ class _Joined:
 
 def write_in_orders(
     graph: StepGraph,
-    chip: ChipSpec,
+    target: Target,
     materialised: Sequence[bool],
     read_end: Sequence[int],
     death: list[int],
@@ -130,13 +136,14 @@ def write_in_orders(
     transposed (both read one gradient) was mostly seen to run when the transposed one has been used, and what it reads
     is there until then.
     """
-    if not chip.is_gpu:
+    if not TRANSPOSED_OPERANDS.applies_to(target):
         return ()
     walk = _Walk(graph, materialised)
-    copies = list(_saved_exponentials(graph, walk, read_end))
+    copies = list(_saved_exponentials(graph, walk, read_end)) if SAVED_EXPONENTIALS.applies_to(target) else []
     tensors, producer, equations = graph.program.tensors, graph.values.producer, graph.program.equations
     beside: dict[int, tuple[int, Exchange]] = {}
-    for t, joined in walk.joined.items():
+    meets_transposed = TRANSPOSED_IN_FLOAT32.applies_to(target)
+    for t, joined in walk.joined.items() if meets_transposed else ():
         if equations[producer[t]].phase == "backward":
             beside |= dict.fromkeys(equations[producer[t]].operands, (death[t], joined.exchange))
         copies += _transposed(tensors[t], joined, death[t])
@@ -145,7 +152,7 @@ def write_in_orders(
     for t, wanted in walk.wanted.items():
         natural = walk.fixed.get(t)
         ends = {order: max(read_end[e] for e in readers) for order, readers in wanted.items()}
-        again = _made_again(graph, chip, materialised, t, wanted) if natural is None else {}
+        again = _made_again(graph, target, materialised, t, wanted) if natural is None else {}
         if again:
             death[t] = _last_read(graph, materialised, read_end, t, {e for readers in again.values() for e in readers})
             source = walk.order.get(t, _large(tensors[t].shape, range(len(tensors[t].shape))))
@@ -279,7 +286,7 @@ def _summed(graph: StepGraph, t: int) -> Order:
 
 
 def _made_again(
-    graph: StepGraph, chip: ChipSpec, materialised: Sequence[bool], t: int, wanted: Mapping[Order, Sequence[int]]
+    graph: StepGraph, target: Target, materialised: Sequence[bool], t: int, wanted: Mapping[Order, Sequence[int]]
 ) -> dict[Order, Sequence[int]]:
     """Orders in which the backward pass alone reads what a fusion of the forward pass makes in another.
 
@@ -287,7 +294,9 @@ def _made_again(
     scores. What is spread out of smaller values (masks that dispatch tokens to experts) is not.
     """
     equations, made = graph.program.equations, graph.values.producer[t]
-    if made < 0 or equations[made].phase == "backward" or not is_recomputed(graph, chip, made):
+    if not WRITTEN_IN_BOTH_LAYOUTS.applies_to(target):
+        return {}
+    if made < 0 or equations[made].phase == "backward" or not is_recomputed(graph, target, made):
         return {}
     late = {o: r for o, r in wanted.items() if all(equations[e].phase == "backward" for e in r)}
     return late if len(late) < len(wanted) and _reads_as_large(graph, materialised, t) else {}

@@ -12,20 +12,20 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from jaxplan.ir import WHOLE, Equation, GroupSpace, OperatorRule, StepGraph
-from jaxplan.mesh import ChipSpec
+from jaxplan.xla._target import Target
+from jaxplan.xla.rules.gpu.layouts import PADDED_MATRICES
 
 MULTIPLE = 8
-_FORMATS = {"bfloat16": "bf16", "float16": "f16"}
 
 MatrixDims = tuple[tuple[int, ...], tuple[int, ...]]
 """The dimensions of an operand that are the rows of its matrices, and those that are their columns."""
 
 
-def _pads(graph: StepGraph, eqn: Equation, chip: ChipSpec) -> bool:
-    if not chip.is_gpu or eqn.name != "dot_general":
+def _pads(graph: StepGraph, eqn: Equation, target: Target) -> bool:
+    if not PADDED_MATRICES.applies_to(target) or eqn.name != "dot_general":
         return False
     dtypes = {graph.program.tensors[t].dtype.name for t in eqn.operands}
-    return len(dtypes) == 1 and _FORMATS.get(dtypes.pop()) in dict(chip.flops_per_second)
+    return len(dtypes) == 1 and dtypes.pop() in target.padded_dtypes
 
 
 def padded(sizes: np.ndarray) -> np.ndarray:
@@ -33,11 +33,11 @@ def padded(sizes: np.ndarray) -> np.ndarray:
     return np.where(sizes <= 1, sizes, np.ceil(sizes / MULTIPLE) * MULTIPLE)
 
 
-def padded_operands(graph: StepGraph, chip: ChipSpec) -> dict[int, MatrixDims]:
+def padded_operands(graph: StepGraph, target: Target) -> dict[int, MatrixDims]:
     """What products read padded: it is kept so, for the next product that reads it, in the backward pass as well."""
     found: dict[int, MatrixDims] = {}
     for eqn in graph.program.equations:
-        if not _pads(graph, eqn, chip):
+        if not _pads(graph, eqn, target):
             continue
         for side, t in enumerate(eqn.operands):
             found.setdefault(t, matrix_dims(eqn, side, len(graph.program.tensors[t].shape)))
@@ -50,9 +50,9 @@ def matrix_dims(eqn: Equation, side: int, rank: int) -> MatrixDims:
     return tuple(d for d in range(rank) if d not in summed and d not in shared), tuple(summed)
 
 
-def is_padded(graph: StepGraph, eqn: Equation, side: int, chip: ChipSpec, shape: Sequence[int]) -> bool:
+def is_padded(graph: StepGraph, eqn: Equation, side: int, target: Target, shape: Sequence[int]) -> bool:
     """Whether a product reads an operand, of a local shape, padded."""
-    if not _pads(graph, eqn, chip):
+    if not _pads(graph, eqn, target):
         return False
     return bool(padded_share(np.array([shape]), matrix_dims(eqn, side, len(shape)))[0] > 1)
 
@@ -67,12 +67,12 @@ def padded_share(shape: np.ndarray, dims: MatrixDims) -> np.ndarray:
 
 
 def padded_work(
-    graph: StepGraph, space: GroupSpace, splits: np.ndarray, equation: int, chip: ChipSpec
+    graph: StepGraph, space: GroupSpace, splits: np.ndarray, equation: int, target: Target
 ) -> np.ndarray:
     """What a device multiplies over what it would without padding, shape (K,); ``splits`` is (K, C)."""
     eqn, rule = graph.program.equations[equation], graph.rules[equation]
     more = np.ones(len(splits))
-    if _pads(graph, eqn, chip):
+    if _pads(graph, eqn, target):
         for side in _sides(rule):
             size = np.ones(len(splits))
             for factor in side:

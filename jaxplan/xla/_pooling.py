@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxplan.ir import Equation, StepGraph
-from jaxplan.mesh import ChipSpec
+from jaxplan.xla._target import Target
+from jaxplan.xla.rules.gpu.layouts import POOLING_IN_FLOAT32, POOLING_INDICES
 
 UNPOOLING = "select_and_scatter_add"
 _POOLINGS = ("reduce_window_max", "reduce_window_min")
@@ -41,19 +42,20 @@ class PoolBuffer:
     last: int
 
 
-def pool_buffers(graph: StepGraph, chip: ChipSpec, read_end: Sequence[int]) -> tuple[PoolBuffer, ...]:
+def pool_buffers(graph: StepGraph, target: Target, read_end: Sequence[int]) -> tuple[PoolBuffer, ...]:
     """Results of max pooling in float32; of its gradients the places, and the values where they take more than the
     result, which is made later."""
     found: list[PoolBuffer] = []
     tensors = graph.program.tensors
-    for eqn in graph.program.equations if chip.is_gpu else ():
+    has_indices, is_wide = POOLING_INDICES.applies_to(target), POOLING_IN_FLOAT32.applies_to(target)
+    for eqn in graph.program.equations:
         first = last = eqn.index
-        if eqn.name == UNPOOLING:
+        if eqn.name == UNPOOLING and has_indices:
             source, result = (tensors[t] for t in (eqn.operands[0], eqn.results[0]))
             places = _INDEX_BYTES * len(source.shape) * source.num_elements
             values = max(_VALUE_BYTES, source.itemsize) * source.num_elements
             num_bytes = places + max(0, values - result.num_bytes)
-        elif eqn.name in _POOLINGS and tensors[eqn.results[0]].itemsize < _VALUE_BYTES:
+        elif eqn.name in _POOLINGS and is_wide and tensors[eqn.results[0]].itemsize < _VALUE_BYTES:
             result = tensors[eqn.results[0]]
             readers = [graph.program.equations[c] for c in graph.values.consumers[result.index]]
             casts = [e for e in readers if e.name == "convert_element_type" and e.params["new_dtype"] == "float32"]
@@ -66,9 +68,9 @@ def pool_buffers(graph: StepGraph, chip: ChipSpec, read_end: Sequence[int]) -> t
     return tuple(found)
 
 
-def waits_for_gradient(eqn: Equation, t: int, chip: ChipSpec) -> bool:
+def waits_for_gradient(eqn: Equation, t: int, target: Target) -> bool:
     """Whether an operand of an equation is what was pooled, held back until the gradient is there."""
-    return chip.is_gpu and eqn.name == UNPOOLING and t == eqn.operands[1]
+    return POOLING_INDICES.applies_to(target) and eqn.name == UNPOOLING and t == eqn.operands[1]
 
 
 def is_disjoint(eqn: Equation) -> bool:

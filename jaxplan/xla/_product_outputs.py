@@ -12,14 +12,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from jaxplan.ir import CONTRACTION_FAMILIES, Equation, StepGraph
-from jaxplan.mesh import ChipSpec
+from jaxplan.xla._target import Target
+from jaxplan.xla.rules.tpu.fusion import DOTS_WRITE_FUSED, GRADIENTS_OF_WIDENED, WIDENED_SCORES
 
 _FUSED = ("elementwise", "shape")
 
 
-def widened_outputs(graph: StepGraph, chip: ChipSpec) -> dict[int, int]:
+def widened_outputs(graph: StepGraph, target: Target) -> dict[int, int]:
     """Result of a product, of which another product of the same pass reads more -> what is written instead."""
-    if not chip.fuses_products:
+    if not WIDENED_SCORES.applies_to(target):
         return {}
     found = {}
     for eqn in graph.program.equations:
@@ -30,7 +31,7 @@ def widened_outputs(graph: StepGraph, chip: ChipSpec) -> dict[int, int]:
     return found
 
 
-def written_behind(graph: StepGraph, chip: ChipSpec, materialised: Sequence[bool]) -> Iterator[int]:
+def written_behind(graph: StepGraph, target: Target, materialised: Sequence[bool]) -> Iterator[int]:
     """Results of products of the backward pass that are not written: one value of their size is computed of them,
     element by element, and nothing else.
 
@@ -38,7 +39,7 @@ def written_behind(graph: StepGraph, chip: ChipSpec, materialised: Sequence[bool
     such a result over devices, the sum counts, and what each of them adds to it does not.
     """
     program, consumers = graph.program, graph.values.consumers
-    for eqn in program.equations if chip.fuses_products else ():
+    for eqn in program.equations if DOTS_WRITE_FUSED.applies_to(target) else ():
         t = eqn.results[0]
         if eqn.phase != "backward" or graph.rules[eqn.index].family not in CONTRACTION_FAMILIES:
             continue
@@ -59,7 +60,7 @@ def written_behind(graph: StepGraph, chip: ChipSpec, materialised: Sequence[bool
             yield t
 
 
-def gradients_of_widened(graph: StepGraph, chip: ChipSpec, wide: Collection[int]) -> Iterator[int]:
+def gradients_of_widened(graph: StepGraph, target: Target, wide: Collection[int]) -> Iterator[int]:
     """Gradients of scores that are kept in float32 (``wide``), narrowed again for the two products that read them.
 
     Compiled TPU programs write them, beside the scores and the gradient of what these are normalised to; those of
@@ -67,7 +68,7 @@ def gradients_of_widened(graph: StepGraph, chip: ChipSpec, wide: Collection[int]
     """
     equations = graph.program.equations
     of_wide: set[int] = set()
-    for t in wide if chip.fuses_products else ():
+    for t in wide if GRADIENTS_OF_WIDENED.applies_to(target) else ():
         of_wide |= {r for u in computed_of(graph, t) for r in computed_of(graph, u, "backward")}
     products = [e for e in equations if e.phase == "backward" and graph.rules[e.index].family in CONTRACTION_FAMILIES]
     for eqn in products if of_wide else ():

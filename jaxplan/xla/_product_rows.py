@@ -6,10 +6,17 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from jaxplan.ir import Equation, StepGraph
-from jaxplan.mesh import ChipSpec
 from jaxplan.xla._fusion import runs_inside_readers
 from jaxplan.xla._inner_dims import mixed_tokens
 from jaxplan.xla._product_outputs import computed_of
+from jaxplan.xla._target import Target
+from jaxplan.xla.rules.tpu.fusion import (
+    FLATTENED_IMAGES,
+    IMAGES_OF_ARGUMENTS,
+    IMAGES_OF_ERFC,
+    ROWS_OF_BATCHES,
+    TRANSPOSED_FOR_DOTS,
+)
 
 
 def is_batch_larger(shape: Sequence[int]) -> bool:
@@ -21,14 +28,14 @@ def _is_batch_larger_on(num_devices: int | None, shape: Sequence[int]) -> bool:
     return bool(num_devices) and len(shape) == 3 and is_batch_larger((shape[0] // num_devices, *shape[1:]))
 
 
-def batches_of_rows(graph: StepGraph, chip: ChipSpec, wide: Iterable[int]) -> dict[int, tuple[int, ...]]:
+def batches_of_rows(graph: StepGraph, target: Target, wide: Iterable[int]) -> dict[int, tuple[int, ...]]:
     """Operands that products of the forward pass read as batches of matrices whose rows are several dimensions (tokens
     of experts), and their batch dimensions.
 
     Compiled TPU programs wrote such operands, beside what they are computed from; but not attention weights that are
     computed of ``wide``, scores in float32 (`widened_outputs`).
     """
-    if not chip.fuses_products:
+    if not ROWS_OF_BATCHES.applies_to(target):
         return {}
     of_wide = {u for t in wide for u in computed_of(graph, t)}
     found = {}
@@ -45,7 +52,7 @@ def batches_of_rows(graph: StepGraph, chip: ChipSpec, wide: Iterable[int]) -> di
 
 
 def turned_operands(
-    graph: StepGraph, chip: ChipSpec, inner: Mapping[int, tuple[int, int]], num_devices: int | None
+    graph: StepGraph, target: Target, inner: Mapping[int, tuple[int, int]]
 ) -> dict[int, tuple[int, ...]]:
     """What a product over features reads, and what is computed of its result for the next product, where the product
     may have other dimensions innermost than what it reads; and those of what it reads (`are_turned`).
@@ -56,23 +63,23 @@ def turned_operands(
     fewer tokens than there are sequences on a device (`is_batch_larger`; no dimensions are given for these), however
     many devices share them: 50 of each of 64 images of a masked autoencoder or a CLIP.
     """
-    if not chip.fuses_products:
+    if not TRANSPOSED_FOR_DOTS.applies_to(target):
         return {}
     products = {e.index: e for e in graph.program.equations if e.name == "dot_general" and e.phase == "forward"}
     found: dict[int, tuple[int, ...]] = {}
-    tokens = mixed_tokens(graph)
+    tokens = mixed_tokens(graph, target)
     for eqn in products.values():
         t = eqn.operands[0]
         rank = len(graph.program.tensors[t].shape)
         is_image = rank > 2 and inner.get(t, (rank - 2, rank - 1)) != (rank - 2, rank - 1)
-        is_large_batch = t not in inner and _is_batch_larger_on(num_devices, graph.program.tensors[t].shape)
+        is_large_batch = t not in inner and _is_batch_larger_on(target.num_devices, graph.program.tensors[t].shape)
         if (is_image or is_large_batch or t in tokens) and _sums_features(eqn, rank):
             turned = _computed_alone(graph, eqn.results[0])
             turned = {u for u in turned if _is_erfc(graph, u) or any(c in products for c in graph.values.consumers[u])}
             for u in (t, *turned):
                 found[u] = inner[t] if t in inner else found.get(u, ())
     made = graph.values.producer
-    return {t: dims for t, dims in found.items() if made[t] >= 0 and runs_inside_readers(graph, chip, made[t])}
+    return {t: dims for t, dims in found.items() if made[t] >= 0 and runs_inside_readers(graph, target, made[t])}
 
 
 def _computed_alone(graph: StepGraph, t: int) -> set[int]:
@@ -88,13 +95,13 @@ def _computed_alone(graph: StepGraph, t: int) -> set[int]:
     return alone
 
 
-def flattened_images(graph: StepGraph, chip: ChipSpec, inner: Mapping[int, tuple[int, int]]) -> frozenset[int]:
+def flattened_images(graph: StepGraph, target: Target, inner: Mapping[int, tuple[int, int]]) -> frozenset[int]:
     """Images whose features, and pixels beside them, become the rows of a matrix that a product reads.
 
     Features and batch are innermost, and pixels lie apart from them: compiled TPU programs of a Conformer wrote the
     flattened images, beside what they are computed from.
     """
-    if not chip.fuses_products:
+    if not FLATTENED_IMAGES.applies_to(target):
         return frozenset()
     equations, tensors = graph.program.equations, graph.program.tensors
     found = set()
@@ -108,10 +115,10 @@ def flattened_images(graph: StepGraph, chip: ChipSpec, inner: Mapping[int, tuple
     return frozenset(found)
 
 
-def costly_images(graph: StepGraph, chip: ChipSpec, inner: Mapping[int, tuple[int, int]]) -> frozenset[int]:
+def costly_images(graph: StepGraph, target: Target, inner: Mapping[int, tuple[int, int]]) -> frozenset[int]:
     """Images of ``erfc``, with batch and features innermost: the exact GELU behind a convolution is a kernel of its
     own, and writes it for the backward pass (two layers of a Whisper's spectrograms)."""
-    if not chip.fuses_products:
+    if not IMAGES_OF_ERFC.applies_to(target):
         return frozenset()
     shapes = {t: graph.program.tensors[t].shape for t in inner if _is_erfc(graph, t)}
     return frozenset(t for t, shape in shapes.items() if inner[t] == (0, len(shape) - 1))
@@ -122,12 +129,12 @@ def _is_erfc(graph: StepGraph, t: int) -> bool:
     return made >= 0 and graph.program.equations[made].name == "erfc"
 
 
-def images_of_arguments(graph: StepGraph, chip: ChipSpec) -> frozenset[int]:
+def images_of_arguments(graph: StepGraph, target: Target) -> frozenset[int]:
     """What convolutions read that is computed of the batch alone: arguments do not lie as images do.
 
     Compiled TPU programs write it, with batch and features innermost, and keep it for the gradient of the kernel.
     """
-    if not chip.fuses_products:
+    if not IMAGES_OF_ARGUMENTS.applies_to(target):
         return frozenset()
     images = (e.operands[0] for e in graph.program.equations if e.name == "conv_general_dilated")
     return frozenset(t for t in images if graph.values.producer[t] >= 0 and _is_of_arguments(graph, t))

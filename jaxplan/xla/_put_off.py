@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxplan.ir import CONTRACTION_FAMILIES, UNGROUPED, StepGraph
-from jaxplan.mesh import ChipSpec
 from jaxplan.xla._in_place import LARGE_PARAMETER_BYTES
+from jaxplan.xla._target import Target
+from jaxplan.xla.rules.both.schedule import DEFERRED_GRADIENTS, DEFERRED_KERNEL_GRADIENTS
+from jaxplan.xla.rules.tpu.liveness import INPUT_GRADIENTS_FIRST
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +21,7 @@ class PutOff:
     by: int
 
 
-def put_off(graph: StepGraph, chip: ChipSpec) -> dict[int, PutOff]:
+def put_off(graph: StepGraph, target: Target) -> dict[int, PutOff]:
     """Product that makes the gradient of a parameter -> when it is made.
 
     Nothing waits for such a product. Compiled GPU and TPU programs were seen to make it after the input gradient that
@@ -28,8 +30,9 @@ def put_off(graph: StepGraph, chip: ChipSpec) -> dict[int, PutOff]:
     a kernel that was gathered for it, for one. Where putting it off for longer would matter, the lowering asks for it
     (`jaxplan.partition`).
     """
-    if not (chip.is_gpu or chip.is_tiled):
+    if not DEFERRED_GRADIENTS.applies_to(target):
         return {}
+    until_next = DEFERRED_KERNEL_GRADIENTS.applies_to(target)
     program = graph.program
     products = [
         e.index
@@ -44,19 +47,19 @@ def put_off(graph: StepGraph, chip: ChipSpec) -> dict[int, PutOff]:
             following, after = e, following
         elif following is not None:
             by = following if after is None else after
-            by = ends[by] - 1 if graph.rules[e].family == "convolution" else by
+            by = ends[by] - 1 if until_next and graph.rules[e].family == "convolution" else by
             result[e] = PutOff(following, by)
     return result
 
 
-def behind_input_gradients(graph: StepGraph, chip: ChipSpec, materialised: Sequence[bool]) -> dict[int, int]:
+def behind_input_gradients(graph: StepGraph, target: Target, materialised: Sequence[bool]) -> dict[int, int]:
     """Product that makes the gradient of a large parameter -> the input gradient that comes first.
 
     Both read a gradient that is computed inside of them (that of the logits), and the parameter is read for the last
     time by the second. Left alone, compiled TPU programs made the first beside the parameter, or a copy gathered for
     the second, so the lowering asks for this order (`jaxplan.partition`).
     """
-    if not chip.fuses_products:
+    if not INPUT_GRADIENTS_FIRST.applies_to(target):
         return {}
     program, values, found = graph.program, graph.values, dict[int, int]()
     products = {

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from jaxplan.ir import StepGraph
+from jaxplan.xla._target import Target
+from jaxplan.xla.rules.tpu.layouts import REARRANGED_WIDE
 
 
 class _Part(NamedTuple):
@@ -53,10 +55,10 @@ def is_rearranged(graph: StepGraph, equation: int) -> bool:
     return False
 
 
-def written_wider(graph: StepGraph) -> dict[int, int]:
+def written_wider(graph: StepGraph, target: Target) -> dict[int, int]:
     """What is so rearranged and read only as cast to a wider dtype, and the bytes of its elements: it is written so."""
     program, found = graph.program, {}
-    for eqn in program.equations:
+    for eqn in program.equations if REARRANGED_WIDE.applies_to(target) else ():
         if is_rearranged(graph, eqn.index) and eqn.results[0] not in program.outputs:
             (t,) = eqn.results
             readers = [program.equations[e] for e in graph.values.consumers[t]]

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jaxplan.ir import Equation, StepGraph
-from jaxplan.mesh import ChipSpec
+from jaxplan.xla._target import Target
+from jaxplan.xla.rules.tpu.fusion import INTERLEAVED, SLICED_BUFFERS
 
 _SLICES = frozenset({"slice", "split", "unstack"})
 _NEARLY_ALL = 7 / 8
@@ -25,10 +26,10 @@ def takes_every_other(eqn: Equation) -> bool:
     return eqn.name == "slice" and any(n > 1 for n in eqn.params["strides"] or ())
 
 
-def woven(graph: StepGraph, chip: ChipSpec) -> set[int]:
+def woven(graph: StepGraph, target: Target) -> set[int]:
     """Sums of two arrays that are padded between their elements, of which slices are read: each slice is computed of
     the two."""
-    if not chip.is_tiled:
+    if not INTERLEAVED.applies_to(target):
         return set()
     equations, producer, found = graph.program.equations, graph.values.producer, set()
     for eqn in equations:
@@ -38,15 +39,15 @@ def woven(graph: StepGraph, chip: ChipSpec) -> set[int]:
     return found
 
 
-def kept_for_slices(graph: StepGraph, chip: ChipSpec, turning: int, materialised: Sequence[bool]) -> set[int]:
+def kept_for_slices(graph: StepGraph, target: Target, turning: int, materialised: Sequence[bool]) -> set[int]:
     """Buffers of the forward pass out of which the backward pass reads slices: no slice is saved beside them.
 
     Of a buffer that slices take apart not all that they read has to be needed; of others nearly all has to.
     """
-    if not chip.is_tiled:
+    if not SLICED_BUFFERS.applies_to(target):
         return set()
     tensors, equations, consumers = graph.program.tensors, graph.program.equations, graph.values.consumers
-    sums, found = woven(graph, chip), set()
+    sums, found = woven(graph, target), set()
     for eqn in equations[:turning]:
         for t in eqn.results:
             slices = [equations[c] for c in set(consumers[t]) if c < turning and equations[c].name in _SLICES]

@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxplan.ir import Equation, StepGraph, Tensor
-from jaxplan.mesh import ChipSpec
 from jaxplan.xla._fusion import runs_inside_readers
+from jaxplan.xla._target import Target
+from jaxplan.xla.rules.gpu.fusion import SUMMANDS_OF_FEW_BLOCKS
 
 MOST_ROWS_AT_ONCE = 4096
 """A longer sum over columns is taken in two steps: ``ReductionDimensionRaceFreeBound``, 32 lanes of 128 rows."""
@@ -47,12 +48,12 @@ class Summand:
     narrow: tuple[int, ...]
     beside: int
 
-    def is_written(self, shape: Sequence[int], chip: ChipSpec) -> bool:
+    def is_written(self, shape: Sequence[int], target: Target) -> bool:
         """Whether the compiler writes a summand of this shape on one device."""
         blocks = num_blocks(shape, self.summed)
-        if blocks is None or blocks >= chip.multiprocessors:
+        if blocks is None or blocks >= target.multiprocessors:
             return False
-        return len(self.casts) > MOST_CASTS * blocks / chip.multiprocessors
+        return len(self.casts) > MOST_CASTS * blocks / target.multiprocessors
 
 
 def num_blocks(shape: Sequence[int], summed: Sequence[int]) -> int | None:
@@ -79,17 +80,17 @@ def num_blocks(shape: Sequence[int], summed: Sequence[int]) -> int | None:
     return outer * -(-columns // COLUMNS_OF_A_BLOCK)
 
 
-def find_summands(graph: StepGraph, chip: ChipSpec, materialised: Sequence[bool]) -> tuple[Summand, ...]:
+def find_summands(graph: StepGraph, target: Target, materialised: Sequence[bool]) -> tuple[Summand, ...]:
     """Operands of sums that are not buffers, and are computed of 16-bit values and others.
 
     Squares are not, of which compiled programs add up both the values and the squares in one pass.
     """
-    if not chip.is_gpu or chip.fuses_products:
+    if not SUMMANDS_OF_FEW_BLOCKS.applies_to(target):
         return ()
     found: list[Summand] = []
     for eqn in graph.program.equations:
         if eqn.name == "reduce_sum" and not materialised[eqn.operands[0]]:
-            casts, is_computed = _casts(graph, chip, materialised, eqn.operands[0])
+            casts, is_computed = _casts(graph, target, materialised, eqn.operands[0])
             if casts and is_computed:
                 beside = next((s.tensor for s in found if set(s.casts) & set(casts)), eqn.operands[0])
                 found.append(
@@ -106,7 +107,7 @@ def find_summands(graph: StepGraph, chip: ChipSpec, materialised: Sequence[bool]
 
 
 def _casts(
-    graph: StepGraph, chip: ChipSpec, materialised: Sequence[bool], t: int
+    graph: StepGraph, target: Target, materialised: Sequence[bool], t: int
 ) -> tuple[tuple[int, ...], bool]:
     """The 16-bit values of full size that a float32 value is computed of, and whether it is of several values."""
     program, values = graph.program, graph.values
@@ -119,7 +120,7 @@ def _casts(
         if u in seen or materialised[u] or values.free[u] or index < 0:
             continue
         seen.add(u)
-        if program.tensors[u].num_elements < size or not runs_inside_readers(graph, chip, index):
+        if program.tensors[u].num_elements < size or not runs_inside_readers(graph, target, index):
             continue
         eqn = program.equations[index]
         source = program.tensors[eqn.operands[0]] if eqn.operands else None

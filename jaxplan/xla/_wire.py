@@ -11,7 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxplan.ir import CONTRACTION_FAMILIES, REGION_IN, REGION_OUT, UNGROUPED, StepGraph, Tensor
-from jaxplan.mesh import ChipSpec, Topology
+from jaxplan.xla._target import Target
+from jaxplan.xla.rules.both.liveness import NARROW_TRANSFERS
+from jaxplan.xla.rules.tpu.layouts import ROUNDED_FOR_LOOPS, ROUNDED_TABLES, ROUNDED_TRANSFERS
 
 NARROW_BYTES = 2
 _READ_EVERY_TRIP = ("const", "x")
@@ -43,47 +45,47 @@ def _is_lossless(narrow: Any, wide: Any) -> bool:
     return fewer.nmant <= more.nmant and fewer.minexp >= more.minexp and fewer.maxexp <= more.maxexp
 
 
-def wire_tensor(graph: StepGraph, topology: Topology, t: int, readers: Iterable[int]) -> Tensor:
+def wire_tensor(graph: StepGraph, target: Target, t: int, readers: Iterable[int]) -> Tensor:
     """A tensor as it travels to some of its readers (equations), see `carried_tensor`.
 
     Where products of float32 are made in bfloat16, the compiler rounds what products alone read before it is
     gathered: compiled TPU programs move and hold half of the bytes. Sums are taken in float32.
     """
     tensor, carried = graph.program.tensors[t], graph.program.tensors[carried_tensor(graph, t)]
-    if carried.itemsize < tensor.itemsize:
+    if NARROW_TRANSFERS.applies_to(target) and carried.itemsize < tensor.itemsize:
         return dataclasses.replace(tensor, itemsize=carried.itemsize)
     group = graph.grouping.tensor_group[t]
     is_sum = group != UNGROUPED and t in graph.spaces[group].tensor_partial
-    if topology.chip.f32_matmul != "bf16" or tensor.dtype != np.float32 or is_sum:
+    if not ROUNDED_TRANSFERS.applies_to(target) or tensor.dtype != np.float32 or is_sum:
         return tensor
     equations = [e for e in readers if e < len(graph.program.equations)]
     rounded = equations and all(_rounds(graph, e, t) for e in equations)
     return dataclasses.replace(tensor, itemsize=NARROW_BYTES) if rounded else tensor
 
 
-def rounded_tables(graph: StepGraph, topology: Topology) -> dict[int, tuple[int, int]]:
+def rounded_tables(graph: StepGraph, target: Target) -> dict[int, tuple[int, int]]:
     """Tables of parameters that are rounded as a whole because products alone read what is looked up in them.
 
     Returns:
       Tensor -> its first and its last look-up.
     """
     found: dict[int, tuple[int, int]] = {}
-    if topology.chip.f32_matmul != "bf16":
+    if not ROUNDED_TABLES.applies_to(target):
         return found
     for t in graph.state:
         readers = [e for e in graph.values.consumers[t] if graph.program.equations[e].phase == "forward"]
         is_table = any(graph.rules[e].family == "gather" and graph.rules[e].indexed for e in readers)
-        if is_table and wire_tensor(graph, topology, t, readers).itemsize < graph.program.tensors[t].itemsize:
+        if is_table and wire_tensor(graph, target, t, readers).itemsize < graph.program.tensors[t].itemsize:
             found[t] = min(readers), max(readers)
     return found
 
 
-def rounded_for_loops(graph: StepGraph, chip: ChipSpec) -> dict[int, int]:
+def rounded_for_loops(graph: StepGraph, target: Target) -> dict[int, int]:
     """What is computed and read by loops, if products alone read it: it is rounded once, before the first loop.
 
     With the bytes of an element.
     """
-    if chip.f32_matmul != "bf16":
+    if not ROUNDED_FOR_LOOPS.applies_to(target):
         return {}
     entries = [e for e in graph.program.equations if e.name == REGION_IN and e.params["role"] in _READ_EVERY_TRIP]
     tensors, consumers = graph.program.tensors, graph.values.consumers

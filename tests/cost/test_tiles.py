@@ -16,7 +16,7 @@ from jaxplan.cost._buffer_sizes import BufferSizes
 from jaxplan.cost._pricing import Pricer
 from jaxplan.ir import Tensor, analyse, trace
 from jaxplan.mesh import Layout, Topology
-from jaxplan.xla import analyse_buffers
+from jaxplan.xla import Target, analyse_buffers
 
 
 # Shape, bytes of an element, and the bytes in the buffer assignment of programs compiled for TPU v5e.
@@ -61,7 +61,7 @@ def _buffers(function, *shapes, topology: str = "v5e:2x4"):
     arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     graph = analyse(trace(function, arguments, {}))
     machine = Topology.parse(topology)
-    return graph, analyse_buffers(graph, machine.chip, num_devices=machine.num_devices)
+    return graph, analyse_buffers(graph, Target.of(machine.chip, machine.num_devices))
 
 
 @pytest.mark.parametrize("experts", [True, False])
@@ -284,9 +284,9 @@ def test_copies_have_the_innermost_dimensions_of_what_they_copy() -> None:
     tensor = Tensor(index=7, shape=(512, 64, 12, 64), dtype=dtype, itemsize=dtype.itemsize, kind="intermediate")
     topology = Topology.parse("v5e:2x4")
     layout = Layout.replicated(4)
-    whole = Pricer(topology=topology, inner={7: (1, 3)}).local_bytes(tensor, layout)
+    whole = Pricer(topology=topology, target=Target.of(topology.chip), inner={7: (1, 3)}).local_bytes(tensor, layout)
     assert whole == 512 * 12 * 64 * 128 * 2
-    assert Pricer(topology=topology).local_bytes(tensor, layout) == whole // 2
+    assert Pricer(topology=topology, target=Target.of(topology.chip)).local_bytes(tensor, layout) == whole // 2
 
 
 @pytest.mark.tpu_aot

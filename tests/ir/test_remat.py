@@ -14,6 +14,7 @@ from benchmarks.models import build
 from jaxplan.core import _compat
 from jaxplan.ir import Remat, analyse, recomputable_blocks, rematerialise, trace
 from jaxplan.mesh import Topology
+from jaxplan.xla import Target
 from jaxplan.xla._buffers import analyse_buffers
 
 BATCH, WIDTH, HIDDEN, LAYERS = 32, 8, 24, 3
@@ -64,7 +65,7 @@ def evaluate(program, arguments):
 
 
 def saved_bytes(graph):
-    buffers = analyse_buffers(graph, Topology.parse("h100:8").chip)
+    buffers = analyse_buffers(graph, Target.of(Topology.parse("h100:8").chip))
     return sum(buffers.num_bytes[t] for t in buffers.saved if graph.program.tensors[t].shape)
 
 

@@ -12,7 +12,7 @@ import pytest
 import jaxplan
 from jaxplan.partition import _replay
 from jaxplan.partition._planned import replay_of
-from jaxplan.xla import analyse_buffers
+from jaxplan.xla import Target, analyse_buffers
 
 MIB = 2**20
 
@@ -47,7 +47,7 @@ def test_an_input_gradient_comes_first_on_tpus(topology: str, is_behind: bool) -
     for gradient, first in replay.behind.items():
         shapes = [set(tensors[equations[e].results[0]].shape) for e in (gradient, first)]
         assert shapes == [{65536, 512}, {16384, 512}]
-        buffers, made = analyse_buffers(replay.graph, replay.chip), equations[gradient].results[0]
+        buffers, made = analyse_buffers(replay.graph, Target.of(replay.chip)), equations[gradient].results[0]
         assert gradient < first < buffers.birth[made]
 
 

@@ -21,6 +21,7 @@ from jaxplan.cost._splits import split_counts
 from jaxplan.ir import WHOLE, StepGraph, Window
 from jaxplan.mesh import Topology
 from jaxplan.search._planner import analyse_step
+from jaxplan.xla import Target
 from tests.fuzz._strategies import Strategy, plan_of
 
 TOPOLOGY = Topology.parse("cpu:8")
@@ -82,7 +83,7 @@ def predicted_flops(graph: StepGraph, strategy: Strategy) -> float:
     """Operations of one device."""
     total = 0.0
     for group, space, config in zip(graph.grouping.groups, graph.spaces, strategy.configurations, strict=True):
-        total += local_flops(graph, group, space, split_counts((config,), TOPOLOGY), TOPOLOGY.chip).item()
+        total += local_flops(graph, group, space, split_counts((config,), TOPOLOGY), Target.of(TOPOLOGY.chip)).item()
     return total
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from jaxplan.ir import analyse, trace
 from jaxplan.mesh import Topology
+from jaxplan.xla import Target
 from jaxplan.xla._accumulated import accumulations
 from tests.cost.one_device import peak, shape
 
@@ -65,7 +66,7 @@ def test_input_gradients_of_one_pixel_are_added_up(pixels: int, stride: int, is_
 
     kernel = shape(pixels, pixels, 8, 16)
     graph = analyse(trace(jax.grad(loss), [shape(4, 32, 32, 8), kernel, kernel], {}))
-    found = accumulations(graph, Topology.parse("h100:1").chip)
+    found = accumulations(graph, Target.of(Topology.parse("h100:1").chip))
     assert len(found) == is_added_up
     assert all(graph.program.equations[a.equation].phase == "backward" and not a.in_place for a in found)
 

@@ -10,7 +10,7 @@ import pytest
 
 from jaxplan.ir import analyse, trace
 from jaxplan.mesh import Topology
-from jaxplan.xla import analyse_buffers
+from jaxplan.xla import Target, analyse_buffers
 
 IMAGE, C = (8, 14, 14), 64
 Function = Callable[[jax.Array], jax.Array]
@@ -31,7 +31,7 @@ def _images(function: Function, topology: str) -> int:
 
     shapes = [(*IMAGE, C), (C, C), (C, 16), (16, C), (C, 2 * C)]
     graph = analyse(trace(step, [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes], {}))
-    written = analyse_buffers(graph, Topology.parse(topology).chip).materialised
+    written = analyse_buffers(graph, Target.of(Topology.parse(topology).chip)).materialised
     forward = [e for e in graph.program.equations if e.phase == "forward"]
     results = [t for e in forward for t in e.results]
     return sum(graph.program.tensors[t].shape == (*IMAGE, C) and written[t] for t in results)

@@ -11,7 +11,7 @@ import pytest
 from jaxplan.cost import padded_bytes
 from jaxplan.ir import StepGraph, analyse, trace
 from jaxplan.mesh import Topology
-from jaxplan.xla import analyse_buffers
+from jaxplan.xla import Target, analyse_buffers
 from jaxplan.xla._grouped import ChannelGroups
 
 B, P = 32, 14
@@ -46,7 +46,7 @@ def _graph(features: int, width: int) -> StepGraph:
 )
 def test_an_image_lies_as_the_groups_of_its_channels_do(features: int, width: int, mebibytes: float) -> None:
     graph = _graph(features, width)
-    buffers = analyse_buffers(graph, Topology.parse("v5e:2x4").chip)
+    buffers = analyse_buffers(graph, Target.of(Topology.parse("v5e:2x4").chip))
     ((t, groups),) = buffers.grouped.items()
     shape = graph.program.tensors[t].shape
     assert buffers.materialised[t]
@@ -55,13 +55,13 @@ def test_an_image_lies_as_the_groups_of_its_channels_do(features: int, width: in
 
 @pytest.mark.parametrize(("width", "itemsizes"), [(64, [4]), (32, [4]), (128, [])])
 def test_what_such_a_convolution_makes_is_held_wide(width: int, itemsizes: list[int]) -> None:
-    buffers = analyse_buffers(_graph(512, width), Topology.parse("v5e:2x4").chip)
+    buffers = analyse_buffers(_graph(512, width), Target.of(Topology.parse("v5e:2x4").chip))
     assert list(buffers.wide.values()) == itemsizes
 
 
 def test_gpus_and_convolutions_of_single_channels_have_no_groups() -> None:
-    assert not analyse_buffers(_graph(512, 64), Topology.parse("h100:8").chip).grouped
-    single = analyse_buffers(_graph(512, 1), Topology.parse("v5e:2x4").chip)
+    assert not analyse_buffers(_graph(512, 64), Target.of(Topology.parse("h100:8").chip)).grouped
+    single = analyse_buffers(_graph(512, 1), Target.of(Topology.parse("v5e:2x4").chip))
     assert not single.grouped and not single.wide
 
 

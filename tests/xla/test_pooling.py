@@ -14,7 +14,7 @@ import jaxplan
 from jaxplan.audit import compile_plan
 from jaxplan.ir import StepGraph, analyse, trace
 from jaxplan.mesh import Topology
-from jaxplan.xla import Buffers, analyse_buffers
+from jaxplan.xla import Buffers, Target, analyse_buffers
 
 IMAGES = (8, 32, 32, 64)
 KERNEL = (3, 3, 64, 64)
@@ -40,7 +40,7 @@ def _step(
 def _analysed(step: Callable[..., Any]) -> tuple[StepGraph, Buffers]:
     shapes = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in (IMAGES, KERNEL, KERNEL)]
     graph = analyse(trace(step, shapes, {}))
-    return graph, analyse_buffers(graph, Topology.parse("h100:1").chip)
+    return graph, analyse_buffers(graph, Target.of(Topology.parse("h100:1").chip))
 
 
 def _equation(graph: StepGraph, name: str) -> int:
@@ -79,7 +79,7 @@ def test_results_are_there_in_float32_for_whom_casts_them(is_normalised: bool) -
 
     shapes = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in (IMAGES, KERNEL)]
     graph = analyse(trace(step, shapes, {}))
-    buffers = analyse_buffers(graph, Topology.parse("h100:1").chip)
+    buffers = analyse_buffers(graph, Target.of(Topology.parse("h100:1").chip))
     elements = IMAGES[0] * 16 * 16 * IMAGES[3]
     assert [b.num_bytes for b in buffers.pooled] == [4 * elements] * is_normalised
     assert all(b.first == _equation(graph, "reduce_window_max") < b.last for b in buffers.pooled)
@@ -94,7 +94,7 @@ def test_windows_side_by_side_compute_what_they_read() -> None:
 
 def test_other_chips_hold_none_of_it() -> None:
     graph, _ = _analysed(_step(jax.nn.relu, 3, 2))
-    assert analyse_buffers(graph, Topology.parse("cpu:1").chip).pooled == ()
+    assert analyse_buffers(graph, Target.of(Topology.parse("cpu:1").chip)).pooled == ()
 
 
 @pytest.mark.gpu_aot

@@ -10,7 +10,7 @@ import pytest
 
 from jaxplan.ir import analyse, trace
 from jaxplan.mesh import Topology
-from jaxplan.xla import analyse_buffers
+from jaxplan.xla import Target, analyse_buffers
 from jaxplan.xla._product_outputs import gradients_of_widened, widened_outputs
 
 B, H, T, D = 2, 3, 16, 8
@@ -57,7 +57,7 @@ def _saved_scores(scores: Scores, topology: str, *, attends: bool = True) -> lis
     narrow = jax.ShapeDtypeStruct((B, T, H, D), jnp.bfloat16)
     arguments = [narrow] * 3 + [jax.ShapeDtypeStruct((H, T, T), jnp.float32)]
     graph = analyse(trace(step, arguments, {}))
-    buffers = analyse_buffers(graph, Topology.parse(topology).chip)
+    buffers = analyse_buffers(graph, Target.of(Topology.parse(topology).chip))
     tensors = graph.program.tensors
     return sorted(str(tensors[t].dtype) for t in buffers.saved if tensors[t].num_elements == B * H * T * T)
 
@@ -92,7 +92,7 @@ def test_scores_that_are_shown_are_kept_as_they_are_shown() -> None:
         return s, jnp.einsum("bqk,bkd->bqd", jax.nn.softmax(s.astype(jnp.float32) * 2).astype(v.dtype), v)
 
     graph = analyse(trace(step, [jax.ShapeDtypeStruct((4, 16, 8), jnp.bfloat16)] * 3, {}))
-    buffers = analyse_buffers(graph, Topology.parse("v5e:2x4").chip)
+    buffers = analyse_buffers(graph, Target.of(Topology.parse("v5e:2x4").chip))
     assert buffers.materialised[graph.program.outputs[0]]
 
 
@@ -107,7 +107,7 @@ def test_weights_of_wide_scores_are_not_written_for_groups_of_queries(groups: in
     query, key = (B, T, H, groups, D), (B, T, H, D)
     arguments = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in (query, key, key)]
     graph = analyse(trace(step, arguments, {}))
-    buffers = analyse_buffers(graph, Topology.parse("v5e:2x4").chip)
+    buffers = analyse_buffers(graph, Target.of(Topology.parse("v5e:2x4").chip))
     tensors = graph.program.tensors
     large = [t for t in tensors if t.num_elements == B * H * groups * T * T and buffers.materialised[t.index]]
     assert [str(t.dtype) for t in large] == ["float32"]
@@ -127,7 +127,7 @@ def test_the_gradient_in_front_of_a_gelu_is_what_its_product_writes(topology: st
 
     shapes = ((B, T, D), (D, 4 * D), (4 * D, D))
     graph = analyse(trace(step, [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes], {}))
-    buffers = analyse_buffers(graph, Topology.parse(topology).chip)
+    buffers = analyse_buffers(graph, Target.of(Topology.parse(topology).chip))
     program, producer = graph.program, graph.values.producer
     made = [t for t in program.tensors if buffers.materialised[t.index] and t.shape == hidden]
     assert sum(program.equations[producer[t.index]].phase == "backward" for t in made) == gradients
@@ -150,7 +150,7 @@ def test_scores_of_groups_are_wide_when_computed_again_and_their_gradient_is_wri
     narrow = jax.ShapeDtypeStruct((B, T, H, D), jnp.bfloat16)
     queries = jax.ShapeDtypeStruct((B, T, H, groups, D), jnp.bfloat16)
     graph = analyse(trace(step, [queries, narrow, narrow], {}))
-    buffers = analyse_buffers(graph, Topology.parse("v5e:2x4").chip)
+    buffers = analyse_buffers(graph, Target.of(Topology.parse("v5e:2x4").chip))
     equations, producer = graph.program.equations, graph.values.producer
     large = [t for t in graph.program.tensors if t.num_elements == B * H * groups * T * T]
     held = [t for t in large if buffers.materialised[t.index] and producer[t.index] >= 0]
@@ -176,7 +176,7 @@ def test_gradients_of_scores_that_are_kept_wide_are_written(scores: Scores, topo
 
     arguments = [jax.ShapeDtypeStruct((B, T, H, D), jnp.bfloat16)] * 3 + [jax.ShapeDtypeStruct((H, T, T), jnp.float32)]
     graph = analyse(trace(step, arguments, {}))
-    chip = Topology.parse(topology).chip
+    chip = Target.of(Topology.parse(topology).chip)
     found = set(gradients_of_widened(graph, chip, widened_outputs(graph, chip).values()))
     if written is None:
         assert not found

@@ -10,7 +10,7 @@ import pytest
 
 from jaxplan.mesh import Topology
 from jaxplan.search._planner import analyse_step
-from jaxplan.xla import analyse_buffers
+from jaxplan.xla import Target, analyse_buffers
 from tests.cost.one_device import shape
 
 
@@ -33,7 +33,7 @@ def test_a_gradient_waits_for_two_input_gradients(machine: str, is_late: bool) -
         for t in (fourth.operands[0], fourth.operands[1], third.operands[1])
     ]
     assert fourth.operands[0] == third.results[0] and of_fourth.index < of_input.index < of_input_before.index
-    chip = Topology.parse(machine).chip
+    chip = Target.of(Topology.parse(machine).chip)
     death = analyse_buffers(graph, chip).death[fourth.operands[0]]
     assert death == (of_input_before if is_late else of_fourth).index
     assert analyse_buffers(graph, chip, in_order=True).death[fourth.operands[0]] == of_fourth.index
@@ -58,5 +58,5 @@ def test_so_does_that_of_a_convolution() -> None:
     backward = [e for e in products if e.phase == "backward"]
     inputs = [e for e in backward if graph.program.tensors[e.results[0]].shape == (2, 8, 8, 8)]
     assert len(inputs) == 3
-    death = analyse_buffers(graph, Topology.parse("h100:1").chip).death[last.operands[0]]
+    death = analyse_buffers(graph, Target.of(Topology.parse("h100:1").chip)).death[last.operands[0]]
     assert death == inputs[1].index

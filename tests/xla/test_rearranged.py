@@ -12,7 +12,7 @@ import pytest
 
 from jaxplan.ir import StepGraph, analyse, trace
 from jaxplan.mesh import Topology
-from jaxplan.xla import _fusion, analyse_buffers
+from jaxplan.xla import Target, _fusion, analyse_buffers
 from jaxplan.xla._rearranged import is_rearranged
 
 H, W, D = 6, 4, 5
@@ -86,7 +86,7 @@ def test_windows_are_written_on_tpus_and_kept_for_the_backward_pass(monkeypatch:
     graph = _graph(_attention, IMAGE)
     forward = (e for e in graph.program.equations if e.phase == "forward")
     (windows,) = [e.results[0] for e in forward if is_rearranged(graph, e.index)]
-    chip = Topology.parse("v5e:1x1").chip
+    chip = Target.of(Topology.parse("v5e:1x1").chip)
     assert windows in analyse_buffers(graph, chip).saved
     monkeypatch.setattr(_fusion, "is_rearranged", lambda *_: False)
     assert windows not in analyse_buffers(graph, chip).saved
@@ -106,7 +106,7 @@ def test_images_of_the_batch_are_written_for_convolutions_alone(scale: float) ->
 
     shapes = [IMAGE, (3, 3, D, D), (64, 32), (32, 16)]
     graph = analyse(trace(step, [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes], {}))
-    written = analyse_buffers(graph, Topology.parse("v5e:1x1").chip).materialised
+    written = analyse_buffers(graph, Target.of(Topology.parse("v5e:1x1").chip)).materialised
     read = {e.name: e.operands[0] for e in graph.program.equations if e.name in ("conv_general_dilated", "dot_general")}
     assert written[read["conv_general_dilated"]] and not written[read["dot_general"]]
 
@@ -122,7 +122,8 @@ def test_images_are_written_where_their_features_are_flattened(rows: tuple[int, 
     shapes = [IMAGE, (3, 3, D, D), (rows[-1], 16)]
     graph = analyse(trace(step, [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes], {}))
     (product,) = [e for e in graph.program.equations if e.name == "dot_general"]
-    assert analyse_buffers(graph, Topology.parse("v5e:1x1").chip).materialised[product.operands[0]] == is_written
+    written = analyse_buffers(graph, Target.of(Topology.parse("v5e:1x1").chip)).materialised
+    assert written[product.operands[0]] == is_written
 
 
 @pytest.mark.parametrize(("wide", "itemsize"), [(True, 4), (False, 2)])
@@ -135,7 +136,7 @@ def test_what_is_only_read_widened_is_written_so(wide: bool, itemsize: int) -> N
         return (jnp.sin(read) - read.mean()).sum() + (jnp.square(merged.astype(jnp.float32)) if wide else merged).sum()
 
     graph = _graph(norm, IMAGE, jnp.bfloat16)
-    buffers = analyse_buffers(graph, Topology.parse("v5e:1x1").chip)
+    buffers = analyse_buffers(graph, Target.of(Topology.parse("v5e:1x1").chip))
     (merged,) = [e.results[0] for e in graph.program.equations if is_rearranged(graph, e.index)]
     assert buffers.element_bytes.get(merged, 2) == itemsize
 
@@ -149,7 +150,7 @@ def test_what_batched_products_read_has_its_matrices_innermost() -> None:
         return jnp.einsum("bnqhd,bnkhd->bnhqk", query, key).sum() + value.sum()
 
     graph = _graph(step, (32, 64, 49, 3, 3, 32), jnp.bfloat16)
-    inner = analyse_buffers(graph, Topology.parse("v5e:1x1").chip).inner
+    inner = analyse_buffers(graph, Target.of(Topology.parse("v5e:1x1").chip)).inner
     slices = [t for e in graph.program.equations if e.name in ("slice", "unstack") for t in e.results if t in inner]
     assert len(slices) == 2  # the values are in no product
     for t in slices:

@@ -10,7 +10,7 @@ import pytest
 
 from jaxplan.ir import StepGraph, analyse, trace
 from jaxplan.mesh import Topology
-from jaxplan.xla import analyse_buffers
+from jaxplan.xla import Target, analyse_buffers
 
 B, T, D = 4, 16, 8
 
@@ -32,7 +32,7 @@ def _scan() -> StepGraph:
 
 def _saved(graph: StepGraph, topology: str) -> Counter[tuple[int, str]]:
     """Steps and operators of what is saved for the backward pass."""
-    buffers = analyse_buffers(graph, Topology.parse(topology).chip)
+    buffers = analyse_buffers(graph, Target.of(Topology.parse(topology).chip))
     tensors, equations = graph.program.tensors, graph.program.equations
     large = [t for t in buffers.saved if len(tensors[t].shape) == 3 and tensors[t].shape[1] > 2]
     return Counter((tensors[t].shape[1], equations[graph.values.producer[t]].name) for t in large)
@@ -66,6 +66,6 @@ def test_a_slice_is_not_saved_beside_nearly_the_same(part: slice, steps: set[int
 
     shapes = ((B, T, D), (D, D), (D, 2))
     graph = analyse(trace(step, [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes], {}))
-    buffers = analyse_buffers(graph, Topology.parse("v5e:2x4").chip)
+    buffers = analyse_buffers(graph, Target.of(Topology.parse("v5e:2x4").chip))
     tensors = graph.program.tensors
     assert {tensors[t].shape[1] for t in buffers.saved if tensors[t].shape[2:] == (D,)} == steps

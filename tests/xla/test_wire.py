@@ -8,6 +8,7 @@ import pytest
 
 from jaxplan.ir import REGION_OUT, analyse, trace
 from jaxplan.mesh import Topology
+from jaxplan.xla import Target
 from jaxplan.xla._wire import wire_tensor
 
 
@@ -28,7 +29,7 @@ def _carried(cell: str, topology: str = "v5e:2x4") -> set[int]:
     exits = [e for e in graph.program.equations if e.name == REGION_OUT and e.params["role"] == "carry"]
     carries = [e for e in exits if graph.program.tensors[e.operands[1]].shape]
     where = Topology.parse(topology)
-    return {wire_tensor(graph, where, e.operands[1], [e.index]).itemsize for e in carries}
+    return {wire_tensor(graph, Target.of(where.chip), e.operands[1], [e.index]).itemsize for e in carries}
 
 
 @pytest.mark.parametrize(
@@ -48,5 +49,5 @@ def test_sums_are_taken_in_float32() -> None:
     arguments = [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 3
     graph = analyse(trace(step, arguments, {}))
     (made,) = (e.results[0] for e in graph.program.equations[:1])
-    assert wire_tensor(graph, Topology.parse("v5e:2x4"), made, [1]).itemsize == 4
-    assert wire_tensor(graph, Topology.parse("v5e:2x4"), graph.program.inputs[1], [0]).itemsize == 2
+    assert wire_tensor(graph, Target.of(Topology.parse("v5e:2x4").chip), made, [1]).itemsize == 4
+    assert wire_tensor(graph, Target.of(Topology.parse("v5e:2x4").chip), graph.program.inputs[1], [0]).itemsize == 2

@@ -1,0 +1,118 @@
+"""How far each compiler rule carries the predictions: errors with it, and with it left out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks.accuracy._models import MODELS
+from benchmarks.accuracy._record import read_records
+from benchmarks.accuracy._references import analysed, predict_references
+from jaxplan.core._files import write_whole
+from jaxplan.mesh import Topology
+from jaxplan.xla import Target
+from jaxplan.xla.rules import RULES
+
+RECORDS = Path(__file__).parents[1] / "records"
+EFFECTS = RECORDS / "compiler_rules.jsonl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """What a rule does to the predicted memory of the reference plans on one topology.
+
+    Attributes:
+      rule, topology: names.
+      plans: how many of them were compiled, and so have errors.
+      changed: how many of all predictions it moves, of memory, time or collectives.
+      models: of these plans, those that it moves.
+      error_with, error_without: mean absolute errors of memory over ``plans``, of one.
+    """
+
+    rule: str
+    topology: str
+    plans: int
+    changed: int
+    models: tuple[str, ...]
+    error_with: float
+    error_without: float
+
+    def __str__(self) -> str:
+        moved = f"{self.error_with:6.2%} -> {self.error_without:6.2%}"
+        models = ", ".join(self.models) or "none"
+        return f"{self.topology:<8} {self.rule:<50} {moved} {self.changed:>4} plans of {models}"
+
+
+def made_after(model: str) -> frozenset[str]:
+    """Rules that were made after compiled programs of a model."""
+    return frozenset(name for name, rule in RULES.items() if model in rule.made_after)
+
+
+def effects_of_rules(models: Sequence[str], topologies: Sequence[str]) -> list[Effect]:
+    """One `Effect` for each rule and each topology whose compiler it is a rule of."""
+    compiled = compiled_memory()
+    found: dict[tuple[str, str], dict[tuple[str, str], tuple[int, int, bool]]] = {}
+    for model in models:
+        graph = analysed(*MODELS[model])
+        for topology in map(Topology.parse, topologies):
+            target = Target.of(topology.chip)
+            rules = [name for name, rule in RULES.items() if rule.applies_to(target)]
+            plain = dict(predict_references(graph, topology))
+            for name in rules:
+                plans = found.setdefault((name, topology.name), {})
+                for plan, prediction in predict_references(graph, topology, [name]):
+                    differs = prediction != plain[plan]
+                    plans[model, plan] = plain[plan].memory_bytes, prediction.memory_bytes, differs
+    return [_effect(rule, topology, plans, compiled) for (rule, topology), plans in sorted(found.items())]
+
+
+def _effect(
+    rule: str,
+    topology: str,
+    plans: Mapping[tuple[str, str], tuple[int, int, bool]],
+    compiled: Mapping[tuple[str, str, str], int],
+) -> Effect:
+    errors = [
+        (abs(with_it / truth - 1), abs(without / truth - 1))
+        for (model, plan), (with_it, without, _) in plans.items()
+        if (truth := compiled.get((model, topology, plan)))
+    ]
+    number = max(1, len(errors))
+    return Effect(
+        rule=rule,
+        topology=topology,
+        plans=len(errors),
+        changed=sum(differs for *_, differs in plans.values()),
+        models=tuple(sorted({model for (model, _), (*_, differs) in plans.items() if differs})),
+        error_with=round(sum(e for e, _ in errors) / number, 5),
+        error_without=round(sum(e for _, e in errors) / number, 5),
+    )
+
+
+def compiled_memory() -> dict[tuple[str, str, str], int]:
+    """(model, topology, strategy) -> bytes of the compiled program, as recorded by `benchmarks.accuracy`."""
+    records = read_records([RECORDS / "accuracy.jsonl"])
+    return {
+        (r.model, r.topology, r.point): r.compiled_memory
+        for r in records
+        if r.kind == "reference" and not r.failure
+    }
+
+
+def read_effects(path: Path = EFFECTS) -> list[Effect]:
+    """The effects of a file of JSON lines."""
+    lines = map(json.loads, path.read_text().splitlines()) if path.exists() else ()
+    return [Effect(**{**line, "models": tuple(line["models"])}) for line in lines]
+
+
+def write_effects(effects: Collection[Effect], path: Path = EFFECTS) -> None:
+    """One JSON line for each effect; those of other rules and topologies in the file stay."""
+    kept = {(e.rule, e.topology): e for e in read_effects(path)} | {(e.rule, e.topology): e for e in effects}
+    write_whole(path, "".join(json.dumps(asdict(e), sort_keys=True) + "\n" for _, e in sorted(kept.items())))
+
+
+def effects_of(rule: str, effects: Collection[Effect]) -> Iterator[Effect]:
+    """Those of one rule."""
+    return (effect for effect in effects if effect.rule == rule)

@@ -1,0 +1,85 @@
+"""The form of a rule on the compiler: a name, the backends, the stage, a source, and what it was made after."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxplan.xla._target import Arithmetic, Backend, Target
+
+Stage = Literal["fusion", "residuals", "layouts", "schedule", "liveness", "heap", "work"]
+STAGES: tuple[Stage, ...] = ("fusion", "residuals", "layouts", "schedule", "liveness", "heap", "work")
+"""The passes of the model in their order, and last what changes the number of operations."""
+ALL: tuple[Backend, ...] = ("gpu", "tpu", "cpu")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """A number that was chosen by compiled programs, in place of the URL of a compiler pass.
+
+    Attributes:
+      value: the number.
+      unit: of the number; empty for a count or a share.
+      evidence: the programs that it was chosen by.
+      command: what measures it again.
+    """
+
+    value: float
+    unit: str
+    evidence: str
+    command: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """Behaviour of a compiler without public source, seen in compiled programs.
+
+    Attributes:
+      evidence: the programs that show it.
+      command: what compiles them again.
+    """
+
+    evidence: str
+    command: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompilerRule:
+    """One thing that XLA does, which decides buffers, their bytes, their live ranges or the work.
+
+    Attributes:
+      name: as in ``python -m benchmarks.accuracy.ablation --without NAME``.
+      backends: the backends of XLA that do it.
+      arithmetic: only where element-wise arithmetic on bfloat16 runs so; None for either.
+      stage: the pass of the model that it belongs to.
+      does: what the compiler does, one sentence.
+      source: URL of the compiler pass, or what the rule was measured on.
+      made_after: models (`benchmarks.accuracy`) whose compiled programs it was made after; they are left out when it
+        is judged.
+      test: file of the tests, and one of them.
+    """
+
+    name: str
+    backends: tuple[Backend, ...]
+    stage: Stage
+    does: str
+    source: str | Fitted | Observed
+    made_after: tuple[str, ...]
+    test: str
+    arithmetic: Arithmetic | None = None
+
+    def applies_to(self, target: Target) -> bool:
+        """Whether the rule is one of a target's, and is not left out there."""
+        is_its = target.backend in self.backends and self.arithmetic in (None, target.arithmetic)
+        return is_its and self.name not in target.without
+
+
+XLA = "https://github.com/openxla/xla/blob/main/xla/"
+"""Where the public passes of the compiler are."""
+JAXPLAN_LOWERING = "docs/lowering.md"
+"""Source of what the compiler does because the lowering of `jaxplan.partition` asks for it."""
+
+
+def zoo(topology: str, *models: str) -> str:
+    """The command that compiles the reference plans of models again, and prints predictions beside them."""
+    return " ".join(["python -m benchmarks.accuracy --topology", topology, *(f"--model {m}" for m in models)])

@@ -1,0 +1,38 @@
+"""What the forward pass saves for the backward pass."""
+
+from __future__ import annotations
+
+from jaxplan.xla._rule import ALL, XLA, CompilerRule, Fitted, zoo
+
+SMALL_STATISTICS = CompilerRule(
+    name="small-statistics-are-saved",
+    backends=ALL,
+    stage="residuals",
+    does="Of a normalised value its statistics (maximum, mean, variance) are saved and it is recomputed of them.",
+    source=Fitted(
+        value=1 / 8,
+        unit="of the bytes of the value",
+        evidence="norms and softmax of GPT and ResNet-50 compiled for H100: statistics of a row or channel are saved",
+        command=zoo("h100:8", "gpt", "resnet50"),
+    ),
+    made_after=("gpt", "resnet50"),
+    test="tests/cost/test_prediction.py::test_what_is_saved_for_the_backward_pass",
+)
+NARROWEST_IS_SAVED = CompilerRule(
+    name="narrowest-value-of-a-chain-is-saved",
+    backends=ALL,
+    stage="residuals",
+    does="Of an element-wise chain that the backward pass recomputes, the value of the fewest bytes is saved.",
+    source=f"{XLA}service/instruction_fusion.cc",
+    made_after=("gpt", "resnet50"),
+    test="tests/cost/test_prediction.py::test_what_is_saved_for_the_backward_pass",
+)
+MASKS_ARE_RECOMPUTED = CompilerRule(
+    name="masks-are-compared-again",
+    backends=ALL,
+    stage="residuals",
+    does="A comparison is never saved, though it has fewer bytes than its operand: each fusion compares again.",
+    source=f"{XLA}service/instruction_fusion.cc",
+    made_after=("resnet50",),
+    test="tests/cost/test_prediction.py::test_a_rectifier_saves_what_it_read_and_not_its_mask",
+)

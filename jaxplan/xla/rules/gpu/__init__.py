@@ -1,0 +1,1 @@
+"""Rules of XLA for GPUs."""

@@ -1,0 +1,87 @@
+"""Order of execution and reuse of buffers in GPU programs."""
+
+from __future__ import annotations
+
+from jaxplan.xla._rule import JAXPLAN_LOWERING, XLA, CompilerRule
+
+GRADIENTS_AFTER_INPUTS = CompilerRule(
+    name="weight-gradients-are-born-after-input-gradients",
+    backends=("gpu",),
+    stage="schedule",
+    does="The result of a deferred weight gradient is not beside what the next input gradient reads.",
+    source=f"{XLA}service/gpu/gpu_hlo_schedule.cc",
+    made_after=("vgg",),
+    test="tests/xla/test_put_off.py::test_a_gradient_waits_for_two_input_gradients",
+)
+CLEARED_TOGETHER = CompilerRule(
+    name="zeros-of-scatters-are-made-together",
+    backends=("gpu",),
+    stage="schedule",
+    does="Scatters that start from equal constants have their copies of it made where the first one begins.",
+    source=f"{XLA}service/hlo_cse.cc",
+    made_after=("dlrm",),
+    test="tests/xla/test_fusion.py::test_what_scatters_start_from_is_cleared_where_the_first_begins",
+)
+TABLES_TAKE_TURNS = CompilerRule(
+    name="gradients-of-large-tables-take-turns",
+    backends=("gpu",),
+    stage="schedule",
+    does="Gradients of large tables are cleared, made and reduced one after the other, as the lowering asks.",
+    source=JAXPLAN_LOWERING,
+    made_after=("dlrm",),
+    test="tests/partition/test_tables.py::test_tables_are_gathered_and_reduced_one_at_a_time",
+)
+SCATTERED_BESIDE = CompilerRule(
+    name="reduce-scatters-run-beside-the-next-gradient",
+    backends=("gpu",),
+    stage="schedule",
+    does="A reduce-scatter of a gradient is awaited after the next gradient is made; its operand lives until then.",
+    source=f"{XLA}service/gpu/gpu_hlo_schedule.cc",
+    made_after=("gpt",),
+    test="tests/partition/test_held_back.py::test_sums_that_are_scattered_at_once_do_not_hide_what_waits",
+)
+FUSIONS_IN_PLACE = CompilerRule(
+    name="fusions-write-over-operands",
+    backends=("gpu",),
+    stage="liveness",
+    does="An element-wise fusion writes over an operand of equal shape and element size that it reads last.",
+    source=f"{XLA}service/gpu/alias_info.cc",
+    made_after=(),
+    test="tests/xla/test_in_place.py::test_a_gpu_fusion_writes_over_an_operand_that_it_reads_last",
+)
+ALL_REDUCES_IN_PLACE = CompilerRule(
+    name="all-reduces-are-in-place",
+    backends=("gpu",),
+    stage="liveness",
+    does="An all-reduce of a weight gradient writes over the partial sum where that is a buffer.",
+    source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/inplace.html",
+    made_after=(),
+    test="tests/cost/test_prediction.py::test_donated_state_is_not_counted_twice",
+)
+COMBINED_COLLECTIVES = CompilerRule(
+    name="collectives-are-combined",
+    backends=("gpu",),
+    stage="work",
+    does="Small collectives that are ready together become one and share its latency.",
+    source=f"{XLA}service/collective_utils.h",
+    made_after=("resnet50", "gpt"),
+    test="tests/cost/test_combined.py::test_small_parameters_and_gradients_share_latencies",
+)
+WRITTEN_BORDERS = CompilerRule(
+    name="borders-of-images-are-multiplied",
+    backends=("gpu",),
+    stage="work",
+    does="Zeros around an image that is not padded alike on both sides are written, and multiplied.",
+    source=f"{XLA}service/gpu/transforms/conv_padding_legalization.cc",
+    made_after=("conformer", "resnet50", "efficientnet"),
+    test="tests/cost/test_work.py::test_zeros_that_are_written_around_images_are_multiplied",
+)
+RAGGED_DOTS = CompilerRule(
+    name="ragged-dots-multiply-all-groups",
+    backends=("gpu",),
+    stage="work",
+    does="A product of groups of rows is lowered to one over all groups, in which the rows of others are zeros.",
+    source=f"{XLA}service/gpu/transforms/ragged_dot_rewriter.cc",
+    made_after=(),
+    test="tests/cost/test_operator_times.py::test_no_operator_is_faster_than_its_arithmetic",
+)

@@ -1,0 +1,108 @@
+"""Live ranges, copies and the heap of TPU programs."""
+
+from __future__ import annotations
+
+from jaxplan.xla._rule import JAXPLAN_LOWERING, XLA, CompilerRule, Fitted, Observed, zoo
+
+_ERRORS = "python -m benchmarks.accuracy --read benchmarks/records/accuracy.jsonl --topology v5e:2x4"
+
+INPUT_GRADIENTS_FIRST = CompilerRule(
+    name="input-gradients-come-first",
+    backends=("tpu",),
+    stage="schedule",
+    does="The gradient of a large parameter runs after the input gradient that reads it last, as the lowering asks.",
+    source=JAXPLAN_LOWERING,
+    made_after=("gpt", "gemma"),
+    test="tests/partition/test_behind.py::test_an_input_gradient_comes_first_on_tpus",
+)
+RECOMPUTED_SOURCES = CompilerRule(
+    name="sources-live-where-a-layout-is-not-written",
+    backends=("tpu",),
+    stage="liveness",
+    does="Where a transposed operand is not written, the buffers that it is computed of live to its last use.",
+    source=Observed(evidence="a Whisper compiled for v5e", command=zoo("v5e:2x4", "whisper")),
+    made_after=("whisper",),
+    test="tests/cost/test_tiles.py::test_what_a_product_makes_is_kept_where_what_is_computed_of_it_is_not_written",
+)
+POOLINGS_WITH_EDGES = CompilerRule(
+    name="poolings-read-images-with-edges",
+    backends=("tpu",),
+    stage="liveness",
+    does="What a pooling reads with neighbours' edges around it is written as soon as it can be.",
+    source=Observed(evidence="ResNet-50 with split rows compiled for v5e", command=zoo("v5e:2x4", "resnet50")),
+    made_after=("resnet50", "densenet"),
+    test="tests/cost/test_tiles.py::test_images_are_written_where_their_edges_are_sent",
+)
+EDGES_OF_IMAGES = CompilerRule(
+    name="images-whose-edges-are-sent-are-written",
+    backends=("tpu",),
+    stage="liveness",
+    does="An image that a convolution would compute as it reads it is written where its edges go to neighbours.",
+    source=Observed(evidence="split rows compiled for v5e", command=zoo("v5e:2x4", "efficientnet", "densenet")),
+    made_after=("efficientnet", "densenet"),
+    test="tests/cost/test_tiles.py::test_images_are_written_where_their_edges_are_sent",
+)
+TRANSPOSED_UPDATES = CompilerRule(
+    name="updates-of-scatters-are-transposed",
+    backends=("tpu",),
+    stage="liveness",
+    does="A scatter moves the dimension that is looked up to the front of its updates, in a copy.",
+    source=f"{XLA}service/scatter_simplifier.cc",
+    made_after=("unet",),
+    test="tests/cost/test_tiles.py::test_updates_of_scatters_are_turned",
+)
+SENT_PIECES = CompilerRule(
+    name="gathers-hold-the-piece-they-send",
+    backends=("tpu",),
+    stage="liveness",
+    does="A piece that would be computed by its reader is written while it is gathered.",
+    source=Observed(evidence="a Gemma compiled for v5e", command=zoo("v5e:2x4", "gemma")),
+    made_after=("gemma",),
+    test="tests/partition/test_torus_memory.py::test_what_a_gather_waits_for_is_in_memory_anyway",
+)
+COPIED_PARAMETER = CompilerRule(
+    name="largest-gathered-update-is-copied",
+    backends=("tpu",),
+    stage="liveness",
+    does="The largest parameter that is gathered after its update is copied at the beginning of the program.",
+    source=Observed(evidence="GPT under ZeRO-1 compiled for v5e", command=zoo("v5e:2x4", "gpt")),
+    made_after=("gpt",),
+    test="tests/partition/test_torus_memory.py::test_compiled_memory_is_the_predicted_one",
+)
+STACKS_ON_CHIP = CompilerRule(
+    name="stacks-of-loops-are-on-chip",
+    backends=("tpu",),
+    stage="heap",
+    does="What loops of the forward pass stack lies in the memory beside the cores, as far as that goes.",
+    source=Observed(evidence="LSTMs compiled for v5e put 64 to 112 MiB there", command=zoo("v5e:2x4", "lstm")),
+    made_after=("lstm",),
+    test="tests/xla/test_lifetimes.py::test_the_curve_is_of_main_memory",
+)
+SHORT_LIVED_ON_CHIP = CompilerRule(
+    name="short-lived-buffers-are-on-chip",
+    backends=("tpu",),
+    stage="heap",
+    does="Buffers that live no longer than about a block of a transformer fill a share of the memory beside the cores.",
+    source=Fitted(
+        value=0.6,
+        unit="of the memory beside the cores",
+        evidence="errors of the plans compiled for v5e; the span of 300 positions was chosen with it",
+        command=_ERRORS,
+    ),
+    made_after=("gpt", "vit", "resnet50"),
+    test="tests/xla/test_lifetimes.py::test_what_lives_shortly_is_beside_the_cores_and_heaps_have_gaps",
+)
+HEAP_GAPS = CompilerRule(
+    name="heaps-have-gaps",
+    backends=("tpu",),
+    stage="heap",
+    does="The heap is a few percent larger than what is live at its peak.",
+    source=Fitted(
+        value=0.03,
+        unit="of the live bytes at the peak",
+        evidence="errors of the plans compiled for v5e, with 0, 2 and 3 %",
+        command=f"{_ERRORS} --gaps 0.02",
+    ),
+    made_after=("llama",),
+    test="tests/xla/test_lifetimes.py::test_what_lives_shortly_is_beside_the_cores_and_heaps_have_gaps",
+)

@@ -1,0 +1,75 @@
+"""The registry of rules on the compiler: each has a source and a test, and can be left out."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from benchmarks.accuracy import rules as table
+from benchmarks.accuracy._effects import made_after
+from benchmarks.accuracy._models import HELD_OUT, MODELS
+from jaxplan.errors import ArgumentError
+from jaxplan.ir import StepGraph, analyse, trace
+from jaxplan.mesh import Topology
+from jaxplan.xla import Target, analyse_buffers
+from jaxplan.xla._rule import CompilerRule, Fitted, Observed
+from jaxplan.xla.rules import RULES, check_names
+
+ROOT = Path(__file__).parents[2]
+_CHIP_TEST = re.compile(r"chip\.(is_gpu|is_tiled|fuses_products|elementwise_16bit|f32_matmul)\b")
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=lambda rule: rule.name)
+def test_a_rule_has_a_source_and_a_test(rule: CompilerRule) -> None:
+    file, name = rule.test.split("::")
+    assert f"def {name}(" in (ROOT / file).read_text()
+    if isinstance(rule.source, str):
+        assert rule.source.startswith("https://") or (ROOT / rule.source).exists()
+    else:
+        assert isinstance(rule.source, Fitted | Observed) and rule.source.command.startswith("python -m ")
+    assert rule.does.endswith(".") and set(rule.made_after) <= set(MODELS)
+
+
+def test_no_rule_was_made_after_a_held_out_model() -> None:
+    """A model that is held out on one backend may have rules of the other."""
+    names = {"": ("gpu", "tpu"), " on TPUs": ("tpu",), " on GPUs": ("gpu",)}
+    for model, where in HELD_OUT.items():
+        backends = {b for name in made_after(model) for b in RULES[name].backends}
+        assert backends.isdisjoint(names[where]), f"{model}: {made_after(model)}"
+
+
+def test_the_table_of_rules_is_current() -> None:
+    """Mended by ``python -m benchmarks.accuracy.rules``."""
+    assert table.DOCUMENT.read_text() == table.document()
+
+
+def test_the_chip_is_tested_in_one_file() -> None:
+    """But for the lowering, which asks the chip in places that a plan's decisions are to take over."""
+    allowed = {"mesh", "partition"}
+    files = [f for f in (ROOT / "jaxplan").rglob("*.py") if allowed.isdisjoint(f.parts) and f.name != "_target.py"]
+    lines = [(f.name, line.strip()) for f in files for line in f.read_text().splitlines()]
+    found = [f"{name}: {line}" for name, line in lines if _CHIP_TEST.search(line)]
+    assert found == []
+
+
+def test_an_unknown_name_is_an_error() -> None:
+    with pytest.raises(ArgumentError, match=r"no compiler rule is named 'tanh'.*compiler_rules"):
+        check_names(["tanh"])
+
+
+def _two_dots() -> StepGraph:
+    shapes = [jax.ShapeDtypeStruct((64, 64), jnp.float32), jax.ShapeDtypeStruct((256, 64), jnp.float32)]
+    return analyse(trace(lambda w, x: jnp.exp(x @ w) @ w, shapes, {}))
+
+
+def test_a_rule_that_is_left_out_does_not_decide() -> None:
+    """A dot that does not compute its operand inside of its kernel reads it from memory."""
+    graph, chip = _two_dots(), Topology.parse("v5e:1x1").chip
+    (exp,) = [e for e in graph.program.equations if e.name == "exp"]
+    without = Target.of(chip, without=["dots-compute-their-operands"])
+    assert not analyse_buffers(graph, Target.of(chip)).materialised[exp.results[0]]
+    assert analyse_buffers(graph, without).materialised[exp.results[0]]
