@@ -10,7 +10,7 @@ from flax import linen as nn
 from flax.training.train_state import TrainState
 
 from benchmarks.models._optimizer import make_train_state
-from benchmarks.models._spec import Precision
+from benchmarks.models._spec import ModelSpec, Precision, always, family
 
 NUM_SEGMENTS = 2
 
@@ -106,3 +106,18 @@ def make_bert_batch(config: BERTConfig, key: jax.Array) -> dict[str, jax.Array]:
         "positions": positions.astype(jnp.int32),
         "labels": labels,
     }
+
+
+_bert = family(BERTConfig, make_bert_state, make_bert_batch, always(bert_train_step))
+
+CONFIGS: dict[str, ModelSpec] = {
+    "bert-large": _bert(
+        "BERT-large, 335M parameters, masked tokens",
+        num_layers=24, width=1024, num_heads=16, vocab_size=30528, batch_size=64, sequence_length=512,
+        num_predictions=80,
+    ),
+    "bert-tiny": _bert(
+        "2-layer BERT for tests",
+        num_layers=2, width=64, num_heads=4, vocab_size=256, batch_size=16, sequence_length=32, num_predictions=8,
+    ),
+}  # fmt: skip

@@ -10,7 +10,7 @@ from flax import linen as nn
 from flax.training.train_state import TrainState
 
 from benchmarks.models._optimizer import make_train_state
-from benchmarks.models._spec import Precision
+from benchmarks.models._spec import ModelSpec, Precision, always, family
 
 _FIRST_SCALE = 2.6593  # the logarithm of 1 / 0.07
 
@@ -56,7 +56,9 @@ class CLIP(nn.Module):
     def __call__(self, images: jax.Array, texts: jax.Array) -> jax.Array:
         features = [self._of_images(images), self._of_texts(texts)]
         wide = jnp.promote_types(self.config.dtype, jnp.float32)
-        image, text = (f / jnp.linalg.norm(f, axis=-1, keepdims=True) for f in (f.astype(wide) for f in features))
+        image, text = (
+            f / jnp.linalg.norm(f, axis=-1, keepdims=True) for f in (f.astype(wide) for f in features)
+        )
         scale = self.param("scale", nn.initializers.constant(_FIRST_SCALE), (), self.config.param_dtype)
         return jnp.exp(scale).astype(wide) * image @ text.T
 
@@ -65,7 +67,9 @@ class CLIP(nn.Module):
         patch = (config.patch_size, config.patch_size)
         x = nn.Conv(width, patch, patch, padding="VALID", use_bias=False, **dtypes, name="patches")(images)
         x = x.reshape(x.shape[0], -1, width)
-        first = self.param("class", nn.initializers.normal(0.02), (width,), config.param_dtype).astype(x.dtype)
+        first = self.param("class", nn.initializers.normal(0.02), (width,), config.param_dtype).astype(
+            x.dtype
+        )
         x = jnp.concatenate([jnp.broadcast_to(first, (x.shape[0], 1, width)), x], axis=1)
         x = nn.LayerNorm(**dtypes, name="norm_before")(x + self._positions("image_positions", *x.shape[1:]))
         for layer in range(config.num_layers):
@@ -95,7 +99,9 @@ def clip_train_step(state: TrainState, batch: dict[str, Any]) -> tuple[TrainStat
     def loss_fn(params: Any) -> jax.Array:
         logits = state.apply_fn({"params": params}, batch["images"], batch["texts"])
         pairs = jnp.arange(logits.shape[0])
-        losses = (optax.softmax_cross_entropy_with_integer_labels(side, pairs).mean() for side in (logits, logits.T))
+        losses = (
+            optax.softmax_cross_entropy_with_integer_labels(side, pairs).mean() for side in (logits, logits.T)
+        )
         return sum(losses, jnp.zeros((), logits.dtype)) / 2
 
     loss, grads = jax.value_and_grad(loss_fn)(state.params)
@@ -112,8 +118,26 @@ def make_clip_batch(config: CLIPConfig, key: jax.Array) -> dict[str, jax.Array]:
     """Random images, and random texts that end where they end with the highest number."""
     image_key, text_key = jax.random.split(key)
     shape = (config.batch_size, config.image_size, config.image_size, 3)
-    texts = jax.random.randint(text_key, (config.batch_size, config.num_tokens), 0, config.vocab_size - 1, jnp.int32)
+    texts = jax.random.randint(
+        text_key, (config.batch_size, config.num_tokens), 0, config.vocab_size - 1, jnp.int32
+    )
     return {
         "images": jax.random.normal(image_key, shape, config.param_dtype),
         "texts": texts.at[:, -1].set(config.vocab_size - 1),
     }
+
+
+_clip = family(CLIPConfig, make_clip_state, make_clip_batch, always(clip_train_step))
+
+CONFIGS: dict[str, ModelSpec] = {
+    "clip-b32": _clip(
+        "CLIP of a ViT-B/32, 151M parameters",
+        num_layers=12, image_width=768, text_width=512, head_width=64, patch_size=32, image_size=224,
+        vocab_size=49408, num_tokens=77, embedding=512, batch_size=512,
+    ),
+    "clip-tiny": _clip(
+        "CLIP of one layer for tests",
+        num_layers=1, image_width=32, text_width=32, head_width=16, patch_size=8, image_size=16, vocab_size=64,
+        num_tokens=8, embedding=16, batch_size=16,
+    ),
+}  # fmt: skip

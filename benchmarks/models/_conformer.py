@@ -10,7 +10,7 @@ from flax import linen as nn
 from flax.training.train_state import TrainState
 
 from benchmarks.models._optimizer import make_train_state
-from benchmarks.models._spec import Precision
+from benchmarks.models._spec import ModelSpec, Precision, always, family
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,9 @@ class ConvolutionModule(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         dtypes, width = self.config.dtypes, x.shape[-1]
         h = nn.glu(nn.Dense(2 * width, **dtypes, name="gate")(nn.LayerNorm(**dtypes)(x)))
-        h = nn.Conv(width, (self.config.kernel_size,), feature_group_count=width, **dtypes, name="depthwise")(h)
+        h = nn.Conv(width, (self.config.kernel_size,), feature_group_count=width, **dtypes, name="depthwise")(
+            h
+        )
         h = nn.swish(nn.LayerNorm(**dtypes)(h))
         return x + nn.Dense(width, **dtypes, name="output")(h)
 
@@ -111,3 +113,19 @@ def make_conformer_batch(config: ConformerConfig, key: jax.Array) -> dict[str, j
     shape = (config.batch_size, config.num_frames, config.num_features)
     labels = jax.random.randint(label_key, (config.batch_size, config.num_labels), 1, config.vocab_size)
     return {"frames": jax.random.normal(frame_key, shape, config.param_dtype), "labels": labels}
+
+
+_conformer = family(ConformerConfig, make_conformer_state, make_conformer_batch, always(conformer_train_step))
+
+CONFIGS: dict[str, ModelSpec] = {
+    "conformer-l": _conformer(
+        "Conformer-L for speech, 111M parameters",
+        num_layers=17, width=512, num_heads=8, kernel_size=31, vocab_size=1024, num_frames=1600, num_features=80,
+        num_labels=128, batch_size=64,
+    ),
+    "conformer-tiny": _conformer(
+        "1-layer Conformer for tests",
+        num_layers=1, width=32, num_heads=4, kernel_size=3, vocab_size=16, num_frames=32, num_features=8,
+        num_labels=2, batch_size=16,
+    ),
+}  # fmt: skip

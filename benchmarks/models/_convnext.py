@@ -7,8 +7,10 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax.training.train_state import TrainState
 
+from benchmarks.models._mlp import mlp_train_step
 from benchmarks.models._optimizer import make_train_state
-from benchmarks.models._spec import Precision
+from benchmarks.models._spec import ModelSpec, Precision, always, family
+from benchmarks.models._vit import make_image_batch
 
 _FIRST_SCALE = 1e-6
 
@@ -64,3 +66,17 @@ class ConvNeXt(nn.Module):
 def make_convnext_state(config: ConvNeXtConfig) -> tuple[TrainState]:
     images = jnp.zeros((1, config.image_size, config.image_size, 3), config.param_dtype)
     return (make_train_state(ConvNeXt(config), config.optimizer, images),)
+
+
+_convnext = family(ConvNeXtConfig, make_convnext_state, make_image_batch, always(mlp_train_step))
+
+CONFIGS: dict[str, ModelSpec] = {
+    "convnext-t": _convnext(
+        "ConvNeXt-T, 29M parameters",
+        stage_sizes=(3, 3, 9, 3), widths=(96, 192, 384, 768), image_size=224, num_classes=1000, batch_size=256,
+    ),
+    "convnext-tiny": _convnext(
+        "ConvNeXt of three blocks for tests",
+        stage_sizes=(1, 1, 1), widths=(16, 32, 64), image_size=32, num_classes=16, batch_size=16,
+    ),
+}  # fmt: skip

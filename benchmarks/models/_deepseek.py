@@ -11,8 +11,10 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax.training.train_state import TrainState
 
+from benchmarks.models._gpt import gpt_train_step, make_gpt_batch
 from benchmarks.models._llama import DecoderConfig, Llama, attend, rotate
 from benchmarks.models._optimizer import make_train_state
+from benchmarks.models._spec import ModelSpec, always, family
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,3 +58,19 @@ class LatentAttention(nn.Module):
 def make_deepseek_state(config: DeepSeekConfig) -> tuple[TrainState]:
     tokens = jnp.zeros((1, config.sequence_length), jnp.int32)
     return (make_train_state(Llama(config, LatentAttention), config.optimizer, tokens),)
+
+
+_deepseek = family(DeepSeekConfig, make_deepseek_state, make_gpt_batch, always(gpt_train_step))
+
+CONFIGS: dict[str, ModelSpec] = {
+    "deepseek-v2-lite": _deepseek(
+        "DeepSeek-V2-Lite's attention with dense perceptrons, 2.6B parameters",
+        num_layers=27, width=2048, num_heads=16, head_width=128, rotary_width=64, latent_width=512, ffn_width=10944,
+        vocab_size=102400, batch_size=64, sequence_length=1024,
+    ),
+    "deepseek-tiny": _deepseek(
+        "1-layer transformer with DeepSeek's attention for tests",
+        num_layers=1, width=32, num_heads=4, head_width=8, rotary_width=4, latent_width=16, ffn_width=64,
+        vocab_size=64, batch_size=16, sequence_length=8,
+    ),
+}  # fmt: skip

@@ -6,8 +6,15 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from benchmarks.models._batch_norm import BatchNormTrainState, conv_and_norm, make_batch_norm_state, stem
-from benchmarks.models._spec import Precision
+from benchmarks.models._batch_norm import (
+    BatchNormTrainState,
+    batch_norm_train_step,
+    conv_and_norm,
+    make_batch_norm_state,
+    stem,
+)
+from benchmarks.models._spec import ModelSpec, Precision, always, family
+from benchmarks.models._vit import make_image_batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,3 +58,17 @@ class DenseNet(nn.Module):
 
 def make_densenet_state(config: DenseNetConfig) -> tuple[BatchNormTrainState]:
     return make_batch_norm_state(DenseNet(config), config)
+
+
+_densenet = family(DenseNetConfig, make_densenet_state, make_image_batch, always(batch_norm_train_step))
+
+CONFIGS: dict[str, ModelSpec] = {
+    "densenet121": _densenet(
+        "DenseNet-121, 8M parameters",
+        blocks=(6, 12, 24, 16), growth=32, width=64, image_size=224, num_classes=1000, batch_size=256,
+    ),
+    "densenet-tiny": _densenet(
+        "DenseNet of two blocks for tests",
+        blocks=(1, 2), growth=8, width=16, image_size=32, num_classes=16, batch_size=16,
+    ),
+}  # fmt: skip

@@ -9,7 +9,7 @@ from flax import linen as nn
 from flax.training.train_state import TrainState
 
 from benchmarks.models._optimizer import make_train_state
-from benchmarks.models._spec import Precision
+from benchmarks.models._spec import ModelSpec, Precision, always, family
 
 NUM_STEPS = 1000
 _FREQUENCIES = 256
@@ -42,8 +42,12 @@ class DiTBlock(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, condition: jax.Array) -> jax.Array:
         config, dtypes = self.config, self.config.dtypes
-        modulation = nn.Dense(6 * config.width, kernel_init=nn.initializers.zeros, **dtypes, name="modulation")
-        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = jnp.split(modulation(nn.silu(condition)), 6, axis=-1)
+        modulation = nn.Dense(
+            6 * config.width, kernel_init=nn.initializers.zeros, **dtypes, name="modulation"
+        )
+        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = jnp.split(
+            modulation(nn.silu(condition)), 6, axis=-1
+        )
         h = _modulated(nn.LayerNorm(use_scale=False, use_bias=False, **dtypes)(x), shift, scale)
         h = nn.MultiHeadDotProductAttention(num_heads=config.num_heads, **dtypes, name="attention")(h)
         x = x + gate[:, None] * h
@@ -71,7 +75,9 @@ class DiT(nn.Module):
         x = x + positions.astype(x.dtype)
         for layer in range(config.num_layers):
             x = DiTBlock(config, name=f"block_{layer}")(x, condition)
-        shift, scale = jnp.split(nn.Dense(2 * config.width, **dtypes, name="modulation")(nn.silu(condition)), 2, -1)
+        shift, scale = jnp.split(
+            nn.Dense(2 * config.width, **dtypes, name="modulation")(nn.silu(condition)), 2, -1
+        )
         x = _modulated(nn.LayerNorm(use_scale=False, use_bias=False, **dtypes)(x), shift, scale)
         x = nn.Dense(config.patch_size**2 * config.channels, **dtypes, name="head")(x)
         x = x.reshape(-1, side, side, config.patch_size, config.patch_size, config.channels)
@@ -107,3 +113,18 @@ def make_dit_batch(config: DiTConfig, key: jax.Array) -> dict[str, jax.Array]:
         "levels": jax.random.uniform(level_key, shape[:1], config.param_dtype, 0, NUM_STEPS),
         "classes": jax.random.randint(class_key, shape[:1], 0, config.num_classes),
     }
+
+
+_dit = family(DiTConfig, make_dit_state, make_dit_batch, always(dit_train_step))
+
+CONFIGS: dict[str, ModelSpec] = {
+    "dit-b4": _dit(
+        "DiT-B/4, diffusion transformer of 130M parameters",
+        num_layers=12, width=768, num_heads=12, patch_size=4, latent_size=32, channels=4, num_classes=1000,
+        batch_size=512,
+    ),
+    "dit-tiny": _dit(
+        "2-layer diffusion transformer for tests",
+        num_layers=2, width=64, num_heads=4, patch_size=2, latent_size=8, channels=4, num_classes=16, batch_size=16,
+    ),
+}  # fmt: skip

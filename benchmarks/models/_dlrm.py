@@ -10,6 +10,7 @@ from flax import linen as nn
 from flax.training.train_state import TrainState
 
 from benchmarks.models._optimizer import make_train_state
+from benchmarks.models._spec import ModelSpec, always, family
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,3 +80,23 @@ def make_dlrm_batch(config: DLRMConfig, key: jax.Array) -> dict[str, jax.Array]:
         "categories": jax.random.randint(category_key, shape, 0, config.rows, jnp.int32),
         "labels": jax.random.bernoulli(label_key, shape=shape[:1]).astype(config.param_dtype),
     }
+
+
+_dlrm = family(DLRMConfig, make_dlrm_state, make_dlrm_batch, always(dlrm_train_step))
+
+CONFIGS: dict[str, ModelSpec] = {
+    "dlrm": _dlrm(
+        "DLRM, 26 tables of 200k rows, 335M parameters",
+        num_tables=26, rows=200_000, width=64, num_dense=13, bottom=(512, 256), top=(1024, 1024, 512, 256),
+        batch_size=65536,
+    ),
+    "dlrm-large": _dlrm(
+        "DLRM, 26 tables of 1M rows, 3.3B parameters",
+        num_tables=26, rows=1_000_000, width=128, num_dense=13, bottom=(512, 256), top=(1024, 1024, 512, 256),
+        batch_size=65536,
+    ),
+    "dlrm-tiny": _dlrm(
+        "DLRM with 3 tables for tests",
+        num_tables=3, rows=64, width=16, num_dense=4, bottom=(32,), top=(32, 16), batch_size=32,
+    ),
+}  # fmt: skip

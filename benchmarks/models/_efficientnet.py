@@ -9,8 +9,14 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from benchmarks.models._batch_norm import BatchNormTrainState, conv_and_norm, make_batch_norm_state
-from benchmarks.models._spec import Precision
+from benchmarks.models._batch_norm import (
+    BatchNormTrainState,
+    batch_norm_train_step,
+    conv_and_norm,
+    make_batch_norm_state,
+)
+from benchmarks.models._spec import ModelSpec, Precision, always, family
+from benchmarks.models._vit import make_image_batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,3 +114,24 @@ class EfficientNet(nn.Module):
 
 def make_efficientnet_state(config: EfficientNetConfig) -> tuple[BatchNormTrainState]:
     return make_batch_norm_state(EfficientNet(config), config)
+
+
+_efficientnet = family(
+    EfficientNetConfig, make_efficientnet_state, make_image_batch, always(batch_norm_train_step)
+)
+
+CONFIGS: dict[str, ModelSpec] = {
+    "efficientnet-b0": _efficientnet(
+        "EfficientNet-B0, 5.3M parameters",
+        stages=stages_of(
+            (1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 40, 2, 2, 5), (6, 80, 3, 2, 3), (6, 112, 3, 1, 5),
+            (6, 192, 4, 2, 5), (6, 320, 1, 1, 3),
+        ),
+        stem_width=32, head_width=1280, image_size=224, num_classes=1000, batch_size=256,
+    ),
+    "efficientnet-tiny": _efficientnet(
+        "EfficientNet of two blocks for tests",
+        stages=stages_of((1, 16, 1, 1, 3), (2, 16, 1, 1, 3)),
+        stem_width=16, head_width=32, image_size=16, num_classes=16, batch_size=16,
+    ),
+}  # fmt: skip

@@ -11,8 +11,10 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax.training.train_state import TrainState
 
+from benchmarks.models._gpt import gpt_train_step, make_gpt_batch
 from benchmarks.models._llama import DecoderConfig, attend, rotate
 from benchmarks.models._optimizer import make_train_state
+from benchmarks.models._spec import ModelSpec, always, family
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +47,9 @@ class Attention(nn.Module):
         config = self.config
         kwargs = {"use_bias": False, **config.dtypes}
         kv_heads, width = config.num_kv_heads, config.head_width
-        q = rotate(nn.DenseGeneral((kv_heads, config.num_heads // kv_heads, width), name="query", **kwargs)(x))
+        q = rotate(
+            nn.DenseGeneral((kv_heads, config.num_heads // kv_heads, width), name="query", **kwargs)(x)
+        )
         k = rotate(nn.DenseGeneral((kv_heads, width), name="key", **kwargs)(x))
         v = nn.DenseGeneral((kv_heads, width), name="value", **kwargs)(x)
         scores = jnp.einsum("btkgd,bskd->bkgts", q * width**-0.5, k)
@@ -65,7 +69,9 @@ class Block(nn.Module):
         config, width = self.config, self.config.ffn_width_of(self.layer)
         kwargs = {"use_bias": False, **config.dtypes}
         window = 0 if self.layer % 2 else config.window
-        h = Attention(config, window, name="attention")(nn.RMSNorm(name="before_attention", **config.dtypes)(x))
+        h = Attention(config, window, name="attention")(
+            nn.RMSNorm(name="before_attention", **config.dtypes)(x)
+        )
         x = x + nn.RMSNorm(name="behind_attention", **config.dtypes)(h)
         h = nn.RMSNorm(name="before_ffn", **config.dtypes)(x)
         gate = nn.gelu(nn.Dense(width, name="gate", **kwargs)(h), approximate=True)
@@ -93,3 +99,19 @@ class Gemma(nn.Module):
 def make_gemma_state(config: GemmaConfig) -> tuple[TrainState]:
     tokens = jnp.zeros((1, config.sequence_length), jnp.int32)
     return (make_train_state(Gemma(config), config.optimizer, tokens),)
+
+
+_gemma = family(GemmaConfig, make_gemma_state, make_gpt_batch, always(gpt_train_step))
+
+CONFIGS: dict[str, ModelSpec] = {
+    "gemma2-2b": _gemma(
+        "Gemma 2 2B shape, 2.6B parameters",
+        num_layers=26, width=2304, num_heads=8, num_kv_heads=4, head_width=256, ffn_width=9216, vocab_size=256000,
+        window=4096, batch_size=64, sequence_length=8192,
+    ),
+    "gemma-tiny": _gemma(
+        "2-layer Gemma for tests",
+        num_layers=2, width=32, num_heads=4, num_kv_heads=2, head_width=8, ffn_width=64, vocab_size=64, window=4,
+        batch_size=16, sequence_length=8,
+    ),
+}  # fmt: skip

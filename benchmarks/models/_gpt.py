@@ -11,7 +11,7 @@ from flax import linen as nn
 from flax.training.train_state import TrainState
 
 from benchmarks.models._optimizer import make_train_state
-from benchmarks.models._spec import Precision
+from benchmarks.models._spec import ModelSpec, Precision, always, family, reading
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,3 +178,42 @@ def make_gpt_batch(config: GPTConfig, key: jax.Array) -> dict[str, jax.Array]:
 
 def make_gpt_tokens(config: GPTConfig, key: jax.Array) -> jax.Array:
     return make_gpt_batch(config, key)["tokens"][:, :-1]
+
+
+_gpt = family(GPTConfig, make_gpt_state, make_gpt_batch, make_gpt_step)
+TINY_GPT: dict[str, Any] = {
+    "num_layers": 2, "width": 64, "num_heads": 4, "vocab_size": 256, "batch_size": 16, "sequence_length": 32,
+}  # fmt: skip
+
+CONFIGS: dict[str, ModelSpec] = {
+    "gpt-tiny": _gpt("2-layer GPT for tests", **TINY_GPT),
+    "gpt2-small": _gpt(
+        "GPT-2 small, 124M parameters",
+        num_layers=12, width=768, num_heads=12, vocab_size=50304, batch_size=64, sequence_length=512,
+    ),
+    "gpt2-medium": _gpt(
+        "GPT-2 medium, 355M parameters",
+        num_layers=24, width=1024, num_heads=16, vocab_size=50304, batch_size=64, sequence_length=512,
+    ),
+    "gpt2-xl": _gpt(
+        "GPT-2 XL, 1.6B parameters",
+        num_layers=48, width=1600, num_heads=25, vocab_size=50304, batch_size=32, sequence_length=1024,
+    ),
+    "gpt-1.3b": _gpt(
+        "GPT-3 XL shape, 1.3B parameters",
+        num_layers=24, width=2048, num_heads=16, vocab_size=50304, batch_size=32, sequence_length=1024,
+    ),
+    "gpt-30b": _gpt(
+        "OPT-30B shape, 30B parameters; `remat=True` for checkpointed blocks",
+        num_layers=48, width=7168, num_heads=56, vocab_size=50304, batch_size=64, sequence_length=2048,
+    ),
+    "gpt-tiny-scan": _gpt("2-layer GPT, scanned over its layers with remat", scan=True, remat=True, **TINY_GPT),
+    "gpt-tiny-dropout": _gpt("2-layer GPT with dropout", dropout=0.1, **TINY_GPT),
+    "gpt-tiny-eval": reading(
+        _gpt("", **TINY_GPT), "2-layer GPT, loss and accuracy", make_step=always(gpt_eval_step)
+    ),
+    "gpt-tiny-inference": reading(
+        _gpt("", **TINY_GPT), "2-layer GPT, logits of the next token",
+        make_step=make_gpt_inference, make_state=make_gpt_params, make_batch=make_gpt_tokens,
+    ),
+}  # fmt: skip

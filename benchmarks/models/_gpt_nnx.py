@@ -1,13 +1,15 @@
 """The GPT of `_gpt.py` in Flax NNX: objects that a step updates in place."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from benchmarks.models._gpt import GPTConfig, next_token_loss
+from benchmarks.models._gpt import TINY_GPT, GPTConfig, make_gpt_batch, next_token_loss
 from benchmarks.models._optimizer import OPTIMIZERS
+from benchmarks.models._spec import ModelSpec, always, family
 
 
 class NNXBlock(nnx.Module):
@@ -64,3 +66,10 @@ def make_nnx_gpt_state(config: GPTConfig) -> tuple[NNXGPT, nnx.Optimizer]:
         raise ValueError("the NNX GPT has no remat, no scan and a tied embedding")
     model = NNXGPT(config, nnx.Rngs(0))
     return model, nnx.Optimizer(model, OPTIMIZERS[config.optimizer](), wrt=nnx.Param)
+
+
+_gpt = family(GPTConfig, make_nnx_gpt_state, make_gpt_batch, always(nnx_gpt_train_step))
+
+CONFIGS: dict[str, ModelSpec] = {
+    "gpt-tiny-nnx": replace(_gpt("2-layer GPT in NNX", **TINY_GPT), updates="in place", donate_argnums=(0, 1)),
+}  # fmt: skip

@@ -10,8 +10,14 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from benchmarks.models._batch_norm import BatchNormTrainState, conv_and_norm, make_batch_norm_state
-from benchmarks.models._spec import Precision
+from benchmarks.models._batch_norm import (
+    BatchNormTrainState,
+    batch_norm_train_step,
+    conv_and_norm,
+    make_batch_norm_state,
+)
+from benchmarks.models._spec import ModelSpec, Precision, always, family
+from benchmarks.models._vit import make_image_batch
 
 Piece = tuple[int, tuple[int, int]]
 
@@ -43,7 +49,9 @@ class Inception(nn.Module):
         config = self.config
         plain, norm = conv_and_norm(config.dtypes, train, momentum=0.9, epsilon=1e-3)
 
-        def conv(x: jax.Array, width: int, size: tuple[int, int], stride: int = 1, padding: str = "SAME") -> Any:
+        def conv(
+            x: jax.Array, width: int, size: tuple[int, int], stride: int = 1, padding: str = "SAME"
+        ) -> Any:
             return nn.relu(norm()(plain(width, size, (stride, stride), padding=padding)(x)))
 
         def chain(x: jax.Array, *pieces: Piece) -> jax.Array:
@@ -98,3 +106,12 @@ class Inception(nn.Module):
 
 def make_inception_state(config: InceptionConfig) -> tuple[BatchNormTrainState]:
     return make_batch_norm_state(Inception(config), config)
+
+
+_inception = family(InceptionConfig, make_inception_state, make_image_batch, always(batch_norm_train_step))
+
+CONFIGS: dict[str, ModelSpec] = {
+    "inception-v3": _inception(
+        "Inception-v3, 24M parameters", image_size=299, num_classes=1000, batch_size=256,
+    ),
+}  # fmt: skip

@@ -16,7 +16,7 @@ from flax.training.train_state import TrainState
 from benchmarks.models._gpt import gpt_train_step as llama_train_step
 from benchmarks.models._gpt import make_gpt_batch as make_llama_batch
 from benchmarks.models._optimizer import make_train_state
-from benchmarks.models._spec import Precision
+from benchmarks.models._spec import ModelSpec, Precision, always, family
 
 __all__ = ["LlamaConfig", "llama_train_step", "make_llama_batch", "make_llama_state"]
 
@@ -117,7 +117,9 @@ class Block(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         config = self.config
-        x = x + self.attention(config, name="attention")(nn.RMSNorm(name="attention_norm", **config.dtypes)(x))
+        x = x + self.attention(config, name="attention")(
+            nn.RMSNorm(name="attention_norm", **config.dtypes)(x)
+        )
         h = nn.RMSNorm(name="ffn_norm", **config.dtypes)(x)
         return x + swiglu(h, self.ffn_width, config.dtypes)
 
@@ -149,3 +151,29 @@ class Llama(nn.Module):
 def make_llama_state(config: LlamaConfig) -> tuple[TrainState]:
     tokens = jnp.zeros((1, config.sequence_length), jnp.int32)
     return (make_train_state(Llama(config), config.optimizer, tokens),)
+
+
+_llama = family(LlamaConfig, make_llama_state, make_llama_batch, always(llama_train_step))
+
+CONFIGS: dict[str, ModelSpec] = {
+    "llama-tiny": _llama(
+        "2-layer Llama for tests",
+        num_layers=2, width=64, num_heads=8, num_kv_heads=4, ffn_width=128, vocab_size=256, batch_size=16,
+        sequence_length=32,
+    ),
+    "llama-1b": _llama(
+        "TinyLlama shape, 1.1B parameters",
+        num_layers=22, width=2048, num_heads=32, num_kv_heads=4, ffn_width=5632, vocab_size=32000, batch_size=32,
+        sequence_length=2048, remat=False,
+    ),
+    "llama3-8b": _llama(
+        "Llama 3 8B shape, blocks checkpointed",
+        num_layers=32, width=4096, num_heads=32, num_kv_heads=8, ffn_width=14336, vocab_size=128256,
+        batch_size=128, sequence_length=4096,
+    ),
+    "llama3-70b": _llama(
+        "Llama 3 70B shape, blocks checkpointed",
+        num_layers=80, width=8192, num_heads=64, num_kv_heads=8, ffn_width=28672, vocab_size=128256,
+        batch_size=1024, sequence_length=4096,
+    ),
+}  # fmt: skip

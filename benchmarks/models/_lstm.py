@@ -8,7 +8,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax.training.train_state import TrainState
 
+from benchmarks.models._gpt import gpt_train_step, make_gpt_batch
 from benchmarks.models._optimizer import make_train_state
+from benchmarks.models._spec import ModelSpec, always, family
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,3 +44,21 @@ class LSTM(nn.Module):
 def make_lstm_state(config: LSTMConfig) -> tuple[TrainState]:
     tokens = jnp.zeros((1, config.sequence_length), jnp.int32)
     return (make_train_state(LSTM(config), config.optimizer, tokens),)
+
+
+_lstm = family(LSTMConfig, make_lstm_state, make_gpt_batch, always(gpt_train_step))
+
+CONFIGS: dict[str, ModelSpec] = {
+    "lstm": _lstm(
+        "2-layer LSTM, 18M parameters",
+        num_layers=2, width=1024, vocab_size=1024, batch_size=64, sequence_length=256,
+    ),
+    "lstm-8": _lstm(
+        "8-layer LSTM, 69M parameters",
+        num_layers=8, width=1024, vocab_size=1024, batch_size=64, sequence_length=256,
+    ),
+    "lstm-tiny": _lstm(
+        "1-layer LSTM for tests",
+        num_layers=1, width=32, vocab_size=64, batch_size=16, sequence_length=8,
+    ),
+}  # fmt: skip

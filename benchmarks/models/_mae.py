@@ -12,7 +12,7 @@ from flax.training.train_state import TrainState
 
 from benchmarks.models._gpt import Block, GPTConfig
 from benchmarks.models._optimizer import make_train_state
-from benchmarks.models._spec import Precision
+from benchmarks.models._spec import ModelSpec, Precision, always, family
 from benchmarks.models._transformer import fixed_positions
 
 _VARIANCE_FLOOR = 1e-6
@@ -146,3 +146,19 @@ def make_mae_batch(config: MAEConfig, key: jax.Array) -> dict[str, jax.Array]:
         "images": jax.random.normal(image_key, shape, config.param_dtype),
         "noise": jax.random.uniform(noise_key, (config.batch_size, config.num_patches), config.param_dtype),
     }
+
+
+_mae = family(MAEConfig, make_mae_state, make_mae_batch, always(mae_train_step))
+
+CONFIGS: dict[str, ModelSpec] = {
+    "mae-b16": _mae(
+        "masked autoencoder of a ViT-B/16, 112M parameters",
+        num_layers=12, width=768, num_heads=12, decoder_layers=8, decoder_width=512, decoder_heads=16,
+        patch_size=16, image_size=224, num_visible=49, batch_size=512,
+    ),
+    "mae-tiny": _mae(
+        "masked autoencoder of one layer on each side for tests",
+        num_layers=1, width=32, num_heads=4, decoder_layers=1, decoder_width=16, decoder_heads=2, patch_size=4,
+        image_size=16, num_visible=4, batch_size=16,
+    ),
+}  # fmt: skip

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax.training.train_state import TrainState
 
+from benchmarks.models._gpt import gpt_train_step, make_gpt_batch
 from benchmarks.models._optimizer import make_train_state
-from benchmarks.models._spec import Precision
+from benchmarks.models._spec import ModelSpec, Precision, always, family
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,3 +95,19 @@ class Mamba(nn.Module):
 def make_mamba_state(config: MambaConfig) -> tuple[TrainState]:
     tokens = jnp.zeros((1, config.sequence_length), jnp.int32)
     return (make_train_state(Mamba(config), config.optimizer, tokens),)
+
+
+_mamba = family(MambaConfig, make_mamba_state, make_gpt_batch, always(gpt_train_step))
+
+CONFIGS: dict[str, ModelSpec] = {
+    "mamba-130m": _mamba(
+        "Mamba, 129M parameters",
+        num_layers=24, width=768, num_states=16, rank=48, kernel_size=4, vocab_size=50280, batch_size=32,
+        sequence_length=256,
+    ),
+    "mamba-tiny": _mamba(
+        "1-layer Mamba for tests",
+        num_layers=1, width=32, num_states=4, rank=2, kernel_size=4, vocab_size=64, batch_size=16,
+        sequence_length=16,
+    ),
+}  # fmt: skip

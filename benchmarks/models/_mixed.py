@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from flax.training.dynamic_scale import DynamicScale
 from flax.training.train_state import TrainState
 
-from benchmarks.models._gpt import GPT, GPTConfig, next_token_loss
+from benchmarks.models._gpt import GPT, TINY_GPT, GPTConfig, make_gpt_batch, next_token_loss
 from benchmarks.models._optimizer import make_train_state
+from benchmarks.models._spec import ModelSpec, family
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,3 +69,10 @@ def make_mixed_state(config: MixedGPTConfig) -> tuple[MixedTrainState]:
     scale = None if config.loss_scale else DynamicScale(growth_interval=config.growth_interval)
     fields = {"state_class": MixedTrainState, "dynamic_scale": scale}
     return (make_train_state(GPT(config), config.optimizer, tokens, **fields),)
+
+
+_mixed = family(MixedGPTConfig, make_mixed_state, make_gpt_batch, make_mixed_step)
+
+CONFIGS: dict[str, ModelSpec] = {
+    "gpt-tiny-mixed": _mixed("2-layer GPT, bf16 parameters in the forward pass, scaled loss", **TINY_GPT),
+}  # fmt: skip

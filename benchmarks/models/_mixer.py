@@ -7,8 +7,10 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax.training.train_state import TrainState
 
+from benchmarks.models._mlp import mlp_train_step
 from benchmarks.models._optimizer import make_train_state
-from benchmarks.models._spec import Precision
+from benchmarks.models._spec import ModelSpec, Precision, always, family
+from benchmarks.models._vit import make_image_batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +62,9 @@ class Mixer(nn.Module):
     @nn.compact
     def __call__(self, images: jax.Array) -> jax.Array:
         config, patch = self.config, (self.config.patch_size,) * 2
-        x = nn.Conv(config.width, patch, strides=patch, padding="VALID", **config.dtypes, name="patches")(images)
+        x = nn.Conv(config.width, patch, strides=patch, padding="VALID", **config.dtypes, name="patches")(
+            images
+        )
         x = x.reshape(x.shape[0], -1, config.width)
         for layer in range(config.num_layers):
             x = MixerBlock(config, name=f"block_{layer}")(x)
@@ -72,3 +76,14 @@ class Mixer(nn.Module):
 def make_mixer_state(config: MixerConfig) -> tuple[TrainState]:
     images = jnp.zeros((1, config.image_size, config.image_size, 3), config.param_dtype)
     return (make_train_state(Mixer(config), config.optimizer, images),)
+
+
+_mixer = family(MixerConfig, make_mixer_state, make_image_batch, always(mlp_train_step))
+
+CONFIGS: dict[str, ModelSpec] = {
+    "mixer-b16": _mixer(
+        "MLP-Mixer-B/16, 60M parameters",
+        num_layers=12, width=768, tokens_width=384, mlp_width=3072, patch_size=16, image_size=224,
+        num_classes=1000, batch_size=256,
+    ),
+}  # fmt: skip

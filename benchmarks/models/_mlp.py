@@ -10,6 +10,7 @@ from flax import linen as nn
 from flax.training.train_state import TrainState
 
 from benchmarks.models._optimizer import make_train_state
+from benchmarks.models._spec import ModelSpec, family
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,3 +87,17 @@ def make_mlp_batch(config: MLPConfig, key: jax.Array) -> dict[str, jax.Array]:
         "inputs": inputs,
         "labels": jnp.argmax(inputs[:, : config.num_classes], axis=-1).astype(jnp.int32),
     }
+
+
+_mlp = family(MLPConfig, make_mlp_state, make_mlp_batch, make_mlp_step)
+
+CONFIGS: dict[str, ModelSpec] = {
+    "mlp": _mlp(
+        "4-layer perceptron, 4M parameters", num_layers=4, width=1024, num_classes=1024, batch_size=4096
+    ),
+    "mlp-huge-last": _mlp(
+        "4-layer perceptron onto 262,144 classes, 1.1B parameters",
+        num_layers=4, width=4096, num_classes=262144, batch_size=4096, optimizer="adamw",
+    ),
+    "mlp-tiny": _mlp("3-layer perceptron for tests", num_layers=3, width=128, num_classes=16, batch_size=32),
+}  # fmt: skip

@@ -8,9 +8,15 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from benchmarks.models._batch_norm import BatchNormTrainState, conv_and_norm, make_batch_norm_state
+from benchmarks.models._batch_norm import (
+    BatchNormTrainState,
+    batch_norm_train_step,
+    conv_and_norm,
+    make_batch_norm_state,
+)
 from benchmarks.models._efficientnet import InvertedBottleneck
-from benchmarks.models._spec import Precision
+from benchmarks.models._spec import ModelSpec, Precision, always, family
+from benchmarks.models._vit import make_image_batch
 
 ACTIVATIONS = {"RE": nn.relu, "HS": nn.hard_swish}
 """By the names that they have in table 1."""
@@ -90,3 +96,25 @@ class MobileNet(nn.Module):
 
 def make_mobilenet_state(config: MobileNetConfig) -> tuple[BatchNormTrainState]:
     return make_batch_norm_state(MobileNet(config), config)
+
+
+_mobilenet = family(MobileNetConfig, make_mobilenet_state, make_image_batch, always(batch_norm_train_step))
+
+CONFIGS: dict[str, ModelSpec] = {
+    "mobilenetv3-large": _mobilenet(
+        "MobileNetV3-Large, 5.5M parameters",
+        rows=rows_of(
+            (3, 16, 16, False, "RE", 1), (3, 64, 24, False, "RE", 2), (3, 72, 24, False, "RE", 1),
+            (5, 72, 40, True, "RE", 2), (5, 120, 40, True, "RE", 1), (5, 120, 40, True, "RE", 1),
+            (3, 240, 80, False, "HS", 2), (3, 200, 80, False, "HS", 1), (3, 184, 80, False, "HS", 1),
+            (3, 184, 80, False, "HS", 1), (3, 480, 112, True, "HS", 1), (3, 672, 112, True, "HS", 1),
+            (5, 672, 160, True, "HS", 2), (5, 960, 160, True, "HS", 1), (5, 960, 160, True, "HS", 1),
+        ),
+        stem_width=16, last_width=960, head_width=1280, image_size=224, num_classes=1000, batch_size=512,
+    ),
+    "mobilenet-tiny": _mobilenet(
+        "MobileNetV3 of two blocks for tests",
+        rows=rows_of((3, 16, 16, False, "RE", 1), (3, 32, 16, True, "HS", 1)),
+        stem_width=16, last_width=32, head_width=32, image_size=16, num_classes=16, batch_size=16,
+    ),
+}  # fmt: skip

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax.training.train_state import TrainState
 
-from benchmarks.models._gpt import next_token_loss
+from benchmarks.models._gpt import make_gpt_batch, next_token_loss
 from benchmarks.models._optimizer import make_train_state
-from benchmarks.models._spec import Precision
+from benchmarks.models._spec import ModelSpec, Precision, family
 
 EXPERTS_PER_TOKEN = 2
 
@@ -148,3 +148,17 @@ def make_moe_step(config: MoEConfig) -> Any:
 def make_moe_state(config: MoEConfig) -> tuple[TrainState]:
     tokens = jnp.zeros((1, config.sequence_length), jnp.int32)
     return (make_train_state(MoE(config), config.optimizer, tokens),)
+
+
+_moe = family(MoEConfig, make_moe_state, make_gpt_batch, make_moe_step)
+
+CONFIGS: dict[str, ModelSpec] = {
+    "moe-8x": _moe(
+        "12-layer transformer, every second perceptron 8 experts, 323M parameters",
+        num_layers=12, width=768, num_heads=12, vocab_size=50304, batch_size=64, sequence_length=512,
+    ),
+    "moe-tiny": _moe(
+        "2-layer transformer, one of its perceptrons 8 experts, for tests",
+        num_layers=2, width=64, num_heads=4, vocab_size=256, batch_size=16, sequence_length=32,
+    ),
+}  # fmt: skip

@@ -12,9 +12,10 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax.training.train_state import TrainState
 
+from benchmarks.models._gpt import gpt_train_step, make_gpt_batch
 from benchmarks.models._llama import attend, rotate
 from benchmarks.models._optimizer import make_train_state
-from benchmarks.models._spec import Precision
+from benchmarks.models._spec import ModelSpec, Precision, always, family
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,3 +83,18 @@ class NeoX(nn.Module):
 def make_neox_state(config: NeoXConfig) -> tuple[TrainState]:
     tokens: Any = jnp.zeros((1, config.sequence_length), jnp.int32)
     return (make_train_state(NeoX(config), config.optimizer, tokens),)
+
+
+_neox = family(NeoXConfig, make_neox_state, make_gpt_batch, always(gpt_train_step))
+
+CONFIGS: dict[str, ModelSpec] = {
+    "pythia-410m": _neox(
+        "Pythia 410M (GPT-NeoX), 405M parameters",
+        num_layers=24, width=1024, num_heads=16, rotary_width=16, vocab_size=50304, batch_size=32,
+        sequence_length=2048,
+    ),
+    "neox-tiny": _neox(
+        "1-layer GPT-NeoX for tests",
+        num_layers=1, width=32, num_heads=4, rotary_width=4, vocab_size=64, batch_size=16, sequence_length=8,
+    ),
+}  # fmt: skip

@@ -12,8 +12,10 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax.training.train_state import TrainState
 
+from benchmarks.models._gpt import gpt_train_step, make_gpt_batch
 from benchmarks.models._llama import DecoderConfig, Llama, attend, rotate, swiglu
 from benchmarks.models._optimizer import make_train_state
+from benchmarks.models._spec import ModelSpec, always, family
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,3 +63,18 @@ def make_olmo_state(config: OlmoConfig) -> tuple[TrainState]:
     tokens = jnp.zeros((1, config.sequence_length), jnp.int32)
     model = Llama(config, WholeNormedAttention, block=PostNormBlock)
     return (make_train_state(model, config.optimizer, tokens),)
+
+
+_olmo = family(OlmoConfig, make_olmo_state, make_gpt_batch, always(gpt_train_step))
+
+CONFIGS: dict[str, ModelSpec] = {
+    "olmo2-1b": _olmo(
+        "OLMo 2 1B, 1.5B parameters",
+        num_layers=16, width=2048, num_heads=16, ffn_width=8192, vocab_size=100352, batch_size=32,
+        sequence_length=1024,
+    ),
+    "olmo-tiny": _olmo(
+        "1-layer OLMo 2 for tests",
+        num_layers=1, width=32, num_heads=4, ffn_width=64, vocab_size=64, batch_size=16, sequence_length=8,
+    ),
+}  # fmt: skip

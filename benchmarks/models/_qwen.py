@@ -11,8 +11,10 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax.training.train_state import TrainState
 
+from benchmarks.models._gpt import gpt_train_step, make_gpt_batch
 from benchmarks.models._llama import DecoderConfig, Llama, attend, rotate
 from benchmarks.models._optimizer import make_train_state
+from benchmarks.models._spec import ModelSpec, always, family
 
 ROPE_BASE = 1_000_000.0
 """Base frequency of the rotary positions (section 3.2)."""
@@ -50,3 +52,19 @@ class NormedAttention(nn.Module):
 def make_qwen_state(config: QwenConfig) -> tuple[TrainState]:
     tokens = jnp.zeros((1, config.sequence_length), jnp.int32)
     return (make_train_state(Llama(config, NormedAttention, tied=True), config.optimizer, tokens),)
+
+
+_qwen = family(QwenConfig, make_qwen_state, make_gpt_batch, always(gpt_train_step))
+
+CONFIGS: dict[str, ModelSpec] = {
+    "qwen3-0.6b": _qwen(
+        "Qwen3 0.6B, 596M parameters",
+        num_layers=28, width=1024, num_heads=16, num_kv_heads=8, head_width=128, ffn_width=3072, vocab_size=151936,
+        batch_size=32, sequence_length=1024,
+    ),
+    "qwen-tiny": _qwen(
+        "1-layer Qwen3 for tests",
+        num_layers=1, width=32, num_heads=4, num_kv_heads=2, head_width=16, ffn_width=64, vocab_size=64,
+        batch_size=16, sequence_length=8,
+    ),
+}  # fmt: skip

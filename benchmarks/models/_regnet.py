@@ -8,8 +8,14 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from benchmarks.models._batch_norm import BatchNormTrainState, conv_and_norm, make_batch_norm_state
-from benchmarks.models._spec import Precision
+from benchmarks.models._batch_norm import (
+    BatchNormTrainState,
+    batch_norm_train_step,
+    conv_and_norm,
+    make_batch_norm_state,
+)
+from benchmarks.models._spec import ModelSpec, Precision, always, family
+from benchmarks.models._vit import make_image_batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,3 +79,19 @@ class RegNet(nn.Module):
 
 def make_regnet_state(config: RegNetConfig) -> tuple[BatchNormTrainState]:
     return make_batch_norm_state(RegNet(config), config)
+
+
+_regnet = family(RegNetConfig, make_regnet_state, make_image_batch, always(batch_norm_train_step))
+
+CONFIGS: dict[str, ModelSpec] = {
+    "regnety-4gf": _regnet(
+        "RegNetY-4GF, 21M parameters",
+        stage_sizes=(2, 6, 12, 2), widths=(128, 192, 512, 1088), group_width=64, stem_width=32, image_size=224,
+        num_classes=1000, batch_size=256,
+    ),
+    "regnet-tiny": _regnet(
+        "RegNetY of two blocks for tests",
+        stage_sizes=(1, 1), widths=(16, 32), group_width=8, stem_width=16, image_size=16, num_classes=16,
+        batch_size=16,
+    ),
+}  # fmt: skip

@@ -7,8 +7,16 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from benchmarks.models._batch_norm import BatchNormTrainState, conv_and_norm, make_batch_norm_state, stem
-from benchmarks.models._spec import Precision
+from benchmarks.models._batch_norm import (
+    BatchNormTrainState,
+    batch_norm_eval_step,
+    batch_norm_train_step,
+    conv_and_norm,
+    make_batch_norm_state,
+    stem,
+)
+from benchmarks.models._spec import ModelSpec, Precision, always, family, reading
+from benchmarks.models._vit import make_image_batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,3 +79,30 @@ class ResNet(nn.Module):
 
 def make_resnet_state(config: ResNetConfig) -> tuple[BatchNormTrainState]:
     return make_batch_norm_state(ResNet(config), config)
+
+
+_resnet = family(ResNetConfig, make_resnet_state, make_image_batch, always(batch_norm_train_step))
+_TINY = _resnet(
+    "ResNet of four bottleneck blocks for tests",
+    stage_sizes=(1, 1, 1, 1), width=16, image_size=32, num_classes=16, batch_size=16,
+)  # fmt: skip
+
+CONFIGS: dict[str, ModelSpec] = {
+    "resnet50": _resnet(
+        "ResNet-50, 26M parameters",
+        stage_sizes=(3, 4, 6, 3), width=64, image_size=224, num_classes=1000, batch_size=256,
+    ),
+    "wide-resnet50-2": _resnet(
+        "Wide-ResNet-50-2, 69M parameters",
+        stage_sizes=(3, 4, 6, 3), width=64, widen=2, image_size=224, num_classes=1000, batch_size=256,
+    ),
+    "wide-resnet50-8x": _resnet(
+        "ResNet-50 with eight times the channels everywhere (Tofu, section 6.1), 1.5B parameters",
+        stage_sizes=(3, 4, 6, 3), width=512, image_size=224, num_classes=1000, batch_size=64,
+    ),
+    "resnet-tiny": _TINY,
+    "resnet-tiny-eval": reading(
+        _TINY, "the tiny ResNet, loss and accuracy with the running statistics",
+        make_step=always(batch_norm_eval_step),
+    ),
+}  # fmt: skip

@@ -61,3 +61,33 @@ class ModelSpec:
 
             return nnx.eval_shape(make)
         return jax.eval_shape(make)
+
+
+def family(
+    config: Any,
+    make_state: Callable[[Any], Any],
+    make_batch: Callable[..., Any],
+    make_step: Callable[[Any], Step],
+) -> Callable[..., ModelSpec]:
+    """Makes a family's models of a summary and the fields of its configuration."""
+
+    def model(summary: str, **fields: Any) -> ModelSpec:
+        return ModelSpec(
+            config=config(**fields),
+            make_step=make_step,
+            make_state=make_state,
+            make_batch=make_batch,
+            summary=summary,
+        )
+
+    return model
+
+
+def always(step: Step) -> Callable[[Any], Step]:
+    """A step that no configuration changes."""
+    return lambda _: step
+
+
+def reading(spec: ModelSpec, summary: str, **fields: Any) -> ModelSpec:
+    """A step that reads its state and returns something else."""
+    return replace(spec, updates="none", donate_argnums=(), summary=summary, **fields)

@@ -8,8 +8,10 @@ import numpy as np
 from flax import linen as nn
 from flax.training.train_state import TrainState
 
+from benchmarks.models._mlp import mlp_train_step
 from benchmarks.models._optimizer import make_train_state
-from benchmarks.models._spec import Precision
+from benchmarks.models._spec import ModelSpec, Precision, always, family
+from benchmarks.models._vit import make_image_batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +56,9 @@ def _are_neighbours(side: int, window: int, shift: int) -> np.ndarray:
     for i, rows in enumerate((slice(-window), slice(-window, -shift), slice(-shift, None))):
         for j, columns in enumerate((slice(-window), slice(-window, -shift), slice(-shift, None))):
             region[rows, columns] = 3 * i + j
-    parts = region.reshape(side // window, window, side // window, window).swapaxes(1, 2).reshape(-1, window**2)
+    parts = (
+        region.reshape(side // window, window, side // window, window).swapaxes(1, 2).reshape(-1, window**2)
+    )
     return parts[:, :, None] == parts[:, None, :]
 
 
@@ -139,3 +143,19 @@ class Swin(nn.Module):
 def make_swin_state(config: SwinConfig) -> tuple[TrainState]:
     images = jnp.zeros((1, config.image_size, config.image_size, 3), config.param_dtype)
     return (make_train_state(Swin(config), config.optimizer, images),)
+
+
+_swin = family(SwinConfig, make_swin_state, make_image_batch, always(mlp_train_step))
+
+CONFIGS: dict[str, ModelSpec] = {
+    "swin-t": _swin(
+        "Swin-T, 28M parameters",
+        depths=(2, 2, 6, 2), num_heads=(3, 6, 12, 24), width=96, window=7, patch_size=4, image_size=224,
+        num_classes=1000, batch_size=256,
+    ),
+    "swin-tiny": _swin(
+        "Swin transformer of two stages for tests",
+        depths=(2, 1), num_heads=(2, 4), width=32, window=4, patch_size=4, image_size=32, num_classes=16,
+        batch_size=16,
+    ),
+}  # fmt: skip

@@ -9,7 +9,8 @@ from flax import linen as nn
 from flax.training.train_state import TrainState
 
 from benchmarks.models._optimizer import make_train_state
-from benchmarks.models._spec import Precision
+from benchmarks.models._spec import ModelSpec, Precision, always, family
+from benchmarks.models._transformer import make_transformer_batch, transformer_train_step
 
 _BUCKETS, _FURTHEST = 32, 128
 """Of relative positions (section 2.1): beyond the furthest they share one."""
@@ -57,7 +58,9 @@ class Attention(nn.Module):
         def project(x: jax.Array, name: str) -> jax.Array:
             return nn.DenseGeneral(heads, use_bias=False, **config.dtypes, name=name)(x)
 
-        scores = jnp.einsum("bqhd,bkhd->bhqk", project(x, "query"), project(memory, "key")).astype(jnp.float32)
+        scores = jnp.einsum("bqhd,bkhd->bhqk", project(x, "query"), project(memory, "key")).astype(
+            jnp.float32
+        )
         weights = jax.nn.softmax(scores if bias is None else scores + bias).astype(config.dtype)
         h = jnp.einsum("bhqk,bkhd->bqhd", weights, project(memory, "value"))
         return nn.DenseGeneral(config.width, axis=(-2, -1), use_bias=False, **config.dtypes, name="output")(h)
@@ -111,3 +114,14 @@ class T5(nn.Module):
 def make_t5_state(config: T5Config) -> tuple[TrainState]:
     tokens = jnp.zeros((1, config.sequence_length), jnp.int32)
     return (make_train_state(T5(config), config.optimizer, tokens, tokens),)
+
+
+_t5 = family(T5Config, make_t5_state, make_transformer_batch, always(transformer_train_step))
+
+CONFIGS: dict[str, ModelSpec] = {
+    "t5-base": _t5(
+        "T5 1.1 base, 12 layers on each side, 248M parameters",
+        num_layers=12, width=768, num_heads=12, mlp_width=2048, vocab_size=32128, batch_size=64,
+        sequence_length=512,
+    ),
+}  # fmt: skip

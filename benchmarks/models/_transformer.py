@@ -11,7 +11,7 @@ from flax.training.train_state import TrainState
 
 from benchmarks.models._gpt import next_token_loss
 from benchmarks.models._optimizer import make_train_state
-from benchmarks.models._spec import Precision
+from benchmarks.models._spec import ModelSpec, Precision, always, family
 
 WAVELENGTH_BASE = 10_000.0
 """Of the fixed positions (section 3.5 of the paper)."""
@@ -106,3 +106,19 @@ def make_transformer_batch(config: TransformerConfig, key: jax.Array) -> dict[st
         "target": jnp.pad(labels[:, :-1], ((0, 0), (1, 0))),
         "labels": labels,
     }
+
+
+_transformer = family(
+    TransformerConfig, make_transformer_state, make_transformer_batch, always(transformer_train_step)
+)
+
+CONFIGS: dict[str, ModelSpec] = {
+    "transformer-big": _transformer(
+        "Transformer big, 6 layers on each side, 214M parameters",
+        num_layers=6, width=1024, num_heads=16, vocab_size=37120, batch_size=256, sequence_length=256,
+    ),
+    "transformer-tiny": _transformer(
+        "2-layer encoder and decoder for tests",
+        num_layers=2, width=64, num_heads=4, vocab_size=256, batch_size=16, sequence_length=32,
+    ),
+}  # fmt: skip

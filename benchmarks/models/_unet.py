@@ -9,7 +9,7 @@ from flax import linen as nn
 from flax.training.train_state import TrainState
 
 from benchmarks.models._optimizer import make_train_state
-from benchmarks.models._spec import Precision
+from benchmarks.models._spec import ModelSpec, Precision, always, family
 
 NUM_STEPS = 1000
 
@@ -101,3 +101,16 @@ def make_unet_batch(config: UNetConfig, key: jax.Array) -> dict[str, jax.Array]:
         "noise": jax.random.normal(noise_key, shape, config.param_dtype),
         "levels": jax.random.uniform(level_key, shape[:1], config.param_dtype, 0, NUM_STEPS),
     }
+
+
+_unet = family(UNetConfig, make_unet_state, make_unet_batch, always(unet_train_step))
+
+CONFIGS: dict[str, ModelSpec] = {
+    "unet": _unet(
+        "diffusion U-Net of 4 levels, 24M parameters",
+        width=128, widths=(1, 2, 2, 4), image_size=64, batch_size=128,
+    ),
+    "unet-tiny": _unet(
+        "diffusion U-Net of 2 levels for tests", width=16, widths=(1, 2), image_size=8, batch_size=16,
+    ),
+}  # fmt: skip

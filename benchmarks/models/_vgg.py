@@ -7,8 +7,10 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax.training.train_state import TrainState
 
+from benchmarks.models._mlp import mlp_train_step
 from benchmarks.models._optimizer import make_train_state
-from benchmarks.models._spec import Precision
+from benchmarks.models._spec import ModelSpec, Precision, always, family
+from benchmarks.models._vit import make_image_batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,3 +48,18 @@ class VGG(nn.Module):
 def make_vgg_state(config: VGGConfig) -> tuple[TrainState]:
     images = jnp.zeros((1, config.image_size, config.image_size, 3), config.param_dtype)
     return (make_train_state(VGG(config), config.optimizer, images),)
+
+
+_vgg = family(VGGConfig, make_vgg_state, make_image_batch, always(mlp_train_step))
+
+CONFIGS: dict[str, ModelSpec] = {
+    "vgg16": _vgg(
+        "VGG-16, 138M parameters",
+        stage_sizes=(2, 2, 3, 3, 3), widths=(64, 128, 256, 512, 512), dense_width=4096, image_size=224,
+        num_classes=1000, batch_size=256,
+    ),
+    "vgg-tiny": _vgg(
+        "VGG of two stages for tests",
+        stage_sizes=(1, 1), widths=(16, 32), dense_width=64, image_size=16, num_classes=16, batch_size=16,
+    ),
+}  # fmt: skip

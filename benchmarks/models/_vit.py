@@ -8,7 +8,9 @@ from flax import linen as nn
 from flax.training.train_state import TrainState
 
 from benchmarks.models._gpt import Block, GPTConfig
+from benchmarks.models._mlp import mlp_train_step
 from benchmarks.models._optimizer import make_train_state
+from benchmarks.models._spec import ModelSpec, always, family
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,3 +77,23 @@ def make_image_batch(config: ViTConfig, key: jax.Array) -> dict[str, jax.Array]:
     noise = jax.random.normal(noise_key, shape, config.param_dtype)
     brightness = (labels / config.num_classes).astype(config.param_dtype)
     return {"inputs": noise + brightness[:, None, None, None], "labels": labels}
+
+
+_vit = family(ViTConfig, make_vit_state, make_image_batch, always(mlp_train_step))
+
+CONFIGS: dict[str, ModelSpec] = {
+    "vit-b16": _vit(
+        "ViT-B/16, 86M parameters",
+        num_layers=12, width=768, num_heads=12, patch_size=16, image_size=224, num_classes=1000,
+        batch_size=256,
+    ),
+    "vit-l16": _vit(
+        "ViT-L/16, 304M parameters",
+        num_layers=24, width=1024, num_heads=16, patch_size=16, image_size=224, num_classes=1000,
+        batch_size=256,
+    ),
+    "vit-tiny": _vit(
+        "2-layer ViT for tests",
+        num_layers=2, width=64, num_heads=4, patch_size=4, image_size=16, num_classes=16, batch_size=16,
+    ),
+}  # fmt: skip

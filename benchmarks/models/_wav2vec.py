@@ -10,7 +10,7 @@ from flax.training.train_state import TrainState
 
 from benchmarks.models._conformer import mean_ctc_loss
 from benchmarks.models._optimizer import make_train_state
-from benchmarks.models._spec import Precision
+from benchmarks.models._spec import ModelSpec, Precision, always, family
 
 _KERNELS = (10, 3, 3, 3, 3, 2, 2)
 _STRIDES = (5, 2, 2, 2, 2, 2, 2)
@@ -70,7 +70,9 @@ class Block(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         config, dtypes = self.config, self.config.dtypes
-        x = nn.LayerNorm(**dtypes)(x + nn.MultiHeadDotProductAttention(num_heads=config.num_heads, **dtypes)(x, x))
+        x = nn.LayerNorm(**dtypes)(
+            x + nn.MultiHeadDotProductAttention(num_heads=config.num_heads, **dtypes)(x, x)
+        )
         h = nn.gelu(nn.Dense(4 * config.width, **dtypes)(x), approximate=False)
         return nn.LayerNorm(**dtypes)(x + nn.Dense(config.width, **dtypes)(h))
 
@@ -104,7 +106,9 @@ def wav2vec_train_step(state: TrainState, batch: dict[str, Any]) -> tuple[TrainS
     """One optimizer step on the CTC loss; `audio` `[B, S]`, `masked` `[B, T]` and int32 `labels` `[B, L]`."""
 
     def loss_fn(params: Any) -> jax.Array:
-        return mean_ctc_loss(state.apply_fn({"params": params}, batch["audio"], batch["masked"]), batch["labels"])
+        return mean_ctc_loss(
+            state.apply_fn({"params": params}, batch["audio"], batch["masked"]), batch["labels"]
+        )
 
     loss, grads = jax.value_and_grad(loss_fn)(state.params)
     return state.apply_gradients(grads=grads), loss
@@ -124,3 +128,19 @@ def make_wav2vec_batch(config: Wav2VecConfig, key: jax.Array) -> dict[str, jax.A
         "masked": jax.random.bernoulli(mask_key, 0.05, (config.batch_size, config.num_frames)),
         "labels": labels,
     }
+
+
+_wav2vec = family(Wav2VecConfig, make_wav2vec_state, make_wav2vec_batch, always(wav2vec_train_step))
+
+CONFIGS: dict[str, ModelSpec] = {
+    "wav2vec2-base": _wav2vec(
+        "wav2vec 2.0 base, 94M parameters, fine-tuned",
+        num_layers=12, width=768, num_heads=12, features=512, position_kernel=128, position_groups=16, vocab_size=32,
+        num_samples=80000, num_labels=64, batch_size=64,
+    ),
+    "wav2vec2-tiny": _wav2vec(
+        "1-layer wav2vec 2.0 for tests",
+        num_layers=1, width=32, num_heads=4, features=16, position_kernel=4, position_groups=4, vocab_size=16,
+        num_samples=6400, num_labels=4, batch_size=16,
+    ),
+}  # fmt: skip

@@ -11,7 +11,7 @@ from flax.training.train_state import TrainState
 
 from benchmarks.models._gpt import next_token_loss
 from benchmarks.models._optimizer import make_train_state
-from benchmarks.models._spec import Precision
+from benchmarks.models._spec import ModelSpec, Precision, always, family
 
 _FURTHEST = 10000
 
@@ -115,9 +115,27 @@ def make_whisper_batch(config: WhisperConfig, key: jax.Array) -> dict[str, jax.A
     """Random spectrograms and texts; the tokens are the labels moved on by one, 0 first."""
     frame_key, label_key = jax.random.split(key)
     shape = (config.batch_size, config.num_frames, config.num_features)
-    labels = jax.random.randint(label_key, (config.batch_size, config.num_tokens), 1, config.vocab_size, jnp.int32)
+    labels = jax.random.randint(
+        label_key, (config.batch_size, config.num_tokens), 1, config.vocab_size, jnp.int32
+    )
     return {
         "frames": jax.random.normal(frame_key, shape, config.param_dtype),
         "tokens": jnp.pad(labels[:, :-1], ((0, 0), (1, 0))),
         "labels": labels,
     }
+
+
+_whisper = family(WhisperConfig, make_whisper_state, make_whisper_batch, always(whisper_train_step))
+
+CONFIGS: dict[str, ModelSpec] = {
+    "whisper-base": _whisper(
+        "Whisper base, 72M parameters",
+        num_layers=6, width=512, num_heads=8, vocab_size=51865, num_frames=3000, num_features=80, num_tokens=448,
+        batch_size=64,
+    ),
+    "whisper-tiny": _whisper(
+        "1-layer Whisper for tests",
+        num_layers=1, width=32, num_heads=4, vocab_size=16, num_frames=16, num_features=8, num_tokens=8,
+        batch_size=16,
+    ),
+}  # fmt: skip

@@ -281,7 +281,7 @@ def test_a_masked_autoencoder_sees_the_patches_of_least_noise_alone() -> None:
 def test_overrides_and_unknown_names() -> None:
     _, (_, batch) = build("gpt-tiny", batch_size=3, sequence_length=8)
     assert batch["tokens"].shape == (3, 9)
-    with pytest.raises(KeyError, match=r"gpt-huge.*expected one of gpt-tiny"):
+    with pytest.raises(KeyError, match=r"gpt-huge.*expected one of .*gpt-tiny"):
         build("gpt-huge")
     with pytest.raises(TypeError, match="depth"):
         build("gpt-tiny", depth=3)
