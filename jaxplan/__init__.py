@@ -26,6 +26,7 @@ from jaxplan.errors import TraceError as TraceError
 from jaxplan.errors import UnsupportedError as UnsupportedError
 
 if TYPE_CHECKING:
+    from jaxplan._api import compare as compare
     from jaxplan._api import min_devices as min_devices
     from jaxplan._api import plan as plan
     from jaxplan._api import scaling as scaling
@@ -45,6 +46,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "auto": "jaxplan._auto",
+    "compare": "jaxplan._api",
     "min_devices": "jaxplan._api",
     "plan": "jaxplan._api",
     "scaling": "jaxplan._api",

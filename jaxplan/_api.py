@@ -11,7 +11,7 @@ from jaxplan.core._files import check_folder
 from jaxplan.core._interrupt import current, interruptible
 from jaxplan.core._units import parse_limit
 from jaxplan.errors import ArgumentError
-from jaxplan.frontend._arguments import argnames, argnums, check_call
+from jaxplan.frontend._arguments import argnames, argnums, check_call, step_name
 from jaxplan.frontend._pins import parse_pins
 from jaxplan.plans._choice import check_choice
 from jaxplan.search._scaling import MinDevices, Scaling, checked_counts, find_fewest, scale
@@ -19,6 +19,7 @@ from jaxplan.search._scaling import MinDevices, Scaling, checked_counts, find_fe
 if TYPE_CHECKING:
     from jaxplan.mesh import Topology
     from jaxplan.plans._frontier import Frontier
+    from jaxplan.search._compare import Comparison
     from jaxplan.search._planner import Job, Search
 
 
@@ -190,6 +191,74 @@ def scaling(
     step = _callable_step(step, "jaxplan.scaling")
     with _scaled(step, args, kwargs, options, "jaxplan.scaling") as job:
         return scale(job.topology, job.memory_limit_bytes, job.plan_on, device_counts)
+
+
+def compare(
+    step: Callable[..., Any],
+    *args: Any,
+    topologies: Sequence[str | Topology],
+    prices: Mapping[str, float] | None = None,
+    memory: int | str | None = None,
+    solver: str = "auto",
+    donate_argnums: int | Sequence[int] | None = None,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    pins: Any = None,
+    progress: Any = None,
+    remat: bool | None = None,
+    overlap: bool = False,
+    **kwargs: Any,
+) -> Comparison:
+    """Plan a step on several machines, to see which one to rent; it is traced once.
+
+    Args:
+      topologies: the machines, such as ``["h100:8", "a100:16", "v5e:4x4"]``.
+      prices: of one device for one hour, in any currency, by chip (``"h100"``) or by topology (``"h100:2x8"``).
+      memory: limit per device, as in `plan`; default: that of each machine. So are the other arguments.
+
+    Returns:
+      An offer for each machine (``found["h100:8"].plan``, ``found.fastest()``, ``found.cheapest()``,
+      ``found.table()``); one on which nothing fits says so.
+
+    Raises:
+      ArgumentError: no machines, or prices that name none of them.
+      TraceError, TopologyError: as `plan`.
+    """
+    from jaxplan.core._progress import Progress
+    from jaxplan.search._compare import compare_on
+    from jaxplan.search._planner import analyse_step, parse_topology, plan_graph
+
+    options = {
+        "memory": memory,
+        "solver": solver,
+        "donate_argnums": donate_argnums,
+        "static_argnums": static_argnums,
+        "static_argnames": static_argnames,
+        "pins": pins,
+        "progress": progress,
+        "remat": remat,
+        "overlap": overlap,
+    }
+    step = _callable_step(step, "jaxplan.compare")
+    check_call(step, args, kwargs, options=options, entry="jaxplan.compare")
+    with interruptible(), Progress(progress) as report:
+        graph = analyse_step(
+            step,
+            args,
+            kwargs,
+            donate_argnums=argnums(donate_argnums, "donate_argnums"),
+            static_argnums=argnums(static_argnums, "static_argnums") or (),
+            static_argnames=argnames(static_argnames, "static_argnames"),
+            report=report,
+        )
+
+        def plan_on(machine: Topology) -> Frontier:
+            stages = Progress(lambda stage, fraction: report(f"{stage} on {machine.name}", fraction))
+            with stages:
+                search = _search(options, machine)
+                return plan_graph(graph, topology=machine, search=search, report=stages, name=step_name(step))
+
+        return compare_on(topologies, prices, parse_topology, plan_on)
 
 
 def _callable_step(step: Any, entry: str) -> Callable[..., Any]:

@@ -184,6 +184,7 @@ class Source:
       statics: (parameter, value) of each setting that it was traced for.
       avals: (shape, dtype, weak type) of each input.
       trace: ``(args, kwargs) -> Program``.
+      resized: traces it again with other shapes at some key paths: ``{path: shape} -> Program``.
     """
 
     step: Callable[..., Any]
@@ -192,6 +193,7 @@ class Source:
     statics: tuple[tuple[Any, Any], ...]
     avals: tuple[tuple[Any, ...], ...]
     trace: Callable[[Sequence[Any], Mapping[str, Any]], Program]
+    resized: Callable[[Mapping[str, tuple[int, ...]]], Program]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
@@ -119,8 +120,30 @@ class _Source:
                     statics=call.statics,
                     avals=call.avals,
                     trace=self.trace,
+                    resized=functools.partial(self._resized, *_abstract(args, kwargs)),
                 ),
             )
+
+    def _resized(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
+    ) -> Program:
+        """The program of the same arguments with other shapes at some key paths."""
+
+        def resize(path: tuple[Any, ...], leaf: Any) -> Any:
+            name = argument_path(path, range(len(args)))
+            return leaf if name not in shapes else jax.ShapeDtypeStruct(shapes[name], leaf.dtype)
+
+        return self.trace(*jax.tree_util.tree_map_with_path(resize, (list(args), dict(kwargs))))
+
+
+def _abstract(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments without the memory of their arrays."""
+
+    def abstract(leaf: Any) -> Any:
+        is_array = isinstance(leaf, jax.Array | np.ndarray)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if is_array else leaf
+
+    return jax.tree.map(abstract, (list(args), dict(kwargs)))
 
 
 def _trace(step: Callable[..., Any], call: Call) -> Program:

@@ -20,5 +20,6 @@ from jaxplan.mesh._resharding import reshard_bound as reshard_bound
 from jaxplan.mesh._resharding import reshard_path as reshard_path
 from jaxplan.mesh._resharding import reshard_seconds as reshard_seconds
 from jaxplan.mesh._resharding import reshard_table as reshard_table
+from jaxplan.mesh._scaled import with_bandwidth as with_bandwidth
 from jaxplan.mesh._topology import Level as Level
 from jaxplan.mesh._topology import Topology as Topology

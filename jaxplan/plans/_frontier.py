@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, overload
 from jaxplan.core._files import write_whole
 from jaxplan.core._json import MalformedError, required, typed
 from jaxplan.core._units import format_bytes, parse_memory
-from jaxplan.errors import ArgumentError, InfeasibleError, PlanFileError
+from jaxplan.errors import ArgumentError, InfeasibleError, PlanFileError, UnsupportedError
 from jaxplan.plans._choice import POINT_NAMES, point_number
 from jaxplan.search._shown_points import undominated
 
@@ -61,6 +61,7 @@ class Frontier:
       memory_limit_bytes: the limit that filtered the points, bytes per device, or None.
       search_seconds: from ClosedJaxpr to frontier; None on a frontier that was read from a file.
       notes: what a reader of the plans should know, such as operators without a rule.
+      replan: plans the step again, see `what_if`; None on a frontier that was read from a file.
     """
 
     points: tuple[Plan, ...]
@@ -69,6 +70,7 @@ class Frontier:
     search_seconds: float | None = None
     notes: tuple[str, ...] = ()
     absent: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    replan: Callable[..., Frontier] | None = dataclasses.field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.points:
@@ -188,6 +190,34 @@ class Frontier:
                 f"  expected: {names} or a number from 0 to {len(self) - 1}"
             )
         return self.points[number]
+
+    def what_if(
+        self,
+        *,
+        bandwidth: float | Mapping[str, float] | None = None,
+        memory: int | str | None = None,
+        batch: int | None = None,
+    ) -> Frontier:
+        """The frontier of the same step on a machine with other links, with another limit, or for another batch.
+
+        The step is not traced again unless the batch differs.
+
+        Args:
+          bandwidth: factor for all links, or for each level by name: ``{"node": 2}``, a network twice as fast.
+          memory: limit per device, bytes or ``"80GiB"``.
+          batch: number of examples; every argument that holds examples is scaled alike.
+
+        Raises:
+          UnsupportedError: the frontier was read from a file.
+          ArgumentError: a factor, limit or batch that cannot be.
+          InfeasibleError: no plan fits.
+        """
+        if self.replan is None:
+            raise UnsupportedError(
+                "what_if() needs the step, and this frontier was read from a file.\n"
+                "  fix: plan the step again with jaxplan.plan(step, *args, topology=...)"
+            )
+        return self.replan(bandwidth=bandwidth, memory=memory, batch=batch)
 
     def marks(self, plan: Plan) -> tuple[str, ...]:
         """Return which of "leanest", "knee" and "fastest" a plan of this frontier is."""

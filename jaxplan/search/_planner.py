@@ -31,6 +31,7 @@ from jaxplan.search._published import partition_solution, partitions, search_arg
 from jaxplan.search._recompute import ACTIVATION_PARTS, is_worth_it, recomputed
 from jaxplan.search._shown_points import shown_points
 from jaxplan.search._uneven_dimensions import uneven_dimensions
+from jaxplan.search._what_if import Replanner
 from jaxplan.simulate import predictor_of
 from jaxplan.solvers import FRONTIER_SOLVERS, Solution, bound_at, frontier, relative_gap
 from jaxplan.strategies import Absent, Sketch, own_sketches, reference_solution, sketch_references
@@ -113,6 +114,19 @@ def plan_graph(
         return _plan_graph(graph, topology, search, report, name)
 
 
+def _replanner(graph: StepGraph, topology: Topology, search: Search, name: str) -> Replanner:
+    """What plans the step again, quietly, with other links, another limit or another batch."""
+
+    def again(graph: StepGraph, topology: Topology, memory_limit_bytes: int | None) -> Frontier:
+        other = search
+        if memory_limit_bytes is not None:
+            other = dataclasses.replace(search, memory_limit_bytes=memory_limit_bytes)
+        with Progress(False) as report:
+            return plan_graph(graph, topology=topology, search=other, report=report, name=name)
+
+    return Replanner(graph=graph, topology=topology, plan_graph=again, analyse=analyse)
+
+
 def _is_ordered(eqn: Equation) -> bool:
     return bool(getattr(eqn.origin, "effects", None)) and _compat.has_ordered_effects(eqn.origin)
 
@@ -153,7 +167,7 @@ def _plan_graph(graph: StepGraph, topology: Topology, search: Search, report: Pr
         notes.append(_UNPROVEN_NOTE)
     report("score", 1.0)
     searched = sum(seconds for stage, seconds in report.seconds.items() if stage != "trace")
-    return Frontier.from_plans(
+    found = Frontier.from_plans(
         plans,
         references=references,
         absent=absent,
@@ -161,6 +175,7 @@ def _plan_graph(graph: StepGraph, topology: Topology, search: Search, report: Pr
         search_seconds=searched,
         notes=notes,
     )
+    return dataclasses.replace(found, replan=_replanner(graph, topology, search, name))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -1,0 +1,82 @@
+"""The same step planned again for another machine, memory limit or batch, from a frontier that is at hand."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jaxplan.core._units import parse_limit
+from jaxplan.errors import ArgumentError
+from jaxplan.ir import StepGraph
+from jaxplan.mesh import Topology, with_bandwidth
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Replanner:
+    """Plans a step again.
+
+    Attributes:
+      graph: the analysed step.
+      topology: where it was planned.
+      plan_graph: ``(graph, topology, memory limit in bytes or None) -> Frontier``; a limit of None is the one that was
+        asked for before.
+      analyse: program -> its graph.
+    """
+
+    graph: StepGraph
+    topology: Topology
+    plan_graph: Callable[[StepGraph, Topology, int | None], Any]
+    analyse: Callable[[Any], StepGraph]
+
+    def __call__(
+        self,
+        *,
+        bandwidth: float | Mapping[str, float] | None = None,
+        memory: int | str | None = None,
+        batch: int | None = None,
+    ) -> Any:
+        """See `jaxplan.Frontier.what_if`."""
+        topology = self.topology if bandwidth is None else with_bandwidth(self.topology, bandwidth)
+        graph = self.graph if batch is None else self.analyse(self._resized(batch))
+        return self.plan_graph(graph, topology, None if memory is None else parse_limit(memory))
+
+    def _resized(self, batch: int) -> Any:
+        """The program of another batch size, traced again."""
+        graph, program = self.graph, self.graph.program
+        if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
+            raise ArgumentError(f"batch is {batch!r}; expected the number of examples, an integer of at least 1")
+        if not graph.named.batch or program.source is None:
+            reason = graph.batch.reason or "the step is not at hand"
+            raise ArgumentError(f"batch={batch} cannot be asked for: the step has no batch ({reason})")
+        sizes = _batch_sizes(graph)
+        examples = min(size for of in sizes.values() for size in of.values())
+        shapes = {}
+        for path, dims in sizes.items():
+            t = program.inputs[program.in_paths.index(path)]
+            shape = list(program.tensors[t].shape)
+            for d, size in dims.items():
+                if size * batch % examples:
+                    raise ArgumentError(
+                        f"batch={batch}: the argument {path} has {size} where others have {examples} examples, and "
+                        "does not scale to a whole number"
+                    )
+                shape[d] = size * batch // examples
+            shapes[path] = tuple(shape)
+        return program.source.resized(shapes)
+
+
+def _batch_sizes(graph: StepGraph) -> dict[str, dict[int, int]]:
+    """Of each argument that holds examples: its dimensions along them, and their sizes."""
+    program, named = graph.program, graph.named
+    found: dict[str, dict[int, int]] = {}
+    for path, t in zip(program.in_paths, program.inputs, strict=True):
+        if t in graph.stored:
+            continue
+        shape = program.tensors[t].shape
+        dims = {d: size for d, size in enumerate(shape) if named.of.get((t, d)) in named.batch}
+        if dims:
+            found[path] = dims
+    if not found:
+        raise ArgumentError("batch: no argument of the step but its state holds examples, so its size is not an input")
+    return found
