@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks import _record
 from benchmarks.accuracy._models import MODELS
 from benchmarks.accuracy._record import read_records
 from benchmarks.accuracy._references import analysed, predict_references
-from jaxplan.core._files import write_whole
 from jaxplan.mesh import Topology
 from jaxplan.xla import Target
 from jaxplan.xla.rules import RULES
@@ -103,14 +102,13 @@ def compiled_memory() -> dict[tuple[str, str, str], int]:
 
 def read_effects(path: Path = EFFECTS) -> list[Effect]:
     """The effects of a file of JSON lines."""
-    lines = map(json.loads, path.read_text().splitlines()) if path.exists() else ()
-    return [Effect(**{**line, "models": tuple(line["models"])}) for line in lines]
+    return _record.read_records(Effect, path)
 
 
 def write_effects(effects: Collection[Effect], path: Path = EFFECTS) -> None:
     """One JSON line for each effect; those of other rules and topologies in the file stay."""
     kept = {(e.rule, e.topology): e for e in read_effects(path)} | {(e.rule, e.topology): e for e in effects}
-    write_whole(path, "".join(json.dumps(asdict(e), sort_keys=True) + "\n" for _, e in sorted(kept.items())))
+    _record.write_lines(path, (effect for _, effect in sorted(kept.items())))
 
 
 def effects_of(rule: str, effects: Collection[Effect]) -> Iterator[Effect]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from jaxplan.core._files import write_whole
+from benchmarks import _record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,15 +39,9 @@ class Record:
 
 def read_records(paths: Iterable[Path]) -> list[Record]:
     """The records of files of JSON lines, in order."""
-    lines = [line for path in paths for line in path.read_text().splitlines()]
-    return [_record(json.loads(line)) for line in lines]
+    return _record.read_records(Record, *paths)
 
 
 def write_records(path: Path, records: Sequence[Record]) -> None:
     """One JSON line for each record."""
-    write_whole(path, "".join(json.dumps(asdict(r), sort_keys=True) + "\n" for r in records))
-
-
-def _record(saved: dict[str, Any]) -> Record:
-    collectives = tuple((kind, asked, made) for kind, asked, made in saved["collectives"])
-    return Record(**{**saved, "collectives": collectives, "unexpected": tuple(saved["unexpected"])})
+    _record.write_lines(path, records)

@@ -16,7 +16,6 @@ rules are in docs/compiler_rules.md.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,10 +23,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from benchmarks._record import read_lines, write_lines
 from benchmarks.accuracy._effects import RECORDS, compiled_memory, effects_of_rules, made_after, write_effects
 from benchmarks.accuracy._models import MODELS, TOPOLOGIES
 from benchmarks.accuracy._references import analysed, digest, predict_references
-from jaxplan.core._files import write_whole
 from jaxplan.mesh import Topology
 from jaxplan.xla.rules import check_names
 
@@ -51,7 +50,7 @@ def predictions(
 
 def read_saved(path: Path = SAVED) -> dict[Key, dict[str, Any]]:
     """The predictions of a file of JSON lines, one line for each plan."""
-    lines = map(json.loads, path.read_text().splitlines())
+    lines = read_lines(path)
     return {(line["model"], line["topology"], line["strategy"]): line["prediction"] for line in lines}
 
 
@@ -61,7 +60,7 @@ def write_saved(found: Mapping[Key, dict[str, Any]], path: Path = SAVED) -> None
         {"model": model, "topology": topology, "strategy": name, "prediction": prediction}
         for (model, topology, name), prediction in sorted(found.items())
     ]
-    write_whole(path, "".join(json.dumps(line, sort_keys=True) + "\n" for line in lines))
+    write_lines(path, lines)
 
 
 def differences(

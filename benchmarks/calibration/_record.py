@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from benchmarks._record import decode, encode
 from jaxplan import ProfileError
 from jaxplan.core._files import write_whole
 from jaxplan.mesh import Machine
@@ -182,7 +183,7 @@ class RecordFile:
                 )
             self.records = {record.key: record for record in map(_record, lines[1:])}
         whole = (head, *map(_body, self.records.values()))
-        write_whole(path, "".join(json.dumps(body) + "\n" for body in whole))
+        write_whole(path, "".join(encode(body) + "\n" for body in whole))
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115
 
     def __enter__(self) -> RecordFile:
@@ -193,7 +194,7 @@ class RecordFile:
 
     def add(self, record: Record) -> None:
         self.records[record.key] = record
-        self._file.write(json.dumps(_body(record)) + "\n")
+        self._file.write(encode(_body(record)) + "\n")
         self._file.flush()
 
 
@@ -225,7 +226,7 @@ def _origin(path: Path, head: dict[str, Any]) -> Origin:
         raise ProfileError(
             f"{str(path)!r} is no file of `benchmarks.calibration`: schema {_SCHEMA!r} {_VERSION}"
         )
-    return Origin(**{**head, "machine": Machine(**head["machine"]), "plugins": tuple(head["plugins"])})
+    return decode(Origin, head)
 
 
 def _body(record: Record) -> dict[str, Any]:
@@ -233,7 +234,4 @@ def _body(record: Record) -> dict[str, Any]:
 
 
 def _record(body: dict[str, Any]) -> Record:
-    values: dict[str, Any] = {
-        name: tuple(v) if isinstance(v, list) else v for name, v in body.items() if name != "kind"
-    }
-    return _KINDS[body["kind"]](**values)
+    return decode(_KINDS[body["kind"]], {name: value for name, value in body.items() if name != "kind"})

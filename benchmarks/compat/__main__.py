@@ -13,17 +13,15 @@ their losses with those of one. Exit status 1 when a model fails or a bar is mis
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import jax
 
-from benchmarks.compat._measure import Record, measure, read_record, run_beside_one_device
+from benchmarks._record import read_records, write_lines
+from benchmarks.compat._measure import Record, measure, run_beside_one_device
 from benchmarks.compat._registry import MODELS
 from benchmarks.compat._report import report, row
-from jaxplan.core._files import write_whole
 from jaxplan.mesh import Topology
 
 RUN_TOLERANCE = 1e-3
@@ -46,13 +44,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--read", type=Path, nargs="+", help="do nothing: report these saved records")
     options = parser.parse_args(arguments)
     if options.read:
-        return report([record for path in options.read for record in _saved(path)])
+        return report(read_records(Record, *options.read))
     jax.config.update("jax_platforms", "cpu")  # nothing runs on an accelerator here
     names = options.model or list(MODELS)
     if options.run:
         return _run(names)
     points = () if options.no_compile else tuple(options.points.split(","))
-    records = _saved(options.save) if options.save else []
+    records = read_records(Record, options.save) if options.save else []
     topology = Topology.parse(options.topology)
     for name in names:
         if any(r.model == name and r.topology == topology.name and not r.failure for r in records):
@@ -62,15 +60,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             continue
         record = measure(name, topology, points=points, cache=options.cache)
         print(row(record), flush=True)
-        before = _saved(options.save) if options.save else records  # another process may have added to it
+        before = read_records(Record, options.save) if options.save else records  # another process may have added to it
         records = [r for r in before if (r.model, r.topology) != (name, topology.name)] + [record]
         if options.save:
-            write_whole(options.save, "".join(json.dumps(asdict(r), sort_keys=True) + "\n" for r in records))
+            write_lines(options.save, records)
     return report(records)
-
-
-def _saved(path: Path) -> list[Record]:
-    return [read_record(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def _run(names: Sequence[str]) -> int:

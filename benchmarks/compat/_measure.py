@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 import traceback
@@ -77,17 +76,6 @@ class Record:
     points: tuple[CompiledPoint, ...] = ()
     failure: str = ""
     notes: tuple[str, ...] = ()
-
-
-def read_record(line: str) -> Record:
-    """A record from the line of JSON that holds it."""
-
-    def rows(value: Any) -> Any:
-        return tuple(map(rows, value)) if isinstance(value, list) else value
-
-    fields = {key: rows(value) for key, value in json.loads(line).items() if key != "points"}
-    points = ({k: rows(v) for k, v in point.items()} for point in json.loads(line)["points"])
-    return Record(**fields, points=tuple(CompiledPoint(**point) for point in points))
 
 
 def measure(

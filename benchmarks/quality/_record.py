@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from jaxplan.core._files import write_whole
+from benchmarks import _record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,19 +73,11 @@ class Record:
 
 
 def read_records(paths: Iterable[Path]) -> list[Record]:
-    """The records of files of JSON lines; files that are not there have none."""
-    lines = [line for path in paths if path.exists() for line in path.read_text().splitlines()]
-    return [_record(json.loads(line)) for line in lines]
-
-
-def _record(saved: dict[str, Any]) -> Record:
-    traffic = tuple(LinkTraffic(**item) for item in saved["traffic"])
-    return Record(**{**saved, "traffic": traffic, "roles": tuple(saved["roles"])})
+    """The records of files of JSON lines; a file that does not exist has none."""
+    return _record.read_records(Record, *paths)
 
 
 def save_pair(path: Path, records: Sequence[Record]) -> None:
     """Put the records of one pair into a file, in place of what it had of that pair."""
     pair = records[0].pair
-    kept = [r for r in read_records([path]) if r.pair != pair]
-    lines = [json.dumps(asdict(r), sort_keys=True) for r in [*kept, *records]]
-    write_whole(path, "".join(line + "\n" for line in lines))
+    _record.write_lines(path, [*(r for r in read_records([path]) if r.pair != pair), *records])

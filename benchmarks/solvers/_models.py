@@ -8,14 +8,14 @@ time: they do not depend on what else the machine does.
 from __future__ import annotations
 
 import functools
-import json
 import math
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks import _record
 from benchmarks.models import build
 from jaxplan import JaxplanError
 from jaxplan.cost import CostModel, Predictor
@@ -86,16 +86,14 @@ def compare_models(
                 known[name, num_devices, record.solver] = record
                 if records is not None:
                     with records.open("a", encoding="utf-8") as file:
-                        file.write(json.dumps(asdict(record)) + "\n")
+                        file.write(_record.encode(record) + "\n")
             is_right &= report([known[name, num_devices, solver] for solver in (*PROVING, *OTHERS)])
     return is_right
 
 
 def read_records(path: Path | None) -> list[Record]:
     """What a file holds, nothing where there is none."""
-    if path is None or not path.exists():
-        return []
-    return [Record(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines() if line]
+    return _record.read_records(Record, path) if path else []
 
 
 def report(records: Sequence[Record]) -> bool:

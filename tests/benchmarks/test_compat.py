@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from benchmarks._record import decode, encode
 from benchmarks.compat import MODELS, build
-from benchmarks.compat._measure import Record, measure, read_record, run_beside_one_device
+from benchmarks.compat._measure import Record, measure, run_beside_one_device
 from benchmarks.compat._report import report
 from benchmarks.compat._work import work_of
 from jaxplan.core._compat import Primitive
@@ -64,7 +65,7 @@ def test_records_are_read_as_written(capsys: pytest.CaptureFixture[str]) -> None
         model="haiku-mlp", package="dm-haiku", version="1", topology="h100:8", unknown=(("vprim", 2),),
         without_rule=0.5, unsplit_because=((0.1, "dot", "line"),),
     )  # fmt: skip
-    assert read_record(json.dumps(dataclasses.asdict(record))) == record
+    assert decode(Record, json.loads(encode(record))) == record
     assert report([record]) == 1
     assert "without a rule in haiku-mlp: vprim, 2 times" in capsys.readouterr().out
 
