@@ -132,11 +132,18 @@ class Auto(Generic[P, R]):
         self._lock = threading.RLock()
         self._plans = PlanCache(repr(self), self._options.pop("max_plans", MAX_PLANS))
         self._latest: tuple[Frontier, PlannedFunction] | None = None
+        self._repeated: PlannedFunction | None = None
 
     def __repr__(self) -> str:
         return f"jaxplan.auto({getattr(self._step, '__qualname__', self._step)!s})"
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        latest = self._repeated
+        if latest is not None and (repeated := latest.repeated) is not None:
+            results = repeated(args, kwargs)
+            if results is not NotImplemented:
+                self._plans.hits += 1
+                return results
         if _compat.setting("jax_disable_jit"):
             warn_once(_DISABLED_MSG.format(step=step_name(self._step)))
             return self._step(*args, **kwargs)
@@ -152,6 +159,7 @@ class Auto(Generic[P, R]):
                 call.check_alive()
                 with self._lock:
                     ready = self._prepare(key, call)
+            self._repeated = ready.run
             return ready.run.run(call, ready.results_of)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -181,7 +189,7 @@ class Auto(Generic[P, R]):
         """Forget all plans and their compiled programs; the next call plans anew."""
         with self._lock:
             self._plans.clear()
-            self._latest = None
+            self._latest = self._repeated = None
 
     def _last(self, what: str) -> tuple[Frontier, PlannedFunction]:
         if self._latest is None:

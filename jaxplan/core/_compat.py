@@ -16,6 +16,7 @@ import jax.numpy
 from jax._src import config as jax_config
 from jax._src import effects as jax_effects
 from jax._src import source_info_util
+from jax._src.array import ArrayImpl as ArrayImpl
 from jax._src.lax import lax as lax_internal
 from jax._src.lax import windowed_reductions
 from jax.core import Tracer as Tracer
@@ -40,9 +41,21 @@ def setting(name: str) -> Any:
     return getattr(jax.config, name)
 
 
-def trace_context() -> Any:
-    """The settings that change what a trace gives, hashable: what `jax.jit` keys its cache on besides avals."""
-    return jax_config.trace_context()
+trace_context = jax_config.trace_context
+"""The settings that change what a trace gives, hashable: what `jax.jit` keys its cache on besides avals."""
+debug_nans, debug_infs = jax_config.debug_nans, jax_config.debug_infs
+"""Settings of these names; ``value`` as this thread sees it, without the property of `jax.config` in between."""
+
+
+def dispatch_of(compiled: Any) -> Any:
+    """The function behind `jax.stages.Compiled` over flat arrays, dispatched by the C++ code of `jax.jit`.
+
+    None where this version of JAX, or a program with callbacks, has no such dispatch.
+    """
+    try:
+        return compiled._executable.create_cpp_call(compiled._params)
+    except AttributeError:
+        return None
 
 
 class JitOptions(NamedTuple):

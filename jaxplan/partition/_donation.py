@@ -39,6 +39,7 @@ class DonatedBuffers:
     Attributes:
       paths: key paths of all arguments.
       donated: positions of those that are donated.
+      watched: positions of the others that could share their buffers.
     """
 
     def __init__(self, paths: Sequence[str], donated: Sequence[bool], local_types: Sequence[Any]) -> None:
@@ -47,7 +48,7 @@ class DonatedBuffers:
         self.donated = tuple(i for i, is_donated in enumerate(donated) if is_donated)
         self._types = tuple(local_types)
         self._donated_types = {local_types[i] for i in self.donated}
-        self._watched = tuple(
+        self.watched = tuple(
             j
             for j, is_donated in enumerate(donated)
             if not is_donated and local_types[j] in self._donated_types
@@ -80,7 +81,7 @@ class DonatedBuffers:
         """Take note of a call: what it kept, and what it returned."""
         if self.donated:
             self._outputs = _references(results)
-            self._kept = _references(placed[j] for j in self._watched)
+            self._kept = _references(placed[j] for j in self.watched)
 
     def _is_passed_on(self, given: Sequence[Any], placed: Sequence[Any]) -> bool:
         """Whether nothing was moved, and all that could share memory came out of the last call or was kept by it."""
@@ -88,7 +89,7 @@ class DonatedBuffers:
             return False
         outputs, kept = self._outputs, self._kept
         return all(_is_among(outputs, placed[i]) for i in self.donated) and all(
-            _is_among(outputs, placed[j]) or _is_among(kept, placed[j]) for j in self._watched
+            _is_among(outputs, placed[j]) or _is_among(kept, placed[j]) for j in self.watched
         )
 
     def _to_compare(self, in_place: Sequence[int], given: Sequence[Any], placed: Sequence[Any]) -> list[int]:
@@ -101,7 +102,7 @@ class DonatedBuffers:
         if not is_known or sum(id(array) in donated for array in given) > len(donated):
             return list(range(len(placed)))
         new = [
-            j for j in self._watched if not _is_among(outputs, placed[j]) and not _is_among(kept, placed[j])
+            j for j in self.watched if not _is_among(outputs, placed[j]) and not _is_among(kept, placed[j])
         ]
         moved = [j for j, array in enumerate(given) if placed[j] is not array]
         new += [j for j in moved if _local_type(given[j]) in self._donated_types]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import operator
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +32,7 @@ from jaxplan.partition._handed_back import all_results, computed, handed_back
 from jaxplan.partition._known_calls import KnownCalls, Results
 from jaxplan.partition._nested import nested_program
 from jaxplan.partition._placement import Placer
+from jaxplan.partition._repeated_call import RepeatedCall, repeated_call
 from jaxplan.partition._replay import Replay
 from jaxplan.partition._run import run_replay
 from jaxplan.partition._steps import Executor
@@ -156,6 +159,8 @@ class PlannedFunction:
         ]
         self._buffers = DonatedBuffers(program.in_paths, self._donate, local_types)
         self._lock = threading.Lock()
+        self._last_results: tuple[weakref.ref[Any], ...] = ()
+        self.repeated: RepeatedCall | None = None
         self._compiled: Any = None
         self._nested: Any = None
         self._checked: Any = None
@@ -181,6 +186,9 @@ class PlannedFunction:
         return (self._compiled is not None) + (self._checked is not None)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        repeated = self.repeated
+        if repeated is not None and (results := repeated(args, kwargs)) is not NotImplemented:
+            return results
         with self._opened(args, kwargs) as call:
             return self.run(call, self.calls.results_of(call))
 
@@ -196,7 +204,24 @@ class PlannedFunction:
         else:
             placed = unaliased(leaves, self._buffers.own(leaves, placed), self._handed.values())
             results = self._compiled_call(placed)
+            self._learn(call, placed, results, results_of)
         return call.opened.close(results_of(results))
+
+    def _learn(self, call: Call, placed: Sequence[Any], results: Sequence[Any], results_of: Results) -> None:
+        """Recognise calls like this one, where the caller passes on what the last call returned."""
+        last, self._last_results = self._last_results, tuple(map(weakref.ref, results))
+        self.repeated = None
+        is_plain = not self._handed and not results_of.has_statics
+        if last and is_plain and all(map(operator.is_, placed, call.leaves)):
+            self.repeated = repeated_call(
+                call,
+                results,
+                last,
+                compiled=self._compiled,
+                out_tree=results_of.tree,
+                donated=self._donate,
+                watched=self._buffers.watched,
+            )
 
     def _opened(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
