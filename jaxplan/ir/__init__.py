@@ -19,6 +19,7 @@ from jaxplan.ir._count import Count as Count
 from jaxplan.ir._count_registry import count_kind as count_kind
 from jaxplan.ir._count_registry import operator_count as operator_count
 from jaxplan.ir._count_registry import register_count as register_count
+from jaxplan.ir._dimension_names import dimension_names as dimension_names
 from jaxplan.ir._dimensions import NamedDimension as NamedDimension
 from jaxplan.ir._dimensions import NamedDimensions as NamedDimensions
 from jaxplan.ir._dimensions import dimension_graph as dimension_graph

@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,8 +29,9 @@ class NamedDimension:
     """One connected set of tensor dimensions.
 
     Attributes:
-      name: ``batch`` when it is a batch (`jaxplan.ir.find_batch`), else the dimension of the input of highest rank in
-        it (``query/kernel.1``), else ``dim<k>``.
+      name: ``batch`` when it is a batch (`jaxplan.ir.find_batch`), else what the operators that use it say it is
+        (`jaxplan.ir.dimension_names`), else the dimension of the input of highest rank in it (``query/kernel.1``),
+        else ``dim<k>``.
       size: the largest size among its members.
       num_elements: elements of all tensors that carry it, each counted once: how much splitting it would divide.
     """
@@ -61,10 +62,14 @@ class NamedDimensions:
 
     def with_batch(self, batch: Sequence[int]) -> NamedDimensions:
         """The same with these as batches."""
+        return dataclasses.replace(self.with_names(dict.fromkeys(batch, "batch")), batch=tuple(batch))
+
+    def with_names(self, names: Mapping[int, str]) -> NamedDimensions:
+        """The same with other names of some dimensions, by index."""
         dimensions = list(self.dimensions)
-        for k in batch:
-            dimensions[k] = dataclasses.replace(dimensions[k], name="batch")
-        return dataclasses.replace(self, dimensions=tuple(dimensions), batch=tuple(batch))
+        for k, name in names.items():
+            dimensions[k] = dataclasses.replace(dimensions[k], name=name)
+        return dataclasses.replace(self, dimensions=tuple(dimensions))
 
 
 def dimension_graph(program: Program, rules: Sequence[OperatorRule]) -> nx.Graph:

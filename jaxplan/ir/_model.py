@@ -10,6 +10,7 @@ from jaxplan.ir._batch import Batch, find_batch
 from jaxplan.ir._blocks import Remat
 from jaxplan.ir._count import Count
 from jaxplan.ir._count_registry import operator_count
+from jaxplan.ir._dimension_names import dimension_names
 from jaxplan.ir._dimensions import NamedDimensions, named_dimensions
 from jaxplan.ir._grouping import UNGROUPED, Grouping
 from jaxplan.ir._groups import coarsen
@@ -106,6 +107,7 @@ def analyse(
     named = named_dimensions(program, rules)
     batch = find_batch(program, rules, values, named, state)
     named = named.with_batch(batch.dimensions)
+    named = named.with_names(dimension_names(program, rules, values, named, batch))
     grouping, primal_of = coarsen(program, rules, values, batch.parameters - state, gradients_apart=gradients_apart)
     replaced = {program.outputs[o]: program.inputs[i] for o, i in program.aliases.items()}
     alike = {**replaced, **primal_of}
