@@ -29,7 +29,19 @@ from jaxplan.ir import StepGraph, analyse, trace
 
 RECORD = Path(__file__).parent / "records" / "names.json"
 NAMES = frozenset(
-    "batch sequence heads head_dim hidden vocabulary classes experts rows columns channels".split()
+    [
+        "batch",
+        "sequence",
+        "heads",
+        "head_dim",
+        "hidden",
+        "vocabulary",
+        "classes",
+        "experts",
+        "rows",
+        "columns",
+        "channels",
+    ]
 )
 Table = dict[str, list[str]]
 

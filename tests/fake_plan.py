@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from jaxplan.plans._outline import Outline, Split
+
 GIB = 2**30
 
 
@@ -23,17 +25,23 @@ class FakePlan:
     lower_bound_seconds: float = 0.0
     gap: float | None = None
     most_configurations: int | None = None
-    summary: str = ""
+    outline: Outline = Outline()
     memory_parts: dict[str, int] = dataclasses.field(default_factory=dict)
     faithful: bool = True
     verified: None = None
+
+    @property
+    def summary(self):
+        return str(self.outline)
 
     def to_json(self):
         return dataclasses.asdict(self)
 
     @staticmethod
     def from_json(data):
-        return FakePlan(**data)
+        outline = data["outline"]
+        outline = outline | {"splits": tuple(Split(**split) for split in outline["splits"])}
+        return FakePlan(**data | {"outline": Outline(**outline)})
 
     def explain(self):
         return f"explanation of {self.name}"

@@ -29,5 +29,6 @@ from jaxplan.cost._tiny import tiny_groups as tiny_groups
 from jaxplan.cost._transfers import Span as Span
 from jaxplan.cost._transfers import Transfer as Transfer
 from jaxplan.cost._transfers import parameter_gathers as parameter_gathers
+from jaxplan.cost._splits import trips_of as trips_of
 from jaxplan.cost._transfers import plan_transfers as plan_transfers
 from jaxplan.cost._user_meshes import check_user_meshes as check_user_meshes

@@ -15,6 +15,7 @@ from jaxplan.frontend import _nnx
 from jaxplan.frontend._static_leaves import release_statics
 from jaxplan.ir import Configuration, Remat, StepGraph
 from jaxplan.mesh import Layout, Topology
+from jaxplan.plans._outline import Outline
 from jaxplan.plans._plan_json import plan_from_json, plan_to_json
 from jaxplan.plans._verified import Verified
 
@@ -50,7 +51,7 @@ class Plan:
       gap: how far the plan's own additive cost is above that bound, a fraction of it; 0: proven optimal for the cost
         model; None: unknown.
       most_configurations: bound and gap are within so many configurations an operator; None: all that there are.
-      summary: one line on what is split.
+      outline: what is split, sharded, gathered and recomputed.
       remat: which blocks of the forward pass the backward pass computes again; None: as the step says.
       verified: what the compiler said of the plan, once `jaxplan.plan(..., verify=True)` has asked it, or it was
         compiled to run.
@@ -70,12 +71,17 @@ class Plan:
     out_layouts: tuple[Layout, ...]
     prediction: Prediction
     lower_bound_seconds: float
-    summary: str
+    outline: Outline
     gap: float | None = None
     most_configurations: int | None = None
     remat: Remat | None = None
     verified: Verified | None = None
     graph: StepGraph | None = None
+
+    @property
+    def summary(self) -> str:
+        """One line on what is split, such as ``data 4 x tensor 2, optimizer state sharded 8 ways``."""
+        return str(self.outline)
 
     @property
     def time_seconds(self) -> float:

@@ -13,6 +13,7 @@ from jaxplan.cost import Prediction
 from jaxplan.errors import PlanFileError
 from jaxplan.ir import Configuration, Remat
 from jaxplan.mesh import COLLECTIVES, Layout, Topology
+from jaxplan.plans._outline import Outline
 from jaxplan.plans._verified import Verified
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 PLAN_SCHEMA = "jaxplan.plan"
 FRONTIER_SCHEMA = "jaxplan.frontier"
-PLAN_VERSION = 4
+PLAN_VERSION = 5
 _AVAL = re.compile(r".+\[((?:\d+(?:,\d+)*)?)\]")
 """Such as ``float32[16,32]``, the shape in brackets."""
 
@@ -45,7 +46,7 @@ class _Saved:
     """The fields of a plan file that need no more than their type; see `jaxplan.Plan`."""
 
     name: str
-    summary: str
+    outline: Outline
     fingerprint: str
     configurations: tuple[Configuration, ...]
     repeated: tuple[int, ...]
@@ -64,7 +65,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "schema": PLAN_SCHEMA,
         "version": PLAN_VERSION,
         "name": plan.name,
-        "summary": plan.summary,
+        "outline": asdict(plan.outline),
         "topology": plan.topology.to_json(),
         "fingerprint": plan.fingerprint,
         "donate_argnums": plan.donate_argnums,

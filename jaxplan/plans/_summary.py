@@ -1,61 +1,92 @@
-"""One line on what a plan splits."""
+"""The outline of a plan, from its configurations and transfers."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from jaxplan.cost import Transfer, parameter_gathers
-from jaxplan.ir import Configuration, StepGraph
+from jaxplan.cost import Transfer, flops_of, parameter_gathers, trips_of
+from jaxplan.ir import Configuration, Group, Remat, StepGraph
 from jaxplan.mesh import Topology
+from jaxplan.plans._outline import Outline, Split
+
+KINDS = ("data", "expert", "tensor", "sequence", "spatial")
+"""What a split is called, by the dimension: batch, experts, features, a sequence, rows and columns of images."""
+_KIND_OF = {"batch": "data", "experts": "expert", "sequence": "sequence", "rows": "spatial", "columns": "spatial"}
 
 
-def summarise(
-    graph: StepGraph,
-    topology: Topology,
-    configurations: Sequence[Configuration],
-    transfers: Sequence[Transfer],
-) -> str:
-    """Such as ``batch /8; state 1/7.9; gathers: 12 kept, 60 repeated``."""
-    parts = [_splits(graph, topology, configurations), _state(graph, topology, configurations)]
+def outline_of(
+    graph: StepGraph, topology: Topology, configurations: Sequence[Configuration], transfers: Sequence[Transfer]
+) -> Outline:
+    """Describe a plan; shares are of floating-point operations of the whole step."""
     gathers = parameter_gathers(graph, transfers)
     repeated = sum(1 for t in gathers if t.repeated)
-    if gathers:
-        parts.append(f"gathers: {len(gathers) - repeated} kept, {repeated} repeated")
-    if graph.remat is not None:
-        parts.append(str(graph.remat))
-    return "; ".join(filter(None, parts))
+    parameters = graph.batch.parameters
+    recomputed, partly = _blocks(graph.remat)
+    return Outline(
+        splits=_splits(graph, topology, configurations),
+        state_ways=_ways(graph, topology, configurations, graph.state - parameters),
+        parameter_ways=_ways(graph, topology, configurations, parameters),
+        gathered_once=len(gathers) - repeated,
+        gathered_twice=repeated,
+        recomputed=recomputed,
+        partly=partly,
+    )
 
 
-def _splits(graph: StepGraph, topology: Topology, configurations: Sequence[Configuration]) -> str:
-    """The splits that most contractions share, by named dimension."""
-    weight: dict[str, int] = defaultdict(int)
-    for group, space, config in zip(graph.grouping.groups, graph.spaces, configurations, strict=True):
-        if group.kind != "contraction":
-            continue
-        names = []
-        for cls, axes in zip(space.classes, config, strict=True):
-            if axes:
-                name = graph.named.dimensions[cls.named_dimension].name if cls.named_dimension >= 0 else "?"
-                names.append(f"{name} /{math.prod(topology.axes[a].size for a in axes)}")
-        weight[" ".join(names) or "whole"] += 1
-    ranked = sorted(weight.items(), key=lambda item: (-item[1], item[0]))
-    if not ranked:
-        return ""
-    text = ranked[0][0]
-    return text + (f" (+{len(ranked) - 1} other ways)" if len(ranked) > 1 else "")
+def split_kind(graph: StepGraph, dimension: int) -> str:
+    """What splitting a named dimension is called."""
+    return _KIND_OF.get(graph.named.dimensions[dimension].name, "tensor") if dimension >= 0 else "tensor"
 
 
-def _state(graph: StepGraph, topology: Topology, configurations: Sequence[Configuration]) -> str:
-    """How much of parameters and optimizer state one device holds."""
+def _splits(graph: StepGraph, topology: Topology, configurations: Sequence[Configuration]) -> tuple[Split, ...]:
+    operations: dict[str, float] = defaultdict(float)
+    for group, config in zip(graph.grouping.groups, configurations, strict=True):
+        if group.kind == "contraction":
+            operations[_split(graph, topology, group, config)] += _operations(graph, group)
+    total = sum(operations.values())
+    ranked = sorted(operations.items(), key=lambda item: (-item[1], item[0]))
+    return tuple(Split(text=text, share=n / total) for text, n in ranked if n) if total else ()
+
+
+def _split(graph: StepGraph, topology: Topology, group: Group, config: Configuration) -> str:
+    """Such as ``data 4 x tensor 2``."""
+    axes: dict[str, set[int]] = defaultdict(set)
+    for cls, own in zip(graph.spaces[group.index].classes, config, strict=True):
+        if own:
+            axes[split_kind(graph, cls.named_dimension)].update(own)
+    sizes = {kind: math.prod(topology.axes[a].size for a in axes[kind]) for kind in KINDS if axes[kind]}
+    return " x ".join(f"{kind} {size}" for kind, size in sizes.items()) or "replicated"
+
+
+def _operations(graph: StepGraph, group: Group) -> float:
+    return sum(flops_of(graph, e) * trips_of(graph, e) for e in group.equations)
+
+
+def _ways(
+    graph: StepGraph, topology: Topology, configurations: Sequence[Configuration], inputs: Iterable[int]
+) -> float:
+    """Bytes of some inputs, over those that one device holds."""
     total = local = 0.0
-    for group, space, config in zip(graph.grouping.groups, graph.spaces, configurations, strict=True):
-        for t in group.inputs:
-            if t not in graph.stored:
-                continue
-            size = graph.program.tensors[t].num_bytes
-            classes = [c for dim in space.tensor_dims.get(t, ()) for c in dim]
+    for t in inputs:
+        group, size = graph.grouping.tensor_group[t], graph.program.tensors[t].num_bytes
+        if group >= 0:
+            classes = [c for dim in graph.spaces[group].tensor_dims.get(t, ()) for c in dim]
             total += size
-            local += size / math.prod(topology.axes[a].size for c in classes for a in config[c])
-    return f"state 1/{total / local:.3g}" if local else ""
+            local += size / math.prod(topology.axes[a].size for c in classes for a in configurations[group][c])
+    return total / local if local else 1.0
+
+
+def _blocks(remat: Remat | None) -> tuple[str, str]:
+    """The blocks that are recomputed, and those of which the results of dots are kept."""
+    if remat is None:
+        return "", ""
+    last = remat.num_all + remat.num_contractions
+    return _range(1, remat.num_all, remat.of), _range(remat.num_all + 1, last, remat.of)
+
+
+def _range(first: int, last: int, of: int) -> str:
+    if last < first:
+        return ""
+    return f"block {first} of {of}" if last == first else f"blocks {first}-{last} of {of}"

@@ -22,7 +22,7 @@ from jaxplan.ir import Equation, Program, StepGraph, analyse, ordered, trace
 from jaxplan.mesh import Topology
 from jaxplan.plans._frontier import Frontier
 from jaxplan.plans._plan import Plan
-from jaxplan.plans._summary import summarise
+from jaxplan.plans._summary import outline_of
 from jaxplan.search._candidate import Candidate
 from jaxplan.search._open_configurations import open_configurations
 from jaxplan.search._operator_notes import operator_notes
@@ -522,7 +522,7 @@ def make_plan(
         out_layouts=out_layouts,
         prediction=prediction,
         **proof.limited(prediction),
-        summary=summarise(model.graph, model.topology, chosen, transfers) or "whole",
+        outline=outline_of(model.graph, model.topology, chosen, transfers),
         remat=model.graph.remat,
         graph=model.graph,
     )

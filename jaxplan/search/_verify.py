@@ -35,7 +35,7 @@ MOST_COMPILED = 8
 _JOBS = 2  # compilers at a time: each uses several threads and a few GB
 _MOST_REMEMBERED = 256
 _DOES_NOT_FIT = "RESOURCE_EXHAUSTED"  # how XLA for TPU refuses a program that is too large
-_ABOUT_THE_SEARCH = ("name", "summary", "prediction", "lower_bound_seconds", "gap", "most_configurations", "verified")
+_ABOUT_THE_SEARCH = ("name", "outline", "prediction", "lower_bound_seconds", "gap", "most_configurations", "verified")
 
 _remembered: dict[tuple[str, str], Verified | None] = {}
 
