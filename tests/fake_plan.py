@@ -25,7 +25,7 @@ class FakePlan:
     lower_bound_seconds: float = 0.0
     gap: float | None = None
     most_configurations: int | None = None
-    outline: Outline = Outline()
+    outline: Outline = dataclasses.field(default_factory=Outline)
     memory_parts: dict[str, int] = dataclasses.field(default_factory=dict)
     faithful: bool = True
     verified: None = None

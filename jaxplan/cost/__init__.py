@@ -18,6 +18,7 @@ from jaxplan.cost._prediction import Predictor as Predictor
 from jaxplan.cost._pricing import KEEP as KEEP
 from jaxplan.cost._pricing import REPEAT as REPEAT
 from jaxplan.cost._residents import RESIDENTS as RESIDENTS
+from jaxplan.cost._splits import trips_of as trips_of
 from jaxplan.cost._tiles import TILE as TILE
 from jaxplan.cost._tiles import TILE_BYTES as TILE_BYTES
 from jaxplan.cost._tiles import is_least_row_by_row as is_least_row_by_row
@@ -29,6 +30,5 @@ from jaxplan.cost._tiny import tiny_groups as tiny_groups
 from jaxplan.cost._transfers import Span as Span
 from jaxplan.cost._transfers import Transfer as Transfer
 from jaxplan.cost._transfers import parameter_gathers as parameter_gathers
-from jaxplan.cost._splits import trips_of as trips_of
 from jaxplan.cost._transfers import plan_transfers as plan_transfers
 from jaxplan.cost._user_meshes import check_user_meshes as check_user_meshes

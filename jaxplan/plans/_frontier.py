@@ -239,11 +239,17 @@ class Frontier:
                 return f"{name} (reference{over})"
         raise ArgumentError(f"{plan!r} is no plan of this frontier; expected one of its points or references")
 
-    def table(self, *, max_rows: int = 16, width: int | None = None) -> str:
-        """Return the frontier as a text table of at most `max_rows` points, the references below it."""
+    def table(self, *, max_rows: int = 12, width: int | None = None, verbose: bool = False) -> str:
+        """Return the frontier as a text table of at most `max_rows` points, the references below it.
+
+        One line a point: time and memory of a step per device; how most of the arithmetic is split (``+2``: other
+        operators are split in two other ways); the share of optimizer state and of parameters that a device holds,
+        and whether a parameter is gathered per layer or once in a step; the blocks that are recomputed (``*``: but
+        for dots). With `verbose`, compute and communication, what is proven, and each plan in a sentence.
+        """
         from jaxplan.plans._frontier_view import draw_table
 
-        return draw_table(self, max_rows=max_rows, width=width)
+        return draw_table(self, max_rows=max_rows, width=width, verbose=verbose)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draw time against memory to a file whose ending names the format (.svg, .pdf, .png).

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import shutil
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -25,24 +26,45 @@ if TYPE_CHECKING:
     from jaxplan.plans._plan import Plan
 
 _MIN_WIDTH, _MAX_WIDTH = 80, 120  # characters
+_COMPACT_WIDTH = 100
+_FULL_LINE = 75  # a line of this length has no room for another part
+_KEPT = "\0"  # stands for a space at which no line is broken
 _MARK_WIDTH = 17
 _LOG_AXIS_RATIO = 5.0  # an axis whose ends differ by more than this factor is logarithmic
-_RIGHT_COLUMNS = ("time ms", "compute", "comm.", "GiB", "gap")
 _PLOT_ENDINGS = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}
 
 
-def draw_table(frontier: Frontier, *, max_rows: int, width: int | None) -> str:
+def draw_table(frontier: Frontier, *, max_rows: int, width: int | None, verbose: bool) -> str:
     """Return the points, then the references, as text of at most `width` characters a line."""
     for name, value in (("max_rows", max_rows), ("width", 1 if width is None else width)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ArgumentError(f"{name}={value!r} is not understood; expected a whole number of at least 1")
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("#", justify="right", no_wrap=True)
-    for header in _RIGHT_COLUMNS:
-        table.add_column(header, justify="right", no_wrap=True)
-    table.add_column("", max_width=_MARK_WIDTH, overflow="fold")
-    table.add_column("what is split", overflow="fold")
     shown = _spread(frontier, max_rows)
+    draw = _verbose_table if verbose else _compact_table
+    references = [] if verbose else _compact_references(frontier, min(_columns(width), _COMPACT_WIDTH))
+    footer = [*references, *_footer(frontier, len(shown))]
+    return print_table(draw(frontier, shown), footer, width, fold=verbose)
+
+
+def _compact_table(frontier: Frontier, shown: Sequence[int]) -> Table:
+    """One line a point."""
+    table = _empty_table("#", "time ms", "GiB")
+    table.add_column("", no_wrap=True)
+    table.add_column("split", no_wrap=True)
+    for header in ("state", "parameters", "recomputed"):
+        table.add_column(header, no_wrap=True)
+    for index in shown:
+        plan = frontier.points[index]
+        mark = " ".join([*frontier.marks(plan), *_verified_mark(plan)])
+        table.add_row(str(index), *_time_and_memory(plan), mark, *map(Text, plan.outline.cells()))
+    return table
+
+
+def _verbose_table(frontier: Frontier, shown: Sequence[int]) -> Table:
+    """Parts of the time, what is proven, each plan in a sentence, and the references."""
+    table = _empty_table("#", "time ms", "GiB", "compute", "comm.", "gap")
+    table.add_column("", max_width=_MARK_WIDTH, overflow="fold")
+    table.add_column("plan", overflow="fold")
     for index in shown:
         plan = frontier.points[index]
         table.add_row(str(index), *_row(plan, " ".join([*frontier.marks(plan), *_verified_mark(plan)])))
@@ -50,33 +72,43 @@ def draw_table(frontier: Frontier, *, max_rows: int, width: int | None) -> str:
         table.add_section()
     for name, plan in frontier.references.items():
         table.add_row("ref", *_row(plan, _reference_mark(frontier, name, plan)))
-    return print_table(table, _footer(frontier, len(shown)), width)
+    return table
 
 
-def print_table(table: Table, footer: Sequence[str], width: int | None) -> str:
-    """Return a table and the lines below it as text of at most `width` characters a line."""
-    columns = width or min(max(shutil.get_terminal_size().columns, _MIN_WIDTH), _MAX_WIDTH)
+def _empty_table(*right: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for header in right:
+        table.add_column(header, justify="right", no_wrap=True)
+    return table
+
+
+def _time_and_memory(plan: Plan) -> tuple[str, str]:
+    return format_milliseconds(plan.time_seconds), format_gib(plan.memory_bytes)
+
+
+def print_table(table: Table, footer: Sequence[str], width: int | None, *, fold: bool = True) -> str:
+    """Return a table and the lines below it as text of at most `width` characters a line.
+
+    Lines below that are longer are folded, or else cut.
+    """
     console = Console(
-        file=io.StringIO(), width=columns, color_system=None, force_terminal=False, legacy_windows=False
+        file=io.StringIO(), width=_columns(width), color_system=None, force_terminal=False, legacy_windows=False
     )
     console.print(table)
     for line in footer:
-        console.print(Text(line))
+        console.print(Text(line), no_wrap=not fold, overflow="fold" if fold else "ellipsis")
     assert isinstance(console.file, io.StringIO)
     return "\n".join(line.rstrip() for line in console.file.getvalue().strip("\n").splitlines())
 
 
+def _columns(width: int | None) -> int:
+    return width or min(max(shutil.get_terminal_size().columns, _MIN_WIDTH), _MAX_WIDTH)
+
+
 def _row(plan: Plan, mark: str) -> tuple[str | Text, ...]:
     gap = "-" if plan.gap is None else "0" if plan.gap == 0 else f"{plan.gap:.{1 if plan.gap < 1 else 0}%}"
-    return (
-        format_milliseconds(plan.time_seconds),
-        format_milliseconds(plan.compute_seconds),
-        format_milliseconds(plan.communication_seconds),
-        format_gib(plan.memory_bytes),
-        gap,
-        Text(mark),
-        Text(plan.summary),  # a Text: brackets in a summary are no markup
-    )
+    seconds = (plan.compute_seconds, plan.communication_seconds)
+    return (*_time_and_memory(plan), *map(format_milliseconds, seconds), gap, Text(mark), Text(plan.summary))
 
 
 def _verified_mark(plan: Plan) -> list[str]:
@@ -90,18 +122,35 @@ def _reference_mark(frontier: Frontier, name: str, plan: Plan) -> str:
 
 
 def _footer(frontier: Frontier, num_shown: int) -> list[str]:
-    lines = [
-        f"{len(frontier)} plan{'s' if len(frontier) > 1 else ''} that nothing beats in both time and memory"
-    ]
+    lines: list[str] = []
+    lines.append(f"{len(frontier)} plan{'s' if len(frontier) > 1 else ''} that nothing beats in both time and memory")
     if num_shown < len(frontier):
-        lines[0] += f", {num_shown} of them shown"
+        lines[-1] += f", {num_shown} of them shown"
     if frontier.memory_limit_bytes is not None:
-        lines[0] += f"; limit {format_bytes(frontier.memory_limit_bytes)} per device"
+        lines[-1] += f"; limit {format_bytes(frontier.memory_limit_bytes)} per device"
     if frontier.search_seconds is not None:
-        lines[0] += f"; searched for {format_seconds(frontier.search_seconds)}"
+        searched = f"searched for {format_seconds(frontier.search_seconds)}"
+        lines = [*lines, searched] if len(lines[-1]) > _FULL_LINE else [*lines[:-1], f"{lines[-1]}; {searched}"]
     if (proven := proven_points(frontier.points)) is not None:
         lines.append(proven)
     return lines + [f"note: {note}" for note in frontier.notes]
+
+
+def _compact_references(frontier: Frontier, columns: int) -> list[str]:
+    """Time and memory of each reference, a few on a line."""
+    limit = frontier.memory_limit_bytes
+    words = []
+    for name, plan in frontier.references.items():
+        over = "!" if limit is not None and plan.memory_bytes > limit else ""
+        words.append(f"{name} {' '.join(_time_and_memory(plan))}{over}")
+    if not words:
+        return []
+    start = "references (ms GiB"
+    start += ", ! over the limit): " if any(word.endswith("!") for word in words) else "): "
+    lines = textwrap.wrap(
+        start + ", ".join(word.replace(" ", _KEPT) for word in words), columns, subsequent_indent="  "
+    )
+    return [line.replace(_KEPT, " ") for line in lines]
 
 
 def _spread(frontier: Frontier, max_rows: int) -> list[int]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_ALIKE = 1.005
-"""Ways of sharding that differ by less are said as one number: small parameters stay whole."""
-_MAIN = 0.95
+MAIN = 0.9
+"""What holds for at least this share is said to hold: small parameters stay whole, and a few gathers are kept."""
+_MAIN_SPLIT = 0.95
 """A split of at least this share of the arithmetic is said to be the split of the plan."""
 
 
@@ -24,7 +24,8 @@ class Outline:
 
     Attributes:
       splits: of the arithmetic in contractions, the largest share first.
-      state_ways: bytes of optimizer slots and other state, over those that one device holds; 1 where there is none.
+      state_ways: over how many devices optimizer slots and other state are sharded; the number of most bytes, or
+        else all bytes over those that one device holds. 1 where there is no state, or it is whole.
       parameter_ways: the same of parameters.
       gathered_once: gathers of parameters whose copy is kept for the backward pass.
       gathered_twice: those that are done for the forward pass and again for the backward pass.
@@ -54,38 +55,40 @@ class Outline:
         if not self.splits:
             return "replicated"
         first, *others = self.splits
-        if first.share >= _MAIN:
+        if first.share >= _MAIN_SPLIT:
             return first.text
-        rest = others[:1] if others[0].share >= 1 - _MAIN else []
+        rest = others[:1] if others[0].share >= 1 - _MAIN_SPLIT else []
         return " and ".join(f"{split.text} ({split.share:.0%} of the arithmetic)" for split in (first, *rest))
 
     def _state(self) -> str:
-        return f"optimizer state sharded {self.state_ways:.3g} ways" if self.state_ways > _ALIKE else ""
+        return f"optimizer state sharded {self.state_ways:.3g} ways" if self.state_ways > 1 else ""
 
     def _parameters(self) -> str:
-        sharded = f"sharded {self.parameter_ways:.3g} ways" if self.parameter_ways > _ALIKE else ""
-        if self.gathered_twice and self.gathered_once:
-            gathered = f"gathered per layer ({self.gathered_twice}) or once ({self.gathered_once})"
-        elif self.gathered_twice:
-            gathered = "gathered per layer"
-        else:
-            gathered = "gathered once" if self.gathered_once else ""
-        both = ", ".join(filter(None, (sharded, gathered)))
-        return f"parameters {both}" if both else ""
+        sharded = f"sharded {self.parameter_ways:.3g} ways" if self.parameter_ways > 1 else ""
+        gathered = {"layer": "gathered per layer", "once": "gathered once", "both": "some gathered per layer"}
+        parts = (sharded, gathered.get(self._gathers(), ""))
+        return f"parameters {', '.join(filter(None, parts))}" if any(parts) else ""
+
+    def _gathers(self) -> str:
+        """``layer`` where most gathers are repeated, ``once`` where most are kept, ``both``, or nothing."""
+        total = self.gathered_once + self.gathered_twice
+        if not total:
+            return ""
+        share = self.gathered_twice / total
+        return "layer" if share >= MAIN else "once" if share <= 1 - MAIN else "both"
 
     def cells(self) -> tuple[str, str, str, str]:
         """The same in four columns of a table: split, state, parameters and their gathers, recomputed."""
         split = self.splits[0].text if self.splits else "replicated"
-        if self.splits and self.splits[0].share < _MAIN:
+        if self.splits and self.splits[0].share < _MAIN_SPLIT:
             split += f" +{len(self.splits) - 1}"
-        gathers = "layer" if self.gathered_twice and not self.gathered_once else "once" if not self.gathered_twice else "both"
-        gathered = f" {gathers}" if self.gathered_once or self.gathered_twice else ""
+        gathered = f" {self._gathers()}".rstrip()
         blocks = " ".join(filter(None, (_short(self.recomputed), self.partly and f"{_short(self.partly)}*")))
         return split, _ways(self.state_ways), _ways(self.parameter_ways) + gathered, blocks or "-"
 
 
 def _ways(ways: float) -> str:
-    return f"1/{ways:.3g}" if ways > _ALIKE else "-"
+    return f"1/{ways:.3g}" if ways > 1 else "-"
 
 
 def _short(blocks: str) -> str:

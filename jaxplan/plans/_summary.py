@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from jaxplan.cost import Transfer, flops_of, parameter_gathers, trips_of
 from jaxplan.ir import Configuration, Group, Remat, StepGraph
 from jaxplan.mesh import Topology
-from jaxplan.plans._outline import Outline, Split
+from jaxplan.plans._outline import MAIN, Outline, Split
 
 KINDS = ("data", "expert", "tensor", "sequence", "spatial")
 """What a split is called, by the dimension: batch, experts, features, a sequence, rows and columns of images."""
@@ -67,15 +67,19 @@ def _operations(graph: StepGraph, group: Group) -> float:
 def _ways(
     graph: StepGraph, topology: Topology, configurations: Sequence[Configuration], inputs: Iterable[int]
 ) -> float:
-    """Bytes of some inputs, over those that one device holds."""
-    total = local = 0.0
+    """Over how many devices some inputs are sharded: most of their bytes, or else all of them on average."""
+    sizes: dict[int, int] = defaultdict(int)
     for t in inputs:
-        group, size = graph.grouping.tensor_group[t], graph.program.tensors[t].num_bytes
+        group = graph.grouping.tensor_group[t]
         if group >= 0:
             classes = [c for dim in graph.spaces[group].tensor_dims.get(t, ()) for c in dim]
-            total += size
-            local += size / math.prod(topology.axes[a].size for c in classes for a in configurations[group][c])
-    return total / local if local else 1.0
+            ways = math.prod(topology.axes[a].size for c in classes for a in configurations[group][c])
+            sizes[ways] += graph.program.tensors[t].num_bytes
+    total = sum(sizes.values())
+    if not total:
+        return 1.0
+    most = max(sizes, key=lambda ways: sizes[ways])
+    return float(most) if sizes[most] >= MAIN * total else total / sum(size / ways for ways, size in sizes.items())
 
 
 def _blocks(remat: Remat | None) -> tuple[str, str]:

@@ -253,7 +253,8 @@ def _draw_table(scaling: Scaling, width: int | None) -> str:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for header in ("devices", "time ms", "compute", "comm.", "GiB", "leanest", "speed-up", "share"):
         table.add_column(header, justify="right", no_wrap=True)
-    table.add_column("what is split", overflow="fold")
+    for header in ("split", "state", "parameters", "recomputed"):
+        table.add_column(header, no_wrap=True)
     first = next((point for point in scaling if point.fits), None)
     for point in scaling:
         leanest = format_gib(point.smallest_memory_bytes)
@@ -271,7 +272,7 @@ def _draw_table(scaling: Scaling, width: int | None) -> str:
             leanest,
             f"{faster:.2f}",
             f"{faster * first.num_devices / point.num_devices:.0%}",
-            Text(plan.summary),
+            *map(Text, plan.outline.cells()),
         )
     limit = f"the fastest plan within {format_bytes(scaling.memory_limit_bytes)} per device"
     footer = [limit]

@@ -11,11 +11,15 @@ from hypothesis import strategies as st
 
 from jaxplan.errors import ArgumentError, InfeasibleError, MissingExtraError, PlanFileError
 from jaxplan.plans._frontier import Frontier
+from jaxplan.plans._outline import Outline, Split
 from tests.fake_plan import GIB, FakePlan
 
 
-def make_plan(gib, milliseconds, name="", **fields):
-    return FakePlan(name=name, memory_bytes=int(gib * GIB), time_seconds=milliseconds / 1e3, **fields)
+def make_plan(gib, milliseconds, name="", split="", **fields):
+    outline = Outline(splits=(Split(text=split, share=1.0),), state_ways=8) if split else Outline()
+    return FakePlan(
+        name=name, memory_bytes=int(gib * GIB), time_seconds=milliseconds / 1e3, outline=outline, **fields
+    )
 
 
 def make_frontier(*points, **fields):
@@ -130,33 +134,47 @@ def test_a_frontier_checks_its_own_order():
         Frontier(points=(make_plan(1, float("inf")),))
 
 
-def test_the_table_shows_marks_references_limit_and_notes():
-    plans = [
-        make_plan(12, 100, compute_seconds=0.08, communication_seconds=0.02, summary="state [g0 g1]"),
-        make_plan(20, 90, lower_bound_seconds=0.075, gap=0.2, summary="batch g0, heads g1"),
-    ]
-    references = {"data": make_plan(40, 95, summary="batch"), "fsdp": make_plan(12, 101, summary="all state")}
-    frontier = Frontier.from_plans(
-        plans,
-        references=references,
+@pytest.fixture
+def marked():
+    return Frontier.from_plans(
+        [
+            make_plan(12, 100, compute_seconds=0.08, communication_seconds=0.02, split="data 8 [x]"),
+            make_plan(20, 90, lower_bound_seconds=0.075, gap=0.2, split="data 4 x tensor 2"),
+        ],
+        references={"data": make_plan(40, 95, split="data 8"), "fsdp": make_plan(12, 101, split="data 8")},
         memory_limit_bytes=30 * GIB,
         search_seconds=1.5,
-        notes=("sort: no rule",),
+        notes=("sort: no rule" + " and so on" * 20,),
     )
-    text = frontier.table(width=100)
+
+
+def test_the_table_has_one_line_a_point(marked):
+    lines = marked.table(width=100).splitlines()
+    assert max(map(len, lines)) <= 100 and len(lines) <= 12
+    (lean,), (fast,) = (
+        [line for line in lines if line.split()[:2] == start] for start in (["0", "100"], ["1", "90.0"])
+    )
+    assert lean.split() == ["0", "100", "12.0", "leanest", "knee", "data", "8", "[x]", "1/8", "-", "-"]
+    assert fast.split() == ["1", "90.0", "20.0", "fastest", "data", "4", "x", "tensor", "2", "1/8", "-", "-"]
+    assert "references (ms GiB, ! over the limit): data 95.0 40.0!, fsdp 101 12.0" in lines
+    assert any(line.startswith("note: sort: no rule and so on") for line in lines)
+
+
+def test_the_verbose_table_shows_parts_of_the_time_references_and_sentences(marked):
+    text = marked.table(width=100, verbose=True)
     lines = text.splitlines()
     assert max(map(len, lines)) <= 100
     lean, fast, data, fsdp = (
         next(line for line in lines if line.split()[:2] == start)
         for start in (["0", "100"], ["1", "90.0"], ["ref", "95.0"], ["ref", "101"])
     )
-    assert "leanest knee" in lean and "state [g0 g1]" in lean and "12.0" in lean and "80.0" in lean
+    assert "leanest knee" in lean and "data 8 [x]" in lean and "12.0" in lean and "80.0" in lean
     assert "fastest" in fast and "20.0%" in fast
     assert "data (over limit)" in data
     assert "fsdp" in fsdp and "over" not in fsdp
     assert "optimal for the cost model: no point is proven; gap of the others at most 20.0%" in text
     assert "2 plans" in text and "limit 30.0 GiB" in text and "1.50 s" in text
-    assert "note: sort: no rule" in text
+    assert " ".join(text.split()).count("and so on") == 20
 
 
 def test_a_long_table_keeps_the_marked_rows():
@@ -171,7 +189,7 @@ def test_a_long_table_keeps_the_marked_rows():
 
 
 def test_notebooks_show_the_table():
-    assert "&lt;x&gt;" in Frontier.from_plans([make_plan(1, 1, summary="<x>")])._repr_html_()
+    assert "&lt;x&gt;" in Frontier.from_plans([make_plan(1, 1, split="<x>")])._repr_html_()
 
 
 def test_a_saved_frontier_comes_back_and_is_deterministic(tmp_path):

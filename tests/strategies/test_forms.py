@@ -75,7 +75,7 @@ def test_accumulation_splits_each_micro_batch_and_sums_once(form: str) -> None:
     plans = draw(case, "h100:8")
     assert counts(plans["data"], "all-reduce") == {LAYER_BYTES // 2: 2}
     for plan in plans.values():
-        assert plan.summary.startswith("batch /8")
+        assert plan.summary.startswith("data 8")
         assert plan.prediction.flops == 2 * 4 * TOKENS * WIDTH * 4 * WIDTH * 5 / 8
 
 
