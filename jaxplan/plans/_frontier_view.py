@@ -18,6 +18,7 @@ from jaxplan.core._files import check_writable, write_whole
 from jaxplan.core._units import BYTES_PER_GIB, format_bytes, format_gib, format_milliseconds, format_seconds
 from jaxplan.errors import ArgumentError, MissingExtraError
 from jaxplan.plans._certificate import proven_points
+from jaxplan.plans._outline import CELLS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,14 +50,16 @@ def draw_table(frontier: Frontier, *, max_rows: int, width: int | None, verbose:
 def _compact_table(frontier: Frontier, shown: Sequence[int]) -> Table:
     """One line a point."""
     table = _empty_table("#", "time ms", "GiB")
-    table.add_column("", no_wrap=True)
-    table.add_column("split", no_wrap=True)
-    for header in ("state", "parameters", "recomputed"):
-        table.add_column(header, no_wrap=True)
-    for index in shown:
+    table.add_column("", overflow="fold")
+    table.add_column("split", overflow="fold")
+    cells = [frontier.points[index].outline.cells() for index in shown]
+    used = [c for c, column in enumerate(zip(*cells, strict=True)) if c == 0 or set(column) != {"-"}]
+    for c in used[1:]:
+        table.add_column(CELLS[c], no_wrap=True)
+    for index, row in zip(shown, cells, strict=True):
         plan = frontier.points[index]
         mark = " ".join([*frontier.marks(plan), *_verified_mark(plan)])
-        table.add_row(str(index), *_time_and_memory(plan), mark, *map(Text, plan.outline.cells()))
+        table.add_row(str(index), *_time_and_memory(plan), mark, *[Text(row[c]) for c in used])
     return table
 
 

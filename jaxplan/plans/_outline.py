@@ -10,6 +10,10 @@ _MAIN_SPLIT = 0.95
 """A split of at least this share of the arithmetic is said to be the split of the plan."""
 
 
+CELLS = ("split", "state", "params", "remat")
+"""Most of the arithmetic; shares of optimizer state and of parameters that a device holds; recomputed blocks."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
     """How some of the step's arithmetic is divided: ``data 4 x tensor 2``, and which share of it."""
@@ -78,13 +82,19 @@ class Outline:
         return "layer" if share >= MAIN else "once" if share <= 1 - MAIN else "both"
 
     def cells(self) -> tuple[str, str, str, str]:
-        """The same in four columns of a table: split, state, parameters and their gathers, recomputed."""
+        """The same in four columns of a table, `CELLS`."""
         split = self.splits[0].text if self.splits else "replicated"
         if self.splits and self.splits[0].share < _MAIN_SPLIT:
             split += f" +{len(self.splits) - 1}"
         gathered = f" {self._gathers()}".rstrip()
         blocks = " ".join(filter(None, (_short(self.recomputed), self.partly and f"{_short(self.partly)}*")))
         return split, _ways(self.state_ways), _ways(self.parameter_ways) + gathered, blocks or "-"
+
+
+    def short(self) -> str:
+        """Those of the columns that say something, such as ``data 8, state 1/8, params 1/8 layer``."""
+        split, *others = self.cells()
+        return ", ".join([split, *[f"{name} {cell}" for name, cell in zip(CELLS[1:], others) if cell != "-"]])
 
 
 def _ways(ways: float) -> str:

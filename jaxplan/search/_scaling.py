@@ -253,8 +253,7 @@ def _draw_table(scaling: Scaling, width: int | None) -> str:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for header in ("devices", "time ms", "compute", "comm.", "GiB", "leanest", "speed-up", "share"):
         table.add_column(header, justify="right", no_wrap=True)
-    for header in ("split", "state", "parameters", "recomputed"):
-        table.add_column(header, no_wrap=True)
+    table.add_column("plan", overflow="fold")
     first = next((point for point in scaling if point.fits), None)
     for point in scaling:
         leanest = format_gib(point.smallest_memory_bytes)
@@ -272,7 +271,7 @@ def _draw_table(scaling: Scaling, width: int | None) -> str:
             leanest,
             f"{faster:.2f}",
             f"{faster * first.num_devices / point.num_devices:.0%}",
-            *map(Text, plan.outline.cells()),
+            Text(plan.outline.short()),
         )
     limit = f"the fastest plan within {format_bytes(scaling.memory_limit_bytes)} per device"
     footer = [limit]
