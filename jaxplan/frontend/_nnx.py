@@ -210,6 +210,16 @@ def opened(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Opened]:
         yield Opened(args=tuple(split[0]), kwargs=split[1], has_graph=True)
 
 
+def opened_tree(tree: Any) -> Any:
+    """A tree with a `GraphNode` for each object, what they share kept; `closed` makes objects again."""
+    if not _has_graph(tree):
+        return tree
+    from flax import nnx
+
+    with nnx.split_context() as context:
+        return _map(lambda node: GraphNode.split(context, node), tree, _is_graph)
+
+
 def closed(tree: Any) -> Any:
     """A tree with new objects for the opened ones, sharing among each other what those shared."""
     if not _nodes(tree):

@@ -1,5 +1,6 @@
 """Apply a plan: the jit backend, placement of arguments, and the audit of the compiled program."""
 
+from jaxplan.partition._init import create as create
 from jaxplan.partition._known_calls import Results as Results
 from jaxplan.partition._planned import PlannedFunction as PlannedFunction
 from jaxplan.partition._planned import device_mesh as device_mesh

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -217,6 +217,67 @@ class Plan:
     def shard(self, args: Any, devices: Sequence[Any] | None = None) -> Any:
         """Place arguments (a tuple, in order) as the plan wants them; returns the placed tuple."""
         return self.jit(devices).shard(*args)
+
+    def init(
+        self, init_fn: Callable[..., Any], *args: Any, devices: Sequence[Any] | None = None, **kwargs: Any
+    ) -> Any:
+        """Create parameters, optimizer state, or the whole state, directly sharded: never whole on one device.
+
+        Args:
+          init_fn: returns one argument of the step, or a tuple of several; Linen, NNX, Equinox, Haiku, any trees.
+          args, kwargs: of ``init_fn``; arrays that are sharded as the plan has them stay where they are.
+          devices: as for `jit`.
+
+        Returns:
+          What ``init_fn(*args, **kwargs)`` returns, with the values that it has on one device.
+
+        Raises:
+          ArgumentError: it returns no argument of the step; names what differs.
+          PlanMismatchError: the plan has no program, or there are too few devices.
+
+        Example:
+          >>> params = plan.init(model.init, jax.random.key(0), x)  # doctest: +SKIP
+          >>> opt_state = plan.init(optimizer.init, params)  # doctest: +SKIP
+        """
+        from jaxplan.partition import create
+
+        self.require_program()
+        return create(self, self.mesh(devices), init_fn, args, kwargs)
+
+    def abstract_args(self, mesh: jax.sharding.Mesh | None = None) -> Any:
+        """`jax.ShapeDtypeStruct` with shardings in the tree of the arguments, as Orbax takes them to restore a state.
+
+        Example:
+          >>> state = ocp.StandardCheckpointer().restore(path, plan.abstract_args()[0])  # doctest: +SKIP
+        """
+        import jax
+
+        program = self.require_program().program
+        tensors = [program.tensors[t] for t in program.inputs]
+        shardings = self._shardings(self.in_layouts, mesh)
+        return self._in_tree(
+            [jax.ShapeDtypeStruct(t.shape, t.dtype, sharding=s) for t, s in zip(tensors, shardings, strict=True)]
+        )
+
+    @property
+    def batch_sharding(self) -> Any:
+        """Shardings of the batch: of the arguments that hold neither state nor parameters, in their trees.
+
+        One such argument's own tree; a tuple of them where there are several.
+
+        Example:
+          >>> batch = jax.make_array_from_process_local_data(plan.batch_sharding, local_batch)  # doctest: +SKIP
+        """
+        graph = self.require_program()
+        is_stored = [t in graph.stored for t in graph.program.inputs]
+        shardings, found, start = self._shardings(self.in_layouts, None), [], 0
+        for arguments in graph.program.in_tree.children():
+            for tree in arguments.children():
+                stop = start + tree.num_leaves
+                if stop > start and not any(is_stored[start:stop]):
+                    found.append(_without_settings(tree.unflatten(shardings[start:stop])))
+                start = stop
+        return found[0] if len(found) == 1 else tuple(found)
 
     def explain(self) -> str:
         """What is split, what is communicated and what the memory holds, for people."""
