@@ -14,7 +14,7 @@ from jaxplan.ir import StepGraph
 from jaxplan.mesh import Topology
 from jaxplan.search._planner import analyse_step
 from jaxplan.simulate import predictor_of
-from jaxplan.strategies import reference_solution, sketch_references
+from jaxplan.strategies import apply_strategies, reference_solution
 from jaxplan.xla import Target
 
 
@@ -33,8 +33,8 @@ def predict_references(
     The cost model holds, for every group, the replicated configuration and those that the strategies ask for: enough to
     predict them, and a small part of what a search prices.
     """
-    sketches = sketch_references(graph, topology).sketches
-    always = tuple(map(frozenset, zip(*(sketch.configurations for sketch in sketches.values()), strict=True)))
+    strategy_plans = apply_strategies(graph, topology).plans
+    always = tuple(map(frozenset, zip(*(plan.configurations for plan in strategy_plans.values()), strict=True)))
     target = Target.of(topology.chip, topology.num_devices, without)
     builder = ModelBuilder(graph, topology, always, target=target)
     wanted = [
@@ -43,8 +43,8 @@ def predict_references(
     ]
     model: CostModel = builder.build(wanted)
     predictor = predictor_of(model)
-    for name, sketch in sketches.items():
-        yield name, predictor.predict(*reference_solution(model, sketch))[0]
+    for name, strategy_plan in strategy_plans.items():
+        yield name, predictor.predict(*reference_solution(model, strategy_plan))[0]
 
 
 def digest(prediction: Prediction) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from jaxplan.cost import CostModel, Predictor, build_cost_model
 from jaxplan.mesh import CHIPS, Machine, Topology
 from jaxplan.search._planner import analyse_step, make_plan
 from jaxplan.solvers import frontier
-from jaxplan.strategies import reference_solution, sketch_references
+from jaxplan.strategies import apply_strategies, reference_solution
 
 APART = 1.1
 """Predicted times of neighbours in the chain differ by this factor at least."""
@@ -96,9 +96,9 @@ def candidates(model: CostModel) -> list[Candidate]:
 
     for solution in frontier(model.problem, max_points=24):
         add("frontier", solution.assignment, solution.choices)
-    named = sketch_references(model.graph, model.topology).sketches
-    for name, sketch in named.items():
-        add(name, *reference_solution(model, sketch))
+    named = apply_strategies(model.graph, model.topology).plans
+    for name, strategy_plan in named.items():
+        add(name, *reference_solution(model, strategy_plan))
     add("replicated", [0] * len(model.configurations))
     shape = tuple(level.size for level in model.topology.levels)
     for machine in OTHER_CHIPS:

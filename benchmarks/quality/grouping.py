@@ -31,7 +31,7 @@ from jaxplan.search._open_configurations import open_configurations
 from jaxplan.search._planner import Search, find_solutions, predict_all
 from jaxplan.search._shown_points import undominated
 from jaxplan.simulate import predictor_of
-from jaxplan.strategies import sketch_references
+from jaxplan.strategies import apply_strategies
 
 LAYERS: dict[str, dict[str, Any]] = {
     "gpt2-small": {"num_layers": 2},
@@ -82,12 +82,13 @@ def compare(model: str, overrides: dict[str, Any], topology: str) -> Comparison:
 
 def _found(graph: StepGraph, machine: Topology) -> tuple[list[Candidate], int]:
     """What a search finds and nothing beats, and the number of groups."""
-    sketches = sketch_references(graph, machine).sketches
+    strategy_plans = apply_strategies(graph, machine).plans
     search = Search(memory_limit_bytes=None, remat=False)
     with Progress(False) as report:
-        opened = open_configurations(graph, machine, lambda _: None, [s.configurations for s in sketches.values()])
+        configurations = [plan.configurations for plan in strategy_plans.values()]
+        opened = open_configurations(graph, machine, lambda _: None, configurations)
         predictor = predictor_of(opened.model)
-        candidates = predict_all(predictor, find_solutions(predictor, sketches, search, report), report)
+        candidates = predict_all(predictor, find_solutions(predictor, strategy_plans, search, report), report)
     return undominated(candidates), len(graph.grouping.groups)
 
 

@@ -26,7 +26,7 @@ from jaxplan.ir import ordered
 from jaxplan.mesh import Topology
 from jaxplan.search._planner import analyse_step, make_plan
 from jaxplan.simulate import predictor_of
-from jaxplan.strategies import reference_solution, sketch_references
+from jaxplan.strategies import apply_strategies, reference_solution
 
 MOST = 0.05
 NAMES = ("data", "zero2", "fsdp")
@@ -39,19 +39,19 @@ def draw(case: Case, topology: str, names: Sequence[str] = NAMES) -> dict[str, P
     step, args = case
     graph = analyse_step(step, args, {}, donate_argnums=None, static_argnums=())
     machine, tiny = Topology.parse(topology), tiny_groups(graph)
-    sketches = {
-        name: sketch for name, sketch in sketch_references(graph, machine).sketches.items() if name in names
+    strategy_plans = {
+        name: plan for name, plan in apply_strategies(graph, machine).plans.items() if name in names
     }
     configurations = []
     for v, space in enumerate(graph.spaces):
         whole = ((),) * len(space.classes)
-        wanted = set() if v in tiny else {sketch.configurations[v] for sketch in sketches.values()}
+        wanted = set() if v in tiny else {strategy_plan.configurations[v] for strategy_plan in strategy_plans.values()}
         configurations.append(ordered({whole, *wanted}))
     model = ModelBuilder(graph, machine).build(tuple(configurations))
     predictor = predictor_of(model)
     return {
-        name: make_plan(predictor, *reference_solution(model, sketch), name=name)
-        for name, sketch in sketches.items()
+        name: make_plan(predictor, *reference_solution(model, strategy_plan), name=name)
+        for name, strategy_plan in strategy_plans.items()
     }
 
 

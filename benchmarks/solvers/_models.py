@@ -27,7 +27,7 @@ from jaxplan.solvers import ChainOptions, Problem, frontier, solve, walk_chains
 from jaxplan.solvers._ft import track_frontier
 from jaxplan.solvers._point import score
 from jaxplan.solvers._segments import LIST_CAP
-from jaxplan.strategies import reference_solution, sketch_references
+from jaxplan.strategies import apply_strategies, reference_solution
 
 MODELS = ("mlp", "gpt2-small", "resnet50", "inception-v3", "lstm", "transformer-big")
 # The solvers that prove the fastest assignment; what the others find is never faster.
@@ -164,11 +164,11 @@ def priced_model(name: str, num_devices: int) -> tuple[CostModel, list[tuple[int
     step, args = build(name)
     graph = analyse_step(step, args, {}, donate_argnums=None, static_argnums=())
     topology = topology_of(num_devices)
-    references = sketch_references(graph, topology)
+    references = apply_strategies(graph, topology)
     model = open_configurations(
-        graph, topology, strategies=[s.configurations for s in references.sketches.values()]
+        graph, topology, strategies=[s.configurations for s in references.plans.values()]
     ).model
-    return model, [reference_solution(model, references.sketches["data"])[0]]
+    return model, [reference_solution(model, references.plans["data"])[0]]
 
 
 Answer = tuple[tuple[int, ...], float | None]

@@ -31,7 +31,7 @@ from jaxplan.simulate import PlanSimulator, simulated_walks
 from jaxplan.simulate._operator_walk import OperatorWalk
 from jaxplan.simulate._plan_walk import FullPlanWalk
 from jaxplan.solvers import Walk, walk_chains
-from jaxplan.strategies import Sketch, sketch_references
+from jaxplan.strategies import StrategyPlan, apply_strategies
 
 # Published seconds of the whole search: (devices, full, delta).
 PUBLISHED = {
@@ -81,13 +81,13 @@ def step_of(name: str, num_devices: int) -> tuple[Any, tuple[Any, ...]]:
     return build(name)
 
 
-def priced(name: str, topology: Topology) -> tuple[CostModel, dict[str, Sketch]]:
+def priced(name: str, topology: Topology) -> tuple[CostModel, dict[str, StrategyPlan]]:
     """The cost model that the planner works on, and the reference strategies that are points of it."""
     step, args = step_of(name, topology.num_devices)
     graph = analyse_step(step, args, {}, donate_argnums=None, static_argnums=())
-    sketches = sketch_references(graph, topology).sketches
-    opened = open_configurations(graph, topology, strategies=[s.configurations for s in sketches.values()])
-    return opened.model, dict(sketches)
+    strategy_plans = apply_strategies(graph, topology).plans
+    opened = open_configurations(graph, topology, strategies=[s.configurations for s in strategy_plans.values()])
+    return opened.model, dict(strategy_plans)
 
 
 def timed_chain(walk: Walk, model: CostModel, num_proposals: int) -> tuple[float, list[float]]:
@@ -106,10 +106,10 @@ def timed_chain(walk: Walk, model: CostModel, num_proposals: int) -> tuple[float
 def compare(name: str, topology: Topology, num_proposals: int) -> bool:
     """Print one line; return whether both simulations agree."""
     start = time.process_time()
-    model, sketches = priced(name, topology)
+    model, strategy_plans = priced(name, topology)
     pricing = time.process_time() - start
     predictor = Predictor(model)
-    chains = simulated_chains(predictor, sketches)
+    chains = simulated_chains(predictor, strategy_plans)
     start = time.process_time()
     found = walk_chains(model.problem, chains.walk_from, chains.initial, chains.options)
     search = time.process_time() - start

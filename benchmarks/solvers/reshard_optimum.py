@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from benchmarks.solvers.reshard_referee import Referee
-from jaxplan.mesh import Layout, Topology, reshard_seconds
+from jaxplan.mesh import Sharding, Topology, reshard_seconds
 
 NUM_BYTES = (2**16, 2**22, 2**28)
 TOLERANCE = 1e-9  # of sums of the same prices in another order
@@ -60,22 +60,22 @@ CASES = (
 class Row(NamedTuple):
     """What a case came to; ``worst``: ratio, source, target, bytes of the tensor."""
 
-    num_layouts: int
+    num_shardings: int
     num_pairs: int
     num_dearer: int
     num_over: int
-    worst: tuple[float, Layout, Layout, int] | None
+    worst: tuple[float, Sharding, Sharding, int] | None
 
 
 def compare(case: Case, sizes: Sequence[int] = NUM_BYTES) -> Row:
     """Every pair of a case at every size."""
     topology, num_pairs, ratios = Topology.parse(case.topology), 0, []
-    layouts: list[Layout] = []
+    shardings: list[Sharding] = []
     for num_bytes in sizes:
         itemsize = max(1, num_bytes // math.prod(case.shape))
         referee = Referee(case.shape, itemsize, topology)
-        layouts = referee.layouts()
-        for source in drawn(layouts, topology, case.sources):
+        shardings = referee.shardings()
+        for source in drawn(shardings, topology, case.sources):
             for target, least in referee.seconds_from(source).items():
                 if target != source:
                     seconds = reshard_seconds(source, target, case.shape, itemsize, topology)
@@ -84,7 +84,7 @@ def compare(case: Case, sizes: Sequence[int] = NUM_BYTES) -> Row:
                     if seconds > least * (1 + TOLERANCE):
                         ratios.append((seconds / least, source, target, itemsize * math.prod(case.shape)))
     return Row(
-        num_layouts=len(layouts),
+        num_shardings=len(shardings),
         num_pairs=num_pairs,
         num_dearer=len(ratios),
         num_over=sum(ratio > 1.05 for ratio, *_ in ratios),
@@ -92,25 +92,25 @@ def compare(case: Case, sizes: Sequence[int] = NUM_BYTES) -> Row:
     )
 
 
-def drawn(layouts: Sequence[Layout], topology: Topology, number: int | None) -> list[Layout]:
+def drawn(shardings: Sequence[Sharding], topology: Topology, number: int | None) -> list[Sharding]:
     """One of all layouts that differ in names of axes of one level; some of those where a number is given."""
     alike = defaultdict(list)
     for index, axis in enumerate(topology.axes):
         alike[axis.level, axis.size].append(index)
-    seen: set[Layout] = set()
+    seen: set[Sharding] = set()
     first = []
-    for layout in layouts:
-        if layout not in seen:
-            first.append(layout)
+    for sharding in shardings:
+        if sharding not in seen:
+            first.append(sharding)
             for orders in itertools.product(*(itertools.permutations(axes) for axes in alike.values())):
                 names = {a: b for axes, order in zip(alike.values(), orders) for a, b in zip(axes, order)}
-                seen.add(_renamed(layout, names))
+                seen.add(_renamed(sharding, names))
     return first if number is None or number >= len(first) else random.Random(0).sample(first, number)
 
 
-def _renamed(layout: Layout, names: dict[int, int]) -> Layout:
-    dims = tuple(tuple(names[a] for a in dim) for dim in layout.dims)
-    return Layout(dims, tuple(names[a] for a in layout.partial))
+def _renamed(sharding: Sharding, names: dict[int, int]) -> Sharding:
+    dims = tuple(tuple(names[a] for a in dim) for dim in sharding.dims)
+    return Sharding(dims, tuple(names[a] for a in sharding.partial))
 
 
 def row_text(case: Case, row: Row) -> str:
@@ -122,7 +122,7 @@ def row_text(case: Case, row: Row) -> str:
     cells = (
         case.topology,
         " x ".join(map(str, case.shape)),
-        f"{row.num_layouts:,}" + (f", {case.sources} drawn" if case.sources else ""),
+        f"{row.num_shardings:,}" + (f", {case.sources} drawn" if case.sources else ""),
         f"{row.num_pairs:,}",
         f"{row.num_dearer:,}",
         f"{row.num_over:,}",

@@ -27,8 +27,8 @@ import jaxplan
 from benchmarks.models import MODELS, build
 from benchmarks.solvers.reshard_optimum import optimum_rows
 from jaxplan.core._files import write_whole
-from jaxplan.cost import find_flows, plan_transfers
-from jaxplan.mesh import AtomicAxis, Layout, Topology, reshard_path
+from jaxplan.cost import find_reads, plan_transfers
+from jaxplan.mesh import AtomicAxis, Sharding, Topology, reshard_path
 
 DEFAULT_MODELS = ("gpt2-small", "bert-large", "vit-b16", "resnet50", "lstm", "moe-8x", "mlp")
 DEFAULT_TOPOLOGIES = ("h100:8", "h100:2x8")
@@ -48,8 +48,8 @@ class Change(NamedTuple):
     """A tensor brought from one layout to another."""
 
     topology: str
-    source: Layout
-    target: Layout
+    source: Sharding
+    target: Sharding
     dtype: str
     shape: tuple[int, ...]
 
@@ -74,9 +74,9 @@ def pair_of(
         ]
         names.setdefault(axis, next((a for a in alike if a not in names.values()), axis))
 
-    def named(layout: Layout) -> tuple[Dims, tuple[int, ...]]:
-        dims = tuple(tuple(names[a] for a in layout.dims[d]) for d in kept)
-        return dims, tuple(sorted(names[a] for a in layout.partial))
+    def named(sharding: Sharding) -> tuple[Dims, tuple[int, ...]]:
+        dims = tuple(tuple(names[a] for a in sharding.dims[d]) for d in kept)
+        return dims, tuple(sorted(names[a] for a in sharding.partial))
 
     (before, summed), (after, left) = named(source), named(target)
     return change.topology, before, after, summed, left
@@ -89,11 +89,11 @@ def count_changes(model: str, topology: Topology) -> Counter[Change]:
     found: Counter[Change] = Counter()
     for plan in {id(p): p for p in map(frontier.choose, ROLES)}.values():
         graph = plan.require_program()
-        flows = find_flows(graph)
+        reads = find_reads(graph)
         repeated = frozenset(plan.repeated)
-        for transfer in plan_transfers(graph, topology, flows, plan.configurations, repeated):
+        for transfer in plan_transfers(graph, topology, reads, plan.configurations, repeated):
             tensor = graph.program.tensors[transfer.tensor]
-            source, target = transfer.path.layouts[0], transfer.path.layouts[-1]
+            source, target = transfer.path.shardings[0], transfer.path.shardings[-1]
             found[Change(topology.name, source, target, str(tensor.dtype), tensor.shape)] += 1
     return found
 
@@ -119,10 +119,10 @@ def _row(change: Change, count: int) -> dict[str, object]:
 
 
 def _change(topology: str, row: dict) -> Change:
-    def layout(dims: list[list[int]], partial: list[int]) -> Layout:
-        return Layout(tuple(map(tuple, dims)), tuple(partial))
+    def sharding(dims: list[list[int]], partial: list[int]) -> Sharding:
+        return Sharding(tuple(map(tuple, dims)), tuple(partial))
 
-    return Change(topology, layout(*row["source"]), layout(*row["target"]), row["dtype"], tuple(row["shape"]))
+    return Change(topology, sharding(*row["source"]), sharding(*row["target"]), row["dtype"], tuple(row["shape"]))
 
 
 def commonest(changes: Counter[Change], number: int) -> list[tuple[int, Change]]:
@@ -161,7 +161,7 @@ def table(changes: Counter[Change], number: int) -> Iterable[str]:
         steps, microseconds = path_text(change)
         cells = (
             *(rank, count, change.topology),
-            *(f"`{layout.describe(axes)}`" for layout in (change.source, change.target)),
+            *(f"`{sharding.describe(axes)}`" for sharding in (change.source, change.target)),
             f"{change.dtype}[{','.join(map(str, change.shape))}]",
             *(steps, f"{microseconds:.1f}"),
         )

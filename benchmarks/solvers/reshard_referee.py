@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Iterator
 
-from jaxplan.mesh import Layout, Topology, collective_seconds
+from jaxplan.mesh import Sharding, Topology, collective_seconds
 
 Dims = tuple[tuple[int, ...], ...]
 State = tuple[Dims, frozenset[int]]
@@ -32,12 +32,12 @@ class Referee:
         self._steps: dict[State, list[tuple[State, float]]] = {}
         self._prices: dict[tuple[str, float, frozenset[int]], float] = {}
 
-    def layouts(self) -> list[Layout]:
+    def shardings(self) -> list[Sharding]:
         """Every layout that divides the shape."""
-        every = _all_layouts(len(self._shape), len(self._sizes))
-        return [layout for layout in every if self._divides(layout.dims)]
+        every = _all_shardings(len(self._shape), len(self._sizes))
+        return [sharding for sharding in every if self._divides(sharding.dims)]
 
-    def seconds_from(self, source: Layout, target: Layout | None = None) -> dict[Layout, float]:
+    def seconds_from(self, source: Sharding, target: Sharding | None = None) -> dict[Sharding, float]:
         """Least seconds from one layout to every layout that it can become, up to ``target`` where one is given."""
         start: State = (source.dims, frozenset(source.partial))
         stop = None if target is None else (target.dims, frozenset(target.partial))
@@ -56,20 +56,20 @@ class Referee:
                 if seconds + price < best.get(after, math.inf):
                     best[after] = seconds + price
                     heapq.heappush(heap, (best[after], next(counter), after))
-        return {Layout(dims, tuple(sorted(partial))): best[dims, partial] for dims, partial in done}
+        return {Sharding(dims, tuple(sorted(partial))): best[dims, partial] for dims, partial in done}
 
-    def seconds(self, source: Layout, target: Layout) -> float:
+    def seconds(self, source: Sharding, target: Sharding) -> float:
         """Least seconds from one layout to another; infinite where there is no path."""
         return self.seconds_from(source, target).get(target, math.inf)
 
-    def step_seconds(self, source: Layout, target: Layout) -> float:
+    def step_seconds(self, source: Sharding, target: Sharding) -> float:
         """Seconds of the cheapest single step between two layouts; infinite where there is none."""
         after: State = (target.dims, frozenset(target.partial))
         return min((price for state, price in self.steps_from(source) if state == after), default=math.inf)
 
-    def steps_from(self, layout: Layout) -> list[tuple[State, float]]:
+    def steps_from(self, sharding: Sharding) -> list[tuple[State, float]]:
         """All that one step makes of a layout, and its seconds."""
-        return self._steps_from((layout.dims, frozenset(layout.partial)))
+        return self._steps_from((sharding.dims, frozenset(sharding.partial)))
 
     def _steps_from(self, state: State) -> list[tuple[State, float]]:
         if state not in self._steps:
@@ -167,10 +167,10 @@ def _with(dims: Dims, changes: dict[int, tuple[int, ...]]) -> Dims:
     return tuple(changes.get(d, dim) for d, dim in enumerate(dims))
 
 
-def _all_layouts(rank: int, num_axes: int) -> Iterator[Layout]:
+def _all_shardings(rank: int, num_axes: int) -> Iterator[Sharding]:
     """Every axis partial, idle, or at any place of any dimension."""
     for homes in itertools.product(range(-2, rank), repeat=num_axes):
         members = [[a for a in range(num_axes) if homes[a] == d] for d in range(rank)]
         partial = tuple(a for a in range(num_axes) if homes[a] == -2)
         for dims in itertools.product(*(list(itertools.permutations(m)) for m in members)):
-            yield Layout(tuple(dims), partial)
+            yield Sharding(tuple(dims), partial)

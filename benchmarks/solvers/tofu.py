@@ -73,9 +73,9 @@ def lstm(
 
 def partitioned(graph: StepGraph, topology: jaxplan.Topology, solver: str) -> Plan:
     """The plan that one of `PARTITION_SOLVERS` ends at, whether or not a reference strategy beats it."""
-    sketch = partition(graph, topology, solver)
-    model = build_cost_model(graph, topology, configurations=[(of,) for of in sketch.configurations])
-    return make_plan(predictor_of(model), *reference_solution(model, sketch), name=solver)
+    strategy_plan = partition(graph, topology, solver)
+    model = build_cost_model(graph, topology, configurations=[(of,) for of in strategy_plan.configurations])
+    return make_plan(predictor_of(model), *reference_solution(model, strategy_plan), name=solver)
 
 
 def main() -> bool:

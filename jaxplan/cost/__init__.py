@@ -1,22 +1,22 @@
 """What a plan costs: compute, resharding, memory; as tables for the solvers and as the prediction of one plan."""
 
-from jaxplan.cost._around import Around as Around
 from jaxplan.cost._combined import COMPILERS_OWN_BYTES as COMPILERS_OWN_BYTES
 from jaxplan.cost._combined import combined_bytes as combined_bytes
 from jaxplan.cost._compute import flops_of as flops_of
-from jaxplan.cost._flows import Flow as Flow
-from jaxplan.cost._flows import boundary_layouts as boundary_layouts
-from jaxplan.cost._flows import find_flows as find_flows
-from jaxplan.cost._flows import layout_of as layout_of
-from jaxplan.cost._flows import passes_partial as passes_partial
 from jaxplan.cost._model import CostModel as CostModel
 from jaxplan.cost._model_builder import ModelBuilder as ModelBuilder
 from jaxplan.cost._model_builder import build_cost_model as build_cost_model
+from jaxplan.cost._neighbourhood_cost import NeighbourhoodCost as NeighbourhoodCost
 from jaxplan.cost._prediction import Collective as Collective
 from jaxplan.cost._prediction import Prediction as Prediction
 from jaxplan.cost._prediction import Predictor as Predictor
 from jaxplan.cost._pricing import KEEP as KEEP
 from jaxplan.cost._pricing import REPEAT as REPEAT
+from jaxplan.cost._reads import Read as Read
+from jaxplan.cost._reads import boundary_shardings as boundary_shardings
+from jaxplan.cost._reads import find_reads as find_reads
+from jaxplan.cost._reads import passes_partial as passes_partial
+from jaxplan.cost._reads import sharding_of as sharding_of
 from jaxplan.cost._residents import RESIDENTS as RESIDENTS
 from jaxplan.cost._splits import trips_of as trips_of
 from jaxplan.cost._tiles import TILE as TILE

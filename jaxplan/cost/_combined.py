@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 
-from jaxplan.cost._flows import Flow
+from jaxplan.cost._reads import Read
 from jaxplan.ir import CONTRACTION_FAMILIES, STORED_KINDS, UNGROUPED, StepGraph
 from jaxplan.xla._buffers import Buffers
 from jaxplan.xla._put_off import is_gradient
@@ -42,7 +42,7 @@ def evenly_split_peak(graph: StepGraph, buffers: Buffers, num_devices: int) -> f
 
 def latency_shares(
     graph: StepGraph,
-    flows: Sequence[Flow],
+    reads: Sequence[Read],
     target: Target,
     is_splittable: Callable[[int], bool],
     most_bytes: int,
@@ -60,19 +60,19 @@ def latency_shares(
     products = [e.index for e in program.equations if rules[e.index].family in CONTRACTION_FAMILIES]
     shares: dict[int, float] = {}
     together: dict[Hashable, dict[int, int]] = defaultdict(dict)
-    for flow in flows:
-        tensor, made = program.tensors[flow.tensor], graph.values.producer[flow.tensor]
+    for read in reads:
+        tensor, made = program.tensors[read.tensor], graph.values.producer[read.tensor]
         fits = 0 < tensor.num_bytes <= most_bytes and tensor.trips == 1
         may_combine = COMBINED_COLLECTIVES.applies_to(target) and fits
-        is_parameter = flow.producer != UNGROUPED and groups[flow.producer].kind in STORED_KINDS
-        is_update = flow.consumer != UNGROUPED and groups[flow.consumer].kind == "state" and not flow.forward
-        if not tensor.shape or (is_update and not is_splittable(flow.consumer)):
-            shares[flow.tensor] = 0.0
-        elif may_combine and (is_parameter or is_update or is_gradient(graph, flow.tensor)):
-            what = "updated" if flow.is_output else "parameters"
-            together[what if is_parameter else "gradients"][flow.tensor] = tensor.num_bytes
-        elif may_combine and flow.consumer != UNGROUPED and made >= 0 and rules[made].family == "reduction":
-            together[flow.producer, bisect.bisect(products, made)][flow.tensor] = tensor.num_bytes
+        is_parameter = read.producer != UNGROUPED and groups[read.producer].kind in STORED_KINDS
+        is_update = read.consumer != UNGROUPED and groups[read.consumer].kind == "state" and not read.forward
+        if not tensor.shape or (is_update and not is_splittable(read.consumer)):
+            shares[read.tensor] = 0.0
+        elif may_combine and (is_parameter or is_update or is_gradient(graph, read.tensor)):
+            what = "updated" if read.is_output else "parameters"
+            together[what if is_parameter else "gradients"][read.tensor] = tensor.num_bytes
+        elif may_combine and read.consumer != UNGROUPED and made >= 0 and rules[made].family == "reduction":
+            together[read.producer, bisect.bisect(products, made)][read.tensor] = tensor.num_bytes
     for sizes in together.values():
         parts = {t: 1 / (most_bytes // size) for t, size in sizes.items()}
         whole = math.ceil(sum(parts.values()) - _ROUNDING) / sum(parts.values())

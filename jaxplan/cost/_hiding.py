@@ -13,19 +13,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxplan.cost._flows import Flow
+from jaxplan.cost._reads import Read
 from jaxplan.ir import STORED_KINDS, UNGROUPED, StepGraph
 
 
-def hidden_shares(graph: StepGraph, flows: Sequence[Flow]) -> dict[int, tuple[int, float]]:
+def hidden_shares(graph: StepGraph, reads: Sequence[Read]) -> dict[int, tuple[int, float]]:
     """Index of each flow that can hide -> the group whose compute hides it, and the share of that for one execution.
 
     A parameter hides behind the group that reads it, a gradient behind the group that makes it.
     """
-    behind = {i: group for i, flow in enumerate(flows) if (group := _hiding_group(graph, flow)) is not None}
+    behind = {i: group for i, read in enumerate(reads) if (group := _hiding_group(graph, read)) is not None}
     executions: Counter[int] = Counter()
     for i, group in behind.items():
-        executions[group] += 2 if flows[i].reads_twice else 1
+        executions[group] += 2 if reads[i].in_both_phases else 1
     return {i: (group, 1 / executions[group]) for i, group in behind.items()}
 
 
@@ -46,13 +46,13 @@ def visible_seconds(seconds: np.ndarray, compute: np.ndarray, share: float, leas
     return np.maximum(np.minimum(seconds, executions * least), seconds - hidden)
 
 
-def _hiding_group(graph: StepGraph, flow: Flow) -> int | None:
+def _hiding_group(graph: StepGraph, read: Read) -> int | None:
     groups = graph.grouping.groups
-    if UNGROUPED in (flow.producer, flow.consumer) or flow.producer == flow.consumer or flow.is_output:
+    if UNGROUPED in (read.producer, read.consumer) or read.producer == read.consumer or read.is_output:
         return None
-    made, read = groups[flow.producer].kind in STORED_KINDS, groups[flow.consumer].kind in STORED_KINDS
-    if made and not read:
-        return flow.consumer
-    if read and not made and not flow.forward:
-        return flow.producer
+    is_stored, is_kept = groups[read.producer].kind in STORED_KINDS, groups[read.consumer].kind in STORED_KINDS
+    if is_stored and not is_kept:
+        return read.consumer
+    if is_kept and not is_stored and not read.forward:
+        return read.producer
     return None

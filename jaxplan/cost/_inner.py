@@ -7,12 +7,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from jaxplan.cost._flows import produced_layout, required_layout
+from jaxplan.cost._reads import produced_sharding, required_sharding
 from jaxplan.cost._splits import trips_of
 from jaxplan.cost._transfers import Transfer
 from jaxplan.cost._user_body import body_cost
 from jaxplan.ir import MESH, WHOLE, Configuration, Halo, StepGraph
-from jaxplan.mesh import Layout, Topology, collective_seconds
+from jaxplan.mesh import Sharding, Topology, collective_seconds
 from jaxplan.xla._pooling import waits_for_gradient
 from jaxplan.xla._target import Target
 
@@ -36,7 +36,7 @@ def inner_collectives(
     group: int,
     config: Configuration,
     sent: set[tuple] | None = None,
-    repeated: Mapping[tuple[int, Layout], Sequence[int]] | None = None,
+    repeated: Mapping[tuple[int, Sharding], Sequence[int]] | None = None,
 ) -> Iterator[InnerCollective]:
     """What the equations of a group communicate by themselves under a configuration, in program order.
 
@@ -100,7 +100,7 @@ def extended_operands(
             continue
         shapes: dict[int, tuple[list[int], tuple[int, ...]]] = {}
         for edge in _edges(graph, topology, group, e, config):
-            own = tuple(edge.layout.local_shape(graph.program.tensors[edge.tensor].shape, topology.axes))
+            own = tuple(edge.sharding.local_shape(graph.program.tensors[edge.tensor].shape, topology.axes))
             shape, _ = shapes.setdefault(edge.tensor, (list(own), own))
             rows = own[edge.dim] + edge.halo.before + edge.halo.after
             shape[edge.dim] = max(shape[edge.dim], rows)
@@ -121,7 +121,7 @@ class _Edge(NamedTuple):
 
     tensor: int
     dim: int
-    layout: Layout
+    sharding: Sharding
     halo: Halo
     block: int
     axes: tuple[int, ...]
@@ -144,10 +144,10 @@ def _edges(
         for operand, halo in zip(places, halos, strict=True):
             t = eqn.operands[operand]
             size = window.out_size if split.scatters and operand == 0 else window.in_size
-            layout = required_layout(space, config, t, len(graph.program.tensors[t].shape))
+            sharding = required_sharding(space, config, t, len(graph.program.tensors[t].shape))
             assert halo is not None
             dim = next(d for d, held in enumerate(rule.operands[operand]) if split.factor in held)
-            yield _Edge(t, dim, layout, halo, size // parts, config[c])
+            yield _Edge(t, dim, sharding, halo, size // parts, config[c])
 
 
 def _of_windows(
@@ -156,15 +156,15 @@ def _of_windows(
     group: int,
     equation: int,
     config: Configuration,
-    repeated: Mapping[tuple[int, Layout], Sequence[int]],
+    repeated: Mapping[tuple[int, Sharding], Sequence[int]],
 ) -> Iterator[tuple[tuple, InnerCollective]]:
     """The edges of neighbours' blocks, one permute for each side of each operand that is extended.
 
     With each what tells its edge from others.
     """
-    for t, dim, layout, halo, block, axes in _edges(graph, topology, group, equation, config):
-        local = graph.program.tensors[t].num_bytes // math.prod(layout.num_splits(topology.axes))
-        copy = sum(first <= equation for first in repeated.get((t, layout), ()))
+    for t, dim, sharding, halo, block, axes in _edges(graph, topology, group, equation, config):
+        local = graph.program.tensors[t].num_bytes // math.prod(sharding.num_splits(topology.axes))
+        copy = sum(first <= equation for first in repeated.get((t, sharding), ()))
         for side, rows in enumerate((halo.before, halo.after)):
             if rows:
                 num_bytes, trips = local * rows // block, trips_of(graph, equation)
@@ -189,7 +189,7 @@ def _of_extremes(
         c = space.factor_class[equation][f]
         axes = config[c] if c != WHOLE else ()
         for t in graph.program.equations[equation].results if axes else ():
-            made = produced_layout(space, config, t, len(tensors[t].shape))
+            made = produced_sharding(space, config, t, len(tensors[t].shape))
             num_bytes = tensors[t].num_bytes // math.prod(made.num_splits(topology.axes))
             parts = math.prod(topology.axes[a].size for a in axes)
             kind, size = ("all-gather", num_bytes * parts) if reducer == "prod" else ("all-reduce", num_bytes)

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxplan.cost._flows import Flow
 from jaxplan.cost._pricing import REPEAT, Pricer
+from jaxplan.cost._reads import Read
 from jaxplan.ir import Configuration, StepGraph
 from jaxplan.mesh import Topology
 from jaxplan.solvers import Problem
@@ -44,9 +44,9 @@ class CostModel:
     buffers: Buffers
     pricer: Pricer
     configurations: tuple[tuple[Configuration, ...], ...]
-    flows: tuple[Flow, ...]
+    reads: tuple[Read, ...]
     problem: Problem
-    edge_flows: tuple[tuple[int, ...], ...]
+    edge_reads: tuple[tuple[int, ...], ...]
     latency_shares: Mapping[int, float]
     compute: tuple[np.ndarray, ...]
     flops: tuple[np.ndarray, ...]
@@ -64,9 +64,9 @@ class CostModel:
     def repeated(self, choices: Sequence[int]) -> frozenset[int]:
         """Flows whose copy is made again, by index, from the choices of the problem's edges."""
         return frozenset(
-            flow
-            for flows, choice in zip(self.edge_flows, choices, strict=True)
+            read
+            for reads, choice in zip(self.edge_reads, choices, strict=True)
             if choice == REPEAT
-            for flow in flows
-            if self.flows[flow].reads_twice
+            for read in reads
+            if self.reads[read].in_both_phases
         )

@@ -8,17 +8,17 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from jaxplan.cost._around import Around
 from jaxplan.cost._combined import combined_bytes, evenly_split_peak, latency_shares
 from jaxplan.cost._compute import compute_seconds, local_flops
-from jaxplan.cost._flows import Flow, find_flows, produced_layout, required_layout
 from jaxplan.cost._hiding import hidden_shares, visible_seconds
 from jaxplan.cost._inner import inner_collectives, may_communicate
 from jaxplan.cost._model import CostModel
+from jaxplan.cost._neighbourhood_cost import NeighbourhoodCost
 from jaxplan.cost._passes import is_rewriting
+from jaxplan.cost._priced_pairs import PricedPairs
 from jaxplan.cost._pricing import Pricer
+from jaxplan.cost._reads import Read, find_reads, produced_sharding, required_sharding
 from jaxplan.cost._splits import split_counts
-from jaxplan.cost._tied import Tied
 from jaxplan.cost._tiles import local_bytes
 from jaxplan.cost._tiny import tiny_groups
 from jaxplan.cost._user_body import body_cost
@@ -35,7 +35,7 @@ from jaxplan.ir import (
     enumerate_configurations,
     enumerate_restricted,
 )
-from jaxplan.mesh import Layout, Topology
+from jaxplan.mesh import Sharding, Topology
 from jaxplan.solvers import Problem
 from jaxplan.xla._buffers import analyse_buffers
 from jaxplan.xla._target import Target
@@ -81,16 +81,16 @@ class ModelBuilder:
         self.pricer = Pricer(
             topology=topology, target=target, inner=buffers.inner, grouped=buffers.grouped, wide=buffers.wide
         )
-        self.flows = find_flows(graph)
-        self._hidden = hidden_shares(graph, self.flows) if overlap else {}
+        self.reads = find_reads(graph)
+        self._hidden = hidden_shares(graph, self.reads) if overlap else {}
         self.memo: dict = {}
         self._structures: dict[int, tuple] = {}
         self.tiny = tiny_groups(graph)
         self.configs: tuple[tuple[Configuration, ...], ...] = ()
-        self._tied: Tied | None = None
+        self._priced_pairs: PricedPairs | None = None
         peak = evenly_split_peak(graph, self.buffers, topology.num_devices)
         self.latency_shares = latency_shares(
-            graph, self.flows, target, self._is_splittable, combined_bytes(peak)
+            graph, self.reads, target, self._is_splittable, combined_bytes(peak)
         )
 
     def _is_splittable(self, v: int) -> bool:
@@ -104,9 +104,9 @@ class ModelBuilder:
         """Of each group at most so many, those that are always there on top; one object for equal groups."""
         return tuple(self.memo.setdefault(configs, configs) for configs, _ in self._configurations(most))
 
-    def tied(self, most: int, strategies: Sequence[Sequence[Configuration]]) -> Tied:
+    def priced_pairs(self, most: int, strategies: Sequence[Sequence[Configuration]]) -> PricedPairs:
         """What strategies alone need beside `configurations` of the same number."""
-        return Tied.of(strategies, [added for _, added in self._configurations(most)])
+        return PricedPairs.of(strategies, [added for _, added in self._configurations(most)])
 
     def _configurations(self, most: int) -> list[tuple[tuple[Configuration, ...], frozenset[Configuration]]]:
         """Of each group its configurations, and which of them are there because they always are."""
@@ -170,34 +170,34 @@ class ModelBuilder:
             seconds = [own + sum(c.seconds(self.topology) for c in of) for own, of in zip(seconds, inner)]
         return list(zip(seconds, self._memory(v, splits).astype(float).tolist(), strict=True))
 
-    def around(self, v: int, chosen: Sequence[Configuration]) -> Around:
+    def neighbourhood_cost(self, v: int, chosen: Sequence[Configuration]) -> NeighbourhoodCost:
         """What a group costs with what it makes and reads, the others configured as in `chosen`."""
-        return Around(
+        return NeighbourhoodCost(
             self.graph,
             self.pricer,
             v,
-            self._flows_at[v],
+            self._reads_at[v],
             chosen,
             lambda t: self.latency_shares.get(t, 1.0),
             self._how_kept,
         )
 
     @functools.cached_property
-    def _flows_at(self) -> tuple[tuple[Flow, ...], ...]:
+    def _reads_at(self) -> tuple[tuple[Read, ...], ...]:
         """Per group, the flows that it makes or reads."""
-        found: list[list[Flow]] = [[] for _ in self.graph.grouping.groups]
-        for flow in self.flows:
-            for v in {flow.producer, flow.consumer} - {UNGROUPED}:
-                found[v].append(flow)
+        found: list[list[Read]] = [[] for _ in self.graph.grouping.groups]
+        for read in self.reads:
+            for v in {read.producer, read.consumer} - {UNGROUPED}:
+                found[v].append(read)
         return tuple(map(tuple, found))
 
     def num_pairs(self, configurations: Sequence[tuple[Configuration, ...]]) -> int:
         """About how many pairs of layouts a model of these configurations prices; those of equal layers count once."""
         tensors, tables = self.graph.program.tensors, set()
-        for flow in self.flows:
-            if UNGROUPED not in (flow.producer, flow.consumer) and flow.producer != flow.consumer:
-                ends = (configurations[flow.producer], configurations[flow.consumer])
-                tables.add((*map(id, ends), *map(len, ends), tensors[flow.tensor].shape))
+        for read in self.reads:
+            if UNGROUPED not in (read.producer, read.consumer) and read.producer != read.consumer:
+                ends = (configurations[read.producer], configurations[read.consumer])
+                tables.add((*map(id, ends), *map(len, ends), tensors[read.tensor].shape))
         return sum(table[2] * table[3] for table in tables)
 
     def has_all(self) -> bool:
@@ -211,19 +211,19 @@ class ModelBuilder:
         self,
         configurations: Sequence[tuple[Configuration, ...]],
         progress: Callable[[float], None] = lambda fraction: None,
-        tied: Tied | None = None,
+        priced_pairs: PricedPairs | None = None,
     ) -> CostModel:
         """The model of these configurations of each group, all pairs of them priced but for those that are tied."""
-        self._tied = tied
+        self._priced_pairs = priced_pairs
         self.configs = tuple(self.memo.setdefault(configs, configs) for configs in configurations)
         times, memories, computes, flops = [], [], [], []
         inner = defaultdict(list)
-        for flow in self.flows:
-            if flow.producer == flow.consumer or flow.consumer == UNGROUPED:
-                inner[flow.producer].append(flow)
+        for read in self.reads:
+            if read.producer == read.consumer or read.consumer == UNGROUPED:
+                inner[read.producer].append(read)
         for v in range(len(self.graph.grouping.groups)):
             compute, node_flops, memory = self._node(v)
-            extra = [self._inner_seconds(flow) for flow in inner[v]]
+            extra = [self._inner_seconds(read) for read in inner[v]]
             if may_communicate(self.graph, v):
                 extra.append(self._operator_seconds(v))
             times.append(self._sum((compute, *extra)))
@@ -231,7 +231,7 @@ class ModelBuilder:
             computes.append(compute)
             flops.append(node_flops)
             progress(0.5 * v / len(self.graph.grouping.groups))
-        edges, edge_flows = self._edges(progress, self._tables)
+        edges, edge_reads = self._edges(progress, self._tables)
         names = [f"group {g.index} ({g.kind})" for g in self.graph.grouping.groups]
         if not names:  # scalars only, which are replicated: a problem with one assignment
             times, memories, names = [np.zeros(1)], [np.zeros(1, np.int64)], ["no group"]
@@ -245,9 +245,9 @@ class ModelBuilder:
             buffers=self.buffers,
             pricer=self.pricer,
             configurations=self.configs,
-            flows=self.flows,
+            reads=self.reads,
             problem=problem,
-            edge_flows=edge_flows,
+            edge_reads=edge_reads,
             latency_shares=self.latency_shares,
             compute=tuple(computes),
             flops=tuple(flops),
@@ -343,30 +343,30 @@ class ModelBuilder:
     def _saved(self) -> frozenset[int]:
         return frozenset(self.buffers.saved)
 
-    def _layouts(self, v: int, t: int, produced: bool) -> tuple[Layout, ...]:
+    def _shardings(self, v: int, t: int, produced: bool) -> tuple[Sharding, ...]:
         """One layout per configuration of group ``v``; the tuple is shared by equal groups."""
         rank = len(self.graph.program.tensors[t].shape)
         if v == UNGROUPED:
-            return self.memo.setdefault(("replicated", rank), (Layout.replicated(rank),))
+            return self.memo.setdefault(("replicated", rank), (Sharding.replicated(rank),))
         space = self.graph.spaces[v]
         partial = space.tensor_partial.get(t, ()) if produced else space.operand_partial
         key = ("layouts", id(self.configs[v]), space.tensor_dims.get(t), partial, rank)
         if key not in self.memo:
-            make = produced_layout if produced else required_layout
-            layouts = tuple(make(space, config, t, rank) for config in self.configs[v])
-            self.memo[key] = self.memo.setdefault(layouts, layouts)
+            make = produced_sharding if produced else required_sharding
+            shardings = tuple(make(space, config, t, rank) for config in self.configs[v])
+            self.memo[key] = self.memo.setdefault(shardings, shardings)
         return self.memo[key]
 
-    def _inner_seconds(self, flow: Flow) -> np.ndarray:
+    def _inner_seconds(self, read: Read) -> np.ndarray:
         """Reshardings that one group's configuration fixes: partial sums resolved inside, scalars summed."""
-        tensor = self.graph.program.tensors[flow.tensor]
-        produced = self._layouts(flow.producer, flow.tensor, True)
-        required = self._layouts(flow.consumer, flow.tensor, False)
-        if flow.is_output:  # what leaves the program is whole
-            required = tuple(Layout(layout.dims) for layout in required)
+        tensor = self.graph.program.tensors[read.tensor]
+        produced = self._shardings(read.producer, read.tensor, True)
+        required = self._shardings(read.consumer, read.tensor, False)
+        if read.is_output:  # what leaves the program is whole
+            required = tuple(Sharding(sharding.dims) for sharding in required)
         if len(required) == 1:
             required = required * len(produced)
-        share = self.latency_shares.get(flow.tensor, 1.0)
+        share = self.latency_shares.get(read.tensor, 1.0)
         key = ("inner", produced, required, tensor.shape, tensor.itemsize, tensor.trips, share)
         if key not in self.memo:
             pairs = zip(produced, required, strict=True)
@@ -382,54 +382,54 @@ class ModelBuilder:
         self, progress: Callable[[float], None], tables_of: Callable[[int], tuple[np.ndarray, np.ndarray]]
     ):
         pairs: dict[tuple[int, int], list[int]] = defaultdict(list)
-        for index, flow in enumerate(self.flows):
-            if flow.producer != flow.consumer and flow.consumer != UNGROUPED:
-                pairs[flow.producer, flow.consumer].append(index)
-        edges, edge_flows = [], []
+        for index, read in enumerate(self.reads):
+            if read.producer != read.consumer and read.consumer != UNGROUPED:
+                pairs[read.producer, read.consumer].append(index)
+        edges, edge_reads = [], []
         merged: dict[tuple[int, int], list[int]] = defaultdict(list)
         for done, ((u, v), indices) in enumerate(sorted(pairs.items())):
             for index in indices:
-                if self.flows[index].reads_twice:
+                if self.reads[index].in_both_phases:
                     edges.append((u, v, *tables_of(index)))
-                    edge_flows.append((index,))
+                    edge_reads.append((index,))
                 else:
                     merged[min(u, v), max(u, v)].append(index)
             progress(0.5 + 0.5 * done / len(pairs))
         for (u, v), indices in sorted(merged.items()):
             tables = [tables_of(index) for index in indices]
             oriented = [
-                tuple(self._transposed(a) for a in table) if self.flows[i].producer == v else table
+                tuple(self._transposed(a) for a in table) if self.reads[i].producer == v else table
                 for i, table in zip(indices, tables, strict=True)
             ]
             edges.append((u, v, self._sum([t for t, _ in oriented]), self._sum([m for _, m in oriented])))
-            edge_flows.append(tuple(indices))
-        return edges, tuple(edge_flows)
+            edge_reads.append(tuple(indices))
+        return edges, tuple(edge_reads)
 
     def _tables(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        flow = self.flows[index]
+        read = self.reads[index]
         tensor = self._wired(index)
-        kept, widened = self._how_kept(flow)
-        produced = self._layouts(flow.producer, flow.tensor, True)
-        required = self._layouts(flow.consumer, flow.tensor, False)
+        kept, widened = self._how_kept(read)
+        produced = self._shardings(read.producer, read.tensor, True)
+        required = self._shardings(read.consumer, read.tensor, False)
         seconds, copies = self.pricer.read_tables(
             tensor,
             produced,
             required,
-            reads_twice=flow.reads_twice,
-            latency_share=self.latency_shares.get(flow.tensor, 1.0),
+            in_both_phases=read.in_both_phases,
+            latency_share=self.latency_shares.get(read.tensor, 1.0),
             kept=kept,
             widened=widened,
-            wanted=self._wanted(flow, produced, required),
+            wanted=self._wanted(read, produced, required),
         )
         return (seconds if tensor.trips == 1 else self._times(seconds, tensor.trips)), copies
 
     def _wanted(
-        self, flow: Flow, produced: tuple[Layout, ...], required: tuple[Layout, ...]
+        self, read: Read, produced: tuple[Sharding, ...], required: tuple[Sharding, ...]
     ) -> np.ndarray | None:
         """The pairs of configurations to price, None for all: not those that strategies alone need, and of a parameter
         and its update those where each device updates a part of what it stores."""
-        ends = flow.producer, flow.consumer
-        wanted = self._tied.wanted(*ends, *(self.configs[v] for v in ends)) if self._tied else None
+        ends = read.producer, read.consumer
+        wanted = self._priced_pairs.wanted(*ends, *(self.configs[v] for v in ends)) if self._priced_pairs else None
         if ends not in self._updates and ends[::-1] not in self._updates:
             return wanted
         whole, parts = (required, produced) if ends in self._updates else (produced, required)
@@ -444,7 +444,7 @@ class ModelBuilder:
     def _updates(self) -> frozenset[tuple[int, int]]:
         """(group of the update, group of the parameter) where they are two."""
         groups = self.graph.grouping.groups
-        ends = [(flow.producer, flow.consumer) for flow in self.flows if flow.is_output]
+        ends = [(read.producer, read.consumer) for read in self.reads if read.is_output]
         return frozenset(
             (u, v) for u, v in ends if UNGROUPED not in (u, v) and u != v and groups[v].kind == "parameter"
         )
@@ -454,8 +454,8 @@ class ModelBuilder:
         seconds, copies = self._tables(index)
         if index not in self._hidden:
             return seconds, copies
-        flow, (group, share) = self.flows[index], self._hidden[index]
-        compute, axis = self._node(group)[0], int(group == flow.consumer)
+        read, (group, share) = self.reads[index], self._hidden[index]
+        compute, axis = self._node(group)[0], int(group == read.consumer)
         key = ("visible", id(seconds), id(compute), share, axis)
         if key not in self.memo:
             least = self.topology.chip.collective_launch_seconds
@@ -466,17 +466,17 @@ class ModelBuilder:
         """The tensor of a flow as it travels; no configuration changes that."""
         key = ("wired", index)
         if key not in self.memo:
-            flow = self.flows[index]
-            self.memo[key] = wire_tensor(self.graph, self.buffers.target, flow.tensor, flow.reads)
+            read = self.reads[index]
+            self.memo[key] = wire_tensor(self.graph, self.buffers.target, read.tensor, read.equations)
         return self.memo[key]
 
-    def _how_kept(self, flow: Flow) -> tuple[bool, bool]:
+    def _how_kept(self, read: Read) -> tuple[bool, bool]:
         """Whether a copy for this flow lives until the backward pass, and then is widened."""
-        key = ("kept", id(flow))  # flows live as long as this
+        key = ("kept", id(read))  # flows live as long as this
         if key not in self.memo:
-            latest = max(flow.reads, key=self.buffers.read_end.__getitem__)
-            kept = self.buffers.is_kept(flow.reads[0], latest)
-            self.memo[key] = kept, kept and carried_tensor(self.graph, flow.tensor) in self.buffers.widened
+            latest = max(read.equations, key=self.buffers.read_end.__getitem__)
+            kept = self.buffers.is_kept(read.equations[0], latest)
+            self.memo[key] = kept, kept and carried_tensor(self.graph, read.tensor) in self.buffers.widened
         return self.memo[key]
 
     def _times(self, seconds: np.ndarray, trips: int) -> np.ndarray:
@@ -501,6 +501,6 @@ class ModelBuilder:
         return self.memo[key][0]
 
 
-def _is_part(part: Layout, whole: Layout) -> bool:
+def _is_part(part: Sharding, whole: Sharding) -> bool:
     """Whether a device's piece in one layout lies within its piece in another."""
     return all(one[: len(other)] == other for one, other in zip(part.dims, whole.dims, strict=True))

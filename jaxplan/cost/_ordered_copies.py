@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from jaxplan.cost._flows import layout_of
 from jaxplan.cost._model import CostModel
+from jaxplan.cost._reads import sharding_of
 from jaxplan.cost._transfers import Transfer, parameter_gathers
 from jaxplan.ir import UNGROUPED, Configuration
 
@@ -42,5 +42,5 @@ class OrderedCopies:
         return sum(kept) > len(kept) / 2
 
     def _shape(self, t: int, chosen: Sequence[Configuration]) -> tuple[int, ...]:
-        layout = layout_of(self._graph, chosen, self._graph.grouping.tensor_group[t], t, produced=True)
-        return layout.local_shape(self._graph.program.tensors[t].shape, self._axes)
+        sharding = sharding_of(self._graph, chosen, self._graph.grouping.tensor_group[t], t, produced=True)
+        return sharding.local_shape(self._graph.program.tensors[t].shape, self._axes)

@@ -14,18 +14,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from jaxplan.cost._buffer_sizes import BufferSizes
-from jaxplan.cost._changed import ChangedFlows
+from jaxplan.cost._changed import ChangedReads
 from jaxplan.cost._extended import ExtendedImages
-from jaxplan.cost._flows import layout_of, required_layout
 from jaxplan.cost._inner import InnerCollective, inner_of_plan, may_communicate
 from jaxplan.cost._model import CostModel
 from jaxplan.cost._ordered_copies import OrderedCopies
+from jaxplan.cost._reads import required_sharding, sharding_of
 from jaxplan.cost._residents import BATCH, OTHER_STATE, PARAMETERS, resident_labels
 from jaxplan.cost._tpu_buffers import SentBytes, TpuBuffers
-from jaxplan.cost._transfers import ChangedFlow, Transfer, make_transfers
+from jaxplan.cost._transfers import ChangedRead, Transfer, make_transfers
 from jaxplan.cost._updated_parts import gathered_updates, replaced_in_place
 from jaxplan.ir import CONTRACTION_FAMILIES, REGION_IN, UNGROUPED, Configuration, Tensor, backward_barriers
-from jaxplan.mesh import Layout, collective_seconds
+from jaxplan.mesh import Sharding, collective_seconds
 from jaxplan.xla._accumulated import VIEWS
 from jaxplan.xla._in_place import LARGE_PARAMETER_BYTES
 from jaxplan.xla._lifetimes import Lifetimes
@@ -33,8 +33,8 @@ from jaxplan.xla._put_off import is_gradient
 from jaxplan.xla._summands import Summand, find_summands
 from jaxplan.xla.rules.both.liveness import GATHERED_INTO_ARGUMENTS, SHORTENED_SOURCES, UPDATED_PARTS
 from jaxplan.xla.rules.both.schedule import GRADIENTS_AT_BARRIERS
-from jaxplan.xla.rules.gpu.layouts import DOT_WORKSPACE, GATHERS_IN_PIECES
 from jaxplan.xla.rules.gpu.schedule import ALL_REDUCES_IN_PLACE, SCATTERED_BESIDE, TABLES_TAKE_TURNS
+from jaxplan.xla.rules.gpu.layouts import DOT_WORKSPACE, GATHERS_IN_PIECES
 from jaxplan.xla.rules.tpu.liveness import HEAP_GAPS, RECOMPUTED_SOURCES
 
 
@@ -101,12 +101,12 @@ class Predictor:
         self._read_end = buffers.read_end
         self._barriers = [equations.start for equations in backward_barriers(program)]
         self._communicating = [g.index for g in graph.grouping.groups if may_communicate(graph, g.index)]
-        self._changed = ChangedFlows(model)
+        self._changed = ChangedReads(model)
         self._known: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[Transfer, ...]] = {}
         self._transfers: dict = {}
         self._copies: dict[int, tuple[Transfer, list[tuple[int, int, int]]]] = {}
         self._homes: dict[tuple[int, ...], tuple[tuple[Transfer, ...], int]] = {}
-        self._reads: dict[tuple[int, ...], dict[Layout, int]] = {}
+        self._reads: dict[tuple[int, ...], dict[Sharding, int]] = {}
         self._readers: dict[int, tuple[int, ...]] = {}
         self._contractions = [
             e.index for e in program.equations if graph.rules[e.index].family == "contraction"
@@ -139,7 +139,7 @@ class Predictor:
         self._place = {t: i for i, t in enumerate(self._made.tolist())}
         groups = graph.grouping.groups
         self._updates = {
-            f.tensor for f in model.flows if f.consumer != UNGROUPED and groups[f.consumer].kind == "state"
+            f.tensor for f in model.reads if f.consumer != UNGROUPED and groups[f.consumer].kind == "state"
         }
         self._tpu = TpuBuffers(model, self._place) if target.is_tpu else None
         self._ordered = OrderedCopies(model)
@@ -184,11 +184,11 @@ class Predictor:
         key = (tuple(assignment), tuple(choices))
         if key not in self._known:
             model = self.model
-            changed = self.changed_flows(assignment, model.chosen(assignment))
+            changed = self.changed_reads(assignment, model.chosen(assignment))
             found = make_transfers(
                 model.graph,
                 model.topology,
-                model.flows,
+                model.reads,
                 changed,
                 model.repeated(choices),
                 self._transfers,
@@ -199,7 +199,7 @@ class Predictor:
             self._known[key] = found
         return self._known[key]
 
-    def changed_flows(self, assignment: Sequence[int], chosen: Sequence[Configuration]) -> list[ChangedFlow]:
+    def changed_reads(self, assignment: Sequence[int], chosen: Sequence[Configuration]) -> list[ChangedRead]:
         """As the function of that name; equal objects for what an assignment shares with another."""
         return self._changed.of(assignment, chosen)
 
@@ -413,8 +413,8 @@ class Predictor:
         shape = graph.program.tensors[summand.tensor].shape
         if group != UNGROUPED:
             config = self.model.configurations[group][k]
-            layout = required_layout(graph.spaces[group], config, summand.tensor, len(shape))
-            shape = layout.local_shape(shape, self._axes)
+            sharding = required_sharding(graph.spaces[group], config, summand.tensor, len(shape))
+            shape = sharding.local_shape(shape, self._axes)
         if summand.is_written(shape, self._target):
             for t in (summand.tensor, *summand.narrow):
                 size = math.prod(shape) * graph.program.tensors[t].itemsize
@@ -427,8 +427,8 @@ class Predictor:
         for transfer in transfers:
             first = transfer.spans[0].first
             if transfer.shared:
-                layout = transfer.path.layouts[transfer.shared]
-                size = self.model.pricer.local_bytes(self._travelling(transfer), layout)
+                sharding = transfer.path.shardings[transfer.shared]
+                size = self.model.pricer.local_bytes(self._travelling(transfer), sharding)
                 yield made[number[transfer.carried]], first, size
             elif len(transfer.spans) == 1:
                 made.setdefault(number[transfer.carried], first)
@@ -438,7 +438,7 @@ class Predictor:
         values, end = self.model.graph.values, len(self.model.graph.program.equations)
         updated = UPDATED_PARTS.applies_to(self._target)
         for transfer in gathered_updates(self._replaced, end, transfers) if updated else ():
-            size = self.model.pricer.local_bytes(self._travelling(transfer), transfer.path.layouts[0])
+            size = self.model.pricer.local_bytes(self._travelling(transfer), transfer.path.shardings[0])
             yield values.producer[transfer.tensor], end, size
 
     def _home_deaths(
@@ -474,7 +474,7 @@ class Predictor:
             for span in transfer.spans
         ]
         wanted = {transfer.target for transfer in moved}
-        ends = [end for layout, end in self._last_reads(t, assignment, chosen).items() if layout not in wanted]
+        ends = [end for sharding, end in self._last_reads(t, assignment, chosen).items() if sharding not in wanted]
         return max(executed + ends)
 
     def _is_reduced_in_place(self, transfer: Transfer) -> bool:
@@ -508,15 +508,15 @@ class Predictor:
 
     def _last_reads(
         self, t: int, assignment: Sequence[int], chosen: Sequence[Configuration]
-    ) -> dict[Layout, int]:
+    ) -> dict[Sharding, int]:
         """Layout in which a tensor is read -> the end of its last read, for the configurations of the readers."""
         graph = self.model.graph
         key = (t, *[assignment[v] for v in self._readers_of(t)])
         if key not in self._reads:
-            ends: dict[Layout, int] = {}
+            ends: dict[Sharding, int] = {}
             for c in graph.values.consumers[t]:
-                layout = layout_of(graph, chosen, graph.grouping.equation_group[c], t, produced=False)
-                ends[layout] = max(ends.get(layout, 0), self._read_end[c])
+                sharding = sharding_of(graph, chosen, graph.grouping.equation_group[c], t, produced=False)
+                ends[sharding] = max(ends.get(sharding, 0), self._read_end[c])
             self._reads[key] = ends
         return self._reads[key]
 
@@ -526,7 +526,7 @@ class Predictor:
         Between regions of the backward pass that are computed again, the compiler was seen to put off the product that
         makes a gradient for as long as it may: until the barrier after the next, where the lowering asks for it.
         """
-        if not GRADIENTS_AT_BARRIERS.applies_to(self._target) or not transfer.path.layouts[0].partial:
+        if not GRADIENTS_AT_BARRIERS.applies_to(self._target) or not transfer.path.shardings[0].partial:
             return first
         if not self._barriers or first <= self._barriers[0]:
             return first

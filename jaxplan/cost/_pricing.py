@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from jaxplan.cost._flows import distinct_layouts
+from jaxplan.cost._reads import distinct_shardings
 from jaxplan.cost._tiles import image_bytes
 from jaxplan.ir import Tensor
 from jaxplan.mesh import (
-    Layout,
+    Sharding,
     Topology,
     reshard_bound,
     reshard_seconds,
@@ -48,10 +48,10 @@ class Pricer:
     def read_tables(
         self,
         tensor: Tensor,
-        produced: tuple[Layout, ...],
-        required: tuple[Layout, ...],
+        produced: tuple[Sharding, ...],
+        required: tuple[Sharding, ...],
         *,
-        reads_twice: bool,
+        in_both_phases: bool,
         latency_share: float = 1.0,
         kept: bool = False,
         widened: bool = False,
@@ -62,7 +62,7 @@ class Pricer:
         Args:
           produced: K_u layouts, one per configuration of the producer; the same object each time.
           required: K_v layouts, one per configuration of the consumer; the same object each time.
-          reads_twice: whether both phases read, so that the copy may be kept or repeated.
+          in_both_phases: whether both phases read, so that the copy may be kept or repeated.
           latency_share: what of a latency each collective pays (see `seconds`); made again, a copy pays all of it.
           kept: whether the copy lives until the backward pass though that does not read it by itself: fusions there
             compute what they need of it again.
@@ -73,29 +73,29 @@ class Pricer:
           Arrays (K_u, K_v), or (K_u, K_v, 2) with the choices `KEEP` and `REPEAT` (infinite time where there is
           nothing to repeat). The memory is that of a copy that lives until the backward pass.
         """
-        how = (reads_twice, latency_share, kept, widened)
+        how = (in_both_phases, latency_share, kept, widened)
         key = (tensor.shape, tensor.itemsize, self._held_as(tensor), id(produced), id(required), how, id(wanted))
         if key not in self._tables:
             once = again = self._price(tensor, produced, required, latency_share, wanted)
-            if reads_twice and latency_share < 1:
+            if in_both_phases and latency_share < 1:
                 again = self._price(tensor, produced, required, 1.0, wanted)
-            tables = self._build(tensor, produced, required, once, again, reads_twice, kept, widened)
+            tables = self._build(tensor, produced, required, once, again, in_both_phases, kept, widened)
             self._tables[key] = tables, (produced, required, wanted)  # kept alive: their ids are part of the key
         return self._tables[key][0]
 
     def _build(
         self,
         tensor: Tensor,
-        produced: tuple[Layout, ...],
-        required: tuple[Layout, ...],
+        produced: tuple[Sharding, ...],
+        required: tuple[Sharding, ...],
         once: np.ndarray,
         again: np.ndarray,
-        reads_twice: bool,
+        in_both_phases: bool,
         kept: bool,
         widened: bool,
     ) -> tuple[np.ndarray, np.ndarray]:
-        sources, rows = distinct_layouts(produced)
-        targets, columns = distinct_layouts(required)
+        sources, rows = distinct_shardings(produced)
+        targets, columns = distinct_shardings(required)
         sizes = np.array([self.copy_bytes(tensor, target, widened) for target in targets], dtype=np.int64)
         position = {target: j for j, target in enumerate(targets)}
         copies = np.tile(sizes, (len(sources), 1))
@@ -104,7 +104,7 @@ class Pricer:
                 copies[i, position[source]] = 0
         pairs = np.ix_(rows, columns)
         seconds, copies = once[pairs], copies[pairs]
-        if not reads_twice:
+        if not in_both_phases:
             return seconds, copies if kept else np.zeros_like(copies)
         twice = np.where(copies > 0, seconds + again[pairs], np.inf)
         return np.stack([seconds, twice], axis=-1), np.stack([copies, np.zeros_like(copies)], axis=-1)
@@ -112,14 +112,14 @@ class Pricer:
     def _price(
         self,
         tensor: Tensor,
-        produced: tuple[Layout, ...],
-        required: tuple[Layout, ...],
+        produced: tuple[Sharding, ...],
+        required: tuple[Sharding, ...],
         latency_share: float,
         wanted: np.ndarray | None,
     ) -> np.ndarray:
         """Seconds between the distinct layouts that are made and those that are read; infinite where nobody asks."""
-        sources, rows = distinct_layouts(produced)
-        targets, columns = distinct_layouts(required)
+        sources, rows = distinct_shardings(produced)
+        targets, columns = distinct_shardings(required)
         asked = np.full((len(sources), len(targets)), wanted is None)
         if wanted is not None:
             made, read = np.nonzero(wanted)
@@ -132,35 +132,35 @@ class Pricer:
             table[i, columns_asked] = row[0]
         return table
 
-    def seconds(self, tensor: Tensor, source: Layout, target: Layout, latency_share: float = 1.0) -> float:
+    def seconds(self, tensor: Tensor, source: Sharding, target: Sharding, latency_share: float = 1.0) -> float:
         """Seconds of one read of ``tensor``; its collectives pay ``latency_share`` of their latencies, because the
         compiler combines them with others (`jaxplan.cost._combined`)."""
         return reshard_seconds(source, target, tensor.shape, tensor.itemsize, self.topology, latency_share)
 
-    def least_seconds(self, tensor: Tensor, source: Layout, target: Layout, latency_share: float) -> float:
+    def least_seconds(self, tensor: Tensor, source: Sharding, target: Sharding, latency_share: float) -> float:
         """Seconds that `seconds` is not below, found without a long search."""
         if not latency_share:
             return 0.0
         return latency_share * reshard_bound(source, target, tensor.shape, tensor.itemsize, self.topology)
 
-    def local_bytes(self, tensor: Tensor, layout: Layout) -> int:
+    def local_bytes(self, tensor: Tensor, sharding: Sharding) -> int:
         """Bytes of a tensor's piece on one device."""
         if TILES.applies_to(self.target):
-            shape = layout.local_shape(tensor.shape, self.topology.axes) if tensor.shape else ()
+            shape = sharding.local_shape(tensor.shape, self.topology.axes) if tensor.shape else ()
             itemsize, inner, groups = self._held_as(tensor)
             return image_bytes(shape, itemsize, inner, groups)
         splits = 1
-        for parts in layout.num_splits(self.topology.axes):
+        for parts in sharding.num_splits(self.topology.axes):
             splits *= parts
         return tensor.num_bytes // splits
 
-    def copy_bytes(self, tensor: Tensor, layout: Layout, widened: bool) -> int:
+    def copy_bytes(self, tensor: Tensor, sharding: Sharding, widened: bool) -> int:
         """Bytes of a resharded copy on one device.
 
         One of 16 bits that the fusions of both passes cast to float32 was seen to be kept beside a float32 value that
         is computed from it: compiled GPU programs save the difference to the mean of a resharded activation so.
         """
-        size = self.local_bytes(tensor, layout)
+        size = self.local_bytes(tensor, sharding)
         return size + size * _WIDE_BYTES // tensor.itemsize if widened else size
 
     def _held_as(self, tensor: Tensor) -> tuple[int, tuple[int, ...], ChannelGroups | None]:

@@ -8,16 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from jaxplan.cost._flows import layout_of
 from jaxplan.cost._inner import Extended, extended_operands, may_communicate, read_beside
 from jaxplan.cost._model import CostModel
+from jaxplan.cost._reads import sharding_of
 from jaxplan.cost._tiles import padded_bytes, row_by_row_bytes, scattered_in_tiles
 from jaxplan.cost._transfers import Transfer
 from jaxplan.cost._updated_parts import gathered_updates, replaced_in_place
 from jaxplan.ir import Configuration, Equation
 from jaxplan.mesh import COLLECTIVES
 from jaxplan.xla._wire import NARROW_BYTES, rounded_tables
-from jaxplan.xla.rules.tpu.layouts import ROUNDED_TABLES, SCATTERED_IN_TILES
 from jaxplan.xla.rules.tpu.liveness import (
     COPIED_PARAMETER,
     EDGES_OF_IMAGES,
@@ -27,6 +26,7 @@ from jaxplan.xla.rules.tpu.liveness import (
     STACKS_ON_CHIP,
     TRANSPOSED_UPDATES,
 )
+from jaxplan.xla.rules.tpu.layouts import ROUNDED_TABLES, SCATTERED_IN_TILES
 
 _FOR_THE_SHORT_LIVED = 0.6
 """Of the memory beside the cores. Chosen by the errors of plans compiled for v5e (`benchmarks.accuracy`)."""
@@ -142,8 +142,8 @@ class TpuBuffers:
         for v in self._windowed:
             for e, t in read_beside(graph, topology, v, chosen[v]):
                 if t in self._written_beside:
-                    layout = layout_of(graph, chosen, graph.grouping.tensor_group[t], t, produced=True)
-                    key = t, tuple(layout.local_shape(graph.program.tensors[t].shape, self._axes))
+                    sharding = sharding_of(graph, chosen, graph.grouping.tensor_group[t], t, produced=True)
+                    key = t, tuple(sharding.local_shape(graph.program.tensors[t].shape, self._axes))
                     ends[key] = max(e, ends.get(key, -1))
         for (t, shape), last in ends.items():
             yield graph.values.producer[t], last, self._padded_bytes(t, shape)
@@ -157,8 +157,8 @@ class TpuBuffers:
         graph = self._graph
         for eqn in self._scattered:
             t, group = eqn.operands[_UPDATES], graph.grouping.equation_group[eqn.index]
-            layout = layout_of(graph, chosen, group, t, produced=False)
-            shape = layout.local_shape(graph.program.tensors[t].shape, self._axes)
+            sharding = sharding_of(graph, chosen, group, t, produced=False)
+            shape = sharding.local_shape(graph.program.tensors[t].shape, self._axes)
             size = padded_bytes(tuple(shape), graph.program.tensors[t].itemsize)
             if size > self._target.on_chip_bytes:
                 yield eqn.index, eqn.index, size
@@ -168,18 +168,18 @@ class TpuBuffers:
         graph, moved = self._graph, {transfer.tensor for transfer in transfers}
         spans = {t: span for t, span in self._tables.items() if t not in moved}
         for t in spans:
-            layout = layout_of(graph, chosen, graph.grouping.tensor_group[t], t, produced=True)
-            shape = layout.local_shape(graph.program.tensors[t].shape, self._axes)
+            sharding = sharding_of(graph, chosen, graph.grouping.tensor_group[t], t, produced=True)
+            shape = sharding.local_shape(graph.program.tensors[t].shape, self._axes)
             first, last = min(first for first, _ in spans.values()), max(last for _, last in spans.values())
             yield first, last, row_by_row_bytes(shape, NARROW_BYTES)
 
     def _sent(self, transfers: Sequence[Transfer]) -> Iterator[Copy]:
         """Pieces that would be computed inside of what reads them (a parameter, rounded), while they are gathered."""
         for transfer in transfers:
-            t, layout = transfer.tensor, transfer.path.layouts[0]
+            t, sharding = transfer.tensor, transfer.path.shardings[0]
             if self._model.buffers.materialised[t] or transfer.path.steps[0].kind != "all-gather":
                 continue
-            shape = layout.local_shape(self._graph.program.tensors[t].shape, self._axes)
+            shape = sharding.local_shape(self._graph.program.tensors[t].shape, self._axes)
             for span in transfer.spans:
                 yield span.first, span.first, padded_bytes(shape, transfer.itemsize)
 

@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxplan.cost._flows import Flow, is_ascending, layout_of
+from jaxplan.cost._reads import Read, is_ascending, sharding_of
 from jaxplan.ir import STORED_KINDS, Configuration, StepGraph, Tensor
-from jaxplan.mesh import COLLECTIVES, Layout, Path, Topology, reshard_path
+from jaxplan.mesh import COLLECTIVES, Path, Sharding, Topology, reshard_path
 from jaxplan.xla._target import Target
 from jaxplan.xla._wire import carried_tensor, wire_tensor
 from jaxplan.xla.rules.both.liveness import NARROW_TRANSFERS, SHARED_STEPS
 from jaxplan.xla.rules.both.schedule import LARGE_SUMS_AT_ONCE
 
-ChangedFlow = tuple[int, Layout, Layout]
+ChangedRead = tuple[int, Sharding, Sharding]
 """Index of a flow, the layout in which it is made and the one in which it is read."""
 
 
@@ -88,8 +88,8 @@ class Transfer:
         return found
 
     @property
-    def target(self) -> Layout:
-        return self.path.layouts[-1]
+    def target(self) -> Sharding:
+        return self.path.shardings[-1]
 
     @property
     def collectives(self) -> tuple[tuple[str, tuple[int, ...], int], ...]:
@@ -108,7 +108,7 @@ _Ordered = tuple[tuple[int, int, tuple[tuple[int, ...], ...]], Transfer]
 def plan_transfers(
     graph: StepGraph,
     topology: Topology,
-    flows: Sequence[Flow],
+    reads: Sequence[Read],
     configurations: Sequence[Configuration],
     repeated: frozenset[int],
     target: Target | None = None,
@@ -116,24 +116,24 @@ def plan_transfers(
     """All reshardings of a plan, in order of first execution.
 
     Args:
-      flows: from `find_flows`.
+      flows: from `find_reads`.
       configurations: the configuration of each group.
       repeated: flows (by index) whose copy is made again for the backward pass.
     """
-    changed = changed_flows(graph, flows, configurations)
-    return make_transfers(graph, topology, flows, changed, repeated, {}, target)
+    changed = changed_reads(graph, reads, configurations)
+    return make_transfers(graph, topology, reads, changed, repeated, {}, target)
 
 
-def changed_flows(
-    graph: StepGraph, flows: Sequence[Flow], configurations: Sequence[Configuration]
-) -> list[ChangedFlow]:
+def changed_reads(
+    graph: StepGraph, reads: Sequence[Read], configurations: Sequence[Configuration]
+) -> list[ChangedRead]:
     """Flows whose producer and consumer differ in layout."""
     changed = []
-    for index, flow in enumerate(flows):
-        source = layout_of(graph, configurations, flow.producer, flow.tensor, produced=True)
-        target = layout_of(graph, configurations, flow.consumer, flow.tensor, produced=False)
-        if flow.is_output and target.partial:  # what leaves the program is whole
-            target = Layout(target.dims)
+    for index, read in enumerate(reads):
+        source = sharding_of(graph, configurations, read.producer, read.tensor, produced=True)
+        target = sharding_of(graph, configurations, read.consumer, read.tensor, produced=False)
+        if read.is_output and target.partial:  # what leaves the program is whole
+            target = Sharding(target.dims)
         if source != target:
             changed.append((index, source, target))
     return changed
@@ -141,14 +141,14 @@ def changed_flows(
 
 def _local_bytes(tensor: Tensor, path: Path, topology: Topology) -> int:
     """Bytes per device of a tensor before its resharding."""
-    return tensor.num_bytes // math.prod(path.layouts[0].num_splits(topology.axes))
+    return tensor.num_bytes // math.prod(path.shardings[0].num_splits(topology.axes))
 
 
 def make_transfers(
     graph: StepGraph,
     topology: Topology,
-    flows: Sequence[Flow],
-    changed: Sequence[ChangedFlow],
+    reads: Sequence[Read],
+    changed: Sequence[ChangedRead],
     repeated: frozenset[int],
     known: dict[Any, Any],
     target: Target | None = None,
@@ -159,14 +159,14 @@ def make_transfers(
     one frontier differ in few.
     """
     compiler = target or Target.of(topology.chip)
-    of_tensor: dict[int, list[ChangedFlow]] = defaultdict(list)
+    of_tensor: dict[int, list[ChangedRead]] = defaultdict(list)
     for item in changed:
-        of_tensor[flows[item[0]].tensor].append(item)
+        of_tensor[reads[item[0]].tensor].append(item)
     ordered: list[_Ordered] = []
     for t, items in of_tensor.items():
         key = (t, *map(id, items), *[item[0] in repeated for item in items])
         if key not in known:
-            known[key] = items, _of_tensor(graph, topology, compiler, flows, t, items, repeated)
+            known[key] = items, _of_tensor(graph, topology, compiler, reads, t, items, repeated)
         ordered += known[key][1]
     ordered.sort(key=operator.itemgetter(0))
     transfers = [transfer for _, transfer in ordered]
@@ -179,23 +179,23 @@ def _of_tensor(
     graph: StepGraph,
     topology: Topology,
     compiler: Target,
-    flows: Sequence[Flow],
+    reads: Sequence[Read],
     t: int,
-    changed: Sequence[ChangedFlow],
+    changed: Sequence[ChangedRead],
     repeated: frozenset[int],
 ) -> list[_Ordered]:
     """The transfers of one tensor, steps shared with others not yet known."""
-    reads: dict[Layout, list[int]] = defaultdict(list)
+    readers: dict[Sharding, list[int]] = defaultdict(list)
     for index, _, target in changed:
-        reads[target].append(index)
+        readers[target].append(index)
     source = changed[-1][1]
     ordered: list[_Ordered] = []
-    for target, indices in reads.items():
-        forward = sorted({e for i in indices for e in flows[i].forward})
-        later = sorted({e for i in indices for e in flows[i].later})
+    for target, indices in readers.items():
+        forward = sorted({e for i in indices for e in reads[i].forward})
+        later = sorted({e for i in indices for e in reads[i].later})
         tensor = wire_tensor(graph, compiler, t, forward + later)
         path = reshard_path(source, target, tensor.shape, tensor.itemsize, topology)
-        again = [i in repeated for i in indices if flows[i].reads_twice]
+        again = [i in repeated for i in indices if reads[i].in_both_phases]
         repeats = bool(forward and later and path.collectives) and (not again or all(again))
         reading = (forward, later) if repeats else (forward + later,)
         spans = tuple(Span(first=e[0], readers=tuple(e)) for e in reading)
@@ -248,5 +248,5 @@ def parameter_gathers(graph: StepGraph, transfers: Sequence[Transfer]) -> list[T
 
 def _common(path: Path, other: Path) -> int:
     """Number of first steps that two paths share."""
-    pairs = zip(path.steps, other.steps) if path.layouts[0] == other.layouts[0] else ()
+    pairs = zip(path.steps, other.steps) if path.shardings[0] == other.shardings[0] else ()
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))

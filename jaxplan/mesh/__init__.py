@@ -6,7 +6,6 @@ from jaxplan.mesh._chips import ChipSpec as ChipSpec
 from jaxplan.mesh._chips import Link as Link
 from jaxplan.mesh._collectives import COLLECTIVES as COLLECTIVES
 from jaxplan.mesh._collectives import collective_seconds as collective_seconds
-from jaxplan.mesh._layout import Layout as Layout
 from jaxplan.mesh._machine import Machine as Machine
 from jaxplan.mesh._named_axes import axes_of as axes_of
 from jaxplan.mesh._named_axes import named_axes as named_axes
@@ -21,5 +20,6 @@ from jaxplan.mesh._resharding import reshard_path as reshard_path
 from jaxplan.mesh._resharding import reshard_seconds as reshard_seconds
 from jaxplan.mesh._resharding import reshard_table as reshard_table
 from jaxplan.mesh._scaled import with_bandwidth as with_bandwidth
+from jaxplan.mesh._sharding import Sharding as Sharding
 from jaxplan.mesh._topology import Level as Level
 from jaxplan.mesh._topology import Topology as Topology

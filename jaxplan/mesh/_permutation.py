@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 from jaxplan.errors import ArgumentError
 from jaxplan.mesh._axes import AtomicAxis
-from jaxplan.mesh._layout import Layout
+from jaxplan.mesh._sharding import Sharding
 
 
-def permutation_pairs(source: Layout, target: Layout, axes: Sequence[AtomicAxis]) -> list[tuple[int, int]]:
+def permutation_pairs(source: Sharding, target: Sharding, axes: Sequence[AtomicAxis]) -> list[tuple[int, int]]:
     """(from, to) device pairs of the permute that turns `source` into `target`, by position in the device
     order.
 
@@ -37,12 +37,12 @@ def permutation_pairs(source: Layout, target: Layout, axes: Sequence[AtomicAxis]
     return sorted(pairs)
 
 
-def _piece(place: tuple[int, ...], layout: Layout, axes: Sequence[AtomicAxis]) -> tuple[int, ...]:
+def _piece(place: tuple[int, ...], sharding: Sharding, axes: Sequence[AtomicAxis]) -> tuple[int, ...]:
     """Number of the piece in each dimension, then the place along the partial axes (whose terms differ)."""
     numbers = []
-    for dim in layout.dims:
+    for dim in sharding.dims:
         number = 0
         for axis in dim:
             number = number * axes[axis].size + place[axis]
         numbers.append(number)
-    return (*numbers, *(place[axis] for axis in layout.partial))
+    return (*numbers, *(place[axis] for axis in sharding.partial))

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from jaxplan.mesh._board import num_states
-from jaxplan.mesh._layout import Layout
+from jaxplan.mesh._sharding import Sharding
 from jaxplan.mesh._shortest import Game
 from jaxplan.mesh._states import State
 from jaxplan.mesh._topology import Topology
@@ -60,7 +60,7 @@ class Puzzle(NamedTuple):
         return tuple(axis for label in labels for axis in self.axes_of_label[label])
 
 
-def puzzle(source: Layout, target: Layout, caps: tuple[int, ...], topology: Topology) -> Puzzle:
+def puzzle(source: Sharding, target: Sharding, caps: tuple[int, ...], topology: Topology) -> Puzzle:
     """The puzzle of two layouts; ``caps``: per dimension, the number that its splits must divide."""
     split = [d for d, cap in enumerate(caps) if cap > 1]
     sizes = tuple([axis.size for axis in topology.axes])
@@ -71,7 +71,7 @@ def puzzle(source: Layout, target: Layout, caps: tuple[int, ...], topology: Topo
     return _on_board(source, target, caps, topology, blocks, tuple(split), ((),) * len(split))
 
 
-def _named(source: Layout, target: Layout, split: list[int], topology: Topology) -> list[Axes]:
+def _named(source: Sharding, target: Sharding, split: list[int], topology: Topology) -> list[Axes]:
     """Every axis as a label of its own; those of one level and size by appearance, in the target first."""
     axes, order = topology.axes, dict.fromkeys(
         itertools.chain(
@@ -89,8 +89,8 @@ def _form(dim: Axes, topology: Topology) -> tuple[tuple[int, int], ...]:
 
 
 def _on_board(
-    source: Layout,
-    target: Layout,
+    source: Sharding,
+    target: Sharding,
     caps: tuple[int, ...],
     topology: Topology,
     blocks: list[Axes],
@@ -102,15 +102,15 @@ def _on_board(
     label_of = {block[0]: label for label, block in enumerate(blocks)}
     pieces_of = [math.prod([axes[a].size for a in prefix]) for prefix in prefixes]
 
-    def state(layout: Layout) -> State:
+    def state(sharding: Sharding) -> State:
         return State(
             tuple(
                 [
-                    tuple([label_of[a] for a in layout.dims[d][len(p) :] if a in label_of])
+                    tuple([label_of[a] for a in sharding.dims[d][len(p) :] if a in label_of])
                     for d, p in zip(dims, prefixes)
                 ]
             ),
-            tuple(sorted([label_of[a] for a in layout.partial if a in label_of])),
+            tuple(sorted([label_of[a] for a in sharding.partial if a in label_of])),
         )
 
     sizes = tuple([math.prod([axes[a].size for a in block]) for block in blocks])
@@ -134,7 +134,7 @@ def _on_board(
     )
 
 
-def _fewer(source: Layout, target: Layout, caps: tuple[int, ...], topology: Topology) -> Puzzle:
+def _fewer(source: Sharding, target: Sharding, caps: tuple[int, ...], topology: Topology) -> Puzzle:
     """The puzzle without what both layouts have: axes major in a dimension, and partial axes that are kept.
 
     The first of these whose board has few states: every axis by itself, with all dimensions, with those that change and
@@ -184,10 +184,10 @@ def _pieces(axes: Axes, topology: Topology) -> int:
     return math.prod([topology.axes[a].size for a in axes])
 
 
-def _joined(source: Layout, target: Layout, staying: set[int], topology: Topology) -> list[Axes]:
+def _joined(source: Sharding, target: Sharding, staying: set[int], topology: Topology) -> list[Axes]:
     """Axes that do not stay, in the order in which the target, then the source has them, joined where both agree."""
     after_old, after_new = _successors(source.dims), _successors(target.dims)
-    in_old, in_new = (set(itertools.chain(*layout.dims)) for layout in (source, target))
+    in_old, in_new = (set(itertools.chain(*sharding.dims)) for sharding in (source, target))
     partial = set(source.partial) - staying
 
     def joined(a: int, b: int) -> bool:

@@ -26,8 +26,8 @@ import numpy.typing as npt
 from jaxplan.errors import ArgumentError
 from jaxplan.mesh._collectives import collective_seconds
 from jaxplan.mesh._guided import GuidedSolver
-from jaxplan.mesh._layout import Layout
 from jaxplan.mesh._puzzle import Puzzle, puzzle
+from jaxplan.mesh._sharding import Sharding
 from jaxplan.mesh._shortest import BoardSolver, Chain, Game
 from jaxplan.mesh._states import State
 from jaxplan.mesh._topology import Topology
@@ -50,8 +50,8 @@ class Step:
     axes: tuple[int, ...]
     dim: int | None
     to_dim: int | None
-    source: Layout
-    target: Layout
+    source: Sharding
+    target: Sharding
 
     def __repr__(self) -> str:
         return f"{self.kind}: {self.source!r} -> {self.target!r}"
@@ -72,7 +72,7 @@ class Path:
     """
 
     steps: tuple[Step, ...]
-    layouts: tuple[Layout, ...]
+    shardings: tuple[Sharding, ...]
     seconds: float
     collectives: tuple[tuple[str, tuple[int, ...], int], ...]
     peak_bytes: int
@@ -82,8 +82,8 @@ Solver = BoardSolver | GuidedSolver
 
 
 def reshard_seconds(
-    source: Layout,
-    target: Layout,
+    source: Sharding,
+    target: Sharding,
     shape: Sequence[int],
     itemsize: int,
     topology: Topology,
@@ -98,7 +98,7 @@ def reshard_seconds(
 
 
 def reshard_bound(
-    source: Layout, target: Layout, shape: Sequence[int], itemsize: int, topology: Topology
+    source: Sharding, target: Sharding, shape: Sequence[int], itemsize: int, topology: Topology
 ) -> float:
     """Seconds that `reshard_seconds` is not below: without a search where that would be long, else these seconds."""
     caps, num_bytes = _caps(shape, topology), math.prod(shape) * itemsize
@@ -109,8 +109,8 @@ def reshard_bound(
 
 
 def reshard_table(
-    sources: Sequence[Layout],
-    targets: Sequence[Layout],
+    sources: Sequence[Sharding],
+    targets: Sequence[Sharding],
     shape: Sequence[int],
     itemsize: int,
     topology: Topology,
@@ -127,8 +127,8 @@ def reshard_table(
 
 
 def _pair_seconds(
-    source: Layout,
-    target: Layout,
+    source: Sharding,
+    target: Sharding,
     caps: tuple[int, ...],
     num_bytes: int,
     topology: Topology,
@@ -147,7 +147,7 @@ def _pair_seconds(
 
 
 def reshard_path(
-    source: Layout, target: Layout, shape: Sequence[int], itemsize: int, topology: Topology
+    source: Sharding, target: Sharding, shape: Sequence[int], itemsize: int, topology: Topology
 ) -> Path:
     """The cheapest path from `source` to `target` for a tensor of the global `shape`.
 
@@ -162,20 +162,20 @@ def reshard_path(
 
 
 @lru_cache(maxsize=2**16)
-def _path(source: Layout, target: Layout, shape: tuple[int, ...], itemsize: int, topology: Topology) -> Path:
+def _path(source: Sharding, target: Sharding, shape: tuple[int, ...], itemsize: int, topology: Topology) -> Path:
     if source == target:
-        return Path(steps=(), layouts=(source,), seconds=0.0, collectives=(), peak_bytes=0)
+        return Path(steps=(), shardings=(source,), seconds=0.0, collectives=(), peak_bytes=0)
     problem = _problem(source, target, _caps(shape, topology), topology)
     if problem is None:
-        return Path(steps=(), layouts=(source,), seconds=math.inf, collectives=(), peak_bytes=0)
+        return Path(steps=(), shardings=(source,), seconds=math.inf, collectives=(), peak_bytes=0)
     puzzle, num_bytes = problem.puzzle, math.prod(shape) * itemsize
     chain = problem.solver.chain(problem.place, num_bytes / puzzle.pieces)
     return _priced(_steps(chain, source, puzzle), source, num_bytes, topology)
 
 
-def _priced(steps: tuple[Step, ...], source: Layout, total_bytes: int, topology: Topology) -> Path:
-    layouts = (source, *(step.target for step in steps))
-    sizes = [total_bytes // math.prod(layout.num_splits(topology.axes)) for layout in layouts]
+def _priced(steps: tuple[Step, ...], source: Sharding, total_bytes: int, topology: Topology) -> Path:
+    shardings = (source, *(step.target for step in steps))
+    sizes = [total_bytes // math.prod(sharding.num_splits(topology.axes)) for sharding in shardings]
     collectives = tuple(
         (step.kind, step.axes, max(before, after) if step.kind == "all-gather" else before)
         for step, before, after in zip(steps, sizes, sizes[1:])
@@ -185,7 +185,7 @@ def _priced(steps: tuple[Step, ...], source: Layout, total_bytes: int, topology:
     seconds += sum(collective_seconds(topology, kind, size, axes) for kind, axes, size in collectives)
     return Path(
         steps=steps,
-        layouts=layouts,
+        shardings=shardings,
         seconds=seconds,
         collectives=collectives,
         peak_bytes=max(sizes[1:-1], default=0),
@@ -207,7 +207,7 @@ class _Problem(NamedTuple):
 
 
 @lru_cache(maxsize=2**20)
-def _problem(source: Layout, target: Layout, caps: tuple[int, ...], topology: Topology) -> _Problem | None:
+def _problem(source: Sharding, target: Sharding, caps: tuple[int, ...], topology: Topology) -> _Problem | None:
     """The puzzle of two layouts; None where there is no path."""
     _check_divides(source, caps, topology)
     _check_divides(target, caps, topology)
@@ -224,28 +224,28 @@ def _solver(game: Game, target: State, is_listed: bool) -> Solver:
 
 
 @lru_cache(maxsize=2**16)
-def _check_divides(layout: Layout, caps: tuple[int, ...], topology: Topology) -> None:
-    if not layout.divides(caps, topology.axes):
+def _check_divides(sharding: Sharding, caps: tuple[int, ...], topology: Topology) -> None:
+    if not sharding.divides(caps, topology.axes):
         raise ArgumentError(
-            f"layout {layout.describe(topology.axes)} of {topology.name} does not divide a tensor of "
+            f"layout {sharding.describe(topology.axes)} of {topology.name} does not divide a tensor of "
             f"{len(caps)} dimensions whose common divisors with the devices are {caps}; "
-            "choose layouts by Layout.divides"
+            "choose shardings by Sharding.divides"
         )
 
 
-def _steps(chain: Chain, source: Layout, puzzle: Puzzle) -> tuple[Step, ...]:
+def _steps(chain: Chain, source: Sharding, puzzle: Puzzle) -> tuple[Step, ...]:
     """The chain on the real axes and dimensions."""
     steps: list[Step] = []
     for kind, group, state in chain.steps:
         dims = list(source.dims)
         for d, prefix, labels in zip(puzzle.dims, puzzle.prefixes, state.dims):
             dims[d] = prefix + puzzle.axes(labels)
-        after = Layout(tuple(dims), tuple(sorted(puzzle.kept + puzzle.axes(state.partial))))
+        after = Sharding(tuple(dims), tuple(sorted(puzzle.kept + puzzle.axes(state.partial))))
         steps.append(_step(kind, steps[-1].target if steps else source, after, puzzle.axes(group)))
     return tuple(steps)
 
 
-def _step(kind: str, before: Layout, after: Layout, group: tuple[int, ...]) -> Step:
+def _step(kind: str, before: Sharding, after: Sharding, group: tuple[int, ...]) -> Step:
     """The step that turns one layout into another: its axes are those that a dimension loses or gets."""
     pairs = list(enumerate(zip(before.dims, after.dims)))
     shorter = next((d for d, (old, new) in pairs if len(new) < len(old)), None)

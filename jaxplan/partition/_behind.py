@@ -12,15 +12,15 @@ from typing import Any
 
 from jaxplan.cost import Transfer
 from jaxplan.ir import Equation, StepGraph
-from jaxplan.mesh import Layout
+from jaxplan.mesh import Sharding
 from jaxplan.partition._evaluation import Evaluation
 
 
 def products_behind(
     graph: StepGraph,
     behind: Mapping[int, int],
-    local_bytes: Callable[[int, Layout | None], int],
-    home: Callable[[int], Layout],
+    local_bytes: Callable[[int, Sharding | None], int],
+    home: Callable[[int], Sharding],
     transfers: Collection[Transfer],
 ) -> dict[int, int]:
     """Products that make the gradient of a large parameter, and are to run behind an input gradient.
@@ -52,7 +52,7 @@ def run_behind(
     eqn: Equation,
     first: int,
     operands: Sequence[Any],
-    layouts: Sequence[Layout],
+    shardings: Sequence[Sharding],
     written: Sequence[bool],
 ) -> list[Any]:
     """Operands of a product that runs behind ``first``, which is evaluated now: one depends on its result.
@@ -64,6 +64,6 @@ def run_behind(
     operands = list(operands)
     position = max(range(len(operands)), key=lambda i: written[eqn.operands[i]])
     operands[position] = run.executor.behind(
-        operands[position], layouts[position], run.env[result], run.home(result)
+        operands[position], shardings[position], run.env[result], run.home(result)
     )
     return operands

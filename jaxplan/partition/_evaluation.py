@@ -6,7 +6,7 @@ from collections.abc import MutableMapping, Sequence
 from typing import Any, Protocol
 
 from jaxplan.ir import Equation, Program
-from jaxplan.mesh import Layout
+from jaxplan.mesh import Sharding
 from jaxplan.partition._steps import Executor
 
 Place = tuple[MutableMapping[Any, Any], Any]
@@ -39,7 +39,7 @@ class Evaluation(Protocol):
     def evaluate_early(self, index: int) -> None: ...
     def equations(self, indices: Sequence[int]) -> list[Equation]: ...
     def dtype(self, t: int) -> Any: ...
-    def home(self, t: int) -> Layout:
+    def home(self, t: int) -> Sharding:
         """The layout in which a tensor is made."""
         ...
 

@@ -16,10 +16,10 @@ import numpy as np
 
 from jaxplan.cost import Transfer
 from jaxplan.ir import CONTRACTION_FAMILIES, Equation, StepGraph, backward_barriers
-from jaxplan.mesh import ChipSpec, Layout
+from jaxplan.mesh import ChipSpec, Sharding
 from jaxplan.xla import Buffers, Target, analyse_buffers, is_gradient
 
-_Array = int | tuple[int, Layout]
+_Array = int | tuple[int, Sharding]
 """What is held: a tensor as it is made, or its copy in another layout."""
 
 LEAST_HELD = 0.03
@@ -38,7 +38,7 @@ so close made programs larger, a Llama by the probabilities of its attention, 1 
 def places_of_due_products(
     graph: StepGraph,
     chip: ChipSpec,
-    local_bytes: Callable[[int, Layout | None], int],
+    local_bytes: Callable[[int, Sharding | None], int],
     copy_of: Callable[[Equation, int], Transfer | None],
     transfers: Collection[Transfer],
     gradients: Iterable[int],
@@ -95,7 +95,7 @@ def places_of_due_products(
 def barriers_that_wait(
     graph: StepGraph,
     chip: ChipSpec,
-    local_bytes: Callable[[int, Layout | None], int],
+    local_bytes: Callable[[int, Sharding | None], int],
     copy_of: Callable[[Equation, int], Transfer | None],
     transfers: Collection[Transfer],
     gradients: Collection[int],
@@ -136,7 +136,7 @@ class _Held:
         graph: StepGraph,
         buffers: Buffers,
         making: set[int],
-        local_bytes: Callable[[int, Layout | None], int],
+        local_bytes: Callable[[int, Sharding | None], int],
         copy_of: Callable[[Equation, int], Transfer | None],
     ) -> None:
         self._local_bytes = local_bytes
@@ -153,7 +153,7 @@ def _waiting_operand(
     graph: StepGraph,
     buffers: Buffers,
     eqn: Equation,
-    local_bytes: Callable[[int, Layout | None], int],
+    local_bytes: Callable[[int, Sharding | None], int],
     copy_of: Callable[[Equation, int], Transfer | None],
 ) -> int:
     """The position of the operand through which a product waits.
@@ -198,7 +198,7 @@ def _products(graph: StepGraph, gradients: Iterable[int]) -> set[int]:
 def bytes_alive(
     graph: StepGraph,
     buffers: Buffers,
-    local_bytes: Callable[[int, Layout | None], int],
+    local_bytes: Callable[[int, Sharding | None], int],
     transfers: Collection[Transfer],
 ) -> np.ndarray:
     """Bytes that are alive at each equation, inputs not included."""

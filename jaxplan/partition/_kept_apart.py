@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Container, Hashable, Sequence
 
 from jaxplan.cost import Transfer
 from jaxplan.ir import Equation, StepGraph
-from jaxplan.mesh import ChipSpec, Layout
+from jaxplan.mesh import ChipSpec, Sharding
 from jaxplan.partition._held_back import array_read, bytes_alive
 from jaxplan.xla import MERGED_BYTES, Target, analyse_buffers, is_padded, matrix_dims
 
@@ -24,7 +24,7 @@ LEAST_RISE = 0.01
 def products_kept_apart(
     graph: StepGraph,
     chip: ChipSpec,
-    local_bytes: Callable[[int, Layout | None], int],
+    local_bytes: Callable[[int, Sharding | None], int],
     copy_of: Callable[[Equation, int], Transfer | None],
     transfers: Collection[Transfer],
     awaited: Container[int],
@@ -87,7 +87,7 @@ def _is_merged(
     graph: StepGraph,
     side: int,
     products: Sequence[Equation],
-    local_bytes: Callable[[int, Layout | None], int],
+    local_bytes: Callable[[int, Sharding | None], int],
     copy_of: Callable[[Equation, int], Transfer | None],
 ) -> bool:
     """Whether one of the products that share an operand, on one side, reads and writes little enough beside it."""

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from jaxplan.core import _compat
 from jaxplan.core._log import warn_once
-from jaxplan.cost import find_flows, plan_transfers
+from jaxplan.cost import find_reads, plan_transfers
 from jaxplan.errors import PlanMismatchError
 from jaxplan.frontend import _nnx
 from jaxplan.frontend._arguments import argnums
@@ -78,9 +78,9 @@ def abstract_mesh(topology: Topology) -> Any:
 def replay_of(plan: Plan) -> Replay:
     """Bind a plan to its program."""
     graph = plan.require_program()
-    flows = find_flows(graph)
-    transfers = plan_transfers(graph, plan.topology, flows, plan.configurations, frozenset(plan.repeated))
-    return Replay(graph, plan.configurations, flows, transfers, topology=plan.topology)
+    reads = find_reads(graph)
+    transfers = plan_transfers(graph, plan.topology, reads, plan.configurations, frozenset(plan.repeated))
+    return Replay(graph, plan.configurations, reads, transfers, topology=plan.topology)
 
 
 def jit_flat(

@@ -12,7 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 
-from jaxplan.cost import Flow, Transfer, boundary_layouts, layout_of, padded_bytes
+from jaxplan.cost import Read, Transfer, boundary_shardings, padded_bytes, sharding_of
 from jaxplan.ir import (
     CONTRACTION_FAMILIES,
     CUT,
@@ -24,7 +24,7 @@ from jaxplan.ir import (
     Region,
     StepGraph,
 )
-from jaxplan.mesh import Layout, Topology
+from jaxplan.mesh import Sharding, Topology
 from jaxplan.partition._behind import products_behind
 from jaxplan.partition._held_back import barriers_that_wait, places_of_due_products
 from jaxplan.partition._kept_apart import products_kept_apart, slices_written_apart
@@ -79,7 +79,7 @@ class Replay:
         self,
         graph: StepGraph,
         configurations: Sequence[Configuration],
-        flows: Sequence[Flow],
+        reads: Sequence[Read],
         transfers: Sequence[Transfer],
         *,
         topology: Topology,
@@ -87,17 +87,17 @@ class Replay:
         self.graph, self.configurations = graph, tuple(configurations)
         self.axes, self.chip = topology.axes, topology.chip
         buffers = analyse_buffers(graph, Target.of(self.chip))
-        self.by_read: dict[tuple[int, Layout], Transfer] = {(t.tensor, t.target): t for t in transfers}
-        self.held_whole: set[tuple[int, Layout]] = set()
+        self.by_read: dict[tuple[int, Sharding], Transfer] = {(t.tensor, t.target): t for t in transfers}
+        self.held_whole: set[tuple[int, Sharding]] = set()
         self.whole: set[int] = set()
-        self.crossing = {flow.tensor for flow in flows}.difference(t.tensor for t in transfers if self._is_cut_out(t))
+        self.crossing = {read.tensor for read in reads}.difference(t.tensor for t in transfers if self._is_cut_out(t))
         self.crossing |= self.whole
-        self.alike = {(graph.values.merged[t.carried], t.path.layouts[0]) for t in transfers if t.shared}
+        self.alike = {(graph.values.merged[t.carried], t.path.shardings[0]) for t in transfers if t.shared}
         self.late = {t.tensor for t in transfers if t.repeated}
-        stored = {f.tensor for f in flows if self._is_gradient(f, "state")}
+        stored = {f.tensor for f in reads if self._is_gradient(f, "state")}
         self.awaited = self._anchors([t for t in transfers if self._is_stored(t)])
-        self.sums = frozenset(f.tensor for f in flows if self._is_sum(f))
-        self.summands = frozenset(f.tensor for f in flows if self._is_gradient(f, "sum"))
+        self.sums = frozenset(f.tensor for f in reads if self._is_sum(f))
+        self.summands = frozenset(f.tensor for f in reads if self._is_gradient(f, "sum"))
         self.gradients = {t.tensor: t for t in transfers if t.tensor in stored and len(t.spans) == 1}
         self.at_home = frozenset(stored - {t.tensor for t in transfers})
         made = (*self.gradients, *self.at_home, *self.sums)
@@ -118,24 +118,24 @@ class Replay:
         self.taken_apart = frozenset(e.index for e in graph.program.equations if self._is_taken_apart(e))
         self.tables = frozenset(e for t in self.gradients if self._is_table(e := graph.values.producer[t]))
 
-    def _local_bytes(self, t: int, layout: Layout | None) -> int:
+    def _local_bytes(self, t: int, sharding: Sharding | None) -> int:
         """Bytes of a tensor on one device; where no layout is given, in that in which it is made."""
         tensor = self.graph.program.tensors[t]
-        local = (layout or self.home(t)).local_shape(tensor.shape, self.axes) if tensor.shape else ()
+        local = (sharding or self.home(t)).local_shape(tensor.shape, self.axes) if tensor.shape else ()
         return padded_bytes(local, tensor.itemsize) if self.chip.is_tiled else math.prod(local) * tensor.itemsize
 
     def _local_shape(self, eqn: Equation, t: int) -> tuple[int, ...]:
         """Of an operand, on one device, as an equation reads it."""
         group = self.graph.grouping.equation_group[eqn.index]
-        layout = layout_of(self.graph, self.configurations, group, t, produced=False)
-        return tuple(layout.local_shape(self.graph.program.tensors[t].shape, self.axes))
+        sharding = sharding_of(self.graph, self.configurations, group, t, produced=False)
+        return tuple(sharding.local_shape(self.graph.program.tensors[t].shape, self.axes))
 
     def _copy_of(self, eqn: Equation, t: int) -> Transfer | None:
         """What brings an operand to the layout in which an equation reads it."""
         group = self.graph.grouping.equation_group[eqn.index]
         if group == UNGROUPED or self.graph.grouping.tensor_group[t] == UNGROUPED:
             return None
-        return self.by_read.get((t, layout_of(self.graph, self.configurations, group, t, produced=False)))
+        return self.by_read.get((t, sharding_of(self.graph, self.configurations, group, t, produced=False)))
 
     def is_there(self, eqn: Equation, position: int) -> bool:
         """Whether an operand is in memory, not computed inside of the product that reads it."""
@@ -167,10 +167,10 @@ class Replay:
         self.held_whole |= computed_of[1]
         return True
 
-    def _computed_of(self, t: int, num_elements: int) -> tuple[set[int], set[tuple[int, Layout]]] | None:
+    def _computed_of(self, t: int, num_elements: int) -> tuple[set[int], set[tuple[int, Sharding]]] | None:
         """What a tensor is computed of that has at most so many elements, and copies gathered for it that have; none if
         it is gathered, or joined, padded or cut, where it has more."""
-        program, small, gathered = self.graph.program, set[int](), set[tuple[int, Layout]]()
+        program, small, gathered = self.graph.program, set[int](), set[tuple[int, Sharding]]()
         stack, seen = [t], {t}
         while stack:
             u = stack.pop()
@@ -273,13 +273,13 @@ class Replay:
         readers = (self.graph.program.equations[e] for e in self.graph.values.consumers[t])
         return len(self.graph.program.tensors[t].shape) > 2 and any(map(takes_every_other, readers))
 
-    def _is_gradient(self, flow: Flow, reader: str) -> bool:
+    def _is_gradient(self, read: Read, reader: str) -> bool:
         """Whether a group of the kind ``reader`` reads what a contraction of the backward pass made."""
-        groups, made_by = self.graph.grouping.groups, self.graph.values.producer[flow.tensor]
+        groups, made_by = self.graph.grouping.groups, self.graph.values.producer[read.tensor]
         return (
-            flow.consumer != UNGROUPED
-            and groups[flow.consumer].kind == reader
-            and groups[flow.producer].kind in ("contraction", "sum")
+            read.consumer != UNGROUPED
+            and groups[read.consumer].kind == reader
+            and groups[read.producer].kind in ("contraction", "sum")
             and made_by >= 0
             and self.graph.program.equations[made_by].phase == "backward"
         )
@@ -294,30 +294,30 @@ class Replay:
             return False
         return all(program.tensors[t].kind == "literal" for t in program.equations[made_by].operands)
 
-    def _is_sum(self, flow: Flow) -> bool:
+    def _is_sum(self, read: Read) -> bool:
         """Whether a state group reads what a reduction of the backward pass made.
 
         That is the gradient of a bias or scale. The compiler combines its sum over the devices with others, so only
         a device's own part can be due.
         """
-        made_by = self.graph.values.producer[flow.tensor]
-        if flow.consumer == UNGROUPED or made_by < 0:
+        made_by = self.graph.values.producer[read.tensor]
+        if read.consumer == UNGROUPED or made_by < 0:
             return False
         eqn = self.graph.program.equations[made_by]
-        group = self.graph.grouping.groups[flow.consumer]
+        group = self.graph.grouping.groups[read.consumer]
         while eqn.name in VIEW_PRIMITIVES and (source := self.graph.values.producer[eqn.operands[0]]) >= 0:
             eqn = self.graph.program.equations[source]
         is_reduction = self.graph.rules[eqn.index].family == "reduction"
         return group.kind == "state" and eqn.phase == "backward" and is_reduction
 
-    def home(self, t: int) -> Layout:
+    def home(self, t: int) -> Sharding:
         """Layout in which tensor ``t`` is made or comes in."""
         group = self.graph.grouping.tensor_group[t]
-        return layout_of(self.graph, self.configurations, group, t, produced=True)
+        return sharding_of(self.graph, self.configurations, group, t, produced=True)
 
-    def out_layouts(self) -> list[Layout]:
+    def out_layouts(self) -> list[Sharding]:
         """Layouts of the outputs."""
-        return list(boundary_layouts(self.graph, self.configurations)[1])
+        return list(boundary_shardings(self.graph, self.configurations)[1])
 
     @functools.cached_property
     def num_parts(self) -> int:

@@ -16,9 +16,9 @@ import numpy as np
 from jax import lax
 
 from jaxplan.core import _compat
-from jaxplan.cost import Transfer, layout_of, passes_partial
+from jaxplan.cost import Transfer, passes_partial, sharding_of
 from jaxplan.ir import CONTRACTION_FAMILIES, CUT, UNGROUPED, WHOLE, Equation
-from jaxplan.mesh import Layout, Step
+from jaxplan.mesh import Sharding, Step
 from jaxplan.partition._behind import run_behind
 from jaxplan.partition._evaluation import Place
 from jaxplan.partition._indexed import in_bounds
@@ -31,7 +31,7 @@ from jaxplan.partition._unpooled import scatter_to_own_zeros, wait_for_gradient
 from jaxplan.partition._user_sharding import user_params
 from jaxplan.xla import UNPOOLING, is_gradient
 
-_Copy = tuple[int, Layout, int]
+_Copy = tuple[int, Sharding, int]
 """A resharded value: tensor, layout, and which execution of its transfer."""
 _Due = tuple[_Copy | int, Any]
 """A gradient: the copy that was resharded, or the tensor whose sum is still to be taken; and its value."""
@@ -58,7 +58,7 @@ class Run:
         self.last_product: tuple[int, ...] = ()
         self.latest: dict[int, Any] = {}  # of the last product that makes no gradient of a parameter: its result
         self.passed: dict[tuple[int, int], Any] = {}  # operands that products kept apart share, as last read
-        self.partway: dict[tuple[int, Layout, tuple[Step, ...]], Any] = {}  # of transfers that begin alike
+        self.partway: dict[tuple[int, Sharding, tuple[Step, ...]], Any] = {}  # of transfers that begin alike
         self.early: set[int] = set()  # equations evaluated before their turn
 
     def run(self, arguments: Sequence[Any]) -> list[Any]:
@@ -69,9 +69,9 @@ class Run:
                 self.env[tensor.index] = tensor.value
         end = len(self.program.equations)
         self.evaluate(0, end, -1)
-        layouts = self.replay.out_layouts()
+        shardings = self.replay.out_layouts()
         return [
-            self._read(t, layout, end, None) for t, layout in zip(self.program.outputs, layouts, strict=True)
+            self._read(t, sharding, end, None) for t, sharding in zip(self.program.outputs, shardings, strict=True)
         ]
 
     def evaluate(self, start: int, stop: int, region: int) -> None:
@@ -110,7 +110,7 @@ class Run:
     def dtype(self, t: int) -> Any:
         return self.program.tensors[t].dtype
 
-    def home(self, t: int) -> Layout:
+    def home(self, t: int) -> Sharding:
         return self.replay.home(t)
 
     def pin(self, t: int, value: Any) -> Any:
@@ -122,22 +122,22 @@ class Run:
         """A value whole on every device."""
         if self.graph.values.free[t] or self.graph.grouping.tensor_group[t] == UNGROUPED:
             return self.env[t]
-        return self._read(t, Layout.replicated(len(self.program.tensors[t].shape)), equation, None)
+        return self._read(t, Sharding.replicated(len(self.program.tensors[t].shape)), equation, None)
 
     def read_operand(self, eqn: Equation, position: int, tie: Place | None = None) -> Any:
         """An operand in the layout that the equation's group wants."""
         t, group = eqn.operands[position], self.graph.grouping.equation_group[eqn.index]
         if group == UNGROUPED:
             return self.read_replicated(t, eqn.index)
-        layout = self._required(eqn, group, t)
+        sharding = self._required(eqn, group, t)
         if (
-            layout.partial and self.graph.values.free[t]
+            sharding.partial and self.graph.values.free[t]
         ):  # what an accumulation starts from: zero on every device
             shape = self.program.tensors[t].shape
             return self.executor.constrain(
-                jnp.zeros((self.executor.size(layout.partial), *shape), self.dtype(t)), layout
+                jnp.zeros((self.executor.size(sharding.partial), *shape), self.dtype(t)), sharding
             )
-        return self._read(t, layout, eqn.index, tie)
+        return self._read(t, sharding, eqn.index, tie)
 
     def tie(self, tensors: Sequence[int]) -> Place | None:
         """What a repeated copy waits for: the largest of the values that are there already, one of the backward pass if
@@ -184,10 +184,10 @@ class Run:
             operands = [self.read_replicated(t, eqn.index) for t in eqn.operands]
             self.env.update(zip(eqn.results, self._bind(eqn, operands), strict=True))
             return
-        layouts = [self._required(eqn, group, t) for t in eqn.operands]
-        operands = self._read_all(eqn, layouts)
+        shardings = [self._required(eqn, group, t) for t in eqn.operands]
+        operands = self._read_all(eqn, shardings)
         if eqn.index in self.replay.tables and self.made:
-            operands = [self._zeros_in_turn(eqn, layouts[0]), *operands[1:]]
+            operands = [self._zeros_in_turn(eqn, shardings[0]), *operands[1:]]
         family = self.graph.rules[eqn.index].family
         if eqn.index in self.replay.apart:
             self._read_apart(eqn, operands)
@@ -205,8 +205,8 @@ class Run:
             (operands[position],) = self._after_all([operands[position]])
         if eqn.index in self.replay.behind:
             first = self.replay.behind[eqn.index]
-            operands = run_behind(self, eqn, first, operands, layouts, self.replay.written)
-        results = self._apply(eqn, group, operands, layouts)
+            operands = run_behind(self, eqn, first, operands, shardings, self.replay.written)
+        results = self._apply(eqn, group, operands, shardings)
         if eqn.index in self.replay.awaited and family == "gather":
             results = self._await(eqn, results)
         elif eqn.index in self.replay.looked_up or eqn.index in self.replay.cut_apart:
@@ -224,16 +224,16 @@ class Run:
                     self.env[t] = self.executor.as_stored(self.env[t], self.replay.home(t))
                 self.made.append((t, self.env[t]))
 
-    def _read_all(self, eqn: Equation, layouts: Sequence[Layout]) -> list[Any]:
+    def _read_all(self, eqn: Equation, shardings: Sequence[Sharding]) -> list[Any]:
         """The operands; those whose copy is made again first, because the one that they wait for is read after it."""
         tie = self.tie(eqn.operands)
         if tie is not None and tie[1] in eqn.operands:
-            layout = layouts[eqn.operands.index(tie[1])]
-            tie = next(((self.copies, key) for key in self.copies if key[:2] == (tie[1], layout)), tie)
+            sharding = shardings[eqn.operands.index(tie[1])]
+            tie = next(((self.copies, key) for key in self.copies if key[:2] == (tie[1], sharding)), tie)
         found: dict[int, Any] = {}
-        for i in sorted(range(len(layouts)), key=lambda i: eqn.operands[i] not in self.replay.late):
-            found[i] = self._read(eqn.operands[i], layouts[i], eqn.index, tie)
-        return [found[i] for i in range(len(layouts))]
+        for i in sorted(range(len(shardings)), key=lambda i: eqn.operands[i] not in self.replay.late):
+            found[i] = self._read(eqn.operands[i], shardings[i], eqn.index, tie)
+        return [found[i] for i in range(len(shardings))]
 
     def _read_apart(self, eqn: Equation, operands: list[Any]) -> None:
         """Let a product read each operand that it shares through one barrier more than the product before."""
@@ -262,7 +262,7 @@ class Run:
         )
         self.made.append((key, self.copies[key]))
 
-    def _zeros_in_turn(self, eqn: Equation, layout: Layout) -> Any:
+    def _zeros_in_turn(self, eqn: Equation, sharding: Sharding) -> Any:
         """The zeros that a table's gradient is added to, there when the gradients made before it are where they go.
 
         The compiler was seen to make the zeros of 26 tables in one fusion, to hold all of them, and to put off products
@@ -272,7 +272,7 @@ class Run:
         scalars = [self.program.tensors[t].value for t in fill.operands]
         made, self.made = self.made, []
         scalars = self._after(scalars, made)
-        return self.executor.constrain(self._bind(fill, scalars)[0], layout)
+        return self.executor.constrain(self._bind(fill, scalars)[0], sharding)
 
     def _barrier(self, eqn: Equation) -> None:
         """All equations of one barrier at the first of them: nothing of it is there before all of it is.
@@ -308,10 +308,10 @@ class Run:
         (t,), group = eqn.operands, self.graph.grouping.equation_group[eqn.index]
         if group == UNGROUPED or self.graph.grouping.tensor_group[t] == UNGROUPED:
             return None
-        layout = self._required(eqn, group, t)
-        if self.replay.home(t) == layout:
+        sharding = self._required(eqn, group, t)
+        if self.replay.home(t) == sharding:
             return None
-        (_, _, turn), transfer = self._copy(t, layout, eqn.index)
+        (_, _, turn), transfer = self._copy(t, sharding, eqn.index)
         return transfer if turn else None
 
     def _after_due(self, values: Sequence[Any]) -> list[Any]:
@@ -367,14 +367,14 @@ class Run:
         group = self.graph.grouping.equation_group[eqn.index]
         return group != UNGROUPED and self._required(eqn, group, key[0]) == key[1]
 
-    def _apply(self, eqn: Equation, group: int, operands: list[Any], layouts: list[Layout]) -> list[Any]:
+    def _apply(self, eqn: Equation, group: int, operands: list[Any], shardings: list[Sharding]) -> list[Any]:
         homes = [self.replay.home(t) for t in eqn.results]
         split = self._split(eqn, group)
         if runs_on_pieces(self.graph.rules[eqn.index], split):
-            return self._island(eqn, operands, layouts, homes, split)
+            return self._island(eqn, operands, shardings, homes, split)
         if eqn.name == CUT:
             return [self._cut(eqn, operands[0], homes[0])]
-        if any(layout.partial for layout in layouts):
+        if any(sharding.partial for sharding in shardings):
             mapped = jax.vmap(lambda *args: self._bind(eqn, args))(*operands)
             return [self.executor.constrain(r, home) for r, home in zip(mapped, homes, strict=True)]
         if self.graph.rules[eqn.index].family == "user":
@@ -387,7 +387,7 @@ class Run:
             return [self.executor.least_padded(r, home) for r, home in zip(results, homes, strict=True)]
         return results
 
-    def _cut(self, eqn: Equation, x: Any, home: Layout) -> Any:
+    def _cut(self, eqn: Equation, x: Any, home: Sharding) -> Any:
         """Micro-batches of which each device cuts its own out of its part of the batch."""
         shape, parts, axes = self.program.tensors[eqn.results[0]].shape, self.replay.num_parts, home.dims[1]
 
@@ -396,18 +396,18 @@ class Run:
                 return x
             dims = [(), (), (), *home.dims[2:]]
             dims[dim] = axes
-            return self.executor.constrain(x, Layout(tuple(dims)))
+            return self.executor.constrain(x, Sharding(tuple(dims)))
 
         return self.executor.constrain(cut(x, shape, parts, pin), home)
 
-    def _as_the_step_says(self, eqn: Equation, operands: list[Any], homes: list[Layout]) -> list[Any]:
+    def _as_the_step_says(self, eqn: Equation, operands: list[Any], homes: list[Sharding]) -> list[Any]:
         """A constraint of the user's is the layout of its group; a `jax.shard_map` runs between such layouts."""
         if eqn.name == "shard_map":
             group = self.graph.grouping.equation_group[eqn.index]
-            layouts = [self._required(eqn, group, t) for t in eqn.operands]
+            shardings = [self._required(eqn, group, t) for t in eqn.operands]
             pinned = [
-                self.executor.constrain(x, layout) if np.ndim(x) else x
-                for x, layout in zip(operands, layouts, strict=True)
+                self.executor.constrain(x, sharding) if np.ndim(x) else x
+                for x, sharding in zip(operands, shardings, strict=True)
             ]
             operands = self._bind(eqn, pinned, user_params(eqn, self.executor))
         return [
@@ -428,7 +428,7 @@ class Run:
         classes = self.graph.spaces[group].factor_class[eqn.index]
         return {f: self.executor.names(config[c]) for f, c in enumerate(classes) if c != WHOLE and config[c]}
 
-    def _island(self, eqn: Equation, operands, layouts, homes, split) -> list[Any]:
+    def _island(self, eqn: Equation, operands, shardings, homes, split) -> list[Any]:
         rule, tensors = self.graph.rules[eqn.index], self.program.tensors
         partial = bool(homes[0].partial)
         traced = [i for i, t in enumerate(eqn.operands) if tensors[t].kind != "literal"]
@@ -446,7 +446,7 @@ class Run:
             )
             return [r[None] for r in results] if partial else results
 
-        return self.executor.manual(body, [operands[i] for i in traced], [layouts[i] for i in traced], homes)
+        return self.executor.manual(body, [operands[i] for i in traced], [shardings[i] for i in traced], homes)
 
     def _bind(
         self, eqn: Equation, operands: Sequence[Any], params: Mapping[str, Any] | None = None
@@ -459,41 +459,41 @@ class Run:
             return scatter_to_own_zeros(eqn, params, operands)
         return _compat.bind_like(eqn.origin, eqn.primitive, params, operands, eqn.name_stack)
 
-    def _required(self, eqn: Equation, group: int, t: int) -> Layout:
-        layout = layout_of(self.graph, self.replay.configurations, group, t, produced=False)
+    def _required(self, eqn: Equation, group: int, t: int) -> Sharding:
+        sharding = sharding_of(self.graph, self.replay.configurations, group, t, produced=False)
         home = self.replay.home(t)
-        hands_on = (t, layout) not in self.replay.by_read or passes_partial(self.graph, group, eqn.index, t)
-        return home if home.partial and hands_on else layout
+        hands_on = (t, sharding) not in self.replay.by_read or passes_partial(self.graph, group, eqn.index, t)
+        return home if home.partial and hands_on else sharding
 
-    def _read(self, t: int, layout: Layout, equation: int, tie: Place | None) -> Any:
+    def _read(self, t: int, sharding: Sharding, equation: int, tie: Place | None) -> Any:
         """Tensor ``t`` in ``layout``: as it is, from a copy already made, or through its transfer."""
         tensor = self.program.tensors[t]
         if tensor.kind == "literal":
             return self.env[t]
         if self.graph.grouping.tensor_group[t] == UNGROUPED or self.graph.values.free[t]:
-            return self.executor.constrain(self.env[t], layout) if tensor.shape else self.env[t]
-        if self.replay.home(t) == layout:
+            return self.executor.constrain(self.env[t], sharding) if tensor.shape else self.env[t]
+        if self.replay.home(t) == sharding:
             return self.env[t]
-        key, transfer = self._copy(t, layout, equation)
+        key, transfer = self._copy(t, sharding, equation)
         if key not in self.copies:
             self.copies[key] = self._transfer(self.env[t], transfer, tie if key[2] else None)
         return self.copies[key]
 
-    def _copy(self, t: int, layout: Layout, equation: int) -> tuple[_Copy, Transfer]:
+    def _copy(self, t: int, sharding: Sharding, equation: int) -> tuple[_Copy, Transfer]:
         """The copy that an equation reads, and what makes it."""
-        transfer = self.replay.by_read[t, layout]
-        return (t, layout, transfer.execution_at(equation)), transfer
+        transfer = self.replay.by_read[t, sharding]
+        return (t, sharding, transfer.execution_at(equation)), transfer
 
     def place_of(self, eqn: Equation, t: int) -> Place:
         """Where an operand is held, in the layout in which an equation reads it."""
         group = self.graph.grouping.equation_group[eqn.index]
         if group == UNGROUPED or self.graph.grouping.tensor_group[t] == UNGROUPED:
             return self.env, t
-        layout = self._required(eqn, group, t)
-        if self.replay.home(t) == layout:
+        sharding = self._required(eqn, group, t)
+        if self.replay.home(t) == sharding:
             return self.env, t
-        self._read(t, layout, eqn.index, None)
-        return self.copies, self._copy(t, layout, eqn.index)[0]
+        self._read(t, sharding, eqn.index, None)
+        return self.copies, self._copy(t, sharding, eqn.index)[0]
 
     def _made_again(self, value: Any, t: int, tie: Place) -> Any:
         """A value that is not there before the tie is: whoever reads the tie reads it here, or the barrier is dropped.
@@ -508,8 +508,8 @@ class Run:
             cast = None
         source = self.env[cast.operands[0]] if cast else value
         if self.replay.chip.fuses_products:
-            layout = key[1] if isinstance(key, tuple) else self.replay.home(key)
-            source = self.executor.behind(source, self.replay.home(t), values[key], layout)
+            sharding = key[1] if isinstance(key, tuple) else self.replay.home(key)
+            source = self.executor.behind(source, self.replay.home(t), values[key], sharding)
         else:
             source, values[key] = lax.optimization_barrier((source, values[key]))
         return self._bind(cast, [source])[0] if cast else source
@@ -525,7 +525,7 @@ class Run:
         if transfer.repeated and tie is not None:
             value = self._made_again(value, transfer.tensor, tie)
         steps = transfer.path.steps
-        source = self.graph.values.merged[transfer.carried], transfer.path.layouts[0]
+        source = self.graph.values.merged[transfer.carried], transfer.path.shardings[0]
         is_alike, done = source in self.replay.alike and len(transfer.spans) == 1, 0
         if is_alike:
             done = next((n for n in range(len(steps), 0, -1) if (*source, steps[:n]) in self.partway), 0)

@@ -28,7 +28,7 @@ from jaxplan.cost import (
     row_by_row_bytes,
     scattered_in_tiles,
 )
-from jaxplan.mesh import AtomicAxis, Layout, Step, permutation_pairs
+from jaxplan.mesh import AtomicAxis, Sharding, Step, permutation_pairs
 
 
 class Executor:
@@ -53,24 +53,24 @@ class Executor:
         """Number of devices over which ``axes`` split."""
         return math.prod(self.axes[a].size for a in axes)
 
-    def spec(self, layout: Layout) -> PartitionSpec:
+    def spec(self, sharding: Sharding) -> PartitionSpec:
         """PartitionSpec of the global array that stands for a value in ``layout``."""
-        dims = Layout(layout.dims).partition_spec(self.axes)
-        return PartitionSpec(self.names(layout.partial), *dims) if layout.partial else dims
+        dims = Sharding(sharding.dims).partition_spec(self.axes)
+        return PartitionSpec(self.names(sharding.partial), *dims) if sharding.partial else dims
 
-    def constrain(self, value: Any, layout: Layout) -> Any:
+    def constrain(self, value: Any, sharding: Sharding) -> Any:
         """Pin a value to a layout."""
         if not self.axes:
             return value
-        return lax.with_sharding_constraint(value, NamedSharding(self.mesh, self.spec(layout)))
+        return lax.with_sharding_constraint(value, NamedSharding(self.mesh, self.spec(sharding)))
 
-    def manual(self, fn: Any, operands: list[Any], sources: list[Layout], target: Any) -> Any:
+    def manual(self, fn: Any, operands: list[Any], sources: list[Sharding], target: Any) -> Any:
         """Run ``fn`` on the devices' own pieces; ``target`` is a layout or a pytree of them."""
         mapped = jax.shard_map(
             fn,
             mesh=self.mesh,
-            in_specs=tuple(self.spec(layout) for layout in sources),
-            out_specs=jax.tree.map(self.spec, target, is_leaf=lambda x: isinstance(x, Layout)),
+            in_specs=tuple(self.spec(sharding) for sharding in sources),
+            out_specs=jax.tree.map(self.spec, target, is_leaf=lambda x: isinstance(x, Sharding)),
             check_vma=False,
         )
         with jax.sharding.use_abstract_mesh(getattr(self.mesh, "abstract_mesh", self.mesh)):
@@ -82,22 +82,22 @@ class Executor:
             return self.constrain(value, step.target)
         return self.manual(lambda x: self._local(x, step), [value], [step.source], step.target)
 
-    def behind(self, value: Any, layout: Layout, other: Any, other_layout: Layout) -> Any:
+    def behind(self, value: Any, sharding: Sharding, other: Any, other_sharding: Sharding) -> Any:
         """The value, in a way that each device computes after an element of its piece of the other.
 
         A barrier between the two would make the compiler write the other as a whole. See `_behind_element`.
         """
-        return self.manual(_behind_element, [value, other], [layout, other_layout], layout)
+        return self.manual(_behind_element, [value, other], [sharding, other_sharding], sharding)
 
-    def as_stored(self, value: Any, layout: Layout) -> Any:
+    def as_stored(self, value: Any, sharding: Sharding) -> Any:
         """A gradient in the order of dimensions in which its parameter lies in memory (TPU), see `_as_argument`."""
-        if not self.tiled or layout.partial or value.ndim < 2:
+        if not self.tiled or sharding.partial or value.ndim < 2:
             return value
-        return self.manual(_as_argument, [value], [layout], layout)
+        return self.manual(_as_argument, [value], [sharding], sharding)
 
-    def least_padded(self, value: Any, layout: Layout) -> Any:
+    def least_padded(self, value: Any, sharding: Sharding) -> Any:
         """A value in the order of dimensions in which a device's piece takes the least bytes, see `_least_padded`."""
-        return self.manual(_least_padded, [value], [layout], layout)
+        return self.manual(_least_padded, [value], [sharding], sharding)
 
     def _local(self, x: Any, step: Step) -> Any:
         """One step on a device's piece, without the leading dimension (of size 1) of a partial value.

@@ -68,12 +68,12 @@ def _collectives(plan: Plan) -> list[str]:
 
 
 def _inputs(plan: Plan) -> list[str]:
-    by_layout: dict[str, list[str]] = defaultdict(list)
-    for path, layout in zip(plan.in_paths, plan.in_layouts, strict=True):
-        by_layout[layout.describe(plan.topology.axes)].append(path)
+    by_sharding: dict[str, list[str]] = defaultdict(list)
+    for path, sharding in zip(plan.in_paths, plan.in_layouts, strict=True):
+        by_sharding[sharding.describe(plan.topology.axes)].append(path)
     rows = [
-        f"  {layout:<22} {len(paths):>4} leaves, such as {paths[0]}"
-        for layout, paths in sorted(by_layout.items(), key=lambda item: -len(item[1]))
+        f"  {sharding:<22} {len(paths):>4} leaves, such as {paths[0]}"
+        for sharding, paths in sorted(by_sharding.items(), key=lambda item: -len(item[1]))
     ]
     return rows[:_MOST_ROWS]
 

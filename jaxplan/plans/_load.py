@@ -149,9 +149,9 @@ def _check_same_groups(plan: Plan, graph: StepGraph) -> None:
     )
     tensors = graph.program.tensors
     leaves = all(
-        len(layouts) == len(places)
-        and all(layout.divides(tensors[t].shape, plan.topology.axes) for layout, t in zip(layouts, places))
-        for layouts, places in (
+        len(shardings) == len(places)
+        and all(sharding.divides(tensors[t].shape, plan.topology.axes) for sharding, t in zip(shardings, places))
+        for shardings, places in (
             (plan.in_layouts, graph.program.inputs),
             (plan.out_layouts, graph.program.outputs),
         )

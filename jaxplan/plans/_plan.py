@@ -14,7 +14,7 @@ from jaxplan.errors import PlanMismatchError, UnsupportedError
 from jaxplan.frontend import _nnx
 from jaxplan.frontend._static_leaves import release_statics
 from jaxplan.ir import Configuration, Remat, StepGraph
-from jaxplan.mesh import Layout, Topology
+from jaxplan.mesh import Sharding, Topology
 from jaxplan.plans._outline import Outline
 from jaxplan.plans._plan_json import plan_from_json, plan_to_json
 from jaxplan.plans._verified import Verified
@@ -67,8 +67,8 @@ class Plan:
     in_paths: tuple[str, ...]
     in_avals: tuple[str, ...]
     out_paths: tuple[str, ...]
-    in_layouts: tuple[Layout, ...]
-    out_layouts: tuple[Layout, ...]
+    in_layouts: tuple[Sharding, ...]
+    out_layouts: tuple[Sharding, ...]
     prediction: Prediction
     lower_bound_seconds: float
     outline: Outline
@@ -143,12 +143,12 @@ class Plan:
     @property
     def in_specs(self) -> Any:
         """PartitionSpecs in the tree of the arguments; by key path when the plan has no program."""
-        return self._in_tree([layout.partition_spec(self.topology.axes) for layout in self.in_layouts])
+        return self._in_tree([sharding.partition_spec(self.topology.axes) for sharding in self.in_layouts])
 
     @property
     def out_specs(self) -> Any:
         """PartitionSpecs in the tree of the results; by key path when the plan has no program."""
-        return self._out_tree([layout.partition_spec(self.topology.axes) for layout in self.out_layouts])
+        return self._out_tree([sharding.partition_spec(self.topology.axes) for sharding in self.out_layouts])
 
     def in_shardings(self, mesh: jax.sharding.Mesh | None = None) -> Any:
         """NamedShardings in the tree of the arguments."""
@@ -158,11 +158,11 @@ class Plan:
         """NamedShardings in the tree of the results."""
         return self._out_tree(self._shardings(self.out_layouts, mesh))
 
-    def _shardings(self, layouts: Sequence[Layout], mesh: Any) -> list[Any]:
+    def _shardings(self, shardings: Sequence[Sharding], mesh: Any) -> list[Any]:
         from jax.sharding import NamedSharding
 
         mesh = mesh if mesh is not None else self.mesh()
-        return [NamedSharding(mesh, layout.partition_spec(self.topology.axes)) for layout in layouts]
+        return [NamedSharding(mesh, sharding.partition_spec(self.topology.axes)) for sharding in shardings]
 
     def _in_tree(self, leaves: Sequence[Any]) -> Any:
         import jax

@@ -12,7 +12,7 @@ from jaxplan.core._json import MOST_INT, MalformedError, required, typed, whole
 from jaxplan.cost import Prediction
 from jaxplan.errors import PlanFileError
 from jaxplan.ir import Configuration, Remat
-from jaxplan.mesh import COLLECTIVES, Layout, Topology
+from jaxplan.mesh import COLLECTIVES, Sharding, Topology
 from jaxplan.plans._outline import Outline
 from jaxplan.plans._verified import Verified
 
@@ -93,8 +93,8 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _leaves(paths: tuple[str, ...], layouts: tuple[Layout, ...]) -> list[dict[str, Any]]:
-    return [{"path": path, "layout": layout.dims} for path, layout in zip(paths, layouts, strict=True)]
+def _leaves(paths: tuple[str, ...], shardings: tuple[Sharding, ...]) -> list[dict[str, Any]]:
+    return [{"path": path, "layout": layout.dims} for path, layout in zip(paths, shardings, strict=True)]
 
 
 def plan_from_json(data: Any) -> dict[str, Any]:
@@ -130,8 +130,8 @@ def _fields(data: dict[str, Any]) -> dict[str, Any]:
     outputs = typed(tuple[_Output, ...], required(data, "outputs"), "outputs")
     topology = Topology.from_json(required(data, "topology"))
     for leaf in inputs:
-        _check_layout(leaf, topology)
-    in_layouts, out_layouts = (tuple(Layout(leaf.layout) for leaf in leaves) for leaves in (inputs, outputs))
+        _check_sharding(leaf, topology)
+    in_layouts, out_layouts = (tuple(Sharding(leaf.layout) for leaf in leaves) for leaves in (inputs, outputs))
     _check_axes(saved, (*in_layouts, *out_layouts), len(topology.axes))
     return {
         **{name: getattr(saved, name) for name in names},
@@ -154,7 +154,7 @@ def _donate_argnums(value: Any) -> tuple[int, ...] | None:
     return tuple(whole(number, f"donate_argnums[{i}]", least=-MOST_INT) for i, number in enumerate(value))
 
 
-def _check_layout(leaf: _Input, topology: Topology) -> None:
+def _check_sharding(leaf: _Input, topology: Topology) -> None:
     """The layout of an argument has an entry for each of its dimensions, and splits it evenly."""
     match = _AVAL.fullmatch(leaf.aval)
     if match is None:
@@ -171,12 +171,12 @@ def _check_layout(leaf: _Input, topology: Topology) -> None:
                 raise MalformedError(f"layout of {leaf.path} splits {size} of {leaf.aval} over axes {list(dim)}")
 
 
-def _check_axes(saved: _Saved, layouts: Iterable[Layout], num_axes: int) -> None:
+def _check_axes(saved: _Saved, shardings: Iterable[Sharding], num_axes: int) -> None:
     """Axes are those of the topology, one class of a configuration uses each once, and collectives are of known kinds.
 
     Two classes may share an axis where no tensor holds both (`jaxplan.ir.neighbours`).
     """
-    used = {a for layout in layouts for a in layout.used}
+    used = {a for layout in shardings for a in layout.used}
     for index, config in enumerate(saved.configurations):
         axes = [a for axes in config for a in axes]
         if any(len(set(of)) != len(of) for of in config):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from jaxplan.cost import Predictor
 from jaxplan.simulate import simulated_walks
 from jaxplan.solvers import ChainOptions, Chains
-from jaxplan.strategies import Sketch, reference_solution
+from jaxplan.strategies import StrategyPlan, reference_solution
 
 STARTS = ("data", "megatron")
 """Where chains start, beside random strategies (FlexFlow, section 6.2: data parallelism, experts' strategies)."""
@@ -20,7 +20,7 @@ MOST_SECONDS = 60.0
 
 
 def simulated_chains(
-    predictor: Predictor, sketches: Mapping[str, Sketch], seconds: float = MOST_SECONDS
+    predictor: Predictor, strategy_plans: Mapping[str, StrategyPlan], seconds: float = MOST_SECONDS
 ) -> Chains:
     """What the solver "mcmc" walks with on a step: delta simulation of its task graph, from several starts.
 
@@ -28,7 +28,8 @@ def simulated_chains(
     ``seconds``.
     """
     model = predictor.model
-    starts = dict.fromkeys(reference_solution(model, sketches[name])[0] for name in STARTS if name in sketches)
+    known = [strategy_plans[name] for name in STARTS if name in strategy_plans]
+    starts = dict.fromkeys(reference_solution(model, plan)[0] for plan in known)
     budget = max(LEAST_PROPOSALS, PROPOSALS_PER_GROUP * model.problem.num_nodes)
     return Chains(
         walk_from=simulated_walks(model),

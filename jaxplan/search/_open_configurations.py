@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from jaxplan.cost import Around, CostModel, ModelBuilder
+from jaxplan.cost import CostModel, ModelBuilder, NeighbourhoodCost
 from jaxplan.ir import (
     COARSE_CONFIGURATIONS,
     ClassLimit,
@@ -92,8 +92,8 @@ def open_configurations(
     whole, has_all = builder.configurations(), builder.has_all()
     if has_all or builder.num_pairs(whole) <= MOST_PAIRS:
         return Opened(model=builder.build(whole, progress), has_all=has_all)
-    tied = builder.tied(COARSE_CONFIGURATIONS, strategies)
-    model = builder.build(builder.configurations(COARSE_CONFIGURATIONS), lambda f: progress(0.4 * f), tied)
+    priced_pairs = builder.priced_pairs(COARSE_CONFIGURATIONS, strategies)
+    model = builder.build(builder.configurations(COARSE_CONFIGURATIONS), lambda f: progress(0.4 * f), priced_pairs)
     hull = outline(model.problem, NUM_SOLVES)
     rounds = 0
     for rounds in range(1, MOST_ROUNDS + 1):
@@ -101,8 +101,8 @@ def open_configurations(
         if finer == model.configurations:
             break
         before, new = hull, [frozenset(f).difference(c) for f, c in zip(finer, model.configurations)]
-        tied = tied.opening(new, _used(model, hull))
-        model = builder.build(finer, lambda f, r=rounds: progress(0.4 + 0.2 * (r - 1 + f)), tied)
+        priced_pairs = priced_pairs.opening(new, _used(model, hull))
+        model = builder.build(finer, lambda f, r=rounds: progress(0.4 + 0.2 * (r - 1 + f)), priced_pairs)
         hull = outline(model.problem, NUM_SOLVES)
         if not _improves(before, hull):
             break
@@ -174,7 +174,7 @@ def _opened(builder: ModelBuilder, model: CostModel, hull: Hull, v: int) -> list
     own = dict(zip(asked, builder.own_costs(v, asked), strict=True))
     hopeful: list[_Hopeful] = []
     for point, used in used_at:
-        around = builder.around(v, model.chosen(point.assignment))
+        around = builder.neighbourhood_cost(v, model.chosen(point.assignment))
         seconds, num_bytes = around.cost(used, own[used])
         now = seconds + slope * num_bytes
         hopeful += [
@@ -194,7 +194,7 @@ class _Hopeful(NamedTuple):
     bound: float
     config: Configuration
     now: float
-    around: Around
+    around: NeighbourhoodCost
 
 
 def _cheapest(

@@ -13,7 +13,7 @@ from jaxplan.core._collector import paused_collector
 from jaxplan.core._interrupt import INTERRUPTED_NOTE, current, interruptible
 from jaxplan.core._log import inform_once, until_interrupted, warn_once
 from jaxplan.core._progress import Progress
-from jaxplan.cost import CostModel, ModelBuilder, Prediction, Predictor, boundary_layouts
+from jaxplan.cost import CostModel, ModelBuilder, Prediction, Predictor, boundary_shardings
 from jaxplan.errors import ArgumentError, UnsupportedError
 from jaxplan.frontend._absent_gpu import traced_for
 from jaxplan.frontend._arguments import step_name
@@ -34,7 +34,7 @@ from jaxplan.search._uneven_dimensions import uneven_dimensions
 from jaxplan.search._what_if import Replanner
 from jaxplan.simulate import predictor_of
 from jaxplan.solvers import FRONTIER_SOLVERS, Solution, bound_at, frontier, relative_gap
-from jaxplan.strategies import Absent, Sketch, own_sketches, reference_solution, sketch_references
+from jaxplan.strategies import Absent, StrategyPlan, apply_strategies, own_strategies, reference_solution
 
 _NOTHING_MSG = (
     "there is nothing to plan in the step {name}: it does not compute with arrays that it was given.\n"
@@ -138,24 +138,24 @@ def _plan_graph(graph: StepGraph, topology: Topology, search: Search, report: Pr
         raise UnsupportedError(_ORDERED_MSG.format(name=name))
     report("costs")
     limits = resolve_pins(search.pins, graph, topology, search.axes)
-    strategies = sketch_references(graph, topology)
-    sketches = {**strategies.sketches, **partitions(graph, topology, search.solver)} if graph.spaces else {}
-    own = own_sketches(graph, topology, search.own_references, search.axes)
+    strategies = apply_strategies(graph, topology)
+    strategy_plans = {**strategies.plans, **partitions(graph, topology, search.solver)} if graph.spaces else {}
+    own = own_strategies(graph, topology, search.own_references, search.axes)
     absent = {**strategies.absent, **{name: of.reason for name, of in own.items() if isinstance(of, Absent)}}
-    sketches.update({name: of for name, of in own.items() if not isinstance(of, Absent)})
-    allowed = {name: sketch for name, sketch in sketches.items() if meets(limits, sketch.configurations, topology)}
+    strategy_plans.update({name: of for name, of in own.items() if not isinstance(of, Absent)})
+    allowed = {name: of for name, of in strategy_plans.items() if meets(limits, of.configurations, topology)}
     opened = open_configurations(
         graph,
         topology,
         lambda fraction: report("costs", fraction),
-        [sketch.configurations for sketch in allowed.values()],
+        [strategy_plan.configurations for strategy_plan in allowed.values()],
         search.overlap,
         limits,
     )
     model = opened.model
     plans, references = solve_model(model, allowed, search, report, opened.most_configurations)
-    if len(allowed) < len(sketches):
-        references = _with_forbidden(references, model, sketches)
+    if len(allowed) < len(strategy_plans):
+        references = _with_forbidden(references, model, strategy_plans)
     if not any(plan.time_seconds for plan in plans):
         raise ArgumentError(_NOTHING_MSG.format(name=name))
     notes = [*operator_notes(graph), *_uneven_dimensions(model, plans), *filter(None, [opened.certificate()])]
@@ -287,7 +287,7 @@ NOTHING_PROVEN = Proof()
 
 def solve_model(
     model: CostModel,
-    sketches: Mapping[str, Sketch],
+    strategy_plans: Mapping[str, StrategyPlan],
     search: Search,
     report: Callable[..., Any],
     most_configurations: int | None = None,
@@ -300,12 +300,12 @@ def solve_model(
     predictor = predictor_of(model)
     report("score")
     references, assigned = _reference_plans(
-        predictor, {name: sketch for name, sketch in sketches.items() if name != search.solver}
+        predictor, {name: strategy_plan for name, strategy_plan in strategy_plans.items() if name != search.solver}
     )
     current().plans, current().memory_limit_bytes = tuple(references.values()), search.memory_limit_bytes
     plans = list(references.values())
     with until_interrupted("the search"):
-        plans = _found_beside(predictor, sketches, references, assigned, search, report, most_configurations)
+        plans = _found_beside(predictor, strategy_plans, references, assigned, search, report, most_configurations)
     if not plans:
         raise KeyboardInterrupt  # nothing was found until then
     return plans, references
@@ -313,7 +313,7 @@ def solve_model(
 
 def _found_beside(
     predictor: Predictor,
-    sketches: Mapping[str, Sketch],
+    strategy_plans: Mapping[str, StrategyPlan],
     references: dict[str, Plan],
     assigned: Mapping[str, tuple[Sequence[int], Sequence[int]]],
     search: Search,
@@ -322,7 +322,7 @@ def _found_beside(
 ) -> list[Plan]:
     """Plans to show of all that is found; references get what is proven of them."""
     model, limit = predictor.model, search.memory_limit_bytes
-    solutions = find_solutions(predictor, sketches, search, report)
+    solutions = find_solutions(predictor, strategy_plans, search, report)
     report("score")
     for name, reference in references.items():
         proof = _proof(model, solutions, *assigned[name], most_configurations)
@@ -340,33 +340,33 @@ def _found_beside(
 
 
 def _with_forbidden(
-    references: Mapping[str, Plan], model: CostModel, sketches: Mapping[str, Sketch]
+    references: Mapping[str, Plan], model: CostModel, strategy_plans: Mapping[str, StrategyPlan]
 ) -> dict[str, Plan]:
     """All references in their order: those that pins rule out are priced too, to compare with."""
-    forbidden = {name: sketch for name, sketch in sketches.items() if name not in references}
+    forbidden = {name: strategy_plan for name, strategy_plan in strategy_plans.items() if name not in references}
     other, _ = _reference_plans(predictor_of(_model_of(forbidden, model)), forbidden)
-    return {name: references.get(name) or other[name] for name in sketches if name in references or name in other}
+    return {name: references.get(name) or other[name] for name in strategy_plans if name in references or name in other}
 
 
-def _model_of(sketches: Mapping[str, Sketch], model: CostModel) -> CostModel:
+def _model_of(strategy_plans: Mapping[str, StrategyPlan], model: CostModel) -> CostModel:
     """The cost model of the same step in which strategies alone are points."""
     builder = ModelBuilder(model.graph, model.topology, overlap=model.overlapped is not None)
     spaces = model.graph.spaces
     configurations = [
         ordered({((),) * len(space.classes), *of}) if v not in builder.tiny else (((),) * len(space.classes),)
-        for v, (space, *of) in enumerate(zip(spaces, *(s.configurations for s in sketches.values()), strict=True))
+        for v, (space, *of) in enumerate(zip(spaces, *(s.configurations for s in strategy_plans.values()), strict=True))
     ]
     return builder.build(configurations)
 
 
 def _reference_plans(
-    predictor: Predictor, sketches: Mapping[str, Sketch]
+    predictor: Predictor, strategy_plans: Mapping[str, StrategyPlan]
 ) -> tuple[dict[str, Plan], dict[str, tuple[Sequence[int], Sequence[int]]]]:
     """Plans of reference strategies, without proofs, and their assignments and choices by the same names."""
     references, assigned = {}, {}
     with until_interrupted("pricing the reference strategies"):
-        for name, sketch in sketches.items():
-            assigned[name] = reference_solution(predictor.model, sketch)
+        for name, strategy_plan in strategy_plans.items():
+            assigned[name] = reference_solution(predictor.model, strategy_plan)
             references[name] = make_plan(predictor, *assigned[name], name=name)
     return references, assigned
 
@@ -375,7 +375,7 @@ _NO_CHOICE = Solution(assignment=(), choices=(), time=0.0, memory=0, lower_bound
 
 
 def find_solutions(
-    predictor: Predictor, sketches: Mapping[str, Sketch], search: Search, report: Callable[..., Any]
+    predictor: Predictor, strategy_plans: Mapping[str, StrategyPlan], search: Search, report: Callable[..., Any]
 ) -> list[Solution]:
     """What the solver finds of a step as it is, with the sketches of reference strategies to start chains from."""
     model, solutions = predictor.model, []
@@ -388,16 +388,16 @@ def find_solutions(
 
     if not model.configurations:  # scalars only: there is nothing to choose
         return [_NO_CHOICE]
-    if search.solver in sketches:
-        return [partition_solution(model, sketches[search.solver], search.solver)]
-    given = search_arguments(search.solver, predictor, sketches)
+    if search.solver in strategy_plans:
+        return [partition_solution(model, strategy_plans[search.solver], search.solver)]
+    given = search_arguments(search.solver, predictor, strategy_plans)
     for problem in model.problems if "chains" not in given else (model.problem,):  # chains are simulated as it is
         with until_interrupted("the search"):
             progress("solve", 0.0)
             solutions += frontier(
                 problem,
                 solver=search.solver,
-                max_points=max(LEAST_CANDIDATES, min(MAX_CANDIDATES, CANDIDATE_READS // max(1, len(model.flows)))),
+                max_points=max(LEAST_CANDIDATES, min(MAX_CANDIDATES, CANDIDATE_READS // max(1, len(model.reads)))),
                 progress=progress,
                 **given,
             )
@@ -506,7 +506,7 @@ def make_plan(
     if prediction is None:
         prediction, _ = predictor.predict(assignment, choices)
     chosen, repeated = model.chosen(assignment), model.repeated(choices)
-    in_layouts, out_layouts = boundary_layouts(model.graph, chosen)
+    in_layouts, out_layouts = boundary_shardings(model.graph, chosen)
     program: Program = model.graph.program
     return Plan(
         name=name,

@@ -12,23 +12,23 @@ from jaxplan.search._mcmc_starts import simulated_chains
 from jaxplan.search._named_splits import named_splits
 from jaxplan.search._tofu import PARTITION_SOLVERS, partition
 from jaxplan.solvers import Solution, heuristic_solution
-from jaxplan.strategies import Sketch, reference_solution
+from jaxplan.strategies import StrategyPlan, reference_solution
 
 
-def search_arguments(solver: str, predictor: Predictor, sketches: Mapping[str, Sketch]) -> dict[str, Any]:
+def search_arguments(solver: str, predictor: Predictor, strategy_plans: Mapping[str, StrategyPlan]) -> dict[str, Any]:
     """The keyword arguments of `jaxplan.solvers.frontier` that a solver needs on a step."""
     if solver == "mcmc":
-        return {"chains": simulated_chains(predictor, sketches)}
+        return {"chains": simulated_chains(predictor, strategy_plans)}
     if solver == "one_mesh":
         return {"meanings": named_splits(predictor.model)}
     return {}
 
 
-def partitions(graph: StepGraph, topology: Topology, solver: str) -> dict[str, Sketch]:
+def partitions(graph: StepGraph, topology: Topology, solver: str) -> dict[str, StrategyPlan]:
     """What a solver that does not search the additive problem makes of a step, by its name; nothing for others."""
     return {solver: partition(graph, topology, solver)} if solver in PARTITION_SOLVERS else {}
 
 
-def partition_solution(model: CostModel, sketch: Sketch, solver: str) -> Solution:
+def partition_solution(model: CostModel, strategy_plan: StrategyPlan, solver: str) -> Solution:
     """A partition as a solution of the additive problem."""
-    return heuristic_solution(model.problem, solver, *reference_solution(model, sketch))
+    return heuristic_solution(model.problem, solver, *reference_solution(model, strategy_plan))

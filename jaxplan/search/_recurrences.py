@@ -12,13 +12,13 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from jaxplan.cost import Flow
+from jaxplan.cost import Read
 from jaxplan.ir import STORED_KINDS, UNGROUPED, StepGraph
 from jaxplan.ir._union import UnionFind
 
 
 def layer_groups(
-    graph: StepGraph, flows: Sequence[Flow], classes: Sequence[int], is_fixed: Sequence[bool]
+    graph: StepGraph, reads: Sequence[Read], classes: Sequence[int], is_fixed: Sequence[bool]
 ) -> tuple[int, ...]:
     """Per class of groups the first class of its layer, layers in the order of the forward pass.
 
@@ -30,7 +30,7 @@ def layer_groups(
       classes: class of each group.
       is_fixed: per group whether there is nothing to decide; it then joins no others.
     """
-    direct, _ = _direct_anchors(graph, flows)
+    direct, _ = _direct_anchors(graph, reads)
     num_classes = max(classes, default=-1) + 1
     union = UnionFind(num_classes)
     for v, anchors in enumerate(direct):
@@ -38,23 +38,23 @@ def layer_groups(
             if not (is_fixed[u] or is_fixed[v]):
                 union.join(classes[u], classes[v])
     firsts: dict[int, int] = {}
-    for number, unit in enumerate(_recurrent_units(flows, classes, num_classes)):
+    for number, unit in enumerate(_recurrent_units(reads, classes, num_classes)):
         union.join(firsts.setdefault(unit, number), number)
-    for number, reader in _readers_of_gradients(flows, classes, direct).items():
+    for number, reader in _readers_of_gradients(reads, classes, direct).items():
         union.join(number, reader)
     lowest: dict[int, int] = {}
     return tuple(lowest.setdefault(union.find(number), number) for number in range(num_classes))
 
 
-def _recurrent_units(flows: Sequence[Flow], classes: Sequence[int], num_classes: int) -> list[int]:
+def _recurrent_units(reads: Sequence[Read], classes: Sequence[int], num_classes: int) -> list[int]:
     """Per class the number of its strongly connected component in the forward pass."""
     from scipy.sparse import coo_array  # heavy, and needed by few
     from scipy.sparse.csgraph import connected_components
 
     ends = [
-        (classes[flow.producer], classes[flow.consumer])
-        for flow in flows
-        if flow.forward and UNGROUPED not in (flow.producer, flow.consumer)
+        (classes[read.producer], classes[read.consumer])
+        for read in reads
+        if read.forward and UNGROUPED not in (read.producer, read.consumer)
     ]
     source, target = np.array(ends, dtype=np.int64).reshape(-1, 2).T
     edges = coo_array((np.ones(len(ends)), (source, target)), shape=(num_classes, num_classes))
@@ -62,23 +62,23 @@ def _recurrent_units(flows: Sequence[Flow], classes: Sequence[int], num_classes:
 
 
 def _readers_of_gradients(
-    flows: Sequence[Flow], classes: Sequence[int], direct: Sequence[set[int]]
+    reads: Sequence[Read], classes: Sequence[int], direct: Sequence[set[int]]
 ) -> dict[int, int]:
     """Classes of the backward pass alone that make no update -> the class that reads them first."""
-    both_passes = {classes[v] for flow in flows if flow.forward for v in (flow.producer, flow.consumer) if v >= 0}
+    both_passes = {classes[v] for read in reads if read.forward for v in (read.producer, read.consumer) if v >= 0}
     both_passes |= {classes[v] for v, anchors in enumerate(direct) if anchors}
     readers: dict[int, tuple[int, int]] = {}
-    for flow in flows:
-        if UNGROUPED in (flow.producer, flow.consumer) or classes[flow.producer] in both_passes:
+    for read in reads:
+        if UNGROUPED in (read.producer, read.consumer) or classes[read.producer] in both_passes:
             continue
-        found = flow.reads[0], classes[flow.consumer]
-        readers[classes[flow.producer]] = min(found, readers.get(classes[flow.producer], found))
+        found = read.equations[0], classes[read.consumer]
+        readers[classes[read.producer]] = min(found, readers.get(classes[read.producer], found))
     return {number: reader for number, (_, reader) in readers.items()}
 
 
-def time_step_classes(graph: StepGraph, flows: Sequence[Flow]) -> tuple[int, ...]:
+def time_step_classes(graph: StepGraph, reads: Sequence[Read]) -> tuple[int, ...]:
     """Per group the number of its class, from 0 up by first member; what a step stores is in a class of its own."""
-    anchors = _anchors(graph, flows)
+    anchors = _anchors(graph, reads)
     numbers: dict[Hashable, int] = {}
     classes = []
     for group, space in zip(graph.grouping.groups, graph.spaces, strict=True):
@@ -89,28 +89,28 @@ def time_step_classes(graph: StepGraph, flows: Sequence[Flow]) -> tuple[int, ...
     return tuple(classes)
 
 
-def _anchors(graph: StepGraph, flows: Sequence[Flow]) -> list[frozenset[int]]:
+def _anchors(graph: StepGraph, reads: Sequence[Read]) -> list[frozenset[int]]:
     """Per group the stored groups that it reads or makes, or else those of the groups that it reads, however far."""
-    direct, producers = _direct_anchors(graph, flows)
+    direct, producers = _direct_anchors(graph, reads)
     return [frozenset(direct[v] or _upstream(v, direct, producers)) for v in range(len(direct))]
 
 
-def _direct_anchors(graph: StepGraph, flows: Sequence[Flow]) -> tuple[list[set[int]], list[set[int]]]:
+def _direct_anchors(graph: StepGraph, reads: Sequence[Read]) -> tuple[list[set[int]], list[set[int]]]:
     """Per group the stored groups that it reads or makes, and the other groups that it reads."""
     groups = graph.grouping.groups
     direct: list[set[int]] = [set() for _ in groups]
     producers: list[set[int]] = [set() for _ in groups]
-    for flow in flows:
-        if UNGROUPED in (flow.producer, flow.consumer) or flow.producer == flow.consumer:
+    for read in reads:
+        if UNGROUPED in (read.producer, read.consumer) or read.producer == read.consumer:
             continue
-        is_stored = [groups[v].kind in STORED_KINDS for v in (flow.producer, flow.consumer)]
+        is_stored = [groups[v].kind in STORED_KINDS for v in (read.producer, read.consumer)]
         if is_stored[0]:
-            direct[flow.consumer].add(flow.producer)
+            direct[read.consumer].add(read.producer)
         elif is_stored[1]:
-            direct[flow.producer].add(flow.consumer)
+            direct[read.producer].add(read.consumer)
         else:
-            producers[flow.consumer].add(flow.producer)
-    for u, v in _through_views(graph, flows):
+            producers[read.consumer].add(read.producer)
+    for u, v in _through_views(graph, reads):
         direct[v] |= direct[u]
     for v in reversed(range(len(groups))):  # what is added up to a gradient makes that gradient
         if groups[v].kind == "sum" and direct[v]:
@@ -119,20 +119,20 @@ def _direct_anchors(graph: StepGraph, flows: Sequence[Flow]) -> tuple[list[set[i
     return direct, producers
 
 
-def _through_views(graph: StepGraph, flows: Sequence[Flow]) -> list[tuple[int, int]]:
+def _through_views(graph: StepGraph, reads: Sequence[Read]) -> list[tuple[int, int]]:
     """(producer, consumer) of the forward pass where the producer computes with stored values alone.
 
     Such are casts, views, and reads of a loop's constants: their consumers read what is stored.
     """
     groups = graph.grouping.groups
     ends = [
-        (flow.producer, flow.consumer)
-        for flow in flows
-        if flow.forward and UNGROUPED not in (flow.producer, flow.consumer)
+        (read.producer, read.consumer)
+        for read in reads
+        if read.forward and UNGROUPED not in (read.producer, read.consumer)
     ]
-    reads = {v for _, v in ends}
+    readers = {v for _, v in ends}
     others = {v for u, v in ends if groups[u].kind not in STORED_KINDS}
-    views = {v for v in reads - others if groups[v].kind == "elementwise"}
+    views = {v for v in readers - others if groups[v].kind == "elementwise"}
     return [(u, v) for u, v in ends if u in views and u != v]
 
 

@@ -21,7 +21,7 @@ from jaxplan.ir import STORED_KINDS, Configuration, StepGraph, fixed_axes
 from jaxplan.mesh import Link, Topology
 from jaxplan.search._recurrences import layer_groups, time_step_classes
 from jaxplan.solvers import Problem, all_row_greedy, coalesce, critical_dp, greedy_largest_first, recursive_dp
-from jaxplan.strategies import Sketch
+from jaxplan.strategies import StrategyPlan
 
 PARTITION_SOLVERS = ("tofu", "equal-chop", "all-row-greedy", "greedy-by-size")
 _UNIT_LINK = Link(bandwidth_bytes_per_second=1e9, latency_seconds=0.0)
@@ -30,7 +30,7 @@ Options = tuple[tuple[Configuration, ...], ...]
 """Per group the configurations that a step of the search chooses from."""
 
 
-def partition(graph: StepGraph, topology: Topology, solver: str) -> Sketch:
+def partition(graph: StepGraph, topology: Topology, solver: str) -> StrategyPlan:
     """The configuration of every group that one of `PARTITION_SOLVERS` ends at; copies are fetched again."""
     search = _PartitionSearch(graph, topology)
     axes = tuple(range(len(topology.axes)))
@@ -39,7 +39,7 @@ def partition(graph: StepGraph, topology: Topology, solver: str) -> Sketch:
     else:
         options = search.options(search.start, axes)
         configurations = search.chosen(options, search.at_once(options, solver))
-    return Sketch(configurations=configurations, repeat_gathers=True)
+    return StrategyPlan(configurations=configurations, repeat_gathers=True)
 
 
 class _PartitionSearch:
@@ -60,7 +60,7 @@ class _PartitionSearch:
             tuple(of.get(c, ()) for c in range(len(space.classes))) for of, space in zip(fixed, graph.spaces)
         )
         self._fixed = fixed
-        self.classes = time_step_classes(graph, self._builder.flows)
+        self.classes = time_step_classes(graph, self._builder.reads)
         self._firsts = [self.classes.index(number) for number in range(max(self.classes, default=-1) + 1)]
 
     def options(self, before: Sequence[Configuration], axes: Sequence[int]) -> Options:
@@ -122,9 +122,9 @@ class _PartitionSearch:
         """Bytes of all tensors on each edge of the problem over classes."""
         sizes: dict[tuple[int, int], float] = {}
         tensors = self.graph.program.tensors
-        for edge, flows in zip(model.problem.edges, model.edge_flows, strict=True):
+        for edge, reads in zip(model.problem.edges, model.edge_reads, strict=True):
             ends = sorted((self.classes[edge.source], self.classes[edge.target]))
-            num_bytes = sum(tensors[model.flows[f].tensor].num_bytes for f in flows)
+            num_bytes = sum(tensors[model.reads[f].tensor].num_bytes for f in reads)
             sizes[ends[0], ends[1]] = sizes.get((ends[0], ends[1]), 0.0) + num_bytes
         return [sizes[edge.source, edge.target] for edge in problem.edges]
 
@@ -134,7 +134,7 @@ class _PartitionSearch:
 
     def layers(self, options: Options) -> list[int]:
         """Per class of groups the first class of its layer (`layer_groups`)."""
-        return [*layer_groups(self.graph, self._builder.flows, self.classes, [len(of) == 1 for of in options])]
+        return [*layer_groups(self.graph, self._builder.reads, self.classes, [len(of) == 1 for of in options])]
 
     def _splittable(self, v: int) -> list[int]:
         """Classes along which a group may be split: no summands that stay apart, nothing that the step lays out."""

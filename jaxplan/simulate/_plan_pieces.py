@@ -14,9 +14,9 @@ import numpy as np
 
 from jaxplan.cost._inner import inner_collectives, inner_of_plan, may_communicate
 from jaxplan.cost._pricing import REPEAT
-from jaxplan.cost._transfers import Transfer, changed_flows, make_transfers
+from jaxplan.cost._transfers import Transfer, changed_reads, make_transfers
 from jaxplan.ir import UNGROUPED
-from jaxplan.mesh import Layout, collective_seconds
+from jaxplan.mesh import Sharding, collective_seconds
 from jaxplan.simulate._simulated_plan import PlanSimulator
 from jaxplan.xla._wire import carried_tensor
 
@@ -69,26 +69,26 @@ class PlanPieces:
     def __init__(self, simulator: PlanSimulator) -> None:
         self.simulator = simulator
         self.model = model = simulator.model
-        graph, flows = model.graph, model.flows
+        graph, reads = model.graph, model.reads
         numbers: dict[int, int] = {}
-        self._flows: list[list[int]] = []
-        for index, flow in enumerate(flows):
-            value = graph.values.merged[carried_tensor(graph, flow.tensor)]
+        self._reads: list[list[int]] = []
+        for index, read in enumerate(reads):
+            value = graph.values.merged[carried_tensor(graph, read.tensor)]
             piece = numbers.setdefault(value, len(numbers))
-            if piece == len(self._flows):
-                self._flows.append([])
-            self._flows[piece].append(index)
-        self.num_pieces = len(self._flows)
+            if piece == len(self._reads):
+                self._reads.append([])
+            self._reads[piece].append(index)
+        self.num_pieces = len(self._reads)
         self._groups = [
-            sorted({v for i in of for v in (flows[i].producer, flows[i].consumer)} - {UNGROUPED})
-            for of in self._flows
+            sorted({v for i in of for v in (reads[i].producer, reads[i].consumer)} - {UNGROUPED})
+            for of in self._reads
         ]
         pieces: list[list[int]] = [[] for _ in graph.grouping.groups]
         for piece, groups in enumerate(self._groups):
             for v in groups:
                 pieces[v].append(piece)
         self.pieces_of = tuple(map(tuple, pieces))
-        self._edge_of = {f: e for e, of in enumerate(model.edge_flows) for f in of if flows[f].reads_twice}
+        self._edge_of = {f: e for e, of in enumerate(model.edge_reads) for f in of if reads[f].in_both_phases}
         self._repeats: dict[tuple[int, int], np.ndarray] = {}
         self._known: dict[tuple, Piece] = {}
         self._communicating = [v for v in range(len(pieces)) if may_communicate(graph, v)]
@@ -126,16 +126,16 @@ class PlanPieces:
         return self._talks[v, label]
 
     def _make(self, piece: int, assignment: Sequence[int]) -> Piece:
-        model, flows = self.model, self.model.flows
+        model, reads = self.model, self.model.reads
         chosen = {v: model.configurations[v][assignment[v]] for v in self._groups[piece]}
-        changed: list[tuple[int, Layout, Layout]] = []
-        for index in self._flows[piece]:
+        changed: list[tuple[int, Sharding, Sharding]] = []
+        for index in self._reads[piece]:
             changed += [
                 (index, source, target)
-                for _, source, target in changed_flows(model.graph, (flows[index],), chosen)  # pyright: ignore[reportArgumentType]
+                for _, source, target in changed_reads(model.graph, (reads[index],), chosen)  # pyright: ignore[reportArgumentType]
             ]
         repeated = frozenset(index for index, *_ in changed if self._is_repeated(index, assignment))
-        transfers = make_transfers(model.graph, model.topology, flows, changed, repeated, {})
+        transfers = make_transfers(model.graph, model.topology, reads, changed, repeated, {})
         moves: list[Move] = []
         pooled: dict[PoolKey, int] = defaultdict(int)
         for place, transfer in enumerate(transfers):
@@ -156,7 +156,7 @@ class PlanPieces:
                     order=(wait, transfer.spans[0].first, transfer.tensor, transfer.target.dims, place, turn),
                     wait=wait,
                     made=model.graph.values.producer[transfer.tensor] + 1,
-                    moves_data=not transfer.path.layouts[0].partial,
+                    moves_data=not transfer.path.shardings[0].partial,
                     trips=transfer.trips,
                     steps=tuple(
                         Step(
@@ -169,9 +169,9 @@ class PlanPieces:
             )
         return moves
 
-    def _is_repeated(self, flow: int, assignment: Sequence[int]) -> bool:
+    def _is_repeated(self, read: int, assignment: Sequence[int]) -> bool:
         """Whether the fastest choice of a read in both passes is to make the copy again."""
-        edge = self._edge_of.get(flow)
+        edge = self._edge_of.get(read)
         if edge is None:
             return False
         of = self.model.problem.edges[edge]

@@ -108,7 +108,7 @@ def simulate_plan(
     """Simulate one step of a plan: its configuration of each group, and the flows whose copy is made again."""
     model = build_cost_model(graph, topology, configurations=[(config,) for config in configurations])
     wanted = frozenset(repeated)
-    choices = [REPEAT if any(flow in wanted for flow in flows) else KEEP for flows in model.edge_flows]
+    choices = [REPEAT if any(read in wanted for read in reads) else KEEP for reads in model.edge_reads]
     return PlanSimulator(Predictor(model)).simulate([0] * len(configurations), choices)
 
 
@@ -264,7 +264,7 @@ class PlanSimulator:
         names: dict[int, str] = {}
         ends: dict[tuple[int, int], tuple[int, int]] = {}
         waiting = list(moves)[::-1]
-        ahead = _positions_before([move.wait for move in moves if not move.transfer.path.layouts[0].partial])
+        ahead = _positions_before([move.wait for move in moves if not move.transfer.path.shardings[0].partial])
         for e in (*equations, len(self.model.graph.program.equations) + 1):
             awaited: list[int] = []
             while waiting and waiting[-1].wait <= e:
@@ -294,7 +294,7 @@ class PlanSimulator:
     def _ready_after(self, move: _Move, ahead: Mapping[int, int]) -> int:
         """The position before which all compute has to be done for a move to start."""
         made = self.model.graph.values.producer[move.transfer.tensor] + 1
-        if move.transfer.path.layouts[0].partial:
+        if move.transfer.path.shardings[0].partial:
             return made
         return max(made, ahead[move.wait])
 

@@ -1,13 +1,13 @@
 """Reference strategies as people write them, as rules over named dimensions, on the same search space."""
 
 from jaxplan.strategies._own import checked_names as checked_names
-from jaxplan.strategies._own import own_sketches as own_sketches
+from jaxplan.strategies._own import own_strategies as own_strategies
 from jaxplan.strategies._own import sketch_of_shardings as sketch_of_shardings
 from jaxplan.strategies._reference import REFERENCE_STRATEGIES as REFERENCE_STRATEGIES
 from jaxplan.strategies._reference import References as References
 from jaxplan.strategies._reference import Strategy as Strategy
+from jaxplan.strategies._reference import apply_strategies as apply_strategies
 from jaxplan.strategies._reference import reference_names as reference_names
 from jaxplan.strategies._reference import reference_solution as reference_solution
-from jaxplan.strategies._reference import sketch_references as sketch_references
-from jaxplan.strategies._sketch import Absent as Absent
-from jaxplan.strategies._sketch import Sketch as Sketch
+from jaxplan.strategies._strategy_plan import Absent as Absent
+from jaxplan.strategies._strategy_plan import StrategyPlan as StrategyPlan

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from jaxplan.ir import STORED_KINDS, Group
 from jaxplan.strategies._axes import Axes, all_back, all_front, innermost, node_back
-from jaxplan.strategies._sketch import (
+from jaxplan.strategies._strategy_plan import (
     Absent,
     Rule,
-    Sketch,
     Step,
+    StrategyPlan,
     Wishes,
+    apply_rules,
     batch_wishes,
-    draw,
     largest_split,
     nothing,
 )
 
 
-def data(step: Step) -> Sketch | Absent:
+def data(step: Step) -> StrategyPlan | Absent:
     """Every device takes a part of the batch and holds everything else."""
     return _batch_split(step, nothing)
 
 
-def zero1(step: Step) -> Sketch | Absent:
+def zero1(step: Step) -> StrategyPlan | Absent:
     """ZeRO-1: optimizer slots split over all devices, parameters whole. Each device updates its part of a parameter
     with its part of the gradient, which is scattered as it is summed, and the parts are gathered after that: as many
     bytes as data parallelism sends."""
@@ -38,24 +38,24 @@ def zero1(step: Step) -> Sketch | Absent:
     return _batch_split(step, lambda group: split(group) if is_slot(group) else {})
 
 
-def zero2(step: Step) -> Sketch | Absent:
+def zero2(step: Step) -> StrategyPlan | Absent:
     """ZeRO-2: all state and gradients split over all devices; parameters gathered once a step, and kept."""
     return _batch_split(step, _stored(step, all_back(step.topology).back))
 
 
-def fsdp(step: Step) -> Sketch | Absent:
+def fsdp(step: Step) -> StrategyPlan | Absent:
     """ZeRO-3: as ZeRO-2, but parameters are gathered for each pass, and of a stack of layers one layer in each trip."""
     return _batch_split(step, _stored(step, all_back(step.topology).back), repeat_gathers=True)
 
 
-def hybrid_fsdp(step: Step) -> Sketch | Absent:
+def hybrid_fsdp(step: Step) -> StrategyPlan | Absent:
     """FSDP inside each node, copies across nodes: gradients are scattered inside and added up across."""
     if len(innermost(step.topology)) == len(step.topology.axes):
         return Absent(reason="the topology has one level, where it is fsdp")
     return _batch_split(step, _stored(step, node_back(step.topology).back), repeat_gathers=True)
 
 
-def _batch_split(step: Step, state: Rule, *, repeat_gathers: bool = False) -> Sketch | Absent:
+def _batch_split(step: Step, state: Rule, *, repeat_gathers: bool = False) -> StrategyPlan | Absent:
     """The batch on all axes, and what is stored by a rule; absent where no device would compute less for it."""
     axes, graph = all_front(step.topology).front, step.graph
     if axes and not graph.named.batch:
@@ -64,22 +64,22 @@ def _batch_split(step: Step, state: Rule, *, repeat_gathers: bool = False) -> Sk
     def compute(group: Group) -> Wishes:
         return batch_wishes(step, group.index, axes)
 
-    sketch = draw(step, compute, state, repeat_gathers=repeat_gathers)
-    if axes and not _splits_batch(step, sketch):
+    strategy_plan = apply_rules(step, compute, state, repeat_gathers=repeat_gathers)
+    if axes and not _splits_batch(step, strategy_plan):
         sizes = ", ".join(str(step.size(k)) for k in graph.named.batch)
         return Absent(
             reason=f"the batch ({sizes}) does not divide by any of the {step.topology.num_devices} devices"
         )
-    return sketch
+    return strategy_plan
 
 
-def _splits_batch(step: Step, sketch: Sketch) -> bool:
+def _splits_batch(step: Step, strategy_plan: StrategyPlan) -> bool:
     """Whether products are split by the batch, or what else is computed of it where there are none."""
     kinds = {group.kind for group in step.graph.grouping.groups}
     computing = "contraction" if "contraction" in kinds else None
     return any(
         axes and dimension in step.graph.named.batch
-        for group, config in zip(step.graph.grouping.groups, sketch.configurations, strict=True)
+        for group, config in zip(step.graph.grouping.groups, strategy_plan.configurations, strict=True)
         if group.kind == computing or (computing is None and group.kind not in STORED_KINDS)
         for dimension, axes in zip(step.named(group.index), config, strict=True)
     )

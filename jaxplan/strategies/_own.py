@@ -20,7 +20,7 @@ from jaxplan.ir import UNGROUPED, Group, StepGraph, UserMesh, spec_dims
 from jaxplan.mesh import Topology, axes_of, named_axes
 from jaxplan.strategies._axes import Axes
 from jaxplan.strategies._reference import reference_names
-from jaxplan.strategies._sketch import Absent, Sketch, Step, Wishes, batch_wishes, draw
+from jaxplan.strategies._strategy_plan import Absent, Step, StrategyPlan, Wishes, apply_rules, batch_wishes
 from jaxplan.strategies._weights import Weights
 
 _TREE_MSG = (
@@ -50,9 +50,9 @@ def checked_names(references: Any, topology: Topology) -> dict[str, Any]:
     return dict(references)
 
 
-def own_sketches(
+def own_strategies(
     graph: StepGraph, topology: Topology, references: Mapping[str, Any], axes: Mapping[str, int] | None
-) -> dict[str, Sketch | Absent]:
+) -> dict[str, StrategyPlan | Absent]:
     """`sketch_of_shardings` of each of a person's references."""
     if not graph.spaces:
         return dict.fromkeys(references, Absent(reason="the step computes with scalars only"))
@@ -61,7 +61,7 @@ def own_sketches(
 
 def sketch_of_shardings(
     graph: StepGraph, topology: Topology, shardings: Any, name: str, axes: Mapping[str, int] | None = None
-) -> Sketch | Absent:
+) -> StrategyPlan | Absent:
     """The strategy that shardings of the arguments ask for; absent where an operator cannot run on such pieces.
 
     Args:
@@ -72,12 +72,12 @@ def sketch_of_shardings(
     Raises:
       ArgumentError: the trees do not match, a mesh has other devices, or a dimension does not divide.
     """
-    layouts = _layouts(graph, topology, shardings, name, axes)
-    for t, dims in layouts.items():
+    shardings = _shardings(graph, topology, shardings, name, axes)
+    for t, dims in shardings.items():
         if found := _unsplittable(graph, t, dims):
             return Absent(reason=found)
     step = Step(graph=graph, topology=topology, weights=Weights(graph))
-    by_dimension = _by_dimension(graph, layouts)
+    by_dimension = _by_dimension(graph, shardings)
     batch = next((by_dimension[k] for k in graph.named.batch if by_dimension.get(k)), ())
 
     def stored(group: Group) -> Wishes:
@@ -85,7 +85,7 @@ def sketch_of_shardings(
         return {
             c: axes
             for t in group.inputs
-            for classes, axes in zip(dims.get(t, ()), layouts.get(t, ()))
+            for classes, axes in zip(dims.get(t, ()), shardings.get(t, ()))
             for c in classes
             if axes
         }
@@ -98,14 +98,14 @@ def sketch_of_shardings(
                 wishes[c] = rest
         return wishes
 
-    return draw(step, compute, stored)
+    return apply_rules(step, compute, stored)
 
 
-def _by_dimension(graph: StepGraph, layouts: Mapping[int, Sequence[Axes]]) -> dict[int, Axes]:
+def _by_dimension(graph: StepGraph, shardings: Mapping[int, Sequence[Axes]]) -> dict[int, Axes]:
     """The axes that split each named dimension: as the largest leaf that has it split is stored."""
     tensors, found = graph.program.tensors, {}
-    for t in sorted(layouts, key=lambda t: (-tensors[t].num_elements, t)):
-        for d, axes in enumerate(layouts[t]):
+    for t in sorted(shardings, key=lambda t: (-tensors[t].num_elements, t)):
+        for d, axes in enumerate(shardings[t]):
             if axes and (t, d) in graph.named.of:
                 found.setdefault(graph.named.of[t, d], axes)
     return found
@@ -122,7 +122,7 @@ def _unsplittable(graph: StepGraph, t: int, dims: Sequence[Axes]) -> str:
     return ""
 
 
-def _layouts(
+def _shardings(
     graph: StepGraph, topology: Topology, shardings: Any, name: str, axes: Mapping[str, int] | None
 ) -> dict[int, tuple[Axes, ...]]:
     """Per input, the atomic axes that split each of its dimensions."""

@@ -17,12 +17,12 @@ from jaxplan.ir import Configuration, StepGraph
 from jaxplan.mesh import Topology
 from jaxplan.strategies._axes import grid_name, grids
 from jaxplan.strategies._data import data, fsdp, hybrid_fsdp, zero1, zero2
-from jaxplan.strategies._sketch import Absent, Sketch, Step
 from jaxplan.strategies._special import context, experts, one_weird_trick, spatial
+from jaxplan.strategies._strategy_plan import Absent, Step, StrategyPlan
 from jaxplan.strategies._tensor import grid, megatron, megatron_sequence
 from jaxplan.strategies._weights import Weights
 
-Strategy = Callable[[Step], Sketch | Absent]
+Strategy = Callable[[Step], StrategyPlan | Absent]
 
 REFERENCE_STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
     {
@@ -39,7 +39,7 @@ REFERENCE_STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
         "context": context,
     }
 )
-"""Those that have one form on every topology; `sketch_references` adds data times tensor on every grid."""
+"""Those that have one form on every topology; `apply_strategies` adds data times tensor on every grid."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,18 +47,16 @@ class References:
     """The strategies on one step and topology.
 
     Attributes:
-      sketches: those that apply, by name, `data` first.
+      plans: those that apply, by name, `data` first.
       absent: why the others do not, by name.
     """
 
-    sketches: Mapping[str, Sketch]
+    plans: Mapping[str, StrategyPlan]
     absent: Mapping[str, str]
 
     def configurations(self) -> tuple[frozenset[Configuration], ...]:
         """Per group, what the search space must hold."""
-        return tuple(
-            map(frozenset, zip(*(sketch.configurations for sketch in self.sketches.values()), strict=True))
-        )
+        return tuple(map(frozenset, zip(*(plan.configurations for plan in self.plans.values()), strict=True)))
 
 
 def reference_names(topology: Topology) -> tuple[str, ...]:
@@ -66,14 +64,14 @@ def reference_names(topology: Topology) -> tuple[str, ...]:
     return (*REFERENCE_STRATEGIES, *(grid_name(topology, split) for split in grids(topology)))
 
 
-def sketch_references(graph: StepGraph, topology: Topology) -> References:
+def apply_strategies(graph: StepGraph, topology: Topology) -> References:
     """Every reference strategy on a step; one that comes to the same as an earlier one is absent."""
     check_user_meshes(graph, topology)
     step = Step(graph=graph, topology=topology, weights=Weights(graph))
     strategies: dict[str, Strategy] = dict(REFERENCE_STRATEGIES)
     for split in grids(topology):
         strategies[grid_name(topology, split)] = lambda step, split=split: grid(step, split)
-    sketches: dict[str, Sketch] = {}
+    strategy_plans: dict[str, StrategyPlan] = {}
     absent: dict[str, str] = {}
     for name, strategy in strategies.items():
         alone = not topology.axes and name != "data"
@@ -81,25 +79,25 @@ def sketch_references(graph: StepGraph, topology: Topology) -> References:
         if isinstance(found, Absent):
             absent[name] = found.reason
             continue
-        twin = next((other for other, sketch in sketches.items() if sketch == found), None)
+        twin = next((other for other, strategy_plan in strategy_plans.items() if strategy_plan == found), None)
         if twin is None:
-            sketches[name] = found
+            strategy_plans[name] = found
         else:
             absent[name] = f"here it is the same as {twin}"
-    return References(sketches=sketches, absent=absent)
+    return References(plans=strategy_plans, absent=absent)
 
 
-def reference_solution(model: CostModel, sketch: Sketch) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def reference_solution(model: CostModel, strategy_plan: StrategyPlan) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Configuration per group and choice per edge of a strategy.
 
     Raises ValueError where the search space lacks a configuration, except of tiny state, which is always whole.
     """
     assignment = [
         configs.index(wanted) if len(configs) > 1 else 0
-        for configs, wanted in zip(model.configurations, sketch.configurations, strict=True)
+        for configs, wanted in zip(model.configurations, strategy_plan.configurations, strict=True)
     ]
     _take_sums(model, assignment)
-    return tuple(assignment), _choices(model, assignment, sketch.repeat_gathers)
+    return tuple(assignment), _choices(model, assignment, strategy_plan.repeat_gathers)
 
 
 def _take_sums(model: CostModel, assignment: list[int]) -> None:

@@ -11,14 +11,22 @@ from jaxplan.strategies._axes import (
     num_devices,
     split_axes,
 )
-from jaxplan.strategies._sketch import Absent, Sketch, Step, Wishes, batch_wishes, draw, nothing
+from jaxplan.strategies._strategy_plan import (
+    Absent,
+    Step,
+    StrategyPlan,
+    Wishes,
+    apply_rules,
+    batch_wishes,
+    nothing,
+)
 from jaxplan.strategies._tensor import sequence_dims
 
 LEAST_CONVOLUTIONS = 0.5
 """A convolutional network does at least this share of its multiplications with parameters in convolutions."""
 
 
-def one_weird_trick(step: Step) -> Sketch | Absent:
+def one_weird_trick(step: Step) -> StrategyPlan | Absent:
     """The batch split in convolutions, the outputs of dense layers split behind them (Krizhevsky, arXiv 1404.5997)."""
     weights = step.weights
     convolved, dense = weights.flops("convolution"), weights.flops("product")
@@ -43,10 +51,10 @@ def one_weird_trick(step: Step) -> Sketch | Absent:
         last = [c for d, c in mine.items() if not any(d in inputs_of[e] for e in mine if e != d)]
         return dict.fromkeys(last[:1], back) or batch_wishes(step, group.index, front)
 
-    return draw(step, wishes, lambda group: {} if set(step.named(group.index)) & barred else wishes(group))
+    return apply_rules(step, wishes, lambda group: {} if set(step.named(group.index)) & barred else wishes(group))
 
 
-def experts(step: Step) -> Sketch | Absent:
+def experts(step: Step) -> StrategyPlan | Absent:
     """Experts on the devices, everything else data parallel, tokens sent in between (GShard, arXiv 2006.16668)."""
     weights = step.weights
     dims = {
@@ -86,7 +94,7 @@ def experts(step: Step) -> Sketch | Absent:
         mine = [c for c, d in enumerate(named) if d in dims]
         return {c: holders for c in mine[:1] if own & set(named)}
 
-    return draw(step, wishes, stored)
+    return apply_rules(step, wishes, stored)
 
 
 def _expert_axes(step: Step, number: int):
@@ -103,7 +111,7 @@ def _expert_axes(step: Step, number: int):
     raise AssertionError("no axis at all divides everything")
 
 
-def spatial(step: Step) -> Sketch | Absent:
+def spatial(step: Step) -> StrategyPlan | Absent:
     """Rows of images split inside a node, the batch across nodes; convolutions exchange the rows at the edges."""
     rows: set[int] = set()
     for use in step.weights.uses:
@@ -130,7 +138,7 @@ def _is_split(step: Step, equation: int, places: tuple[int, ...]) -> bool:
     return bool(factors) and step.graph.spaces[group].factor_class[equation][factors[0]] != WHOLE
 
 
-def context(step: Step) -> Sketch | Absent:
+def context(step: Step) -> StrategyPlan | Absent:
     """The sequence split inside a node, the batch across; attention gathers keys and values (arXiv 2407.21783)."""
     sequences = sequence_dims(step)
     if not sequences:
@@ -138,7 +146,7 @@ def context(step: Step) -> Sketch | Absent:
     return _inside(step, sequences)
 
 
-def _inside(step: Step, dims: frozenset[int]) -> Sketch | Absent:
+def _inside(step: Step, dims: frozenset[int]) -> StrategyPlan | Absent:
     """One of ``dims`` in every group on the axes inside a node, of attention the queries; the batch on the others."""
     split = node_back(step.topology)
     parts = num_devices(step.topology, split.back)
@@ -152,7 +160,7 @@ def _inside(step: Step, dims: frozenset[int]) -> Sketch | Absent:
         mine = [c for c, d in enumerate(named) if d in dims and c not in compared.get(group.index, ())]
         return {**dict.fromkeys(mine[:1], split.back), **batch_wishes(step, group.index, split.front)}
 
-    return draw(step, wishes, nothing)
+    return apply_rules(step, wishes, nothing)
 
 
 def _compared(step: Step, dims: frozenset[int]) -> dict[int, set[int]]:

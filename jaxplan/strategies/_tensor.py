@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from jaxplan.ir import Group
 from jaxplan.strategies._axes import AxisSplit, innermost, levels_of, num_devices, split_axes
-from jaxplan.strategies._sketch import Absent, Sketch, Step, Wishes, batch_wishes, draw
+from jaxplan.strategies._strategy_plan import Absent, Step, StrategyPlan, Wishes, apply_rules, batch_wishes
 from jaxplan.strategies._weights import Weights
 
 LEAST_SHARE = 0.5
@@ -137,13 +137,13 @@ def sequence_dims(step: Step) -> frozenset[int]:
     return frozenset(found)
 
 
-def megatron(step: Step) -> Sketch | Absent:
+def megatron(step: Step) -> StrategyPlan | Absent:
     """Tensors split inside a node, as far as heads and hidden divide, and the batch over the rest."""
     split = _megatron_axes(step)
     return split if isinstance(split, Absent) else tensor_parallel(step, split)
 
 
-def megatron_sequence(step: Step) -> Sketch | Absent:
+def megatron_sequence(step: Step) -> StrategyPlan | Absent:
     """Megatron whose activations between the pairs are split by the sequence."""
     split = _megatron_axes(step)
     if isinstance(split, Absent):
@@ -185,7 +185,7 @@ def _undivided(step: Step, found: TensorDims, parts: int) -> str:
     return f"{named} does not divide by the {parts} devices of a tensor"
 
 
-def grid(step: Step, split: AxisSplit) -> Sketch | Absent:
+def grid(step: Step, split: AxisSplit) -> StrategyPlan | Absent:
     """Data times tensor parallelism on one grid of devices."""
     found = tensor_dims(step)
     if isinstance(found, Absent):
@@ -194,7 +194,7 @@ def grid(step: Step, split: AxisSplit) -> Sketch | Absent:
     return Absent(reason=problem) if problem else tensor_parallel(step, split)
 
 
-def tensor_parallel(step: Step, split: AxisSplit, sequences: frozenset[int] = frozenset()) -> Sketch | Absent:
+def tensor_parallel(step: Step, split: AxisSplit, sequences: frozenset[int] = frozenset()) -> StrategyPlan | Absent:
     """The batch on the front axes; on the others tensor dimensions, and ``sequences`` where there is none of them."""
     found = tensor_dims(step)
     if isinstance(found, Absent):
@@ -209,7 +209,7 @@ def tensor_parallel(step: Step, split: AxisSplit, sequences: frozenset[int] = fr
             back = [c for c, d in enumerate(named) if d in others]
         return {**batch_wishes(step, group.index, split.front), **dict.fromkeys(back[:1], split.back)}
 
-    return draw(
+    return apply_rules(
         step, lambda group: wishes(group, sequences), lambda group: _only_tensor(step, group, dims, split)
     )
 

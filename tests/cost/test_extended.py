@@ -8,7 +8,7 @@ from jaxplan.cost import build_cost_model
 from jaxplan.cost._extended import ExtendedImages
 from jaxplan.mesh import Topology
 from jaxplan.search._planner import analyse_step
-from jaxplan.strategies import reference_solution, sketch_references
+from jaxplan.strategies import apply_strategies, reference_solution
 from tests.strategies.small_models import F32, IMAGES, image_case
 
 DEVICES = 8
@@ -19,9 +19,9 @@ def _copies(topology: str, strategy: str) -> list[tuple[int, int, int]]:
     step, args = image_case()
     graph = analyse_step(step, args, {}, donate_argnums=(0, 1), static_argnums=())
     machine = Topology.parse(topology)
-    references = sketch_references(graph, machine)
+    references = apply_strategies(graph, machine)
     model = build_cost_model(graph, machine, always=references.configurations())
-    assignment, _ = reference_solution(model, references.sketches[strategy])
+    assignment, _ = reference_solution(model, references.plans[strategy])
     images = ExtendedImages(model, model.buffers.read_end)
     return list(images.copies(assignment, model.chosen(assignment)))
 

@@ -14,7 +14,7 @@ import pytest
 from jaxplan.cost import CostModel, Predictor, build_cost_model, plan_transfers
 from jaxplan.mesh import Topology, collective_seconds
 from jaxplan.search._planner import Proof, analyse_step, make_plan
-from jaxplan.strategies import reference_solution, sketch_references
+from jaxplan.strategies import apply_strategies, reference_solution
 from jaxplan.xla._lifetimes import Lifetimes
 from tests.cost.one_device import shape
 
@@ -162,8 +162,8 @@ def test_the_peak_of_a_liveness_curve_is_its_largest_moment(seed: int) -> None:
 
 def test_time_is_that_of_the_listed_collectives(model: CostModel) -> None:
     predictor = Predictor(model)
-    for sketch in sketch_references(model.graph, model.topology).sketches.values():
-        prediction, _ = predictor.predict(*reference_solution(model, sketch))
+    for strategy_plan in apply_strategies(model.graph, model.topology).plans.values():
+        prediction, _ = predictor.predict(*reference_solution(model, strategy_plan))
         listed = sum(
             c.count * float(collective_seconds(model.topology, c.kind, c.num_bytes, c.axes))
             for c in prediction.collectives
@@ -210,12 +210,12 @@ def test_one_device_communicates_nothing() -> None:
 
 
 def test_a_kept_copy_is_made_once_and_a_repeated_one_twice(model: CostModel) -> None:
-    assignment, choices = reference_solution(model, sketch_references(model.graph, model.topology).sketches["fsdp"])
+    assignment, choices = reference_solution(model, apply_strategies(model.graph, model.topology).plans["fsdp"])
     out = model.graph.program.inputs[model.graph.program.in_paths.index("[0]['out']")]
     chosen = model.chosen(assignment)
     turning = model.buffers.turning_point
     for picks, repeated in ((choices, True), ([0] * len(choices), False)):
-        transfers = plan_transfers(model.graph, model.topology, model.flows, chosen, model.repeated(picks))
+        transfers = plan_transfers(model.graph, model.topology, model.reads, chosen, model.repeated(picks))
         (gather,) = [t for t in transfers if t.tensor == out]
         assert [s.kind for s in gather.path.steps] == ["all-gather"]
         assert gather.repeated == repeated
@@ -242,7 +242,7 @@ def test_what_is_gathered_between_dimensions_is_transposed_for_a_product(dim: in
 
 def test_a_kept_copy_costs_memory_and_a_repeated_one_time(model: CostModel) -> None:
     predictor = Predictor(model)
-    assignment, again = reference_solution(model, sketch_references(model.graph, model.topology).sketches["fsdp"])
+    assignment, again = reference_solution(model, apply_strategies(model.graph, model.topology).plans["fsdp"])
     repeat, _ = predictor.predict(assignment, again)
     keep, _ = predictor.predict(assignment, [0] * len(again))
     assert keep.communication_seconds < repeat.communication_seconds
@@ -271,7 +271,7 @@ def test_equal_layers_share_their_tables() -> None:
 
 def test_make_plan_says_what_the_predictor_says(model: CostModel) -> None:
     predictor = Predictor(model)
-    assignment, choices = reference_solution(model, sketch_references(model.graph, model.topology).sketches["data"])
+    assignment, choices = reference_solution(model, apply_strategies(model.graph, model.topology).plans["data"])
     plan = make_plan(predictor, assignment, choices, name="data", proof=Proof(lower_bound_seconds=1e9))
     assert plan.prediction == predictor.predict(assignment, choices)[0]
     assert plan.lower_bound_seconds <= plan.time_seconds
@@ -297,5 +297,5 @@ def test_what_is_remembered_of_other_plans_changes_no_prediction() -> None:
         found = used.predict(assignment, choices)
         assert found == Predictor(model).predict(assignment, choices)
         chosen, repeated = model.chosen(assignment), model.repeated(choices)
-        assert found[1] == plan_transfers(model.graph, model.topology, model.flows, chosen, repeated)
+        assert found[1] == plan_transfers(model.graph, model.topology, model.reads, chosen, repeated)
         assert used.predict(assignment, choices) == found

@@ -47,7 +47,7 @@ def _forced(between: Callable[[jax.Array], jax.Array]) -> tuple[CostModel, int]:
 def _alive_at_the_turn(model: CostModel, t: int, choice: int) -> tuple[list[int], list[int]]:
     """Bytes of the tensor as it was made, and of copies of it, that live when the backward pass begins."""
     predictor, nothing = Predictor(model), [0] * len(model.configurations)
-    choices = [choice if any(model.flows[f].tensor == t for f in flows) else 0 for flows in model.edge_flows]
+    choices = [choice if any(model.reads[f].tensor == t for f in reads) else 0 for reads in model.edge_reads]
     _, transfers = predictor.predict(nothing, choices)
     lives = predictor.lifetimes(nothing, model.chosen(nothing), transfers)
     turn = 2 * model.buffers.turning_point

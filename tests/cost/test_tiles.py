@@ -15,7 +15,7 @@ from jaxplan.cost import Predictor, _tpu_buffers, build_cost_model, padded_bytes
 from jaxplan.cost._buffer_sizes import BufferSizes
 from jaxplan.cost._pricing import Pricer
 from jaxplan.ir import Tensor, analyse, trace
-from jaxplan.mesh import Layout, Topology
+from jaxplan.mesh import Sharding, Topology
 from jaxplan.xla import Target, analyse_buffers
 
 
@@ -283,10 +283,10 @@ def test_copies_have_the_innermost_dimensions_of_what_they_copy() -> None:
     dtype = np.dtype(jnp.bfloat16)
     tensor = Tensor(index=7, shape=(512, 64, 12, 64), dtype=dtype, itemsize=dtype.itemsize, kind="intermediate")
     topology = Topology.parse("v5e:2x4")
-    layout = Layout.replicated(4)
-    whole = Pricer(topology=topology, target=Target.of(topology.chip), inner={7: (1, 3)}).local_bytes(tensor, layout)
+    sharding = Sharding.replicated(4)
+    whole = Pricer(topology=topology, target=Target.of(topology.chip), inner={7: (1, 3)}).local_bytes(tensor, sharding)
     assert whole == 512 * 12 * 64 * 128 * 2
-    assert Pricer(topology=topology, target=Target.of(topology.chip)).local_bytes(tensor, layout) == whole // 2
+    assert Pricer(topology=topology, target=Target.of(topology.chip)).local_bytes(tensor, sharding) == whole // 2
 
 
 @pytest.mark.tpu_aot

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import jaxplan
-from jaxplan.cost import Flow, Span, Transfer, find_flows
-from jaxplan.mesh import Layout, Path
+from jaxplan.cost import Read, Span, Transfer, find_reads
+from jaxplan.mesh import Path, Sharding
 from jaxplan.search._planner import analyse_step
 
 WIDTH = 32
@@ -69,9 +69,9 @@ def test_reads_are_split_where_the_backward_pass_begins(name: str) -> None:
     step, num_trees = STEPS[name]
     graph = analyse_step(step, _arguments(num_trees), {}, donate_argnums=None, static_argnums=())
     backward = min(e.index for e in graph.program.equations if "transpose(" in e.name_stack)
-    for flow in find_flows(graph):
-        assert all(e < backward for e in flow.forward)
-        assert all(e >= backward for e in flow.later)
+    for read in find_reads(graph):
+        assert all(e < backward for e in read.forward)
+        assert all(e >= backward for e in read.later)
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -88,7 +88,7 @@ def test_all_plans_that_are_offered_compute_the_step(name: str) -> None:
 
 def test_reads_in_no_order_are_refused() -> None:
     with pytest.raises(AssertionError, match="no order"):
-        Flow(tensor=0, producer=0, consumer=1, forward=(3, 9), later=(7,))
+        Read(tensor=0, producer=0, consumer=1, forward=(3, 9), later=(7,))
     with pytest.raises(AssertionError, match="no order"):
         Span(first=0, readers=(3, 9, 7))
     with pytest.raises(AssertionError, match="before 5 is read by 3"):
@@ -98,7 +98,7 @@ def test_reads_in_no_order_are_refused() -> None:
 
 def test_a_reader_has_the_copy_that_was_made_for_it() -> None:
     spans = Span(first=2, readers=(2, 5)), Span(first=8, readers=(8, 11))
-    path = Path(layouts=(Layout(((),)),), steps=(), seconds=0.0, collectives=(), peak_bytes=0)
+    path = Path(shardings=(Sharding(((),)),), steps=(), seconds=0.0, collectives=(), peak_bytes=0)
     common = {"tensor": 0, "carried": 0, "path": path, "itemsize": 4}
     transfer = Transfer(spans=spans, repeated=True, **common)
     assert [transfer.execution_at(e) for e in (2, 5, 8, 11)] == [0, 0, 1, 1]

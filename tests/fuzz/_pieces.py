@@ -29,10 +29,10 @@ def on_pieces() -> Iterator[None]:
     runs_on_pieces, local_params, apply = _run.runs_on_pieces, _local.local_params, _run.Run._apply
     reads_partial = False
 
-    def apply_noting(run: Any, eqn: Any, group: int, operands: list[Any], layouts: list[Any]) -> list[Any]:
+    def apply_noting(run: Any, eqn: Any, group: int, operands: list[Any], shardings: list[Any]) -> list[Any]:
         nonlocal reads_partial
-        reads_partial = any(layout.partial for layout in layouts)
-        return apply(run, eqn, group, operands, layouts)
+        reads_partial = any(sharding.partial for sharding in shardings)
+        return apply(run, eqn, group, operands, shardings)
 
     def always(rule: OperatorRule, split: Mapping[int, tuple[str, ...]]) -> bool:
         may = not reads_partial and rule.family not in _BY_POSITION and _is_major(rule, split)

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jaxplan.cost import Flow, Prediction, boundary_layouts, find_flows, layout_of
+from jaxplan.cost import Prediction, Read, boundary_shardings, find_reads, sharding_of
 from jaxplan.ir import WHOLE, Configuration, Group, GroupSpace, StepGraph, fixed_axes
 from jaxplan.mesh import AtomicAxis, Topology
 from jaxplan.plans._plan import Plan
@@ -56,14 +56,14 @@ def draw_strategy(graph: StepGraph, topology: Topology, seed: str, on_pieces: bo
     A group's configuration depends on ``seed`` and on what the group holds, not on its number, so that it stays while
     the program around it is reduced.
     """
-    flows = find_flows(graph)
+    reads = find_reads(graph)
     for attempt in range(_MAX_DRAWS):
         drawn = [
             _draw_group(graph, group, space, topology.axes, f"{seed} {attempt}")
             for group, space in zip(graph.grouping.groups, graph.spaces, strict=True)
         ]
-        _make_feasible(graph, flows, drawn)
-        strategy = _described(graph, topology, flows, drawn, random.Random(f"{seed} {attempt} repeated"))
+        _make_feasible(graph, reads, drawn)
+        strategy = _described(graph, topology, reads, drawn, random.Random(f"{seed} {attempt} repeated"))
         if len(strategy.split) >= LEAST_SPLIT * len(strategy.splittable):
             return dataclasses.replace(strategy, on_pieces=on_pieces)
     raise AssertionError(f"no strategy in {_MAX_DRAWS} draws splits half of {strategy.splittable}")
@@ -71,7 +71,7 @@ def draw_strategy(graph: StepGraph, topology: Topology, seed: str, on_pieces: bo
 
 def plan_of(graph: StepGraph, topology: Topology, strategy: Strategy) -> Plan:
     """The plan of a strategy, unpredicted, as it would come out of a file."""
-    in_layouts, out_layouts = boundary_layouts(graph, strategy.configurations)
+    in_layouts, out_layouts = boundary_shardings(graph, strategy.configurations)
     program = graph.program
     return Plan(
         name="drawn",
@@ -122,32 +122,32 @@ def _signature(graph: StepGraph, group: Group, space: GroupSpace) -> int:
     return zlib.crc32(repr((group.kind, names, shapes, [cls.sizes for cls in space.classes])).encode())
 
 
-def _make_feasible(graph: StepGraph, flows: Sequence[Flow], drawn: list[Configuration]) -> None:
+def _make_feasible(graph: StepGraph, reads: Sequence[Read], drawn: list[Configuration]) -> None:
     """Groups that read partial sums get the axes over which all that they read is partial, and no others."""
     sums = [v for v, space in enumerate(graph.spaces) if space.operand_partial]
     for v in sums:
         (c,) = graph.spaces[v].operand_partial
-        while wrong := _too_partial(graph, flows, drawn, v):
+        while wrong := _too_partial(graph, reads, drawn, v):
             drawn[v] = (*drawn[v][:c], tuple(a for a in drawn[v][c] if a not in wrong), *drawn[v][c + 1 :])
-    if any(_too_partial(graph, flows, drawn, v) for v in sums):  # one reads another
-        _make_feasible(graph, flows, drawn)
+    if any(_too_partial(graph, reads, drawn, v) for v in sums):  # one reads another
+        _make_feasible(graph, reads, drawn)
 
 
-def _too_partial(graph: StepGraph, flows: Sequence[Flow], drawn: Sequence[Configuration], v: int) -> set[int]:
+def _too_partial(graph: StepGraph, reads: Sequence[Read], drawn: Sequence[Configuration], v: int) -> set[int]:
     """Axes over which group ``v`` reads partial sums of values that are none."""
     wrong: set[int] = set()
-    for flow in flows:
-        if flow.consumer == v and flow.producer != v:
-            made = layout_of(graph, drawn, flow.producer, flow.tensor, produced=True)
-            read = layout_of(graph, drawn, v, flow.tensor, produced=False)
-            wrong |= set(read.partial) - set(made.partial)
+    for read in reads:
+        if read.consumer == v and read.producer != v:
+            made = sharding_of(graph, drawn, read.producer, read.tensor, produced=True)
+            required = sharding_of(graph, drawn, v, read.tensor, produced=False)
+            wrong |= set(required.partial) - set(made.partial)
     return wrong
 
 
 def _described(
     graph: StepGraph,
     topology: Topology,
-    flows: Sequence[Flow],
+    reads: Sequence[Read],
     drawn: Sequence[Configuration],
     rng: random.Random,
 ) -> Strategy:
@@ -163,7 +163,7 @@ def _described(
                     split.append(name)
     return Strategy(
         configurations=tuple(drawn),
-        repeated=tuple(i for i, flow in enumerate(flows) if flow.reads_twice and rng.randrange(2)),
+        repeated=tuple(i for i, read in enumerate(reads) if read.in_both_phases and rng.randrange(2)),
         splittable=tuple(splittable),
         split=tuple(split),
     )

@@ -7,7 +7,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxplan.mesh import Layout, Path, Step, Topology, permutation_pairs
+from jaxplan.mesh import Path, Sharding, Step, Topology, permutation_pairs
 
 
 def mesh_of(topology: Topology) -> Mesh:
@@ -15,15 +15,15 @@ def mesh_of(topology: Topology) -> Mesh:
     return Mesh(devices, [axis.name for axis in topology.axes])
 
 
-def spec(layout: Layout, topology: Topology) -> PartitionSpec:
+def spec(sharding: Sharding, topology: Topology) -> PartitionSpec:
     """A partial value carries its terms along one leading dimension per partial axis, split there."""
     names = [axis.name for axis in topology.axes]
-    whole = Layout(layout.dims).partition_spec(topology.axes)
-    return PartitionSpec(*(names[a] for a in layout.partial), *whole)
+    whole = Sharding(sharding.dims).partition_spec(topology.axes)
+    return PartitionSpec(*(names[a] for a in sharding.partial), *whole)
 
 
-def place(terms: np.ndarray, layout: Layout, topology: Topology) -> jax.Array:
-    return jax.device_put(terms, NamedSharding(mesh_of(topology), spec(layout, topology)))
+def place(terms: np.ndarray, sharding: Sharding, topology: Topology) -> jax.Array:
+    return jax.device_put(terms, NamedSharding(mesh_of(topology), spec(sharding, topology)))
 
 
 def run_step(x: jax.Array, step: Step, topology: Topology) -> jax.Array:

@@ -148,7 +148,7 @@ def test_paths_at_measured_prices_are_the_cheapest_of_all() -> None:
     shape, draw = (16, 16), random.Random(3)
     for itemsize in (4, 2**14):
         referee = Referee(shape, itemsize, measured)
-        for source in draw.sample(referee.layouts(), 12):
+        for source in draw.sample(referee.shardings(), 12):
             for target, least in referee.seconds_from(source).items():
                 seconds = reshard_seconds(source, target, shape, itemsize, measured)
                 assert seconds == pytest.approx(least, rel=1e-9), (source, target)

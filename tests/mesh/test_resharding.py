@@ -9,7 +9,7 @@ import pytest
 
 from jaxplan import JaxplanError
 from jaxplan.mesh import (
-    Layout,
+    Sharding,
     Topology,
     collective_seconds,
     permutation_pairs,
@@ -28,33 +28,33 @@ A, B, C = 0, 1, 2
 BIG = (4096, 4096)
 
 
-def layout(*dims: str, partial: str = "") -> Layout:
+def sharding(*dims: str, partial: str = "") -> Sharding:
     """`layout("ab", "")` splits the first dimension over a then b."""
     number = {"a": 0, "b": 1, "c": 2, "d": 3}
-    return Layout(tuple(tuple(number[x] for x in dim) for dim in dims), tuple(number[x] for x in partial))
+    return Sharding(tuple(tuple(number[x] for x in dim) for dim in dims), tuple(number[x] for x in partial))
 
 
 @pytest.mark.parametrize(
     ("source", "target", "kinds"),
     [
-        (layout("ab", ""), layout("a", ""), ["all-gather"]),
-        (layout("ab", ""), layout("b", ""), ["collective-permute", "all-gather"]),
-        (layout("ab", ""), layout("a", "b"), ["all-to-all"]),
-        (layout("ab", "c"), layout("a", "cb"), ["all-to-all"]),
-        (layout("ab", ""), layout("", "ab"), ["all-to-all"]),
-        (layout("ab", ""), layout("ba", ""), ["collective-permute"]),
-        (layout("a", "b"), layout("b", "a"), ["collective-permute"]),
-        (layout("a", ""), layout("b", ""), ["collective-permute"]),
-        (layout("a", ""), layout("ab", ""), ["slice"]),
-        (layout("ba", ""), layout("", ""), ["all-gather"]),
-        (layout("", ""), layout("b", "ca"), ["slice", "slice"]),
-        (layout("", "", partial="abc"), layout("cba", ""), ["reduce-scatter"]),
-        (layout("", "", partial="abc"), layout("", ""), ["all-reduce"]),
-        (layout("", "", partial="abc"), layout("bc", ""), ["reduce-scatter", "all-reduce"]),
-        (layout("", "", partial="ab"), layout("a", "", partial="b"), ["reduce-scatter"]),
+        (sharding("ab", ""), sharding("a", ""), ["all-gather"]),
+        (sharding("ab", ""), sharding("b", ""), ["collective-permute", "all-gather"]),
+        (sharding("ab", ""), sharding("a", "b"), ["all-to-all"]),
+        (sharding("ab", "c"), sharding("a", "cb"), ["all-to-all"]),
+        (sharding("ab", ""), sharding("", "ab"), ["all-to-all"]),
+        (sharding("ab", ""), sharding("ba", ""), ["collective-permute"]),
+        (sharding("a", "b"), sharding("b", "a"), ["collective-permute"]),
+        (sharding("a", ""), sharding("b", ""), ["collective-permute"]),
+        (sharding("a", ""), sharding("ab", ""), ["slice"]),
+        (sharding("ba", ""), sharding("", ""), ["all-gather"]),
+        (sharding("", ""), sharding("b", "ca"), ["slice", "slice"]),
+        (sharding("", "", partial="abc"), sharding("cba", ""), ["reduce-scatter"]),
+        (sharding("", "", partial="abc"), sharding("", ""), ["all-reduce"]),
+        (sharding("", "", partial="abc"), sharding("bc", ""), ["reduce-scatter", "all-reduce"]),
+        (sharding("", "", partial="ab"), sharding("a", "", partial="b"), ["reduce-scatter"]),
     ],
 )
-def test_steps_of_the_common_changes(source: Layout, target: Layout, kinds: list[str]) -> None:
+def test_steps_of_the_common_changes(source: Sharding, target: Sharding, kinds: list[str]) -> None:
     path = reshard_path(source, target, BIG, 4, H100)
     assert [step.kind for step in path.steps] == kinds
 
@@ -62,13 +62,13 @@ def test_steps_of_the_common_changes(source: Layout, target: Layout, kinds: list
 @pytest.mark.parametrize(
     ("source", "target", "most"),
     [
-        (layout("ab", "c"), layout("a", "bc"), 2),  # to the major place
-        (layout("ab", ""), layout("b", "a"), 2),  # the major axis moves
-        (layout("abc", ""), layout("", "b"), 3),
-        (layout("a", ""), layout("", "b"), 1),
+        (sharding("ab", "c"), sharding("a", "bc"), 2),  # to the major place
+        (sharding("ab", ""), sharding("b", "a"), 2),  # the major axis moves
+        (sharding("abc", ""), sharding("", "b"), 3),
+        (sharding("a", ""), sharding("", "b"), 1),
     ],
 )
-def test_number_of_collectives(source: Layout, target: Layout, most: int) -> None:
+def test_number_of_collectives(source: Sharding, target: Sharding, most: int) -> None:
     assert len(reshard_path(source, target, BIG, 4, H100).collectives) <= most
 
 
@@ -76,22 +76,22 @@ def test_collectives_carry_bytes_by_the_convention() -> None:
     """64 MiB over all; gathers count what comes out, the rest what goes in."""
     mebi = 2**20
 
-    def collectives(source: Layout, target: Layout) -> tuple[tuple[str, tuple[int, ...], int], ...]:
+    def collectives(source: Sharding, target: Sharding) -> tuple[tuple[str, tuple[int, ...], int], ...]:
         return reshard_path(source, target, BIG, 4, H100).collectives
 
-    assert collectives(layout("ab", ""), layout("a", "")) == (("all-gather", (B,), 32 * mebi),)
-    assert collectives(layout("ab", ""), layout("", "ab")) == (("all-to-all", (A, B), 16 * mebi),)
-    assert collectives(layout("", "", partial="abc"), layout("cab", "")) == (
+    assert collectives(sharding("ab", ""), sharding("a", "")) == (("all-gather", (B,), 32 * mebi),)
+    assert collectives(sharding("ab", ""), sharding("", "ab")) == (("all-to-all", (A, B), 16 * mebi),)
+    assert collectives(sharding("", "", partial="abc"), sharding("cab", "")) == (
         ("reduce-scatter", (C, A, B), 64 * mebi),
     )
-    assert collectives(layout("a", "", partial="c"), layout("a", "")) == (("all-reduce", (C,), 32 * mebi),)
-    assert collectives(layout("a", "b"), layout("b", "a")) == (("collective-permute", (A, B), 16 * mebi),)
+    assert collectives(sharding("a", "", partial="c"), sharding("a", "")) == (("all-reduce", (C,), 32 * mebi),)
+    assert collectives(sharding("a", "b"), sharding("b", "a")) == (("collective-permute", (A, B), 16 * mebi),)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
 def test_a_share_of_the_latency_and_all_of_the_bytes(share: float) -> None:
     """A gather that four of a size travel in costs what one of four times the size does, by four."""
-    source, target, shape = Layout(((0, 1, 2), ())), Layout(((), ())), (4096, 512)
+    source, target, shape = Sharding(((0, 1, 2), ())), Sharding(((), ())), (4096, 512)
     num_bytes = 4 * 4096 * 512
     latency = collective_seconds(H100, "all-gather", 0, (0, 1, 2))
     whole = collective_seconds(H100, "all-gather", num_bytes, (0, 1, 2))
@@ -102,24 +102,24 @@ def test_a_share_of_the_latency_and_all_of_the_bytes(share: float) -> None:
 
 
 def test_identity_and_impossible() -> None:
-    assert reshard_path(layout("a", ""), layout("a", ""), BIG, 4, H100).steps == ()
-    assert reshard_seconds(layout("a", ""), layout("a", ""), BIG, 4, H100) == 0
-    assert reshard_seconds(layout("a", ""), layout("", "", partial="a"), BIG, 4, H100) == math.inf
-    assert reshard_path(layout("", ""), layout("", "", partial="a"), BIG, 4, H100).seconds == math.inf
+    assert reshard_path(sharding("a", ""), sharding("a", ""), BIG, 4, H100).steps == ()
+    assert reshard_seconds(sharding("a", ""), sharding("a", ""), BIG, 4, H100) == 0
+    assert reshard_seconds(sharding("a", ""), sharding("", "", partial="a"), BIG, 4, H100) == math.inf
+    assert reshard_path(sharding("", ""), sharding("", "", partial="a"), BIG, 4, H100).seconds == math.inf
     with pytest.raises(JaxplanError, match="does not divide"):
-        reshard_seconds(layout("abc", ""), layout("", ""), (4, 4), 4, H100)
+        reshard_seconds(sharding("abc", ""), sharding("", ""), (4, 4), 4, H100)
 
 
 def test_intermediates_are_reported() -> None:
-    path = reshard_path(layout("ab", ""), layout("b", ""), BIG, 4, H100)
+    path = reshard_path(sharding("ab", ""), sharding("b", ""), BIG, 4, H100)
     assert path.peak_bytes == 16 * 2**20
-    assert reshard_path(layout("ab", ""), layout("a", ""), BIG, 4, H100).peak_bytes == 0
+    assert reshard_path(sharding("ab", ""), sharding("a", ""), BIG, 4, H100).peak_bytes == 0
 
 
-def _pairs(shape: tuple[int, ...], topology: Topology, count: int, seed: int) -> list[tuple[Layout, Layout]]:
-    layouts = Referee(shape, 4, topology).layouts()
+def _pairs(shape: tuple[int, ...], topology: Topology, count: int, seed: int) -> list[tuple[Sharding, Sharding]]:
+    shardings = Referee(shape, 4, topology).shardings()
     draw = random.Random(seed)
-    pairs = [(draw.choice(layouts), draw.choice(layouts)) for _ in range(40 * count)]
+    pairs = [(draw.choice(shardings), draw.choice(shardings)) for _ in range(40 * count)]
     return [(s, t) for s, t in pairs if set(t.partial) <= set(s.partial)][:count]
 
 
@@ -151,11 +151,11 @@ def test_paths_move_the_numbers_where_the_target_has_them(shape: tuple[int, ...]
 
 
 def test_permutations_send_and_receive_once() -> None:
-    for source, target in itertools.permutations([layout("ab", ""), layout("ca", ""), layout("bc", "")], 2):
+    for source, target in itertools.permutations([sharding("ab", ""), sharding("ca", ""), sharding("bc", "")], 2):
         pairs = permutation_pairs(source, target, CPU.axes)
         assert sorted(p for p, _ in pairs) == sorted(q for _, q in pairs) == list(range(8))
     # From a to b: the four devices with equal places along both already hold their piece.
-    moves = permutation_pairs(layout("a", ""), layout("b", ""), CPU.axes)
+    moves = permutation_pairs(sharding("a", ""), sharding("b", ""), CPU.axes)
     assert [p for p, q in moves if p == q] == [0, 1, 6, 7]
     with pytest.raises(JaxplanError, match="no permute"):
-        permutation_pairs(layout("a", ""), layout("", "a"), CPU.axes)
+        permutation_pairs(sharding("a", ""), sharding("", "a"), CPU.axes)

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.solvers.reshard_referee import Referee
 from jaxplan.mesh import (
-    Layout,
+    Sharding,
     Topology,
     collective_seconds,
     reshard_bound,
@@ -30,10 +30,10 @@ def worst_ratio(
 ) -> float:
     """Seconds found over least seconds, at worst, from every layout or some of them to all others."""
     referee, worst = Referee(shape, itemsize, topology), 1.0
-    layouts = referee.layouts()
-    for source in layouts if sources is None else random.Random(0).sample(layouts, sources):
+    shardings = referee.shardings()
+    for source in shardings if sources is None else random.Random(0).sample(shardings, sources):
         least = referee.seconds_from(source)
-        for target in layouts:
+        for target in shardings:
             found = reshard_seconds(source, target, shape, itemsize, topology)
             if target not in least:
                 assert found == math.inf, (source, target)
@@ -57,7 +57,7 @@ def worst_ratio(
         ("v5p:2x2x2", (8, 4)),
     ],
 )
-def test_every_pair_of_layouts_has_its_cheapest_path(name: str, shape: tuple[int, ...]) -> None:
+def test_every_pair_of_shardings_has_its_cheapest_path(name: str, shape: tuple[int, ...]) -> None:
     for num_bytes in (2**12, 2**28):
         itemsize = num_bytes // math.prod(shape) or 1
         assert worst_ratio(Topology.parse(name), shape, itemsize) < 1 + 1e-9
@@ -75,14 +75,14 @@ def test_every_pair_of_layouts_has_its_cheapest_path(name: str, shape: tuple[int
         ("h100:4x8", (32, 2), 2),
     ],
 )
-def test_drawn_layouts_have_their_cheapest_paths(name: str, shape: tuple[int, ...], sources: int) -> None:
+def test_drawn_shardings_have_their_cheapest_paths(name: str, shape: tuple[int, ...], sources: int) -> None:
     assert worst_ratio(Topology.parse(name), shape, 2**10, sources) < 1 + 1e-9
 
 
 def test_idle_axes_split_a_sum_between_nodes() -> None:
     """Each of four devices of a node adds up a quarter across the nodes, and what comes out is gathered."""
     machine, num_bytes = Topology.parse("k80:2x4"), 2**26
-    path = reshard_path(Layout(((), ()), (0,)), Layout(((), ())), (4096, 4096), 4, machine)
+    path = reshard_path(Sharding(((), ()), (0,)), Sharding(((), ())), (4096, 4096), 4, machine)
     assert [step.kind for step in path.steps] == ["slice", "reduce-scatter", "all-gather"]
     assert path.collectives[0][1:] == ((0,), num_bytes // 4)
     assert path.collectives[1][2] == num_bytes
@@ -94,23 +94,23 @@ def test_a_path_costs_what_its_steps_cost(name: str) -> None:
     """Steps lead from source to target over layouts that divide, each a primitive step at the price of the referee."""
     machine, shape = Topology.parse(name), (24, 12, 8)
     referee, draw = Referee(shape, 2**12, machine), random.Random(1)
-    layouts = referee.layouts()
-    for source, target in (draw.sample(layouts, 2) for _ in range(150)):
+    shardings = referee.shardings()
+    for source, target in (draw.sample(shardings, 2) for _ in range(150)):
         path = reshard_path(source, target, shape, 2**12, machine)
         if path.seconds == math.inf:
             assert not set(target.partial) <= set(source.partial)
             continue
-        assert (path.layouts[0], path.layouts[-1]) == (source, target)
-        assert [(s.source, s.target) for s in path.steps] == list(itertools.pairwise(path.layouts))
-        steps = [referee.step_seconds(*pair) for pair in itertools.pairwise(path.layouts)]
+        assert (path.shardings[0], path.shardings[-1]) == (source, target)
+        assert [(s.source, s.target) for s in path.steps] == list(itertools.pairwise(path.shardings))
+        steps = [referee.step_seconds(*pair) for pair in itertools.pairwise(path.shardings)]
         assert sum(steps) == pytest.approx(path.seconds, rel=1e-9), (source, target)
         assert path.seconds == pytest.approx(reshard_seconds(source, target, shape, 2**12, machine), rel=1e-9)
 
 
 def test_a_table_holds_the_price_of_every_executed_path() -> None:
     shape, draw = (16, 16), random.Random(4)
-    layouts = Referee(shape, 4, NODES).layouts()
-    sources, targets = draw.sample(layouts, 12), [x for x in draw.sample(layouts, 12) if not x.partial]
+    shardings = Referee(shape, 4, NODES).shardings()
+    sources, targets = draw.sample(shardings, 12), [x for x in draw.sample(shardings, 12) if not x.partial]
     table = reshard_table(sources, targets, shape, 2**16, NODES)
     for i, source in enumerate(sources):
         for j, target in enumerate(targets):
@@ -119,9 +119,9 @@ def test_a_table_holds_the_price_of_every_executed_path() -> None:
 
 def test_a_detour_is_never_cheaper_and_more_bytes_never_are() -> None:
     machine, shape, draw = Topology.parse("k80:2x4"), (16, 8, 4), random.Random(7)
-    layouts = Referee(shape, 4, machine).layouts()
+    shardings = Referee(shape, 4, machine).shardings()
     for _ in range(300):
-        source, middle, target = draw.sample(layouts, 3)
+        source, middle, target = draw.sample(shardings, 3)
         prices = [reshard_seconds(source, target, shape, 4**k, machine) for k in range(12)]
         assert prices == sorted(prices)
         detour = [
@@ -130,64 +130,64 @@ def test_a_detour_is_never_cheaper_and_more_bytes_never_are() -> None:
         assert reshard_seconds(source, target, shape, 2**12, machine) <= sum(detour) * (1 + 1e-9)
 
 
-def test_layouts_that_differ_in_names_only_have_one_puzzle() -> None:
-    def of(source: Layout, target: Layout) -> Puzzle:
+def test_shardings_that_differ_in_names_only_share_one_search() -> None:
+    def of(source: Sharding, target: Sharding) -> Puzzle:
         return puzzle(source, target, (8, 8, 8), NODES)
 
     def key(found: Puzzle) -> tuple[object, ...]:
         return found.game, found.source, found.target
 
-    first = of(Layout(((1, 2), (), ())), Layout(((1,), (2,), ())))
-    assert key(of(Layout(((3, 1), (), ())), Layout(((3,), (1,), ())))) == key(first)
-    across_nodes = of(Layout(((1, 0), (), ())), Layout(((1,), (0,), ())))
+    first = of(Sharding(((1, 2), (), ())), Sharding(((1,), (2,), ())))
+    assert key(of(Sharding(((3, 1), (), ())), Sharding(((3,), (1,), ())))) == key(first)
+    across_nodes = of(Sharding(((1, 0), (), ())), Sharding(((1,), (0,), ())))
     assert key(across_nodes) != key(first)
 
 
 @pytest.mark.parametrize(("dims", "labels"), [(0, 2), (1, 3), (2, 3), (3, 3), (2, 4)])
-def test_a_board_has_every_layout_and_every_step(dims: int, labels: int) -> None:
+def test_a_board_has_every_sharding_and_every_step(dims: int, labels: int) -> None:
     """As many as the referee counts on one level of twos."""
     machine = Topology.parse(f"h100:{2**labels}")
     referee = Referee((2**labels,) * dims, 4, machine)
     caps, sizes = (2**labels,) * dims, (2,) * labels
-    found, layouts = board(caps, sizes), referee.layouts()
+    found, shardings = board(caps, sizes), referee.shardings()
     states = [found.table.state(row) for row in range(len(found.pieces))]
-    assert len(states) == num_states(caps, sizes) == len(layouts)
-    assert set(states) == {State(x.dims, x.partial) for x in layouts}
+    assert len(states) == num_states(caps, sizes) == len(shardings)
+    assert set(states) == {State(x.dims, x.partial) for x in shardings}
     assert [found.table.position(state) for state in states] == list(range(len(states)))
     reached: dict[State, set[State]] = {state: set() for state in states}
     for before, after in zip(found.all_steps.source.tolist(), found.all_steps.target.tolist()):
         reached[states[before]].add(states[after])
-    for layout in layouts:
-        steps = {State(d, tuple(sorted(p))) for (d, p), _ in referee.steps_from(layout)}
-        assert reached[State(layout.dims, layout.partial)] == steps, layout
+    for sharding in shardings:
+        steps = {State(d, tuple(sorted(p))) for (d, p), _ in referee.steps_from(sharding)}
+        assert reached[State(sharding.dims, sharding.partial)] == steps, sharding
 
 
-def test_uneven_dimensions_have_fewer_layouts() -> None:
+def test_uneven_dimensions_have_fewer_shardings() -> None:
     """Axes of 3, 2 and 2 devices: a dimension of 10 elements is split by one two at most, one of 6 by a two and the
     three."""
     caps, machine = (2, 6), Topology.parse("a100:2x6")
-    layouts = Referee((10, 6), 4, machine).layouts()
-    assert num_states(caps, (2, 2, 3)) == len(board(caps, (2, 2, 3)).pieces) == len(layouts)
+    shardings = Referee((10, 6), 4, machine).shardings()
+    assert num_states(caps, (2, 2, 3)) == len(board(caps, (2, 2, 3)).pieces) == len(shardings)
 
 
 def test_ties_go_to_fewer_collectives() -> None:
     """Where both are priced alike, a sum over two axes is one all-reduce, and the same pair has the same path."""
     for source, target in [
-        (Layout(((), ()), (0, 1, 2)), Layout(((), ()))),
-        (Layout(((0, 1), (2,))), Layout(((), (0, 1, 2)))),
+        (Sharding(((), ()), (0, 1, 2)), Sharding(((), ()))),
+        (Sharding(((0, 1), (2,))), Sharding(((), (0, 1, 2)))),
     ]:
         paths = {reshard_path(source, target, (64, 64), 4, Topology.parse("h100:8")) for _ in range(3)}
         assert len(paths) == 1 and len(paths.pop().collectives) <= 2
 
 
-def _drawn(machine: Topology, rank: int, draw: random.Random) -> tuple[Layout, Layout]:
+def _drawn(machine: Topology, rank: int, draw: random.Random) -> tuple[Sharding, Sharding]:
     axes = range(len(machine.axes))
     sides = []
     for partial in (draw.random() < 0.3, False):
         order = draw.sample(axes, len(axes))
         cuts = sorted(draw.choices(range(len(axes) + 1), k=rank))
         dims = [tuple(order[a:b]) for a, b in zip([0, *cuts], cuts)]
-        sides.append(Layout(tuple(dims), tuple(order[cuts[-1] :]) if partial else ()))
+        sides.append(Sharding(tuple(dims), tuple(order[cuts[-1] :]) if partial else ()))
     return sides[0], sides[1]
 
 
@@ -229,7 +229,7 @@ def test_a_guided_search_is_never_cheaper_than_all_steps() -> None:
             assert seconds == pytest.approx(fresh, rel=1e-9)
 
 
-def test_too_many_layouts_are_searched_towards_the_target() -> None:
+def test_too_many_shardings_are_searched_towards_the_target() -> None:
     """Layouts of six axes mixed up: real steps, at the price of the table, no lower than its bound."""
     machine, shape, draw = Topology.parse("h100:8x8"), (64, 64, 64), random.Random(2)
     pairs = [_drawn(machine, 3, draw) for _ in range(5)]
@@ -238,7 +238,7 @@ def test_too_many_layouts_are_searched_towards_the_target() -> None:
         seconds = reshard_seconds(source, target, shape, 2**10, machine)
         path = reshard_path(source, target, shape, 2**10, machine)
         assert path.seconds == pytest.approx(seconds, rel=1e-9)
-        assert path.layouts[-1] == target and all(x.divides(shape, machine.axes) for x in path.layouts)
+        assert path.shardings[-1] == target and all(x.divides(shape, machine.axes) for x in path.shardings)
         assert 0 < reshard_bound(source, target, shape, 2**10, machine) <= seconds * (1 + 1e-9)
 
 
@@ -246,8 +246,8 @@ def test_paths_on_more_axes_than_a_board_has_cost_what_their_steps_cost() -> Non
     """Axes that both layouts share, or that move together, are one label there."""
     machine, shape, draw = Topology.parse("k80:4x8"), (32, 32, 4), random.Random(3)
     referee = Referee(shape, 2**12, machine)
-    for source, target in (draw.sample(referee.layouts(), 2) for _ in range(40)):
+    for source, target in (draw.sample(referee.shardings(), 2) for _ in range(40)):
         path = reshard_path(source, target, shape, 2**12, machine)
         if path.seconds < math.inf and len(path.steps) <= 3:
-            steps = [referee.step_seconds(*pair) for pair in itertools.pairwise(path.layouts)]
+            steps = [referee.step_seconds(*pair) for pair in itertools.pairwise(path.shardings)]
             assert sum(steps) == pytest.approx(path.seconds, rel=1e-9)

@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding
 from jaxplan.audit._aot import compile_exported
 from jaxplan.audit._audit import axis_groups
 from jaxplan.audit._hlo import Collective, collectives
-from jaxplan.mesh import AtomicAxis, Layout, Path, Topology, reshard_path
+from jaxplan.mesh import AtomicAxis, Path, Sharding, Topology, reshard_path
 from jaxplan.partition._planned import abstract_mesh, device_mesh
 from jaxplan.partition._steps import Executor
 
@@ -33,8 +33,8 @@ class Edge:
     """A tensor that goes from one layout to another, and the steps that the document states, if it does."""
 
     topology: str
-    source: Layout
-    target: Layout
+    source: Sharding
+    target: Sharding
     dtype: str
     shape: tuple[int, ...]
     documented: str = ""
@@ -45,12 +45,12 @@ class Edge:
         return reshard_path(self.source, self.target, self.shape, itemsize, Topology.parse(self.topology))
 
 
-def layout(text: str, axes: Sequence[AtomicAxis]) -> Layout:
+def sharding(text: str, axes: Sequence[AtomicAxis]) -> Sharding:
     """Read `(g0 g1),-|+g2`."""
     number = {axis.name: i for i, axis in enumerate(axes)}
     dims, _, partial = text.replace("\\|", "|").partition("|")
     entries = [] if dims == "scalar" else dims.split(",")
-    return Layout(
+    return Sharding(
         tuple(tuple(number[name] for name in entry.strip("()").split() if name != "-") for entry in entries),
         tuple(number[name.lstrip("+")] for name in partial.split()),
     )
@@ -62,8 +62,8 @@ def edge(
     axes = Topology.parse(topology).axes
     return Edge(
         topology=topology,
-        source=layout(source, axes),
-        target=layout(target, axes),
+        source=sharding(source, axes),
+        target=sharding(target, axes),
         dtype=dtype,
         shape=shape,
         documented=doc,
@@ -294,11 +294,11 @@ def test_parts_of_tiles_are_not_exchanged_on_a_torus() -> None:
     """Kernels of a DenseNet: 3 x 3 x 128 x 8 of bfloat16 are four tiles and a half, 3 x 3 x 128 x 4 two and a quarter.
     The compiler exchanged the halves; whole tiles are sent."""
     tile = 16 * 128 * 2
-    for kernel, layouts, num_bytes in [
+    for kernel, shardings, num_bytes in [
         ((3, 3, 128, 32), ("-,-,-,-|+x0 +y1", "-,-,-,(x0 y1)"), 4 * 5 * tile),
         ((3, 3, 128, 8), ("-,-,-,-|+y0", "-,-,-,y0"), 2 * 3 * tile),
     ]:
-        moved = compiled([edge("v5e:2x4", *layouts, kernel, "bfloat16")])
+        moved = compiled([edge("v5e:2x4", *shardings, kernel, "bfloat16")])
         assert [(c.kind, c.total_bytes) for c in moved] == [("reduce-scatter", num_bytes)], moved
 
 

@@ -111,18 +111,18 @@ def _hard_things(plan: jaxplan.Plan) -> set[str]:
         for step in transfer.path.steps:
             if step.source.partial and step.kind in ("all-reduce", "reduce-scatter"):
                 found.add(f"{step.kind} of a partial sum")
-    for path, layout in zip(plan.in_paths, plan.in_layouts, strict=True):
-        if ".mu" in path and math.prod(layout.num_splits(plan.topology.axes)) > 1:
+    for path, sharding in zip(plan.in_paths, plan.in_layouts, strict=True):
+        if ".mu" in path and math.prod(sharding.num_splits(plan.topology.axes)) > 1:
             found.add("sharded slot")
     return found
 
 
 def _transfers(plan: jaxplan.Plan) -> Any:
-    from jaxplan.cost import find_flows
+    from jaxplan.cost import find_reads
 
     graph = plan.require_program()
     return plan_transfers(
-        graph, plan.topology, find_flows(graph), plan.configurations, frozenset(plan.repeated)
+        graph, plan.topology, find_reads(graph), plan.configurations, frozenset(plan.repeated)
     )
 
 

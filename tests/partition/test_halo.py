@@ -14,7 +14,7 @@ from jax import lax
 import jaxplan
 from jaxplan.audit import compile_plan
 from jaxplan.audit._hlo_flops import flops
-from jaxplan.cost import find_flows, plan_transfers
+from jaxplan.cost import find_reads, plan_transfers
 from jaxplan.cost._compute import local_flops
 from jaxplan.cost._inner import inner_of_plan
 from jaxplan.cost._splits import split_counts
@@ -151,9 +151,9 @@ def test_edges_of_a_copy_that_is_made_again_are_sent_again(is_repeated: bool) ->
     (batch,) = graph.spaces[made].tensor_dims[image][0]
     parts = tuple((0,) if c == batch else () for c in range(len(graph.spaces[made].classes)))
     configurations = (*strategy.configurations[:made], parts, *strategy.configurations[made + 1 :])
-    flows = find_flows(graph)
-    repeated = tuple(i for i, flow in enumerate(flows) if is_repeated and flow.tensor == image)
-    transfers = plan_transfers(graph, topology, flows, configurations, frozenset(repeated))
+    reads = find_reads(graph)
+    repeated = tuple(i for i, read in enumerate(reads) if is_repeated and read.tensor == image)
+    transfers = plan_transfers(graph, topology, reads, configurations, frozenset(repeated))
     inner = inner_of_plan(graph, topology, range(len(configurations)), configurations, transfers)
     found = [c.num_bytes for c in inner if c.kind == "collective-permute"]
     strategy = dataclasses.replace(strategy, configurations=configurations, repeated=repeated)
@@ -254,7 +254,7 @@ def test_halos_are_priced_and_in_the_prediction() -> None:
         tuple((0, 1, 2) if (c,) == rows else () for c in range(len(graph.spaces[group].classes))),
     )
     model = build_cost_model(graph, TOPOLOGY, configurations=configs)
-    keep = [0] * len(model.edge_flows)
+    keep = [0] * len(model.edge_reads)
     prediction, _ = Predictor(model).predict([0] * len(configs), keep)
     permutes = [c for c in prediction.collectives if c.kind == "collective-permute"]
     convolutions = sum(e.name == "conv_general_dilated" for e in graph.program.equations)

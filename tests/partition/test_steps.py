@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 
-from jaxplan.mesh import Layout, Step, Topology, reshard_path
+from jaxplan.mesh import Sharding, Step, Topology, reshard_path
 from jaxplan.partition import device_mesh
 from jaxplan.partition._steps import Executor
 
@@ -25,37 +25,37 @@ def executor_of(topology: Topology) -> Executor:
 
 
 def step(
-    kind: str, axes: tuple[int, ...], source: Layout, target: Layout, dim: Any = None, to_dim: Any = None
+    kind: str, axes: tuple[int, ...], source: Sharding, target: Sharding, dim: Any = None, to_dim: Any = None
 ) -> Step:
     return Step(kind=kind, axes=axes, dim=dim, to_dim=to_dim, source=source, target=target)
 
 
 WHOLE = [
-    step("all-gather", (1,), Layout(((0, 1), (2,))), Layout(((0,), (2,))), dim=0),
-    step("all-gather", (1, 0), Layout(((2, 1, 0), ())), Layout(((2,), ())), dim=0),
-    step("slice", (2,), Layout(((0,), ())), Layout(((0,), (2,))), dim=1),
-    step("all-to-all", (1,), Layout(((0, 1), ())), Layout(((0,), (1,))), dim=0, to_dim=1),
-    step("all-to-all", (1, 2), Layout(((0, 1, 2), ())), Layout(((0,), (1, 2))), dim=0, to_dim=1),
-    step("collective-permute", (0, 1), Layout(((0, 1), ())), Layout(((1, 0), ()))),
-    step("collective-permute", (0, 2), Layout(((0, 1), ())), Layout(((2, 1), ()))),
+    step("all-gather", (1,), Sharding(((0, 1), (2,))), Sharding(((0,), (2,))), dim=0),
+    step("all-gather", (1, 0), Sharding(((2, 1, 0), ())), Sharding(((2,), ())), dim=0),
+    step("slice", (2,), Sharding(((0,), ())), Sharding(((0,), (2,))), dim=1),
+    step("all-to-all", (1,), Sharding(((0, 1), ())), Sharding(((0,), (1,))), dim=0, to_dim=1),
+    step("all-to-all", (1, 2), Sharding(((0, 1, 2), ())), Sharding(((0,), (1, 2))), dim=0, to_dim=1),
+    step("collective-permute", (0, 1), Sharding(((0, 1), ())), Sharding(((1, 0), ()))),
+    step("collective-permute", (0, 2), Sharding(((0, 1), ())), Sharding(((2, 1), ()))),
 ]
 # The same with a sum over axis 2 still to be taken.
 PARTIAL = [
-    step("all-gather", (1,), Layout(((0, 1), ()), (2,)), Layout(((0,), ()), (2,)), dim=0),
-    step("slice", (1,), Layout(((0,), ()), (2,)), Layout(((0,), (1,)), (2,)), dim=1),
-    step("all-to-all", (1,), Layout(((0, 1), ()), (2,)), Layout(((0,), (1,)), (2,)), dim=0, to_dim=1),
-    step("collective-permute", (0, 1), Layout(((0, 1), ()), (2,)), Layout(((1, 0), ()), (2,))),
+    step("all-gather", (1,), Sharding(((0, 1), ()), (2,)), Sharding(((0,), ()), (2,)), dim=0),
+    step("slice", (1,), Sharding(((0,), ()), (2,)), Sharding(((0,), (1,)), (2,)), dim=1),
+    step("all-to-all", (1,), Sharding(((0, 1), ()), (2,)), Sharding(((0,), (1,)), (2,)), dim=0, to_dim=1),
+    step("collective-permute", (0, 1), Sharding(((0, 1), ()), (2,)), Sharding(((1, 0), ()), (2,))),
 ]
 SUMS = [
-    step("all-reduce", (2,), Layout(((0,), (1,)), (2,)), Layout(((0,), (1,)))),
-    step("all-reduce", (0, 1, 2), Layout(((), ()), (0, 1, 2)), Layout(((), ()))),
-    step("reduce-scatter", (2,), Layout(((0,), (1,)), (2,)), Layout(((0, 2), (1,))), dim=0),
-    step("reduce-scatter", (2, 1), Layout(((0,), ()), (1, 2)), Layout(((0,), (2, 1))), dim=1),
+    step("all-reduce", (2,), Sharding(((0,), (1,)), (2,)), Sharding(((0,), (1,)))),
+    step("all-reduce", (0, 1, 2), Sharding(((), ()), (0, 1, 2)), Sharding(((), ()))),
+    step("reduce-scatter", (2,), Sharding(((0,), (1,)), (2,)), Sharding(((0, 2), (1,))), dim=0),
+    step("reduce-scatter", (2, 1), Sharding(((0,), ()), (1, 2)), Sharding(((0,), (2, 1))), dim=1),
 ]
 
 
-def placed(executor: Executor, layout: Layout, value: np.ndarray) -> jax.Array:
-    return jax.device_put(value, NamedSharding(executor.mesh, executor.spec(layout)))
+def placed(executor: Executor, sharding: Sharding, value: np.ndarray) -> jax.Array:
+    return jax.device_put(value, NamedSharding(executor.mesh, executor.spec(sharding)))
 
 
 def run(topology: Topology, steps: tuple[Step, ...], value: np.ndarray) -> tuple[jax.Array, str]:
@@ -119,7 +119,7 @@ def test_tiles_change_how_a_sum_is_scattered_and_not_the_sum(shape: tuple[int, .
     summands = np.random.default_rng(0).integers(-9, 9, (4, *shape)).astype(np.float32)
     for dim in range(len(shape)):
         dims = tuple((1, 0) if d == dim else () for d in range(len(shape)))
-        s = step("reduce-scatter", (1, 0), Layout(((),) * len(shape), (0, 1)), Layout(dims), dim=dim)
+        s = step("reduce-scatter", (1, 0), Sharding(((),) * len(shape), (0, 1)), Sharding(dims), dim=dim)
         executor = Executor(device_mesh(CUBE), CUBE.axes, tiled=True)
         result = jax.jit(lambda x, s=s, executor=executor: executor.apply(x, s))(
             placed(executor, s.source, summands)
@@ -132,7 +132,7 @@ def test_tiles_change_how_a_sum_is_scattered_and_not_the_sum(shape: tuple[int, .
 
 def test_an_order_of_dimensions_changes_no_number() -> None:
     value = np.random.default_rng(0).normal(size=SHAPE).astype(np.float32)
-    s = step("all-to-all", (1,), Layout(((0, 1), ())), Layout(((0,), (1,))), dim=0, to_dim=1)
+    s = step("all-to-all", (1,), Sharding(((0, 1), ())), Sharding(((0,), (1,))), dim=0, to_dim=1)
     executor = Executor(device_mesh(CUBE), CUBE.axes, ordered=True)
     result = jax.jit(lambda x: executor.apply(x, s))(placed(executor, s.source, value))
     np.testing.assert_array_equal(result, value)
@@ -140,8 +140,8 @@ def test_an_order_of_dimensions_changes_no_number() -> None:
 
 
 def test_a_sum_in_two_parts() -> None:
-    source = Layout(((), (0,)), (1, 2))
-    middle, target = Layout(((2,), (0,)), (1,)), Layout(((2,), (0,)))
+    source = Sharding(((), (0,)), (1, 2))
+    middle, target = Sharding(((2,), (0,)), (1,)), Sharding(((2,), (0,)))
     summands = np.random.default_rng(0).integers(-9, 9, (4, *SHAPE)).astype(np.float32)
     chain = (
         step("reduce-scatter", (2,), source, middle, dim=0),
@@ -151,19 +151,19 @@ def test_a_sum_in_two_parts() -> None:
     np.testing.assert_array_equal(result, summands.sum(0))
 
 
-def layouts(topology: Topology) -> list[Layout]:
+def shardings(topology: Topology) -> list[Sharding]:
     """All layouts of a matrix: each axis unused or in one dimension, in every order."""
     found = set()
     for used in itertools.product((None, 0, 1), repeat=len(topology.axes)):
         taken = [[a for a, d in enumerate(used) if d == dim] for dim in (0, 1)]
-        found.update(Layout(dims) for dims in itertools.product(*map(itertools.permutations, taken)))
+        found.update(Sharding(dims) for dims in itertools.product(*map(itertools.permutations, taken)))
     return sorted(found, key=repr)
 
 
 @pytest.mark.parametrize("topology", [CUBE, PRIMES], ids=lambda t: t.name)
-def test_paths_between_drawn_layouts_keep_the_value(topology: Topology) -> None:
+def test_paths_between_drawn_shardings_keep_the_value(topology: Topology) -> None:
     rng = np.random.default_rng(5)
-    every, shape = layouts(topology), (24, 48)
+    every, shape = shardings(topology), (24, 48)
     value = rng.normal(size=shape).astype(np.float32)
     longest = 0
     for _ in range(12):
@@ -181,12 +181,12 @@ def test_a_value_behind_another_is_the_same_and_is_made_again(dtype: Any) -> Non
     """Two gathers of one value are merged; not where the second waits for another value."""
     executor = executor_of(CUBE)
     value = np.random.default_rng(0).normal(size=SHAPE).astype(np.float32)
-    gather = step("all-gather", (0,), Layout(((0,), ())), Layout(((), ())), dim=0)
-    layout = Layout(((1,), (2,)))
-    operands = placed(executor, gather.source, value), placed(executor, layout, np.full(SHAPE, -1).astype(dtype))
+    gather = step("all-gather", (0,), Sharding(((0,), ())), Sharding(((), ())), dim=0)
+    sharding = Sharding(((1,), (2,)))
+    operands = placed(executor, gather.source, value), placed(executor, sharding, np.full(SHAPE, -1).astype(dtype))
 
     def twice(x: Any, other: Any, waits: bool) -> tuple[Any, Any]:
-        again = executor.behind(x, gather.source, other, layout) if waits else x
+        again = executor.behind(x, gather.source, other, sharding) if waits else x
         return executor.apply(x, gather), executor.apply(again, gather) * 2
 
     found = {}
@@ -202,8 +202,8 @@ def test_a_value_behind_another_is_the_same_and_is_made_again(dtype: Any) -> Non
 @pytest.mark.parametrize("shape", [SHAPE, (16, 4096), (4, 8, 16)], ids=repr)
 def test_the_order_of_an_argument_changes_no_number(shape: tuple[int, ...]) -> None:
     executor = Executor(device_mesh(CUBE), CUBE.axes, tiled=True)
-    layout = Layout(((0, 2), *((),) * (len(shape) - 1)))
+    sharding = Sharding(((0, 2), *((),) * (len(shape) - 1)))
     value = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-    result = jax.jit(lambda x: executor.as_stored(x, layout))(placed(executor, layout, value))
+    result = jax.jit(lambda x: executor.as_stored(x, sharding))(placed(executor, sharding, value))
     np.testing.assert_array_equal(result, value)
-    assert result.sharding.is_equivalent_to(NamedSharding(executor.mesh, executor.spec(layout)), len(shape))
+    assert result.sharding.is_equivalent_to(NamedSharding(executor.mesh, executor.spec(sharding)), len(shape))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 
-from jaxplan.mesh import Layout, Path, Topology, reshard_path
+from jaxplan.mesh import Path, Sharding, Topology, reshard_path
 from jaxplan.partition._planned import device_mesh
 from jaxplan.partition._steps import Executor
 
@@ -32,9 +32,9 @@ CASES = [
 @pytest.mark.parametrize("kind", ["reduce-scatter", "all-gather"])
 def test_tiled_steps_give_the_values_of_plain_ones(shape: tuple[int, ...], dim: int, kind: str) -> None:
     topology = Topology.parse("cpu:8")
-    whole = Layout(((),) * len(shape))
-    split = Layout(tuple(ALL if d == dim else () for d in range(len(shape))))
-    source, target = (Layout(whole.dims, ALL), split) if kind == "reduce-scatter" else (split, whole)
+    whole = Sharding(((),) * len(shape))
+    split = Sharding(tuple(ALL if d == dim else () for d in range(len(shape))))
+    source, target = (Sharding(whole.dims, ALL), split) if kind == "reduce-scatter" else (split, whole)
     path = reshard_path(source, target, shape, 4, topology)
     assert kind in [step.kind for step in path.steps]
     rng = np.random.default_rng(3)
@@ -50,5 +50,5 @@ def _taken(value: np.ndarray, path: Path, executor: Executor) -> np.ndarray:
             x = executor.apply(x, step)
         return x
 
-    placed = jax.device_put(jnp.asarray(value), NamedSharding(executor.mesh, executor.spec(path.layouts[0])))
+    placed = jax.device_put(jnp.asarray(value), NamedSharding(executor.mesh, executor.spec(path.shardings[0])))
     return np.asarray(jax.jit(run)(placed))

@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, SingleDevi
 from jax.sharding import PartitionSpec as P
 
 import jaxplan
-from jaxplan.cost import layout_of
+from jaxplan.cost import sharding_of
 from jaxplan.ir import UserMesh
 
 TOPOLOGY = "cpu:8"
@@ -46,11 +46,11 @@ def check(step: Any, *args: Any, topology: str = TOPOLOGY) -> jaxplan.Plan:
     return frontier.fastest()
 
 
-def layouts(plan: jaxplan.Plan, name: str) -> list[str]:
+def shardings(plan: jaxplan.Plan, name: str) -> list[str]:
     """The layouts of results of the equations of one primitive, as text."""
     graph = plan.require_program()
     return [
-        layout_of(
+        sharding_of(
             graph, plan.configurations, graph.grouping.equation_group[e.index], e.results[0], produced=True
         ).describe(plan.topology.axes)
         for e in graph.program.equations
@@ -86,7 +86,7 @@ def test_a_constraint_is_the_layout_in_the_plan(sizes: Any, order: Any, spec: An
         return loss(x, w, v, lambda h: lax.with_sharding_constraint(h, sharding))
 
     plan = jaxplan.plan(step, *values(*ARGS), topology=TOPOLOGY).fastest()
-    assert layouts(plan, "sharding_constraint") == [expected] * 2
+    assert shardings(plan, "sharding_constraint") == [expected] * 2
 
 
 def test_constraints_change_no_numbers() -> None:
@@ -100,7 +100,7 @@ def test_an_unconstrained_dimension_is_free() -> None:
     shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((8192, 4096), (4096, 4096), (4096, 4096))]
     step = functools.partial(loss, between=lambda h: lax.with_sharding_constraint(h, sharding))
     plan = jaxplan.plan(step, *shapes, topology="h100:8").fastest()
-    assert layouts(plan, "sharding_constraint") == ["g0,(g1 g2)"] * 2
+    assert shardings(plan, "sharding_constraint") == ["g0,(g1 g2)"] * 2
 
 
 def test_a_constraint_in_a_loop_and_under_vmap() -> None:
@@ -114,7 +114,7 @@ def test_a_constraint_in_a_loop_and_under_vmap() -> None:
 
     x, w, xs = values((16, 8), (8, 8), (4, 16, 8))
     plan = jaxplan.plan(jax.grad(step), x, w, topology=TOPOLOGY).fastest()
-    assert set(layouts(plan, "sharding_constraint")) == {"g0,(g1 g2)"}
+    assert set(shardings(plan, "sharding_constraint")) == {"g0,(g1 g2)"}
     concrete = NamedSharding(mesh(2, 4), P("data", "model"))
     check(jax.vmap(lambda x: jnp.sin(lax.with_sharding_constraint(jnp.cos(x), concrete))), xs)
 
@@ -122,13 +122,13 @@ def test_a_constraint_in_a_loop_and_under_vmap() -> None:
 def test_a_spec_within_a_mesh() -> None:
     with jax.set_mesh(mesh(2, 4)):
         plan = check(lambda x: jnp.sin(lax.with_sharding_constraint(x * 2, P("model"))), *values((16, 8)))
-    assert layouts(plan, "sharding_constraint") == ["(g1 g2),-"]
+    assert shardings(plan, "sharding_constraint") == ["(g1 g2),-"]
 
 
 def test_of_constants_too() -> None:
     sharding = NamedSharding(mesh(2, 4), P("model"))
     plan = check(lambda x: x + lax.with_sharding_constraint(jnp.arange(16.0), sharding), *values((16,)))
-    assert layouts(plan, "sharding_constraint") == ["(g1 g2)"]
+    assert shardings(plan, "sharding_constraint") == ["(g1 g2)"]
 
 
 def test_of_scalars_too() -> None:
@@ -173,7 +173,7 @@ def test_every_device_has_the_place_that_the_step_gave_it() -> None:
         out_specs=P(("model", "data")),
     )
     plan = check(number, jnp.zeros(16, jnp.int32))
-    assert layouts(plan, "shard_map") == ["(g2 g0 g1)"]
+    assert shardings(plan, "shard_map") == ["(g2 g0 g1)"]
 
 
 def test_collectives_of_every_kind_in_a_body() -> None:

@@ -89,9 +89,9 @@ def test_what_is_wrong_is_named(
 
 def test_a_plan_whose_layouts_do_not_fit_its_step(bodies: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    for layout in ([[], [], []], [[]], [[0, 1], [], []]):
+    for sharding in ([[], [], []], [[]], [[0, 1], [], []]):
         body = json.loads(json.dumps(bodies["plan"]))
-        body["outputs"][0]["layout"] = layout
+        body["outputs"][0]["layout"] = sharding
         path.write_text(json.dumps(body))
         jaxplan.load(path)
         with pytest.raises(PlanMismatchError, match="otherwise than this jaxplan forms them"):

@@ -17,7 +17,7 @@ import jaxplan
 from jaxplan.cost import CostModel, Predictor, build_cost_model
 from jaxplan.mesh import Topology
 from jaxplan.search._planner import Search, analyse_step, make_plan, solve_model
-from jaxplan.strategies import reference_solution, sketch_references
+from jaxplan.strategies import apply_strategies, reference_solution
 
 
 def _loss(params: list[jax.Array], x: jax.Array) -> jax.Array:
@@ -55,16 +55,16 @@ def searched(model: CostModel, memory_limit_bytes: int | None = None) -> jaxplan
 
 
 def named(model: CostModel, name: str) -> jaxplan.Plan:
-    sketch = sketch_references(model.graph, model.topology).sketches[name]
-    return make_plan(Predictor(model), *reference_solution(model, sketch), name=name)
+    strategy_plan = apply_strategies(model.graph, model.topology).plans[name]
+    return make_plan(Predictor(model), *reference_solution(model, strategy_plan), name=name)
 
 
 def splits(plan: jaxplan.Plan, argument: int) -> list[tuple[int, ...]]:
     """Into how many parts each dimension of each leaf of an argument is split."""
     prefix = f"[{argument}]"
     return [
-        layout.num_splits(plan.topology.axes)
-        for path, layout in zip(plan.in_paths, plan.in_layouts, strict=True)
+        sharding.num_splits(plan.topology.axes)
+        for path, sharding in zip(plan.in_paths, plan.in_layouts, strict=True)
         if path.startswith(prefix)
     ]
 

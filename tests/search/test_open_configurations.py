@@ -99,7 +99,7 @@ def test_cost_around_a_group_is_what_the_problem_says() -> None:
     chosen = list(model.chosen(base))
     time, memory, _ = model.problem.evaluate(base, keep)
     for v, configs in enumerate(model.configurations):
-        around, own = builder.around(v, chosen), builder.own_costs(v, configs)
+        around, own = builder.neighbourhood_cost(v, chosen), builder.own_costs(v, configs)
         before = around.cost(chosen[v], own[0])
         for label in range(0, len(configs), 3):
             changed = [*base[:v], label, *base[v + 1 :]]

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxplan
-from jaxplan.cost import find_flows
+from jaxplan.cost import find_reads
 from jaxplan.ir import STORED_KINDS
 from jaxplan.mesh import Topology
 from jaxplan.search._planner import analyse_step
@@ -53,9 +53,9 @@ def test_time_steps_of_a_recurrence_decide_together():
     found = []
     for num_steps in (3, 6):
         graph = analysed(num_steps)
-        flows = find_flows(graph)
-        classes = time_step_classes(graph, flows)
-        layers = layer_groups(graph, flows, classes, [False] * len(classes))
+        reads = find_reads(graph)
+        classes = time_step_classes(graph, reads)
+        layers = layer_groups(graph, reads, classes, [False] * len(classes))
         found.append((max(classes) + 1, len(set(layers))))
         assert len(classes) > 2 * max(classes)
     assert found[0] == found[1]
@@ -64,8 +64,8 @@ def test_time_steps_of_a_recurrence_decide_together():
 @pytest.mark.parametrize("solver", PARTITION_SOLVERS)
 def test_partitions_split_everything_that_is_stored_over_all_devices(solver):
     graph, topology = analysed(4), Topology.parse("k80:8")
-    sketch = partition(graph, topology, solver)
-    for group, space, config in zip(graph.grouping.groups, graph.spaces, sketch.configurations):
+    strategy_plan = partition(graph, topology, solver)
+    for group, space, config in zip(graph.grouping.groups, graph.spaces, strategy_plan.configurations):
         taken = [axis for axes in config for axis in axes]
         assert sorted(taken) == [0, 1, 2], "every group has a dimension of at least 8"
         if group.kind in STORED_KINDS:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxplan
-from jaxplan.cost import ModelBuilder, find_flows
+from jaxplan.cost import ModelBuilder, find_reads
 from jaxplan.cost._hiding import hidden_shares, visible_seconds
 from jaxplan.mesh import Topology
 from jaxplan.search._planner import analyse_step
@@ -36,14 +36,14 @@ def test_what_is_executed_twice_may_hide_twice() -> None:
 
 
 def test_shares_of_one_group_are_all_of_its_compute_at_most(graph) -> None:
-    flows, groups = find_flows(graph), graph.grouping.groups
-    shares = hidden_shares(graph, flows)
+    reads, groups = find_reads(graph), graph.grouping.groups
+    shares = hidden_shares(graph, reads)
     assert {groups[group].kind for group, _ in shares.values()} == {"contraction"}
     total: dict[int, float] = {}
     for index, (group, share) in shares.items():
-        flow = flows[index]
-        assert {groups[flow.producer].kind, groups[flow.consumer].kind} == {"state", "contraction"}
-        total[group] = total.get(group, 0.0) + (2 * share if flow.reads_twice else share)
+        read = reads[index]
+        assert {groups[read.producer].kind, groups[read.consumer].kind} == {"state", "contraction"}
+        total[group] = total.get(group, 0.0) + (2 * share if read.in_both_phases else share)
     assert len(total) == 2  # both layers
     assert max(total.values()) <= 1 + 1e-12
 

@@ -15,7 +15,7 @@ import jaxplan
 from jaxplan.cost import Predictor, build_cost_model
 from jaxplan.mesh import Topology
 from jaxplan.search._planner import analyse_step, make_plan
-from jaxplan.strategies import References, reference_solution, sketch_references
+from jaxplan.strategies import References, apply_strategies, reference_solution
 
 F32 = 4
 
@@ -164,12 +164,12 @@ def references_of(
     """The plans of all strategies that apply, without a search."""
     graph = analyse_step(step, args, {}, donate_argnums=None, static_argnums=())
     machine = Topology.parse(topology)
-    references = sketch_references(graph, machine)
+    references = apply_strategies(graph, machine)
     model = build_cost_model(graph, machine, always=references.configurations())
     predictor = Predictor(model)
     plans = {
-        name: make_plan(predictor, *reference_solution(model, sketch), name=name)
-        for name, sketch in references.sketches.items()
+        name: make_plan(predictor, *reference_solution(model, strategy_plan), name=name)
+        for name, strategy_plan in references.plans.items()
     }
     return plans, references
 

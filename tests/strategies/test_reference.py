@@ -79,8 +79,8 @@ def test_fsdp_holds_an_eighth_of_the_state(frontier: jaxplan.Frontier) -> None:
     assert plan.memory_parts["parameters"] == NUM_LAYERS * LEAF_BYTES // DEVICES
     assert plan.memory_parts["optimizer state"] == NUM_LAYERS * LEAF_BYTES // DEVICES
     assert plan.memory_parts["batch and other arguments"] == BATCH_BYTES // DEVICES
-    for layout in plan.in_layouts:
-        assert math.prod(layout.num_splits(plan.topology.axes)) == DEVICES
+    for sharding in plan.in_layouts:
+        assert math.prod(sharding.num_splits(plan.topology.axes)) == DEVICES
 
 
 def test_both_split_the_work_evenly(frontier: jaxplan.Frontier) -> None:

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from jaxplan.ir import UNGROUPED, Configuration, GroupSpace, StepGraph, turning_point
-from jaxplan.mesh import Layout
+from jaxplan.mesh import Sharding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Flow:
+class Read:
     """Reads of one tensor by one group.
 
     Reads are told apart by their place in the program, not by the phase of the equation that reads: what an update
@@ -40,15 +40,15 @@ class Flow:
     is_output: bool = False
 
     def __post_init__(self) -> None:
-        assert self.reads and is_ascending(self.reads), f"reads of tensor {self.tensor} are in no order: {self.reads}"
+        assert self.equations and is_ascending(self.equations), f"reads of tensor {self.tensor} are in no order: {self}"
 
     @property
-    def reads(self) -> tuple[int, ...]:
+    def equations(self) -> tuple[int, ...]:
         """All reads, in program order."""
         return self.forward + self.later
 
     @property
-    def reads_twice(self) -> bool:
+    def in_both_phases(self) -> bool:
         """Both phases read it: a resharded copy can be kept in between, or made again."""
         return bool(self.forward) and bool(self.later)
 
@@ -58,30 +58,30 @@ def is_ascending(equations: Sequence[int]) -> bool:
     return all(a < b for a, b in itertools.pairwise(equations))
 
 
-def find_flows(graph: StepGraph) -> tuple[Flow, ...]:
+def find_reads(graph: StepGraph) -> tuple[Read, ...]:
     """All flows, in order of tensor, then consumer."""
     program, grouping = graph.program, graph.grouping
-    reads: dict[tuple[int, int], list[int]] = {}
+    readers: dict[tuple[int, int], list[int]] = {}
     for eqn in program.equations:
         group = grouping.equation_group[eqn.index]
         for t in dict.fromkeys(eqn.operands):
             if _is_placed(graph, t) and not passes_partial(graph, group, eqn.index, t):
-                reads.setdefault((t, group), []).append(eqn.index)
-    turning, flows = turning_point(program), []
-    for (t, group), equations in sorted(reads.items()):
+                readers.setdefault((t, group), []).append(eqn.index)
+    turning, reads = turning_point(program), []
+    for (t, group), equations in sorted(readers.items()):
         producer = grouping.tensor_group[t]
         if group == producer and t not in graph.spaces[producer].tensor_partial:
             continue
         cut = bisect.bisect_left(equations, turning)
         forward, later = tuple(equations[:cut]), tuple(equations[cut:])
-        flows.append(Flow(tensor=t, producer=producer, consumer=group, forward=forward, later=later))
-    flows.extend(_output_flows(graph))
-    return tuple(flows)
+        reads.append(Read(tensor=t, producer=producer, consumer=group, forward=forward, later=later))
+    reads.extend(_output_reads(graph))
+    return tuple(reads)
 
 
-def _output_flows(graph: StepGraph) -> list[Flow]:
+def _output_reads(graph: StepGraph) -> list[Read]:
     program, grouping = graph.program, graph.grouping
-    flows = []
+    reads = []
     for position, t in enumerate(program.outputs):
         if not _is_placed(graph, t):
             continue
@@ -92,10 +92,10 @@ def _output_flows(graph: StepGraph) -> list[Flow]:
         partial = t in graph.spaces[home].tensor_partial
         if wanted != home or partial:
             later = (len(program.equations),)
-            flows.append(
-                Flow(tensor=t, producer=home, consumer=wanted, forward=(), later=later, is_output=True)
+            reads.append(
+                Read(tensor=t, producer=home, consumer=wanted, forward=(), later=later, is_output=True)
             )
-    return flows
+    return reads
 
 
 def _is_placed(graph: StepGraph, t: int) -> bool:
@@ -114,61 +114,61 @@ def passes_partial(graph: StepGraph, group: int, equation: int, t: int) -> bool:
     return is_view and graph.grouping.groups[group].kind == "contraction" and result in partial
 
 
-def layout_of(
+def sharding_of(
     graph: StepGraph, configurations: Sequence[Configuration], group: int, t: int, *, produced: bool
-) -> Layout:
+) -> Sharding:
     """The layout in which ``group`` makes (``produced``) or reads tensor ``t`` under the chosen configurations."""
     if group == UNGROUPED:
-        return Layout.replicated(len(graph.program.tensors[t].shape))
+        return Sharding.replicated(len(graph.program.tensors[t].shape))
     space = graph.spaces[group]
     dims = space.tensor_dims.get(t)
     if dims is None:
         dims = ((),) * len(graph.program.tensors[t].shape)
     partial = space.tensor_partial.get(t, ()) if produced else space.operand_partial
-    return _layout(dims, partial, configurations[group])
+    return _sharding(dims, partial, configurations[group])
 
 
-def boundary_layouts(
+def boundary_shardings(
     graph: StepGraph, configurations: Sequence[Configuration]
-) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
+) -> tuple[tuple[Sharding, ...], tuple[Sharding, ...]]:
     """Layouts of the inputs, and of the outputs.
 
     An output that replaces an input has its layout; every other keeps that of its group, sums taken.
     """
     program = graph.program
 
-    def home(t: int) -> Layout:
-        return layout_of(graph, configurations, graph.grouping.tensor_group[t], t, produced=True)
+    def home(t: int) -> Sharding:
+        return sharding_of(graph, configurations, graph.grouping.tensor_group[t], t, produced=True)
 
     inputs = tuple(home(t) for t in program.inputs)
     outputs = tuple(
-        inputs[program.aliases[position]] if position in program.aliases else Layout(home(t).dims)
+        inputs[program.aliases[position]] if position in program.aliases else Sharding(home(t).dims)
         for position, t in enumerate(program.outputs)
     )
     return inputs, outputs
 
 
-def produced_layout(space: GroupSpace, config: Configuration, t: int, rank: int) -> Layout:
+def produced_sharding(space: GroupSpace, config: Configuration, t: int, rank: int) -> Sharding:
     """The layout in which a group makes ``t``, partial sums included."""
-    return _layout(space.tensor_dims.get(t, ((),) * rank), space.tensor_partial.get(t, ()), config)
+    return _sharding(space.tensor_dims.get(t, ((),) * rank), space.tensor_partial.get(t, ()), config)
 
 
-def required_layout(space: GroupSpace, config: Configuration, t: int, rank: int) -> Layout:
+def required_sharding(space: GroupSpace, config: Configuration, t: int, rank: int) -> Sharding:
     """The layout in which a group reads ``t``; a sum group may read, and make, partial sums."""
-    return _layout(space.tensor_dims.get(t, ((),) * rank), space.operand_partial, config)
+    return _sharding(space.tensor_dims.get(t, ((),) * rank), space.operand_partial, config)
 
 
 @lru_cache(maxsize=2**18)
-def _layout(dims: tuple[tuple[int, ...], ...], partial: tuple[int, ...], config: Configuration) -> Layout:
+def _sharding(dims: tuple[tuple[int, ...], ...], partial: tuple[int, ...], config: Configuration) -> Sharding:
     """The axes of the classes of each dimension; equal layers ask for the same again and again."""
-    return Layout(
+    return Sharding(
         tuple([tuple([a for c in classes for a in config[c]]) for classes in dims]),
         tuple(sorted([a for c in partial for a in config[c]])),
     )
 
 
-def distinct_layouts(layouts: Sequence[Layout]) -> tuple[tuple[Layout, ...], tuple[int, ...]]:
+def distinct_shardings(shardings: Sequence[Sharding]) -> tuple[tuple[Sharding, ...], tuple[int, ...]]:
     """Distinct layouts in order of appearance, and the index of each given one."""
-    index: dict[Layout, int] = {}
-    positions = tuple([index.setdefault(layout, len(index)) for layout in layouts])
+    index: dict[Sharding, int] = {}
+    positions = tuple([index.setdefault(sharding, len(index)) for sharding in shardings])
     return tuple(index), positions

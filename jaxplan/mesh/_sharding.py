@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Layout:
+class Sharding:
     """How one tensor lies on the devices.
 
     Attributes:
@@ -44,7 +44,7 @@ class Layout:
         return self._hash
 
     @classmethod
-    def replicated(cls, rank: int) -> Layout:
+    def replicated(cls, rank: int) -> Sharding:
         """A full copy on every device."""
         return cls(((),) * rank)
 

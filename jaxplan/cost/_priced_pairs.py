@@ -17,7 +17,7 @@ from jaxplan.ir import Configuration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Tied:
+class PricedPairs:
     """Which pairs of configurations are priced.
 
     Attributes:
@@ -41,7 +41,7 @@ class Tied:
         cls,
         strategies: Sequence[Sequence[Configuration]],
         configurations: Sequence[frozenset[Configuration]],
-    ) -> Tied:
+    ) -> PricedPairs:
         """The beginning: nothing was opened yet, and nothing is known to be used."""
         nothing = (frozenset[Configuration](),) * len(configurations)
         return cls(
@@ -53,9 +53,9 @@ class Tied:
 
     def opening(
         self, new: Sequence[frozenset[Configuration]], used: Sequence[frozenset[Configuration]]
-    ) -> Tied:
+    ) -> PricedPairs:
         """The same with more opened, and more used; what is used goes with all others."""
-        return Tied(
+        return PricedPairs(
             strategies=self.strategies,
             configurations=tuple(map(frozenset.difference, self.configurations, used)),
             opened=tuple(map(frozenset.union, self.opened, new)),
@@ -86,14 +86,14 @@ class Tied:
     ) -> np.ndarray | None:
         """Of `wanted`; equal ones are one object."""
         limited = [(self.configurations[w], self.opened[w], self.used[w]) for w in (u, v)]
-        if not any(tied or opened for tied, opened, _ in limited):
+        if not any(priced_pairs or opened for priced_pairs, opened, _ in limited):
             return None
         pairs = frozenset((strategy[u], strategy[v]) for strategy in self.strategies)
         key = (of_u, of_v, *limited, pairs)
         if key not in self._masks:
             free, new, near = ([], [], [])
-            for of, (tied, opened, used) in zip((of_u, of_v), limited):
-                free.append([c not in tied and c not in opened for c in of])
+            for of, (priced_pairs, opened, used) in zip((of_u, of_v), limited):
+                free.append([c not in priced_pairs and c not in opened for c in of])
                 new.append([c in opened for c in of])
                 near.append([c in opened or c in used for c in of])
             mask = np.logical_and.outer(*free)

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from jaxplan import JaxplanError
-from jaxplan.mesh import Layout, Topology
+from jaxplan.mesh import Sharding, Topology
 from jaxplan.mesh._axes import prime_factors
 
 AXES = Topology.parse("h100:2x4").axes
@@ -26,31 +26,31 @@ def test_axes_are_named_by_level_outermost_first() -> None:
 
 
 def test_local_shape_and_text() -> None:
-    layout = Layout(((0, 2), ()), (1,))
-    assert layout.num_splits(AXES) == (4, 1)
-    assert layout.local_shape((8, 5), AXES) == (2, 5)
-    assert layout.local_elements((8, 5), AXES) == 10
-    assert layout.describe(AXES) == "(n0 g1),-|+g0"
-    assert repr(layout) == "(0 2),-|+1"
-    assert not layout.divides((6, 5), AXES)
-    assert not layout.divides((8, 5, 1), AXES)
+    sharding = Sharding(((0, 2), ()), (1,))
+    assert sharding.num_splits(AXES) == (4, 1)
+    assert sharding.local_shape((8, 5), AXES) == (2, 5)
+    assert sharding.local_elements((8, 5), AXES) == 10
+    assert sharding.describe(AXES) == "(n0 g1),-|+g0"
+    assert repr(sharding) == "(0 2),-|+1"
+    assert not sharding.divides((6, 5), AXES)
+    assert not sharding.divides((8, 5, 1), AXES)
 
 
-def test_layouts_are_keys() -> None:
-    assert Layout(((0,), ()), (2, 1)) == Layout(((0,), ()), (1, 2))
-    assert len({Layout(((0, 1),)), Layout(((1, 0),)), Layout(((0, 1),))}) == 2
-    assert Layout.replicated(2) == Layout(((), ()))
+def test_shardings_are_hashable() -> None:
+    assert Sharding(((0,), ()), (2, 1)) == Sharding(((0,), ()), (1, 2))
+    assert len({Sharding(((0, 1),)), Sharding(((1, 0),)), Sharding(((0, 1),))}) == 2
+    assert Sharding.replicated(2) == Sharding(((), ()))
 
 
-def test_partition_spec_is_jax_s_own_layout() -> None:
+def test_partition_spec_is_the_same_sharding_in_jax() -> None:
     """The piece of each device, as JAX computes it, is the one that row-major counting of the axes gives."""
     import jax
     import numpy as np
     from jax.sharding import Mesh, NamedSharding
 
     mesh = Mesh(np.array(jax.devices()[:8]).reshape([a.size for a in AXES]), [a.name for a in AXES])
-    layout = Layout(((2, 0), (1,)))
-    pieces = NamedSharding(mesh, layout.partition_spec(AXES)).devices_indices_map((8, 8))
+    sharding = Sharding(((2, 0), (1,)))
+    pieces = NamedSharding(mesh, sharding.partition_spec(AXES)).devices_indices_map((8, 8))
     for (n0, g0, g1), device in np.ndenumerate(mesh.devices):
         rows, columns = pieces[device]
         assert (rows.start, columns.start) == ((2 * g1 + n0) * 2, g0 * 4)
@@ -58,8 +58,8 @@ def test_partition_spec_is_jax_s_own_layout() -> None:
 
 def test_errors() -> None:
     with pytest.raises(JaxplanError, match="uses an axis twice"):
-        Layout(((0,), (0,)))
+        Sharding(((0,), (0,)))
     with pytest.raises(JaxplanError, match=r"partial over \['g1'\]"):
-        Layout(((0,),), (2,)).partition_spec(AXES)
+        Sharding(((0,),), (2,)).partition_spec(AXES)
     with pytest.raises(JaxplanError, match="does not divide"):
-        Layout(((0,),)).local_shape((3,), AXES)
+        Sharding(((0,),)).local_shape((3,), AXES)

@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from jaxplan.cost._flows import Flow, layout_of, produced_layout, required_layout
 from jaxplan.cost._pricing import Pricer
+from jaxplan.cost._reads import Read, produced_sharding, required_sharding, sharding_of
 from jaxplan.ir import UNGROUPED, Configuration, GroupSpace, StepGraph, Tensor
-from jaxplan.mesh import Layout
+from jaxplan.mesh import Sharding
 
 
-class _Read(NamedTuple):
+class _EqualReads(NamedTuple):
     """Equal reads: a tensor, which of its layouts the group's configuration decides, and how its copy counts.
 
     Attributes:
@@ -25,8 +25,8 @@ class _Read(NamedTuple):
     itemsize: int
     trips: int
     latency_share: float
-    source: Layout | None
-    target: Layout | None
+    source: Sharding | None
+    target: Sharding | None
     own_source: object
     own_target: object
     is_output: bool
@@ -39,12 +39,12 @@ class _Moved(NamedTuple):
 
     count: int
     tensor: Tensor
-    source: Layout
-    target: Layout
+    source: Sharding
+    target: Sharding
     latency_share: float
 
 
-class Around:
+class NeighbourhoodCost:
     """The reads of what a group makes and reads, with the configurations of all others fixed; equal ones once."""
 
     def __init__(
@@ -52,34 +52,34 @@ class Around:
         graph: StepGraph,
         pricer: Pricer,
         v: int,
-        flows: Sequence[Flow],
+        reads: Sequence[Read],
         chosen: Sequence[Configuration],
         latency_share: Callable[[int], float],
-        how_kept: Callable[[Flow], tuple[bool, bool]],
+        how_kept: Callable[[Read], tuple[bool, bool]],
     ) -> None:
         """``how_kept`` says of a flow whether its copy lives until the backward pass, and whether it is widened."""
         self._pricer = pricer
         self._space: GroupSpace = graph.spaces[v]
-        self._reads: dict[_Read, list[Tensor]] = {}
-        for flow in flows:
-            tensor, t = graph.program.tensors[flow.tensor], flow.tensor
-            kept, is_wide = how_kept(flow)
-            makes, takes = flow.producer == v, flow.consumer == v
+        self._reads: dict[_EqualReads, list[Tensor]] = {}
+        for read in reads:
+            tensor, t = graph.program.tensors[read.tensor], read.tensor
+            kept, is_wide = how_kept(read)
+            makes, takes = read.producer == v, read.consumer == v
             dims = self._space.tensor_dims.get(t) if makes or takes else None
-            read = _Read(
+            equal = _EqualReads(
                 shape=tensor.shape,
                 itemsize=tensor.itemsize,
                 trips=tensor.trips,
                 latency_share=latency_share(t),
-                source=None if makes else layout_of(graph, chosen, flow.producer, t, produced=True),
-                target=None if takes else layout_of(graph, chosen, flow.consumer, t, produced=False),
+                source=None if makes else sharding_of(graph, chosen, read.producer, t, produced=True),
+                target=None if takes else sharding_of(graph, chosen, read.consumer, t, produced=False),
                 own_source=(dims, self._space.tensor_partial.get(t)) if makes else None,
                 own_target=dims if takes else None,
-                is_output=flow.is_output,
-                has_copy=(kept or flow.reads_twice) and UNGROUPED != flow.consumer != flow.producer,
+                is_output=read.is_output,
+                has_copy=(kept or read.in_both_phases) and UNGROUPED != read.consumer != read.producer,
                 is_wide=is_wide,
             )
-            self._reads.setdefault(read, []).append(tensor)
+            self._reads.setdefault(equal, []).append(tensor)
 
     def cost(
         self, config: Configuration, own: tuple[float, float], slope: float = 0.0, most: float = math.inf
@@ -114,13 +114,13 @@ class Around:
     def _least(self, read: _Moved) -> float:
         return read.count * self._pricer.least_seconds(*read[1:])
 
-    def _ends(self, read: _Read, tensor: Tensor, config: Configuration) -> tuple[Layout, Layout]:
+    def _ends(self, read: _EqualReads, tensor: Tensor, config: Configuration) -> tuple[Sharding, Sharding]:
         source, target, rank = read.source, read.target, len(tensor.shape)
         if source is None:
-            source = produced_layout(self._space, config, tensor.index, rank)
+            source = produced_sharding(self._space, config, tensor.index, rank)
         if target is None:
-            target = required_layout(self._space, config, tensor.index, rank)
-        return source, Layout(target.dims) if read.is_output and target.partial else target
+            target = required_sharding(self._space, config, tensor.index, rank)
+        return source, Sharding(target.dims) if read.is_output and target.partial else target
 
     def _seconds(self, moved: Sequence[_Moved], seconds: float, most: float) -> float:
         """Some seconds and those of reads; where a bound of all comes to ``most`` seconds, that bound."""

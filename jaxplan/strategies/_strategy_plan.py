@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from jaxplan.cost import layout_of, tiny_groups
+from jaxplan.cost import sharding_of, tiny_groups
 from jaxplan.ir import (
     STORED_KINDS,
     UNGROUPED,
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sketch:
+class StrategyPlan:
     """What a strategy makes of a step.
 
     Attributes:
@@ -112,7 +112,7 @@ Wishes = Mapping[int, Axes]
 Rule = Callable[[Group], Wishes]
 
 
-def draw(step: Step, compute: Rule, state: Rule, *, repeat_gathers: bool = False) -> Sketch:
+def apply_rules(step: Step, compute: Rule, state: Rule, *, repeat_gathers: bool = False) -> StrategyPlan:
     """The configurations that two rules ask for, ``state`` for what is stored and ``compute`` for everything else.
 
     What a sum group adds stays a partial sum over the axes over which all of its summands are: added first, reduced
@@ -124,7 +124,7 @@ def draw(step: Step, compute: Rule, state: Rule, *, repeat_gathers: bool = False
         configurations.append(_configuration(step, group.index, wishes))
     _gather_in_trips(step, configurations, repeat_gathers)
     _add_first(step, configurations)
-    return Sketch(configurations=tuple(configurations), repeat_gathers=repeat_gathers)
+    return StrategyPlan(configurations=tuple(configurations), repeat_gathers=repeat_gathers)
 
 
 def _gather_in_trips(step: Step, configurations: list[Configuration], repeat_gathers: bool) -> None:
@@ -142,7 +142,7 @@ def _gather_in_trips(step: Step, configurations: list[Configuration], repeat_gat
         if group not in again or home in step.tiny or not _is_of_entries(step, group):
             continue
         (slice_,) = graph.program.equations[entry.equation].results
-        stored = layout_of(graph, configurations, home, entry.stored, produced=True).dims[entry.is_slice :]
+        stored = sharding_of(graph, configurations, home, entry.stored, produced=True).dims[entry.is_slice :]
         for classes, axes in zip(graph.spaces[group].tensor_dims[slice_], stored, strict=True):
             wishes[group].update(dict.fromkeys(classes, axes))
     for group, wished in wishes.items():
@@ -197,7 +197,7 @@ def _summing(
             home = step.graph.grouping.tensor_group[t]
             if home in (group.index, UNGROUPED) or step.graph.values.free[t]:
                 continue
-            found = set(layout_of(step.graph, configurations, home, t, produced=True).partial)
+            found = set(sharding_of(step.graph, configurations, home, t, produced=True).partial)
             partial = found if partial is None else partial & found
     kept = partial or set()
     (last,) = step.graph.spaces[group.index].operand_partial
