@@ -33,8 +33,8 @@ from jaxplan.xla._put_off import is_gradient
 from jaxplan.xla._summands import Summand, find_summands
 from jaxplan.xla.rules.both.liveness import GATHERED_INTO_ARGUMENTS, SHORTENED_SOURCES, UPDATED_PARTS
 from jaxplan.xla.rules.both.schedule import GRADIENTS_AT_BARRIERS
-from jaxplan.xla.rules.gpu.schedule import ALL_REDUCES_IN_PLACE, SCATTERED_BESIDE, TABLES_TAKE_TURNS
 from jaxplan.xla.rules.gpu.layouts import DOT_WORKSPACE, GATHERS_IN_PIECES
+from jaxplan.xla.rules.gpu.schedule import ALL_REDUCES_IN_PLACE, SCATTERED_BESIDE, TABLES_TAKE_TURNS
 from jaxplan.xla.rules.tpu.liveness import HEAP_GAPS, RECOMPUTED_SOURCES
 
 

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from jaxplan.core import _compat
+from jaxplan.core._mesh_context import without_explicit_axes
 from jaxplan.errors import ArgumentError, TraceError
 from jaxplan.frontend._arguments import step_name
 from jaxplan.frontend._call import Call, argument_path, opened_call
@@ -152,7 +153,8 @@ def _trace(step: Callable[..., Any], call: Call) -> Program:
         call.tree, [jax.ShapeDtypeStruct(shape, dtype, weak_type=weak) for shape, dtype, weak in call.avals]
     )
     try:
-        closed, out_shape = jax.make_jaxpr(call.functional(step), return_shape=True)(*example)
+        with without_explicit_axes():
+            closed, out_shape = jax.make_jaxpr(call.functional(step), return_shape=True)(*example)
     except Exception as error:
         raise _trace_error(step, error, call) from error
     _check_constants(step, closed.consts)

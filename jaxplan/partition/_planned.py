@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from jaxplan.core import _compat
 from jaxplan.core._log import warn_once
+from jaxplan.core._mesh_context import explicit_mesh, under
 from jaxplan.cost import find_reads, plan_transfers
 from jaxplan.errors import PlanMismatchError
 from jaxplan.frontend import _nnx
@@ -30,7 +31,7 @@ from jaxplan.partition._combiner import combiner_options
 from jaxplan.partition._donation import DonatedBuffers, unaliased
 from jaxplan.partition._handed_back import all_results, computed, handed_back
 from jaxplan.partition._known_calls import KnownCalls, Results
-from jaxplan.partition._nested import nested_program
+from jaxplan.partition._nested import nested_program, typed_by
 from jaxplan.partition._placement import Placer
 from jaxplan.partition._repeated_call import RepeatedCall, repeated_call
 from jaxplan.partition._replay import Replay
@@ -242,7 +243,9 @@ class PlannedFunction:
     def _compile(self, leaves: Sequence[Any]) -> None:
         with self._lock:  # of two threads that call first at once, one compiles
             if self._compiled is None:
-                compiled = self._jitted.lower(*leaves).compile()
+                with under(self.mesh):
+                    lowered = self._jitted.lower(*leaves)
+                compiled = lowered.compile()
                 num_bytes = compiled_bytes(compiled)
                 if num_bytes:
                     verified = self.plan.verified or Verified(memory_bytes=num_bytes)
@@ -262,14 +265,27 @@ class PlannedFunction:
         """Inside another trace: the planned program is staged into it."""
         if self._nested is None:
             self._nested = nested_program(self._undonated())
-        return all_results(self._nested(*leaves), self._handed_undonated, leaves)
+        mesh = explicit_mesh(leaves)
+        if mesh is None:
+            results = self._nested(*leaves)
+        else:
+            results = typed_by(mesh, self._nested, self.mesh, self._succeeded())(*leaves)
+        return all_results(results, self._handed_undonated, leaves)
+
+    def _succeeded(self) -> tuple[int | None, ...]:
+        """For each result of the nested program, the argument that it succeeds, if any."""
+        program = self._graph.program
+        places = computed(range(len(program.outputs)), self._handed_undonated)
+        return tuple(program.aliases.get(o) for o in places)
 
     def _checked_call(self, leaves: Sequence[Any]) -> Any:
         """Under `jax_debug_nans`: nothing is donated, as under `jax.jit`, so that the error can be traced back."""
         if self._checked is None:
             with self._lock:
                 if self._checked is None:
-                    self._checked = self._undonated().lower(*leaves).compile()
+                    with under(self.mesh):
+                        lowered = self._undonated().lower(*leaves)
+                    self._checked = lowered.compile()
         with _find_nan.unchecked():
             results = all_results(self._checked(*leaves), self._handed_undonated, leaves)
         _find_nan.check_results(self._graph.program, leaves, results)
@@ -287,9 +303,10 @@ class PlannedFunction:
             self.calls.results_of(call)
             call.check_alive()
             leaves = call.leaves
-        return self._jitted.lower(
-            *[self._abstract(x, s) for x, s in zip(leaves, self._place.shardings, strict=True)]
-        )
+        with under(self.mesh):
+            return self._jitted.lower(
+                *[self._abstract(x, s) for x, s in zip(leaves, self._place.shardings, strict=True)]
+            )
 
     def shard(self, *args: Any, **kwargs: Any) -> Any:
         """Place the arguments as the plan wants them; returns the tuple of arguments, NNX objects copied."""
