@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 _SMALL: dict[str, dict[str, int]] = {
     "LARGE_PARAMETER_BYTES": dict.fromkeys(
-        ["xla._fusion", "xla._in_place", "cost._prediction", "xla._put_off", "partition._replay"], 256
+        ["xla._kernels", "xla.rules.both.in_place", "cost._prediction", "xla.rules.both.deferred", "partition._replay"], 256
     ),
     "COMBINED_BYTES": {"cost._transfers": 64},
     "PREFETCH_CONTRACTIONS": {"partition._replay": 1},

@@ -12,8 +12,8 @@ import numpy as np
 from jaxplan.cost._reads import Read
 from jaxplan.ir import CONTRACTION_FAMILIES, STORED_KINDS, UNGROUPED, StepGraph
 from jaxplan.xla._buffers import Buffers
-from jaxplan.xla._put_off import is_gradient
 from jaxplan.xla._target import Target
+from jaxplan.xla.rules.both.deferred import is_gradient
 from jaxplan.xla.rules.gpu.schedule import COMBINED_COLLECTIVES
 
 COMBINED_TOGETHER_BYTES = 2**20

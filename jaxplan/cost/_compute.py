@@ -22,8 +22,8 @@ from jaxplan.cost._work import (
 from jaxplan.ir import WHOLE, Group, GroupSpace, StepGraph
 from jaxplan.mesh import Topology
 from jaxplan.xla._buffers import Buffers
-from jaxplan.xla._padded_products import padded_work
 from jaxplan.xla._target import Target
+from jaxplan.xla.rules.gpu.padding import padded_work
 from jaxplan.xla.rules.gpu.schedule import WRITTEN_BORDERS
 
 

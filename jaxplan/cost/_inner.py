@@ -13,8 +13,8 @@ from jaxplan.cost._transfers import Transfer
 from jaxplan.cost._user_body import body_cost
 from jaxplan.ir import MESH, WHOLE, Configuration, Halo, StepGraph
 from jaxplan.mesh import Sharding, Topology, collective_seconds
-from jaxplan.xla._pooling import waits_for_gradient
 from jaxplan.xla._target import Target
+from jaxplan.xla.rules.gpu.pooling import waits_for_gradient
 
 
 class InnerCollective(NamedTuple):

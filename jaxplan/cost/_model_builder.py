@@ -39,7 +39,7 @@ from jaxplan.mesh import Sharding, Topology
 from jaxplan.solvers import Problem
 from jaxplan.xla._buffers import analyse_buffers
 from jaxplan.xla._target import Target
-from jaxplan.xla._wire import carried_tensor, wire_tensor
+from jaxplan.xla.rules.tpu.rounding import carried_tensor, wire_tensor
 
 
 def build_cost_model(

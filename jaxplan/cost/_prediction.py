@@ -26,15 +26,15 @@ from jaxplan.cost._transfers import ChangedRead, Transfer, make_transfers
 from jaxplan.cost._updated_parts import gathered_updates, replaced_in_place
 from jaxplan.ir import CONTRACTION_FAMILIES, REGION_IN, UNGROUPED, Configuration, Tensor, backward_barriers
 from jaxplan.mesh import Sharding, collective_seconds
-from jaxplan.xla._accumulated import VIEWS
-from jaxplan.xla._in_place import LARGE_PARAMETER_BYTES
 from jaxplan.xla._lifetimes import Lifetimes
-from jaxplan.xla._put_off import is_gradient
-from jaxplan.xla._summands import Summand, find_summands
+from jaxplan.xla.rules.both.deferred import is_gradient
+from jaxplan.xla.rules.both.in_place import LARGE_PARAMETER_BYTES
 from jaxplan.xla.rules.both.liveness import GATHERED_INTO_ARGUMENTS, SHORTENED_SOURCES, UPDATED_PARTS
 from jaxplan.xla.rules.both.schedule import GRADIENTS_AT_BARRIERS
 from jaxplan.xla.rules.gpu.layouts import DOT_WORKSPACE, GATHERS_IN_PIECES
+from jaxplan.xla.rules.gpu.library_sums import VIEWS
 from jaxplan.xla.rules.gpu.schedule import ALL_REDUCES_IN_PLACE, SCATTERED_BESIDE, TABLES_TAKE_TURNS
+from jaxplan.xla.rules.gpu.summands import Summand, find_summands
 from jaxplan.xla.rules.tpu.liveness import HEAP_GAPS, RECOMPUTED_SOURCES
 
 

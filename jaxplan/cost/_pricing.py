@@ -17,8 +17,8 @@ from jaxplan.mesh import (
     reshard_seconds,
     reshard_table,
 )
-from jaxplan.xla._grouped import ChannelGroups
 from jaxplan.xla._target import Target
+from jaxplan.xla.rules.tpu.channel_groups import ChannelGroups
 from jaxplan.xla.rules.tpu.layouts import TILES
 
 KEEP, REPEAT = 0, 1
@@ -32,10 +32,10 @@ class Pricer:
 
     Attributes:
       target: the compiler, which decides how copies lie in memory.
-      inner: the two innermost dimensions of tensors, where memory is in tiles (`jaxplan.xla._inner_dims`): copies have
+      inner: the two innermost dimensions of tensors, where memory is in tiles (`jaxplan.xla.rules.tpu`): copies have
         those of what they are copies of.
       grouped, wide: images whose channels lie in groups, and bytes of the elements that results of convolutions of
-        groups are held in (`jaxplan.xla._grouped`): so do their copies.
+        groups are held in (`jaxplan.xla.rules.tpu.channel_groups`): so do their copies.
     """
 
     topology: Topology

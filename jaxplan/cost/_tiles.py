@@ -16,9 +16,9 @@ import numpy as np
 from jaxplan.cost._splits import tensor_splits
 from jaxplan.ir import GroupSpace, StepGraph
 from jaxplan.xla._buffers import Buffers
-from jaxplan.xla._grouped import ChannelGroups
-from jaxplan.xla._padded_products import padded_share
-from jaxplan.xla._product_rows import is_batch_larger
+from jaxplan.xla.rules.gpu.padding import padded_share
+from jaxplan.xla.rules.tpu.channel_groups import ChannelGroups
+from jaxplan.xla.rules.tpu.dot_operands import is_batch_larger
 from jaxplan.xla.rules.tpu.layouts import TILES
 
 TILE = (8, 128)

@@ -16,7 +16,6 @@ from jaxplan.cost._transfers import Transfer
 from jaxplan.cost._updated_parts import gathered_updates, replaced_in_place
 from jaxplan.ir import Configuration, Equation
 from jaxplan.mesh import COLLECTIVES
-from jaxplan.xla._wire import NARROW_BYTES, rounded_tables
 from jaxplan.xla.rules.tpu.layouts import ROUNDED_TABLES, SCATTERED_IN_TILES
 from jaxplan.xla.rules.tpu.liveness import (
     COPIED_PARAMETER,
@@ -27,6 +26,7 @@ from jaxplan.xla.rules.tpu.liveness import (
     STACKS_ON_CHIP,
     TRANSPOSED_UPDATES,
 )
+from jaxplan.xla.rules.tpu.rounding import NARROW_BYTES, rounded_tables
 
 _FOR_THE_SHORT_LIVED = 0.6
 """Of the memory beside the cores. Chosen by the errors of plans compiled for v5e (`benchmarks.accuracy`)."""

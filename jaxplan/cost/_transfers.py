@@ -15,9 +15,9 @@ from jaxplan.cost._reads import Read, is_ascending, sharding_of
 from jaxplan.ir import STORED_KINDS, Configuration, StepGraph, Tensor
 from jaxplan.mesh import COLLECTIVES, Path, Sharding, Topology, reshard_path
 from jaxplan.xla._target import Target
-from jaxplan.xla._wire import carried_tensor, wire_tensor
 from jaxplan.xla.rules.both.liveness import NARROW_TRANSFERS, SHARED_STEPS
 from jaxplan.xla.rules.both.schedule import LARGE_SUMS_AT_ONCE
+from jaxplan.xla.rules.tpu.rounding import carried_tensor, wire_tensor
 
 ChangedRead = tuple[int, Sharding, Sharding]
 """Index of a flow, the layout in which it is made and the one in which it is read."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from jaxplan.ir import CONTRACTION_FAMILIES, Count, Equation, OperatorRule, SplitWindow, StepGraph, Tensor
 from jaxplan.ir.counts import Border as Border
 from jaxplan.ir.counts import convolution_products, pairs, window_sizes
-from jaxplan.xla._put_off import is_gradient
 from jaxplan.xla._target import Target
+from jaxplan.xla.rules.both.deferred import is_gradient
 from jaxplan.xla.rules.gpu.schedule import RAGGED_DOTS
 
 

@@ -1,7 +1,7 @@
 """Gradients of max pooling, for GPUs: the places of the maxima wait for the gradient, and the zeros are their own.
 
 XLA writes a 32-bit index for each dimension of each maximum, for which it needs nothing of the backward pass, and
-scatters to zeros (`jaxplan.xla._pooling`). Left alone it was seen to write the indices of a VGG's first stages while
+scatters to zeros (`jaxplan.xla`). Left alone it was seen to write the indices of a VGG's first stages while
 it waited for collectives of later ones; and to make one constant of the zeros and those of the rectifier before the
 pooling, which the forward pass wrote, and a copy of it for the scatter, beside it.
 """

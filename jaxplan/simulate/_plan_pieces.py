@@ -18,7 +18,7 @@ from jaxplan.cost._transfers import Transfer, changed_reads, make_transfers
 from jaxplan.ir import UNGROUPED
 from jaxplan.mesh import Sharding, collective_seconds
 from jaxplan.simulate._simulated_plan import PlanSimulator
-from jaxplan.xla._wire import carried_tensor
+from jaxplan.xla.rules.tpu.rounding import carried_tensor
 
 PoolKey = tuple[str, tuple[int, ...]]
 """Kind and axes of collectives that the compiler combines: they pay one latency together."""

@@ -1,14 +1,14 @@
 """A model of the compiler: fusion, residuals, layouts, order of execution, live ranges."""
 
-from jaxplan.xla._accumulated import MERGED_BYTES as MERGED_BYTES
 from jaxplan.xla._buffers import Buffers as Buffers
 from jaxplan.xla._buffers import analyse_buffers as analyse_buffers
-from jaxplan.xla._in_place import LARGE_PARAMETER_BYTES as LARGE_PARAMETER_BYTES
 from jaxplan.xla._lifetimes import COUNTED_GAPS as COUNTED_GAPS
 from jaxplan.xla._lifetimes import GAPS as GAPS
-from jaxplan.xla._padded_products import is_padded as is_padded
-from jaxplan.xla._padded_products import matrix_dims as matrix_dims
-from jaxplan.xla._pooling import UNPOOLING as UNPOOLING
-from jaxplan.xla._put_off import is_gradient as is_gradient
-from jaxplan.xla._slices import takes_every_other as takes_every_other
 from jaxplan.xla._target import Target as Target
+from jaxplan.xla.rules.both.deferred import is_gradient as is_gradient
+from jaxplan.xla.rules.both.in_place import LARGE_PARAMETER_BYTES as LARGE_PARAMETER_BYTES
+from jaxplan.xla.rules.gpu.library_sums import MERGED_BYTES as MERGED_BYTES
+from jaxplan.xla.rules.gpu.padding import is_padded as is_padded
+from jaxplan.xla.rules.gpu.padding import matrix_dims as matrix_dims
+from jaxplan.xla.rules.gpu.pooling import UNPOOLING as UNPOOLING
+from jaxplan.xla.rules.tpu.slices import takes_every_other as takes_every_other

@@ -14,36 +14,36 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jaxplan.ir import CUT, REGION_IN, REGION_OUT, Equation, StepGraph, turning_point
-from jaxplan.xla._accumulated import Accumulation, accumulations
-from jaxplan.xla._fusion import NOT_RECOMPUTED, fuses_into, is_recomputed, runs_inside_readers
-from jaxplan.xla._gated import gated
-from jaxplan.xla._grouped import ChannelGroups, grouped_operands, wide_results
-from jaxplan.xla._in_place import cleared_together, hand_over, sums_over_trips
-from jaxplan.xla._in_place_fusions import write_over_operands
-from jaxplan.xla._inner_dims import inner_dims
-from jaxplan.xla._orders import OrderedCopy, write_in_orders
-from jaxplan.xla._padded_products import MatrixDims, padded_operands
-from jaxplan.xla._pooling import PoolBuffer, pool_buffers
-from jaxplan.xla._product_outputs import gradients_of_widened, widened_outputs, written_behind
-from jaxplan.xla._product_rows import (
+from jaxplan.xla._kernels import NOT_RECOMPUTED, fuses_into, is_recomputed, runs_inside_readers
+from jaxplan.xla._target import Target
+from jaxplan.xla.rules.both.deferred import PutOff, behind_input_gradients, put_off
+from jaxplan.xla.rules.both.fusion import CUT_ARGUMENTS, LOOP_BOUNDARIES, LOOP_CONSTANTS, RESIDUAL_SUMS
+from jaxplan.xla.rules.both.gated import gated
+from jaxplan.xla.rules.both.in_place import cleared_together, hand_over, sums_over_trips
+from jaxplan.xla.rules.both.residuals import MASKS_ARE_RECOMPUTED, NARROWEST_IS_SAVED, SMALL_STATISTICS
+from jaxplan.xla.rules.both.schedule import SUMS_OVER_TRIPS
+from jaxplan.xla.rules.gpu.functions import WIDE_COPIES, WIDE_FUNCTIONS
+from jaxplan.xla.rules.gpu.in_place_fusions import write_over_operands
+from jaxplan.xla.rules.gpu.library_sums import Accumulation, accumulations
+from jaxplan.xla.rules.gpu.padding import MatrixDims, padded_operands
+from jaxplan.xla.rules.gpu.pooling import PoolBuffer, pool_buffers
+from jaxplan.xla.rules.gpu.schedule import CLEARED_TOGETHER, FUSIONS_IN_PLACE, GRADIENTS_AFTER_INPUTS
+from jaxplan.xla.rules.gpu.transposed import OrderedCopy, write_in_orders
+from jaxplan.xla.rules.tpu.channel_groups import ChannelGroups, grouped_operands, wide_results
+from jaxplan.xla.rules.tpu.dot_operands import (
     batches_of_rows,
     costly_images,
     flattened_images,
     images_of_arguments,
     turned_operands,
 )
-from jaxplan.xla._put_off import PutOff, behind_input_gradients, put_off
-from jaxplan.xla._rearranged import written_wider
-from jaxplan.xla._slices import kept_for_slices, takes_every_other, woven
-from jaxplan.xla._target import Target
-from jaxplan.xla._wire import rounded_for_loops
-from jaxplan.xla.rules.both.fusion import CUT_ARGUMENTS, LOOP_BOUNDARIES, LOOP_CONSTANTS, RESIDUAL_SUMS
-from jaxplan.xla.rules.both.residuals import MASKS_ARE_RECOMPUTED, NARROWEST_IS_SAVED, SMALL_STATISTICS
-from jaxplan.xla.rules.both.schedule import SUMS_OVER_TRIPS
-from jaxplan.xla.rules.gpu.functions import WIDE_COPIES, WIDE_FUNCTIONS
-from jaxplan.xla.rules.gpu.schedule import CLEARED_TOGETHER, FUSIONS_IN_PLACE, GRADIENTS_AFTER_INPUTS
+from jaxplan.xla.rules.tpu.dot_results import gradients_of_widened, widened_outputs, written_behind
 from jaxplan.xla.rules.tpu.fusion import RECTIFIED_SUMS, STRIDED_SLICES
+from jaxplan.xla.rules.tpu.inner_dims import inner_dims
 from jaxplan.xla.rules.tpu.layouts import TILES
+from jaxplan.xla.rules.tpu.rearranged import written_wider
+from jaxplan.xla.rules.tpu.rounding import rounded_for_loops
+from jaxplan.xla.rules.tpu.slices import kept_for_slices, takes_every_other, woven
 
 COMPARISONS = frozenset({"eq", "ne", "ge", "gt", "le", "lt", "is_finite", "not"})
 """A mask is a quarter of what it is made of, and still never written by compiled GPU programs: each fusion that reads

@@ -12,8 +12,8 @@ import pytest
 
 from jaxplan.ir import StepGraph, analyse, trace
 from jaxplan.mesh import Topology
-from jaxplan.xla import Target, _fusion, analyse_buffers
-from jaxplan.xla._rearranged import is_rearranged
+from jaxplan.xla import Target, _kernels, analyse_buffers
+from jaxplan.xla.rules.tpu.rearranged import is_rearranged
 
 H, W, D = 6, 4, 5
 IMAGE = (3, H, W, D)
@@ -88,7 +88,7 @@ def test_windows_are_written_on_tpus_and_kept_for_the_backward_pass(monkeypatch:
     (windows,) = [e.results[0] for e in forward if is_rearranged(graph, e.index)]
     chip = Target.of(Topology.parse("v5e:1x1").chip)
     assert windows in analyse_buffers(graph, chip).saved
-    monkeypatch.setattr(_fusion, "is_rearranged", lambda *_: False)
+    monkeypatch.setattr(_kernels, "is_rearranged", lambda *_: False)
     assert windows not in analyse_buffers(graph, chip).saved
 
 

@@ -14,7 +14,7 @@ from jaxplan.audit import compile_plan
 from jaxplan.mesh import Topology
 from jaxplan.search._planner import analyse_step
 from jaxplan.xla import Target, analyse_buffers
-from jaxplan.xla._summands import find_summands, num_blocks
+from jaxplan.xla.rules.gpu.summands import find_summands, num_blocks
 
 NORMS: dict[str, Any] = {
     "group": lambda: nn.GroupNorm(8, dtype=jnp.bfloat16),

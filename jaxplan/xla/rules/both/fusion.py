@@ -11,7 +11,7 @@ OUTER_PRODUCTS = CompilerRule(
     does="A dot that sums nothing becomes a multiplication, which is fused.",
     source=f"{XLA}hlo/transforms/simplifiers/algebraic_simplifier.cc",
     made_after=("dlrm",),
-    test="tests/xla/test_fusion.py::test_a_product_that_sums_nothing_is_fused",
+    test="tests/xla/test_kernels.py::test_a_product_that_sums_nothing_is_fused",
 )
 REDUCTIONS_READ_FUSED = CompilerRule(
     name="reductions-compute-their-operands",

@@ -13,7 +13,7 @@ DEFERRED_GRADIENTS = CompilerRule(
     does="The dot of a weight gradient runs after the next input gradient, at the latest with the one after that.",
     source=_SCHEDULER,
     made_after=("vit",),
-    test="tests/xla/test_put_off.py::test_a_gradient_waits_for_two_input_gradients",
+    test="tests/xla/test_deferred.py::test_a_gradient_waits_for_two_input_gradients",
 )
 DEFERRED_KERNEL_GRADIENTS = CompilerRule(
     name="kernel-gradients-are-deferred-to-the-next-dot",
@@ -22,7 +22,7 @@ DEFERRED_KERNEL_GRADIENTS = CompilerRule(
     does="The weight gradient of a convolution runs at the end of the element-wise passes before the next dot.",
     source=_SCHEDULER,
     made_after=("unet", "vgg"),
-    test="tests/xla/test_put_off.py::test_so_does_that_of_a_convolution",
+    test="tests/xla/test_deferred.py::test_so_does_that_of_a_convolution",
 )
 SUMS_OVER_TRIPS = CompilerRule(
     name="gradients-of-trips-are-added-at-once",

@@ -13,7 +13,7 @@ LOOK_UPS_FUSED = CompilerRule(
     does="Rows that are looked up are read inside of the kernels that use them, but for those of large parameters.",
     source=_PRIORITY_FUSION,
     made_after=(),
-    test="tests/xla/test_fusion.py::test_messages_are_no_buffers_on_a_gpu",
+    test="tests/xla/test_kernels.py::test_messages_are_no_buffers_on_a_gpu",
 )
 SCATTER_UPDATES_FUSED = CompilerRule(
     name="scatters-compute-their-updates",
@@ -22,7 +22,7 @@ SCATTER_UPDATES_FUSED = CompilerRule(
     does="A scatter computes its updates inside of its kernel.",
     source=f"{XLA}backends/gpu/codegen/emitters/scatter.cc",
     made_after=(),
-    test="tests/xla/test_fusion.py::test_compiled_message_passing_needs_what_is_predicted",
+    test="tests/xla/test_kernels.py::test_compiled_message_passing_needs_what_is_predicted",
 )
 DISJOINT_WINDOWS_FUSED = CompilerRule(
     name="disjoint-windows-compute-their-operand",

@@ -15,7 +15,7 @@ TRANSPOSED_OPERANDS = CompilerRule(
     does="A batched dot of several free or contracted dimensions reads one layout; for two layouts, two copies.",
     source=_LAYOUTS,
     made_after=("llama", "moe"),
-    test="tests/xla/test_orders.py::test_a_batch_and_several_dimensions_fix_the_order",
+    test="tests/xla/test_transposed.py::test_a_batch_and_several_dimensions_fix_the_order",
 )
 TRANSPOSED_IN_FLOAT32 = CompilerRule(
     name="results-meet-transposed-in-float32",
@@ -24,7 +24,7 @@ TRANSPOSED_IN_FLOAT32 = CompilerRule(
     does="The result of a dot that meets a value of another layout is cast to float32 and transposed where they meet.",
     source=_LAYOUTS,
     made_after=("llama",),
-    test="tests/xla/test_orders.py::test_gradients_of_grouped_attention_are_transposed_in_float32",
+    test="tests/xla/test_transposed.py::test_gradients_of_grouped_attention_are_transposed_in_float32",
 )
 WRITTEN_IN_BOTH_LAYOUTS = CompilerRule(
     name="one-fusion-writes-both-layouts",
@@ -33,7 +33,7 @@ WRITTEN_IN_BOTH_LAYOUTS = CompilerRule(
     does="What the backward pass reads in another layout is written in both, or again where a tiled kernel moves it.",
     source=_TILED,
     made_after=("llama", "qwen"),
-    test="tests/xla/test_orders.py::test_what_is_not_transposed_at_first_is_written_in_both_orders",
+    test="tests/xla/test_transposed.py::test_what_is_not_transposed_at_first_is_written_in_both_orders",
 )
 SAVED_EXPONENTIALS = CompilerRule(
     name="exponentials-of-many-capped-scores-are-saved",
@@ -47,7 +47,7 @@ SAVED_EXPONENTIALS = CompilerRule(
         command=zoo("h100:8", "gemma"),
     ),
     made_after=("gemma",),
-    test="tests/xla/test_orders.py::test_exponentials_of_many_capped_scores_are_saved",
+    test="tests/xla/test_transposed.py::test_exponentials_of_many_capped_scores_are_saved",
 )
 PADDED_MATRICES = CompilerRule(
     name="matrices-of-16-bits-are-padded",

@@ -11,7 +11,7 @@ GRADIENTS_AFTER_INPUTS = CompilerRule(
     does="The result of a deferred weight gradient is not beside what the next input gradient reads.",
     source=f"{XLA}service/gpu/gpu_hlo_schedule.cc",
     made_after=("vgg",),
-    test="tests/xla/test_put_off.py::test_a_gradient_waits_for_two_input_gradients",
+    test="tests/xla/test_deferred.py::test_a_gradient_waits_for_two_input_gradients",
 )
 CLEARED_TOGETHER = CompilerRule(
     name="zeros-of-scatters-are-made-together",
@@ -20,7 +20,7 @@ CLEARED_TOGETHER = CompilerRule(
     does="Scatters that start from equal constants have their copies of it made where the first one begins.",
     source=f"{XLA}service/hlo_cse.cc",
     made_after=("dlrm",),
-    test="tests/xla/test_fusion.py::test_what_scatters_start_from_is_cleared_where_the_first_begins",
+    test="tests/xla/test_kernels.py::test_what_scatters_start_from_is_cleared_where_the_first_begins",
 )
 TABLES_TAKE_TURNS = CompilerRule(
     name="gradients-of-large-tables-take-turns",

@@ -59,7 +59,7 @@ WIDENED_SCORES = CompilerRule(
     does="Scores that are widened and then scaled, biased or masked are written so by their dot.",
     source=Observed(evidence="T5 and Gemma compiled for v5e", command=zoo("v5e:2x4", "t5", "gemma")),
     made_after=("t5", "gemma", "llama"),
-    test="tests/xla/test_product_outputs.py::test_scores_that_are_widened_and_changed_are_kept_wide",
+    test="tests/xla/test_dot_results.py::test_scores_that_are_widened_and_changed_are_kept_wide",
 )
 GRADIENTS_OF_WIDENED = CompilerRule(
     name="gradients-of-widened-scores-are-written",
@@ -68,7 +68,7 @@ GRADIENTS_OF_WIDENED = CompilerRule(
     does="The gradient of scores that are kept in float32 is written, narrowed, for the two dots that read it.",
     source=Observed(evidence="T5 compiled for v5e", command=zoo("v5e:2x4", "t5")),
     made_after=("t5",),
-    test="tests/xla/test_product_outputs.py::test_gradients_of_scores_that_are_kept_wide_are_written",
+    test="tests/xla/test_dot_results.py::test_gradients_of_scores_that_are_kept_wide_are_written",
 )
 DOTS_WRITE_FUSED = CompilerRule(
     name="backward-dots-write-what-is-computed-of-them",
@@ -77,7 +77,7 @@ DOTS_WRITE_FUSED = CompilerRule(
     does="A backward dot of which one value of its size is computed, element by element, writes that value.",
     source=Observed(evidence="GELUs of GPT and ViT compiled for v5e", command=zoo("v5e:2x4", "gpt", "vit")),
     made_after=("gpt", "vit"),
-    test="tests/xla/test_product_outputs.py::test_the_gradient_in_front_of_a_gelu_is_what_its_product_writes",
+    test="tests/xla/test_dot_results.py::test_the_gradient_in_front_of_a_gelu_is_what_its_product_writes",
 )
 ROWS_OF_BATCHES = CompilerRule(
     name="batches-of-rows-are-written",

@@ -47,7 +47,7 @@ CHANNEL_GROUPS = CompilerRule(
     does="What only convolutions of channel groups read has the batch and the channels of one group innermost.",
     source=Observed(evidence="a RegNetY compiled for v5e", command=zoo("v5e:2x4", "regnet")),
     made_after=("regnet",),
-    test="tests/xla/test_grouped.py::test_an_image_lies_as_the_groups_of_its_channels_do",
+    test="tests/xla/test_channel_groups.py::test_an_image_lies_as_the_groups_of_its_channels_do",
 )
 WIDE_GROUPS = CompilerRule(
     name="convolutions-of-channel-groups-write-wide",
@@ -56,7 +56,7 @@ WIDE_GROUPS = CompilerRule(
     does="What a convolution of channel groups makes is held widened unless a group fills a tile.",
     source=Observed(evidence="a RegNetY compiled for v5e", command=zoo("v5e:2x4", "regnet")),
     made_after=("regnet",),
-    test="tests/xla/test_grouped.py::test_what_such_a_convolution_makes_is_held_wide",
+    test="tests/xla/test_channel_groups.py::test_what_such_a_convolution_makes_is_held_wide",
 )
 REARRANGED_WIDE = CompilerRule(
     name="rearranged-values-are-written-widened",
@@ -83,7 +83,7 @@ ROUNDED_TRANSFERS = CompilerRule(
     does="Float32 that dots alone read is rounded to bfloat16 before it is gathered.",
     source=Observed(evidence="ResNet-50 and an LSTM compiled for v5e", command=zoo("v5e:2x4", "resnet50", "lstm")),
     made_after=("resnet50", "lstm"),
-    test="tests/xla/test_wire.py::test_a_carry_that_products_alone_read_in_the_next_trip_is_rounded",
+    test="tests/xla/test_rounding.py::test_a_carry_that_products_alone_read_in_the_next_trip_is_rounded",
 )
 ROUNDED_TABLES = CompilerRule(
     name="tables-are-rounded-whole",

@@ -12,7 +12,7 @@ from jaxplan.cost import padded_bytes
 from jaxplan.ir import StepGraph, analyse, trace
 from jaxplan.mesh import Topology
 from jaxplan.xla import Target, analyse_buffers
-from jaxplan.xla._grouped import ChannelGroups
+from jaxplan.xla.rules.tpu.channel_groups import ChannelGroups
 
 B, P = 32, 14
 DIMS = ("NHWC", "HWIO", "NHWC")

@@ -9,7 +9,7 @@ import pytest
 from jaxplan.ir import REGION_OUT, analyse, trace
 from jaxplan.mesh import Topology
 from jaxplan.xla import Target
-from jaxplan.xla._wire import wire_tensor
+from jaxplan.xla.rules.tpu.rounding import wire_tensor
 
 
 def _carried(cell: str, topology: str = "v5e:2x4") -> set[int]:

@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 
 from jaxplan.ir import CONTRACTION_FAMILIES, STORED_KINDS, UNGROUPED, StepGraph
-from jaxplan.xla._in_place import LARGE_PARAMETER_BYTES
-from jaxplan.xla._pooling import is_disjoint
-from jaxplan.xla._rearranged import is_rearranged
-from jaxplan.xla._slices import pads_between
 from jaxplan.xla._target import Target
 from jaxplan.xla.rules.both.fusion import OUTER_PRODUCTS, REDUCTIONS_READ_FUSED
+from jaxplan.xla.rules.both.in_place import LARGE_PARAMETER_BYTES
 from jaxplan.xla.rules.gpu.functions import (
     ERFC_ARGUMENTS,
     ERFC_OF_CONVOLUTIONS,
@@ -18,8 +15,11 @@ from jaxplan.xla.rules.gpu.functions import (
     SAVED_FUNCTIONS_OF_16_BITS,
 )
 from jaxplan.xla.rules.gpu.fusion import DISJOINT_WINDOWS_FUSED, LOOK_UPS_FUSED, SCATTER_UPDATES_FUSED
+from jaxplan.xla.rules.gpu.pooling import is_disjoint
 from jaxplan.xla.rules.tpu.fusion import DOTS_READ_FUSED, INTERLEAVED, REARRANGED
 from jaxplan.xla.rules.tpu.fusion import SAVED_FUNCTIONS as SAVED_ON_TPU
+from jaxplan.xla.rules.tpu.rearranged import is_rearranged
+from jaxplan.xla.rules.tpu.slices import pads_between
 
 FUSIBLE_FAMILIES = frozenset({"elementwise", "shape", "source", "rng"})
 NOT_RECOMPUTED = frozenset({"tanh", "erfc", "erf_inv", "pow", "digamma", "lgamma"})

@@ -26,7 +26,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from jaxplan.ir import CONTRACTION_FAMILIES, Equation, StepGraph, Tensor
-from jaxplan.xla._fusion import is_recomputed
+from jaxplan.xla._kernels import is_recomputed
 from jaxplan.xla._target import Target
 from jaxplan.xla.rules.gpu.layouts import (
     SAVED_EXPONENTIALS,

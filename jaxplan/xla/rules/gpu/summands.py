@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxplan.ir import Equation, StepGraph, Tensor
-from jaxplan.xla._fusion import runs_inside_readers
+from jaxplan.xla._kernels import runs_inside_readers
 from jaxplan.xla._target import Target
 from jaxplan.xla.rules.gpu.fusion import SUMMANDS_OF_FEW_BLOCKS
 

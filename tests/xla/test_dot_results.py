@@ -11,7 +11,7 @@ import pytest
 from jaxplan.ir import analyse, trace
 from jaxplan.mesh import Topology
 from jaxplan.xla import Target, analyse_buffers
-from jaxplan.xla._product_outputs import gradients_of_widened, widened_outputs
+from jaxplan.xla.rules.tpu.dot_results import gradients_of_widened, widened_outputs
 
 B, H, T, D = 2, 3, 16, 8
 SCORES = (B, H, T, T)

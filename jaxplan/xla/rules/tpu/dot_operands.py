@@ -6,10 +6,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from jaxplan.ir import Equation, StepGraph
-from jaxplan.xla._fusion import runs_inside_readers
-from jaxplan.xla._inner_dims import mixed_tokens
-from jaxplan.xla._product_outputs import computed_of
+from jaxplan.xla._kernels import runs_inside_readers
 from jaxplan.xla._target import Target
+from jaxplan.xla.rules.tpu.dot_results import computed_of
 from jaxplan.xla.rules.tpu.fusion import (
     FLATTENED_IMAGES,
     IMAGES_OF_ARGUMENTS,
@@ -17,6 +16,7 @@ from jaxplan.xla.rules.tpu.fusion import (
     ROWS_OF_BATCHES,
     TRANSPOSED_FOR_DOTS,
 )
+from jaxplan.xla.rules.tpu.inner_dims import mixed_tokens
 
 
 def is_batch_larger(shape: Sequence[int]) -> bool:

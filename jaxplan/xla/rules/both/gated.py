@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from jaxplan.ir import CONTRACTION_FAMILIES, StepGraph
-from jaxplan.xla._grouped import grouped_results
 from jaxplan.xla._target import Target
 from jaxplan.xla.rules.gpu.fusion import SQUEEZE_AND_EXCITATION
+from jaxplan.xla.rules.tpu.channel_groups import grouped_results
 from jaxplan.xla.rules.tpu.fusion import GATED_GROUPS
 
 _TRANSCENDENTAL = frozenset(

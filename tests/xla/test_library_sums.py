@@ -11,7 +11,7 @@ import pytest
 from jaxplan.ir import analyse, trace
 from jaxplan.mesh import Topology
 from jaxplan.xla import Target
-from jaxplan.xla._accumulated import accumulations
+from jaxplan.xla.rules.gpu.library_sums import accumulations
 from tests.cost.one_device import peak, shape
 
 SIZE = 8192

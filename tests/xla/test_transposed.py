@@ -15,7 +15,7 @@ from jaxplan.audit import compile_plan
 from jaxplan.ir import StepGraph, analyse, trace
 from jaxplan.mesh import Topology
 from jaxplan.xla import Target, analyse_buffers
-from jaxplan.xla._orders import Exchange, OrderedCopy, exchange
+from jaxplan.xla.rules.gpu.transposed import Exchange, OrderedCopy, exchange
 
 
 def _analysed(step: Callable[..., Any], *shapes: tuple[int, ...]) -> StepGraph:

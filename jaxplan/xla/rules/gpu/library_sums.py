@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from typing import NamedTuple
 
 from jaxplan.ir import Equation, StepGraph
-from jaxplan.xla._fusion import is_outer_product
+from jaxplan.xla._kernels import is_outer_product
 from jaxplan.xla._target import Target
 from jaxplan.xla.rules.gpu.accumulation import CONVOLUTION_ADDS_SIDE_INPUT, GEMM_ADDS_C, MERGED_DOTS
 
