@@ -8,7 +8,14 @@ from collections.abc import Iterator
 
 _SMALL: dict[str, dict[str, int]] = {
     "LARGE_PARAMETER_BYTES": dict.fromkeys(
-        ["xla._kernels", "xla.rules.both.in_place", "cost._prediction", "xla.rules.both.deferred", "partition._replay"], 256
+        [
+            "xla.rules.both.schedule",
+            "xla.rules.gpu.kernels",
+            "xla.rules.both.deferred",
+            "cost._prediction",
+            "partition._replay",
+        ],
+        256,
     ),
     "COMBINED_BYTES": {"cost._transfers": 64},
     "PREFETCH_CONTRACTIONS": {"partition._replay": 1},

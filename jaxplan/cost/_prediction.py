@@ -28,13 +28,12 @@ from jaxplan.ir import CONTRACTION_FAMILIES, REGION_IN, UNGROUPED, Configuration
 from jaxplan.mesh import Sharding, collective_seconds
 from jaxplan.xla._lifetimes import Lifetimes
 from jaxplan.xla.rules.both.deferred import is_gradient
-from jaxplan.xla.rules.both.in_place import LARGE_PARAMETER_BYTES
 from jaxplan.xla.rules.both.liveness import GATHERED_INTO_ARGUMENTS, SHORTENED_SOURCES, UPDATED_PARTS
-from jaxplan.xla.rules.both.schedule import GRADIENTS_AT_BARRIERS
+from jaxplan.xla.rules.both.schedule import GRADIENTS_AT_BARRIERS, LARGE_PARAMETER_BYTES
 from jaxplan.xla.rules.gpu.layouts import DOT_WORKSPACE, GATHERS_IN_PIECES
 from jaxplan.xla.rules.gpu.library_sums import VIEWS
 from jaxplan.xla.rules.gpu.schedule import ALL_REDUCES_IN_PLACE, SCATTERED_BESIDE, TABLES_TAKE_TURNS
-from jaxplan.xla.rules.gpu.summands import Summand, find_summands
+from jaxplan.xla.rules.gpu.summands import Summand
 from jaxplan.xla.rules.tpu.liveness import HEAP_GAPS, RECOMPUTED_SOURCES
 
 
@@ -120,7 +119,7 @@ class Predictor:
         results = (program.equations[e].results[0] for e in self._library_calls if program.equations[e].region < 0)
         self._gradient_births = sorted(buffers.birth[t] for t in results if is_gradient(graph, t))
         self._axes = model.topology.axes
-        self._summands = find_summands(graph, target, buffers.materialised)
+        self._summands = buffers.summands
         self._written: dict[tuple[int, int], tuple[tuple[int, int, int, int], ...]] = {}
         self._replaced = replaced_in_place(program)
         inputs = set(program.inputs)

@@ -6,7 +6,7 @@ from jaxplan.xla._lifetimes import COUNTED_GAPS as COUNTED_GAPS
 from jaxplan.xla._lifetimes import GAPS as GAPS
 from jaxplan.xla._target import Target as Target
 from jaxplan.xla.rules.both.deferred import is_gradient as is_gradient
-from jaxplan.xla.rules.both.in_place import LARGE_PARAMETER_BYTES as LARGE_PARAMETER_BYTES
+from jaxplan.xla.rules.both.schedule import LARGE_PARAMETER_BYTES as LARGE_PARAMETER_BYTES
 from jaxplan.xla.rules.gpu.library_sums import MERGED_BYTES as MERGED_BYTES
 from jaxplan.xla.rules.gpu.padding import is_padded as is_padded
 from jaxplan.xla.rules.gpu.padding import matrix_dims as matrix_dims

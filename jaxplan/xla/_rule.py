@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from jaxplan.xla._effects import Effect
+from jaxplan.xla._facts import Facts
 from jaxplan.xla._target import Arithmetic, Backend, Target
 
-Stage = Literal["fusion", "residuals", "layouts", "schedule", "liveness", "heap", "work"]
-STAGES: tuple[Stage, ...] = ("fusion", "residuals", "layouts", "schedule", "liveness", "heap", "work")
+Stage = Literal["kernels", "fusion", "residuals", "layouts", "schedule", "liveness", "heap", "work"]
+STAGES: tuple[Stage, ...] = ("kernels", "fusion", "residuals", "layouts", "schedule", "liveness", "heap", "work")
 """The passes of the model in their order, and last what changes the number of operations."""
 ALL: tuple[Backend, ...] = ("gpu", "tpu", "cpu")
 
@@ -57,6 +60,8 @@ class CompilerRule:
       made_after: models (`benchmarks.accuracy`) whose compiled programs it was made after; they are left out when it
         is judged.
       test: file of the tests, and one of them.
+      find: what it says of a step; None where a pass asks for the rule, as it is about what configurations move.
+      priority: a rule overrules others of its stage of less; those of equal priority must not disagree.
     """
 
     name: str
@@ -67,6 +72,8 @@ class CompilerRule:
     made_after: tuple[str, ...]
     test: str
     arithmetic: Arithmetic | None = None
+    find: Callable[[Facts], Iterable[Effect]] | None = None
+    priority: int = 0
 
     def applies_to(self, target: Target) -> bool:
         """Whether the rule is one of a target's, and is not left out there."""

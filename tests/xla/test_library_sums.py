@@ -11,7 +11,8 @@ import pytest
 from jaxplan.ir import analyse, trace
 from jaxplan.mesh import Topology
 from jaxplan.xla import Target
-from jaxplan.xla.rules.gpu.library_sums import accumulations
+from jaxplan.xla._facts import Facts
+from jaxplan.xla.rules.gpu.library_sums import library_sums
 from tests.cost.one_device import peak, shape
 
 SIZE = 8192
@@ -66,7 +67,8 @@ def test_input_gradients_of_one_pixel_are_added_up(pixels: int, stride: int, is_
 
     kernel = shape(pixels, pixels, 8, 16)
     graph = analyse(trace(jax.grad(loss), [shape(4, 32, 32, 8), kernel, kernel], {}))
-    found = accumulations(graph, Target.of(Topology.parse("h100:1").chip))
+    target = Target.of(Topology.parse("h100:1").chip)
+    found = list(library_sums(Facts(graph=graph, target=target, turning=0)))
     assert len(found) == is_added_up
     assert all(graph.program.equations[a.equation].phase == "backward" and not a.in_place for a in found)
 

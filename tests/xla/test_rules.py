@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -12,10 +13,11 @@ import pytest
 from benchmarks.accuracy import rules as table
 from benchmarks.accuracy._effects import made_after
 from benchmarks.accuracy._models import HELD_OUT, MODELS
-from jaxplan.errors import ArgumentError
+from jaxplan.errors import ArgumentError, RuleError
 from jaxplan.ir import StepGraph, analyse, trace
 from jaxplan.mesh import Topology
-from jaxplan.xla import Target, analyse_buffers
+from jaxplan.xla import Target, _fusion, analyse_buffers
+from jaxplan.xla._effects import Fuse
 from jaxplan.xla._rule import CompilerRule, Fitted, Observed
 from jaxplan.xla.rules import RULES, check_names
 
@@ -73,3 +75,28 @@ def test_a_rule_that_is_left_out_does_not_decide() -> None:
     without = Target.of(chip, without=["dots-compute-their-operands"])
     assert not analyse_buffers(graph, Target.of(chip)).materialised[exp.results[0]]
     assert analyse_buffers(graph, without).materialised[exp.results[0]]
+
+
+def test_a_rule_is_named_for_each_buffer_that_it_decides() -> None:
+    graph, chip = _two_dots(), Topology.parse("h100:1").chip
+    (exp,) = [e for e in graph.program.equations if e.name == "exp"]
+    buffers = analyse_buffers(graph, Target.of(chip))
+    assert buffers.decided_by[exp.results[0]] == "kernels-read-and-write-memory"
+    assert buffers.decided_by[graph.program.inputs[0]] == "arguments-and-results-are-buffers"
+    named = {name for name in buffers.decided_by if name}
+    assert named <= set(RULES)
+    assert all(name for t, name in enumerate(buffers.decided_by) if buffers.materialised[t])
+
+
+def test_rules_that_disagree_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two rules of one priority: one writes the operand of the second dot, the other fuses it."""
+    chip = Topology.parse("h100:1").chip
+    fuses = dataclasses.replace(
+        RULES["kernels-read-and-write-memory"],
+        name="nothing-is-written",
+        find=lambda facts: map(Fuse, range(len(facts.tensors))),
+    )
+    rules = [RULES["kernels-read-and-write-memory"], fuses]
+    monkeypatch.setattr(_fusion, "rules_of", lambda target, stage: rules)
+    with pytest.raises(RuleError, match=r"'kernels-read-and-write-memory' and 'nothing-is-written' disagree"):
+        analyse_buffers(_two_dots(), Target.of(chip))

@@ -2,33 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType
 
 from jaxplan.errors import ArgumentError
-from jaxplan.xla._rule import CompilerRule
-from jaxplan.xla.rules.both import fusion as _fusion
-from jaxplan.xla.rules.both import liveness as _liveness
-from jaxplan.xla.rules.both import residuals as _residuals
-from jaxplan.xla.rules.both import schedule as _schedule
-from jaxplan.xla.rules.gpu import accumulation as _gpu_accumulation
+from jaxplan.xla._rule import STAGES, CompilerRule, Stage
+from jaxplan.xla._target import Target
+from jaxplan.xla.rules.both import boundaries as _both_boundaries
+from jaxplan.xla.rules.both import gated as _both_gated
+from jaxplan.xla.rules.both import kernels as _both_kernels
+from jaxplan.xla.rules.both import liveness as _both_liveness
+from jaxplan.xla.rules.both import residual_sums as _both_residual_sums
+from jaxplan.xla.rules.both import residuals as _both_residuals
+from jaxplan.xla.rules.both import schedule as _both_schedule
 from jaxplan.xla.rules.gpu import functions as _gpu_functions
-from jaxplan.xla.rules.gpu import fusion as _gpu_fusion
+from jaxplan.xla.rules.gpu import kernels as _gpu_kernels
 from jaxplan.xla.rules.gpu import layouts as _gpu_layouts
+from jaxplan.xla.rules.gpu import library_sums as _gpu_library_sums
 from jaxplan.xla.rules.gpu import schedule as _gpu_schedule
-from jaxplan.xla.rules.tpu import fusion as _tpu_fusion
+from jaxplan.xla.rules.gpu import summands as _gpu_summands
+from jaxplan.xla.rules.tpu import channel_groups as _tpu_channel_groups
+from jaxplan.xla.rules.tpu import dot_operands as _tpu_dot_operands
+from jaxplan.xla.rules.tpu import dot_results as _tpu_dot_results
+from jaxplan.xla.rules.tpu import functions as _tpu_functions
+from jaxplan.xla.rules.tpu import kernels as _tpu_kernels
 from jaxplan.xla.rules.tpu import layouts as _tpu_layouts
 from jaxplan.xla.rules.tpu import liveness as _tpu_liveness
+from jaxplan.xla.rules.tpu import rearranged as _tpu_rearranged
+from jaxplan.xla.rules.tpu import slices as _tpu_slices
 
 _MODULES = (
-    *(_fusion, _residuals, _schedule, _liveness),
-    *(_gpu_fusion, _gpu_accumulation, _gpu_functions, _gpu_layouts, _gpu_schedule),
-    *(_tpu_fusion, _tpu_layouts, _tpu_liveness),
+    _both_kernels,
+    _both_boundaries,
+    _both_residual_sums,
+    _both_gated,
+    _both_residuals,
+    _both_schedule,
+    _both_liveness,
+    _gpu_kernels,
+    _gpu_library_sums,
+    _gpu_summands,
+    _gpu_functions,
+    _gpu_layouts,
+    _gpu_schedule,
+    _tpu_kernels,
+    _tpu_dot_results,
+    _tpu_dot_operands,
+    _tpu_rearranged,
+    _tpu_slices,
+    _tpu_functions,
+    _tpu_layouts,
+    _tpu_channel_groups,
+    _tpu_liveness,
 )
 _FOUND = [value for module in _MODULES for value in vars(module).values() if isinstance(value, CompilerRule)]
+_BY_STAGE = {
+    stage: tuple(sorted((r for r in dict.fromkeys(_FOUND) if r.stage == stage), key=lambda rule: rule.priority))
+    for stage in STAGES
+}
 
 RULES: Mapping[str, CompilerRule] = MappingProxyType({rule.name: rule for rule in _FOUND})
 """Name -> rule, backends apart, in the order in which a table shows them."""
+
+
+def rules_of(target: Target, stage: Stage) -> Iterator[CompilerRule]:
+    """The rules of a pass that hold for a target, by priority."""
+    return (rule for rule in _BY_STAGE[stage] if rule.applies_to(target))
 
 
 def check_names(names: Collection[str]) -> frozenset[str]:

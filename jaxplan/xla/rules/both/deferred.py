@@ -8,8 +8,11 @@ from dataclasses import dataclass
 
 from jaxplan.ir import CONTRACTION_FAMILIES, UNGROUPED, StepGraph
 from jaxplan.xla._target import Target
-from jaxplan.xla.rules.both.in_place import LARGE_PARAMETER_BYTES
-from jaxplan.xla.rules.both.schedule import DEFERRED_GRADIENTS, DEFERRED_KERNEL_GRADIENTS
+from jaxplan.xla.rules.both.schedule import (
+    DEFERRED_GRADIENTS,
+    DEFERRED_KERNEL_GRADIENTS,
+    LARGE_PARAMETER_BYTES,
+)
 from jaxplan.xla.rules.tpu.liveness import INPUT_GRADIENTS_FIRST
 
 

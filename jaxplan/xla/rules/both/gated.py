@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from jaxplan.ir import CONTRACTION_FAMILIES, StepGraph
-from jaxplan.xla._target import Target
-from jaxplan.xla.rules.gpu.fusion import SQUEEZE_AND_EXCITATION
+from jaxplan.xla._effects import Write
+from jaxplan.xla._facts import Facts, walk
+from jaxplan.xla._rule import XLA, CompilerRule, Observed, zoo
 from jaxplan.xla.rules.tpu.channel_groups import grouped_results
-from jaxplan.xla.rules.tpu.fusion import GATED_GROUPS
+
+_PRIORITY_FUSION = f"{XLA}service/gpu/transforms/priority_fusion.cc"
 
 _TRANSCENDENTAL = frozenset(
     {"exp", "exp2", "expm1", "log", "log1p", "logistic", "tanh", "erf", "erfc", "sin", "cos", "pow"}
@@ -17,7 +19,7 @@ _TRANSCENDENTAL = frozenset(
 _RECTIFIERS = frozenset({"max", "min", "clamp"})
 
 
-def gated(graph: StepGraph, target: Target, materialised: Sequence[bool]) -> Iterator[int]:
+def _weighed(facts: Facts, is_written: Callable[[int], bool]) -> Iterator[Write]:
     """Values that a sum is taken of, and that are multiplied with what products make of the sum.
 
     The products part the two kernels that read such a value. Programs compiled for GPUs wrote it for the second one
@@ -25,10 +27,7 @@ def gated(graph: StepGraph, target: Target, materialised: Sequence[bool]) -> Ite
     values (a RegNet), and kept it; on TPUs it was computed again, but where a convolution of groups of channels is
     before it.
     """
-    grouped = grouped_results(graph, target) if GATED_GROUPS.applies_to(target) else frozenset[int]()
-    takes_costly = SQUEEZE_AND_EXCITATION.applies_to(target)
-    if not takes_costly and not grouped:
-        return
+    graph, materialised = facts.graph, facts.written
     equations, consumers, producer = graph.program.equations, graph.values.consumers, graph.values.producer
     for eqn in equations:
         if graph.rules[eqn.index].family != "reduction" or eqn.phase != "forward":
@@ -39,11 +38,19 @@ def gated(graph: StepGraph, target: Target, materialised: Sequence[bool]) -> Ite
         others = {c for c in consumers[t] if equations[c].phase == "forward" and c > eqn.index}
         if materialised[t] or graph.values.free[t]:
             continue
-        is_grouped = not grouped.isdisjoint(_computed_from(graph, t, materialised))
-        if not (is_grouped or (takes_costly and _is_costly(graph, t, materialised))):
-            continue
-        if others & _behind_products(graph, eqn.results[0], graph.program.tensors[t].num_elements):
-            yield t
+        size = graph.program.tensors[t].num_elements
+        if is_written(t) and others & _behind_products(graph, eqn.results[0], size):
+            yield Write(t)
+
+
+def _costly(facts: Facts) -> Iterator[Write]:
+    return _weighed(facts, lambda t: _is_costly(facts.graph, t, facts.written))
+
+
+def _grouped(facts: Facts) -> Iterator[Write]:
+    grouped = grouped_results(facts.graph, facts.target)
+    if grouped:
+        yield from _weighed(facts, lambda t: not grouped.isdisjoint(_computed_from(facts.graph, t, facts.written)))
 
 
 def _behind_products(graph: StepGraph, t: int, size: int) -> set[int]:
@@ -84,13 +91,34 @@ def _is_costly(graph: StepGraph, t: int, materialised: Sequence[bool]) -> bool:
 
 def _computed_from(graph: StepGraph, t: int, materialised: Sequence[bool]) -> set[int]:
     """A value, and what it is computed from element by element, as far as what is there."""
-    stack, seen = [t], {t}
-    while stack:
-        u = stack.pop()
+
+    def sources(u: int) -> Sequence[int]:
         made = graph.values.producer[u]
-        if made < 0 or materialised[u] or graph.rules[made].family not in ("elementwise", "shape"):
-            continue
-        new = set(graph.program.equations[made].operands) - seen
-        stack += new
-        seen |= new
-    return seen
+        is_fused = made >= 0 and not materialised[u] and graph.rules[made].family in ("elementwise", "shape")
+        return graph.program.equations[made].operands if is_fused else ()
+
+    return set(walk([t], sources))
+
+
+SQUEEZE_AND_EXCITATION = CompilerRule(
+    name="gated-images-are-written",
+    backends=("gpu",),
+    stage="fusion",
+    does="An image that dots on its own mean weigh is written if it takes a transcendental function or a rectifier.",
+    source=_PRIORITY_FUSION,
+    made_after=("efficientnet", "regnet"),
+    test="tests/xla/test_gated.py::test_gpus_write_what_is_weighed_behind_a_function",
+    find=_costly,
+    priority=2,
+)
+GATED_GROUPS = CompilerRule(
+    name="gated-images-of-channel-groups-are-written",
+    backends=("tpu",),
+    stage="fusion",
+    does="An image that dots on its own mean weigh is written if a convolution of channel groups is before it.",
+    source=Observed(evidence="a RegNetY compiled for v5e", command=zoo("v5e:2x4", "regnet")),
+    made_after=("regnet",),
+    test="tests/xla/test_gated.py::test_tpus_compute_it_again",
+    find=_grouped,
+    priority=2,
+)

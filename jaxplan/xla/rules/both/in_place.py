@@ -9,10 +9,6 @@ from jaxplan.ir import CONTRACTION_FAMILIES, REGION_IN, REGION_OUT, VIEW_PRIMITI
 from jaxplan.xla._target import Target
 from jaxplan.xla.rules.both.liveness import BRANCHES_IN_PLACE, CARRIES_IN_PLACE, SCATTERS_IN_PLACE
 
-LARGE_PARAMETER_BYTES = 4 * 2**20
-"""From so many bytes on the lowering says when a parameter is gathered, and makes gradients of tables one after the
-other; smaller ones the compiler combines (docs/lowering.md)."""
-
 
 def sums_over_trips(graph: StepGraph) -> dict[int, int]:
     """Additions to a carry that nothing else in the body reads -> behind which equation they run: what is added.

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from jaxplan.xla._rule import ALL, XLA, CompilerRule, Fitted, zoo
 
+SMALL_FRACTION = 1 / 8
+"""Statistics (a row's maximum, mean or variance) this much smaller than what they belong to are saved beside it."""
+COMPARISONS = frozenset({"eq", "ne", "ge", "gt", "le", "lt", "is_finite", "not"})
+"""A mask is a quarter of what it is made of, and still never written by compiled GPU programs: each fusion that reads
+it compares again, and what it compares is saved."""
+
 SMALL_STATISTICS = CompilerRule(
     name="small-statistics-are-saved",
     backends=ALL,
     stage="residuals",
     does="Of a normalised value its statistics (maximum, mean, variance) are saved and it is recomputed of them.",
     source=Fitted(
-        value=1 / 8,
+        value=SMALL_FRACTION,
         unit="of the bytes of the value",
         evidence="norms and softmax of GPT and ResNet-50 compiled for H100: statistics of a row or channel are saved",
         command=zoo("h100:8", "gpt", "resnet50"),
@@ -36,3 +42,5 @@ MASKS_ARE_RECOMPUTED = CompilerRule(
     made_after=("resnet50",),
     test="tests/cost/test_prediction.py::test_a_rectifier_saves_what_it_read_and_not_its_mask",
 )
+RESIDUALS = NARROWEST_IS_SAVED.name
+"""The rule by which a tensor is a buffer that is one for the backward pass alone."""

@@ -6,6 +6,10 @@ from jaxplan.xla._rule import ALL, JAXPLAN_LOWERING, XLA, CompilerRule
 
 _SCHEDULER = f"{XLA}hlo/transforms/memory_scheduler.cc"
 
+LARGE_PARAMETER_BYTES = 4 * 2**20
+"""From so many bytes on the lowering says when a parameter is gathered, and makes gradients of tables one after the
+other; smaller ones the compiler combines (docs/lowering.md)."""
+
 DEFERRED_GRADIENTS = CompilerRule(
     name="weight-gradients-are-deferred",
     backends=("gpu", "tpu"),

@@ -2,12 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from jaxplan.ir import Equation
+from jaxplan.xla._effects import KeepResults, Recompute
+from jaxplan.xla._facts import Facts, walk
 from jaxplan.xla._rule import XLA, CompilerRule, Observed, zoo
 
 _ONE_BY_ONE = Observed(
     evidence="perceptrons with each function between their dots, compiled for H100 and A100",
     command="python -m pytest -m gpu_aot tests/cost/test_functions.py",
 )
+
+NOT_RECOMPUTED = frozenset({"tanh", "erfc", "erf_inv", "pow", "digamma", "lgamma"})
+"""``tanh`` and ``erfc`` stand in GELUs; ``exp`` of attention and loss was seen recomputed, and ``erf``, ``tan`` and
+``cbrt`` there."""
+NOT_RECOMPUTED_IN_16_BITS = frozenset({"sin", "cos", "atan", "atan2", "expm1"})
+
+
+def _saved(facts: Facts) -> Iterator[KeepResults]:
+    return (KeepResults(e.index) for e in facts.equations if e.name in NOT_RECOMPUTED)
+
+
+def _saved_in_16_bits(facts: Facts) -> Iterator[KeepResults]:
+    return (KeepResults(e.index) for e in facts.equations if e.name in NOT_RECOMPUTED_IN_16_BITS)
+
+
+def _makers_of_arguments(facts: Facts) -> Iterator[Equation]:
+    """Equations whose result ``erfc`` reads."""
+    return (e for e in facts.equations if any(r.name == "erfc" for t in e.results for r in facts.readers(t)))
+
+
+def _arguments_of_erfc(facts: Facts) -> Iterator[KeepResults]:
+    return (KeepResults(e.index) for e in _makers_of_arguments(facts))
+
+
+def _of_convolutions(facts: Facts) -> Iterator[Recompute]:
+    return (Recompute(e.index) for e in _makers_of_arguments(facts) if _is_of_convolution(facts, e.results[0]))
+
+
+def _is_of_convolution(facts: Facts, t: int) -> bool:
+    """Whether a value is computed element by element of what a convolution makes."""
+    size = facts.tensors[t].num_elements
+
+    def sources(u: int) -> Iterator[int]:
+        made_by = facts.maker(u)
+        if made_by and facts.family(made_by.index) == "elementwise":
+            yield from (v for v in made_by.operands if facts.tensors[v].num_elements == size)
+
+    makers = (facts.maker(u) for u in walk([t], sources))
+    return any(e is not None and facts.family(e.index) == "convolution" for e in makers)
+
 
 SAVED_FUNCTIONS = CompilerRule(
     name="costly-functions-are-saved",
@@ -17,6 +62,7 @@ SAVED_FUNCTIONS = CompilerRule(
     source=_ONE_BY_ONE,
     made_after=("gpt", "bert"),
     test="tests/cost/test_functions.py::test_what_gpus_save_of_a_function",
+    find=_saved,
 )
 SAVED_FUNCTIONS_OF_16_BITS = CompilerRule(
     name="trigonometry-of-16-bits-is-saved",
@@ -27,6 +73,7 @@ SAVED_FUNCTIONS_OF_16_BITS = CompilerRule(
     source=_ONE_BY_ONE,
     made_after=(),
     test="tests/cost/test_functions.py::test_what_gpus_save_of_a_function",
+    find=_saved_in_16_bits,
 )
 ERFC_ARGUMENTS = CompilerRule(
     name="arguments-of-erfc-are-saved",
@@ -36,6 +83,7 @@ ERFC_ARGUMENTS = CompilerRule(
     source=_ONE_BY_ONE,
     made_after=("wav2vec",),
     test="tests/cost/test_functions.py::test_gpus_save_what_erfc_reads",
+    find=_arguments_of_erfc,
 )
 ERFC_OF_CONVOLUTIONS = CompilerRule(
     name="erfc-of-convolutions-recomputes-its-argument",
@@ -46,6 +94,8 @@ ERFC_OF_CONVOLUTIONS = CompilerRule(
     source=_ONE_BY_ONE,
     made_after=("wav2vec",),
     test="tests/cost/test_functions.py::test_gpus_do_not_save_what_erfc_reads_of_a_convolution",
+    find=_of_convolutions,
+    priority=1,
 )
 WIDE_FUNCTIONS = CompilerRule(
     name="saved-functions-are-float32",

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable
-from typing import NamedTuple
+from collections.abc import Hashable, Iterator
 
 from jaxplan.ir import Equation, StepGraph
-from jaxplan.xla._kernels import is_outer_product
-from jaxplan.xla._target import Target
-from jaxplan.xla.rules.gpu.accumulation import CONVOLUTION_ADDS_SIDE_INPUT, GEMM_ADDS_C, MERGED_DOTS
+from jaxplan.xla._effects import Accumulate
+from jaxplan.xla._facts import Facts, is_outer_product
+from jaxplan.xla._rule import XLA, CompilerRule
 
 VIEWS = frozenset({"transpose", "reshape", "squeeze", "expand_dims"})
 """Operators whose result is the buffer of their operand: the compiler chooses its layout so."""
@@ -19,27 +18,7 @@ MERGED_BYTES = 32 * 2**20
 what they share was seen not to count."""
 
 
-class Accumulation(NamedTuple):
-    """A sum (an equation) to which a dot is added by the library call that makes the dot.
-
-    Attributes:
-      equation: index of the sum.
-      product: the tensor of the dot.
-      views: the tensors between the dot and the sum: the dot transposed, or times a constant.
-      other: the other summand.
-      in_place: the sum is written over the other summand.
-      replaces: the other summand is made of the donated argument whose buffer the sum takes, and has none of its own.
-    """
-
-    equation: int
-    product: int
-    views: tuple[int, ...]
-    other: int
-    in_place: bool
-    replaces: bool
-
-
-def accumulations(graph: StepGraph, target: Target) -> list[Accumulation]:
+def library_sums(facts: Facts) -> Iterator[Accumulate]:
     """Sums of which one summand is a matrix product that nothing else reads, D = alpha A B + C.
 
     XLA makes one library call of them, whose result is written over C, or over a copy where C is read later: the
@@ -50,11 +29,8 @@ def accumulations(graph: StepGraph, target: Target) -> list[Accumulation]:
     https://github.com/openxla/xla/blob/main/xla/service/gpu/transforms/gemm_rewriter.cc (``FuseMatrixBiasAdd``) and
     https://github.com/openxla/xla/blob/main/xla/service/gpu/transforms/cudnn_fused_conv_rewriter.cc
     """
-    adds_dots, adds_convolutions = GEMM_ADDS_C.applies_to(target), CONVOLUTION_ADDS_SIDE_INPUT.applies_to(target)
-    if not (adds_dots or adds_convolutions):
-        return []
-    program, values, found = graph.program, graph.values, []
-    merged = _merged_dots(graph) if MERGED_DOTS.applies_to(target) else set[int]()
+    graph, program, values = facts.graph, facts.graph.program, facts.graph.values
+    merged = _merged_dots(graph) if MERGED_DOTS.applies_to(facts.target) else set[int]()
     replaced = {program.outputs[o]: program.inputs[i] for o, i in program.aliases.items() if program.donated[i]}
     for eqn in program.equations:
         summands = set(eqn.operands)
@@ -68,12 +44,17 @@ def accumulations(graph: StepGraph, target: Target) -> list[Accumulation]:
             *views, product = products[summand]
             other = (summands - {summand}).pop()
             is_matrix = graph.rules[values.producer[product]].family == "contraction"
-            if not (adds_dots if is_matrix else adds_convolutions):
-                continue
             taken = replaced.get(eqn.results[0])
             replaces = is_matrix and taken is not None and _is_made_of(graph, other, taken, eqn.index)
-            found.append(Accumulation(eqn.index, product, tuple(views), other, is_matrix, replaces))
-    return found
+            yield Accumulate(eqn.index, product, tuple(views), other, is_matrix, replaces)
+
+
+def _of_dots(facts: Facts) -> Iterator[Accumulate]:
+    return (a for a in library_sums(facts) if a.in_place)
+
+
+def _of_convolutions(facts: Facts) -> Iterator[Accumulate]:
+    return (a for a in library_sums(facts) if not a.in_place)
 
 
 def _merged_dots(graph: StepGraph) -> set[int]:
@@ -143,3 +124,36 @@ def _adds_up(graph: StepGraph, eqn: Equation) -> bool:
     kernel = graph.program.tensors[eqn.operands[1]].shape
     steps = (*eqn.params["window_strides"], *eqn.params["lhs_dilation"])
     return all(n == 1 for n in (*steps, *(kernel[d] for d in eqn.params["dimension_numbers"].rhs_spec[2:])))
+
+
+MERGED_DOTS = CompilerRule(
+    name="merged-dots-are-added-to-nothing",
+    backends=("gpu",),
+    stage="fusion",
+    does="Small dots that share an operand are merged into one, which is then part of no sum.",
+    source=f"{XLA}hlo/transforms/simplifiers/dot_merger.h",
+    made_after=("gpt",),
+    test="tests/xla/test_library_sums.py::test_a_product_with_other_readers_keeps_its_own",
+)
+GEMM_ADDS_C = CompilerRule(
+    name="gemm-accumulates-into-c",
+    backends=("gpu",),
+    stage="fusion",
+    does="A dot that only a sum reads is one library call with it, D = alpha A B + C, written over C.",
+    source=f"{XLA}service/gpu/transforms/gemm_rewriter.cc",
+    made_after=("dlrm", "gpt"),
+    test="tests/xla/test_library_sums.py::test_products_are_added_up_in_one_buffer",
+    find=_of_dots,
+    priority=2,
+)
+CONVOLUTION_ADDS_SIDE_INPUT = CompilerRule(
+    name="convolution-adds-side-input",
+    backends=("gpu",),
+    stage="fusion",
+    does="The input gradient of a convolution of one pixel is added to another by the library, into a new buffer.",
+    source=f"{XLA}service/gpu/transforms/cudnn_fused_conv_rewriter.cc",
+    made_after=("densenet", "inception"),
+    test="tests/xla/test_library_sums.py::test_input_gradients_of_one_pixel_are_added_up",
+    find=_of_convolutions,
+    priority=2,
+)

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxplan.ir import Equation, StepGraph, Tensor
-from jaxplan.xla._kernels import runs_inside_readers
+from jaxplan.xla._facts import Facts
+from jaxplan.xla._rule import XLA, CompilerRule, Fitted
 from jaxplan.xla._target import Target
-from jaxplan.xla.rules.gpu.fusion import SUMMANDS_OF_FEW_BLOCKS
 
 MOST_ROWS_AT_ONCE = 4096
 """A longer sum over columns is taken in two steps: ``ReductionDimensionRaceFreeBound``, 32 lanes of 128 rows."""
@@ -27,6 +27,7 @@ MOST_CASTS = 2.0
 """Fitted: casts for each summand, times the share of the chip that runs them, that compiled group norms on H100 still
 fuse. Of 17 shapes with 16 to 512 blocks on 132 multiprocessors all come out as they were compiled."""
 _NARROW_BYTES, _WIDE_BYTES = 2, 4
+_PRIORITY_FUSION = f"{XLA}service/gpu/transforms/priority_fusion.cc"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,17 +81,17 @@ def num_blocks(shape: Sequence[int], summed: Sequence[int]) -> int | None:
     return outer * -(-columns // COLUMNS_OF_A_BLOCK)
 
 
-def find_summands(graph: StepGraph, target: Target, materialised: Sequence[bool]) -> tuple[Summand, ...]:
+def find_summands(facts: Facts) -> tuple[Summand, ...]:
     """Operands of sums that are not buffers, and are computed of 16-bit values and others.
 
     Squares are not, of which compiled programs add up both the values and the squares in one pass.
     """
-    if not SUMMANDS_OF_FEW_BLOCKS.applies_to(target):
+    if not SUMMANDS_OF_FEW_BLOCKS.applies_to(facts.target):
         return ()
-    found: list[Summand] = []
+    graph, materialised, found = facts.graph, facts.written, list[Summand]()
     for eqn in graph.program.equations:
         if eqn.name == "reduce_sum" and not materialised[eqn.operands[0]]:
-            casts, is_computed = _casts(graph, target, materialised, eqn.operands[0])
+            casts, is_computed = _casts(facts, eqn.operands[0])
             if casts and is_computed:
                 beside = next((s.tensor for s in found if set(s.casts) & set(casts)), eqn.operands[0])
                 found.append(
@@ -106,10 +107,9 @@ def find_summands(graph: StepGraph, target: Target, materialised: Sequence[bool]
     return tuple(found)
 
 
-def _casts(
-    graph: StepGraph, target: Target, materialised: Sequence[bool], t: int
-) -> tuple[tuple[int, ...], bool]:
+def _casts(facts: Facts, t: int) -> tuple[tuple[int, ...], bool]:
     """The 16-bit values of full size that a float32 value is computed of, and whether it is of several values."""
+    graph, materialised = facts.graph, facts.written
     program, values = graph.program, graph.values
     size = program.tensors[t].num_elements
     casts: dict[int, None] = {}
@@ -120,7 +120,7 @@ def _casts(
         if u in seen or materialised[u] or values.free[u] or index < 0:
             continue
         seen.add(u)
-        if program.tensors[u].num_elements < size or not runs_inside_readers(graph, target, index):
+        if program.tensors[u].num_elements < size or facts.kernels[index]:
             continue
         eqn = program.equations[index]
         source = program.tensors[eqn.operands[0]] if eqn.operands else None
@@ -152,3 +152,19 @@ def _viewed(graph: StepGraph, materialised: Sequence[bool], t: int) -> int:
             break
         t = graph.program.equations[index].operands[0]
     return t
+
+
+SUMMANDS_OF_FEW_BLOCKS = CompilerRule(
+    name="summands-of-few-blocks-are-written",
+    backends=("gpu",),
+    stage="fusion",
+    does="What a sum over columns adds up is written in float32 where its kernel has too few blocks for the chip.",
+    source=Fitted(
+        value=2.0,
+        unit="casts for each summand, times the share of the multiprocessors that run them",
+        evidence=f"group norms of 17 shapes with 16 to 512 blocks compiled for H100; the pass is {_PRIORITY_FUSION}",
+        command="python -m pytest tests/xla/test_summands.py",
+    ),
+    made_after=("gpt", "moe", "resnet50", "unet"),
+    test="tests/xla/test_summands.py::test_as_many_summands_are_written_as_were_compiled",
+)

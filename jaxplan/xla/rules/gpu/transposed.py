@@ -26,7 +26,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from jaxplan.ir import CONTRACTION_FAMILIES, Equation, StepGraph, Tensor
-from jaxplan.xla._kernels import is_recomputed
 from jaxplan.xla._target import Target
 from jaxplan.xla.rules.gpu.layouts import (
     SAVED_EXPONENTIALS,
@@ -126,6 +125,7 @@ class _Joined:
 def write_in_orders(
     graph: StepGraph,
     target: Target,
+    recomputed: Sequence[bool],
     materialised: Sequence[bool],
     read_end: Sequence[int],
     death: list[int],
@@ -152,7 +152,7 @@ def write_in_orders(
     for t, wanted in walk.wanted.items():
         natural = walk.fixed.get(t)
         ends = {order: max(read_end[e] for e in readers) for order, readers in wanted.items()}
-        again = _made_again(graph, target, materialised, t, wanted) if natural is None else {}
+        again = _made_again(graph, target, recomputed, materialised, t, wanted) if natural is None else {}
         if again:
             death[t] = _last_read(graph, materialised, read_end, t, {e for readers in again.values() for e in readers})
             source = walk.order.get(t, _large(tensors[t].shape, range(len(tensors[t].shape))))
@@ -286,7 +286,12 @@ def _summed(graph: StepGraph, t: int) -> Order:
 
 
 def _made_again(
-    graph: StepGraph, target: Target, materialised: Sequence[bool], t: int, wanted: Mapping[Order, Sequence[int]]
+    graph: StepGraph,
+    target: Target,
+    recomputed: Sequence[bool],
+    materialised: Sequence[bool],
+    t: int,
+    wanted: Mapping[Order, Sequence[int]],
 ) -> dict[Order, Sequence[int]]:
     """Orders in which the backward pass alone reads what a fusion of the forward pass makes in another.
 
@@ -296,7 +301,7 @@ def _made_again(
     equations, made = graph.program.equations, graph.values.producer[t]
     if not WRITTEN_IN_BOTH_LAYOUTS.applies_to(target):
         return {}
-    if made < 0 or equations[made].phase == "backward" or not is_recomputed(graph, target, made):
+    if made < 0 or equations[made].phase == "backward" or not recomputed[made]:
         return {}
     late = {o: r for o, r in wanted.items() if all(equations[e].phase == "backward" for e in r)}
     return late if len(late) < len(wanted) and _reads_as_large(graph, materialised, t) else {}

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jaxplan.ir import Equation, StepGraph
+from jaxplan.xla._effects import Write
+from jaxplan.xla._facts import Facts
+from jaxplan.xla._rule import CompilerRule, Observed, zoo
 from jaxplan.xla._target import Target
-from jaxplan.xla.rules.tpu.layouts import CHANNEL_GROUPS, WIDE_GROUPS
 
 _COLUMNS = 128
 """Of a tile."""
@@ -82,3 +84,28 @@ def _grouped(graph: StepGraph, target: Target) -> Iterator[Equation]:
 def _width(graph: StepGraph, eqn: Equation) -> int:
     features = eqn.params["dimension_numbers"].lhs_spec[1]
     return graph.program.tensors[eqn.operands[0]].shape[features] // eqn.params["feature_group_count"]
+
+
+def _images_in_groups(facts: Facts) -> Iterator[Write]:
+    return map(Write, grouped_operands(facts.graph, facts.target))
+
+
+CHANNEL_GROUPS = CompilerRule(
+    name="channel-groups-are-innermost",
+    backends=("tpu",),
+    stage="fusion",
+    does="What only convolutions of channel groups read has the batch and the channels of one group innermost.",
+    source=Observed(evidence="a RegNetY compiled for v5e", command=zoo("v5e:2x4", "regnet")),
+    made_after=("regnet",),
+    test="tests/xla/test_channel_groups.py::test_an_image_lies_as_the_groups_of_its_channels_do",
+    find=_images_in_groups,
+)
+WIDE_GROUPS = CompilerRule(
+    name="convolutions-of-channel-groups-write-wide",
+    backends=("tpu",),
+    stage="layouts",
+    does="What a convolution of channel groups makes is held widened unless a group fills a tile.",
+    source=Observed(evidence="a RegNetY compiled for v5e", command=zoo("v5e:2x4", "regnet")),
+    made_after=("regnet",),
+    test="tests/xla/test_channel_groups.py::test_what_such_a_convolution_makes_is_held_wide",
+)

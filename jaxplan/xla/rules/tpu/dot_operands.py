@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from jaxplan.ir import Equation, StepGraph
-from jaxplan.xla._kernels import runs_inside_readers
-from jaxplan.xla._target import Target
-from jaxplan.xla.rules.tpu.dot_results import computed_of
-from jaxplan.xla.rules.tpu.fusion import (
-    FLATTENED_IMAGES,
-    IMAGES_OF_ARGUMENTS,
-    IMAGES_OF_ERFC,
-    ROWS_OF_BATCHES,
-    TRANSPOSED_FOR_DOTS,
-)
+from jaxplan.xla._effects import Write
+from jaxplan.xla._facts import Facts, walk
+from jaxplan.xla._rule import CompilerRule, Observed, zoo
+from jaxplan.xla.rules.tpu.dot_results import computed_of, widened_outputs
 from jaxplan.xla.rules.tpu.inner_dims import mixed_tokens
 
 
@@ -28,16 +22,15 @@ def _is_batch_larger_on(num_devices: int | None, shape: Sequence[int]) -> bool:
     return bool(num_devices) and len(shape) == 3 and is_batch_larger((shape[0] // num_devices, *shape[1:]))
 
 
-def batches_of_rows(graph: StepGraph, target: Target, wide: Iterable[int]) -> dict[int, tuple[int, ...]]:
+def _batches_of_rows(facts: Facts) -> Iterator[Write]:
     """Operands that products of the forward pass read as batches of matrices whose rows are several dimensions (tokens
     of experts), and their batch dimensions.
 
     Compiled TPU programs wrote such operands, beside what they are computed from; but not attention weights that are
-    computed of ``wide``, scores in float32 (`widened_outputs`).
+    computed of scores in float32 (`widened_outputs`).
     """
-    if not ROWS_OF_BATCHES.applies_to(target):
-        return {}
-    of_wide = {u for t in wide for u in computed_of(graph, t)}
+    graph = facts.graph
+    of_wide = {u for t in widened_outputs(facts).values() for u in computed_of(graph, t)}
     found = {}
     for eqn in graph.program.equations:
         if eqn.name == "dot_general":
@@ -48,38 +41,37 @@ def batches_of_rows(graph: StepGraph, target: Target, wide: Iterable[int]) -> di
                 is_alone = eqn.phase == "backward" and len(set(graph.values.consumers[t])) < 2
                 if len(rows) > 1 and batch and t not in of_wide and not is_alone:
                     found[t] = tuple(batch)
-    return found
+    return (Write(t, blocks=batch) for t, batch in found.items())
 
 
-def turned_operands(
-    graph: StepGraph, target: Target, inner: Mapping[int, tuple[int, int]]
-) -> dict[int, tuple[int, ...]]:
+def _transposed(facts: Facts) -> Iterator[Write]:
     """What a product over features reads, and what is computed of its result for the next product, where the product
     may have other dimensions innermost than what it reads; and those of what it reads (`are_turned`).
 
-    ``inner`` are the innermost dimensions of images, batch and features (`inner_dims`); those of `mixed_tokens` are
+    `Facts.inner` are the innermost dimensions of images, batch and features (`inner_dims`); those of `mixed_tokens` are
     tokens and features. Compiled TPU programs turn what is read, and write it and both sides of the rectifier behind
     the product: a ConvNeXt's normalised images and a mixer's tokens; of an exact GELU ``erfc`` as well. So they do with
     fewer tokens than there are sequences on a device (`is_batch_larger`; no dimensions are given for these), however
     many devices share them: 50 of each of 64 images of a masked autoencoder or a CLIP.
     """
-    if not TRANSPOSED_FOR_DOTS.applies_to(target):
-        return {}
+    graph, inner = facts.graph, facts.inner
     products = {e.index: e for e in graph.program.equations if e.name == "dot_general" and e.phase == "forward"}
     found: dict[int, tuple[int, ...]] = {}
-    tokens = mixed_tokens(graph, target)
+    tokens = mixed_tokens(graph, facts.target)
     for eqn in products.values():
         t = eqn.operands[0]
-        rank = len(graph.program.tensors[t].shape)
+        shape = graph.program.tensors[t].shape
+        rank = len(shape)
         is_image = rank > 2 and inner.get(t, (rank - 2, rank - 1)) != (rank - 2, rank - 1)
-        is_large_batch = t not in inner and _is_batch_larger_on(target.num_devices, graph.program.tensors[t].shape)
+        is_large_batch = t not in inner and _is_batch_larger_on(facts.target.num_devices, shape)
         if (is_image or is_large_batch or t in tokens) and _sums_features(eqn, rank):
             turned = _computed_alone(graph, eqn.results[0])
             turned = {u for u in turned if _is_erfc(graph, u) or any(c in products for c in graph.values.consumers[u])}
             for u in (t, *turned):
                 found[u] = inner[t] if t in inner else found.get(u, ())
     made = graph.values.producer
-    return {t: dims for t, dims in found.items() if made[t] >= 0 and runs_inside_readers(graph, target, made[t])}
+    is_inline = {t: made[t] >= 0 and not facts.kernels[made[t]] for t in found}
+    return (Write(t, transposes=dims) for t, dims in found.items() if is_inline[t])
 
 
 def _computed_alone(graph: StepGraph, t: int) -> set[int]:
@@ -95,33 +87,29 @@ def _computed_alone(graph: StepGraph, t: int) -> set[int]:
     return alone
 
 
-def flattened_images(graph: StepGraph, target: Target, inner: Mapping[int, tuple[int, int]]) -> frozenset[int]:
+def _flattened_images(facts: Facts) -> Iterator[Write]:
     """Images whose features, and pixels beside them, become the rows of a matrix that a product reads.
 
     Features and batch are innermost, and pixels lie apart from them: compiled TPU programs of a Conformer wrote the
     flattened images, beside what they are computed from.
     """
-    if not FLATTENED_IMAGES.applies_to(target):
-        return frozenset()
-    equations, tensors = graph.program.equations, graph.program.tensors
-    found = set()
+    graph, equations, tensors, inner = facts.graph, facts.equations, facts.tensors, facts.inner
     for eqn in equations:
         if eqn.name == "reshape" and eqn.phase == "forward":
             (t,), (flat,) = eqn.operands, eqn.results
             image, rows = tensors[t].shape, tensors[flat].shape
             is_image = len(image) > 2 and inner.get(t) == (0, len(image) - 1)
-            if is_image and math.prod(rows[-1:]) >= math.prod(image[-2:]) > math.prod(image[-1:]):
-                found.update(flat for c in graph.values.consumers[flat] if equations[c].name == "dot_general")
-    return frozenset(found)
+            is_flat = is_image and math.prod(rows[-1:]) >= math.prod(image[-2:]) > math.prod(image[-1:])
+            if is_flat and any(equations[c].name == "dot_general" for c in graph.values.consumers[flat]):
+                yield Write(flat)
 
 
-def costly_images(graph: StepGraph, target: Target, inner: Mapping[int, tuple[int, int]]) -> frozenset[int]:
+def _images_of_erfc(facts: Facts) -> Iterator[Write]:
     """Images of ``erfc``, with batch and features innermost: the exact GELU behind a convolution is a kernel of its
     own, and writes it for the backward pass (two layers of a Whisper's spectrograms)."""
-    if not IMAGES_OF_ERFC.applies_to(target):
-        return frozenset()
-    shapes = {t: graph.program.tensors[t].shape for t in inner if _is_erfc(graph, t)}
-    return frozenset(t for t, shape in shapes.items() if inner[t] == (0, len(shape) - 1))
+    for t, dims in facts.inner.items():
+        if _is_erfc(facts.graph, t) and dims == (0, len(facts.tensors[t].shape) - 1):
+            yield Write(t)
 
 
 def _is_erfc(graph: StepGraph, t: int) -> bool:
@@ -129,33 +117,82 @@ def _is_erfc(graph: StepGraph, t: int) -> bool:
     return made >= 0 and graph.program.equations[made].name == "erfc"
 
 
-def images_of_arguments(graph: StepGraph, target: Target) -> frozenset[int]:
+def _images_of_arguments(facts: Facts) -> Iterator[Write]:
     """What convolutions read that is computed of the batch alone: arguments do not lie as images do.
 
     Compiled TPU programs write it, with batch and features innermost, and keep it for the gradient of the kernel.
     """
-    if not IMAGES_OF_ARGUMENTS.applies_to(target):
-        return frozenset()
-    images = (e.operands[0] for e in graph.program.equations if e.name == "conv_general_dilated")
-    return frozenset(t for t in images if graph.values.producer[t] >= 0 and _is_of_arguments(graph, t))
+    graph = facts.graph
+    images = (e.operands[0] for e in facts.equations if e.name == "conv_general_dilated")
+    return (Write(t) for t in images if graph.values.producer[t] >= 0 and _is_of_arguments(graph, t))
 
 
 def _is_of_arguments(graph: StepGraph, t: int) -> bool:
     """Whether a value is computed, element by element, of nothing but arguments and constants."""
-    stack, seen = [t], {t}
-    while stack:
-        u = stack.pop()
-        made = graph.values.producer[u]
-        if made < 0 or graph.values.free[u]:
-            continue
-        if graph.rules[made].family not in ("elementwise", "shape"):
-            return False
-        operands = set(graph.program.equations[made].operands) - seen
-        seen |= operands
-        stack += operands
-    return True
+    values, equations = graph.values, graph.program.equations
+
+    def operands(u: int) -> Sequence[int]:
+        return equations[values.producer[u]].operands if values.producer[u] >= 0 and not values.free[u] else ()
+
+    made = [values.producer[u] for u in walk([t], operands) if not values.free[u]]
+    return all(e < 0 or graph.rules[e].family in ("elementwise", "shape") for e in made)
 
 
 def _sums_features(eqn: Equation, rank: int) -> bool:
     (contracted, _), batch = eqn.params["dimension_numbers"]
     return tuple(contracted) == (rank - 1,) and not any(batch)
+
+
+ROWS_OF_BATCHES = CompilerRule(
+    name="batches-of-rows-are-written",
+    backends=("tpu",),
+    stage="fusion",
+    does="Operands of batched dots whose rows are several dimensions (tokens of experts) are written.",
+    source=Observed(evidence="mixtures of experts and Llama compiled for v5e", command=zoo("v5e:2x4", "moe", "llama")),
+    made_after=("moe", "llama"),
+    test="tests/cost/test_tiles.py::test_rows_that_products_read_in_batches_are_written",
+    find=_batches_of_rows,
+)
+TRANSPOSED_FOR_DOTS = CompilerRule(
+    name="images-are-transposed-for-dots",
+    backends=("tpu",),
+    stage="fusion",
+    does="Images and tokens that a dot over features reads are written transposed where its layout is another.",
+    source=Observed(
+        evidence="ConvNeXt, Mixer, Whisper, a masked autoencoder and CLIP compiled for v5e",
+        command=zoo("v5e:2x4", "convnext", "mixer", "whisper", "mae", "clip"),
+    ),
+    made_after=("convnext", "mixer", "whisper", "mae", "clip"),
+    test="tests/cost/test_tiles.py::test_normalised_images_are_turned_for_products_where_rows_of_pixels_are_not_padded",
+    find=_transposed,
+)
+FLATTENED_IMAGES = CompilerRule(
+    name="flattened-images-are-written",
+    backends=("tpu",),
+    stage="fusion",
+    does="An image whose features and pixels become the rows of a dot's matrix is written flattened.",
+    source=Observed(evidence="a Conformer compiled for v5e", command=zoo("v5e:2x4", "conformer")),
+    made_after=("conformer",),
+    test="tests/xla/test_rearranged.py::test_images_are_written_where_their_features_are_flattened",
+    find=_flattened_images,
+)
+IMAGES_OF_ERFC = CompilerRule(
+    name="erfc-of-images-is-written",
+    backends=("tpu",),
+    stage="fusion",
+    does="The exact GELU behind a convolution is a kernel of its own, which writes `erfc` for the backward pass.",
+    source=Observed(evidence="a Whisper compiled for v5e", command=zoo("v5e:2x4", "whisper")),
+    made_after=("whisper",),
+    test="tests/cost/test_tiles.py::test_tokens_of_convolutions_are_turned_where_their_rows_nearly_fill_tiles",
+    find=_images_of_erfc,
+)
+IMAGES_OF_ARGUMENTS = CompilerRule(
+    name="images-of-arguments-are-written",
+    backends=("tpu",),
+    stage="fusion",
+    does="What a convolution reads that is computed of the batch alone is written and kept for the kernel's gradient.",
+    source=Observed(evidence="a ViT compiled for v5e", command=zoo("v5e:2x4", "vit")),
+    made_after=("vit", "conformer"),
+    test="tests/xla/test_rearranged.py::test_images_of_the_batch_are_written_for_convolutions_alone",
+    find=_images_of_arguments,
+)

@@ -9,21 +9,20 @@ added to them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 
 from jaxplan.ir import CONTRACTION_FAMILIES, Equation, StepGraph
-from jaxplan.xla._target import Target
-from jaxplan.xla.rules.tpu.fusion import DOTS_WRITE_FUSED, GRADIENTS_OF_WIDENED, WIDENED_SCORES
+from jaxplan.xla._effects import Fuse, Write
+from jaxplan.xla._facts import Facts, walk
+from jaxplan.xla._rule import CompilerRule, Observed, zoo
 
 _FUSED = ("elementwise", "shape")
 
 
-def widened_outputs(graph: StepGraph, target: Target) -> dict[int, int]:
+def widened_outputs(facts: Facts) -> dict[int, int]:
     """Result of a product, of which another product of the same pass reads more -> what is written instead."""
-    if not WIDENED_SCORES.applies_to(target):
-        return {}
-    found = {}
-    for eqn in graph.program.equations:
+    graph, found = facts.graph, {}
+    for eqn in graph.program.equations if WIDENED_SCORES.applies_to(facts.target) else ():
         if graph.rules[eqn.index].family in CONTRACTION_FAMILIES:
             written = _widened(graph, eqn.results[0], eqn.phase)
             if written is not None and _reaches_product(graph, written, eqn.phase):
@@ -31,15 +30,16 @@ def widened_outputs(graph: StepGraph, target: Target) -> dict[int, int]:
     return found
 
 
-def written_behind(graph: StepGraph, target: Target, materialised: Sequence[bool]) -> Iterator[int]:
+def _written_behind(facts: Facts) -> Iterator[Fuse]:
     """Results of products of the backward pass that are not written: one value of their size is computed of them,
     element by element, and nothing else.
 
     So compiled TPU programs make the gradient in front of a gelu: the product's kernel writes that. Where a plan sums
     such a result over devices, the sum counts, and what each of them adds to it does not.
     """
+    graph, materialised = facts.graph, facts.written
     program, consumers = graph.program, graph.values.consumers
-    for eqn in program.equations if DOTS_WRITE_FUSED.applies_to(target) else ():
+    for eqn in program.equations:
         t = eqn.results[0]
         if eqn.phase != "backward" or graph.rules[eqn.index].family not in CONTRACTION_FAMILIES:
             continue
@@ -57,18 +57,18 @@ def written_behind(graph: StepGraph, target: Target, materialised: Sequence[bool
             written.update(r for r in results if materialised[r])
             stack += [r for r in results if not materialised[r]]
         if len(written) == 1:
-            yield t
+            yield Fuse(t)
 
 
-def gradients_of_widened(graph: StepGraph, target: Target, wide: Collection[int]) -> Iterator[int]:
-    """Gradients of scores that are kept in float32 (``wide``), narrowed again for the two products that read them.
+def gradients_of_widened(facts: Facts) -> Iterator[Write]:
+    """Gradients of scores that are kept in float32 (`widened_outputs`), narrowed again for the two dots that read them.
 
     Compiled TPU programs write them, beside the scores and the gradient of what these are normalised to; those of
     scores in bfloat16 are computed inside of both products.
     """
-    equations = graph.program.equations
+    graph, equations = facts.graph, facts.equations
     of_wide: set[int] = set()
-    for t in wide if GRADIENTS_OF_WIDENED.applies_to(target) else ():
+    for t in widened_outputs(facts).values():
         of_wide |= {r for u in computed_of(graph, t) for r in computed_of(graph, u, "backward")}
     products = [e for e in equations if e.phase == "backward" and graph.rules[e.index].family in CONTRACTION_FAMILIES]
     for eqn in products if of_wide else ():
@@ -76,19 +76,19 @@ def gradients_of_widened(graph: StepGraph, target: Target, wide: Collection[int]
         for t in sorted(computed_of(graph, eqn.results[0], "backward") & of_wide):
             readers = [e for e in products if t in e.operands]
             if len(readers) > 1 and graph.program.tensors[t].num_elements == size:
-                yield t
+                yield Write(t)
 
 
 def computed_of(graph: StepGraph, t: int, phase: str = "forward") -> set[int]:
     """What a pass computes of a value element by element."""
-    stack, found = [t], {t}
-    while stack:
-        for e in graph.values.consumers[stack.pop()]:
+
+    def computed(u: int) -> Iterator[int]:
+        for e in graph.values.consumers[u]:
             eqn = graph.program.equations[e]
             if eqn.phase == phase and graph.rules[e].family in _FUSED:
-                stack += set(eqn.results) - found
-                found.update(eqn.results)
-    return found
+                yield from eqn.results
+
+    return set(walk([t], computed))
 
 
 def _widened(graph: StepGraph, t: int, phase: str) -> int | None:
@@ -125,3 +125,43 @@ def _reaches_product(graph: StepGraph, t: int, phase: str) -> bool:
     readers = {e for u in computed_of(graph, t, phase) for e in graph.values.consumers[u]}
     products = (e for e in readers if graph.rules[e].family in CONTRACTION_FAMILIES)
     return any(graph.program.equations[e].phase == phase for e in products)
+
+
+def _widened_scores(facts: Facts) -> Iterator[Write | Fuse]:
+    for dot, wide in widened_outputs(facts).items():
+        yield Fuse(dot)
+        yield Write(wide)
+
+
+WIDENED_SCORES = CompilerRule(
+    name="widened-scores-are-kept-in-float32",
+    backends=("tpu",),
+    stage="fusion",
+    does="Scores that are widened and then scaled, biased or masked are written so by their dot.",
+    source=Observed(evidence="T5 and Gemma compiled for v5e", command=zoo("v5e:2x4", "t5", "gemma")),
+    made_after=("t5", "gemma", "llama"),
+    test="tests/xla/test_dot_results.py::test_scores_that_are_widened_and_changed_are_kept_wide",
+    find=_widened_scores,
+    priority=1,
+)
+GRADIENTS_OF_WIDENED = CompilerRule(
+    name="gradients-of-widened-scores-are-written",
+    backends=("tpu",),
+    stage="fusion",
+    does="The gradient of scores that are kept in float32 is written, narrowed, for the two dots that read it.",
+    source=Observed(evidence="T5 compiled for v5e", command=zoo("v5e:2x4", "t5")),
+    made_after=("t5",),
+    test="tests/xla/test_dot_results.py::test_gradients_of_scores_that_are_kept_wide_are_written",
+    find=gradients_of_widened,
+)
+DOTS_WRITE_FUSED = CompilerRule(
+    name="backward-dots-write-what-is-computed-of-them",
+    backends=("tpu",),
+    stage="fusion",
+    does="A backward dot of which one value of its size is computed, element by element, writes that value.",
+    source=Observed(evidence="GELUs of GPT and ViT compiled for v5e", command=zoo("v5e:2x4", "gpt", "vit")),
+    made_after=("gpt", "vit"),
+    test="tests/xla/test_dot_results.py::test_the_gradient_in_front_of_a_gelu_is_what_its_product_writes",
+    find=_written_behind,
+    priority=3,
+)

@@ -40,24 +40,6 @@ MIXED_TOKENS = CompilerRule(
     made_after=("mixer",),
     test="tests/cost/test_tiles.py::test_tokens_are_turned_for_products_of_batches_of_whole_columns",
 )
-CHANNEL_GROUPS = CompilerRule(
-    name="channel-groups-are-innermost",
-    backends=("tpu",),
-    stage="layouts",
-    does="What only convolutions of channel groups read has the batch and the channels of one group innermost.",
-    source=Observed(evidence="a RegNetY compiled for v5e", command=zoo("v5e:2x4", "regnet")),
-    made_after=("regnet",),
-    test="tests/xla/test_channel_groups.py::test_an_image_lies_as_the_groups_of_its_channels_do",
-)
-WIDE_GROUPS = CompilerRule(
-    name="convolutions-of-channel-groups-write-wide",
-    backends=("tpu",),
-    stage="layouts",
-    does="What a convolution of channel groups makes is held widened unless a group fills a tile.",
-    source=Observed(evidence="a RegNetY compiled for v5e", command=zoo("v5e:2x4", "regnet")),
-    made_after=("regnet",),
-    test="tests/xla/test_channel_groups.py::test_what_such_a_convolution_makes_is_held_wide",
-)
 REARRANGED_WIDE = CompilerRule(
     name="rearranged-values-are-written-widened",
     backends=("tpu",),

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from jaxplan.ir import StepGraph
+from jaxplan.xla._effects import Absorb, Kernel
+from jaxplan.xla._facts import Facts
+from jaxplan.xla._rule import CompilerRule, Observed, zoo
 from jaxplan.xla._target import Target
 from jaxplan.xla.rules.tpu.layouts import REARRANGED_WIDE
 
@@ -96,3 +99,23 @@ def _reshaped(dims: Sequence[Sequence[_Part]], shape: Sequence[int]) -> list[lis
 def _are_apart(shape: Sequence[int], major: _Part, minor: _Part) -> bool:
     """Whether two parts of one dimension lie side by side in no order of dimensions of a shape."""
     return major.stride > 1 or minor.stride * minor.size < shape[minor.dim]
+
+
+def _written_reshapes(facts: Facts) -> Iterator[Kernel | Absorb]:
+    for eqn in facts.equations:
+        if is_rearranged(facts.graph, eqn.index):
+            yield Kernel(eqn.index)
+            yield Absorb(eqn.index, eqn.operands[0])
+
+
+REARRANGED = CompilerRule(
+    name="reshapes-that-no-layout-frees-are-written",
+    backends=("tpu",),
+    stage="kernels",
+    does="A reshape that merges dimensions which are adjacent in no layout (windows of an image) is written.",
+    source=Observed(evidence="a Swin transformer compiled for v5e", command=zoo("v5e:2x4", "swin")),
+    made_after=("swin",),
+    test="tests/xla/test_rearranged.py::test_windows_are_written_on_tpus_and_kept_for_the_backward_pass",
+    find=_written_reshapes,
+    priority=1,
+)

@@ -1,0 +1,114 @@
+"""Third pass: what the forward pass saves for the backward pass.
+
+What a backward fusion needs of an unwritten forward value it recomputes from buffers: the narrowest such value of the
+chain is the one that is saved, or the first that is a buffer anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxplan.xla._effects import Fuse, KeepResults, Recompute, Save
+from jaxplan.xla._facts import Facts, walk
+from jaxplan.xla._fusion import Fused
+from jaxplan.xla.rules import rules_of
+from jaxplan.xla.rules.both.residuals import (
+    COMPARISONS,
+    MASKS_ARE_RECOMPUTED,
+    NARROWEST_IS_SAVED,
+    RESIDUALS,
+    SMALL_FRACTION,
+    SMALL_STATISTICS,
+)
+
+
+def save_residuals(facts: Facts, fused: Fused) -> tuple[bool, ...]:
+    """Make a buffer of what backward fusions need and cannot recompute from buffers; changes ``fused``.
+
+    Returns:
+      Per equation, whether the fusions of the backward pass compute it again.
+    """
+    consumers, free, turning = facts.graph.values.consumers, facts.graph.values.free, facts.turning
+    again = [not has_kernel for has_kernel in facts.kernels]
+    saved, aliases = set[int](), dict[int, str]()
+    for rule in rules_of(facts.target, "residuals"):
+        for effect in rule.find(facts) if rule.find else ():
+            if isinstance(effect, KeepResults | Recompute):
+                again[effect.equation] = isinstance(effect, Recompute)
+            elif isinstance(effect, Save):
+                saved.add(effect.tensor)
+            elif isinstance(effect, Fuse):
+                aliases[effect.tensor] = rule.name
+    residuals = _Residuals(facts, fused, again)
+    residuals.kept |= saved
+    for eqn in facts.equations[:turning]:
+        for t in eqn.results:
+            is_needed = any(c >= turning for c in consumers[t])
+            if is_needed and t not in residuals.kept and facts.tensors[t].shape and not free[t]:
+                residuals.save(t)
+    for t, name in aliases.items():
+        fused.written[t], fused.decided_by[t] = False, name
+    return tuple(again)
+
+
+class _Residuals:
+    """What is kept, so far."""
+
+    def __init__(self, facts: Facts, fused: Fused, again: Sequence[bool]) -> None:
+        self._facts, self._fused, self._again = facts, fused, again
+        self._share = SMALL_FRACTION if SMALL_STATISTICS.applies_to(facts.target) else 0.0
+        consumers = facts.graph.values.consumers
+        self.kept = set(facts.graph.program.inputs)
+        written = (t for t, is_written in enumerate(fused.written) if is_written)
+        self.kept |= {t for t in written if any(c >= facts.turning for c in consumers[t])}
+
+    def save(self, t: int) -> None:
+        """Keep what a value is recomputed from."""
+        for keep in self._narrowest(t):
+            self.kept.add(keep)
+            if not self._fused.written[keep]:
+                self._fused.decided_by[keep] = RESIDUALS
+            self._fused.written[keep] = True
+
+    def _narrowest(self, t: int) -> list[int]:
+        """The values to keep so that ``t`` can be recomputed; none when what is kept already suffices."""
+        tensors, producer, target = self._facts.tensors, self._facts.graph.values.producer, self._facts.target
+        missing = self._missing(t)
+        if sum(tensors[u].num_bytes for u in missing) <= self._share * tensors[t].num_bytes:
+            return missing  # the statistics that a normalised value, and its mask, are computed again from
+        keep: list[int] = []
+        while True:
+            index = producer[t]
+            if index < 0 or not self._again[index] or not NARROWEST_IS_SAVED.applies_to(target):
+                return [*keep, t]
+            eqn, size = self._facts.equations[index], tensors[t].num_bytes
+            needed = [o for o in dict.fromkeys(eqn.operands) if self._missing(o)]
+            large = [o for o in needed if tensors[o].num_bytes > self._share * size]
+            is_mask = eqn.name in COMPARISONS and MASKS_ARE_RECOMPUTED.applies_to(target)
+            if len(large) > 1 or (large and not is_mask and tensors[large[0]].num_bytes > size):
+                return [*keep, t]
+            for small in needed:
+                if small not in large:
+                    keep.extend(self._narrowest(small))
+            if not large:
+                return keep
+            t = large[0]
+            if self._fused.written[t]:
+                return [*keep, t]
+
+    def _missing(self, t: int) -> list[int]:
+        """What ``t`` cannot be recomputed without and is not kept: buffers, and results that are not computed twice."""
+        facts, values, missing = self._facts, self._facts.graph.values, []
+
+        def is_computed(u: int) -> bool:
+            return u in self.kept or values.free[u] or not facts.tensors[u].shape or values.producer[u] < 0
+
+        def sources(u: int) -> Sequence[int]:
+            if is_computed(u) or self._fused.written[u] or not self._again[values.producer[u]]:
+                return ()
+            return facts.equations[values.producer[u]].operands
+
+        for u in walk([t], sources):
+            if not is_computed(u) and (self._fused.written[u] or not self._again[values.producer[u]]):
+                missing.append(u)
+        return missing

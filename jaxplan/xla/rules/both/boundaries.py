@@ -1,0 +1,100 @@
+"""Loops and branches: what they read and make, and arguments that are the same buffer inside of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from jaxplan.ir import CUT, REGION_IN, REGION_OUT
+from jaxplan.xla._effects import Fuse, Write
+from jaxplan.xla._facts import Facts
+from jaxplan.xla._rule import ALL, XLA, CompilerRule
+from jaxplan.xla.rules.tpu.layouts import TILES
+
+
+def _boundaries(facts: Facts) -> Iterator[Write]:
+    """A carry is a buffer inside of the loop; a constant is the one outside, and a slice is computed by its readers.
+
+    What is computed outside and read by dots inside is counted once more all the same: compiled recurrent networks
+    take about that much more.
+    """
+    for eqn in facts.equations:
+        if eqn.name not in (REGION_IN, REGION_OUT):
+            continue
+        if eqn.name == REGION_IN:
+            yield Write(eqn.operands[0])
+        is_result = eqn.name == REGION_OUT or eqn.params["role"] == "carry"
+        if is_result and facts.tensors[eqn.results[0]].shape:
+            yield Write(eqn.results[0], constant=True)
+
+
+LOOP_BOUNDARIES = CompilerRule(
+    name="loops-read-and-make-buffers",
+    backends=ALL,
+    stage="fusion",
+    does="Operands, carries and results of loops and branches are buffers, not fused with what is around them.",
+    source=f"{XLA}service/copy_insertion.cc",
+    made_after=("lstm",),
+    test="tests/simulate/test_simulated_plan.py::test_loops_and_steps_without_compute",
+    find=_boundaries,
+)
+
+
+def _constants_of_loops(facts: Facts) -> Iterator[Fuse]:
+    for eqn in facts.equations:
+        is_constant = eqn.name == REGION_IN and eqn.params["role"] == "const"
+        if is_constant and _is_argument(facts, eqn.operands[0]):
+            yield Fuse(eqn.results[0])
+
+
+def _is_argument(facts: Facts, t: int) -> bool:
+    """Whether a tensor is an argument of the step, as outer loops hand it in or not."""
+    made_by = facts.maker(t)
+    if made_by is None:
+        return t in facts.graph.program.inputs
+    is_constant = made_by.name == REGION_IN and made_by.params["role"] == "const"
+    return is_constant and _is_argument(facts, made_by.operands[0])
+
+
+LOOP_CONSTANTS = CompilerRule(
+    name="arguments-in-loops-are-no-copies",
+    backends=ALL,
+    stage="residuals",
+    does="An argument of the step that a loop reads unchanged is the same buffer inside of it.",
+    source=f"{XLA}service/while_loop_invariant_code_motion.cc",
+    made_after=("lstm",),
+    test="tests/cost/test_operator_times.py::test_loops_run_their_operators_each_trip",
+    find=_constants_of_loops,
+)
+
+
+def _slices_of_arguments(facts: Facts) -> Iterator[Fuse]:
+    for eqn in facts.equations:
+        if eqn.name == REGION_IN and eqn.params["role"] == "x" and _is_cut(facts, eqn.operands[0]):
+            yield Fuse(eqn.operands[0])
+
+
+def _is_cut(facts: Facts, t: int) -> bool:
+    """Whether a tensor is an argument whose leading dimension was split.
+
+    Where memory is in tiles of the last two dimensions, these have to be the same.
+    """
+    made_by, program = facts.maker(t), facts.graph.program
+    if made_by is None or made_by.name not in ("reshape", CUT) or t in program.outputs:
+        return False
+    (source,) = made_by.operands
+    shapes = [program.tensors[u].shape for u in (source, t)]
+    is_tiled = TILES.applies_to(facts.target)
+    is_same = not is_tiled or (min(map(len, shapes)) > 2 and shapes[0][-2:] == shapes[1][-2:])
+    return is_same and source in program.inputs
+
+
+CUT_ARGUMENTS = CompilerRule(
+    name="micro-batches-are-slices-of-arguments",
+    backends=ALL,
+    stage="residuals",
+    does="A loop over an argument whose leading dimension was split reads the argument's own buffer.",
+    source=f"{XLA}hlo/transforms/simplifiers/algebraic_simplifier.cc",
+    made_after=(),
+    test="tests/cost/test_prediction.py::test_resident_bytes_are_state_and_batch",
+    find=_slices_of_arguments,
+)
