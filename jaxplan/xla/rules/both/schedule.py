@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxplan.xla._rule import ALL, JAXPLAN_LOWERING, XLA, CompilerRule
 
-_SCHEDULER = f"{XLA}hlo/transforms/memory_scheduler.cc"
+_SCHEDULER = f"{XLA}hlo/transforms/simplifiers/hlo_memory_scheduler.cc"
 
 LARGE_PARAMETER_BYTES = 4 * 2**20
 """From so many bytes on the lowering says when a parameter is gathered, and makes gradients of tables one after the

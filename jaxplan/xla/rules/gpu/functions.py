@@ -103,7 +103,7 @@ WIDE_FUNCTIONS = CompilerRule(
     arithmetic="f32",
     stage="layouts",
     does="A 16-bit result of a saved function is saved as the float32 in which it was computed.",
-    source=f"{XLA}service/float_normalization.cc",
+    source=f"{XLA}hlo/transforms/simplifiers/float_normalization.cc",
     made_after=("gpt",),
     test="tests/cost/test_functions.py::test_what_gpus_save_where_arithmetic_is_wide",
 )

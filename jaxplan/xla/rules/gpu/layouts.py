@@ -81,7 +81,7 @@ GATHERS_IN_PIECES = CompilerRule(
     backends=("gpu",),
     stage="liveness",
     does="What is gathered along an inner dimension arrives in pieces and is transposed: it is there twice for a dot.",
-    source=f"{XLA}service/all_gather_decomposer.cc",
+    source=_LAYOUTS,
     made_after=("gpt",),
     test="tests/cost/test_prediction.py::test_what_is_gathered_between_dimensions_is_transposed_for_a_product",
 )
@@ -101,7 +101,7 @@ DOT_WORKSPACE = CompilerRule(
     backends=("gpu",),
     stage="liveness",
     does="A dot has scratch memory while it runs, also where it waits for the scatter of its partial sum.",
-    source=f"{XLA}service/gpu/cublas_cudnn.h",
+    source=f"{XLA}service/gpu/transforms/gemm_workspace_rewriter.cc",
     made_after=("gpt",),
     test="tests/cost/test_prediction.py::test_peak_of_a_chain_of_products",
 )

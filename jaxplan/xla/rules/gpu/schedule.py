@@ -81,7 +81,7 @@ RAGGED_DOTS = CompilerRule(
     backends=("gpu",),
     stage="work",
     does="A product of groups of rows is lowered to one over all groups, in which the rows of others are zeros.",
-    source=f"{XLA}service/gpu/transforms/ragged_dot_rewriter.cc",
+    source=f"{XLA}hlo/transforms/expanders/ragged_dot_rewriter.cc",
     made_after=(),
     test="tests/cost/test_operator_times.py::test_no_operator_is_faster_than_its_arithmetic",
 )
