@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 
-from jaxplan.xla._effects import Absorb, Inline
+from jaxplan.xla._effects import Absorb, Inline, Kernel
 from jaxplan.xla._facts import Facts
 from jaxplan.xla.rules import rules_of
 
@@ -21,6 +21,6 @@ def with_kernels(facts: Facts) -> Facts:
         for effect in rule.find(facts) if rule.find else ():
             if isinstance(effect, Absorb):
                 absorbed[effect.equation].add(effect.tensor)
-            else:
-                kernels[effect.equation] = not isinstance(effect, Inline)
+            elif isinstance(effect, Inline | Kernel):
+                kernels[effect.equation] = isinstance(effect, Kernel)
     return replace(facts, kernels=tuple(kernels), absorbed={e: frozenset(ts) for e, ts in absorbed.items()})
