@@ -76,7 +76,10 @@ class _FusionPass:
             self._decide(rule, self.facts.equations[effect.equation].results[0], True)
         elif isinstance(effect, Fuse):
             self._decide(rule, effect.tensor, False)
-        elif isinstance(effect, Write) and (effect.constant or not self._is_constant(effect.tensor)):
+        elif isinstance(effect, Write):
+            if self._is_constant(effect.tensor) and not effect.constant:  # readers compute it
+                self.written[effect.tensor], self.decided_by[effect.tensor] = False, None
+                return
             if effect.blocks is not None:
                 self.blocks[effect.tensor] = effect.blocks
             if effect.transposes is not None:

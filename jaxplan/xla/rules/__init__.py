@@ -32,8 +32,8 @@ from jaxplan.xla.rules.tpu import rearranged as _tpu_rearranged
 from jaxplan.xla.rules.tpu import slices as _tpu_slices
 
 _MODULES = (
-    _both_kernels,
     _both_boundaries,
+    _both_kernels,
     _both_residual_sums,
     _both_gated,
     _both_residuals,

@@ -1,4 +1,4 @@
-"""Loops and branches: what they read and make, and arguments that are the same buffer inside of them."""
+"""Arguments and results of the step, of loops and of branches, and arguments that loops read in place."""
 
 from __future__ import annotations
 
@@ -9,6 +9,24 @@ from jaxplan.xla._effects import Fuse, Write
 from jaxplan.xla._facts import Facts
 from jaxplan.xla._rule import ALL, XLA, CompilerRule
 from jaxplan.xla.rules.tpu.layouts import TILES
+
+
+def _arguments_and_results(facts: Facts) -> Iterator[Write]:
+    yield from (Write(t) for t in facts.graph.program.inputs)
+    outputs = facts.graph.program.outputs
+    yield from (Write(t, constant=True) for t in outputs if facts.tensors[t].shape)
+
+
+ARGUMENTS_AND_RESULTS = CompilerRule(
+    name="arguments-and-results-are-buffers",
+    backends=ALL,
+    stage="fusion",
+    does="Arguments and results of the step are in memory.",
+    source=f"{XLA}service/buffer_assignment.cc",
+    made_after=(),
+    test="tests/cost/test_prediction.py::test_resident_bytes_are_state_and_batch",
+    find=_arguments_and_results,
+)
 
 
 def _boundaries(facts: Facts) -> Iterator[Write]:

@@ -44,24 +44,6 @@ REDUCTIONS_READ_FUSED = CompilerRule(
 )
 
 
-def _arguments_and_results(facts: Facts) -> Iterator[Write]:
-    yield from (Write(t) for t in facts.graph.program.inputs)
-    outputs = facts.graph.program.outputs
-    yield from (Write(t, constant=True) for t in outputs if facts.tensors[t].shape)
-
-
-ARGUMENTS_AND_RESULTS = CompilerRule(
-    name="arguments-and-results-are-buffers",
-    backends=ALL,
-    stage="fusion",
-    does="Arguments and results of the step are in memory.",
-    source=f"{XLA}service/buffer_assignment.cc",
-    made_after=(),
-    test="tests/cost/test_prediction.py::test_resident_bytes_are_state_and_batch",
-    find=_arguments_and_results,
-)
-
-
 def _touched_by_kernels(facts: Facts) -> Iterator[Write]:
     """A look-up that its readers compute reads its table from memory all the same."""
     for eqn in facts.equations:
