@@ -183,7 +183,7 @@ def _save_found(arguments: argparse.Namespace) -> None:
 def _write_trace(plan: Plan, file: str) -> None:
     """Simulate a plan, write its timeline, and say what came out."""
     simulation = plan.simulate()
-    simulation.trace(file)
+    simulation.save_timeline(file)
     print(
         f"simulated: {format_seconds(simulation.time_seconds)} a step with overlap, "
         f"{format_seconds(simulation.hidden_seconds)} of communication beside compute; timeline in {file}"

@@ -31,7 +31,7 @@ class CostModel:
       configurations: per group, its configurations.
       flows: reads that may reshard.
       problem: the additive formulation; node v is group v.
-      edge_flows: per edge of the problem, the flows that it prices; a flow that reads twice has an edge to itself.
+      edge_reads: per edge of the problem, the reads that it prices; a read in both phases has an edge to itself.
       latency_shares: tensors whose collectives the compiler combines with others -> see `latency_shares`.
       compute: per group (K,) seconds of compute.
       flops: per group (K,) floating-point operations on one device.

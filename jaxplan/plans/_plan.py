@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -299,9 +300,18 @@ class Plan:
 
         return simulate_plan(self.require_program(), self.topology, self.configurations, self.repeated)
 
+    def save_timeline(self, path: str | Path) -> None:
+        """Write the simulated step as JSON for Perfetto (https://ui.perfetto.dev) or chrome://tracing.
+
+        Example:
+          >>> plan.save_timeline("step.json")  # doctest: +SKIP
+        """
+        self.simulate().save_timeline(path)
+
     def trace(self, path: str | Path) -> None:
-        """Write the simulated step as JSON for Perfetto (https://ui.perfetto.dev) or chrome://tracing."""
-        self.simulate().trace(path)
+        """Old name of `save_timeline`."""
+        warnings.warn("Plan.trace(path) is now Plan.save_timeline(path)", DeprecationWarning, stacklevel=2)
+        self.save_timeline(path)
 
     def compile_report(self, cache_dir: str | Path | None = None) -> CompiledReport:
         """Compile this plan for its topology without the devices, in a child process."""

@@ -97,7 +97,7 @@ class Simulation:
         ]
         return trace
 
-    def trace(self, path: str | Path) -> None:
+    def save_timeline(self, path: str | Path) -> None:
         """Write the timeline as JSON for Perfetto (https://ui.perfetto.dev) or chrome://tracing."""
         write_whole(path, json.dumps(self.to_json()) + "\n")
 

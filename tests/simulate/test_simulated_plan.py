@@ -118,7 +118,10 @@ def test_loops_and_steps_without_compute() -> None:
 
 def test_the_trace_is_read_back(frontier: jaxplan.Frontier, tmp_path) -> None:
     plan = frontier.references["fsdp"]
-    plan.trace(tmp_path / "step.json")
+    with pytest.warns(DeprecationWarning, match="save_timeline"):
+        plan.trace(tmp_path / "old.json")
+    plan.save_timeline(tmp_path / "step.json")
+    assert (tmp_path / "old.json").read_text() == (tmp_path / "step.json").read_text()
     events = json.loads((tmp_path / "step.json").read_text())["traceEvents"]
     streams = {e["args"]["name"]: e["tid"] for e in events if e["ph"] == "M"}
     busy = sum(e["dur"] for e in events if e["ph"] == "X" and e["tid"] == streams["communication"])
