@@ -581,7 +581,7 @@ def _collectives(
     """What a copy that is made again communicates waits for its own product, so that nothing is combined with it."""
     counts: dict[tuple[str, tuple[int, ...], int, float], int] = defaultdict(int)
     for c in inner:
-        counts[c.kind, tuple(sorted(c.axes)), c.num_bytes, 1.0] += c.count
+        counts[c.kind, tuple(sorted(c.axes)), int(c.num_bytes), 1.0] += int(c.count)
     for transfer, sent in transfers:
         for kind, axes, num_bytes in sent:
             what = kind, tuple(sorted(axes)), int(num_bytes)

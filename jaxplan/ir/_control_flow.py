@@ -93,7 +93,7 @@ def _inline_scan(builder: Builder, eqn: Any, operands: list[int], stack: str) ->
     num_consts, num_carry = _compat.scan_counts(eqn.params, len(operands))
     num_xs = len(operands) - num_consts - num_carry
     roles = ["const"] * num_consts + ["carry"] * num_carry + ["x"] * num_xs
-    region = _Open(builder, "scan", eqn, stack, trips=eqn.params["length"])
+    region = _Open(builder, "scan", eqn, stack, trips=int(eqn.params["length"]))
     inner, outs = region.body(eqn.params["jaxpr"], operands, roles)
     results = []
     for k, (var, out) in enumerate(zip(eqn.outvars, outs, strict=True)):

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import jaxplan
 from jaxplan.ir import analyse, trace
 from jaxplan.mesh import Topology
 from jaxplan.xla import Target, analyse_buffers
@@ -188,3 +189,15 @@ def test_gradients_of_scores_that_are_kept_wide_are_written(scores: Scores, topo
         assert graph.program.tensors[t].dtype == jnp.bfloat16
         assert sum(t in e.operands for e in products) == 2
         assert buffers.materialised[t]
+
+
+def test_prints_of_gradients_plan_on_tpu():
+    """An equation without results, such as a print in the backward pass, is no dot."""
+
+    def step(params, x):
+        loss, gradients = jax.value_and_grad(lambda p: jnp.mean((jnp.tanh(x @ p["a"]) @ p["b"]) ** 2))(params)
+        jax.debug.print("gradient {}", gradients["a"][0, 0])
+        return jax.tree.map(lambda p, g: p - g, params, gradients), loss
+
+    params = {"a": jnp.ones((16, 32)), "b": jnp.ones((32, 8))}
+    assert len(jaxplan.plan(step, params, jnp.ones((16, 16)), topology="v5e:2x2", progress=False)) > 0

@@ -40,9 +40,9 @@ def _written_behind(facts: Facts) -> Iterator[Fuse]:
     graph, materialised = facts.graph, facts.written
     program, consumers = graph.program, graph.values.consumers
     for eqn in program.equations:
-        t = eqn.results[0]
         if eqn.phase != "backward" or graph.rules[eqn.index].family not in CONTRACTION_FAMILIES:
             continue
+        t = eqn.results[0]
         stack, written = [t] if materialised[t] and t not in program.outputs else [], set()
         while stack:
             u = stack.pop()
