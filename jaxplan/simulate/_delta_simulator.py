@@ -1,9 +1,9 @@
 """Changes a simulated timeline from where a change of the task graph first reaches it, and takes changes back.
 
-Source: FlexFlow, section 5.3. There updates travel from task to task (Algorithm 2); measured on unrolled RNNs, a
-change moves half of all tasks, and telling those apart from the rest that comes later (on the way, by what is ready
-when it was) takes longer than taking all of it again. Algorithm 1 takes tasks in ascending order of (ready, number),
-so what comes before the first changed task stays, and the rest is taken again, once each. The timeline is that of
+Source: FlexFlow, section 5.3. Its updates travel from task to task (Algorithm 2). Measured on unrolled RNNs, one
+change moves half of all tasks, and separating the moved tasks from the others that come later takes longer than
+simulating all later tasks again. Algorithm 1 takes tasks in ascending order of (ready, number), so tasks before the
+first changed one keep their times, and each later one is simulated once more. The timeline is that of
 `simulate`, to the bit.
 """
 
@@ -128,7 +128,7 @@ class DeltaSimulation:
     def _waiting(
         self, again: Collection[int]
     ) -> tuple[dict[int, float], dict[int, int], list[tuple[float, int]]]:
-        """Return number -> when what stays lets it begin, number -> needs that are taken again, and who has none."""
+        """Return number -> earliest start by kept tasks, number -> open needs, and the tasks without open needs."""
         tasks, end = self.tasks, self._end
         end.update(dict.fromkeys(again, _UNKNOWN))
         ready: dict[int, float] = {}
@@ -175,7 +175,7 @@ class DeltaSimulation:
 def check_updates(
     tasks: Mapping[int, Task], updates: Mapping[int, Task | None], users: Mapping[int, Collection[int]]
 ) -> None:
-    """Refuse changes that leave a graph that cannot be run; users: who needs a task that goes."""
+    """Refuse changes that leave an invalid graph; ``users``: the tasks that need a removed task."""
     for number, task in updates.items():
         if task is None:
             for user in users.get(number, ()):
@@ -189,7 +189,7 @@ def check_updates(
 
 
 class _Undo:
-    """What a change overwrites: tasks, the sequence from a place on, when streams are free."""
+    """The state that a change overwrites: tasks, the sequence from a place on, when streams are free."""
 
     __slots__ = ("free", "place", "tail", "tasks")
 

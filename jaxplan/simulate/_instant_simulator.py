@@ -3,8 +3,8 @@
 On 64 devices the 11,000 tasks of an unrolled RNN become ready at 200 different times: parts of an operator and the
 transfers between two start together. Algorithm 1 takes tasks by (ready, number), and those of one instant on different
 streams do not depend on each other, so they are taken together; those on one stream follow each other by number. As in
-`DeltaSimulation`, what is ready before the first changed task stays. The timeline is that of `simulate`, to the bit:
-the same sums and maxima of the same numbers.
+`DeltaSimulation`, tasks ready before the first changed one keep their times. The timeline equals `simulate`'s to the
+bit: it takes the same sums and maxima of the same numbers.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class _State:
 
     Attributes:
       number, stream, seconds: of the task in each slot; streams by their place in `InstantSimulation._streams`.
-      alive: whether there is one.
-      source, target: slots of each need, and of who needs it.
+      alive: whether the slot holds a task.
+      source, target: slots of the two ends of each need: the needed task and the task that needs it.
       ready, end: seconds; 0 where there is no task.
     """
 
@@ -135,13 +135,13 @@ class InstantSimulation:
                 self._slots[number] = slot
 
     def _renamed(self, updates: Mapping[int, Task | None]) -> dict[int, int | None]:
-        """Free the slots of tasks that go, and give some to those that come; return what takes that back."""
+        """Free the slots of removed tasks and assign slots to new ones; return the change that undoes this."""
         slots, alive = self._slots, self._state.alive
         before: dict[int, int | None] = {
             number: slots.pop(number) for number, task in updates.items() if task is None and number in slots
         }
         added = [number for number, task in updates.items() if task is not None and number not in slots]
-        # Not slots of what goes now: who needs that would need what comes instead.
+        # Not slots freed by this change: tasks that need a removed task would then need its successor in the slot.
         unused = np.flatnonzero(~alive)[: len(added)].tolist()
         slots.update(zip(added, itertools.chain(unused, itertools.count(len(alive)))))
         return before | dict.fromkeys(added)
@@ -149,7 +149,7 @@ class InstantSimulation:
     def _edited(
         self, updates: Mapping[int, Task | None], before_slots: Mapping[int, int | None]
     ) -> tuple[_State, np.ndarray]:
-        """The graph with some tasks added, replaced and removed, and where; times are as they were, 0 of what went."""
+        """The graph with tasks added, replaced and removed, and their slots; old times stay, removed tasks have 0."""
         before, slots = self._state, self._slots
         gone = [slot for slot in before_slots.values() if slot is not None]
         present = {number: task for number, task in updates.items() if task is not None}
@@ -179,7 +179,7 @@ class InstantSimulation:
         return _State(source=source, target=target, **columns), changed
 
     def _refuse(self, updates: Mapping[int, Task | None]) -> NoReturn:
-        """Say what cannot be run of a change."""
+        """Raise the error for an invalid change."""
         users: dict[int, list[int]] = {number: [] for number, task in updates.items() if task is None}
         for number, task in self.tasks.items():
             for other in task.needs:

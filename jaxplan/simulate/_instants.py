@@ -57,7 +57,7 @@ class Instants:
         """Return when each task is ready and ends, those of the tail taken again.
 
         Raises:
-          ConflictError: what is ready at one instant cannot be told before its first tasks are taken.
+          ConflictError: the ready tasks of an instant depend on the order in which its first tasks are taken.
         """
         last, taken = -1.0, []
         while self.instants:

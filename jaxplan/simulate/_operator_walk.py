@@ -1,7 +1,7 @@
-"""Chains over operators with their weights: what an operator's configuration entails changes along with it.
+"""Chains over operators with their weights: an operator's configuration decides those of its weights, too.
 
 Source: FlexFlow, section 6.2: a proposal replaces the configuration of one operator. FlexFlow's operators hold their
-weights; here what is stored, and its update, are groups of their own.
+weights; here stored arrays and their updates are groups of their own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_FOLLOWERS = 64
 class OperatorWalk:
     """A walk in which groups of stored values follow the proposed group, and so do neighbours that no longer fit it.
 
-    They take what is cheapest beside the others, by the additive costs.
+    They take the configuration that is cheapest beside the others, by the additive costs.
 
     Attributes:
       proposed: configurations of the last proposal, of the proposed group and of those that follow it.
@@ -86,7 +86,7 @@ class OperatorWalk:
 
 
 def simulated_walks(model: CostModel) -> Callable[[Sequence[int]], OperatorWalk]:
-    """What `walk_chains` starts walks with, so that chains are scored by the simulator."""
+    """The function with which `walk_chains` starts walks, so that the simulator scores the chains."""
     pieces = PlanPieces(PlanSimulator(Predictor(model)))
     is_stored = [group.kind in STORED_KINDS for group in model.graph.grouping.groups]
     return lambda assignment: OperatorWalk(DeltaPlanWalk(pieces, assignment), model.problem, is_stored)

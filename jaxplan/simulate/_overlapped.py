@@ -21,7 +21,7 @@ class OverlappedPredictor(Predictor):
     def predict(
         self, assignment: Sequence[int], choices: Sequence[int]
     ) -> tuple[Prediction, tuple[Transfer, ...]]:
-        """Cost of a solution, with what is hidden of its communication; and the transfers that it executes."""
+        """Cost of a solution, less the communication that compute hides, and the transfers that it executes."""
         prediction, transfers = super().predict(assignment, choices)
         hidden = prediction.time_seconds - self._simulator.makespan(assignment, choices)
         bounded = min(max(0.0, hidden), prediction.communication_seconds)
@@ -29,5 +29,5 @@ class OverlappedPredictor(Predictor):
 
 
 def predictor_of(model: CostModel) -> Predictor:
-    """What predicts the plans of a model: with overlap where its costs have it."""
+    """The predictor for plans of a cost model: with overlap where its costs have overlap."""
     return OverlappedPredictor(model) if model.overlapped else Predictor(model)

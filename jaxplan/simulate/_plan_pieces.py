@@ -1,4 +1,4 @@
-"""What one group's configuration decides of a simulated plan: its compute, and the moves of the tensors it touches.
+"""The part of a simulated plan that one group's configuration decides: its compute, and moves of its tensors.
 
 Tensors of one value share steps of their paths (`jaxplan.cost._transfers`), so their moves are one piece; equal pieces
 are looked up.
@@ -35,7 +35,7 @@ class Move(NamedTuple):
     """One execution of a transfer, as `PlanSimulator` orders and times it.
 
     Attributes:
-      order: what moves are sorted by; the kernel that waits first comes first.
+      order: sort key of moves; the kernel that waits first comes first.
       wait: equation of the kernel that waits for it first.
       made: position before which its operand is computed.
       moves_data: it sums nothing, and so starts no earlier than the reader of the one before it.

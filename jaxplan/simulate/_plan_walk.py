@@ -23,7 +23,7 @@ from jaxplan.solvers import Problem
 _STRIDE = 2**20
 """Numbers of tasks that an equation and the moves that it waits for have."""
 FORBIDDEN_SECONDS = 1e6
-"""What each infinite entry of the problem counts for: more than any step, so that chains find their way out of them."""
+"""Cost of each infinite entry of the problem: more than any step, so that chains find their way out of them."""
 
 
 class FullPlanWalk:
@@ -188,7 +188,7 @@ class DeltaPlanWalk:
         touched |= self._neighbours(before, graph)
         for node in nodes:
             touched |= self._compute_anew(graph, node, assignment)
-        if graph.seconds.keys() != before.seconds.keys():  # whoever waits, waits elsewhere
+        if graph.seconds.keys() != before.seconds.keys():  # the kernels that wait change with them
             graph.equations = sorted(graph.seconds)
             self._sort_moves(graph)
             touched = {*before.equations, *graph.equations, self._end}
@@ -202,7 +202,7 @@ class DeltaPlanWalk:
         return graph, self._simulation.change(updates)
 
     def _compute_anew(self, graph: _Graph, node: int, assignment: Sequence[int]) -> set[int]:
-        """Exchange the compute of a node; return the equations whose seconds differ."""
+        """Exchange the compute of a node; return the equations with other seconds than before."""
         old, new = (self._pieces.compute(node, labels[node]) for labels in (self.assignment, assignment))
         for e in old.keys() - new.keys():
             del graph.seconds[e]
@@ -229,7 +229,7 @@ class DeltaPlanWalk:
         return touched
 
     def _neighbours(self, before: _Graph, graph: _Graph) -> set[int]:
-        """Equations whose moves are the same, and start at other times or take other seconds."""
+        """Equations with unchanged moves that start at other times or take other seconds."""
         touched: set[int] = set()
         if before.waits.keys() != graph.waits.keys():
             waits = sorted(graph.waits)
@@ -311,7 +311,7 @@ def _order(move: Move) -> tuple:
 
 
 def _count(graph: _Graph, piece: Piece, sign: int) -> None:
-    """Add a piece to what is counted over all moves, or take it away."""
+    """Add a piece to the counts over all moves (sign 1), or subtract it (-1)."""
     for move in piece.moves:
         if move.moves_data:
             _add(graph.waits, move.wait, sign)

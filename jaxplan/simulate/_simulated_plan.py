@@ -5,10 +5,10 @@ transfer, dependencies between them). Assumed:
 
 - Compute runs in program order, each equation for its share of the predicted compute seconds.
 - Collectives run one at a time beside it, first in, first out, for their predicted seconds.
-- A collective may start when its operand is there. One that sums starts then; one that only moves data (the gather of
-  a parameter, say) starts at the earliest when the reader of the one before it starts: one is made ahead, no more, so
-  that copies do not pile up.
-- Who reads the result waits for it: the kernel in which a reader is fused.
+- A collective may start when its operand is computed. A reducing one starts then; one that only moves data (the gather
+  of a parameter, for example) starts at the earliest when the reader of the one before it starts: gathers run one
+  ahead and no more, so that copies do not pile up.
+- The kernel that holds the first reader of the result waits for it.
 - The body of a loop counts as often as it runs, and its collectives do not move between trips.
 
 So the makespan lies between the larger of compute and communication and their sum, and the memory is that of the
@@ -51,9 +51,9 @@ class Simulation:
 
     Attributes:
       timeline: when every task runs; streams are `COMPUTE` and `COMMUNICATION`.
-      names: task -> what it is.
-      memory_bytes: peak with overlap: gathers that are made ahead are there earlier.
-      memory_parts: bytes of that peak by what they hold.
+      names: task -> its name: operator or collective.
+      memory_bytes: peak with overlap, in which gathered copies are live earlier.
+      memory_parts: bytes of that peak by kind of array.
       memory_curve: (seconds, bytes) from then on, ascending.
     """
 
@@ -105,7 +105,7 @@ class Simulation:
 def simulate_plan(
     graph: StepGraph, topology: Topology, configurations: Sequence[Configuration], repeated: Sequence[int]
 ) -> Simulation:
-    """Simulate one step of a plan: its configuration of each group, and the flows whose copy is made again."""
+    """Simulate one step of a plan: its configuration of each group, and the reads that gather their copy again."""
     model = build_cost_model(graph, topology, configurations=[(config,) for config in configurations])
     wanted = frozenset(repeated)
     choices = [REPEAT if any(read in wanted for read in reads) else KEEP for reads in model.edge_reads]
@@ -129,7 +129,7 @@ class _Move:
 
 
 class PlanSimulator:
-    """Simulates assignments of one cost model; holds what does not depend on the assignment.
+    """Simulates assignments of one cost model; holds the tables that no assignment changes.
 
     Attributes:
       kernel: per equation the one in whose kernel it runs.
@@ -142,7 +142,7 @@ class PlanSimulator:
         self._seconds: dict[tuple[int, int], dict[int, float]] = {}
 
     def _kernels(self) -> list[int]:
-        """Per equation the one in whose kernel it runs: the first that writes a buffer of what it computes."""
+        """Per equation, the equation of the kernel that it is fused into: the first that materialises a value of it."""
         program, buffers = self.model.graph.program, self.model.buffers
         consumers = self.model.graph.values.consumers
         kernel = list(range(len(program.equations) + 1))
@@ -181,7 +181,7 @@ class PlanSimulator:
     def _inner(
         self, assignment: Sequence[int], transfers: Sequence[Transfer]
     ) -> dict[int, list[tuple[str, float]]]:
-        """Equation -> (name, seconds) of what it communicates by itself."""
+        """Equation -> (name, seconds) of each of its own collectives."""
         found: dict[int, list[tuple[str, float]]] = defaultdict(list)
         for c in self.predictor.inner(self.model.chosen(assignment), transfers):
             name = f"{c.kind} inside of {self._equation_name(c.equation)}"
@@ -254,9 +254,9 @@ class PlanSimulator:
         moves: Sequence[_Move],
         inner: Mapping[int, Sequence[tuple[str, float]]],
     ) -> tuple[dict[int, Task], dict[int, str], _Clock, dict[tuple[int, int], tuple[int, int]]]:
-        """Number the tasks: compute in program order, the collectives of a move right before who waits for it.
+        """Number the tasks: compute in program order, the collectives of a move right before the kernel that waits.
 
-        What an operator communicates by itself comes before its compute, and after everything that was computed.
+        An operator's own collectives come before its compute and after everything computed earlier.
         """
         equations = sorted(seconds)
         clock = _Clock(equations=equations, tasks=[])
@@ -334,7 +334,7 @@ def _overlapped(
     timeline: Timeline,
     clock: _Clock,
 ) -> Lifetimes:
-    """Copies live from when their collective starts, what they are made of until it ends."""
+    """Live ranges with overlap: copies from the start of their collective, their sources until its end."""
     starts = np.array([timeline.start[task] for task in clock.tasks])
     first, last = lifetimes.first.copy(), lifetimes.last.copy()
     for move in moves:

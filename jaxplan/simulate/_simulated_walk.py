@@ -16,8 +16,8 @@ LEAST_TASKS_OF_INSTANT = 24
 class TaskModel(Protocol):
     """How assignments become task graphs, piece by piece.
 
-    A piece is what one decision touches: the tasks of an operator, or of an edge between two. Law: the tasks of a
-    piece depend on the configurations of the nodes that list it in `pieces_of` alone.
+    A piece is the set of tasks that one decision touches: those of an operator, or of an edge between two. Law: the
+    tasks of a piece depend only on the configurations of the nodes that list it in `pieces_of`.
     """
 
     @property

@@ -1,8 +1,8 @@
 """Simulates the execution of a task graph on streams that work first in, first out.
 
 Source: FlexFlow, section 5.1 (task graph, Table 3), 5.2 (full simulation, Algorithm 1), assumptions A2 (links are
-fully used) and A3 (first in, first out). A stream is what runs one task at a time: the arithmetic of a device
-class, a link, a communicator. Communication on a stream of its own overlaps with what does not need it.
+fully used) and A3 (first in, first out). A stream runs one task at a time: the arithmetic units of a device
+class, a link, a communicator. Communication on a stream of its own overlaps with independent compute.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Task(NamedTuple):
     """Something that occupies a stream for a while; a tuple, because graphs of ten thousands are made and compared.
 
     Attributes:
-      stream: what runs it.
+      stream: the stream that runs it.
       seconds: how long, at least 0.
       needs: tasks that have to end before it starts, each with a lower number than its own.
     """
@@ -137,7 +137,7 @@ class Buffer:
 def memory_curve(timeline: Timeline, buffers: Sequence[Buffer]) -> list[tuple[float, int]]:
     """Return (seconds, bytes alive from then on), ascending in time; the top is the peak memory.
 
-    What ends at an instant is freed before what begins there is allocated.
+    A buffer that ends at an instant is freed before buffers that begin there are allocated.
     """
     changes: dict[tuple[float, int], int] = {}
     finish = timeline.makespan

@@ -1,4 +1,4 @@
-"""Reference strategies as people write them, as rules over named dimensions, on the same search space."""
+"""Reference strategies in the forms that practitioners use, as rules over named dimensions of the search space."""
 
 from jaxplan.strategies._own import checked_names as checked_names
 from jaxplan.strategies._own import own_strategies as own_strategies

@@ -1,4 +1,4 @@
-"""Which atomic axes a strategy gives to which of its dimensions, in the order in which the search space deals them."""
+"""The atomic axes that a strategy gives to each of its dimensions, in the order of the search space."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Axes = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AxisSplit:
-    """The devices as a grid: some axes for the batch, the others for something else.
+    """The devices as a grid: some axes for the batch, the others for tensors, experts or sequences.
 
     Attributes:
       front: axes of the batch, per level from the front, ascending.
@@ -48,17 +48,17 @@ def split_axes(topology: Topology, taken: Sequence[int]) -> AxisSplit:
 
 
 def all_front(topology: Topology) -> AxisSplit:
-    """Everything for the batch."""
+    """All axes for the batch."""
     return split_axes(topology, [0] * len(levels_of(topology)))
 
 
 def all_back(topology: Topology) -> AxisSplit:
-    """Nothing for the batch."""
+    """No axis for the batch."""
     return split_axes(topology, list(map(len, levels_of(topology))))
 
 
 def node_back(topology: Topology) -> AxisSplit:
-    """The batch across the nodes, something else inside of each."""
+    """The batch across the nodes, another dimension inside each node."""
     inside = set(innermost(topology))
     return split_axes(topology, [len(axes) if inside.issuperset(axes) else 0 for axes in levels_of(topology)])
 
@@ -76,7 +76,7 @@ def grids(topology: Topology) -> Iterator[AxisSplit]:
 
 
 def grid_name(topology: Topology, split: AxisSplit) -> str:
-    """Such as ``data2_tensor4``, and ``data2x1_tensor1x8`` where there are nodes."""
+    """Name of a grid, for example ``data2_tensor4``, or ``data2x1_tensor1x8`` on several nodes."""
     numbers = sorted({axis.level for axis in topology.axes})
 
     def parts(axes: Axes) -> str:
@@ -94,7 +94,7 @@ def num_devices(topology: Topology, axes: Sequence[int]) -> int:
 
 @functools.lru_cache(maxsize=2**14)
 def dividing(cls: FactorClass, axes: Axes, topology: Topology) -> Axes:
-    """Of ``axes`` those that split a class into most parts, per level the first ones; ties to the faster links."""
+    """The subset of ``axes`` that splits a class into most parts, per level the first ones; ties: the faster links."""
     levels = [tuple(a for a in axes if a in level) for level in map(set, levels_of(topology))]
     best: tuple[tuple[int, Axes], Axes] = ((1, ()), ())
     for counts in itertools.product(*(range(len(level) + 1) for level in levels)):

@@ -1,4 +1,4 @@
-"""Data parallelism, and what it stores split: ZeRO (arXiv 1910.02054) and FSDP (arXiv 2304.11277)."""
+"""Data parallelism, and its forms with sharded state: ZeRO (arXiv 1910.02054) and FSDP (arXiv 2304.11277)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jaxplan.strategies._strategy_plan import (
 
 
 def data(step: Step) -> StrategyPlan | Absent:
-    """Every device takes a part of the batch and holds everything else."""
+    """Every device takes a part of the batch and holds a copy of parameters and state."""
     return _batch_split(step, nothing)
 
 
@@ -56,7 +56,7 @@ def hybrid_fsdp(step: Step) -> StrategyPlan | Absent:
 
 
 def _batch_split(step: Step, state: Rule, *, repeat_gathers: bool = False) -> StrategyPlan | Absent:
-    """The batch on all axes, and what is stored by a rule; absent where no device would compute less for it."""
+    """The batch on all axes, stored arrays by a rule; absent where no device would compute less for it."""
     axes, graph = all_front(step.topology).front, step.graph
     if axes and not graph.named.batch:
         return Absent(reason=graph.batch.reason)
@@ -74,7 +74,7 @@ def _batch_split(step: Step, state: Rule, *, repeat_gathers: bool = False) -> St
 
 
 def _splits_batch(step: Step, strategy_plan: StrategyPlan) -> bool:
-    """Whether products are split by the batch, or what else is computed of it where there are none."""
+    """Whether the batch splits dots; in a step without dots, whether it splits any operator."""
     kinds = {group.kind for group in step.graph.grouping.groups}
     computing = "contraction" if "contraction" in kinds else None
     return any(
@@ -86,7 +86,7 @@ def _splits_batch(step: Step, strategy_plan: StrategyPlan) -> bool:
 
 
 def _stored(step: Step, axes: Axes) -> Rule:
-    """Every leaf on the one dimension that the axes split most."""
+    """Every leaf split in one dimension: the one that the axes split into most parts."""
 
     def rule(group: Group) -> Wishes:
         return largest_split(step, group, axes)

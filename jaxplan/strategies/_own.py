@@ -1,7 +1,7 @@
-"""A person's own shardings as a reference strategy: how good is the layout that they wrote by hand?
+"""A user's own shardings as a reference strategy: how good are the shardings that they wrote by hand?
 
-Shardings of the arguments say how arrays enter the step. What happens inside is drawn as the partitioner would carry
-them on: the batch stays split as the examples are, parameters are split inside an operator as they are stored unless
+Shardings of the arguments say how arrays enter the step. Inside, they are propagated as the partitioner would do
+it: the batch stays split as the examples are, parameters are split inside an operator as they are stored unless
 the batch has those devices, and are gathered for it then.
 """
 
@@ -31,7 +31,7 @@ _TREE_MSG = (
 
 
 def checked_names(references: Any, topology: Topology) -> dict[str, Any]:
-    """References of a person by name, their values unread.
+    """References of a user by name, their values unread.
 
     Raises:
       ArgumentError: no mapping, or a name that a strategy or a point of every frontier has.
@@ -53,7 +53,7 @@ def checked_names(references: Any, topology: Topology) -> dict[str, Any]:
 def own_strategies(
     graph: StepGraph, topology: Topology, references: Mapping[str, Any], axes: Mapping[str, int] | None
 ) -> dict[str, StrategyPlan | Absent]:
-    """`sketch_of_shardings` of each of a person's references."""
+    """`sketch_of_shardings` of each of a user's references."""
     if not graph.spaces:
         return dict.fromkeys(references, Absent(reason="the step computes with scalars only"))
     return {name: sketch_of_shardings(graph, topology, of, name, axes) for name, of in references.items()}
@@ -66,7 +66,7 @@ def sketch_of_shardings(
 
     Args:
       shardings: a tuple of trees as `jax.jit` takes ``in_shardings``, or a mapping from path patterns to specs.
-      name: what the person calls it.
+      name: the user's name for it.
       axes: declared names of axes, for specs without a mesh.
 
     Raises:
@@ -102,7 +102,7 @@ def sketch_of_shardings(
 
 
 def _by_dimension(graph: StepGraph, shardings: Mapping[int, Sequence[Axes]]) -> dict[int, Axes]:
-    """The axes that split each named dimension: as the largest leaf that has it split is stored."""
+    """The axes that split each named dimension: those of the largest leaf in which they split it."""
     tensors, found = graph.program.tensors, {}
     for t in sorted(shardings, key=lambda t: (-tensors[t].num_elements, t)):
         for d, axes in enumerate(shardings[t]):

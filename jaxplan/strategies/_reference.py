@@ -1,7 +1,7 @@
-"""The reference strategies by name: what every frontier is compared with.
+"""The reference strategies by name; every frontier is compared with them.
 
-A strategy is rules over named dimensions: which of them split a group, and which split what is stored. What comes out
-is a configuration for every group, so a strategy is a point of the search space and costs what any other point costs.
+A strategy is a set of rules over named dimensions: some split groups of operators, others split stored arrays. The
+result is a configuration for every group: a point of the search space, with the cost of that point.
 """
 
 from __future__ import annotations
@@ -39,33 +39,33 @@ REFERENCE_STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
         "context": context,
     }
 )
-"""Those that have one form on every topology; `apply_strategies` adds data times tensor on every grid."""
+"""Strategies with one form on every topology; `apply_strategies` adds data times tensor on every grid."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class References:
-    """The strategies on one step and topology.
+    """The reference strategies of one step on one topology.
 
     Attributes:
-      plans: those that apply, by name, `data` first.
-      absent: why the others do not, by name.
+      plans: name -> plan of the strategies that apply, `data` first.
+      absent: name -> reason why a strategy does not apply.
     """
 
     plans: Mapping[str, StrategyPlan]
     absent: Mapping[str, str]
 
     def configurations(self) -> tuple[frozenset[Configuration], ...]:
-        """Per group, what the search space must hold."""
+        """Per group, the configurations that the search space must hold."""
         return tuple(map(frozenset, zip(*(plan.configurations for plan in self.plans.values()), strict=True)))
 
 
 def reference_names(topology: Topology) -> tuple[str, ...]:
-    """Names of all reference strategies on a topology, whether a step has them or not."""
+    """Names of all reference strategies on a topology, whether they apply to a step or not."""
     return (*REFERENCE_STRATEGIES, *(grid_name(topology, split) for split in grids(topology)))
 
 
 def apply_strategies(graph: StepGraph, topology: Topology) -> References:
-    """Every reference strategy on a step; one that comes to the same as an earlier one is absent."""
+    """Apply every reference strategy to a step; one with the same plan as an earlier one is absent."""
     check_user_meshes(graph, topology)
     step = Step(graph=graph, topology=topology, weights=Weights(graph))
     strategies: dict[str, Strategy] = dict(REFERENCE_STRATEGIES)
@@ -101,7 +101,7 @@ def reference_solution(model: CostModel, strategy_plan: StrategyPlan) -> tuple[t
 
 
 def _take_sums(model: CostModel, assignment: list[int]) -> None:
-    """Where what is added up is no partial sum (no axis divided its batch), neither is the result."""
+    """Make a sum group's result whole where its summands are (no axis divided their batch)."""
     adding = [bool(space.operand_partial) for space in model.graph.spaces]
     for edge in model.problem.edges:
         if not (adding[edge.source] or adding[edge.target]):

@@ -1,4 +1,4 @@
-"""Strategies of one kind of model: one weird trick, expert parallelism, spatial splits, context parallelism."""
+"""Strategies for one kind of model: one weird trick, expert parallelism, spatial splits, context parallelism."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from jaxplan.strategies._strategy_plan import (
 from jaxplan.strategies._tensor import sequence_dims
 
 LEAST_CONVOLUTIONS = 0.5
-"""A convolutional network does at least this share of its multiplications with parameters in convolutions."""
+"""A convolutional network does at least this share of its multiply-adds with parameters in convolutions."""
 
 
 def one_weird_trick(step: Step) -> StrategyPlan | Absent:
@@ -46,7 +46,7 @@ def one_weird_trick(step: Step) -> StrategyPlan | Absent:
     inputs_of = {d: use.reduced for use in weights.uses if use.forward for d in set(use.weight) & outputs}
 
     def wishes(group: Group) -> Wishes:
-        """Of a product of two dense layers' outputs, the later one's."""
+        """Of a dot of two dense layers' outputs, the later layer's dimension."""
         mine = {d: c for c, d in enumerate(step.named(group.index)) if d in outputs}
         last = [c for d, c in mine.items() if not any(d in inputs_of[e] for e in mine if e != d)]
         return dict.fromkeys(last[:1], back) or batch_wishes(step, group.index, front)
@@ -55,7 +55,7 @@ def one_weird_trick(step: Step) -> StrategyPlan | Absent:
 
 
 def experts(step: Step) -> StrategyPlan | Absent:
-    """Experts on the devices, everything else data parallel, tokens sent in between (GShard, arXiv 2006.16668)."""
+    """Experts split over the devices, the rest data parallel, tokens exchanged (GShard, arXiv 2006.16668)."""
     weights = step.weights
     dims = {
         d
@@ -98,7 +98,7 @@ def experts(step: Step) -> StrategyPlan | Absent:
 
 
 def _expert_axes(step: Step, number: int):
-    """As many of the innermost axes as the number of experts divides by."""
+    """As many of the innermost axes as divide the number of experts."""
     levels = levels_of(step.topology)
     for n in range(len(step.topology.axes), -1, -1):
         left, taken = n, []
@@ -147,7 +147,7 @@ def context(step: Step) -> StrategyPlan | Absent:
 
 
 def _inside(step: Step, dims: frozenset[int]) -> StrategyPlan | Absent:
-    """One of ``dims`` in every group on the axes inside a node, of attention the queries; the batch on the others."""
+    """One of ``dims`` in every group on the axes inside a node (queries in attention); the batch on the others."""
     split = node_back(step.topology)
     parts = num_devices(step.topology, split.back)
     if all(step.size(d) % parts for d in dims):
@@ -164,7 +164,7 @@ def _inside(step: Step, dims: frozenset[int]) -> StrategyPlan | Absent:
 
 
 def _compared(step: Step, dims: frozenset[int]) -> dict[int, set[int]]:
-    """Per group that holds a sequence twice, its classes of keys: those over which a softmax takes its maximum."""
+    """Per group that holds a sequence twice, its classes of keys: the softmax takes its maximum over them."""
     graph = step.graph
     keys: set[tuple[int, int]] = set()
     for eqn in graph.program.equations:

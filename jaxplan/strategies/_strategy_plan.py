@@ -28,11 +28,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategyPlan:
-    """What a strategy makes of a step.
+    """The result of applying a strategy to a step.
 
     Attributes:
       configurations: one per group.
-      repeat_gathers: gather parameters again for the backward pass instead of keeping them.
+      repeat_gathers: gather parameters again for the backward pass instead of keeping the gathered copies.
     """
 
     configurations: tuple[Configuration, ...]
@@ -41,14 +41,14 @@ class StrategyPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Absent:
-    """Why a strategy is not there for a step, as the rest of a sentence."""
+    """Why a strategy does not apply to a step, as the rest of a sentence."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Step:
-    """What the strategies read: the analysed step, where it goes, and where it uses parameters."""
+    """Input of every strategy: the analysed step, its topology, and the uses of parameters in it."""
 
     graph: StepGraph
     topology: Topology
@@ -64,7 +64,7 @@ class Step:
         object.__setattr__(self, "_fixed", tuple(fixed_axes(of, sizes) for of in classes))
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What strategies ask for again and again, made at the first time."""
+        """Return ``make()``, computed at the first call with this key."""
         if key not in self._known:
             self._known[key] = make()
         return self._known[key]
@@ -74,12 +74,12 @@ class Step:
         return self._names[v]
 
     def fixed(self, v: int) -> Mapping[int, Axes]:
-        """Classes of a group that the step itself lays out, and how."""
+        """Classes of a group that the step's own sharding constraints fix -> their axes."""
         return self._fixed[v]
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """Where loops read what is stored."""
+        """The places where loops take in stored arrays."""
         graph = self.graph
         return self.once(
             "entries", lambda: stored_entries(graph.program, graph.rules, graph.values, graph.grouping)
@@ -87,11 +87,11 @@ class Step:
 
     @property
     def tiny(self) -> frozenset[int]:
-        """Groups of what is stored that are whole on every device."""
+        """Groups of stored arrays that are too small to split: whole on every device."""
         return self.once("tiny", lambda: tiny_groups(self.graph))
 
     def held_together(self, v: int) -> frozenset[frozenset[int]]:
-        """Sets of classes of a group that one operator or tensor holds."""
+        """Sets of classes that occur in one operator or tensor of a group, so no axis may split two of a set."""
         space = self.graph.spaces[v]
 
         def found() -> frozenset[frozenset[int]]:
@@ -108,15 +108,15 @@ class Step:
 
 
 Wishes = Mapping[int, Axes]
-"""Class of a group -> the axes that should split it; those that divide it do."""
+"""Class of a group -> the axes that should split it; only axes that divide the class are used."""
 Rule = Callable[[Group], Wishes]
 
 
 def apply_rules(step: Step, compute: Rule, state: Rule, *, repeat_gathers: bool = False) -> StrategyPlan:
-    """The configurations that two rules ask for, ``state`` for what is stored and ``compute`` for everything else.
+    """Configure every group: stored arrays by the rule ``state``, all other groups by ``compute``.
 
-    What a sum group adds stays a partial sum over the axes over which all of its summands are: added first, reduced
-    once.
+    The summands of a sum group stay partial sums over every axis over which all of them are partial: they are added
+    first and reduced once.
     """
     configurations: list[Configuration] = []
     for group in step.graph.grouping.groups:
@@ -128,9 +128,9 @@ def apply_rules(step: Step, compute: Rule, state: Rule, *, repeat_gathers: bool 
 
 
 def _gather_in_trips(step: Step, configurations: list[Configuration], repeat_gathers: bool) -> None:
-    """Loops take in what is stored as it is stored: each trip gathers its own layer, and nothing is there before.
+    """Keep stored arrays sharded at a loop's entrance, so that each trip gathers only its own layer.
 
-    Where gathers are not repeated, that is for layers that are computed again: kept copies would be read once.
+    Without repeated gathers this applies to recomputed layers only: their gathered copies would be read just once.
     """
     graph = step.graph
     wishes: dict[int, dict[int, Axes]] = defaultdict(dict)
@@ -150,14 +150,14 @@ def _gather_in_trips(step: Step, configurations: list[Configuration], repeat_gat
 
 
 def _is_of_entries(step: Step, group: int) -> bool:
-    """Whether a group holds what a loop takes in and nothing that is computed of the batch."""
+    """Whether a group holds arrays that a loop takes in, and no value computed from the batch."""
     if group == UNGROUPED or step.graph.grouping.groups[group].kind != "elementwise":
         return False
     return not any(dimension in step.graph.named.batch for dimension in step.named(group))
 
 
 def _add_first(step: Step, configurations: list[Configuration]) -> None:
-    """Make partial sums of what sum groups add, wherever all summands are; a summand may be such a group itself."""
+    """Leave summands partial where all summands of a sum group are; a summand may be a sum group itself."""
     wished = list(configurations)
     sums = [group for group in step.graph.grouping.groups if step.graph.spaces[group.index].operand_partial]
     for _ in sums:
@@ -169,7 +169,7 @@ def _add_first(step: Step, configurations: list[Configuration]) -> None:
 
 
 def _configuration(step: Step, v: int, wishes: Wishes) -> Configuration:
-    """No axis is used twice in one operator or tensor; the first wish has it."""
+    """A valid configuration close to the wishes: an axis wished twice in one operator or tensor goes to the first."""
     space = step.graph.spaces[v]
     chosen: list[Axes] = [()] * len(space.classes)
     fixed = step.fixed(v)
@@ -190,7 +190,7 @@ def _configuration(step: Step, v: int, wishes: Wishes) -> Configuration:
 def _summing(
     step: Step, group: Group, wished: Configuration, configurations: list[Configuration]
 ) -> Configuration:
-    """The configuration of a sum group, what is partial in all of its summands first."""
+    """The configuration of a sum group: axes over which all its summands are partial stay partial."""
     partial: set[int] | None = None
     for e in group.equations:
         for t in step.graph.program.equations[e].operands:
@@ -207,10 +207,10 @@ def _summing(
 
 
 def batch_wishes(step: Step, v: int, axes: Axes) -> dict[int, Axes]:
-    """The batch of a group on ``axes``.
+    """Wishes that put the batch of a group on ``axes``.
 
-    A group may hold it in several classes, of tensors that no operator ties (around a flattening, say): each is split.
-    Where one tensor holds several batches, the most important of them is.
+    A group may hold the batch in several classes, of tensors that no operator ties (around a flattening, for example);
+    each of them is split. Where one tensor holds several batches, the most important one is split.
     """
     batch = step.graph.named.batch
     classes = [c for c, dimension in enumerate(step.named(v)) if dimension in batch]
@@ -218,9 +218,9 @@ def batch_wishes(step: Step, v: int, axes: Axes) -> dict[int, Axes]:
 
 
 def largest_split(step: Step, group: Group, axes: Axes) -> Wishes:
-    """The one class of a group that ``axes`` split into most parts; ties to the larger dimension.
+    """A wish for the one class of a group that ``axes`` split into most parts; ties to the larger dimension.
 
-    Never the layers of a stack: the loop that reads one at a time would send it from device to device.
+    The layers of a stack are excluded: a loop over a split stack would send each layer from device to device.
     """
     best, wish = (1, 0), {}
     space, graph = step.graph.spaces[group.index], step.graph
@@ -237,5 +237,5 @@ def largest_split(step: Step, group: Group, axes: Axes) -> Wishes:
 
 
 def nothing(group: Group) -> Wishes:
-    """Whole on every device."""
+    """No wishes: whole on every device."""
     return {}

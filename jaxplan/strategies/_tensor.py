@@ -1,8 +1,8 @@
 """Tensor parallelism as Megatron writes it (arXiv 1909.08053, with sequence parallelism arXiv 2205.05198).
 
-Products come in pairs: the first is split by columns, the second by rows, so that what is between them stays split and
-one sum per pair and pass is left. By named dimensions: the dimensions of parameters that are split (heads, hidden,
-vocabulary) are a set no two of which are in one parameter, and of the two such sets the one whose sums are smaller.
+Dots come in pairs: the first is split by columns, the second by rows. The value between them stays split, and one
+sum per pair and pass remains. By named dimensions: the parameters' dimensions (heads, hidden, vocabulary) form two
+sets such that no parameter has two dimensions of one set; the set with the smaller sums is split.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from jaxplan.strategies._strategy_plan import Absent, Step, StrategyPlan, Wishes
 from jaxplan.strategies._weights import Weights
 
 LEAST_SHARE = 0.5
-"""A model of whose parameters less than this share would be split is not one for tensor parallelism."""
+"""Tensor parallelism applies where it splits at least this share of the parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorDims:
-    """What tensor parallelism splits.
+    """The dimensions that tensor parallelism splits.
 
     Attributes:
-      paired: named dimensions in two parameters or more (heads, hidden): all must divide.
-      single: those in one (vocabulary): split where they divide.
+      paired: named dimensions in two or more parameters (heads, hidden): all must be divisible.
+      single: those in one parameter (vocabulary): split where divisible.
     """
 
     paired: frozenset[int]
@@ -38,7 +38,7 @@ class TensorDims:
 
 
 def tensor_dims(step: Step) -> TensorDims | Absent:
-    """The dimensions of parameters to split."""
+    """The dimensions of parameters to split, or why there are none."""
     return step.once("tensor", lambda: _tensor_dims(step))
 
 
@@ -57,7 +57,7 @@ def _tensor_dims(step: Step) -> TensorDims | Absent:
 
 
 def _candidates(weights: Weights) -> frozenset[int]:
-    """Dimensions of dense parameters that no convolution holds and no product without a parameter sums over."""
+    """Dimensions of dense parameters outside convolutions that no dot of two activations sums over."""
     found: set[int] = set()
     barred = set(weights.summed_without)
     for use in weights.uses:
@@ -75,7 +75,7 @@ def _candidates(weights: Weights) -> frozenset[int]:
 
 
 def _independent(weights: Weights, candidates: frozenset[int]) -> frozenset[int]:
-    """Per connected part of the graph of dimensions that share a parameter, the side whose sums are smaller."""
+    """Per connected part of the graph of dimensions that share a parameter, the side with the smaller sums."""
     neighbours: dict[int, set[int]] = {d: set() for d in sorted(candidates)}
     for dims in weights.leaf_dims.values():
         shared = candidates & dims.keys()
@@ -107,7 +107,7 @@ def _sides(neighbours: dict[int, set[int]], start: int) -> tuple[set[int], set[i
 
 
 def _better(sides: Iterable[set[int]], neighbours: dict[int, set[int]], cost: dict[int, int]) -> set[int]:
-    """The side whose sums are smaller; of an odd cycle whatever can be taken, the smallest sums first."""
+    """The side with the smaller sums; of an odd cycle an independent set, the smallest sums first."""
     best: set[int] = set()
     best_key: tuple[int, float] | None = None
     for side in sides:
@@ -125,9 +125,9 @@ def _better(sides: Iterable[set[int]], neighbours: dict[int, set[int]], cost: di
 
 
 def sequence_dims(step: Step) -> frozenset[int]:
-    """Named dimensions of which a product without a parameter holds two: the sequences that attention compares.
+    """Named dimensions that occur twice in a dot of two activations: the sequences that attention compares.
 
-    Not a batch, whose examples a contrastive loss compares with each other.
+    Batches are excluded: a contrastive loss compares examples with each other in the same way.
     """
     found: set[int] = set()
     for group in step.graph.grouping.groups:
@@ -144,7 +144,7 @@ def megatron(step: Step) -> StrategyPlan | Absent:
 
 
 def megatron_sequence(step: Step) -> StrategyPlan | Absent:
-    """Megatron whose activations between the pairs are split by the sequence."""
+    """Megatron with activations between the pairs split by the sequence."""
     split = _megatron_axes(step)
     if isinstance(split, Absent):
         return split
@@ -177,7 +177,7 @@ def _megatron_axes(step: Step) -> AxisSplit | Absent:
 
 
 def _undivided(step: Step, found: TensorDims, parts: int) -> str:
-    """What does not divide by the devices of a tensor, empty if everything does."""
+    """The dimensions that the devices of a tensor group do not divide, as text; empty if they divide all."""
     sizes = {step.name(d): step.size(d) for d in sorted(found.paired or found.single) if step.size(d) % parts}
     if not sizes:
         return ""

@@ -1,4 +1,4 @@
-"""Where a step multiplies by what it stores: every contraction and look-up with a parameter, by named dimensions."""
+"""Uses of parameters in a step: every contraction and look-up with a stored array, by named dimensions."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class WeightUse:
 
     @property
     def batched(self) -> frozenset[int]:
-        """Named dimensions of the parameter that both operands and the result have; a product by a square matrix,
-        whose sides a residual stream makes one dimension, sums over it."""
+        """Named dimensions that the parameter, the other operand and the result all have. A square matrix has two
+        equal named dimensions in a residual stream; its dot sums over one of them, so that one is left out."""
         return frozenset(self.weight).intersection(self.data, self.result) - self.reduced
 
 
 class Weights:
-    """The uses of parameters in a step, and what products without a parameter sum over."""
+    """The uses of parameters in a step, and the dimensions that dots of two activations sum over."""
 
     def __init__(self, graph: StepGraph) -> None:
         self.graph = graph
