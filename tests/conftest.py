@@ -1,6 +1,8 @@
-"""Tests run on eight virtual CPU devices; both settings must be there before jax is first imported.
+"""Tests run on eight virtual CPU devices, with a CPU compiler in a hurry; settings come before jax is first imported.
 
-Tests marked `gpu_aot` or `tpu_aot` are skipped where the compiler is not installed.
+Where XLA_FLAGS already names an optimisation level, the compiler is left as it is: `make test-all` does so. Compilers
+for GPUs and TPUs without their devices run in processes of their own, with none of these flags. Tests marked
+`gpu_aot` or `tpu_aot` are skipped where the compiler is not installed.
 """
 
 import importlib.util
@@ -9,15 +11,18 @@ import sys
 
 import pytest
 
+from tests import compiler_flags
+
 if "jax" in sys.modules:
     raise RuntimeError("jax was imported before tests/conftest.py could set JAX_PLATFORMS and XLA_FLAGS")
 
-_NUM_VIRTUAL_DEVICES = 8
 _COMPILERS = {"gpu_aot": ("jax_cuda12_plugin", "GPUs"), "tpu_aot": ("libtpu", "TPUs")}
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 _flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if "device_count" not in flag]
-_flags.append(f"--xla_force_host_platform_device_count={_NUM_VIRTUAL_DEVICES}")
+_flags.append(compiler_flags.devices())
+if not any("xla_backend_optimization_level" in flag for flag in _flags):
+    _flags.extend(compiler_flags.quick_compiler())
 os.environ["XLA_FLAGS"] = " ".join(_flags)
 
 
