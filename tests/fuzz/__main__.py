@@ -16,6 +16,10 @@ from tests.fuzz._settings import apply_settings
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
+    if options.by_tests:
+        from tests.fuzz._by_tests import hunt_by_tests
+
+        return hunt_by_tests(options.only_mutants)
     apply_settings()
     if options.mutants:
         from tests.fuzz._mutants import hunt
@@ -76,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
         "--max-statements", type=int, default=30, help="about the largest number in a program"
     )
     parser.add_argument("--mutants", action="store_true", help="the mutation check instead")
+    parser.add_argument("--by-tests", action="store_true", help="the mutation check of the default tests")
     parser.add_argument("--only-mutants", nargs="+", default=None, help="names of mutants")
     return parser
 
