@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from jaxplan.cost import Prediction, Read, boundary_shardings, find_reads, sharding_of
 from jaxplan.ir import WHOLE, Configuration, Group, GroupSpace, StepGraph, fixed_axes
 from jaxplan.mesh import AtomicAxis, Topology
+from jaxplan.plans._outline import Outline
 from jaxplan.plans._plan import Plan
 
 TOPOLOGY = "cpu:8"
@@ -87,7 +88,7 @@ def plan_of(graph: StepGraph, topology: Topology, strategy: Strategy) -> Plan:
         out_layouts=out_layouts,
         prediction=_UNPREDICTED,
         lower_bound_seconds=0.0,
-        summary="drawn at random",
+        outline=Outline(),
         graph=graph,
     )
 
