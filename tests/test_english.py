@@ -1,0 +1,69 @@
+"""The prose of the code: sentences that lean on question words are rare. ``python tests/test_english.py`` prints it."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "jaxplan"
+MOST_PER_1000_WORDS = 3.0
+WORDS = re.compile(r"[A-Za-z]+")
+QUESTION_WORDS = re.compile(r"\b(what|who|whom|whose)\b", re.IGNORECASE)
+PLAIN_FOLDERS = ("simulate", "strategies")
+"""Folders that keep to the bar; the others follow."""
+
+
+def prose_of(source: str) -> Iterator[str]:
+    """Docstrings (those under constants too) and comments of a module."""
+    for node in ast.walk(ast.parse(source)):
+        for child in getattr(node, "body", ()) if isinstance(getattr(node, "body", ()), list) else ():
+            value = child.value if isinstance(child, ast.Expr) else None
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                yield value.value
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.string
+
+
+def counts() -> tuple[Counter[str], Counter[str]]:
+    """Words and question words of each folder of the package; "." is the top level."""
+    words, questions = Counter[str](), Counter[str]()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).parts
+        folder = parts[0] if len(parts) > 1 else "."
+        for text in prose_of(path.read_text()):
+            words[folder] += len(WORDS.findall(text))
+            questions[folder] += len(QUESTION_WORDS.findall(text))
+    return words, questions
+
+
+def test_prose_is_docstrings_attribute_docs_and_comments() -> None:
+    source = '"""What."""\nX = "who"  # whose\n"""Whom."""\n\ndef f():\n    """What else."""\n    return "what"\n'
+    found = " ".join(prose_of(source))
+    assert len(QUESTION_WORDS.findall(found)) == 4
+
+
+@pytest.mark.parametrize("folder", PLAIN_FOLDERS)
+def test_question_words_are_rare(folder: str) -> None:
+    words, questions = counts()
+    assert 1000 * questions[folder] <= MOST_PER_1000_WORDS * words[folder]
+
+
+def main() -> None:
+    words, questions = counts()
+    for folder in sorted(words):
+        rate = 1000 * questions[folder] / words[folder]
+        print(f"{folder:12} {questions[folder]:4} in {words[folder]:6} words: {rate:5.1f} per 1,000")
+    print(f"{'all':12} {questions.total():4} in {words.total():6} words: ", end="")
+    print(f"{1000 * questions.total() / words.total():5.1f} per 1,000")
+
+
+if __name__ == "__main__":
+    main()
