@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxplan.ir._assign import Score, assign, largest_matching
+from jaxplan.ir._dependence import Dependence
 from jaxplan.ir._program import PairFlow, StatePair, Tensor
 from jaxplan.ir._successors import Flow, Successors
 
@@ -56,16 +57,21 @@ class _Place:
 
 
 def pair_state(
-    inputs: Sequence[Leaf], outputs: Sequence[Leaf], successors: Successors, donated: Sequence[bool]
+    inputs: Sequence[Leaf],
+    outputs: Sequence[Leaf],
+    successors: Successors,
+    dependence: Dependence,
+    donated: Sequence[bool],
 ) -> tuple[StatePair, ...]:
     """Pair inputs and outputs one to one.
 
     Args:
       inputs, outputs: leaves in flattened order.
       successors: flows of the program; consulted for outputs that have the shape and dtype of an input.
+      dependence: inputs that values depend on.
       donated: per input, whether its argument is donated by name.
     """
-    return _Pairing(inputs, outputs, successors, donated).run()
+    return _Pairing(inputs, outputs, successors, dependence, donated).run()
 
 
 class _Pairing:
@@ -76,13 +82,16 @@ class _Pairing:
         inputs: Sequence[Leaf],
         outputs: Sequence[Leaf],
         successors: Successors,
+        dependence: Dependence,
         donated: Sequence[bool],
     ) -> None:
         self.inputs, self.outputs = inputs, outputs
-        self.successors, self.donated = successors, donated
+        self.successors, self.dependence, self.donated = successors, dependence, donated
         self.partner: dict[int, int] = {}  # input -> output
         self.taken: set[int] = set()
         self.placed: set[int] = set()
+        self.data: set[int] = set()  # returned changed, and no state
+        self.recurrent: set[int] = set()
         self.by_keys = {leaf.keys: o for o, leaf in enumerate(outputs)}
         self.by_suffix: dict[tuple[Keys, Any], list[int]] = defaultdict(list)
         avals = {leaf.aval for leaf in inputs}
@@ -93,6 +102,7 @@ class _Pairing:
 
     def run(self) -> tuple[StatePair, ...]:
         self._subtrees()
+        self._recurrent_leaves()
         self._leaves()
         self._donated_leaves()
         return tuple(self._pair(i, o) for i, o in sorted(self.partner.items()))
@@ -105,14 +115,14 @@ class _Pairing:
 
     def _pair(self, i: int, o: int) -> StatePair:
         flow = self.flow(i, o)
-        placed = i in self.placed
+        placed = i in self.placed - self.data
         is_update = flow is not None and (flow.is_written or self._phase(o) != "forward")
         return StatePair(
             input=i,
             output=o,
             flow=self._kind(i, o),
             placed=placed,
-            is_state=placed or self.donated[i] or is_update,
+            is_state=self.donated[i] or (i not in self.data and (placed or is_update or i in self.recurrent)),
         )
 
     def _kind(self, i: int, o: int) -> PairFlow:
@@ -154,6 +164,8 @@ class _Pairing:
             for a, node in enumerate(group):
                 if a in found:
                     self._take(zip(node.leaves, places[found[a]].leaves, strict=True), placed=True)
+                    if self._is_returned_data(node, places[found[a]]):
+                        self.data.update(node.leaves)
                 else:
                     left.append(node)
         return left
@@ -279,7 +291,29 @@ class _Pairing:
             return True
         return _is_window({pair: flow.kind for pair, flow in flows.items()}, size)
 
+    def _is_returned_data(self, node: _Node, place: _Place) -> bool:
+        if self._comes_back(node, place):
+            return False
+        placed = [self.outputs[o].tensor for o in place.leaves]
+        return self.dependence.is_returned_data(node.leaves, placed, [leaf.tensor for leaf in self.outputs])
+
     # leaves
+
+    def _recurrent_leaves(self) -> None:
+        """Pair what is mixed on its way to the output under its keys, and meets data of other arguments there."""
+        for i, leaf in enumerate(self.inputs):
+            if i in self.partner or not isinstance(leaf.keys[-1], str) or len(leaf.keys) < 2:
+                continue
+            others = [
+                j
+                for j, other in enumerate(self.inputs)
+                if j not in self.partner and other.keys[0] != leaf.keys[0]
+            ]
+            for o in self.by_suffix.get((leaf.keys[1:], leaf.aval), ()):
+                if o not in self.taken and self.dependence.meets_data(i, self.outputs[o].tensor, others):
+                    self._take([(i, o)], placed=False)
+                    self.recurrent.add(i)
+                    break
 
     def _leaves(self) -> None:
         """Pair what is left along flows, as many as possible, those with one key and short paths first."""

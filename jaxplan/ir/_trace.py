@@ -23,6 +23,7 @@ from jaxplan.ir import _padded_windows as _padded_windows  # how sums over padde
 from jaxplan.ir import _user_sharding as _user_sharding  # and how shardings of the user's are
 from jaxplan.ir._builder import Builder
 from jaxplan.ir._dead_code import remove_dead
+from jaxplan.ir._dependence import Dependence
 from jaxplan.ir._loop_slices import scan_over_slices
 from jaxplan.ir._micro_batches import cut_freely
 from jaxplan.ir._model import rule_of
@@ -221,7 +222,8 @@ def build_program(
     named = tuple(donate is not None and _argument(path) in donate for path in in_keys)
     ins = [Leaf.of(path[1:], builder.tensors[t]) for path, t in zip(in_keys, inputs, strict=True)]
     outs = [Leaf.of(path, builder.tensors[t]) for path, t in zip(out_keys, outputs, strict=True)]
-    pairs = pair_state(ins, outs, Successors(builder.tensors, builder.equations, inputs), named)
+    parts = builder.tensors, builder.equations, inputs
+    pairs = pair_state(ins, outs, Successors(*parts), Dependence(*parts), named)
     donated = named if donate is not None else donated_by_default(ins, pairs)
     equations, regions = remove_dead(builder.equations, outputs, builder.regions)
     return Program(

@@ -266,6 +266,57 @@ def test_a_batch_is_not_taken_away(step: Any) -> None:
     assert not any(trace(step, ({"x": X, "y": shape(8)},)).donated)
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda x, key: x - x.mean(axis=0),  # normalised
+        lambda x, key: x + jax.random.normal(key, x.shape),  # augmented
+        lambda x, key: jax.random.permutation(key, x),
+        lambda x, key: jnp.where(jnp.isnan(x), 0, x),
+    ],
+)
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_batch_that_comes_back_changed_is_no_state(changed: Any, trains: bool) -> None:
+    """It evolves with nothing but itself and random numbers, and is read together with parameters."""
+
+    def step(params: Any, batch: Any, key: Any) -> Any:
+        x = changed(batch["x"], key)
+        new = sgd(params, x) if trains else {}
+        return new, (x @ params["w"]).sum(), {"x": x}
+
+    program = trace(step, (PARAMS, {"x": X}, jax.random.key(0)))
+    assert program.donated[program.in_paths.index("[1]['x']")] is False
+    assert program.inputs[program.in_paths.index("[1]['x']")] not in program.state
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        lambda p, h, x: jnp.tanh(h @ p["w"] + x @ p["u"]),
+        lambda p, h, x: jnp.tanh(jnp.concatenate([h, x], axis=1) @ p["wu"] + p["b"]),
+        lambda p, h, x: jax.nn.relu(jax.lax.dot(h, p["w"]) * (x @ p["u"])),
+    ],
+)
+def test_a_hidden_state_is_paired_by_its_place(cell: Any) -> None:
+    """No element of it leads to its successor element by element, yet it meets the next input on the way."""
+    params = {"w": shape(4, 4), "u": shape(4, 4), "wu": shape(8, 4), "b": shape(4)}
+
+    def step(params: Any, state: Any, x: Any) -> Any:
+        h = cell(params, state["h"], x)
+        return {"h": h}, h.sum()
+
+    program = trace(step, (params, {"h": shape(8, 4)}, shape(8, 4)))
+    assert successors(program) == {"[1]['h']": "[0]['h']"}
+    assert not any(program.donated)
+
+
+def test_predictions_with_a_bias_are_no_hidden_state() -> None:
+    def step(params: Any, batch: Any) -> Any:
+        return {"x": jnp.tanh(batch["x"] @ params["w"] + params["b"])}
+
+    assert not successors(trace(step, ({"w": shape(4, 4), "b": shape(4)}, {"x": shape(8, 4)})))
+
+
 def test_predictions_do_not_make_a_batch_state() -> None:
     def step(params: Any, batch: Any) -> Any:
         predicted = batch["x"] @ params["w"] + params["b"]
