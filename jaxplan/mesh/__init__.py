@@ -1,4 +1,4 @@
-"""Topology, atomic axes, layouts, collectives and resharding paths."""
+"""Topology, atomic axes, shardings, collectives and resharding paths."""
 
 from jaxplan.mesh._axes import AtomicAxis as AtomicAxis
 from jaxplan.mesh._chips import CHIPS as CHIPS

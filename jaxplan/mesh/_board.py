@@ -1,4 +1,4 @@
-"""All layouts of one tensor and all primitive steps between them, as arrays.
+"""All shardings of one tensor and all primitive steps between them, as arrays.
 
 A *board* has dimensions with their caps and labels with their sizes; a label stands for an atomic axis, or for several
 of one level. A *state* says where each label is: in a dimension, idle, or partial. Steps depend on neither the machine
@@ -26,8 +26,8 @@ class Steps(NamedTuple):
     """E steps, by the state that they start from: positions of states before and after, kinds, labels that communicate
     as bits (none for a slice).
 
-    ``pieces``: into how many the larger side of a step splits the tensor: what comes out of an all-gather, what goes
-    into all others.
+    ``pieces``: number of pieces into which the larger side of a step splits the tensor: the result of an all-gather,
+    the operand of all other collectives.
     """
 
     source: Ints
@@ -118,7 +118,7 @@ class Board:
 
 @lru_cache(maxsize=2**7)
 def board(caps: tuple[int, ...], sizes: tuple[int, ...]) -> Board:
-    """The board of dimensions whose pieces divide ``caps``, and labels of ``sizes``."""
+    """The board of dimensions with numbers of pieces that divide ``caps``, and labels of ``sizes``."""
     return Board(caps, sizes)
 
 

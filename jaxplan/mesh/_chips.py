@@ -1,6 +1,6 @@
-"""What one chip of each supported kind can do, from public data sheets.
+"""Rates, links and memory of one chip of each supported kind, from public data sheets.
 
-Rates are dense peaks; bandwidths of links are what one device sends in one direction. Links between GPUs take
+Rates are dense peaks; the bandwidth of a link is that of one device sending in one direction. Links between GPUs take
 the effective figures of NCCL's own topology search (GB/s per NVLink, PCIe and network), which are below the
 signalling rate:
 https://github.com/NVIDIA/nccl/blob/master/src/graph/topo.h . Latencies are those of NCCL's ring with the LL
@@ -42,11 +42,11 @@ class Link:
     """How the children of one level talk to each other.
 
     Attributes:
-      bandwidth_bytes_per_second: what one device can send at this level, in one direction, alone.
+      bandwidth_bytes_per_second: of one device sending alone at this level, in one direction.
       latency_seconds: one step of a ring.
-      shared_bytes_per_second: what all devices below one child can send together (a node's network cards);
+      shared_bytes_per_second: of all devices below one child sending together (a node's network cards);
         None where each device has its own link.
-      ring: a torus dimension, whose bisection does not grow with its size (TPU), rather than a switch.
+      ring: a torus dimension (TPU): its bisection does not grow with its size, unlike a switch's.
       wraps: the ring closes, and the bandwidth is that of both directions round it: a part of the ring has half.
     """
 
@@ -76,13 +76,13 @@ class ChipSpec:
       device_link: between the devices of a node (or along one torus dimension).
       node_link: between nodes; None where there is only one.
       matmul_workspace_bytes: scratch of one matrix product, as the compiler hands it to the library.
-      fuses_products: the compiler computes what a matrix product reads inside of it, as often as it is read, rather
-        than hand buffers to a library.
-      on_chip_bytes: memory beside the cores in which the compiler keeps what loops of the forward pass stack, as far
-        as it goes, and some of what lives shortly; 0 where that was not seen.
+      fuses_products: the compiler fuses the producers of a dot's operands into the dot and recomputes them at every
+        use, instead of passing buffers to a library.
+      on_chip_bytes: memory beside the cores in which the compiler keeps the residuals that loops of the forward pass
+        stack, as far as it goes, and some short-lived values; 0 where that was not observed.
       torus_rank: dimensions of the ICI torus, 0 for chips behind a switch.
       elementwise_16bit: whether element-wise arithmetic runs in bfloat16 as written; elsewhere the compiler widens
-        it to float32, and keeps what it saves of it wide.
+        it to float32, and keeps residuals of it wide.
       aot_platform: platform for compilation without the device ("cuda", "tpu", "cpu"), or None.
       aot_target: name of the target file under `targets/` (cuda only), or None: planned, not audited.
       device_kinds: substrings of `jax.Device.device_kind` by which `detect` knows it.
@@ -182,7 +182,7 @@ def _network(total: float, per_device: float) -> Link:
 
 
 _VMEM_FOR_LOOPS = {"v5e": 80 * 2**20}
-"""Of 128 MiB, what compiled programs of LSTMs were seen to hand out at least, mostly (64 to 112 MiB); v5p and v6e were
+"""Of 128 MiB, the least that compiled programs of LSTMs were mostly seen to allot (64 to 112 MiB); v5p and v6e were
 not looked at."""
 
 

@@ -2,7 +2,7 @@
 
 A group spans the product of its axes. `n_l` is its size at level l (0 = outermost), `m_l` how many of its
 devices sit below one child of level l, `D_l` how many devices there are below one child in all. All groups
-run at once, so `D_l / m_l` groups share what a child shares. NCCL's model,
+run at once, so `D_l / m_l` groups share the links of a child. NCCL's model,
 https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc :
 
   ring bandwidth    B = min over levels spanned of min(m_l b_l, shared_l m_l / D_l)
@@ -10,8 +10,8 @@ https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc :
   all-gather        launch + steps + S (n - 1)/n / B         S = bytes that a device has in the end
   reduce-scatter    the same                                 S = bytes that a device has at the start
   all-reduce        launch + min(2 steps, tree) + 2 S (n - 1)/n / B
-  all-to-all        launch + steps + S max over levels of (bytes that cross it / what it carries)
-  permute           launch + latency + S / (what one device gets of the slowest level)
+  all-to-all        launch + steps + S max over levels of (bytes across it / bandwidth of it)
+  permute           launch + latency + S / (bandwidth per device at the slowest level)
 
 Where the topology has a profile, seconds are interpolated between those measured.
 """
@@ -54,11 +54,11 @@ def collective_seconds(
     """Seconds of one collective in which all devices take part, in groups over `axes`.
 
     Args:
-      num_bytes: bytes per device on the larger side: what comes out of an all-gather, what goes into the
+      num_bytes: bytes per device on the larger side: the result of an all-gather, the operand of the
         others; may be an array.
       axes: indices of atomic axes; their order does not matter. None: 0 seconds.
-      latency_share: what it pays of its latency, of the seconds that no bytes take: less than all where the compiler
-        combines it with others.
+      latency_share: fraction of its latency (the seconds that no bytes take) that it pays: less than 1 where the
+        compiler combines it with others.
     """
     if topology.profile is not None and axes:
         return measured_seconds(topology, kind, num_bytes, _sizes_of(topology, axes), latency_share)
@@ -191,7 +191,7 @@ def _ring_bandwidth(topology: Topology, sizes: tuple[int, ...]) -> float:
 
 
 def _bandwidth(topology: Topology, level: int, sizes: tuple[int, ...]) -> float:
-    """What one device can send at a level: half where the group is a part of a ring, for it does not close."""
+    """Bandwidth of one device at a level: half where the group is a part of a ring, for it does not close."""
     link = topology.levels[level].link
     is_part = link.wraps and sizes[level] < topology.levels[level].size
     return link.bandwidth_bytes_per_second / (2 if is_part else 1)
@@ -240,5 +240,5 @@ def _permute_terms(topology: Topology, sizes: tuple[int, ...]) -> tuple[float, f
 
 
 def _share(alone: float, shared: float | None, num_devices: int) -> float:
-    """What one device gets of a link that all devices below a child use at once."""
+    """Bandwidth of one device on a link that all devices below a child use at once."""
     return alone if shared is None else min(alone, shared / num_devices)

@@ -76,7 +76,7 @@ class GuidedSolver:
     def _search(
         self, source: State, known: dict[State, tuple[_Cost, _Edge | None]], num_bytes: float
     ) -> None:
-        """A* to a state whose best chain is known: nothing left on the heap can then be better."""
+        """A* to a state with a known best chain: nothing left on the heap can then be better."""
         best: dict[State, _Cost] = {source: (0, 0, 0)}
         came: dict[State, tuple[State, _Edge]] = {}
         heap = [((0, 0, 0), 0, (0, 0, 0), source)]
@@ -191,7 +191,7 @@ class GuidedSolver:
         return edges
 
     def _counted(self, move: Move, pieces: int) -> _Edge:
-        """A gather is counted by what comes out of it, everything else by what goes in."""
+        """Bytes of a gather are those of its result; of all other moves those of the operand."""
         if move.kind == "all-gather":
             pieces //= self._rules.pieces(move.group)
         return _Edge(move, self._game.spans(move.group), pieces)

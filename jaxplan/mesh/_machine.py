@@ -14,7 +14,7 @@ _CPUINFO = "/proc/cpuinfo"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What decides how fast a program runs.
+    """The facts about a machine that decide how fast a program runs.
 
     Attributes:
       device_kind: as JAX names it.

@@ -17,7 +17,7 @@ from jaxplan.mesh._states import Dims, State
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What decides the moves from a state.
+    """The parameters that decide the moves from a state.
 
     Attributes:
       caps: per dimension, the number that its splits must divide.
@@ -179,7 +179,7 @@ def _arranged(
 def _towards_goal(
     rules: Rules, state: State, settled: list[int], pool: list[int]
 ) -> Iterator[tuple[int, ...]]:
-    """For each set of dimensions: their places as the target has them, the others with what is left."""
+    """For each set of dimensions: their places as the target has them, the others with the remaining axes."""
     loose = [dim for dim, labels in enumerate(state.dims) if len(labels) > settled[dim]]
     for count in range(1, len(loose) + 1):
         for chosen in itertools.combinations(loose, count):

@@ -65,7 +65,7 @@ def _not_a_grouping(axes: Mapping[str, int], topology: Topology, name: str | Non
 
 
 def axes_of(names: Sequence[str], known: Mapping[str, tuple[int, ...]], given: str) -> tuple[int, ...]:
-    """The atomic axes of some names, in that order; ``given`` is what an error quotes.
+    """The atomic axes of some names, in that order; errors quote ``given``.
 
     Raises:
       ArgumentError: a name that is not known.

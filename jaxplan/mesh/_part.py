@@ -1,4 +1,4 @@
-"""Parts of a machine: what is left of a topology where a job gets fewer of its devices."""
+"""Parts of a machine: the topology of a job that gets fewer of its devices."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _link(chip: ChipSpec, link: Link, size: int) -> Link:
 
 
 def _profile(table: ProfileTable | None, name: str, sizes: tuple[int, ...]) -> ProfileTable | None:
-    """What was measured of groups that fit into the part, levels of one child left out."""
+    """The measurements of groups that fit into the part, levels of one child left out."""
     if table is None:
         return None
     entries: list[tuple[Key, float]] = []

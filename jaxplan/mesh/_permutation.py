@@ -1,4 +1,4 @@
-"""Which device sends to which when two layouts have the same local shapes."""
+"""Which device sends to which when two shardings have the same local shapes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def permutation_pairs(source: Sharding, target: Sharding, axes: Sequence[AtomicA
 
 
 def _piece(place: tuple[int, ...], sharding: Sharding, axes: Sequence[AtomicAxis]) -> tuple[int, ...]:
-    """Number of the piece in each dimension, then the place along the partial axes (whose terms differ)."""
+    """Number of the piece in each dimension, then the place along the partial axes (their terms differ)."""
     numbers = []
     for dim in sharding.dims:
         number = 0

@@ -45,7 +45,7 @@ def read_profile(path: str | Path) -> ProfileTable:
 
 
 def check_profile(topology: Topology, table: ProfileTable) -> None:
-    """Raise ProfileError, with what differs or lacks, unless the table prices this topology.
+    """Raise ProfileError, naming the difference or the gap, unless the table prices this topology.
 
     Virtual devices run on the host, so for them the host must be the one that was measured. Elsewhere the device kind
     must be the chip's: a table may be used on a machine that has none.

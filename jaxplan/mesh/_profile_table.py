@@ -1,4 +1,4 @@
-"""What `jaxplan profile` measured on one machine: plain data, and the seconds that follow from it."""
+"""Measurements of `jaxplan profile` on one machine: plain data, and the seconds that follow from it."""
 
 from __future__ import annotations
 
@@ -99,10 +99,10 @@ class ProfileTable:
 
     @classmethod
     def from_json(cls, body: Any) -> ProfileTable:
-        """Read what `to_json` wrote.
+        """Read the output of `to_json`.
 
         Raises:
-          ProfileError: not such data; the message says what is wrong.
+          ProfileError: not such data; the message names the fault.
         """
         if not isinstance(body, dict) or (body.get("schema"), body.get("version")) != (
             PROFILE_SCHEMA,

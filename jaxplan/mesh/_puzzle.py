@@ -1,6 +1,6 @@
-"""A change of layout without names: labels for axes, and dimensions in an order of their own.
+"""A change of sharding without names: labels for axes, and dimensions in an order of their own.
 
-Where all layouts of the tensor on the machine are few, a puzzle has all of its axes and dimensions, and layouts that
+Where all shardings of the tensor on the machine are few, a puzzle has all its axes and dimensions, and shardings that
 differ in names come to one. Otherwise fewer labels stand for them: see `_fewer`.
 """
 
@@ -29,11 +29,11 @@ MOST_LISTED = 30_000
 
 
 class Puzzle(NamedTuple):
-    """Two layouts on a board, and what its labels and dimensions stand for.
+    """Two shardings on a board, and the meaning of its labels and dimensions.
 
     Attributes:
       game: the board and its prices.
-      source, target: the layouts as its states.
+      source, target: the shardings as its states.
       pieces: into which the axes that are on no label split the tensor, all the way.
       axes_of_label: the atomic axes of each label, major to minor.
       dims: the tensor's dimension for each of the board.
@@ -61,7 +61,7 @@ class Puzzle(NamedTuple):
 
 
 def puzzle(source: Sharding, target: Sharding, caps: tuple[int, ...], topology: Topology) -> Puzzle:
-    """The puzzle of two layouts; ``caps``: per dimension, the number that its splits must divide."""
+    """The puzzle of two shardings; ``caps``: per dimension, the number that its splits must divide."""
     split = [d for d, cap in enumerate(caps) if cap > 1]
     sizes = tuple([axis.size for axis in topology.axes])
     if num_states(tuple(sorted(caps[d] for d in split)), sizes) > MOST_STATES:
@@ -135,7 +135,7 @@ def _on_board(
 
 
 def _fewer(source: Sharding, target: Sharding, caps: tuple[int, ...], topology: Topology) -> Puzzle:
-    """The puzzle without what both layouts have: axes major in a dimension, and partial axes that are kept.
+    """The puzzle without the common part of both shardings: axes major in a dimension, and partial axes that are kept.
 
     The first of these whose board has few states: every axis by itself, with all dimensions, with those that change and
     the one of the others that can be split most, with those that change alone; the same with axes of one level that

@@ -80,7 +80,7 @@ class MatmulRates:
 
 
 def _filled(log_rates: Mapping[Shape, float], axes: tuple[list[int], ...]) -> Array:
-    """The whole grid: what was not measured has the rate of the nearest shape, in steps of the grid."""
+    """The whole grid: a shape that was not measured has the rate of the nearest shape, in steps of the grid."""
     positions = {
         tuple(axis.index(e) for axis, e in zip(axes, shape)): rate for shape, rate in log_rates.items()
     }

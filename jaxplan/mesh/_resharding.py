@@ -1,4 +1,4 @@
-"""Resharding: the cheapest chain of primitive steps from one layout to another, and its price.
+"""Resharding: the cheapest chain of primitive steps from one sharding to another, and its price.
 
 Steps (each one collective at most), as a fully manual program executes them:
 
@@ -43,7 +43,7 @@ class Step:
         permute all axes that change place.
       dim: the dimension sliced, gathered, scattered to or moved from; None for a permute and an all-reduce.
       to_dim: the dimension that an all-to-all moves to, else None.
-      source, target: the layouts before and after.
+      source, target: the shardings before and after.
     """
 
     kind: str
@@ -62,12 +62,12 @@ class Path:
     """A chain of steps.
 
     Attributes:
-      steps: in order; none when the layouts are equal.
-      layouts: the source, the layout after each step; the last is the target.
+      steps: in order; none when the shardings are equal.
+      shardings: the source, the sharding after each step; the last is the target.
       seconds: of all steps; infinite when there is no path (an unsplit value never becomes partial).
       collectives: (kind, axes, bytes per device) of the steps that communicate, bytes as in
         `collective_seconds`.
-      peak_bytes: the largest layout strictly between source and target, bytes per device; 0 when there is
+      peak_bytes: the largest sharding strictly between source and target, bytes per device; 0 when there is
         none.
     """
 
@@ -91,7 +91,7 @@ def reshard_seconds(
 ) -> float:
     """Seconds of the cheapest path: `reshard_path(...).seconds` without the path, for tables of prices.
 
-    ``latency_share``: what of its latencies that path pays, because its collectives are combined with others.
+    ``latency_share``: fraction of its latencies that the path pays, because its collectives are combined with others.
     """
     caps, num_bytes = _caps(shape, topology), math.prod(shape) * itemsize
     return _pair_seconds(source, target, caps, num_bytes, topology, latency_share)
@@ -152,11 +152,11 @@ def reshard_path(
     """The cheapest path from `source` to `target` for a tensor of the global `shape`.
 
     Partial axes of the source that the target does not keep are summed; the target may keep any of them. All
-    layouts on the way divide the shape. Ties go to fewer collectives, then fewer bytes, then the order of
+    shardings on the way divide the shape. Ties go to fewer collectives, then fewer bytes, then the order of
     steps above.
 
     Raises:
-      ArgumentError: a layout has another rank than the shape, or does not divide it.
+      ArgumentError: a sharding has another rank than the shape, or does not divide it.
     """
     return _path(source, target, tuple(shape), itemsize, topology)
 
@@ -208,7 +208,7 @@ class _Problem(NamedTuple):
 
 @lru_cache(maxsize=2**20)
 def _problem(source: Sharding, target: Sharding, caps: tuple[int, ...], topology: Topology) -> _Problem | None:
-    """The puzzle of two layouts; None where there is no path."""
+    """The puzzle of two shardings; None where there is no path."""
     _check_divides(source, caps, topology)
     _check_divides(target, caps, topology)
     if not set(target.partial) <= set(source.partial):
@@ -227,7 +227,7 @@ def _solver(game: Game, target: State, is_listed: bool) -> Solver:
 def _check_divides(sharding: Sharding, caps: tuple[int, ...], topology: Topology) -> None:
     if not sharding.divides(caps, topology.axes):
         raise ArgumentError(
-            f"layout {sharding.describe(topology.axes)} of {topology.name} does not divide a tensor of "
+            f"sharding {sharding.describe(topology.axes)} of {topology.name} does not divide a tensor of "
             f"{len(caps)} dimensions whose common divisors with the devices are {caps}; "
             "choose shardings by Sharding.divides"
         )
@@ -246,7 +246,7 @@ def _steps(chain: Chain, source: Sharding, puzzle: Puzzle) -> tuple[Step, ...]:
 
 
 def _step(kind: str, before: Sharding, after: Sharding, group: tuple[int, ...]) -> Step:
-    """The step that turns one layout into another: its axes are those that a dimension loses or gets."""
+    """The step that turns one sharding into another: its axes are those that a dimension loses or gets."""
     pairs = list(enumerate(zip(before.dims, after.dims)))
     shorter = next((d for d, (old, new) in pairs if len(new) < len(old)), None)
     longer = next((d for d, (old, new) in pairs if len(new) > len(old)), None)

@@ -1,4 +1,4 @@
-"""A machine as it is, with other links: for questions such as "what if the network were twice as fast?"."""
+"""A machine with other links than it has, to ask how a step would run if the network were twice as fast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ordered layouts of one tensor over the atomic axes."""
+"""Ordered shardings of one tensor over the atomic axes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Sharding:
         used.extend(self.partial)
         if len(set(used)) != len(used):
             raise ArgumentError(
-                f"layout {self!r} uses an axis twice; an atomic axis splits one dimension or is partial, once"
+                f"sharding {self!r} uses an axis twice; an atomic axis splits one dimension or is partial, once"
             )
         if len(self.partial) > 1:
             object.__setattr__(self, "partial", tuple(sorted(self.partial)))
@@ -71,7 +71,7 @@ class Sharding:
         """Shape of the piece on one device."""
         if not self.divides(shape, axes):
             raise ArgumentError(
-                f"layout {self.describe(axes)} splits {self.num_splits(axes)} does not divide the "
+                f"sharding {self.describe(axes)} splits {self.num_splits(axes)} does not divide the "
                 f"shape {tuple(shape)}; "
                 "each dimension must be a multiple of its number of parts"
             )
@@ -82,12 +82,12 @@ class Sharding:
         return math.prod(self.local_shape(shape, axes))
 
     def partition_spec(self, axes: Sequence[AtomicAxis]) -> PartitionSpec:
-        """The same layout for JAX: one entry per dimension, axis names major to minor."""
+        """The same sharding for JAX: one entry per dimension, axis names major to minor."""
         from jax.sharding import PartitionSpec
 
         if self.partial:
             raise ArgumentError(
-                f"layout {self.describe(axes)} is partial over {[axes[a].name for a in self.partial]}, which "
+                f"sharding {self.describe(axes)} is partial over {[axes[a].name for a in self.partial]}, which "
                 "a PartitionSpec cannot say; resolve it with an all-reduce or reduce-scatter first"
             )
         return PartitionSpec(*(_spec_entry([axes[a].name for a in dim]) for dim in self.dims))

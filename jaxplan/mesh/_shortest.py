@@ -1,6 +1,6 @@
 """Cheapest chains of steps on a board, from all its states to one, for one size of the tensor.
 
-A permute whose price depends only on the levels that it spans is not listed: one leads from a state to every state of
+A permute with a price that depends only on its levels is not listed: one leads from a state to every state of
 its class, so the cheapest is found by the least of each class. There are three times as many permutes as other steps.
 """
 

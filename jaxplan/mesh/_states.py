@@ -56,7 +56,7 @@ class StateTable:
             self.stride *= np.where(is_major & (self.home < self.idle), size, 1)
 
     def find(self, rows: Ints, codes: Ints, group: int | Ints) -> tuple[Ints, Ints, Ints]:
-        """Those of the steps from ``rows`` whose code is that of a state, its position, and their groups."""
+        """Steps from ``rows`` with the code of a state: their positions, the states' positions, and their groups."""
         where = np.minimum(np.searchsorted(self.codes, codes), len(self.codes) - 1)
         found = self.codes[where] == codes
         return rows[found], where[found], np.broadcast_to(group, rows.shape)[found]

@@ -62,9 +62,9 @@ class Topology:
 
     Attributes:
       name: the string it was parsed from, or one of the same form.
-      chip: what one device can do.
+      chip: rates and memory of one device.
       levels: outermost (slowest) first; levels of size 1 are left out.
-      profile: what was measured on this machine, which then replaces the figures of data sheets in prices.
+      profile: measurements of this machine, which then replace the figures of data sheets in prices.
       axes: the atomic axes, in the order of the devices.
       num_devices: product of the sizes of the levels.
     """
@@ -166,7 +166,7 @@ class Topology:
           table: from `jaxplan.mesh.profile.measure`, or the file that `jaxplan profile` wrote.
 
         Raises:
-          ProfileError: the table is of another machine or incomplete (what differs or lacks is said), or cannot be
+          ProfileError: the table is of another machine or incomplete (the message names the difference), or cannot be
             read.
         """
         from jaxplan.mesh._profile_check import check_profile, read_profile
@@ -188,7 +188,7 @@ class Topology:
 
     @classmethod
     def from_json(cls, body: Any) -> Topology:
-        """Read what `to_json` wrote.
+        """Read the output of `to_json`.
 
         Raises:
           TopologyError: not such data; the message names the field.
@@ -199,11 +199,11 @@ class Topology:
 
     @classmethod
     def load(cls, path: str | Path) -> Topology:
-        """Read what `save` wrote; `chip` may also be the name of a known one.
+        """Read a file of `save`; `chip` may also be the name of a known one.
 
         Raises:
           TopologyError: not such a file; the message names the field.
-          ProfileError: what was measured is of another machine; the message says what differs.
+          ProfileError: the measurements are of another machine; the message says how it differs.
         """
         from jaxplan.mesh._profile_check import check_profile
         from jaxplan.mesh._topology_json import topology_from_json
@@ -229,7 +229,7 @@ def known_chip(name: str, given: str) -> ChipSpec:
 
 
 def _unreadable(text: str, reason: str = "", chip: str | None = None) -> TopologyError:
-    """The error for a string that is no topology: the nearest chip, or what is wrong with its sizes."""
+    """The error for a string that is no topology: names the nearest chip, or the fault in its sizes."""
     before, colon, _ = text.strip().lower().partition(":")
     chip = before if chip is None else chip
     close = difflib.get_close_matches(chip, CHIPS, n=1, cutoff=0.5)

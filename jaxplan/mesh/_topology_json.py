@@ -1,4 +1,4 @@
-"""Topologies as JSON: schema, version, and what a file must hold."""
+"""Topologies as JSON: schema, version, and the required fields of a file."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _VERSION = 1
 _LEAST_RATE = 1.0
 """Bytes or operations per second: with less, the seconds of a step leave the range of numbers."""
 _MOST_LATENCY = 1e3
-"""Seconds: with more, what a transfer adds to a latency is lost in rounding, and paths cannot be told apart."""
+"""Seconds: beyond this, the part of a transfer above the latency is lost in rounding, and all paths cost the same."""
 
 
 def topology_to_json(topology: Topology) -> dict[str, Any]:
-    """Plain data; what was measured is in it when there is something."""
+    """Plain data, with measurements where there are any."""
     body = {"schema": _SCHEMA, "version": _VERSION, "name": topology.name, "chip": asdict(topology.chip)}
     body["levels"] = [asdict(level) for level in topology.levels]
     if topology.profile is not None:
@@ -29,7 +29,7 @@ def topology_to_json(topology: Topology) -> dict[str, Any]:
 
 
 def topology_from_json(body: Any, path: str) -> Topology:
-    """Read what `topology_to_json` wrote; ``path`` is named in errors."""
+    """Read the output of `topology_to_json`; errors name ``path``."""
     if not isinstance(body, dict) or body.get("schema") != _SCHEMA or body.get("version") != _VERSION:
         raise TopologyError(
             f"{path!r} is not a topology file: expected schema {_SCHEMA!r} version {_VERSION}; "

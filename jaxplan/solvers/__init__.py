@@ -1,4 +1,4 @@
-"""Solvers of the layout problem, on plain arrays: they know nothing of JAX.
+"""Solvers of the sharding problem, on plain arrays: they know nothing of JAX.
 
 `Problem` holds nodes with configurations and edges with matrices, `solve` returns one fastest assignment,
 `frontier` all that nothing beats in both time and memory.

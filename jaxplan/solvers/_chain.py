@@ -1,4 +1,4 @@
-"""Costs of assignments that change in one place at a time: what a Markov chain asks for."""
+"""Costs of assignments that change in one place at a time, as a Markov chain asks for them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxplan.solvers._problem import Problem
 
 
 class Walk(Protocol):
-    """An assignment with its cost, and what one change would make of it.
+    """An assignment with its cost, and the cost after any one change.
 
     Law: after `propose(node, label)` returned c and `accept()`, `cost` is c, the cost of the changed
     assignment; without `accept` nothing has changed. A walk in which other nodes change along with the proposed one
@@ -40,8 +40,8 @@ WalkFrom = Callable[[Sequence[int]], Walk]
 class AdditiveWalk:
     """The problem's own seconds, each edge at its fastest choice.
 
-    What is forbidden (infinite entries, bytes above a limit) costs more than anything that is allowed, and the
-    less the nearer it is to being allowed: a chain that starts there finds its way out. A proposal reads the
+    Forbidden assignments (infinite entries, bytes above a limit) cost more than any allowed one, and
+    less the nearer they are to being allowed: a chain that starts there finds its way out. A proposal reads the
     node's own entry and those of its edges, nothing else.
     """
 
@@ -137,7 +137,7 @@ def _fastest(time: np.ndarray, memory: np.ndarray | None) -> tuple[np.ndarray, n
 
 
 def additive_walks(problem: Problem, memory_limit: int | None = None) -> WalkFrom:
-    """Return what starts a walk on the problem's own costs."""
+    """Return a function that starts a walk on the problem's own costs."""
     tables = AdditiveTables(problem)
     return lambda assignment: AdditiveWalk(tables, assignment, memory_limit)
 

@@ -15,12 +15,12 @@ from jaxplan.solvers._problem import Problem
 
 
 def coalesce(problem: Problem, classes: Sequence[int]) -> Problem:
-    """Return the problem over classes of nodes: an assignment of it costs what equal configurations cost.
+    """Return the problem over classes of nodes: an assignment of it has the cost of equal configurations in a class.
 
     Edges keep their fastest choice, and those between the same two classes become one.
 
     Args:
-      problem: what to decide.
+      problem: the problem over nodes.
       classes: (V,) numbers from 0 up, none left out; nodes of equal number take the same configuration.
 
     Raises:

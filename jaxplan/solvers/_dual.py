@@ -1,6 +1,6 @@
 """Minimisation by message passing: bounds at any width, configurations fixed away, the rest eliminated.
 
-A configuration goes when every assignment with it costs more than the best one known. What is left is usually
+A configuration goes when every assignment with it costs more than the best one known. The rest is usually
 so little that variable elimination settles it; where it is not, the best assignment found and the bound say
 how far from optimal it can be at most.
 """
@@ -24,11 +24,11 @@ from jaxplan.solvers._schedule import Schedule, best_schedule
 _CLOSED = 1e-10
 # Entries of tables read by all sweeps; a core reads about 5e8 a second. Bounds the time, the same everywhere.
 _MOST_ENTRIES = 10_000_000_000
-# Sweeps without progress before giving up, and what counts as progress: this fraction of the gap.
+# Sweeps without progress before giving up; progress is at least this fraction of the gap.
 _PATIENCE, _PROGRESS = 8, 0.01
 # Tables are cut down when fewer than this fraction of the configurations is left.
 _WORTH_CUTTING = 0.7
-# Additions of the elimination that settles what is left.
+# Additions of the elimination that settles the rest.
 _MOST_ADDITIONS = 200_000_000
 # Entries of all its tables.
 _MOST_TABLE_ENTRIES = 2**25
@@ -43,7 +43,7 @@ _NOTHING_FOUND_MSG = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tightened:
-    """What message passing leaves of a problem.
+    """The part of a problem that message passing leaves open.
 
     Attributes:
       bound: no assignment has a lower weighted cost.
@@ -87,7 +87,7 @@ def tighten(problem: Problem, weights: Weights, upper: float | None = None) -> T
     """Pass messages until the bound meets the best assignment, or stays where it is.
 
     Args:
-      problem: what to minimise.
+      problem: the problem to minimise.
       weights: of time and memory.
       upper: keep every assignment that costs at most this, instead of an optimum; in units of the weights.
 
@@ -106,7 +106,7 @@ def tighten(problem: Problem, weights: Weights, upper: float | None = None) -> T
 
 
 class _Tightening:
-    """The living configurations, the messages between them, and what is known of the optimum."""
+    """The configurations not yet excluded, the messages between them, and the bounds on the optimum."""
 
     def __init__(self, problem: Problem, weights: Weights, upper: float | None) -> None:
         self.network = Network.of(problem, weights)
@@ -123,7 +123,7 @@ class _Tightening:
         return self.best if self.given is None else self.given
 
     def sweep(self) -> None:
-        """Pass messages both ways; what a configuration costs above the bound counts from the bound before."""
+        """Pass messages both ways; a configuration's cost above the bound counts from the bound before."""
         before = self.bound
         self._spent += 2 * sum(table.size for table in self.network.tables)
         least = [np.full(len(rows), -np.inf) for rows in self.labels]

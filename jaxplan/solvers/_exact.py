@@ -58,10 +58,10 @@ def solve_among(
     """Return the fastest point with some configurations alone and a bound on its seconds, or None.
 
     Args:
-      problem: what to solve.
+      problem: the problem to solve.
       labels: configurations of each node.
       memory_limit: bytes.
-      max_branches: nodes of the search tree after which the programme stops with what it has.
+      max_branches: nodes of the search tree after which the programme stops with its best solution.
     """
     small = restrict(problem, labels)
     few = num_combinations(small) * (small.num_nodes + len(small.edges)) <= _MOST_COUNTED_ENTRIES
@@ -77,7 +77,7 @@ def _candidates(problem: Problem, memory_limit: int | None) -> Sequence[Labels] 
     """Return configurations among which an optimum is, None where nothing fits the limit.
 
     With a limit, everything at most as slow as a known assignment that fits has
-    time + slope x memory <= its time + slope x limit, whatever the slope; that of the hull at the limit makes
+    time + slope x memory <= its time + slope x limit, for every slope; that of the hull at the limit makes
     the right side smallest.
     """
     if memory_limit is None:

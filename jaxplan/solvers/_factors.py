@@ -138,7 +138,7 @@ class Workshop:
 
 
 def _expanded(lists: Lists, axes: tuple[int, ...], num_axes: int) -> Lists:
-    """Return views whose cells have `num_axes` axes, those of `lists` at `axes`."""
+    """Return views with `num_axes` axes of cells, those of `lists` at `axes`."""
     places = (*axes, num_axes)
     time, memory, source = (
         aligned(array, places, num_axes + 1) for array in (lists.time, lists.memory, lists.source)

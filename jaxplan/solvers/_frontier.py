@@ -27,7 +27,7 @@ from jaxplan.solvers._solution import Solution, relative_gap, solution
 
 FRONTIER_SOLVERS = ("auto", "ft", "ft-elimination", "pase", "optcnn")
 SOLVERS = (*FRONTIER_SOLVERS, *SINGLE_SOLVERS, "one_mesh")
-# Those that minimise weighted sums alone: their frontier is the hull and what moves find around it.
+# Solvers that minimise weighted sums alone: their frontier is the hull and the assignments that moves find around it.
 _SUM_SOLVERS = ("pase", "optcnn")
 # Those that work on lists from end to end, as published.
 _LIST_SOLVERS = ("ft", "ft-elimination")
@@ -86,18 +86,18 @@ def frontier(
     points found, the one with the lexicographically smallest assignment, then choices, is returned.
 
     Args:
-      problem: what to solve.
+      problem: the problem to solve.
       solver: "auto"; "ft" or "ft-elimination" for TensorOpt's lists over all configurations, thinned where
         exact ones do not fit; "pase" or "optcnn" for the hull by their eliminations and moves alone;
         "one_mesh" for the frontier under Mesh-TensorFlow's restrictions, bounds without them;
-        "mcmc" for what its chains saw; the others for one point, their fastest.
+        "mcmc" for the assignments that its chains visited; the others for one point, their fastest.
       max_points: most points returned; hull vertices stay longest, both ends always.
       progress: called with the name of a stage and the fraction of it done.
-      chains: what "mcmc" walks with, by default the additive costs.
-      meanings: what configurations mean to "one_mesh", see there.
+      chains: the starts and the score of "mcmc"; by default the additive costs.
+      meanings: the axes behind each configuration, for "one_mesh", see there.
 
     Raises:
-      ProblemError: no such solver, or a graph too wide for elimination, or nothing tells what configurations mean.
+      ProblemError: no such solver, a graph too wide for elimination, or "one_mesh" without meanings.
       InfeasibleError: every assignment takes infinite time.
     """
     if max_points < 2:
@@ -117,7 +117,7 @@ def frontier(
 
 
 def _on_meshes(problem: Problem, meanings: Meanings | None, max_points: int) -> tuple[Solution, ...]:
-    """Return what nothing beats of the frontiers on all meshes."""
+    """Return the undominated points of the frontiers on all meshes."""
     found = [
         (frontier(on_mesh, max_points=max_points), labels)
         for on_mesh, labels in problems_by_mesh(problem, meanings)
@@ -205,7 +205,7 @@ def _open_segments(hull: Hull, points: Sequence[Point]) -> list[tuple[Point, Poi
 
 
 def minimiser_for(problem: Problem, solver: str) -> tuple[Minimiser, int]:
-    """Return what a solver minimises with: PaSE's order (GenerateSeq), OptCNN's, else what is cheapest."""
+    """Return the minimiser of a solver: in PaSE's order (GenerateSeq), OptCNN's, else the cheapest order."""
     if solver == "optcnn":
         return minimiser(problem, optcnn_order(problem))
     return minimiser(problem, "min-degree" if solver == "pase" else None)
@@ -253,7 +253,7 @@ def _exact_lists(problem: Problem, solver: str) -> list[Point] | None:
 
 
 def _thinned_lists(problem: Problem, solver: str) -> list[Point]:
-    """Return what thinned lists over all configurations find, nothing where they do not fit the budget.
+    """Return the points that thinned lists over all configurations find, none where they do not fit the budget.
 
     Where nodes are decided by a heuristic, each of `HEURISTICS` is tried.
     """

@@ -25,7 +25,7 @@ HEURISTICS = ((1.0, 1.0), (1.0, 0.0), (0.0, 1.0), (3.0, 1.0), (1.0, 3.0))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tracked:
-    """What frontier tracking found.
+    """The result of frontier tracking.
 
     Attributes:
       assignments: (N, V) configurations, ascending in memory.
@@ -52,7 +52,7 @@ def track_frontier(
     """Return the frontier of the whole problem, or None where it takes more than `budget` candidates.
 
     Args:
-      problem: what to solve.
+      problem: the problem to solve.
       cap: most points of a list, thinned over its own range; None keeps lists exact.
       budget: points that may be looked at in all.
       max_group: most configurations of a group of merged nodes.

@@ -111,11 +111,11 @@ def lower_hull(
 ) -> Hull:
     """Find the hull by dichotomy: between two neighbours, minimise along the normal of the line through them.
 
-    The pair with the largest possible gain comes first, so `max_solves` cuts off what matters least. An interrupt
-    (Ctrl-C) ends the search with what it has.
+    The pair with the largest possible gain comes first, so `max_solves` cuts off the least gains. An interrupt
+    (Ctrl-C) ends the search with the vertices found so far.
 
     Args:
-      problem: what to solve.
+      problem: the problem to solve.
       minimise: solves it for given weights.
       max_solves: most minimisations; four are needed for the ends.
       tolerance: leave neighbours alone where nothing between can gain more than this fraction of the time.
@@ -136,7 +136,7 @@ def lower_hull(
 
     for left, right in itertools.pairwise(sorted(lines, key=lambda line: (line.memory, -line.slope))):
         push(left, right)
-    with until_interrupted("the hull"):  # what is known so far is one, with weaker bounds
+    with until_interrupted("the hull"):  # the vertices found so far are a hull, with weaker bounds
         while queue and len(lines) < max_solves:
             *_, left, right = queue[0]
             slope = (left.time - right.time) / (right.memory - left.memory)

@@ -49,7 +49,7 @@ class ChainOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Chains:
-    """What `solve` and `frontier` walk with for the solver "mcmc", instead of on the additive costs.
+    """The starts and the score of the chains of solver "mcmc", in place of the additive costs.
 
     Attributes:
       walk_from: starts a walk on any score of whole assignments, such as simulated seconds.
@@ -64,7 +64,7 @@ class Chains:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainResult:
-    """What chains saw.
+    """The assignments that chains visited.
 
     Attributes:
       assignment: the best of all chains.
@@ -88,7 +88,7 @@ class Seen(NamedTuple):
 
 
 class _Archive:
-    """What was seen that nothing beats, by memory; costs fall as memory rises."""
+    """The undominated assignments seen so far, by memory; costs fall as memory rises."""
 
     def __init__(self) -> None:
         self.seen: list[Seen] = []
@@ -99,7 +99,7 @@ class _Archive:
         return place > 0 and self.seen[place - 1].cost <= cost
 
     def add(self, new: Seen) -> None:
-        """Keep something that is not beaten, in place of what it beats."""
+        """Keep an undominated assignment, in place of those that it dominates."""
         place = bisect.bisect_left(self.seen, new.memory, key=operator.attrgetter("memory"))
         last = place
         while last < len(self.seen) and self.seen[last].cost >= new.cost:

@@ -98,7 +98,7 @@ def _merged(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sweep:
-    """What one sweep found.
+    """The result of one sweep.
 
     Attributes:
       bound: no assignment costs less.

@@ -15,19 +15,19 @@ from jaxplan.solvers._schedule import Schedule, best_schedule, build_schedule
 
 Minimiser = Callable[[Weights], Optimum]
 _SCHEDULES: weakref.WeakKeyDictionary[Problem, Schedule] = weakref.WeakKeyDictionary()
-"""What the hull and then the frontier of one problem are found with."""
+"""The schedules of problems, kept between the searches for the hull and for the frontier of one problem."""
 
 # Message passing mostly closes within this many sweeps both ways (instances and train steps measured: 1 to 15).
 _TYPICAL_SWEEPS = 10
-# What handling one table in one sweep costs beyond its entries, in additions: some 20 microseconds.
+# Overhead of handling one table in one sweep, beyond its entries, in additions: some 20 microseconds.
 _ADDITIONS_PER_TABLE = 10_000
 
 
 def minimiser(problem: Problem, order: OrderName | Sequence[int] | None = None) -> tuple[Minimiser, int]:
-    """Return what minimises the problem for given weights, and the additions that one run takes.
+    """Return a minimiser of the problem for given weights, and the additions of one run.
 
     Args:
-      problem: what to minimise.
+      problem: the problem to minimise.
       order: the elimination to use, as `build_schedule` takes it; None takes the cheapest order, or
         messages where they are cheaper.
 

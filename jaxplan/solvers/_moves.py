@@ -47,7 +47,7 @@ def points_between(problem: Problem, vertices: Sequence[Point], max_points: int)
     """Return points on ways between neighbouring vertices, the vertices not included.
 
     Args:
-      problem: what to solve.
+      problem: the problem to solve.
       vertices: points ascending in memory and descending in time, those of a hull for instance.
       max_points: about twice as many are returned at most, spread evenly over the pairs of neighbours.
     """
@@ -103,7 +103,7 @@ def _order_of_parts(
     def rank(time: float, memory: int) -> tuple[int, float]:
         if memory <= 0:
             return (0, time) if time <= 0 else (2, time)
-        # Rounded, so that equal layers tie whatever the order of their sums.
+        # Rounded, so that equal layers tie in any order of their sums.
         return 1, float(f"{time / memory:.9g}")
 
     times, memories = part_gains(num_nodes, ends, parts, stages)
@@ -153,7 +153,7 @@ def _prefix_costs(way: _Way, stages: Stages) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _running(way: _Way, of_nodes: np.ndarray, of_edges: np.ndarray, stage: np.ndarray) -> np.ndarray:
-    """Sum up, step by step, what nodes add and what edges change."""
+    """Sum up, step by step, the costs of changed nodes and edges."""
     rows = np.arange(len(stage))
     change = np.zeros(way.num_steps + 2, of_nodes.dtype)
     np.add.at(change, way.node_position + 1, of_nodes)

@@ -38,7 +38,7 @@ _MISSING_MSG = (
 
 
 def one_mesh(problem: Problem, meanings: Meanings) -> Problem:
-    """Return the problem whose assignments obey both restrictions, for any solver.
+    """Return a problem in which every assignment obeys both restrictions, for any solver.
 
     Nodes that cost nothing are added, and edges of infinite time. The configurations of a named dimension's node are
     the axes that split it: operators that split it otherwise are forbidden beside them. Those of an axis's node are
@@ -47,7 +47,7 @@ def one_mesh(problem: Problem, meanings: Meanings) -> Problem:
     of the problem's own edges.
 
     Args:
-      problem: what to restrict.
+      problem: the problem to restrict.
       meanings: for each node and configuration, the axes that split each of its named dimensions; () where a
         dimension stays whole. A dimension that a node does not have is not in the mapping. None in place of a mapping
         forbids the configuration.
@@ -86,7 +86,7 @@ def problems_by_mesh(problem: Problem, meanings: Meanings | None) -> Iterator[tu
     elimination where all together are not.
 
     Raises:
-      ProblemError: nothing tells what configurations mean.
+      ProblemError: the meanings of configurations are missing.
     """
     if meanings is None:
         raise ProblemError(_MISSING_MSG)
@@ -143,12 +143,12 @@ def meshes(groups: Collection[Axes]) -> Iterator[tuple[Axes, ...]]:
 def merged(
     found: Iterable[tuple[Sequence[Solution], Sequence[Labels]]], problem: Problem, bound: float
 ) -> tuple[Solution, ...]:
-    """Return what nothing beats of the solutions on all meshes, as solutions of the problem, ascending in memory.
+    """Return the undominated solutions over all meshes, as solutions of the problem, ascending in memory.
 
     Args:
       found: solutions of each of `problems_by_mesh`, with its configurations.
       problem: the one without restrictions.
-      bound: seconds that no assignment of it beats; gaps then hold what the restrictions cost.
+      bound: seconds that no assignment of it beats; gaps then hold the cost of the restrictions.
     """
     points = [
         Point(

@@ -1,4 +1,4 @@
-"""OptCNN: node and edge eliminations as far as they go, then every assignment of what is left.
+"""OptCNN: node and edge eliminations as far as they go, then every assignment of the remaining graph.
 
 Source: Jia et al., "Exploring hidden dimensions in accelerating convolutional neural networks", ICML 2018,
 section 5.2, Algorithm 1. A node with one edge in and one out becomes an edge; edges between the same two nodes

@@ -30,14 +30,14 @@ def elimination_order(problem: Problem, order: OrderName) -> list[int]:
 
     A node with one configuration joins nothing: its edges are costs of their other ends.
 
-    Ties go to the node whose tables have been combined least often, then to the lower index: equal layers are
+    Ties go to the node with tables combined least often, then to the lower index: equal layers are
     then worked on side by side, in equal steps, which `build_schedule` folds into one.
     """
     sizes = problem.num_configurations
     adjacent = neighbours(problem)
     fixed = {node for node, size in enumerate(sizes) if size == 1}
     adjacent = [set() if node in fixed else around - fixed for node, around in enumerate(adjacent)]
-    # What a node's elimination leaves behind, kept up to date: hubs have hundreds of neighbours.
+    # The neighbours of a node after each elimination, kept up to date: hubs have hundreds of neighbours.
     results = [math.prod([sizes[other] for other in around]) for around in adjacent]
     depth = [0] * problem.num_nodes
     version = [0] * problem.num_nodes

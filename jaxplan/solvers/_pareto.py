@@ -115,7 +115,7 @@ def _longer(first: Lists, second: Lists) -> int:
 
 
 def _blocks(cells: tuple[int, ...], num_candidates: int) -> list[tuple[int, int]]:
-    """Cut the cells into runs whose candidates fit `_BLOCK_CANDIDATES`."""
+    """Cut the cells into runs with at most `_BLOCK_CANDIDATES` candidates."""
     total = int(np.prod(cells, dtype=np.int64))
     step = max(1, _BLOCK_CANDIDATES // num_candidates)
     return [(start, min(start + step, total)) for start in range(0, total, step)]

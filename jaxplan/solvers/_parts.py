@@ -1,4 +1,4 @@
-"""Where two assignments differ: parts that no edge joins, whose costs of switching add up exactly."""
+"""Differences of two assignments: parts that no edge joins, so that the costs of switching them add up exactly."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from jaxplan.solvers._edge import at_choice, cheapest_choice
 from jaxplan.solvers._point import Point
 from jaxplan.solvers._problem import Problem
 
-Part = tuple[int, ...]  # nodes, or V + e for an edge e whose choice alone differs
+Part = tuple[int, ...]  # nodes, or V + e for an edge e with another choice at equal ends
 
 
 def differing_parts(problem: Problem, adjacent: list[set[int]], lean: Point, fast: Point) -> list[Part]:
     """Return the connected parts, by their lowest node; each in breadth-first order from one of its ends.
 
     Args:
-      problem: what to solve.
+      problem: the problem to solve.
       adjacent: `neighbours(problem)`.
       lean: one assignment.
       fast: another.
@@ -68,10 +68,10 @@ class Stages:
 
 
 def stage_costs(problem: Problem, lean: Point, fast: Point, slope: float) -> Stages:
-    """Return what nodes and edges cost on the way.
+    """Return the costs of nodes and edges on the way.
 
     Args:
-      problem: what to solve.
+      problem: the problem to solve.
       lean: where the way begins.
       fast: where it ends.
       slope: seconds per byte, for the choices in between.

@@ -1,4 +1,4 @@
-"""The one formulation that all solvers share, and the one evaluator that scores what they return.
+"""The one formulation that all solvers share, and the one evaluator that scores their results.
 
 In symbols:
 

@@ -1,11 +1,11 @@
-"""Exact pruning by dominance: a configuration goes when another is no worse whatever its neighbours do.
+"""Exact pruning by dominance: a configuration goes when another is no worse for any choice of its neighbours.
 
 Dead-end elimination in the form of Goldstein, 10.1016/S0006-3495(94)80923-3, for one or for several weighted
 costs at once. Configuration c of node v goes when some living c' has, for every pair of weights,
 
     cost_v[c'] - cost_v[c] + sum over edges of max over living j and choices of (cost[c', j] - cost[c, j]) <= 0.
 
-The left side is convex and homogeneous in the weights: what holds for two pairs holds for all in between, so
+The left side is convex and homogeneous in the weights: a relation of two pairs holds for all pairs in between, so
 that pruning for time and for memory keeps the whole frontier. The relation is transitive, and all nodes are
 looked at against the same living configurations, so equal layers lose equal configurations.
 """
@@ -48,7 +48,7 @@ def prune(problem: Problem, weights: Sequence[Weights] = TIME_AND_MEMORY) -> lis
     frontier an assignment with its costs does. Edges keep all their choices.
 
     Args:
-      problem: what to prune.
+      problem: the problem to prune.
       weights: of time and memory, one pair or several.
     """
     sides = _sides(problem, weights)

@@ -1,7 +1,7 @@
 """An assignment without a forbidden entry, where deciding one node after the other runs into one.
 
-Nodes are decided in order, each for what costs least beside the decided ones and the messages of the rest; after each
-decision, configurations that go with nothing that is left of a neighbour are dropped (arc consistency: Mackworth,
+Nodes are decided in order, each at least cost beside the decided ones and the messages of the rest; after each
+decision, configurations that fit no remaining one of a neighbour are dropped (arc consistency: Mackworth,
 10.1016/0004-3702(77)90007-8), and a decision that leaves a node nothing is taken back.
 """
 
@@ -71,7 +71,7 @@ class _Rounding:
         return tuple(self.decided)
 
     def _take_back(self, undo: list[dict[int, np.ndarray]]) -> tuple[int, dict[int, np.ndarray]]:
-        """Restore what the last decision dropped, drop its configuration instead, for the decision before it."""
+        """Restore the configurations dropped by the last decision, and drop its own, for the decision before it."""
         label = self.decided.pop()
         node = len(self.decided)
         for other, rows in undo.pop().items():
@@ -92,11 +92,11 @@ class _Rounding:
         return int(np.where(self.alive[node], costs, np.inf).argmin())
 
     def _propagate(self, changed: Iterable[int], before: dict[int, np.ndarray]) -> bool:
-        """Drop what goes with nothing; return whether every node has something left.
+        """Drop configurations that fit no neighbour's; return whether every node has one left.
 
         Args:
-          changed: nodes that have less than they had.
-          before: node -> what it had, for those that change; added to.
+          changed: nodes that lost configurations.
+          before: node -> its earlier configurations, for those that change; added to.
         """
         pending = dict.fromkeys(changed)
         while pending:

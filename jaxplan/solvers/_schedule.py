@@ -51,7 +51,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """What to compute, in order. Tables are numbered: bases of nodes, bases of edges, results of operations.
+    """The operations of an elimination, in order. Tables are numbered: bases of nodes, bases of edges, results.
 
     Attributes:
       node_bases: one node for each different pair of (time, memory) arrays of nodes.
@@ -71,7 +71,7 @@ class Schedule:
 
     @property
     def num_additions(self) -> int:
-        """Entries looped over by one run: what its time is proportional to."""
+        """Entries looped over by one run; its time is proportional to them."""
         return sum(math.prod(operation.sizes) for operation in self.operations)
 
 
@@ -85,9 +85,9 @@ def build_schedule(
     """Plan the elimination of every node.
 
     Args:
-      problem: what to solve.
+      problem: the problem to solve.
       order: the rule that picks the next node, or the nodes in order.
-      fold: compute steps whose inputs are the same tables, with axes in the same places, once.
+      fold: compute steps on the same input tables, with axes in the same places, once.
       max_entries: bound on the entries of all tables together.
 
     Raises:

@@ -1,6 +1,6 @@
 """The frontier between two neighbours of the hull, on the configurations that can matter there.
 
-What the known points leave open between two hull vertices are corners below a staircase. Every assignment in
+The corners below the staircase of known points are open between two hull vertices. Every assignment in
 one has time + slope x memory at most that of the highest corner, so message passing can fix configurations
 away; on the few that are left Pareto lists are mostly exact, and then so is that part of the frontier.
 """
@@ -35,7 +35,7 @@ def points_in_segment(
     """Return points between two neighbouring vertices, and whether the frontier between them is complete.
 
     Args:
-      problem: what to solve.
+      problem: the problem to solve.
       lean: a vertex of the hull.
       fast: the next one, with more memory and less time.
       known: points found so far, anywhere.

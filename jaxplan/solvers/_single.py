@@ -35,7 +35,7 @@ _HEURISTIC_MSG = (
 def solve_single(
     problem: Problem, solver: str, memory_limit: int | None, chains: Chains | None = None
 ) -> Solution:
-    """Return what one of `SINGLE_SOLVERS` finds; see `solve`."""
+    """Return the solution of one of `SINGLE_SOLVERS`; see `solve`."""
     if solver == "exact":
         found = solve_exact(problem, memory_limit)
         if found is None:
@@ -57,7 +57,7 @@ def solve_single(
 def chain_frontier(
     problem: Problem, chains: Chains | None, max_points: int
 ) -> tuple[Solution, ...]:
-    """Return what chains saw that nothing else seen beats in both cost and memory, ascending in memory.
+    """Return the visited assignments that no other visited one beats in both cost and memory, ascending in memory.
 
     Costs are those that chains walk on, such as simulated seconds; the seconds of the solutions are additive.
     """
@@ -81,7 +81,7 @@ def heuristic_solution(
     """Return an assignment with the bound of the default engines.
 
     Args:
-      problem: what it is an assignment of.
+      problem: the problem of the assignment.
       solver: the name of the search that ended at it.
       assignment: (V,) configuration of each node.
       choices: (E,) choice of each edge; by default the fastest.
@@ -103,7 +103,7 @@ def heuristic_solution(
 
 
 def infeasible(problem: Problem, memory_limit: int | None) -> InfeasibleError:
-    """Return the error that says what would fit."""
+    """Return the error that names the least memory that fits."""
     point = leanest_point(problem, minimiser(problem)[0])
     if memory_limit is None:
         return InfeasibleError(NOTHING_FEASIBLE_MSG)

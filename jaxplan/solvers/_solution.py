@@ -1,4 +1,4 @@
-"""What a solver returns."""
+"""Result of a solver."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxplan.solvers._point import Point
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
-    """One assignment with its exact costs and a bound on what could be better.
+    """One assignment with its exact costs and a bound on every better one.
 
     Attributes:
       assignment: (V,) configuration of each node.
@@ -43,7 +43,7 @@ def relative_gap(time: float, lower_bound: float) -> float:
 
 
 def bound_at(solutions: Sequence[Solution], memory: int) -> float:
-    """Return seconds that nothing of at most `memory` bytes beats, from what `frontier` returned."""
+    """Return seconds that no assignment of at most `memory` bytes beats, from the solutions of `frontier`."""
     return next((s.lower_bound for s in solutions if s.memory >= memory), solutions[-1].lower_bound)
 
 

@@ -47,7 +47,7 @@ def solve(
     others return the fastest point of their frontier that fits, and the gap to the hull's bound.
 
     Args:
-      problem: what to solve.
+      problem: the problem to solve.
       solver: "auto" (elimination in the cheapest order or message passing, ties to less memory), "pase"
         (PaSE's min-degree order, recurrence 4), "optcnn", "ft" or "ft-elimination" (as "auto", from TensorOpt's
         lists within a limit), "one_mesh" (as "auto", under Mesh-TensorFlow's restrictions; the bound is without
@@ -55,11 +55,11 @@ def solve(
         additive costs unless `chains` says otherwise).
       memory_limit: bytes.
       progress: called with the name of a stage and the fraction of it done.
-      chains: what "mcmc" walks with; its score need not keep to the limit, what it ends at is checked.
-      meanings: what configurations mean to "one_mesh", see there.
+      chains: the walks of "mcmc"; their score may exceed the limit, their last assignment is checked.
+      meanings: the axes behind each configuration, for "one_mesh", see there.
 
     Raises:
-      ProblemError: no such solver, or a graph too wide for elimination, or nothing tells what configurations mean.
+      ProblemError: no such solver, a graph too wide for elimination, or "one_mesh" without meanings.
       InfeasibleError: nothing fits the limit, or every assignment takes infinite time.
     """
     check_solver(solver)

@@ -18,8 +18,8 @@ from jaxplan.solvers._restrict import original_labels, restrict
 from jaxplan.solvers._schedule import best_schedule
 
 Recost = Callable[[tuple[tuple[int, ...], ...]], "Problem | None"]
-"""From the assignments of the steps so far to the problem of the next one: the program is smaller by what was
-split, and larger by what is fetched. None when every prime factor is used up."""
+"""From the assignments of the steps so far to the problem of the next one: the program is smaller by the splits
+and larger by the fetched parts. None when every prime factor is used up."""
 
 
 _DEAD_END_MSG = (
@@ -51,14 +51,14 @@ def critical_dp(
 ) -> tuple[int, ...]:
     """Return an assignment by dynamic programming along critical paths (section 4.2.2).
 
-    The path of groups with the largest sum of tensor sizes is solved exactly, given what is already fixed, and fixed;
+    The path of groups with the largest sum of tensor sizes is solved exactly beside the fixed nodes, and then fixed;
     then the next one, until every node is. All members of a group on the path are decided with it (section 4.2.1). With
     one configuration per tensor and no recursion this is the paper's EqualChop.
 
     Args:
       problem: the coarsened graph; edges point the way data flows, or are taken from lower to higher group.
       sizes: (E,) bytes of the tensors on the edges; by default the mean cost of the edge's finite entries.
-      groups: (V,) number of each node's group: operators of both passes and what they train, in the order of the
+      groups: (V,) number of each node's group: operators of both passes and the parameters they train, in order of the
         forward pass. By default each node is one.
     """
     lengths = _edge_sizes(problem) if sizes is None else np.asarray(sizes, float)
@@ -89,7 +89,7 @@ def all_row_greedy(
     Args:
       problem: nodes of tensors and of operators.
       rows: for each node that holds a tensor, its configuration that splits the first dimension.
-      suits_itself: (V,) whether a node takes what is cheapest beside the rows of the others; by default those that
+      suits_itself: (V,) whether a node takes the cheapest configuration beside the others' rows; by default those that
         hold no tensor. Where one node stands for an operator and its result, both hold.
     """
     if suits_itself is None:
@@ -103,13 +103,13 @@ def all_row_greedy(
 
 
 def greedy_largest_first(problem: Problem, sizes: Sequence[float] | None = None) -> tuple[int, ...]:
-    """Return an assignment that decides the largest nodes first, each by what its neighbours could then do.
+    """Return an assignment that decides the largest nodes first, each by the best replies of its neighbours.
 
     Source: section 6.3, there said to equal Spartan's. A neighbour that is not decided counts with its
     cheapest configuration.
 
     Args:
-      problem: what to solve.
+      problem: the problem to solve.
       sizes: (V,) bytes of each node's tensor; by default the mean of its finite costs and its edges'.
     """
     weights = _node_sizes(problem) if sizes is None else np.asarray(sizes, float)
@@ -175,7 +175,7 @@ def _critical_path(steps: Mapping[int, Mapping[int, float]], inside: Collection[
 def _solve_path(
     problem: Problem, adjacent: Sequence[set[int]], path: Sequence[int], fixed: Mapping[int, int]
 ) -> dict[int, int]:
-    """Return the best configurations of the path's nodes, given the fixed ones, whatever the others do."""
+    """Return the best configurations of the path's nodes beside the fixed ones; undecided neighbours are left out."""
     place = {node: index for index, node in enumerate(path)}
     around = sorted({n for node in path for n in adjacent[node] if n in fixed})
     nodes = [*path, *around]

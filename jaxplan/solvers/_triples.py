@@ -1,6 +1,6 @@
-"""Costs that depend on three nodes at once: a block's choice and the layouts at its two ends, for instance.
+"""Costs that depend on three nodes at once: a block's choice and the shardings at its two ends, for instance.
 
-Each such factor becomes a node of its own, whose configurations are pairs of configurations of two of its nodes: all
+Each such factor becomes a node of its own with pairs of configurations of two of its nodes as configurations: all
 solvers read the result, and the optimum is that of the factors.
 """
 

@@ -1,4 +1,4 @@
-"""Checks of what a person hands to `Problem`, one clear error each; conversions that keep identity."""
+"""Checks of the arguments of `Problem`, one clear error each; conversions that keep identity."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class Journal:
     """The measurements of one machine and topology, in a table file and in the journal beside it.
 
     Attributes:
-      seconds: what has been measured, by key.
+      seconds: key -> measured seconds.
       path: of the table; None keeps everything in memory.
     """
 

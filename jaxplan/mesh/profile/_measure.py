@@ -1,4 +1,4 @@
-"""Measure what a table lacks, one operation after the other, on all devices at once."""
+"""Measure the entries that a table lacks, one operation after the other, on all devices at once."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ def measure(
 
     Args:
       path: the table's file; every measurement is written as it is made, so that a second run goes on where an
-        interrupted one stopped, and measures only what the file lacks. None: nothing is written.
+        interrupted one stopped, and measures only missing entries. None: nothing is written.
       topology: of the devices; default: detected.
       devices: default `jax.devices()`; in the order of the topology.
-      settings: what is measured; default `Settings()`.
+      settings: sizes, dtypes and durations; default `Settings()`.
       progress: as of `jaxplan.plan`.
 
     Returns:
       The table, for `Topology.with_profile`.
 
     Raises:
-      ProfileError: the file is of another machine (what differs is said), or there are too few devices.
+      ProfileError: the file is of another machine (the message says how), or there are too few devices.
       SaveError: the file cannot be written.
     """
     if path is not None and jax.process_index() == 0:
@@ -111,7 +111,7 @@ def _fill(
 
 
 def _share(journal: Journal, keys: Sequence[Key]) -> None:
-    """All processes know what the first one has measured: the file may be on its disk alone."""
+    """Share the first process's measurements with all: the file may be on its disk alone."""
     known = agreed_array(np.array([journal.seconds.get(key, math.nan) for key in keys]))
     for key, seconds in zip(keys, known.tolist(), strict=True):
         if not math.isnan(seconds):
@@ -119,7 +119,7 @@ def _share(journal: Journal, keys: Sequence[Key]) -> None:
 
 
 def disturbed(seconds: Mapping[Key, float]) -> list[Key]:
-    """What took clearly longer than something larger of its kind: another program ran meanwhile."""
+    """Operations that took clearly longer than a larger one of their kind: another program ran meanwhile."""
     families: dict[Key, list[Key]] = defaultdict(list)
     for key in seconds:
         families[key[: _NUM_NAMES[key[0]]]].append(key)

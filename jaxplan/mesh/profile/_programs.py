@@ -1,6 +1,6 @@
 """Programs that repeat one operation on all devices at once, a number of times that is given when they run.
 
-The operation is repeated inside the program, each time on what the time before left behind, so that neither the
+The program repeats the operation, each time on the result of the time before, so that neither the
 dispatch from Python nor an eager compiler is measured: one element of its result replaces one of its input.
 """
 
@@ -75,7 +75,7 @@ def lower_repeated(
 
 
 def _operation(key: Key, topology: Topology, mesh: Mesh) -> tuple[Operation, list[tuple[int, ...]], Any]:
-    """What one device does, the shapes of its arrays, and their dtype."""
+    """The operation of one device, the shapes of its arrays, and their dtype."""
     if key[0] == "collective":
         _, kind, sizes, num_bytes = key
         names = group_axes(topology, sizes)

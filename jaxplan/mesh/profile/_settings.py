@@ -1,4 +1,4 @@
-"""What is measured: which sizes, shapes and dtypes, and for how long."""
+"""Settings of a measurement: sizes, shapes and dtypes, and for how long."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Settings:
       dtypes: of matrix products.
       extents: of m, k and n of a single product, ascending.
       batch, batch_extents: the same for a batch of products.
-      longest_seconds: shapes whose product is expected to take longer are left out.
+      longest_seconds: shapes with a longer expected dot are left out.
       sample_seconds: how long one sample runs, about.
       num_samples: of each measurement; the quickest counts, since other programs only ever add time.
-      num_repairs: rounds in which what took longer than something larger is measured again.
+      num_repairs: rounds in which operations that took longer than a larger one are measured again.
     """
 
     min_bytes: int = 1 << 10

@@ -16,7 +16,7 @@ _LEAST_SECONDS = 1e-9
 
 
 def seconds_per_operation(compiled: Any, arrays: tuple[Any, ...], unroll: int, settings: Settings) -> float:
-    """The quickest sample, less the quickest run of no rounds at all: what dispatch costs."""
+    """Seconds of the quickest sample, less the quickest run of no rounds: the cost of the dispatch."""
     _run(compiled, arrays, 1)
     empty = min(_run(compiled, arrays, 0) for _ in range(2))
     one = max(_run(compiled, arrays, 1) - empty, _LEAST_SECONDS)
