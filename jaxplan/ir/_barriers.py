@@ -6,7 +6,7 @@ from jaxplan.ir._program import Program
 
 
 def backward_barriers(program: Program) -> tuple[range, ...]:
-    """The equations of each barrier of the backward pass, behind which a region is computed again."""
+    """The equations of each barrier of the backward pass, behind which a region is recomputed."""
     found: list[range] = []
     for eqn in program.equations:
         if eqn.name != "optimization_barrier" or eqn.phase != "backward":

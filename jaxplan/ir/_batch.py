@@ -1,7 +1,7 @@
 """The batch of a step: the dimension along which its examples are independent, wherever it stands.
 
 In words: an example enters with data, every operator maps it by itself, and examples meet in sums alone, those of the
-loss and of gradients; parameters are what all examples share, so they do not have the dimension. In symbols, of a named
+loss and of gradients; parameters are shared by all examples, so they do not have the dimension. In symbols, of a named
 dimension D and the equations ``r = f(a, b, ...)`` of the step::
 
     r[d] = f(a[d], b)          maps: operands without D are shared
@@ -9,11 +9,11 @@ dimension D and the equations ``r = f(a, b, ...)`` of the step::
 
 and every other use of D *mixes* examples: a product of the forward pass that sums over D, unless its result leads to
 state alone (features with a kernel, scores with values), windows, slices, sorts, scans, look-ups and scatters along D,
-a tensor that has D twice. What passes between the examples is counted in bytes: results of sums that meet D again (a
-batch norm's mean) and the operands of what mixes. Of the dimensions that much of the step's arithmetic maps, the batch
-is the one that no trained state has, that mixes nothing, comes from data, passes least, maps most, and stands furthest
-in front, in this order. Sums of the backward pass are gradients and do not count, nor do operators without a rule. What
-the batch leaves uncovered (a second tower, an environment beside its mini-batches, the slots of experts) may have
+a tensor that has D twice. The traffic between the examples is counted in bytes: results of sums that meet D again (a
+batch norm's mean) and the operands of mixing operators. Of the dimensions that much of the step's arithmetic maps, the
+batch is the one that no trained state has, that mixes nothing, comes from data, passes least, maps most, and stands in
+front, in this order. Sums of the backward pass are gradients and do not count, nor do operators without a rule. Values
+that the batch leaves uncovered (a second tower, an environment beside its mini-batches, the slots of experts) may have
 batches of its own.
 """
 
@@ -68,7 +68,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Mixing:
-    """What passes between the parts of a dimension.
+    """The values that pass between the parts of a dimension.
 
     Attributes:
       passed, carried: bytes that pass, and bytes of the tensors that hold the dimension.
@@ -131,7 +131,7 @@ class _Facts:
 
     @cached_property
     def points(self) -> list[int]:
-        """Per equation the points of its iteration space; 0 of what moves data alone, and of the update."""
+        """Per equation the points of its iteration space; 0 for pure data movement, and for the update."""
         found = []
         for eqn, rule in zip(self.program.equations, self.rules, strict=True):
             counts = rule.family not in _MOVING_FAMILIES and eqn.phase != "update"
@@ -197,7 +197,7 @@ class _Facts:
 
     @cached_property
     def trained(self) -> frozenset[int]:
-        """State that is replaced by what is computed of the backward pass."""
+        """State that is replaced by a result of the backward pass."""
         behind: set[int] = set()
         for eqn in self.program.equations:
             if eqn.phase == "backward" or not behind.isdisjoint(eqn.operands):
@@ -267,7 +267,7 @@ class _Facts:
         )
 
     def is_another(self, k: int) -> bool:
-        """Whether a dimension may be a batch of what others do not cover."""
+        """Whether a dimension may be a batch of the values that others do not cover."""
         mixing, is_inner = self.mixing(k), not any(k in self.dims[t] for t in self.program.inputs)
         if self.is_trained(k) or not (is_inner or self.position[k] < 0.5):
             return False
@@ -337,7 +337,7 @@ class _Facts:
         return sums, moved
 
     def alike(self, chosen: Sequence[int]) -> list[int]:
-        """Leading dimensions of other data with as many examples (labels that no operator ties to what they label)."""
+        """Leading dimensions of other data with as many examples (labels that no operator ties to their data)."""
         sizes = {self.named.dimensions[k].size for k in chosen}
         weights, found = self.parameters(chosen), list[int]()
         for t in self.program.inputs:
@@ -352,8 +352,8 @@ class _Facts:
         return found
 
     def parameters(self, chosen: Sequence[int]) -> frozenset[int]:
-        """Inputs of numbers (small integers are quantised ones) without a batch dimension that operators join with what
-        has one."""
+        """Inputs of numbers (small integers are quantised ones) without a batch dimension that operators join with
+        values that have one."""
         batch, tensors = set(chosen), self.program.tensors
         for whole, part in reversed(self.cuts):
             if part in batch:

@@ -1,8 +1,8 @@
-"""Repeated blocks of the forward pass: what rematerialisation keeps or computes again as one.
+"""Repeated blocks of the forward pass: the units that rematerialisation keeps or recomputes.
 
 A block is a run of equations that comes again and again in the forward pass with equal operators, parameters and shapes
 (the layers of a transformer, the residual blocks of one stage of a ResNet). Where a block begins within its period is
-chosen so that the fewest bytes cross from one to the next: that is what a recomputed block keeps.
+chosen so that the fewest bytes cross from one to the next: a recomputed block keeps just these.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ LEAST_EQUATIONS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remat:
-    """What the backward pass computes again, of the repeated blocks of the forward pass in their order.
+    """The part of the forward pass that the backward pass recomputes, by repeated blocks in their order.
 
     Attributes:
-      num_all: the first blocks: only what they read is kept.
-      num_contractions: the next blocks: results of contractions and convolutions are kept too, and what is between
-        them is computed again.
-      of: how many blocks there are; what the remaining ones save is kept.
+      num_all: the first blocks: only their operands are kept.
+      num_contractions: the next blocks: results of contractions and convolutions are kept too, and the operators
+        between them are recomputed.
+      of: number of blocks; the remaining ones keep their residuals.
     """
 
     num_all: int = 0
@@ -50,7 +50,7 @@ class Remat:
 
     @property
     def policies(self) -> tuple[RematPolicy, ...]:
-        """What is computed again of each block, as far as something is."""
+        """The policy of each block that is recomputed, at least in part."""
         return ("all",) * self.num_all + ("contractions",) * self.num_contractions
 
     def __str__(self) -> str:
@@ -83,7 +83,7 @@ def turning_point(program: Program) -> int:
 def find_blocks(program: Program, rules: Sequence[OperatorRule], values: Values) -> tuple[Block, ...]:
     """The repeated blocks of the forward pass, in program order; none where nothing repeats.
 
-    Longest repeats first: of what is left to both sides of one, the repeats are looked for in turn.
+    Longest repeats first; then the repeats on both sides of one are looked for in turn.
     """
     turning = turning_point(program)
     words = _words(program, turning)

@@ -144,7 +144,7 @@ def _inline_remat(builder: Builder, eqn: Any, operands: list[int], stack: str) -
 
 @register_inline("optimization_barrier")
 def _inline_barrier(builder: Builder, eqn: Any, operands: list[int], stack: str) -> list[int]:
-    """One barrier per operand, so that each has a layout of its own; equal origins are executed as one barrier."""
+    """One barrier per operand, so that each has a sharding of its own; equal origins are executed as one barrier."""
     primitive = jax.lax.optimization_barrier_p
     return [
         builder.append(primitive, {}, [t], [var.aval], stack, eqn)[0]

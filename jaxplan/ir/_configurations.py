@@ -69,7 +69,7 @@ def enumerate_configurations(
     block_devices: int = 1,
     most: int = MAX_CONFIGURATIONS,
 ) -> tuple[Configuration, ...]:
-    """All configurations whose splits divide every member of their class, the replicated one first.
+    """All configurations with splits that divide every member of their class, the replicated one first.
 
     The cap rule: the first of `DEALINGS` under which there are at most ``most``; if there are more under the last one
     too, the replicated one and those that leave the fewest axes idle, then those that split the fewest classes.
@@ -77,7 +77,7 @@ def enumerate_configurations(
     Args:
       classes: the splittable classes of a group, ``C`` of them.
       axis_sizes, axis_levels: size and topology level of each atomic axis, outermost first.
-      front_dimension: index of the named dimension whose class takes axes from the front.
+      front_dimension: index of the named dimension; its class takes axes from the front.
       block_devices: start at dealings with blocks of at least so many devices (see `common_block_devices`).
 
     Returns:
@@ -251,7 +251,7 @@ def ways_to_deal(
 def _deal(
     dealing: Dealing, levels: Sequence[Sequence[int]], num_classes: int, front: int, axis_sizes: Sequence[int]
 ) -> list[list[Configuration]]:
-    """What each level can do; only levels other than the innermost have blocks, unless ``whole_levels``."""
+    """The possible splits of each level; only levels other than the innermost have blocks, unless ``whole_levels``."""
     outer = levels if dealing.whole_levels else levels[:-1]
     blocks = [_blocks(axes, axis_sizes, dealing.block_devices) for axes in outer]
     blocks.extend([(axis,) for axis in axes] for axes in levels[len(outer) :])

@@ -13,22 +13,22 @@ from jaxplan.ir._values import Values
 
 
 def is_free(program: Program, values: Values, eqn: Equation) -> bool:
-    """Whether an equation reads and makes nothing but scalars and what exists in every layout."""
+    """Whether an equation reads and computes only scalars and free values."""
     return all(values.free[t] or not program.tensors[t].shape for t in (*eqn.results, *eqn.operands))
 
 
 def is_contraction(
     program: Program, rules: Sequence[OperatorRule], values: Values, eqn: Equation
 ) -> bool:
-    """Whether an equation is a product or a convolution of something that has a layout."""
+    """Whether an equation is a dot or a convolution of a value that has a sharding."""
     return rules[eqn.index].family in CONTRACTION_FAMILIES and not is_free(program, values, eqn)
 
 
 class ContractionGroups:
     """Joins equations in ``union``; ``kind`` and ``mirror`` are those of the grouping under way.
 
-    With ``apart`` a contraction and its gradients are found to belong together, and still not joined: what sharing one
-    configuration costs can be measured (`benchmarks/quality/grouping.py`).
+    With ``apart`` a contraction and its gradients are recognised but not joined, to measure the cost of sharing one
+    configuration (`benchmarks/quality/grouping.py`).
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class ContractionGroups:
             self.union.join(eqn.index, reversal.index)
 
     def _reversal(self, eqn: Equation, position: int) -> Equation | None:
-        """What reverses an operand whose dimensions are one factor each (not those of a grouped convolution)."""
+        """The equation that reverses an operand of one factor per dimension (not that of a grouped convolution)."""
         made_by = self.values.producer[eqn.operands[position]]
         producer = self.program.equations[made_by] if made_by >= 0 else None
         is_plain = all(len(dim) <= 1 for dim in self.rules[eqn.index].operands[position])
@@ -114,7 +114,7 @@ class ContractionGroups:
             self.mirror.setdefault(gradient.results[0], wanted)
 
     def _roots(self, eqn: Equation) -> tuple[int, ...]:
-        """What the two operands are views of; a reversed kernel is the kernel."""
+        """The values that the two operands are views of; a reversed kernel is the kernel."""
         makers = [self._reversal(eqn, position) for position in range(len(eqn.operands[:2]))]
         return tuple(
             self.values.root[t if maker is None else maker.operands[0]]

@@ -1,7 +1,7 @@
 """How loops and branches are inlined: their bodies once, between equations through which values enter and leave.
 
 So a body is planned like everything else, at the price of as many executions as the loop has trips. The body's view of
-a carry, of a constant and of a slice is a tensor of its own, and the layout of a carry is the same before, in and
+a carry, of a constant and of a slice is a tensor of its own, and the sharding of a carry is the same before, in and
 after the loop: its entry and its exit are one group.
 """
 

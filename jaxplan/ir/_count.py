@@ -34,7 +34,7 @@ class Count:
         whole, () where all are.
       rewrites: result 0 is operand 0 with so many bytes read and written anew, in place where nothing else reads
         operand 0; None for every other operator.
-      kernels: kernels that run one after the other because each reads what the one before wrote.
+      kernels: kernels that run one after the other because each reads the results of the one before.
       streams: the compiler fuses the operator into its neighbours: it pays for the buffers that it touches, and for
         arithmetic as far as that takes longer than streaming its operands and results.
       caveat: the part of the work that is not known, '' where all of it is.

@@ -48,7 +48,7 @@ class _Entry:
 _COUNTS: dict[str, _Entry] = {}
 _MEMO: dict[Any, Count | None] = {}
 _STREAMING = frozenset({"elementwise", "shape", "reduction", "source", "user", "region"})
-"""Families of described operators whose work is to read their operands and to write their results."""
+"""Families of described operators that only read their operands and write their results."""
 
 
 def register_count(*primitives: Any, kind: str = "registered") -> Callable[[_CountFnT], _CountFnT]:
@@ -157,7 +157,7 @@ def _count(name: str, in_avals: Avals, out_avals: Avals, params: Params) -> Coun
 def _by_rule(
     name: str, in_avals: Avals, out_avals: Avals, params: Params, rule: OperatorRule
 ) -> Count | None:
-    """What the rule tells: a contraction multiplies and adds once per point of its iteration space, a description
+    """The count that follows from the rule: a contraction does a multiply-add per point of its space, a description
     spells its operations out, and families that stream compute once per element."""
     if rule.family == "contraction":
         return _products(in_avals, 2.0 * math.prod(factor.size for factor in rule.factors))

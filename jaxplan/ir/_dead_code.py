@@ -12,7 +12,7 @@ from jaxplan.ir._program import REGION_OUT, Equation, Region
 def remove_dead(
     equations: Sequence[Equation], outputs: Sequence[int], regions: Sequence[Region]
 ) -> tuple[tuple[Equation, ...], tuple[Region, ...]]:
-    """Drop equations whose results nobody reads, keeping those with effects; indices are renumbered.
+    """Drop equations with unread results, keeping those with effects; indices are renumbered.
 
     A carry is live when its last value is read, or its value in the body: repeated until nothing changes.
     """

@@ -7,7 +7,7 @@ sequence       a softmax over the scores of a dot of two activations normalises 
                (attention: keys, and the queries across from them); a convolution with one spatial dimension slides
                over it; or a loop runs over it and a table is looked up along it
 heads          the dimension that both dots of attention map, comes from features, and is no batch
-head_dim       what the first dot of attention sums over, and what the second takes from the values
+head_dim       the first dot of attention sums over it, and the second takes it from the values
 hidden         projections to queries, keys or values sum over it, and the projection behind attention returns it
 vocabulary     rows of a table that integers of the data address along a sequence, with the scores of such rows
 classes        scores that integer labels pick from, where no table has as many rows
@@ -121,7 +121,7 @@ class _Evidence:
     # Attention
 
     def _same_elements(self, t: int) -> Iterator[tuple[Equation, int]]:
-        """(equation, operand) that read a tensor or what is computed of it element by element."""
+        """(equation, operand) that read a tensor or an element-wise result of it."""
         size, seen, stack = self.uses.program.tensors[t].num_elements, {t}, [t]
         for _ in range(_MOST_STEPS):
             if not stack:
@@ -185,7 +185,7 @@ class _Evidence:
         return frozenset(found)
 
     def _hidden(self) -> set[int]:
-        """What projections into attention sum over, as far as projections behind it return it."""
+        """Dimensions that projections into attention sum over, as far as projections behind it return them."""
         summed, returned = set(), set()
         for one in self._attentions:
             operands = (*self.uses.program.equations[one.scores.equation].operands[:2],

@@ -1,4 +1,4 @@
-"""What the forward pass does with dimensions: dots, and which operands are parameters or integers of the data."""
+"""Uses of dimensions in the forward pass: dots, and which operands are parameters or integers of the data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jaxplan.ir._rule import OperatorRule
 from jaxplan.ir._values import VIEW_PRIMITIVES, Values
 
 PASSED_ON = VIEW_PRIMITIVES | {"optimization_barrier", "copy", "stop_gradient"}
-"""Primitives whose result is their operand in another form."""
+"""Primitives that return their operand in another form."""
 Origin = Literal["free", "integers", "other"]
 
 

@@ -29,7 +29,7 @@ class NamedDimension:
     """One connected set of tensor dimensions.
 
     Attributes:
-      name: ``batch`` when it is a batch (`jaxplan.ir.find_batch`), else what the operators that use it say it is
+      name: ``batch`` when it is a batch (`jaxplan.ir.find_batch`), else the name that its operators suggest
         (`jaxplan.ir.dimension_names`), else the dimension of the input of highest rank in it (``query/kernel.1``),
         else ``dim<k>``.
       size: the largest size among its members.
@@ -74,7 +74,7 @@ class NamedDimensions:
 
 def dimension_graph(program: Program, rules: Sequence[OperatorRule]) -> nx.Graph:
     """Undirected graph over ``(tensor index, dimension)``; edge attribute ``equation`` names the operator."""
-    import networkx as nx  # slow to import, and needed by those alone who ask for the graph
+    import networkx as nx  # slow to import, and only the graph needs it
 
     graph = nx.Graph()
     for first, node, equation in _links(program, rules):

@@ -26,7 +26,7 @@ def factor_rule(
 
     Tensors are separated by commas, dimensions by spaces; ``(h w)`` is one dimension of two factors, major
     first; ``1`` is a dimension of size 1, ``()`` a scalar. Nothing before ``->`` means no operands. A name
-    whose size is 1 is dropped.
+    of size 1 is dropped.
 
     Args:
       notation: the factor string.

@@ -1,4 +1,4 @@
-"""What coarsening finds: groups of equations that share one configuration."""
+"""Result of coarsening: groups of equations that share one configuration."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxplan.ir._union import UnionFind
 
 GroupKind = Literal["parameter", "state", "contraction", "sum", "elementwise", "input", "user"]
 STORED_KINDS = frozenset({"parameter", "state"})
-"""Groups of what a step keeps from call to call."""
+"""Groups of arrays that a step keeps from call to call."""
 UNGROUPED = -1
 CONTRACTION_FAMILIES = frozenset({"contraction", "convolution"})
 
@@ -25,7 +25,7 @@ class Group:
       index: position in ``Grouping.groups``.
       kind: how the group came to be.
       equations: equation indices in program order.
-      inputs: tensor indices of the program inputs that live in this group's layout.
+      inputs: tensor indices of the program inputs that live in this group's sharding.
     """
 
     index: int

@@ -7,16 +7,16 @@ A *group* is a set of equations with one iteration space. There are six ways int
    forward pass reads is with them where the update has no slots, else a group of its own (kind ``parameter``, with
    its casts and views): ZeRO-1 splits the slots and keeps it whole. So is a parameter that no output replaces;
 2. contraction: a contraction, its input gradient and its weight gradient, which share operands pairwise;
-3. sum: the sum of several contractions' results (the gradient of what queries, keys and values share) is a group of
-   its own, whose layout may be partial: add first, reduce once;
+3. sum: the sum of several contractions' results (the gradient of the operand of queries, keys and values) is a group of
+   its own, with a sharding that may be partial: add first, reduce once;
 4. follow: everything else joins the element-wise group of its operands: the latest one in the forward pass, the
    earliest in the backward pass, which makes forward and backward of a residual block one group;
-5. source: a batch input (and what is computed from it alone) seeds a group of its own, which ends where a dimension
-   is whole (tokens but the first) or a larger value is made (whom a mask lets see whom). No value that depends on a
+5. source: a batch input (and values computed from it alone) seeds a group of its own, which ends where a dimension
+   is whole (tokens but the first) or a larger value is computed (a mask of all pairs). No value that depends on a
    parameter follows it: a mask that all layers read would tie them;
-6. user: what the step lays out itself (sharding constraints, `jax.shard_map`) is a group of its own.
+6. user: equations that the step itself shards (sharding constraints, `jax.shard_map`) are groups of their own.
 
-Equations on free values and on scalars are in no group: they exist in every layout for nothing.
+Equations on free values and on scalars are in no group: they exist in every sharding at no cost.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def coarsen(
     """Assign every equation to a group, deterministic in program order.
 
     ``frozen``: parameters that no output replaces. With ``gradients_apart`` gradients of a contraction are groups
-    of their own, to measure what sharing costs.
+    of their own, to measure the cost of sharing.
 
     Returns:
-      The grouping, and for each tensor found to be a cotangent the tensor whose gradient it is.
+      The grouping, and for each tensor found to be a cotangent its primal.
     """
     work = _Coarsening(program, rules, values, frozen, gradients_apart)
     return work.run(), work.mirror
@@ -81,7 +81,7 @@ class _Coarsening:
         self.mirror: dict[int, int] = {}
         self.look_ups: dict[tuple[int, tuple[int, ...]], Equation] = {}
         self.partner: dict[int, int] = {}
-        self.given: set[int] = set()  # batch inputs, and what is computed from them alone
+        self.given: set[int] = set()  # batch inputs, and values computed from them alone
 
     def run(self) -> Grouping:
         self._user_groups()
@@ -98,13 +98,13 @@ class _Coarsening:
         return grouping_of(self.program, self.kind, self.union)
 
     def _user_groups(self) -> None:
-        """What the step lays out itself is a group each: its neighbours need not agree, the way there is priced."""
+        """Each equation that the step itself shards is a group: its neighbours need not agree, resharding is priced."""
         for eqn in self.program.equations:
             if self.rules[eqn.index].family == "user":
                 self.kind[eqn.index] = "user"
 
     def _carries(self) -> None:
-        """A carry enters and leaves a loop in one layout; one that only accumulates may be a partial sum in it."""
+        """A carry enters and leaves a loop in one sharding; one that only accumulates may be a partial sum in it."""
         for eqn in self.program.equations:
             if eqn.name != REGION_OUT or eqn.params["role"] != "carry":
                 continue
@@ -118,7 +118,7 @@ class _Coarsening:
                 self.union.join(entry.index, part.index)
 
     def _accumulation(self, entry: Equation, leave: Equation) -> list[Equation]:
-        """The addition by which a carry that starts at zero takes up a value per trip, with what leads to it."""
+        """The addition by which a carry that starts at zero takes up a value per trip, and the equations before it."""
         carry, out = leave.operands
         adding = self._producer(out)
         if adding is None or adding.name not in ("add", "add_any") or carry not in adding.operands:
@@ -149,7 +149,7 @@ class _Coarsening:
         return chain
 
     def _linear_splits(self) -> None:
-        """What is taken apart only to be added up piece by piece (gates of a recurrent cell) may be a partial sum."""
+        """Values taken apart only to be added up piece by piece (gates of a recurrent cell) may be partial sums."""
         for eqn in self.program.equations:
             readers = [c for t in eqn.results for c in self.values.consumers[t]]
             is_linear = eqn.name == "split" and self.rules[eqn.index].linear
@@ -171,7 +171,7 @@ class _Coarsening:
         )
 
     def _sum_groups(self) -> None:
-        """Chains of additions in the backward pass whose summands all are results of contractions."""
+        """Chains of additions in the backward pass with results of contractions as their only summands."""
         summands: set[int] = set()
         for eqn in self.program.equations:
             result = eqn.results[0] if eqn.results else -1
@@ -226,9 +226,9 @@ class _Coarsening:
                 self._join_storage_view(eqn, stored)
 
     def _update_of(self, leaf: int, output: int) -> set[int]:
-        """The equations that lead to what replaces a leaf, and the leaves that they read; each is of kind state now.
+        """The equations behind the output that replaces a leaf, and the leaves they read; all are of kind state now.
 
-        What an earlier walk has found is where this one ends.
+        The walk ends at equations that an earlier walk found.
         """
         shape = self.program.tensors[leaf].shape
         self.kind[self.input_node[leaf]] = "state"
@@ -257,7 +257,7 @@ class _Coarsening:
         return found
 
     def _is_used(self, t: int) -> bool:
-        """Whether the forward pass reads a leaf: what reads it after that (a norm, say) goes with the update."""
+        """Whether the forward pass reads a leaf: later readers (a norm, for example) go with the update."""
         return any(c < self.turning and self.kind.get(c) != "state" for c in self.values.consumers[t])
 
     def _join_storage_view(self, eqn: Equation, stored: dict[int, int]) -> None:
@@ -321,7 +321,7 @@ class _Coarsening:
 
     def _join_reader(self, eqn: Equation, first_reader: dict[tuple[int, str], int]) -> None:
         """Element-wise operators that begin at one contraction's result (an activation and its derivative) go together:
-        apart, each of them would pay for bringing it to the layout that both want."""
+        apart, each of them would pay for resharding to the sharding that both want."""
         if self.rules[eqn.index].family != "elementwise" or eqn.index in self.partner:
             return
         for t in eqn.operands:
@@ -339,10 +339,10 @@ class _Coarsening:
                 self.mirror.setdefault(eqn.results[0], self.mirror[t])
 
     def _held_for(self, eqn: Equation, twin: int) -> int:
-        """The node whose group an equation joins that makes what ``twin`` makes.
+        """The node of the group that an equation joins if it recomputes ``twin``.
 
-        A barrier of the backward pass holds what a product makes as the element-wise operators want it that compute of
-        it again, so of a sum that they read in slices no more is kept.
+        A barrier of the backward pass holds a dot's result in the form that recomputed element-wise operators read: of
+        a sum that they read in slices, only these slices are kept.
         """
         if eqn.name != "optimization_barrier" or self.kind[twin] != "contraction":
             return twin
@@ -371,8 +371,8 @@ class _Coarsening:
         return True
 
     def _joins_look_up(self, eqn: Equation) -> bool:
-        """A look-up in a stored table is a product with one-hot rows: it and its gradient are a group by themselves,
-        where the rows may be split, and what follows them is not tied to that."""
+        """A look-up in a stored table is a dot with one-hot rows: it and its gradient are a group by themselves,
+        where the rows may be split, and their consumers are not tied to that."""
         rule = self.rules[eqn.index]
         if not rule.indexed or eqn.index in self.kind:
             return False
@@ -400,7 +400,7 @@ class _Coarsening:
         return True
 
     def _joins_state(self, eqn: Equation) -> bool:
-        """What an update computes of a gradient (its norm, say) is computed where the gradient is stored."""
+        """Values that an update computes from a gradient (its norm, say) are computed where the gradient is stored."""
         tensors = self.program.tensors
         sized = [t for t in eqn.operands if tensors[t].shape and not self.values.free[t]]
         if not sized:
@@ -419,7 +419,7 @@ class _Coarsening:
     def _candidates(self, eqn: Equation) -> list[int]:
         tensors, family = self.program.tensors, self.rules[eqn.index].family
         sized = [t for t in eqn.operands if tensors[t].shape and not self.values.free[t]]
-        if not sized or eqn.index in self.partner:  # a carry has a layout of its own
+        if not sized or eqn.index in self.partner:  # a carry has a sharding of its own
             return []
         largest = max(tensors[t].num_elements for t in sized)
         is_given = all(t in self.given for t in sized)
@@ -439,8 +439,8 @@ class _Coarsening:
         return result
 
     def _ends_input(self, eqn: Equation, t: int) -> bool:
-        """Whether a group that a batch input seeds ends before an equation, which makes a larger value of it, or reads
-        what is held whole where it is made."""
+        """Whether a group seeded by a batch input ends before an equation that enlarges its value, or that reads
+        a value that is whole where it is computed."""
         tensors, producer = self.program.tensors, self._producer(t)
         if any(tensors[r].num_elements > tensors[t].num_elements for r in eqn.results):
             return True
@@ -462,7 +462,7 @@ class _Coarsening:
         return True
 
     def _home(self, t: int) -> int | None:
-        """The node whose group a reader of ``t`` would follow."""
+        """The node of the group that a reader of ``t`` would follow."""
         seen: set[int] = set()
         while t not in seen:
             seen.add(t)
@@ -487,7 +487,7 @@ class _Coarsening:
     def _late_join(self) -> None:
         """Random bits that only one group reads are computed there: unlike a mask, they cost something.
 
-        What reduces them stays as it is, on every device: of what no state or input leads to, nothing is moved or
+        Their reductions run whole on every device: where no state or input leads to a value, nothing is moved or
         summed.
         """
         random: set[int] = set()

@@ -1,7 +1,7 @@
 """Which elements of its neighbours a device needs where a sliding window is split: integers only.
 
 Along one dimension, window ``o`` of ``out_size`` covers the positions ``o stride - before .. + extent`` of the operand,
-whose ``in_size`` elements stand ``dilation`` apart. Both sides are cut into ``parts`` equal blocks.
+with ``in_size`` elements that stand ``dilation`` apart. Both sides are cut into ``parts`` equal blocks.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Halo:
-    """What a device adds to its block, and where its windows lie in that.
+    """The elements that a device adds to its block, and where its windows lie in the result.
 
     Attributes:
       before, after: elements of the previous and the next block.
       starts: per part, where its first window begins in the extended block; without dilation alone, else empty.
-      padding: what the windows reach beyond the extended block, or beyond what is cut out of it.
+      padding: reach of the windows beyond the extended block, or beyond the part cut out of it.
     """
 
     before: int
@@ -61,11 +61,11 @@ class Window:
         return (num_windows - 1) * self.stride + self.extent
 
     def halo(self, parts: int) -> Halo | None:
-        """What reading takes in so many parts; None if they are unequal or reach beyond the next neighbour."""
+        """The halo for so many parts; None if they are unequal or reach beyond the next neighbour."""
         return _halo(self, parts)
 
     def scatter_halos(self, parts: int) -> tuple[Halo, Halo] | None:
-        """Of the operand and of the windows' values, where windows write to what they read (`select_and_scatter`).
+        """Halos of the operand and of the windows' values, where windows write to the operand (`select_and_scatter`).
 
         None as for `halo`, and where parts of the operand do not begin where windows do.
         """

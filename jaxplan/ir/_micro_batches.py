@@ -2,7 +2,7 @@
 
 ``x.reshape(K, b, ...)`` in front of a loop makes micro-batch k of the examples k * b to k * b + b - 1. A batch that is
 split over devices has them on other devices than the micro-batches would. Where examples meet in sums alone, over all
-micro-batches, it does not matter which examples are in which. So the reshape becomes an equation `CUT`, whose rule
+micro-batches, any assignment of examples to them will do. So the reshape becomes an equation `CUT` with a rule that
 splits the batch before its number (``(b K) -> K b``) and which is evaluated as a reshape of each device's own part.
 
 That it does not matter is proven by one walk over the program, which tells how each value depends on the arrangement:
@@ -39,7 +39,7 @@ def cut_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorRule:
 
 
 def cut_freely(program: Program, rule_of: Callable[[Program, Equation], OperatorRule]) -> Program:
-    """The program with a `CUT` for each reshape that cuts micro-batches whose arrangement does not matter."""
+    """The program with a `CUT` for each reshape that cuts micro-batches in an arrangement that does not matter."""
     candidates = _candidates(program)
     if not candidates:
         return program

@@ -36,7 +36,7 @@ class StepGraph:
       spaces: one iteration space per group.
       state: tensor indices of inputs that are state (parameters, optimizer slots, caches; `jaxplan.ir.StatePair`).
       batch: the dimension that examples are independent along, and the parameters that they share.
-      remat: what the backward pass computes again by choice of a plan; None in a step as it was traced.
+      remat: the blocks that a plan chose to recompute in the backward pass; None in a step as it was traced.
       traced: the step as it was traced, where ``remat`` is something.
     """
 
@@ -54,7 +54,7 @@ class StepGraph:
 
     @property
     def stored(self) -> frozenset[int]:
-        """Tensor indices of what a step keeps from call to call: its state, and parameters that it does not train."""
+        """Tensor indices of the arrays that a step keeps from call to call: its state, and untrained parameters."""
         return self.state | self.batch.parameters
 
     @property
@@ -64,7 +64,7 @@ class StepGraph:
 
     @property
     def uncounted(self) -> tuple[int, ...]:
-        """Equations whose work nobody counted, or not all of it: their time is that of the rest."""
+        """Equations without a complete count of their work; their time is that of the counted part."""
         counts = enumerate(self.counts)
         return tuple(index for index, count in counts if count is None or count.caveat)
 
@@ -95,9 +95,9 @@ def analyse(
     """Rules, values, named dimensions, groups and spaces of a program; ``stage`` is told what begins.
 
     Args:
-      gradients_apart: the gradients of a contraction are groups of their own, to measure what sharing costs.
+      gradients_apart: the gradients of a contraction are groups of their own, to measure the cost of sharing.
       rules: one per equation, where they are known already.
-      structures: those of a program that differs in few places; what is new is added.
+      structures: those of a program that differs in few places; new ones are added.
     """
     stage("rules")
     rules = tuple([rule_of(program, eqn) for eqn in program.equations] if rules is None else rules)

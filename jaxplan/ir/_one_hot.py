@@ -92,7 +92,7 @@ def _bounded(row: jax.Array, size: int, mode: Any) -> jax.Array:
 
 
 def _fill(fill: Any, dtype: Any) -> Any:
-    """What an index outside the row reads, as `jax.lax.gather` documents it."""
+    """The value read at an index outside the row, as `jax.lax.gather` documents it."""
     if fill is not None:
         return fill
     if jnp.issubdtype(dtype, jnp.inexact):

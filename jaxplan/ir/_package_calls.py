@@ -1,4 +1,4 @@
-"""Primitives of other packages that stand for a program, which is inlined: what they are lowered to.
+"""Primitives of other packages that stand for a program: the programs they are lowered to, to be inlined.
 
 Equinox (and with it Lineax, Optimistix and Diffrax) marks values by primitives of its own: that a value may not be
 batched, that a condition is one for a whole batch, or that a rule of differentiation is to be used. Each is lowered by

@@ -1,7 +1,7 @@
-"""A sum over windows of a padded value is one operator, whose windows reach beyond their operand.
+"""A sum over windows of a padded value is one operator with windows that reach beyond its operand.
 
-JAX writes the gradient of average pooling as a padding with zeros, whole by nature, and a sum over windows of what
-comes out. As one operator its image may be split.
+JAX writes the gradient of average pooling as a padding with zeros, whole by nature, and a sum over windows of the
+result. As one operator its image may be split.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Equation:
       phase: ``backward`` when transposed by differentiation (JAX wraps the name stack in ``transpose(...)``),
         ``update`` when not transposed and fed by a backward equation, else ``forward``.
       origin: the jaxpr equation it was read from (context and traceback for replay and errors).
-      region: index of the innermost region in whose body it runs, -1 outside of all.
+      region: index of the innermost region around it, -1 outside of all.
     """
 
     index: int
@@ -114,10 +114,10 @@ REGION_IN, REGION_OUT = "region_in", "region_out"
 class Region:
     """A loop or branch, its bodies inlined once into the program.
 
-    Equations of a region are contiguous. A value enters a body through an equation `REGION_IN`, whose ``role`` is
+    Equations of a region are contiguous. A value enters a body through an equation `REGION_IN` of role
     ``const``, ``carry``, ``x`` (a slice of the operand per trip) or ``operand`` (of a branch), and leaves through an
     equation `REGION_OUT` of role ``carry`` (operands: the carry as it enters, and as it leaves, the body), ``y``
-    (stacked over the trips) or ``branch`` (one operand per branch). Both run outside; the bodies are what is between.
+    (stacked over the trips) or ``branch`` (one operand per branch). Both run outside, the bodies between them.
 
     Attributes:
       index: position in ``Program.regions``.
@@ -154,7 +154,7 @@ PairFlow = Literal["updated", "unchanged", "moved", "none"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatePair:
-    """An input and the output that takes its place in the next call; both have one layout.
+    """An input and the output that takes its place in the next call; both have one sharding.
 
     Attributes:
       input, output: positions among the program's inputs and outputs.
@@ -206,7 +206,7 @@ class Program:
       in_paths, out_paths: key paths, such as ``[0].params['Dense_0']['kernel']``.
       donated: per input, whether its buffer may be reused by an output.
       pairs: inputs and the outputs that succeed them (`jaxplan.ir._state`).
-      aliases: output position -> position of the input that it succeeds; the two have one layout.
+      aliases: output position -> position of the input that it succeeds; the two have one sharding.
       static_argnums: positions of the arguments that were closed over as Python values.
       regions: loops and branches; an inner one comes after the one around it.
       fingerprint: SHA-256 over equations and avals; names the program in plan files.

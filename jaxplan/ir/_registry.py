@@ -33,7 +33,7 @@ _MEMO_CAPACITY = 65_536
 
 
 class Aval(Protocol):
-    """What a rule may read of an operand or result: `jax.ShapeDtypeStruct`, an aval, or an array."""
+    """The facts that a rule may read of an operand or result: a `jax.ShapeDtypeStruct`, an aval, or an array."""
 
     @property
     def shape(self) -> Shape: ...
@@ -62,7 +62,7 @@ _DescriptionT = TypeVar("_DescriptionT", bound=Callable[..., Any])
 _RULES: dict[str, RuleFn] = {}
 _LOCAL_PARAMS: dict[str, LocalParamsFn] = {}
 _MEMO: dict[Any, OperatorRule] = {}
-# Primitives whose rules read inner programs or settings, which are not part of the memo's key.
+# Primitives with rules that read inner programs or settings, which are not part of the memo's key.
 _UNMEMOISED = frozenset({"pallas_call", "custom_partitioning", "random_bits", "random_split"})
 
 
@@ -95,7 +95,7 @@ class DescribedRule:
         return self.analysis(in_avals, out_avals, params).rule
 
     def analysis(self, in_avals: Avals, out_avals: Avals, params: Params) -> Analysis:
-        """What the description says of operands and results of these shapes."""
+        """The analysis of the description for operands and results of these shapes."""
         ins, outs = ([aval.shape for aval in avals] for avals in (in_avals, out_avals))
         return analyse(self.description, ins, outs, params, family=self.family, manual=self.manual)
 
@@ -138,7 +138,7 @@ def register_rule(
             return factor_rule("b w, w -> b w", {"b": batch, "w": width}, family="elementwise")
 
     Args:
-      arguments: primitives or their names; then, or to the function that is returned, what is registered.
+      arguments: primitives or their names; then, or to the function that is returned, the rule to register.
       family: as in `OperatorRule`; None: as the description suggests.
       manual: of a description: every device applies the primitive to its own pieces. False: the compiler can split
         the primitive by itself, as it can whatever is lowered to ordinary operators.
@@ -163,13 +163,13 @@ def register_rule(
 
     if described is None:
         return register
-    operands_and_options(described, 0)  # raises on what is no description
+    operands_and_options(described, 0)  # raises on anything else than a description
     register(DescribedRule(description=described, family=family, manual=manual))
     return described
 
 
 def primitive_names(registers: str, primitives: Sequence[Any]) -> list[str]:
-    """The names of what a decorator was given; ``registers`` is the decorator's own.
+    """The names of a decorator's primitives; ``registers`` is the decorator's own name, for errors.
 
     Raises:
       RuleError: it was given nothing, or something that is no primitive.
@@ -318,7 +318,7 @@ def _call(rule_fn: RuleFn, name: str, ins: Avals, outs: Avals, params: Params) -
 
 
 def _where(rule_fn: Any) -> str:
-    """``module.function (file:line)`` of what was registered."""
+    """``module.function (file:line)`` of a registered function."""
     inner = rule_fn.func if isinstance(rule_fn, functools.partial) else rule_fn
     inner = getattr(inner, "description", inner)
     text = f"{getattr(inner, '__module__', '?')}.{getattr(inner, '__qualname__', repr(inner))}"

@@ -1,9 +1,9 @@
 """Rematerialisation as a rewrite of the program: a block's forward equations again, behind a barrier.
 
-Differentiation has happened when a step is traced, so `jax.checkpoint` cannot be applied any more. What it would have
-left is made here: before the first equation of the backward pass that reads what a block saved, a barrier on what the
-block reads and on the gradient that has come that far, and after it the equations of the block that make what was
-saved. The backward pass reads these copies and the operands of the barrier, so that neither is merged with the
+Differentiation has happened when a step is traced, so `jax.checkpoint` cannot be applied any more. Its result
+is built here: before the first equation of the backward pass that reads a residual of a block, a barrier on the
+block's operands and on the gradient that has come that far, and after it the block's equations that compute the
+residuals. The backward pass reads these copies and the operands of the barrier, so that neither is merged with the
 originals. A copy has the value number of its original, and so joins its group (`jaxplan.ir._groups`).
 """
 
@@ -30,7 +30,7 @@ attention scores, large and cheap, are not."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Again:
-    """What is computed again of one block.
+    """The recomputed part of one block.
 
     Attributes:
       equations: indices of the forward equations, ascending.
@@ -52,7 +52,7 @@ class Rematerialised:
 
     Attributes:
       graph: its program analysed; the fingerprint is that of the step as it was traced.
-      parts: what is computed again, in the order in which the backward pass needs it.
+      parts: the recomputed parts, in the order in which the backward pass needs them.
       original: equation index -> index in the program before, for all equations but the barriers.
     """
 
@@ -62,7 +62,7 @@ class Rematerialised:
 
 
 def recomputable_blocks(graph: StepGraph) -> tuple[Block, ...]:
-    """The repeated blocks of a step of which something can be computed again in the backward pass."""
+    """The repeated blocks of a step that the backward pass can recompute, at least in part."""
     blocks = find_blocks(graph.program, graph.rules, graph.values)
     finder = _Finder(graph)
     return tuple(block for block in blocks if finder.again(block, "all") is not None)
@@ -79,7 +79,7 @@ def rematerialise(
     Args:
       graph: the step as it was traced.
       blocks: those of `recomputable_blocks`, where they are known already.
-      structures: those that other choices of the same step were seen to have; what is new is added.
+      structures: those that other choices of the same step were seen to have; new ones are added.
     """
     blocks = recomputable_blocks(graph) if blocks is None else blocks
     finder = _Finder(graph)
@@ -97,7 +97,7 @@ def rematerialise(
 
 
 class _Finder:
-    """Finds what of a block can be computed again, and from what."""
+    """Finds the equations of a block that can be recomputed, and their operands."""
 
     def __init__(self, graph: StepGraph) -> None:
         self.graph, self.program = graph, graph.program
@@ -106,7 +106,7 @@ class _Finder:
         self.outside.update(self.program.outputs)
 
     def again(self, block: Block, policy: RematPolicy) -> Again | None:
-        """None where the backward pass reads nothing that could be computed again."""
+        """None where the backward pass reads nothing that could be recomputed."""
         equations = self.program.equations[block.start : block.stop]
         made = {t: eqn for eqn in equations for t in eqn.results}
         given = self._given(block, equations)
@@ -137,8 +137,8 @@ class _Finder:
         )
 
     def _is_there(self, t: int) -> bool:
-        """Whether a value needs no barrier: it exists for nothing, or is a parameter, whose gathered copy a plan keeps
-        or makes again like any other."""
+        """Whether a value needs no barrier: it is free, or is a parameter, whose gathered copy a plan keeps
+        or re-gathers like any other."""
         return (
             self.program.tensors[t].kind in ("literal", "constant")
             or self.graph.values.free[t]
@@ -150,7 +150,7 @@ class _Finder:
         return group != UNGROUPED and self.graph.grouping.groups[group].kind in STORED_KINDS
 
     def _given(self, block: Block, equations: Sequence[Equation]) -> set[int]:
-        """What there is anyway: what the block hands on, and what no copy can be made of."""
+        """The values that are kept anyway: results that the block hands on, and values that cannot be recomputed."""
         given: set[int] = set()
         for eqn in equations:
             is_fixed = (
@@ -199,7 +199,7 @@ class _Finder:
 
 
 class _Rewriter:
-    """Working state: the new equations, and what the backward pass reads instead of a tensor."""
+    """Working state: the new equations, and the copy that the backward pass reads instead of a tensor."""
 
     def __init__(self, graph: StepGraph, parts: Sequence[Again]) -> None:
         self.graph, self.program, self.parts = graph, graph.program, parts
@@ -271,7 +271,7 @@ class _Rewriter:
             )
 
     def _gradients(self, first: int, last: int) -> list[int]:
-        """What the backward pass has made before an equation and reads between it and another one."""
+        """Values computed by the backward pass before an equation and read between it and another one."""
         found: dict[int, None] = {}
         for eqn in self.program.equations[first : last + 1]:
             if eqn.phase != "backward":

@@ -1,4 +1,4 @@
-"""What an operator rule is: the factors of an operator's iteration space, and which dimensions carry them.
+"""The definition of an operator rule: the factors of an operator's iteration space, and the dimensions they split.
 
 The notation is Shardy's (https://openxla.org/shardy/propagation): ``b i k, b k j -> b i j``, where splitting
 one factor splits every dimension that carries it.
@@ -33,8 +33,8 @@ class Factor:
       size: number of values of the index; of a ``window`` factor, a multiple of every number of equal parts.
       kind: ``map`` may be split freely; ``reduce`` may be split and leaves partial results; ``window`` may be
         split if neighbours exchange a halo; ``whole`` may not be split; ``fixed`` is split as the step says.
-      reducer: what joins the partial results of a ``reduce`` factor, and of a ``window`` that no result carries (the
-        image of a weight gradient); None for every other kind.
+      reducer: operation that joins the partial results of a ``reduce`` factor, and of a ``window`` that no result
+        has (the image of a weight gradient); None for every other kind.
       name: a letter or word for people, may be empty.
       user_axes: of a ``fixed`` factor, the axes of the user's mesh that split it.
     """
@@ -63,7 +63,7 @@ class SplitWindow:
     Attributes:
       factor: its index.
       window: sizes along the dimension.
-      operands: those whose blocks are extended.
+      operands: those with extended blocks.
       scatters: windows write to where they read; operand 0 holds their values.
     """
 

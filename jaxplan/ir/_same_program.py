@@ -27,9 +27,9 @@ Seen = set[tuple[int, int]]
 
 
 def first_difference(planned: Program, other: Program) -> str | None:
-    """What sets another trace apart from the one that was planned, with the line of the step; None where nothing does.
+    """The first difference of another trace from the planned one, with the line of the step; None where they agree.
 
-    The text goes on after "the step on these arguments ..."; what differs in the other is named first.
+    The text goes on after "the step on these arguments ..."; the other trace's side is named first.
     """
     found = _inputs_difference(planned, other)
     return found or _Comparison(planned, other).run()

@@ -1,4 +1,4 @@
-"""Arrays that no machine holds: refused before the analysis, whose counts of bytes they would overflow."""
+"""Arrays that no machine holds are refused before the analysis: their counts of bytes would overflow it."""
 
 from __future__ import annotations
 

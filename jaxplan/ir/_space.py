@@ -2,7 +2,7 @@
 
 Within a group, two factors are one *class* when they meet on a dimension of a tensor that both equations hold. A
 configuration of the group says which atomic axes split which class (PaSE section II: an iteration-space
-configuration), and that fixes the layout of every operand and result.
+configuration), and that fixes the sharding of every operand and result.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class FactorClass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSpace:
-    """Classes of one group and what they mean for its equations and tensors.
+    """Classes of one group and their meaning for its equations and tensors.
 
     Attributes:
       classes: splittable classes, in the order in which axes are dealt (named dimension order).
       factor_class: equation index -> class of each factor of its rule (`WHOLE` when never split).
       tensor_dims: tensor index -> per dimension the classes that split it, major to minor.
-      tensor_partial: result tensor index -> classes whose split leaves it a partial sum.
+      tensor_partial: result tensor index -> classes that leave it a partial sum when they are split.
       operand_partial: classes over which the group reads partial sums: the one class without a dimension that a sum
         group has, else none.
     """
@@ -66,12 +66,12 @@ class GroupSpace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpaceFacts:
-    """What the spaces of a program's groups follow from.
+    """The facts that determine the spaces of a program's groups.
 
     Attributes:
       rules: one operator rule per equation.
       named: the named dimensions.
-      primal_of: cotangent tensor -> the tensor whose gradient it is; the two are split alike.
+      primal_of: cotangent tensor -> its primal; the two are split alike.
       number: value number of each tensor; equal values (a recomputed activation and the original) are split alike.
     """
 
@@ -106,7 +106,7 @@ class _SpaceBuilder:
             self.tensor_factors[t] = tuple((self._new(n),) if n > 1 else () for n in shape)
         for eqn in equations:
             self._add_equation(eqn)
-        if self.group.kind != "user":  # one equation, whose layouts are given
+        if self.group.kind != "user":  # one equation, with given shardings
             self._tie_equal_values()
             self._tie_cotangents()
             self._forbid_repeats(equations)

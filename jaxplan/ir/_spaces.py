@@ -12,12 +12,12 @@ from jaxplan.ir._space import FactorClass, GroupSpace, SpaceFacts, group_space
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Structure:
-    """What a space is made of, apart from the names of things.
+    """The structure of a space, apart from names.
 
     Attributes:
-      key: equal for groups whose spaces differ in names alone.
+      key: equal for groups with spaces that differ in names alone.
       tensors: the group's tensors in order of appearance.
-      names: its named dimensions, ascending; what has none comes last.
+      names: its named dimensions, ascending; classes without one come last.
     """
 
     key: Hashable
@@ -30,7 +30,7 @@ Structures = dict[Hashable, tuple[Group, _Structure, GroupSpace]]
 
 
 def group_spaces(groups: Sequence[Group], facts: SpaceFacts, known: Structures) -> list[GroupSpace]:
-    """`group_space` of every group; what is not in ``known`` is added to it."""
+    """`group_space` of every group; new structures are added to ``known``."""
     classes: dict[tuple[int, tuple[int, ...]], tuple[FactorClass, ...]] = {}
     spaces = []
     for group in groups:

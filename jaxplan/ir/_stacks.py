@@ -1,4 +1,4 @@
-"""How loops read what a step stores: which inputs are stacks of layers, and where a loop takes it in."""
+"""How loops read stored arrays: which inputs are stacks of layers, and where a loop takes them in."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from jaxplan.ir._values import VIEW_PRIMITIVES, Values
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """An equation through which a loop reads what is stored, slice by slice or whole in each trip.
+    """An equation through which a loop reads a stored array, slice by slice or whole in each trip.
 
     Attributes:
       equation: its index.
-      stored: tensor index of what is read: an input, or a view or cast of one that is laid out as the input is.
+      stored: tensor index of the array read: an input, or a view or cast of one that is sharded as the input is.
       is_slice: whether each trip reads a slice of the leading dimension.
-      again: whether the loop computes again what an earlier one computed (layers that are checkpointed).
+      again: whether the loop recomputes results of an earlier one (checkpointed layers).
     """
 
     equation: int
@@ -31,7 +31,7 @@ class Entry:
 def stored_entries(
     program: Program, rules: Sequence[OperatorRule], values: Values, grouping: Grouping
 ) -> tuple[Entry, ...]:
-    """In program order, entries into loops whose operand lies in a group of what is stored.
+    """In program order, entries into loops with an operand in a group of stored arrays.
 
     Whole values count where the loop makes whole passes, forward and backward (micro-batches): a loop over time reads
     its kernels in every trip of one pass, and they are there throughout.

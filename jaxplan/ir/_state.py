@@ -1,7 +1,7 @@
 """State: which arguments a step returns updated, by structure and by data flow (docs/state.md).
 
 An input is paired with the output that succeeds it: the caller passes that output to the next call in its place, so the
-two have one layout. Subtrees are paired before leaves, the largest first, and of several candidates of one signature
+two have one sharding. Subtrees are paired before leaves, the largest first, and of several candidates of one signature
 (key paths, shapes, dtypes) those into which most of the subtree flows, by the shortest paths.
 """
 
@@ -75,7 +75,7 @@ def pair_state(
 
 
 class _Pairing:
-    """Working state: what is taken, and what was found."""
+    """Working state: the inputs and outputs taken so far, and the pairs found."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class _Pairing:
     # subtrees
 
     def _subtrees(self) -> None:
-        """The largest first; what finds no place is looked for in parts."""
+        """The largest first; those without a place are looked for in parts."""
         pending: dict[int, list[_Node]] = defaultdict(list)
         for node in _roots(self.inputs):
             pending[len(node.leaves)].append(node)
@@ -300,7 +300,7 @@ class _Pairing:
     # leaves
 
     def _recurrent_leaves(self) -> None:
-        """Pair what is mixed on its way to the output under its keys, and meets data of other arguments there."""
+        """Pair values mixed on their way to the output under their keys that meet data of other arguments there."""
         for i, leaf in enumerate(self.inputs):
             if i in self.partner or not isinstance(leaf.keys[-1], str) or len(leaf.keys) < 2:
                 continue
@@ -316,7 +316,7 @@ class _Pairing:
                     break
 
     def _leaves(self) -> None:
-        """Pair what is left along flows, as many as possible, those with one key and short paths first."""
+        """Pair the remaining leaves along flows, as many as possible, those with one key and short paths first."""
         by_aval: dict[Any, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
         for i, leaf in enumerate(self.inputs):
             if i not in self.partner:
@@ -350,7 +350,7 @@ class _Pairing:
             self._take([(sources[a], targets[b])], placed=is_placed)
 
     def _donated_leaves(self) -> None:
-        """Pair what is donated by name with outputs of its shape and dtype, in order: they take its buffer."""
+        """Pair inputs donated by name with outputs of their shape and dtype, in order: they take their buffers."""
         free: dict[Any, list[int]] = defaultdict(list)
         for o, leaf in enumerate(self.outputs):
             if o not in self.taken:
@@ -364,7 +364,7 @@ def donated_by_default(inputs: Sequence[Leaf], pairs: Sequence[StatePair]) -> tu
     """Per input, whether its argument is donated without being named: it comes back whole, at its place, and updated.
 
     An argument that comes back in part, unchanged, or as a bare array that only shape and data flow tell is the
-    caller's to keep. One whose every leaf is computed of other state (low-precision copies of parameters) is updated.
+    caller's to keep. One with all leaves computed from other state (low-precision copies of parameters) is updated.
     """
     flows: dict[str | int, set[PairFlow]] = defaultdict(set)
     for pair in pairs:

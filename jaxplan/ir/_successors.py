@@ -1,4 +1,4 @@
-"""Which inputs an output succeeds: the paths of a step along which an array is updated and keeps its layout.
+"""Which inputs an output succeeds: the paths of a step along which an array is updated and keeps its sharding.
 
 An output succeeds an input when a path of element-wise operators, updates, windows and loop carries leads from one to
 the other: ``w - lr * g`` succeeds ``w``, a cache written at one position succeeds the cache, and the last carry of a
@@ -24,14 +24,14 @@ _IDENTITIES = frozenset(
     | {"mesh_cast", "device_put", "random_wrap", "random_unwrap", "random_clone"}
 )
 _RESHAPES = frozenset({"reshape", "squeeze", "expand_dims"})
-# Operators whose first operand is moved, cut or reordered along its own dimensions, or transformed along one.
+# Operators with a first operand that is moved, cut or reordered along its own dimensions, or transformed along one.
 _WINDOWS = frozenset(
     {"slice", "dynamic_slice", "pad", "rev", "split", "fft", "random_split", "random_fold_in"}
 )
 _RANK_CHANGING = _RESHAPES | {"gather", "random_split", "broadcast_in_dim"}
 _ELEMENTWISE_STEP, _WINDOW_STEP, _WRITTEN_VALUE_STEP = 1, 1, 2
 _MOST_SCALAR_STEPS = 32
-"""Scalars meet each other in norms and schedules, whose sums have as many terms as the step has parameters: paths
+"""Scalars meet each other in norms and schedules, in sums with as many terms as the step has parameters: paths
 between scalars end after so many operators, about ten updates of a count in one call."""
 
 
@@ -201,7 +201,7 @@ class Successors:
             yield from (_Source(operand, 0, keeps_rank=role != "y") for operand in operands)
 
     def _inside(self, eqn: Equation, position: int) -> Iterator[_Source]:
-        """Through the body of a `jax.shard_map`, whose results have the dimensions of its operands."""
+        """Through the body of a `jax.shard_map`: its results have the dimensions of its operands."""
         if eqn.index not in self._bodies:
             from jaxplan.ir._user_sharding import inline_body  # it registers with the builder, which traces
 

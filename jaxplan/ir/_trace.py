@@ -84,7 +84,7 @@ def trace(
 
     Args:
       step: the single-device step; one that is jitted already keeps its own static and donated arguments.
-      args, kwargs: arrays, ``jax.ShapeDtypeStruct`` or pytrees of them.
+      donate_argnums: numbers of the arguments to donate; None: those that the step's own `jax.jit` names,
       donate_argnums: numbers of arguments whose buffers the step may reuse; None: those that its own `jax.jit` names,
         else every argument that the step returns updated, leaf by leaf.
       static_argnums, static_argnames: arguments that are Python values, by number and name, as `jax.jit` has them.
@@ -208,7 +208,7 @@ def build_program(
 ) -> Program:
     """Turn a closed jaxpr of ``f(dynamic_args, kwargs)`` into a `Program`.
 
-    Args:
+    donate: positions among ``dynamic_args`` and names among ``kwargs``; None: arguments that come back updated.
       donate: positions among ``dynamic_args`` and names among ``kwargs``; None: what comes back updated.
     """
     in_tree = jax.tree.structure(in_example)

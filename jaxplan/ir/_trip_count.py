@@ -20,7 +20,7 @@ _STEPS_TO_END: dict[str, Callable[[float, float], float]] = {
 
 
 def known_trips(params: Any, operands: Sequence[Any]) -> int | None:
-    """Trips of a ``while`` equation; None where they depend on what is computed.
+    """Trips of a ``while`` equation; None where they depend on computed values.
 
     Args:
       params: of the equation.
@@ -49,7 +49,7 @@ def known_trips(params: Any, operands: Sequence[Any]) -> int | None:
 
 
 def _step(body: Any, before: Any, after: Any, known: dict[Any, Any]) -> float | None:
-    """What each trip adds to a carry."""
+    """The amount that each trip adds to a carry."""
     made = next((eqn for eqn in body.eqns if after in eqn.outvars), None)
     if made is None or made.primitive.name not in ("add", "sub"):
         return None

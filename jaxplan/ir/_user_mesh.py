@@ -1,4 +1,4 @@
-"""Meshes that the step itself names, and what their axes are among the atomic axes of a machine.
+"""Meshes that the step itself names, and their axes among the atomic axes of a machine.
 
 A step may hold `jax.lax.with_sharding_constraint` and `jax.shard_map`. Both name axes of a mesh of the user's; each of
 these is an ordered group of atomic axes, because both meshes hold the same devices in the same order.

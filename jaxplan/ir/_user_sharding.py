@@ -1,6 +1,6 @@
-"""How sharding constraints and `jax.shard_map` of the step enter the program: with the mesh and layouts that they name.
+"""How sharding constraints and `jax.shard_map` of the step enter the program, with the mesh and shardings they name.
 
-What cannot be respected is an error here, with the line that asks for it.
+A constraint that cannot be respected is an error here, with the line that asks for it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _inline_constraint(builder: Builder, eqn: Any, operands: list[int], stack: s
 
 @register_inline("shard_map")
 def _inline_shard_map(builder: Builder, eqn: Any, operands: list[int], stack: str) -> list[int]:
-    """An operand that is read in two layouts is two tensors, so that each has one."""
+    """An operand that is read in two shardings is two tensors, so that each has one."""
     _check_axis_types(eqn, eqn.params["mesh"])
     mesh = UserMesh.of(eqn.params["mesh"])
     in_dims = _all_dims(eqn.params["in_specs"], eqn.invars)

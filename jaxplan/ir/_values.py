@@ -33,7 +33,7 @@ class Values:
       merged: the same, but values that an optimization barrier of the backward pass keeps apart differ, and those in
         the bodies of different loops: the compiler merges those that are equal here.
       root: value number of the tensor that it is a view of (transposes, reshapes, casts).
-      free: exists in any layout for nothing (iota, constants, what is computed from them and from scalars).
+      free: exists in any sharding at no cost (iota, constants, and values computed from them and from scalars).
       producer: index of the producing equation, -1 for inputs, constants and literals.
       consumers: equations that read it, in program order.
     """
@@ -119,7 +119,7 @@ def analyse_values(program: Program, rules: tuple[OperatorRule, ...]) -> Values:
 
 def _merged(program: Program, number: Sequence[int]) -> tuple[int, ...]:
     """Value numbers told apart by the last barrier of the backward pass that a value is behind, and by the loop or
-    branch in whose body it is: a slice of a weight is the same in both passes, and each loop gathers its own."""
+    branch that holds it: a slice of a weight is the same in both passes, and each loop gathers its own."""
     barrier = {e: equations.start for equations in backward_barriers(program) for e in equations}
     if not barrier and not program.regions:
         return tuple(number)
@@ -138,10 +138,10 @@ def _merged(program: Program, number: Sequence[int]) -> tuple[int, ...]:
 def _boundary_number(
     eqn: Equation, operands: tuple[int, ...], seen: dict, stacked: dict[tuple[int, int], int]
 ) -> int:
-    """Value number of what enters or leaves a region.
+    """Value number of a value that enters or leaves a region.
 
-    Slices of one operand have the same number in every loop of that length, and slices of what a loop stacked have
-    that of the value which it stacked: the trip is the same. A carry is new in every loop.
+    Slices of one operand have the same number in every loop of that length, and a slice of a stacked result has
+    that of the stacked value: the trip is the same. A carry is new in every loop.
     """
     role, length, (result,) = eqn.params["role"], eqn.params["length"], eqn.results
     if eqn.name == REGION_OUT:

@@ -1,9 +1,9 @@
 """Element-wise operators, and those that only move elements: the compiler fuses them, so memory decides their time.
 
-Operations per element: one for what is one instruction, a multiply-add too; eight for a function of the special
+Operations per element: one for a single instruction, a multiply-add too; eight for a function of the special
 function unit, which gives 16 results per clock where the multiply-add units give 128 (CUDA C++ Programming Guide, table
 of throughputs of native arithmetic instructions). Longer functions are polynomials: half of the FLOPs that XLA's cost
-analysis counts of what they are lowered to, and eight for each transcendental.
+analysis counts of their lowering, and eight for each transcendental.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ _OF_GPUS = (
     "wait_load_tmem wait_smem_to_gmem wgmma_accumulator_deref_p wgmma_accumulator_store_p wgmma_wait"
 )
 KERNEL_MOVES = frozenset(" ".join((_OF_ALL, _OF_TPUS, _OF_GPUS)).split())
-"""They compute nothing; what they move is in the block specifications of the kernel."""
+"""They compute nothing; the block specifications of the kernel say how many bytes they move."""
 _PRODUCTS = frozenset({"wgmma", "wgmma_ref", "tcgen05_mma"})
 """Operands: the accumulator, the left factor, the right one."""
 

@@ -20,7 +20,7 @@ class Border(NamedTuple):
 
     Attributes:
       widths: (before, after) in each of its dimensions.
-      around_output: around what a convolution makes, not what it reads.
+      around_output: around a convolution's result, not its operand.
       fills_holes: the holes of a dilated image are written as well.
     """
 

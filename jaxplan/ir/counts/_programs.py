@@ -79,7 +79,7 @@ def called_program(in_avals: Avals, out_avals: Avals, params: Params) -> Count |
 
 @register_count("ffi_call", kind="as registered for its target")
 def foreign_function(in_avals: Avals, out_avals: Avals, params: Params) -> None:
-    """Only its author knows what it computes: an entry of its own, ``"ffi_call:target"``, says."""
+    """Only its author knows its work, and registers it under a name of its own: ``"ffi_call:target"``."""
 
 
 @register_count("scan", "while", "cond", kind="its own program")
@@ -96,7 +96,7 @@ def kept_region(in_avals: Avals, out_avals: Avals, params: Params) -> Count:
 
 @register_count("pallas_call", kind="pl.CostEstimate, or its kernel")
 def pallas_call(in_avals: Avals, out_avals: Avals, params: Params) -> Count:
-    """What its author estimated (`pl.CostEstimate`); else the kernel's arithmetic at every point of the grid, and the
+    """Its author's estimate (`pl.CostEstimate`); else the kernel's arithmetic at every point of the grid, and the
     blocks that the grid fetches: one whenever its index changes, points in row-major order
     (https://docs.jax.dev/en/latest/pallas/grid_blockspec.html)."""
     body, estimate = program_count(params["jaxpr"]), params.get("cost_estimate")

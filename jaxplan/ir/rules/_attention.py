@@ -34,7 +34,7 @@ def backward_rule(in_avals: Avals, out_avals: Avals, params: Params) -> Operator
     """The gradient: operands of the forward pass, its statistics, its result and the cotangent of that."""
     if (
         _is_packed(in_avals) or len(out_avals) > _NUM_GRADIENTS
-    ):  # a bias's gradient sums over what it was spread over
+    ):  # a bias's gradient sums over the dimensions it was broadcast to
         return leading_dims_rule(in_avals, out_avals, num_leading=0, family="attention")
     space = _Heads(in_avals, params)
     statistics, *tensors = in_avals[_FIRST_OPTIONAL:]
@@ -69,7 +69,7 @@ class _Heads:
         return [*tensors, self.statistics(in_avals[_BIAS]), *map(self._per_row, in_avals[_BIAS + 1 :])]
 
     def tensor(self, aval: Aval) -> TensorFactors:
-        """Query, key, value, and what has their shape."""
+        """Factors of query, key, value, and other arrays of their shape."""
         return tuple(
             self._batch
             if axis == 0

@@ -18,7 +18,7 @@ _BATCHING = "…"
 def custom_partitioning_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorRule:
     """The operator's ``sharding_rule``, its factors of results mapped and all others whole.
 
-    Reduced factors are whole because the operator's own ``partition`` function takes the sum: what comes out is no
+    Reduced factors are whole because the operator's own ``partition`` function takes the sum: the result is no
     partial result. Without a rule, or with one that asks for the mesh, nothing is split, and the plan says so; a
     description registered for ``custom_partitioning`` replaces this rule.
     """

@@ -71,4 +71,4 @@ WHOLE_REASONS: dict[str, str] = {
     "rng_bit_generator": "what a number is depends on the whole shape",
     "rng_uniform": "what a number is depends on the whole shape",
 }
-"""Primitive whose rule splits nothing -> why."""
+"""Primitive with a rule that splits nothing -> the reason."""

@@ -1,4 +1,4 @@
-"""What was seen of the rules under test; written by ``python -m tests.ir.rules.evidence``."""
+"""Observations of the rules under test; written by ``python -m tests.ir.rules.evidence``."""
 
 EVIDENCE: dict[str, tuple[str, str]] = {
     "abs": ("map", "parts compiled Shardy"),

@@ -16,7 +16,7 @@ from jaxplan.ir._rule import Dimension, OperatorRule, Reducer, Shape
 from jaxplan.ir.rules._builder import Factors
 
 _ONE_HOT = getattr(lax.GatherScatterMode, "ONE_HOT", None)
-# What joins the updates that different devices made; None where the last writer wins.
+# The operation that joins updates of different devices; None where the last writer wins.
 _SCATTER_REDUCERS: dict[str, Reducer] = {
     "scatter-add": "sum",
     "scatter-sub": "sum",
@@ -31,7 +31,7 @@ def gather_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorRu
     """Embedding look-up ``v d, b s 1 -> b s d`` with v reduced, and everything else `lax.gather` can do.
 
     Look-up dimensions are mapped from the indices; slice dimensions are mapped from the operand where they
-    are taken in full; dimensions of which one element is taken are reduced (every device looks up what it holds,
+    are taken in full; dimensions of which one element is taken are reduced (every device looks up its own part,
     and the results add up); cut dimensions are whole; batching dimensions are shared by all three.
     """
     numbers = params["dimension_numbers"]

@@ -1,6 +1,6 @@
 """Decompositions, solves and transforms: a batch of leading dimensions, the rest whole.
 
-Solves and transforms run on pieces: the compiler gathers their operands whatever the layout.
+Solves and transforms run on pieces: the compiler gathers their operands in any sharding.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def tridiagonal_solve_rule(in_avals: Avals, out_avals: Avals, params: Params) ->
 
 
 def _solve_rule(in_avals: Avals, out_avals: Avals, free: int) -> OperatorRule:
-    """The last operand holds the right-hand sides, the others what is solved; linear in the right-hand sides."""
+    """The last operand holds the right-hand sides, the others the matrix; linear in the right-hand sides."""
     shape = out_avals[0].shape
     num_leading, free = len(shape) - _MATRIX_RANK, free % len(shape)
     factors = Factors()

@@ -149,7 +149,7 @@ def _plain_dimensions(block: Any) -> dict[int, int]:
 
 
 def _evaluate(index_map: Any, point: Sequence[Any]) -> list[Any]:
-    """An index map on index variables; what is not affine becomes opaque, and its variables are not split."""
+    """An index map on index variables; a part that is not affine becomes opaque, and its variables are not split."""
     jaxpr, consts = open_jaxpr(index_map)
     env: dict[Any, Any] = dict(zip(jaxpr.invars, point))
     env.update(zip(jaxpr.constvars, consts))
@@ -183,7 +183,7 @@ def _asked_positions(kernel: Any) -> Iterator[int]:
 
 
 def _with_block_elements(rule: OperatorRule, ins: Sequence[Shape], outs: Sequence[Shape]) -> OperatorRule:
-    """The rule of arrays from the rule of blocks: every dimension gets what is left of its size, whole."""
+    """The rule of arrays from the rule of blocks: every dimension gets the rest of its size as a whole factor."""
     factors = list(rule.factors)
 
     def dims(tensor: TensorFactors, shape: Shape) -> TensorFactors:

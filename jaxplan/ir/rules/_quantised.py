@@ -8,7 +8,7 @@ from jaxplan.ir._registry import Avals, Params, register_rule
 from jaxplan.ir._rule import Dimension, OperatorRule, Shape, TensorFactors
 from jaxplan.ir.rules._builder import Factors
 
-# Batch, rows and contraction of both operands of `scaled_matmul`, whose result is batch, rows, rows.
+# Batch, rows and contraction of both operands of `scaled_matmul`; its result is batch, rows, rows.
 _MATMUL_NUMBERS = (((2,), (2,)), ((0,), (0,)))
 
 

@@ -12,7 +12,7 @@ from jaxplan.ir._rule import OperatorRule
 from jaxplan.ir.rules._builder import Factors, leading_dims_rule, one_to_one_rule
 
 _PARTITIONABLE = "jax_threefry_partitionable"
-# Generators whose numbers depend on key and position alone.
+# Generators of numbers that depend on key and position alone.
 _BY_POSITION = frozenset({"threefry2x32"})
 
 
@@ -59,7 +59,7 @@ def random_gamma_rule(in_avals: Avals, out_avals: Avals, params: Params) -> Oper
 
 @register_rule("rng_bit_generator", "rng_uniform")
 def sequential_random_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorRule:
-    """Generators of the compiler: what a number is depends on the whole shape, so nothing is split."""
+    """Generators of the compiler: each number depends on the whole shape, so nothing is split."""
     factors = Factors()
     operands = [factors.add_except(aval.shape, range(len(aval.shape))) for aval in in_avals]
     results = [factors.add_except(aval.shape, range(len(aval.shape))) for aval in out_avals]

@@ -10,7 +10,7 @@ from jaxplan.ir.rules._builder import Factors
 
 @register_rule(REGION_IN)
 def region_in_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorRule:
-    """What enters keeps its dimensions; of an operand that is sliced per trip the leading one is never split."""
+    """An operand keeps its dimensions as it enters; the leading one of an operand sliced per trip is never split."""
     factors = Factors()
     inner = factors.add_all(out_avals[0].shape)
     outer = (factors.whole(in_avals[0].shape[0]), *inner) if params["role"] == "x" else inner
@@ -19,7 +19,7 @@ def region_in_rule(in_avals: Avals, out_avals: Avals, params: Params) -> Operato
 
 @register_rule(REGION_OUT)
 def region_out_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorRule:
-    """What leaves keeps its dimensions; of a result that is stacked over the trips the leading one is never split."""
+    """A result keeps its dimensions as it leaves; the leading one of a result stacked over the trips is never split."""
     factors = Factors()
     if params["role"] == "y":
         inner = factors.add_all(in_avals[0].shape)

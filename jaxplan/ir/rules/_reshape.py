@@ -13,7 +13,7 @@ def reshape_dims(factors: Factors, in_shape: Shape, out_shape: Shape) -> tuple[T
     """Dimensions of a reshape's operand and result.
 
     The shapes are cut into segments of equal products; in each, the greatest common divisor of the leading
-    dimensions is a factor of both as long as there is one. What remains of a segment is whole: its elements
+    dimensions is a factor of both as long as there is one. The rest of a segment is whole: its elements
     do not line up. ``(6, 4) -> (24,)`` gives ``i j -> (i j)``; ``(4, 3) -> (6, 2)`` gives
     ``(i j) k -> (i l) m`` with only i mapped.
     """
@@ -42,7 +42,7 @@ def _divide_first(sizes: list[tuple[int, int]], divisor: int) -> list[tuple[int,
 
 
 def _segments(in_shape: Shape, out_shape: Shape) -> Iterator[tuple[list[int], list[int]]]:
-    """Runs of axes whose products agree, sizes of 1 left out; one run of all if there are no elements."""
+    """Runs of axes with equal products, sizes of 1 left out; one run of all if there are no elements."""
     ins = [axis for axis, size in enumerate(in_shape) if size != 1]
     outs = [axis for axis, size in enumerate(out_shape) if size != 1]
     if 0 in in_shape:

@@ -136,7 +136,7 @@ def bcoo_transpose_rule(in_avals: Avals, out_avals: Avals, params: Params) -> Op
 
 @register_rule("bcoo_dot_general")
 def bcoo_dot_general_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorRule:
-    """``b e d, b e c, b k j -> b s d j`` with the stored elements e reduced, and what they name, s and k, whole."""
+    """``b e d, b e c, b k j -> b s d j`` with the stored elements e reduced, and their coordinates, s and k, whole."""
     factors = Factors()
     contracted, _ = params["dimension_numbers"][0]
     shape = params["lhs_spinfo"].shape
@@ -148,7 +148,7 @@ def bcoo_dot_general_rule(in_avals: Avals, out_avals: Avals, params: Params) -> 
 
 @register_rule("bcsr_dot_general")
 def bcsr_dot_general_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorRule:
-    """The same of compressed rows, whose stored elements are whole."""
+    """The same for compressed rows; stored elements are whole."""
     factors = Factors()
     contracted, _ = params["dimension_numbers"][0]
     stored = _rows(factors, in_avals[1], params["lhs_spinfo"].shape, contracted=contracted)
@@ -292,7 +292,7 @@ def _with_shape(params: Params, name: str, shape: Shape) -> dict[str, Any]:
 
 
 def _local_shape(shape: Shape, data: Shape, indices: Shape) -> Shape:
-    """Of the array whose stored elements and coordinates these are."""
+    """Shape of the array that has these stored elements and coordinates."""
     num_batch, num_sparse = len(indices) - 2, indices[-1]
     batch = map(max, data[:num_batch], indices[:num_batch])
     return (*batch, *shape[num_batch : num_batch + num_sparse], *data[num_batch + 1 :])

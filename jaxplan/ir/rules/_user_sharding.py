@@ -1,4 +1,4 @@
-"""Rules of what the step lays out itself: sharding constraints and `jax.shard_map`."""
+"""Rules of the equations that the step itself shards: sharding constraints and `jax.shard_map`."""
 
 from __future__ import annotations
 

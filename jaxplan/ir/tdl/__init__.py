@@ -1,4 +1,4 @@
-"""The description language: an operator as a function of index variables, and what that says of splitting it."""
+"""The description language: an operator as a function of index variables, from which follows how it splits."""
 
 from jaxplan.ir.tdl._analysis import Analysis as Analysis
 from jaxplan.ir.tdl._analysis import analyse as analyse

@@ -20,7 +20,7 @@ from jaxplan.ir.tdl._regions import Strategy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Analysis:
-    """What a description says of splitting.
+    """The consequences of a description for splitting.
 
     Attributes:
       rule: the factor rule.

@@ -1,4 +1,4 @@
-"""How each dimension of an operand is read, and what that means for splitting: the pieces must line up.
+"""How each dimension of an operand is read, and its consequence for splitting: the pieces must line up.
 
 A part of a variable reads an interval of every dimension that it indexes. If that is the same part of the dimension,
 the dimension carries the variable; if it reaches beyond, it is a window with a halo; otherwise it is whole.
@@ -106,7 +106,7 @@ class Patterns:
         return found
 
     def _size(self, variable: Variable) -> int:
-        """Range of a variable; one in an opaque argument whose range is unknown matches nothing."""
+        """Range of a variable; one of unknown range in an opaque argument matches nothing."""
         return self._reads.sizes.get(variable) or -1
 
     def _carries(

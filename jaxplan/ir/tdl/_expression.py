@@ -1,7 +1,7 @@
-"""Expressions of the description language: what one element of a result is made of (Tofu section 3.1).
+"""Expressions of the description language for one element of a result (Tofu section 3.1).
 
-An index is *affine* in the variables, ``2 * x + dx - 1``; everything else is a value, whose only use to the analysis
-is which elements it reads and how reductions and operands enter it.
+An index is *affine* in the variables, ``2 * x + dx - 1``; everything else is a value, of which the analysis uses only
+the elements that it reads and how reductions and operands enter it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Variable:
 
     Attributes:
       kind: ``result`` (a dimension of a result), ``reduction``, or ``opaque`` (inside the argument of an Opaque call).
-      reducer: what joins the terms of a ``reduction`` variable.
+      reducer: operation that joins the terms of a ``reduction`` variable.
       size: its range if the description says so, else None: it is read off the shapes.
     """
 
@@ -135,8 +135,8 @@ class Element(Expression):
     Attributes:
       operand: number of the operand.
       index: one entry per dimension.
-      data: values that entries are computed from (``table[ids[b], d]``), of which nothing but their reads is known.
-      padding: what is read outside of the operand; None where nothing is.
+      data: values that entries are computed from (``table[ids[b], d]``); only their reads are known.
+      padding: the value outside of the operand; None where nothing outside is read.
     """
 
     operand: int
@@ -168,7 +168,7 @@ class Reduction(Expression):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OpaqueValue(Expression):
-    """What an Opaque call returns, or an element of it."""
+    """The result of an Opaque call, or an element of it."""
 
     name: str
     arguments: tuple[Expression, ...]

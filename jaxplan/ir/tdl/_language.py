@@ -36,11 +36,11 @@ DescriptionFn = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """What running a description on stand-ins gave.
+    """The result of running a description on stand-ins.
 
     Attributes:
       operand_names: parameter names of the function.
-      in_shapes, out_shapes: what it was run for.
+      in_shapes, out_shapes: the shapes it was run for.
       variables: per result, the index variables, one per dimension.
       bodies: per result, the element as an expression.
     """
@@ -137,7 +137,7 @@ def _reduction(reducer: Reducer, body: Callable[..., Any], ranges: Mapping[str, 
 
 
 class Opaque:
-    """A function of which nothing is known but what it reads.
+    """A function of which only the reads are known.
 
     Called with elements, slabs (``mat[b, :, :]``) or functions of index variables, it returns a value, or a tensor
     that is indexed: ``Cholesky(mat[b, :, :])[i, j]``.

@@ -36,7 +36,7 @@ def linear_sets(description: Description) -> tuple[tuple[int, ...], ...]:
 
 
 def family_of(description: Description, has_window: bool) -> str:
-    """The family of an operator: what groups and costs it (see `OperatorRule.family`)."""
+    """The family of an operator, by which it is grouped and priced (see `OperatorRule.family`)."""
     nodes = list(itertools.chain.from_iterable(map(_nodes, description.bodies)))
     if has_window:
         return "window"

@@ -1,4 +1,4 @@
-"""What a description reads, and what stands in the way of splitting its variables.
+"""The elements that a description reads, and the obstacles to splitting its variables.
 
 Partition-n-reduce (Tofu section 3.2): an operator is run as it is on parts of its operands, and the results are put
 side by side or reduced. So a variable may be split only if nothing depends on its absolute value, and a reduced one

@@ -70,7 +70,7 @@ class Strategy:
     def input_regions(self, part: int, num_parts: int) -> tuple[Region | None, ...]:
         """Per operand and dimension first element and stop that one worker reads; None: the operand is not read.
 
-        Several reads are joined to the smallest region that holds them. What lies outside of the operand (padding)
+        Several reads are joined to the smallest region that holds them. The part outside of the operand (padding)
         is left out.
 
         Raises:
