@@ -5,7 +5,7 @@ import sys
 
 
 def main() -> int:
-    """Run the command; after Ctrl-C the process ends without waiting for what its threads do."""
+    """Run the command; after Ctrl-C the process ends without waiting for its threads."""
     interrupted = 130
     try:
         from jaxplan.cli._main import main as run

@@ -51,7 +51,7 @@ def plan(
       memory: limit per device, bytes or ``"40GiB"``; default: the chip's capacity times its usable fraction.
       solver: one of `jaxplan.solvers.SOLVERS`: ``"auto"``, or an algorithm as published (docs/solvers.md).
       donate_argnums: arguments whose buffers the step may reuse; default: those that its own `jax.jit` donates, else
-        what it returns updated (docs/state.md).
+        every argument that comes back updated (docs/state.md).
       static_argnums, static_argnames: arguments that are Python values, by number and by name, as `jax.jit` takes them.
         A step that is jitted already keeps its own.
       pins: parts of the plan that are fixed: paths, hints, named dimensions or families (docs/steering.md).
@@ -121,7 +121,7 @@ def min_devices(
       memory: limit per device, as in `plan`; so are the other arguments.
 
     Returns:
-      What counts as that number (``int(found)``, ``found.num_devices``), with its plans (``found.plan``, the fastest
+      The number of devices (``int(found)``, ``found.num_devices``), with its plans (``found.plan``, the fastest
       that fits; ``found.frontier``) and all parts that were planned (``found.points``, ``found.table()``).
 
     Raises:
@@ -282,7 +282,7 @@ def _scaled(
     options: Mapping[str, Any],
     entry: str,
 ) -> Iterator[Job]:
-    """The step, traced, and what plans it on a topology."""
+    """The step, traced, and a function that plans it on a topology."""
     from jaxplan.search._planner import parse_topology, traced_job
 
     check_call(step, args, kwargs, options=options, entry=entry)

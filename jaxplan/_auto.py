@@ -115,7 +115,7 @@ class Auto(Generic[P, R]):
     """A decorated step; call it like the step itself.
 
     Attributes:
-      plan, frontier: what the last new kind of arguments led to; errors before the first call.
+      plan, frontier: those of the last new kind of arguments; errors before the first call.
       counts: how often it planned and compiled; `cache_info()` says more.
       graph: the analysed program of that plan.
     """
@@ -200,7 +200,7 @@ class Auto(Generic[P, R]):
         return self._latest
 
     def _prepare(self, key: CallKey, call: Call) -> Ready:
-        """What serves a new kind of call: a plan that is there, where the step is the same program, or a new one."""
+        """Return a plan for a new kind of call: an existing one where the step is the same program, or a new one."""
         ready = self._plans.peek(key)  # another thread may have been quicker
         if ready is None:
             self._plans.misses += 1
@@ -213,7 +213,7 @@ class Auto(Generic[P, R]):
         return self._fitted(ready, call)
 
     def _fitted(self, ready: Ready, call: Call) -> Ready:
-        """Compile what is to run and read its memory; above the limit, the next plan takes its place."""
+        """Compile the plan and read its memory; above the limit, the next plan takes its place."""
         from jaxplan.search._fitting import fitting_run
 
         frontier = ready.frontier

@@ -1,4 +1,4 @@
-"""Every error that jaxplan raises on purpose: what was given, what was expected, and how to mend it."""
+"""Every error that jaxplan raises on purpose: the given value, the expected one, and the fix."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class InfeasibleError(JaxplanError):
 
     Attributes:
       smallest_memory_bytes: bytes per device of the leanest plan there is, or None if there is none at all.
-      memory_parts: what that memory is made of, part name -> bytes.
+      memory_parts: part name -> bytes of that memory.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class SaveError(JaxplanError, OSError):
 
 
 class AuditError(JaxplanError):
-    """The compiled program is not what the plan asked for, or it could not be compiled at all."""
+    """The compiled program differs from the plan, or it could not be compiled at all."""
 
 
 class UnsupportedError(JaxplanError, NotImplementedError):

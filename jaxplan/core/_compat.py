@@ -1,6 +1,6 @@
 """The one seam to JAX internals: everything private or version-dependent, each branch with its JAX version.
 
-Tested with jax 0.10.2 and 0.12.0; ``pyproject.toml`` caps the range at what was tested.
+Tested with jax 0.10.2 and 0.12.0; ``pyproject.toml`` caps the range at the newest tested version.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def setting(name: str) -> Any:
 
 
 trace_context = jax_config.trace_context
-"""The settings that change what a trace gives, hashable: what `jax.jit` keys its cache on besides avals."""
+"""The settings that change the result of a trace, hashable: the part of `jax.jit`'s cache key beside avals."""
 debug_nans, debug_infs = jax_config.debug_nans, jax_config.debug_infs
 """Settings of these names; ``value`` as this thread sees it, without the property of `jax.config` in between."""
 
@@ -59,7 +59,7 @@ def dispatch_of(compiled: Any) -> Any:
 
 
 class JitOptions(NamedTuple):
-    """What `jax.jit` was told of a function's arguments, completed from its signature."""
+    """The options of `jax.jit` for a function's arguments, completed from its signature."""
 
     static_argnums: tuple[int, ...]
     static_argnames: tuple[str, ...]
@@ -192,7 +192,7 @@ def bind_like(eqn: Any, primitive: Any, params: dict, operands: Sequence[Any], n
 
 @contextlib.contextmanager
 def _context_of(eqn: Any, name_stack: str, *, keeps_mesh: bool) -> Iterator[None]:
-    """What is bound here comes from the source line of ``eqn``, under its settings, with the mesh around if wanted."""
+    """Operations bound here get the source line and settings of ``eqn``, with the surrounding mesh if wanted."""
     stack = source_info_util.current_name_stack()
     if name_stack:
         stack = stack + source_info_util.new_name_stack(name_stack)
@@ -208,7 +208,7 @@ def select_and_scatter_add(
 ) -> Any:
     """The primitive of that name, as it is lowered for GPUs, with a third operand: the scalar that sums begin with.
 
-    Gradient, what was pooled, and the scalar; in the context of ``eqn`` like `bind_like`.
+    Gradient, pooled operand, and the scalar; in the context of ``eqn`` like `bind_like`.
     """
     source, operand, start = operands
     is_max = params["select_prim"].name == "ge"
@@ -231,7 +231,7 @@ def select_and_scatter_add(
 
 
 def auto_abstract_mesh(sizes: Sequence[int], names: Sequence[str]) -> AbstractMesh:
-    """A device-free mesh whose axes the compiler's partitioner owns (`AxisType.Auto`)."""
+    """A device-free mesh of axes that the compiler's partitioner owns (`AxisType.Auto`)."""
     return AbstractMesh(tuple(sizes), tuple(names), axis_types=(AxisType.Auto,) * len(tuple(names)))
 
 
@@ -254,7 +254,7 @@ def itemsize(dtype: Any) -> int:
 
 
 def callee_name(primitive_name: str, params: Any) -> str:
-    """The name of what a calling primitive calls, '' for every other primitive and for a callee without a name."""
+    """The name of a calling primitive's callee, '' for every other primitive and for a callee without a name."""
     if primitive_name == "ffi_call":
         return str(params["target_name"])
     if primitive_name == "pallas_call":

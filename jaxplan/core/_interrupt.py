@@ -1,4 +1,4 @@
-"""What a search does once Ctrl-C was pressed: its stages end early, and what was found so far is the answer."""
+"""Ctrl-C during a search: its stages end early, and the best results so far are the answer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 INTERRUPTED_NOTE = "the search was interrupted: there may be better plans than those that were found until then"
 SECONDS_LEFT = 0.3
-"""After an interrupt, for predicting and describing what was found."""
+"""After an interrupt, for predicting and describing the results so far."""
 
 
 class EndedError(KeyboardInterrupt):
@@ -18,7 +18,7 @@ class EndedError(KeyboardInterrupt):
 
 
 class Interruption:
-    """Of one search: when it was interrupted, and what may be saved of it. Written by the search, read by the shell.
+    """Of one search: when it was interrupted, and the results to save. Written by the search, read by the shell.
 
     Attributes:
       since: clock of the first interrupt; None while nothing interrupted it.

@@ -32,7 +32,7 @@ _UNREADABLE_MSG = (
 
 
 class MalformedError(ValueError):
-    """A value of JSON is not what its place wants; inside of jaxplan only, each loader gives it its own type."""
+    """A JSON value does not fit its field; inside jaxplan only: each loader raises its own type instead."""
 
 
 def read_json(path: Any, *, kind: str, writer: str, fix: str, error: type[Exception]) -> Any:
@@ -40,7 +40,7 @@ def read_json(path: Any, *, kind: str, writer: str, fix: str, error: type[Except
 
     Args:
       kind, writer, fix: of the file, such as "plan file" and "Plan.save", for the message.
-      error: what is raised when it cannot be read.
+      error: raised when it cannot be read.
     """
 
     def refuse(reason: object, cause: str) -> Exception:

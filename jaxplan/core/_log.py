@@ -29,7 +29,7 @@ def inform_once(message: str, *, cause: str | None = None) -> None:
 
 @contextlib.contextmanager
 def until_interrupted(stage: str) -> Iterator[None]:
-    """Let Ctrl-C end one stage of a search and not the search, and say so once: what was found so far goes on.
+    """Let Ctrl-C end one stage of a search and not the search, and say so once: results so far are kept.
 
     Pressed again, it ends the search.
     """

@@ -24,7 +24,7 @@ def explicit_mesh(values: Iterable[Any] = ()) -> AbstractMesh | None:
 def without_explicit_axes() -> contextlib.AbstractContextManager[Any]:
     """While a step is traced, Explicit axes of the mesh around are Auto: a plan decides the sharding of every value.
 
-    Under Explicit axes each value would be typed by a sharding, and what the step creates itself by one of its own.
+    Under Explicit axes each value would be typed by a sharding, and arrays created by the step by one of their own.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or AxisType.Explicit not in mesh.axis_types:

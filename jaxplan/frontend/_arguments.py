@@ -1,4 +1,4 @@
-"""What a step was called with: checked before it is traced, so that an error speaks of the call and not of JAX."""
+"""The arguments of a step: checked before it is traced, so that an error speaks of the call and not of JAX."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def check_call(
 
     Args:
       options: names of the options of the entry point, of which an unknown keyword may be a misspelling.
-      entry: what the person called; the step itself, or a function that takes the step and its arguments.
-      before: what that function takes before the step.
+      entry: the called function; the step itself, or a function that takes the step and its arguments.
+      before: arguments of that function before the step.
     """
     try:
         signature = inspect.signature(step)

@@ -64,7 +64,7 @@ class Call:
         return [i for i in range(len(self.args)) if i not in static]
 
     def functional(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """The step on what ``tree`` is the structure of, its results without Python values among the leaves."""
+        """The step as a function of the leaves of ``tree``, its results without Python values among the leaves."""
         names = self.options.static.keywords(self.kwargs)
         settings = {name: self.kwargs[name] for name in names}
 

@@ -1,4 +1,4 @@
-"""What a plan depends on: calls with equal keys share one plan and one compiled program."""
+"""The key of a plan: calls with equal keys share one plan and one compiled program."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CallKey:
       avals: (shape, dtype, weak type) of each leaf.
       statics: (parameter, value) of each setting, by type too: 1, 1.0 and True are equal, and trace differently.
       topology: the topology that was asked for, or the devices present.
-      context: settings that change what a trace gives, such as `jax_enable_x64`, as `jax.jit` keys on them.
+      context: settings that change the result of a trace, such as `jax_enable_x64`, as in `jax.jit`'s key.
     """
 
     tree: Any

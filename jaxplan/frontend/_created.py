@@ -1,4 +1,4 @@
-"""What an initialiser returns, beside the arguments of the step that it is for."""
+"""Results of an initialiser, beside the arguments of the step that it creates."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Initialiser:
 
     Attributes:
       arrays: those among its own arguments.
-      function: the arrays to what it returns.
+      function: the arrays to the initialiser's result.
     """
 
     name: str
@@ -55,12 +55,12 @@ class Initialiser:
         return cls(name=step_name(init), arrays=tuple(leaves[i] for i in places), function=function)
 
     def shapes(self) -> Any:
-        """What it returns, with `jax.ShapeDtypeStruct` in the place of arrays; nothing is allocated."""
+        """The result, with `jax.ShapeDtypeStruct` in place of arrays; nothing is allocated."""
         return jax.eval_shape(self.function, *self.arrays)
 
     @staticmethod
     def closed(result: Any) -> Any:
-        """What the person's function returns, of what ``function`` does."""
+        """The user function's result, from the result of ``function``."""
         return _nnx.closed(release_statics(result))
 
 
@@ -69,10 +69,10 @@ def _is_traced(leaf: Any) -> bool:
 
 
 def match_arguments(name: str, shapes: Any, arguments: Mapping[str, Leaves]) -> list[tuple[str, int]]:
-    """For each array of what an initialiser returns, the argument and the position among its arrays.
+    """For each array of an initialiser's result, the argument and the position among its arrays.
 
     Args:
-      shapes: what it returns; as a whole an argument, or a tuple of several.
+      shapes: the result; as a whole an argument, or a tuple of several.
       arguments: the arrays of each argument of the step, by a label such as ``[0]``.
 
     Raises:

@@ -2,8 +2,8 @@
 
 A step may take NNX modules and optimizers and update them in place, as it may under `nnx.jit`. Around planning and
 running, each such object is opened into a `GraphNode`, a pytree of its arrays, all of a call jointly, so that what
-they share stays shared; inside the traced step they are objects again, and what the step did to them comes back in
-an `Updated`. The bookkeeping of references is NNX's own: https://flax.readthedocs.io/en/latest/api_reference/nnx/graph.html
+they share stays shared; inside the traced step they are objects again, and the step's changes come back in
+an `Updated`. References are counted by NNX: https://flax.readthedocs.io/en/latest/api_reference/nnx/graph.html
 (`nnx.update_context`).
 """
 
@@ -37,7 +37,7 @@ class GraphNode:
     """An opened NNX object.
 
     Attributes:
-      graphdef: its structure and what is not an array, hashable.
+      graphdef: its structure and static attributes, hashable.
       state_tree: structure of its `nnx.State`.
       names: of the leaves.
       leaves: arrays.
@@ -87,7 +87,7 @@ class GraphNode:
 
 
 def _dotted(path: Sequence[Any]) -> str:
-    """``.blocks[0].kernel`` for the path of an array in an `nnx.State`, whose last key is the variable's own."""
+    """``.blocks[0].kernel`` for the path of an array in an `nnx.State` (its last key is the variable's own)."""
     keys = [getattr(key, "key", None) for key in path]
     return "".join(
         f"[{key}]" if isinstance(key, int) else f".{key}" if isinstance(key, str) else str(entry)
@@ -99,7 +99,7 @@ def _dotted(path: Sequence[Any]) -> str:
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Unchanged:
-    """In place of a `GraphNode` whose arrays the step did not replace."""
+    """In place of a `GraphNode` with arrays that the step did not replace."""
 
     graphdef: Any
 
@@ -107,11 +107,11 @@ class _Unchanged:
 @jax.tree_util.register_pytree_with_keys_class
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Updated:
-    """What a step with NNX arguments returns when traced: its results, and its arguments' objects afterwards.
+    """Result of a step with NNX arguments when traced: its results, and its arguments' objects afterwards.
 
     Attributes:
-      arguments: per positional and then per keyword argument (in alphabetical order), the argument with None for what
-        is no object.
+      arguments: per positional and then per keyword argument (in alphabetical order), the argument with None for leaves
+        outside of objects.
       results: of the step; the elements where it returned a tuple, so that a functional state among them has the
         path of an argument.
       is_tuple: whether it did.
@@ -211,7 +211,7 @@ def opened(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Opened]:
 
 
 def opened_tree(tree: Any) -> Any:
-    """A tree with a `GraphNode` for each object, what they share kept; `closed` makes objects again."""
+    """A tree with a `GraphNode` for each object, shared parts kept; `closed` makes objects again."""
     if not _has_graph(tree):
         return tree
     from flax import nnx
@@ -221,7 +221,7 @@ def opened_tree(tree: Any) -> Any:
 
 
 def closed(tree: Any) -> Any:
-    """A tree with new objects for the opened ones, sharing among each other what those shared."""
+    """A tree with new objects for the opened ones, with the same parts shared."""
     if not _nodes(tree):
         return tree
     from flax import nnx

@@ -26,7 +26,7 @@ FAMILIES = {
     "fsdp": "of what is computed only the batch is split; what is stored may be split in any way",
     "tensor inside a node": "of what is computed no dimension but the batch is split across nodes",
 }
-"""Families of plans that pins can restrict a search to, and what each of them allows."""
+"""Families of plans that pins can restrict a search to, and the splits that each allows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Which arguments of a step are settings and which it donates: what was asked for, and what its own `jit` says."""
+"""Which arguments of a step are static and which are donated: by the caller's options, else by the step's own `jit`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Which:
         )
 
     def positions(self, args: Sequence[Any]) -> frozenset[int]:
-        """Positions among the arguments given; what was left at its default has none."""
+        """Positions among the given arguments; arguments left at their defaults have none."""
         count = len(args)
         return frozenset(i % count for i in self.numbers if -count <= i < count)
 
@@ -56,7 +56,7 @@ class Which:
         return frozenset(name for name in self.names if name in kwargs)
 
     def after(self, num_bound: int, bound_names: Mapping[str, Any]) -> Which:
-        """The same of a step whose first arguments, and some by keyword, are given already."""
+        """The same for a step with its first arguments, and some by keyword, already bound."""
         return Which(
             numbers=tuple(i - num_bound for i in self.numbers if i >= num_bound),
             names=tuple(name for name in self.names if name not in bound_names),
@@ -88,7 +88,7 @@ class StepOptions:
         static_argnames: str | Sequence[str] | None = (),
         donate_argnums: int | Sequence[int] | None = None,
     ) -> StepOptions:
-        """What the step itself says, and what is asked for besides; a donation that is asked for replaces its own.
+        """The step's own options, and the caller's besides; a donation by the caller replaces the step's own.
 
         Raises:
           ArgumentError: a number or name that the step does not have, or an argument both static and donated.
@@ -126,7 +126,7 @@ class StepOptions:
           spelling: number of positional arguments and names of keyword arguments of that call.
 
         Returns:
-          Positional and keyword arguments; defaults are filled in for what the other call was given and this was not.
+          Positional and keyword arguments; defaults are filled in for arguments that only the other call was given.
         """
         num_positional, names = spelling
         if self.parameters is None or (len(args) == num_positional and kwargs.keys() == set(names)):
@@ -134,7 +134,7 @@ class StepOptions:
         try:
             bound = self.parameters.bind(*args, **kwargs)
         except TypeError:
-            return args, kwargs  # the comparison of arguments tells what is missing
+            return args, kwargs  # the comparison of arguments names the missing one
         bound.apply_defaults()
         values, positional = dict(bound.arguments), self.positional_names
         if any(p.kind is p.VAR_POSITIONAL for p in self.parameters.parameters.values()):
@@ -204,7 +204,7 @@ def which(
 
 
 def _own_options(step: Any) -> StepOptions:
-    """What a step that is jitted already says of its arguments; nothing where it is not."""
+    """The options of a step that is jitted already; none where it is not."""
     if isinstance(step, types.MethodType):
         return _after(_own_options(step.__func__), 1, {})
     if _is_partial(step):
@@ -213,7 +213,7 @@ def _own_options(step: Any) -> StepOptions:
         return _filter_jit_options(step)
     options = _compat.jit_options(getattr(step, "jitted_fn", step))  # flax.nnx.jit keeps its jax.jit there
     if options is None:
-        method = inspect.getattr_static(type(step), "__call__", None)  # an object whose call is jitted
+        method = inspect.getattr_static(type(step), "__call__", None)  # an object with a jitted call
         return StepOptions() if _compat.jit_options(method) is None else _after(_own_options(method), 1, {})
     signature = signature_of(step)
     static = which(signature, options.static_argnums, options.static_argnames, option="static_argnums")

@@ -1,4 +1,4 @@
-"""What a solver found, predicted, before it is worth making a plan of it."""
+"""A solution of a solver with its prediction, before a plan is built from it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxplan.solvers import Solution
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A solution and its prediction, and what predicted it."""
+    """A solution and its prediction, and the predictor of it."""
 
     prediction: Prediction
     solution: Solution

@@ -1,4 +1,4 @@
-"""The plan whose compiled program fits: what runs is compiled anyway, and its memory is read before it runs."""
+"""The plan whose compiled program fits: its program is compiled anyway, and its memory is read before it runs."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def fitting_run(
 ) -> tuple[PlannedFunction, int]:
     """The planned step, or that of the next plan whose compiled program fits; and how many others were compiled.
 
-    The next one is the next leaner point of the frontier that should fit, corrected by the median of what compiled
-    memory was of the predicted one; when none should, the leanest that was not tried. A reference strategy off the
+    The next one is the next leaner point of the frontier that should fit, corrected by the median ratio of compiled
+    to predicted memory; when none should, the leanest that was not tried. A reference strategy off the
     frontier was chosen by name, and is kept.
 
     Args:

@@ -22,7 +22,7 @@ MOST_SECONDS = 60.0
 def simulated_chains(
     predictor: Predictor, strategy_plans: Mapping[str, StrategyPlan], seconds: float = MOST_SECONDS
 ) -> Chains:
-    """What the solver "mcmc" walks with on a step: delta simulation of its task graph, from several starts.
+    """The chains of the solver "mcmc" on a step: delta simulation of its task graph, from several starts.
 
     The budget is counted in proposals, so that equal steps give equal plans, as long as they take no more than
     ``seconds``.

@@ -1,4 +1,4 @@
-"""What configurations of a step's groups mean to Mesh-TensorFlow: which axes split which named dimension."""
+"""Configurations of a step's groups in Mesh-TensorFlow's terms: which axes split which named dimension."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Configurations opened step by step, where a step has too many ways to split its operators to price them all.
 
-At first each group has few: whole levels for one class, and what the reference strategies need. The hull of that
+At first each group has few: whole levels for one class, and those of the reference strategies. The hull of that
 problem says which of them are used. Of their finer neighbours, in which one axis goes elsewhere, those are opened that
-would cost less with everything around them as it is, until there are none or the hull no longer improves. What comes
-out is optimal within the configurations that were opened, not among all there are.
+would cost less with everything around them as it is, until there are none or the hull no longer improves. The result
+is optimal within the configurations that were opened, not among all that exist.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ LEAST_GAIN = 5e-3
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Opened:
-    """A cost model, and what its optimum is an optimum of.
+    """A cost model, and the set of configurations in which its optimum is one.
 
     Attributes:
       model: of the configurations that were opened.
@@ -64,7 +64,7 @@ class Opened:
         return None if self.has_all else max(map(len, self.model.configurations))
 
     def certificate(self) -> str | None:
-        """What bounds and gaps leave out, for people; None where they leave nothing out."""
+        """The configurations that bounds and gaps leave out, as text; None where they cover all."""
         if self.has_all:
             return None
         return (
@@ -128,7 +128,7 @@ def _used(model: CostModel, hull: Hull) -> tuple[frozenset[Configuration], ...]:
 
 
 def _kinds(model: CostModel) -> list[list[int]]:
-    """Groups whose configurations and costs are the same objects: equal layers'.
+    """Groups with the same objects as configurations and costs: those of equal layers.
 
     Costs alone can be equal by chance: two heads' dimensions of one size, one of which a strategy splits here and the
     other there.
@@ -187,8 +187,8 @@ class _Hopeful(NamedTuple):
     """A configuration that may cost less than one that is used now.
 
     Attributes:
-      bound: the least that it costs more, with bytes at what they are worth.
-      now: what the one that is used costs with everything around it.
+      bound: lower bound on its extra cost, with bytes weighted by the slope.
+      now: cost of the present configuration with its neighbours as they are.
     """
 
     bound: float

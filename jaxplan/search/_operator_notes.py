@@ -1,4 +1,4 @@
-"""What is said of operators without a rule, and of those without a count: once, with the line that they come from."""
+"""Notes on operators without a rule or without a count: once each, with their source line."""
 
 from __future__ import annotations
 

@@ -238,7 +238,7 @@ class _Resolver:
         return [c for c, of in enumerate(classes) if of.sizes and of.named_dimension not in self.graph.named.batch]
 
     def only_batch(self, source: str) -> None:
-        """Of what is computed only the batch is split."""
+        """Of computed values only the batch is split."""
         for v in self._computing():
             self._limit(v, self._others_than_batch(v), source, axes=())
 

@@ -105,7 +105,7 @@ def plan_step(
 def plan_graph(
     graph: StepGraph, *, topology: Topology, search: Search, report: Progress, name: str
 ) -> Frontier:
-    """The frontier of an analysed step; ``name`` is what an error calls the step.
+    """The frontier of an analysed step; errors call the step ``name``.
 
     Raises:
       InfeasibleError: no plan fits the limit.
@@ -115,7 +115,7 @@ def plan_graph(
 
 
 def _replanner(graph: StepGraph, topology: Topology, search: Search, name: str) -> Replanner:
-    """What plans the step again, quietly, with other links, another limit or another batch."""
+    """A function that plans the step again, quietly, with other links, another limit or another batch."""
 
     def again(graph: StepGraph, topology: Topology, memory_limit_bytes: int | None) -> Frontier:
         other = search
@@ -266,7 +266,7 @@ def analyse_step(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """What a solver proved of an assignment; see the attributes of the same name of `Plan`."""
+    """The bounds that a solver proved for an assignment; see the attributes of the same name of `Plan`."""
 
     lower_bound_seconds: float = 0.0
     gap: float | None = None
@@ -294,8 +294,8 @@ def solve_model(
 ) -> tuple[list[Plan], dict[str, Plan]]:
     """Plans to show of the solver's frontier and of the reference strategies, all predicted alike.
 
-    A sketch of the solver's own name is no reference: it is what that solver found.
-    ``most_configurations`` is what bounds and gaps are within, see `Plan`.
+    A strategy plan of the solver's own name is no reference: it is that solver's result.
+    Bounds and gaps hold within ``most_configurations``, see `Plan`.
     """
     predictor = predictor_of(model)
     report("score")
@@ -320,7 +320,7 @@ def _found_beside(
     report: Callable[..., Any],
     most_configurations: int | None,
 ) -> list[Plan]:
-    """Plans to show of all that is found; references get what is proven of them."""
+    """Plans to show out of all solutions; references get the bounds proven of them."""
     model, limit = predictor.model, search.memory_limit_bytes
     solutions = find_solutions(predictor, strategy_plans, search, report)
     report("score")
@@ -377,7 +377,7 @@ _NO_CHOICE = Solution(assignment=(), choices=(), time=0.0, memory=0, lower_bound
 def find_solutions(
     predictor: Predictor, strategy_plans: Mapping[str, StrategyPlan], search: Search, report: Callable[..., Any]
 ) -> list[Solution]:
-    """What the solver finds of a step as it is, with the sketches of reference strategies to start chains from."""
+    """The solver's solutions for a step without remat; chains start from the plans of reference strategies."""
     model, solutions = predictor.model, []
     if current().happened:
         return solutions
@@ -407,7 +407,7 @@ def find_solutions(
 def predict_all(
     predictor: Predictor, solutions: Sequence[Solution], report: Callable[..., Any]
 ) -> list[Candidate]:
-    """Solutions with what is predicted of them; those that were predicted before an interruption."""
+    """Solutions with their predictions; those predicted before an interruption."""
     candidates: list[Candidate] = []
     with until_interrupted("predicting what was found"):
         for done, solution in enumerate(_spread(solutions) if current().happened else solutions):
@@ -420,7 +420,7 @@ def predict_all(
 
 
 def _spread(solutions: Sequence[Solution]) -> list[Solution]:
-    """The fastest first, then the leanest, then those in the middle of what is between: where time is short."""
+    """The fastest first, then the leanest, then from the middle outwards: the order for short time."""
     order, spans = [len(solutions) - 1, 0], [(0, len(solutions) - 1)]
     for low, high in spans:  # grows while it is walked
         middle = (low + high) // 2
@@ -448,7 +448,7 @@ def _proof(
     choices: Sequence[int],
     most_configurations: int | None,
 ) -> Proof:
-    """What the solver's bounds say of an assignment that it did not find; of simulated times they say nothing."""
+    """The bounds of the solver for an assignment that it did not find; none for simulated times."""
     if model.overlapped or not solutions:
         return NOTHING_PROVEN
     time, memory, _ = model.problem.evaluate(assignment, choices)
@@ -461,7 +461,7 @@ def _proof(
 
 
 def _all_finished(items: Sequence[Plan | Candidate], most_configurations: int | None) -> list[Plan]:
-    """Plans of what is shown; after an interrupt, of as many as there is time for, the fastest first."""
+    """Plans of the shown points; after an interrupt, of as many as there is time for, the fastest first."""
     order = sorted(range(len(items)), key=lambda i: items[i].time_seconds) if current().happened else range(len(items))
     plans = {i: item for i, item in enumerate(items) if isinstance(item, Plan)}
     with until_interrupted("describing the plans"):
@@ -529,7 +529,7 @@ def make_plan(
 
 
 def _uneven_dimensions(model: CostModel, plans: Sequence[Plan]) -> list[str]:
-    """What is said of dimensions that the devices do not divide; a warning where padding them would gain."""
+    """Notes on dimensions that the devices do not divide; a warning where padding them would gain."""
     as_traced = [plan for plan in plans if plan.remat is None]  # the model's groups are those of the step as it is
     if not as_traced or current().happened:
         return []

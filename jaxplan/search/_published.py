@@ -1,4 +1,4 @@
-"""What published searches ask of a step beside its additive problem."""
+"""Inputs of published searches beside the additive problem."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def search_arguments(solver: str, predictor: Predictor, strategy_plans: Mapping[
 
 
 def partitions(graph: StepGraph, topology: Topology, solver: str) -> dict[str, StrategyPlan]:
-    """What a solver that does not search the additive problem makes of a step, by its name; nothing for others."""
+    """The strategy plan of a solver that does not search the additive problem, by its name; none for others."""
     return {solver: partition(graph, topology, solver)} if solver in PARTITION_SOLVERS else {}
 
 

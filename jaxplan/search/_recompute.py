@@ -1,7 +1,7 @@
 """Rematerialisation in the search: the step with blocks computed again, on the configurations that plans use.
 
-The choice is a ladder: of the first blocks of the forward pass, whose values wait longest, all is computed again that
-is between contractions, of ever more of them; then contractions too. A rung is a program of its own
+The choice is a ladder: the first blocks of the forward pass hold their residuals longest, so they are recomputed first,
+up to their contractions, ever more of them; then the contractions too. A rung is a program of its own
 (`jaxplan.ir.rematerialise`) with the groups of the step as it is: the configurations that plans of the step use are
 carried over, and only among them is searched.
 """
@@ -38,7 +38,7 @@ MAX_AT_ENDS, MAX_BETWEEN = 16, 6
 LEAST_SHARE = 0.25
 """Where the fastest plan needs at most this share of the memory there is, no rematerialisation is looked for."""
 LEAST_ACTIVATIONS = 0.15
-"""... nor where activations, and copies of them, are at most this share of what it needs."""
+"""... nor where activations, and copies of them, are at most this share of its memory."""
 LEAST_SAVING = 0.03
 """A way to compute blocks again is tried on some of them where on all it saves at least this share of memory."""
 ACTIVATION_PARTS = ("activations", "resharded copies")
@@ -54,7 +54,7 @@ def is_worth_it(fastest_bytes: int, activation_bytes: int, memory_limit_bytes: i
 
 
 def ends(num_blocks: int) -> list[Remat]:
-    """All blocks computed again: what is between contractions, and all."""
+    """All blocks recomputed: up to contractions, and with them."""
     if not num_blocks:
         return []
     return [Remat(num_contractions=num_blocks, of=num_blocks), Remat(num_all=num_blocks, of=num_blocks)]
@@ -64,8 +64,8 @@ def rungs_between(num_blocks: int, *, light: bool, heavy: bool) -> list[Remat]:
     """Choices between the step as it is and the ends.
 
     Args:
-      light: computing again what is between contractions saves something; of ever more blocks.
-      heavy: computing again contractions too saves more; of ever more blocks, the others light where that saves.
+      light: recomputing the operators between contractions saves memory; of ever more blocks.
+      heavy: recomputing contractions too saves more; of ever more blocks, the others light where that saves.
     """
     counts = sorted({max(1, round(num_blocks * rung / RUNGS)) for rung in range(1, RUNGS)} - {num_blocks})
     found = [Remat(num_contractions=k, of=num_blocks) for k in counts if light]

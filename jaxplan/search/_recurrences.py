@@ -2,7 +2,7 @@
 
 Source: Tofu, section 4.2.1 (grouping forward and backward operations; merging unrolled time steps: the same computation
 on the same weights). Frameworks tell Tofu what they unroll; here groups of one structure belong together that compute
-with the same parameters, by themselves or, where they read none, through what they read. Equal layers have parameters
+with the same parameters, by themselves or, where they read none, through their operands. Equal layers have parameters
 of their own and stay apart.
 """
 
@@ -22,7 +22,7 @@ def layer_groups(
 ) -> tuple[int, ...]:
     """Per class of groups the first class of its layer, layers in the order of the forward pass.
 
-    A layer is what is stored, all that reads it, and all that makes its update; of a recurrence everything that feeds
+    A layer is a stored array, all its readers, and all producers of its update; of a recurrence all groups that feed
     back into itself, which is where the classes' graph of the forward pass has cycles; and the sums of gradients that
     it reads.
 
@@ -77,7 +77,7 @@ def _readers_of_gradients(
 
 
 def time_step_classes(graph: StepGraph, reads: Sequence[Read]) -> tuple[int, ...]:
-    """Per group the number of its class, from 0 up by first member; what a step stores is in a class of its own."""
+    """Per group the number of its class, from 0 up by first member; a stored array is in a class of its own."""
     anchors = _anchors(graph, reads)
     numbers: dict[Hashable, int] = {}
     classes = []
@@ -112,7 +112,7 @@ def _direct_anchors(graph: StepGraph, reads: Sequence[Read]) -> tuple[list[set[i
             producers[read.consumer].add(read.producer)
     for u, v in _through_views(graph, reads):
         direct[v] |= direct[u]
-    for v in reversed(range(len(groups))):  # what is added up to a gradient makes that gradient
+    for v in reversed(range(len(groups))):  # summands of a gradient count as that gradient
         if groups[v].kind == "sum" and direct[v]:
             for u in producers[v]:
                 direct[u] |= direct[v]
@@ -122,7 +122,7 @@ def _direct_anchors(graph: StepGraph, reads: Sequence[Read]) -> tuple[list[set[i
 def _through_views(graph: StepGraph, reads: Sequence[Read]) -> list[tuple[int, int]]:
     """(producer, consumer) of the forward pass where the producer computes with stored values alone.
 
-    Such are casts, views, and reads of a loop's constants: their consumers read what is stored.
+    Such are casts, views, and reads of a loop's constants: their consumers read the stored array.
     """
     groups = graph.grouping.groups
     ends = [
@@ -137,7 +137,7 @@ def _through_views(graph: StepGraph, reads: Sequence[Read]) -> list[tuple[int, i
 
 
 def _upstream(v: int, direct: Sequence[set[int]], producers: Sequence[set[int]]) -> set[int]:
-    """What the nearest groups upstream read or make of what is stored."""
+    """The stored groups that the nearest groups upstream read or update."""
     anchors: set[int] = set()
     pending, seen = [v], {v}
     while pending:

@@ -168,7 +168,7 @@ def find_fewest(topology: Topology, memory_limit_bytes: int, plan_on: PlanFn, st
         if points[-1].fits:
             return MinDevices(points=tuple(points), memory_limit_bytes=memory_limit_bytes)
         if current().happened:
-            raise KeyboardInterrupt  # what was found does not fit, and better may have been missed
+            raise KeyboardInterrupt  # the points so far do not fit, and better ones may have been missed
     best = min(points, key=lambda point: point.smallest_memory_bytes)
     message = _NONE_FITS_MSG.format(
         limit=format_bytes(memory_limit_bytes),

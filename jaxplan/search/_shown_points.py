@@ -14,7 +14,7 @@ nobody gives half of the speed for a hundredth of the memory."""
 
 
 class Priced(Protocol):
-    """A plan, or what may become one: seconds of a step and bytes on a device."""
+    """A plan or a candidate for one: seconds of a step and bytes on a device."""
 
     @property
     def memory_bytes(self) -> int: ...
@@ -47,7 +47,7 @@ def shown_points(references: Sequence[_P], found: Sequence[_Q], limit_bytes: int
     Returns:
       Points by ascending memory; none where nothing fits.
     """
-    # Of equals what was found: it splits the leading dimension where others cost the same: its pieces arrive in order.
+    # Of equals the solver's: it splits the leading dimension where others cost the same: its pieces arrive in order.
     everything: list[_P | _Q] = [*found, *references]
     best = undominated(p for p in everything if limit_bytes is None or p.memory_bytes <= limit_bytes)
     best = _apart(best, min((p.memory_bytes for p in references), default=math.inf))

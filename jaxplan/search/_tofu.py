@@ -5,7 +5,7 @@ over the prime factors of the device count), 6.3 (EqualChop, AllRow-Greedy, gree
 
 Costs are the bytes that a device receives: the collectives of the plan's own paths on a machine whose links are all
 equal and have no latency. Stored tensors are split over all axes that divide one of their dimensions, operators over
-all that divide one of their factors, and each operator fetches what it needs when it needs it.
+all that divide one of their factors, and each operator fetches its operands when it needs them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _PartitionSearch:
     """Problems of splitting a step over some axes more, in bytes.
 
     Attributes:
-      start: per group the configuration before anything is decided: what the step itself lays out.
+      start: per group the configuration before any decision: the step's own sharding.
       classes: groups of equal number decide together.
     """
 
@@ -146,7 +146,7 @@ class _PartitionSearch:
         return [c for c in range(len(space.classes)) if c not in left_out]
 
     def _dividing(self, v: int, c: int, taken: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
-        """Those of some axes, in order, that divide a class of a group beside what splits it already."""
+        """Those of some axes, in order, that divide a class of a group beside its present splits."""
         parts = math.prod(self.machine.axes[a].size for a in taken)
         found: list[int] = []
         for axis in axes:

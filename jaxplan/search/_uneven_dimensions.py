@@ -1,8 +1,8 @@
-"""Dimensions that the devices do not divide: which they are, and what padding them would spare.
+"""Dimensions that the devices do not divide, and the savings of padding them.
 
 A split is made only where it is even, so a batch of 30 on 8 devices is planned with at most 2 parts. That is said, with
 figures of the plan at hand and not of a plan that was never made: the arithmetic and the memory of one device in
-what carries the dimension, as planned and if a padded dimension were split evenly.
+the operators and tensors with the dimension, as planned and if a padded dimension were split evenly.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from jaxplan.cost import CostModel, flops_of
 from jaxplan.ir import WHOLE, Configuration, StepGraph
 
 LEAST_SHARE = 0.1
-"""A dimension is spoken of when so much of the step's arithmetic, or of what it keeps, carries it."""
+"""A dimension is mentioned when operators with it do so much of the arithmetic, or tensors with it take so much."""
 MOST_PADDING = 0.25
 """Padding by more than this fraction is not proposed; the batch may be doubled."""
 LEAST_GAIN = 0.02
-"""Padding gains when it spares this fraction of a device's arithmetic or of what it keeps."""
+"""Padding gains when it spares this fraction of a device's arithmetic or memory."""
 MOST_NOTES = 3
 
 _NOTE_MSG = (
@@ -32,7 +32,7 @@ _NOTE_MSG = (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class UnevenDimension:
-    """A named dimension whose size keeps a plan from splitting it over more devices.
+    """A named dimension with a size that keeps a plan from splitting it over more devices.
 
     Attributes:
       name, size: of the dimension; the size is the one that does not divide.
@@ -184,7 +184,7 @@ def _indivisible(graph: StepGraph, num_devices: int) -> dict[int, tuple[int, int
         for cls in space.classes:
             if not cls.sizes or cls.named_dimension < 0 or cls.divisible_by(num_devices):
                 continue
-            if cls.most_parts is not None:  # of images: what limits them are the windows
+            if cls.most_parts is not None:  # of images: the windows limit them
                 continue
             size = min(size for size in cls.sizes if size % num_devices)
             parts = math.gcd(num_devices, *cls.sizes)
@@ -212,7 +212,7 @@ def _measure(
     graph: StepGraph, k: int, size: int, parts: int, wanted: int, carrying: Sequence[_Load], total: _Totals
 ) -> UnevenDimension:
     padded, now = _padded(size, wanted), _Totals.of(carrying)
-    # What is split finely already, by other dimensions, stays as it is: padding cannot make it worse.
+    # Dimensions split finely already, by other axes, stay as they are: padding cannot make it worse.
     shrink = padded / size / wanted
     flops = sum(load.flops * min(1 / load.splits, shrink) for load in carrying)
     kept = sum(load.num_bytes * min(1 / load.splits, shrink) for load in carrying)

@@ -2,7 +2,7 @@
 
 A compiled point counts with its compiled memory and with the collectives that its program has, priced by the planner;
 arithmetic keeps its predicted time. Points that were not compiled keep their predictions, but have to hold their own
-against compiled ones after a correction by what the compiled ones missed their predictions by (the median ratio).
+against compiled ones after a correction by the compiled ones' median ratio of compiled to predicted figures.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _remembered: dict[tuple[str, str], Verified | None] = {}
 
 
 def check_verifiable(topology: Topology) -> None:
-    """Raise now what compiling for the topology would raise after the search.
+    """Raise now the error that compiling for the topology would raise after the search.
 
     UnsupportedError: the compiler has no target for the chip. MissingExtraError: it is not installed; names the extra.
     """
@@ -105,7 +105,7 @@ def _wanted(
 def _compiled(
     plans: Sequence[Plan], cache_dir: str | os.PathLike[str] | None
 ) -> Iterator[tuple[str, Verified | None]]:
-    """Each plan's key with what the compiler says of it; an interrupt ends the compilers."""
+    """Each plan's key with the compiler's figures; an interrupt ends the compilers."""
     cancelled, pool = threading.Event(), ThreadPoolExecutor(_JOBS)
     try:
         for plan, seen in [(plan, pool.submit(_look, plan, cache_dir, cancelled)) for plan in plans]:
@@ -118,7 +118,7 @@ def _compiled(
 def _look(
     plan: Plan, cache_dir: str | os.PathLike[str] | None, cancelled: threading.Event
 ) -> Verified | None:
-    """What the compiler says of a plan; None where it refuses the program for its size."""
+    """The compiler's figures of a plan; None where it refuses the program for its size."""
     from jaxplan.audit import compile_plan
 
     key = plan_key(plan), "" if cache_dir is None else os.fspath(cache_dir)
@@ -136,7 +136,7 @@ def _look(
 
 
 def plan_key(plan: Plan) -> str:
-    """Equal for plans that are one program on one machine: a hash of what a plan's file says of it."""
+    """Equal for plans that are one program on one machine: a hash of the parts of its file that say so."""
     said = {name: value for name, value in plan.to_json().items() if name not in _ABOUT_THE_SEARCH}
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
@@ -160,7 +160,7 @@ def verified_by(report: CompiledReport, topology: Topology) -> Verified:
 
 
 def _corrected(frontier: Frontier, found: dict[str, Verified | None]) -> Frontier:
-    """The frontier with what was found; a plan that the compiler refused is left out."""
+    """The frontier with compiled figures; a plan that the compiler refused is left out."""
 
     def seen(plan: Plan) -> Plan:
         verified = found.get(plan_key(plan))
@@ -203,7 +203,7 @@ def merge(compiled: Sequence[Plan], predicted: Sequence[Plan], limit_bytes: int 
 
 
 def _note(before: Frontier, after: Frontier, found: dict[str, Verified | None]) -> str:
-    """What was compiled, how far it was from the prediction, and what that changed."""
+    """Which plans were compiled, their distance from the prediction, and the changes that follow."""
     plans = (*before.points, *before.references.values())
     predicted = {plan_key(plan): plan.prediction.memory_bytes for plan in plans}
     ratios = [v.memory_bytes / predicted[key] - 1 for key, v in found.items() if v is not None]
