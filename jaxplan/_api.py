@@ -35,6 +35,7 @@ def plan(
     pins: Any = None,
     axes: Mapping[str, int] | None = None,
     references: Mapping[str, Any] | None = None,
+    microbatches: bool | int | None = None,
     progress: Any = None,
     remat: bool | None = None,
     overlap: bool = False,
@@ -57,6 +58,8 @@ def plan(
       pins: parts of the plan that are fixed: paths, hints, named dimensions or families (docs/steering.md).
       axes: names and sizes of mesh axes that pins speak of, outermost first, such as ``{"data": 4, "tensor": 2}``.
       references: strategies of your own by name, each the shardings of the arguments: trees of `NamedSharding`.
+      microbatches: slices in which the batch is worked through, gradients added up (docs/microbatches.md): a number;
+        True: plans with some are looked for; False: none; default: where no plan fits otherwise.
       progress: True, False, None (shown on a terminal only) or a function of (stage, fraction).
       remat: whether plans may compute blocks of the forward pass again in the backward pass; default: where memory
         is short (docs/remat.md).
@@ -87,6 +90,7 @@ def plan(
         "pins": pins,
         "axes": axes,
         "references": references,
+        "microbatches": microbatches,
         "progress": progress,
         "remat": remat,
         "overlap": overlap,
@@ -346,6 +350,7 @@ def plan_with_options(
 
 def _search(options: Mapping[str, Any], topology: Topology) -> Search:
     """How to search, of the options of an entry point."""
+    from jaxplan.search._microbatches import check_microbatches
     from jaxplan.search._planner import Search
     from jaxplan.strategies import checked_names
 
@@ -364,6 +369,7 @@ def _search(options: Mapping[str, Any], topology: Topology) -> Search:
         overlap=overlap,
         pins=parse_pins(options.get("pins")),
         axes=options.get("axes"),
+        microbatches=check_microbatches(options.get("microbatches")),
         own_references=checked_names(options.get("references"), topology),
     )
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxplan.cost._splits import equation_splits, tensor_splits
-from jaxplan.ir import CUT, REGION_IN, REGION_OUT, Count, Equation, GroupSpace, StepGraph
+from jaxplan.ir import CUT, JOIN, REGION_IN, REGION_OUT, Count, Equation, GroupSpace, StepGraph
 from jaxplan.xla._buffers import Buffers
 
 WRITE, ROWS = "write", "rows"
@@ -48,7 +48,7 @@ def _touched(
     graph: StepGraph, eqn: Equation, buffers: Buffers, count: Count
 ) -> Iterator[tuple[str, int, float | None]]:
     """(kind, tensor, bytes of the whole that are touched; None: all)."""
-    if eqn.name == CUT:  # the same buffer
+    if eqn.name in (CUT, JOIN):  # the same buffer
         return
     if eqn.index in buffers.sums:  # the dot's library call reads the other summand; what it writes is the dot's result
         yield eqn.phase, buffers.sums[eqn.index], None

@@ -31,11 +31,14 @@ from jaxplan.ir._grouping import Grouping as Grouping
 from jaxplan.ir._halo import Halo as Halo
 from jaxplan.ir._halo import Window as Window
 from jaxplan.ir._micro_batches import CUT as CUT
+from jaxplan.ir._micro_batches import JOIN as JOIN
 from jaxplan.ir._model import StepGraph as StepGraph
 from jaxplan.ir._model import analyse as analyse
+from jaxplan.ir._model import sliced_graph as sliced_graph
 from jaxplan.ir._program import REGION_IN as REGION_IN
 from jaxplan.ir._program import REGION_OUT as REGION_OUT
 from jaxplan.ir._program import Equation as Equation
+from jaxplan.ir._program import MicroBatches as MicroBatches
 from jaxplan.ir._program import Program as Program
 from jaxplan.ir._program import Region as Region
 from jaxplan.ir._program import Source as Source

@@ -23,8 +23,8 @@ from jaxplan.ir._registry import Avals, Params, register_rule
 from jaxplan.ir._rule import OperatorRule
 from jaxplan.ir.rules._builder import Factors
 
-CUT = "cut_into_micro_batches"
-_CUT = _compat.Primitive(CUT)
+CUT, JOIN = "cut_into_micro_batches", "join_micro_batches"
+_CUT, _JOIN = _compat.Primitive(CUT), _compat.Primitive(JOIN)
 _AFFINE = frozenset({"add", "sub", "add_any"})
 _MOST_WALKS = 8
 
@@ -38,15 +38,28 @@ def cut_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorRule:
     return factors.rule([((*size, *number), *rest)], [inner], "shape", ((0,),))
 
 
+@register_rule(JOIN)
+def join_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorRule:
+    """What a loop makes of each example, back in the order of the batch: the inverse of `cut_rule`."""
+    factors = Factors()
+    inner = factors.add_all(in_avals[0].shape)
+    number, size, *rest = inner
+    return factors.rule([inner], [((*size, *number), *rest)], "shape", ((0,),))
+
+
 def cut_freely(program: Program, rule_of: Callable[[Program, Equation], OperatorRule]) -> Program:
     """The program with a `CUT` for each reshape that cuts micro-batches in an arrangement that does not matter."""
     candidates = _candidates(program)
     if not candidates:
         return program
     rules = [rule_of(program, eqn) for eqn in program.equations]
-    if not _is_free(program, rules, frozenset(candidates)):
+    joins = _freely_joined(program, rules, frozenset(candidates))
+    if joins is None:
         return program
     equations = list(program.equations)
+    for e in joins:
+        number = program.tensors[equations[e].operands[0]].shape[0]
+        equations[e] = dataclasses.replace(equations[e], primitive=_JOIN, params={"number": number})
     for e in candidates:
         number = program.tensors[equations[e].results[0]].shape[0]
         equations[e] = dataclasses.replace(equations[e], primitive=_CUT, params={"number": number})
@@ -107,6 +120,7 @@ class _Walk:
     loops: set[int] = field(default_factory=set)
     how: dict[int, _How] = field(default_factory=dict)
     constant: set[int] = field(default_factory=set)  # carries that every trip hands on as they are
+    joins: set[int] = field(default_factory=set)  # reshapes that put examples back in the order of the batch
 
     def __post_init__(self) -> None:
         exits = [
@@ -122,6 +136,10 @@ class _Walk:
             if eqn.index in self.cuts:
                 self._same(eqn.operands)
                 self.how[eqn.results[0]] = _How(kind="full", dims=(0, 1))
+            elif self._is_join(eqn):
+                self.joins.add(eqn.index)
+                shape = self.program.tensors[eqn.results[0]].shape
+                self.how[eqn.results[0]] = _How(kind="same", dims=tuple(range(len(shape))))
             elif eqn.name == REGION_IN:
                 self.how[eqn.results[0]] = self._entered(eqn, self.how[eqn.operands[0]])
             elif eqn.name == REGION_OUT:
@@ -130,6 +148,13 @@ class _Walk:
                 self._applied(eqn)
         ends = [t for r in self.program.regions for t in (r.selector, r.predicate) if t is not None]
         self._same([*self.program.outputs, *ends])
+
+    def _is_join(self, eqn: Equation) -> bool:
+        """Whether a reshape makes one leading dimension of micro-batches and their examples."""
+        if eqn.name != "reshape" or eqn.region >= 0 or self.how[eqn.operands[0]] != _How(kind="full", dims=(0, 1)):
+            return False
+        parts, whole = (self.program.tensors[t].shape for t in (eqn.operands[0], eqn.results[0]))
+        return len(parts) == len(whole) + 1 and parts[2:] == whole[1:] and parts[0] * parts[1] == whole[0]
 
     def _same(self, tensors: Iterable[int]) -> None:
         if any(self.how[t].kind != "same" for t in tensors):
@@ -238,6 +263,8 @@ class _Walk:
         hows = {self.how[eqn.operands[i]] for i in marked}
         sums = [how for how in hows if how.kind == "sum"]
         if sums:
+            if self._is_identity(eqn):
+                return sums[0]
             if eqn.name not in _AFFINE or len(sums) > 1 or (len(marked) > 1 and len(hows) == 1):
                 raise _Depends
             if eqn.name == "sub" and self.how[eqn.operands[0]].kind != "sum":
@@ -255,6 +282,11 @@ class _Walk:
         if rule.factors[f[0]].reducer == "sum":
             return _How(kind="same", dims=tuple(range(len(self.program.tensors[eqn.results[0]].shape))))
         return _How(kind="stack", dims=(self._place(rule.results[0], f[0]),))
+
+    def _is_identity(self, eqn: Equation) -> bool:
+        """Whether a result has the numbers of the operand: a copy, or a weak type that becomes strong."""
+        of = [self.program.tensors[t].dtype for t in (eqn.operands[0], eqn.results[0])]
+        return eqn.name == "copy" or (eqn.name == "convert_element_type" and of[0] == of[1])
 
     def _mapped(self, eqn: Equation, rule: OperatorRule, held: tuple[tuple[int, ...], ...]) -> _How:
         """How a result depends that is computed of examples, each by itself or summed."""
@@ -289,7 +321,8 @@ class _Walk:
         return held.index((factor,))
 
 
-def _is_free(program: Program, rules: list[OperatorRule], cuts: frozenset[int]) -> bool:
+def _freely_joined(program: Program, rules: list[OperatorRule], cuts: frozenset[int]) -> frozenset[int] | None:
+    """The reshapes that undo the cuts; None where the arrangement of the examples matters."""
     walk = _Walk(program=program, rules=rules, cuts=cuts)
     for _ in range(_MOST_WALKS):
         before = dict(walk.carries)
@@ -298,7 +331,7 @@ def _is_free(program: Program, rules: list[OperatorRule], cuts: frozenset[int]) 
         except _Again:
             continue
         except _Depends:
-            return False
+            return None
         if before == walk.carries:
-            return True
-    return False
+            return frozenset(walk.joins)
+    return None

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from jaxplan.errors import ArgumentError
 from jaxplan.ir._batch import Batch, find_batch
 from jaxplan.ir._blocks import Remat
 from jaxplan.ir._count import Count
@@ -14,7 +15,7 @@ from jaxplan.ir._dimension_names import dimension_names
 from jaxplan.ir._dimensions import NamedDimensions, named_dimensions
 from jaxplan.ir._grouping import UNGROUPED, Grouping
 from jaxplan.ir._groups import coarsen
-from jaxplan.ir._program import Equation, Program
+from jaxplan.ir._program import Equation, MicroBatches, Program
 from jaxplan.ir._registry import operator_rule
 from jaxplan.ir._rule import OperatorRule
 from jaxplan.ir._space import GroupSpace, SpaceFacts
@@ -126,6 +127,20 @@ def analyse(
         state=state,
         batch=batch,
     )
+
+
+def sliced_graph(graph: StepGraph, microbatches: MicroBatches | None) -> StepGraph:
+    """The step of ``graph`` traced and analysed again, its batch in given slices; None: as the step says.
+
+    Raises:
+      ArgumentError: the batch does not divide.
+      NotSeparableError: examples are not independent; names the line.
+    """
+    program = graph.program
+    if program.source is None:
+        raise ArgumentError("micro-batches need the step itself, which is not at hand")
+    sliced = program.source.sliced(microbatches)
+    return analyse(dataclasses.replace(sliced, donate_argnums=program.donate_argnums))
 
 
 def _place_as(spaces: list[GroupSpace], group: int, new: int, old: int) -> None:

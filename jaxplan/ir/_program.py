@@ -174,6 +174,22 @@ class StatePair:
     is_state: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatches:
+    """How a step works through its batch.
+
+    Attributes:
+      num: number of slices, one after the other; gradients are added up.
+      dims: key path of each input that holds examples -> the dimension along them.
+    """
+
+    num: int
+    dims: Mapping[str, int]
+
+    def __str__(self) -> str:
+        return f"{self.num} micro-batches"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Source:
     """Where a program came from, and how to get the program of other arguments from there.
@@ -185,6 +201,7 @@ class Source:
       avals: (shape, dtype, weak type) of each input.
       trace: ``(args, kwargs) -> Program``.
       resized: traces it again with other shapes at some key paths: ``{path: shape} -> Program``.
+      sliced: the program of the same arguments that works through its batch in slices.
     """
 
     step: Callable[..., Any]
@@ -194,6 +211,7 @@ class Source:
     avals: tuple[tuple[Any, ...], ...]
     trace: Callable[[Sequence[Any], Mapping[str, Any]], Program]
     resized: Callable[[Mapping[str, tuple[int, ...]]], Program]
+    sliced: Callable[[MicroBatches | None], Program]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +230,7 @@ class Program:
       fingerprint: SHA-256 over equations and avals; names the program in plan files.
       donate_argnums: the arguments that were donated by name; None when those that come back updated are.
       source: the step that it was traced from; None where it was put together otherwise.
+      microbatches: the slices in which it works through its batch; None: as the step says.
     """
 
     tensors: tuple[Tensor, ...]
@@ -229,6 +248,7 @@ class Program:
     regions: tuple[Region, ...] = ()
     donate_argnums: tuple[int, ...] | None = None
     source: Source | None = field(default=None, repr=False, compare=False)
+    microbatches: MicroBatches | None = None
     aliases: Mapping[int, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

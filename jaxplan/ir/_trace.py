@@ -27,10 +27,11 @@ from jaxplan.ir._dependence import Dependence
 from jaxplan.ir._loop_slices import scan_over_slices
 from jaxplan.ir._micro_batches import cut_freely
 from jaxplan.ir._model import rule_of
-from jaxplan.ir._program import Program, Source
+from jaxplan.ir._program import MicroBatches, Program, Source
 from jaxplan.ir._sizes import check_sizes
 from jaxplan.ir._state import Leaf, donated_by_default, pair_state
 from jaxplan.ir._successors import Successors
+from jaxplan.ir.microbatch import split_batch
 
 _TRACE_FAILED_MSG = (
     "jaxplan could not trace the step {name}.\n"
@@ -108,11 +109,12 @@ class _Source:
 
     step: Callable[..., Any]
     options: StepOptions
+    microbatches: MicroBatches | None = None
 
     def trace(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Program:
         self.options.check_numbers(args)
         with opened_call(self.step, self.options, args, kwargs) as call:
-            program = _trace(self.step, call)
+            program = _trace(self.step, call, self.microbatches)
             return dataclasses.replace(
                 program,
                 source=Source(
@@ -123,6 +125,7 @@ class _Source:
                     avals=call.avals,
                     trace=self.trace,
                     resized=functools.partial(self._resized, *_abstract(args, kwargs)),
+                    sliced=functools.partial(self._sliced, *_abstract(args, kwargs)),
                 ),
             )
 
@@ -138,6 +141,13 @@ class _Source:
         return self.trace(*jax.tree_util.tree_map_with_path(resize, (list(args), dict(kwargs))))
 
 
+    def _sliced(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], microbatches: MicroBatches | None
+    ) -> Program:
+        """The program of the same arguments, its batch in slices."""
+        return dataclasses.replace(self, microbatches=microbatches).trace(args, kwargs)
+
+
 def _abstract(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """Arguments without the memory of their arrays."""
 
@@ -148,17 +158,14 @@ def _abstract(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any]
     return jax.tree.map(abstract, (list(args), dict(kwargs)))
 
 
-def _trace(step: Callable[..., Any], call: Call) -> Program:
+def _trace(step: Callable[..., Any], call: Call, microbatches: MicroBatches | None = None) -> Program:
     """`trace`, with NNX objects opened."""
     example = jax.tree.unflatten(
         call.tree, [jax.ShapeDtypeStruct(shape, dtype, weak_type=weak) for shape, dtype, weak in call.avals]
     )
-    try:
-        with without_explicit_axes():
-            closed, out_shape = jax.make_jaxpr(call.functional(step), return_shape=True)(*example)
-    except Exception as error:
-        raise _trace_error(step, error, call) from error
-    _check_constants(step, closed.consts)
+    closed, out_shape = _traced(step, call, example)
+    if microbatches is not None:
+        closed = _in_slices(step, call, example, closed, microbatches)
     donated = call.options.donated
     program = build_program(
         closed,
@@ -169,7 +176,45 @@ def _trace(step: Callable[..., Any], call: Call) -> Program:
         static_argnums=tuple(sorted(call.options.static.positions(call.args))),
     )
     check_sizes(program)
-    return _with_free_micro_batches(program)
+    return dataclasses.replace(_with_free_micro_batches(program), microbatches=microbatches)
+
+
+def _traced(step: Callable[..., Any], call: Call, example: Any) -> tuple[Any, Any]:
+    """The closed jaxpr of a step, and the shapes of its results."""
+    try:
+        with without_explicit_axes():
+            closed, out_shape = jax.make_jaxpr(call.functional(step), return_shape=True)(*example)
+    except Exception as error:
+        raise _trace_error(step, error, call) from error
+    _check_constants(step, closed.consts)
+    return closed, out_shape
+
+
+def _in_slices(
+    step: Callable[..., Any], call: Call, example: Any, closed: Any, microbatches: MicroBatches
+) -> Any:
+    """The jaxpr of a step that works through its batch in slices."""
+    batch: dict[int, int] = {}
+
+    def shrink(position_path: tuple[int, Any], leaf: Any) -> Any:
+        position, path = position_path
+        dim = microbatches.dims.get(argument_path(path, call.dynamic))
+        if dim is None:
+            return leaf
+        batch[position] = dim
+        shape = list(leaf.shape)
+        if shape[dim] % microbatches.num or shape[dim] < 2 * microbatches.num:
+            raise ArgumentError(
+                f"a batch of {shape[dim]} examples cannot be worked through in {microbatches.num} micro-batches: each "
+                "needs the same number of examples, at least 2"
+            )
+        shape[dim] //= microbatches.num
+        return jax.ShapeDtypeStruct(tuple(shape), leaf.dtype, weak_type=leaf.weak_type)
+
+    paths, tree = jax.tree_util.tree_flatten_with_path(example)
+    leaves = [shrink((position, path), leaf) for position, (path, leaf) in enumerate(paths)]
+    small, _ = _traced(step, call, jax.tree.unflatten(tree, leaves))
+    return split_batch(closed, small, batch, microbatches.num)
 
 
 def _with_free_micro_batches(program: Program) -> Program:

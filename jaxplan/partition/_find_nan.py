@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxplan.core import _compat
-from jaxplan.ir import CUT, Program
+from jaxplan.ir import CUT, JOIN, Program
 from jaxplan.partition._user_sharding import as_traced
 
 
@@ -62,7 +62,7 @@ def _evaluate(program: Program, arguments: Sequence[Any]) -> None:
             continue
         params = as_traced(eqn)
         try:
-            if eqn.name == CUT:
+            if eqn.name in (CUT, JOIN):
                 results = [operands[0].reshape(program.tensors[eqn.results[0]].shape)]
             else:
                 results = _compat.bind_like(eqn.origin, eqn.primitive, params, operands, eqn.name_stack)

@@ -39,3 +39,11 @@ def cut(x: Any, shape: Sequence[int], parts: int, pin: Callable[[Any, int], Any]
     x = pin(lax.reshape(x, (parts, number, size // parts, *rest)), 0)
     x = pin(lax.transpose(x, (1, 0, *range(2, x.ndim))), 1)
     return lax.reshape(x, (number, size, *rest))
+
+
+def join(x: Any, parts: int) -> Any:
+    """``(K * b, ...)`` of micro-batches ``(K, b, ...)``: the inverse of `cut` into as many parts."""
+    number, size, *rest = x.shape
+    x = lax.reshape(x, (number, parts, size // parts, *rest))
+    x = lax.transpose(x, (1, 0, *range(2, x.ndim)))
+    return lax.reshape(x, (number * size, *rest))

@@ -17,13 +17,13 @@ from jax import lax
 
 from jaxplan.core import _compat
 from jaxplan.cost import Transfer, passes_partial, sharding_of
-from jaxplan.ir import CONTRACTION_FAMILIES, CUT, UNGROUPED, WHOLE, Equation
+from jaxplan.ir import CONTRACTION_FAMILIES, CUT, JOIN, UNGROUPED, WHOLE, Equation
 from jaxplan.mesh import Sharding, Step
 from jaxplan.partition._behind import run_behind
 from jaxplan.partition._evaluation import Place
 from jaxplan.partition._indexed import in_bounds
 from jaxplan.partition._local import run_local, runs_on_pieces
-from jaxplan.partition._micro_batches import cut
+from jaxplan.partition._micro_batches import cut, join
 from jaxplan.partition._regions import run_region
 from jaxplan.partition._replay import Replay
 from jaxplan.partition._steps import Executor
@@ -454,6 +454,8 @@ class Run:
         params = dict(eqn.params if params is None else params)
         if eqn.name == CUT:
             return [cut(operands[0], self.program.tensors[eqn.results[0]].shape, self.replay.num_parts)]
+        if eqn.name == JOIN:
+            return [join(operands[0], self.replay.num_parts)]
         operands = in_bounds(eqn.name, params, operands)
         if eqn.name == UNPOOLING and self.replay.chip.is_gpu:
             return scatter_to_own_zeros(eqn, params, operands)

@@ -52,7 +52,7 @@ def _compact_table(frontier: Frontier, shown: Sequence[int]) -> Table:
     table = _empty_table("#", "time ms", "GiB")
     table.add_column("", overflow="fold")
     table.add_column("split", overflow="fold")
-    cells = [frontier.points[index].outline.cells() for index in shown]
+    cells = [_cells(frontier.points[index]) for index in shown]
     used = [c for c, column in enumerate(zip(*cells, strict=True)) if c == 0 or set(column) != {"-"}]
     for c in used[1:]:
         table.add_column(CELLS[c], no_wrap=True)
@@ -61,6 +61,12 @@ def _compact_table(frontier: Frontier, shown: Sequence[int]) -> Table:
         mark = " ".join([*frontier.marks(plan), *_verified_mark(plan)])
         table.add_row(str(index), *_time_and_memory(plan), mark, *[Text(row[c]) for c in used])
     return table
+
+
+def _cells(plan: Plan) -> tuple[str, ...]:
+    """The columns of `Outline.cells`, the number of micro-batches beside the split."""
+    split, *others = plan.outline.cells()
+    return (f"{split}, {plan.microbatches}" if plan.microbatches else split, *others)
 
 
 def _verbose_table(frontier: Frontier, shown: Sequence[int]) -> Table:

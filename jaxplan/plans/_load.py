@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from jaxplan.core._json import read_json
 from jaxplan.errors import PlanFileError, PlanMismatchError
 from jaxplan.frontend._arguments import argnames, argnums, check_call
-from jaxplan.ir import Program, StepGraph, recomputable_blocks, rematerialise
+from jaxplan.ir import Program, StepGraph, recomputable_blocks, rematerialise, sliced_graph
 from jaxplan.plans._plan import Plan
 from jaxplan.plans._plan_json import FRONTIER_SCHEMA, PLAN_SCHEMA
 
@@ -95,11 +95,23 @@ class _Binder:
         if plan.donate_argnums not in self._graphs:
             self._graphs[plan.donate_argnums] = self._analyse(plan)
         graph = self._graphs[plan.donate_argnums]
+        if graph.program.microbatches != plan.microbatches:
+            graph = self._sliced(plan, graph)
         _check_same_program(plan, graph.program)
         if plan.remat is not None:
             graph = self._rematerialised(plan, graph)
         _check_same_groups(plan, graph)
         return dataclasses.replace(plan, graph=graph)
+
+    def _sliced(self, plan: Plan, graph: StepGraph) -> StepGraph:
+        """The step with its batch in the slices of the plan."""
+        key = (plan.donate_argnums, repr(plan.microbatches))
+        if key not in self._graphs:
+            unknown = set(plan.microbatches.dims if plan.microbatches else ()) - set(graph.program.in_paths)
+            if not unknown:
+                graph = sliced_graph(graph, plan.microbatches)
+            self._graphs[key] = graph
+        return self._graphs[key]
 
     def _rematerialised(self, plan: Plan, graph: StepGraph) -> StepGraph:
         key = (plan.donate_argnums, plan.remat)

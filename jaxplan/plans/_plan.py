@@ -14,7 +14,7 @@ from jaxplan.cost import Prediction
 from jaxplan.errors import PlanMismatchError, UnsupportedError
 from jaxplan.frontend import _nnx
 from jaxplan.frontend._static_leaves import release_statics
-from jaxplan.ir import Configuration, Remat, StepGraph
+from jaxplan.ir import Configuration, MicroBatches, Remat, StepGraph
 from jaxplan.mesh import Sharding, Topology
 from jaxplan.plans._outline import Outline
 from jaxplan.plans._plan_json import plan_from_json, plan_to_json
@@ -54,6 +54,7 @@ class Plan:
       most_configurations: bound and gap are within so many configurations an operator; None: all that there are.
       outline: what is split, sharded, gathered and recomputed.
       remat: which blocks of the forward pass the backward pass computes again; None: as the step says.
+      microbatches: the slices in which the batch is worked through; None: as the step says.
       verified: what the compiler said of the plan, once `jaxplan.plan(..., verify=True)` has asked it, or it was
         compiled to run.
       graph: the analysed program; None in a plan that was loaded without its step.
@@ -76,13 +77,14 @@ class Plan:
     gap: float | None = None
     most_configurations: int | None = None
     remat: Remat | None = None
+    microbatches: MicroBatches | None = None
     verified: Verified | None = None
     graph: StepGraph | None = None
 
     @property
     def summary(self) -> str:
         """One line on what is split, such as ``data 4 x tensor 2, optimizer state sharded 8 ways``."""
-        return str(self.outline)
+        return str(self.outline) + (f", {self.microbatches}" if self.microbatches else "")
 
     @property
     def time_seconds(self) -> float:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from jaxplan.core._json import MOST_INT, MalformedError, required, typed, whole
 from jaxplan.cost import Prediction
 from jaxplan.errors import PlanFileError
-from jaxplan.ir import Configuration, Remat
+from jaxplan.ir import Configuration, MicroBatches, Remat
 from jaxplan.mesh import COLLECTIVES, Sharding, Topology
 from jaxplan.plans._outline import Outline
 from jaxplan.plans._verified import Verified
@@ -72,6 +72,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "configurations": plan.configurations,
         "repeated": plan.repeated,
         "remat": None if plan.remat is None else asdict(plan.remat),
+        **({} if plan.microbatches is None else {"microbatches": asdict(plan.microbatches)}),
         "inputs": [
             leaf | {"aval": aval}
             for leaf, aval in zip(_leaves(plan.in_paths, plan.in_layouts), plan.in_avals, strict=True)
@@ -136,6 +137,7 @@ def _fields(data: dict[str, Any]) -> dict[str, Any]:
     return {
         **{name: getattr(saved, name) for name in names},
         "topology": topology,
+        "microbatches": _microbatches(data.get("microbatches"), {leaf.path for leaf in inputs}),
         "donate_argnums": _donate_argnums(required(data, "donate_argnums")),
         "in_paths": tuple(leaf.path for leaf in inputs),
         "in_avals": tuple(leaf.aval for leaf in inputs),
@@ -143,6 +145,16 @@ def _fields(data: dict[str, Any]) -> dict[str, Any]:
         "in_layouts": in_layouts,
         "out_layouts": out_layouts,
     }
+
+
+def _microbatches(value: Any, paths: Collection[str]) -> MicroBatches | None:
+    """The slices of the batch; files without the field have none."""
+    if value is None:
+        return None
+    found = typed(MicroBatches, value, "microbatches")
+    if found.num < 2 or not found.dims or not set(found.dims) <= set(paths) or min(found.dims.values()) < 0:
+        raise MalformedError(f"microbatches is {value!r}; expected at least 2 and dimensions of inputs by path")
+    return found
 
 
 def _donate_argnums(value: Any) -> tuple[int, ...] | None:

@@ -24,6 +24,7 @@ from jaxplan.plans._frontier import Frontier
 from jaxplan.plans._plan import Plan
 from jaxplan.plans._summary import outline_of
 from jaxplan.search._candidate import Candidate
+from jaxplan.search._microbatches import plan_with_microbatches
 from jaxplan.search._open_configurations import open_configurations
 from jaxplan.search._operator_notes import operator_notes
 from jaxplan.search._pins import meets, resolve_pins
@@ -73,6 +74,7 @@ class Search:
     pins: tuple[Pin, ...] = ()
     axes: Mapping[str, int] | None = None
     own_references: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    microbatches: bool | int | None = None
 
 
 def plan_step(
@@ -111,14 +113,16 @@ def plan_graph(
       InfeasibleError: no plan fits the limit.
     """
     with interruptible(), paused_collector():
-        return _plan_graph(graph, topology, search, report, name)
+        return plan_with_microbatches(
+            graph, search.microbatches, lambda of: _plan_graph(of, topology, search, report, name)
+        )
 
 
 def _replanner(graph: StepGraph, topology: Topology, search: Search, name: str) -> Replanner:
     """A function that plans the step again, quietly, with other links, another limit or another batch."""
 
     def again(graph: StepGraph, topology: Topology, memory_limit_bytes: int | None) -> Frontier:
-        other = search
+        other = search if graph.program.microbatches is None else dataclasses.replace(search, microbatches=False)
         if memory_limit_bytes is not None:
             other = dataclasses.replace(search, memory_limit_bytes=memory_limit_bytes)
         with Progress(False) as report:
@@ -524,6 +528,7 @@ def make_plan(
         **proof.limited(prediction),
         outline=outline_of(model.graph, model.topology, chosen, transfers),
         remat=model.graph.remat,
+        microbatches=program.microbatches,
         graph=model.graph,
     )
 

@@ -49,7 +49,7 @@ class Replanner:
         if not graph.named.batch or program.source is None:
             reason = graph.batch.reason or "the step is not at hand"
             raise ArgumentError(f"batch={batch} cannot be asked for: the step has no batch ({reason})")
-        sizes = _batch_sizes(graph)
+        sizes = batch_sizes(graph)
         examples = min(size for of in sizes.values() for size in of.values())
         shapes = {}
         for path, dims in sizes.items():
@@ -63,10 +63,11 @@ class Replanner:
                     )
                 shape[d] = size * batch // examples
             shapes[path] = tuple(shape)
-        return program.source.resized(shapes)
+        resized = program.source.resized(shapes)
+        return dataclasses.replace(resized, donate_argnums=program.donate_argnums)
 
 
-def _batch_sizes(graph: StepGraph) -> dict[str, dict[int, int]]:
+def batch_sizes(graph: StepGraph) -> dict[str, dict[int, int]]:
     """Of each argument that holds examples: its dimensions along them, and their sizes."""
     program, named = graph.program, graph.named
     found: dict[str, dict[int, int]] = {}

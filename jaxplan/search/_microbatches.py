@@ -1,0 +1,123 @@
+"""Micro-batches in the search: the step as it is, and the same step with its batch worked through in slices.
+
+Each number of slices is a program of its own (`jaxplan.ir.microbatch`) that is planned like any other; the frontier
+holds the plans of all of them that nothing beats.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from jaxplan.errors import ArgumentError, InfeasibleError
+from jaxplan.ir import MicroBatches, StepGraph, sliced_graph
+from jaxplan.ir.microbatch import NotSeparableError
+from jaxplan.plans._frontier import Frontier
+from jaxplan.search._what_if import batch_sizes
+
+NUMBERS = (2, 4, 8, 16)
+"""Numbers of micro-batches that are looked at."""
+MORE_NUMBERS = (*NUMBERS, 32, 64, 128)
+"""... and where none of these fits."""
+
+PlanGraph = Callable[[StepGraph], Frontier]
+
+
+def check_microbatches(value: Any) -> bool | int | None:
+    """The option, checked: None (where nothing fits otherwise), False (never), True (look), or a number."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int) and value >= 1:
+        return value if value > 1 else False
+    raise ArgumentError(
+        f"microbatches is {value!r}; expected a number of slices of the batch, True (look for plans with some), False "
+        "(none), or None (where no plan fits otherwise)"
+    )
+
+
+def in_microbatches(graph: StepGraph, num: int) -> StepGraph:
+    """The step with its batch worked through in slices.
+
+    Raises:
+      ArgumentError: the batch does not divide into so many.
+      NotSeparableError: examples are not independent; names the line.
+    """
+    program = graph.program
+    if program.source is None:
+        raise ArgumentError("micro-batches need the step itself, which is not at hand")
+    dims = {path: min(of) for path, of in batch_sizes(graph).items()}
+    return sliced_graph(graph, MicroBatches(num=num, dims=dims))
+
+
+def plan_with_microbatches(graph: StepGraph, asked: bool | int | None, plan_graph: PlanGraph) -> Frontier:
+    """The frontier of a step, in as many slices as asked for.
+
+    Raises:
+      InfeasibleError: no plan fits, in slices neither.
+      NotSeparableError: slices were asked for, and the examples are not independent.
+    """
+    if asked is False or not graph.program.equations:
+        return plan_graph(graph)
+    if asked is None:
+        try:
+            return plan_graph(graph)
+        except InfeasibleError as error:
+            return _first_that_fits(graph, plan_graph, error)
+    if asked is not True:
+        return plan_graph(in_microbatches(graph, asked))
+    found, first = [], None
+    try:
+        found.append(plan_graph(graph))
+    except InfeasibleError as error:
+        first = error
+    for sliced in _sliced_graphs(graph, NUMBERS):
+        try:
+            found.append(plan_graph(sliced))
+        except InfeasibleError as error:
+            first = first or error
+    if not found:
+        assert first is not None
+        raise first
+    return _merged(found)
+
+
+def _sliced_graphs(graph: StepGraph, numbers: Sequence[int]) -> Iterator[StepGraph]:
+    """The step in ever more slices, as far as its batch divides."""
+    sizes = [size for dims in batch_sizes(graph).values() for size in dims.values()]
+    for num in numbers:
+        if all(size % num == 0 and size >= 2 * num for size in sizes):
+            yield in_microbatches(graph, num)
+
+
+def _first_that_fits(graph: StepGraph, plan_graph: PlanGraph, error: InfeasibleError) -> Frontier:
+    """The plans in the fewest slices that fit, with those of the next number; else the error of the step as it is."""
+    found: list[Frontier] = []
+    try:
+        for sliced in _sliced_graphs(graph, MORE_NUMBERS):
+            try:
+                found.append(plan_graph(sliced))
+            except InfeasibleError as other:
+                better = (other.smallest_memory_bytes or 0) < (error.smallest_memory_bytes or 0)
+                error = other if better else error
+            if len(found) == 2:
+                break
+    except (NotSeparableError, ArgumentError):
+        raise error from None
+    if not found:
+        raise error
+    return _merged(found)
+
+
+def _merged(found: list[Frontier]) -> Frontier:
+    """One frontier of several; references and notes of the first, which has the fewest slices."""
+    first = found[0]
+    merged = Frontier.from_plans(
+        [plan for frontier in found for plan in frontier.points],
+        references=first.references,
+        absent=first.absent,
+        memory_limit_bytes=first.memory_limit_bytes,
+        search_seconds=sum(frontier.search_seconds or 0 for frontier in found),
+        notes=dict.fromkeys(note for frontier in found for note in frontier.notes),
+    )
+    return dataclasses.replace(merged, replan=first.replan)

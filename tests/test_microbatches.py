@@ -1,0 +1,75 @@
+"""Plans whose batch is worked through in slices."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxplan
+
+
+def loss(w, x, y):
+    for k in sorted(w):
+        x = x + jnp.tanh(x @ w[k]["up"]) @ w[k]["down"]
+    return jnp.mean((x - y) ** 2)
+
+
+def train_step(w, batch):
+    value, grads = jax.value_and_grad(loss)(w, batch["x"], batch["y"])
+    return jax.tree.map(lambda p, g: p - 0.1 * g, w, grads), value
+
+
+def arguments(width=32, batch=64):
+    w = {
+        f"layer_{i}": {
+            "up": jax.random.normal(jax.random.key(i), (width, 4 * width)) / width,
+            "down": jax.random.normal(jax.random.key(9 + i), (4 * width, width)) / width,
+        }
+        for i in range(3)
+    }
+    return w, {name: jax.random.normal(jax.random.key(20 + i), (batch, width)) for i, name in enumerate("xy")}
+
+
+def abstract(**sizes):
+    return jax.eval_shape(lambda: arguments(**sizes))
+
+
+def test_a_plan_in_slices_equals_one_device_and_reads_back(tmp_path):
+    args = arguments()
+    plan = jaxplan.plan(train_step, *args, topology="cpu:8", microbatches=4).fastest()
+    assert plan.microbatches is not None and plan.microbatches.num == 4 and "4 micro-batches" in plan.summary
+    expected = train_step(*args)
+    plan.save(tmp_path / "p.json")
+    for of in (plan, jaxplan.load(tmp_path / "p.json", train_step, *args)):
+        found = of.jit(donate_argnums=())(*args)
+        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_activations_shrink_with_the_number_of_slices():
+    """Data parallel on h100:8: activations are saved for a quarter of the batch at a time."""
+    args = abstract(width=512, batch=2**17)
+    whole, slices = (
+        jaxplan.plan(train_step, *args, topology="h100:8", microbatches=m).references["data"] for m in (False, 4)
+    )
+    assert slices.memory_bytes < 0.6 * whole.memory_bytes
+    assert slices.compute_seconds < 1.3 * whole.compute_seconds
+
+
+def test_slices_are_found_where_nothing_fits_otherwise():
+    args = abstract(width=512, batch=2**17)
+    lean = jaxplan.plan(train_step, *args, topology="h100:8", microbatches=False, remat=False).leanest()
+    limit = int(0.7 * lean.memory_bytes)
+    with pytest.raises(jaxplan.InfeasibleError):
+        jaxplan.plan(train_step, *args, topology="h100:8", memory=limit, microbatches=False, remat=False)
+    found = jaxplan.plan(train_step, *args, topology="h100:8", memory=limit, remat=False)
+    assert found.fastest().microbatches is not None
+    assert found.fastest().memory_bytes <= limit
+
+
+@pytest.mark.parametrize(("value", "message"), [(3, "64 examples"), (64, "64 examples"), ("four", "number of slices")])
+def test_a_number_of_slices_that_cannot_be_is_refused(value, message):
+    with pytest.raises(jaxplan.ArgumentError, match=message):
+        jaxplan.plan(train_step, *arguments(), topology="cpu:2", microbatches=value)
