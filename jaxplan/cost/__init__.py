@@ -1,4 +1,4 @@
-"""What a plan costs: compute, resharding, memory; as tables for the solvers and as the prediction of one plan."""
+"""The cost of a plan: compute, resharding, memory; as tables for the solvers and as the prediction of one plan."""
 
 from jaxplan.cost._combined import COMPILERS_OWN_BYTES as COMPILERS_OWN_BYTES
 from jaxplan.cost._combined import combined_bytes as combined_bytes

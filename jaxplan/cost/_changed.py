@@ -1,4 +1,4 @@
-"""Which flows change their layout under one assignment after the other; equal flows are looked at once."""
+"""Which reads change their layout under one assignment after the other; equal reads are looked at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxplan.mesh import Sharding
 
 
 class ChangedReads:
-    """`changed_flows` of a model's assignments; for one flow and pair of layouts it gives the same object each time."""
+    """`changed_flows` of a model's assignments; for one read and pair of layouts it gives the same object each time."""
 
     def __init__(self, model: CostModel) -> None:
         self._model = model
@@ -36,7 +36,7 @@ class ChangedReads:
         self._found: dict[tuple[int, int], ChangedRead] = {}
 
     def _structure(self, read: Read) -> Hashable:
-        """All that decides the layouts of a flow's ends under their configurations."""
+        """All that decides the layouts of a read's ends under their configurations."""
         graph = self._model.graph
         ends = []
         for v, produced in ((read.producer, True), (read.consumer, False)):
@@ -49,7 +49,7 @@ class ChangedReads:
         return *ends, read.is_output, len(graph.program.tensors[read.tensor].shape), read.producer == read.consumer
 
     def of(self, assignment: Sequence[int], chosen: Sequence[Configuration]) -> list[ChangedRead]:
-        """The changed flows of an assignment, whose configurations are ``chosen``."""
+        """The changed reads of an assignment; ``chosen`` are its configurations."""
         model, shardings = self._model, self._shardings
         places = np.array((*assignment, 0), dtype=np.int64)
         pairs = self._starts + places[self._producers] * self._widths + places[self._consumers]

@@ -108,11 +108,11 @@ def _terms(
     buffers: Buffers,
     topology: Topology,
 ) -> Iterator[tuple[int, np.ndarray, int]]:
-    """(equation, seconds (K,), kernels whose launches come on top of them), one for each product and each pass.
+    """(equation, seconds (K,), kernels whose launches come on top of them), one for each dot and each pass.
 
     A contraction takes the larger of its arithmetic and its traffic. Everything else pays for the materialised tensors
-    that it writes once and reads once per phase, and for what its arithmetic takes longer (`_beyond_passes`). Where the
-    topology has a profile, products and memory take what was measured.
+    that it writes once and reads once per phase, and for arithmetic beyond that (`_beyond_passes`). With
+    a profile in the topology, dots and memory take the measured seconds.
     """
     reads: dict[tuple[str, int], _Reads] = {}
     for e in group.equations:
@@ -167,8 +167,8 @@ def _beyond_passes(
 ) -> np.ndarray | None:
     """Seconds by which an equation takes longer than its passes over memory, shape (K,); None where it does not.
 
-    It takes the longer of its arithmetic and of all that it moves. Where it is fused, the kernel streams its operands
-    and results, or more than these, while it computes: only what takes longer than that counts.
+    It takes the longer of its arithmetic and of all its traffic. Where it is fused, the kernel streams its operands
+    and results, or more than these, while it computes: only the excess counts.
     """
     count, chip = graph.counts[e], topology.chip
     if count is None or not (count.flops or count.moved or count.kernels > 1):
@@ -196,8 +196,8 @@ def _memory_seconds(topology: Topology, num_bytes: Any) -> Any:
 
 
 def _body_seconds(body: BodyCost, topology: Topology) -> float:
-    """Roofline of a user's `jax.shard_map` on one device: each operator that is not fused, one pass over what goes in
-    and out."""
+    """Roofline of a user's `jax.shard_map` on one device: each operator that is not fused, one pass over its operands
+    and results."""
     chip = topology.chip
     bandwidth = memory_bytes_per_second(chip)
     seconds = body.boundary_bytes / bandwidth + chip.launch_seconds

@@ -1,7 +1,7 @@
-"""What convolutions read with the edges of neighbours' blocks around it, on GPUs: an array of its own.
+"""Operands of convolutions extended by the edges of neighbours' blocks, on GPUs: an array of its own.
 
-Libraries read whole arrays, so compiled programs put blocks and edges together before a convolution. What nothing else
-reads is written in no other way, and saved so for the gradient of the kernel: nine rows of 28 pixels for seven.
+Libraries read whole arrays, so compiled programs put blocks and edges together before a convolution. An operand
+without other readers is written in this form only, and saved so for the gradient of the kernel: 9 rows of 28 pixels
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ExtendedImages:
         self._known: dict[tuple[int, int], tuple[Extended, ...]] = {}
 
     def copies(self, assignment: Sequence[int], chosen: Sequence[Configuration]) -> Iterator[tuple[int, int, int]]:
-        """(first, last equation, bytes) of each; only the edges of what the step makes for nothing else."""
+        """(first, last equation, bytes) of each; only the edges, for values that have no other form."""
         graph, topology = self._model.graph, self._model.topology
         readers: dict[tuple[int, tuple[int, ...], tuple[int, ...]], list[int]] = defaultdict(list)
         for v in self._groups:

@@ -1,9 +1,9 @@
 """Communication that can hide behind compute, in the costs of the solver.
 
 Gathers of parameters can be made ahead of their use, and reductions of gradients can wait, while other kernels run;
-those of activations mostly cannot, since the next kernel reads them. What hides behind the kernels of a group is
-bounded by the seconds of those kernels, shared out evenly among the collectives of its parameters and gradients. What
-a plan really hides its simulation says (`jaxplan.cost.OverlappedPredictor`).
+those of activations mostly cannot, since the next kernel reads them. The seconds hidden behind the kernels of a group
+are bounded by the seconds of those kernels, shared out evenly among the collectives of its parameters and gradients.
+A plan's simulation gives its real hidden seconds (`jaxplan.cost.OverlappedPredictor`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jaxplan.ir import STORED_KINDS, UNGROUPED, StepGraph
 
 
 def hidden_shares(graph: StepGraph, reads: Sequence[Read]) -> dict[int, tuple[int, float]]:
-    """Index of each flow that can hide -> the group whose compute hides it, and the share of that for one execution.
+    """Index of each read that can hide -> the group whose compute hides it, and the share of that for one execution.
 
     A parameter hides behind the group that reads it, a gradient behind the group that makes it.
     """
@@ -30,7 +30,7 @@ def hidden_shares(graph: StepGraph, reads: Sequence[Read]) -> dict[int, tuple[in
 
 
 def visible_seconds(seconds: np.ndarray, compute: np.ndarray, share: float, least: float, axis: int) -> np.ndarray:
-    """Seconds of a flow that are seen.
+    """Seconds of a read that are seen.
 
     Args:
       seconds: (K_u, K_v) or, with the choices `KEEP` and `REPEAT`, (K_u, K_v, 2), the second executed twice.

@@ -38,12 +38,12 @@ def inner_collectives(
     sent: set[tuple] | None = None,
     repeated: Mapping[tuple[int, Sharding], Sequence[int]] | None = None,
 ) -> Iterator[InnerCollective]:
-    """What the equations of a group communicate by themselves under a configuration, in program order.
+    """The collectives inside the equations of a group under a configuration, in program order.
 
     Equal edges of one value (a convolution's image, for its result and for its weight gradient) are sent once: the
-    compiler was seen to merge them, but for those of what waits for the gradient of a pooling. ``sent`` holds those of
-    other groups. ``repeated`` are copies that are made again, tensor and layout -> the first reader of each: the edges
-    of each are sent.
+    compiler was seen to merge them, except those of equations that wait for the gradient of a pooling. ``sent`` holds
+    the edges of other groups. ``repeated`` are re-gathered copies, tensor and sharding -> the first reader of each: the
+    edges of each copy are sent.
     """
     sent, repeated = set() if sent is None else sent, repeated or {}
     for e in graph.grouping.groups[group].equations:
@@ -62,7 +62,7 @@ def inner_of_plan(
     chosen: Sequence[Configuration],
     transfers: Sequence[Transfer],
 ) -> Iterator[InnerCollective]:
-    """What the operators of a plan communicate by themselves, in the order of ``groups``."""
+    """The collectives inside the operators of a plan, in the order of ``groups``."""
     sent: set[tuple] = set()
     repeated = {(t.tensor, t.target): [span.first for span in t.spans] for t in transfers if t.repeated}
     for v in groups:
@@ -79,7 +79,7 @@ def may_communicate(graph: StepGraph, group: int) -> bool:
 
 
 class Extended(NamedTuple):
-    """What an equation reads with the edges of neighbours' blocks around it, its local shape with them and without."""
+    """An operand extended by the edges of neighbours' blocks: its equation, and local shapes with and without edges."""
 
     equation: int
     tensor: int
@@ -90,9 +90,9 @@ class Extended(NamedTuple):
 def extended_operands(
     graph: StepGraph, topology: Topology, group: int, config: Configuration, family: str
 ) -> Iterator[Extended]:
-    """What poolings (``family`` is "window") or convolutions of a group read with the edges of neighbours' blocks.
+    """Operands of poolings (``family`` is "window") or convolutions of a group, extended by the neighbours' edges.
 
-    Programs were seen to write that once, for the operator and for its gradient; what convolutions read on TPU is put
+    Programs were seen to write them once, for the operator and for its gradient; those of convolutions on TPU are put
     together inside of them.
     """
     for e in graph.grouping.groups[group].equations:
@@ -108,7 +108,7 @@ def extended_operands(
 
 
 def read_beside(graph: StepGraph, topology: Topology, group: int, config: Configuration) -> Iterator[tuple[int, int]]:
-    """(equation, tensor) of what convolutions of a group read whose edges go to neighbours."""
+    """(equation, tensor) of operands of a group's convolutions with edges that go to neighbours."""
     for e in graph.grouping.groups[group].equations:
         if graph.rules[e].family == "convolution":
             for edge in _edges(graph, topology, group, e, config):
@@ -160,7 +160,7 @@ def _of_windows(
 ) -> Iterator[tuple[tuple, InnerCollective]]:
     """The edges of neighbours' blocks, one permute for each side of each operand that is extended.
 
-    With each what tells its edge from others.
+    With each the key that tells its edge from others.
     """
     for t, dim, sharding, halo, block, axes in _edges(graph, topology, group, equation, config):
         local = graph.program.tensors[t].num_bytes // math.prod(sharding.num_splits(topology.axes))

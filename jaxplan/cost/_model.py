@@ -29,10 +29,10 @@ class CostModel:
 
     Attributes:
       configurations: per group, its configurations.
-      flows: reads that may reshard.
+      reads: reads that may reshard.
       problem: the additive formulation; node v is group v.
       edge_reads: per edge of the problem, the reads that it prices; a read in both phases has an edge to itself.
-      latency_shares: tensors whose collectives the compiler combines with others -> see `latency_shares`.
+      latency_shares: tensor -> fraction of a latency, where its collectives are combined, see `latency_shares`.
       compute: per group (K,) seconds of compute.
       flops: per group (K,) floating-point operations on one device.
       overlapped: the same problem where of parameters and gradients only that counts which compute cannot hide (see
@@ -54,7 +54,7 @@ class CostModel:
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """What a search solves; all have the same nodes, edges and choices."""
+        """The problems for a search; all have the same nodes, edges and choices."""
         return (self.problem,) if self.overlapped is None else (self.problem, self.overlapped)
 
     def chosen(self, assignment: Sequence[int]) -> tuple[Configuration, ...]:
@@ -62,7 +62,7 @@ class CostModel:
         return tuple(configs[k] for configs, k in zip(self.configurations, assignment, strict=True))
 
     def repeated(self, choices: Sequence[int]) -> frozenset[int]:
-        """Flows whose copy is made again, by index, from the choices of the problem's edges."""
+        """Reads that gather their copy again, by index, from the choices of the problem's edges."""
         return frozenset(
             read
             for reads, choice in zip(self.edge_reads, choices, strict=True)

@@ -105,7 +105,7 @@ class ModelBuilder:
         return tuple(self.memo.setdefault(configs, configs) for configs, _ in self._configurations(most))
 
     def priced_pairs(self, most: int, strategies: Sequence[Sequence[Configuration]]) -> PricedPairs:
-        """What strategies alone need beside `configurations` of the same number."""
+        """The pairs that strategies alone need beside `configurations` of the same number."""
         return PricedPairs.of(strategies, [added for _, added in self._configurations(most)])
 
     def _configurations(self, most: int) -> list[tuple[tuple[Configuration, ...], frozenset[Configuration]]]:
@@ -133,7 +133,7 @@ class ModelBuilder:
         return result
 
     def _restricted(self, v: int, most: int) -> tuple[Configuration, ...]:
-        """The configurations of a group that its limits allow; what is tiny stays whole unless a limit splits it."""
+        """The configurations of a group that its limits allow; tiny groups stay whole unless a limit splits them."""
         key = ("restricted", self._class_keys[v], self.limits[v], most)
         if key not in self.memo:
             classes, front = self.graph.spaces[v].classes, self.graph.named.front
@@ -171,7 +171,7 @@ class ModelBuilder:
         return list(zip(seconds, self._memory(v, splits).astype(float).tolist(), strict=True))
 
     def neighbourhood_cost(self, v: int, chosen: Sequence[Configuration]) -> NeighbourhoodCost:
-        """What a group costs with what it makes and reads, the others configured as in `chosen`."""
+        """The cost of a group with its results and operands, the others configured as in `chosen`."""
         return NeighbourhoodCost(
             self.graph,
             self.pricer,
@@ -184,7 +184,7 @@ class ModelBuilder:
 
     @functools.cached_property
     def _reads_at(self) -> tuple[tuple[Read, ...], ...]:
-        """Per group, the flows that it makes or reads."""
+        """Per group, the reads that it makes or reads."""
         found: list[list[Read]] = [[] for _ in self.graph.grouping.groups]
         for read in self.reads:
             for v in {read.producer, read.consumer} - {UNGROUPED}:
@@ -285,7 +285,7 @@ class ModelBuilder:
         return self.memo[key]
 
     def _memory(self, v: int, splits: np.ndarray) -> np.ndarray:
-        """Bytes of a group's inputs and of what it saves, shape (K,)."""
+        """Bytes of a group's inputs and residuals, shape (K,)."""
         memory = np.zeros(len(splits))
         for t in (*self.graph.grouping.groups[v].inputs, *self._saved_by[v]):
             memory += local_bytes(self.graph, self.buffers, self.graph.spaces[v], splits, t)
@@ -293,7 +293,7 @@ class ModelBuilder:
 
     @functools.cached_property
     def _saved_by(self) -> dict[int, list[int]]:
-        """Group -> what it makes that is saved."""
+        """Group -> its results that are residuals."""
         found: dict[int, list[int]] = defaultdict(list)
         for t in self.buffers.saved:
             found[self.graph.grouping.tensor_group[t]].append(t)
@@ -362,7 +362,7 @@ class ModelBuilder:
         tensor = self.graph.program.tensors[read.tensor]
         produced = self._shardings(read.producer, read.tensor, True)
         required = self._shardings(read.consumer, read.tensor, False)
-        if read.is_output:  # what leaves the program is whole
+        if read.is_output:  # outputs of the program are whole
             required = tuple(Sharding(sharding.dims) for sharding in required)
         if len(required) == 1:
             required = required * len(produced)
@@ -427,7 +427,7 @@ class ModelBuilder:
         self, read: Read, produced: tuple[Sharding, ...], required: tuple[Sharding, ...]
     ) -> np.ndarray | None:
         """The pairs of configurations to price, None for all: not those that strategies alone need, and of a parameter
-        and its update those where each device updates a part of what it stores."""
+        and its update those where each device updates its own part of the stored array."""
         ends = read.producer, read.consumer
         wanted = self._priced_pairs.wanted(*ends, *(self.configs[v] for v in ends)) if self._priced_pairs else None
         if ends not in self._updates and ends[::-1] not in self._updates:
@@ -450,7 +450,7 @@ class ModelBuilder:
         )
 
     def _visible_tables(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """The same with what compute cannot hide; equal arrays become one object."""
+        """The same less the seconds that compute hides; equal arrays become one object."""
         seconds, copies = self._tables(index)
         if index not in self._hidden:
             return seconds, copies
@@ -463,7 +463,7 @@ class ModelBuilder:
         return self.memo[key][0], copies
 
     def _wired(self, index: int) -> Tensor:
-        """The tensor of a flow as it travels; no configuration changes that."""
+        """The tensor of a read as it travels; no configuration changes that."""
         key = ("wired", index)
         if key not in self.memo:
             read = self.reads[index]
@@ -471,8 +471,8 @@ class ModelBuilder:
         return self.memo[key]
 
     def _how_kept(self, read: Read) -> tuple[bool, bool]:
-        """Whether a copy for this flow lives until the backward pass, and then is widened."""
-        key = ("kept", id(read))  # flows live as long as this
+        """Whether a copy for this read lives until the backward pass, and then is widened."""
+        key = ("kept", id(read))  # reads live as long as this
         if key not in self.memo:
             latest = max(read.equations, key=self.buffers.read_end.__getitem__)
             kept = self.buffers.is_kept(read.equations[0], latest)

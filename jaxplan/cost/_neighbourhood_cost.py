@@ -1,4 +1,4 @@
-"""What one group costs with everything around it as it is: for the few configurations that are opened step by step."""
+"""Cost of one group with its neighbours fixed: for the few configurations that are opened step by step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class _EqualReads(NamedTuple):
 
     Attributes:
       source, target: the layout, or None where the configuration decides it.
-      is_output: what leaves the program is whole.
+      is_output: outputs of the program are whole.
       has_copy, is_wide: whether the copy is held, and beside a float32 value (`Pricer.copy_bytes`).
     """
 
@@ -45,7 +45,7 @@ class _Moved(NamedTuple):
 
 
 class NeighbourhoodCost:
-    """The reads of what a group makes and reads, with the configurations of all others fixed; equal ones once."""
+    """The reads of a group's results and operands, with the configurations of all others fixed; equal ones once."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class NeighbourhoodCost:
         latency_share: Callable[[int], float],
         how_kept: Callable[[Read], tuple[bool, bool]],
     ) -> None:
-        """``how_kept`` says of a flow whether its copy lives until the backward pass, and whether it is widened."""
+        """``how_kept`` says of a read whether its copy lives until the backward pass, and whether it is widened."""
         self._pricer = pricer
         self._space: GroupSpace = graph.spaces[v]
         self._reads: dict[_EqualReads, list[Tensor]] = {}
@@ -84,7 +84,7 @@ class NeighbourhoodCost:
     def cost(
         self, config: Configuration, own: tuple[float, float], slope: float = 0.0, most: float = math.inf
     ) -> tuple[float, float]:
-        """Seconds and bytes under one configuration of the group, whose ``own`` they include.
+        """Seconds and bytes under one configuration of the group, including its ``own``.
 
         Copies count as kept. Where seconds + slope x bytes come to ``most`` at least, some are bounded instead of
         priced.
@@ -96,12 +96,12 @@ class NeighbourhoodCost:
         return self._seconds(moved, seconds, most - slope * num_bytes), num_bytes
 
     def bound(self, config: Configuration, own: tuple[float, float], slope: float) -> float:
-        """What seconds + slope x bytes of `cost` are not below, found without a long search."""
+        """A lower bound on seconds + slope x bytes of `cost`, found without a long search."""
         moved, num_bytes = self._moved(config, own[1])
         return own[0] + sum(self._least(read) for read in moved) + slope * num_bytes
 
     def _moved(self, config: Configuration, num_bytes: float) -> tuple[list[_Moved], float]:
-        """The reads whose layouts differ, and so many bytes with those of their copies."""
+        """The reads between different shardings, and so many bytes with those of their copies."""
         moved = []
         for read, tensors in self._reads.items():
             source, target = self._ends(read, tensors[0], config)

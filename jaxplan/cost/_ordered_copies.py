@@ -1,4 +1,4 @@
-"""Bytes of what a plan holds once more with its dimensions in another order (`jaxplan.xla.rules.gpu.transposed`)."""
+"""Bytes of tensors that a plan holds once more in a transposed layout (`jaxplan.xla.rules.gpu.transposed`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an equation reads from memory and writes to it: whole buffers, or the rows that it touches."""
+"""Memory traffic of an equation: whole buffers, or the rows that it touches."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Pass(NamedTuple):
 def passes_of(
     graph: StepGraph, equation: int, buffers: Buffers, space: GroupSpace, splits: np.ndarray
 ) -> Iterator[Pass]:
-    """What an equation reads (in its phase) and writes, of the tensors that are buffers."""
+    """The tensors that an equation reads (in its phase) and writes, as far as they are buffers."""
     eqn = graph.program.equations[equation]
     count = graph.counts[equation] or _STREAMING
     positions = list(_touched(graph, eqn, buffers, count))
@@ -50,7 +50,7 @@ def _touched(
     """(kind, tensor, bytes of the whole that are touched; None: all)."""
     if eqn.name in (CUT, JOIN):  # the same buffer
         return
-    if eqn.index in buffers.sums:  # the dot's library call reads the other summand; what it writes is the dot's result
+    if eqn.index in buffers.sums:  # the dot's library call reads the other summand and writes the dot's result
         yield eqn.phase, buffers.sums[eqn.index], None
         return
     if eqn.name == REGION_IN:  # slices are read; constants and carries stay where they are
@@ -74,7 +74,7 @@ def _rewritten(
     graph: StepGraph, eqn: Equation, buffers: Buffers, rows: float
 ) -> Iterator[tuple[str, int, float | None]]:
     """Operand 0 and the result that takes its place: both as a whole where the operand lives on, the result where the
-    operand is no buffer (zeros, what the same kernel computes); and the rows."""
+    operand is no buffer (zeros, a value of the same kernel); and the rows."""
     operand, result = eqn.operands[0], eqn.results[0]
     if not is_overwritten(graph, eqn) or not buffers.materialised[operand]:
         if buffers.materialised[operand]:
@@ -105,5 +105,5 @@ def is_overwritten(graph: StepGraph, eqn: Equation) -> bool:
 
 
 def _is_carry_exit(eqn: Equation, t: int) -> bool:
-    """Whether an equation reads a carry only as the place of what it becomes."""
+    """Whether an equation reads a carry only as the buffer of its successor."""
     return eqn.name == REGION_OUT and eqn.params["role"] == "carry" and t not in eqn.operands[1:]

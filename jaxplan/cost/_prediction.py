@@ -1,4 +1,4 @@
-"""What one plan is predicted to cost: compute, each collective, and peak memory by liveness."""
+"""Predicted cost of one plan: compute, each collective, and peak memory by live ranges."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Collective:
       axes: atomic axes of the group, ascending.
       num_bytes: bytes per device of one of them, the larger side (see `jaxplan.mesh.collective_seconds`).
       count: how many.
-      latency_share: what of a latency each pays, because the compiler combines them with others; at 0 those of one kind
+      latency_share: fraction of a latency that each pays, because the compiler combines them; at 0 those of one kind
         and group pay one together.
     """
 
@@ -66,7 +66,7 @@ class Prediction:
       hidden_seconds: communication that runs beside compute; zero unless overlap was asked for.
       flops: floating-point operations of contractions and convolutions on one device.
       memory_bytes: peak, arguments + outputs - aliased + temporaries.
-      memory_parts: bytes of the peak by what they hold; sums to ``memory_bytes``.
+      memory_parts: bytes of the peak by kind of array; sums to ``memory_bytes``.
       collectives: everything that is communicated.
     """
 
@@ -90,7 +90,7 @@ _TEMPORARIES, _COPIES = "gradients and temporaries", "resharded copies"
 
 
 class Predictor:
-    """Predicts plans of one cost model; holds what does not depend on the plan."""
+    """Predicts plans of one cost model; holds the tables that no plan changes."""
 
     def __init__(self, model: CostModel) -> None:
         self.model = model
@@ -174,7 +174,7 @@ class Predictor:
     def inner(
         self, chosen: Sequence[Configuration], transfers: Sequence[Transfer]
     ) -> list[InnerCollective]:
-        """What operators communicate by themselves, in order of their groups."""
+        """Collectives inside operators, in order of their groups."""
         graph, topology = self.model.graph, self.model.topology
         return list(inner_of_plan(graph, topology, self._communicating, chosen, transfers))
 
@@ -199,7 +199,7 @@ class Predictor:
         return self._known[key]
 
     def changed_reads(self, assignment: Sequence[int], chosen: Sequence[Configuration]) -> list[ChangedRead]:
-        """As the function of that name; equal objects for what an assignment shares with another."""
+        """As the function of that name; equal objects for the parts that an assignment shares with another."""
         return self._changed.of(assignment, chosen)
 
     def _communication_seconds(self, collectives: Sequence[Collective]) -> float:
@@ -279,7 +279,7 @@ class Predictor:
         transfers: Sequence[Transfer],
         made: np.ndarray,
     ) -> Iterator[tuple[int, int, float, str]]:
-        """(first, last position, bytes, label) of what is neither a tensor where it is made nor the copy of a transfer.
+        """(first, last position, bytes, label) of buffers beside tensors and the copies of transfers.
 
         ``made`` are the bytes of the tensors that are made, in their order.
         """
@@ -393,7 +393,7 @@ class Predictor:
         return self._product_of[t]
 
     def _written_summands(self, assignment: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-        """(first, last equation, bytes) of what sums over columns add up, where that is written (`Summand`)."""
+        """(first, last equation, bytes) of materialised summands of sums over columns (`Summand`)."""
         done: set[int] = set()
         groups = self.model.graph.grouping.equation_group
         for number, summand in enumerate(self._summands):
@@ -407,7 +407,7 @@ class Predictor:
                     yield span[0], span[1], span[2]
 
     def _made_for(self, summand: Summand, group: int, k: int) -> Iterator[tuple[int, int, int, int]]:
-        """(tensor, first, last equation, bytes) of what is written for one sum, in configuration ``k`` of its group."""
+        """(tensor, first, last equation, bytes) of buffers for one sum, in configuration ``k`` of its group."""
         graph = self.model.graph
         shape = graph.program.tensors[summand.tensor].shape
         if group != UNGROUPED:
@@ -421,7 +421,7 @@ class Predictor:
                 yield t, graph.values.producer[summand.beside if t == summand.tensor else t], last, size
 
     def _shared_copies(self, transfers: Sequence[Transfer]) -> Iterator[tuple[int, int, int]]:
-        """(first, last equation, bytes) of what several transfers of a tensor share: there until the last goes on."""
+        """(first, last equation, bytes) of copies that several transfers of a tensor share: live until the last one."""
         number, made = self.model.graph.values.merged, {}
         for transfer in transfers:
             first = transfer.spans[0].first
@@ -433,7 +433,7 @@ class Predictor:
                 made.setdefault(number[transfer.carried], first)
 
     def _updated_parts(self, transfers: Sequence[Transfer]) -> Iterator[tuple[int, int, int]]:
-        """(first, last equation, bytes) of what is updated in parts, then gathered into the buffer it replaces."""
+        """(first, last equation, bytes) of arrays updated in parts, then gathered into the buffer that they replace."""
         values, end = self.model.graph.values, len(self.model.graph.program.equations)
         updated = UPDATED_PARTS.applies_to(self._target)
         for transfer in gathered_updates(self._replaced, end, transfers) if updated else ():
@@ -535,7 +535,7 @@ class Predictor:
         return min(self._barriers[k], self._read_end[transfer.spans[-1].last])
 
     def _scattered_by(self, transfer: Transfer, first: int) -> int:
-        """The dot that runs beside the scatter of a gradient, whose operand lives until it is done; -1: none.
+        """The dot that runs beside the scatter of a gradient, which keeps the scatter's operand live; -1: none.
 
         GPU programs start a reduce-scatter and make the next gradient before they wait for it.
         """
@@ -548,7 +548,7 @@ class Predictor:
         return self._gradient_births[following] if following < len(self._gradient_births) else -1
 
     def _shorten_sources(self, deaths: dict[int, int]) -> None:
-        """What a resharded value was fused from is not needed for longer than that value: a weight gradient that is
+        """Sources of a fused, resharded value are live no longer than that value: a weight gradient that is
         transposed, reduced and kept as a shard does not outlive its reduction."""
         buffers, values = self.model.buffers, self.model.graph.values
         equations = self.model.graph.program.equations
@@ -578,7 +578,7 @@ def _collectives(
     shares: Mapping[int, float],
     inner: Sequence[InnerCollective],
 ) -> tuple[Collective, ...]:
-    """What a copy that is made again communicates waits for its own product, so that nothing is combined with it."""
+    """Collectives of a re-gathered copy wait for a dot of their own, so that none is combined with them."""
     counts: dict[tuple[str, tuple[int, ...], int, float], int] = defaultdict(int)
     for c in inner:
         counts[c.kind, tuple(sorted(c.axes)), int(c.num_bytes), 1.0] += int(c.count)

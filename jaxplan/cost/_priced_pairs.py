@@ -23,7 +23,7 @@ class PricedPairs:
     Attributes:
       strategies: each a configuration for every group.
       configurations: per group, those that go with the rest of their strategy alone.
-      opened: per group, those that go with what is used and with each other alone.
+      opened: per group, those that are paired with used ones and with each other alone.
       used: per group, those that plans use.
     """
 
@@ -54,7 +54,7 @@ class PricedPairs:
     def opening(
         self, new: Sequence[frozenset[Configuration]], used: Sequence[frozenset[Configuration]]
     ) -> PricedPairs:
-        """The same with more opened, and more used; what is used goes with all others."""
+        """The same with more opened and more used; used ones are paired with all others."""
         return PricedPairs(
             strategies=self.strategies,
             configurations=tuple(map(frozenset.difference, self.configurations, used)),

@@ -33,8 +33,8 @@ class Pricer:
     Attributes:
       target: the compiler, which decides how copies lie in memory.
       inner: the two innermost dimensions of tensors, where memory is in tiles (`jaxplan.xla.rules.tpu`): copies have
-        those of what they are copies of.
-      grouped, wide: images whose channels lie in groups, and bytes of the elements that results of convolutions of
+        the innermost dimensions of their sources.
+      grouped, wide: images with channels in groups, and bytes of the elements that results of convolutions of
         groups are held in (`jaxplan.xla.rules.tpu.channel_groups`): so do their copies.
     """
 
@@ -63,9 +63,9 @@ class Pricer:
           produced: K_u layouts, one per configuration of the producer; the same object each time.
           required: K_v layouts, one per configuration of the consumer; the same object each time.
           in_both_phases: whether both phases read, so that the copy may be kept or repeated.
-          latency_share: what of a latency each collective pays (see `seconds`); made again, a copy pays all of it.
+          latency_share: fraction of a latency that each collective pays (see `seconds`); a re-gathered copy pays all.
           kept: whether the copy lives until the backward pass though that does not read it by itself: fusions there
-            compute what they need of it again.
+            recompute values from it.
           widened: see `copy_bytes`.
           wanted: (K_u, K_v) pairs to price, the same object each time; others may be infinite. None: all.
 

@@ -1,7 +1,7 @@
 """Which tensors cross from one layout to another, and where: the reads that the problem's edges price.
 
 A *flow* is one tensor read by one group. Producer and consumer each have a layout for it, given by their
-configurations; where they differ the tensor is resharded, once for all reads of the flow in one phase.
+configurations; where they differ the tensor is resharded, once for all reads of the read in one phase.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from jaxplan.mesh import Sharding
 class Read:
     """Reads of one tensor by one group.
 
-    Reads are told apart by their place in the program, not by the phase of the equation that reads: what an update
-    computes of the initial parameters, or a second loss of parameters that the first one read, comes after a backward
-    pass although no gradient enters it.
+    Reads are told apart by their place in the program, not by the phase of the equation that reads: values that an
+    update computes from the initial parameters, or a second loss of parameters that the first one read, come after a
+    backward pass although no gradient enters them.
 
     Attributes:
       tensor: tensor index.
@@ -59,7 +59,7 @@ def is_ascending(equations: Sequence[int]) -> bool:
 
 
 def find_reads(graph: StepGraph) -> tuple[Read, ...]:
-    """All flows, in order of tensor, then consumer."""
+    """All reads, in order of tensor, then consumer."""
     program, grouping = graph.program, graph.grouping
     readers: dict[tuple[int, int], list[int]] = {}
     for eqn in program.equations:

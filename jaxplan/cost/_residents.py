@@ -1,4 +1,4 @@
-"""What the arguments of a step are, for people who ask what the memory is made of."""
+"""The kinds of a step's arguments, for people who ask for the parts of the memory."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ RESIDENTS = (PARAMETERS, OTHER_STATE, BATCH)
 def resident_labels(graph: StepGraph) -> dict[int, str]:
     """Input tensor -> `PARAMETERS`, `OTHER_STATE` or `BATCH`.
 
-    State is what the step returns updated. Of that, a parameter is what an operator of the backward pass depends
-    on; moments, counts and running statistics only meet gradients, or nothing of the backward pass at all. Parameters
+    State are the inputs that come back updated. Operators of the backward pass depend on the parameters among
+    them; moments, counts and running statistics only meet gradients, or nothing of the backward pass at all. Parameters
     that the step does not train are parameters too.
     """
     program = graph.program

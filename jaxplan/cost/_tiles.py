@@ -1,8 +1,8 @@
 """Arrays of TPU programs lie in memory in tiles of 8 x 128 elements of their two innermost dimensions.
 
 https://openxla.org/xla/tiled_layout and, for the sizes, https://docs.jax.dev/en/latest/pallas/tpu/details.html . The
-compiler chooses which two dimensions are the innermost: those with the least padding, for arguments, and for most of
-what it computes. Convolutions read and make images with batch and features innermost, whatever padding that takes.
+compiler chooses which two dimensions are the innermost: those with the least padding, for arguments, and for most
+computed values. Convolutions read and make images with batch and features innermost, at any padding.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ def padded_bytes(shape: tuple[int, ...], itemsize: int, inner: tuple[int, ...] =
 
 
 def image_bytes(shape: tuple[int, ...], itemsize: int, inner: tuple[int, ...], groups: ChannelGroups | None) -> int:
-    """`padded_bytes` of an array whose channels may lie in groups."""
+    """`padded_bytes` of an array with channels that may lie in groups."""
     return padded_bytes(groups.shape(shape), itemsize, groups.inner) if groups else padded_bytes(shape, itemsize, inner)
 
 
 def scattered_in_tiles(part: tuple[int, ...], itemsize: int) -> int | None:
-    """Bytes of a part of a reduce-scatter that is brought into whole tiles for it, padded; none for what is not.
+    """Bytes of a part of a reduce-scatter that is brought into whole tiles for it, padded; None for other parts.
 
-    That is what has less rows than a tile, or would more than double row by row and ends in a part of a tile that
+    Such parts have fewer rows than a tile, or would more than double row by row and end in a part of a tile that
     counts (of large images it does not, and the compiler failed to cut the padding off again). Not where more than a
     quarter would be padding.
     """
@@ -73,7 +73,7 @@ def scattered_in_tiles(part: tuple[int, ...], itemsize: int) -> int | None:
 
 
 def row_by_row_bytes(shape: tuple[int, ...], itemsize: int) -> int:
-    """Bytes of an array of two dimensions or more whose last two are innermost, in their order."""
+    """Bytes of an array of two dimensions or more with the last two innermost, in their order."""
     return _bytes_in_tiles(shape, itemsize, *shape[-2:])
 
 
@@ -83,10 +83,10 @@ def is_least_row_by_row(shape: tuple[int, ...]) -> bool:
 
 
 def are_turned(shape: tuple[int, ...], inner: tuple[int, ...]) -> bool:
-    """Whether a product over the last dimension has others innermost than ``inner``, those of what it reads.
+    """Whether a dot over the last dimension has others innermost than ``inner``, those of its operands.
 
-    Batches of whole columns fill the units that multiply: there it has batch and features innermost. Else it has what
-    it reads, but for images where a dimension of pixels instead of the batch takes nearly the least bytes. Of tokens
+    Batches of whole columns fill the units that multiply: there it has batch and features innermost. Else it has those
+    of its operands, except images of which pixels instead of the batch take nearly the least bytes. Of tokens
     without ``inner`` those are turned that are fewer than sequences, but in batches of whole columns.
     """
     if not inner:

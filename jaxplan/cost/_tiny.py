@@ -1,4 +1,4 @@
-"""What is stored and so small that every device holds all of it."""
+"""Stored arrays so small that every device holds all of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TINY_STATE_FRACTION = 1 / 16
 
 
 def tiny_groups(graph: StepGraph) -> frozenset[int]:
-    """Groups of what is stored that leave the problem."""
+    """Groups of stored arrays that leave the problem."""
     elements = {t: layer_elements(graph.program, graph.values, t) for t in graph.stored}
     tiny = min(TINY_STATE_ELEMENTS, max(elements.values(), default=0) * TINY_STATE_FRACTION)
     return frozenset(

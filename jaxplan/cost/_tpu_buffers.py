@@ -1,4 +1,4 @@
-"""What compiled TPU programs hold beside tensors and their copies, and what of them lies outside of main memory."""
+"""Buffers of compiled TPU programs beside tensors and their copies, and the part outside of main memory."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ class TpuBuffers:
         return known[1]
 
     def in_main_memory(self, sizes: np.ndarray) -> tuple[np.ndarray, float]:
-        """Of the bytes of what is made those in main memory, and the bytes on the chip that are left for what lives
-        shortly: what loops of the forward pass stack lies there, in program order, as far as that goes."""
+        """Of the bytes of all results those in main memory, and the bytes on the chip that are left for short-lived
+        values: stacks of loops of the forward pass lie there, in program order, as far as it goes."""
         sizes, left = sizes.copy(), self._target.on_chip_bytes
         for place in self._stacked if STACKS_ON_CHIP.applies_to(self._target) else ():
             if sizes[place] <= left:
@@ -89,7 +89,7 @@ class TpuBuffers:
         return sizes, min(left, share * self._target.on_chip_bytes)
 
     def copies(self, chosen: Sequence[Configuration], transfers: Sequence[Transfer]) -> Iterator[Copy]:
-        """What is there once more, of a plan's configurations and transfers."""
+        """The second copies in a plan of these configurations and transfers."""
         found = (
             (POOLINGS_WITH_EDGES, self._extended(chosen)),
             (EDGES_OF_IMAGES, self._beside(chosen)),
@@ -111,10 +111,10 @@ class TpuBuffers:
         return eqn.phase == "forward" and eqn.name != "convert_element_type"
 
     def _extended(self, chosen: Sequence[Configuration]) -> Iterator[Copy]:
-        """What poolings read with the edges of neighbours' blocks around it; where only they read it, the array without
+        """Operands of poolings extended by the edges of neighbours' blocks; without other readers the array without
         edges is gone behind the first.
 
-        Permutes start as early as they can, so that what the gradient of a pooling reads is there from the forward pass
+        Permutes start as early as they can, so that the operand of a pooling's gradient is live from the forward pass
         on.
         """
         graph, topology, buffers = self._graph, self._model.topology, self._model.buffers
@@ -135,8 +135,8 @@ class TpuBuffers:
                 yield graph.values.producer[t], last, size
 
     def _beside(self, chosen: Sequence[Configuration]) -> Iterator[Copy]:
-        """Images that would be computed inside of convolutions (what a rectifier makes) whose edges go to neighbours:
-        the edges are cut out of them."""
+        """Images recomputed inside of convolutions (results of a rectifier) with edges that go to neighbours: the edges
+        are cut out of them."""
         graph, topology = self._graph, self._model.topology
         ends: dict[tuple[int, tuple[int, ...]], int] = {}
         for v in self._windowed:
@@ -174,7 +174,7 @@ class TpuBuffers:
             yield first, last, row_by_row_bytes(shape, NARROW_BYTES)
 
     def _sent(self, transfers: Sequence[Transfer]) -> Iterator[Copy]:
-        """Pieces that would be computed inside of what reads them (a parameter, rounded), while they are gathered."""
+        """Pieces that would be recomputed inside of their readers (a parameter, rounded), while they are gathered."""
         for transfer in transfers:
             t, sharding = transfer.tensor, transfer.path.shardings[0]
             if self._model.buffers.materialised[t] or transfer.path.steps[0].kind != "all-gather":
@@ -199,6 +199,6 @@ class TpuBuffers:
 
 
 def _turns_updates(eqn: Equation) -> bool:
-    """Whether a scatter has updates whose leading dimension belongs to its windows: XLA moves those that are looked up
+    """Whether the leading dimension of a scatter's updates belongs to its windows: XLA moves those that are looked up
     to the front, and writes them so (https://github.com/openxla/xla/blob/main/xla/service/scatter_simplifier.cc)."""
     return 0 in eqn.params["dimension_numbers"].update_window_dims

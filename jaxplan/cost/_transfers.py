@@ -20,7 +20,7 @@ from jaxplan.xla.rules.both.schedule import LARGE_SUMS_AT_ONCE
 from jaxplan.xla.rules.tpu.rounding import carried_tensor, wire_tensor
 
 ChangedRead = tuple[int, Sharding, Sharding]
-"""Index of a flow, the layout in which it is made and the one in which it is read."""
+"""Index of a read, the layout in which it is made and the one in which it is read."""
 
 
 COMBINED_BYTES = 30 * 2**20
@@ -58,7 +58,7 @@ class Transfer:
 
     Attributes:
       tensor: tensor index.
-      carried: what travels: the tensor, or the narrower one that it was cast from (see `carried_tensor`).
+      carried: the tensor that travels: itself, or the narrower one that it was cast from (see `carried_tensor`).
       path: the chain of steps.
       spans: its executions in program order, none of which is read after the next begins: one, or where the copy is
         made again one before the first backward equation and one from there on.
@@ -93,7 +93,7 @@ class Transfer:
 
     @property
     def collectives(self) -> tuple[tuple[str, tuple[int, ...], int], ...]:
-        """What one execution communicates: `Path.collectives` without those of shared steps."""
+        """The collectives of one execution: `Path.collectives` without those of shared steps."""
         if not self.shared:
             return self.path.collectives
         return self.path.collectives[
@@ -102,7 +102,7 @@ class Transfer:
 
 
 _Ordered = tuple[tuple[int, int, tuple[tuple[int, ...], ...]], Transfer]
-"""A transfer after what it is ordered by: its first reader, its tensor, the dimensions of its target."""
+"""Sort key and transfer: first reader, tensor, dimensions of the target."""
 
 
 def plan_transfers(
@@ -116,9 +116,9 @@ def plan_transfers(
     """All reshardings of a plan, in order of first execution.
 
     Args:
-      flows: from `find_reads`.
+      reads: from `find_reads`.
       configurations: the configuration of each group.
-      repeated: flows (by index) whose copy is made again for the backward pass.
+      repeated: reads (by index) that gather their copy again for the backward pass.
     """
     changed = changed_reads(graph, reads, configurations)
     return make_transfers(graph, topology, reads, changed, repeated, {}, target)
@@ -127,12 +127,12 @@ def plan_transfers(
 def changed_reads(
     graph: StepGraph, reads: Sequence[Read], configurations: Sequence[Configuration]
 ) -> list[ChangedRead]:
-    """Flows whose producer and consumer differ in layout."""
+    """Reads between a producer and a consumer with different shardings."""
     changed = []
     for index, read in enumerate(reads):
         source = sharding_of(graph, configurations, read.producer, read.tensor, produced=True)
         target = sharding_of(graph, configurations, read.consumer, read.tensor, produced=False)
-        if read.is_output and target.partial:  # what leaves the program is whole
+        if read.is_output and target.partial:  # outputs of the program are whole
             target = Sharding(target.dims)
         if source != target:
             changed.append((index, source, target))
@@ -153,7 +153,7 @@ def make_transfers(
     known: dict[Any, Any],
     target: Target | None = None,
 ) -> tuple[Transfer, ...]:
-    """One transfer for all flows that bring a tensor to one layout (see `plan_transfers`).
+    """One transfer for all reads that bring a tensor to one layout (see `plan_transfers`).
 
     ``known`` holds those of each tensor between calls, as long as they give the same objects in ``changed``: plans of
     one frontier differ in few.

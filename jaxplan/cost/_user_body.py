@@ -1,4 +1,4 @@
-"""What the body of a user's `jax.shard_map` costs: its arithmetic and its collectives, on the shapes that it has."""
+"""Cost of the body of a user's `jax.shard_map`: its arithmetic and its collectives, on its local shapes."""
 
 from __future__ import annotations
 

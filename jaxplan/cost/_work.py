@@ -41,11 +41,11 @@ def groups_multiplied(eqn: Equation, tensors: Sequence[Tensor], target: Target) 
 
 
 def written_border(graph: StepGraph, equation: int) -> Border | None:
-    """Zeros that XLA for GPUs writes around the image of a convolution, or of the one whose gradient it is.
+    """Zeros that XLA for GPUs writes around the image of a convolution, for its result or for a gradient of it.
 
     Its library pads both sides alike and takes no image with holes. Where a convolution does not pad so, or has holes
-    (``SAME`` with a stride of two), all padding and the holes are written before it; for the gradients what one side
-    has more than the other: that of the image is made with the border and cut (``CanonicalizeBackwardInputConvolution``
+    (``SAME`` with a stride of two), all padding and the holes are written before it; for the gradients the excess of
+    one side over the other: that of the image is made with the border and cut (``CanonicalizeBackwardInputConvolution``
     and its neighbours,
     https://github.com/openxla/xla/blob/main/xla/service/gpu/transforms/conv_padding_legalization.cc).
     The gradient of the image where channels are in groups, and that of a dilated kernel, are convolutions like others
@@ -98,9 +98,9 @@ def work_beside_halos(
     parts: int,
     border: Border | None = None,
 ) -> float:
-    """What a device does of a convolution whose image is cut into parts, over an equal share of the whole.
+    """A device's work on a convolution with an image that is cut into parts, over an equal share of the whole.
 
-    Where blocks meet there is no padding: windows multiply there with what came from the neighbour, and those of the
+    Where blocks meet there is no padding: windows multiply there with the neighbour's edge, and those of the
     outer blocks with the zeros that stand for it, so that every device runs the same program.
     """
     halo = split.window.halo(parts)
@@ -112,9 +112,9 @@ def work_beside_halos(
     padding = eqn.params["padding"][axis][0]
     whole = pairs(eqn.params, axis, num_inputs, num_kernel, num_outputs, padding, border)
     block = num_inputs // parts + halo.before + halo.after
-    if halo.starts:  # what the windows read is cut out
+    if halo.starts:  # the operand of the windows is cut out
         block = split.window.reach(split.window.out_size // parts)
-    if split.factor in rule.operands[1][numbers[1][2 + axis]]:  # a weight gradient: what is cut is its kernel
+    if split.factor in rule.operands[1][numbers[1][2 + axis]]:  # a weight gradient: its kernel is cut
         num_kernel //= parts
     else:
         num_outputs //= parts
