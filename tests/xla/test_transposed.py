@@ -15,7 +15,8 @@ from jaxplan.audit import compile_plan
 from jaxplan.ir import StepGraph, analyse, trace
 from jaxplan.mesh import Topology
 from jaxplan.xla import Target, analyse_buffers
-from jaxplan.xla.rules.gpu.transposed import Exchange, OrderedCopy, exchange
+from jaxplan.xla.rules.gpu.layout_walk import Exchange, exchange
+from jaxplan.xla.rules.gpu.transposed import OrderedCopy
 
 
 def _analysed(step: Callable[..., Any], *shapes: tuple[int, ...]) -> StepGraph:

@@ -21,12 +21,12 @@ https://github.com/openxla/xla/blob/main/xla/service/gpu/ir_emission_utils.cc
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from jaxplan.ir import CONTRACTION_FAMILIES, Equation, StepGraph, Tensor
+from jaxplan.ir import CONTRACTION_FAMILIES, StepGraph, Tensor
 from jaxplan.xla._target import Target
+from jaxplan.xla.rules.gpu.layout_walk import Exchange, Joined, LayoutWalk, Order, ShapeOf, exchange, large
 from jaxplan.xla.rules.gpu.layouts import (
     SAVED_EXPONENTIALS,
     TRANSPOSED_IN_FLOAT32,
@@ -34,35 +34,12 @@ from jaxplan.xla.rules.gpu.layouts import (
     WRITTEN_IN_BOTH_LAYOUTS,
 )
 
-Order = tuple[int, ...]
-"""Dimensions of a tensor from the slowest to the fastest in memory."""
-ShapeOf = Callable[[int], Sequence[int]]
-"""Shape of a tensor on one device."""
-
-_TILE, _SHORT_TILE, _SHORT_TILE_ELEMENTS = 16, 8, 64 * 128
-"""Both dimensions that a tiled kernel exchanges have 16 elements, or 8 and 8192 together."""
 _LONG_COLUMN = 2048
 """Elements from which on a sum over columns is taken in two steps: attention over 1984 positions wrote its weights
 once, over 2048 in both orders (compiled for H100, two to four queries of one key)."""
 _MANY_ELEMENTS = 2**27
 """Of capped scores from which on their exponentials are saved: fitted to a Gemma on H100, whose 8 sequences of 8 heads
 and 1024 positions (2**26) computed them again, and whose 16, 24 and 32 did not."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
-    """A transposition of a tensor: the dimensions that are fastest in memory before and after it; none where those
-    stay."""
-
-    tensor: int
-    before: Order
-    after: Order
-
-    def is_tiled(self, shape_of: ShapeOf) -> bool:
-        """Whether the kernel that does it moves tiles."""
-        shape = shape_of(self.tensor)
-        sizes = [math.prod(shape[d] for d in dims) for dims in (self.before, self.after)]
-        return min(sizes) >= _TILE or (min(sizes) >= _SHORT_TILE and math.prod(sizes) >= _SHORT_TILE_ELEMENTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,21 +84,6 @@ class OrderedCopy:
         return all(e.is_tiled(shape_of) for e in self.tiled) and not any(e.is_tiled(shape_of) for e in self.untiled)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Joined:
-    """The result of a product that is transposed where it meets something else.
-
-    Attributes:
-      at: the equation where they meet.
-      itemsize: bytes of an element of what is written.
-      exchange: how it is transposed.
-    """
-
-    at: int
-    itemsize: int
-    exchange: Exchange
-
-
 def write_in_orders(
     graph: StepGraph,
     target: Target,
@@ -138,7 +100,7 @@ def write_in_orders(
     """
     if not TRANSPOSED_OPERANDS.applies_to(target):
         return ()
-    walk = _Walk(graph, materialised)
+    walk = LayoutWalk(graph, materialised)
     copies = list(_saved_exponentials(graph, walk, read_end)) if SAVED_EXPONENTIALS.applies_to(target) else []
     tensors, producer, equations = graph.program.tensors, graph.values.producer, graph.program.equations
     beside: dict[int, tuple[int, Exchange]] = {}
@@ -155,7 +117,7 @@ def write_in_orders(
         again = _made_again(graph, target, recomputed, materialised, t, wanted) if natural is None else {}
         if again:
             death[t] = _last_read(graph, materialised, read_end, t, {e for readers in again.values() for e in readers})
-            source = walk.order.get(t, _large(tensors[t].shape, range(len(tensors[t].shape))))
+            source = walk.order.get(t, large(tensors[t].shape, range(len(tensors[t].shape))))
             first = exchange(t, source, min((o for o in wanted if o not in again), key=lambda o: min(wanted[o])))
             for order, readers in again.items():
                 waits = [beside[o] for e in readers for o in equations[e].operands if o in beside]
@@ -179,21 +141,7 @@ def write_in_orders(
     return tuple(copies)
 
 
-def exchange(tensor: int, source: Order, target: Order) -> Exchange:
-    """The transposition of a tensor from one order to another; dimensions that stay neighbours are one."""
-    runs: list[Order] = []
-    for d in source:
-        if runs and target[: target.index(d)][-1:] == runs[-1][-1:]:
-            runs[-1] = (*runs[-1], d)
-        else:
-            runs.append((d,))
-    before, after = runs[-1], next(run for run in runs if run[-1] == target[-1])
-    if before == after:
-        before = after = ()
-    return Exchange(tensor=tensor, before=before, after=after)
-
-
-def _transposed(tensor: Tensor, joined: _Joined, end: int) -> Iterator[OrderedCopy]:
+def _transposed(tensor: Tensor, joined: Joined, end: int) -> Iterator[OrderedCopy]:
     """What there is of the result of a product from where it is transposed to where it was read last, ``end``."""
     moved, at = (joined.exchange,), joined.at
     yield OrderedCopy(tensor=tensor.index, itemsize=joined.itemsize, first=at, last=end, untiled=moved)
@@ -233,7 +181,7 @@ def _written_again(
         yield replace(both, first=late.first, last=late.last, if_long=False)
 
 
-def _saved_exponentials(graph: StepGraph, walk: _Walk, read_end: Sequence[int]) -> Iterator[OrderedCopy]:
+def _saved_exponentials(graph: StepGraph, walk: LayoutWalk, read_end: Sequence[int]) -> Iterator[OrderedCopy]:
     """Exponentials of scores that a tanh caps, where the sum over them runs over columns: saved beside the tanh where
     they are many."""
     equations, consumers = graph.program.equations, graph.values.consumers
@@ -335,92 +283,3 @@ def _last_read(
         elif c not in others:
             last = max(last, read_end[c])
     return last
-
-
-class _Walk:
-    """Orders of all values, in program order.
-
-    Attributes:
-      wanted: buffer -> order of its dimensions -> products that read it in that order.
-      fixed: results of products that come in one order -> that order.
-      joined: results of products that are transposed where they meet something else.
-      order: order of what products made and of what is computed from that.
-    """
-
-    def __init__(self, graph: StepGraph, materialised: Sequence[bool]) -> None:
-        self.wanted: dict[int, dict[Order, list[int]]] = defaultdict(lambda: defaultdict(list))
-        self.fixed: dict[int, Order] = {}
-        self.joined: dict[int, _Joined] = {}
-        self.order: dict[int, Order] = {}
-        self._graph, self._materialised = graph, materialised
-        self._base: dict[int, tuple[int, Order]] = {}  # the buffer that a view is of, and its dimensions
-        self._product: dict[int, int] = {}  # the result of a product that a value was computed from alone
-        for eqn in graph.program.equations:
-            self._visit(eqn)
-
-    def _visit(self, eqn: Equation) -> None:
-        family = self._graph.rules[eqn.index].family
-        if eqn.name == "dot_general":
-            self._visit_product(eqn)
-        elif eqn.name == "transpose":
-            self._transpose(eqn)
-        elif family == "elementwise" and len(eqn.results) == 1:
-            self._visit_elementwise(eqn)
-
-    def _visit_product(self, eqn: Equation) -> None:
-        contracted, batch = eqn.params["dimension_numbers"]
-        tensors, is_fixed = self._graph.program.tensors, False
-        for side, t in enumerate(eqn.operands):
-            shape = tensors[t].shape
-            inner, outer = _large(shape, contracted[side]), _large(shape, batch[side])
-            free = _large(shape, [d for d in range(len(shape)) if d not in (*contracted[side], *batch[side])])
-            if outer and max(len(inner), len(free)) > 1:
-                order = (*outer, *inner, *free) if side else (*outer, *free, *inner)
-                base, dims = self._base.get(t, (t, tuple(range(len(shape)))))
-                if self._materialised[base] and self._graph.values.producer[base] >= 0:
-                    self.wanted[base][tuple(dims[d] for d in order)].append(eqn.index)
-            is_fixed |= bool(outer) and len(free) > 1
-        if is_fixed:
-            (result,) = eqn.results
-            self.order[result] = self.fixed[result] = _large(
-                tensors[result].shape, range(len(tensors[result].shape))
-            )
-            self._product[result] = result
-
-    def _transpose(self, eqn: Equation) -> None:
-        (operand,), (result,) = eqn.operands, eqn.results
-        moved = tuple(eqn.params["permutation"])
-        if operand in self.order:
-            self.order[result] = tuple(moved.index(d) for d in self.order[operand])
-        if operand in self._product:
-            self._product[result] = self._product[operand]
-        base, dims = self._base.get(operand, (operand, tuple(range(len(moved)))))
-        if not self._materialised[result]:
-            self._base[result] = base, tuple(dims[d] for d in moved)
-
-    def _visit_elementwise(self, eqn: Equation) -> None:
-        tensors, (result,) = self._graph.program.tensors, eqn.results
-        whole = [t for t in eqn.operands if tensors[t].shape == tensors[result].shape and t in self.order]
-        if not whole:
-            return
-        # The order of what was there first stays: what is saved for the backward pass is not transposed again.
-        first = min(whole, key=lambda t: self._made(t))
-        order = self.order[result] = self.order[first]
-        for t in whole:
-            if self.order[t] != order and t in self._product and order != tuple(sorted(order)):
-                known = self.joined.get(self._product[t])
-                self.joined[self._product[t]] = _Joined(
-                    at=known.at if known else eqn.index,
-                    itemsize=max(known.itemsize if known else 0, tensors[t].itemsize),
-                    exchange=known.exchange if known else exchange(t, self.order[t], order),
-                )
-        if first in self._product and len({self._product.get(t) for t in whole}) == 1:
-            self._product[result] = self._product[first]
-
-    def _made(self, t: int) -> int:
-        return self._graph.values.producer[self._product.get(t, t)]
-
-
-def _large(shape: Sequence[int], dims: Sequence[int]) -> Order:
-    """Those of more than one element: the others are no dimensions to the compiler."""
-    return tuple(d for d in dims if shape[d] > 1)

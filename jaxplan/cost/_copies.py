@@ -1,0 +1,101 @@
+"""Buffers of a plan that hold copies: of resharded tensors, and what these leave in memory beside."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from jaxplan.cost._model import CostModel
+from jaxplan.cost._transfers import Transfer
+from jaxplan.cost._updated_parts import gathered_updates, replaced_in_place
+from jaxplan.ir import Tensor
+from jaxplan.xla.rules.both.liveness import GATHERED_INTO_ARGUMENTS, UPDATED_PARTS
+from jaxplan.xla.rules.gpu.layouts import GATHERS_IN_PIECES
+
+
+class Copies:
+    """Of the plans of one model; those of a transfer are remembered."""
+
+    def __init__(self, model: CostModel) -> None:
+        graph = model.graph
+        self.model, self._target, self._read_end = model, model.buffers.target, model.buffers.read_end
+        self._axes, self._replaced = model.topology.axes, replaced_in_place(graph.program)
+        dots = (e.index for e in graph.program.equations if graph.rules[e.index].family == "contraction")
+        self._products = frozenset(dots)
+        self._copies: dict[int, tuple[Transfer, list[tuple[int, int, int]]]] = {}
+        self._arriving: dict[int, tuple[Transfer, int]] = {}
+
+    def beside(self, transfers: Sequence[Transfer]) -> Iterator[tuple[int, int, int]]:
+        """(first, last equation, bytes) of what transfers leave in memory beside their copies."""
+        yield from self._in_pieces(transfers)
+        yield from self._shared_copies(transfers)
+        yield from self._updated_parts(transfers)
+
+    def of(self, transfer: Transfer) -> list[tuple[int, int, int]]:
+        """(first, last position, bytes) of the copy that each execution of a transfer makes."""
+        known = self._copies.get(id(transfer))
+        if known is None:
+            buffers, tensor, found = self.model.buffers, self._travelling(transfer), []
+            end = len(self.model.graph.program.equations)
+            for span in transfer.spans:
+                latest = max(span.readers, key=self._read_end.__getitem__)  # the readers are fused, not all at once
+                is_wide = transfer.carried in buffers.widened and buffers.is_kept(span.first, latest)
+                size = self.model.pricer.copy_bytes(tensor, transfer.target, is_wide)
+                if GATHERED_INTO_ARGUMENTS.applies_to(self._target) and (
+                    transfer.tensor in self._replaced and span.first == end
+                ):  # into the buffer that is replaced
+                    size = 0
+                first = max(span.first, buffers.birth[transfer.tensor])
+                found.append((2 * first, 2 * max(first, min(self._read_end[latest], end)) + 1, size))
+            known = self._copies[id(transfer)] = transfer, found  # kept alive: its id is the key
+        return known[1]
+
+    def _travelling(self, transfer: Transfer) -> Tensor:
+        return replace(self.model.graph.program.tensors[transfer.tensor], itemsize=transfer.itemsize)
+
+    def _in_pieces(self, transfers: Sequence[Transfer]) -> Iterator[tuple[int, int, int]]:
+        """(equation, the same, bytes) of gathered copies that are there once more while a product first reads them.
+
+        A gather writes the pieces one after the other. Where the gathered dimension lies between others (the positions
+        of a sequence), compiled GPU programs were seen to transpose that for products.
+        """
+        for transfer in transfers:
+            known = self._arriving.get(id(transfer))
+            if known is None:
+                size = 0
+                if self._arrives_in_pieces(transfer):
+                    size = self.model.pricer.local_bytes(self._travelling(transfer), transfer.target)
+                known = self._arriving[id(transfer)] = transfer, size  # kept alive: its id is the key
+            for span in transfer.spans if known[1] else ():
+                yield span.first, span.first, known[1]
+
+    def _arrives_in_pieces(self, transfer: Transfer) -> bool:
+        step = transfer.path.steps[-1]
+        if step.kind != "all-gather" or step.dim is None or not GATHERS_IN_PIECES.applies_to(self._target):
+            return False
+        first = transfer.spans[0].first
+        if first not in self._products:
+            return False
+        shape = transfer.target.local_shape(self.model.graph.program.tensors[transfer.tensor].shape, self._axes)
+        return math.prod(shape[: step.dim]) > 1 and math.prod(shape[step.dim + 1 :]) > 1
+
+    def _shared_copies(self, transfers: Sequence[Transfer]) -> Iterator[tuple[int, int, int]]:
+        """(first, last equation, bytes) of copies that several transfers of a tensor share: live until the last one."""
+        number, made = self.model.graph.values.merged, {}
+        for transfer in transfers:
+            first = transfer.spans[0].first
+            if transfer.shared:
+                sharding = transfer.path.shardings[transfer.shared]
+                size = self.model.pricer.local_bytes(self._travelling(transfer), sharding)
+                yield made[number[transfer.carried]], first, size
+            elif len(transfer.spans) == 1:
+                made.setdefault(number[transfer.carried], first)
+
+    def _updated_parts(self, transfers: Sequence[Transfer]) -> Iterator[tuple[int, int, int]]:
+        """(first, last equation, bytes) of arrays updated in parts, then gathered into the buffer that they replace."""
+        values, end = self.model.graph.values, len(self.model.graph.program.equations)
+        updated = UPDATED_PARTS.applies_to(self._target)
+        for transfer in gathered_updates(self._replaced, end, transfers) if updated else ():
+            size = self.model.pricer.local_bytes(self._travelling(transfer), transfer.path.shardings[0])
+            yield values.producer[transfer.tensor], end, size

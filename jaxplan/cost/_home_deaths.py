@@ -1,0 +1,168 @@
+"""When the original of a tensor dies that a plan reshards: readers of copies do not count."""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+from collections import defaultdict
+from collections.abc import Sequence
+
+from jaxplan.cost._dots_behind import DotsBehind
+from jaxplan.cost._model import CostModel
+from jaxplan.cost._reads import sharding_of
+from jaxplan.cost._transfers import Transfer
+from jaxplan.ir import CONTRACTION_FAMILIES, REGION_IN, UNGROUPED, Configuration, backward_barriers
+from jaxplan.mesh import Sharding
+from jaxplan.xla.rules.both.deferred import is_gradient
+from jaxplan.xla.rules.both.liveness import SHORTENED_SOURCES
+from jaxplan.xla.rules.both.schedule import GRADIENTS_AT_BARRIERS
+from jaxplan.xla.rules.gpu.library_sums import VIEWS
+from jaxplan.xla.rules.gpu.schedule import ALL_REDUCES_IN_PLACE, SCATTERED_BESIDE
+
+
+class HomeDeaths:
+    """Of the plans of one model; deaths for equal transfers and readers are remembered."""
+
+    def __init__(self, model: CostModel, behind: DotsBehind) -> None:
+        graph, buffers = model.graph, model.buffers
+        program = graph.program
+        self.model, self._target, self._read_end, self._behind = model, buffers.target, buffers.read_end, behind
+        self._barriers = [equations.start for equations in backward_barriers(program)]
+        self._homes: dict[tuple[int, ...], tuple[tuple[Transfer, ...], int]] = {}
+        self._reads: dict[tuple[int, ...], dict[Sharding, int]] = {}
+        self._readers: dict[int, tuple[int, ...]] = {}
+        calls = (e for e in program.equations if graph.rules[e.index].family in CONTRACTION_FAMILIES)
+        results = (e.results[0] for e in calls if e.region < 0)
+        self._gradient_births = sorted(buffers.birth[t] for t in results if is_gradient(graph, t))
+
+    def of(
+        self, assignment: Sequence[int], chosen: Sequence[Configuration], transfers: Sequence[Transfer]
+    ) -> dict[int, int]:
+        """Last read of the original copy of tensors that are resharded: readers of copies do not count."""
+        of_tensor: dict[int, list[Transfer]] = defaultdict(list)
+        for transfer in transfers:
+            of_tensor[transfer.tensor].append(transfer)
+        result = {}
+        for t, moved in of_tensor.items():
+            key = (t, *map(id, moved), -1, *[assignment[v] for v in self._readers_of(t)])
+            if key not in self._homes:
+                # The transfers are kept alive: their ids are part of the key.
+                self._homes[key] = tuple(moved), self._home_death(t, moved, assignment, chosen)
+            result[t] = self._homes[key][1]
+            if (product := self.model.buffers.added_up.get(t)) is not None:
+                result.setdefault(product, result[t])
+        if SHORTENED_SOURCES.applies_to(self._target):
+            self._shorten_sources(result)
+        return result
+
+    def _home_death(
+        self, t: int, moved: Sequence[Transfer], assignment: Sequence[int], chosen: Sequence[Configuration]
+    ) -> int:
+        """Last read of the original copy of one tensor that is resharded."""
+        executed = [
+            max(
+                self._executed_by(transfer, span.first) - self._is_reduced_in_place(transfer),
+                self._scattered_by(transfer, span.first),
+            )
+            for transfer in moved
+            for span in transfer.spans
+        ]
+        wanted = {transfer.target for transfer in moved}
+        ends = [end for sharding, end in self._last_reads(t, assignment, chosen).items() if sharding not in wanted]
+        return max(executed + ends)
+
+    def _is_reduced_in_place(self, transfer: Transfer) -> bool:
+        """Whether the sum is written over the partial result that it is made of.
+
+        Gradients of parameters only: input gradients that are summed side by side were seen in buffers of their own.
+        NCCL reduces in place, and XLA lets an all-reduce share the buffer of an operand that is read last
+        (https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/inplace.html). The operand has to be a buffer:
+        element-wise operators in front of it write one of their own.
+        """
+        if not ALL_REDUCES_IN_PLACE.applies_to(self._target):
+            return False
+        only_sums = all(step.kind == "all-reduce" for step in transfer.path.steps)
+        if not (only_sums and is_gradient(self.model.graph, transfer.tensor)):
+            return False
+        values, equations, t = self.model.graph.values, self.model.graph.program.equations, transfer.tensor
+        while not self.model.buffers.materialised[t]:
+            producer = values.producer[t]
+            if producer < 0 or equations[producer].name not in VIEWS:
+                return False
+            t = equations[producer].operands[0]
+        return values.producer[t] >= 0
+
+    def _readers_of(self, t: int) -> tuple[int, ...]:
+        """Groups that read a tensor."""
+        if t not in self._readers:
+            graph = self.model.graph
+            groups = {graph.grouping.equation_group[c] for c in graph.values.consumers[t]}
+            self._readers[t] = tuple(sorted(groups - {UNGROUPED}))
+        return self._readers[t]
+
+    def _last_reads(
+        self, t: int, assignment: Sequence[int], chosen: Sequence[Configuration]
+    ) -> dict[Sharding, int]:
+        """Layout in which a tensor is read -> the end of its last read, for the configurations of the readers."""
+        graph = self.model.graph
+        key = (t, *[assignment[v] for v in self._readers_of(t)])
+        if key not in self._reads:
+            ends: dict[Sharding, int] = {}
+            for c in graph.values.consumers[t]:
+                sharding = sharding_of(graph, chosen, graph.grouping.equation_group[c], t, produced=False)
+                ends[sharding] = max(ends.get(sharding, 0), self._read_end[c])
+            self._reads[key] = ends
+        return self._reads[key]
+
+    def _executed_by(self, transfer: Transfer, first: int) -> int:
+        """By when a transfer is executed at the latest.
+
+        Between regions of the backward pass that are computed again, the compiler was seen to put off the product that
+        makes a gradient for as long as it may: until the barrier after the next, where the lowering asks for it.
+        """
+        if not GRADIENTS_AT_BARRIERS.applies_to(self._target) or not transfer.path.shardings[0].partial:
+            return first
+        if not self._barriers or first <= self._barriers[0]:
+            return first
+        k = bisect.bisect_left(self._barriers, first) + 1
+        if k >= len(self._barriers):
+            return first
+        return min(self._barriers[k], self._read_end[transfer.spans[-1].last])
+
+    def _scattered_by(self, transfer: Transfer, first: int) -> int:
+        """The dot that runs beside the scatter of a gradient, which keeps the scatter's operand live; -1: none.
+
+        GPU programs start a reduce-scatter and make the next gradient before they wait for it.
+        """
+        is_scattered = transfer.path.steps[0].kind == "reduce-scatter" and SCATTERED_BESIDE.applies_to(self._target)
+        product = self._behind.of(transfer.tensor) if is_scattered else None
+        if product is None or not is_gradient(self.model.graph, transfer.tensor):
+            return -1
+        made = self.model.buffers.birth[self.model.graph.program.equations[product].results[0]]
+        following = bisect.bisect_right(self._gradient_births, max(first, made))
+        return self._gradient_births[following] if following < len(self._gradient_births) else -1
+
+    def _shorten_sources(self, deaths: dict[int, int]) -> None:
+        """Sources of a fused, resharded value are live no longer than that value: a weight gradient that is
+        transposed, reduced and kept as a shard does not outlive its reduction."""
+        buffers, values = self.model.buffers, self.model.graph.values
+        equations = self.model.graph.program.equations
+        outputs, moved = set(self.model.graph.program.outputs), frozenset(deaths)
+        waiting = [(-values.producer[t], t) for t in deaths if not buffers.materialised[t]]
+        heapq.heapify(waiting)
+        while waiting:
+            index = -heapq.heappop(waiting)[0]
+            for u in equations[index].operands if index >= 0 else ():
+                if u in moved or u in outputs or buffers.birth[u] < 0:
+                    continue
+                last = max(
+                    self._read_end[c]
+                    if buffers.materialised[r] or equations[c].name == REGION_IN
+                    else deaths.get(r, buffers.death[r])
+                    for c in values.consumers[u]
+                    for r in equations[c].results
+                )
+                if last < deaths.get(u, buffers.death[u]):
+                    deaths[u] = last
+                    if not buffers.materialised[u]:
+                        heapq.heappush(waiting, (-values.producer[u], u))

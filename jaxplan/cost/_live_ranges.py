@@ -1,0 +1,176 @@
+"""From when to when everything lives that a plan holds in memory."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from jaxplan.cost._buffer_sizes import BufferSizes
+from jaxplan.cost._copies import Copies
+from jaxplan.cost._dots_behind import DotsBehind
+from jaxplan.cost._extended import ExtendedImages
+from jaxplan.cost._home_deaths import HomeDeaths
+from jaxplan.cost._model import CostModel
+from jaxplan.cost._ordered_copies import OrderedCopies
+from jaxplan.cost._residents import BATCH, OTHER_STATE, PARAMETERS, resident_labels
+from jaxplan.cost._tpu_buffers import TpuBuffers
+from jaxplan.cost._transfers import Transfer
+from jaxplan.cost._updated_parts import replaced_in_place
+from jaxplan.cost._written_summands import WrittenSummands
+from jaxplan.ir import UNGROUPED, Configuration
+from jaxplan.xla._lifetimes import Lifetimes
+from jaxplan.xla.rules.both.schedule import LARGE_PARAMETER_BYTES
+from jaxplan.xla.rules.gpu.layouts import DOT_WORKSPACE
+from jaxplan.xla.rules.gpu.schedule import TABLES_TAKE_TURNS
+from jaxplan.xla.rules.tpu.liveness import HEAP_GAPS, RECOMPUTED_SOURCES
+
+TEMPORARIES, _COPIES = "gradients and temporaries", "resharded copies"
+
+
+class LiveRanges:
+    """Of the plans of one model: its buffers, their bytes under each configuration, and when they live."""
+
+    def __init__(self, model: CostModel) -> None:
+        self.model, self._target = model, model.buffers.target
+        graph, buffers = model.graph, model.buffers
+        members = self._sizes()
+        inputs = set(graph.program.inputs)
+        labels = resident_labels(graph)
+        self._is_input = np.array([t in inputs for t in members], dtype=bool)
+        self._input_label = [labels[t] for t in members if t in inputs]
+        self._made = np.array([t for t in members if t not in inputs], dtype=np.int64)
+        self._place = {t: i for i, t in enumerate(self._made.tolist())}
+        groups = graph.grouping.groups
+        self._updates = {
+            f.tensor for f in model.reads if f.consumer != UNGROUPED and groups[f.consumer].kind == "state"
+        }
+        self._contractions = [e.index for e in graph.program.equations if graph.rules[e.index].family == "contraction"]
+        self._behind = DotsBehind(model)
+        self._deaths, self._copies = HomeDeaths(model, self._behind), Copies(model)
+        self._summands, self._ordered = WrittenSummands(model), OrderedCopies(model)
+        self._extended = ExtendedImages(model, buffers.read_end)
+        self.tpu = TpuBuffers(model, self._place) if self._target.is_tpu else None
+        self._pooled = [b for b in buffers.pooled if b.tensor in self._place]
+        self._cleared = [[t for t in c if t in self._place] for c in buffers.cleared]
+        self._birth = np.array([buffers.birth[t] for t in self._place], dtype=np.int64)
+        self._death = np.array([buffers.death[t] for t in self._place], dtype=np.int64)
+        kinds = (TEMPORARIES, "activations")
+        self._label = np.array(kinds, dtype=object)[(self._birth < buffers.turning_point).astype(np.int64)]
+
+    def _sizes(self) -> list[int]:
+        """The buffers of all groups, in order; fills the tables of their bytes, (buffers, K) for each group."""
+        graph, materialised = self.model.graph, self.model.buffers.materialised
+        replaced, sizes_of = replaced_in_place(graph.program), BufferSizes(self.model)
+        everyone: list[int] = []
+        self._bytes: list[np.ndarray] = []
+        for group in graph.grouping.groups:
+            made = [t for e in group.equations for t in graph.program.equations[e].results]
+            members = [*group.inputs, *(t for t in made if materialised[t] and t not in replaced)]
+            everyone.extend(members)
+            self._bytes.append(sizes_of(group.index, members))
+        return everyone
+
+    def of(
+        self, assignment: Sequence[int], chosen: Sequence[Configuration], transfers: Sequence[Transfer]
+    ) -> Lifetimes:
+        """From when to when everything lives that a plan holds in memory."""
+        model = self.model
+        end = len(model.graph.program.equations)
+        tables = [table[:, k] for table, k in zip(self._bytes, assignment, strict=True)]
+        held = np.concatenate(tables or [np.zeros(0)])
+        death = self._death.copy()
+        home_deaths = self._deaths.of(assignment, chosen, transfers)
+        for t, last in home_deaths.items():
+            if t in self._place:
+                death[self._place[t]] = last
+        for t, sources in model.buffers.instead.items() if RECOMPUTED_SOURCES.applies_to(self._target) else ():
+            if not held[~self._is_input][self._place[t]]:
+                longer = [self._place[u] for u in sources if u in self._place and u not in home_deaths]
+                death[longer] = np.maximum(death[longer], death[self._place[t]])
+        on_chip = 0.0
+        if self.tpu:
+            held[~self._is_input], on_chip = self.tpu.in_main_memory(held[~self._is_input])
+        lives = np.flatnonzero(death >= self._birth)
+        num_homes, made = len(lives), held[~self._is_input]
+        birth = self._births(made, {t.tensor for t in transfers})[lives]
+        born: list[tuple[int, int, float, str]] = []  # first and last position, bytes, label
+        copies: dict[tuple[int, int], int] = {}
+        for number, transfer in enumerate(transfers):
+            for turn, (first, last, size) in enumerate(self._copies.of(transfer)):
+                copies[number, turn] = num_homes + len(born)
+                born.append((first, last, size, _COPIES))
+        born += self._besides(assignment, chosen, transfers, made)
+        firsts, lasts, sizes, labels = zip(*born) if born else ((), (), (), ())
+        resident: dict[str, float] = dict.fromkeys((PARAMETERS, OTHER_STATE, BATCH), 0.0)
+        for label, size in zip(self._input_label, held[self._is_input].tolist(), strict=True):
+            resident[label] += size
+        return Lifetimes(
+            first=np.concatenate([2 * birth, np.array(firsts, dtype=np.int64)]),
+            last=np.concatenate([2 * death[lives] + 1, np.array(lasts, dtype=np.int64)]),
+            sizes=np.concatenate([made[lives], np.array(sizes, dtype=np.float64)]),
+            labels=(*self._label[lives].tolist(), *labels),
+            resident=resident,
+            length=2 * end + 2,
+            home=dict(zip(self._made[lives].tolist(), range(num_homes))),
+            copies=copies,
+            on_chip=on_chip,
+            has_gaps=HEAP_GAPS.applies_to(self._target),
+        )
+
+    def _besides(
+        self,
+        assignment: Sequence[int],
+        chosen: Sequence[Configuration],
+        transfers: Sequence[Transfer],
+        made: np.ndarray,
+    ) -> Iterator[tuple[int, int, float, str]]:
+        """(first, last position, bytes, label) of buffers beside tensors and the copies of transfers.
+
+        ``made`` are the bytes of the tensors that are made, in their order.
+        """
+        model = self.model
+        pieces = [self._copies.beside(transfers)]
+        if self.tpu:
+            pieces.append(self.tpu.copies(chosen, transfers))
+        for first, last, size in itertools.chain(*pieces):
+            yield 2 * first, 2 * last, size, _COPIES
+        for first, last, size in self._summands.of(assignment):
+            yield 2 * first, 2 * last + 1, size, TEMPORARIES
+        for first, last, size in self._extended.copies(assignment, chosen):
+            yield 2 * first, 2 * last + 1, size, _COPIES
+        for first, last, size in self._ordered.copies(assignment, chosen, transfers):
+            yield 2 * first, 2 * last + 1, size, TEMPORARIES
+        for beside in self._pooled:
+            share = made[self._place[beside.tensor]] / model.buffers.num_bytes[beside.tensor]
+            yield 2 * beside.first, 2 * beside.last + 1, share * beside.num_bytes, TEMPORARIES
+        workspace = self._target.workspace_bytes if DOT_WORKSPACE.applies_to(self._target) else 0
+        for e in self._products_run(transfers) if workspace else ():
+            yield 2 * e, 2 * e + 1, workspace, "workspace"
+
+    def _births(self, sizes: np.ndarray, moved: set[int]) -> np.ndarray:
+        """When each buffer is made; those that are cleared together, where the first of equal size is.
+
+        Gradients of large tables that are ``moved`` to their update take turns: the lowering asks for it.
+        """
+        birth, tensors = self._birth.copy(), self.model.graph.program.tensors
+        for cleared in self._cleared:
+            large = {t for t in cleared if tensors[t].num_bytes >= LARGE_PARAMETER_BYTES}
+            alone = large & moved & self._updates if TABLES_TAKE_TURNS.applies_to(self._target) else set[int]()
+            of = np.array([self._place[t] for t in cleared if t not in alone], dtype=np.int64)
+            for size in np.unique(sizes[of]).tolist():
+                equal = of[sizes[of] == size]
+                birth[equal] = birth[equal].min()
+        return birth
+
+    def _products_run(self, transfers: Sequence[Transfer]) -> list[int]:
+        """Equations at which a matrix product runs: where it is, and in front of each scatter of its partial sum, for
+        which it may wait."""
+        waiting = {
+            span.first
+            for transfer in transfers
+            if transfer.path.steps[0].kind == "reduce-scatter" and self._behind.of(transfer.tensor) is not None
+            for span in transfer.spans
+        }
+        return [*self._contractions, *sorted(waiting.difference(self._contractions))] if self._contractions else []

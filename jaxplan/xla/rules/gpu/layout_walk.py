@@ -1,0 +1,152 @@
+"""Layouts of values between dots in GPU programs, and the transpositions between them."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from jaxplan.ir import Equation, StepGraph
+
+Order = tuple[int, ...]
+"""Dimensions of a tensor from the slowest to the fastest in memory."""
+ShapeOf = Callable[[int], Sequence[int]]
+"""Shape of a tensor on one device."""
+
+_TILE, _SHORT_TILE, _SHORT_TILE_ELEMENTS = 16, 8, 64 * 128
+"""Both dimensions that a tiled kernel exchanges have 16 elements, or 8 and 8192 together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """A transposition of a tensor: the dimensions that are fastest in memory before and after it; none where those
+    stay."""
+
+    tensor: int
+    before: Order
+    after: Order
+
+    def is_tiled(self, shape_of: ShapeOf) -> bool:
+        """Whether the kernel that does it moves tiles."""
+        shape = shape_of(self.tensor)
+        sizes = [math.prod(shape[d] for d in dims) for dims in (self.before, self.after)]
+        return min(sizes) >= _TILE or (min(sizes) >= _SHORT_TILE and math.prod(sizes) >= _SHORT_TILE_ELEMENTS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """The result of a product that is transposed where it meets something else.
+
+    Attributes:
+      at: the equation where they meet.
+      itemsize: bytes of an element of what is written.
+      exchange: how it is transposed.
+    """
+
+    at: int
+    itemsize: int
+    exchange: Exchange
+
+
+def exchange(tensor: int, source: Order, target: Order) -> Exchange:
+    """The transposition of a tensor from one order to another; dimensions that stay neighbours are one."""
+    runs: list[Order] = []
+    for d in source:
+        if runs and target[: target.index(d)][-1:] == runs[-1][-1:]:
+            runs[-1] = (*runs[-1], d)
+        else:
+            runs.append((d,))
+    before, after = runs[-1], next(run for run in runs if run[-1] == target[-1])
+    if before == after:
+        before = after = ()
+    return Exchange(tensor=tensor, before=before, after=after)
+
+
+class LayoutWalk:
+    """Orders of all values, in program order.
+
+    Attributes:
+      wanted: buffer -> order of its dimensions -> products that read it in that order.
+      fixed: results of products that come in one order -> that order.
+      joined: results of products that are transposed where they meet something else.
+      order: order of what products made and of what is computed from that.
+    """
+
+    def __init__(self, graph: StepGraph, materialised: Sequence[bool]) -> None:
+        self.wanted: dict[int, dict[Order, list[int]]] = defaultdict(lambda: defaultdict(list))
+        self.fixed: dict[int, Order] = {}
+        self.joined: dict[int, Joined] = {}
+        self.order: dict[int, Order] = {}
+        self._graph, self._materialised = graph, materialised
+        self._base: dict[int, tuple[int, Order]] = {}  # the buffer that a view is of, and its dimensions
+        self._product: dict[int, int] = {}  # the result of a product that a value was computed from alone
+        for eqn in graph.program.equations:
+            self._visit(eqn)
+
+    def _visit(self, eqn: Equation) -> None:
+        family = self._graph.rules[eqn.index].family
+        if eqn.name == "dot_general":
+            self._visit_product(eqn)
+        elif eqn.name == "transpose":
+            self._transpose(eqn)
+        elif family == "elementwise" and len(eqn.results) == 1:
+            self._visit_elementwise(eqn)
+
+    def _visit_product(self, eqn: Equation) -> None:
+        contracted, batch = eqn.params["dimension_numbers"]
+        tensors, is_fixed = self._graph.program.tensors, False
+        for side, t in enumerate(eqn.operands):
+            shape = tensors[t].shape
+            inner, outer = large(shape, contracted[side]), large(shape, batch[side])
+            free = large(shape, [d for d in range(len(shape)) if d not in (*contracted[side], *batch[side])])
+            if outer and max(len(inner), len(free)) > 1:
+                order = (*outer, *inner, *free) if side else (*outer, *free, *inner)
+                base, dims = self._base.get(t, (t, tuple(range(len(shape)))))
+                if self._materialised[base] and self._graph.values.producer[base] >= 0:
+                    self.wanted[base][tuple(dims[d] for d in order)].append(eqn.index)
+            is_fixed |= bool(outer) and len(free) > 1
+        if is_fixed:
+            (result,) = eqn.results
+            self.order[result] = self.fixed[result] = large(
+                tensors[result].shape, range(len(tensors[result].shape))
+            )
+            self._product[result] = result
+
+    def _transpose(self, eqn: Equation) -> None:
+        (operand,), (result,) = eqn.operands, eqn.results
+        moved = tuple(eqn.params["permutation"])
+        if operand in self.order:
+            self.order[result] = tuple(moved.index(d) for d in self.order[operand])
+        if operand in self._product:
+            self._product[result] = self._product[operand]
+        base, dims = self._base.get(operand, (operand, tuple(range(len(moved)))))
+        if not self._materialised[result]:
+            self._base[result] = base, tuple(dims[d] for d in moved)
+
+    def _visit_elementwise(self, eqn: Equation) -> None:
+        tensors, (result,) = self._graph.program.tensors, eqn.results
+        whole = [t for t in eqn.operands if tensors[t].shape == tensors[result].shape and t in self.order]
+        if not whole:
+            return
+        # The order of what was there first stays: what is saved for the backward pass is not transposed again.
+        first = min(whole, key=lambda t: self._made(t))
+        order = self.order[result] = self.order[first]
+        for t in whole:
+            if self.order[t] != order and t in self._product and order != tuple(sorted(order)):
+                known = self.joined.get(self._product[t])
+                self.joined[self._product[t]] = Joined(
+                    at=known.at if known else eqn.index,
+                    itemsize=max(known.itemsize if known else 0, tensors[t].itemsize),
+                    exchange=known.exchange if known else exchange(t, self.order[t], order),
+                )
+        if first in self._product and len({self._product.get(t) for t in whole}) == 1:
+            self._product[result] = self._product[first]
+
+    def _made(self, t: int) -> int:
+        return self._graph.values.producer[self._product.get(t, t)]
+
+
+def large(shape: Sequence[int], dims: Sequence[int]) -> Order:
+    """Those of more than one element: the others are no dimensions to the compiler."""
+    return tuple(d for d in dims if shape[d] > 1)
