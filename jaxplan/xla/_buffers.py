@@ -1,9 +1,9 @@
 """Which values become buffers, and from when to when they live.
 
 The compiler fuses element-wise chains, so most values of a jaxpr never exist in memory. A value is *materialised* when
-an operator that cannot be fused makes or reads it; the others are recomputed inside the fusions that read them. What
-a backward fusion needs of an unmaterialised forward value it recomputes from materialised ones: the narrowest such
-value of the chain is the one that is saved, or the first that is a buffer anyway. Transcendental functions that cost
+an operator that cannot be fused makes or reads it; the others are recomputed inside the fusions that read them. A
+backward fusion recomputes unmaterialised forward values from materialised ones: the narrowest such value of the
+chain is the one that is saved, or the first that is a buffer anyway. Transcendental functions that cost
 many instructions are not recomputed: the fusion that makes one for the forward pass also writes it for the backward
 pass.
 """
@@ -46,29 +46,29 @@ class Buffers:
       decided_by: per tensor, the compiler rule that decided that; None: none did, readers compute it.
       birth: equation that makes it (-1 for inputs).
       death: last equation whose fusion reads it; the number of equations for program outputs.
-      read_end: per equation, the one whose fusion really reads its operands; one more, for what leaves the program.
+      read_end: per equation, the one whose fusion really reads its operands; one more, for outputs of the program.
       turning_point: index of the first backward equation (the number of equations when there is none).
       saved: materialised tensors made before and read after the turning point, inputs excluded.
       num_bytes: global bytes of each tensor as a buffer: a 16-bit result of a function in `NOT_RECOMPUTED` is saved in
         float32 where the chip's element-wise arithmetic is.
       widened: 16-bit tensors that are cast to float32 by the fusions of both passes, logits excluded.
       cleared: tensors that are cleared at once, where the first of those that are split alike is made.
-      ordered: buffers that are there once more, their dimensions in another order.
-      pooled: what gradients of max pooling hold beside their operands and results.
+      ordered: buffers that are live a second time, in a transposed layout.
+      pooled: buffers of gradients of max pooling beside their operands and results.
       inner: the two innermost dimensions of images, where memory is in tiles.
       element_bytes: of tensors that are held in another dtype than theirs (`rounded_for_loops`, `written_wider`).
       batched: tensors that are buffers only where a device holds more than one element of these dimensions.
       turned: tensors that are buffers only where products have other dimensions innermost than these (`are_turned`).
-      instead: of those in ``batched`` and ``turned``, the buffers that live longer where they are none: what they are
-        computed of, in the fusions that read them.
-      grouped, wide: images whose channels lie in groups (`grouped_operands`), and what convolutions of groups make that
-        is held in elements of so many bytes, as its copies are (`wide_results`).
-      padded: what products read as matrices of whole multiples (`padded_operands`).
-      behind: products that make gradients -> the products that come first (`behind_input_gradients`).
+      instead: sources that values in ``batched`` and ``turned`` are recomputed from where these are not materialised:
+        their live ranges extend to the last use.
+      grouped, wide: images with channels in groups (`grouped_operands`), and results of convolutions of groups that
+        are held in elements of so many bytes, as their copies are (`wide_results`).
+      padded: matrices that dots read in whole multiples (`padded_operands`).
+      behind: order constraints: dots that make gradients -> the dots that come first (`behind_input_gradients`).
       deferred: weight gradients that run later than the program has them (`put_off`); none with ``in_order``.
       added_up: views of a dot that a library call adds to a sum -> the dot, a buffer only where a view is resharded.
       sums: equations that add a dot, in its library call -> the other summand, over which the call writes.
-      summands: what sums over columns add up, where it may be written.
+      summands: summands of sums over columns, where they may be materialised.
     """
 
     target: Target
@@ -99,12 +99,12 @@ class Buffers:
     summands: tuple[Summand, ...] = ()
 
     def held_as(self, t: int) -> tuple[Hashable, ...]:
-        """What beside its shape and dtype decides the bytes of a tensor on a device."""
+        """The properties beside shape and dtype that decide the bytes of a tensor on a device."""
         of_tiles = self.inner.get(t), self.element_bytes.get(t), self.batched.get(t), self.turned.get(t)
         return self.num_bytes[t], of_tiles, self.grouped.get(t), self.padded.get(t)
 
     def is_kept(self, first: int, last: int) -> bool:
-        """Whether what is made for a read at ``first``, and read at ``last`` again, lives until the backward pass."""
+        """Whether a copy made for a read at ``first``, and read at ``last`` again, lives until the backward pass."""
         return first < self.turning_point <= self.read_end[last]
 
 
@@ -188,7 +188,7 @@ def _deaths(
     added_up: Sequence[Accumulate],
     summed: Collection[int] = (),
 ) -> list[int]:
-    """The last equation that reads each tensor, itself or through what is computed of it in the same pass.
+    """The last equation that reads each tensor, itself or through a value recomputed from it in the same pass.
 
     ``summed``: additions to carries (`sums_over_trips`), which write over them.
     """
@@ -233,7 +233,7 @@ def _sources_that_live_longer(
 
 
 def _births(graph: StepGraph, after: Mapping[int, int]) -> list[int]:
-    """The equation at which each tensor is made; what a loop stacks is there from its beginning.
+    """The equation at which each tensor becomes live; stacks of a loop are live from its beginning.
 
     ``after``: equations that run behind another.
     """

@@ -1,4 +1,4 @@
-"""What a compiler rule says of a step: one small value for each thing that it decides."""
+"""Effects of a compiler rule on a step: one small value for each decision."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Accumulate(NamedTuple):
       views: the tensors between the dot and the sum: the dot transposed, or times a constant.
       other: the other summand.
       in_place: the sum is written over the other summand.
-      replaces: the other summand is made of the donated argument whose buffer the sum takes, and has none of its own.
+      replaces: the other summand is made from the donated argument that gives its buffer to the sum, and has none.
     """
 
     equation: int

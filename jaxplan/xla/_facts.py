@@ -1,4 +1,4 @@
-"""What a compiler rule may look at: the step, its target, and what earlier passes decided."""
+"""Input of a compiler rule: the step, its target, and the decisions of earlier passes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Facts:
       turning: index of the first backward equation.
       kernels: per equation, whether it has a kernel of its own; from the first pass on.
       absorbed: equation -> operands that its kernel computes inside of it; from the first pass on.
-      inner: the two innermost dimensions of images and of what batched dots read, where memory is in tiles.
+      inner: the two innermost dimensions of images and of operands of batched dots, where memory is in tiles.
       written: per tensor, whether it is a buffer; a rule sees the effects of the rules before it, and its own.
     """
 
@@ -78,7 +78,7 @@ def walk(start: Iterable[int], following: Callable[[int], Iterable[int]]) -> Ite
 
 
 def is_outer_product(graph: StepGraph, equation: int) -> bool:
-    """Whether an equation is a matrix product whose sums have one summand."""
+    """Whether an equation is a dot with sums of one summand each."""
     eqn = graph.program.equations[equation]
     if eqn.name != "dot_general":
         return False

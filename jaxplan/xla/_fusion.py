@@ -19,7 +19,7 @@ _DISAGREEMENT_MSG = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fused:
-    """What fusion leaves in memory.
+    """The result of the fusion pass: the materialised values.
 
     Attributes:
       written: per tensor, whether it is a buffer.

@@ -1,4 +1,4 @@
-"""First pass: which equations have a kernel of their own, and what each kernel computes inside of it."""
+"""First pass: the equations with a kernel of their own, and the equations fused into each."""
 
 from __future__ import annotations
 

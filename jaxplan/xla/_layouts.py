@@ -1,4 +1,4 @@
-"""What buffers hold beside what the program says: functions in float32, copies that are widened."""
+"""Contents of buffers where they differ from the program: functions in float32, copies that are widened."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def widened_copies(graph: StepGraph, target: Target, materialised: Sequence[bool
 
 
 def _is_normalised(graph: StepGraph, t: int) -> bool:
-    """Whether the maximum is taken of a value, or of what is added to it: fusions compute both again (logits)."""
+    """Whether the maximum is taken of a value, or of a sum with it: fusions recompute both (logits)."""
     readers = [graph.program.equations[c] for c in graph.values.consumers[t]]
     readers += [
         graph.program.equations[c]

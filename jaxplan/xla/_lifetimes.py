@@ -9,12 +9,12 @@ import numpy as np
 
 GAPS = "gaps in the heap"
 COUNTED_GAPS = 0.03
-"""Of what is alive in main memory at the peak, what the heap of a compiled TPU program takes beyond that, chosen by
+"""Share of the live bytes in main memory at the peak that gaps in the heap of a compiled TPU program add, chosen by
 the errors of compiled plans (docs/prediction.md). Another share:
 ``python -m benchmarks.accuracy --read benchmarks/records/accuracy.jsonl --topology v5e:2x4 --gaps 0.02``."""
 _SHORTLY = 300
 """Positions that a buffer lives at most to be kept beside the cores, about a transformer block. Chosen, as the size
-of what is kept there, by the errors of plans compiled for v5e (`benchmarks.accuracy`); 150 or 600 do nearly as well."""
+of these buffers, by the errors of plans compiled for v5e (`benchmarks.accuracy`); 150 or 600 do nearly as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -25,12 +25,12 @@ class Lifetimes:
     Attributes:
       first, last: (N,) positions.
       sizes: (N,) bytes.
-      labels: (N,) what they hold.
+      labels: (N,) kind of array.
       resident: label -> bytes that live throughout.
       length: number of positions.
       home: tensor -> the buffer in which it is made.
       copies: (transfer, its span) -> the buffer that holds the copy.
-      on_chip: bytes of what lives shortly that are beside the cores, not in main memory, at any position (TPU).
+      on_chip: bytes of short-lived buffers beside the cores, not in main memory, at any position (TPU).
       has_gaps: the compiler's heap has gaps (TPU), see `COUNTED_GAPS`.
     """
 
@@ -61,7 +61,7 @@ class Lifetimes:
         return np.cumsum(changes)
 
     def peak(self) -> tuple[int, dict[str, int]]:
-        """The most bytes that are taken at once, and what they hold."""
+        """The largest sum of live bytes, and its parts by label."""
         curve = self.curve()
         top = int(np.argmax(curve)) if len(self.sizes) else 0
         parts = {label: int(size) for label, size in self.resident.items() if size}

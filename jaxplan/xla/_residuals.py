@@ -1,7 +1,7 @@
-"""Third pass: what the forward pass saves for the backward pass.
+"""Third pass: the residuals that the forward pass saves for the backward pass.
 
-What a backward fusion needs of an unwritten forward value it recomputes from buffers: the narrowest such value of the
-chain is the one that is saved, or the first that is a buffer anyway.
+A backward fusion recomputes unmaterialised forward values from buffers: the narrowest such value of the
+chain is the residual, or the first that is a buffer anyway.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jaxplan.xla.rules.both.residuals import (
 
 
 def save_residuals(facts: Facts, fused: Fused) -> tuple[bool, ...]:
-    """Make a buffer of what backward fusions need and cannot recompute from buffers; changes ``fused``.
+    """Materialise values that backward fusions need and cannot recompute from buffers; changes ``fused``.
 
     Returns:
       Per equation, whether the fusions of the backward pass compute it again.
@@ -52,7 +52,7 @@ def save_residuals(facts: Facts, fused: Fused) -> tuple[bool, ...]:
 
 
 class _Residuals:
-    """What is kept, so far."""
+    """The residuals so far."""
 
     def __init__(self, facts: Facts, fused: Fused, again: Sequence[bool]) -> None:
         self._facts, self._fused, self._again = facts, fused, again
@@ -63,7 +63,7 @@ class _Residuals:
         self.kept |= {t for t in written if any(c >= facts.turning for c in consumers[t])}
 
     def save(self, t: int) -> None:
-        """Keep what a value is recomputed from."""
+        """Keep the values that ``t`` is recomputed from."""
         for keep in self._narrowest(t):
             self.kept.add(keep)
             if not self._fused.written[keep]:
@@ -71,7 +71,7 @@ class _Residuals:
             self._fused.written[keep] = True
 
     def _narrowest(self, t: int) -> list[int]:
-        """The values to keep so that ``t`` can be recomputed; none when what is kept already suffices."""
+        """The values to keep so that ``t`` can be recomputed; none when the kept ones already suffice."""
         tensors, producer, target = self._facts.tensors, self._facts.graph.values.producer, self._facts.target
         missing = self._missing(t)
         if sum(tensors[u].num_bytes for u in missing) <= self._share * tensors[t].num_bytes:
@@ -97,7 +97,7 @@ class _Residuals:
                 return [*keep, t]
 
     def _missing(self, t: int) -> list[int]:
-        """What ``t`` cannot be recomputed without and is not kept: buffers, and results that are not computed twice."""
+        """The values missing to recompute ``t``: buffers, and results that are not computed twice."""
         facts, values, missing = self._facts, self._facts.graph.values, []
 
         def is_computed(u: int) -> bool:

@@ -1,4 +1,4 @@
-"""The form of a rule on the compiler: a name, the backends, the stage, a source, and what it was made after."""
+"""The form of a rule on the compiler: name, backends, stage, source, and the models that it was made after."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxplan.xla._target import Arithmetic, Backend, Target
 
 Stage = Literal["kernels", "fusion", "residuals", "layouts", "schedule", "liveness", "heap", "work"]
 STAGES: tuple[Stage, ...] = ("kernels", "fusion", "residuals", "layouts", "schedule", "liveness", "heap", "work")
-"""The passes of the model in their order, and last what changes the number of operations."""
+"""The passes of the model in their order, and last the rules that change the number of operations."""
 ALL: tuple[Backend, ...] = ("gpu", "tpu", "cpu")
 
 
@@ -23,8 +23,8 @@ class Fitted:
     Attributes:
       value: the number.
       unit: of the number; empty for a count or a share.
-      evidence: the programs that it was chosen by.
-      command: what measures it again.
+      evidence: the programs by which it was chosen.
+      command: measures it again.
     """
 
     value: float
@@ -39,7 +39,7 @@ class Observed:
 
     Attributes:
       evidence: the programs that show it.
-      command: what compiles them again.
+      command: compiles them again.
     """
 
     evidence: str
@@ -55,12 +55,11 @@ class CompilerRule:
       backends: the backends of XLA that do it.
       arithmetic: only where element-wise arithmetic on bfloat16 runs so; None for either.
       stage: the pass of the model that it belongs to.
-      does: what the compiler does, one sentence.
-      source: URL of the compiler pass, or what the rule was measured on.
-      made_after: models (`benchmarks.accuracy`) whose compiled programs it was made after; they are left out when it
-        is judged.
+      does: effect of the compiler pass, one sentence.
+      source: URL of the compiler pass, or the measurement of the rule.
+      made_after: models (`benchmarks.accuracy`) that it was made after; they are left out when it is judged.
       test: file of the tests, and one of them.
-      find: what it says of a step; None where a pass asks for the rule, as it is about what configurations move.
+      find: its effects on a step; None where a pass asks for the rule, because it is about resharded values.
       priority: a rule overrules others of its stage of less; those of equal priority must not disagree.
     """
 
@@ -84,7 +83,7 @@ class CompilerRule:
 XLA = "https://github.com/openxla/xla/blob/main/xla/"
 """Where the public passes of the compiler are."""
 JAXPLAN_LOWERING = "docs/lowering.md"
-"""Source of what the compiler does because the lowering of `jaxplan.partition` asks for it."""
+"""Source of effects that the lowering of `jaxplan.partition` asks the compiler for."""
 
 
 def zoo(topology: str, *models: str) -> str:

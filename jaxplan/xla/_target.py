@@ -12,17 +12,17 @@ Backend = Literal["gpu", "tpu", "cpu"]
 Arithmetic = Literal["bf16", "f32"]
 
 _PADDED_FORMATS = {"bf16": "bfloat16", "f16": "float16"}
-"""Formats of the data sheet that tensor cores multiply -> dtypes whose matrices XLA pads for them."""
+"""Formats of the data sheet that tensor cores multiply -> dtypes of matrices that XLA pads for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What a backend of XLA does with a program.
+    """How a backend of XLA treats a program.
 
     Attributes:
       backend: ``"gpu"``, ``"tpu"``, or ``"cpu"`` (rules of both others alone).
       arithmetic: whether element-wise arithmetic on bfloat16 runs in it, or in float32.
-      padded_dtypes: names of dtypes whose matrices a GPU's library multiplies in whole multiples of eight.
+      padded_dtypes: names of dtypes of matrices that a GPU's library multiplies in whole multiples of eight.
       multiprocessors: of a GPU; 0 for others.
       workspace_bytes: scratch memory of one dot.
       on_chip_bytes: memory beside the cores of a TPU that the compiler uses for buffers.
@@ -66,5 +66,5 @@ class Target:
 
     @property
     def is_tpu(self) -> bool:
-        """Whether XLA compiles for a TPU: arrays lie in tiles, and dots compute what they read inside of them."""
+        """Whether XLA compiles for a TPU: arrays lie in tiles, and dots recompute operands inside of them."""
         return self.backend == "tpu"

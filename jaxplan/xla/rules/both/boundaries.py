@@ -32,7 +32,7 @@ ARGUMENTS_AND_RESULTS = CompilerRule(
 def _boundaries(facts: Facts) -> Iterator[Write]:
     """A carry is a buffer inside of the loop; a constant is the one outside, and a slice is computed by its readers.
 
-    What is computed outside and read by dots inside is counted once more all the same: compiled recurrent networks
+    Values computed outside and read by dots inside are counted twice all the same: compiled recurrent networks
     take about that much more.
     """
     for eqn in facts.equations:
@@ -92,7 +92,7 @@ def _slices_of_arguments(facts: Facts) -> Iterator[Fuse]:
 
 
 def _is_cut(facts: Facts, t: int) -> bool:
-    """Whether a tensor is an argument whose leading dimension was split.
+    """Whether a tensor is an argument with a split leading dimension.
 
     Where memory is in tiles of the last two dimensions, these have to be the same.
     """

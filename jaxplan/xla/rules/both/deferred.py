@@ -27,9 +27,9 @@ class PutOff:
 def put_off(graph: StepGraph, target: Target) -> dict[int, PutOff]:
     """Product that makes the gradient of a parameter -> when it is made.
 
-    Nothing waits for such a product. Compiled GPU and TPU programs were seen to make it after the input gradient that
-    is next, and by the one after that, so what it reads is there until then; a convolution by the end of all passes
-    that come of that, before the next product. What it makes was not seen beside what that next input gradient reads:
+    Nothing waits for such a dot. Compiled GPU and TPU programs were seen to make it after the input gradient that
+    is next, and by the one after that, so its operands are live until then; a convolution by the end of all passes
+    that come of that, before the next dot. Its result was not seen live beside operands of that next input gradient:
     a kernel that was gathered for it, for one. Where putting it off for longer would matter, the lowering asks for it
     (`jaxplan.partition`).
     """
@@ -84,7 +84,7 @@ def behind_input_gradients(graph: StepGraph, target: Target, materialised: Seque
 
 
 def is_gradient(graph: StepGraph, t: int, *, or_part: bool = False) -> bool:
-    """Whether an update reads a tensor, or what is cast or transposed of it (``or_part``: or added to others)."""
+    """Whether an update reads a tensor, or a cast or transpose of it (``or_part``: or a sum with it)."""
     for c in graph.values.consumers[t]:
         eqn, group = graph.program.equations[c], graph.grouping.equation_group[c]
         if group != UNGROUPED and graph.grouping.groups[group].kind == "state":

@@ -1,4 +1,4 @@
-"""Images that are weighed by what their own mean makes: squeeze and excitation (https://arxiv.org/abs/1709.01507)."""
+"""Images weighted by a function of their own mean: squeeze and excitation (https://arxiv.org/abs/1709.01507)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _RECTIFIERS = frozenset({"max", "min", "clamp"})
 
 
 def _weighed(facts: Facts, is_written: Callable[[int], bool]) -> Iterator[Write]:
-    """Values that a sum is taken of, and that are multiplied with what products make of the sum.
+    """Values that a sum is taken of, and that are multiplied with results of dots on the sum.
 
     The products part the two kernels that read such a value. Programs compiled for GPUs wrote it for the second one
-    where it takes a transcendental function (the swish of an EfficientNet) or is what a rectifier makes of normalised
+    where it takes a transcendental function (the swish of an EfficientNet) or is a rectifier's result on normalised
     values (a RegNet), and kept it; on TPUs it was computed again, but where a convolution of groups of channels is
     before it.
     """
@@ -54,7 +54,7 @@ def _grouped(facts: Facts) -> Iterator[Write]:
 
 
 def _behind_products(graph: StepGraph, t: int, size: int) -> set[int]:
-    """Forward equations that read what products make of a value, as far as all of it is smaller than ``size``."""
+    """Forward equations that read results of dots on a value, as far as these are smaller than ``size``."""
     program, found = graph.program, set()
     stack, seen = [(t, False)], {(t, False)}
     while stack:
@@ -75,8 +75,8 @@ def _behind_products(graph: StepGraph, t: int, size: int) -> set[int]:
 
 
 def _is_costly(graph: StepGraph, t: int, materialised: Sequence[bool]) -> bool:
-    """Whether a value takes a transcendental function, element by element, of what is there, or a rectifier of what is
-    computed of that."""
+    """Whether a value takes a transcendental function, element by element, of a buffer, or a rectifier of a value
+    computed from one."""
     program, size = graph.program, graph.program.tensors[t].num_elements
     for u in _computed_from(graph, t, materialised):
         if materialised[u] or graph.values.producer[u] < 0 or program.tensors[u].num_elements != size:
@@ -90,7 +90,7 @@ def _is_costly(graph: StepGraph, t: int, materialised: Sequence[bool]) -> bool:
 
 
 def _computed_from(graph: StepGraph, t: int, materialised: Sequence[bool]) -> set[int]:
-    """A value, and what it is computed from element by element, as far as what is there."""
+    """A value, and its element-wise sources, back to the buffers."""
 
     def sources(u: int) -> Sequence[int]:
         made = graph.values.producer[u]

@@ -1,4 +1,4 @@
-"""What writes over what it reads: updates of tables, values handed from trip to trip, branches that change nothing."""
+"""Results written over operands: updates of tables, values handed from trip to trip, branches that change nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxplan.xla.rules.both.liveness import BRANCHES_IN_PLACE, CARRIES_IN_PLACE,
 
 
 def sums_over_trips(graph: StepGraph) -> dict[int, int]:
-    """Additions to a carry that nothing else in the body reads -> behind which equation they run: what is added.
+    """Additions to a carry that nothing else in the body reads -> the equation they run behind: that of the summand.
 
     Programs compiled for GPUs add each gradient of a micro-batch up before they make the next, though the step may add
     all of them at the end of the body. Products that share an operand (gates of a recurrent cell) are made together.
@@ -43,7 +43,7 @@ def sums_over_trips(graph: StepGraph) -> dict[int, int]:
 
 
 def _factors(graph: StepGraph, equation: int) -> tuple[int, ...]:
-    """Value numbers of what the product multiplies of whose result an equation makes a view; empty of others."""
+    """Value numbers of a dot's operands, for an equation that makes a view of its result; empty for others."""
     eqn = graph.program.equations[equation]
     while eqn.name in VIEW_PRIMITIVES and (made := graph.values.producer[eqn.operands[0]]) >= 0:
         eqn = graph.program.equations[made]
@@ -54,11 +54,11 @@ def _factors(graph: StepGraph, equation: int) -> tuple[int, ...]:
 def hand_over(
     graph: StepGraph, target: Target, materialised: Sequence[bool], death: list[int], late: Mapping[int, int]
 ) -> None:
-    """Let what is written over die right before the result is born; ``death`` is changed.
+    """End the live range of an overwritten operand right before its result's begins; ``death`` is changed.
 
-    A scatter writes over what it adds to, and a loop over the values that it starts from, where nobody reads them
-    later. A branch that hands on what it was given makes a `cond` write over it. A carry is one buffer throughout the
-    loop: what it will be in the next trip takes its place once the body has read it for the last time.
+    A scatter overwrites its operand, and a loop its initial values, where nobody reads them
+    later. A branch that returns its operand makes a `cond` overwrite it. A carry is one buffer throughout the
+    loop: the next trip's value takes its place once the body has read it for the last time.
 
     Args:
       materialised: per tensor, whether it is a buffer of its own.
@@ -75,7 +75,7 @@ def hand_over(
 
 
 def _written_over(graph: StepGraph, target: Target, eqn: Equation) -> Iterator[int]:
-    """Operands in whose buffers the results may lie."""
+    """Operands with buffers that the results may take."""
     role = eqn.params["role"] if eqn.name in (REGION_IN, REGION_OUT) else ""
     carries, branches = CARRIES_IN_PLACE.applies_to(target), BRANCHES_IN_PLACE.applies_to(target)
     if graph.rules[eqn.index].family == "scatter":
@@ -99,9 +99,9 @@ def _carry(
     death: list[int],
     late: Mapping[int, int],
 ) -> None:
-    """When a carry as it enters a body makes way: for what follows it, or when the loop ends.
+    """When a carry ends its live range in a body: at its successor, or when the loop ends.
 
-    What is computed of it element by element is written over it.
+    Element-wise functions of it are written over it.
     """
     before, after = leaves.operands
     made = graph.values.producer[after]

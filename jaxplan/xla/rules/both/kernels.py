@@ -1,4 +1,4 @@
-"""Kernels, what they compute inside of them, and the buffers that they read and write."""
+"""Kernels, the equations fused into them, and the buffers that they read and write."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""What the forward pass saves for the backward pass."""
+"""The residuals that the forward pass saves for the backward pass."""
 
 from __future__ import annotations
 
 from jaxplan.xla._rule import ALL, XLA, CompilerRule, Fitted, zoo
 
 SMALL_FRACTION = 1 / 8
-"""Statistics (a row's maximum, mean or variance) this much smaller than what they belong to are saved beside it."""
+"""Statistics (a row's maximum, mean or variance) this much smaller than their source are saved beside it."""
 COMPARISONS = frozenset({"eq", "ne", "ge", "gt", "le", "lt", "is_finite", "not"})
-"""A mask is a quarter of what it is made of, and still never written by compiled GPU programs: each fusion that reads
-it compares again, and what it compares is saved."""
+"""A mask is a quarter of its source, and still never written by compiled GPU programs: each fusion that reads
+it compares again, and the compared value is saved."""
 
 SMALL_STATISTICS = CompilerRule(
     name="small-statistics-are-saved",

@@ -29,7 +29,7 @@ def _saved_in_16_bits(facts: Facts) -> Iterator[KeepResults]:
 
 
 def _makers_of_arguments(facts: Facts) -> Iterator[Equation]:
-    """Equations whose result ``erfc`` reads."""
+    """Equations with a result that ``erfc`` reads."""
     return (e for e in facts.equations if any(r.name == "erfc" for t in e.results for r in facts.readers(t)))
 
 
@@ -42,7 +42,7 @@ def _of_convolutions(facts: Facts) -> Iterator[Recompute]:
 
 
 def _is_of_convolution(facts: Facts, t: int) -> bool:
-    """Whether a value is computed element by element of what a convolution makes."""
+    """Whether a value is an element-wise function of a convolution's result."""
     size = facts.tensors[t].num_elements
 
     def sources(u: int) -> Iterator[int]:

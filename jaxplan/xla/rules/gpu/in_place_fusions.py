@@ -75,7 +75,7 @@ def _is_read_in_order(graph: StepGraph, t: int, result: int, materialised: Seque
 
 
 def _needed_for(graph: StepGraph, equation: int, first: int) -> set[int]:
-    """An equation and those after ``first`` whose results it is computed of."""
+    """An equation and its sources after ``first``."""
     producer, equations = graph.values.producer, graph.program.equations
     stack, seen = [equation], {equation}
     while stack:

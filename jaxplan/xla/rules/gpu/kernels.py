@@ -1,4 +1,4 @@
-"""What GPU kernels compute inside of them."""
+"""Equations fused into GPU kernels."""
 
 from __future__ import annotations
 

@@ -11,17 +11,17 @@ from jaxplan.xla._facts import Facts, is_outer_product
 from jaxplan.xla._rule import XLA, CompilerRule
 
 VIEWS = frozenset({"transpose", "reshape", "squeeze", "expand_dims"})
-"""Operators whose result is the buffer of their operand: the compiler chooses its layout so."""
+"""Operators that return the buffer of their operand: the compiler chooses its layout so."""
 
 MERGED_BYTES = 32 * 2**20
-"""Two dots are not merged when what each reads alone and writes is more than this (`xla_gpu_dot_merger_threshold_mb`);
-what they share was seen not to count."""
+"""Two dots are not merged when their unshared operands and results exceed this (`xla_gpu_dot_merger_threshold_mb`);
+shared operands were seen not to count."""
 
 
 def library_sums(facts: Facts) -> Iterator[Accumulate]:
     """Sums of which one summand is a matrix product that nothing else reads, D = alpha A B + C.
 
-    XLA makes one library call of them, whose result is written over C, or over a copy where C is read later: the
+    XLA makes one library call of them that writes over C, or over a copy where C is read later: the
     product has no buffer of its own. A transpose of the product is one of its operands, and a constant factor is alpha.
     Compiled GPU programs were seen to add up input gradients, residual streams, and updates of plain and momentum SGD
     so. Input gradients of convolutions of one pixel are added to others by the library as well, into a buffer of their

@@ -29,12 +29,12 @@ def _pads(graph: StepGraph, eqn: Equation, target: Target) -> bool:
 
 
 def padded(sizes: np.ndarray) -> np.ndarray:
-    """Sizes as the library gets them; a vector is no matrix, and stays what it is."""
+    """Sizes as the library gets them; a vector is no matrix, and stays as it is."""
     return np.where(sizes <= 1, sizes, np.ceil(sizes / MULTIPLE) * MULTIPLE)
 
 
 def padded_operands(graph: StepGraph, target: Target) -> dict[int, MatrixDims]:
-    """What products read padded: it is kept so, for the next product that reads it, in the backward pass as well."""
+    """Operands that dots read padded; the copy is kept for the next dot that reads it, in the backward pass too."""
     found: dict[int, MatrixDims] = {}
     for eqn in graph.program.equations:
         if not _pads(graph, eqn, target):
@@ -69,7 +69,7 @@ def padded_share(shape: np.ndarray, dims: MatrixDims) -> np.ndarray:
 def padded_work(
     graph: StepGraph, space: GroupSpace, splits: np.ndarray, equation: int, target: Target
 ) -> np.ndarray:
-    """What a device multiplies over what it would without padding, shape (K,); ``splits`` is (K, C)."""
+    """Ratio of a device's multiply-adds with padding to those without, shape (K,); ``splits`` is (K, C)."""
     eqn, rule = graph.program.equations[equation], graph.rules[equation]
     more = np.ones(len(splits))
     if _pads(graph, eqn, target):
@@ -83,7 +83,7 @@ def padded_work(
 
 
 def _sides(rule: OperatorRule) -> tuple[set[int], set[int], set[int]]:
-    """The factors of the rows, of the columns and of what is summed."""
+    """The factors of the rows, of the columns and of the sum."""
     left, right, out = (
         _factors(dims) for dims in (rule.operands[0], rule.operands[1], rule.results[0])
     )

@@ -1,4 +1,4 @@
-"""What max pooling and its gradient hold beside their operands and results.
+"""Buffers of max pooling and its gradient beside their operands and results.
 
 XLA makes the gradient of two operators. One slides over the operand once more and writes where each maximum was: one
 32-bit index for each dimension, and beside them the maximum, in float32 where it has 16 bits, which nobody reads. The
@@ -69,12 +69,12 @@ def pool_buffers(graph: StepGraph, target: Target, read_end: Sequence[int]) -> t
 
 
 def waits_for_gradient(eqn: Equation, t: int, target: Target) -> bool:
-    """Whether an operand of an equation is what was pooled, held back until the gradient is there."""
+    """Whether an operand of an equation is the pooled one, held back until the gradient is computed."""
     return POOLING_INDICES.applies_to(target) and eqn.name == UNPOOLING and t == eqn.operands[1]
 
 
 def is_disjoint(eqn: Equation) -> bool:
-    """Whether the windows of a pooling do not overlap: what they read is computed once, so inside of them."""
+    """Whether the windows of a pooling do not overlap: their operands are computed once, so inside of them."""
     if eqn.name not in ("reduce_window_max", "reduce_window_min", "reduce_window_sum", UNPOOLING):
         return False
     sizes, strides = eqn.params["window_dimensions"], eqn.params["window_strides"]

@@ -1,9 +1,9 @@
-"""What sums over columns add up, written to memory where the kernel that adds it up would not fill the chip.
+"""Summands of sums over columns, materialised where the kernel of the sum would not fill the chip.
 
 XLA fuses by estimated time. A sum over all dimensions but the last ones runs in one block of threads for every 32
-columns that it keeps, and on few multiprocessors what is computed inside of it takes long, casts from 16 bits most of
+columns that it keeps, and on few multiprocessors the equations fused into it take long, casts from 16 bits most of
 all: then the compiler writes the summands, in float32, by a kernel that fills the chip. Sums over more than 4096
-rows are taken in two steps, whose blocks are many. Seen in the gradients of scales, and of means and variances, of
+rows are taken in two steps with many blocks. Seen in the gradients of scales, and of means and variances, of
 compiled group, layer and batch norms alike.
 https://github.com/openxla/xla/blob/main/xla/service/gpu/transforms/priority_fusion.cc and, for the two steps,
 https://github.com/openxla/xla/blob/main/xla/service/gpu/transforms/tree_reduction_rewriter.cc
@@ -32,7 +32,7 @@ _PRIORITY_FUSION = f"{XLA}service/gpu/transforms/priority_fusion.cc"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summand:
-    """What a sum over columns adds up, computed inside of it as the program stands.
+    """The summands of a sum over columns, fused into it as the program stands.
 
     Attributes:
       equation, tensor: the sum and its operand.
@@ -145,7 +145,7 @@ def _is_backward(graph: StepGraph, t: int) -> bool:
 
 
 def _viewed(graph: StepGraph, materialised: Sequence[bool], t: int) -> int:
-    """What a tensor is a reshape, a transpose, a slice of, back to a buffer or to what is computed."""
+    """The value that a tensor is a reshape, a transpose, a slice of, back to a buffer or a computed value."""
     while not materialised[t]:
         index = graph.values.producer[t]
         if index < 0 or graph.rules[index].family != "shape" or len(graph.program.equations[index].operands) != 1:

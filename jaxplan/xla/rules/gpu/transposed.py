@@ -1,20 +1,20 @@
 """Values that compiled GPU programs write once more with their dimensions in another order.
 
-A batched product whose operand has several free or several contracted dimensions reads it as a batch of matrices, and
+A batched dot with several free or several contracted dimensions in an operand reads it as a batch of matrices, and
 so in one order of dimensions only: batch, free, contracted for the left operand, batch, contracted, free for the right
-one; what it makes is in the order batch, free of the left, free of the right. With one free and one contracted
+one; its result has the order batch, free of the left, free of the right. With one free and one contracted
 dimension, or without a batch, products read and write either order. Seen on products compiled one by one, with none to
 two batch dimensions and one or two of the others.
 
-Fusions write what one product reads in the order in which it does. Scores of attention whose heads are in groups are
-what comes in several: their softmax runs in the order in which the scores were made, the gradient of the weights
+Fusions write the operands of a dot in the order in which it reads them. Attention with grouped heads has several
+orders: the softmax runs in the order in which the scores were computed, the gradient of the weights
 arrives in another and is transposed where the two meet, after it was cast to float32; and of the gradient of the scores
 two products read each its own order.
 
 A kernel that transposes in tiles moves one tensor, once. Where the dimensions fill tiles, every fusion that reads the
-gradient of the weights transposes it itself: in float32 only what is summed over a row is written, and what needs two
-orders is transposed again after it was made. Where they do not, the gradient is transposed once, in float32, for all
-that read it, and one fusion writes both orders of what it makes.
+gradient of the weights transposes it itself: in float32 only the operand of a row sum is written, and a value needed
+in two orders is transposed again afterwards. Where they do not, the gradient is transposed once, in float32, for all
+its readers, and one fusion writes its results in both orders.
 https://github.com/openxla/xla/blob/main/xla/service/gpu/ir_emission_utils.cc
 """
 
@@ -38,8 +38,8 @@ _LONG_COLUMN = 2048
 """Elements from which on a sum over columns is taken in two steps: attention over 1984 positions wrote its weights
 once, over 2048 in both orders (compiled for H100, two to four queries of one key)."""
 _MANY_ELEMENTS = 2**27
-"""Of capped scores from which on their exponentials are saved: fitted to a Gemma on H100, whose 8 sequences of 8 heads
-and 1024 positions (2**26) computed them again, and whose 16, 24 and 32 did not."""
+"""Of capped scores from which on their exponentials are saved: fitted to a Gemma on H100: 8 sequences of 8 heads
+and 1024 positions (2**26) recomputed them, while 16, 24 and 32 sequences did not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class OrderedCopy:
 
     @property
     def tensors(self) -> tuple[int, ...]:
-        """Those whose shapes on a device decide whether it is there, and its bytes."""
+        """Tensors with local shapes that decide whether the copy is made, and its bytes."""
         return (self.tensor, *(e.tensor for e in (*self.tiled, *self.untiled)))
 
     def is_there(self, shape_of: ShapeOf, keeps_gathers: bool) -> bool:
@@ -92,11 +92,11 @@ def write_in_orders(
     read_end: Sequence[int],
     death: list[int],
 ) -> tuple[OrderedCopy, ...]:
-    """What is there once more because of its order; changes ``death`` of what is transposed and of what waits for it.
+    """Second copies in another order; extends ``death`` of transposed values and of those that wait for them.
 
-    Of the orders that products read, that which is read last is no copy. A product beside the one whose result is
-    transposed (both read one gradient) was mostly seen to run when the transposed one has been used, and what it reads
-    is there until then.
+    Of the orders that dots read, the one read last is no copy. A dot beside the one with a transposed result (both read
+    one gradient) was mostly seen to run after the last use of the transposed result, and its operands are live until
+    then.
     """
     if not TRANSPOSED_OPERANDS.applies_to(target):
         return ()
@@ -152,17 +152,17 @@ def _transposed(tensor: Tensor, joined: Joined, end: int) -> Iterator[OrderedCop
 def _written_again(
     tensor: Tensor, span: tuple[int, int, int], first: Exchange, waits: tuple[int, Exchange] | None, summed: Order
 ) -> Iterator[OrderedCopy]:
-    """What the backward pass reads of a tensor of the forward pass, in an order of its own.
+    """The reads of a forward tensor by the backward pass in an order of their own.
 
-    The fusion that makes the tensor in the ``first`` order writes both, unless it moves tiles, or what it divides by
+    The fusion that makes the tensor in the ``first`` order writes both, unless it moves tiles, or its divisor
     was summed in one step: then it is written where it is read. Where the result of the product beside is transposed
     in tiles, compiled programs that keep gathered parameters made it first and read it last; others did not hold it
     in between.
 
     Args:
       span: where the tensor is made, and where it is first and last read in that order.
-      waits: until when its reader waits for what is transposed beside it, and how that is.
-      summed: dimensions over which sums were taken that the tensor is computed with.
+      waits: until when its reader waits for the value transposed beside it, and how that is.
+      summed: dimensions of sums that the tensor is computed with.
     """
     made, read, last = span
     until = max(last, waits[0]) if waits else last
@@ -217,7 +217,7 @@ def _is_computed_with(graph: StepGraph, t: int, name: str) -> bool:
 
 
 def _summed(graph: StepGraph, t: int) -> Order:
-    """Dimensions over which sums are taken of what a tensor is computed of, and which it is computed with."""
+    """Dimensions of sums over a tensor's sources that the tensor is computed with."""
     tensors, producer, equations = graph.program.tensors, graph.values.producer, graph.program.equations
     stack, seen = [t], {t}
     while stack:
@@ -241,10 +241,10 @@ def _made_again(
     t: int,
     wanted: Mapping[Order, Sequence[int]],
 ) -> dict[Order, Sequence[int]]:
-    """Orders in which the backward pass alone reads what a fusion of the forward pass makes in another.
+    """Orders in which the backward pass alone reads a result of a forward fusion that makes it in another.
 
-    A fusion may write them there, of what the first one read: the weights of attention are not saved beside their
-    scores. What is spread out of smaller values (masks that dispatch tokens to experts) is not.
+    A fusion may write them there, from the operands of the first one: the weights of attention are not saved beside
+    their scores. Values broadcast from smaller ones (masks that dispatch tokens to experts) are not.
     """
     equations, made = graph.program.equations, graph.values.producer[t]
     if not WRITTEN_IN_BOTH_LAYOUTS.applies_to(target):

@@ -1,1 +1,1 @@
-"""Rules of XLA for TPUs, whose compiler has no public source: all were observed in compiled programs."""
+"""Rules of XLA for TPUs: its compiler has no public source, so all were observed in compiled programs."""

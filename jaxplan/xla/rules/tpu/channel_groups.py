@@ -18,7 +18,7 @@ _COLUMNS = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelGroups:
-    """How an image lies in memory whose channels are in groups of ``width``: batch and width are innermost."""
+    """Layout of an image with channels in groups of ``width``: batch and width are innermost."""
 
     batch: int
     features: int
@@ -69,7 +69,7 @@ def wide_results(graph: StepGraph, target: Target) -> dict[int, int]:
 
 
 def grouped_results(graph: StepGraph, target: Target) -> frozenset[int]:
-    """What convolutions of groups of channels make in the forward pass."""
+    """Results of convolutions of groups of channels in the forward pass."""
     return frozenset(eqn.results[0] for eqn in _grouped(graph, target))
 
 

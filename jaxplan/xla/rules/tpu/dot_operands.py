@@ -23,10 +23,10 @@ def _is_batch_larger_on(num_devices: int | None, shape: Sequence[int]) -> bool:
 
 
 def _batches_of_rows(facts: Facts) -> Iterator[Write]:
-    """Operands that products of the forward pass read as batches of matrices whose rows are several dimensions (tokens
+    """Operands that dots of the forward pass read as batches of matrices with several dimensions as rows (tokens
     of experts), and their batch dimensions.
 
-    Compiled TPU programs wrote such operands, beside what they are computed from; but not attention weights that are
+    Compiled TPU programs wrote such operands, beside their sources; but not attention weights that are
     computed of scores in float32 (`widened_outputs`).
     """
     graph = facts.graph
@@ -45,12 +45,12 @@ def _batches_of_rows(facts: Facts) -> Iterator[Write]:
 
 
 def _transposed(facts: Facts) -> Iterator[Write]:
-    """What a product over features reads, and what is computed of its result for the next product, where the product
-    may have other dimensions innermost than what it reads; and those of what it reads (`are_turned`).
+    """The operand of a dot over features, and values computed from its result for the next dot, where the dot
+    may have other dimensions innermost than its operands; and the operands' own (`are_turned`).
 
     `Facts.inner` are the innermost dimensions of images, batch and features (`inner_dims`); those of `mixed_tokens` are
-    tokens and features. Compiled TPU programs turn what is read, and write it and both sides of the rectifier behind
-    the product: a ConvNeXt's normalised images and a mixer's tokens; of an exact GELU ``erfc`` as well. So they do with
+    tokens and features. Compiled TPU programs transpose the operand, and write it and both sides of the rectifier
+    behind the dot: a ConvNeXt's normalised images, a mixer's tokens; of an exact GELU ``erfc`` too. So they do with
     fewer tokens than there are sequences on a device (`is_batch_larger`; no dimensions are given for these), however
     many devices share them: 50 of each of 64 images of a masked autoencoder or a CLIP.
     """
@@ -75,8 +75,8 @@ def _transposed(facts: Facts) -> Iterator[Write]:
 
 
 def _computed_alone(graph: StepGraph, t: int) -> set[int]:
-    """What the forward pass computes of a value element by element and of nothing else of its size but what is repeated
-    along dimensions: not what it is added to."""
+    """Element-wise forward results of a value and of nothing else of its size except values broadcast
+    along dimensions: not sums with other values."""
     program, producer, alone = graph.program, graph.values.producer, {t}
     for e in sorted({producer[u] for u in computed_of(graph, t)} - {producer[t]}):
         eqn, size = program.equations[e], program.tensors[t].num_elements
@@ -88,10 +88,10 @@ def _computed_alone(graph: StepGraph, t: int) -> set[int]:
 
 
 def _flattened_images(facts: Facts) -> Iterator[Write]:
-    """Images whose features, and pixels beside them, become the rows of a matrix that a product reads.
+    """Images with features, and pixels beside them, as the rows of a matrix that a dot reads.
 
     Features and batch are innermost, and pixels lie apart from them: compiled TPU programs of a Conformer wrote the
-    flattened images, beside what they are computed from.
+    flattened images, beside their sources.
     """
     graph, equations, tensors, inner = facts.graph, facts.equations, facts.tensors, facts.inner
     for eqn in equations:
@@ -118,7 +118,7 @@ def _is_erfc(graph: StepGraph, t: int) -> bool:
 
 
 def _images_of_arguments(facts: Facts) -> Iterator[Write]:
-    """What convolutions read that is computed of the batch alone: arguments do not lie as images do.
+    """Operands of convolutions computed from the batch alone: arguments have another layout than images.
 
     Compiled TPU programs write it, with batch and features innermost, and keep it for the gradient of the kernel.
     """

@@ -1,8 +1,8 @@
-"""What kernels of matrix products compute of their results before they write them (compilers that fuse into products).
+"""Values that dot kernels compute from their results before they write them (compilers that fuse into dots).
 
 Of attention scores in bfloat16 that are widened, and then scaled, biased or masked, compiled TPU programs keep float32:
-the widening has one reader, so it and that reader are computed as the product is written. What the backward pass reads
-on the way (a tanh that caps scores) it computes again of the scores: those are kept in bfloat16 beside. Where the
+the widening has one reader, so it and that reader are computed as the dot's result is written. Values that the backward
+pass reads on the way (a tanh that caps scores) it recomputes from the scores: those are kept in bfloat16 too. Where the
 widened value itself has several readers, each of them widens, and bfloat16 is kept. So it is for logits, whatever is
 added to them.
 """
@@ -20,7 +20,7 @@ _FUSED = ("elementwise", "shape")
 
 
 def widened_outputs(facts: Facts) -> dict[int, int]:
-    """Result of a product, of which another product of the same pass reads more -> what is written instead."""
+    """Result of a dot, of which another dot of the same pass reads more -> the value written instead."""
     graph, found = facts.graph, {}
     for eqn in graph.program.equations if WIDENED_SCORES.applies_to(facts.target) else ():
         if graph.rules[eqn.index].family in CONTRACTION_FAMILIES:
@@ -35,7 +35,7 @@ def _written_behind(facts: Facts) -> Iterator[Fuse]:
     element by element, and nothing else.
 
     So compiled TPU programs make the gradient in front of a gelu: the product's kernel writes that. Where a plan sums
-    such a result over devices, the sum counts, and what each of them adds to it does not.
+    such a result over devices, the sum counts, and each device's summand does not.
     """
     graph, materialised = facts.graph, facts.written
     program, consumers = graph.program, graph.values.consumers
@@ -63,7 +63,7 @@ def _written_behind(facts: Facts) -> Iterator[Fuse]:
 def gradients_of_widened(facts: Facts) -> Iterator[Write]:
     """Gradients of scores that are kept in float32 (`widened_outputs`), narrowed again for the two dots that read them.
 
-    Compiled TPU programs write them, beside the scores and the gradient of what these are normalised to; those of
+    Compiled TPU programs write them, beside the scores and the gradient of the normalised scores; those of
     scores in bfloat16 are computed inside of both products.
     """
     graph, equations = facts.graph, facts.equations
@@ -80,7 +80,7 @@ def gradients_of_widened(facts: Facts) -> Iterator[Write]:
 
 
 def computed_of(graph: StepGraph, t: int, phase: str = "forward") -> set[int]:
-    """What a pass computes of a value element by element."""
+    """Element-wise results of a value in a pass."""
 
     def computed(u: int) -> Iterator[int]:
         for e in graph.values.consumers[u]:
@@ -111,7 +111,7 @@ def _widened(graph: StepGraph, t: int, phase: str) -> int | None:
 
 
 def _serves(graph: StepGraph, eqn: Equation, phase: str) -> bool:
-    """Whether a pass reads what an equation of it makes: the derivative of a tanh it computes for the other."""
+    """Whether a pass reads an equation's result: the derivative of a tanh is computed for the other pass."""
     if eqn.phase != phase or graph.rules[eqn.index].family not in _FUSED:
         return eqn.phase == phase
     of_results = {u for r in eqn.results for u in computed_of(graph, r, phase)}

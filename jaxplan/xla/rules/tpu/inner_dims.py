@@ -1,4 +1,4 @@
-"""Which dimensions of images, and of what batched products make, tiled memory has innermost."""
+"""Innermost dimensions, in tiled memory, of images and of results of batched dots."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _SLICED = frozenset({"slice", "split", "squeeze", "transpose", "unstack"})
 
 
 def inner_dims(graph: StepGraph, target: Target) -> dict[int, tuple[int, int]]:
-    """Innermost dimensions, in ascending order, of what convolutions read and make, of what products of batches of
-    matrices make (the matrices' own), of `mixed_tokens`, and of what is computed element by element, and window by
-    window, of that. Arguments are not among them."""
+    """Innermost dimensions, in ascending order, of operands and results of convolutions, of results of batched
+    dots (the matrices' own), of `mixed_tokens`, and of their element-wise and window
+    results. Arguments are not among them."""
     found: dict[int, tuple[int, int]] = {}
     for eqn in graph.program.equations:
         if eqn.name == "dot_general" and MATRICES_OF_BATCHES.applies_to(target):
@@ -27,8 +27,8 @@ def inner_dims(graph: StepGraph, target: Target) -> dict[int, tuple[int, int]]:
 
 
 def mixed_tokens(graph: StepGraph, target: Target) -> dict[int, tuple[int, int]]:
-    """Tokens `[B, T, D]` that are transposed for a product over T, a mixer's, and what is computed of them element by
-    element: T and D are innermost, as without the transposition."""
+    """Tokens `[B, T, D]` that are transposed for a dot over T, a mixer's, and their element-wise
+    results: T and D are innermost, as without the transposition."""
     found = {}
     for eqn in graph.program.equations if MIXED_TOKENS.applies_to(target) else ():
         if eqn.name != "dot_general" or eqn.phase != "forward":
@@ -43,7 +43,7 @@ def mixed_tokens(graph: StepGraph, target: Target) -> dict[int, tuple[int, int]]
 
 
 def _spread(graph: StepGraph, found: dict[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
-    """Dimensions of what is computed of these, and of what these are computed of, in which dimensions stay."""
+    """Dimensions of these tensors' results and sources in which dimensions stay."""
     program, found = graph.program, dict(found)
     for eqn in (*program.equations, *reversed(program.equations), *program.equations) if found else ():
         if graph.rules[eqn.index].family not in _KEEP_DIMENSIONS:
@@ -74,7 +74,7 @@ def _of_product(graph: StepGraph, eqn: Equation, found: dict[int, tuple[int, int
 
 
 def _of_view(graph: StepGraph, t: int, dims: tuple[int, int], found: dict[int, tuple[int, int]]) -> None:
-    """Of what a product reads, and of what that is a slice of."""
+    """Of a dot's operand, and of the tensor that it is a slice of."""
     found.setdefault(t, dims)
     while (made := graph.values.producer[t]) >= 0 and graph.program.equations[made].name in _SLICED:
         eqn = graph.program.equations[made]

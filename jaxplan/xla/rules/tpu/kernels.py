@@ -1,4 +1,4 @@
-"""What dots compute inside of their kernels on TPUs."""
+"""Equations fused into dot kernels on TPUs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Reshapes that no order of dimensions in memory makes free: what they make is written (TPUs).
+"""Reshapes that no layout makes free: their results are materialised (TPUs).
 
 A transposition costs nothing where the compiler may choose the order in which dimensions lie, and a reshape nothing
-where what it merges lies side by side. Where an image is cut into windows, rows of windows and rows inside of them come
+where the merged dimensions lie side by side. Where an image is cut into windows, rows of windows and rows inside come
 of one dimension, and a window takes rows inside and columns inside together: no order of the image has it so. Compiled
 TPU programs write such windows, and the image again behind them.
 """
@@ -30,8 +30,8 @@ class _Part(NamedTuple):
 
 
 def is_rearranged(graph: StepGraph, equation: int) -> bool:
-    """Whether an equation merges dimensions that lie side by side in no order of the dimensions of what its operand is
-    a view of."""
+    """Whether an equation merges dimensions that lie side by side in no order of the dimensions of the tensor that its
+    operand is a view of."""
     program = graph.program
     if program.equations[equation].name != "reshape":
         return False
@@ -59,7 +59,7 @@ def is_rearranged(graph: StepGraph, equation: int) -> bool:
 
 
 def written_wider(graph: StepGraph, target: Target) -> dict[int, int]:
-    """What is so rearranged and read only as cast to a wider dtype, and the bytes of its elements: it is written so."""
+    """Rearranged tensors that are read only as cast to a wider dtype -> bytes of an element: they are written so."""
     program, found = graph.program, {}
     for eqn in program.equations if REARRANGED_WIDE.applies_to(target) else ():
         if is_rearranged(graph, eqn.index) and eqn.results[0] not in program.outputs:

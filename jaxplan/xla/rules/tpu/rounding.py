@@ -1,4 +1,4 @@
-"""In what width a tensor travels and its copies are held."""
+"""Transfer dtypes: the width in which a tensor travels and its copies are held."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FULL_PRECISION = ("HIGH", "HIGHEST")
 
 
 def carried_tensor(graph: StepGraph, t: int) -> int:
-    """What travels when a tensor is resharded: the tensor, or what it was cast from where that is narrower.
+    """The tensor that travels when a tensor is resharded: itself, or the narrower one that it was cast from.
 
     Only where the cast loses nothing and nothing is summed on the way. The compiler was seen to exchange activations
     so, cast back where they arrive, for all-to-alls; the lowering does it for every step.
@@ -48,7 +48,7 @@ def _is_lossless(narrow: Any, wide: Any) -> bool:
 def wire_tensor(graph: StepGraph, target: Target, t: int, readers: Iterable[int]) -> Tensor:
     """A tensor as it travels to some of its readers (equations), see `carried_tensor`.
 
-    Where products of float32 are made in bfloat16, the compiler rounds what products alone read before it is
+    Where float32 dots run in bfloat16, the compiler rounds operands that only dots read before they are
     gathered: compiled TPU programs move and hold half of the bytes. Sums are taken in float32.
     """
     tensor, carried = graph.program.tensors[t], graph.program.tensors[carried_tensor(graph, t)]
@@ -64,7 +64,7 @@ def wire_tensor(graph: StepGraph, target: Target, t: int, readers: Iterable[int]
 
 
 def rounded_tables(graph: StepGraph, target: Target) -> dict[int, tuple[int, int]]:
-    """Tables of parameters that are rounded as a whole because products alone read what is looked up in them.
+    """Tables of parameters that are rounded as a whole because only dots read the rows looked up in them.
 
     Returns:
       Tensor -> its first and its last look-up.
@@ -81,7 +81,7 @@ def rounded_tables(graph: StepGraph, target: Target) -> dict[int, tuple[int, int
 
 
 def rounded_for_loops(graph: StepGraph, target: Target) -> dict[int, int]:
-    """What is computed and read by loops, if products alone read it: it is rounded once, before the first loop.
+    """Values computed and read by loops, if only dots read them: they are rounded once, before the first loop.
 
     With the bytes of an element.
     """
@@ -98,8 +98,8 @@ def rounded_for_loops(graph: StepGraph, target: Target) -> dict[int, int]:
 
 
 def _rounds(graph: StepGraph, e: int, t: int, seen: frozenset[int] = frozenset()) -> bool:
-    """Whether an equation is a product, at default precision, or products alone read what it takes out of a tensor,
-    what a loop takes of it, stacks, or hands to the next trip. ``seen``: exits of loops on the way."""
+    """Whether an equation is a dot, at default precision, or only dots read the parts that it takes out of a tensor,
+    that a loop takes of it, stacks, or hands to the next trip. ``seen``: exits of loops on the way."""
     eqn, family = graph.program.equations[e], graph.rules[e].family
     if family in CONTRACTION_FAMILIES:
         return not any(name in str(eqn.params.get("precision")) for name in _FULL_PRECISION)

@@ -1,7 +1,7 @@
-"""Slices and interleaving on TPUs: what is sliced is written, and the slices are read out of it.
+"""Slices and interleaving on TPUs: the sliced array is materialised, and the slices are read out of it.
 
 `jax.lax.associative_scan` takes every second element at every level, and puts results between others: a sum of two
-arrays padded with zeros between their elements. Compiled TPU programs write both arrays, and what they are made of.
+arrays padded with zeros between their elements. Compiled TPU programs write both arrays, and their sources.
 """
 
 from __future__ import annotations
