@@ -1,11 +1,13 @@
-# make demo: plan and train a small GPT.   make demo-vision: a ResNet.   make test: every check.
+# make demo: plan and train a small GPT.   make demo-vision: a ResNet.
+# make test: every check, of tests those that are quick.   make test-all: all tests, the compiler at its usual level.
 # All make their own virtual environment, .venv.
 PYTHON ?= python3
 VENV ?= .venv
 NUM_WORKERS ?= 2
 BIN := $(VENV)/bin
+PYTEST = $(BIN)/python -m pytest -n $(NUM_WORKERS) --dist worksteal
 
-.PHONY: demo demo-vision test clean
+.PHONY: demo demo-vision test test-all checks clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.flax
@@ -14,10 +16,15 @@ demo: $(VENV)/.flax
 demo-vision: $(VENV)/.examples
 	$(BIN)/python examples/train_vision.py
 
-test: $(VENV)/.test
+test: checks
+	$(PYTEST)
+
+test-all: checks
+	XLA_FLAGS="--xla_backend_optimization_level=3" $(PYTEST) -m ""
+
+checks: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/python -m pytest -n $(NUM_WORKERS) --dist worksteal
 
 clean:
 	rm -rf $(VENV)

@@ -91,7 +91,6 @@ def test_a_compiler_that_writes_nothing_is_waited_for(tmp_path) -> None:
         assigned_or_compiled(lambda: 1 // 0, tmp_path)
 
 
-@pytest.mark.slow
 @pytest.mark.tpu_aot
 def test_the_figures_are_those_of_the_whole_compilation() -> None:
     topology = Topology.parse("v5e:2x4")

@@ -19,6 +19,7 @@ from benchmarks.lowering._limits import small_limits
 from benchmarks.lowering._subjects import STEPS, subject_of
 from jaxplan.partition import PlannedFunction, _replay
 from tests.fuzz._check import Subject
+from tests.sampling import sampled
 
 ROOT = Path(__file__).parents[2]
 
@@ -93,12 +94,19 @@ def test_topologies_of_every_kind_are_met_with_every_option() -> None:
     assert {t.partition(":")[0] for t in _offered.TOPOLOGIES} == {"cpu", "h100", "v5e"}
 
 
-@pytest.mark.slow
-def test_a_sample_runs() -> None:
+@pytest.mark.parametrize(
+    ("programs", "optimizers", "steps"),
+    sampled(
+        [
+            (2, ["prodigy"], ["gan"]),
+            (6, ["dog", "prodigy", "lookahead"], ["gan", "anchored", "sharpness_aware", "target_network"]),
+        ]
+    ),
+)
+def test_a_sample_runs(programs: int, optimizers: list[str], steps: list[str]) -> None:
     """In a process of its own: the settings of the fuzzer come before JAX starts."""
-    optimizers = ["dog", "prodigy", "lookahead"]
-    steps = [name for name in ("gan", "anchored", "sharpness_aware", "target_network") if name in STEPS]
-    command = [sys.executable, "-m", "benchmarks.lowering", "--programs", "6", "--optimizers", *optimizers]
+    assert set(steps) <= set(STEPS)
+    command = [sys.executable, "-m", "benchmarks.lowering", "--programs", str(programs), "--optimizers", *optimizers]
     done = subprocess.run(
         [*command, "--steps", *steps, "--runs", "1"], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
     )
@@ -106,4 +114,5 @@ def test_a_sample_runs() -> None:
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert "0 do not lower" in last and "0 run wrong" in last
     found = re.search(r"(\d+) subjects .*: (\d+) plans", last)
-    assert found and int(found[1]) >= 13 and int(found[2]) >= 60
+    subjects = programs + len(optimizers) + len(steps)
+    assert found and int(found[1]) == subjects and int(found[2]) >= 4 * subjects

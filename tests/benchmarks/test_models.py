@@ -263,7 +263,6 @@ def test_gates_fill_slots_in_order_and_drop_what_finds_none() -> None:
     assert jnp.isclose(balance, 3 * (0.475 * 0.75 + 0.275 * 0.25))
 
 
-@pytest.mark.slow
 def test_a_masked_autoencoder_sees_the_patches_of_least_noise_alone() -> None:
     """What it predicts changes with pixels that it sees, and with no others; rows of four patches, 4 x 4 pixels."""
     spec = MODELS["mae-tiny"].override(dtype="float32", batch_size=1, optimizer="sgd")

@@ -12,6 +12,7 @@ from jax import lax
 
 import jaxplan
 from tests.cost.one_device import shape
+from tests.sampling import sampled
 
 LAYERS, ROWS, WIDTH, INNER = 4, 512, 512, 2048
 BATCH = 32
@@ -54,9 +55,8 @@ def _audited(function: Callable[[jax.Array], jax.Array], topology: str) -> Any:
     return frontier.references["data"].audit()
 
 
-@pytest.mark.slow
 @pytest.mark.gpu_aot
-@pytest.mark.parametrize("name", list(FUNCTIONS))
+@pytest.mark.parametrize("name", sampled(FUNCTIONS, 2))
 def test_what_gpus_save_of_a_function(name: str) -> None:
     """One array of 8 MiB a layer more or less would be 12 % of these programs and more."""
     function = FUNCTIONS[name]
@@ -64,9 +64,8 @@ def test_what_gpus_save_of_a_function(name: str) -> None:
     assert audit.predicted_memory_bytes == pytest.approx(audit.compiled_memory_bytes, rel=0.03), audit.table()
 
 
-@pytest.mark.slow
 @pytest.mark.gpu_aot
-@pytest.mark.parametrize("name", ["erf", "erfc", "erf_inv", "atan", "tan"])
+@pytest.mark.parametrize("name", sampled(["erf", "erfc", "erf_inv", "atan", "tan"]))
 def test_what_gpus_save_where_arithmetic_is_wide(name: str) -> None:
     """On A100, in float32: one array a layer more or less would be a quarter and more."""
     function = FUNCTIONS[name]
@@ -74,7 +73,6 @@ def test_what_gpus_save_where_arithmetic_is_wide(name: str) -> None:
     assert audit.predicted_memory_bytes == pytest.approx(audit.compiled_memory_bytes, rel=0.05), audit.table()
 
 
-@pytest.mark.slow
 @pytest.mark.gpu_aot
 def test_gpus_save_what_erfc_reads() -> None:
     """Four arrays a layer: the product, what the exact GELU makes of it, ``erfc`` and its argument."""
@@ -85,9 +83,10 @@ def test_gpus_save_what_erfc_reads() -> None:
     assert held >= 4 * LAYERS * inner
 
 
-@pytest.mark.slow
 @pytest.mark.gpu_aot
-@pytest.mark.parametrize(("topology", "arrays", "most"), [("h100:8", 3, 1.1), ("a100-pcie:8", 4, 1.03)])
+@pytest.mark.parametrize(
+    ("topology", "arrays", "most"), sampled([("h100:8", 3, 1.1), ("a100-pcie:8", 4, 1.03)])
+)
 def test_gpus_do_not_save_what_erfc_reads_of_a_convolution(topology: str, arrays: int, most: float) -> None:
     """What the convolution makes, the exact GELU of it and ``erfc``; where arithmetic is wide, the first in float32."""
     batch, samples, width, half = 32, 16385, 512, jnp.bfloat16
@@ -110,9 +109,10 @@ def test_gpus_do_not_save_what_erfc_reads_of_a_convolution(topology: str, arrays
     assert sum(h.num_bytes for h in made_of_first) == arrays * first, audit.held
 
 
-@pytest.mark.slow
 @pytest.mark.gpu_aot
-@pytest.mark.parametrize(("side", "channels", "width"), [(56, 96, 24), (28, 240, 40), (14, 480, 80)])
+@pytest.mark.parametrize(
+    ("side", "channels", "width"), sampled([(56, 96, 24), (28, 240, 40), (14, 480, 80)])
+)
 def test_images_that_weigh_themselves_are_written(side: int, channels: int, width: int) -> None:
     """Squeeze and excitation behind a norm and a swish, three times; beside the product and the weighed image there is
     what is weighed."""
@@ -143,18 +143,20 @@ def test_images_that_weigh_themselves_are_written(side: int, channels: int, widt
     assert sum(h.count for h in held) >= 9
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "is_saved"),
-    [
-        (lambda x: jax.nn.gelu(x, approximate=False), False),
-        (lax.sin, True),
-        (lax.erf, True),
-        (lambda x: lax.erf_inv(jnp.tanh(x) * 0.9), True),
-        (lax.tan, False),
-        (lax.cbrt, False),
-        (jax.nn.gelu, False),
-    ],
+    sampled(
+        [
+            (lambda x: jax.nn.gelu(x, approximate=False), False),
+            (lax.sin, True),
+            (lax.erf, True),
+            (lambda x: lax.erf_inv(jnp.tanh(x) * 0.9), True),
+            (lax.tan, False),
+            (lax.cbrt, False),
+            (jax.nn.gelu, False),
+        ],
+        2,
+    ),
     ids=["exact gelu", "sin", "erf", "erf_inv", "tan", "cbrt", "gelu"],
 )
 def test_what_tpus_save_of_a_function(function: Callable[[jax.Array], jax.Array], is_saved: bool) -> None:

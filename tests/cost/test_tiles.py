@@ -290,7 +290,6 @@ def test_copies_have_the_innermost_dimensions_of_what_they_copy() -> None:
 
 
 @pytest.mark.tpu_aot
-@pytest.mark.slow
 @pytest.mark.parametrize(("batch", "is_held"), [(512, True), (128, False)])
 def test_updates_of_scatters_are_turned(monkeypatch: pytest.MonkeyPatch, batch: int, is_held: bool) -> None:
     """Rows of images repeated twice: the gradient adds 64 rows to 32. 128 MiB of them a device are held in both orders,
@@ -322,7 +321,6 @@ def test_updates_of_scatters_are_turned(monkeypatch: pytest.MonkeyPatch, batch: 
     assert plan.memory_bytes > 0.92 * audit.compiled_memory_bytes, audit.table()
 
 
-@pytest.mark.slow
 @pytest.mark.tpu_aot
 @pytest.mark.parametrize(
     ("activation", "op", "features", "most"),

@@ -10,6 +10,8 @@ import jax
 import numpy as np
 import pytest
 
+from tests.sampling import sampled
+
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 
 
@@ -52,7 +54,7 @@ def test_unequal_losses_are_told(train_gpt, capsys):
     assert "OUTSIDE" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("choose", ["leanest", "fsdp"])
+@pytest.mark.parametrize("choose", sampled(["fsdp", "leanest"]))
 def test_the_example_trains_as_one_device_does(choose):
     sizes = {"steps": 4, "layers": 1, "width": 32, "heads": 4, "batch": 8, "length": 32}
     flags = [f"--{name}={value}" for name, value in {**sizes, "choose": choose}.items()]

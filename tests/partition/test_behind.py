@@ -51,7 +51,6 @@ def test_an_input_gradient_comes_first_on_tpus(topology: str, is_behind: bool) -
         assert gradient < first < buffers.birth[made]
 
 
-@pytest.mark.slow
 @pytest.mark.tpu_aot
 def test_the_gathered_table_is_gone_when_its_gradient_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """A table of 131,072 rows of 1,024 bfloat16 is 256 MiB whole, and gathered over 4 devices of 8."""

@@ -63,7 +63,6 @@ def _zero2_of_matrices(number: int, width: int, batch: int) -> jaxplan.Plan:
 
 
 @pytest.mark.gpu_aot
-@pytest.mark.slow
 def test_large_gradients_are_reduced_one_by_one() -> None:
     """Three gradients of 4 MiB: one reduce-scatter of all would hold them together."""
     report = compile_plan(_zero2_of_matrices(3, 1024, 8192))
@@ -72,7 +71,6 @@ def test_large_gradients_are_reduced_one_by_one() -> None:
 
 
 @pytest.mark.gpu_aot
-@pytest.mark.slow
 def test_latencies_are_those_of_the_combined_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six gradients and six parameters of 1 MiB in a program of 450 MiB: what is left pays a latency each. Where a
     product waits for gradients, those before it are not combined with those after it: one latency more."""

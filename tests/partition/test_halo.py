@@ -136,7 +136,6 @@ def test_other_windows_are_split_too(name: str) -> None:
 
 
 @pytest.mark.tpu_aot
-@pytest.mark.slow
 @pytest.mark.parametrize("is_repeated", [False, True])
 def test_edges_of_a_copy_that_is_made_again_are_sent_again(is_repeated: bool) -> None:
     """Images are computed in parts of the batch, and convolved in parts of the rows: forward, and for the gradient of
@@ -264,7 +263,6 @@ def test_halos_are_priced_and_in_the_prediction() -> None:
 
 
 @pytest.mark.gpu_aot
-@pytest.mark.slow
 def test_the_compiled_program_exchanges_halos_and_nothing_else() -> None:
     pytest.importorskip("jax_cuda12_plugin")
 

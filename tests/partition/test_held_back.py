@@ -105,6 +105,7 @@ def test_nothing_is_asked_for_after_the_peak() -> None:
     assert len(replay_of(plan).gradients) == 4 and not replay_of(plan).settled
 
 
+@pytest.mark.slow
 @pytest.mark.tpu_aot
 def test_logits_are_gone_before_blocks_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients of a Gemma's logits, 2,000 MiB on each device, are read by a product whose result is added to the

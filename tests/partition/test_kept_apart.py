@@ -12,6 +12,7 @@ import pytest
 import jaxplan
 from jaxplan.partition import _replay
 from jaxplan.partition._planned import replay_of
+from tests.sampling import sampled
 
 MIB = 2**20
 NUM_LAYERS, HEADS, HEAD_WIDTH, LENGTH = 3, 8, 64, 256
@@ -59,9 +60,10 @@ def test_large_products_are_left_to_the_compiler() -> None:
     assert not replay_of(_plan(8192)).apart
 
 
-@pytest.mark.slow
 @pytest.mark.gpu_aot
-@pytest.mark.parametrize(("batch_size", "name", "result"), [(128, "data", 4 * MIB), (512, "megatron", 16 * MIB)])
+@pytest.mark.parametrize(
+    ("batch_size", "name", "result"), sampled([(128, "data", 4 * MIB), (512, "megatron", 16 * MIB)])
+)
 def test_merged_products_take_more_memory(
     monkeypatch: pytest.MonkeyPatch, batch_size: int, name: str, result: int
 ) -> None:

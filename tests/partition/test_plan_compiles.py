@@ -10,11 +10,9 @@ import pytest
 import jaxplan
 from benchmarks.models import build
 from jaxplan.audit import Audit
+from tests.sampling import sampled
 
-pytestmark = [
-    pytest.mark.gpu_aot,
-    pytest.mark.slow,
-]
+pytestmark = pytest.mark.gpu_aot
 
 GPT = {"num_layers": 1, "width": 512, "num_heads": 8, "batch_size": 128, "sequence_length": 512}
 # Model, its configuration, and how many of the three points are plans of their own.
@@ -30,7 +28,7 @@ MOST_OVERESTIMATE = 1.25
 ASKED_FOR = {("mlp", "leanest"): 1.45}
 
 
-@pytest.fixture(scope="module", params=list(STEPS))
+@pytest.fixture(scope="module", params=sampled(STEPS))
 def audited(request: pytest.FixtureRequest) -> dict[str, tuple[jaxplan.Plan, Audit]]:
     """The plans of three points of a frontier and their audits."""
     model, configuration, num_plans = STEPS[request.param]
@@ -73,7 +71,7 @@ def test_compiled_memory_keeps_the_order_of_the_frontier(audited: Any) -> None:
     assert compiled == sorted(compiled, reverse=True)
 
 
-@pytest.mark.parametrize("name", ["megatron", "data4_tensor2"])
+@pytest.mark.parametrize("name", sampled(["megatron", "data4_tensor2"]))
 def test_halves_that_rotary_positions_join_are_not_exchanged(name: str) -> None:
     """Of four heads' queries, split eight ways, a device reads a slice of the gradient; left to the compiler, what
     halves of each head make of it travelled from device to device."""

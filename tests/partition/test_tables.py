@@ -40,7 +40,6 @@ def _arguments(rows: int, dtype: Any) -> tuple[Any, Any]:
 
 
 @pytest.mark.gpu_aot
-@pytest.mark.slow
 def test_tables_are_gathered_and_reduced_one_at_a_time() -> None:
     arguments = jax.eval_shape(lambda: _arguments(ROWS, jnp.float32))
     frontier = jaxplan.plan(_step, *arguments, topology="h100:8", donate_argnums=(0,))
@@ -103,7 +102,6 @@ def _normed_rows(params: Any, ids: Any) -> tuple[Any, Any]:
 
 
 @pytest.mark.gpu_aot
-@pytest.mark.slow
 def test_a_gathered_table_is_dropped_behind_its_rows() -> None:
     """It was looked up again, in the norm's backward fusion, and kept until there."""
     rows, width, wide = 2**17, 64, 2048

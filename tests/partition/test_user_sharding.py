@@ -279,7 +279,6 @@ def test_a_nan_in_a_step_with_shardings_of_its_own_is_found() -> None:
 
 
 @pytest.mark.gpu_aot
-@pytest.mark.slow
 def test_the_compiled_program_holds_the_collectives_of_the_step() -> None:
     pytest.importorskip("jax_cuda12_plugin")
     own = abstract(2, 4)

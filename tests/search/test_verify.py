@@ -193,7 +193,6 @@ def test_machines_that_cannot_be_compiled_for_are_refused_before_the_search(
 
 
 @pytest.mark.gpu_aot
-@pytest.mark.slow
 def test_verified_on_gpus_that_are_not_there(tmp_path: Path) -> None:
     found = jaxplan.plan(
         step, *make_args(), topology="h100:4", donate_argnums=(0,), verify=True, cache_dir=tmp_path

@@ -44,7 +44,7 @@ def _case(case: str) -> tuple[dict[str, jaxplan.Plan], tuple[Any, ...], Any]:
 
 
 PARAMETERS = [
-    pytest.param(case, name, marks=[] if case == "cnn" else [pytest.mark.slow])
+    (case, name)
     for case, names in WANTED.items()
     for name in names
 ]

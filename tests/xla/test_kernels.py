@@ -70,7 +70,6 @@ def test_what_scatters_start_from_is_cleared_where_the_first_begins() -> None:
 
 
 @pytest.mark.gpu_aot
-@pytest.mark.slow
 def test_compiled_message_passing_needs_what_is_predicted() -> None:
     """Two rounds with 16 edges a node: one buffer of all edges would be four times what the program needs."""
     nodes, edges, width = 8192, 131072, 256

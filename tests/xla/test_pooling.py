@@ -98,7 +98,6 @@ def test_other_chips_hold_none_of_it() -> None:
 
 
 @pytest.mark.gpu_aot
-@pytest.mark.slow
 def test_a_compiled_pooling_needs_what_is_predicted() -> None:
     """Without places 40 % less is predicted."""
     step = _step(lambda x: jax.nn.relu(x * x), 3, 2)

@@ -77,7 +77,6 @@ def test_blocks_are_of_32_columns() -> None:
 
 
 @pytest.mark.gpu_aot
-@pytest.mark.slow
 @pytest.mark.parametrize(("images", "count"), [(16, 2), (64, 0)])
 def test_the_compiler_writes_as_many(images: int, count: int) -> None:
     """With few blocks and with many: float32 results of full size of the fusions of the gradient."""

@@ -17,6 +17,7 @@ from jaxplan.mesh import Topology
 from jaxplan.xla import Target, analyse_buffers
 from jaxplan.xla.rules.gpu.layout_walk import Exchange, exchange
 from jaxplan.xla.rules.gpu.transposed import OrderedCopy
+from tests.sampling import sampled
 
 
 def _analysed(step: Callable[..., Any], *shapes: tuple[int, ...]) -> StepGraph:
@@ -60,7 +61,6 @@ def test_a_batch_and_several_dimensions_fix_the_order(
 
 
 @pytest.mark.gpu_aot
-@pytest.mark.slow
 @pytest.mark.parametrize(("sizes", "written"), [((2, 1, 2), 2), ((0, 2, 2), 1)])
 def test_the_compiler_writes_as_many(sizes: tuple[int, int, int], written: int) -> None:
     step, shapes = _read_twice(*sizes)
@@ -140,16 +140,17 @@ def test_gradients_of_grouped_attention_are_transposed_in_float32(groups: int, a
 
 
 @pytest.mark.gpu_aot
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "sizes",
-    [
-        {"length": 2048, "heads": 2, "groups": 4},
-        {"length": 2048, "heads": 4, "groups": 8},
-        {"length": 2048, "heads": 2, "groups": 2},  # a sum over 2048 takes two steps
-        {"length": 1984, "heads": 2, "groups": 2},
-        {"length": 1024, "heads": 8, "groups": 2},
-    ],
+    sampled(
+        [
+            {"length": 2048, "heads": 2, "groups": 4},
+            {"length": 2048, "heads": 4, "groups": 8},
+            {"length": 2048, "heads": 2, "groups": 2},  # a sum over 2048 takes two steps
+            {"length": 1984, "heads": 2, "groups": 2},
+            {"length": 1024, "heads": 8, "groups": 2},
+        ]
+    ),
 )
 def test_memory_of_grouped_attention_is_the_compiled_one(sizes: dict[str, int]) -> None:
     arguments = _arguments(16, **sizes)
@@ -182,7 +183,6 @@ def test_what_is_not_transposed_at_first_is_written_in_both_orders(is_spread: bo
 
 
 @pytest.mark.gpu_aot
-@pytest.mark.slow
 def test_the_compiler_writes_both_orders_at_once() -> None:
     step, shapes = _dispatch(False, 32, 1024, 8, 128, 256)
     arguments = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in shapes]

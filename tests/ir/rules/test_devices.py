@@ -46,7 +46,6 @@ def test_compiler_splits_mapped_factors(case: Case) -> None:
     _check([(case, rule, factor) for factor in factors])
 
 
-@pytest.mark.slow
 def test_compiler_splits_elementwise_operators() -> None:
     """All in one program: each has operands of its own."""
     variants = []
