@@ -9,6 +9,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(p for p in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")] if p.name != "CHANGELOG.md")
 _PATH = re.compile(r"(?<![\w/.-])(?:benchmarks|tests|examples|docs|jaxplan)/[\w/.-]*\w/?")
+_SHORT = re.compile(r"`((?:[a-z]\w*/)+\w+\.py)`")
+"""A table may say once below which folder its files lie."""
 _COMMAND = re.compile(r"python -m ([a-z_]\w*(?:\.\w+)*)")
 
 
@@ -16,6 +18,9 @@ _COMMAND = re.compile(r"python -m ([a-z_]\w*(?:\.\w+)*)")
 def test_documents_name_files_and_commands_that_exist(document: Path) -> None:
     text = document.read_text(encoding="utf-8")
     absent = {path for path in _PATH.findall(text) if not (ROOT / path).exists()}
+    for path in _SHORT.findall(text):
+        if not any((ROOT / folder / path).exists() for folder in ("", "jaxplan", "tests")):
+            absent.add(path)
     commands = set(_COMMAND.findall(text))
     absent |= {name for name in commands if _is_ours(name) and importlib.util.find_spec(name) is None}
     assert not absent, f"{document.name} names {sorted(absent)}"
