@@ -2,7 +2,7 @@
 
 So a body is planned like everything else, at the price of as many executions as the loop has trips. The body's view of
 a carry, of a constant and of a slice is a tensor of its own, and the sharding of a carry is the same before, in and
-after the loop: its entry and its exit are one group.
+after the loop: its entry and its exit are one group. A loop of one trip is its body alone, as the compiler makes it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
+
+import jax
 
 from jaxplan.core import _compat
 from jaxplan.ir._builder import Builder, keep, register_inline
@@ -92,6 +94,8 @@ def _inline_scan(builder: Builder, eqn: Any, operands: list[int], stack: str) ->
         return keep(builder, eqn, operands, stack)
     num_consts, num_carry = _compat.scan_counts(eqn.params, len(operands))
     num_xs = len(operands) - num_consts - num_carry
+    if eqn.params["length"] == 1:
+        return _one_trip(builder, eqn, operands, stack, num_consts + num_carry, num_carry)
     roles = ["const"] * num_consts + ["carry"] * num_carry + ["x"] * num_xs
     region = _Open(builder, "scan", eqn, stack, trips=int(eqn.params["length"]))
     inner, outs = region.body(eqn.params["jaxpr"], operands, roles)
@@ -105,6 +109,35 @@ def _inline_scan(builder: Builder, eqn: Any, operands: list[int], stack: str) ->
     return results
 
 
+def _one_trip(
+    builder: Builder, eqn: Any, operands: list[int], stack: str, num_whole: int, num_carry: int
+) -> list[int]:
+    """The body of a scan of one trip; all operands behind ``num_whole`` are stacks of one slice, and so are results."""
+    jaxpr, consts = _compat.open_jaxpr(eqn.params["jaxpr"])
+    slices = [
+        _reshaped(builder, t, var.aval, stack)
+        for t, var in zip(operands[num_whole:], jaxpr.invars[num_whole:], strict=True)
+    ]
+    results = builder.inline(jaxpr, consts, [*operands[:num_whole], *slices], stack)
+    stacks = [
+        _reshaped(builder, t, var.aval, stack)
+        for t, var in zip(results[num_carry:], eqn.outvars[num_carry:], strict=True)
+    ]
+    return [*results[:num_carry], *stacks]
+
+
+def _reshaped(builder: Builder, t: int, aval: Any, stack: str) -> int:
+    """An array in another shape; what it was reshaped from where that has the shape."""
+    tensor = builder.tensors[t]
+    producer = next((eqn for eqn in reversed(builder.equations) if t in eqn.results), None)
+    if producer is not None and producer.name == "reshape":
+        source = builder.tensors[producer.operands[0]]
+        if source.shape == tuple(aval.shape) and producer.params.get("dimensions") is None:
+            return source.index
+    closed = jax.make_jaxpr(lambda x: x.reshape(aval.shape))(jax.ShapeDtypeStruct(tensor.shape, tensor.dtype))
+    return builder.inline(closed.jaxpr, closed.consts, [t], stack)[0]
+
+
 @register_inline("while")
 def _inline_while(builder: Builder, eqn: Any, operands: list[int], stack: str) -> list[int]:
     if _compat.has_effects(eqn):
@@ -113,8 +146,11 @@ def _inline_while(builder: Builder, eqn: Any, operands: list[int], stack: str) -
     cond_consts = operands[:num_cond]
     rest = operands[num_cond:]
     num_carry = len(rest) - num_body
-    values = [builder.tensors[t].value for t in operands]
-    region = _Open(builder, "while", eqn, stack, trips=known_trips(eqn.params, values) or 1)
+    trips = known_trips(eqn.params, [builder.tensors[t].value for t in operands])
+    if trips == 1:
+        jaxpr, consts = _compat.open_jaxpr(eqn.params["body_jaxpr"])
+        return builder.inline(jaxpr, consts, rest, stack)
+    region = _Open(builder, "while", eqn, stack, trips=trips or 1)
     roles = ["const"] * num_body + ["carry"] * num_carry
     inner, outs = region.body(eqn.params["body_jaxpr"], rest, roles)
     carries = inner[num_body:]
