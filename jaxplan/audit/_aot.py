@@ -47,7 +47,7 @@ _Placed = TypeVar("_Placed", Collective, Holding)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledMemory:
-    """What the compiler says one device needs, in bytes."""
+    """Bytes that one device needs, by the compiler's figures."""
 
     argument_bytes: int
     output_bytes: int
@@ -62,7 +62,7 @@ class CompiledMemory:
 
     @property
     def parts(self) -> tuple[tuple[str, int], ...]:
-        """What the total is made of: (what, bytes)."""
+        """Parts of the total: (name, bytes)."""
         return (
             ("arguments", self.argument_bytes),
             ("outputs that overwrite no argument", self.output_bytes - self.alias_bytes),
@@ -76,8 +76,8 @@ class CompiledReport:
 
     `flops_by_dtype` counts contractions and convolutions per step by operand type; `uncounted_calls` names
     library calls it knows nothing of and `unknown_loops` loops of unknown length (counted once).
-    `rematerialised`: the compiler recomputed values to save memory, so `memory` is what was left after that.
-    `held` is what the temporaries are when they are largest (`peak_temporaries`).
+    `rematerialised`: the compiler recomputed values to save memory, so `memory` is the reduced figure.
+    `held` are the parts of the temporaries at their peak (`peak_temporaries`).
     """
 
     platform: str
@@ -138,7 +138,7 @@ def compile_exported(
         topology.save(str(topology_path))
         settings = [options, topology.aot_environment()]
         if topology.chip.aot_platform in ASSIGNED_PLATFORMS:
-            settings.append("assigned")  # not comparable with what code generation reports
+            settings.append("assigned")  # not comparable with the figures after code generation
         key = _cache_key(serialized, topology_path.read_bytes(), settings)
         entry = Path(cache_dir, key) if cache_dir is not None else None
         if entry is not None and Path(entry, "result.json").exists():

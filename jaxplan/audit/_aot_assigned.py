@@ -1,4 +1,4 @@
-"""What a compiler says of a program before it generates code: its scheduled HLO and where its buffers lie.
+"""Output of a compiler before it generates code: its scheduled HLO and its buffer assignment.
 
 The TPU compiler spends a second on the passes over a train step and on its buffers, and minutes on scheduling the
 instructions of every kernel, of which nothing is read here. It writes both down where `xla_dump_to` says.
@@ -14,18 +14,18 @@ from pathlib import Path
 from typing import Any
 
 PLATFORMS = frozenset({"tpu"})
-"""Whose code is not waited for."""
+"""Platforms that are not waited for until code is generated."""
 _POLL_SECONDS = 0.05
 _WRITTEN_LAST = "*after_optimizations_after_buffer_assignment.txt"
 _HLO, _ASSIGNMENT = "*after_optimizations.txt", "*after_optimizations-buffer-assignment.txt"
 _ALLOCATION = re.compile(r"^allocation \d+: size (\d+), (.*):$", re.MULTILINE)
 _ELSEWHERE = ("color ", "thread-local", "constant")
-"""Memories other than the device's main one, and what belongs to the code."""
+"""Memories other than the device's main one, and constants that belong to the code."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assigned:
-    """A program whose buffers are assigned: its HLO text, and the bytes of `CompiledMemory` by field."""
+    """A program with assigned buffers: its HLO text, and the bytes of `CompiledMemory` by field."""
 
     hlo_text: str
     memory: dict[str, int]
@@ -37,7 +37,7 @@ def dump_options(folder: Path) -> dict[str, str]:
 
 
 def assigned_or_compiled(compile_fn: Callable[[], Any], folder: Path) -> Assigned | Any:
-    """What ``compile_fn`` has written in ``folder``, as soon as it is there; what it returns if it writes nothing.
+    """The output of ``compile_fn`` in ``folder``, as soon as it is complete; its result if it writes nothing.
 
     The compilation goes on in a thread that ends with the process. Errors that it raises before are raised here.
     """
@@ -55,7 +55,7 @@ def assigned_or_compiled(compile_fn: Callable[[], Any], folder: Path) -> Assigne
     while is_running:
         thread.join(_POLL_SECONDS)
         is_running = thread.is_alive()
-        if found := read_assigned(folder):  # also where it has just finished: figures do not hang on who was first
+        if found := read_assigned(folder):  # also where it has just finished: figures do not depend on their order
             return found
     if isinstance(outcome[0], Exception):
         raise outcome[0]
@@ -63,7 +63,7 @@ def assigned_or_compiled(compile_fn: Callable[[], Any], folder: Path) -> Assigne
 
 
 def read_assigned(folder: Path) -> Assigned | None:
-    """What the compiler has written in ``folder``; None before all of it is there."""
+    """The compiler's output in ``folder``; None before all of it is written."""
     if not any(folder.glob(_WRITTEN_LAST)):
         return None
     (hlo,), (assignment,) = folder.glob(_HLO), folder.glob(_ASSIGNMENT)

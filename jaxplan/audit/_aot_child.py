@@ -106,4 +106,4 @@ def _memory(stats: Any) -> dict[str, int]:
 if __name__ == "__main__":
     status = main(sys.argv[1])
     sys.stderr.flush()
-    os._exit(status)  # what is still being compiled is not waited for
+    os._exit(status)  # compilations still running are not waited for

@@ -1,4 +1,4 @@
-"""Predicted against compiled: what a plan said a program would be, beside what the compiler made of it."""
+"""Predicted against compiled: the program that a plan predicted, beside the one that the compiler built."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class PredictedCollective(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictedProgram:
-    """What a plan says of one device's program: peak bytes and their parts, contraction FLOPs, collectives."""
+    """A plan's prediction of one device's program: peak bytes and their parts, contraction FLOPs, collectives."""
 
     memory_bytes: int
     flops: int
@@ -70,7 +70,7 @@ def compare(predicted: PredictedProgram, report: CompiledReport) -> Audit:
 
     Collectives are compared by total bytes per (kind, device groups), because combiners merge them; the
     groups of predicted ones are those that their atomic axes span over the row-major device order. A compiled
-    permute belongs to the smallest predicted permute whose groups hold all its exchanges.
+    permute belongs to the smallest predicted permute with groups that hold all its exchanges.
     """
     sizes = tuple(axis.size for axis in predicted.topology.axes)
     names = tuple(axis.name for axis in predicted.topology.axes)
@@ -117,7 +117,7 @@ def axis_groups(sizes: Sequence[int], axes: Iterable[int]) -> DeviceGroups:
 
 
 def spanning_axes(sizes: Sequence[int], groups: DeviceGroups) -> tuple[int, ...] | None:
-    """The atomic axes whose groups are exactly `groups`, or None if no set of axes has them."""
+    """The atomic axes with exactly the groups `groups`, or None if no set of axes has them."""
     axes = varying_axes(sizes, groups)
     return axes if axis_groups(sizes, axes) == groups else None
 

@@ -53,8 +53,8 @@ class CollectiveRow:
 class AuditData:
     """A predicted program beside the compiled one; bytes and FLOPs are per device and step.
 
-    `predicted_parts` and `compiled_parts` are (what, bytes) that sum to the two memories; `held` is what the
-    compiled program's temporaries are made of when they are largest, largest first.
+    `predicted_parts` and `compiled_parts` are (name, bytes) that sum to the two memories; `held` are the parts of the
+    compiled program's temporaries at their peak, largest first.
     """
 
     predicted_memory_bytes: int

@@ -1,4 +1,4 @@
-"""The text of an audit: one row per quantity, then what the cells have no room for."""
+"""The text of an audit: one row per quantity, then notes that do not fit the cells."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _holding_line(held: Holding) -> str:
 
 
 def _notes(audit: AuditData) -> list[str]:
-    """What the cells have no room for: where disagreements come from, and what was not counted."""
+    """Notes that do not fit the cells: sources of disagreement, and quantities that were not counted."""
     notes = ["collectives: how many x their total; the compiler may combine several into one"]
     for what, parts in (("predicted", audit.predicted_parts), ("compiled", audit.compiled_parts)):
         if parts:

@@ -65,7 +65,7 @@ def export_plan(plan: Plan) -> bytes:
     # Arguments that nobody reads lie in memory all the same, and an exported program forgets how.
     step = jit_flat(plan, mesh, program.donated, keep_unused=True)
     try:
-        # What an exported program says about the order of dimensions is read back by the same version of JAX.
+        # An exported program's layout constraints are read back by the same version of JAX.
         allowed = [export.DisabledSafetyCheck.custom_call("LayoutConstraint")]
         return bytes(export.export(step, platforms=[platform], disabled_checks=allowed)(*leaves).serialize())
     except (ValueError, NotImplementedError) as error:

@@ -32,7 +32,7 @@ class Collective:
     all-reduce their input, all-to-all and collective-permute the local bytes; of elements, without the padding of
     tiles. `count` is how often a step runs it (loops). `groups` holds device numbers of the program's device order;
     for a collective-permute they are the sets of devices that exchange data. `op_name` and `source` (`file:line`) are
-    those of what is moved, or of what reads it, where the compiler gave the collective none.
+    those of the moved value, or of its reader, where the compiler gave the collective none.
     """
 
     kind: str
@@ -79,7 +79,7 @@ def module_collectives(module: Module) -> tuple[Collective, ...]:
 def instruction_collective(module: Module, name: str, instruction: Instruction) -> Collective | None:
     """The collective that one instruction of the computation `name` starts, without its place in the source.
 
-    None of every other instruction, and of what moves nothing between devices.
+    None for every other instruction, and for one that moves nothing between devices.
     """
     computation = module.computations[name]
     kind = _kind(name, computation, instruction)
@@ -139,7 +139,7 @@ def _num_bytes(
 def _elements_bytes(computation: dict[str, Instruction], name: str) -> int:
     """Bytes of an operand without the padding of its tiles.
 
-    The TPU compiler's `all-reduce-scatter` reads an array, whose buffer is padded, as one of whole tiles (a bitcast).
+    The TPU compiler's `all-reduce-scatter` reads an array with a padded buffer as one of whole tiles (a bitcast).
     """
     instruction = computation[name]
     local = sum(t.num_bytes for t in instruction.types)
@@ -149,7 +149,7 @@ def _elements_bytes(computation: dict[str, Instruction], name: str) -> int:
 
 
 def _is_in_place(operands: tuple[ArrayType, ...]) -> bool:
-    """Whether a permute has, besides what it moves, the buffer that it writes into and the offsets in both.
+    """Whether a permute has, besides the moved value, the buffer that it writes into and the offsets in both.
 
     A combined one has as many arrays as were combined, and none of them are numbers alone.
     """

@@ -42,7 +42,7 @@ def flops_by_dtype(module: Module) -> dict[str, int]:
 
 
 def uncounted_calls(module: Module) -> tuple[str, ...]:
-    """Targets of custom calls whose work `flops` does not know, in order of appearance."""
+    """Targets of custom calls of unknown work, in order of appearance."""
     targets: dict[str, None] = {}
     for computation, instruction, _ in module.executed():
         if instruction.opcode == "custom-call":

@@ -62,7 +62,7 @@ class Instruction:
     """One HLO instruction.
 
     `types` are the arrays of its (possibly nested) result type, in order of appearance.
-    `attributes` is everything after the operands, as printed; `operand_text` is what stood between the
+    `attributes` is everything after the operands, as printed; `operand_text` is the text between the
     brackets.
     """
 

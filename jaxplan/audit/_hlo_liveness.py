@@ -1,4 +1,4 @@
-"""What holds the memory of a compiled program at its peak, from the liveness of its scheduled HLO."""
+"""Buffers of a compiled program at its peak, from the live ranges of its scheduled HLO."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Holding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peak:
-    """Temporaries at the moment when they are largest: bytes in all, and what holds them, largest first.
+    """Temporaries at the moment when they are largest: bytes in all, and their buffers, largest first.
 
-    Bytes are a lower bound of what the compiler reserves (`temp_bytes`): its buffers have alignment and gaps.
+    Bytes are a lower bound of the compiler's reservation (`temp_bytes`): its buffers have alignment and gaps.
     """
 
     num_bytes: int
@@ -51,10 +51,10 @@ class Peak:
 def peak_temporaries(module: Module) -> Peak:
     """Temporaries of one device at their peak.
 
-    Arguments, constants and what becomes an output are no temporaries. A tuple, a bitcast and a loop pass buffers
+    Arguments, constants and buffers of outputs are no temporaries. A tuple, a bitcast and a loop pass buffers
     on; an asynchronous operation holds its operands until it is done; an update of a slice writes over an operand
-    that nobody reads later. What lies in another memory
-    than the device's main one (`S(1)` of TPU layouts) does not count.
+    that nobody reads later. Buffers in another memory
+    than the device's main one (`S(1)` of TPU layouts) do not count.
     """
     frames = stack_frames(module.header)
     memo: dict[str, Peak] = {}
@@ -63,7 +63,7 @@ def peak_temporaries(module: Module) -> Peak:
 
 
 def _peak_of(module: Module, name: str, frames: dict[int, str], memo: dict[str, Peak]) -> Peak:
-    """The peak inside one computation; what it is given and what it returns belong to its caller."""
+    """The peak inside one computation; its operands and results belong to its caller."""
     if name in memo:
         return memo[name]
     memo[name] = Peak(num_bytes=0, holdings=())
@@ -151,7 +151,7 @@ class _Scan:
         return started[first : first + len(instruction.types)]
 
     def _share(self) -> None:
-        """Let updates of slices write over what they read last."""
+        """Let updates of slices overwrite the operand that they read last."""
         for place, instruction in enumerate(self.instructions):
             if not _writes_in_place(instruction):
                 continue
@@ -186,7 +186,7 @@ class _Scan:
         return best
 
     def alive(self, place: int) -> Iterator[tuple[ArrayType, Instruction]]:
-        """The buffers alive at a place, and what made each."""
+        """The live buffers at a place, and the producer of each."""
         for buffer, _ in self._sizes():
             array, born = self.made[buffer]
             if born <= place <= self.last[buffer]:
@@ -194,7 +194,7 @@ class _Scan:
 
 
 def _in_place(instruction: Instruction) -> Iterator[tuple[int, int, int]]:
-    """`(result, operand, array of that operand)` of what an instruction says that it writes over."""
+    """`(result, operand, array of that operand)` of the operands that an instruction says it overwrites."""
     if match := _IN_PLACE.search(instruction.attributes):
         for output, operand, leaf in _IN_PLACE_PAIR.findall(match[1]):
             yield int(output or 0), int(operand), int(leaf or 0)

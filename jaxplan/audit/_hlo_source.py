@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from jaxplan.audit._hlo_instruction import Instruction
 
-CALL_SCOPE = "jit(exported_step)/call_exported"  # what an exported program is called in, before its own names
+CALL_SCOPE = "jit(exported_step)/call_exported"  # scope around an exported program, before its own names
 _MOST_COPIES = 8  # followed from an instruction without a name to one that has one
 
 _OP_NAME = re.compile(r'\bop_name="((?:[^"\\]|\\.)*)"')
@@ -22,7 +22,7 @@ def op_name_of(attributes: str) -> str:
 
 
 def origin(computation: Mapping[str, Instruction], instruction: Instruction) -> Instruction:
-    """The instruction itself; of one that the compiler put in without a name, what it copies or moves."""
+    """The instruction itself; for one that the compiler inserted without a name, the source that it copies or moves."""
     for _ in range(_MOST_COPIES):
         if op_name_of(instruction.attributes) not in ("", CALL_SCOPE) or not instruction.operands:
             break
@@ -33,7 +33,7 @@ def origin(computation: Mapping[str, Instruction], instruction: Instruction) -> 
 def place_of(
     computation: Mapping[str, Instruction], instruction: Instruction, frames: Mapping[int, str]
 ) -> tuple[str, str]:
-    """`(op_name, file:line)` of an instruction, of what it moves, or, of an argument, of what reads it first."""
+    """`(op_name, file:line)` of an instruction, of the value it moves, or, for an argument, of its first reader."""
     named = found = origin(computation, instruction)
     for _ in range(_MOST_COPIES):
         op_name, source = op_name_of(found.attributes), source_of(found.attributes, frames)

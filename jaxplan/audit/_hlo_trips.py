@@ -16,7 +16,7 @@ _PASSES_ON = frozenset({"copy", "bitcast", "convert"})
 def counted_trips(
     computations: Mapping[str, Computation], computation: Computation, loop: Instruction
 ) -> int | None:
-    """Trips of a ``while`` whose counter goes from a constant by a constant to below a constant; None of others.
+    """Trips of a ``while`` with a counter that goes from a constant by a constant to below one; None of others.
 
     ``computation`` is that of the loop.
     """
@@ -41,7 +41,7 @@ def counted_trips(
 
 
 def _step(body: Computation, index: int) -> int | None:
-    """What the body adds to an element of what it is given."""
+    """The number that the body adds to an element of its operand."""
     added = _at(body, _root(body), index)
     if added is None or added.opcode != "add":
         return None
@@ -56,14 +56,14 @@ def _root(computation: Computation) -> Instruction:
 
 
 def _at(computation: Computation, made: Instruction | None, index: int) -> Instruction | None:
-    """What an element of a tuple is made by."""
+    """The producer of an element of a tuple."""
     if made is None or made.opcode != "tuple" or index >= len(made.operands):
         return None
     return _source(computation, made.operands[index])
 
 
 def _source(computation: Computation, name: str) -> Instruction | None:
-    """What makes a value, before copies of it."""
+    """The producer of a value, before copies of it."""
     found = computation.get(name)
     while found is not None and found.opcode in _PASSES_ON:
         found = computation.get(found.operands[0])
@@ -71,7 +71,7 @@ def _source(computation: Computation, name: str) -> Instruction | None:
 
 
 def _element(made: Instruction | None) -> int | None:
-    """The number of an element, where it is taken from what a computation is given."""
+    """The number of an element, where it is taken from the parameter of a computation."""
     match = _INDEX.search(made.attributes) if made and made.opcode == "get-tuple-element" else None
     return int(match[1]) if match else None
 

@@ -1,4 +1,4 @@
-"""`jaxplan audit`: compile a saved plan without its devices and set it beside what was predicted."""
+"""`jaxplan audit`: compile a saved plan without its devices and set it beside the prediction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a command refuses before the search, which takes long: unknown choices, and files that cannot be written."""
+"""Checks before the search, which takes long: unknown choices, and files that cannot be written."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _FILES = ("save", "plan", "trace", "plot")
 
 
 def check_before_planning(arguments: argparse.Namespace, topology: str | Topology | None) -> None:
-    """Raise now what the choice, the files to write, or the audit would raise after the search.
+    """Raise now the errors that the choice, the files to write, or the audit would raise after the search.
 
     ArgumentError: no such choice, or two options that name one file. SaveError: a file that cannot be written.
-    MissingExtraError: what draws a plot, or compiles for an audit, is not installed.
+    MissingExtraError: the library that draws a plot, or compiles for an audit, is not installed.
     """
     from jaxplan.search._planner import parse_topology
 

@@ -1,4 +1,4 @@
-"""Which primitives of JAX have a rule and a count, of what kind, and what tests them: `python -m jaxplan coverage`."""
+"""Which primitives of JAX have a rule and a count, of which kind, and their tests: `python -m jaxplan coverage`."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _SPLITTING = ("map", "reduce", "fixed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """What is known of one primitive.
+    """The rule, the count and the tests of one primitive.
 
     Attributes:
       name: of the primitive.
       kind: the kinds of factors that its rule has, ``map reduce whole``; ``elsewhere`` where it needs none;
         ``none`` where it has none.
       count: how its work is counted, '' where it is not.
-      tested: names of the tests, empty for what needs none.
+      tested: names of the tests, empty where none is needed.
       reason: why nothing is split, '' where something is.
     """
 

@@ -1,4 +1,4 @@
-"""Ctrl-C in the shell: the command ends within a second, with what was found until then in the files asked for."""
+"""Ctrl-C in the shell: the command ends within a second, with the results until then in the files asked for."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Watch:
 
     Attributes:
       interruption: of the search that the command runs.
-      rescue: saves what is known, for when the main thread does not come to it; None where it need not.
+      rescue: saves the results so far, for when the main thread does not come to it; None where it need not.
       answers: the command answers KeyboardInterrupt itself, also when no plan is known.
       saved: the files asked for are written.
     """
@@ -42,7 +42,7 @@ class Watch:
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
-        """What is saved in the block is saved to its end, and needs no rescue."""
+        """Files written in the block are written to their end, and need no rescue."""
         with self._writes:
             self.rescue = None
             yield
@@ -85,7 +85,7 @@ class Watch:
 
     @property
     def message(self) -> str:
-        """What the person is told at the end."""
+        """The message to the user at the end."""
         said = "what was asked for is written" if self.saved else "nothing was written"
         return f"jaxplan: interrupted; {said}"
 

@@ -167,7 +167,7 @@ def _save(frontier: Frontier, arguments: argparse.Namespace) -> Plan:
 
 
 def _save_found(arguments: argparse.Namespace) -> None:
-    """Write what is known in the middle of the search, if anything fits."""
+    """Write the results so far in the middle of the search, if anything fits."""
     from jaxplan.plans._frontier import Frontier
 
     found = arguments.watch.interruption
@@ -181,7 +181,7 @@ def _save_found(arguments: argparse.Namespace) -> None:
 
 
 def _write_trace(plan: Plan, file: str) -> None:
-    """Simulate a plan, write its timeline, and say what came out."""
+    """Simulate a plan, write its timeline, and print the result."""
     simulation = plan.simulate()
     simulation.save_timeline(file)
     print(
@@ -218,7 +218,7 @@ def _run_coverage(arguments: argparse.Namespace) -> int:
 
 
 def _show_frontier(frontier: Frontier, arguments: argparse.Namespace) -> Plan:
-    """Print the frontier and the plan chosen from it, draw what was asked for, and return the plan."""
+    """Print the frontier and the plan chosen from it, draw the requested plots, and return the plan."""
     plan = frontier.choose(arguments.choose or "fastest")
     print(frontier.table())
     print(

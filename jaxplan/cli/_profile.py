@@ -1,4 +1,4 @@
-"""`jaxplan profile`: measure the devices present, and what of it the command line says."""
+"""`jaxplan profile`: measure the devices present, with the settings of the command line."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def add_profile_command(commands: Any) -> None:
 
 
 def run_profile(arguments: argparse.Namespace) -> int:
-    """Measure, write, and say what was found."""
+    """Measure, write, and print the result."""
     import jax
 
     from jaxplan.mesh import Topology

@@ -15,7 +15,7 @@ from jaxplan.errors import ArgumentError
 
 
 def add_step_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what names a step, its arguments and the machine."""
+    """Add the options that name a step, its arguments and the machine."""
     parser.add_argument(
         "step", metavar="MODULE:FUNCTION", help="the step; MODULE may be a path that ends in .py"
     )
@@ -53,7 +53,7 @@ def add_step_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_static_argument(parser: argparse.ArgumentParser) -> None:
-    """Add what names the arguments that are settings."""
+    """Add the option that names static arguments."""
     parser.add_argument(
         "--static",
         nargs="+",
@@ -96,7 +96,7 @@ def named_step(arguments: argparse.Namespace) -> tuple[Callable[..., Any], tuple
 
 
 def _made_arguments(reference: str) -> tuple[Any, ...]:
-    """What the function of `--args` returns: a tuple or list of arguments, or the only one."""
+    """The result of the function of `--args`: a tuple or list of arguments, or the only one."""
     make = _resolve(reference)
     try:
         args = make()
@@ -119,7 +119,7 @@ def _made_arguments(reference: str) -> tuple[Any, ...]:
 
 
 def _topology(arguments: argparse.Namespace) -> Any:
-    """What was given; with the prices of the profile where one was given too."""
+    """The given topology; with the prices of the profile where one was given too."""
     if arguments.profile is None:
         return arguments.topology
     from jaxplan.search._planner import parse_topology
@@ -128,7 +128,7 @@ def _topology(arguments: argparse.Namespace) -> Any:
 
 
 def _resolve(reference: str) -> Any:
-    """Return what "module:attribute" or "path/to/file.py:attribute" names; attributes may be dotted."""
+    """Return the object named by "module:attribute" or "path/to/file.py:attribute"; attributes may be dotted."""
     module_name, _, attribute = reference.rpartition(":")
     if not module_name or not attribute:
         raise ArgumentError(f"{reference!r} names no function: expected module:function or file.py:function")

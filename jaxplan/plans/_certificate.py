@@ -1,4 +1,4 @@
-"""What is proven of a plan: how far its additive cost can be from the best there is, in words."""
+"""The proof of a plan in words: how far its additive cost can be from the optimum."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def certificate(plan: Plan) -> str:
-    """What is proven of one plan."""
+    """The proof of one plan in words."""
     if plan.gap is None:
         return "nothing is proven of this plan"
     within = _within(plan.most_configurations)

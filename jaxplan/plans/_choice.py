@@ -25,7 +25,7 @@ def point_number(which: Any) -> int | None:
 
 
 def check_choice(which: Any, topology: Topology) -> None:
-    """Raise ArgumentError for what no frontier on the topology has: neither a name of a plan nor a number."""
+    """Raise ArgumentError for a choice that no frontier on the topology has: neither a name of a plan nor a number."""
     from jaxplan.strategies import reference_names
 
     names = (*POINT_NAMES, *reference_names(topology))

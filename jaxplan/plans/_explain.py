@@ -1,4 +1,4 @@
-"""A plan in words and tables, for people who decide whether to trust it."""
+"""A plan in words and tables, for people to judge it by."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The part of `plan.explain()` on state: which output succeeds which argument, and what is donated (docs/state.md)."""
+"""The part of `plan.explain()` on state: the output that succeeds each argument, and donation (docs/state.md)."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Frontier:
       absent: strategies that do not apply to the step, and why.
       memory_limit_bytes: the limit that filtered the points, bytes per device, or None.
       search_seconds: from ClosedJaxpr to frontier; None on a frontier that was read from a file.
-      notes: what a reader of the plans should know, such as operators without a rule.
+      notes: facts that a reader of the plans should know, such as operators without a rule.
       replan: plans the step again, see `what_if`; None on a frontier that was read from a file.
     """
 
@@ -160,7 +160,7 @@ class Frontier:
     def within(self, memory: int | str) -> Plan:
         """Return the fastest plan that needs at most `memory` per device (bytes, or such as "40GiB").
 
-        Raises InfeasibleError, naming the smallest feasible memory and what it is made of.
+        Raises InfeasibleError, naming the smallest feasible memory and its parts.
         """
         limit_bytes = parse_memory(memory)
         fitting = [plan for plan in self.points if plan.memory_bytes <= limit_bytes]
@@ -245,14 +245,14 @@ class Frontier:
         One line a point: time and memory of a step per device; how most of the arithmetic is split (``+2``: other
         operators are split in two other ways); the share of optimizer state and of parameters that a device holds,
         and whether a parameter is gathered per layer or once in a step; the blocks that are recomputed (``*``: but
-        for dots). With `verbose`, compute and communication, what is proven, and each plan in a sentence.
+        for dots). With `verbose`, compute and communication, proofs, and each plan in a sentence.
         """
         from jaxplan.plans._frontier_view import draw_table
 
         return draw_table(self, max_rows=max_rows, width=width, verbose=verbose)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw time against memory to a file whose ending names the format (.svg, .pdf, .png).
+        """Draw time against memory to a file; its ending names the format (.svg, .pdf, .png).
 
         Raises MissingExtraError when matplotlib is missing.
         """

@@ -31,7 +31,7 @@ _COMPACT_WIDTH = 100
 _FULL_LINE = 75  # a line of this length has no room for another part
 _KEPT = "\0"  # stands for a space at which no line is broken
 _MARK_WIDTH = 17
-_LOG_AXIS_RATIO = 5.0  # an axis whose ends differ by more than this factor is logarithmic
+_LOG_AXIS_RATIO = 5.0  # an axis is logarithmic when its ends differ by more than this factor
 _PLOT_ENDINGS = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}
 
 
@@ -70,7 +70,7 @@ def _cells(plan: Plan) -> tuple[str, ...]:
 
 
 def _verbose_table(frontier: Frontier, shown: Sequence[int]) -> Table:
-    """Parts of the time, what is proven, each plan in a sentence, and the references."""
+    """Parts of the time, proofs, each plan in a sentence, and the references."""
     table = _empty_table("#", "time ms", "GiB", "compute", "comm.", "gap")
     table.add_column("", max_width=_MARK_WIDTH, overflow="fold")
     table.add_column("plan", overflow="fold")

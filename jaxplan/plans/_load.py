@@ -45,7 +45,7 @@ def load(
 
     Raises:
       PlanFileError: not a plan file, another schema version, or too large.
-      PlanMismatchError: the step is not the one that the plan was made for; names what differs.
+      PlanMismatchError: the step is not the one that the plan was made for; names the difference.
     """
     data = read_json(
         path,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MAIN = 0.9
-"""What holds for at least this share is said to hold: small parameters stay whole, and a few gathers are kept."""
+"""A statement is made when it holds for this share: small parameters stay whole, and a few gathers are kept."""
 _MAIN_SPLIT = 0.95
 """A split of at least this share of the arithmetic is said to be the split of the plan."""
 
@@ -24,14 +24,14 @@ class Split:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outline:
-    """What a plan splits, in the words of the field.
+    """The splits of a plan, in the words of the field.
 
     Attributes:
       splits: of the arithmetic in contractions, the largest share first.
       state_ways: over how many devices optimizer slots and other state are sharded; the number of most bytes, or
         else all bytes over those that one device holds. 1 where there is no state, or it is whole.
       parameter_ways: the same of parameters.
-      gathered_once: gathers of parameters whose copy is kept for the backward pass.
+      gathered_once: gathers of parameters with a copy that is kept for the backward pass.
       gathered_twice: those that are done for the forward pass and again for the backward pass.
       recomputed: which blocks the backward pass computes again, such as ``blocks 1-6 of 12``; empty for none.
       partly: those of which the results of dots are kept.

@@ -43,7 +43,7 @@ class Plan:
       fingerprint: of the program it was made for.
       donate_argnums: the arguments that were donated by name; None when those that come back updated are.
       configurations: per group of operators, the atomic axes that split each of its factor classes.
-      repeated: indices of reads whose resharded copy is made again in the backward pass.
+      repeated: indices of reads that gather their copy again in the backward pass.
       in_paths, out_paths: key paths of the flattened arguments and results.
       in_avals: dtype and shape of each argument, such as ``float32[16,32]``.
       in_layouts, out_layouts: a layout for each.
@@ -55,7 +55,7 @@ class Plan:
       outline: what is split, sharded, gathered and recomputed.
       remat: which blocks of the forward pass the backward pass computes again; None: as the step says.
       microbatches: the slices in which the batch is worked through; None: as the step says.
-      verified: what the compiler said of the plan, once `jaxplan.plan(..., verify=True)` has asked it, or it was
+      verified: the compiler's figures of the plan, once `jaxplan.plan(..., verify=True)` has asked for them, or it was
         compiled to run.
       graph: the analysed program; None in a plan that was loaded without its step.
     """
@@ -83,12 +83,12 @@ class Plan:
 
     @property
     def summary(self) -> str:
-        """One line on what is split, such as ``data 4 x tensor 2, optimizer state sharded 8 ways``."""
+        """One line on the splits, such as ``data 4 x tensor 2, optimizer state sharded 8 ways``."""
         return str(self.outline) + (f", {self.microbatches}" if self.microbatches else "")
 
     @property
     def time_seconds(self) -> float:
-        """Predicted seconds of a step: compute plus communication, less what is hidden of it."""
+        """Predicted seconds of a step: compute plus communication, less the hidden part of it."""
         return self.compute_seconds + self.communication_seconds - self.hidden_seconds
 
     @property
@@ -120,7 +120,7 @@ class Plan:
 
     @property
     def memory_parts(self) -> Mapping[str, int]:
-        """Bytes of the predicted peak by what they hold."""
+        """Bytes of the predicted peak by kind of array."""
         return self.prediction.memory_parts
 
     def __repr__(self) -> str:
@@ -130,7 +130,7 @@ class Plan:
         )
 
     def is_same_program(self, other: Plan) -> bool:
-        """Whether another plan decides everything as this one does; what is known of them may differ."""
+        """Whether another plan has the same decisions as this one; predictions and proofs may differ."""
         return all(getattr(self, name) == getattr(other, name) for name in _DECISIONS)
 
     def mesh(self, devices: Sequence[Any] | None = None) -> jax.sharding.Mesh:
@@ -232,10 +232,10 @@ class Plan:
           devices: as for `jit`.
 
         Returns:
-          What ``init_fn(*args, **kwargs)`` returns, with the values that it has on one device.
+          The result of ``init_fn(*args, **kwargs)``, with the values that it has on one device.
 
         Raises:
-          ArgumentError: it returns no argument of the step; names what differs.
+          ArgumentError: it returns no argument of the step; names the difference.
           PlanMismatchError: the plan has no program, or there are too few devices.
 
         Example:
@@ -283,7 +283,7 @@ class Plan:
         return found[0] if len(found) == 1 else tuple(found)
 
     def explain(self) -> str:
-        """What is split, what is communicated and what the memory holds, for people."""
+        """Splits, communication and memory of the plan, for people."""
         from jaxplan.plans._explain import explain
 
         return explain(self)
@@ -291,9 +291,9 @@ class Plan:
     def simulate(self) -> Simulation:
         """Run one step on the execution simulator: communication beside compute, where the plan lets it.
 
-        ``time_seconds`` of what is returned lies between the larger of compute and communication, and their sum,
-        which is that of the plan; ``memory_bytes`` counts gathers that are made ahead. `docs/prediction.md` says what
-        is assumed.
+        ``time_seconds`` of the result lies between the larger of compute and communication, and their sum,
+        which is that of the plan; ``memory_bytes`` counts gathers that are made ahead. `docs/prediction.md` lists the
+        assumptions.
 
         Raises:
           PlanMismatchError: the plan has no program.
@@ -338,7 +338,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, data: Any) -> Plan:
-        """Read what `to_json` wrote; the plan has no program."""
+        """Read the output of `to_json`; the plan has no program."""
         return cls(**plan_from_json(data))
 
     def save(self, path: str | Path) -> None:
@@ -347,5 +347,5 @@ class Plan:
 
 
 def _without_settings(tree: Any) -> Any:
-    """A tree for people: NNX objects as their states, and None in the place of what is no array."""
+    """A tree for people: NNX objects as their states, and None in place of static leaves."""
     return _nnx.states(release_statics(tree, by=lambda value: None))

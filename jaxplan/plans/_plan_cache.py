@@ -30,11 +30,11 @@ _FORGOTTEN_MSG = (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Ready:
-    """What serves one kind of call.
+    """The planned step for one kind of call.
 
     Attributes:
       run: the planned step.
-      results_of: how its flat results become what the step returns.
+      results_of: from its flat results to the step's results.
       frontier: of which the plan was chosen.
       fits: whether the memory of the compiled program was looked at.
     """
@@ -47,7 +47,7 @@ class Ready:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CacheInfo:
-    """What a decorated step keeps, and how often that served a call.
+    """Plans that a decorated step keeps, and how often they served a call.
 
     Attributes:
       hits, misses: calls of a kind that had been prepared, and of one that had not.
@@ -64,7 +64,7 @@ class CacheInfo:
 
 
 class PlanCache:
-    """Kinds of calls and what serves them; several kinds may share a planned step."""
+    """Kinds of calls and their planned steps; several kinds may share one."""
 
     def __init__(self, name: str, max_plans: int | None) -> None:
         self.max_plans = _checked(max_plans)
@@ -79,7 +79,7 @@ class PlanCache:
             self.hits = self.misses = self.plans = self._lost_compiles = 0
 
     def get(self, key: CallKey) -> Ready | None:
-        """What serves calls of this kind, which is then the most recently used."""
+        """The planned step for calls of this kind, which is then the most recently used."""
         ready = self._ready.get(key)
         if ready is not None:
             with contextlib.suppress(KeyError):  # another thread has just dropped it; this call may use it still
@@ -92,7 +92,7 @@ class PlanCache:
         return self._ready.get(key)
 
     def put(self, key: CallKey, ready: Ready) -> None:
-        """Serve calls of this kind from now on, and forget what is too much."""
+        """Serve calls of this kind from now on, and forget the least recently used beyond the limit."""
         with self._lock:
             self._ready[key] = ready
             self._ready.move_to_end(key)
@@ -104,7 +104,7 @@ class PlanCache:
                 self._drop(runs[0])
 
     def replace(self, old: PlannedFunction, new: PlannedFunction) -> None:
-        """Serve with another planned step what an earlier one served."""
+        """Replace a planned step by another for all kinds of calls that it served."""
         with self._lock:
             for key, ready in self._ready.items():
                 if ready.run is old:

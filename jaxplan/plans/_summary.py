@@ -12,7 +12,7 @@ from jaxplan.mesh import Topology
 from jaxplan.plans._outline import MAIN, Outline, Split
 
 KINDS = ("data", "expert", "tensor", "sequence", "spatial")
-"""What a split is called, by the dimension: batch, experts, features, a sequence, rows and columns of images."""
+"""Names of splits, by the dimension: batch, experts, features, a sequence, rows and columns of images."""
 _KIND_OF = {"batch": "data", "experts": "expert", "sequence": "sequence", "rows": "spatial", "columns": "spatial"}
 
 
@@ -36,7 +36,7 @@ def outline_of(
 
 
 def split_kind(graph: StepGraph, dimension: int) -> str:
-    """What splitting a named dimension is called."""
+    """Name of the split of a named dimension."""
     return _KIND_OF.get(graph.named.dimensions[dimension].name, "tensor") if dimension >= 0 else "tensor"
 
 

@@ -1,4 +1,4 @@
-"""What the compiler said of a plan."""
+"""The compiler's figures of a plan."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Verified:
       memory_bytes: peak by the compiler's memory analysis: arguments + outputs - aliased + temporaries.
       communication_seconds: the collectives that the compiled program has, at the prices of the planner; None where
         only its memory was read.
-      rematerialised: the compiler computed values again because they did not fit; `memory_bytes` is what was left.
+      rematerialised: the compiler recomputed values because they did not fit; `memory_bytes` is the reduced figure.
     """
 
     memory_bytes: int
@@ -35,5 +35,5 @@ class Verified:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Verified:
-        """Read what `to_json` wrote; raises ValueError for anything else."""
+        """Read the output of `to_json`; raises ValueError for anything else."""
         return typed(cls, data, "verified")
