@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
@@ -130,7 +131,45 @@ class ModelBuilder:
                 self.memo[key] = self.memo.setdefault(found, found), added
             found, added = self.memo[key]
             result.append((found[:1], frozenset()) if group.index in self.tiny else (found, added))
+        return self._with_updates_of_limited(result)
+
+    def _with_updates_of_limited(
+        self, found: list[tuple[tuple[Configuration, ...], frozenset[Configuration]]]
+    ) -> list[tuple[tuple[Configuration, ...], frozenset[Configuration]]]:
+        """The same; the update of a parameter that is stored as a limit says can run on those pieces.
+
+        Each device updates a part of what it stores, and limits may ask for layouts that are not dealt otherwise.
+        """
+        result = list(found)
+        for read in self.reads:
+            u, v = read.producer, read.consumer
+            if not read.is_output or (u, v) not in self._updates or not self.limits[v] or self.limits[u]:
+                continue
+            ours, theirs = (self.graph.spaces[w].tensor_dims.get(read.tensor) for w in (u, v))
+            if ours is None or theirs is None:
+                continue
+            configurations, added = result[u]
+            mirrored = {self._mirrored(u, ours, theirs, config) for config in result[v][0]} - {None}
+            new = tuple(sorted(mirrored.difference(configurations)))
+            if new:
+                extended = configurations + new
+                result[u] = self.memo.setdefault(extended, extended), added
         return result
+
+    def _mirrored(
+        self, u: int, ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]], config: Configuration
+    ) -> Configuration | None:
+        """The configuration of a group that splits a tensor as another group does; None where it cannot."""
+        classes, sizes = self.graph.spaces[u].classes, self.axes[0]
+        chosen: list[tuple[int, ...]] = [()] * len(classes)
+        for mine, other in zip(ours, theirs, strict=True):
+            axes = tuple(a for c in other for a in config[c])
+            if not axes:
+                continue
+            if len(mine) != 1 or not classes[mine[0]].divisible_by(math.prod(sizes[a] for a in axes)):
+                return None
+            chosen[mine[0]] = axes
+        return tuple(chosen)
 
     def _restricted(self, v: int, most: int) -> tuple[Configuration, ...]:
         """The configurations of a group that its limits allow; tiny groups stay whole unless a limit splits them."""

@@ -182,7 +182,8 @@ class _Resolver:
 
     def _others(self, wish: Forbid, given: str) -> frozenset[int]:
         """The atomic axes that are not forbidden."""
-        forbidden = axes_of(wish.axes, self.axes, f"pin {given}")
+        names = [name for name in wish.axes if name != "node" or name in self.axes]  # of one node, none is across nodes
+        forbidden = axes_of(names, self.axes, f"pin {given}")
         return frozenset(range(len(self.topology.axes))) - frozenset(forbidden)
 
     def _split_dimensions(self, pin: Pin, wish: Split, dimensions: Sequence[int]) -> None:
