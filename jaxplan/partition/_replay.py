@@ -1,7 +1,7 @@
 """What a plan does at each equation of its program, decided once: the jit backend.
 
 Layouts are pinned by constraints; an equation with a split reduced factor runs as a fully manual island; a transfer
-runs step by step (`jaxplan.partition._run` does it). docs/lowering.md says what is measured behind the decisions.
+runs step by step (`jaxplan.partition._run` does it). docs/measured.md has the measurements behind the decisions.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import numpy as np
 GAPS = "gaps in the heap"
 COUNTED_GAPS = 0.03
 """Share of the live bytes in main memory at the peak that gaps in the heap of a compiled TPU program add, chosen by
-the errors of compiled plans (docs/prediction.md). Another share:
+the errors of compiled plans (docs/measured.md). Another share:
 ``python -m benchmarks.accuracy --read benchmarks/records/accuracy.jsonl --topology v5e:2x4 --gaps 0.02``."""
 _SHORTLY = 300
 """Positions that a buffer lives at most to be kept beside the cores, about a transformer block. Chosen, as the size
