@@ -88,4 +88,19 @@ class Recompute(NamedTuple):
     equation: int
 
 
-Effect = Inline | Kernel | Absorb | Write | Fuse | Accumulate | Save | KeepResults | Recompute
+class Order(NamedTuple):
+    """An equation runs elsewhere than where the program has it.
+
+    Attributes:
+      after: the equation behind which its result is made; None: where the program has it.
+      by: the equation by which it has run, so that its operands live until then; None: where the program has it.
+      is_sum: it adds to a carry, over which it writes.
+    """
+
+    equation: int
+    after: int | None = None
+    by: int | None = None
+    is_sum: bool = False
+
+
+Effect = Inline | Kernel | Absorb | Write | Fuse | Accumulate | Save | KeepResults | Recompute | Order

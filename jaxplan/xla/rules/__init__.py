@@ -9,6 +9,7 @@ from jaxplan.errors import ArgumentError
 from jaxplan.xla._rule import STAGES, CompilerRule, Stage
 from jaxplan.xla._target import Target
 from jaxplan.xla.rules.both import boundaries as _both_boundaries
+from jaxplan.xla.rules.both import deferred as _both_deferred
 from jaxplan.xla.rules.both import gated as _both_gated
 from jaxplan.xla.rules.both import kernels as _both_kernels
 from jaxplan.xla.rules.both import liveness as _both_liveness
@@ -37,6 +38,7 @@ _MODULES = (
     _both_residual_sums,
     _both_gated,
     _both_residuals,
+    _both_deferred,
     _both_schedule,
     _both_liveness,
     _gpu_kernels,

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from jaxplan.ir import CONTRACTION_FAMILIES, UNGROUPED, StepGraph
+from jaxplan.ir import CONTRACTION_FAMILIES, REGION_OUT, UNGROUPED, VIEW_PRIMITIVES, StepGraph
+from jaxplan.xla._effects import Order
+from jaxplan.xla._facts import Facts
+from jaxplan.xla._rule import ALL, JAXPLAN_LOWERING, XLA, CompilerRule
 from jaxplan.xla._target import Target
-from jaxplan.xla.rules.both.schedule import (
-    DEFERRED_GRADIENTS,
-    DEFERRED_KERNEL_GRADIENTS,
-    LARGE_PARAMETER_BYTES,
-)
-from jaxplan.xla.rules.tpu.liveness import INPUT_GRADIENTS_FIRST
+from jaxplan.xla.rules.both.schedule import LARGE_PARAMETER_BYTES
+
+_SCHEDULER = f"{XLA}hlo/transforms/simplifiers/hlo_memory_scheduler.cc"
+
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,3 +94,113 @@ def is_gradient(graph: StepGraph, t: int, *, or_part: bool = False) -> bool:
         if (is_view or (or_part and eqn.name == "add_any")) and is_gradient(graph, eqn.results[0], or_part=or_part):
             return True
     return False
+
+
+def sums_over_trips(graph: StepGraph) -> dict[int, int]:
+    """Additions to a carry that nothing else in the body reads -> the equation they run behind: that of the summand.
+
+    Programs compiled for GPUs add each gradient of a micro-batch up before they make the next, though the step may add
+    all of them at the end of the body. Products that share an operand (gates of a recurrent cell) are made together.
+    """
+    values, equations = graph.values, graph.program.equations
+    found: dict[int, int] = {}
+    for eqn in equations:
+        if eqn.name != REGION_OUT or eqn.params["role"] != "carry":
+            continue
+        before, after = eqn.operands
+        made = values.producer[after]
+        if (
+            made < 0
+            or equations[made].name not in ("add", "add_any")
+            or before not in equations[made].operands
+        ):
+            continue
+        if set(values.consumers[before]) == {made, eqn.index} and values.consumers[after] == (eqn.index,):
+            found[made] = max(values.producer[t] for t in equations[made].operands)
+    inside = {
+        made: e for made, e in found.items() if e >= 0 and equations[e].region == equations[made].region
+    }
+    last: dict[int, int] = {}
+    for e in inside.values():
+        for t in _factors(graph, e):
+            last[t] = max(e, last.get(t, e))
+    together = {made: [last[t] for t in _factors(graph, e)] for made, e in inside.items()}
+    return {made: max(ends) for made, ends in together.items() if ends}
+
+
+def _factors(graph: StepGraph, equation: int) -> tuple[int, ...]:
+    """Value numbers of a dot's operands, for an equation that makes a view of its result; empty for others."""
+    eqn = graph.program.equations[equation]
+    while eqn.name in VIEW_PRIMITIVES and (made := graph.values.producer[eqn.operands[0]]) >= 0:
+        eqn = graph.program.equations[made]
+    is_product = graph.rules[eqn.index].family in CONTRACTION_FAMILIES
+    return tuple(graph.values.number[t] for t in eqn.operands[:2]) if is_product else ()
+
+
+def _deferred(facts: Facts) -> Iterator[Order]:
+    return (Order(e, by=when.by) for e, when in put_off(facts.graph, facts.target).items())
+
+
+def _born_after(facts: Facts) -> Iterator[Order]:
+    return (Order(e, after=when.after) for e, when in put_off(facts.graph, facts.target).items())
+
+
+def _input_gradients_first(facts: Facts) -> Iterator[Order]:
+    found = behind_input_gradients(facts.graph, facts.target, facts.written)
+    return (Order(e, after=first) for e, first in found.items())
+
+
+def _sums_of_trips(facts: Facts) -> Iterator[Order]:
+    found = sums_over_trips(facts.graph)
+    return (Order(e, after=behind, by=behind + 1, is_sum=True) for e, behind in found.items())
+
+
+DEFERRED_GRADIENTS = CompilerRule(
+    name="weight-gradients-are-deferred",
+    backends=("gpu", "tpu"),
+    stage="schedule",
+    does="The dot of a weight gradient runs after the next input gradient, at the latest with the one after that.",
+    source=_SCHEDULER,
+    made_after=("vit",),
+    test="tests/xla/test_deferred.py::test_a_gradient_waits_for_two_input_gradients",
+    find=_deferred,
+)
+DEFERRED_KERNEL_GRADIENTS = CompilerRule(
+    name="kernel-gradients-are-deferred-to-the-next-dot",
+    backends=("gpu", "tpu"),
+    stage="schedule",
+    does="The weight gradient of a convolution runs at the end of the element-wise passes before the next dot.",
+    source=_SCHEDULER,
+    made_after=("unet", "vgg"),
+    test="tests/xla/test_deferred.py::test_so_does_that_of_a_convolution",
+)
+GRADIENTS_AFTER_INPUTS = CompilerRule(
+    name="weight-gradients-are-born-after-input-gradients",
+    backends=("gpu",),
+    stage="schedule",
+    does="The result of a deferred weight gradient is not beside what the next input gradient reads.",
+    source=f"{XLA}service/gpu/gpu_hlo_schedule.cc",
+    made_after=("vgg",),
+    test="tests/xla/test_deferred.py::test_a_gradient_waits_for_two_input_gradients",
+    find=_born_after,
+)
+INPUT_GRADIENTS_FIRST = CompilerRule(
+    name="input-gradients-come-first",
+    backends=("tpu",),
+    stage="schedule",
+    does="The gradient of a large parameter runs after the input gradient that reads it last, as the lowering asks.",
+    source=JAXPLAN_LOWERING,
+    made_after=("gpt", "gemma"),
+    test="tests/partition/test_behind.py::test_an_input_gradient_comes_first_on_tpus",
+    find=_input_gradients_first,
+)
+SUMS_OVER_TRIPS = CompilerRule(
+    name="gradients-of-trips-are-added-at-once",
+    backends=ALL,
+    stage="schedule",
+    does="An addition to a carry that nothing else reads runs as soon as its summand is made.",
+    source=_SCHEDULER,
+    made_after=(),
+    test="tests/xla/test_in_place.py::test_a_product_of_a_carry_needs_a_second_buffer",
+    find=_sums_of_trips,
+)

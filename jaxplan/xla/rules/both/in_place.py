@@ -5,50 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 
-from jaxplan.ir import CONTRACTION_FAMILIES, REGION_IN, REGION_OUT, VIEW_PRIMITIVES, Equation, StepGraph
+from jaxplan.ir import REGION_IN, REGION_OUT, Equation, StepGraph
 from jaxplan.xla._target import Target
 from jaxplan.xla.rules.both.liveness import BRANCHES_IN_PLACE, CARRIES_IN_PLACE, SCATTERS_IN_PLACE
-
-
-def sums_over_trips(graph: StepGraph) -> dict[int, int]:
-    """Additions to a carry that nothing else in the body reads -> the equation they run behind: that of the summand.
-
-    Programs compiled for GPUs add each gradient of a micro-batch up before they make the next, though the step may add
-    all of them at the end of the body. Products that share an operand (gates of a recurrent cell) are made together.
-    """
-    values, equations = graph.values, graph.program.equations
-    found: dict[int, int] = {}
-    for eqn in equations:
-        if eqn.name != REGION_OUT or eqn.params["role"] != "carry":
-            continue
-        before, after = eqn.operands
-        made = values.producer[after]
-        if (
-            made < 0
-            or equations[made].name not in ("add", "add_any")
-            or before not in equations[made].operands
-        ):
-            continue
-        if set(values.consumers[before]) == {made, eqn.index} and values.consumers[after] == (eqn.index,):
-            found[made] = max(values.producer[t] for t in equations[made].operands)
-    inside = {
-        made: e for made, e in found.items() if e >= 0 and equations[e].region == equations[made].region
-    }
-    last: dict[int, int] = {}
-    for e in inside.values():
-        for t in _factors(graph, e):
-            last[t] = max(e, last.get(t, e))
-    together = {made: [last[t] for t in _factors(graph, e)] for made, e in inside.items()}
-    return {made: max(ends) for made, ends in together.items() if ends}
-
-
-def _factors(graph: StepGraph, equation: int) -> tuple[int, ...]:
-    """Value numbers of a dot's operands, for an equation that makes a view of its result; empty for others."""
-    eqn = graph.program.equations[equation]
-    while eqn.name in VIEW_PRIMITIVES and (made := graph.values.producer[eqn.operands[0]]) >= 0:
-        eqn = graph.program.equations[made]
-    is_product = graph.rules[eqn.index].family in CONTRACTION_FAMILIES
-    return tuple(graph.values.number[t] for t in eqn.operands[:2]) if is_product else ()
 
 
 def hand_over(

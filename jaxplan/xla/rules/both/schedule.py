@@ -10,33 +10,6 @@ LARGE_PARAMETER_BYTES = 4 * 2**20
 """From so many bytes on the lowering says when a parameter is gathered, and makes gradients of tables one after the
 other; smaller ones the compiler combines (docs/lowering.md)."""
 
-DEFERRED_GRADIENTS = CompilerRule(
-    name="weight-gradients-are-deferred",
-    backends=("gpu", "tpu"),
-    stage="schedule",
-    does="The dot of a weight gradient runs after the next input gradient, at the latest with the one after that.",
-    source=_SCHEDULER,
-    made_after=("vit",),
-    test="tests/xla/test_deferred.py::test_a_gradient_waits_for_two_input_gradients",
-)
-DEFERRED_KERNEL_GRADIENTS = CompilerRule(
-    name="kernel-gradients-are-deferred-to-the-next-dot",
-    backends=("gpu", "tpu"),
-    stage="schedule",
-    does="The weight gradient of a convolution runs at the end of the element-wise passes before the next dot.",
-    source=_SCHEDULER,
-    made_after=("unet", "vgg"),
-    test="tests/xla/test_deferred.py::test_so_does_that_of_a_convolution",
-)
-SUMS_OVER_TRIPS = CompilerRule(
-    name="gradients-of-trips-are-added-at-once",
-    backends=ALL,
-    stage="schedule",
-    does="An addition to a carry that nothing else reads runs as soon as its summand is made.",
-    source=_SCHEDULER,
-    made_after=(),
-    test="tests/xla/test_in_place.py::test_a_product_of_a_carry_needs_a_second_buffer",
-)
 GRADIENTS_AT_BARRIERS = CompilerRule(
     name="gradients-wait-for-the-next-barrier",
     backends=ALL,

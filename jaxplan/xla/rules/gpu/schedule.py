@@ -4,15 +4,6 @@ from __future__ import annotations
 
 from jaxplan.xla._rule import JAXPLAN_LOWERING, XLA, CompilerRule
 
-GRADIENTS_AFTER_INPUTS = CompilerRule(
-    name="weight-gradients-are-born-after-input-gradients",
-    backends=("gpu",),
-    stage="schedule",
-    does="The result of a deferred weight gradient is not beside what the next input gradient reads.",
-    source=f"{XLA}service/gpu/gpu_hlo_schedule.cc",
-    made_after=("vgg",),
-    test="tests/xla/test_deferred.py::test_a_gradient_waits_for_two_input_gradients",
-)
 CLEARED_TOGETHER = CompilerRule(
     name="zeros-of-scatters-are-made-together",
     backends=("gpu",),

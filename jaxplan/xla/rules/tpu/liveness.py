@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from jaxplan.xla._rule import JAXPLAN_LOWERING, XLA, CompilerRule, Fitted, Observed, zoo
+from jaxplan.xla._rule import XLA, CompilerRule, Fitted, Observed, zoo
 
 _ERRORS = "python -m benchmarks.accuracy --read benchmarks/records/accuracy.jsonl --topology v5e:2x4"
 
-INPUT_GRADIENTS_FIRST = CompilerRule(
-    name="input-gradients-come-first",
-    backends=("tpu",),
-    stage="schedule",
-    does="The gradient of a large parameter runs after the input gradient that reads it last, as the lowering asks.",
-    source=JAXPLAN_LOWERING,
-    made_after=("gpt", "gemma"),
-    test="tests/partition/test_behind.py::test_an_input_gradient_comes_first_on_tpus",
-)
 RECOMPUTED_SOURCES = CompilerRule(
     name="sources-live-where-a-layout-is-not-written",
     backends=("tpu",),
