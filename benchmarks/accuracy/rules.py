@@ -34,7 +34,8 @@ def document() -> str:
     lines = [_HEAD, f"{len(RULES)} rules.", ""]
     columns = ("rule", "backend", "what the compiler does", "source", "made after", "error without", "test")
     for stage in STAGES:
-        rules = [rule for rule in RULES.values() if rule.stage == stage]
+        of_stage = (rule for rule in RULES.values() if rule.stage == stage)
+        rules = sorted(of_stage, key=lambda rule: (-len(rule.backends), rule.backends, rule.name))
         lines += [f"## {stage.capitalize()}", "", f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
         lines += [f"| {' | '.join(_cells(rule, effects))} |" for rule in rules]
         lines.append("")
