@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+from jax.extend.core import jaxpr_as_fun
 
 from jaxplan.core import _compat
 from jaxplan.ir._builder import Builder, keep, register_inline
@@ -150,6 +151,9 @@ def _inline_while(builder: Builder, eqn: Any, operands: list[int], stack: str) -
     if trips == 1:
         jaxpr, consts = _compat.open_jaxpr(eqn.params["body_jaxpr"])
         return builder.inline(jaxpr, consts, rest, stack)
+    if trips:
+        closed = _as_scan(eqn, trips, num_body)
+        return builder.inline(closed.jaxpr, closed.consts, rest, stack)
     region = _Open(builder, "while", eqn, stack, trips=trips or 1)
     roles = ["const"] * num_body + ["carry"] * num_carry
     inner, outs = region.body(eqn.params["body_jaxpr"], rest, roles)
@@ -164,6 +168,18 @@ def _inline_while(builder: Builder, eqn: Any, operands: list[int], stack: str) -
     ]
     region.close(predicate=predicate)
     return results
+
+
+def _as_scan(eqn: Any, trips: int, num_consts: int) -> Any:
+    """The jaxpr of a `scan` that does what a `while` of so many trips does: slices of each trip can be found in it."""
+    body = jaxpr_as_fun(eqn.params["body_jaxpr"])
+
+    def loop(*operands: Any) -> Any:
+        consts, carry = operands[:num_consts], operands[num_consts:]
+        return jax.lax.scan(lambda c, _: (body(*consts, *c), None), list(carry), None, length=trips)[0]
+
+    avals = [x.aval for x in eqn.invars[eqn.params["cond_nconsts"] :]]
+    return jax.make_jaxpr(loop)(*[jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals])
 
 
 @register_inline("cond")

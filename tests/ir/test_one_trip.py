@@ -66,3 +66,22 @@ def test_what_one_trip_stacks_and_reads_in_reverse() -> None:
     args = W, X[None], jax.random.split(jax.random.key(0), 1)
     found = jaxplan.plan(step, *args, topology="cpu:8", progress=False).fastest().jit()(*args)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, step(*args))
+
+
+def test_a_counted_while_loop_over_micro_batches_is_split_like_a_scan() -> None:
+    """Each device cuts micro-batches out of its own part of the batch: gradients are those of the whole batch."""
+
+    def total(w: Any, x: Any) -> Any:
+        return jnp.sum(jnp.tanh(x @ w) ** 2)
+
+    def accumulated(w: Any, x: Any) -> Any:
+        def body(state: Any) -> Any:
+            i, g = state
+            return i + 1, g + jax.grad(total)(w, jax.lax.dynamic_slice_in_dim(x, i * 16, 16))
+
+        return w - 0.01 * jax.lax.while_loop(lambda s: s[0] < 4, body, (0, jnp.zeros_like(w)))[1]
+
+    x = jnp.arange(64 * 16.0).reshape(64, 16) / 1000
+    plan = jaxplan.plan(accumulated, W, x, topology="cpu:8", progress=False).references["data"]
+    assert len(plan.in_specs[1][0]) == 3  # all three axes of eight devices
+    np.testing.assert_allclose(plan.jit()(W, x), W - 0.01 * jax.grad(total)(W, x), rtol=1e-4)

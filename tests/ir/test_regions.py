@@ -118,18 +118,18 @@ def test_an_inner_loop_runs_as_often_as_both_say() -> None:
 
 
 @pytest.mark.parametrize(
-    ("start", "goes_on", "step", "trips"),
+    ("start", "goes_on", "step", "kind", "trips"),
     [
-        (0, lambda i: i < 10, 1, 10),
-        (3, lambda i: i <= 10, 2, 4),
-        (10, lambda i: i > 0, -3, 4),
-        (10, lambda i: i >= 1, -3, 4),
-        (5, lambda i: i < 5, 1, 1),  # never: priced as one
-        (0, lambda i: i > -1, 1, 1),  # never ends
-        (0, lambda i: (i < 10) & (i < 5), 1, 1),  # not a plain counter
+        (0, lambda i: i < 10, 1, "scan", 10),
+        (3, lambda i: i <= 10, 2, "scan", 4),
+        (10, lambda i: i > 0, -3, "scan", 4),
+        (10, lambda i: i >= 1, -3, "scan", 4),
+        (5, lambda i: i < 5, 1, "while", 1),  # never: priced as one
+        (0, lambda i: i > -1, 1, "while", 1),  # never ends
+        (0, lambda i: (i < 10) & (i < 5), 1, "while", 1),  # not a plain counter
     ],
 )
-def test_a_while_that_counts_has_its_trips(start: int, goes_on: Any, step: int, trips: int) -> None:
+def test_a_while_that_counts_is_a_scan(start: int, goes_on: Any, step: int, kind: str, trips: int) -> None:
     def loop(w: jax.Array, x: jax.Array) -> jax.Array:
         return jax.lax.while_loop(
             lambda state: goes_on(state[0]),
@@ -138,7 +138,7 @@ def test_a_while_that_counts_has_its_trips(start: int, goes_on: Any, step: int, 
         )[1]
 
     (region,) = graph_of(loop, shape(16, 16), shape(8, 16)).program.regions
-    assert (region.kind, region.trips) == ("while", trips)
+    assert (region.kind, region.trips) == (kind, trips)
 
 
 def test_a_while_until_something_is_computed_counts_once() -> None:
