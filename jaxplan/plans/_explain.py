@@ -7,6 +7,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from jaxplan.core._units import format_bytes, format_seconds
+from jaxplan.cost import held_at_peak
 from jaxplan.ir import FactorClass, StepGraph
 from jaxplan.plans._certificate import certificate
 from jaxplan.plans._explain_state import state_rows
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from jaxplan.plans._plan import Plan
 
 _MOST_ROWS = 24
+_MOST_HELD = 6
 
 
 def explain(plan: Plan) -> str:
@@ -28,6 +30,7 @@ def explain(plan: Plan) -> str:
     ]
     lines += [f"  {part:<26} {format_bytes(size)}" for part, size in plan.memory_parts.items()]
     if plan.graph is not None:
+        lines += ["  largest buffers at the peak, and the compiler rule of each (docs/compiler_rules.md)", *_held(plan)]
         simulated = plan.simulate()
         lines.insert(
             2,
@@ -51,6 +54,17 @@ def _memory(plan: Plan) -> str:
         return f"{format_bytes(plan.memory_bytes)} per device"
     predicted = format_bytes(plan.prediction.memory_bytes)
     return f"{format_bytes(plan.memory_bytes)} per device as compiled; {predicted} predicted"
+
+
+def _held(plan: Plan) -> list[str]:
+    """The largest tensors that the step computes; equal ones in one row."""
+    graph, rows = plan.require_program(), dict[str, list[int]]()
+    for t, num_bytes, rule in held_at_peak(graph, plan.topology, plan.configurations, plan.repeated):
+        tensor, eqn = graph.program.tensors[t], graph.program.equations[graph.values.producer[t]]
+        shape = ",".join(map(str, tensor.shape))
+        text = f"{format_bytes(num_bytes)} {tensor.dtype.name}[{shape}] of {eqn.name} ({eqn.phase}): {rule}"
+        rows.setdefault(text, []).append(t)
+    return [f"  {len(tensors):>5} x {text}" for text, tensors in list(rows.items())[:_MOST_HELD]]
 
 
 def _collectives(plan: Plan) -> list[str]:

@@ -307,3 +307,14 @@ def test_a_plan_that_does_not_fit_its_program_is_refused(edit: Edit, path: Path)
     path.write_text(json.dumps(data))
     with pytest.raises(PlanMismatchError, match="plan again"):
         jaxplan.load(path, step, PARAMS, X)
+
+
+def test_explain_names_the_rule_of_each_large_buffer() -> None:
+    """What a dot makes and another reads is in memory because both are kernels of their own."""
+
+    def step(w: jax.Array, x: jax.Array) -> jax.Array:
+        return (x @ w) @ w
+
+    shapes = [jax.ShapeDtypeStruct((64, 64), jnp.float32), jax.ShapeDtypeStruct((512, 64), jnp.float32)]
+    text = jaxplan.plan(step, *shapes, topology="h100:1", progress=False).fastest().explain()
+    assert "1 x 0.125 MiB float32[512,64] of dot_general (forward): kernels-read-and-write-memory" in text
