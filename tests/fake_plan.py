@@ -27,6 +27,7 @@ class FakePlan:
     most_configurations: int | None = None
     outline: Outline = dataclasses.field(default_factory=Outline)
     memory_parts: dict[str, int] = dataclasses.field(default_factory=dict)
+    microbatches: None = None
     faithful: bool = True
     verified: None = None
 

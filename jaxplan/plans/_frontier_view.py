@@ -202,7 +202,7 @@ def draw_plot(frontier: Frontier, path: str | os.PathLike[str]) -> None:
 
     # Figure without pyplot: no global state, no display. The salt makes the ids in an SVG repeatable.
     with matplotlib.rc_context({"svg.hashsalt": "jaxplan"}):
-        figure = Figure(figsize=(7.0, 4.5), sharding="constrained")
+        figure = Figure(figsize=(7.0, 4.5), layout="constrained")
         _draw_axes(frontier, figure.add_subplot())
         drawn = io.BytesIO()
         figure.savefig(drawn, format=ending[1:], metadata=_PLOT_ENDINGS[ending])
