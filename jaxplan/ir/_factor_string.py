@@ -38,6 +38,11 @@ def factor_rule(
     Raises:
       RuleError: malformed string, a name without a size, or a name that is only among the operands and not in
         ``reduce`` or ``whole``.
+
+    Example:
+      >>> rule = factor_rule("i k, k j -> i j", {"i": 32, "k": 16, "j": 64}, reduce={"k": "sum"})
+      >>> [factor.kind for factor in rule.factors]
+      ['map', 'reduce', 'map']
     """
     operands, results = (_parse_side(side, notation) for side in _split_arrow(notation))
     names = list(dict.fromkeys(name for tensor in (*operands, *results) for dim in tensor for name in dim))

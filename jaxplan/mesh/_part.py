@@ -25,6 +25,10 @@ def part_counts(topology: Topology) -> tuple[int, ...]:
 
     They are the divisors of the devices of a node, then those numbers of whole nodes that divide the number of nodes;
     on a torus the products of divisors of its dimensions.
+
+    Example:
+      >>> part_counts(Topology.parse("h100:8"))
+      (1, 2, 4, 8)
     """
     return tuple(sorted({math.prod(sizes) for sizes in _shapes(topology, even=True)}))
 
@@ -37,6 +41,10 @@ def part_of(topology: Topology, num_devices: int) -> Topology:
 
     Raises:
       TopologyError: there is no such part; names the numbers there are.
+
+    Example:
+      >>> part_of(Topology.parse("h100:2x8"), 4).name
+      'h100:4'
     """
     shapes = [s for s in _shapes(topology, even=False) if math.prod(s) == num_devices]
     if isinstance(num_devices, bool) or not shapes:

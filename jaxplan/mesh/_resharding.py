@@ -157,6 +157,12 @@ def reshard_path(
 
     Raises:
       ArgumentError: a sharding has another rank than the shape, or does not divide it.
+
+    Example:
+      >>> axes = Topology.parse("h100:8").axes
+      >>> rows, columns = Sharding(((0, 1, 2), ())), Sharding(((), (0, 1, 2)))
+      >>> [step.kind for step in reshard_path(rows, columns, (64, 512), 2, Topology.parse("h100:8")).steps]
+      ['all-to-all']
     """
     return _path(source, target, tuple(shape), itemsize, topology)
 

@@ -23,6 +23,13 @@ class Sharding:
       partial: sorted indices of the axes over which the value is a sum that has not been taken yet.
 
     An axis appears at most once; an axis that does not appear holds copies.
+
+    Example:
+      >>> axes = Topology.parse("h100:2x8").axes  # n0, g0, g1, g2, each of size 2
+      >>> Sharding(((0, 1), ())).describe(axes)
+      '(n0 g0),-'
+      >>> Sharding(((), ()), partial=(1,)).describe(axes)  # every device holds a summand
+      '-,-|+g0'
     """
 
     dims: tuple[tuple[int, ...], ...]
@@ -68,7 +75,12 @@ class Sharding:
         )
 
     def local_shape(self, shape: Sequence[int], axes: Sequence[AtomicAxis]) -> tuple[int, ...]:
-        """Shape of the piece on one device."""
+        """Shape of the piece on one device.
+
+        Example:
+          >>> Sharding(((0, 1), ())).local_shape((64, 512), Topology.parse("h100:2x8").axes)
+          (16, 512)
+        """
         if not self.divides(shape, axes):
             raise ArgumentError(
                 f"sharding {self.describe(axes)} splits {self.num_splits(axes)} does not divide the "
@@ -82,7 +94,12 @@ class Sharding:
         return math.prod(self.local_shape(shape, axes))
 
     def partition_spec(self, axes: Sequence[AtomicAxis]) -> PartitionSpec:
-        """The same sharding for JAX: one entry per dimension, axis names major to minor."""
+        """The same sharding for JAX: one entry per dimension, axis names major to minor.
+
+        Example:
+          >>> tuple(Sharding(((0, 1), ())).partition_spec(Topology.parse("h100:2x8").axes))
+          (('n0', 'g0'), None)
+        """
         from jax.sharding import PartitionSpec
 
         if self.partial:

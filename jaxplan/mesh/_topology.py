@@ -67,6 +67,11 @@ class Topology:
       profile: measurements of this machine, which then replace the figures of data sheets in prices.
       axes: the atomic axes, in the order of the devices.
       num_devices: product of the sizes of the levels.
+
+    Example:
+      >>> topology = Topology.parse("h100:2x8")
+      >>> topology.num_devices, [axis.name for axis in topology.axes]
+      (16, ['n0', 'g0', 'g1', 'g2'])
     """
 
     name: str

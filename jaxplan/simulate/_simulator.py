@@ -63,6 +63,11 @@ def simulate(tasks: Mapping[int, Task]) -> Timeline:
 
     Raises:
       ArgumentError: a task needs itself, a later or an unknown task, or takes negative time.
+
+    Example:
+      >>> dot, gather, other = Task(0, 1.0, ()), Task(1, 2.0, (0,)), Task(0, 1.5, ())
+      >>> simulate({0: dot, 1: gather, 2: other}).makespan  # the gather runs beside the other dot
+      3.0
     """
     users, missing, queue = _waiting(tasks)
     ready = dict.fromkeys(tasks, 0.0)

@@ -99,6 +99,13 @@ def frontier(
     Raises:
       ProblemError: no such solver, a graph too wide for elimination, or "one_mesh" without meanings.
       InfeasibleError: every assignment takes infinite time.
+
+    Example:
+      >>> problem = Problem(
+      ...     time=[[1.0, 2.0], [1.0, 3.0]], memory=[[8, 2], [6, 1]], edges=[(0, 1, [[0.0, 1.0], [1.0, 0.0]])]
+      ... )
+      >>> [(point.time, point.memory) for point in frontier(problem)]
+      [(5.0, 3), (4.0, 8), (2.0, 14)]
     """
     if max_points < 2:
         raise ProblemError(f"max_points is {max_points}, expected at least 2: the leanest and the fastest")

@@ -37,6 +37,15 @@ class Problem:
       edges: E edges; several may join the same two nodes.
       names: V names of the nodes, for error messages.
       num_configurations: (V,) K_v.
+
+    Example:
+      >>> problem = Problem(
+      ...     time=[[1.0, 2.0], [1.0, 3.0]], memory=[[8, 2], [6, 1]], edges=[(0, 1, [[0.0, 1.0], [1.0, 0.0]])]
+      ... )
+      >>> problem
+      Problem(2 nodes, 1 edges, 4 configurations)
+      >>> problem.evaluate([0, 1])  # seconds 1 + 3 + 1, bytes 8 + 1, the only choice of the edge
+      (5.0, 9, (0,))
     """
 
     time: tuple[np.ndarray, ...]

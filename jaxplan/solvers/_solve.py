@@ -61,6 +61,15 @@ def solve(
     Raises:
       ProblemError: no such solver, a graph too wide for elimination, or "one_mesh" without meanings.
       InfeasibleError: nothing fits the limit, or every assignment takes infinite time.
+
+    Example:
+      >>> problem = Problem(
+      ...     time=[[1.0, 2.0], [1.0, 3.0]], memory=[[8, 2], [6, 1]], edges=[(0, 1, [[0.0, 1.0], [1.0, 0.0]])]
+      ... )
+      >>> solve(problem)
+      Solution(2 s, 14 bytes, gap 0.00%, auto)
+      >>> solve(problem, memory_limit=5)
+      Solution(5 s, 3 bytes, gap 0.00%, auto)
     """
     check_solver(solver)
     if solver in SINGLE_SOLVERS:

@@ -60,7 +60,12 @@ class References:
 
 
 def reference_names(topology: Topology) -> tuple[str, ...]:
-    """Names of all reference strategies on a topology, whether they apply to a step or not."""
+    """Names of all reference strategies on a topology, whether they apply to a step or not.
+
+    Example:
+      >>> reference_names(Topology.parse("h100:2x2"))[-2:]
+      ('data2x1_tensor1x2', 'data1x2_tensor2x1')
+    """
     return (*REFERENCE_STRATEGIES, *(grid_name(topology, split) for split in grids(topology)))
 
 
