@@ -12,7 +12,7 @@ _SMALL: dict[str, dict[str, int]] = {
             "xla.rules.both.schedule",
             "xla.rules.gpu.kernels",
             "xla.rules.both.deferred",
-            "cost._prediction",
+            "cost._live_ranges",
             "partition._replay",
         ],
         256,
