@@ -59,7 +59,7 @@ def test_a_step_on_scalars_is_planned_saved_and_shown(tmp_path: Path) -> None:
     assert len(frontier) == 1
     assert frontier.fastest().memory_bytes == 3 * 4  # two arguments and the result
     assert frontier.fastest().time_seconds > 0
-    assert "whole" in frontier.table() and frontier.fastest().explain()
+    assert "replicated" in frontier.table() and frontier.fastest().explain()
     frontier.save(tmp_path / "f.json")
     loaded = jaxplan.load(tmp_path / "f.json", step, *args)
     assert isinstance(loaded, jaxplan.Frontier) and loaded.knee().memory_bytes == 12
