@@ -115,4 +115,4 @@ def test_a_sample_runs(programs: int, optimizers: list[str], steps: list[str]) -
     assert "0 do not lower" in last and "0 run wrong" in last
     found = re.search(r"(\d+) subjects .*: (\d+) plans", last)
     subjects = programs + len(optimizers) + len(steps)
-    assert found and int(found[1]) == subjects and int(found[2]) >= 4 * subjects
+    assert found and int(found[1]) >= subjects and int(found[2]) >= 4 * subjects
