@@ -13,20 +13,21 @@ _SMALL: dict[str, dict[str, int]] = {
             "xla.rules.gpu.kernels",
             "xla.rules.both.deferred",
             "cost._live_ranges",
-            "partition._replay",
+            "partition._gather_guards",
+            "partition._gradients",
         ],
         256,
     ),
     "COMBINED_BYTES": {"cost._transfers": 64},
-    "PREFETCH_CONTRACTIONS": {"partition._replay": 1},
-    "A_BLOCK": {"partition._held_back": 1},
+    "PREFETCH_CONTRACTIONS": {"partition._gather_guards": 1},
+    "A_BLOCK": {"partition._gradient_barriers": 1},
 }
 """Name of a limit -> module of `jaxplan` that reads it -> its value (bytes, contractions) for small steps."""
 
 
 @contextlib.contextmanager
 def small_limits() -> Iterator[None]:
-    """Inside, arrays of some hundred bytes count as large: they are prefetched, reduced early, held back and so on."""
+    """Inside, arrays of some hundred bytes count as large: they are prefetched, reduced early and so on."""
     with contextlib.ExitStack() as undo:
         for name, readers in _SMALL.items():
             for module_name, value in readers.items():

@@ -20,7 +20,7 @@ from jaxplan.partition._planned import abstract_mesh, jit_flat
 if TYPE_CHECKING:
     from jaxplan.ir import Equation
     from jaxplan.mesh import Topology
-    from jaxplan.plans._plan import Plan
+    from jaxplan.partition._plan_like import PlanLike
 
 CALLBACKS = frozenset({"debug_callback", "debug_print", "io_callback", "pure_callback"})
 _CALLS_BACK_MSG = (
@@ -49,7 +49,7 @@ def require_compiler(topology: Topology) -> str:
     return platform
 
 
-def export_plan(plan: Plan) -> bytes:
+def export_plan(plan: PlanLike) -> bytes:
     """The planned program as serialised StableHLO for the topology's platform; needs no devices."""
     platform = require_compiler(plan.topology)
     program = plan.require_program().program
@@ -83,7 +83,7 @@ def _calls_back(eqn: Equation) -> bool:
 
 
 def compile_plan(
-    plan: Plan, *, cache_dir: str | Path | None = None, cancelled: threading.Event | None = None
+    plan: PlanLike, *, cache_dir: str | Path | None = None, cancelled: threading.Event | None = None
 ) -> CompiledReport:
     """Compile a plan for its topology in a child process, which ends when `cancelled` is set."""
     program = plan.require_program().program
@@ -99,7 +99,7 @@ def compile_plan(
 
 
 def audit_plan(
-    plan: Plan, *, cache_dir: str | Path | None = None, report: CompiledReport | None = None
+    plan: PlanLike, *, cache_dir: str | Path | None = None, report: CompiledReport | None = None
 ) -> Audit:
     """Predicted against compiled; compiles the plan unless its report is given."""
     prediction = plan.prediction

@@ -4,6 +4,8 @@ from jaxplan.cost._combined import COMPILERS_OWN_BYTES as COMPILERS_OWN_BYTES
 from jaxplan.cost._combined import combined_bytes as combined_bytes
 from jaxplan.cost._compute import flops_of as flops_of
 from jaxplan.cost._held import held_at_peak as held_at_peak
+from jaxplan.cost._live_ranges import WORKSPACE as WORKSPACE
+from jaxplan.cost._live_ranges import LiveRanges as LiveRanges
 from jaxplan.cost._model import CostModel as CostModel
 from jaxplan.cost._model_builder import ModelBuilder as ModelBuilder
 from jaxplan.cost._model_builder import build_cost_model as build_cost_model

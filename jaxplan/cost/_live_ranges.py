@@ -27,6 +27,8 @@ from jaxplan.xla.rules.gpu.schedule import TABLES_TAKE_TURNS
 from jaxplan.xla.rules.tpu.liveness import HEAP_GAPS, RECOMPUTED_SOURCES
 
 TEMPORARIES, _COPIES = "gradients and temporaries", "resharded copies"
+WORKSPACE = "workspace"
+"""Label of the scratch of dots."""
 
 
 class LiveRanges:
@@ -147,7 +149,7 @@ class LiveRanges:
             yield 2 * beside.first, 2 * beside.last + 1, share * beside.num_bytes, TEMPORARIES
         workspace = self._target.workspace_bytes if DOT_WORKSPACE.applies_to(self._target) else 0
         for e in self._products_run(transfers) if workspace else ():
-            yield 2 * e, 2 * e + 1, workspace, "workspace"
+            yield 2 * e, 2 * e + 1, workspace, WORKSPACE
 
     def _births(self, sizes: np.ndarray, moved: set[int]) -> np.ndarray:
         """When each buffer is made; those that are cleared together, where the first of equal size is.

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from jaxplan.cost import COMPILERS_OWN_BYTES, combined_bytes
-
-if TYPE_CHECKING:
-    from jaxplan.plans._plan import Plan
+from jaxplan.partition._plan_like import PlanLike
 
 _FLAG = "xla_gpu_{kind}_combine_threshold_bytes"
 
 
-def combiner_options(plan: Plan, platform: str | None) -> dict[str, str]:
+def combiner_options(plan: PlanLike, platform: str | None) -> dict[str, str]:
     """Compiler options that let GPU programs combine collectives of one kind up to 1 % of the plan's predicted
     memory.
 

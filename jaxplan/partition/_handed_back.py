@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from jaxplan.plans._plan import Plan
+from jaxplan.partition._plan_like import PlanLike
 
 
-def handed_back(plan: Plan, donate: Sequence[bool]) -> dict[int, int]:
+def handed_back(plan: PlanLike, donate: Sequence[bool]) -> dict[int, int]:
     """Output position -> position of the input that it is; both in one layout, and the input not donated."""
     program = plan.require_program().program
     position = {t: i for i, t in enumerate(program.inputs)}

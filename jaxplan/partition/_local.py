@@ -8,7 +8,7 @@ minimum or product is combined on the spot.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -34,8 +34,8 @@ Bind = Callable[[Mapping[str, Any], Sequence[Any]], list[Any]]
 """Applies the primitive: (parameters, operands) -> results."""
 
 
-def runs_on_pieces(rule: OperatorRule, split: Mapping[int, tuple[str, ...]]) -> bool:
-    """Whether an equation with these factors split must run in a manual region."""
+def runs_on_pieces(rule: OperatorRule, split: Collection[int]) -> bool:
+    """Whether an equation with these factors split (by index) must run in a manual region."""
     by_hand = {factor for factor, _ in rule.indexed} | {window.factor for window in rule.windows}
     return bool(split) and (
         rule.manual or any(rule.factors[f].kind == "reduce" or f in by_hand for f in split)

@@ -8,7 +8,7 @@ import operator
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,7 +17,6 @@ from jax.sharding import Mesh, NamedSharding
 from jaxplan.core import _compat
 from jaxplan.core._log import warn_once
 from jaxplan.core._mesh_context import explicit_mesh, under
-from jaxplan.cost import find_reads, plan_transfers
 from jaxplan.errors import PlanMismatchError
 from jaxplan.frontend import _nnx
 from jaxplan.frontend._arguments import argnums
@@ -31,17 +30,14 @@ from jaxplan.partition._combiner import combiner_options
 from jaxplan.partition._donation import DonatedBuffers, unaliased
 from jaxplan.partition._handed_back import all_results, computed, handed_back
 from jaxplan.partition._known_calls import KnownCalls, Results
+from jaxplan.partition._lowered_program import LoweredProgram
 from jaxplan.partition._nested import nested_program, typed_by
 from jaxplan.partition._placement import Placer
+from jaxplan.partition._plan_like import PlanLike
 from jaxplan.partition._repeated_call import RepeatedCall, repeated_call
-from jaxplan.partition._replay import Replay
-from jaxplan.partition._run import run_replay
+from jaxplan.partition._run import run_program
 from jaxplan.partition._steps import Executor
-from jaxplan.plans._verified import Verified
-
-if TYPE_CHECKING:
-    from jaxplan.plans._plan import Plan
-
+from jaxplan.partition._verified import Verified
 
 _OTHER_DEVICES_MSG = (
     "planned for {name}, and run on devices of kind {kind!r}: times and memory of the plan are those of {chip}, and "
@@ -76,16 +72,8 @@ def abstract_mesh(topology: Topology) -> Any:
     return _compat.auto_abstract_mesh(sizes, names)
 
 
-def replay_of(plan: Plan) -> Replay:
-    """Bind a plan to its program."""
-    graph = plan.require_program()
-    reads = find_reads(graph)
-    transfers = plan_transfers(graph, plan.topology, reads, plan.configurations, frozenset(plan.repeated))
-    return Replay(graph, plan.configurations, reads, transfers, topology=plan.topology)
-
-
 def jit_flat(
-    plan: Plan,
+    plan: PlanLike,
     mesh: Any,
     donate: Sequence[bool],
     compiler_options: Mapping[str, str] | None = None,
@@ -96,13 +84,13 @@ def jit_flat(
 
     Leaves that it does not read are left out of the executable unless ``keep_unused``.
     """
-    replay = replay_of(plan)
+    lowered = LoweredProgram(plan.require_program(), plan.lowering, plan.topology.chip, plan.out_layouts)
     handed = handed_back(plan, donate)
     chip = plan.topology.chip
     executor = Executor(mesh, plan.topology.axes, tiled=chip.is_tiled, ordered=chip.is_gpu)
 
     def planned_step(*leaves: Any) -> tuple[Any, ...]:
-        return computed(run_replay(replay, executor, leaves), handed)
+        return computed(run_program(lowered, executor, leaves), handed)
 
     def shardings(layouts: Any) -> tuple[NamedSharding, ...]:
         return tuple(NamedSharding(mesh, executor.spec(layout)) for layout in layouts)
@@ -128,8 +116,9 @@ class PlannedFunction:
       calls: the kinds of calls that it serves.
     """
 
-    def __init__(self, plan: Plan, mesh: Mesh, donate_argnums: Sequence[int] | None = None) -> None:
-        self.plan, self.mesh = plan, mesh
+    def __init__(self, plan: PlanLike, mesh: Mesh, donate_argnums: Sequence[int] | None = None) -> None:
+        self.plan: Any = plan  # of the caller's own type
+        self.mesh = mesh
         self._graph = plan.require_program()
         program = self._graph.program
         traced = (self._graph.traced or self._graph).program

@@ -1,7 +1,7 @@
 """Run loops and branches: `jax.lax.scan`, `while_loop` and `switch` over replayed bodies.
 
-A body runs in an environment of its own that sees the one around it; what its equations reshard is resharded in every
-trip, what an entry reshards, once before the loop.
+A body runs in an environment of its own that sees the one around it; reshardings of its equations run in every trip,
+those of an entry once before the loop.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from jaxplan.partition._evaluation import Evaluation
 
 
 def run_region(run: Evaluation, region: Region) -> None:
-    """Evaluate a region; its results are in ``run.env`` afterwards."""
+    """Evaluate a region; its results are in ``run.values.env`` afterwards."""
     {"scan": _scan, "while": _while, "cond": _cond}[region.kind](run, region)
 
 
 def _enter(run: Evaluation, entries: Sequence[Equation], role: str) -> dict[int, Any]:
-    """Inner tensor -> its value (or the stack that is sliced for it), brought to its layout."""
+    """Inner tensor -> its value (or the stack that is sliced for it), brought to its sharding."""
     tie = run.tie([t for eqn in entries for t in eqn.operands])
     chosen = [eqn for eqn in entries if eqn.params["role"] == role]
-    return {eqn.results[0]: run.read_operand(eqn, 0, tie) for eqn in chosen}
+    return {eqn.results[0]: run.values.read_operand(eqn, 0, tie) for eqn in chosen}
 
 
 def _value(run: Evaluation, t: int, value: Any) -> Any:
-    """A value of a body as the loop wants it: an array of the dtype that the trace gave it, in its layout."""
-    dtype = run.dtype(t)
+    """A value of a body as the loop wants it: an array of the dtype that the trace gave it, in its sharding."""
+    dtype = run.lowered.program.tensors[t].dtype
     if not _compat.is_key_dtype(dtype):
         value = lax.convert_element_type(jnp.asarray(value), dtype)
-    return run.pin(t, value)
+    return run.values.pin(t, value)
 
 
 def _pinned(run: Evaluation, values: dict[int, Any]) -> dict[int, Any]:
-    return {t: run.pin(t, value) for t, value in values.items()}
+    return {t: run.values.pin(t, value) for t, value in values.items()}
 
 
 def _scan(run: Evaluation, region: Region) -> None:
@@ -49,21 +49,21 @@ def _scan(run: Evaluation, region: Region) -> None:
 
     def body(state: tuple[Any, ...], slices: dict[int, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         inner = run.child()
-        inner.env.update(_pinned(run, consts))
-        inner.env.update(
+        inner.values.env.update(_pinned(run, consts))
+        inner.values.env.update(
             {
-                eqn.operands[0]: run.pin(eqn.operands[0], v)
+                eqn.operands[0]: run.values.pin(eqn.operands[0], v)
                 for eqn, v in zip(carry_exits, state, strict=True)
             }
         )
-        inner.env.update(_pinned(run, slices))
+        inner.values.env.update(_pinned(run, slices))
         inner.evaluate(*region.ranges[0], region.index)
-        after = tuple(_value(run, eqn.operands[0], inner.read_operand(eqn, 1)) for eqn in carry_exits)
-        return after, tuple(jnp.asarray(inner.read_operand(eqn, 0)) for eqn in y_exits)
+        after = tuple(_value(run, eqn.operands[0], inner.values.read_operand(eqn, 1)) for eqn in carry_exits)
+        return after, tuple(jnp.asarray(inner.values.read_operand(eqn, 0)) for eqn in y_exits)
 
     before = tuple(_value(run, eqn.operands[0], carry[eqn.operands[0]]) for eqn in carry_exits)
     if any(eqn.phase == "backward" for eqn in exits):
-        before = tuple(run.settle(before))
+        before = tuple(run.gradients.settle(before))
     final, ys = lax.scan(
         body,
         before,
@@ -73,7 +73,7 @@ def _scan(run: Evaluation, region: Region) -> None:
         unroll=region.params["unroll"],
     )
     for eqn, value in zip((*carry_exits, *y_exits), (*final, *ys), strict=True):
-        run.env[eqn.results[0]] = run.pin(eqn.results[0], value)
+        run.values.env[eqn.results[0]] = run.values.pin(eqn.results[0], value)
 
 
 def _while(run: Evaluation, region: Region) -> None:
@@ -84,39 +84,39 @@ def _while(run: Evaluation, region: Region) -> None:
 
     def inner_run(state: tuple[Any, ...], body: int) -> Evaluation:
         inner = run.child()
-        inner.env.update(_pinned(run, cond_consts if body else consts))
-        inner.env.update(
-            {eqn.operands[0]: run.pin(eqn.operands[0], v) for eqn, v in zip(exits, state, strict=True)}
+        inner.values.env.update(_pinned(run, cond_consts if body else consts))
+        inner.values.env.update(
+            {eqn.operands[0]: run.values.pin(eqn.operands[0], v) for eqn, v in zip(exits, state, strict=True)}
         )
         inner.evaluate(*region.ranges[body], region.index)
         return inner
 
     def goes_on(state: tuple[Any, ...]) -> Any:
         assert predicate is not None
-        return inner_run(state, 1).read_replicated(predicate, region.stop)
+        return inner_run(state, 1).values.read_replicated(predicate, region.stop)
 
     def body(state: tuple[Any, ...]) -> tuple[Any, ...]:
         inner = inner_run(state, 0)
-        return tuple(_value(run, eqn.operands[0], inner.read_operand(eqn, 1)) for eqn in exits)
+        return tuple(_value(run, eqn.operands[0], inner.values.read_operand(eqn, 1)) for eqn in exits)
 
     before = tuple(_value(run, eqn.operands[0], carry[eqn.operands[0]]) for eqn in exits)
     final = lax.while_loop(goes_on, body, before)
     for eqn, value in zip(exits, final, strict=True):
-        run.env[eqn.results[0]] = run.pin(eqn.results[0], value)
+        run.values.env[eqn.results[0]] = run.values.pin(eqn.results[0], value)
 
 
 def _cond(run: Evaluation, region: Region) -> None:
     exits, selector = run.equations(region.exits), region.selector
     assert selector is not None
-    choice = jnp.asarray(run.read_replicated(selector, region.start))
+    choice = jnp.asarray(run.values.read_replicated(selector, region.start))
 
     def branch(k: int) -> Any:
         def evaluate(_: None) -> tuple[Any, ...]:
             inner = run.child()
             entries = inner.equations(region.entries[k])
-            inner.env.update(_pinned(run, _enter(inner, entries, "operand")))
+            inner.values.env.update(_pinned(run, _enter(inner, entries, "operand")))
             inner.evaluate(*region.ranges[k], region.index)
-            return tuple(_value(run, eqn.results[0], inner.read_operand(eqn, k)) for eqn in exits)
+            return tuple(_value(run, eqn.results[0], inner.values.read_operand(eqn, k)) for eqn in exits)
 
         return evaluate
 
@@ -124,6 +124,6 @@ def _cond(run: Evaluation, region: Region) -> None:
         lax.convert_element_type(choice, jnp.int32), [branch(k) for k in range(len(region.ranges))], None
     )
     for eqn, value in zip(exits, results, strict=True):
-        run.env[eqn.results[0]] = run.pin(eqn.results[0], value)
+        run.values.env[eqn.results[0]] = run.values.pin(eqn.results[0], value)
 
 

@@ -10,6 +10,7 @@ from jaxplan.core._units import format_bytes, format_seconds
 from jaxplan.cost import held_at_peak
 from jaxplan.ir import FactorClass, StepGraph
 from jaxplan.plans._certificate import certificate
+from jaxplan.plans._explain_lowering import lowering_rows
 from jaxplan.plans._explain_state import state_rows
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ def explain(plan: Plan) -> str:
     if plan.graph is not None:
         lines += ["state (laid out alike as argument and as result)", *state_rows(plan.graph.program)]
         lines += ["operators by split", *_groups(plan)]
+    if plan.decided is not None:
+        lines += ["lowering", *lowering_rows(plan.lowering)]
     return "\n".join(lines)
 
 

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxplan.core._json import read_json
+from jaxplan.core._once import Once
 from jaxplan.errors import PlanFileError, PlanMismatchError
 from jaxplan.frontend._arguments import argnames, argnums, check_call
 from jaxplan.ir import Program, StepGraph, recomputable_blocks, rematerialise, sliced_graph
+from jaxplan.partition import decide_lowering
 from jaxplan.plans._plan import Plan
 from jaxplan.plans._plan_json import FRONTIER_SCHEMA, PLAN_SCHEMA
 
@@ -19,6 +21,11 @@ if TYPE_CHECKING:
     from jaxplan.plans._frontier import Frontier
 
 _MOST_NAMED = 3
+_OTHER_LOWERING_MSG = (
+    "the plan's lowering decisions are for {given} arrays, and this jaxplan finds {found} in the step.\n"
+    "  likely cause: another version of jaxplan wrote the file, or it was edited\n"
+    "  fix: plan again with jaxplan.plan"
+)
 _OTHER_BLOCKS_MSG = (
     "the plan computes again some of {of} repeated blocks, and this jaxplan finds {found} in the step.\n"
     "  likely cause: another version of jaxplan wrote the file, or it was edited\n"
@@ -101,6 +108,10 @@ class _Binder:
         if plan.remat is not None:
             graph = self._rematerialised(plan, graph)
         _check_same_groups(plan, graph)
+        if plan.decided is None:
+            bound = graph, plan.topology, plan.configurations, plan.repeated
+            return dataclasses.replace(plan, graph=graph, decided=Once(lambda: decide_lowering(*bound)))
+        _check_same_lowering(plan, graph)
         return dataclasses.replace(plan, graph=graph)
 
     def _sliced(self, plan: Plan, graph: StepGraph) -> StepGraph:
@@ -175,6 +186,15 @@ def _check_same_groups(plan: Plan, graph: StepGraph) -> None:
             "  likely cause: another version of jaxplan wrote the file, or it was edited\n"
             "  fix: plan again with jaxplan.plan"
         )
+
+
+def _check_same_lowering(plan: Plan, graph: StepGraph) -> None:
+    """The lowering decisions are of the program's own tensors and equations."""
+    lowering, program = plan.lowering, graph.program
+    homes = lowering.homes
+    fits = len(homes) == len(program.tensors) and all(e < len(program.equations) for e in lowering.reads)
+    if not fits or any(homes[t] not in (None, layout) for t, layout in zip(program.inputs, plan.in_layouts)):
+        raise PlanMismatchError(_OTHER_LOWERING_MSG.format(given=len(homes), found=len(program.tensors)))
 
 
 def _check_same_program(plan: Plan, program: Program) -> None:

@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxplan.core._files import write_whole
+from jaxplan.core._once import Once
 from jaxplan.cost import Prediction
 from jaxplan.errors import PlanMismatchError, UnsupportedError
 from jaxplan.frontend import _nnx
 from jaxplan.frontend._static_leaves import release_statics
 from jaxplan.ir import Configuration, MicroBatches, Remat, StepGraph
 from jaxplan.mesh import Sharding, Topology
+from jaxplan.partition import Lowering, Verified
 from jaxplan.plans._outline import Outline
 from jaxplan.plans._plan_json import plan_from_json, plan_to_json
-from jaxplan.plans._verified import Verified
 
 if TYPE_CHECKING:
     import jax
@@ -58,6 +59,7 @@ class Plan:
       verified: the compiler's figures of the plan, once `jaxplan.plan(..., verify=True)` has asked for them, or it was
         compiled to run.
       graph: the analysed program; None in a plan that was loaded without its step.
+      decided: the lowering decisions, see `lowering`; None in a plan of an older file that was loaded without its step.
     """
 
     name: str
@@ -80,6 +82,7 @@ class Plan:
     microbatches: MicroBatches | None = None
     verified: Verified | None = None
     graph: StepGraph | None = None
+    decided: Once[Lowering] | None = None
 
     @property
     def summary(self) -> str:
@@ -122,6 +125,18 @@ class Plan:
     def memory_parts(self) -> Mapping[str, int]:
         """Bytes of the predicted peak by kind of array."""
         return self.prediction.memory_parts
+
+    @property
+    def lowering(self) -> Lowering:
+        """The lowering decisions: shardings, transfers, order constraints and barriers; decided when first asked for.
+
+        Raises:
+          PlanMismatchError: the plan was loaded from an older file without its step.
+        """
+        if self.decided is None:
+            self.require_program()
+            raise AssertionError("a plan with a program has lowering decisions")
+        return self.decided.get()
 
     def __repr__(self) -> str:
         return (

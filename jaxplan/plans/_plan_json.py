@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from jaxplan.core._json import MOST_INT, MalformedError, required, typed, whole
+from jaxplan.core._once import Once
 from jaxplan.cost import Prediction
 from jaxplan.errors import PlanFileError
 from jaxplan.ir import Configuration, MicroBatches, Remat
 from jaxplan.mesh import COLLECTIVES, Sharding, Topology
+from jaxplan.partition import Lowering, Verified, lowering_from_json, lowering_to_json
+from jaxplan.plans._migrations import PLAN_VERSION, migrated
 from jaxplan.plans._outline import Outline
-from jaxplan.plans._verified import Verified
 
 if TYPE_CHECKING:
     from jaxplan.plans._plan import Plan
 
 PLAN_SCHEMA = "jaxplan.plan"
 FRONTIER_SCHEMA = "jaxplan.frontier"
-PLAN_VERSION = 5
 _AVAL = re.compile(r".+\[((?:\d+(?:,\d+)*)?)\]")
 """Such as ``float32[16,32]``, the shape in brackets."""
 
@@ -61,7 +62,7 @@ class _Saved:
 def plan_to_json(plan: Plan) -> dict[str, Any]:
     """Plain data of a plan; the topology by its name and figures, layouts as lists of atomic axes."""
     prediction = plan.prediction
-    return {
+    data = {
         "schema": PLAN_SCHEMA,
         "version": PLAN_VERSION,
         "name": plan.name,
@@ -92,6 +93,14 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
             "collectives": [asdict(c) for c in prediction.collectives],
         },
     }
+    lowering = None if plan.decided is None else lowering_to_json(plan.lowering, _decided_for(data))
+    return {**data, "lowering": lowering}
+
+
+def _decided_for(data: Mapping[str, Any]) -> list[Any]:
+    """The fields of a plan file that its lowering decisions belong to."""
+    names = ("fingerprint", "configurations", "repeated", "remat", "inputs", "outputs")
+    return [required(data, name) for name in names]
 
 
 def _leaves(paths: tuple[str, ...], shardings: tuple[Sharding, ...]) -> list[dict[str, Any]]:
@@ -102,17 +111,11 @@ def plan_from_json(data: Any) -> dict[str, Any]:
     """Constructor arguments of a `Plan`.
 
     Raises:
-      PlanFileError: the version is another, or a field is missing or malformed.
+      PlanFileError: the version is unknown or too old, or a field is missing or malformed.
     """
     if not isinstance(data, dict) or data.get("schema") != PLAN_SCHEMA:
         raise PlanFileError(f"not a plan: expected an object with schema {PLAN_SCHEMA!r}")
-    if data.get("version") != PLAN_VERSION:
-        raise PlanFileError(
-            f"plan has schema version {data.get('version')!r}, this jaxplan reads version {PLAN_VERSION}: "
-            "plan again, or use the jaxplan that wrote it.\n"
-            f'  expected: "version": {PLAN_VERSION}\n'
-            "  likely cause: another version of jaxplan wrote the file"
-        )
+    data = migrated(data)
     try:
         return _fields(data)
     except ValueError as error:  # errors of malformed JSON, topologies and layouts are all ValueErrors
@@ -144,6 +147,7 @@ def _fields(data: dict[str, Any]) -> dict[str, Any]:
         "out_paths": tuple(leaf.path for leaf in outputs),
         "in_layouts": in_layouts,
         "out_layouts": out_layouts,
+        "decided": _decided(data),
     }
 
 
@@ -155,6 +159,12 @@ def _microbatches(value: Any, paths: Collection[str]) -> MicroBatches | None:
     if found.num < 2 or not found.dims or not set(found.dims) <= set(paths) or min(found.dims.values()) < 0:
         raise MalformedError(f"microbatches is {value!r}; expected at least 2 and dimensions of inputs by path")
     return found
+
+
+def _decided(data: Mapping[str, Any]) -> Once[Lowering] | None:
+    """The lowering decisions; None: the file is older than they are, or was written from one."""
+    lowering = required(data, "lowering")
+    return None if lowering is None else Once.of(lowering_from_json(lowering, _decided_for(data)))
 
 
 def _donate_argnums(value: Any) -> tuple[int, ...] | None:

@@ -12,6 +12,7 @@ from jaxplan.core import _compat
 from jaxplan.core._collector import paused_collector
 from jaxplan.core._interrupt import INTERRUPTED_NOTE, current, interruptible
 from jaxplan.core._log import inform_once, until_interrupted, warn_once
+from jaxplan.core._once import Once
 from jaxplan.core._progress import Progress
 from jaxplan.cost import CostModel, ModelBuilder, Prediction, Predictor, boundary_shardings
 from jaxplan.errors import ArgumentError, UnsupportedError
@@ -20,6 +21,7 @@ from jaxplan.frontend._arguments import step_name
 from jaxplan.frontend._pins import Pin
 from jaxplan.ir import Equation, Program, StepGraph, analyse, ordered, trace
 from jaxplan.mesh import Topology
+from jaxplan.partition import decide_lowering
 from jaxplan.plans._frontier import Frontier
 from jaxplan.plans._plan import Plan
 from jaxplan.plans._summary import outline_of
@@ -509,7 +511,8 @@ def make_plan(
     transfers = predictor.transfers(assignment, choices)
     if prediction is None:
         prediction, _ = predictor.predict(assignment, choices)
-    chosen, repeated = model.chosen(assignment), model.repeated(choices)
+    chosen, repeated = model.chosen(assignment), tuple(sorted(model.repeated(choices)))
+    graph, topology = model.graph, model.topology
     in_layouts, out_layouts = boundary_shardings(model.graph, chosen)
     program: Program = model.graph.program
     return Plan(
@@ -518,7 +521,7 @@ def make_plan(
         fingerprint=program.fingerprint,
         donate_argnums=program.donate_argnums,
         configurations=chosen,
-        repeated=tuple(sorted(repeated)),
+        repeated=repeated,
         in_paths=program.in_paths,
         in_avals=program.in_avals,
         out_paths=program.out_paths,
@@ -529,7 +532,8 @@ def make_plan(
         outline=outline_of(model.graph, model.topology, chosen, transfers),
         remat=model.graph.remat,
         microbatches=program.microbatches,
-        graph=model.graph,
+        graph=graph,
+        decided=Once(lambda: decide_lowering(graph, topology, chosen, repeated)),
     )
 
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 from jaxplan.core._log import until_interrupted
 from jaxplan.errors import ArgumentError, AuditError
+from jaxplan.partition._verified import Verified
 from jaxplan.plans._frontier import Frontier, infeasible_error
-from jaxplan.plans._verified import Verified
 from jaxplan.search._shown_points import undominated
 
 if TYPE_CHECKING:

@@ -15,9 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxplan.core import _compat
+from jaxplan.cost import boundary_shardings
 from jaxplan.ir import StepGraph
 from jaxplan.mesh import Topology
-from jaxplan.partition import Replay, run_replay
+from jaxplan.partition import LoweredProgram, decide_lowering, run_program
 from jaxplan.partition._steps import Executor
 
 NUM_SAMPLES = 3
@@ -43,10 +44,11 @@ def deviations(graph: StepGraph, args: Sequence[Any]) -> list[float]:
 
 def _evaluate(graph: StepGraph, args: Sequence[Any], rng: np.random.Generator | None) -> list[np.ndarray]:
     configurations = [((),) * len(space.classes) for space in graph.spaces]
-    replay = Replay(graph, configurations, (), (), topology=Topology.parse("cpu:8"))
+    topology, (_, outputs) = Topology.parse("cpu:8"), boundary_shardings(graph, configurations)
+    lowered = LoweredProgram(graph, decide_lowering(graph, topology, configurations, ()), topology.chip, outputs)
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("device",))
     with _noisy(rng):
-        results = jax.jit(lambda *leaves: run_replay(replay, Executor(mesh, ()), leaves))(*jax.tree.leaves(args))
+        results = jax.jit(lambda *leaves: run_program(lowered, Executor(mesh, ()), leaves))(*jax.tree.leaves(args))
     return [np.asarray(r).astype(np.float64) for r in jax.device_get(results)]
 
 

@@ -13,9 +13,11 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jaxplan.core._once import Once
 from jaxplan.cost import Prediction, Read, boundary_shardings, find_reads, sharding_of
 from jaxplan.ir import WHOLE, Configuration, Group, GroupSpace, StepGraph, fixed_axes
 from jaxplan.mesh import AtomicAxis, Topology
+from jaxplan.partition import decide_lowering
 from jaxplan.plans._outline import Outline
 from jaxplan.plans._plan import Plan
 
@@ -90,6 +92,7 @@ def plan_of(graph: StepGraph, topology: Topology, strategy: Strategy) -> Plan:
         lower_bound_seconds=0.0,
         outline=Outline(),
         graph=graph,
+        decided=Once(lambda: decide_lowering(graph, topology, strategy.configurations, strategy.repeated)),
     )
 
 

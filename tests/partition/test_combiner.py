@@ -9,8 +9,8 @@ import pytest
 
 import jaxplan
 from jaxplan.audit import compile_plan
-from jaxplan.partition import _replay
 from jaxplan.partition._combiner import combiner_options
+from tests.partition.edited_plans import with_schedule
 
 MIB = 2**20
 
@@ -71,14 +71,12 @@ def test_large_gradients_are_reduced_one_by_one() -> None:
 
 
 @pytest.mark.gpu_aot
-def test_latencies_are_those_of_the_combined_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_latencies_are_those_of_the_combined_collectives() -> None:
     """Six gradients and six parameters of 1 MiB in a program of 450 MiB: what is left pays a latency each. Where a
     product waits for gradients, those before it are not combined with those after it: one latency more."""
     plan = _zero2_of_matrices(6, 512, 3 * 2**16)
     waiting = compile_plan(plan)
-    monkeypatch.setattr(_replay, "places_of_due_products", lambda *_: {})
-    jax.clear_caches()
-    report = compile_plan(plan)
+    report = compile_plan(with_schedule(plan, barriers=()))
     for kind in ("reduce-scatter", "all-gather"):
         planned = [c for c in plan.prediction.collectives if c.kind == kind]
         assert sum(c.count for c in planned) == 6

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxplan
-from jaxplan.partition import _replay
-from jaxplan.partition._planned import replay_of
+from tests.partition.edited_plans import with_lowering
 
 MIB = 2**20
 NUM_LAYERS, HEADS, HEAD_WIDTH, WINDOWS = 3, 3, 32, 64
@@ -46,24 +45,23 @@ def _plan(topology: str, tokens: int, batch_size: int = 512) -> jaxplan.Plan:
 def test_the_keys_alone() -> None:
     """Scores read them with what is summed as rows, the gradient of the queries with that as columns."""
     plan = _plan("h100:8", tokens=49)
-    replay = replay_of(plan)
-    program = replay.graph.program
+    program, written = plan.require_program().program, plan.lowering.written
     forward = [e for e in program.equations if e.name == "dot_general" and e.phase != "backward"]
     keys = {e.operands[1] for e in forward if e.params["dimension_numbers"][0] == ((4,), (4,))}
     assert len(keys) == NUM_LAYERS
-    assert {t for e in replay.cut_apart for t in program.equations[e].results} >= keys
-    assert len(replay.cut_apart) == NUM_LAYERS
+    assert {t for e in written for t in program.equations[e].results} >= keys
+    assert len(written) == NUM_LAYERS
 
 
 @pytest.mark.parametrize(("topology", "tokens"), [("h100:8", 48), ("v5e:2x4", 49), ("k80:8", 49)])
 def test_where_nothing_is_padded_nothing_is_written(topology: str, tokens: int) -> None:
     """48 tokens fill the library's matrices; TPUs have none; tensor cores, which the padding is for, a K80 neither."""
-    assert not replay_of(_plan(topology, tokens)).cut_apart
+    assert not _plan(topology, tokens).lowering.written
 
 
 @pytest.mark.slow
 @pytest.mark.gpu_aot
-def test_left_alone_the_compiler_keeps_what_the_keys_were_cut_out_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_left_alone_the_compiler_keeps_what_the_keys_were_cut_out_of() -> None:
     """64 x 64 windows of 49 tokens a device: 110 MiB of queries, keys and values, and 37 of keys instead.
 
     All layers but the last, whose backward pass is the first, wait with theirs.
@@ -71,7 +69,5 @@ def test_left_alone_the_compiler_keeps_what_the_keys_were_cut_out_of(monkeypatch
     plan = _plan("h100:8", tokens=49)
     apart = plan.audit()
     assert 0.95 * apart.compiled_memory_bytes < plan.memory_bytes < 1.08 * apart.compiled_memory_bytes, apart.table()
-    monkeypatch.setattr(_replay, "slices_written_apart", lambda *_: frozenset())
-    jax.clear_caches()
-    left = plan.audit()
+    left = with_lowering(plan, written=frozenset()).audit()
     assert left.compiled_memory_bytes >= apart.compiled_memory_bytes + (NUM_LAYERS - 1) * 60 * MIB, left.table()

@@ -19,12 +19,14 @@ import optax
 import pytest
 
 import jaxplan
-from jaxplan.cost import REPEAT, CostModel, Predictor, Transfer, build_cost_model
-from jaxplan.mesh import Topology
-from jaxplan.partition import _replay
-from jaxplan.partition._planned import replay_of
+from jaxplan.cost import REPEAT, CostModel, Predictor, build_cost_model, find_reads, plan_transfers
+from jaxplan.mesh import COLLECTIVES, Topology
+from jaxplan.partition._lowering import Resharding
+from jaxplan.partition._plan_shardings import PlanShardings
+from jaxplan.partition._sliced_reads import find_sliced_reads
 from jaxplan.plans._plan import Plan
 from jaxplan.search._planner import analyse_step, make_plan
+from tests.partition.edited_plans import with_lowering
 
 NUM_DRAWS = 3
 F32, I32 = jnp.float32, jnp.int32
@@ -352,12 +354,13 @@ def test_gradients_of_convolutions_are_there_before_the_peak() -> None:
     kernels = [rng.normal(size=(8, 8, 3)).astype(F32) / 4 for _ in range(10)]
     x = rng.normal(size=(8, 8, 96)).astype(F32)
     plan = jaxplan.plan(step, kernels, x, topology="cpu:8", progress=False).references["fsdp"]
-    program, replay = plan.require_program().program, replay_of(plan)
+    program = plan.require_program().program
+    settled = {barrier.equation for barrier in plan.lowering.schedule.barriers}
     backward = [e for e in program.equations if e.name == "conv_general_dilated" and e.phase == "backward"]
     inputs = [e for e in backward if program.tensors[e.results[0]].shape in (x.shape, (8, 8, 6))]
     long = [e.index for e in inputs if program.tensors[e.results[0]].shape == x.shape]
     assert len(backward) == 19 and len(inputs) == 9 and len(long) == 3
-    assert set(replay.settled) & set(long[:2]) and len(replay.settled) < len(inputs) / 2
+    assert settled & set(long[:2]) and len(settled) < len(inputs) / 2
     run = plan.jit()
     made_by: dict[str, str] = {}
     read: list[str | None] = []
@@ -374,16 +377,16 @@ def test_a_widened_value_travels_as_it_was() -> None:
     name = "a_widened_value_in_two_layouts"
     values, _ = _expected(name)
 
-    def carried(plan: Plan) -> list[Transfer]:
-        return [t for t in replay_of(plan).by_read.values() if t.carried != t.tensor]
+    def carried(plan: Plan) -> list[Resharding]:
+        return [r for r in plan.lowering.reshardings if r.carried != r.tensor]
 
     drawn = [(plan, carried(plan)) for plan in (_draw(name, seed) for seed in range(20))]
     plan, gathers = next(
         (plan, found)
         for plan, found in drawn
-        if [c[0] for t in found for c in t.collectives] == ["all-gather"]
+        if [s.kind for r in found for s in r.steps if s.kind in COLLECTIVES] == ["all-gather"]
     )
-    assert [t.itemsize for t in gathers] == [2]
+    assert [r.dtype for r in gathers] == ["bfloat16"]
     text = plan.jit().lower(*values).as_text()
     assert re.findall(r"stablehlo.all_gather.*-> tensor<[\dx]*x(\w+)>", text).count("bf16") == 1
 
@@ -393,32 +396,34 @@ def test_a_widened_value_travels_as_it_was() -> None:
     [("label_log_likelihood", 9, "8,4,1"), ("half_precision_update_with_clipping", 39, "8,16")],
 )
 def test_what_is_read_in_slices_is_computed_in_slices(
-    name: str, seed: int, whole: str, monkeypatch: pytest.MonkeyPatch
+    name: str, seed: int, whole: str
 ) -> None:
     """No device of the compiled program makes the whole; left as it is made, every one of them does."""
     values, _ = _expected(name)
     plan = _draw(name, seed)
 
-    def times_made() -> int:
-        jax.clear_caches()
+    def times_made(plan: Plan) -> int:
         text = plan.jit().lower(*values).compile().as_text()
         return len(re.findall(rf"= \w+\[{whole}\]\S* (?!parameter)[\w-]+\(", text))
 
-    assert times_made() == 0
-    monkeypatch.setattr(_replay.Replay, "_is_cut_out", lambda *_: False)
-    assert times_made() > 0
+    assert times_made(plan) == 0
+    crossing = {read.tensor for read in find_reads(plan.require_program())}
+    assert times_made(with_lowering(plan, pinned=plan.lowering.pinned | crossing)) > 0
 
 
 def test_labels_are_cut_out_of_tokens_whole_and_compared_in_slices() -> None:
     """Tokens are in no layout of their own, and so a slice of what is computed of them was of the whole."""
     name, seed = "next_token_log_likelihood", 323
-    (values, expected), replay = _expected(name), replay_of(_draw(name, seed))
-    tensors = replay.graph.program.tensors
-    assert {tensors[t].shape for t in replay.whole} == {(8, 4), (8, 4, 1)}
-    sliced = [t for t, _ in replay.by_read if tensors[t].shape == (8, 4, 128) and t not in replay.crossing]
-    assert sliced and replay.whole <= replay.crossing
-    found = _draw(name, seed).jit()(*values)
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    (values, expected), plan = _expected(name), _draw(name, seed)
+    graph = plan.require_program()
+    tensors, reads = graph.program.tensors, find_reads(graph)
+    transfers = plan_transfers(graph, plan.topology, reads, plan.configurations, frozenset(plan.repeated))
+    found = find_sliced_reads(PlanShardings(graph, plan.topology, plan.configurations, transfers))
+    assert {tensors[t].shape for t in found.whole} == {(8, 4), (8, 4, 1)}
+    assert any(tensors[t].shape == (8, 4, 128) for t in found.tensors - plan.lowering.pinned)
+    assert found.whole <= plan.lowering.pinned
+    results = plan.jit()(*values)
+    for a, b in zip(jax.tree.leaves(results), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 

@@ -91,7 +91,7 @@ def test_a_plan_whose_layouts_do_not_fit_its_step(bodies: dict[str, Any], tmp_pa
     path = tmp_path / "plan.json"
     for sharding in ([[], [], []], [[]], [[0, 1], [], []]):
         body = json.loads(json.dumps(bodies["plan"]))
-        body["outputs"][0]["layout"] = sharding
+        body["outputs"][0]["layout"], body["lowering"] = sharding, None
         path.write_text(json.dumps(body))
         jaxplan.load(path)
         with pytest.raises(PlanMismatchError, match="otherwise than this jaxplan forms them"):

@@ -14,7 +14,7 @@ import pytest
 import jaxplan
 from jaxplan.audit import compile_plan
 from jaxplan.cli import _main as _cli
-from jaxplan.plans._verified import Verified
+from jaxplan.partition._verified import Verified
 from jaxplan.search import _verify
 
 WIDTH, BATCH = 512, 256

@@ -191,7 +191,7 @@ INPUT_GRADIENTS_FIRST = CompilerRule(
     does="The gradient of a large parameter runs after the input gradient that reads it last, as the lowering asks.",
     source=JAXPLAN_LOWERING,
     made_after=("gpt", "gemma"),
-    test="tests/partition/test_behind.py::test_an_input_gradient_comes_first_on_tpus",
+    test="tests/partition/test_orders.py::test_an_input_gradient_comes_first_on_tpus",
     find=_input_gradients_first,
 )
 SUMS_OVER_TRIPS = CompilerRule(

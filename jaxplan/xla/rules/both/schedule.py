@@ -17,7 +17,7 @@ GRADIENTS_AT_BARRIERS = CompilerRule(
     does="Between recomputed regions a weight gradient is made by the barrier after the next, as the lowering asks.",
     source=JAXPLAN_LOWERING,
     made_after=("llama",),
-    test="tests/partition/test_held_back.py::test_logits_are_gone_before_blocks_are_computed_again",
+    test="tests/partition/test_gradient_barriers.py::test_logits_are_gone_before_blocks_are_computed_again",
 )
 LARGE_SUMS_AT_ONCE = CompilerRule(
     name="large-sums-are-reduced-at-once",

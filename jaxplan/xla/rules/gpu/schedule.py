@@ -29,7 +29,7 @@ SCATTERED_BESIDE = CompilerRule(
     does="A reduce-scatter of a gradient is awaited after the next gradient is made; its operand lives until then.",
     source=f"{XLA}service/gpu/gpu_hlo_schedule.cc",
     made_after=("gpt",),
-    test="tests/partition/test_held_back.py::test_sums_that_are_scattered_at_once_do_not_hide_what_waits",
+    test="tests/partition/test_gradient_barriers.py::test_sums_that_are_scattered_at_once_do_not_hide_what_waits",
 )
 FUSIONS_IN_PLACE = CompilerRule(
     name="fusions-write-over-operands",

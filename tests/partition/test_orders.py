@@ -1,4 +1,4 @@
-"""For TPUs the gradient of an output projection is made behind its input gradient, where both are the peak."""
+"""For TPUs the weight gradient of an output projection runs after its input gradient, where both are the peak."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 import jaxplan
-from jaxplan.partition import _replay
-from jaxplan.partition._planned import replay_of
 from jaxplan.xla import Target, analyse_buffers
+from tests.partition.edited_plans import with_schedule
 
 MIB = 2**20
 
@@ -37,30 +36,28 @@ def _arguments(rows: int, width: int, tokens: int, dtype: Any, stored: Any) -> A
     return params, *[jax.random.randint(key, (tokens,), 0, rows) for key in keys[2:]]
 
 
-@pytest.mark.parametrize(("topology", "is_behind"), [("v5e:2x4", True), ("h100:8", False), ("cpu:8", False)])
-def test_an_input_gradient_comes_first_on_tpus(topology: str, is_behind: bool) -> None:
+@pytest.mark.parametrize(("topology", "is_ordered"), [("v5e:2x4", True), ("h100:8", False), ("cpu:8", False)])
+def test_an_input_gradient_comes_first_on_tpus(topology: str, is_ordered: bool) -> None:
     arguments = jax.eval_shape(lambda: _arguments(65536, 512, 16384, jnp.bfloat16, jnp.float32))
     plan = jaxplan.plan(_step, *arguments, topology=topology, progress=False).references["data"]
-    replay = replay_of(plan)
-    assert bool(replay.behind) == is_behind
-    equations, tensors = replay.graph.program.equations, replay.graph.program.tensors
-    for gradient, first in replay.behind.items():
-        shapes = [set(tensors[equations[e].results[0]].shape) for e in (gradient, first)]
+    graph, orders = plan.require_program(), plan.lowering.schedule.orders
+    assert bool(orders) == is_ordered
+    equations, tensors = graph.program.equations, graph.program.tensors
+    for order in orders:
+        shapes = [set(tensors[equations[e].results[0]].shape) for e in (order.equation, order.after)]
         assert shapes == [{65536, 512}, {16384, 512}]
-        buffers, made = analyse_buffers(replay.graph, Target.of(replay.chip)), equations[gradient].results[0]
-        assert gradient < first < buffers.birth[made]
+        buffers = analyse_buffers(graph, Target.of(plan.topology.chip, 8))
+        assert order.equation < order.after < buffers.birth[equations[order.equation].results[0]]
 
 
 @pytest.mark.tpu_aot
-def test_the_gathered_table_is_gone_when_its_gradient_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gathered_table_is_gone_when_its_gradient_is_made() -> None:
     """A table of 131,072 rows of 1,024 bfloat16 is 256 MiB whole, and gathered over 4 devices of 8."""
     arguments = jax.eval_shape(lambda: _arguments(131072, 1024, 16384, jnp.bfloat16, jnp.float32))
     plan = jaxplan.plan(_step, *arguments, topology="v5e:2x4", progress=False).references["hybrid_fsdp"]
     audit = plan.audit()
     assert audit.collectives_ok, audit.table()
-    monkeypatch.setattr(_replay, "products_behind", lambda *_: {})
-    jax.clear_caches()
-    beside = plan.audit()
+    beside = with_schedule(plan, orders=()).audit()
     assert beside.compiled_memory_bytes > audit.compiled_memory_bytes + 200 * MIB, beside.table()
 
 
@@ -70,7 +67,7 @@ def test_results_are_those_of_one_device(name: str) -> None:
     with jax.enable_x64(True):
         arguments = _arguments(16384, 64, 512, jnp.float32, jnp.float64)
         plan = jaxplan.plan(_step, *arguments, topology="v5e:2x4", donate_argnums=(), progress=False)
-        assert replay_of(plan.references[name]).behind
+        assert plan.references[name].lowering.schedule.orders
         found = plan.references[name].jit()(*arguments)
         expected = jax.jit(_step)(*arguments)
         for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):

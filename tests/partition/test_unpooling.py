@@ -11,8 +11,8 @@ import pytest
 from flax import linen as nn
 
 import jaxplan
-from jaxplan.partition import _replay, _run
-from jaxplan.partition._planned import replay_of
+from jaxplan.partition import _operators
+from tests.partition.edited_plans import with_lowering
 
 MIB = 2**20
 NUM_STAGES, CHANNELS = 3, 64
@@ -64,7 +64,7 @@ def test_results_are_those_of_one_device(window: int, normalised: bool, padding:
         expected = jax.tree.leaves(jax.jit(step)(*arguments))
         for name in {"data", "zero1", "spatial"} & set(plan.references):
             found = plan.references[name]
-            assert len(replay_of(found).unpooled) == NUM_STAGES
+            assert len(found.lowering.unpoolings) == NUM_STAGES
             for one, other in zip(jax.tree.leaves(found.jit()(*arguments)), expected, strict=True):
                 np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=0, atol=1e-11)
 
@@ -74,13 +74,13 @@ def test_what_was_pooled_is_made_again_where_it_is_not_in_memory(window: int, nu
     """Windows side by side read a rectified convolution without writing it; overlapping ones read it from memory."""
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, jnp.bfloat16), _arguments(64, 32, 64, np.float32))
     plan = jaxplan.plan(_step(window), *shapes, topology="h100:8", progress=False).references["data"]
-    replay = replay_of(plan)
+    graph = plan.require_program()
     names = {"max": "rectifier", "conv_general_dilated": "convolution"}
-    for how in replay.unpooled.values():
-        again = [replay.graph.program.equations[e].name for e in how.again]
+    for how in plan.lowering.unpoolings:
+        again = [graph.program.equations[e].name for e in how.recomputed]
         assert again == ["max"] * num_made_again, again
         ((_, t),) = how.arrays
-        made_by = replay.graph.program.equations[replay.graph.values.producer[t]].name
+        made_by = graph.program.equations[graph.values.producer[t]].name
         assert names[made_by] == ("convolution" if num_made_again else "rectifier")
 
 
@@ -88,12 +88,12 @@ def test_other_compilers_are_left_alone() -> None:
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, jnp.bfloat16), _arguments(64, 32, 64, np.float32))
     for topology in ("cpu:8", "v5e:2x4"):
         plan = jaxplan.plan(_step(2), *shapes, topology=topology, progress=False).references["data"]
-        assert not replay_of(plan).unpooled
+        assert not plan.lowering.unpoolings
 
 
 @pytest.mark.slow
 @pytest.mark.gpu_aot
-def test_where_rows_no_longer_divide_nothing_more_is_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_rows_no_longer_divide_nothing_more_is_gathered() -> None:
     """7 rows behind a pooling are whole on every device. Left to the compiler they were cut in parts of 4 and 3,
     because the gradient of the pooling is read in parts, and what is joined to them was gathered by itself."""
 
@@ -117,11 +117,10 @@ def test_where_rows_no_longer_divide_nothing_more_is_gathered(monkeypatch: pytes
     kernels = [jax.ShapeDtypeStruct((3, 3, CHANNELS, CHANNELS), jnp.bfloat16)] * NUM_STAGES
     x = jax.ShapeDtypeStruct((64, 56, 56, CHANNELS), jnp.bfloat16)
     plan = jaxplan.plan(step, kernels, x, topology="h100:8", progress=False).references["spatial"]
-    audit = plan.audit()
+    audit, graph = plan.audit(), plan.require_program()
     assert audit.collectives_ok, audit.table()
-    monkeypatch.setattr(_run, "_PINNED_FAMILIES", _run._PINNED_FAMILIES - {"window"})
-    jax.clear_caches()
-    left = plan.audit()
+    windows = {t for e in graph.program.equations for t in e.results if graph.rules[e.index].family == "window"}
+    left = with_lowering(plan, pinned=plan.lowering.pinned - windows).audit()
     assert not left.collectives_ok, left.table()
 
 
@@ -136,8 +135,6 @@ def test_left_alone_the_compiler_writes_zeros_and_places_early(monkeypatch: pyte
     plan = jaxplan.plan(_step(2), *shapes, topology="h100:8", progress=False).references["data"]
     audit = plan.audit()
     assert 0.92 * audit.compiled_memory_bytes < plan.memory_bytes < 1.16 * audit.compiled_memory_bytes, audit.table()
-    monkeypatch.setattr(_replay, "find_unpooled", lambda *_: {})
-    monkeypatch.setattr(_run, "UNPOOLING", "")
-    jax.clear_caches()
-    left = plan.audit()
+    monkeypatch.setattr(_operators, "UNPOOLING", "")
+    left = with_lowering(plan, unpoolings=()).audit()
     assert left.compiled_memory_bytes > audit.compiled_memory_bytes + 60 * MIB, left.table()

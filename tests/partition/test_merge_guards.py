@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import jaxplan
-from jaxplan.partition import _replay
-from jaxplan.partition._planned import replay_of
+from tests.partition.edited_plans import with_lowering
 from tests.sampling import sampled
 
 MIB = 2**20
@@ -47,17 +46,18 @@ def _plan(batch_size: int, name: str = "data") -> jaxplan.Plan:
 @pytest.mark.parametrize(("batch_size", "name"), [(64, "data"), (512, "megatron")])
 def test_three_products_of_an_operand_are_kept_apart(batch_size: int, name: str) -> None:
     """However large what they share is: 128 MiB under Megatron, where a device has one head."""
-    replay = replay_of(_plan(batch_size, name))
-    products = [replay.graph.program.equations[e] for e in sorted(replay.apart)]
+    plan = _plan(batch_size, name)
+    program, guards = plan.require_program().program, plan.lowering.merge_guards
+    products = [program.equations[guard.equation] for guard in guards]
     assert len(products) == 3 * NUM_LAYERS
-    assert len(set(replay.apart.values())) == NUM_LAYERS
+    assert len({guard.shared for guard in guards}) == NUM_LAYERS
     assert all(eqn.phase != "backward" for eqn in products)
-    assert all(replay.graph.program.tensors[eqn.results[0]].shape[-2:] == (HEADS, HEAD_WIDTH) for eqn in products)
+    assert all(program.tensors[eqn.results[0]].shape[-2:] == (HEADS, HEAD_WIDTH) for eqn in products)
 
 
 def test_large_products_are_left_to_the_compiler() -> None:
     """1,024 sequences a device: 256 MiB of operand and as much of result, which it would not merge."""
-    assert not replay_of(_plan(8192)).apart
+    assert not _plan(8192).lowering.merge_guards
 
 
 @pytest.mark.gpu_aot
@@ -65,15 +65,13 @@ def test_large_products_are_left_to_the_compiler() -> None:
     ("batch_size", "name", "result"), sampled([(128, "data", 4 * MIB), (512, "megatron", 16 * MIB)])
 )
 def test_merged_products_take_more_memory(
-    monkeypatch: pytest.MonkeyPatch, batch_size: int, name: str, result: int
+    batch_size: int, name: str, result: int
 ) -> None:
     """A result is 16 x 256 x 512 of two bytes on each device, or 512 x 256 x 64; merged ones are three times that."""
     plan = _plan(batch_size, name)
     apart = plan.audit()
     assert apart.compiled_memory_bytes < 1.05 * plan.memory_bytes, apart.table()
-    monkeypatch.setattr(_replay, "products_kept_apart", lambda *_: {})
-    jax.clear_caches()
-    merged = plan.audit()
+    merged = with_lowering(plan, merge_guards=()).audit()
     least = apart.compiled_memory_bytes + (NUM_LAYERS - 1) * result
     assert merged.compiled_memory_bytes >= least, merged.table()
 
@@ -94,7 +92,7 @@ def test_a_product_that_shares_both_operands_reads_each_as_its_own() -> None:
     expected = jax.tree.leaves(jax.jit(step)(*arguments))
     frontier = jaxplan.plan(step, *arguments, topology="h100:4", progress=False)
     plans = [*frontier, *frontier.references.values()]
-    assert any(len(shared) == 2 for plan in plans for shared in replay_of(plan).apart.values())
+    assert any(len(guard.shared) == 2 for plan in plans for guard in plan.lowering.merge_guards)
     for plan in plans:
         found = jax.tree.leaves(plan.jit(donate_argnums=())(*arguments))
         for one, other in zip(found, expected, strict=True):

@@ -12,8 +12,8 @@ import pytest
 
 import jaxplan
 from benchmarks.models import build
-from jaxplan.partition import _held_back, _replay
-from jaxplan.partition._planned import replay_of
+from jaxplan.partition import _gradient_barriers, decide_lowering
+from tests.partition.edited_plans import with_schedule
 
 MIB = 2**20
 
@@ -44,15 +44,13 @@ def _arguments(batch: int, num_parts: int, width: int, hidden: int, dtype: Any) 
 
 
 @pytest.mark.gpu_aot
-def test_what_a_perceptron_keeps_is_gone_before_the_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_perceptron_keeps_is_gone_before_the_peak() -> None:
     """On each device a layer of the perceptron is 8,192 x 1,024 float32: 32 MiB, and its cotangent as much."""
     arguments = jax.eval_shape(lambda: _arguments(65536, 64, 32, 1024, jnp.float32))
     plan = jaxplan.plan(_step, *arguments, topology="h100:8", progress=False).references["data"]
     audit = plan.audit()
     assert audit.compiled_memory_bytes < 1.05 * plan.memory_bytes, audit.table()
-    monkeypatch.setattr(_replay, "places_of_due_products", lambda *_: {})
-    jax.clear_caches()
-    put_off = plan.audit()
+    put_off = with_schedule(plan, barriers=()).audit()
     assert put_off.compiled_memory_bytes > audit.compiled_memory_bytes + 4 * 32 * MIB, put_off.table()
 
 
@@ -61,10 +59,8 @@ def test_sums_that_are_scattered_at_once_do_not_hide_what_waits(monkeypatch: pyt
     they are a peak above which nothing seems to wait."""
     step, arguments = build("dit-b4", num_layers=4)
     plan = jaxplan.plan(step, *arguments, topology="h100:8", progress=False).references["megatron_sequence"]
-    monkeypatch.setattr(_held_back, "NEAR", -0.03)
-    assert replay_of(plan).settled
-    monkeypatch.setattr(_held_back, "_moved", lambda *_: {})
-    assert not replay_of(plan).settled
+    monkeypatch.setattr(_gradient_barriers, "NEAR", -0.03)
+    assert plan.lowering.schedule.barriers
 
 
 @pytest.mark.gpu_aot
@@ -76,9 +72,10 @@ def test_what_waits_close_to_the_peak_is_asked_for(monkeypatch: pytest.MonkeyPat
     plan = jaxplan.plan(step, *arguments, topology="h100:8", progress=False).references["megatron_sequence"]
     audit = plan.audit()
     assert audit.compiled_memory_bytes < 1.08 * plan.memory_bytes, audit.table()
-    monkeypatch.setattr(_held_back, "NEAR", -0.03)
-    jax.clear_caches()
-    put_off = plan.audit()
+    monkeypatch.setattr(_gradient_barriers, "NEAR", -0.03)
+    assert plan.graph is not None
+    lowering = decide_lowering(plan.graph, plan.topology, plan.configurations, plan.repeated)
+    put_off = with_schedule(plan, barriers=lowering.schedule.barriers).audit()
     assert put_off.compiled_memory_bytes > audit.compiled_memory_bytes + 4 * 25 * MIB, put_off.table()
 
 
@@ -102,21 +99,19 @@ def test_nothing_is_asked_for_after_the_peak() -> None:
     layers = [jax.ShapeDtypeStruct((64, size), jnp.float32) for size in (64, 64, 64, 8192)]
     x = jax.ShapeDtypeStruct((8192, 64), jnp.float32)
     plan = jaxplan.plan(step, layers, x, topology="h100:8", progress=False).references["data"]
-    assert len(replay_of(plan).gradients) == 4 and not replay_of(plan).settled
+    assert len(plan.lowering.reduced_at_once) == 4 and not plan.lowering.schedule.barriers
 
 
 @pytest.mark.slow
 @pytest.mark.tpu_aot
-def test_logits_are_gone_before_blocks_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_are_gone_before_blocks_are_computed_again() -> None:
     """Gradients of a Gemma's logits, 2,000 MiB on each device, are read by a product whose result is added to the
     look-up's: put off until that is there, they would be held beside what blocks compute again."""
     step, args = build("gemma2-2b", num_layers=4, batch_size=32, sequence_length=1024, window=512)
     plan = jaxplan.plan(step, *args, topology="v5e:2x4", progress=False).leanest()
     audit = plan.audit()
     assert audit.compiled_memory_bytes < 2 * 2000 * MIB, audit.table()
-    monkeypatch.setattr(_replay, "barriers_that_wait", lambda *_: frozenset())
-    jax.clear_caches()
-    put_off = plan.audit()
+    put_off = with_schedule(plan, recompute_barriers=()).audit()
     assert put_off.compiled_memory_bytes > audit.compiled_memory_bytes + 800 * MIB, put_off.table()
 
 
@@ -148,7 +143,7 @@ def test_results_of_a_tied_table_are_those_of_one_device() -> None:
         tokens = jax.random.randint(next(keys), (512,), 0, rows)
         plan = jaxplan.plan(_tied_step, params, tokens, topology="cpu:8", donate_argnums=(), progress=False)
         for name in ("data", "zero2", "fsdp"):
-            assert replay_of(plan.references[name]).settled_barriers
+            assert plan.references[name].lowering.schedule.recompute_barriers
             found = plan.choose(name).jit()(params, tokens)
             expected = jax.jit(_tied_step)(params, tokens)
             for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
@@ -159,8 +154,8 @@ def test_results_are_those_of_one_device() -> None:
     with jax.enable_x64(True):
         params, x = _arguments(64, 16, 8, 16, jnp.float64)
         plan = jaxplan.plan(_step, params, x, topology="cpu:8", donate_argnums=(), progress=False)
-        assert replay_of(plan.references["data"]).settled
-        assert replay_of(plan.references["megatron"]).at_home
+        assert plan.references["data"].lowering.schedule.barriers
+        assert plan.references["megatron"].lowering.stored_gradients
         for name in ("data", "zero2", "fsdp", "megatron"):
             found = plan.choose(name).jit()(params, x)
             expected = jax.jit(_step)(params, x)

@@ -1,0 +1,177 @@
+"""The values of one evaluation: tensors as they are made, their copies in other shardings, and how a copy is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping, Sequence
+from typing import Any, TypeAlias
+
+import jax.numpy as jnp
+from jax import lax
+
+from jaxplan.ir import Equation
+from jaxplan.mesh import Sharding, Step
+from jaxplan.partition._lowered_program import LoweredProgram
+from jaxplan.partition._lowering import Resharding
+from jaxplan.partition._steps import Executor
+
+Copy: TypeAlias = tuple[int, Sharding, int]
+"""A resharded value: tensor, sharding, and which execution of its resharding."""
+Place: TypeAlias = tuple[MutableMapping[Any, Any], Any]
+"""Where a value is held: the mapping and its key."""
+Bind: TypeAlias = Callable[[Equation, Sequence[Any]], list[Any]]
+"""Evaluates an equation on values: (equation, operands) -> results."""
+
+
+class Environment:
+    """Tensors and copies of one evaluation (see `jax.core.eval_jaxpr`).
+
+    Attributes:
+      env: tensor -> its value, as it is made.
+      copies: (tensor, sharding, execution) -> a copy.
+    """
+
+    def __init__(
+        self,
+        lowered: LoweredProgram,
+        executor: Executor,
+        bind: Bind,
+        env: MutableMapping[int, Any],
+        copies: MutableMapping[Copy, Any],
+    ) -> None:
+        self.lowered, self.executor = lowered, executor
+        self.program, self.tensors = lowered.program, lowered.program.tensors
+        self.env, self.copies, self._bind = env, copies, bind
+        # Reshardings that begin alike: value, sharding in which it starts, steps taken -> the value then.
+        self._partway: dict[tuple[int, Sharding, tuple[Step, ...]], Any] = {}
+
+    def pin(self, t: int, value: Any) -> Any:
+        """A value in the sharding in which its group makes it."""
+        is_pinned = self.tensors[t].shape and self.lowered.is_placed(t)
+        return self.executor.constrain(value, self.lowered.home(t)) if is_pinned else value
+
+    def read_replicated(self, t: int, equation: int) -> Any:
+        """A value whole on every device."""
+        if self.lowered.is_free(t):
+            return self.env[t]
+        return self.read(t, Sharding.replicated(len(self.tensors[t].shape)), equation, None)
+
+    def read_operand(self, eqn: Equation, position: int, tie: Place | None = None) -> Any:
+        """An operand in the sharding in which the equation reads it."""
+        t, shardings = eqn.operands[position], self.lowered.reads(eqn)
+        if shardings is None:
+            return self.read_replicated(t, eqn.index)
+        sharding = shardings[position]
+        if sharding.partial and self.lowered.values.free[t]:  # what an accumulation starts from: zero on every device
+            shape = (self.executor.size(sharding.partial), *self.tensors[t].shape)
+            return self.executor.constrain(jnp.zeros(shape, self.tensors[t].dtype), sharding)
+        return self.read(t, sharding, eqn.index, tie)
+
+    def read(self, t: int, sharding: Sharding, equation: int, tie: Place | None) -> Any:
+        """A tensor in a sharding: as it is, from a copy that exists, or through its resharding.
+
+        Args:
+          equation: the reader.
+          tie: the place of a value that a copy gathered again waits for.
+        """
+        tensor = self.tensors[t]
+        if tensor.kind == "literal":
+            return self.env[t]
+        if self.lowered.is_free(t):
+            return self.executor.constrain(self.env[t], sharding) if tensor.shape else self.env[t]
+        if self.lowered.home(t) == sharding:
+            return self.env[t]
+        key, resharding = self._copy(t, sharding, equation)
+        if key not in self.copies:
+            self.copies[key] = self.reshard(self.env[t], resharding, tie if key[2] else None)
+        return self.copies[key]
+
+    def _copy(self, t: int, sharding: Sharding, equation: int) -> tuple[Copy, Resharding]:
+        """The copy that an equation reads, and its resharding."""
+        resharding = self.lowered.by_read[t, sharding]
+        return (t, sharding, resharding.execution_at(equation)), resharding
+
+    def place_of(self, eqn: Equation, t: int) -> Place:
+        """Where an operand is held, in the sharding in which an equation reads it."""
+        sharding = self.lowered.read(eqn, t)
+        if sharding is None or not self.lowered.is_placed(t) or self.lowered.home(t) == sharding:
+            return self.env, t
+        self.read(t, sharding, eqn.index, None)
+        return self.copies, self._copy(t, sharding, eqn.index)[0]
+
+    def repeated_copy(self, eqn: Equation) -> Resharding | None:
+        """The resharding that is repeated for a barrier's operand: after it, or the compiler would merge the two."""
+        (t,), sharding = eqn.operands, self.lowered.read(eqn, eqn.operands[0])
+        if sharding is None or not self.lowered.is_placed(t) or self.lowered.home(t) == sharding:
+            return None
+        (_, _, execution), resharding = self._copy(t, sharding, eqn.index)
+        return resharding if execution else None
+
+    def replace(self, key: Copy | int, value: Any) -> None:
+        """Put a value in the place of a tensor, whose copies are forgotten, or of one copy of it."""
+        if isinstance(key, int):
+            self._forget_copies(key)
+            self.env[key] = value
+        else:
+            self.copies[key] = value
+
+    def forget(self, t: int) -> None:
+        """Drop a tensor and its copies: nothing reads them any more."""
+        self.env.pop(t, None)
+        self._forget_copies(t)
+
+    def _forget_copies(self, t: int) -> None:
+        for key in [key for key in self.copies if key[0] == t]:
+            del self.copies[key]
+        for key in [key for key in self._partway if key[0] == self.lowered.values.merged[t]]:
+            del self._partway[key]
+
+    def reshard(self, value: Any, resharding: Resharding, tie: Place | None) -> Any:
+        """The value in the sharding of the resharding; one that is repeated waits for ``tie``."""
+        is_cast = resharding.carried != resharding.tensor
+        if is_cast:
+            value = lax.convert_element_type(value, self.tensors[resharding.carried].dtype)
+        if resharding.repeated and tie is not None:
+            value = self._recomputed(value, resharding.tensor, tie)
+        value = self._through_steps(value, resharding)
+        if is_cast:
+            value = lax.convert_element_type(value, self.tensors[resharding.tensor].dtype)
+        is_written = (resharding.tensor, resharding.target) in self.lowered.lowering.written_copies
+        return lax.optimization_barrier(value) if is_written else value
+
+    def _through_steps(self, value: Any, resharding: Resharding) -> Any:
+        steps, source = resharding.steps, self.lowered.source_of(resharding)
+        is_alike, done = self.lowered.begins_alike(resharding), 0
+        if is_alike:
+            done = next((n for n in range(len(steps), 0, -1) if (*source, steps[:n]) in self._partway), 0)
+            value = self._partway[*source, steps[:done]] if done else value
+        for n, step in enumerate(steps[done:], done + 1):
+            value = self.executor.apply(value, step)
+            if step.kind == "all-reduce" and self.tensors[resharding.tensor].shape:
+                value = lax.optimization_barrier(value)  # or the compiler splits it, and a slice after it, into others
+            if is_alike:
+                self._partway[*source, steps[:n]] = value
+        return value
+
+    def _recomputed(self, value: Any, t: int, tie: Place) -> Any:
+        """A value that does not exist before the tie does: readers of the tie read it here, or the barrier is dropped.
+
+        A cast of a parameter is recomputed too, or it would be kept beside the parameter from the forward pass. Where
+        nobody may read the tie any more the value depends on an element of it (`Executor.behind`).
+        """
+        values, key = tie
+        index = self.lowered.values.producer[t]
+        cast = self.program.equations[index] if index >= 0 else None
+        if cast and (cast.name != "convert_element_type" or not self._is_stored_like(cast.operands[0], t)):
+            cast = None
+        source = self.env[cast.operands[0]] if cast else value
+        if self.lowered.chip.fuses_products:
+            sharding = key[1] if isinstance(key, tuple) else self.lowered.home(key)
+            source = self.executor.behind(source, self.lowered.home(t), values[key], sharding)
+        else:
+            source, values[key] = lax.optimization_barrier((source, values[key]))
+        return self._bind(cast, [source])[0] if cast else source
+
+    def _is_stored_like(self, source: int, t: int) -> bool:
+        """Whether a tensor is an input of the step, still needed, in the sharding of another."""
+        is_input = source in self.env and self.tensors[source].kind == "input"
+        return is_input and self.lowered.home(source) == self.lowered.home(t)

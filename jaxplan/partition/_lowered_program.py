@@ -1,0 +1,100 @@
+"""A program and its lowering decisions, indexed for evaluation."""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Sequence
+
+from jaxplan.ir import Equation, Region, StepGraph
+from jaxplan.mesh import ChipSpec, Sharding
+from jaxplan.partition._lowering import (
+    Barrier,
+    GatherGuard,
+    Lowering,
+    MergeGuard,
+    Order,
+    Resharding,
+    Unpooling,
+)
+
+
+class LoweredProgram:
+    """What an evaluation looks up.
+
+    Attributes:
+      graph, program: the step; only its equations, their rules and its values are read, no groups.
+      lowering: the decisions.
+      chip: that the program is compiled for.
+      out_layouts: of the outputs.
+      by_read: (tensor, sharding) -> the resharding that brings the one to the other.
+      repeated: tensors whose copy is gathered again in the backward pass.
+    """
+
+    def __init__(
+        self, graph: StepGraph, lowering: Lowering, chip: ChipSpec, out_layouts: Sequence[Sharding]
+    ) -> None:
+        self.graph, self.program, self.values = graph, graph.program, graph.values
+        self.lowering, self.chip, self.out_layouts = lowering, chip, tuple(out_layouts)
+        schedule = lowering.schedule
+        self.by_read: dict[tuple[int, Sharding], Resharding] = {
+            (r.tensor, r.target): r for r in lowering.reshardings
+        }
+        self.repeated = frozenset(r.tensor for r in lowering.reshardings if r.repeated)
+        self.orders: dict[int, Order] = {order.equation: order for order in schedule.orders}
+        self.barriers: dict[int, Barrier] = {barrier.equation: barrier for barrier in schedule.barriers}
+        self.recompute_barriers = frozenset(schedule.recompute_barriers)
+        self.gather_guards: dict[int, GatherGuard] = {g.equation: g for g in lowering.gather_guards}
+        self.merge_guards: dict[int, MergeGuard] = {g.equation: g for g in lowering.merge_guards}
+        self.unpoolings: dict[int, Unpooling] = {how.equation: how for how in lowering.unpoolings}
+        self._alike = {self.source_of(r) for r in lowering.reshardings if r.is_shared}
+
+    def family(self, eqn: Equation) -> str:
+        return self.graph.rules[eqn.index].family
+
+    def home(self, t: int) -> Sharding:
+        """Sharding in which a tensor is made or comes in."""
+        return self.lowering.home(t, len(self.program.tensors[t].shape))
+
+    def is_placed(self, t: int) -> bool:
+        """Whether a tensor has a sharding of the plan; others are replicated without a constraint."""
+        return self.lowering.homes[t] is not None
+
+    def is_free(self, t: int) -> bool:
+        """Whether a tensor is in any sharding for nothing: it is computed from constants alone, or is not placed."""
+        return self.values.free[t] or not self.is_placed(t)
+
+    def reads(self, eqn: Equation) -> tuple[Sharding, ...] | None:
+        """The sharding in which an equation reads each operand; None: whole arrays."""
+        return self.lowering.reads.get(eqn.index)
+
+    def read(self, eqn: Equation, t: int) -> Sharding | None:
+        """The sharding in which an equation reads one of its operands; None: the whole array."""
+        shardings = self.reads(eqn)
+        return None if shardings is None else shardings[eqn.operands.index(t)]
+
+    def source_of(self, resharding: Resharding) -> tuple[int, Sharding]:
+        """The value that travels, equal for copies of one, and the sharding in which it starts."""
+        return self.values.merged[resharding.carried], resharding.source
+
+    def begins_alike(self, resharding: Resharding) -> bool:
+        """Whether another resharding of the same value may have taken its first steps."""
+        return self.source_of(resharding) in self._alike and len(resharding.spans) == 1
+
+    @functools.cached_property
+    def region_at(self) -> dict[tuple[int, int], Region]:
+        """(region around it, first equation) -> region."""
+        regions = self.program.regions
+        return {(region.parent, region.start): region for region in regions if region.start < region.stop}
+
+    @functools.cached_property
+    def last_use(self) -> dict[int, list[int]]:
+        """Equation index -> tensors that nothing reads after it; literals stay."""
+        program, result = self.program, defaultdict(list)
+        outputs, again = set(program.outputs), dict[int, int]()
+        for e, how in self.unpoolings.items():
+            again.update((t, max(e, again.get(t, e))) for t in (*how.free, *(t for _, t in how.arrays)))
+        for t, consumers in enumerate(self.values.consumers):
+            if consumers and t not in outputs and program.tensors[t].kind != "literal":
+                result[max(consumers[-1], again.get(t, -1))].append(t)
+        return result
