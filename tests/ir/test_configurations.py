@@ -72,7 +72,7 @@ def test_no_axis_is_used_twice_and_every_composition_is_there() -> None:
     assert counted == wanted
 
 
-def test_only_what_divides_every_member() -> None:
+def test_splits_divide_every_member_of_a_class() -> None:
     assert configurations(classes(50257), "h100:8") == (
         ((),),
     )  # GPT-2's vocabulary is divisible by 29 and 1733 only
@@ -82,7 +82,7 @@ def test_only_what_divides_every_member() -> None:
     assert [parts(c, "h100:8") for c in configurations(several, "h100:8")] == [(1,), (2,)]
 
 
-def test_odd_device_counts_split_what_they_divide() -> None:
+def test_odd_device_counts_split_divisible_dimensions() -> None:
     found = {parts(c, "h100:6") for c in configurations(classes(12, 10), "h100:6")}
     assert found >= {(1, 1), (3, 1), (6, 1), (1, 2), (3, 2)}
     assert found <= {(1, 1), (2, 1), (3, 1), (6, 1), (1, 2), (3, 2)}

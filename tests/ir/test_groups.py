@@ -94,7 +94,7 @@ def test_an_update_without_slots_holds_its_parameter() -> None:
     assert {graph.program.equations[e].name for e in group.equations} >= {"mul", "sub"}
 
 
-def test_a_parameter_is_apart_from_its_master_and_slots_whatever_comes_first() -> None:
+def test_a_parameter_is_apart_from_its_master_and_slots_in_any_order() -> None:
     """The step reads a bf16 copy; the f32 master, both slots of Adam and an average lie where the update runs."""
 
     def step(slots: Any, params: Any, master: Any, x: jax.Array) -> Any:
@@ -309,7 +309,7 @@ def test_a_recomputed_value_has_the_number_of_its_original() -> None:
     assert values.number[first] == values.number[second]
 
 
-def test_what_comes_of_no_input_is_free() -> None:
+def test_values_without_inputs_are_free() -> None:
     program = trace(lambda x: x + jnp.arange(4.0) * 2, (shape(4),))
     values = analyse(program).values
     by_name = {e.name: e.results[0] for e in program.equations}

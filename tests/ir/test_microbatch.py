@@ -93,7 +93,7 @@ def test_statistics_of_the_batch_take_a_loop_for_each_sum_that_another_needs():
     assert_equal(trained(loss), (W, X, Y), (NONE, 0, 0), num_loops=5, tolerance=2e-5)
 
 
-def test_dropout_draws_what_the_whole_batch_draws():
+def test_dropout_draws_the_same_mask_as_the_whole_batch():
     def loss(w, key, x, y):
         h = jnp.tanh(x @ w["up"])
         return jnp.mean((jnp.where(jax.random.bernoulli(key, 0.5, h.shape), h, 0) @ w["down"] - y) ** 2)
@@ -172,7 +172,7 @@ def test_examples_that_depend_on_each_other_are_refused(loss, message):
 
 
 @pytest.mark.parametrize(("dim", "outer"), [(0, 1), (1, 1), (0, 3), (1, 3)])
-def test_slices_join_to_what_was_cut(dim, outer):
+def test_slices_concatenate_to_the_operand(dim, outer):
     """Slice k holds the examples k * n to (k + 1) * n of the batch, wherever that stands in its dimension."""
     x = jnp.arange(12 * 24).reshape(12, 24)
     slices = cut(x, dim, outer, 4)

@@ -54,7 +54,7 @@ def test_one_micro_batch_is_the_whole_batch(step: Any) -> None:
     np.testing.assert_allclose(data.jit()(W, X), plain(W, X), rtol=1e-5)
 
 
-def test_what_one_trip_stacks_and_reads_in_reverse() -> None:
+def test_stacked_slices_are_read_in_reverse() -> None:
     def step(w: Any, xs: Any, keys: Any) -> Any:
         def body(c: Any, now: Any) -> Any:
             key, x = now

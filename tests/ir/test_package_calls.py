@@ -50,7 +50,7 @@ def test_somebody_elses_primitive_of_that_name_is_kept() -> None:
 
 
 @pytest.mark.parametrize("largest", [0.5, 3.0])
-def test_split_it_computes_what_it_computed(largest: float) -> None:
+def test_split_result_equals_the_unsplit_one(largest: float) -> None:
     step = _step(_primitive("unvmap_any", "equinox"))
     value = np.linspace(0, largest, SIZE, dtype=np.float32)
     frontier = jaxplan.plan(step, value, topology="cpu:8", memory="1GiB", progress=False)

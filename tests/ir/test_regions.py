@@ -57,7 +57,7 @@ def test_a_carry_that_starts_elsewhere_than_at_zero_is_no_partial_sum() -> None:
     assert not any(g.kind == "sum" for g in graph.grouping.groups)
 
 
-def test_slices_of_what_a_loop_stacked_are_the_values_that_it_stacked() -> None:
+def test_slices_of_a_loops_stack_are_the_stacked_values() -> None:
     def step(x: jax.Array) -> jax.Array:
         _, stacked = jax.lax.scan(lambda c, row: (c, jnp.sin(row)), 0.0, x)
         return jax.lax.scan(lambda c, row: (c + row, None), jnp.zeros(8), stacked, reverse=True)[0]

@@ -59,7 +59,7 @@ def test_unknown_primitive_is_whole_everywhere() -> None:
     assert rule.linear == ()
 
 
-def test_registering_again_replaces_the_rule_and_what_was_remembered() -> None:
+def test_registering_again_replaces_the_rule_and_its_memo() -> None:
     assert operator_rule("exp", [_X], [_X], {}).family == "elementwise"
 
     @register_rule("exp")

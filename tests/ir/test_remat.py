@@ -69,7 +69,7 @@ def saved_bytes(graph):
     return sum(buffers.num_bytes[t] for t in buffers.saved if graph.program.tensors[t].shape)
 
 
-def test_a_rung_analysed_with_what_others_taught_is_as_analysed_alone(graph):
+def test_a_rung_analysed_with_shared_structures_equals_one_analysed_alone(graph):
     blocks, structures = recomputable_blocks(graph), {}
     for remat in (
         Remat(num_all=len(blocks), of=len(blocks)),
@@ -89,7 +89,7 @@ def test_blocks_of_a_transformer_are_its_layers():
     assert len(recomputable_blocks(analyse(trace(step, args)))) == 2
 
 
-def test_what_is_computed_again_by_the_model_or_scanned_has_no_blocks():
+def test_checkpointed_or_scanned_layers_have_no_blocks():
     def scanned(params, x):
         def loss_fn(params):
             return jnp.sum(jax.lax.scan(lambda h, p: (block(p, h), None), x, params)[0])
@@ -208,8 +208,8 @@ def test_parameters_pass_by_the_barrier(graph):
     assert parameters and not parameters & held
 
 
-def test_what_a_product_makes_is_held_as_it_is_read(graph):
-    """``tanh`` is computed again of a product's result: that is held in the layout of ``tanh``, not of the product."""
+def test_a_dots_result_is_held_in_the_sharding_of_its_reader(graph):
+    """``tanh`` is recomputed from a dot's result, which is held in the sharding of ``tanh``, not of the dot."""
     again = rematerialise(graph, Remat(num_contractions=LAYERS, of=LAYERS)).graph
     program, group = again.program, again.grouping.equation_group
     made = {t: e for e in program.equations for t in e.results}

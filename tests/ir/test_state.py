@@ -139,7 +139,7 @@ def test_a_frozen_tree_among_trained_ones_of_its_shapes_moves_nothing(order: tup
         lambda c, x: c,
     ],
 )
-def test_what_is_computed_along_its_elements_succeeds_an_array(step: Any) -> None:
+def test_element_wise_results_succeed_an_array(step: Any) -> None:
     assert trace(step, (shape(6, 4), shape(4))).aliases == {0: 0}
 
 
@@ -153,7 +153,7 @@ def test_what_is_computed_along_its_elements_succeeds_an_array(step: Any) -> Non
         lambda c, w: jnp.zeros_like(c),
     ],
 )
-def test_what_is_computed_across_them_does_not(step: Any) -> None:
+def test_results_across_elements_do_not_succeed_it(step: Any) -> None:
     assert 0 not in trace(step, (shape(4, 4), shape(4, 4))).aliases.values()
 
 
@@ -341,7 +341,7 @@ def test_two_forms_have_one_frontier() -> None:
     assert len(expected.donated) == 9
 
 
-def test_explain_says_what_comes_back() -> None:
+def test_explain_lists_the_arguments_that_come_back() -> None:
     def step(params: Any, vector: jax.Array, frozen: Any, x: jax.Array) -> Any:
         return sgd(params, x + frozen["w"].sum()), {"v": vector * 2}, frozen
 

@@ -162,7 +162,7 @@ def test_constants_are_tensors() -> None:
 # dead code
 
 
-def test_what_nobody_reads_is_dropped() -> None:
+def test_unread_equations_are_dropped() -> None:
     def step(x: jax.Array) -> jax.Array:
         _ = jnp.exp(jnp.cos(x))
         return jnp.sin(x)
@@ -193,7 +193,7 @@ def sgd(params: Any, x: jax.Array) -> Any:
 PARAMS = {"w": shape(4, 4), "b": shape(4)}
 
 
-def test_state_is_aliased_with_what_replaces_it_and_donated() -> None:
+def test_state_is_aliased_with_its_successor_and_donated() -> None:
     program = trace(sgd, (PARAMS, shape(2, 4)))
     paired = {program.out_paths[o]: program.in_paths[i] for o, i in program.aliases.items()}
     assert paired == {"[0]['b']": "[0]['b']", "[0]['w']": "[0]['w']"}

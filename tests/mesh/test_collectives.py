@@ -109,7 +109,7 @@ def test_prices_of_any_group_grow_with_bytes(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("axes", [NODE, WITHIN, ALL, (0, 2)])
-def test_all_reduce_moves_what_its_two_halves_move(axes: tuple[int, ...]) -> None:
+def test_all_reduce_moves_as_much_as_reduce_scatter_and_all_gather(axes: tuple[int, ...]) -> None:
     def slope(kind: str) -> float:
         return collective_seconds(CLUSTER, kind, 1e9, axes) - collective_seconds(CLUSTER, kind, 0, axes)
 

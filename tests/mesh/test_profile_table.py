@@ -61,7 +61,7 @@ def test_seconds_never_fall_as_bytes_grow(points: list[tuple[int, float]], a: fl
 
 @settings(deadline=None)
 @given(POINTS)
-def test_what_never_falls_is_kept_as_measured(points: list[tuple[int, float]]) -> None:
+def test_monotone_measurements_are_kept(points: list[tuple[int, float]]) -> None:
     rising = list(zip(sorted(i for i, _ in points), sorted(s for _, s in points)))
     curve = Curve.of((2.0**i, s) for i, s in rising)
     assert curve.seconds == pytest.approx([s for _, s in rising])
@@ -128,7 +128,7 @@ def _seconds(kind: str, shape: tuple[int, ...], size: int) -> float:
     return (1 + COLLECTIVES.index(kind)) * 1e-5 * steps * (1 + 3 * (shape[0] - 1)) + size / (1e9 * steps)
 
 
-def test_collectives_cost_what_was_measured() -> None:
+def test_collectives_cost_the_measured_seconds() -> None:
     measured = NODES.with_profile(table_of(NODES, _seconds))
     shapes = {(0,): (2, 1), (1, 2): (1, 4), (2,): (1, 2), (1, 0): (2, 2), (0, 1, 2): (2, 4)}
     for kind in COLLECTIVES:
@@ -164,7 +164,7 @@ def test_a_profile_replaces_the_launch_floor_and_goes_with_the_topology(tmp_path
     assert Topology.load(tmp_path / "machine.json") == measured
 
 
-def test_products_and_passes_take_what_was_measured() -> None:
+def test_dots_and_passes_take_the_measured_seconds() -> None:
     """A gigaflop product at 1 TFLOP/s takes a millisecond, whatever the data sheet says."""
     import jax
     import jax.numpy as jnp
@@ -186,7 +186,7 @@ def test_products_and_passes_take_what_was_measured() -> None:
         ("a100:2x4", "device_kind is 'A100', not a h100"),
     ],
 )
-def test_a_table_of_another_machine_is_refused_with_what_differs(other: str, message: str) -> None:
+def test_a_table_of_another_machine_is_refused_with_the_difference(other: str, message: str) -> None:
     with pytest.raises(ProfileError, match=message):
         NODES.with_profile(table_of(Topology.parse(other), _seconds))
 

@@ -90,7 +90,7 @@ def test_idle_axes_split_a_sum_between_nodes() -> None:
 
 
 @pytest.mark.parametrize("name", ["k80:2x4", "v5e:2x4", "a100:2x6"])
-def test_a_path_costs_what_its_steps_cost(name: str) -> None:
+def test_a_path_costs_the_sum_of_its_steps(name: str) -> None:
     """Steps lead from source to target over layouts that divide, each a primitive step at the price of the referee."""
     machine, shape = Topology.parse(name), (24, 12, 8)
     referee, draw = Referee(shape, 2**12, machine), random.Random(1)
@@ -242,7 +242,7 @@ def test_too_many_shardings_are_searched_towards_the_target() -> None:
         assert 0 < reshard_bound(source, target, shape, 2**10, machine) <= seconds * (1 + 1e-9)
 
 
-def test_paths_on_more_axes_than_a_board_has_cost_what_their_steps_cost() -> None:
+def test_paths_on_more_axes_than_a_board_cost_the_sum_of_their_steps() -> None:
     """Axes that both layouts share, or that move together, are one label there."""
     machine, shape, draw = Topology.parse("k80:4x8"), (32, 32, 4), random.Random(3)
     referee = Referee(shape, 2**12, machine)

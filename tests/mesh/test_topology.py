@@ -46,7 +46,7 @@ def test_parse(text: str, num_devices: int, num_nodes: int, names: str) -> None:
         ("h100:-8", "cannot read topology"),
     ],
 )
-def test_bad_text_says_what_was_expected(text: str, message: str) -> None:
+def test_bad_text_names_the_expected_form(text: str, message: str) -> None:
     with pytest.raises(TopologyError, match=message) as caught:
         Topology.parse(text)
     assert text in str(caught.value)

@@ -21,14 +21,14 @@ def graph():
     return analyse_step(autoencoder_step, AUTOENCODER_ARGS, {}, donate_argnums=(0,), static_argnums=())
 
 
-def test_what_is_seen_by_hand() -> None:
+def test_visible_seconds_by_hand() -> None:
     """5 and 1 seconds; the producers compute for 4 and 40, half of which may hide this; 0.5 are always seen."""
     seconds = np.array([[5.0, 1.0], [5.0, 0.25]])
     seen = visible_seconds(seconds, np.array([4.0, 40.0]), 0.5, 0.5, axis=0)
     np.testing.assert_array_equal(seen, [[3.0, 0.5], [0.5, 0.25]])
 
 
-def test_what_is_executed_twice_may_hide_twice() -> None:
+def test_a_repeated_gather_may_hide_twice() -> None:
     """One consumer that computes for 6; a third of it for each execution; never is never."""
     seconds = np.array([[[5.0, 10.0], [5.0, np.inf]]])
     seen = visible_seconds(seconds, np.array([6.0, 0.0]), 1 / 3, 0.5, axis=1)
@@ -91,7 +91,7 @@ def test_a_search_with_overlap_is_no_slower_when_simulated() -> None:
     assert fastest.gap is None  # nothing is proven of a simulated time
 
 
-def test_a_saved_plan_keeps_what_is_hidden(tmp_path) -> None:
+def test_a_saved_plan_keeps_its_hidden_seconds(tmp_path) -> None:
     plan = _plan(overlap=True).choose("fastest")
     plan.save(tmp_path / "plan.json")
     loaded = jaxplan.load(tmp_path / "plan.json")
@@ -102,7 +102,7 @@ def test_a_saved_plan_keeps_what_is_hidden(tmp_path) -> None:
     assert " - hidden " not in _plan(overlap=False).choose("fastest").explain()
 
 
-def test_what_is_no_choice_is_refused() -> None:
+def test_an_invalid_choice_is_refused() -> None:
     with pytest.raises(jaxplan.ArgumentError, match="overlap is 'yes'; expected True"):
         _plan(overlap="yes")
 

@@ -192,7 +192,7 @@ def with_forbidden_pairs(model: CostModel, rng: np.random.Generator) -> CostMode
 
 
 @pytest.mark.parametrize("topology", ["h100:4", "p100:2x2"])
-def test_delta_simulation_of_a_step_costs_what_full_simulation_does(topology: str) -> None:
+def test_delta_simulation_costs_as_much_as_full_simulation(topology: str) -> None:
     """Proposals that are taken, given up and forbidden, one or several groups at a time, and fresh starts between."""
     graph = analyse_step(step, ARGS, {}, donate_argnums=(0,), static_argnums=())
     model, rng = build_cost_model(graph, Topology.parse(topology)), np.random.default_rng(0)

@@ -53,7 +53,7 @@ def test_communication_hides_behind_computation_that_does_not_need_it():
     assert timeline.makespan == 7.0 and timeline.busy_seconds(0) == 7.0
 
 
-def test_streams_serve_who_is_ready_first():
+def test_streams_serve_tasks_in_order_of_readiness():
     tasks = {
         0: Task(stream=1, seconds=5.0),
         1: Task(stream=2, seconds=1.0),
@@ -165,7 +165,7 @@ def test_tasks_appear_in_and_vanish_from_an_empty_graph(start_simulation):
 
 
 @SIMULATIONS
-def test_who_starts_at_once_goes_before_a_higher_number(start_simulation):
+def test_simultaneous_tasks_run_in_order_of_number(start_simulation):
     """Task 1 takes no time, so task 2 is ready together with task 5, on its stream."""
     tasks = {
         0: Task(stream=0, seconds=1.0),
@@ -179,7 +179,7 @@ def test_who_starts_at_once_goes_before_a_higher_number(start_simulation):
     assert simulation.timeline().start == {0: 0.0, 1: 1.0, 2: 4.0, 5: 1.0}
 
 
-def test_graphs_whose_tasks_start_together_are_followed_by_instants():
+def test_graphs_with_simultaneous_tasks_are_followed_by_instants():
     alone = {n: Task(stream=0, seconds=1.0) for n in range(100)}
     together = {n: Task(stream=n, seconds=1.0) for n in range(100)}
     assert isinstance(follow_changes(alone), DeltaSimulation)

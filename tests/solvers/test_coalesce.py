@@ -27,7 +27,7 @@ def random_problem(seed):
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_classes_cost_what_equal_configurations_cost(seed):
+def test_classes_cost_as_much_as_equal_configurations(seed):
     problem = random_problem(seed)
     small = coalesce(problem, CLASSES)
     assert small.num_configurations == (2, 3, 4) and len(small.edges) == 3

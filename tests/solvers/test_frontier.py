@@ -40,7 +40,7 @@ def test_without_exact_lists_hull_and_bounds_still_are_right(seed, solver, monke
         assert point.lower_bound <= fastest + 1e-9 <= point.time + 2e-9
 
 
-def test_hull_stage_reaches_what_exact_lists_reach_on_layers(monkeypatch):
+def test_hull_stage_equals_exact_lists_on_layers(monkeypatch):
     """On equal layers hull, moves and restricted lists come within a percent of the exact frontier."""
     problem = layered_problem(4, labels=2)
     exact = frontier(problem, "ft", max_points=10_000)

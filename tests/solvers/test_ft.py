@@ -52,7 +52,7 @@ def test_heuristic_elimination_gives_real_points_that_are_not_called_exact(seed)
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_heuristics_decide_for_what_they_weigh(seed):
+def test_heuristics_minimise_their_own_weights(seed):
     """Memory alone leads to less memory than time alone, and together they miss fewer points than one does."""
     problem = clique(seed)
     found = {

@@ -13,7 +13,7 @@ SHORT = ChainOptions(num_proposals=400, num_random=1)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_every_proposal_costs_what_the_changed_assignment_costs(seed):
+def test_every_proposal_costs_as_much_as_the_changed_assignment(seed):
     problem = random_problem(seed)
     rng = np.random.default_rng(seed)
     walk = additive_walks(problem)([0] * problem.num_nodes)

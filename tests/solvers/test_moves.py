@@ -55,7 +55,7 @@ def test_a_long_part_is_cut_along_the_graph():
     assert best == {6 + k: 12.0 - k + 0.5 for k in range(1, 6)}
 
 
-def test_an_edge_whose_choice_alone_differs_is_a_part():
+def test_an_edge_with_another_choice_only_is_a_part():
     choice = (np.array([[[2.0, 1.0]]]), np.array([[[0, 5]]]))
     problem = Problem(
         time=[np.zeros(1)] * 3, edges=[(0, 1, *choice), (1, 2, *choice)], memory=[np.zeros(1, int)] * 3

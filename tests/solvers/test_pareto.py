@@ -22,7 +22,7 @@ def random_lists(rng, cells, length):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_reduce_keeps_exactly_what_nothing_beats(seed):
+def test_reduce_keeps_exactly_the_undominated_points(seed):
     time, memory = random_lists(np.random.default_rng(seed), (3, 2), 12)
     lists = reduce_lists(time, memory)
     for cell in np.ndindex(3, 2):

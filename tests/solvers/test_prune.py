@@ -24,7 +24,7 @@ def test_an_optimum_of_one_cost_survives(seed, weights):
     assert least[0] == pytest.approx(least[1])
 
 
-def test_what_two_slopes_drop_every_slope_between_can_spare():
+def test_pruning_at_two_slopes_is_exact_at_every_slope_between():
     for seed in range(40):
         problem = random_problem(seed)
         small = restrict(problem, prune(problem, [(1.0, 0.3), (1.0, 2.0)]))

@@ -22,7 +22,7 @@ def colouring(seed, num_nodes=9, colours=3, density=0.5):
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_an_assignment_is_found_where_there_is_one(seed):
+def test_a_feasible_assignment_is_found(seed):
     problem = colouring(seed)
     every = np.array(list(itertools.product(range(3), repeat=9)))
     times, _, _ = problem.evaluate_many(every)

@@ -92,7 +92,7 @@ def test_every_solver_takes_parts_that_no_edge_joins(solver):
 
 
 @pytest.mark.parametrize("solver", ON_PLAIN_ARRAYS)
-def test_every_solver_says_what_would_fit(solver):
+def test_every_solver_names_the_least_memory_that_fits(solver):
     problem = random_problem(3)
     least = brute_frontier(problem)[0][0]
     with pytest.raises(InfeasibleError, match=f"the leanest one takes {least} bytes"):

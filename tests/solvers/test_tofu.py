@@ -51,7 +51,7 @@ def test_operators_suit_themselves_between_rows():
     assert all_row_greedy(problem, {0: 1, 2: 1}) == (1, 1, 1)
 
 
-def test_recursion_recosts_every_factor_with_what_was_chosen():
+def test_recursion_recosts_every_factor_after_earlier_choices():
     seen = []
 
     def recost(steps):

@@ -70,7 +70,7 @@ def test_data_parallelism_sums_every_gradient_once(gpt) -> None:
     assert state(plan) == (TOTAL, TOTAL)
 
 
-def test_zero1_splits_slots_alone_and_gathers_what_is_updated(gpt) -> None:
+def test_zero1_splits_only_slots_and_gathers_updated_parameters(gpt) -> None:
     """As many bytes as data parallelism's sums, which are a scatter and a gather; no copy of a parameter is made."""
     plan = gpt[0]["zero1"]
     assert totals(plan, SMALL) == {("reduce-scatter", DEVICES): TOTAL, ("all-gather", DEVICES): TOTAL}
@@ -252,7 +252,7 @@ def test_spatial_exchanges_rows_and_sums_gradients() -> None:
     assert plan.memory_parts["batch and other arguments"] == 2 * F32 * math.prod(IMAGES) // DEVICES
 
 
-def test_what_does_not_apply_says_why(gpt, cnn) -> None:
+def test_absent_strategies_give_their_reason(gpt, cnn) -> None:
     assert gpt[1].absent == {
         "hybrid_fsdp": "the topology has one level, where it is fsdp",
         "one_weird_trick": "the step is not a convolutional network",

@@ -160,7 +160,7 @@ def test_functions_take_about_the_operations_that_they_are_lowered_to(name: str)
     assert least <= _total(count_of(fn, name, _s(n)).vector) <= most + 12 * n
 
 
-def test_functions_that_loop_cost_what_their_loops_do() -> None:
+def test_functions_that_loop_cost_as_much_as_their_loops() -> None:
     """The incomplete beta function runs 200 trips of its continued fraction, each of several dozens of operations."""
     count = count_of(lax.betainc, "regularized_incomplete_beta", _s(10), _s(10), _s(10))
     assert 200 * 30 * 10 <= _total(count.vector) <= 200 * 100 * 10

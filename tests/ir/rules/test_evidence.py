@@ -28,7 +28,7 @@ def test_every_primitive_is_accounted_for_and_most_can_be_split() -> None:
     assert sum(entry.splits for entry in operators) >= _LEAST_SPLIT * len(operators)
 
 
-def test_what_needs_no_rule_and_has_one_is_known_to_be_whole() -> None:
+def test_rules_of_whole_primitives_are_listed_as_whole() -> None:
     both = set(_elsewhere.ELSEWHERE) & set(registered_primitives())
     assert both <= {*_opaque.WHOLE_BY_NATURE, "coo_spmm", "coo_spmv", "csr_spmm", "csr_spmv"}
 

@@ -18,7 +18,7 @@ def _splittable(rule: OperatorRule) -> list[str]:
 
 
 @pytest.mark.parametrize("case", RULE_CASES, ids=str)
-def test_what_can_be_split(case: RuleCase) -> None:
+def test_splittable_factors(case: RuleCase) -> None:
     operands, results = case.sides()
     rule = operator_rule(case.primitive, operands, results, case.params)
     assert rule.family != "unknown"

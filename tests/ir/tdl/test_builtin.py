@@ -68,7 +68,7 @@ _CASES = [
 
 
 @pytest.mark.parametrize("primitive, fn, description, shapes", _CASES)
-def test_description_says_what_the_rule_says(primitive: str, fn: Any, description: Any, shapes: list) -> None:
+def test_description_and_rule_agree(primitive: str, fn: Any, description: Any, shapes: list) -> None:
     operands = [np.ones(shape, np.float32) for shape in shapes]
     eqn = single_equation(fn, primitive, *operands)
     in_shapes, out_shapes = ([var.aval.shape for var in side] for side in (eqn.invars, eqn.outvars))

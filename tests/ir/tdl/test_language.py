@@ -56,7 +56,7 @@ def test_index_that_is_not_affine_is_refused(description: Any, index: str) -> No
         analyse(description, [(64,)], [(4, 4)])
 
 
-def test_what_is_no_affine_index_may_be_opaque() -> None:
+def test_an_index_that_is_not_affine_may_be_opaque() -> None:
     """The way out that the error names: the whole dimension is read."""
     analysis = analyse(lambda a: lambda i, j: Opaque("pick")(a[i, :], j), [(4, 6)], [(4, 6)])
     assert [strategy.variable for strategy in analysis.strategies] == ["i"]

@@ -153,7 +153,7 @@ def test_an_interruption_loses_nothing(
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
-def test_another_machine_is_refused_with_what_differs(
+def test_another_machine_is_refused_with_the_difference(
     tmp_path: Path, clockless: list[Any], interrupted: bool
 ) -> None:
     file = tmp_path / "table.json"
@@ -176,7 +176,7 @@ def test_a_journal_without_a_whole_first_line_is_begun_again(tmp_path: Path, clo
     assert len(jaxplan.mesh.profile.measure(tmp_path / "table.json", settings=QUICK, progress=False).entries) == 18
 
 
-def test_what_took_longer_than_something_larger_is_measured_again(
+def test_operations_slower_than_larger_ones_are_measured_again(
     clockless: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The 4 KiB reduction is disturbed at first, and the small product against one larger in every extent."""
