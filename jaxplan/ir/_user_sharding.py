@@ -105,8 +105,8 @@ def _check_axis_types(eqn: Any, mesh: Any) -> None:
     if explicit:
         raise _unsupported(
             eqn,
-            given=f"mesh {UserMesh.of(mesh)}, whose axes {explicit} are not of the type Auto",
-            expected="a mesh all of whose axes are AxisType.Auto",
+            given=f"mesh {UserMesh.of(mesh)} with axes {explicit} that are not of the type Auto",
+            expected="a mesh with axes of the type AxisType.Auto only",
             cause="jax.make_mesh makes Explicit axes, along which types carry shardings that leave a plan no choice",
             fix="jax.sharding.Mesh(devices, names), or jax.make_mesh(..., axis_types=(AxisType.Auto, ...))",
         )

@@ -75,5 +75,5 @@ def check_profile(topology: Topology, table: ProfileTable) -> None:
         raise ProfileError(
             f"the profile table lacks {len(missing)} of the collectives of {topology.name}, such as {missing[0]}.\n"
             "  likely cause: it was made for some kinds or groups only\n"
-            "  fix: run `jaxplan profile` with the same file; what is in it is not measured again"
+            "  fix: run `jaxplan profile` with the same file; its entries are not measured again"
         )

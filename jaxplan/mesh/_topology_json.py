@@ -44,7 +44,7 @@ def topology_from_json(body: Any, path: str) -> Topology:
             raise
         raise TopologyError(
             f"topology file {path!r} has a missing or malformed field: {error}.\n"
-            "  expected: what Topology.save writes, with figures of your own\n"
+            "  expected: a file of Topology.save, with figures of your own\n"
             "  likely cause: the file was edited\n"
             "  fix: mend that field, or save the topology again"
         ) from error
@@ -70,7 +70,7 @@ def _level(fields: Any, index: int, path: str) -> Level:
     if isinstance(fields, dict) and isinstance(fields.get("size"), list | dict):
         raise TopologyError(
             f"topology file {path!r}: {where}.size is {fields['size']!r}; expected one number, the "
-            "same for every node: machines whose nodes differ in their devices are not planned. Describe the part "
+            "same for every node: machines with unequal nodes are not planned. Describe the part "
             "of which all nodes have the same"
         )
     return typed(Level, fields, where)

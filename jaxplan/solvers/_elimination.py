@@ -17,7 +17,7 @@ from jaxplan.solvers._schedule import Schedule
 
 NOTHING_FEASIBLE_MSG = (
     "every assignment takes infinite time: no combination of configurations avoids the forbidden (infinite) "
-    "entries. Check the edges whose matrices hold infinities."
+    "entries. Check edges with infinities in their matrices."
 )
 
 

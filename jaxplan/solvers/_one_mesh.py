@@ -32,7 +32,7 @@ _UNMATCHED_MSG = (
     "from dimensions to the axes that split them"
 )
 _MISSING_MSG = (
-    "solver 'one_mesh' needs to know what configurations mean; expected meanings=, for each node and configuration the "
+    "solver 'one_mesh' needs the meaning of configurations; expected meanings=, for each node and configuration the "
     "axes that split each of its named dimensions. jaxplan.plan gives them, on plain arrays you do"
 )
 

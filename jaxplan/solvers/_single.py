@@ -28,7 +28,7 @@ _OVER_LIMIT_MSG = (
 )
 _HEURISTIC_MSG = (
     "solver {solver!r} ended at {found} bytes and {time:.6g} s; the limit is {limit} bytes. It is a heuristic that "
-    "need not find what fits. Use solver='auto'."
+    "may miss assignments that fit. Use solver='auto'."
 )
 
 

@@ -24,7 +24,7 @@ and larger by the fetched parts. None when every prime factor is used up."""
 
 _DEAD_END_MSG = (
     "fixing one path after the other, Tofu's search reached a dead end: nothing on the path of node {name} goes "
-    "with what is fixed already (infinite entries). Use solver='auto', or finite costs."
+    "with nodes that are already fixed (infinite entries). Use solver='auto', or finite costs."
 )
 
 

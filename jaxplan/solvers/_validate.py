@@ -97,7 +97,7 @@ class Arrays:
         if key in self._checked:
             return
         if np.isnan(time).any():
-            raise ProblemError(f"{what} holds NaN; mark what cannot be chosen with infinity")
+            raise ProblemError(f"{what} holds NaN; mark forbidden entries with infinity")
         if np.isneginf(time).any():
             raise ProblemError(f"{what} holds minus infinity; expected seconds")
         if np.isposinf(time).all():

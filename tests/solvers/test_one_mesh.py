@@ -121,5 +121,5 @@ def test_meanings_of_another_problem_are_refused():
     problem, meanings = random_model(0)
     with pytest.raises(ProblemError, match="one mapping for each configuration"):
         one_mesh(problem, meanings[:2])
-    with pytest.raises(ProblemError, match="needs to know what configurations mean"):
+    with pytest.raises(ProblemError, match="needs the meaning of configurations"):
         solve(problem, "one_mesh")

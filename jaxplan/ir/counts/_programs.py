@@ -21,8 +21,8 @@ from jaxplan.ir.rules._pallas import block_sizes
 
 _PROGRAMS = ("jaxpr", "call_jaxpr", "fun_jaxpr", "call", "callee", "body_jaxpr", "closed_jaxpr")
 """Parameters in which an equation keeps the program that it runs once."""
-_UNKNOWN_TRIPS = "a loop whose trips depend on data counts once"
-_DYNAMIC_GRID = "a grid whose size depends on data counts as one point"
+_UNKNOWN_TRIPS = "a loop with trips that depend on data counts once"
+_DYNAMIC_GRID = "a grid with a size that depends on data counts as one point"
 
 
 def program_count(jaxpr: Any) -> Count:

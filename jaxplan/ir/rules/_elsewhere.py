@@ -68,7 +68,7 @@ WHOLE_REASONS: dict[str, str] = {
     "spsolve": "every row of the solution depends on all of the matrix",
     "cholesky_update": "one matrix, and every row of the result depends on all before it",
     "platform_index": "a scalar",
-    "rng_bit_generator": "what a number is depends on the whole shape",
-    "rng_uniform": "what a number is depends on the whole shape",
+    "rng_bit_generator": "each number depends on the whole shape",
+    "rng_uniform": "each number depends on the whole shape",
 }
 """Primitive with a rule that splits nothing -> the reason."""

@@ -79,7 +79,7 @@ class _Walk:
         if isinstance(expression, OpaqueValue):
             for entry in expression.index:
                 if isinstance(entry, Index):
-                    self._refuse(entry, f"it picks from what {expression.name} returns")
+                    self._refuse(entry, f"it picks from the result of {expression.name}")
         if isinstance(expression, Reduction):
             self.owner.update(dict.fromkeys(expression.variables, number))
             if expression.reducer not in allowed:
@@ -179,6 +179,6 @@ def _check_bounds(description: Description, element: Element, sizes: dict[Variab
         last = entry.constant + sum(max(r, 0) for r in reach)
         if first < 0 or last >= size:
             raise RuleError(
-                f"{name}[{entry}] reads elements {first} to {last} of dimension {axis}, whose size is {size}.\n"
+                f"{name}[{entry}] reads elements {first} to {last} of dimension {axis} of size {size}.\n"
                 f"  fix: correct the index, or write padded({name}) where a constant surrounds the operand"
             )

@@ -24,7 +24,7 @@ from jaxplan.tdl import Max, Opaque, Sum, analyse, padded
         (lambda a, b: lambda i, j: a[i, :], "a slice stands outside of an Opaque call"),
         (lambda a, b: lambda i, j: a[j, i], "ranges over 6 in dimension 1 of result 0 and over 4 in dimension 0 of a"),
         (lambda a, b: lambda i, j: Sum(lambda k: a[i, k] * b[k, j]), "ranges over 6 in dimension 1 of a and over 4"),
-        (lambda a, b: lambda i, j: a[i + 1, j], r"a\[i \+ 1\] reads elements 1 to 4 of dimension 0, whose size is 4"),
+        (lambda a, b: lambda i, j: a[i + 1, j], r"a\[i \+ 1\] reads elements 1 to 4 of dimension 0 of size 4"),
         (lambda a, b: lambda i, j: a[i - 1, j], r"a\[i - 1\] reads elements -1 to 2.*padded\(a\)"),
         (lambda a, b: lambda i, j: Max(lambda d: padded(a)[i + d, j]), "range of index d is unknown.*d=3"),
         (lambda a, b: lambda i, j: Max(lambda d: a[i, j], e=3), r"ranges of \['e'\], and its variables are \['d'\]"),
