@@ -34,7 +34,7 @@ def decide_lowering(
 
     Args:
       configurations: one for each group of the step.
-      repeated: indices of the reads whose copy is gathered again in the backward pass.
+      repeated: indices of the reads with a copy that is gathered again in the backward pass.
     """
     model = build_cost_model(graph, topology, configurations=[(config,) for config in configurations])
     transfers = plan_transfers(graph, topology, model.reads, configurations, frozenset(repeated))
@@ -125,7 +125,7 @@ def _micro_batch_parts(shardings: PlanShardings) -> int:
 
 
 def _regather_anchors(shardings: PlanShardings) -> frozenset[int]:
-    """Dots whose result, no weight gradient, a repeated gather may wait for, on chips that fuse operators into dots."""
+    """Dots, weight gradients excluded, that a repeated gather may wait for, on chips that fuse operators into dots."""
     graph = shardings.graph
     if not (shardings.chip.fuses_products and shardings.repeated):
         return frozenset()

@@ -59,7 +59,7 @@ class DonatedBuffers:
         self._lock = threading.Lock()
 
     def own(self, given: Sequence[Any], placed: Sequence[Any]) -> list[Any]:
-        """The placed arguments, with copies for donated ones whose memory something else holds.
+        """The placed arguments, with copies of donated ones that share memory.
 
         Args:
           given: the arguments as the caller has them: arrays, NumPy arrays or numbers.
@@ -78,7 +78,7 @@ class DonatedBuffers:
         return placed
 
     def remember(self, placed: Sequence[Any], results: Iterable[Any]) -> None:
-        """Take note of a call: what it kept, and what it returned."""
+        """Take note of a call: the arrays that it kept and returned."""
         if self.donated:
             self._outputs = _references(results)
             self._kept = _references(placed[j] for j in self.watched)
@@ -93,7 +93,7 @@ class DonatedBuffers:
         )
 
     def _to_compare(self, in_place: Sequence[int], given: Sequence[Any], placed: Sequence[Any]) -> list[int]:
-        """Arguments whose buffers have to be looked at; none in a loop that passes on what it was returned."""
+        """Arguments whose buffers have to be looked at; none in a loop that passes on its results."""
         if not in_place:
             return []
         outputs, kept = self._outputs, self._kept

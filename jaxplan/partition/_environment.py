@@ -61,7 +61,7 @@ class Environment:
         if shardings is None:
             return self.read_replicated(t, eqn.index)
         sharding = shardings[position]
-        if sharding.partial and self.lowered.values.free[t]:  # what an accumulation starts from: zero on every device
+        if sharding.partial and self.lowered.values.free[t]:  # the start of an accumulation: zero on every device
             shape = (self.executor.size(sharding.partial), *self.tensors[t].shape)
             return self.executor.constrain(jnp.zeros(shape, self.tensors[t].dtype), sharding)
         return self.read(t, sharding, eqn.index, tie)
@@ -107,7 +107,7 @@ class Environment:
         return resharding if execution else None
 
     def replace(self, key: Copy | int, value: Any) -> None:
-        """Put a value in the place of a tensor, whose copies are forgotten, or of one copy of it."""
+        """Put a value in the place of a tensor, and forget its copies, or in the place of one copy."""
         if isinstance(key, int):
             self._forget_copies(key)
             self.env[key] = value

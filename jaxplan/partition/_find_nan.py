@@ -1,4 +1,4 @@
-"""Under `jax_debug_nans` and `jax_debug_infs`: check what a planned step returned, and find where it went wrong."""
+"""Under `jax_debug_nans` and `jax_debug_infs`: check the results of a planned step, and find where it went wrong."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check_results(program: Program, arguments: Sequence[Any], results: Sequence[
     Args:
       program: the traced step.
       arguments: its flat arguments, not donated.
-      results: what the planned program made of them.
+      results: of the planned program for them.
     """
     bad = [path for path, x in zip(program.out_paths, results, strict=True) if _is_bad(x)]
     if not bad:

@@ -1,7 +1,7 @@
 """Gradient barriers: where deferred weight gradients would raise the peak of a plan.
 
 A dot that makes the gradient of a parameter, or a sum that makes one of a scale, may run at any time before the update.
-The compiler was seen to defer all of them, and to keep what they read. That is harmless after the peak of a plan and
+The compiler was seen to defer all of them, and to keep their operands. That is harmless after the peak of a plan and
 costs memory before it, so the lowering asks for the gradients there, and only there.
 """
 

@@ -12,7 +12,7 @@ from jaxplan.partition._environment import Copy, Environment
 from jaxplan.partition._lowered_program import LoweredProgram
 
 Gradient: TypeAlias = tuple[Copy | int, Any]
-"""A gradient: the copy that was resharded, or the tensor whose sum is still to be taken; and its value."""
+"""A gradient: the copy that was resharded, or the tensor that is still to be summed; and its value."""
 
 
 class GradientTies:

@@ -31,7 +31,7 @@ class Gradients:
 
     @property
     def complete(self) -> tuple[int, ...]:
-        """Gradients whose value on a device is final, but for sums that are combined with others."""
+        """Gradients with a final value on a device, but for sums that are combined with others."""
         return (*self.reduced_at_once, *sorted(self.stored), *sorted(self.sums))
 
 

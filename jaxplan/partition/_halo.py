@@ -98,12 +98,12 @@ def _moved(x: Any, names: tuple[str, ...], pairs: Sequence[tuple[int, int]]) -> 
 
 
 def _or_outside(edge: Any, is_outside: Any, outside: Any) -> Any:
-    """What lies beyond the whole operand; a permute leaves zeros there."""
+    """The elements beyond the whole operand; a permute leaves zeros there."""
     return edge if outside is None else jnp.where(is_outside, outside, edge)
 
 
 def _cut(x: Any, axis: int, halo: Halo, window: SplitWindow, parts: int, names: tuple[str, ...]) -> Any:
-    """Of an extended block what the device's windows read."""
+    """The part of an extended block that the device's windows read."""
     if not halo.starts:
         return x
     length = window.window.reach(window.window.out_size // parts)
@@ -126,7 +126,7 @@ def _with_padding(
 
 
 def _outside(name: str, params: Mapping[str, Any], pieces: Sequence[Any], operand: int) -> Any:
-    """The value beyond the edges of an operand: neutral for what the windows do; None for zero."""
+    """The value beyond the edges of an operand: neutral for the windows' reduction; None for zero."""
     if name == "reduce_window":
         return pieces[len(pieces) // 2 + operand]
     if name in ("select_and_scatter_add", "select_and_gather_add"):

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from jaxplan.ir import Program
-    from jaxplan.plans._plan import Plan
+    from jaxplan.partition._plan_like import PlanLike
 
 
 def create(
-    plan: Plan, mesh: Mesh, init: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    plan: PlanLike, mesh: Mesh, init: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Any:
-    """What ``init(*args, **kwargs)`` returns, computed in the shardings that the plan has for it.
+    """The results of ``init(*args, **kwargs)``, computed in the shardings that the plan has for it.
 
     The initialiser is compiled as one program whose results are sharded, so no device ever holds an array that the plan
     splits. Random numbers are those of one device (`jax_threefry_partitionable`).

@@ -42,7 +42,7 @@ _STRUCTURE_MSG = (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Results:
-    """How flat results become what the step returns for one kind of call.
+    """How flat results become the results of the step for one kind of call.
 
     Attributes:
       tree: their structure.
@@ -97,7 +97,7 @@ class KnownCalls:
         """How results are to be returned for a call.
 
         Raises:
-          PlanMismatchError: the step is another program on these arguments; says what differs.
+          PlanMismatchError: the step is another program on these arguments; names the difference.
         """
         for kind in tuple(self._kinds):
             if kind.is_of(call):
@@ -191,7 +191,7 @@ def _changed_statics(ours: Sequence[Any], theirs: Sequence[Any]) -> Iterator[str
 
 
 def _changed_nodes(ours: Any, theirs: Any) -> list[tuple[Any, ...]]:
-    """Key paths of the parts of two trees that differ in type or in what they hold beside arrays."""
+    """Key paths of the parts of two trees that differ in type or in values beside arrays."""
     try:
         trees = [jax.tree.unflatten(tree, [_LEAF] * tree.num_leaves) for tree in (ours, theirs)]
         return list(_differences((), trees[0], trees[1]))

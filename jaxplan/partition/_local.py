@@ -89,7 +89,7 @@ def run_local(
 
 
 def _count_once(operand: Any, rule: OperatorRule, reduced: Mapping[int, tuple[str, ...]]) -> Any:
-    """What a scatter adds to, or multiplies, is held by the first device of each group alone, or it would count again.
+    """The operand of a scatter, on the first device of each group alone, or it would count again.
 
     A maximum or minimum may count as often as it likes.
     """

@@ -20,7 +20,7 @@ from jaxplan.partition._lowering import (
 
 
 class LoweredProgram:
-    """What an evaluation looks up.
+    """The tables of an evaluation.
 
     Attributes:
       graph, program: the step; only its equations, their rules and its values are read, no groups.
@@ -28,7 +28,7 @@ class LoweredProgram:
       chip: that the program is compiled for.
       out_layouts: of the outputs.
       by_read: (tensor, sharding) -> the resharding that brings the one to the other.
-      repeated: tensors whose copy is gathered again in the backward pass.
+      repeated: tensors with a copy that is gathered again in the backward pass.
     """
 
     def __init__(

@@ -108,7 +108,7 @@ class Deferred:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """What is asked of the compiler's order of execution, and what is predicted of it.
+    """The order of execution that is asked of the compiler, and deviations that are predicted.
 
     Attributes:
       orders: order constraints.
@@ -184,7 +184,7 @@ class Lowering:
       schedule: order constraints and barriers.
       reduced_at_once: gradient of a parameter -> its resharding, executed as soon as the gradient is made.
       stored_gradients: gradients of parameters that are made in the sharding in which the parameter is stored.
-      sums: gradients of biases and scales, whose sum over the devices is combined with others.
+      sums: gradients of biases and scales; their sums over the devices are combined with others.
       summands: parts of gradients that are added up before they are reduced.
       table_gradients: updates of zeros that make the gradient of a large table; they run one after the other.
       regather_anchors: dots, weight gradients excluded, whose result a repeated gather may wait for, on chips that fuse

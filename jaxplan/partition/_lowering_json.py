@@ -148,7 +148,7 @@ def _digest(data: Mapping[str, Any], decided_for: Any) -> str:
 
 
 def lowering_from_json(data: Any, decided_for: Any) -> Lowering:
-    """Read what `lowering_to_json` wrote.
+    """Read the data of `lowering_to_json`.
 
     Raises:
       MalformedError: a field is missing or malformed, or the decisions are not those that were saved with the plan.

@@ -1,4 +1,4 @@
-"""Bring arguments to where the plan wants them, and say once what had to move."""
+"""Bring arguments to where the plan wants them, and say once which of them had to move."""
 
 from __future__ import annotations
 

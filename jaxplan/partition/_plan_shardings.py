@@ -73,5 +73,5 @@ class PlanShardings:
 
     @functools.cached_property
     def repeated(self) -> frozenset[int]:
-        """Tensors whose copy is gathered again in the backward pass."""
+        """Tensors with a copy that is gathered again in the backward pass."""
         return frozenset(transfer.tensor for transfer in self.transfers if transfer.repeated)

@@ -198,7 +198,7 @@ class PlannedFunction:
         return call.opened.close(results_of(results))
 
     def _learn(self, call: Call, placed: Sequence[Any], results: Sequence[Any], results_of: Results) -> None:
-        """Recognise calls like this one, where the caller passes on what the last call returned."""
+        """Recognise calls like this one, where the caller passes on the last results."""
         last, self._last_results = self._last_results, tuple(map(weakref.ref, results))
         self.repeated = None
         is_plain = not self._handed and not results_of.has_statics

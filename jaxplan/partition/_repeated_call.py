@@ -118,7 +118,7 @@ class RepeatedCall:
         return self._unflatten(results)
 
     def _new_others(self, given: Sequence[Any], latest: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """What to remember of the arguments that are no results, if all arguments are as they should be."""
+        """The facts to remember of the arguments that are no results, if all arguments are as they should be."""
         count, ids = len(self._passed), self._latest[0]
         if [*map(id, given[:count])] != ids[:count]:
             return None
@@ -159,7 +159,7 @@ def repeated_call(
     donated: Sequence[bool],
     watched: Sequence[int],
 ) -> RepeatedCall | None:
-    """What recognises calls like one that has just run; None where its like cannot be recognised.
+    """A test for calls like one that has just run; None where its like cannot be recognised.
 
     Args:
       call: its arguments are placed as the plan wants them.

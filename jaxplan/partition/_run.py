@@ -135,7 +135,7 @@ class Run:
             self.gradients.collect(t)
 
     def _read_all(self, eqn: Equation, shardings: Sequence[Sharding]) -> list[Any]:
-        """The operands; those whose copy is gathered again first, because the one that they wait for is read after."""
+        """The operands; copies that are gathered again first, because the one that they wait for is read after."""
         tie, copies = self.tie(eqn.operands), self.values.copies
         if tie is not None and tie[1] in eqn.operands:
             sharding = shardings[eqn.operands.index(tie[1])]
@@ -159,7 +159,7 @@ class Run:
         if (how := lowered.unpoolings.get(index)) is not None:
             operands = unpooled(self, eqn, how, operands)
         barrier = lowered.barriers.get(index)
-        # A barrier materialises what would be computed inside of the dot (the gradient of logits): none for nothing.
+        # A barrier materialises operands computed inside of the dot (the gradient of logits): none for nothing.
         if barrier is not None and (self.gradients.any_waiting or barrier.is_resident):
             (operands[barrier.operand],) = self.gradients.after_all([operands[barrier.operand]])
         if (order := lowered.orders.get(index)) is not None:

@@ -38,7 +38,7 @@ class Executor:
       mesh: a mesh whose axes are the atomic axes in order (abstract or with devices).
       axes: the atomic axes.
       tiled: the devices keep matrices in tiles (TPU), see `_scatter_tiled`.
-      ordered: what an all-to-all brings is put in order at once (GPU), see `_moved`.
+      ordered: the result of an all-to-all is put in order at once (GPU), see `_moved`.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Executor:
         return piece[None] if step.target.partial else piece
 
     def _moved(self, x: Any, step: Step) -> Any:
-        """What a device has after one step.
+        """The piece of a device after one step.
 
         An all-to-all brings pieces one after the other. Left alone, the GPU compiler kept them so, with the dimension
         that was split in front, and gave that order to all that was computed from them: of a Transformer whose
@@ -154,7 +154,7 @@ def _least_order(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _behind_element(x: Any, other: Any) -> Any:
-    """``x``, chosen by a comparison with the first element of ``other``, whose outcome the compiler does not know.
+    """``x``, chosen by a comparison with the first element of ``other``; the compiler does not know its outcome.
 
     A number whose last bit was set is not zero, so it is never true.
     """
