@@ -26,11 +26,13 @@ from jaxplan.errors import TraceError as TraceError
 from jaxplan.errors import UnsupportedError as UnsupportedError
 
 if TYPE_CHECKING:
-    from jaxplan._api import compare as compare
-    from jaxplan._api import min_devices as min_devices
-    from jaxplan._api import plan as plan
-    from jaxplan._api import scaling as scaling
-    from jaxplan._auto import auto as auto
+    from jaxplan._api._auto import auto as auto
+    from jaxplan._api._load import load as load
+    from jaxplan._api._plan import compare as compare
+    from jaxplan._api._plan import min_devices as min_devices
+    from jaxplan._api._plan import plan as plan
+    from jaxplan._api._plan import scaling as scaling
+    from jaxplan._api._traced import trace as trace
     from jaxplan.frontend._pins import Forbid as Forbid
     from jaxplan.frontend._pins import Split as Split
     from jaxplan.frontend._pins import hint as hint
@@ -39,18 +41,18 @@ if TYPE_CHECKING:
     from jaxplan.ir.rules import register_rule as register_rule
     from jaxplan.mesh import Topology as Topology
     from jaxplan.plans._frontier import Frontier as Frontier
-    from jaxplan.plans._load import load as load
     from jaxplan.plans._plan import Plan as Plan
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "auto": "jaxplan._auto",
-    "compare": "jaxplan._api",
-    "min_devices": "jaxplan._api",
-    "plan": "jaxplan._api",
-    "scaling": "jaxplan._api",
-    "load": "jaxplan.plans._load",
+    "auto": "jaxplan._api._auto",
+    "compare": "jaxplan._api._plan",
+    "min_devices": "jaxplan._api._plan",
+    "plan": "jaxplan._api._plan",
+    "scaling": "jaxplan._api._plan",
+    "trace": "jaxplan._api._traced",
+    "load": "jaxplan._api._load",
     "Forbid": "jaxplan.frontend._pins",
     "Split": "jaxplan.frontend._pins",
     "hint": "jaxplan.frontend._pins",

@@ -28,7 +28,7 @@ from jaxplan import (
 from jaxplan.core import _log
 from jaxplan.cost import build_cost_model
 from jaxplan.mesh import Topology
-from jaxplan.search._planner import analyse_step
+from jaxplan.search._traced import analyse_step
 from jaxplan.search._uneven_dimensions import uneven_dimensions
 
 BATCH, WIDTH, HIDDEN = 30, 32, 128

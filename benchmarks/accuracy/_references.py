@@ -12,7 +12,7 @@ from benchmarks.models import build
 from jaxplan.cost import CostModel, ModelBuilder, Prediction
 from jaxplan.ir import StepGraph
 from jaxplan.mesh import Topology
-from jaxplan.search._planner import analyse_step
+from jaxplan.search._traced import analyse_step
 from jaxplan.simulate import predictor_of
 from jaxplan.strategies import apply_strategies, reference_solution
 from jaxplan.xla import Target

@@ -19,7 +19,7 @@ from jaxplan.mesh import ChipSpec, Topology
 from jaxplan.mesh.profile import Settings
 from jaxplan.mesh.profile._programs import lower_repeated
 from jaxplan.mesh.profile._timing import seconds_per_operation
-from jaxplan.search._planner import analyse_step
+from jaxplan.search._traced import analyse_step
 
 DTYPES = ("float32", "bfloat16")
 # Rows that are looked up lie apart by this many, a prime, so that none is in a cache because its neighbour was.

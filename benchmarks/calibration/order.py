@@ -33,7 +33,8 @@ from benchmarks.models import MODELS
 from jaxplan.core._files import write_whole
 from jaxplan.cost import CostModel, Predictor, build_cost_model
 from jaxplan.mesh import CHIPS, Machine, Topology
-from jaxplan.search._planner import analyse_step, make_plan
+from jaxplan.search._make_plan import make_plan
+from jaxplan.search._traced import analyse_step
 from jaxplan.solvers import frontier
 from jaxplan.strategies import apply_strategies, reference_solution
 

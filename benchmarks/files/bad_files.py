@@ -31,7 +31,7 @@ from jaxplan import JaxplanError
 from jaxplan.cost import build_cost_model
 from jaxplan.mesh import COLLECTIVES, Machine, ProfileTable, Topology, collective_seconds
 from jaxplan.mesh._profile_check import group_shapes
-from jaxplan.search._planner import analyse_step
+from jaxplan.search._traced import analyse_step
 
 LIMIT_SECONDS = 20
 """Of the processor: a mutant that takes longer hangs."""

@@ -24,12 +24,14 @@ import jax
 from benchmarks._options import add_overrides
 from benchmarks.models import MODELS, build
 from jaxplan.core._progress import Progress
+from jaxplan.frontend._options import Options
 from jaxplan.ir import StepGraph, analyse, trace
 from jaxplan.mesh import Topology
+from jaxplan.plans._undominated import undominated
 from jaxplan.search._candidate import Candidate
 from jaxplan.search._open_configurations import open_configurations
-from jaxplan.search._planner import Search, find_solutions, predict_all
-from jaxplan.search._shown_points import undominated
+from jaxplan.search._score import predict_all
+from jaxplan.search._solve import find_solutions
 from jaxplan.simulate import predictor_of
 from jaxplan.strategies import apply_strategies
 
@@ -82,13 +84,13 @@ def compare(model: str, overrides: dict[str, Any], topology: str) -> Comparison:
 
 def _found(graph: StepGraph, machine: Topology) -> tuple[list[Candidate], int]:
     """What a search finds and nothing beats, and the number of groups."""
-    strategy_plans = apply_strategies(graph, machine).plans
-    search = Search(memory_limit_bytes=None, remat=False)
+    strategies = apply_strategies(graph, machine).plans
+    options = Options(remat=False)
     with Progress(False) as report:
-        configurations = [plan.configurations for plan in strategy_plans.values()]
+        configurations = [plan.configurations for plan in strategies.values()]
         opened = open_configurations(graph, machine, lambda _: None, configurations)
         predictor = predictor_of(opened.model)
-        candidates = predict_all(predictor, find_solutions(predictor, strategy_plans, search, report), report)
+        candidates = predict_all(predictor, find_solutions(predictor, strategies, options, report), report)
     return undominated(candidates), len(graph.grouping.groups)
 
 

@@ -24,7 +24,8 @@ from jaxplan import Plan
 from jaxplan.cost import ModelBuilder, tiny_groups
 from jaxplan.ir import ordered
 from jaxplan.mesh import Topology
-from jaxplan.search._planner import analyse_step, make_plan
+from jaxplan.search._make_plan import make_plan
+from jaxplan.search._traced import analyse_step
 from jaxplan.simulate import predictor_of
 from jaxplan.strategies import apply_strategies, reference_solution
 

@@ -21,7 +21,7 @@ from jaxplan import JaxplanError
 from jaxplan.cost import CostModel, Predictor
 from jaxplan.mesh import Topology
 from jaxplan.search._open_configurations import open_configurations
-from jaxplan.search._planner import analyse_step
+from jaxplan.search._traced import analyse_step
 from jaxplan.simulate import PlanSimulator, simulated_walks
 from jaxplan.solvers import ChainOptions, Problem, frontier, solve, walk_chains
 from jaxplan.solvers._ft import track_frontier

@@ -26,7 +26,7 @@ from jaxplan.ir import STORED_KINDS
 from jaxplan.mesh import Topology
 from jaxplan.search._mcmc_starts import simulated_chains
 from jaxplan.search._open_configurations import open_configurations
-from jaxplan.search._planner import analyse_step
+from jaxplan.search._traced import analyse_step
 from jaxplan.simulate import PlanSimulator, simulated_walks
 from jaxplan.simulate._operator_walk import OperatorWalk
 from jaxplan.simulate._plan_walk import FullPlanWalk

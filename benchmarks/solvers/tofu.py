@@ -23,8 +23,9 @@ import jaxplan
 from jaxplan.cost import build_cost_model
 from jaxplan.ir import StepGraph
 from jaxplan.plans._plan import Plan
-from jaxplan.search._planner import analyse_step, make_plan
+from jaxplan.search._make_plan import make_plan
 from jaxplan.search._tofu import PARTITION_SOLVERS, partition
+from jaxplan.search._traced import analyse_step
 from jaxplan.simulate import predictor_of
 from jaxplan.strategies import reference_solution
 

@@ -23,7 +23,7 @@ def check_before_planning(arguments: argparse.Namespace, topology: str | Topolog
     ArgumentError: no such choice, or two options that name one file. SaveError: a file that cannot be written.
     MissingExtraError: the library that draws a plot, or compiles for an audit, is not installed.
     """
-    from jaxplan.search._planner import parse_topology
+    from jaxplan.mesh import parse_topology
 
     if getattr(arguments, "choose", None):
         check_choice(arguments.choose, parse_topology(topology))

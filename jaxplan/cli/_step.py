@@ -122,7 +122,7 @@ def _topology(arguments: argparse.Namespace) -> Any:
     """The given topology; with the prices of the profile where one was given too."""
     if arguments.profile is None:
         return arguments.topology
-    from jaxplan.search._planner import parse_topology
+    from jaxplan.mesh import parse_topology
 
     return parse_topology(arguments.topology).with_profile(arguments.profile)
 

@@ -101,8 +101,12 @@ _cudnn_lock = threading.RLock()
 
 
 @contextlib.contextmanager
-def cudnn_assumed(capability: tuple[int, int]) -> Iterator[None]:
-    """Where there is no cuDNN, tracing goes on as on a GPU of that compute capability (major, minor)."""
+def cudnn_assumed(capability: tuple[int, int]) -> Iterator[list[str]]:
+    """Where there is no cuDNN, tracing goes on as on a GPU of that compute capability (major, minor).
+
+    Gives a list to which the names of JAX's questions about GPUs are added.
+    """
+    asked: list[str] = []
     try:
         module = importlib.import_module("jax._src.cudnn.fused_attention_stablehlo")
         original = {
@@ -110,28 +114,46 @@ def cudnn_assumed(capability: tuple[int, int]) -> Iterator[None]:
             for name in ("check_cudnn_version", "check_compute_capability", "is_cuda_compute_capability_equal")
         }
     except (ImportError, AttributeError):  # another version of JAX: it asks in another way, or not at all
-        yield
+        yield asked
         return
-    with contextlib.suppress(RuntimeError):
+    answers = dict(original) if _has_cudnn(original) else _answers(capability)
+
+    def heard(name: str) -> Any:
+        def answer(*args: Any) -> Any:
+            asked.append(name)
+            return answers[name](*args)
+
+        return answer
+
+    with _cudnn_lock:
+        try:
+            for name in original:
+                setattr(module, name, heard(name))
+            yield asked
+        finally:
+            for name, function in original.items():
+                setattr(module, name, function)
+
+
+def _has_cudnn(original: dict[str, Any]) -> bool:
+    try:
         original["check_cudnn_version"]()
-        original = {}  # it is installed: nothing is assumed
+    except RuntimeError:
+        return False
+    return True
+
+
+def _answers(capability: tuple[int, int]) -> dict[str, Any]:
+    """JAX's questions as a GPU of that compute capability answers them."""
 
     def wanted(text: str) -> tuple[int, ...]:
         return tuple(map(int, text.split(".")))
 
-    assumed = {
+    return {
         "check_cudnn_version": lambda: _CUDNN_VERSION,
         "check_compute_capability": lambda text: capability >= wanted(text),
         "is_cuda_compute_capability_equal": lambda text: capability == wanted(text),
     }
-    with _cudnn_lock:
-        try:
-            for name in original:
-                setattr(module, name, assumed[name])
-            yield
-        finally:
-            for name, function in original.items():
-                setattr(module, name, function)
 
 
 def has_effects(eqn: Any) -> bool:

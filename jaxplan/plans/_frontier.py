@@ -15,7 +15,7 @@ from jaxplan.core._json import MalformedError, required, typed
 from jaxplan.core._units import format_bytes, parse_memory
 from jaxplan.errors import ArgumentError, InfeasibleError, PlanFileError, UnsupportedError
 from jaxplan.plans._choice import POINT_NAMES, point_number
-from jaxplan.search._shown_points import undominated
+from jaxplan.plans._undominated import undominated
 
 if TYPE_CHECKING:
     from jaxplan.plans._plan import Plan

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from jaxplan.core._log import warn_once
 from jaxplan.errors import ArgumentError
+from jaxplan.frontend._options import MAX_PLANS
 
 if TYPE_CHECKING:
     from jaxplan.frontend._call_key import CallKey
     from jaxplan.partition import PlannedFunction, Results
     from jaxplan.plans._frontier import Frontier
 
-MAX_PLANS = 32
-"""By default; a plan holds its program, analysed and compiled."""
 MAX_CALLS_PER_PLAN = 16
 """Kinds of calls that share a plan; closures that are made anew for every call are such kinds."""
 

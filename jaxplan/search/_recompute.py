@@ -26,8 +26,8 @@ from jaxplan.ir import (
     recomputable_blocks,
     rematerialise,
 )
+from jaxplan.plans._undominated import undominated
 from jaxplan.search._candidate import Candidate
-from jaxplan.search._shown_points import undominated
 from jaxplan.simulate import predictor_of
 from jaxplan.solvers import frontier
 

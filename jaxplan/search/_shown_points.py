@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Sequence
+from typing import TypeVar
+
+from jaxplan.plans._undominated import Timed, undominated
 
 NUM_RUNGS = 24
 """Steps of the geometric ladder of memory between the leanest and the fastest point, one point at each rung at most."""
@@ -12,27 +14,8 @@ SAME_MEMORY = 0.01
 """Plans nearer than this fraction of memory are one point, the fastest of them: no prediction tells them apart, and
 nobody gives half of the speed for a hundredth of the memory."""
 
-
-class Priced(Protocol):
-    """A plan or a candidate for one: seconds of a step and bytes on a device."""
-
-    @property
-    def memory_bytes(self) -> int: ...
-    @property
-    def time_seconds(self) -> float: ...
-
-
-_P = TypeVar("_P", bound=Priced)
-_Q = TypeVar("_Q", bound=Priced)
-
-
-def undominated(plans: Iterable[_P]) -> list[_P]:
-    """The plans that none beats in both time and memory, by ascending memory; of equals, the first given."""
-    best: list[_P] = []
-    for plan in sorted(plans, key=lambda plan: (plan.memory_bytes, plan.time_seconds)):
-        if not best or plan.time_seconds < best[-1].time_seconds:
-            best.append(plan)
-    return best
+_P = TypeVar("_P", bound=Timed)
+_Q = TypeVar("_Q", bound=Timed)
 
 
 def shown_points(references: Sequence[_P], found: Sequence[_Q], limit_bytes: int | None) -> list[_P | _Q]:
@@ -47,7 +30,7 @@ def shown_points(references: Sequence[_P], found: Sequence[_Q], limit_bytes: int
     Returns:
       Points by ascending memory; none where nothing fits.
     """
-    # Of equals the solver's: it splits the leading dimension where others cost the same: its pieces arrive in order.
+    # Of equals what was found: it splits the leading dimension where others cost the same: its pieces arrive in order.
     everything: list[_P | _Q] = [*found, *references]
     best = undominated(p for p in everything if limit_bytes is None or p.memory_bytes <= limit_bytes)
     best = _apart(best, min((p.memory_bytes for p in references), default=math.inf))

@@ -21,7 +21,7 @@ from jaxplan.core._log import until_interrupted
 from jaxplan.errors import ArgumentError, AuditError
 from jaxplan.partition._verified import Verified
 from jaxplan.plans._frontier import Frontier, infeasible_error
-from jaxplan.search._shown_points import undominated
+from jaxplan.plans._undominated import undominated
 
 if TYPE_CHECKING:
     from jaxplan.audit import CompiledReport

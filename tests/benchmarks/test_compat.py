@@ -16,7 +16,7 @@ from benchmarks.compat._report import report
 from benchmarks.compat._work import work_of
 from jaxplan.core._compat import Primitive
 from jaxplan.mesh import Topology
-from jaxplan.search._planner import analyse_step
+from jaxplan.search._traced import analyse_step
 
 CLOSE = 1e-4
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxplan.cost import Predictor, build_cost_model
 from jaxplan.mesh import Topology
-from jaxplan.search._planner import analyse_step
+from jaxplan.search._traced import analyse_step
 
 
 def shape(*dims: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:

@@ -7,7 +7,7 @@ import pytest
 from jaxplan.cost import build_cost_model
 from jaxplan.cost._extended import ExtendedImages
 from jaxplan.mesh import Topology
-from jaxplan.search._planner import analyse_step
+from jaxplan.search._traced import analyse_step
 from jaxplan.strategies import apply_strategies, reference_solution
 from tests.strategies.small_models import F32, IMAGES, image_case
 

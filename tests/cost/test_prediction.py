@@ -13,7 +13,8 @@ import pytest
 
 from jaxplan.cost import CostModel, Predictor, build_cost_model, plan_transfers
 from jaxplan.mesh import Topology, collective_seconds
-from jaxplan.search._planner import Proof, analyse_step, make_plan
+from jaxplan.search._make_plan import Proof, make_plan
+from jaxplan.search._traced import analyse_step
 from jaxplan.strategies import apply_strategies, reference_solution
 from jaxplan.xla._lifetimes import Lifetimes
 from tests.cost.one_device import shape

@@ -5,7 +5,7 @@ import numpy as np
 from jaxplan.cost import ModelBuilder
 from jaxplan.cost._priced_pairs import PricedPairs
 from jaxplan.mesh import Topology
-from jaxplan.search._planner import analyse_step
+from jaxplan.search._traced import analyse_step
 from jaxplan.solvers import solve
 from jaxplan.strategies import apply_strategies, reference_solution
 from tests.small_steps import AUTOENCODER_ARGS, autoencoder_step

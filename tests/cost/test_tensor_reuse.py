@@ -12,7 +12,7 @@ import pytest
 
 from jaxplan.cost import CostModel, Predictor, build_cost_model
 from jaxplan.mesh import Topology
-from jaxplan.search._planner import analyse_step
+from jaxplan.search._traced import analyse_step
 from tests.cost.one_device import shape
 
 ROWS, WIDTH = 64, 32

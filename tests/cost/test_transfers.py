@@ -16,7 +16,7 @@ import pytest
 import jaxplan
 from jaxplan.cost import Read, Span, Transfer, find_reads
 from jaxplan.mesh import Path, Sharding
-from jaxplan.search._planner import analyse_step
+from jaxplan.search._traced import analyse_step
 
 WIDTH = 32
 Tree = dict[str, jax.Array]

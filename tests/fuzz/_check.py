@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxplan.ir import StepGraph
 from jaxplan.mesh import Topology
-from jaxplan.search._planner import analyse_step
+from jaxplan.search._traced import analyse_step
 from tests.fuzz._noise import deviations
 from tests.fuzz._pieces import on_pieces
 from tests.fuzz._program import Program

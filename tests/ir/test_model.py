@@ -10,7 +10,7 @@ import numpy as np
 
 import jaxplan
 from jaxplan.ir import UNGROUPED
-from jaxplan.search._planner import analyse_step
+from jaxplan.search._traced import analyse_step
 
 COUNT, WIDTH, CODES, DECAY = 256, 32, 128, 0.9
 State = dict[str, jax.Array]

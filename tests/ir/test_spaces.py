@@ -12,7 +12,7 @@ import pytest
 from jaxplan.ir import StepGraph, dimension_graph
 from jaxplan.ir._groups import coarsen
 from jaxplan.ir._space import SpaceFacts, group_space
-from jaxplan.search._planner import analyse_step
+from jaxplan.search._traced import analyse_step
 from tests.small_steps import gpt_init, token_batch, train_step
 
 

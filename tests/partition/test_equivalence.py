@@ -16,7 +16,8 @@ import jaxplan
 from jaxplan.cost import Predictor, build_cost_model, plan_transfers
 from jaxplan.ir import StepGraph
 from jaxplan.mesh import Topology
-from jaxplan.search._planner import analyse_step, make_plan
+from jaxplan.search._make_plan import make_plan
+from jaxplan.search._traced import analyse_step
 from tests.small_steps import VOCABULARY, gpt_init, token_batch, train_step
 
 NUM_STEPS = 20

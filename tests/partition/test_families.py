@@ -15,7 +15,7 @@ from flax import linen as nn
 
 import jaxplan
 from benchmarks.models import MODELS, ModelSpec
-from jaxplan.search._planner import analyse_step
+from jaxplan.search._traced import analyse_step
 
 NUM_STEPS = 6
 POINTS = ("fastest", "knee", "leanest")

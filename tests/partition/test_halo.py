@@ -20,7 +20,7 @@ from jaxplan.cost._inner import inner_of_plan
 from jaxplan.cost._splits import split_counts
 from jaxplan.ir import WHOLE, StepGraph, Window
 from jaxplan.mesh import Topology
-from jaxplan.search._planner import analyse_step
+from jaxplan.search._traced import analyse_step
 from jaxplan.xla import Target
 from tests.fuzz._strategies import Strategy, plan_of
 

@@ -10,7 +10,8 @@ import pytest
 from jaxplan.cost import KEEP, REPEAT, Predictor, build_cost_model
 from jaxplan.ir import Remat, recomputable_blocks, rematerialise
 from jaxplan.mesh import Topology
-from jaxplan.search._planner import analyse_step, make_plan
+from jaxplan.search._make_plan import make_plan
+from jaxplan.search._traced import analyse_step
 
 BATCH, WIDTH, HIDDEN, LAYERS = 2048, 16, 512, 2
 

@@ -23,7 +23,7 @@ import jaxplan
 from jaxplan.ir import StepGraph, _registry
 from jaxplan.ir.rules import operator_rule, registered_primitives
 from jaxplan.search._operator_notes import operator_notes
-from jaxplan.search._planner import analyse_step
+from jaxplan.search._traced import analyse_step
 from jaxplan.tdl import Opaque, Sum
 from tests.ir.rules._equations import rule_of, single_equation
 from tests.partition.test_local import run_split

@@ -25,7 +25,8 @@ from jaxplan.partition._lowering import Resharding
 from jaxplan.partition._plan_shardings import PlanShardings
 from jaxplan.partition._sliced_reads import find_sliced_reads
 from jaxplan.plans._plan import Plan
-from jaxplan.search._planner import analyse_step, make_plan
+from jaxplan.search._make_plan import make_plan
+from jaxplan.search._traced import analyse_step
 from tests.partition.edited_plans import with_lowering
 
 NUM_DRAWS = 3

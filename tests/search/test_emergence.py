@@ -15,8 +15,14 @@ import pytest
 
 import jaxplan
 from jaxplan.cost import CostModel, Predictor, build_cost_model
+from jaxplan.frontend._options import Options
 from jaxplan.mesh import Topology
-from jaxplan.search._planner import Search, analyse_step, make_plan, solve_model
+from jaxplan.search._assemble import shown_plans
+from jaxplan.search._make_plan import make_plan
+from jaxplan.search._price import Priced
+from jaxplan.search._score import score
+from jaxplan.search._solve import solve
+from jaxplan.search._traced import analyse_step
 from jaxplan.strategies import apply_strategies, reference_solution
 
 
@@ -48,9 +54,10 @@ def mlp(widths: tuple[int, ...], batch: int, topology: str) -> CostModel:
 
 def searched(model: CostModel, memory_limit_bytes: int | None = None) -> jaxplan.Plan:
     """The fastest plan that the search finds by itself within a limit."""
-    search = Search(memory_limit_bytes=memory_limit_bytes, remat=False)
-    plans, references = solve_model(model, {}, search, lambda *_: None)
-    assert not references
+    options, quiet = Options(memory=memory_limit_bytes, remat=False), lambda *_: None
+    candidates = score(solve(Priced(model=model), options, quiet), options, quiet)
+    assert not candidates.references
+    plans = shown_plans(candidates, memory_limit_bytes)
     return min(plans, key=lambda plan: plan.time_seconds)
 
 

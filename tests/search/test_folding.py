@@ -11,7 +11,7 @@ import pytest
 from benchmarks.models import build
 from jaxplan.cost import CostModel, _model_builder, build_cost_model
 from jaxplan.mesh import Topology
-from jaxplan.search._planner import analyse_step
+from jaxplan.search._traced import analyse_step
 from jaxplan.solvers import frontier, solve
 from jaxplan.solvers._elimination import run_schedule
 from jaxplan.solvers._schedule import build_schedule

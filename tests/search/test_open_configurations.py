@@ -10,7 +10,7 @@ from jaxplan.cost import ModelBuilder
 from jaxplan.ir import COARSE_CONFIGURATIONS, FactorClass, enumerate_configurations, neighbours
 from jaxplan.mesh import Topology
 from jaxplan.search import _open_configurations as _hierarchy
-from jaxplan.search._planner import analyse_step
+from jaxplan.search._traced import analyse_step
 from jaxplan.solvers import solve
 from tests.small_steps import AUTOENCODER_ARGS, autoencoder_step
 

@@ -8,9 +8,9 @@ import jaxplan
 from jaxplan.cost import find_reads
 from jaxplan.ir import STORED_KINDS
 from jaxplan.mesh import Topology
-from jaxplan.search._planner import analyse_step
 from jaxplan.search._recurrences import layer_groups, time_step_classes
 from jaxplan.search._tofu import PARTITION_SOLVERS, partition
+from jaxplan.search._traced import analyse_step
 
 SHAPE = (64, 64)
 

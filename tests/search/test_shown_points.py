@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from jaxplan.search._shown_points import NUM_RUNGS, shown_points, undominated
+from jaxplan.plans._undominated import undominated
+from jaxplan.search._shown_points import NUM_RUNGS, shown_points
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import jaxplan
 from jaxplan.cost import ModelBuilder, find_reads
 from jaxplan.cost._hiding import hidden_shares, visible_seconds
 from jaxplan.mesh import Topology
-from jaxplan.search._planner import analyse_step
+from jaxplan.search._traced import analyse_step
 from jaxplan.simulate import OverlappedPredictor, predictor_of
 from tests.small_steps import AUTOENCODER_ARGS, autoencoder_step
 

@@ -15,7 +15,7 @@ from jaxplan.cost import CostModel, Predictor, build_cost_model
 from jaxplan.ir import STORED_KINDS
 from jaxplan.mesh import Topology, collective_seconds
 from jaxplan.search import _mcmc_starts as _chains
-from jaxplan.search._planner import analyse_step
+from jaxplan.search._traced import analyse_step
 from jaxplan.simulate import PlanSimulator, simulated_walks
 from jaxplan.simulate._plan_pieces import PlanPieces
 from jaxplan.simulate._plan_walk import FORBIDDEN_SECONDS, DeltaPlanWalk, FullPlanWalk

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import jaxplan
 from jaxplan.cost import Predictor, build_cost_model
 from jaxplan.mesh import Topology
-from jaxplan.search._planner import analyse_step, make_plan
+from jaxplan.search._make_plan import make_plan
+from jaxplan.search._traced import analyse_step
 from jaxplan.strategies import References, apply_strategies, reference_solution
 
 F32 = 4

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxplan.mesh import Topology
-from jaxplan.search._planner import analyse_step
+from jaxplan.search._traced import analyse_step
 from jaxplan.xla import Target, analyse_buffers
 from tests.cost.one_device import shape
 

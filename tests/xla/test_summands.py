@@ -12,7 +12,7 @@ from flax import linen as nn
 import jaxplan
 from jaxplan.audit import compile_plan
 from jaxplan.mesh import Topology
-from jaxplan.search._planner import analyse_step
+from jaxplan.search._traced import analyse_step
 from jaxplan.xla import Target, analyse_buffers
 from jaxplan.xla.rules.gpu.summands import num_blocks
 

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 import threading
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+from collections.abc import Callable
+from typing import Any, Generic, ParamSpec, TypeVar, Unpack, overload
 
-from jaxplan._api import plan_with_options
 from jaxplan.core import _compat
 from jaxplan.core._log import warn_once
 from jaxplan.errors import ArgumentError
 from jaxplan.frontend._arguments import check_call, step_name
 from jaxplan.frontend._call import Call, opened_call
 from jaxplan.frontend._call_key import CallKey
+from jaxplan.frontend._options import ALL, Keywords, Options, only, takes_options
 from jaxplan.frontend._step_options import StepOptions
-from jaxplan.plans._plan_cache import MAX_PLANS, CacheInfo, PlanCache, Ready
-
-if TYPE_CHECKING:
-    from jaxplan.mesh import Topology
-    from jaxplan.partition import PlannedFunction
-    from jaxplan.plans._frontier import Frontier
-    from jaxplan.plans._plan import Plan
+from jaxplan.mesh import parse_topology
+from jaxplan.partition import PlannedFunction, device_mesh, runs_as_planned
+from jaxplan.plans._frontier import Frontier
+from jaxplan.plans._plan import Plan
+from jaxplan.plans._plan_cache import CacheInfo, PlanCache, Ready
+from jaxplan.search._entry import StepToPlan, plan_on
+from jaxplan.search._fitting import fitting_run
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -38,76 +37,44 @@ class Counts:
 
 
 @overload
-def auto(
-    step: Callable[P, R],
-    /,
-    *,
-    topology: str | Topology | None = None,
-    memory: int | str | None = None,
-    choose: str | int = "fastest",
-    solver: str = "auto",
-    donate_argnums: int | Sequence[int] | None = None,
-    static_argnums: int | Sequence[int] = (),
-    static_argnames: str | Sequence[str] = (),
-    progress: Any = None,
-    remat: bool | None = None,
-    overlap: bool = False,
-    verify: bool | str = False,
-    cache_dir: str | os.PathLike[str] | None = None,
-    max_plans: int | None = MAX_PLANS,
-) -> Auto[P, R]: ...
+def auto(step: Callable[P, R], /, **options: Unpack[Keywords]) -> Auto[P, R]: ...
 @overload
-def auto(
-    *,
-    topology: str | Topology | None = None,
-    memory: int | str | None = None,
-    choose: str | int = "fastest",
-    solver: str = "auto",
-    donate_argnums: int | Sequence[int] | None = None,
-    static_argnums: int | Sequence[int] = (),
-    static_argnames: str | Sequence[str] = (),
-    progress: Any = None,
-    remat: bool | None = None,
-    overlap: bool = False,
-    verify: bool | str = False,
-    cache_dir: str | os.PathLike[str] | None = None,
-    max_plans: int | None = MAX_PLANS,
-) -> Callable[[Callable[P, R]], Auto[P, R]]: ...
+def auto(**options: Unpack[Keywords]) -> Callable[[Callable[P, R]], Auto[P, R]]: ...
 def auto(step: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Decorate a single-device step so that it runs on all devices, planned at its first call.
 
-    Options are those of `plan`, whose ``verify=True`` compiles around the choice, and ``choose``: ``"fastest"``
-    (default), ``"knee"``, ``"leanest"``, the name of a reference strategy (docs/strategies.md) or an index of the
-    frontier. The first call traces, plans, places the arguments, compiles and runs; later calls with arguments of the
-    same structure, shapes and dtypes only run.
+    The first call traces, plans, places the arguments, compiles and runs; later calls with arguments of the same
+    structure, shapes and dtypes only run. The memory of the compiled program is read before it runs: above the limit,
+    the next plan of the frontier that fits is taken, and a warning says so (docs/behaviour.md).
 
-    The memory of the compiled program is read before it runs: above the limit, the next plan of the frontier that fits
-    is taken, and a warning says so (docs/behaviour.md). At most ``max_plans`` plans are kept, one for each kind of
-    arguments, the least recently used forgotten first; None keeps all.
+    Args:
+      step: the step; left out where options are given: ``@jaxplan.auto(choose="knee")``.
+      {options}
+
+    >>> import jax, jax.numpy as jnp, jaxplan
+    >>> @jaxplan.auto(topology="cpu:1")
+    ... def step(w, x):
+    ...     return w - 0.1 * jax.grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+    >>> step(jnp.zeros((8, 4)), jnp.ones((16, 8))).shape
+    (8, 4)
+    >>> step.cache_info().plans
+    1
     """
-    unknown = sorted(set(options) - _OPTIONS)
-    if unknown:
-        raise ArgumentError(
-            f"auto was given {', '.join(unknown)}; expected options are {', '.join(sorted(_OPTIONS))}"
-        )
+    checked = only(options, ALL, "auto")
     if step is None:
-        return functools.partial(Auto, options=options)
+        return functools.partial(Auto, options=checked)
     if not callable(step):
         raise ArgumentError(
             f"auto decorates a function, and was given {step!r}; options are keywords: @auto(choose='knee')"
         )
-    return Auto(step, options=options)
+    return Auto(step, options=checked)
 
+
+auto = takes_options(ALL)(auto)
 
 _DISABLED_MSG = (
     "jit is disabled (jax.disable_jit): {step} runs operator by operator, as written and without its plan. Arguments "
     "that lie on one device stay there"
-)
-
-_NAMES_OF_ARGUMENTS = ("static_argnums", "static_argnames", "donate_argnums")
-_OPTIONS = frozenset(
-    {"topology", "memory", "choose", "solver", "progress", "remat", "overlap", "verify", "cache_dir"}
-    | {"max_plans", *_NAMES_OF_ARGUMENTS}
 )
 
 
@@ -115,22 +82,18 @@ class Auto(Generic[P, R]):
     """A decorated step; call it like the step itself.
 
     Attributes:
-      plan, frontier: those of the last new kind of arguments; errors before the first call.
+      plan, frontier: what the last new kind of arguments led to; errors before the first call.
       counts: how often it planned and compiled; `cache_info()` says more.
       graph: the analysed program of that plan.
     """
 
-    def __init__(self, step: Callable[P, R], *, options: dict[str, Any]) -> None:
+    def __init__(self, step: Callable[P, R], *, options: Options) -> None:
         functools.update_wrapper(self, step)
-        self._step = step
-        self._options = dict(options)
-        self._choose = self._options.pop("choose", "fastest")
-        self._takes = StepOptions.of(
-            step, **{name: self._options[name] for name in _NAMES_OF_ARGUMENTS if name in self._options}
-        )
+        self._step, self._options = step, options
+        self._takes = StepOptions.of(step, **options.trace_arguments)
         self._spelling: tuple[int, tuple[str, ...]] | None = None
         self._lock = threading.RLock()
-        self._plans = PlanCache(repr(self), self._options.pop("max_plans", MAX_PLANS))
+        self._plans = PlanCache(repr(self), options.max_plans)
         self._latest: tuple[Frontier, PlannedFunction] | None = None
         self._repeated: PlannedFunction | None = None
 
@@ -153,7 +116,7 @@ class Auto(Generic[P, R]):
         else:
             given = self._takes.spelled_as(self._spelling, args, kwargs)
         with opened_call(self._step, self._takes, *given) as call:
-            key = CallKey.of(call, self._options.get("topology"))
+            key = CallKey.of(call, self._options.topology)
             ready = self._plans.get(key)
             if ready is None or not ready.fits:
                 call.check_alive()
@@ -200,22 +163,18 @@ class Auto(Generic[P, R]):
         return self._latest
 
     def _prepare(self, key: CallKey, call: Call) -> Ready:
-        """Return a plan for a new kind of call: an existing one where the step is the same program, or a new one."""
+        """What serves a new kind of call: a plan that is there, where the step is the same program, or a new one."""
         ready = self._plans.peek(key)  # another thread may have been quicker
         if ready is None:
             self._plans.misses += 1
             ready = self._shared(key, call) or self._new(call)
             self._plans.put(key, ready)
-        from jaxplan.partition import runs_as_planned
-
         if ready.fits or not runs_as_planned(call):
             return ready
         return self._fitted(ready, call)
 
     def _fitted(self, ready: Ready, call: Call) -> Ready:
-        """Compile the plan and read its memory; above the limit, the next plan takes its place."""
-        from jaxplan.search._fitting import fitting_run
-
+        """Compile what is to run and read its memory; above the limit, the next plan takes its place."""
         frontier = ready.frontier
         run, num_others = fitting_run(frontier, ready.run, call, step_name(self._step))
         self._plans.count_compiles(num_others)
@@ -238,13 +197,10 @@ class Auto(Generic[P, R]):
         return None
 
     def _new(self, call: Call) -> Ready:
-        from jaxplan.partition import device_mesh
-        from jaxplan.search._planner import parse_topology
-
-        device_mesh(parse_topology(self._options.get("topology")))  # too few devices: said before the search
-        options = {**self._options, "choose": self._choose}
-        frontier = plan_with_options(self._step, call.args, call.kwargs, options, entry=step_name(self._step))
-        run = frontier.choose(self._choose).jit()
+        device_mesh(parse_topology(self._options.topology))  # too few devices: said before the search
+        check_call(self._step, call.args, call.kwargs, entry=step_name(self._step))
+        frontier = plan_on(StepToPlan(self._step, call.args, call.kwargs, self._options), self._options)
+        run = frontier.choose(self._options.choose).jit()
         self._latest = (frontier, run)
         self._plans.plans += 1
         return Ready(run=run, results_of=run.calls.results_of(call), frontier=frontier)

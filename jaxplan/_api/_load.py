@@ -6,19 +6,19 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from jaxplan._api._auto import Auto
 from jaxplan.core._json import read_json
 from jaxplan.core._once import Once
 from jaxplan.errors import PlanFileError, PlanMismatchError
 from jaxplan.frontend._arguments import argnames, argnums, check_call
 from jaxplan.ir import Program, StepGraph, recomputable_blocks, rematerialise, sliced_graph
 from jaxplan.partition import decide_lowering
+from jaxplan.plans._frontier import Frontier
 from jaxplan.plans._plan import Plan
 from jaxplan.plans._plan_json import FRONTIER_SCHEMA, PLAN_SCHEMA
-
-if TYPE_CHECKING:
-    from jaxplan.plans._frontier import Frontier
+from jaxplan.search._traced import analyse_step
 
 _MOST_NAMED = 3
 _OTHER_LOWERING_MSG = (
@@ -68,8 +68,6 @@ def load(
     if schema == PLAN_SCHEMA:
         return binder.bind(Plan.from_json(data))
     if schema == FRONTIER_SCHEMA:
-        from jaxplan.plans._frontier import Frontier
-
         return Frontier.from_json(data, lambda item: binder.bind(Plan.from_json(item)))
     raise PlanFileError(
         f"{str(path)!r} has schema {schema!r}; expected {PLAN_SCHEMA!r} or {FRONTIER_SCHEMA!r}: "
@@ -135,9 +133,6 @@ class _Binder:
         return self._graphs[key]
 
     def _analyse(self, plan: Plan) -> StepGraph:
-        from jaxplan._auto import Auto
-        from jaxplan.search._planner import analyse_step
-
         step, has_arguments = self._step, bool(self._args or self._kwargs)
         if isinstance(step, Auto):
             if step.graph is not None and not has_arguments:

@@ -1,0 +1,268 @@
+"""The keyword options of the ways in, in one place: a new one is a field of `Options` and a type in `Keywords`.
+
+Which functions take it is a set of names (`PLAN`, `PARTS`, ...); signatures and the lists of arguments in docstrings
+are made of that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import os
+import textwrap
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import field
+from typing import Any, TypedDict, TypeVar
+
+from jaxplan.core._units import parse_limit
+from jaxplan.errors import ArgumentError
+from jaxplan.frontend._arguments import argnames, argnums
+from jaxplan.frontend._pins import parse_pins
+from jaxplan.mesh import Topology
+
+MAX_PLANS = 32
+"""Plans that a decorated step keeps by default; a plan holds its program, analysed and compiled."""
+_WIDTH = 114
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Options:
+    """Options of one call, checked as far as they can be without the step and the machine.
+
+    >>> Options(memory="1GiB").memory
+    1073741824
+
+    Raises:
+      ArgumentError: an option has a value that it cannot have.
+    """
+
+    topology: str | Topology | None = field(
+        default=None,
+        metadata={"doc": 'such as ``"h100:2x8"``; default: the devices present.'},
+    )
+    memory: int | str | None = field(
+        default=None,
+        metadata={
+            "doc": 'limit per device, bytes or ``"40GiB"``; default: the chip\'s capacity times its usable '
+            "fraction."
+        },
+    )
+    solver: str = field(
+        default="auto",
+        metadata={
+            "doc": 'one of `jaxplan.solvers.SOLVERS`: ``"auto"``, or an algorithm as published '
+            "(docs/solvers.md)."
+        },
+    )
+    donate_argnums: int | Sequence[int] | None = field(
+        default=None,
+        metadata={
+            "doc": "arguments whose buffers the step may reuse; default: those that its own `jax.jit` donates, else "
+            "what it returns updated (docs/state.md)."
+        },
+    )
+    static_argnums: int | Sequence[int] = field(
+        default=(),
+        metadata={
+            "doc": "arguments that are Python values, by number, as `jax.jit` takes them. A step that is jitted "
+            "already keeps its own."
+        },
+    )
+    static_argnames: str | Sequence[str] = field(
+        default=(),
+        metadata={"doc": "the same by name."},
+    )
+    pins: Any = field(
+        default=None,
+        metadata={
+            "doc": "parts of the plan that are fixed: paths, hints, named dimensions or families "
+            "(docs/steering.md)."
+        },
+    )
+    axes: Mapping[str, int] | None = field(
+        default=None,
+        metadata={
+            "doc": "names and sizes of mesh axes that pins speak of, outermost first, such as ``{'data': 4, "
+            "'tensor': 2}``."
+        },
+    )
+    references: Mapping[str, Any] | None = field(
+        default=None,
+        metadata={
+            "doc": "strategies of your own by name, each the shardings of the arguments: trees of "
+            "`NamedSharding`."
+        },
+    )
+    microbatches: bool | int | None = field(
+        default=None,
+        metadata={
+            "doc": "slices in which the batch is worked through, gradients added up (docs/microbatches.md): a number; "
+            "True: plans with some are looked for; False: none; default: where no plan fits otherwise."
+        },
+    )
+    progress: Any = field(
+        default=None,
+        metadata={"doc": "True, False, None (shown on a terminal only) or a function of (stage, fraction)."},
+    )
+    remat: bool | None = field(
+        default=None,
+        metadata={
+            "doc": "whether plans may compute blocks of the forward pass again in the backward pass; default: where "
+            "memory is short (docs/remat.md)."
+        },
+    )
+    overlap: bool = field(
+        default=False,
+        metadata={
+            "doc": "whether times count communication that runs beside compute, as simulated (docs/prediction.md), "
+            "in place of the sum of both."
+        },
+    )
+    verify: bool | str = field(
+        default=False,
+        metadata={
+            "doc": "True compiles the fastest plan that fits, its neighbours and the best reference without their "
+            "devices; compiled memory and collectives then count instead of predicted ones (docs/audit.md). "
+            'The name of another choice, such as ``"knee"``, does so around that one.'
+        },
+    )
+    cache_dir: str | os.PathLike[str] | None = field(
+        default=None,
+        metadata={"doc": "with ``verify``, a folder to keep compiled programs in."},
+    )
+    choose: str | int = field(
+        default="fastest",
+        metadata={
+            "doc": 'the plan that runs: ``"fastest"``, ``"knee"``, ``"leanest"``, the name of a reference strategy '
+            "(docs/strategies.md) or an index of the frontier."
+        },
+    )
+    max_plans: int | None = field(
+        default=MAX_PLANS,
+        metadata={
+            "doc": "plans that are kept, one for each kind of arguments, the least recently used forgotten first; "
+            "None keeps all."
+        },
+    )
+
+    def __post_init__(self) -> None:
+        put = functools.partial(object.__setattr__, self)
+        put("memory", None if self.memory is None else parse_limit(self.memory))
+        put("donate_argnums", argnums(self.donate_argnums, "donate_argnums"))
+        put("static_argnums", argnums(self.static_argnums, "static_argnums") or ())
+        put("static_argnames", argnames(self.static_argnames, "static_argnames"))
+        put("pins", parse_pins(self.pins))
+        if not isinstance(self.overlap, bool):
+            raise ArgumentError(
+                f"overlap is {self.overlap!r}; expected True (times with communication beside compute) or False (their "
+                "sum)"
+            )
+        if not isinstance(self.solver, str):
+            raise ArgumentError(
+                f"solver is {self.solver!r}; expected a name, one of jaxplan.solvers.SOLVERS, such as 'auto'"
+            )
+        if self.remat is not None and not isinstance(self.remat, bool):
+            raise ArgumentError(
+                f"remat is {self.remat!r}; expected True (look for plans that compute blocks of the forward pass "
+                "again), False, or None (where memory is short)"
+            )
+
+    @property
+    def memory_limit_bytes(self) -> int | None:
+        """The limit that was given, bytes per device."""
+        assert not isinstance(self.memory, str)
+        return self.memory
+
+    def on(self, topology: Topology) -> Options:
+        """The same for one machine, of which the limit is the default; it stays if there is one."""
+        limit = topology.memory_limit_bytes if self.memory is None else self.memory
+        return dataclasses.replace(self, topology=topology, memory=limit)
+
+    @property
+    def trace_arguments(self) -> dict[str, Any]:
+        """Those that a trace depends on."""
+        return {name: getattr(self, name) for name in sorted(TRACE)}
+
+
+class Keywords(TypedDict, total=False):
+    """The same for type checkers."""
+
+    topology: str | Topology | None
+    memory: int | str | None
+    solver: str
+    donate_argnums: int | Sequence[int] | None
+    static_argnums: int | Sequence[int]
+    static_argnames: str | Sequence[str]
+    pins: Any
+    axes: Mapping[str, int] | None
+    references: Mapping[str, Any] | None
+    microbatches: bool | int | None
+    progress: Any
+    remat: bool | None
+    overlap: bool
+    verify: bool | str
+    cache_dir: str | os.PathLike[str] | None
+    choose: str | int
+    max_plans: int | None
+
+
+_FIELDS = {option.name: option for option in dataclasses.fields(Options)}
+ALL = frozenset(_FIELDS)
+TRACE = frozenset({"donate_argnums", "static_argnums", "static_argnames"})
+PLAN = ALL - {"choose", "max_plans"}
+"""Options of `jaxplan.plan`."""
+PARTS = PLAN - {"verify", "cache_dir"}
+"""Options where a step is planned on several machines."""
+
+
+def taken(keywords: Mapping[str, Any], names: Collection[str]) -> tuple[Options, dict[str, Any]]:
+    """The options among the keywords of a call, and the rest, which are the step's."""
+    options = Options(**{name: value for name, value in keywords.items() if name in names})
+    return options, {name: value for name, value in keywords.items() if name not in names}
+
+
+def only(keywords: Mapping[str, Any], names: Collection[str], entry: str) -> Options:
+    """The options of a call that takes no others.
+
+    Raises:
+      ArgumentError: there are others; names those that there are.
+    """
+    unknown = sorted(set(keywords) - set(names))
+    if unknown:
+        raise ArgumentError(
+            f"{entry} was given {', '.join(unknown)}; expected options are {', '.join(sorted(names))}"
+        )
+    return Options(**keywords)
+
+
+def takes_options(names: Collection[str]) -> Callable[[F], F]:
+    """Give a function that takes options as ``**keywords`` their signature, and ``{options}`` in its docstring."""
+
+    def document(function: F) -> F:
+        signature = inspect.signature(function)
+        own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        rest = [p for p in signature.parameters.values() if p.kind is inspect.Parameter.VAR_KEYWORD]
+        options = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option.default, annotation=option.type)
+            for name, option in _FIELDS.items()
+            if name in names
+        ]
+        # Where the step's own keywords are taken too, ``**keywords`` stands for them.
+        kept = [p for p in rest if p.name == "keywords"]
+        function.__signature__ = signature.replace(parameters=[*own, *options, *kept])  # pyright: ignore
+        if function.__doc__:
+            function.__doc__ = function.__doc__.replace("{options}", _listed(names))
+        return function
+
+    return document
+
+
+def _listed(names: Collection[str]) -> str:
+    lines = []
+    for name, option in _FIELDS.items():
+        if name in names:
+            text = f"{name}: {option.metadata['doc']}"
+            lines += textwrap.wrap(text, _WIDTH, subsequent_indent="  ", break_long_words=False)
+    return "\n      ".join(lines)

@@ -1,0 +1,135 @@
+"""The last stage: which of the candidates a person is shown, as plans, and the notes on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from jaxplan.core._interrupt import INTERRUPTED_NOTE, current
+from jaxplan.core._log import inform_once, until_interrupted, warn_once
+from jaxplan.cost import CostModel
+from jaxplan.errors import ArgumentError
+from jaxplan.frontend._options import Options
+from jaxplan.plans._frontier import Frontier
+from jaxplan.plans._plan import Plan
+from jaxplan.search._candidate import Candidate
+from jaxplan.search._make_plan import NOTHING_PROVEN, Proof, make_plan
+from jaxplan.search._operator_notes import operator_notes
+from jaxplan.search._price import Priced, model_of_strategies
+from jaxplan.search._score import Candidates
+from jaxplan.search._shown_points import shown_points
+from jaxplan.search._solve import draw_references
+from jaxplan.search._uneven_dimensions import uneven_dimensions
+from jaxplan.simulate import predictor_of
+
+NOTHING_MSG = (
+    "there is nothing to plan in the step {name}: it does not compute with arrays that it was given.\n"
+    "  expected: a step with at least one operator on arrays among its arguments\n"
+    "  likely cause: it returns its arguments as they are, or closes over the arrays that it works on\n"
+    "  fix: pass the arrays as arguments, or plan the function that trains"
+)
+_UNPROVEN_NOTE = (
+    "bounds and gaps are of the step as it is: of plans that compute blocks again nothing is proven (docs/remat.md)"
+)
+_OVERLAP_NOTE = "times are simulated with overlap: nothing is proven of them (docs/prediction.md)"
+
+
+def assemble(candidates: Candidates, options: Options, name: str) -> Frontier:
+    """The frontier of what was found.
+
+    Raises:
+      ArgumentError: the step computes nothing; ``name`` is how the error calls it.
+      InfeasibleError: no plan fits the limit.
+      KeyboardInterrupt: interrupted before there was any plan.
+    """
+    priced = candidates.solutions.priced
+    plans = shown_plans(candidates, options.memory_limit_bytes)
+    if not plans:
+        raise KeyboardInterrupt  # nothing was found until then
+    if not any(plan.time_seconds for plan in plans):
+        raise ArgumentError(NOTHING_MSG.format(name=name))
+    references = candidates.references
+    if priced.forbidden:
+        references = _with_forbidden(references, priced)
+    return Frontier.from_plans(
+        plans,
+        references=references,
+        absent=priced.absent,
+        memory_limit_bytes=options.memory_limit_bytes,
+        notes=_notes(priced, plans, options),
+    )
+
+
+def shown_plans(candidates: Candidates, memory_limit_bytes: int | None) -> list[Plan]:
+    """The plans of a frontier by ascending memory; where none fits, all, so that an error can name the leanest."""
+    references = list(candidates.references.values())
+    plans: list[Plan] = references
+    with until_interrupted("the search"):
+        shown = shown_points(references, candidates.found, memory_limit_bytes)
+        most = candidates.solutions.priced.most_configurations
+        plans = _all_finished(shown or [*references, *candidates.found], most)
+    return plans
+
+
+def _notes(priced: Priced, plans: Sequence[Plan], options: Options) -> list[str]:
+    notes = [*operator_notes(priced.model.graph), *_uneven_dimensions(priced.model, plans)]
+    notes += filter(None, [priced.certificate])
+    if current().happened:
+        notes.append(INTERRUPTED_NOTE)
+    if options.overlap:
+        notes.append(_OVERLAP_NOTE)
+    elif any(plan.remat for plan in plans):
+        notes.append(_UNPROVEN_NOTE)
+    return notes
+
+
+def _with_forbidden(references: Mapping[str, Plan], priced: Priced) -> dict[str, Plan]:
+    """All references in their order: those that pins rule out are priced too, to compare with."""
+    forbidden = {name: strategy for name, strategy in priced.strategies.items() if name in priced.forbidden}
+    others = draw_references(predictor_of(model_of_strategies(forbidden, priced.model)), forbidden)
+    known = {**references, **{name: drawn.plan for name, drawn in others.items()}}
+    return {name: known[name] for name in priced.strategies if name in known}
+
+
+def _all_finished(items: Sequence[Plan | Candidate], most_configurations: int | None) -> list[Plan]:
+    """Plans of what is shown; after an interrupt, of as many as there is time for, the fastest first."""
+    order = sorted(range(len(items)), key=lambda i: items[i].time_seconds) if current().happened else range(len(items))
+    plans = {i: item for i, item in enumerate(items) if isinstance(item, Plan)}
+    with until_interrupted("describing the plans"):
+        for i in order:
+            if i not in plans and (current().time_is_left or not plans):
+                plans[i] = _finished(items[i], most_configurations)
+                current().plans = (*current().plans, plans[i])
+    return [plans[i] for i in sorted(plans)]
+
+
+def _finished(item: Plan | Candidate, most_configurations: int | None) -> Plan:
+    if isinstance(item, Plan):
+        return item
+    found, proof = item.solution, NOTHING_PROVEN
+    model = item.predictor.model
+    if model.graph.remat is None and not model.overlapped:
+        proof = Proof(
+            lower_bound_seconds=found.lower_bound, gap=found.gap, most_configurations=most_configurations
+        )
+    return make_plan(
+        item.predictor,
+        found.assignment,
+        found.choices,
+        name="plan",
+        proof=proof,
+        prediction=item.prediction,
+    )
+
+
+def _uneven_dimensions(model: CostModel, plans: Sequence[Plan]) -> list[str]:
+    """What is said of dimensions that the devices do not divide; a warning where padding them would gain."""
+    as_traced = [plan for plan in plans if plan.remat is None]  # the model's groups are those of the step as it is
+    if not as_traced or current().happened:
+        return []
+    fastest = min(as_traced, key=lambda plan: plan.time_seconds)
+    lines = []
+    for uneven in uneven_dimensions(model, fastest.configurations):
+        lines.append(uneven.describe(model.topology.num_devices, fastest.communication_seconds))
+        say = warn_once if uneven.gains or uneven.is_batch else inform_once
+        say(lines[-1])
+    return lines

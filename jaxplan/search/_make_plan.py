@@ -1,0 +1,70 @@
+"""The plan of one assignment of configurations."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from jaxplan.cost import Prediction, Predictor, boundary_shardings
+from jaxplan.ir import Program
+from jaxplan.plans._plan import Plan
+from jaxplan.plans._summary import summarise
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """What a solver proved of an assignment; see the attributes of the same name of `Plan`."""
+
+    lower_bound_seconds: float = 0.0
+    gap: float | None = None
+    most_configurations: int | None = None
+
+    def limited(self, prediction: Prediction) -> dict[str, Any]:
+        """The attributes of the same names of a plan of that prediction: no bound is above its own time."""
+        return {
+            "lower_bound_seconds": min(self.lower_bound_seconds, prediction.time_seconds),
+            "gap": self.gap,
+            "most_configurations": self.most_configurations,
+        }
+
+
+NOTHING_PROVEN = Proof()
+
+
+def make_plan(
+    predictor: Predictor,
+    assignment: Sequence[int],
+    choices: Sequence[int],
+    *,
+    name: str,
+    proof: Proof = NOTHING_PROVEN,
+    prediction: Prediction | None = None,
+) -> Plan:
+    """The plan of one assignment: predicted, unless that is known, and with the layouts of its inputs and outputs."""
+    model = predictor.model
+    transfers = predictor.transfers(assignment, choices)
+    if prediction is None:
+        prediction, _ = predictor.predict(assignment, choices)
+    chosen, repeated = model.chosen(assignment), model.repeated(choices)
+    in_layouts, out_layouts = boundary_shardings(model.graph, chosen)
+    program: Program = model.graph.program
+    return Plan(
+        name=name,
+        topology=model.topology,
+        fingerprint=program.fingerprint,
+        donate_argnums=program.donate_argnums,
+        configurations=chosen,
+        repeated=tuple(sorted(repeated)),
+        in_paths=program.in_paths,
+        in_avals=program.in_avals,
+        out_paths=program.out_paths,
+        in_layouts=in_layouts,
+        out_layouts=out_layouts,
+        prediction=prediction,
+        **proof.limited(prediction),
+        summary=summarise(model.graph, model.topology, chosen, transfers) or "whole",
+        remat=model.graph.remat,
+        microbatches=program.microbatches,
+        graph=model.graph,
+    )

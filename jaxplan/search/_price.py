@@ -1,0 +1,96 @@
+"""The stage that prices a step: configurations of every operator with their costs, reference strategies among them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from jaxplan.cost import CostModel, ModelBuilder
+from jaxplan.frontend._options import Options
+from jaxplan.ir import StepGraph, ordered
+from jaxplan.mesh import Topology
+from jaxplan.search._open_configurations import open_configurations
+from jaxplan.search._pins import meets, resolve_pins
+from jaxplan.search._published import partitions
+from jaxplan.search._traced import Report
+from jaxplan.strategies import Absent, StrategyPlan, apply_strategies, checked_names, own_strategies
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Priced:
+    """A step with the costs of its configurations on one machine.
+
+    Attributes:
+      model: time and memory of the configurations that the solvers choose from.
+      strategies: strategies by name; one of the solver's own name is what it found.
+      forbidden: names of those that pins rule out; the others are points of the model.
+      absent: strategies that do not apply, and why.
+      most_configurations: bounds and gaps are within so many configurations an operator; None: within all.
+      certificate: what bounds and gaps leave out, in words; None where they leave nothing out.
+    """
+
+    model: CostModel
+    strategies: Mapping[str, StrategyPlan] = dataclasses.field(default_factory=dict)
+    forbidden: frozenset[str] = frozenset()
+    absent: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    most_configurations: int | None = None
+    certificate: str | None = None
+
+    @property
+    def allowed(self) -> dict[str, StrategyPlan]:
+        """The strategies that are points of the model."""
+        return {name: strategy for name, strategy in self.strategies.items() if name not in self.forbidden}
+
+
+def price(graph: StepGraph, topology: Topology, options: Options, report: Report) -> Priced:
+    """Open and price the configurations of a step.
+
+    Raises:
+      ArgumentError: pins or references of the options do not fit the step.
+      InfeasibleError: no configuration meets the pins.
+    """
+    report("costs")
+    limits = resolve_pins(options.pins, graph, topology, options.axes)
+    strategies, absent = _strategies_of(graph, topology, options)
+    allowed = {name: s for name, s in strategies.items() if meets(limits, s.configurations, topology)}
+    opened = open_configurations(
+        graph,
+        topology,
+        lambda fraction: report("costs", fraction),
+        [strategy.configurations for strategy in allowed.values()],
+        options.overlap,
+        limits,
+    )
+    return Priced(
+        model=opened.model,
+        strategies=strategies,
+        forbidden=frozenset(strategies) - frozenset(allowed),
+        absent=absent,
+        most_configurations=opened.most_configurations,
+        certificate=opened.certificate(),
+    )
+
+
+def _strategies_of(
+    graph: StepGraph, topology: Topology, options: Options
+) -> tuple[dict[str, StrategyPlan], dict[str, str]]:
+    """Reference strategies that apply, the person's own among them, and why others do not."""
+    references = apply_strategies(graph, topology)
+    strategies = {**references.plans, **partitions(graph, topology, options.solver)} if graph.spaces else {}
+    names = checked_names(options.references, topology)
+    own: dict[str, Any] = own_strategies(graph, topology, names, options.axes)
+    absent = {**references.absent, **{name: of.reason for name, of in own.items() if isinstance(of, Absent)}}
+    strategies.update({name: of for name, of in own.items() if not isinstance(of, Absent)})
+    return strategies, absent
+
+
+def model_of_strategies(strategies: Mapping[str, StrategyPlan], model: CostModel) -> CostModel:
+    """The cost model of the same step in which strategies alone are points."""
+    builder = ModelBuilder(model.graph, model.topology, overlap=model.overlapped is not None)
+    spaces = model.graph.spaces
+    configurations = [
+        ordered({((),) * len(space.classes), *of}) if v not in builder.tiny else (((),) * len(space.classes),)
+        for v, (space, *of) in enumerate(zip(spaces, *(s.configurations for s in strategies.values()), strict=True))
+    ]
+    return builder.build(configurations)

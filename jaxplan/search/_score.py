@@ -1,0 +1,116 @@
+"""The stage that predicts: solutions of the additive problem with the time and memory that the model says of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+from jaxplan.core._interrupt import current
+from jaxplan.core._log import until_interrupted
+from jaxplan.cost import CostModel, Predictor
+from jaxplan.frontend._options import Options
+from jaxplan.plans._plan import Plan
+from jaxplan.search._candidate import Candidate
+from jaxplan.search._make_plan import NOTHING_PROVEN, Proof
+from jaxplan.search._recompute import ACTIVATION_PARTS, is_worth_it, recomputed
+from jaxplan.search._solve import Solutions
+from jaxplan.search._traced import Report
+from jaxplan.solvers import FRONTIER_SOLVERS, Solution, bound_at, relative_gap
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Candidates:
+    """Solutions, predicted, and the reference strategies with what is proven of them.
+
+    Attributes:
+      solutions: where they come from.
+      references: plans by name.
+      found: solutions of the step as it is, then those in which blocks are recomputed.
+    """
+
+    solutions: Solutions
+    references: Mapping[str, Plan]
+    found: tuple[Candidate, ...]
+
+
+def score(solutions: Solutions, options: Options, report: Report) -> Candidates:
+    """Predict what was found; where memory is short, of the step with blocks recomputed too."""
+    references = {name: drawn.plan for name, drawn in solutions.references.items()}
+    found: list[Candidate] = []
+    with until_interrupted("the search"):
+        report("score")
+        for name in references:
+            references[name] = _proven(solutions, name)
+        found += predict_all(solutions.predictor, solutions.found, report)
+        if found and not current().happened and _wants_remat(options, found):
+            with until_interrupted("looking for blocks to compute again"):
+                report("remat")
+                model = solutions.priced.model
+                found += recomputed(model, found, options.solver, lambda fraction: report("remat", fraction))
+    return Candidates(solutions=solutions, references=references, found=tuple(found))
+
+
+def _proven(solutions: Solutions, name: str) -> Plan:
+    """A reference strategy with what the solver's bounds say of it."""
+    drawn, priced = solutions.references[name], solutions.priced
+    proof = _proof(
+        priced.model, solutions.found, drawn.assignment, drawn.choices, priced.most_configurations
+    )
+    return dataclasses.replace(drawn.plan, **proof.limited(drawn.plan.prediction))
+
+
+def predict_all(
+    predictor: Predictor, solutions: Sequence[Solution], report: Report
+) -> list[Candidate]:
+    """Solutions with what is predicted of them; those that were predicted before an interruption."""
+    candidates: list[Candidate] = []
+    with until_interrupted("predicting what was found"):
+        for done, solution in enumerate(_spread(solutions) if current().happened else solutions):
+            if not current().time_is_left:
+                break
+            prediction, _ = predictor.predict(solution.assignment, solution.choices)
+            candidates.append(Candidate(prediction=prediction, solution=solution, predictor=predictor))
+            report("score", done / len(solutions))
+    return candidates
+
+
+def _spread(solutions: Sequence[Solution]) -> list[Solution]:
+    """The fastest first, then the leanest, then those in the middle of what is between: where time is short."""
+    order, spans = [len(solutions) - 1, 0], [(0, len(solutions) - 1)]
+    for low, high in spans:  # grows while it is walked
+        middle = (low + high) // 2
+        if low < middle:
+            order.append(middle)
+            spans += [(low, middle), (middle, high)]
+    return [solutions[i] for i in dict.fromkeys(order)] if solutions else []
+
+
+def _wants_remat(options: Options, candidates: Sequence[Candidate]) -> bool:
+    """Whether rematerialisation is looked for: as asked, or where memory is short and activations are much of it."""
+    if options.remat is False or options.solver not in FRONTIER_SOLVERS:
+        return False
+    if options.remat:
+        return True
+    fastest = min(candidates, key=lambda candidate: candidate.time_seconds).prediction
+    activations = sum(fastest.memory_parts.get(part, 0) for part in ACTIVATION_PARTS)
+    return is_worth_it(fastest.memory_bytes, activations, options.memory_limit_bytes)
+
+
+def _proof(
+    model: CostModel,
+    solutions: Sequence[Solution],
+    assignment: Sequence[int],
+    choices: Sequence[int],
+    most_configurations: int | None,
+) -> Proof:
+    """What the solver's bounds say of an assignment that it did not find; of simulated times they say nothing."""
+    if model.overlapped or not solutions:
+        return NOTHING_PROVEN
+    time, memory, _ = model.problem.evaluate(assignment, choices)
+    bound = bound_at(solutions, memory)
+    return Proof(
+        lower_bound_seconds=bound,
+        gap=relative_gap(time, bound) if bound > 0 and math.isfinite(time) else None,
+        most_configurations=most_configurations,
+    )

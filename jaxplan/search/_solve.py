@@ -1,0 +1,114 @@
+"""The stage that solves: what the solver finds of the additive problem, and where the reference strategies stand."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from jaxplan.core._interrupt import current
+from jaxplan.core._log import until_interrupted
+from jaxplan.cost import Predictor
+from jaxplan.frontend._options import Options
+from jaxplan.plans._plan import Plan
+from jaxplan.search._make_plan import make_plan
+from jaxplan.search._price import Priced
+from jaxplan.search._published import partition_solution, search_arguments
+from jaxplan.search._traced import Report
+from jaxplan.simulate import predictor_of
+from jaxplan.solvers import Solution, frontier
+from jaxplan.strategies import StrategyPlan, reference_solution
+
+MAX_CANDIDATES = 96
+"""Solutions of the additive problem that are predicted one by one."""
+CANDIDATE_READS = 150_000
+"""... of large programs fewer, so that no more reads than these are looked at, some 10 microseconds each."""
+LEAST_CANDIDATES = 32
+"""... and not fewer than these."""
+
+_NO_CHOICE = Solution(assignment=(), choices=(), time=0.0, memory=0, lower_bound=0.0, gap=0.0, solver="auto")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Drawn:
+    """A reference strategy on the configurations of a cost model.
+
+    Attributes:
+      plan: predicted, nothing proven.
+      assignment, choices: its configurations and the choices of its edges.
+    """
+
+    plan: Plan
+    assignment: Sequence[int]
+    choices: Sequence[int]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Solutions:
+    """What the solver found, beside the reference strategies.
+
+    Attributes:
+      priced: the step whose configurations they choose.
+      predictor: predicts time and memory of an assignment.
+      references: those of the step that are no solver's; they are complete before the solver starts.
+      found: assignments, by ascending memory of the additive problem.
+    """
+
+    priced: Priced
+    predictor: Predictor
+    references: Mapping[str, Drawn]
+    found: tuple[Solution, ...]
+
+
+def solve(priced: Priced, options: Options, report: Report) -> Solutions:
+    """Predict the reference strategies, then search the additive problem of the step."""
+    predictor = predictor_of(priced.model)
+    report("score")
+    strategies = {name: strategy for name, strategy in priced.allowed.items() if name != options.solver}
+    references = draw_references(predictor, strategies)
+    current().plans = tuple(drawn.plan for drawn in references.values())
+    current().memory_limit_bytes = options.memory_limit_bytes
+    found: list[Solution] = []
+    with until_interrupted("the search"):
+        found = find_solutions(predictor, priced.allowed, options, report)
+    return Solutions(priced=priced, predictor=predictor, references=references, found=tuple(found))
+
+
+def draw_references(predictor: Predictor, strategies: Mapping[str, StrategyPlan]) -> dict[str, Drawn]:
+    """Reference strategies on the configurations of a model, predicted; fewer after an interrupt."""
+    references: dict[str, Drawn] = {}
+    with until_interrupted("pricing the reference strategies"):
+        for name, strategy in strategies.items():
+            assignment, choices = reference_solution(predictor.model, strategy)
+            plan = make_plan(predictor, assignment, choices, name=name)
+            references[name] = Drawn(plan=plan, assignment=assignment, choices=choices)
+    return references
+
+
+def find_solutions(
+    predictor: Predictor, strategies: Mapping[str, StrategyPlan], options: Options, report: Report
+) -> list[Solution]:
+    """What the solver finds of a step as it is."""
+    model, solutions = predictor.model, []
+    if current().happened:
+        return solutions
+
+    def progress(stage: str, fraction: float) -> None:
+        current().check()
+        report("solve", fraction)
+
+    if not model.configurations:  # scalars only: there is nothing to choose
+        return [_NO_CHOICE]
+    if options.solver in strategies:
+        return [partition_solution(model, strategies[options.solver], options.solver)]
+    given = search_arguments(options.solver, predictor, strategies)
+    for problem in model.problems if "chains" not in given else (model.problem,):  # chains are simulated as it is
+        with until_interrupted("the search"):
+            progress("solve", 0.0)
+            solutions += frontier(
+                problem,
+                solver=options.solver,
+                max_points=max(LEAST_CANDIDATES, min(MAX_CANDIDATES, CANDIDATE_READS // max(1, len(model.reads)))),
+                progress=progress,
+                **given,
+            )
+    return solutions
