@@ -9,7 +9,7 @@ from typing import Any
 from jaxplan.cost import Prediction, Predictor, boundary_shardings
 from jaxplan.ir import Program
 from jaxplan.plans._plan import Plan
-from jaxplan.plans._summary import summarise
+from jaxplan.plans._summary import outline_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ def make_plan(
         out_layouts=out_layouts,
         prediction=prediction,
         **proof.limited(prediction),
-        summary=summarise(model.graph, model.topology, chosen, transfers) or "whole",
+        outline=outline_of(model.graph, model.topology, chosen, transfers),
         remat=model.graph.remat,
         microbatches=program.microbatches,
         graph=model.graph,
