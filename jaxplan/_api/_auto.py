@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import threading
 from collections.abc import Callable
-from typing import Any, Generic, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, overload
 
 from jaxplan.core import _compat
 from jaxplan.core._log import warn_once
@@ -17,12 +17,12 @@ from jaxplan.frontend._call_key import CallKey
 from jaxplan.frontend._options import ALL, Keywords, Options, only, takes_options
 from jaxplan.frontend._step_options import StepOptions
 from jaxplan.mesh import parse_topology
-from jaxplan.partition import PlannedFunction, device_mesh, runs_as_planned
-from jaxplan.plans._frontier import Frontier
-from jaxplan.plans._plan import Plan
 from jaxplan.plans._plan_cache import CacheInfo, PlanCache, Ready
-from jaxplan.search._entry import StepToPlan, plan_on
-from jaxplan.search._fitting import fitting_run
+
+if TYPE_CHECKING:
+    from jaxplan.partition import PlannedFunction
+    from jaxplan.plans._frontier import Frontier
+    from jaxplan.plans._plan import Plan
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -169,12 +169,16 @@ class Auto(Generic[P, R]):
             self._plans.misses += 1
             ready = self._shared(key, call) or self._new(call)
             self._plans.put(key, ready)
+        from jaxplan.partition import runs_as_planned
+
         if ready.fits or not runs_as_planned(call):
             return ready
         return self._fitted(ready, call)
 
     def _fitted(self, ready: Ready, call: Call) -> Ready:
         """Compile what is to run and read its memory; above the limit, the next plan takes its place."""
+        from jaxplan.search._fitting import fitting_run  # the search is imported when it is first used
+
         frontier = ready.frontier
         run, num_others = fitting_run(frontier, ready.run, call, step_name(self._step))
         self._plans.count_compiles(num_others)
@@ -197,6 +201,9 @@ class Auto(Generic[P, R]):
         return None
 
     def _new(self, call: Call) -> Ready:
+        from jaxplan.partition import device_mesh
+        from jaxplan.search._entry import StepToPlan, plan_on
+
         device_mesh(parse_topology(self._options.topology))  # too few devices: said before the search
         check_call(self._step, call.args, call.kwargs, entry=step_name(self._step))
         frontier = plan_on(StepToPlan(self._step, call.args, call.kwargs, self._options), self._options)

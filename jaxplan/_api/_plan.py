@@ -101,7 +101,7 @@ def scaling(
     >>> found[4].plan.time_seconds < found[1].plan.time_seconds / 3
     True
     """
-    found, options = step_to_plan(step, args, keywords, PARTS, "jaxplan.scaling")
+    found, options = step_to_plan(step, args, keywords, PARTS, "jaxplan.scaling", ["device_counts"])
     return scaling_of(found, options, device_counts)
 
 
@@ -136,5 +136,5 @@ def compare(
     'h100:2'
     """
     names = PARTS - {"topology"}
-    found, options = step_to_plan(step, args, keywords, names, "jaxplan.compare")
+    found, options = step_to_plan(step, args, keywords, names, "jaxplan.compare", ["topologies", "prices"])
     return compare_for(found, options, topologies, prices)

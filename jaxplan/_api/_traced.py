@@ -112,7 +112,12 @@ def trace(step: Callable[..., Any], *args: Any, **keywords: Any) -> Traced:
 
 
 def step_to_plan(
-    step: Any, args: Sequence[Any], keywords: Mapping[str, Any], names: frozenset[str], entry: str
+    step: Any,
+    args: Sequence[Any],
+    keywords: Mapping[str, Any],
+    names: frozenset[str],
+    entry: str,
+    own: Sequence[str] = (),
 ) -> tuple[StepToPlan, Options]:
     """The step with its arguments, and the options of a call, both checked.
 
@@ -120,10 +125,11 @@ def step_to_plan(
       keywords: of the call: options, and arguments of the step.
       names: the options that the call takes.
       entry: how errors call it.
+      own: its other keywords, of which an unknown one may be a misspelling.
     """
     step = _callable_step(step, entry)
     options, kwargs = taken(keywords, names)
-    check_call(step, args, kwargs, options=names, entry=entry)
+    check_call(step, args, kwargs, options=[*names, *own], entry=entry)
     return StepToPlan(step, args, kwargs, options), options
 
 

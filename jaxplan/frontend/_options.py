@@ -31,7 +31,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Options:
     """Options of one call, checked as far as they can be without the step and the machine.
 
-    >>> Options(memory="1GiB").memory
+    >>> Options(memory="1GiB").memory_limit_bytes
     1073741824
 
     Raises:
@@ -147,9 +147,13 @@ class Options:
         },
     )
 
+    memory_limit_bytes: int | None = None
+    """What ``memory`` stands for: bytes per device; on one machine (`on`) never None."""
+
     def __post_init__(self) -> None:
         put = functools.partial(object.__setattr__, self)
-        put("memory", None if self.memory is None else parse_limit(self.memory))
+        if self.memory is not None and self.memory_limit_bytes is None:
+            put("memory_limit_bytes", parse_limit(self.memory))
         put("donate_argnums", argnums(self.donate_argnums, "donate_argnums"))
         put("static_argnums", argnums(self.static_argnums, "static_argnums") or ())
         put("static_argnames", argnames(self.static_argnames, "static_argnames"))
@@ -169,16 +173,10 @@ class Options:
                 "again), False, or None (where memory is short)"
             )
 
-    @property
-    def memory_limit_bytes(self) -> int | None:
-        """The limit that was given, bytes per device."""
-        assert not isinstance(self.memory, str)
-        return self.memory
-
     def on(self, topology: Topology) -> Options:
-        """The same for one machine, of which the limit is the default; it stays if there is one."""
-        limit = topology.memory_limit_bytes if self.memory is None else self.memory
-        return dataclasses.replace(self, topology=topology, memory=limit)
+        """The same for one machine, whose limit is the default."""
+        limit = topology.memory_limit_bytes if self.memory_limit_bytes is None else self.memory_limit_bytes
+        return dataclasses.replace(self, topology=topology, memory_limit_bytes=limit)
 
     @property
     def trace_arguments(self) -> dict[str, Any]:
@@ -208,7 +206,7 @@ class Keywords(TypedDict, total=False):
     max_plans: int | None
 
 
-_FIELDS = {option.name: option for option in dataclasses.fields(Options)}
+_FIELDS = {option.name: option for option in dataclasses.fields(Options) if option.metadata}
 ALL = frozenset(_FIELDS)
 TRACE = frozenset({"donate_argnums", "static_argnums", "static_argnames"})
 PLAN = ALL - {"choose", "max_plans"}

@@ -79,7 +79,7 @@ def _replanner(graph: StepGraph, topology: Topology, options: Options, name: str
         if graph.program.microbatches is not None:
             other = dataclasses.replace(other, microbatches=False)
         if memory_limit_bytes is not None:
-            other = dataclasses.replace(other, memory=memory_limit_bytes)
+            other = dataclasses.replace(other, memory_limit_bytes=memory_limit_bytes)
         with Progress(False) as report:
             return plan_graph(graph, topology=topology, options=other, report=report, name=name)
 

@@ -54,7 +54,7 @@ def mlp(widths: tuple[int, ...], batch: int, topology: str) -> CostModel:
 
 def searched(model: CostModel, memory_limit_bytes: int | None = None) -> jaxplan.Plan:
     """The fastest plan that the search finds by itself within a limit."""
-    options, quiet = Options(memory=memory_limit_bytes, remat=False), lambda *_: None
+    options, quiet = Options(memory_limit_bytes=memory_limit_bytes, remat=False), lambda *_: None
     candidates = score(solve(Priced(model=model), options, quiet), options, quiet)
     assert not candidates.references
     plans = shown_plans(candidates, memory_limit_bytes)
