@@ -163,6 +163,7 @@ class Options:
                 f"overlap is {self.overlap!r}; expected True (times with communication beside compute) or False (their "
                 "sum)"
             )
+        put("microbatches", _microbatches(self.microbatches))
         if not isinstance(self.solver, str):
             raise ArgumentError(
                 f"solver is {self.solver!r}; expected a name, one of jaxplan.solvers.SOLVERS, such as 'auto'"
@@ -182,6 +183,18 @@ class Options:
     def trace_arguments(self) -> dict[str, Any]:
         """Those that a trace depends on."""
         return {name: getattr(self, name) for name in sorted(TRACE)}
+
+
+def _microbatches(value: Any) -> bool | int | None:
+    """The option, checked: None (where nothing fits otherwise), False (never), True (look), or a number."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int) and value >= 1:
+        return value if value > 1 else False
+    raise ArgumentError(
+        f"microbatches is {value!r}; expected a number of slices of the batch, True (look for plans with some), False "
+        "(none), or None (where no plan fits otherwise)"
+    )
 
 
 class Keywords(TypedDict, total=False):

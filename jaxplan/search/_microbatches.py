@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from jaxplan.errors import ArgumentError, InfeasibleError
 from jaxplan.ir import MicroBatches, StepGraph, sliced_graph
@@ -22,18 +21,6 @@ MORE_NUMBERS = (*NUMBERS, 32, 64, 128)
 """... and where none of these fits."""
 
 PlanGraph = Callable[[StepGraph], Frontier]
-
-
-def check_microbatches(value: Any) -> bool | int | None:
-    """The option, checked: None (where nothing fits otherwise), False (never), True (look), or a number."""
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, int) and value >= 1:
-        return value if value > 1 else False
-    raise ArgumentError(
-        f"microbatches is {value!r}; expected a number of slices of the batch, True (look for plans with some), False "
-        "(none), or None (where no plan fits otherwise)"
-    )
 
 
 def in_microbatches(graph: StepGraph, num: int) -> StepGraph:
