@@ -6,8 +6,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from jaxplan.core._once import Once
 from jaxplan.cost import Prediction, Predictor, boundary_shardings
 from jaxplan.ir import Program
+from jaxplan.partition import decide_lowering
 from jaxplan.plans._plan import Plan
 from jaxplan.plans._summary import outline_of
 
@@ -46,7 +48,8 @@ def make_plan(
     transfers = predictor.transfers(assignment, choices)
     if prediction is None:
         prediction, _ = predictor.predict(assignment, choices)
-    chosen, repeated = model.chosen(assignment), model.repeated(choices)
+    chosen, repeated = model.chosen(assignment), tuple(sorted(model.repeated(choices)))
+    graph, topology = model.graph, model.topology
     in_layouts, out_layouts = boundary_shardings(model.graph, chosen)
     program: Program = model.graph.program
     return Plan(
@@ -55,7 +58,7 @@ def make_plan(
         fingerprint=program.fingerprint,
         donate_argnums=program.donate_argnums,
         configurations=chosen,
-        repeated=tuple(sorted(repeated)),
+        repeated=repeated,
         in_paths=program.in_paths,
         in_avals=program.in_avals,
         out_paths=program.out_paths,
@@ -66,5 +69,6 @@ def make_plan(
         outline=outline_of(model.graph, model.topology, chosen, transfers),
         remat=model.graph.remat,
         microbatches=program.microbatches,
-        graph=model.graph,
+        graph=graph,
+        decided=Once(lambda: decide_lowering(graph, topology, chosen, repeated)),
     )
