@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 
+from jaxplan.core import _compat
 from jaxplan.ir.microbatch import NotSeparableError, split_batch
 from jaxplan.ir.microbatch._loop import cut, fronted, joined, placed
 
@@ -151,7 +152,8 @@ def test_short_floats_are_added_up_in_float32():
 
     _, _, loops = sliced(trained(loss), (w, x, y), (NONE, 0, 0))
     (scan,) = [eqn for eqn in loops.jaxpr.eqns if eqn.primitive.name == "scan"]
-    carries = [var.aval.dtype for var in scan.outvars[: scan.params["num_carry"]]]
+    _, num_carry = _compat.scan_counts(scan.params, len(scan.invars))
+    carries = [var.aval.dtype for var in scan.outvars[:num_carry]]
     assert set(carries) == {np.dtype("float32")}
     assert_equal(trained(loss), (w, x, y), (NONE, 0, 0), tolerance=1e-2)
 
