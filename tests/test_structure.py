@@ -1,0 +1,48 @@
+"""The structure of the package: folders import one way, functions are short, the top level is small."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import graphlib
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent / "jaxplan"
+MOST_LINES, MOST_AT_TOP = 60, 20
+
+
+@functools.cache
+def trees() -> dict[Path, ast.Module]:
+    return {path: ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
+
+
+def test_folders_import_one_way() -> None:
+    """No circle, with imports inside functions and for type checkers counted."""
+    arrows: dict[str, set[str]] = {}
+    for path, tree in trees().items():
+        source = path.relative_to(ROOT).parts[0].removesuffix(".py")
+        if source in ("__init__", "__main__"):
+            continue
+        modules = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        targets = {module.split(".")[1] for module in modules if module.startswith("jaxplan.")}
+        arrows.setdefault(source, set()).update(targets - {source})
+    order = list(graphlib.TopologicalSorter(arrows).static_order())  # raises CycleError
+    assert order.index("mesh") < order.index("cost") < order.index("partition") < order.index("search")
+
+
+def test_functions_are_short() -> None:
+    long = [
+        f"{path.name}:{node.lineno}"
+        for path, tree in trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno >= MOST_LINES
+    ]
+    assert not long
+
+
+def test_the_top_level_is_small() -> None:
+    assert len([path for path in ROOT.iterdir() if path.name != "__pycache__"]) <= MOST_AT_TOP
+
+
+def test_few_files_are_long() -> None:
+    assert sum(len(path.read_text().splitlines()) > 400 for path in trees()) <= 3
