@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from jaxplan.core._units import format_bytes, format_seconds
 from jaxplan.cost import held_at_peak
-from jaxplan.ir import FactorClass, StepGraph
 from jaxplan.plans._certificate import certificate
 from jaxplan.plans._explain_lowering import lowering_rows
 from jaxplan.plans._explain_state import state_rows
+from jaxplan.plans._rows import LeafRow, collective_rows, fold_leaves, leaf_rows, operator_rows
 
 if TYPE_CHECKING:
     from jaxplan.plans._plan import Plan
@@ -21,7 +20,8 @@ _MOST_HELD = 6
 
 
 def explain(plan: Plan) -> str:
-    """Topology, cost, memory by part, collectives, and how dimensions and parameters are split."""
+    """Topology, cost, memory by part, collectives, and how dimensions and parameters are split; repeated layers are
+    folded into one line."""
     lines = [
         f"{plan.name} on {plan.topology.name}: {plan.summary}",
         f"time    {format_seconds(plan.time_seconds)} = compute {format_seconds(plan.compute_seconds)}"
@@ -38,14 +38,36 @@ def explain(plan: Plan) -> str:
             f"        {format_seconds(simulated.time_seconds)} simulated with overlap: "
             f"{format_seconds(simulated.hidden_seconds)} of communication beside compute",
         )
-    lines += ["collectives per step", *_collectives(plan)]
-    lines += ["inputs", *_inputs(plan)]
+    lines += ["collectives per step", *(_collectives(plan) or ["  none"])]
+    lines += ["arguments", *_leaves(plan)]
     if plan.graph is not None:
         lines += ["state (laid out alike as argument and as result)", *state_rows(plan.graph.program)]
-        lines += ["operators by split", *_groups(plan)]
+        lines += ["operators by split", *_operators(plan)]
     if plan.decided is not None:
-        lines += ["lowering", *lowering_rows(plan.lowering)]
+        lines += [\"lowering\", *lowering_rows(plan.lowering)]
     return "\n".join(lines)
+
+
+def explain_data(plan: Plan) -> dict[str, Any]:
+    """The same as plain data, no row left out."""
+    return {
+        "plan": plan.name,
+        "topology": plan.topology.name,
+        "summary": plan.summary,
+        "time_seconds": plan.time_seconds,
+        "compute_seconds": plan.compute_seconds,
+        "communication_seconds": plan.communication_seconds,
+        "memory_bytes": plan.memory_bytes,
+        "memory_parts": dict(plan.memory_parts),
+        "proven": certificate(plan),
+        "collectives": [_fields(row) for row in collective_rows(plan)],
+        "arguments": [_fields(row) | {"split": row.split} for row in leaf_rows(plan)],
+        "operators": [_fields(row) for row in operator_rows(plan)],
+    }
+
+
+def _fields(row: Any) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in row.__dataclass_fields__}
 
 
 def _hidden(plan: Plan) -> str:
@@ -71,46 +93,50 @@ def _held(plan: Plan) -> list[str]:
 
 
 def _collectives(plan: Plan) -> list[str]:
-    totals: dict[tuple[str, tuple[int, ...]], list[int]] = defaultdict(lambda: [0, 0])
-    for c in plan.prediction.collectives:
-        entry = totals[c.kind, c.axes]
-        entry[0] += c.count
-        entry[1] += c.count * c.num_bytes
-    rows = []
-    for (kind, axes), (count, total) in sorted(totals.items(), key=lambda item: -item[1][1]):
-        names = " ".join(plan.topology.axes[a].name for a in axes)
-        size = math.prod(plan.topology.axes[a].size for a in axes)
-        rows.append(f"  {count:>5} x {kind:<18} over {size} ({names}): {format_bytes(total)}")
-    return rows or ["  none"]
-
-
-def _inputs(plan: Plan) -> list[str]:
-    by_sharding: dict[str, list[str]] = defaultdict(list)
-    for path, sharding in zip(plan.in_paths, plan.in_layouts, strict=True):
-        by_sharding[sharding.describe(plan.topology.axes)].append(path)
-    rows = [
-        f"  {sharding:<22} {len(paths):>4} leaves, such as {paths[0]}"
-        for sharding, paths in sorted(by_sharding.items(), key=lambda item: -len(item[1]))
+    return [
+        f"  {row.count:>5} x {row.kind:<18} over {row.num_devices} ({' '.join(row.axes)}): "
+        f"{format_bytes(row.num_bytes)}, {format_seconds(row.seconds)}"
+        for row in collective_rows(plan)
     ]
-    return rows[:_MOST_ROWS]
 
 
-def _groups(plan: Plan) -> list[str]:
-    graph = plan.require_program()
-    rows: dict[str, int] = defaultdict(int)
-    for group, space, config in zip(graph.grouping.groups, graph.spaces, plan.configurations, strict=True):
-        splits = [
-            f"{_class_name(graph, cls)}={' '.join(plan.topology.axes[a].name for a in axes)}"
-            for cls, axes in zip(space.classes, config, strict=True)
-            if axes
-        ]
-        rows[f"{group.kind}: {', '.join(splits) or 'replicated'}"] += 1
-    ordered = sorted(rows.items(), key=lambda item: (-item[1], item[0]))[:_MOST_ROWS]
-    return [f"  {count:>4} x {text}" for text, count in ordered]
+def _leaves(plan: Plan) -> list[str]:
+    """Arguments of repeated layers in one line, the largest first; optimizer slots that are laid out like their
+    parameter are counted alone."""
+    rows = leaf_rows(plan)
+    like = _slots_like_parameters(rows)
+    folded = fold_leaves([row for row in rows if row.path not in like])
+    folded = sorted(folded, key=lambda of: -of.count * of.first.local_bytes)
+    shown = folded[:_MOST_ROWS]
+    width = max((len(of.path) for of in shown), default=0)
+    lines = [
+        f"  {f'{of.count} x' if of.count > 1 else '':>5} {of.path:<{width}}  {of.first.aval:<20} {of.first.split}"
+        for of in shown
+    ]
+    lines += _rest(folded[_MOST_ROWS:], sum(of.count for of in folded[_MOST_ROWS:]), "leaves")
+    return lines + ([f"  {len(like):>5} slots of the optimizer, laid out like their parameters"] if like else [])
 
 
-def _class_name(graph: StepGraph, cls: FactorClass) -> str:
-    if not cls.sizes:
-        return "partial sums"
-    name = graph.named.dimensions[cls.named_dimension].name if cls.named_dimension >= 0 else "?"
-    return f"{name}({min(cls.sizes)})"
+def _slots_like_parameters(rows: Sequence[LeafRow]) -> frozenset[str]:
+    """Paths of state that end as a parameter of the same shape and layout does: ``mu/up`` beside ``params/up``."""
+    known = {(*tail, row.aval, row.spec) for row in rows if row.role == "parameter" for tail in _tails(row, 2)}
+    slots = [row for row in rows if row.role == "state"]
+    return frozenset(
+        row.path for row in slots if any((*tail, row.aval, row.spec) in known for tail in _tails(row, len(row.path)))
+    )
+
+
+def _tails(row: LeafRow, most: int) -> list[tuple[str, ...]]:
+    """The keys of a path without the first one, the first two, and so on."""
+    keys = tuple(row.path.split("/"))
+    return [keys[first:] for first in range(1, min(most + 1, len(keys)))]
+
+
+def _operators(plan: Plan) -> list[str]:
+    rows = operator_rows(plan)
+    lines = [f"  {row.count:>4} x {row.kind}: {row.split}" for row in rows[:_MOST_ROWS]]
+    return lines + _rest(rows[_MOST_ROWS:], sum(row.count for row in rows[_MOST_ROWS:]), "groups")
+
+
+def _rest(rows: Iterable[object], count: int, what: str) -> list[str]:
+    return [f"  and {count} more {what}"] if list(rows) else []

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from jaxplan.audit import Audit, CompiledReport
     from jaxplan.partition import PlannedFunction
+    from jaxplan.plans._diff import Difference
     from jaxplan.simulate import Simulation
 
 
@@ -297,11 +298,31 @@ class Plan:
                 start = stop
         return found[0] if len(found) == 1 else tuple(found)
 
-    def explain(self) -> str:
-        """Splits, communication and memory of the plan, for people."""
-        from jaxplan.plans._explain import explain
+    def explain(self, path: str | None = None) -> str:
+        """What is split, what is communicated and what the memory holds, for people; repeated layers in one line.
 
-        return explain(self)
+        Args:
+          path: of an argument, such as ``params/block_3/mlp/up/kernel``, or a pattern (`fnmatch`) that may leave out
+            leading parts: why it is laid out as it is, what other layouts would cost, and what forces it.
+
+        Raises:
+          ArgumentError: no argument matches the path.
+          PlanMismatchError: a path was given, and the plan was loaded without its step.
+        """
+        from jaxplan.plans._explain import explain
+        from jaxplan.plans._why import explain_leaves
+
+        return explain(self) if path is None else explain_leaves(self, path)
+
+    def diff(self, other: Plan) -> Difference:
+        """What changes from this plan to another of the same step, and where the time and the memory go; print it.
+
+        Raises:
+          PlanMismatchError: the other plan is of another program.
+        """
+        from jaxplan.plans._diff import diff
+
+        return diff(self, other)
 
     def simulate(self) -> Simulation:
         """Run one step on the execution simulator: communication beside compute, where the plan lets it.

@@ -1,0 +1,205 @@
+"""Two plans of one step: what changed, and where the time and the memory went."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from jaxplan.core._units import format_bytes, format_seconds
+from jaxplan.errors import ArgumentError, PlanMismatchError
+from jaxplan.plans._priced import Edge, PricedPlan
+from jaxplan.plans._rows import LeafRow, collective_rows, fold_numbers, group_split, leaf_rows
+from jaxplan.plans._why import signed_bytes, signed_seconds
+
+if TYPE_CHECKING:
+    from jaxplan.plans._plan import Plan
+
+_MOST_ROWS = 16
+_OTHER_PROGRAM_MSG = (
+    "the two plans are of different programs: {one} and {other}.\n"
+    "  expected: two plans of one step on the same shapes\n"
+    "  likely cause: the step or its arguments changed between the two\n"
+    "  fix: plan again with jaxplan.plan"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Something that is ``before`` in one plan and ``after`` in the other, for ``count`` things of one name."""
+
+    what: str
+    count: int
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Amount:
+    """Seconds, or bytes, in one plan and the other."""
+
+    what: str
+    before: float
+    after: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """From one plan to another.
+
+    Attributes:
+      before, after: the summaries.
+      seconds: compute, communication, hidden, and their total.
+      num_bytes: parts of the peak, and the total.
+      collectives: seconds by kind and devices.
+      leaves: arguments that are laid out otherwise, layers folded.
+      operators: groups of operators that are split otherwise; empty where the two compute other blocks again, or the
+        program is not known.
+      edges: seconds of each transfer that is in one of them alone, the longest first.
+    """
+
+    before: str
+    after: str
+    seconds: tuple[Amount, ...]
+    num_bytes: tuple[Amount, ...]
+    collectives: tuple[Amount, ...]
+    leaves: tuple[Change, ...]
+    operators: tuple[Change, ...]
+    edges: tuple[Amount, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        lines = [f"from  {self.before}", f"to    {self.after}"]
+        lines += ["time", *_amounts(self.seconds, format_seconds, signed_seconds)]
+        lines += ["memory", *_amounts(self.num_bytes, format_bytes, lambda size: signed_bytes(int(size)))]
+        for title, amounts in (("collectives", self.collectives), ("transfers", self.edges)):
+            if amounts:
+                lines += [title, *_amounts(amounts[:_MOST_ROWS], format_seconds, signed_seconds)]
+        for title, changes in (("arguments", self.leaves), ("operators", self.operators)):
+            if changes:
+                lines += [f"{title} that are split otherwise", *_changes(changes)]
+        if not self.leaves and not self.operators:
+            lines.append("the same layouts")
+        return "\n".join(lines)
+
+
+def diff(plan: Plan, other: Plan) -> Difference:
+    """What changes from ``plan`` to ``other``.
+
+    Raises:
+      ArgumentError: ``other`` is no plan.
+      PlanMismatchError: the plans are of different programs.
+    """
+    if not hasattr(other, "in_layouts"):
+        raise ArgumentError(f"diff got a {type(other).__name__}; expected another plan of the same step")
+    if plan.fingerprint != other.fingerprint:
+        raise PlanMismatchError(
+            _OTHER_PROGRAM_MSG.format(one=plan.fingerprint[:12], other=other.fingerprint[:12])
+        )
+    return Difference(
+        before=f"{plan.name} on {plan.topology.name}: {plan.summary}",
+        after=f"{other.name} on {other.topology.name}: {other.summary}",
+        seconds=_seconds(plan, other),
+        num_bytes=_both(
+            {**plan.memory_parts, "peak": plan.memory_bytes}, {**other.memory_parts, "peak": other.memory_bytes}
+        ),
+        collectives=_both(*[_by_collective(p) for p in (plan, other)]),
+        leaves=_changed_leaves(leaf_rows(plan), leaf_rows(other)),
+        operators=_changed_operators(plan, other),
+        edges=_changed_edges(plan, other),
+    )
+
+
+def _seconds(plan: Plan, other: Plan) -> tuple[Amount, ...]:
+    rows = [
+        Amount(what=what, before=getattr(plan, name), after=getattr(other, name))
+        for what, name in (
+            ("compute", "compute_seconds"),
+            ("communication", "communication_seconds"),
+            ("hidden", "hidden_seconds"),
+            ("step", "time_seconds"),
+        )
+    ]
+    return tuple(row for row in rows if row.before or row.after)
+
+
+def _both(before: dict[str, float], after: dict[str, float]) -> tuple[Amount, ...]:
+    """Amounts of two tables by what they are of, equal ones left out but for the last."""
+    names = list(dict.fromkeys([*before, *after]))
+    if "peak" in names:
+        names = [*(name for name in names if name != "peak"), "peak"]
+    rows = [Amount(what=name, before=before.get(name, 0), after=after.get(name, 0)) for name in names]
+    return tuple(row for row in rows if row.before != row.after or row.what == "peak")
+
+
+def _by_collective(plan: Plan) -> dict[str, float]:
+    return {f"{row.kind} over {row.num_devices} ({' '.join(row.axes)})": row.seconds for row in collective_rows(plan)}
+
+
+def _changed_leaves(before: Sequence[LeafRow], after: Sequence[LeafRow]) -> tuple[Change, ...]:
+    """Leaves by position: the two plans may have been read with and without the step, which names the paths."""
+    pairs = (
+        (one if "/" in one.path and not one.path[0].isdigit() else two, one.split, two.split)
+        for one, two in zip(before, after, strict=True)
+        if (one.spec, one.split) != (two.spec, two.split)
+    )
+    return _folded((fold_numbers(leaf.path), old, new) for leaf, old, new in pairs)
+
+
+def _changed_operators(plan: Plan, other: Plan) -> tuple[Change, ...]:
+    graph = plan.graph
+    if graph is None or other.graph is None or plan.remat != other.remat or plan.topology.name != other.topology.name:
+        return ()
+    found = []
+    for group, one, two in zip(graph.grouping.groups, plan.configurations, other.configurations, strict=True):
+        if one != two:
+            splits = [group_split(graph, plan.topology, group.index, config) for config in (one, two)]
+            found.append((group.kind, *splits))
+    return _folded(found)
+
+
+def _folded(rows: Iterable[tuple[str, str, str]]) -> tuple[Change, ...]:
+    counts: dict[tuple[str, str, str], int] = defaultdict(int)
+    for row in rows:
+        counts[row] += 1
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return tuple(Change(what=w, count=n, before=old, after=new) for (w, old, new), n in ordered)
+
+
+def _changed_edges(plan: Plan, other: Plan) -> tuple[Amount, ...]:
+    if plan.graph is None or other.graph is None:
+        return ()
+    tables = [_edge_seconds(_edges_of(p)) for p in (plan, other)]
+    rows = _both(*tables)
+    return tuple(sorted(rows, key=lambda row: (-abs(row.after - row.before), row.what)))
+
+
+def _edges_of(plan: Plan) -> list[Edge]:
+    return PricedPlan(plan.require_program(), plan.topology, plan.configurations, plan.repeated).edges()
+
+
+def _edge_seconds(edges: Sequence[Edge]) -> dict[str, float]:
+    found: dict[str, float] = defaultdict(float)
+    for edge in edges:
+        place = f" at {edge.source}" if edge.source else ""
+        found[f"{' + '.join(edge.kinds)} of {edge.tensor}{place}"] += edge.seconds
+    return dict(found)
+
+
+def _amounts(rows: Sequence[Amount], show: Any, signed: Any) -> list[str]:
+    width = max(len(row.what) for row in rows)
+    return [
+        f"  {row.what:<{width}}  {show(row.before):>10} -> {show(row.after):>10}  {signed(row.after - row.before)}"
+        for row in rows
+    ]
+
+
+def _changes(rows: Sequence[Change]) -> list[str]:
+    lines = [f"  {row.count:>4} x {row.what}: {row.before} -> {row.after}" for row in rows[:_MOST_ROWS]]
+    left = sum(row.count for row in rows[_MOST_ROWS:])
+    return lines + ([f"  and {left} more"] if left else [])

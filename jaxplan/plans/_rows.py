@@ -1,0 +1,215 @@
+"""A plan as frozen rows, which all views share: text, JSON, HTML."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from jaxplan.core._paths import argument_names, readable_path
+from jaxplan.ir import FactorClass, StepGraph
+from jaxplan.mesh import Layout, Topology, collective_seconds
+
+if TYPE_CHECKING:
+    from jaxplan.plans._plan import Plan
+
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeafRow:
+    """An argument of the step.
+
+    Attributes:
+      path: as people write it, such as ``state/params/block_0/up/kernel``.
+      role: ``parameter``, ``state`` (optimizer slots, statistics, caches) or ``data``; empty without the program.
+      aval: dtype and shape, such as ``float32[64,256]``.
+      dims: per dimension its name (empty where it has none), and over how many devices it is split.
+      spec: the PartitionSpec over the atomic axes of the plan, as text.
+      num_bytes, local_bytes: of the whole array, and of what one device holds.
+    """
+
+    path: str
+    role: str
+    aval: str
+    dims: tuple[tuple[str, int], ...]
+    spec: str
+    num_bytes: int
+    local_bytes: int
+
+    @property
+    def split(self) -> str:
+        """Such as ``hidden/4 x vocabulary/2``, ``whole`` where nothing is split."""
+        parts = [f"{name or f'dim {d}'}/{ways}" for d, (name, ways) in enumerate(self.dims) if ways > 1]
+        return " x ".join(parts) or "whole"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoldedLeaves:
+    """Leaves whose paths differ in the numbers of layers alone, alike in shape and layout."""
+
+    path: str
+    count: int
+    first: LeafRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveRow:
+    """Collectives of one kind over the same devices; bytes and seconds of all of them in one step of one device."""
+
+    kind: str
+    axes: tuple[str, ...]
+    num_devices: int
+    count: int
+    num_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorRow:
+    """Groups of operators that are split alike."""
+
+    kind: str
+    split: str
+    count: int
+
+
+def short_source(line: str) -> str:
+    """A source line without the folders of its file: ``train.py:52 (step)``."""
+    return line.rpartition("/")[2]
+
+
+def fold_numbers(path: str) -> str:
+    """A path with the numbers of layers left open: ``params/block_3/up`` -> ``params/block_*/up``."""
+    return "/".join(re.sub(r"(?<=_)\d+$|^\d+$", "*", key) if i else key for i, key in enumerate(path.split("/")))
+
+
+def leaf_rows(plan: Plan) -> tuple[LeafRow, ...]:
+    """Every argument, in order."""
+    names = names_of_arguments(plan.graph)
+    rows = []
+    for i, (path, aval, layout) in enumerate(zip(plan.in_paths, plan.in_avals, plan.in_layouts, strict=True)):
+        tensor = plan.graph.program.inputs[i] if plan.graph is not None else None
+        rows.append(_leaf_row(readable_path(path, names), aval, layout, plan.topology, plan.graph, tensor))
+    return tuple(rows)
+
+
+def names_of_arguments(graph: StepGraph | None) -> tuple[str, ...]:
+    """Names of the positional arguments of the step, as far as they are known."""
+    source = graph.program.source if graph is not None else None
+    return argument_names(source.step if source else None)
+
+
+def _leaf_row(
+    path: str, aval: str, layout: Layout, topology: Topology, graph: StepGraph | None, tensor: int | None
+) -> LeafRow:
+    ways = layout.num_splits(topology.axes)
+    if graph is None or tensor is None:
+        names, role = [""] * len(ways), ""
+        shape, itemsize = _shape_and_itemsize(aval)
+    else:
+        role = _role(graph, tensor)
+        found = [graph.named.of.get((tensor, d), -1) for d in range(len(ways))]
+        names = [graph.named.dimensions[k].name if k >= 0 else "" for k in found]
+        shape, itemsize = graph.program.tensors[tensor].shape, graph.program.tensors[tensor].itemsize
+    return LeafRow(
+        path=path,
+        role=role,
+        aval=aval,
+        dims=tuple(zip(names, ways, strict=True)),
+        spec=_spec(layout, topology),
+        num_bytes=math.prod(shape) * itemsize,
+        local_bytes=math.prod(layout.local_shape(shape, topology.axes)) * itemsize,
+    )
+
+
+def _role(graph: StepGraph, tensor: int) -> str:
+    if tensor in graph.batch.parameters:
+        return "parameter"
+    return "state" if tensor in graph.state else "data"
+
+
+def _shape_and_itemsize(aval: str) -> tuple[tuple[int, ...], int]:
+    """Of text such as ``float32[16,32]``; bytes of an element by the digits of its dtype, 1 where there are none."""
+    dtype, _, sizes = aval.rstrip("]").partition("[")
+    bits = re.search(r"\d+", dtype)
+    return tuple(int(n) for n in sizes.split(",") if n), max(1, int(bits[0]) // 8) if bits else 1
+
+
+def _spec(layout: Layout, topology: Topology) -> str:
+    entries = []
+    for dim in layout.dims:
+        names = [topology.axes[a].name for a in dim]
+        entries.append("None" if not names else repr(names[0]) if len(names) == 1 else repr(tuple(names)))
+    while entries and entries[-1] == "None":
+        entries.pop()
+    return f"P({', '.join(entries)})"
+
+
+def fold_leaves(rows: Sequence[LeafRow]) -> tuple[FoldedLeaves, ...]:
+    """Leaves of repeated layers together, in order of first appearance."""
+    found: dict[tuple[object, ...], list[LeafRow]] = defaultdict(list)
+    for row in rows:
+        ways = tuple(n for _, n in row.dims)
+        found[fold_numbers(row.path), row.aval, ways, row.spec].append(row)
+    return tuple(
+        FoldedLeaves(path=fold_numbers(of[0].path) if len(of) > 1 else of[0].path, count=len(of), first=of[0])
+        for of in found.values()
+    )
+
+
+def collective_rows(plan: Plan) -> tuple[CollectiveRow, ...]:
+    """The predicted collectives, the longest first."""
+    topology = plan.topology
+    totals: dict[tuple[str, tuple[int, ...]], list[float]] = defaultdict(lambda: [0, 0, 0.0])
+    pooled: set[tuple[str, tuple[int, ...]]] = set()
+    for c in plan.prediction.collectives:
+        entry = totals[c.kind, c.axes]
+        entry[0] += c.count
+        entry[1] += c.count * c.num_bytes
+        entry[2] += c.count * collective_seconds(topology, c.kind, c.num_bytes, c.axes, c.latency_share)
+        if not c.latency_share:
+            pooled.add((c.kind, c.axes))
+    rows = [
+        CollectiveRow(
+            kind=kind,
+            axes=tuple(topology.axes[a].name for a in axes),
+            num_devices=math.prod(topology.axes[a].size for a in axes),
+            count=int(count),
+            num_bytes=int(size),
+            seconds=seconds + (collective_seconds(topology, kind, 0, axes) if (kind, axes) in pooled else 0.0),
+        )
+        for (kind, axes), (count, size, seconds) in totals.items()
+    ]
+    return tuple(sorted(rows, key=lambda row: (-row.seconds, row.kind, row.axes)))
+
+
+def operator_rows(plan: Plan) -> tuple[OperatorRow, ...]:
+    """Groups of operators by kind and split, the most frequent first; none without the program."""
+    graph = plan.graph
+    if graph is None:
+        return ()
+    rows: dict[tuple[str, str], int] = defaultdict(int)
+    for group, config in zip(graph.grouping.groups, plan.configurations, strict=True):
+        rows[group.kind, group_split(graph, plan.topology, group.index, config)] += 1
+    ordered = sorted(rows.items(), key=lambda item: (-item[1], item[0]))
+    return tuple(OperatorRow(kind=kind, split=split, count=count) for (kind, split), count in ordered)
+
+
+def group_split(graph: StepGraph, topology: Topology, group: int, config: Sequence[tuple[int, ...]]) -> str:
+    """Such as ``batch/4 x heads/2``; ``whole`` where nothing is split."""
+    splits = [
+        f"{class_name(graph, cls)}/{math.prod(topology.axes[a].size for a in axes)}"
+        for cls, axes in zip(graph.spaces[group].classes, config, strict=True)
+        if axes
+    ]
+    return " x ".join(splits) or "whole"
+
+
+def class_name(graph: StepGraph, cls: FactorClass) -> str:
+    """The named dimension of a factor class."""
+    if not cls.sizes:
+        return "partial sums"
+    return graph.named.dimensions[cls.named_dimension].name if cls.named_dimension >= 0 else "?"
