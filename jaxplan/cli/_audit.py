@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 import jaxplan
+from jaxplan.cli._output import add_output_arguments
 from jaxplan.cli._step import add_static_argument, named_step, static_options
 from jaxplan.errors import ArgumentError
 
@@ -34,7 +35,7 @@ def add_audit_arguments(commands: Any) -> argparse.ArgumentParser:
     )
     add_static_argument(audit)
     audit.add_argument("--cache", metavar="FOLDER", help="keep compiled programs there")
-    audit.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    add_output_arguments(audit)
     return audit
 
 

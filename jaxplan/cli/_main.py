@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import jaxplan
 from jaxplan.cli._audit import add_audit_arguments, audit_of
-from jaxplan.cli._checks import check_before_planning, check_files
+from jaxplan.cli._checks import check_before_planning
 from jaxplan.cli._interrupt import EXIT_INTERRUPTED, watched
+from jaxplan.cli._output import add_output_arguments, print_result
 from jaxplan.cli._profile import add_profile_command
 from jaxplan.cli._scaling import add_scaling_commands
 from jaxplan.cli._step import add_step_arguments, step_arguments
+from jaxplan.cli._views import add_choice_arguments, add_view_commands, show_frontier
 from jaxplan.core._interrupt import INTERRUPTED_NOTE
 from jaxplan.core._progress import Progress
-from jaxplan.core._units import format_bytes, format_seconds
+from jaxplan.core._units import format_seconds
 from jaxplan.errors import (
     ArgumentError,
     AuditError,
@@ -39,9 +42,12 @@ examples:
   jaxplan min-devices train:train_step --args train:make_args --topology h100:16x8 --memory 60GiB
   jaxplan scaling train:train_step --args train:make_args --topology h100:4x8 --device-counts 1 8 32
   jaxplan show frontier.json
+  jaxplan explain frontier.json block_3/up/kernel --step train:train_step --args train:make_args
+  jaxplan diff frontier.json --choose knee fsdp
   jaxplan audit frontier.json train:train_step --args train:make_args --choose knee
   jaxplan profile --output here.json && jaxplan plan ... --profile here.json
 
+every command prints plain data with --json.
 exit codes: 0 done, 1 failed, 2 wrong usage, 3 no plan fits the memory, 4 the compiled program differs,
 130 interrupted: what was found until then is saved and printed
 """
@@ -94,21 +100,10 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"jaxplan {jaxplan.__version__}")
-    commands = parser.add_subparsers(required=True, metavar="plan|min-devices|scaling|show|profile|coverage")
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument(
-        "--choose",
-        metavar="WHICH",
-        help="fastest (default), knee, leanest, a number of the table, or a reference strategy such as fsdp",
-    )
-    common.add_argument("--explain", action="store_true", help="explain the chosen plan")
-    common.add_argument("--plot", metavar="FILE", help="draw the frontier (.svg, .pdf, .png)")
-    common.add_argument("--debug", action="store_true", help="show the traceback of an error")
-
-    plan = commands.add_parser(
-        "plan", parents=[common], help="print the frontier of a step, and choose from it"
-    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands")
+    plan = commands.add_parser("plan", help="print the frontier of a step, and choose from it")
     add_step_arguments(plan)
+    add_choice_arguments(plan)
     plan.add_argument("--save", metavar="FILE", help="write the frontier as JSON")
     plan.add_argument("--plan", metavar="FILE", help="write the chosen plan as JSON")
     plan.add_argument("--trace", metavar="FILE", help="simulate the chosen plan and write its timeline for Perfetto")
@@ -119,14 +114,12 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--audit", action="store_true", help="compile the chosen plan and compare")
     plan.set_defaults(run=_run_plan)
 
-    show = commands.add_parser("show", parents=[common], help="print a saved frontier or plan")
-    show.add_argument("file")
-    show.set_defaults(run=_run_show)
+    add_view_commands(commands)
     add_scaling_commands(commands)
     add_audit_arguments(commands).set_defaults(run=_run_audit)
     add_profile_command(commands)
     coverage = commands.add_parser("coverage", help="print which primitives of JAX have a rule, and what tests it")
-    coverage.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    add_output_arguments(coverage)
     coverage.set_defaults(run=_run_coverage)
     return parser
 
@@ -143,7 +136,7 @@ def _run_plan(arguments: argparse.Namespace) -> int:
         frontier = jaxplan.plan(step, *args, **options, progress=progress)
     print(f"planned: {progress}", file=sys.stderr)
     plan = _save(frontier, arguments)
-    _show_frontier(frontier, arguments)
+    show_frontier(frontier, arguments)
     if arguments.watch.interrupted:
         return EXIT_INTERRUPTED
     if arguments.trace:
@@ -190,43 +183,15 @@ def _write_trace(plan: Plan, file: str) -> None:
     )
 
 
-def _run_show(arguments: argparse.Namespace) -> int:
-    from jaxplan.plans._frontier import Frontier
-
-    check_files(arguments)
-    loaded = jaxplan.load(arguments.file)
-    if isinstance(loaded, Frontier):
-        _show_frontier(loaded, arguments)
-        return EXIT_DONE
-    if arguments.choose or arguments.plot:
-        raise ArgumentError(f"{arguments.file} holds one plan: --choose and --plot need a frontier")
-    print(loaded.explain())
-    return EXIT_DONE
-
-
 def _run_audit(arguments: argparse.Namespace) -> int:
     audit = audit_of(arguments)
-    print(audit.table())
+    print_result(arguments, audit.table, lambda: dataclasses.asdict(audit) | {"ok": audit.ok})
     return EXIT_DONE if audit.ok else EXIT_AUDIT
 
 
 def _run_coverage(arguments: argparse.Namespace) -> int:
     from jaxplan.cli._coverage import coverage, coverage_table
 
-    print(coverage_table(coverage()))
+    entries = coverage()
+    print_result(arguments, lambda: coverage_table(entries), lambda: [dataclasses.asdict(entry) for entry in entries])
     return EXIT_DONE
-
-
-def _show_frontier(frontier: Frontier, arguments: argparse.Namespace) -> Plan:
-    """Print the frontier and the plan chosen from it, draw the requested plots, and return the plan."""
-    plan = frontier.choose(arguments.choose or "fastest")
-    print(frontier.table())
-    print(
-        f"chosen: {frontier.label(plan)}, {format_seconds(plan.time_seconds)} a step, "
-        f"{format_bytes(plan.memory_bytes)} per device"
-    )
-    if arguments.explain:
-        print(plan.explain())
-    if arguments.plot:
-        frontier.plot(arguments.plot)
-    return plan

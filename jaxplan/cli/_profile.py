@@ -5,12 +5,16 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxplan.cli._interrupt import EXIT_INTERRUPTED
+from jaxplan.cli._output import add_output_arguments, print_result
 from jaxplan.core._progress import Progress
 from jaxplan.core._units import format_bytes, format_seconds, parse_memory
 from jaxplan.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from jaxplan.mesh._profile_table import ProfileTable
 
 _HELP = "measure collectives, matrix products and memory of the devices present"
 _DESCRIPTION = (
@@ -35,7 +39,7 @@ def add_profile_command(commands: Any) -> None:
     profile.add_argument(
         "--virtual-devices", type=int, metavar="N", help="measure so many virtual devices of this host's CPU"
     )
-    profile.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    add_output_arguments(profile)
     profile.set_defaults(run=run_profile)
 
 
@@ -67,11 +71,16 @@ def run_profile(arguments: argparse.Namespace) -> int:
             arguments.watch.saved = True
             return EXIT_INTERRUPTED
     print(f"measured: {progress}", file=sys.stderr)
-    print(f"{table!r} written to {file}")
+    print_result(arguments, lambda: _text(table, file), lambda: {"file": file, "table": table.to_json()})
+    return 0
+
+
+def _text(table: ProfileTable, file: str) -> str:
+    lines = [f"{table!r} written to {file}"]
     for (kind, shape), curve in sorted(table.collectives.items()):
         rate = curve.sizes[-1] / curve.seconds[-1]
-        print(
+        lines.append(
             f"  {kind:<18} in groups of {'x'.join(map(str, shape)):<6} {format_seconds(curve.seconds[0]):>8} for "
             f"{format_bytes(int(curve.sizes[0]))}, {rate / 1e9:.3g} GB/s for {format_bytes(int(curve.sizes[-1]))}"
         )
-    return 0
+    return "\n".join(lines)

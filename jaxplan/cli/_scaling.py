@@ -8,6 +8,7 @@ from typing import Any
 
 import jaxplan
 from jaxplan.cli._checks import check_files
+from jaxplan.cli._output import add_output_arguments, print_result
 from jaxplan.cli._step import add_step_arguments, step_arguments
 from jaxplan.core._progress import Progress
 from jaxplan.core._units import format_bytes, format_seconds
@@ -42,7 +43,7 @@ def add_scaling_commands(commands: Any) -> None:
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_step_arguments(parser)
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    add_output_arguments(parser)
 
 
 def _run_min_devices(arguments: argparse.Namespace) -> int:
@@ -51,15 +52,15 @@ def _run_min_devices(arguments: argparse.Namespace) -> int:
     with Progress() as progress:
         found = jaxplan.min_devices(step, *args, **options, progress=progress)
     print(f"planned: {progress}", file=sys.stderr)
-    print(found.table())
     plan = found.plan
     if arguments.plan:
         with arguments.watch.saving():
             plan.save(arguments.plan)
-    print(
+    fewest = (
         f"fewest: {found.num_devices} devices ({plan.topology.name}), {format_seconds(plan.time_seconds)} a step, "
         f"{format_bytes(plan.memory_bytes)} per device"
     )
+    print_result(arguments, lambda: f"{found.table()}\n{fewest}", found.to_json)
     return 0
 
 
@@ -70,5 +71,5 @@ def _run_scaling(arguments: argparse.Namespace) -> int:
             step, *args, **options, device_counts=arguments.device_counts, progress=progress
         )
     print(f"planned: {progress}", file=sys.stderr)
-    print(found.table())
+    print_result(arguments, found.table, found.to_json)
     return 0

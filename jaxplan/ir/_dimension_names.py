@@ -241,7 +241,7 @@ class _Evidence:
         for region in self.uses.program.regions:
             entries = [self.uses.program.equations[e] for body in region.entries for e in body]
             slices = [e.operands[0] for e in entries if e.params["role"] == "x" and e.phase == "forward"]
-            taken = {self.uses.dims(t)[0] for t in slices if self.uses.leaf(t) is None} & along
+            taken = {self.uses.dims(t)[0] for t in slices if self.uses.leaf(t) is None} & (along | found)
             if taken:
                 exits = [self.uses.program.equations[e] for e in region.exits]
                 found |= taken | {self.uses.dims(e.results[0])[0] for e in exits if e.params["role"] == "y"}

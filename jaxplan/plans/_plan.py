@@ -48,6 +48,8 @@ class Plan:
       repeated: indices of reads that gather their copy again in the backward pass.
       in_paths, out_paths: key paths of the flattened arguments and results.
       in_avals: dtype and shape of each argument, such as ``float32[16,32]``.
+      in_roles: of each argument, ``parameter``, ``state`` (optimizer slots, statistics, caches) or ``data``.
+      in_dims: of each argument, the name of each dimension; empty where it has none.
       in_layouts, out_layouts: a layout for each.
       prediction: predicted cost of one step on one device.
       lower_bound_seconds: additive cost that no plan of at most this memory beats; 0 when unknown.
@@ -71,6 +73,8 @@ class Plan:
     donate_argnums: tuple[int, ...] | None
     in_paths: tuple[str, ...]
     in_avals: tuple[str, ...]
+    in_roles: tuple[str, ...]
+    in_dims: tuple[tuple[str, ...], ...]
     out_paths: tuple[str, ...]
     in_layouts: tuple[Sharding, ...]
     out_layouts: tuple[Sharding, ...]

@@ -37,9 +37,11 @@ class _Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Input(_Output):
-    """An argument: besides, dtype and shape."""
+    """An argument: besides, dtype and shape, what it is, and names of its dimensions."""
 
     aval: str
+    role: str
+    dims: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +77,10 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         "remat": None if plan.remat is None else asdict(plan.remat),
         **({} if plan.microbatches is None else {"microbatches": asdict(plan.microbatches)}),
         "inputs": [
-            leaf | {"aval": aval}
-            for leaf, aval in zip(_leaves(plan.in_paths, plan.in_layouts), plan.in_avals, strict=True)
+            leaf | {"aval": aval, "role": role, "dims": dims}
+            for leaf, aval, role, dims in zip(
+                _leaves(plan.in_paths, plan.in_layouts), plan.in_avals, plan.in_roles, plan.in_dims, strict=True
+            )
         ],
         "outputs": _leaves(plan.out_paths, plan.out_layouts),
         "lower_bound_seconds": plan.lower_bound_seconds,
@@ -144,6 +148,8 @@ def _fields(data: dict[str, Any]) -> dict[str, Any]:
         "donate_argnums": _donate_argnums(required(data, "donate_argnums")),
         "in_paths": tuple(leaf.path for leaf in inputs),
         "in_avals": tuple(leaf.aval for leaf in inputs),
+        "in_roles": tuple(leaf.role for leaf in inputs),
+        "in_dims": tuple(leaf.dims for leaf in inputs),
         "out_paths": tuple(leaf.path for leaf in outputs),
         "in_layouts": in_layouts,
         "out_layouts": out_layouts,
@@ -182,6 +188,8 @@ def _check_sharding(leaf: _Input, topology: Topology) -> None:
     if match is None:
         raise MalformedError(f"aval of {leaf.path} is {leaf.aval!r}; expected dtype and shape, such as float32[16,32]")
     shape = [int(size) for size in match[1].split(",") if size]
+    if len(leaf.dims) != len(shape):
+        raise MalformedError(f"{leaf.path} has names of {len(leaf.dims)} dimensions, and {leaf.aval} has {len(shape)}")
     if len(leaf.layout) != len(shape):
         raise MalformedError(
             f"layout of {leaf.path} has {len(leaf.layout)} dimensions, and {leaf.aval} has {len(shape)}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from jaxplan.core._paths import argument_names, readable_path
 from jaxplan.ir import FactorClass, StepGraph
-from jaxplan.mesh import Layout, Topology, collective_seconds
+from jaxplan.mesh import Sharding, Topology, collective_seconds
 
 if TYPE_CHECKING:
     from jaxplan.plans._plan import Plan
@@ -24,7 +24,7 @@ class LeafRow:
 
     Attributes:
       path: as people write it, such as ``state/params/block_0/up/kernel``.
-      role: ``parameter``, ``state`` (optimizer slots, statistics, caches) or ``data``; empty without the program.
+      role: ``parameter``, ``state`` (optimizer slots, statistics, caches) or ``data``.
       aval: dtype and shape, such as ``float32[64,256]``.
       dims: per dimension its name (empty where it has none), and over how many devices it is split.
       spec: the PartitionSpec over the atomic axes of the plan, as text.
@@ -89,11 +89,12 @@ def fold_numbers(path: str) -> str:
 def leaf_rows(plan: Plan) -> tuple[LeafRow, ...]:
     """Every argument, in order."""
     names = names_of_arguments(plan.graph)
-    rows = []
-    for i, (path, aval, layout) in enumerate(zip(plan.in_paths, plan.in_avals, plan.in_layouts, strict=True)):
-        tensor = plan.graph.program.inputs[i] if plan.graph is not None else None
-        rows.append(_leaf_row(readable_path(path, names), aval, layout, plan.topology, plan.graph, tensor))
-    return tuple(rows)
+    return tuple(
+        _leaf_row(readable_path(path, names), aval, layout, plan.topology, role, dims)
+        for path, aval, layout, role, dims in zip(
+            plan.in_paths, plan.in_avals, plan.in_layouts, plan.in_roles, plan.in_dims, strict=True
+        )
+    )
 
 
 def names_of_arguments(graph: StepGraph | None) -> tuple[str, ...]:
@@ -103,32 +104,18 @@ def names_of_arguments(graph: StepGraph | None) -> tuple[str, ...]:
 
 
 def _leaf_row(
-    path: str, aval: str, layout: Layout, topology: Topology, graph: StepGraph | None, tensor: int | None
+    path: str, aval: str, layout: Sharding, topology: Topology, role: str, dims: tuple[str, ...]
 ) -> LeafRow:
-    ways = layout.num_splits(topology.axes)
-    if graph is None or tensor is None:
-        names, role = [""] * len(ways), ""
-        shape, itemsize = _shape_and_itemsize(aval)
-    else:
-        role = _role(graph, tensor)
-        found = [graph.named.of.get((tensor, d), -1) for d in range(len(ways))]
-        names = [graph.named.dimensions[k].name if k >= 0 else "" for k in found]
-        shape, itemsize = graph.program.tensors[tensor].shape, graph.program.tensors[tensor].itemsize
+    shape, itemsize = _shape_and_itemsize(aval)
     return LeafRow(
         path=path,
         role=role,
         aval=aval,
-        dims=tuple(zip(names, ways, strict=True)),
+        dims=tuple(zip(dims, layout.num_splits(topology.axes), strict=True)),
         spec=_spec(layout, topology),
         num_bytes=math.prod(shape) * itemsize,
         local_bytes=math.prod(layout.local_shape(shape, topology.axes)) * itemsize,
     )
-
-
-def _role(graph: StepGraph, tensor: int) -> str:
-    if tensor in graph.batch.parameters:
-        return "parameter"
-    return "state" if tensor in graph.state else "data"
 
 
 def _shape_and_itemsize(aval: str) -> tuple[tuple[int, ...], int]:
@@ -138,7 +125,7 @@ def _shape_and_itemsize(aval: str) -> tuple[tuple[int, ...], int]:
     return tuple(int(n) for n in sizes.split(",") if n), max(1, int(bits[0]) // 8) if bits else 1
 
 
-def _spec(layout: Layout, topology: Topology) -> str:
+def _spec(layout: Sharding, topology: Topology) -> str:
     entries = []
     for dim in layout.dims:
         names = [topology.axes[a].name for a in dim]

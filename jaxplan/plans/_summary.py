@@ -35,6 +35,26 @@ def outline_of(
     )
 
 
+def input_roles(graph: StepGraph) -> tuple[str, ...]:
+    """What each argument is: ``parameter``, ``state`` or ``data``."""
+    return tuple(
+        "parameter" if t in graph.batch.parameters else "state" if t in graph.state else "data"
+        for t in graph.program.inputs
+    )
+
+
+def input_dims(graph: StepGraph) -> tuple[tuple[str, ...], ...]:
+    """Names of the dimensions of each argument, empty for those without a name (of size 1)."""
+    named = graph.named
+    return tuple(
+        tuple(
+            named.dimensions[named.of[t, d]].name if (t, d) in named.of else ""
+            for d in range(len(graph.program.tensors[t].shape))
+        )
+        for t in graph.program.inputs
+    )
+
+
 def split_kind(graph: StepGraph, dimension: int) -> str:
     """Name of the split of a named dimension."""
     return _KIND_OF.get(graph.named.dimensions[dimension].name, "tensor") if dimension >= 0 else "tensor"

@@ -11,7 +11,7 @@ from jaxplan.cost import Prediction, Predictor, boundary_shardings
 from jaxplan.ir import Program
 from jaxplan.partition import decide_lowering
 from jaxplan.plans._plan import Plan
-from jaxplan.plans._summary import outline_of
+from jaxplan.plans._summary import input_dims, input_roles, outline_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +61,8 @@ def make_plan(
         repeated=repeated,
         in_paths=program.in_paths,
         in_avals=program.in_avals,
+        in_roles=input_roles(model.graph),
+        in_dims=input_dims(model.graph),
         out_paths=program.out_paths,
         in_layouts=in_layouts,
         out_layouts=out_layouts,

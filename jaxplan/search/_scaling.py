@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jaxplan.core._interrupt import current
 from jaxplan.core._units import format_bytes, format_gib, format_milliseconds
@@ -101,6 +101,19 @@ class Scaling:
 
     def __repr__(self) -> str:
         return f"Scaling({', '.join(map(repr, self.points))})"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data: the fastest plan that fits on each number of devices, null where none does."""
+        points = [
+            {
+                "num_devices": point.num_devices,
+                "topology": point.topology.name,
+                "smallest_memory_bytes": point.smallest_memory_bytes,
+                "plan": point.plan.to_json() if point.fits else None,
+            }
+            for point in self.points
+        ]
+        return {"memory_limit_bytes": self.memory_limit_bytes, "points": points}
 
     def table(self, *, width: int | None = None) -> str:
         """Return one line for each number of devices: the fastest plan that fits, and how well it uses them."""

@@ -1,0 +1,148 @@
+"""`jaxplan show`, `explain` and `diff`: saved plans and frontiers, looked at."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+import jaxplan
+from jaxplan.cli._checks import check_files
+from jaxplan.cli._output import add_output_arguments, print_result
+from jaxplan.cli._step import add_static_argument, named_step, static_options
+from jaxplan.core._units import format_bytes, format_seconds
+from jaxplan.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from jaxplan.plans._frontier import Frontier
+    from jaxplan.plans._plan import Plan
+
+_CHOOSE_HELP = "fastest (default), knee, leanest, a number of the table, or a reference strategy such as fsdp"
+_DIFF_EPILOG = "`jaxplan diff frontier.json --choose knee fsdp` compares two plans of one frontier."
+
+
+def add_choice_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the choice from a frontier, and the views of it that `plan` and `show` can write."""
+    parser.add_argument("--choose", metavar="WHICH", help=_CHOOSE_HELP)
+    parser.add_argument("--explain", action="store_true", help="explain the chosen plan")
+    parser.add_argument("--verbose", action="store_true", help="parts of the time, references and sentences too")
+    parser.add_argument("--plot", metavar="FILE", help="draw the frontier (.svg, .pdf, .png)")
+    add_output_arguments(parser)
+
+
+def add_view_commands(commands: Any) -> None:
+    """Add the subcommands to the parser's."""
+    show = commands.add_parser("show", help="print a saved frontier or plan")
+    show.add_argument("file")
+    add_choice_arguments(show)
+    show.set_defaults(run=_run_show)
+    explain = commands.add_parser(
+        "explain", help="explain a saved plan, or why an argument is laid out as it is and what else would cost"
+    )
+    explain.add_argument("file", help="a plan, or a frontier to choose from")
+    explain.add_argument(
+        "path", nargs="?", metavar="PATH", help="of an argument, such as block_3/up/kernel, or a pattern; needs --step"
+    )
+    explain.add_argument("--choose", metavar="WHICH", help=_CHOOSE_HELP)
+    _add_step(explain)
+    explain.set_defaults(run=_run_explain)
+    diff = commands.add_parser("diff", help="say what differs between two saved plans of a step", epilog=_DIFF_EPILOG)
+    diff.add_argument("file", help="a plan, or a frontier to choose from")
+    diff.add_argument("other", nargs="?", metavar="OTHER", help="another; default: the same frontier")
+    diff.add_argument(
+        "--choose", nargs=2, metavar=("WHICH", "WHICH"), help="of a frontier; default: fastest, and leanest of the same"
+    )
+    _add_step(diff)
+    diff.set_defaults(run=_run_diff)
+
+
+def _add_step(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--step", metavar="MODULE:FUNCTION", help="the step that the plan was made for: says more")
+    parser.add_argument("--args", metavar="MODULE:FUNCTION", help="with --step, returns the step's arguments")
+    add_static_argument(parser)
+    add_output_arguments(parser)
+
+
+def show_frontier(frontier: Frontier, arguments: argparse.Namespace) -> Plan:
+    """Print the frontier and the plan chosen from it, draw what was asked for, and return the plan."""
+    plan = frontier.choose(arguments.choose or "fastest")
+
+    def text() -> str:
+        lines = [
+            frontier.table(verbose=arguments.verbose),
+            f"chosen: {frontier.label(plan)}, {format_seconds(plan.time_seconds)} a step, "
+            f"{format_bytes(plan.memory_bytes)} per device",
+        ]
+        return "\n".join([*lines, plan.explain()] if arguments.explain else lines)
+
+    print_result(arguments, text, lambda: {"chosen": frontier.label(plan), "frontier": frontier.to_json()})
+    if arguments.plot:
+        frontier.plot(arguments.plot)
+    return plan
+
+
+def _run_show(arguments: argparse.Namespace) -> int:
+    from jaxplan.plans._explain import explain_data
+    from jaxplan.plans._frontier import Frontier
+
+    check_files(arguments)
+    loaded = jaxplan.load(arguments.file)
+    if isinstance(loaded, Frontier):
+        show_frontier(loaded, arguments)
+        return 0
+    if arguments.choose or arguments.plot:
+        raise ArgumentError(f"{arguments.file} holds one plan: --choose and --plot need a frontier")
+    print_result(arguments, loaded.explain, lambda: explain_data(loaded))
+    return 0
+
+
+def _run_explain(arguments: argparse.Namespace) -> int:
+    from jaxplan.plans._explain import explain_data
+    from jaxplan.plans._why import explain_leaves_data
+
+    plan = _chosen(_loaded(arguments.file, arguments), arguments.choose, arguments.file, "fastest")
+    path = arguments.path
+    if path is not None and plan.graph is None:
+        raise ArgumentError(
+            f"explaining {path!r} prices other layouts, which needs the step.\n"
+            "  expected: --step MODULE:FUNCTION and --args MODULE:FUNCTION"
+        )
+    print_result(
+        arguments,
+        lambda: plan.explain(path),
+        lambda: explain_data(plan) if path is None else explain_leaves_data(plan, path),
+    )
+    return 0
+
+
+def _run_diff(arguments: argparse.Namespace) -> int:
+    from jaxplan.plans._frontier import Frontier
+
+    first, second = arguments.choose or (None, None)
+    one = _loaded(arguments.file, arguments)
+    if arguments.other is None and not isinstance(one, Frontier):
+        raise ArgumentError(f"{arguments.file} holds one plan: diff needs a second file, or a frontier")
+    other = one if arguments.other is None else _loaded(arguments.other, arguments)
+    before = _chosen(one, first, arguments.file, "fastest")
+    after = _chosen(other, second, arguments.other or arguments.file, "leanest" if other is one else "fastest")
+    found = before.diff(after)
+    print_result(arguments, lambda: found, found.to_json)
+    return 0
+
+
+def _loaded(file: str, arguments: argparse.Namespace) -> Plan | Frontier:
+    if (arguments.step is None) != (arguments.args is None):
+        raise ArgumentError("--step and --args go together: the step, and what returns its arguments")
+    if arguments.step is None:
+        return jaxplan.load(file)
+    step, args = named_step(arguments)
+    return jaxplan.load(file, step, *args, **static_options(arguments))
+
+
+def _chosen(loaded: Plan | Frontier, which: str | None, file: str, default: str) -> Plan:
+    from jaxplan.plans._frontier import Frontier
+
+    if isinstance(loaded, Frontier):
+        return loaded.choose(which or default)
+    if which:
+        raise ArgumentError(f"{file} holds one plan: --choose needs a frontier")
+    return loaded

@@ -1,0 +1,73 @@
+"""Explanations by path and differences between plans, against predictions and layouts of the plans themselves."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import jaxplan
+from jaxplan.cli._main import main
+from jaxplan.errors import ArgumentError, PlanMismatchError
+
+FLOAT = jnp.float32
+ARGS = (
+    {"up": jax.ShapeDtypeStruct((512, 2048), FLOAT), "down": jax.ShapeDtypeStruct((2048, 512), FLOAT)},
+    jax.ShapeDtypeStruct((256, 512), FLOAT),
+)
+
+
+def step(params, x):
+    def loss(params):
+        return jnp.mean((jnp.tanh(x @ params["up"]) @ params["down"]) ** 2)
+
+    value, gradients = jax.value_and_grad(loss)(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
+
+
+@pytest.fixture(scope="module")
+def frontier():
+    return jaxplan.plan(step, *ARGS, topology="h100:8")
+
+
+def test_a_path_tells_layout_and_alternatives(frontier):
+    plan = frontier.references["megatron"]
+    text = plan.explain("params/up")
+    assert "float32[512,2048]: 4.00 MiB, a device holds 0.500 MiB" in text
+    assert plan.in_specs[0]["up"] == P(None, ("g2", "g1", "g0")) and "P(None, ('g2', 'g1', 'g0'))" in text
+    assert "instead, all else as it is" in text and "because of" in text
+    assert plan.explain("up") == text and "params/down" in plan.explain("*")
+
+
+def test_a_path_that_matches_nothing_names_the_nearest(frontier):
+    with pytest.raises(ArgumentError, match=r"(?s)'upp' matches no argument.*did you mean 'up'"):
+        frontier.fastest().explain("upp")
+
+
+def test_a_difference_adds_up(frontier):
+    one, other = frontier.references["data"], frontier.references["megatron"]
+    found = one.diff(other)
+    by_name = {row.what: row for row in found.num_bytes}
+    assert (by_name["peak"].before, by_name["peak"].after) == (one.memory_bytes, other.memory_bytes)
+    change = sum(row.after - row.before for row in found.num_bytes if row.what != "peak")
+    assert change == other.memory_bytes - one.memory_bytes
+    assert {change.what for change in found.leaves} >= {"params/up", "params/down"}
+    assert "the same layouts" in str(one.diff(one))
+
+
+def test_plans_of_other_programs_have_no_difference(frontier):
+    other = jaxplan.plan(lambda x: x @ x, jax.ShapeDtypeStruct((64, 64), FLOAT), topology="h100:8")
+    with pytest.raises(PlanMismatchError, match="different programs"):
+        frontier.fastest().diff(other.fastest())
+
+
+def test_saved_files_are_explained_and_compared(frontier, tmp_path, capsys):
+    file = str(tmp_path / "f.json")
+    frontier.save(file)
+    assert main(["explain", file, "--choose", "megatron"]) == 0
+    assert "0/up" in capsys.readouterr().out
+    assert main(["diff", file, "--choose", "data", "megatron", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["leaves"]
+    assert main(["explain", file, "0/up"]) == 2  # prices need the step
+    assert "--step" in capsys.readouterr().err
