@@ -71,7 +71,7 @@ class PricedPlan:
         self.predictor = Predictor(self.model)
         self.assignment = [0] * len(configurations)
         wanted = frozenset(repeated)
-        self.choices = [REPEAT if wanted.intersection(flows) else KEEP for flows in self.model.edge_flows]
+        self.choices = [REPEAT if wanted.intersection(reads) else KEEP for reads in self.model.edge_reads]
 
     @cached_property
     def _predicted(self) -> tuple[Prediction, tuple[Transfer, ...]]:

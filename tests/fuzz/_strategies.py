@@ -20,6 +20,7 @@ from jaxplan.mesh import AtomicAxis, Topology
 from jaxplan.partition import decide_lowering
 from jaxplan.plans._outline import Outline
 from jaxplan.plans._plan import Plan
+from jaxplan.plans._summary import input_dims, input_roles
 
 TOPOLOGY = "cpu:8"
 LEAST_SPLIT = 0.5
@@ -85,6 +86,8 @@ def plan_of(graph: StepGraph, topology: Topology, strategy: Strategy) -> Plan:
         repeated=strategy.repeated,
         in_paths=program.in_paths,
         in_avals=program.in_avals,
+        in_roles=input_roles(graph),
+        in_dims=input_dims(graph),
         out_paths=program.out_paths,
         in_layouts=in_layouts,
         out_layouts=out_layouts,
