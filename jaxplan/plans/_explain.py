@@ -44,7 +44,7 @@ def explain(plan: Plan) -> str:
         lines += ["state (laid out alike as argument and as result)", *state_rows(plan.graph.program)]
         lines += ["operators by split", *_operators(plan)]
     if plan.decided is not None:
-        lines += [\"lowering\", *lowering_rows(plan.lowering)]
+        lines += ["lowering", *lowering_rows(plan.lowering)]
     return "\n".join(lines)
 
 
