@@ -134,7 +134,7 @@ def plan_from_json(data: Any) -> dict[str, Any]:
 def _fields(data: dict[str, Any]) -> dict[str, Any]:
     names = [field.name for field in fields(_Saved)]
     saved = typed(_Saved, {name: required(data, name) for name in names}, "plan")
-    inputs = typed(tuple[_Input, ...], required(data, "inputs"), "inputs")
+    inputs = typed(tuple[_Input, ...], _with_names(required(data, "inputs")), "inputs")
     outputs = typed(tuple[_Output, ...], required(data, "outputs"), "outputs")
     topology = Topology.from_json(required(data, "topology"))
     for leaf in inputs:
@@ -171,6 +171,18 @@ def _decided(data: Mapping[str, Any]) -> Once[Lowering] | None:
     """The lowering decisions; None: the file is older than they are, or was written from one."""
     lowering = required(data, "lowering")
     return None if lowering is None else Once.of(lowering_from_json(lowering, _decided_for(data)))
+
+
+def _with_names(inputs: Any) -> Any:
+    """Inputs of files that say neither what an argument is nor how its dimensions are called, without such names."""
+    if not isinstance(inputs, list):
+        return inputs
+    return [
+        {"role": "", "dims": [""] * len(leaf["layout"]), **leaf}
+        if isinstance(leaf, dict) and isinstance(leaf.get("layout"), list)
+        else leaf
+        for leaf in inputs
+    ]
 
 
 def _donate_argnums(value: Any) -> tuple[int, ...] | None:
