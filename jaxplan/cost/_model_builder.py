@@ -149,7 +149,9 @@ class ModelBuilder:
             if ours is None or theirs is None:
                 continue
             configurations, added = result[u]
-            mirrored = {self._mirrored(u, ours, theirs, config) for config in result[v][0]} - {None}
+            mirrored = {
+                config for of in result[v][0] if (config := self._mirrored(u, ours, theirs, of)) is not None
+            }
             new = tuple(sorted(mirrored.difference(configurations)))
             if new:
                 extended = configurations + new

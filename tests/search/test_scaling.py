@@ -75,13 +75,13 @@ def test_min_devices_are_the_first_that_fit():
 def test_nothing_fits_and_the_smallest_memory_is_named():
     smallest = plan("h100:2").leanest().memory_bytes
     with pytest.raises(jaxplan.InfeasibleError, match=rf"on no part of h100:2(.|\n)*\({smallest} bytes\)") as caught:
-        jaxplan.min_devices(step, *make_args(), topology="h100:2", memory="1MiB", donate_argnums=0)
+        jaxplan.min_devices(step, *make_args(), topology="h100:2", memory="1MiB", donate_argnums=0, microbatches=False)
     assert caught.value.smallest_memory_bytes == smallest
 
 
 def test_a_point_on_which_nothing_fits_is_shown():
     limit = plan("h100:2").leanest().memory_bytes
-    found = jaxplan.scaling(step, *make_args(), topology="h100:2", memory=limit, donate_argnums=0)
+    found = jaxplan.scaling(step, *make_args(), topology="h100:2", memory=limit, donate_argnums=0, microbatches=False)
     assert [point.fits for point in found] == [False, True]
     assert found[1].smallest_memory_bytes == plan("h100:1").leanest().memory_bytes
 
