@@ -1,4 +1,4 @@
-"""What commands have in common in what they print: `--debug`, `--json`."""
+"""Options that commands share for their output: `--debug`, `--json`."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def _add_step(parser: argparse.ArgumentParser) -> None:
 
 
 def show_frontier(frontier: Frontier, arguments: argparse.Namespace) -> Plan:
-    """Print the frontier and the plan chosen from it, draw what was asked for, and return the plan."""
+    """Print the frontier and the plan chosen from it, draw the requested plots, and return the plan."""
     plan = frontier.choose(arguments.choose or "fastest")
 
     def text() -> str:

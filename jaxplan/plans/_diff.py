@@ -1,4 +1,4 @@
-"""Two plans of one step: what changed, and where the time and the memory went."""
+"""Two plans of one step: their differences, and where the time and the memory went."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Difference:
 
 
 def diff(plan: Plan, other: Plan) -> Difference:
-    """What changes from ``plan`` to ``other``.
+    """The differences from ``plan`` to ``other``.
 
     Raises:
       ArgumentError: ``other`` is no plan.

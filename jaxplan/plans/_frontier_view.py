@@ -175,7 +175,7 @@ def _spread(frontier: Frontier, max_rows: int) -> list[int]:
 
 
 def check_plot(path: str | os.PathLike[str]) -> str:
-    """Raise now what a plot to this path would raise later; return its ending, such as ``.svg``.
+    """Raise now the error that a plot to this path would raise later; return its ending, such as ``.svg``.
 
     ArgumentError: no known format. MissingExtraError: matplotlib is missing. SaveError: the file cannot be written.
     """

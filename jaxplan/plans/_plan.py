@@ -56,7 +56,7 @@ class Plan:
       gap: how far the plan's own additive cost is above that bound, a fraction of it; 0: proven optimal for the cost
         model; None: unknown.
       most_configurations: bound and gap are within so many configurations an operator; None: all that there are.
-      outline: what is split, sharded, gathered and recomputed.
+      outline: the dimensions split, and the arrays sharded, gathered and recomputed.
       remat: which blocks of the forward pass the backward pass computes again; None: as the step says.
       microbatches: the slices in which the batch is worked through; None: as the step says.
       verified: the compiler's figures of the plan, once `jaxplan.plan(..., verify=True)` has asked for them, or it was
@@ -303,7 +303,7 @@ class Plan:
         return found[0] if len(found) == 1 else tuple(found)
 
     def explain(self, path: str | None = None) -> str:
-        """What is split, what is communicated and what the memory holds, for people; repeated layers in one line.
+        """Splits, communication and memory of the plan, for people; repeated layers in one line.
 
         Args:
           path: of an argument, such as ``params/block_3/mlp/up/kernel``, or a pattern (`fnmatch`) that may leave out
@@ -319,7 +319,7 @@ class Plan:
         return explain(self) if path is None else explain_leaves(self, path)
 
     def diff(self, other: Plan) -> Difference:
-        """What changes from this plan to another of the same step, and where the time and the memory go; print it.
+        """The changes from this plan to another of the same step, and where the time and the memory go; print it.
 
         Raises:
           PlanMismatchError: the other plan is of another program.

@@ -174,7 +174,7 @@ def _decided(data: Mapping[str, Any]) -> Once[Lowering] | None:
 
 
 def _with_names(inputs: Any) -> Any:
-    """Inputs of files that say neither what an argument is nor how its dimensions are called, without such names."""
+    """Inputs of files that lack the kinds of arguments and the names of their dimensions, without such names."""
     if not isinstance(inputs, list):
         return inputs
     return [

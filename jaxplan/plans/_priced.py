@@ -1,4 +1,4 @@
-"""A plan priced again from its program: what each transfer and equation takes, and what another layout would."""
+"""A plan priced again from its program: the seconds of each transfer and equation, and of other shardings."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class LeafRow:
       aval: dtype and shape, such as ``float32[64,256]``.
       dims: per dimension its name (empty where it has none), and over how many devices it is split.
       spec: the PartitionSpec over the atomic axes of the plan, as text.
-      num_bytes, local_bytes: of the whole array, and of what one device holds.
+      num_bytes, local_bytes: of the whole array, and of the piece on one device.
     """
 
     path: str
@@ -48,7 +48,7 @@ class LeafRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldedLeaves:
-    """Leaves whose paths differ in the numbers of layers alone, alike in shape and layout."""
+    """Leaves with paths that differ in the numbers of layers alone, alike in shape and sharding."""
 
     path: str
     count: int

@@ -36,7 +36,7 @@ def outline_of(
 
 
 def input_roles(graph: StepGraph) -> tuple[str, ...]:
-    """What each argument is: ``parameter``, ``state`` or ``data``."""
+    """The kind of each argument: ``parameter``, ``state`` or ``data``."""
     return tuple(
         "parameter" if t in graph.batch.parameters else "state" if t in graph.state else "data"
         for t in graph.program.inputs

@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 
 
 class Timed(Protocol):
-    """A plan, or what may become one: seconds of a step and bytes on a device."""
+    """A plan or a candidate for one: seconds of a step and bytes on a device."""
 
     @property
     def memory_bytes(self) -> int: ...

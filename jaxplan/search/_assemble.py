@@ -34,7 +34,7 @@ _OVERLAP_NOTE = "times are simulated with overlap: nothing is proven of them (do
 
 
 def assemble(candidates: Candidates, options: Options, name: str) -> Frontier:
-    """The frontier of what was found.
+    """The frontier of the candidates.
 
     Raises:
       ArgumentError: the step computes nothing; ``name`` is how the error calls it.
@@ -91,7 +91,7 @@ def _with_forbidden(references: Mapping[str, Plan], priced: Priced) -> dict[str,
 
 
 def _all_finished(items: Sequence[Plan | Candidate], most_configurations: int | None) -> list[Plan]:
-    """Plans of what is shown; after an interrupt, of as many as there is time for, the fastest first."""
+    """Plans of the shown points; after an interrupt, of as many as there is time for, the fastest first."""
     order = sorted(range(len(items)), key=lambda i: items[i].time_seconds) if current().happened else range(len(items))
     plans = {i: item for i, item in enumerate(items) if isinstance(item, Plan)}
     with until_interrupted("describing the plans"):
@@ -122,7 +122,7 @@ def _finished(item: Plan | Candidate, most_configurations: int | None) -> Plan:
 
 
 def _uneven_dimensions(model: CostModel, plans: Sequence[Plan]) -> list[str]:
-    """What is said of dimensions that the devices do not divide; a warning where padding them would gain."""
+    """Notes on dimensions that the devices do not divide; a warning where padding them would gain."""
     as_traced = [plan for plan in plans if plan.remat is None]  # the model's groups are those of the step as it is
     if not as_traced or current().happened:
         return []

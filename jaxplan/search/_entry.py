@@ -1,4 +1,4 @@
-"""A step planned on one machine, or on parts of one, or on several: what the ways in share."""
+"""A step planned on one machine, or on parts of one, or on several: the part that the entry points share."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def plan_on(step: StepToPlan, options: Options) -> Frontier:
 
 
 def _checked_before_search(options: Options, topology: Topology) -> str | int | None:
-    """Raise what the options would raise after the search; returns the choice to verify around, if any."""
+    """Raise the errors that the options would raise after the search; returns the choice to verify around, if any."""
     around = checked_choice(options.verify, options.choose)
     names = checked_names(options.references, topology)
     for which in (options.choose, around):

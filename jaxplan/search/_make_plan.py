@@ -16,7 +16,7 @@ from jaxplan.plans._summary import input_dims, input_roles, outline_of
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """What a solver proved of an assignment; see the attributes of the same name of `Plan`."""
+    """The bounds that a solver proved for an assignment; see the attributes of the same name of `Plan`."""
 
     lower_bound_seconds: float = 0.0
     gap: float | None = None

@@ -72,7 +72,7 @@ def _is_ordered(eqn: Equation) -> bool:
 
 
 def _replanner(graph: StepGraph, topology: Topology, options: Options, name: str) -> Replanner:
-    """What plans the step again, quietly, with other links, another limit or another batch."""
+    """A function that plans the step again, quietly, with other links, another limit or another batch."""
 
     def again(graph: StepGraph, topology: Topology, memory_limit_bytes: int | None) -> Frontier:
         other = options

@@ -23,11 +23,11 @@ class Priced:
 
     Attributes:
       model: time and memory of the configurations that the solvers choose from.
-      strategies: strategies by name; one of the solver's own name is what it found.
+      strategies: strategies by name; one of the solver's own name is its result.
       forbidden: names of those that pins rule out; the others are points of the model.
       absent: strategies that do not apply, and why.
       most_configurations: bounds and gaps are within so many configurations an operator; None: within all.
-      certificate: what bounds and gaps leave out, in words; None where they leave nothing out.
+      certificate: the configurations that bounds and gaps leave out, in words; None where they cover all.
     """
 
     model: CostModel

@@ -21,7 +21,7 @@ from jaxplan.solvers import FRONTIER_SOLVERS, Solution, bound_at, relative_gap
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Candidates:
-    """Solutions, predicted, and the reference strategies with what is proven of them.
+    """Solutions, predicted, and the reference strategies with the bounds proven of them.
 
     Attributes:
       solutions: where they come from.
@@ -35,7 +35,7 @@ class Candidates:
 
 
 def score(solutions: Solutions, options: Options, report: Report) -> Candidates:
-    """Predict what was found; where memory is short, of the step with blocks recomputed too."""
+    """Predict the solutions; where memory is short, of the step with blocks recomputed too."""
     references = {name: drawn.plan for name, drawn in solutions.references.items()}
     found: list[Candidate] = []
     with until_interrupted("the search"):
@@ -52,7 +52,7 @@ def score(solutions: Solutions, options: Options, report: Report) -> Candidates:
 
 
 def _proven(solutions: Solutions, name: str) -> Plan:
-    """A reference strategy with what the solver's bounds say of it."""
+    """A reference strategy with the solver's bounds for it."""
     drawn, priced = solutions.references[name], solutions.priced
     proof = _proof(
         priced.model, solutions.found, drawn.assignment, drawn.choices, priced.most_configurations
@@ -63,7 +63,7 @@ def _proven(solutions: Solutions, name: str) -> Plan:
 def predict_all(
     predictor: Predictor, solutions: Sequence[Solution], report: Report
 ) -> list[Candidate]:
-    """Solutions with what is predicted of them; those that were predicted before an interruption."""
+    """Solutions with their predictions; those predicted before an interruption."""
     candidates: list[Candidate] = []
     with until_interrupted("predicting what was found"):
         for done, solution in enumerate(_spread(solutions) if current().happened else solutions):
@@ -76,7 +76,7 @@ def predict_all(
 
 
 def _spread(solutions: Sequence[Solution]) -> list[Solution]:
-    """The fastest first, then the leanest, then those in the middle of what is between: where time is short."""
+    """The fastest first, then the leanest, then from the middle outwards: the order for short time."""
     order, spans = [len(solutions) - 1, 0], [(0, len(solutions) - 1)]
     for low, high in spans:  # grows while it is walked
         middle = (low + high) // 2
@@ -104,7 +104,7 @@ def _proof(
     choices: Sequence[int],
     most_configurations: int | None,
 ) -> Proof:
-    """What the solver's bounds say of an assignment that it did not find; of simulated times they say nothing."""
+    """The solver's bounds for an assignment that it did not find; none for simulated times."""
     if model.overlapped or not solutions:
         return NOTHING_PROVEN
     time, memory, _ = model.problem.evaluate(assignment, choices)

@@ -1,4 +1,4 @@
-"""The stage that solves: what the solver finds of the additive problem, and where the reference strategies stand."""
+"""The stage that solves: the solver's assignments for the additive problem, and those of the reference strategies."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Drawn:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Solutions:
-    """What the solver found, beside the reference strategies.
+    """The solver's results, beside the reference strategies.
 
     Attributes:
       priced: the step whose configurations they choose.
@@ -87,7 +87,7 @@ def draw_references(predictor: Predictor, strategies: Mapping[str, StrategyPlan]
 def find_solutions(
     predictor: Predictor, strategies: Mapping[str, StrategyPlan], options: Options, report: Report
 ) -> list[Solution]:
-    """What the solver finds of a step as it is."""
+    """The solver's results for a step without remat."""
     model, solutions = predictor.model, []
     if current().happened:
         return solutions

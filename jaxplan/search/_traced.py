@@ -21,7 +21,7 @@ def _quiet(stage: str, fraction: float = 0.0) -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Traced:
-    """The first value of the pipeline: a program, and what its trace assumed of the devices.
+    """The first value of the pipeline: a program, and the assumptions of its trace about the devices.
 
     Attributes:
       name: how errors call the step.
