@@ -38,7 +38,7 @@ def check_files(arguments: argparse.Namespace) -> None:
     """Raise for files that the options of a command name and that cannot be written, or are one."""
     files = {f"--{name}": file for name in _FILES if (file := getattr(arguments, name, None))}
     if "--plot" in files:
-        from jaxplan.plans._frontier_view import check_plot
+        from jaxplan.plans._plot import check_plot
 
         check_plot(files["--plot"])
     for file in files.values():

@@ -76,7 +76,7 @@ def show_frontier(frontier: Frontier, arguments: argparse.Namespace) -> Plan:
 
     print_result(arguments, text, lambda: {"chosen": frontier.label(plan), "frontier": frontier.to_json()})
     if arguments.plot:
-        frontier.plot(arguments.plot)
+        frontier.plot(arguments.plot, choose=arguments.choose or "fastest")
     return plan
 
 

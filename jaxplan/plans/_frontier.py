@@ -251,14 +251,16 @@ class Frontier:
 
         return draw_table(self, max_rows=max_rows, width=width, verbose=verbose)
 
-    def plot(self, path: str | os.PathLike[str]) -> None:
+    def plot(self, path: str | os.PathLike[str], *, choose: str | int = "fastest") -> None:
         """Draw time against memory to a file; its ending names the format (.svg, .pdf, .png).
+
+        The plan that `choose` names is marked, as are leanest, knee and fastest, the references and the memory limit.
 
         Raises MissingExtraError when matplotlib is missing.
         """
-        from jaxplan.plans._frontier_view import draw_plot
+        from jaxplan.plans._plot import draw_plot
 
-        draw_plot(self, path)
+        draw_plot(self, path, choose)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON data; search time is left out, so that equal frontiers give equal files."""

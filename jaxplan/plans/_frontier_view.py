@@ -1,9 +1,8 @@
-"""How a frontier is shown: a text table, and a plot where matplotlib is installed."""
+"""How a frontier is shown as text."""
 
 from __future__ import annotations
 
 import io
-import os
 import shutil
 import textwrap
 from collections.abc import Sequence
@@ -14,15 +13,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from jaxplan.core._files import check_writable, write_whole
-from jaxplan.core._units import BYTES_PER_GIB, format_bytes, format_gib, format_milliseconds, format_seconds
-from jaxplan.errors import ArgumentError, MissingExtraError
+from jaxplan.core._units import format_bytes, format_gib, format_milliseconds, format_seconds
+from jaxplan.errors import ArgumentError
 from jaxplan.plans._certificate import proven_points
 from jaxplan.plans._outline import CELLS
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
     from jaxplan.plans._frontier import Frontier
     from jaxplan.plans._plan import Plan
 
@@ -31,8 +27,6 @@ _COMPACT_WIDTH = 100
 _FULL_LINE = 75  # a line of this length has no room for another part
 _KEPT = "\0"  # stands for a space at which no line is broken
 _MARK_WIDTH = 17
-_LOG_AXIS_RATIO = 5.0  # an axis is logarithmic when its ends differ by more than this factor
-_PLOT_ENDINGS = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}
 
 
 def draw_table(frontier: Frontier, *, max_rows: int, width: int | None, verbose: bool) -> str:
@@ -172,76 +166,3 @@ def _spread(frontier: Frontier, max_rows: int) -> list[int]:
     others = [index for index in range(last + 1) if index not in marked]
     even = {others[(2 * i + 1) * len(others) // (2 * num_even)] for i in range(num_even)}
     return sorted(marked | even)
-
-
-def check_plot(path: str | os.PathLike[str]) -> str:
-    """Raise now the error that a plot to this path would raise later; return its ending, such as ``.svg``.
-
-    ArgumentError: no known format. MissingExtraError: matplotlib is missing. SaveError: the file cannot be written.
-    """
-    if not isinstance(path, str | os.PathLike):
-        raise ArgumentError(f"plot path {path!r} is of type {type(path).__name__}; expected a string or a Path")
-    ending = os.path.splitext(os.fspath(path))[1].lower()
-    if ending not in _PLOT_ENDINGS:
-        raise ArgumentError(f"plot path {os.fspath(path)!r} must end in one of {', '.join(_PLOT_ENDINGS)}")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError(
-            "Frontier.plot needs matplotlib, which is not installed.\n  fix: pip install 'jaxplan[plot]'"
-        ) from error
-    check_writable(path)
-    return ending
-
-
-def draw_plot(frontier: Frontier, path: str | os.PathLike[str]) -> None:
-    """Draw the frontier, its three named points and the references; equal frontiers give equal files."""
-    ending = check_plot(path)
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    # Figure without pyplot: no global state, no display. The salt makes the ids in an SVG repeatable.
-    with matplotlib.rc_context({"svg.hashsalt": "jaxplan"}):
-        figure = Figure(figsize=(7.0, 4.5), layout="constrained")
-        _draw_axes(frontier, figure.add_subplot())
-        drawn = io.BytesIO()
-        figure.savefig(drawn, format=ending[1:], metadata=_PLOT_ENDINGS[ending])
-    write_whole(path, drawn.getvalue())
-
-
-def _draw_axes(frontier: Frontier, axes: Axes) -> None:
-    gib = [plan.memory_bytes / BYTES_PER_GIB for plan in frontier]
-    milliseconds = [plan.time_seconds * 1e3 for plan in frontier]
-    # A plan is also possible at every larger memory: the frontier is a staircase.
-    axes.step(gib, milliseconds, where="post", color="tab:blue", alpha=0.4)
-    axes.plot(gib, milliseconds, "o", color="tab:blue", label="frontier")
-    for plan, x, y in zip(frontier, gib, milliseconds):
-        if marks := frontier.marks(plan):
-            _label(axes, ", ".join(marks), x, y)
-    for name, plan in frontier.references.items():
-        x, y = plan.memory_bytes / BYTES_PER_GIB, plan.time_seconds * 1e3
-        axes.plot([x], [y], "s", color="tab:red", markerfacecolor="none")
-        _label(axes, name, x, y)
-    if frontier.memory_limit_bytes is not None:
-        limit_gib = frontier.memory_limit_bytes / BYTES_PER_GIB
-        if limit_gib <= 2 * max(gib):  # a limit far to the right would only squeeze the frontier
-            axes.axvline(limit_gib, color="gray", linestyle="--", label="memory limit")
-    plans = [*frontier, *frontier.references.values()]
-    if _spans(plan.memory_bytes for plan in plans):
-        axes.set_xscale("log")
-    if _spans(plan.time_seconds for plan in plans):
-        axes.set_yscale("log")
-    axes.set_xlabel("predicted peak memory per device (GiB)")
-    axes.set_ylabel("predicted step time (ms)")
-    axes.margins(x=0.12, y=0.12)  # room for the labels
-    axes.grid(True, which="both", alpha=0.3)
-    axes.legend()
-
-
-def _label(axes: Axes, text: str, x: float, y: float) -> None:
-    axes.annotate(text, (x, y), xytext=(5, 5), textcoords="offset points", fontsize=9)
-
-
-def _spans(values) -> bool:
-    values = list(values)
-    return max(values) > _LOG_AXIS_RATIO * min(values)

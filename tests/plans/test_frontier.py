@@ -236,6 +236,25 @@ def test_the_plot_is_repeatable_and_labelled(tmp_path):
         frontier.plot(tmp_path / "c.txt")
 
 
+def test_labels_of_a_plot_do_not_overlap():
+    """References in one corner, closer together than their names are long."""
+    pytest.importorskip("matplotlib")
+    from matplotlib.text import Text
+
+    from jaxplan.plans._plot import figure_of
+
+    names = ["data", "zero1", "zero2", "fsdp", "hybrid_fsdp", "megatron", "megatron_sequence", "data2_tensor4"]
+    references = {name: make_plan(8 + i % 3, 6 + 0.4 * i, name) for i, name in enumerate(names)}
+    figure = figure_of(make_frontier(*CURVE, references=references), "knee")
+    (axes,) = figure.axes
+    boxes = [Text.get_window_extent(text) for text in axes.texts]  # without the lines to the markers
+    assert {text.get_text() for text in axes.texts} == {*names, "leanest", "knee", "fastest"}
+    assert not [pair for pair in itertools.combinations(boxes, 2) if pair[0].overlaps(pair[1])]
+    assert axes.get_xlabel() == "peak memory per device (GiB)" and axes.get_ylabel() == "time of a step (ms)"
+    ticks = [label.get_text() for label in (*axes.get_xticklabels(), *axes.get_yticklabels())]
+    assert "10" in ticks and all(float(tick) for tick in ticks)
+
+
 def test_without_matplotlib_the_error_names_the_extra(tmp_path, monkeypatch):
     real_import = builtins.__import__
 
