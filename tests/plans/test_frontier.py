@@ -246,6 +246,7 @@ def test_labels_of_a_plot_do_not_overlap():
     names = ["data", "zero1", "zero2", "fsdp", "hybrid_fsdp", "megatron", "megatron_sequence", "data2_tensor4"]
     references = {name: make_plan(8 + i % 3, 6 + 0.4 * i, name) for i, name in enumerate(names)}
     figure = figure_of(make_frontier(*CURVE, references=references), "knee")
+    figure.draw_without_rendering()
     (axes,) = figure.axes
     boxes = [Text.get_window_extent(text) for text in axes.texts]  # without the lines to the markers
     assert {text.get_text() for text in axes.texts} == {*names, "leanest", "knee", "fastest"}
