@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, over
 
 from jaxplan.core import _compat
 from jaxplan.core._log import warn_once
-from jaxplan.errors import ArgumentError
+from jaxplan.errors import ArgumentError, InfeasibleError
 from jaxplan.frontend._arguments import check_call, step_name
 from jaxplan.frontend._call import Call, opened_call
 from jaxplan.frontend._call_key import CallKey
 from jaxplan.frontend._options import ALL, Keywords, Options, only, takes_options
 from jaxplan.frontend._step_options import StepOptions
 from jaxplan.mesh import parse_topology
+from jaxplan.plans._choice import POINT_NAMES, point_number
 from jaxplan.plans._plan_cache import CacheInfo, PlanCache, Ready
 
 if TYPE_CHECKING:
@@ -76,6 +77,10 @@ _DISABLED_MSG = (
     "jit is disabled (jax.disable_jit): {step} runs operator by operator, as written and without its plan. Arguments "
     "that lie on one device stay there"
 )
+_MOVES_MSG = (
+    "{step}: no plan for these arguments fits the memory with the layout that the state has: it moves to another. "
+    "Likely cause: a larger batch. Give more memory, or keep_layout=False to plan each kind of arguments by itself"
+)
 
 
 class Auto(Generic[P, R]):
@@ -116,7 +121,7 @@ class Auto(Generic[P, R]):
         else:
             given = self._takes.spelled_as(self._spelling, args, kwargs)
         with opened_call(self._step, self._takes, *given) as call:
-            key = CallKey.of(call, self._options.topology)
+            key = CallKey.of(call, self._topology)
             ready = self._plans.get(key)
             if ready is None or not ready.fits:
                 call.check_alive()
@@ -124,6 +129,25 @@ class Auto(Generic[P, R]):
                     ready = self._prepare(key, call)
             self._repeated = ready.run
             return ready.run.run(call, ready.results_of)
+
+    def plan_for(self, *args: Any, **kwargs: Any) -> Plan:
+        """The plan of a call with such arguments, arrays or `jax.ShapeDtypeStruct`, before any array exists.
+
+        The call itself then needs no planning.
+        """
+        return self._ready_for(args, kwargs).run.plan
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """`jax.stages.Lowered` of the planned step over flat leaves; see `PlannedFunction.lower`."""
+        return self._ready_for(args, kwargs).run.lower(*args, **kwargs)
+
+    def _ready_for(self, args: Any, kwargs: Any) -> Ready:
+        """The planned step for such arguments, neither compiled nor run."""
+        if self._spelling is None:
+            self._spelling = (len(args), tuple(kwargs))
+        args, kwargs = self._takes.spelled_as(self._spelling, args, kwargs)
+        with opened_call(self._step, self._takes, args, kwargs) as call, self._lock:
+            return self._planned(CallKey.of(call, self._topology), call)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
@@ -162,15 +186,28 @@ class Auto(Generic[P, R]):
             )
         return self._latest
 
-    def _prepare(self, key: CallKey, call: Call) -> Ready:
+    @property
+    def _topology(self) -> Any:
+        """The machine that was asked for, in options or by the plan to follow; None: the devices present."""
+        followed = self._options.plan if hasattr(self._options.plan, "topology") else None
+        if self._options.topology is None and self._options.like is not None:
+            followed = followed_plan(self._options.like)
+        return followed.topology if followed is not None else self._options.topology
+
+    def _planned(self, key: CallKey, call: Call) -> Ready:
         """What serves a new kind of call: a plan that is there, where the step is the same program, or a new one."""
         ready = self._plans.peek(key)  # another thread may have been quicker
         if ready is None:
             self._plans.misses += 1
             ready = self._shared(key, call) or self._new(call)
             self._plans.put(key, ready)
+        return ready
+
+    def _prepare(self, key: CallKey, call: Call) -> Ready:
+        """What serves a new kind of call, compiled, with its memory read."""
         from jaxplan.partition import runs_as_planned
 
+        ready = self._planned(key, call)
         if ready.fits or not runs_as_planned(call):
             return ready
         return self._fitted(ready, call)
@@ -202,12 +239,53 @@ class Auto(Generic[P, R]):
 
     def _new(self, call: Call) -> Ready:
         from jaxplan.partition import device_mesh
-        from jaxplan.search._entry import StepToPlan, plan_on
+        from jaxplan.search._bind import given_plan
 
-        device_mesh(parse_topology(self._options.topology))  # too few devices: said before the search
         check_call(self._step, call.args, call.kwargs, entry=step_name(self._step))
-        frontier = plan_on(StepToPlan(self._step, call.args, call.kwargs, self._options), self._options)
-        run = frontier.choose(self._options.choose).jit()
+        if self._options.plan is not None:
+            frontier, plan = given_plan(self._step, call.args, call.kwargs, self._options)
+        else:
+            device_mesh(parse_topology(self._topology))  # too few devices: said before the search
+            frontier = self._searched(call)
+            plan = frontier.choose(self._options.choose)
+        run = plan.jit()
         self._latest = (frontier, run)
         self._plans.plans += 1
         return Ready(run=run, results_of=run.calls.results_of(call), frontier=frontier)
+
+    def _searched(self, call: Call) -> Frontier:
+        """A new frontier; state keeps the layout that it has, or has it as in the plan to be like."""
+        from jaxplan.search._entry import StepToPlan, plan_on
+        from jaxplan.search._fixed import shardings_of
+
+        options = dataclasses.replace(self._options, topology=self._topology)
+        step = StepToPlan(self._step, call.args, call.kwargs, options)
+        if options.like is not None:
+            kept = shardings_of(followed_plan(options.like))
+            return plan_on(step, dataclasses.replace(options, kept=kept))
+        is_point = options.choose in POINT_NAMES or point_number(options.choose) is not None
+        latest = None if self._latest is None else self._latest[1].plan
+        if options.keep_layout and is_point and latest is not None:
+            try:
+                return plan_on(step, dataclasses.replace(options, kept=shardings_of(latest)))
+            except InfeasibleError:
+                warn_once(_MOVES_MSG.format(step=step_name(self._step)))
+        return plan_on(step, options)
+
+
+def followed_plan(like: Any) -> Plan:
+    """The plan of what ``like`` names: a decorated step that has been planned, or a plan.
+
+    Raises:
+      ArgumentError: it is neither.
+    """
+    from jaxplan.plans._plan import Plan
+
+    if isinstance(like, Auto):
+        return like.plan
+    if isinstance(like, Plan) and like.graph is not None:
+        return like
+    raise ArgumentError(
+        f"like is {like!r}, of type {type(like).__name__}; expected a step decorated with jaxplan.auto, or a plan with "
+        "its program"
+    )

@@ -139,6 +139,28 @@ class Options:
             "(docs/strategies.md) or an index of the frontier."
         },
     )
+    plan: Any = field(
+        default=None,
+        metadata={
+            "doc": "a plan, or the file of one or of a frontier: it runs, checked against the step, and nothing is "
+            "searched; other arguments than its own are an error (docs/training.md)."
+        },
+    )
+    like: Any = field(
+        default=None,
+        metadata={
+            "doc": "another decorated step, or a plan: parameters and state that both have are laid out as there, so "
+            "that a call moves none of them."
+        },
+    )
+    keep_layout: bool = field(
+        default=True,
+        metadata={
+            "doc": "whether a new kind of arguments, such as another batch size, keeps the layout of the state; False "
+            "plans it anew, and the state moves at the next call."
+        },
+    )
+    kept: Sequence[Any] = ()  # shardings of arguments that the search keeps: of one entry point, no public option
     max_plans: int | None = field(
         default=MAX_PLANS,
         metadata={
@@ -164,6 +186,8 @@ class Options:
                 "sum)"
             )
         put("microbatches", _microbatches(self.microbatches))
+        if not isinstance(self.keep_layout, bool):
+            raise ArgumentError(f"keep_layout is {self.keep_layout!r}; expected True or False")
         if not isinstance(self.solver, str):
             raise ArgumentError(
                 f"solver is {self.solver!r}; expected a name, one of jaxplan.solvers.SOLVERS, such as 'auto'"
@@ -217,12 +241,15 @@ class Keywords(TypedDict, total=False):
     cache_dir: str | os.PathLike[str] | None
     choose: str | int
     max_plans: int | None
+    plan: Any
+    like: Any
+    keep_layout: bool
 
 
 _FIELDS = {option.name: option for option in dataclasses.fields(Options) if option.metadata}
 ALL = frozenset(_FIELDS)
 TRACE = frozenset({"donate_argnums", "static_argnums", "static_argnames"})
-PLAN = ALL - {"choose", "max_plans"}
+PLAN = ALL - {"choose", "max_plans", "plan", "like", "keep_layout"}
 """Options of `jaxplan.plan`."""
 PARTS = PLAN - {"verify", "cache_dir"}
 """Options where a step is planned on several machines."""

@@ -10,6 +10,7 @@ from jaxplan.cost import CostModel, ModelBuilder
 from jaxplan.frontend._options import Options
 from jaxplan.ir import StepGraph, ordered
 from jaxplan.mesh import Topology
+from jaxplan.search._fixed import joined, kept_limits
 from jaxplan.search._open_configurations import open_configurations
 from jaxplan.search._pins import meets, resolve_pins
 from jaxplan.search._published import partitions
@@ -52,6 +53,8 @@ def price(graph: StepGraph, topology: Topology, options: Options, report: Report
     """
     report("costs")
     limits = resolve_pins(options.pins, graph, topology, options.axes)
+    if options.kept:
+        limits = joined(limits, kept_limits(options.kept, graph, topology))
     strategies, absent = _strategies_of(graph, topology, options)
     allowed = {name: s for name, s in strategies.items() if meets(limits, s.configurations, topology)}
     opened = open_configurations(

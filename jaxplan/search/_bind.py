@@ -1,0 +1,231 @@
+"""Bind a plan that was read from a file to the step that it was made for."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxplan.core._json import read_json
+from jaxplan.core._once import Once
+from jaxplan.errors import PlanFileError, PlanMismatchError
+from jaxplan.frontend._arguments import argnames, argnums, check_call
+from jaxplan.frontend._options import Options
+from jaxplan.ir import Program, StepGraph, recomputable_blocks, rematerialise, sliced_graph
+from jaxplan.partition import decide_lowering
+from jaxplan.plans._frontier import Frontier
+from jaxplan.plans._plan import Plan
+from jaxplan.plans._plan_json import FRONTIER_SCHEMA, PLAN_SCHEMA
+from jaxplan.search._traced import analyse_step
+
+_MOST_NAMED = 3
+_OTHER_LOWERING_MSG = (
+    "the plan's lowering decisions are for {given} arrays, and this jaxplan finds {found} in the step.\n"
+    "  likely cause: another version of jaxplan wrote the file, or it was edited\n"
+    "  fix: plan again with jaxplan.plan"
+)
+_OTHER_BLOCKS_MSG = (
+    "the plan computes again some of {of} repeated blocks, and this jaxplan finds {found} in the step.\n"
+    "  likely cause: another version of jaxplan wrote the file, or it was edited\n"
+    "  fix: plan again with jaxplan.plan"
+)
+
+
+def read_plan_file(path: str | Path, binder: Binder) -> Plan | Frontier:
+    """A plan or a frontier from its file, each plan bound.
+
+    Raises:
+      PlanFileError: not a plan file, another schema version, or too large.
+      PlanMismatchError: the step is not the one that the plan was made for; names the difference.
+    """
+    data = read_json(
+        path,
+        kind="plan file",
+        writer="Plan.save or Frontier.save",
+        fix="save the plan again, or plan again with jaxplan.plan",
+        error=PlanFileError,
+    )
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if schema == PLAN_SCHEMA:
+        return binder.bind(Plan.from_json(data))
+    if schema == FRONTIER_SCHEMA:
+        return Frontier.from_json(data, lambda item: binder.bind(Plan.from_json(item)))
+    raise PlanFileError(
+        f"{str(path)!r} has schema {schema!r}; expected {PLAN_SCHEMA!r} or {FRONTIER_SCHEMA!r}: "
+        "is it a file that Plan.save or Frontier.save wrote?\n"
+        "  likely cause: it is another JSON file\n"
+        "  fix: save the plan again, or plan again with jaxplan.plan"
+    )
+
+
+def given_plan(
+    step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], options: Options
+) -> tuple[Frontier, Plan]:
+    """The plan that options name, bound to the step, and the frontier that it is of.
+
+    Raises:
+      PlanMismatchError, PlanFileError: the plan is another step's, or no plan.
+    """
+    binder = Binder(
+        step=step,
+        args=args,
+        kwargs=kwargs,
+        static_argnums=options.static_argnums,
+        static_argnames=options.static_argnames,
+    )
+    found = options.plan
+    found = binder.bind(found) if isinstance(found, Plan) else read_plan_file(found, binder)
+    if isinstance(found, Plan):
+        return Frontier(points=(found,), memory_limit_bytes=options.memory_limit_bytes), found
+    return found, found.choose(options.choose)
+
+
+class Binder:
+    """Gives plans their program; the step is analysed once for all plans of a frontier."""
+
+    def __init__(
+        self,
+        *,
+        step: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        static_argnums: int | Sequence[int] = (),
+        static_argnames: str | Sequence[str] = (),
+        graph: StepGraph | None = None,
+    ) -> None:
+        """``graph``: of the step, where it is known and no arguments are given."""
+        self._step, self._args, self._kwargs, self._graph = step, args, kwargs, graph
+        self._static = argnums(static_argnums, "static_argnums") or ()
+        self._static_names = argnames(static_argnames, "static_argnames")
+        self._graphs: dict[Any, StepGraph] = {}
+
+    def bind(self, plan: Plan) -> Plan:
+        if self._step is None:
+            return plan
+        if plan.donate_argnums not in self._graphs:
+            self._graphs[plan.donate_argnums] = self._analyse(plan)
+        graph = self._graphs[plan.donate_argnums]
+        if graph.program.microbatches != plan.microbatches:
+            graph = self._sliced(plan, graph)
+        _check_same_program(plan, graph.program)
+        if plan.remat is not None:
+            graph = self._rematerialised(plan, graph)
+        _check_same_groups(plan, graph)
+        if plan.decided is None:
+            bound = graph, plan.topology, plan.configurations, plan.repeated
+            return dataclasses.replace(plan, graph=graph, decided=Once(lambda: decide_lowering(*bound)))
+        _check_same_lowering(plan, graph)
+        return dataclasses.replace(plan, graph=graph)
+
+    def _sliced(self, plan: Plan, graph: StepGraph) -> StepGraph:
+        """The step with its batch in the slices of the plan."""
+        key = (plan.donate_argnums, repr(plan.microbatches))
+        if key not in self._graphs:
+            unknown = set(plan.microbatches.dims if plan.microbatches else ()) - set(graph.program.in_paths)
+            if not unknown:
+                graph = sliced_graph(graph, plan.microbatches)
+            self._graphs[key] = graph
+        return self._graphs[key]
+
+    def _rematerialised(self, plan: Plan, graph: StepGraph) -> StepGraph:
+        key = (plan.donate_argnums, plan.remat)
+        if key not in self._graphs:
+            assert plan.remat is not None
+            blocks = recomputable_blocks(graph)
+            if len(blocks) != plan.remat.of:
+                raise PlanMismatchError(_OTHER_BLOCKS_MSG.format(of=plan.remat.of, found=len(blocks)))
+            self._graphs[key] = rematerialise(graph, plan.remat, blocks).graph
+        return self._graphs[key]
+
+    def _analyse(self, plan: Plan) -> StepGraph:
+        step = self._step
+        if not (self._args or self._kwargs):
+            if self._graph is not None:
+                return self._graph.traced or self._graph
+            raise PlanMismatchError(
+                "load was given a step but no arguments to trace it with; "
+                "give example arguments: jaxplan.load(path, step, *args)"
+            )
+        check_call(step, self._args, self._kwargs, entry="jaxplan.load", before="path, ")
+        return analyse_step(
+            step,
+            self._args,
+            self._kwargs,
+            donate_argnums=plan.donate_argnums,
+            static_argnums=self._static,
+            static_argnames=self._static_names,
+            topology=plan.topology,
+        )
+
+
+def _check_same_groups(plan: Plan, graph: StepGraph) -> None:
+    """The program can be the same and its groups others: they belong to the jaxplan that made the plan."""
+    sizes = [axis.size for axis in plan.topology.axes]
+    fits = len(plan.configurations) == len(graph.spaces) and all(
+        len(config) == len(space.classes)
+        and all(
+            cls.divisible_by(math.prod(sizes[a] for a in axes)) for cls, axes in zip(space.classes, config)
+        )
+        for space, config in zip(graph.spaces, plan.configurations, strict=True)
+    )
+    tensors = graph.program.tensors
+    leaves = all(
+        len(shardings) == len(places)
+        and all(sharding.divides(tensors[t].shape, plan.topology.axes) for sharding, t in zip(shardings, places))
+        for shardings, places in (
+            (plan.in_layouts, graph.program.inputs),
+            (plan.out_layouts, graph.program.outputs),
+        )
+    )
+    if not (fits and leaves):
+        raise PlanMismatchError(
+            f"the plan lays out {len(plan.configurations)} groups of operators otherwise than this jaxplan forms them "
+            f"({len(graph.spaces)} groups).\n"
+            "  likely cause: another version of jaxplan wrote the file, or it was edited\n"
+            "  fix: plan again with jaxplan.plan"
+        )
+
+
+def _check_same_lowering(plan: Plan, graph: StepGraph) -> None:
+    """The lowering decisions are of the program's own tensors and equations."""
+    lowering, program = plan.lowering, graph.program
+    homes = lowering.homes
+    fits = len(homes) == len(program.tensors) and all(e < len(program.equations) for e in lowering.reads)
+    if not fits or any(homes[t] not in (None, layout) for t, layout in zip(program.inputs, plan.in_layouts)):
+        raise PlanMismatchError(_OTHER_LOWERING_MSG.format(given=len(homes), found=len(program.tensors)))
+
+
+def _check_same_program(plan: Plan, program: Program) -> None:
+    if program.fingerprint == plan.fingerprint:
+        return
+    raise PlanMismatchError(
+        "the plan was made for another program.\n"
+        f"  plan:     {plan.fingerprint[:16]} ({len(plan.in_paths)} input leaves)\n"
+        f"  step:     {program.fingerprint[:16]} ({len(program.in_paths)} input leaves)\n"
+        "  expected: the step and arguments that the plan was made for, in the same settings of JAX\n"
+        f"  differs:  {_difference(plan, program)}\n"
+        "  likely cause: the step, its batch or its optimizer has changed since the plan was saved\n"
+        "  fix: plan again with jaxplan.plan, or give load the step and arguments the plan was made for"
+    )
+
+
+def _difference(plan: Plan, program: Program) -> str:
+    """Which input differs, or that it is the step."""
+    ours, theirs = dict(zip(program.in_paths, program.in_avals)), dict(zip(plan.in_paths, plan.in_avals))
+    missing, added = [p for p in theirs if p not in ours], [p for p in ours if p not in theirs]
+    if missing or added:
+        return f"arguments only in the plan: {_few(missing)}; only in the step: {_few(added)}"
+    changed = [f"{p} is {ours[p]}, and {theirs[p]} in the plan" for p in ours if ours[p] != theirs[p]]
+    if changed:
+        return _few(changed)
+    return (
+        "the arguments are the same; the step's own code does (or its static arguments, or settings or another "
+        "version of JAX, which trace it otherwise)"
+    )
+
+
+def _few(items: Sequence[str]) -> str:
+    more = f", and {len(items) - _MOST_NAMED} more" if len(items) > _MOST_NAMED else ""
+    return (", ".join(items[:_MOST_NAMED]) or "none") + more

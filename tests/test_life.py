@@ -1,0 +1,73 @@
+"""Plans that a decorated step is given, follows or keeps from one kind of arguments to the next."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxplan
+
+WIDTH = 32
+
+
+def loss_of(params: Any, x: jax.Array) -> jax.Array:
+    return jnp.mean((jax.nn.relu(x @ params["up"]) @ params["down"]) ** 2)
+
+
+def train(params: Any, x: jax.Array) -> Any:
+    loss, grads = jax.value_and_grad(loss_of)(params, x)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), loss
+
+
+def shapes(batch: int = 16) -> Any:
+    params = {"up": jax.ShapeDtypeStruct((WIDTH, 4 * WIDTH), "float32")}
+    params["down"] = jax.ShapeDtypeStruct((4 * WIDTH, WIDTH), "float32")
+    return params, jax.ShapeDtypeStruct((batch, WIDTH), "float32")
+
+
+def arrays(batch: int = 16) -> Any:
+    return jax.tree.map(lambda s: np.full(s.shape, 0.1, s.dtype), shapes(batch))
+
+
+def auto(step: Any, **options: Any) -> Any:
+    return jaxplan.auto(step, **{"memory": "1GiB", "choose": "leanest", **options})
+
+
+def test_plan_for_and_lower_need_no_arrays_and_the_call_plans_nothing() -> None:
+    step = auto(train)
+    plan = step.plan_for(*shapes())
+    assert step.lower(*shapes()).compile() is not None
+    step(*arrays())
+    assert step.plan.is_same_program(plan) and step.counts.plans == 1
+
+
+def test_given_plan_runs_and_another_step_is_refused(tmp_path: Path) -> None:
+    plan = jaxplan.plan(train, *shapes(), topology="cpu:8", memory="1GiB").leanest()
+    plan.save(tmp_path / "plan.json")
+    step = auto(train, plan=tmp_path / "plan.json")
+    _, loss = step(*arrays())
+    assert step.plan.is_same_program(plan)
+    np.testing.assert_allclose(loss, loss_of(*arrays()), rtol=1e-5)
+    with pytest.raises(jaxplan.PlanMismatchError, match=r"\[1\] is float32\[32,32\]"):
+        step(*arrays(32))
+
+
+def test_evaluation_like_training_has_its_parameter_layout() -> None:
+    step = auto(train)
+    params, _ = step(*arrays())
+    evaluate = auto(loss_of, like=step)
+    evaluate(params, arrays()[1])
+    assert evaluate.plan.in_shardings()[0] == jax.tree.map(lambda p: p.sharding, params)
+
+
+def test_new_batch_size_keeps_the_layout_of_the_state() -> None:
+    step = auto(train)
+    params, _ = step(*arrays())
+    before = jax.tree.map(lambda p: p.sharding, params)
+    params, _ = step(params, arrays(64)[1])
+    assert jax.tree.map(lambda p: p.sharding, params) == before
