@@ -471,7 +471,8 @@ class ModelBuilder:
         and its update those where each device updates its own part of the stored array."""
         ends = read.producer, read.consumer
         wanted = self._priced_pairs.wanted(*ends, *(self.configs[v] for v in ends)) if self._priced_pairs else None
-        if ends not in self._updates and ends[::-1] not in self._updates:
+        has_choice = any(len(self.configs[v]) > 1 for v in ends)
+        if not has_choice or (ends not in self._updates and ends[::-1] not in self._updates):
             return wanted
         whole, parts = (required, produced) if ends in self._updates else (produced, required)
         key = ("parts", id(whole), id(parts), id(wanted), ends in self._updates)

@@ -11,8 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
+import jax
+
 from jaxplan.ir import OperatorRule
-from jaxplan.partition import _local, _run
+from jaxplan.partition import _decide, _local, _operators
 
 _BY_POSITION = frozenset({"source", "rng", "region", "user", "unknown"})
 """Families whose results depend on where a piece lies, that have layouts of their own, or that are no operators."""
@@ -25,17 +27,11 @@ _SIZES = {
 
 @contextlib.contextmanager
 def on_pieces() -> Iterator[None]:
-    """Within it programs are replayed so."""
-    runs_on_pieces, local_params, apply = _run.runs_on_pieces, _local.local_params, _run.Run._apply
-    reads_partial = False
+    """Within it plans are lowered so; an operator of partial sums runs as it does otherwise."""
+    runs_on_pieces, local_params, island = _local.runs_on_pieces, _local.local_params, _operators.Operators._island
 
-    def apply_noting(run: Any, eqn: Any, group: int, operands: list[Any], shardings: list[Any]) -> list[Any]:
-        nonlocal reads_partial
-        reads_partial = any(sharding.partial for sharding in shardings)
-        return apply(run, eqn, group, operands, shardings)
-
-    def always(rule: OperatorRule, split: Mapping[int, tuple[str, ...]]) -> bool:
-        may = not reads_partial and rule.family not in _BY_POSITION and _is_major(rule, split)
+    def always(rule: OperatorRule, split: Mapping[int, tuple[int, ...]]) -> bool:
+        may = rule.family not in _BY_POSITION and _is_major(rule, split)
         return runs_on_pieces(rule, split) or (bool(split) and may)
 
     def with_sizes(name: str, params: Any, ins: Sequence[Any], outs: Sequence[Any]) -> Mapping[str, Any]:
@@ -46,10 +42,19 @@ def on_pieces() -> Iterator[None]:
             return _slice_params(params, ins[0], outs[0])
         return params
 
+    def of_whole_sums(
+        run: Any, eqn: Any, operands: Sequence[Any], shardings: Sequence[Any], homes: Any, split: Any
+    ) -> list[Any]:
+        rule = run._lowered.graph.rules[eqn.index]
+        if not any(sharding.partial for sharding in shardings) or runs_on_pieces(rule, split):
+            return island(run, eqn, operands, shardings, homes, split)
+        mapped = jax.vmap(lambda *args: run.bind(eqn, args))(*operands)
+        return [run._executor.constrain(r, home) for r, home in zip(mapped, homes, strict=True)]
+
     with (
-        mock.patch.object(_run, "runs_on_pieces", always),
+        mock.patch.object(_decide, "runs_on_pieces", always),
         mock.patch.object(_local, "local_params", with_sizes),
-        mock.patch.object(_run.Run, "_apply", apply_noting),
+        mock.patch.object(_operators.Operators, "_island", of_whole_sums),
     ):
         yield
 

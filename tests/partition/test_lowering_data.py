@@ -17,7 +17,7 @@ import jaxplan
 from jaxplan.cost import _model_builder, _transfers
 from jaxplan.partition import _decide, _planned, _resident
 from jaxplan.partition._lowering import Barrier
-from jaxplan.plans import _load
+from jaxplan.search import _bind
 from jaxplan.xla import _buffers
 from tests.partition.edited_plans import with_schedule
 
@@ -27,7 +27,7 @@ ANALYSES: list[tuple[Any, str]] = [
     *[(_model_builder, name) for name in ("analyse_buffers", "find_reads")],
     (_transfers, "make_transfers"),
     (_buffers, "put_off"),
-    (_load, "decide_lowering"),
+    (_bind, "decide_lowering"),
 ]
 
 
