@@ -14,7 +14,7 @@ from jaxplan.plans._choice import check_choice
 if TYPE_CHECKING:
     from jaxplan.mesh import Topology
 
-_FILES = ("save", "plan", "trace", "plot")
+_FILES = ("save", "plan", "trace", "plot", "report")
 
 
 def check_before_planning(arguments: argparse.Namespace, topology: str | Topology | None) -> None:
@@ -41,6 +41,10 @@ def check_files(arguments: argparse.Namespace) -> None:
         from jaxplan.plans._plot import check_plot
 
         check_plot(files["--plot"])
+    if "--report" in files:
+        from jaxplan.plans._report import check_report
+
+        check_report(files["--report"])
     for file in files.values():
         check_writable(file)
     for (one, file), (other, second) in itertools.combinations(files.items(), 2):

@@ -26,6 +26,7 @@ def add_choice_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--explain", action="store_true", help="explain the chosen plan")
     parser.add_argument("--verbose", action="store_true", help="parts of the time, references and sentences too")
     parser.add_argument("--plot", metavar="FILE", help="draw the frontier (.svg, .pdf, .png)")
+    parser.add_argument("--report", metavar="FILE", help="write all about the frontier as one HTML page")
     add_output_arguments(parser)
 
 
@@ -77,6 +78,8 @@ def show_frontier(frontier: Frontier, arguments: argparse.Namespace) -> Plan:
     print_result(arguments, text, lambda: {"chosen": frontier.label(plan), "frontier": frontier.to_json()})
     if arguments.plot:
         frontier.plot(arguments.plot, choose=arguments.choose or "fastest")
+    if arguments.report:
+        frontier.report(arguments.report, choose=arguments.choose or "fastest")
     return plan
 
 
@@ -89,8 +92,8 @@ def _run_show(arguments: argparse.Namespace) -> int:
     if isinstance(loaded, Frontier):
         show_frontier(loaded, arguments)
         return 0
-    if arguments.choose or arguments.plot:
-        raise ArgumentError(f"{arguments.file} holds one plan: --choose and --plot need a frontier")
+    if arguments.choose or arguments.plot or arguments.report:
+        raise ArgumentError(f"{arguments.file} holds one plan: --choose, --plot and --report need a frontier")
     print_result(arguments, loaded.explain, lambda: explain_data(loaded))
     return 0
 

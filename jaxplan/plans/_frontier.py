@@ -262,6 +262,19 @@ class Frontier:
 
         draw_plot(self, path, choose)
 
+    def report(self, path: str | os.PathLike[str], *, choose: str | int = "fastest") -> None:
+        """Write one HTML page that needs no network: the frontier to hover and click, and each plan in full.
+
+        Of at most a dozen plans, the one that `choose` names first: layouts and how arrays are cut over the devices,
+        memory by part and over the step, time by collective, the most expensive transfers with their source lines,
+        compiler rules of the largest buffers, and differences from the nearest reference.
+
+        Raises MissingExtraError when plotly or jinja2 is missing.
+        """
+        from jaxplan.plans._report import write_report
+
+        write_report(self, path, choose)
+
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON data; search time is left out, so that equal frontiers give equal files."""
         return {

@@ -34,7 +34,7 @@ def draw_table(frontier: Frontier, *, max_rows: int, width: int | None, verbose:
     for name, value in (("max_rows", max_rows), ("width", 1 if width is None else width)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ArgumentError(f"{name}={value!r} is not understood; expected a whole number of at least 1")
-    shown = _spread(frontier, max_rows)
+    shown = spread(frontier, max_rows)
     draw = _verbose_table if verbose else _compact_table
     references = [] if verbose else _compact_references(frontier, min(_columns(width), _COMPACT_WIDTH))
     footer = [*references, *_footer(frontier, len(shown))]
@@ -156,7 +156,7 @@ def _compact_references(frontier: Frontier, columns: int) -> list[str]:
     return [line.replace(_KEPT, " ") for line in lines]
 
 
-def _spread(frontier: Frontier, max_rows: int) -> list[int]:
+def spread(frontier: Frontier, max_rows: int) -> list[int]:
     """Return at most `max_rows` indices, evenly spread, with leanest, knee and fastest always among them."""
     last = len(frontier) - 1
     marked = {0, frontier.points.index(frontier.knee()), last}

@@ -77,7 +77,7 @@ def figure_of(frontier: Frontier, choose: str | int) -> Figure:
     from matplotlib.figure import Figure
 
     chosen = frontier.choose(choose)
-    time, size = _units(frontier)
+    time, size = units(frontier)
     figure = Figure(figsize=(8.0, 5.0), layout="constrained")
     FigureCanvasAgg(figure)  # measures text
     axes = figure.add_subplot()
@@ -99,7 +99,7 @@ def figure_of(frontier: Frontier, choose: str | int) -> Figure:
     return figure
 
 
-def _units(frontier: Frontier) -> tuple[tuple[float, str], tuple[float, str]]:
+def units(frontier: Frontier) -> tuple[tuple[float, str], tuple[float, str]]:
     """Of time and of memory, so that the largest number of the frontier is at least 1."""
     time, size = frontier.leanest().time_seconds, frontier.fastest().memory_bytes
     return (
