@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import html
 import json
 import math
 import os
@@ -135,7 +134,9 @@ class Frontier:
         return f"Frontier({len(self)} plans, {ends}, references: {', '.join(self.references) or 'none'})"
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(self.table())}</pre>"
+        from jaxplan.plans._notebook import frontier_html
+
+        return frontier_html(self)
 
     def fastest(self) -> Plan:
         """Return the plan with the least time, the one that needs the most memory."""

@@ -149,6 +149,11 @@ class Plan:
             f"{self.memory_bytes / 2**30:.3f} GiB per device; {self.summary})"
         )
 
+    def _repr_html_(self) -> str:
+        from jaxplan.plans._notebook import plan_html
+
+        return plan_html(self)
+
     def is_same_program(self, other: Plan) -> bool:
         """Whether another plan has the same decisions as this one; predictions and proofs may differ."""
         return all(getattr(self, name) == getattr(other, name) for name in _DECISIONS)

@@ -127,6 +127,16 @@ def _run(text):
     return range(int(first), int(last or first) + 1)
 
 
+def test_notebooks_show_escaped_tables(frontier):
+    found = Page(frontier._repr_html_())
+    assert found.open == []
+    assert frontier._repr_html_().count("<tr>") == 1 + len(frontier) + len(frontier.references)
+    text = frontier.leanest()._repr_html_()
+    assert Page(text).open == []
+    assert "batch/x&lt;/script&gt;" in text and "</script>" not in text
+    assert str(frontier.leanest().in_specs[0]["up"]).replace("PartitionSpec", "P") in text.replace("&#x27;", "'")
+
+
 def test_bad_paths_and_missing_libraries_are_named(frontier, tmp_path, monkeypatch):
     with pytest.raises(ArgumentError, match="must end in"):
         frontier.report(tmp_path / "report.txt")
