@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import jaxplan
 from jaxplan.cli._audit import add_audit_arguments, audit_of
 from jaxplan.cli._checks import check_before_planning
+from jaxplan.cli._doctor import add_doctor_command
 from jaxplan.cli._interrupt import EXIT_INTERRUPTED, watched
 from jaxplan.cli._output import add_output_arguments, print_result
 from jaxplan.cli._profile import add_profile_command
@@ -45,6 +46,7 @@ examples:
   jaxplan explain frontier.json block_3/up/kernel --step train:train_step --args train:make_args
   jaxplan diff frontier.json --choose knee fsdp
   jaxplan audit frontier.json train:train_step --args train:make_args --choose knee
+  jaxplan doctor --output doctor.json
   jaxplan profile --output here.json && jaxplan plan ... --profile here.json
 
 every command prints plain data with --json.
@@ -118,6 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     add_scaling_commands(commands)
     add_audit_arguments(commands).set_defaults(run=_run_audit)
     add_profile_command(commands)
+    add_doctor_command(commands)
     coverage = commands.add_parser("coverage", help="print which primitives of JAX have a rule, and what tests it")
     add_output_arguments(coverage)
     coverage.set_defaults(run=_run_coverage)
