@@ -45,6 +45,16 @@ def add_step_arguments(parser: argparse.ArgumentParser) -> None:
         help="plans may compute blocks of the forward pass again (docs/remat.md); default: where memory is short",
     )
     parser.add_argument(
+        "--microbatches",
+        metavar="N|look|none",
+        help="slices of the batch, one after the other (docs/microbatches.md); default: where nothing fits otherwise",
+    )
+    parser.add_argument(
+        "--options",
+        metavar="MODULE:FUNCTION",
+        help="returns further options as a dict: pins, axes, references (docs/steering.md)",
+    )
+    parser.add_argument(
         "--overlap",
         action="store_true",
         help="times count communication that runs beside compute, as simulated; default: the sum of both",
@@ -86,7 +96,33 @@ def step_arguments(
         options["overlap"] = True
     if arguments.remat is not None:
         options["remat"] = arguments.remat
+    if arguments.microbatches is not None:
+        options["microbatches"] = _microbatches(arguments.microbatches)
+    if arguments.options is not None:
+        options.update(_further_options(arguments.options))
     return step, args, options
+
+
+def _microbatches(given: str) -> bool | int:
+    if given in ("look", "none"):
+        return given == "look"
+    if not given.isascii() or not given.isdigit():
+        raise ArgumentError(f"--microbatches {given}: expected a number of slices, 'look' or 'none'")
+    return int(given)
+
+
+_FURTHER_OPTIONS = ("pins", "axes", "references")
+
+
+def _further_options(reference: str) -> dict[str, Any]:
+    """The options that a function returns: what the command line has no spelling for."""
+    found = _resolve(reference)()
+    if not isinstance(found, dict) or not set(found) <= set(_FURTHER_OPTIONS):
+        raise ArgumentError(
+            f"--options {reference} returned {found!r}.\n"
+            f"  expected: a dict with some of {', '.join(map(repr, _FURTHER_OPTIONS))}"
+        )
+    return found
 
 
 def named_step(arguments: argparse.Namespace) -> tuple[Callable[..., Any], tuple[Any, ...]]:

@@ -47,6 +47,10 @@ def module(tmp_path, monkeypatch):
 
         def make_one(): return {"x": 1}
 
+        def make_options(): return {"pins": "fsdp"}
+
+        def wrong_options(): return {"topology": "h100:8"}
+
         def broken(): raise RuntimeError("first line\\nsecond line")
 
         number = 3
@@ -78,6 +82,21 @@ def test_plan_passes_everything_on_and_prints_the_frontier(calls, module, capsys
     assert "chosen: #1 (fastest), 100 ms a step, 2.00 GiB per device" in out
     assert "explanation of fast" in out
     assert err.startswith("planned: trace ")
+
+
+@pytest.mark.parametrize(("given", "value"), [("4", 4), ("look", True), ("none", False)])
+def test_slices_of_the_batch_and_further_options_are_passed_on(calls, module, given, value):
+    command = f"plan user_step:step --args user_step:make_args --microbatches {given}"
+    assert _cli.main([*command.split(), "--options", "user_step:make_options"]) == 0
+    assert calls[0][2]["microbatches"] is value or calls[0][2]["microbatches"] == value
+    assert calls[0][2]["pins"] == "fsdp"
+
+
+@pytest.mark.parametrize("given", [["--microbatches", "four"], ["--options", "user_step:wrong_options"]])
+def test_options_that_cannot_be_read_are_one_error(calls, module, capsys, given):
+    command = "plan user_step:step --args user_step:make_args"
+    assert _cli.main([*command.split(), *given]) == 2
+    assert "expected" in capsys.readouterr().err and not calls
 
 
 def test_defaults_and_a_path_instead_of_a_module(calls, module):
