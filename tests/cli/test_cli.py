@@ -178,6 +178,7 @@ def test_a_reference_is_a_choice_wherever_a_point_is(module, capsys):
         ("--plan .", "cannot write '.'"),
         ("--trace user_step.py/t.json", "cannot write 'user_step.py/t.json'"),
         ("--plot f.gif", "must end in one of .svg"),
+        ("--report f.txt", "must end in .html"),
         ("--plot no/such/f.svg", "cannot write 'no/such/f.svg'"),
         ("--save a.json --plan ./a.json", "--save and --plan both name a.json"),
     ],

@@ -15,6 +15,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 
 import jaxplan
+from jaxplan.cli._main import main
 from jaxplan.errors import ArgumentError, MissingExtraError
 from jaxplan.mesh import Sharding, Topology
 from jaxplan.plans._report_data import cut_of
@@ -100,7 +101,7 @@ def test_the_data_are_those_of_the_plans(frontier, file):
 
 def test_a_loaded_frontier_has_a_report_too(frontier, tmp_path):
     frontier.save(tmp_path / "f.json")
-    jaxplan.load(tmp_path / "f.json").report(tmp_path / "f.html")
+    assert main(["show", str(tmp_path / "f.json"), "--report", str(tmp_path / "f.html")]) == 0
     plan = json.loads(Page((tmp_path / "f.html").read_text(encoding="utf-8")).scripts["data"])[0]
     assert plan["arguments"] and not plan["has_program"] and plan["edges"] == []
 
