@@ -13,6 +13,8 @@ NUM_RUNGS = 24
 SAME_MEMORY = 0.01
 """Plans nearer than this fraction of memory are one point, the fastest of them: no prediction tells them apart, and
 nobody gives half of the speed for a hundredth of the memory."""
+SAME_TIME = 0.01
+"""Plans nearer than this fraction of time are equally fast: of two with the same memory the leaner one is enough."""
 
 _P = TypeVar("_P", bound=Timed)
 _Q = TypeVar("_Q", bound=Timed)
@@ -21,7 +23,8 @@ _Q = TypeVar("_Q", bound=Timed)
 def shown_points(references: Sequence[_P], found: Sequence[_Q], limit_bytes: int | None) -> list[_P | _Q]:
     """The points that a person is shown: both ends, and the ones nearest to the rungs between them.
 
-    Neighbours are `SAME_MEMORY` apart. The leanest takes no more memory than any reference strategy.
+    Neighbours are `SAME_MEMORY` apart, the leanest two perhaps less: the leanest takes no more memory than any
+    reference strategy, and a plan that is faster than it by more than `SAME_TIME` stands beside it.
 
     Args:
       references, found: plans of the reference strategies, and others.
@@ -46,14 +49,14 @@ def shown_points(references: Sequence[_P], found: Sequence[_Q], limit_bytes: int
 
 def _apart(plans: Sequence[_P], most_bytes: float) -> list[_P]:
     """Of undominated plans by ascending memory the fastest, and from there each time the next that saves
-    `SAME_MEMORY`; the last that would take more than ``most_bytes`` gives way to the fastest that does not."""
+    `SAME_MEMORY`. Below the last stands the fastest of at most ``most_bytes``, in its place where that is as fast."""
     kept = list(plans[-1:])
     for plan in reversed(plans):
         if (1 + SAME_MEMORY) * plan.memory_bytes <= kept[-1].memory_bytes:
             kept.append(plan)
     lean = [plan for plan in plans if plan.memory_bytes <= most_bytes]
     if lean and lean[-1].memory_bytes < kept[-1].memory_bytes:
-        if len(kept) > 1:
+        if len(kept) > 1 and lean[-1].time_seconds <= (1 + SAME_TIME) * kept[-1].time_seconds:
             kept.pop()
         kept.append(lean[-1])
     return kept[::-1]

@@ -48,9 +48,10 @@ def test_only_what_fits_is_shown(limit: int | None, expected: list[int]) -> None
 
 
 def test_no_reference_is_leaner_than_the_leanest_point() -> None:
-    """The two leanest are nearer than a hundredth, and the reference is the leaner of them."""
+    """The two leanest are nearer than a hundredth; the other is shown too unless it is as slow as the reference."""
     reference, near, fast = Priced(10_000, 9.0), Priced(10_050, 5.0), Priced(20_000, 3.0)
-    assert shown_points([reference], [near, fast], None) == [reference, fast]
+    assert shown_points([reference], [near, fast], None) == [reference, near, fast]
+    assert shown_points([reference], [Priced(10_050, 8.95), fast], None) == [reference, fast]
 
 
 def test_a_reference_within_a_hundredth_of_the_fastest_is_matched_beside_it() -> None:
