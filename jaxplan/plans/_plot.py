@@ -62,12 +62,8 @@ def draw_plot(frontier: Frontier, path: str | os.PathLike[str], choose: str | in
     # The salt makes the ids in an SVG repeatable.
     with matplotlib.rc_context({"svg.hashsalt": "jaxplan"}):
         drawn = io.BytesIO()
-        figure_of(frontier, choose).savefig(
-            drawn,
-            format=ending[1:],
-            metadata=_ENDINGS[ending],
-            dpi=_PNG_DPI if ending == ".png" else "figure",
-        )
+        dpi = _PNG_DPI if ending == ".png" else "figure"
+        figure_of(frontier, choose).savefig(drawn, format=ending[1:], metadata=_ENDINGS[ending], dpi=dpi)
     write_whole(path, drawn.getvalue())
 
 
