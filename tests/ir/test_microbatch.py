@@ -143,6 +143,33 @@ def test_loops_over_layers_with_remat_whichever_dimension_is_the_batch(dim):
     assert_equal(trained(loss), (params, tokens), (jax.tree.map(lambda _: None, params), dim))
 
 
+def test_a_counter_of_a_loop_over_examples_is_not_added_up():
+    def step(w, x, y):
+        def layer(carry, _):
+            h, count = carry
+            return (jnp.tanh(h @ w["up"]) @ w["up"].T, count + 1), count * 2.0
+
+        (h, count), marks = jax.lax.scan(layer, (x, 5), None, length=3)
+        return jnp.mean((h @ w["up"] @ w["down"] - y) ** 2), count, marks
+
+    assert_equal(step, (W, X, Y), (NONE, 0, 0))
+
+
+@pytest.mark.parametrize("wrap", [jax.checkpoint, lambda f: lambda h, k: jax.lax.scan(f, h, k[None])])
+def test_random_bits_inside_of_a_loop_or_checkpoint_are_refused(wrap):
+    """Every slice would draw the same."""
+
+    def loss(w, key, x, y):
+        def layer(h, key):
+            return jnp.where(jax.random.bernoulli(key, 0.5, h.shape), h, 0), None
+
+        h, _ = wrap(layer)(x @ w["up"], key)
+        return jnp.mean((jnp.tanh(h) @ w["down"] - y) ** 2)
+
+    with pytest.raises(NotSeparableError, match="numbers or draws along the batch"):
+        sliced(trained(loss), (W, jax.random.key(7), X, Y), (NONE, None, 0, 0))
+
+
 def test_short_floats_are_added_up_in_float32():
     """Sums of bfloat16 in slices are as near to float64 as those of the whole batch."""
     w, x, y = jax.tree.map(lambda a: a.astype(jnp.bfloat16), (W, X, Y))

@@ -26,6 +26,8 @@ class Flow(enum.IntEnum):
     MIXED = 4
 
 
+UNIFORM = frozenset({"broadcast_in_dim", "full_like", "empty", "empty2"})
+"""Equations that make the same number for every example."""
 _MOST_ROUNDS = 8
 
 
@@ -62,6 +64,15 @@ def _carries(full: Any, small: Any) -> bool:
     """Whether an operand or result carries the batch."""
     pairs = zip((*full.invars, *full.outvars), (*small.invars, *small.outvars), strict=True)
     return any(batch_dim(a.aval, b.aval, full) is not None for a, b in pairs)
+
+
+def _reads_batch(full: Any, small: Any) -> bool:
+    """Whether an operand carries the batch."""
+    return any(batch_dim(a.aval, b.aval, full) is not None for a, b in zip(full.invars, small.invars, strict=True))
+
+
+def _has_inner(eqn: Any) -> bool:
+    return any(True for _ in inner_jaxprs(eqn.params))
 
 
 def _constant_flow(eqn: Any, operands: Sequence[Flow]) -> Flow:
@@ -180,8 +191,8 @@ def _inside(full: Any, small: Any, operands: Sequence[Flow]) -> list[Flow]:
     for a, b in zip(outer.eqns, inner.eqns, strict=True):
         if a.primitive.name != b.primitive.name:
             raise not_separable("its operators depend on the size of the batch", a)
-        if not a.invars and _carries(a, b):
-            raise not_separable("it numbers or draws along the batch inside of a loop or branch", a)
+        if a.primitive.name not in UNIFORM and not _reads_batch(a, b) and _carries(a, b) and not _has_inner(a):
+            raise not_separable("it numbers or draws along the batch inside of a loop, branch or checkpoint", a)
         known.update(zip(a.outvars, flow_of(a, b, [read(atom) for atom in a.invars]), strict=True))
     return [read(atom) for atom in outer.outvars]
 

@@ -76,7 +76,7 @@ class _Run:
         xs = [cut(self.known[t], *place[t], self.num) for t in loop.sliced]
         start = [jnp.zeros(values[t].aval.shape, _sum_dtype(values[t].aval.dtype)) for t in loop.sums]
 
-        def trip(carry: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any]]:
+        def trip(carry: list[Any], slices: list[Any]) -> tuple[list[Any], Any]:
             inside = [placed(x, *place[t]) for t, x in zip(loop.sliced, slices, strict=True)]
             known = {**self.known, **dict(zip(loop.sliced, inside, strict=True))}
             for eqn in loop.equations:
@@ -85,11 +85,13 @@ class _Run:
                 results = _compat.bind_like(eqn.full, eqn.small.primitive, params, operands, eqn.stack)
                 known.update(zip(eqn.outputs, results, strict=True))
             added = [c + known[t].astype(c.dtype) for c, t in zip(carry, loop.sums, strict=True)]
-            return added, [fronted(known[t], *place[t]) for t in loop.stacked]
+            alike = [known[t] for t in loop.same]
+            return added, ([fronted(known[t], *place[t]) for t in loop.stacked], alike)
 
-        sums, stacked = jax.lax.scan(trip, start, xs, length=self.num)
+        sums, (stacked, alike) = jax.lax.scan(trip, start, xs, length=self.num)
         for t, value in zip(loop.sums, sums, strict=True):
             self.known[t] = value.astype(values[t].aval.dtype)
+        self.known.update((t, value[0]) for t, value in zip(loop.same, alike, strict=True))
         for t, value in zip(loop.stacked, stacked, strict=True):
             self.known[t] = joined(value, *place[t])
 

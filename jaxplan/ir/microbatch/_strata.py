@@ -10,15 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from jaxplan.ir.microbatch._flow import Flow, atom_flow, batch_factor, flow_of, outer_size
+from jaxplan.ir.microbatch._flow import UNIFORM, Flow, atom_flow, batch_factor, flow_of, outer_size
 from jaxplan.ir.microbatch._pairs import Atom, NotSeparableError, Pair, Paired, inner_jaxprs, not_separable
 
 MOST_LOOPS = 6
 """Loops over the batch at most: each further one computes the forward pass again."""
 _ADDED_INSIDE = frozenset({"add", "add_any", "transpose"})
 """What slices do with their sums before these are added up: two sums become one, in the form in which they are read."""
-_UNIFORM = frozenset({"broadcast_in_dim", "full_like", "empty", "empty2"})
-"""Equations that make the same number for every example."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,12 +43,14 @@ class Loop:
     Attributes:
       equations: in program order.
       sums: numbers of the values that slices add to.
+      same: numbers of the values that every slice makes alike, such as the counter of an inner loop.
       stacked: numbers of values per example that are needed as a whole.
       sliced: numbers of values of the whole batch that it reads in slices.
     """
 
     equations: tuple[Pair, ...]
     sums: tuple[int, ...]
+    same: tuple[int, ...]
     stacked: tuple[int, ...]
     sliced: tuple[int, ...]
 
@@ -96,7 +96,7 @@ class _Sorter:
         stratum = max((self.stratum[t] for t in eqn.operands), default=0)
         of_data = any(self.of_data[t] for t in eqn.operands)
         is_made = not of_data and not any(self._dim(t) is not None for t in eqn.operands)
-        if is_made and eqn.full.primitive.name not in _UNIFORM:
+        if is_made and eqn.full.primitive.name not in UNIFORM:
             return self._make_whole(position, eqn, stratum)
         try:
             found = flow_of(eqn.full, eqn.small, [self._atom(atom) for atom in eqn.inputs])
@@ -232,7 +232,8 @@ def _loop(sorter: _Sorter, number: int, wanted: frozenset[int]) -> Loop:
                 sliced.add(t)
     return Loop(
         equations=tuple(equations[p] for p in sorted(needed)),
-        sums=tuple(t for t in results if values[t].dim is None),
+        sums=tuple(t for t in results if values[t].dim is None and sorter.partial[t] >= 0),
+        same=tuple(t for t in results if values[t].dim is None and sorter.partial[t] < 0),
         stacked=tuple(t for t in results if values[t].dim is not None),
         sliced=tuple(sorted(sliced)),
     )
