@@ -69,6 +69,15 @@ def test_slices_are_found_where_nothing_fits_otherwise():
     assert found.fastest().memory_bytes <= limit
 
 
+def test_where_nothing_fits_the_reason_against_slices_is_said():
+    def step(w, batch):
+        new, value = train_step(w, batch)
+        return new, value, jnp.max(batch["x"] @ w["layer_0"]["up"])
+
+    with pytest.raises(jaxplan.InfeasibleError, match=r"micro-batches: .*another way than by a sum"):
+        jaxplan.plan(step, *abstract(), topology="cpu:2", memory="8KiB")
+
+
 @pytest.mark.parametrize(("value", "message"), [(3, "64 examples"), (64, "64 examples"), ("four", "number of slices")])
 def test_a_number_of_slices_that_cannot_be_is_refused(value, message):
     with pytest.raises(jaxplan.ArgumentError, match=message):

@@ -89,11 +89,21 @@ def _first_that_fits(graph: StepGraph, plan_graph: PlanGraph, error: InfeasibleE
                 error = other if better else error
             if len(found) == 2:
                 break
-    except (NotSeparableError, ArgumentError):
-        raise error from None
+    except (NotSeparableError, ArgumentError) as reason:
+        raise _with_reason(error, reason) from None
     if not found:
         raise error
     return _merged(found)
+
+
+def _with_reason(error: InfeasibleError, reason: Exception) -> InfeasibleError:
+    """The error of the step as it is, with the reason why slices of its batch do not help."""
+    first_line = str(reason).partition("\n")[0]
+    return InfeasibleError(
+        f"{error}\n  micro-batches: {first_line}",
+        smallest_memory_bytes=error.smallest_memory_bytes,
+        memory_parts=error.memory_parts,
+    )
 
 
 def _merged(found: list[Frontier]) -> Frontier:
