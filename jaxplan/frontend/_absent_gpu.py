@@ -1,4 +1,4 @@
-"""Steps are traced for GPUs that are not present: what JAX asks of them is answered by the chip's description."""
+"""Steps are traced for absent GPUs: the description of the chip answers the questions that JAX asks about them."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ def traced_under(assumption: Assumption) -> contextlib.AbstractContextManager[li
 
 
 def assumption_for(topology: Topology | None) -> Assumption:
-    """What a trace for a machine assumes; nothing where the machine is not named or has no GPUs."""
+    """The assumptions of a trace for a machine; nothing where the machine is not named or has no GPUs."""
     return compute_capability(topology.chip) if topology else None

@@ -1,4 +1,4 @@
-"""Why a plan lays an argument out as it does: what decides it, what other layouts would cost, and what forces it."""
+"""Why an argument is laid out so: the deciding group, the price of other layouts, the largest cost behind it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Other:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Why:
-    """What decides the layout of one argument.
+    """The reasons for the layout of one argument.
 
     Attributes:
       leaf: the argument.

@@ -1,7 +1,7 @@
 """How the batch flows through one equation: kept per example, summed over, or mixed.
 
 A value inside of a loop or branch is one of four: the same for every slice (`SAME`), zero (`ZERO`), per example
-(`EACH`), or a sum over examples to which each slice adds its own (`SUM`). What is computed of a sum in any way that is
+(`EACH`), or a sum over examples to which each slice adds its own (`SUM`). A value computed of a sum in any way that is
 not linear is `MIXED`: a loop over slices cannot make it.
 """
 
@@ -17,7 +17,7 @@ from jaxplan.ir.microbatch._pairs import CALLEE_PARAMS, batch_dim, inner_jaxprs,
 
 
 class Flow(enum.IntEnum):
-    """What a value is to a loop over slices of the batch."""
+    """The role of a value in a loop over slices of the batch."""
 
     ZERO = 0
     SAME = 1
@@ -32,7 +32,7 @@ _MOST_ROUNDS = 8
 
 
 def flow_of(full: Any, small: Any, operands: Sequence[Flow]) -> list[Flow]:
-    """What the results of an equation are, from what its operands are.
+    """The roles of an equation's results, from those of its operands.
 
     Args:
       full, small: the equation on the whole batch and on a slice.
@@ -83,7 +83,7 @@ def _constant_flow(eqn: Any, operands: Sequence[Flow]) -> Flow:
 
 
 def atom_flow(atom: Any) -> Flow:
-    """What a literal is."""
+    """The role of a literal."""
     value = atom.val
     return Flow.ZERO if not getattr(value, "shape", ()) and not isinstance(value, bool) and value == 0 else Flow.SAME
 
@@ -158,7 +158,7 @@ def outer_size(full: Any, small: Any, position: int) -> int:
 
 
 def _linear(full: Any, operands: Sequence[Flow]) -> Flow:
-    """What an operator without examples makes of sums over them."""
+    """The result's role where an operator reads sums over examples and no examples."""
     touched = [i for i, of in enumerate(operands) if of in (Flow.SUM, Flow.MIXED)]
     if not touched:
         return Flow.SAME
@@ -177,7 +177,7 @@ def _avals(eqn: Any) -> tuple[list[Any], list[Any]]:
 
 
 def _inside(full: Any, small: Any, operands: Sequence[Flow]) -> list[Flow]:
-    """What a called jaxpr makes of its operands."""
+    """The roles of a called jaxpr's results."""
     outer, _ = _compat.open_jaxpr(full)
     inner, _ = _compat.open_jaxpr(small)
     if len(outer.eqns) != len(inner.eqns):
