@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from jaxplan.audit._aot_assigned import PLATFORMS as ASSIGNED_PLATFORMS
+from jaxplan.audit._aot_assigned import RECOUNTED
 from jaxplan.audit._hlo import Collective, module_collectives
 from jaxplan.audit._hlo_flops import flops_by_dtype, uncounted_calls
 from jaxplan.audit._hlo_liveness import Holding, peak_temporaries
@@ -137,7 +137,7 @@ def compile_exported(
         topology_path = Path(scratch, "topology.json")
         topology.save(str(topology_path))
         settings = [options, topology.aot_environment()]
-        if topology.chip.aot_platform in ASSIGNED_PLATFORMS:
+        if topology.chip.aot_platform in RECOUNTED:
             settings.append("assigned")  # not comparable with the figures after code generation
         key = _cache_key(serialized, topology_path.read_bytes(), settings)
         entry = Path(cache_dir, key) if cache_dir is not None else None

@@ -1,7 +1,8 @@
 """Output of a compiler before it generates code: its scheduled HLO and its buffer assignment.
 
-The TPU compiler spends a second on the passes over a train step and on its buffers, and minutes on scheduling the
-instructions of every kernel, of which nothing is read here. It writes both down where `xla_dump_to` says.
+The compilers spend a second or so on the passes over a train step and on its buffers, and most of their time (the TPU
+compiler minutes) on the code of every kernel, of which nothing is read here. They write both down where `xla_dump_to`
+says.
 """
 
 from __future__ import annotations
@@ -13,10 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-PLATFORMS = frozenset({"tpu"})
-"""Platforms that are not waited for until code is generated."""
+PLATFORMS = {
+    "cuda": "*after_optimizations-memory-usage-report.txt",
+    "tpu": "*after_optimizations_after_buffer_assignment.txt",
+}
+"""Platforms that are not waited for until code is generated -> the file that is written last of those read here."""
+RECOUNTED = frozenset({"tpu"})
+"""Platforms on which `memory_analysis()` of the finished program counts otherwise (docs/audit.md)."""
 _POLL_SECONDS = 0.05
-_WRITTEN_LAST = "*after_optimizations_after_buffer_assignment.txt"
 _HLO, _ASSIGNMENT = "*after_optimizations.txt", "*after_optimizations-buffer-assignment.txt"
 _ALLOCATION = re.compile(r"^allocation \d+: size (\d+), (.*):$", re.MULTILINE)
 _ELSEWHERE = ("color ", "thread-local", "constant")
@@ -36,7 +41,7 @@ def dump_options(folder: Path) -> dict[str, str]:
     return {"xla_dump_to": str(folder), "xla_dump_hlo_as_text": "True"}
 
 
-def assigned_or_compiled(compile_fn: Callable[[], Any], folder: Path) -> Assigned | Any:
+def assigned_or_compiled(compile_fn: Callable[[], Any], folder: Path, platform: str) -> Assigned | Any:
     """The output of ``compile_fn`` in ``folder``, as soon as it is complete; its result if it writes nothing.
 
     The compilation goes on in a thread that ends with the process. Errors that it raises before are raised here.
@@ -55,16 +60,16 @@ def assigned_or_compiled(compile_fn: Callable[[], Any], folder: Path) -> Assigne
     while is_running:
         thread.join(_POLL_SECONDS)
         is_running = thread.is_alive()
-        if found := read_assigned(folder):  # also where it has just finished: figures do not depend on their order
+        if found := read_assigned(folder, platform):  # also where it has just finished: figures do not depend on their order
             return found
     if isinstance(outcome[0], Exception):
         raise outcome[0]
     return outcome[0]
 
 
-def read_assigned(folder: Path) -> Assigned | None:
+def read_assigned(folder: Path, platform: str) -> Assigned | None:
     """The compiler's output in ``folder``; None before all of it is written."""
-    if not any(folder.glob(_WRITTEN_LAST)):
+    if not any(folder.glob(PLATFORMS[platform])):
         return None
     (hlo,), (assignment,) = folder.glob(_HLO), folder.glob(_ASSIGNMENT)
     return Assigned(hlo_text=hlo.read_text(), memory=assigned_memory(assignment.read_text()))

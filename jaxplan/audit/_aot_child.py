@@ -56,7 +56,7 @@ def compile_request(request: dict[str, Any]) -> dict[str, Any]:
     options, dumps = request["compiler_options"], Path(request["dumps"])
     if exported.platforms[0] in PLATFORMS:
         options = {**dump_options(dumps), **options}
-        compiled = assigned_or_compiled(lambda: lowered.compile(compiler_options=options), dumps)
+        compiled = assigned_or_compiled(lambda: lowered.compile(compiler_options=options), dumps, exported.platforms[0])
     else:
         compiled = lowered.compile(compiler_options=options)
     compiled_at = time.perf_counter()

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 from jax import export
 
-from jaxplan.audit._aot import compile_exported
+from jaxplan.audit._aot import CompiledReport, compile_exported
 from jaxplan.audit._aot_assigned import Assigned, assigned_memory, assigned_or_compiled, read_assigned
 from jaxplan.mesh import Topology
 
@@ -28,10 +28,10 @@ allocation 6: size 30000, preallocated-temp:
 """
 MEMORY = {"argument_bytes": 12288, "output_bytes": 9216, "alias_bytes": 8192, "temp_bytes": 30000}
 COMPILE_WHOLE = """
-import json, jax, jax.numpy as jnp
+import json, sys, jax, jax.numpy as jnp
 from jaxplan.mesh import Topology
 from tests.audit.test_aot_assigned import ARGUMENTS, step
-device = jax.sharding.SingleDeviceSharding(Topology.parse("v5e:2x4").aot_devices()[0])
+device = jax.sharding.SingleDeviceSharding(Topology.parse(sys.argv[1]).aot_devices()[0])
 arguments = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=device) for a in ARGUMENTS]
 memory = jax.jit(step, donate_argnums=0).lower(*arguments).compile().memory_analysis()
 names = ("argument", "output", "alias", "temp")
@@ -61,11 +61,12 @@ def test_only_main_memory_counts() -> None:
 
 
 def test_nothing_is_read_before_all_of_it_is_written(tmp_path) -> None:
-    assert read_assigned(tmp_path) is None
+    assert read_assigned(tmp_path, "tpu") is None
     _write(tmp_path, finished=False)
-    assert read_assigned(tmp_path) is None
+    assert read_assigned(tmp_path, "tpu") is None
+    assert read_assigned(tmp_path, "cuda") is None
     _write(tmp_path, finished=True)
-    assert read_assigned(tmp_path) == Assigned(hlo_text="HloModule m", memory=MEMORY)
+    assert read_assigned(tmp_path, "tpu") == Assigned(hlo_text="HloModule m", memory=MEMORY)
 
 
 def test_a_compilation_is_left_when_its_buffers_are_known(tmp_path) -> None:
@@ -76,36 +77,48 @@ def test_a_compilation_is_left_when_its_buffers_are_known(tmp_path) -> None:
         released.wait(60)
         return "code"
 
-    found = assigned_or_compiled(compile_fn, tmp_path)
+    found = assigned_or_compiled(compile_fn, tmp_path, "tpu")
     released.set()
     assert isinstance(found, Assigned)
 
 
 def test_what_is_written_counts_where_the_compiler_is_finished_too(tmp_path) -> None:
-    assert isinstance(assigned_or_compiled(lambda: _write(tmp_path, finished=True), tmp_path), Assigned)
+    assert isinstance(assigned_or_compiled(lambda: _write(tmp_path, finished=True), tmp_path, "tpu"), Assigned)
 
 
 def test_a_compiler_that_writes_nothing_is_waited_for(tmp_path) -> None:
-    assert assigned_or_compiled(lambda: "code", tmp_path) == "code"
+    assert assigned_or_compiled(lambda: "code", tmp_path, "tpu") == "code"
     with pytest.raises(ZeroDivisionError):
-        assigned_or_compiled(lambda: 1 // 0, tmp_path)
+        assigned_or_compiled(lambda: 1 // 0, tmp_path, "cuda")
+
+
+def _both(name: str, platform: str) -> tuple[CompiledReport, dict[str, int]]:
+    """The report of the step on one device of a topology, and the figures of the program compiled to its end."""
+    topology = Topology.parse(name)
+    exported = export.export(jax.jit(step), platforms=[platform])(*ARGUMENTS)
+    report = compile_exported(bytes(exported.serialize()), topology, donate_argnums=(0,))
+    ours = Path(__file__).parents[2]
+    whole = subprocess.run(
+        [sys.executable, "-c", COMPILE_WHOLE, name], capture_output=True, text=True, check=True, cwd=ours,
+        env={"PATH": "", "PYTHONPATH": str(ours), "HOME": str(Path.home()), **topology.aot_environment()},
+    )  # fmt: skip
+    assert report.compile_seconds > 0
+    assert report.flops == 2 * (2 * 16384 * 8192 * 8192)
+    return report, json.loads(whole.stdout)
 
 
 @pytest.mark.tpu_aot
 def test_the_figures_are_those_of_the_whole_compilation() -> None:
-    topology = Topology.parse("v5e:2x4")
-    exported = export.export(jax.jit(step), platforms=["tpu"])(*ARGUMENTS)
-    report = compile_exported(bytes(exported.serialize()), topology, donate_argnums=(0,))
-    ours = Path(__file__).parents[2]
-    whole = subprocess.run(
-        [sys.executable, "-c", COMPILE_WHOLE], capture_output=True, text=True, check=True, cwd=ours,
-        env={"PATH": "", "PYTHONPATH": str(ours), "HOME": str(Path.home()), **topology.aot_environment()},
-    )  # fmt: skip
-    memory = json.loads(whole.stdout)
+    report, memory = _both("v5e:2x4", "tpu")
     found = {name: getattr(report.memory, name) for name in memory}
     temp, compiled = found.pop("temp_bytes"), memory.pop("temp_bytes")
     assert found == memory
     assert temp == pytest.approx(compiled, rel=0.05)  # the compiler adds the gaps between its buffers twice
     assert temp >= 16384 * 8192 * 2
-    assert report.compile_seconds > 0
-    assert report.flops == 2 * (2 * 16384 * 8192 * 8192)
+
+
+@pytest.mark.gpu_aot
+def test_on_gpus_they_are_so_to_the_byte() -> None:
+    report, memory = _both("h100:8", "cuda")
+    assert {name: getattr(report.memory, name) for name in memory} == memory
+    assert memory["temp_bytes"] >= 16384 * 8192 * 2
