@@ -60,7 +60,8 @@ def assigned_or_compiled(compile_fn: Callable[[], Any], folder: Path, platform: 
     while is_running:
         thread.join(_POLL_SECONDS)
         is_running = thread.is_alive()
-        if found := read_assigned(folder, platform):  # also where it has just finished: figures do not depend on their order
+        # Also where it has just finished: figures do not depend on their order.
+        if found := read_assigned(folder, platform):
             return found
     if isinstance(outcome[0], Exception):
         raise outcome[0]
