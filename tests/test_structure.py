@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import graphlib
+from collections.abc import Collection
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent / "jaxplan"
@@ -28,6 +29,31 @@ def test_folders_import_one_way() -> None:
         arrows.setdefault(source, set()).update(targets - {source})
     order = list(graphlib.TopologicalSorter(arrows).static_order())  # raises CycleError
     assert order.index("mesh") < order.index("cost") < order.index("partition") < order.index("search")
+
+
+def test_modules_import_one_way() -> None:
+    """No circle between modules either; a package is its `__init__`, which its own modules may not import."""
+    modules = {module_name(path): tree for path, tree in trees().items()}
+    arrows = {name: imported_modules(tree, modules.keys()) - {name} for name, tree in modules.items()}
+    list(graphlib.TopologicalSorter(arrows).static_order())  # raises CycleError
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imported_modules(tree: ast.Module, modules: Collection[str]) -> set[str]:
+    """Modules of the package that a module imports, at its top, inside functions, and for type checkers."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "imports are absolute"
+            source = node.module or ""
+            inside = {alias.name: f"{source}.{alias.name}" for alias in node.names}
+            found |= {inner if inner in modules else source for inner in inside.values()}
+    return found.intersection(modules)
 
 
 def test_functions_are_short() -> None:

@@ -16,8 +16,7 @@ from typing import Any
 from benchmarks._record import decode, encode
 from jaxplan import ProfileError
 from jaxplan.core._files import write_whole
-from jaxplan.mesh import Machine
-from jaxplan.mesh._detect import detect
+from jaxplan.mesh import Machine, Topology
 
 _SCHEMA, _VERSION = "jaxplan.calibration", 1
 # Packages that bring the compiler and runtime of a platform, by how their names begin.
@@ -142,7 +141,7 @@ class Origin:
         }
         return cls(
             machine=Machine.present([device]),
-            chip=detect([device]).chip.name,
+            chip=Topology.detect([device]).chip.name,
             platform=device.platform,
             runtime=" ".join(str(device.client.platform_version).split()),
             plugins=tuple(

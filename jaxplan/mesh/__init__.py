@@ -22,5 +22,5 @@ from jaxplan.mesh._resharding import reshard_seconds as reshard_seconds
 from jaxplan.mesh._resharding import reshard_table as reshard_table
 from jaxplan.mesh._scaled import with_bandwidth as with_bandwidth
 from jaxplan.mesh._sharding import Sharding as Sharding
-from jaxplan.mesh._topology import Level as Level
 from jaxplan.mesh._topology import Topology as Topology
+from jaxplan.mesh._topology_data import Level as Level

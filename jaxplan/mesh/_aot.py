@@ -10,7 +10,7 @@ from typing import Any
 
 from jaxplan.errors import TopologyError
 from jaxplan.mesh._chips import ChipSpec
-from jaxplan.mesh._topology import Topology
+from jaxplan.mesh._topology_data import TopologyData
 
 # Autotuning needs the device, and so do the tile sizes of Triton's matrix products.
 _CUDA_XLA_FLAGS = "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false"
@@ -20,7 +20,7 @@ _OLD = (7, 0)
 _TPU_ACCELERATOR_TYPES = {"v5e": "v5litepod", "v5p": "v5p", "v6e": "v6e"}
 
 
-def aot_environment(topology: Topology) -> dict[str, str]:
+def aot_environment(topology: TopologyData) -> dict[str, str]:
     """Variables to set, over the present ones, for the process that compiles for this topology."""
     platform = topology.chip.aot_platform
     environment = {"JAX_PLATFORMS": "cpu"}
@@ -60,7 +60,7 @@ def compute_capability(chip: ChipSpec) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2] or 0)) if found else _OLD
 
 
-def aot_devices(topology: Topology) -> list[Any]:
+def aot_devices(topology: TopologyData) -> list[Any]:
     """Compile-only devices in the order of `topology.axes`; see `Topology.aot_devices`."""
     chip = topology.chip
     if chip.aot_platform == "cpu":
@@ -89,7 +89,7 @@ def aot_devices(topology: Topology) -> list[Any]:
     return devices
 
 
-def _cuda_devices(topology: Topology) -> list[Any]:
+def _cuda_devices(topology: TopologyData) -> list[Any]:
     from jax.experimental import topologies
 
     per_node = topology.num_devices // topology.num_nodes
@@ -102,7 +102,7 @@ def _cuda_devices(topology: Topology) -> list[Any]:
     return list(description.devices)
 
 
-def _tpu_devices(topology: Topology) -> list[Any]:
+def _tpu_devices(topology: TopologyData) -> list[Any]:
     from jax.experimental import topologies
 
     description = topologies.get_topology_desc(platform="tpu", topology_name=topology.name)
@@ -110,7 +110,7 @@ def _tpu_devices(topology: Topology) -> list[Any]:
     return sorted(description.devices, key=lambda device: tuple(device.coords))
 
 
-def _cpu_devices(topology: Topology) -> list[Any]:
+def _cpu_devices(topology: TopologyData) -> list[Any]:
     import jax
 
     devices = jax.devices("cpu")

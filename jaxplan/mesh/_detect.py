@@ -9,11 +9,10 @@ from typing import Any
 
 from jaxplan.errors import TopologyError
 from jaxplan.mesh._chips import CHIPS, ChipSpec
-from jaxplan.mesh._topology import Topology
 
 
-def detect(devices: Sequence[Any] | None = None) -> Topology:
-    """Topology of `devices` (default `jax.devices()`): chip by device kind, nodes by process.
+def detect(devices: Sequence[Any] | None = None) -> tuple[ChipSpec, tuple[int, ...]]:
+    """Chip, and sizes outermost first, of `devices` (default `jax.devices()`): chip by device kind, nodes by process.
 
     Raises:
       TopologyError: no devices, several kinds, an unknown kind, or nodes of different sizes.
@@ -29,7 +28,7 @@ def detect(devices: Sequence[Any] | None = None) -> Topology:
             f"found devices of kinds {kinds}; expected at least one device, all of the same kind"
         )
     chip = _chip_of_kind(kinds[0])
-    return Topology.of(chip, _torus_shape(devices) if chip.torus_rank else _cluster_shape(devices))
+    return chip, _torus_shape(devices) if chip.torus_rank else _cluster_shape(devices)
 
 
 def checked_devices(devices: Any) -> list[Any]:

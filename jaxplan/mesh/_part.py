@@ -10,7 +10,8 @@ from dataclasses import replace
 from jaxplan.errors import TopologyError
 from jaxplan.mesh._chips import ChipSpec, Link
 from jaxplan.mesh._profile_table import Key, ProfileTable
-from jaxplan.mesh._topology import WRAPS, Topology
+from jaxplan.mesh._topology import Topology
+from jaxplan.mesh._topology_levels import WRAPS
 
 _NO_PART_MSG = (
     "{name} has no part of {num_devices!r} devices.\n"

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from jaxplan.core._json import read_json
 from jaxplan.errors import ProfileError
-from jaxplan.mesh._collectives import COLLECTIVES
+from jaxplan.mesh._collective_kinds import COLLECTIVES
 from jaxplan.mesh._machine import host_cores, host_processor
 from jaxplan.mesh._profile_table import ProfileTable
-from jaxplan.mesh._topology import Topology
+from jaxplan.mesh._topology_data import TopologyData
 
 
-def group_shapes(topology: Topology) -> tuple[tuple[int, ...], ...]:
+def group_shapes(topology: TopologyData) -> tuple[tuple[int, ...], ...]:
     """Sizes per level of all groups over atomic axes, at least two devices, in ascending number of devices."""
     per_level = []
     for index in range(len(topology.levels)):
@@ -44,7 +44,7 @@ def read_profile(path: str | Path) -> ProfileTable:
         raise ProfileError(f"{str(path)!r}: {error}") from error
 
 
-def check_profile(topology: Topology, table: ProfileTable) -> None:
+def check_profile(topology: TopologyData, table: ProfileTable) -> None:
     """Raise ProfileError, naming the difference or the gap, unless the table prices this topology.
 
     Virtual devices run on the host, so for them the host must be the one that was measured. Elsewhere the device kind

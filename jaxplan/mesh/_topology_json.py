@@ -9,7 +9,8 @@ from jaxplan.core._json import MalformedError, required, text, typed
 from jaxplan.errors import ProfileError, TopologyError
 from jaxplan.mesh._chips import ChipSpec, Link
 from jaxplan.mesh._profile_table import ProfileTable
-from jaxplan.mesh._topology import Level, Topology, known_chip
+from jaxplan.mesh._topology_data import Level, TopologyData
+from jaxplan.mesh._topology_text import known_chip
 
 _SCHEMA = "jaxplan.topology"
 _VERSION = 1
@@ -19,7 +20,7 @@ _MOST_LATENCY = 1e3
 """Seconds: beyond this, the part of a transfer above the latency is lost in rounding, and all paths cost the same."""
 
 
-def topology_to_json(topology: Topology) -> dict[str, Any]:
+def topology_to_json(topology: TopologyData) -> dict[str, Any]:
     """Plain data, with measurements where there are any."""
     body = {"schema": _SCHEMA, "version": _VERSION, "name": topology.name, "chip": asdict(topology.chip)}
     body["levels"] = [asdict(level) for level in topology.levels]
@@ -28,7 +29,7 @@ def topology_to_json(topology: Topology) -> dict[str, Any]:
     return body
 
 
-def topology_from_json(body: Any, path: str) -> Topology:
+def topology_from_json(body: Any, path: str) -> TopologyData:
     """Read the output of `topology_to_json`; errors name ``path``."""
     if not isinstance(body, dict) or body.get("schema") != _SCHEMA or body.get("version") != _VERSION:
         raise TopologyError(
@@ -50,12 +51,12 @@ def topology_from_json(body: Any, path: str) -> Topology:
         ) from error
 
 
-def _topology(body: dict[str, Any], path: str) -> Topology:
+def _topology(body: dict[str, Any], path: str) -> TopologyData:
     chip, levels = required(body, "chip"), required(body, "levels")
     chip = known_chip(chip, given=path) if isinstance(chip, str) else typed(ChipSpec, chip, "chip")
     if not isinstance(levels, list | tuple):
         raise MalformedError(f"levels is {levels!r}; expected a list, outermost level first")
-    topology = Topology(
+    topology = TopologyData(
         name=text(required(body, "name"), "name"),
         chip=chip,
         levels=tuple(_level(level, i, path) for i, level in enumerate(levels)),
@@ -76,7 +77,7 @@ def _level(fields: Any, index: int, path: str) -> Level:
     return typed(Level, fields, where)
 
 
-def _check(topology: Topology, path: str) -> None:
+def _check(topology: TopologyData, path: str) -> None:
     """Every figure that a price divides by is positive, and rates and latencies are within bounds."""
     chip = topology.chip
     positive = {"chip.memory_bytes": chip.memory_bytes, "chip.usable_fraction": chip.usable_fraction}
@@ -101,13 +102,13 @@ def _check(topology: Topology, path: str) -> None:
         )
 
 
-def _links(topology: Topology) -> dict[str, Link]:
+def _links(topology: TopologyData) -> dict[str, Link]:
     links = {f"levels.{level.name}": level.link for level in topology.levels}
     links["chip.device_link"] = topology.chip.device_link
     return links if topology.chip.node_link is None else links | {"chip.node_link": topology.chip.node_link}
 
 
-def _rates(topology: Topology) -> dict[str, float]:
+def _rates(topology: TopologyData) -> dict[str, float]:
     rates = {f"chip.flops_per_second.{format}": rate for format, rate in topology.chip.flops_per_second}
     rates["chip.memory_bytes_per_second"] = topology.chip.memory_bytes_per_second
     for where, link in _links(topology).items():
@@ -117,7 +118,7 @@ def _rates(topology: Topology) -> dict[str, float]:
     return rates
 
 
-def _latencies(topology: Topology) -> dict[str, float]:
+def _latencies(topology: TopologyData) -> dict[str, float]:
     names = ("launch_seconds", "collective_launch_seconds")
     latencies = {f"chip.{name}": getattr(topology.chip, name) for name in names}
     return latencies | {f"{where}.latency_seconds": link.latency_seconds for where, link in _links(topology).items()}

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from jaxplan.plans._plan import Plan
+from jaxplan.plans._plan_data import PlanData
 
 
-def certificate(plan: Plan) -> str:
+def certificate(plan: PlanData) -> str:
     """The proof of one plan in words."""
     if plan.gap is None:
         return "nothing is proven of this plan"
@@ -19,7 +17,7 @@ def certificate(plan: Plan) -> str:
     return f"nothing of at most its memory costs over {plan.gap / (1 + plan.gap):.2%} less in the cost model{within}"
 
 
-def proven_points(points: Sequence[Plan]) -> str | None:
+def proven_points(points: Sequence[PlanData]) -> str | None:
     """Which points of a frontier are proven optimal, by number, and how far the others can be from it."""
     known = [(index, plan.gap) for index, plan in enumerate(points) if plan.gap is not None]
     if not known:

@@ -6,16 +6,14 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxplan.core._units import format_bytes, format_seconds
 from jaxplan.errors import ArgumentError, PlanMismatchError
+from jaxplan.plans._plan_data import PlanData
 from jaxplan.plans._priced import Edge, PricedPlan
 from jaxplan.plans._rows import LeafRow, collective_rows, fold_numbers, group_split, leaf_rows
 from jaxplan.plans._why import signed_bytes, signed_seconds
-
-if TYPE_CHECKING:
-    from jaxplan.plans._plan import Plan
 
 _MOST_ROWS = 16
 _OTHER_PROGRAM_MSG = (
@@ -88,7 +86,7 @@ class Difference:
         return "\n".join(lines)
 
 
-def diff(plan: Plan, other: Plan) -> Difference:
+def diff(plan: PlanData, other: PlanData) -> Difference:
     """The differences from ``plan`` to ``other``.
 
     Raises:
@@ -115,7 +113,7 @@ def diff(plan: Plan, other: Plan) -> Difference:
     )
 
 
-def _seconds(plan: Plan, other: Plan) -> tuple[Amount, ...]:
+def _seconds(plan: PlanData, other: PlanData) -> tuple[Amount, ...]:
     rows = [
         Amount(what=what, before=getattr(plan, name), after=getattr(other, name))
         for what, name in (
@@ -137,7 +135,7 @@ def _both(before: dict[str, float], after: dict[str, float]) -> tuple[Amount, ..
     return tuple(row for row in rows if row.before != row.after or row.what == "peak")
 
 
-def _by_collective(plan: Plan) -> dict[str, float]:
+def _by_collective(plan: PlanData) -> dict[str, float]:
     return {f"{row.kind} over {row.num_devices} ({' '.join(row.axes)})": row.seconds for row in collective_rows(plan)}
 
 
@@ -151,7 +149,7 @@ def _changed_leaves(before: Sequence[LeafRow], after: Sequence[LeafRow]) -> tupl
     return _folded((fold_numbers(leaf.path), old, new) for leaf, old, new in pairs)
 
 
-def _changed_operators(plan: Plan, other: Plan) -> tuple[Change, ...]:
+def _changed_operators(plan: PlanData, other: PlanData) -> tuple[Change, ...]:
     graph = plan.graph
     if graph is None or other.graph is None or plan.remat != other.remat or plan.topology.name != other.topology.name:
         return ()
@@ -171,7 +169,7 @@ def _folded(rows: Iterable[tuple[str, str, str]]) -> tuple[Change, ...]:
     return tuple(Change(what=w, count=n, before=old, after=new) for (w, old, new), n in ordered)
 
 
-def _changed_edges(plan: Plan, other: Plan) -> tuple[Amount, ...]:
+def _changed_edges(plan: PlanData, other: PlanData) -> tuple[Amount, ...]:
     if plan.graph is None or other.graph is None:
         return ()
     tables = [_edge_seconds(_edges_of(p)) for p in (plan, other)]
@@ -179,7 +177,7 @@ def _changed_edges(plan: Plan, other: Plan) -> tuple[Amount, ...]:
     return tuple(sorted(rows, key=lambda row: (-abs(row.after - row.before), row.what)))
 
 
-def _edges_of(plan: Plan) -> list[Edge]:
+def _edges_of(plan: PlanData) -> list[Edge]:
     return PricedPlan(plan.require_program(), plan.topology, plan.configurations, plan.repeated).edges()
 
 

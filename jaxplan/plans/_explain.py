@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxplan.core._units import format_bytes, format_seconds
 from jaxplan.cost import held_at_peak
 from jaxplan.plans._certificate import certificate
 from jaxplan.plans._explain_lowering import lowering_rows
 from jaxplan.plans._explain_state import state_rows
+from jaxplan.plans._plan_data import PlanData
 from jaxplan.plans._rows import LeafRow, collective_rows, fold_leaves, leaf_rows, operator_rows
-
-if TYPE_CHECKING:
-    from jaxplan.plans._plan import Plan
 
 _MOST_ROWS = 24
 _MOST_HELD = 6
 
 
-def explain(plan: Plan) -> str:
+def explain(plan: PlanData) -> str:
     """Topology, cost, memory by part, collectives, and how dimensions and parameters are split; repeated layers are
     folded into one line."""
     lines = [
@@ -48,7 +46,7 @@ def explain(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def explain_data(plan: Plan) -> dict[str, Any]:
+def explain_data(plan: PlanData) -> dict[str, Any]:
     """The same as plain data, no row left out."""
     return {
         "plan": plan.name,
@@ -70,18 +68,18 @@ def _fields(row: Any) -> dict[str, Any]:
     return {name: getattr(row, name) for name in row.__dataclass_fields__}
 
 
-def _hidden(plan: Plan) -> str:
+def _hidden(plan: PlanData) -> str:
     return f" - hidden {format_seconds(plan.hidden_seconds)}" if plan.hidden_seconds else ""
 
 
-def _memory(plan: Plan) -> str:
+def _memory(plan: PlanData) -> str:
     if plan.verified is None:
         return f"{format_bytes(plan.memory_bytes)} per device"
     predicted = format_bytes(plan.prediction.memory_bytes)
     return f"{format_bytes(plan.memory_bytes)} per device as compiled; {predicted} predicted"
 
 
-def _held(plan: Plan) -> list[str]:
+def _held(plan: PlanData) -> list[str]:
     """The largest tensors that the step computes; equal ones in one row."""
     graph, rows = plan.require_program(), dict[str, list[int]]()
     for t, num_bytes, rule in held_at_peak(graph, plan.topology, plan.configurations, plan.repeated):
@@ -92,7 +90,7 @@ def _held(plan: Plan) -> list[str]:
     return [f"  {len(tensors):>5} x {text}" for text, tensors in list(rows.items())[:_MOST_HELD]]
 
 
-def _collectives(plan: Plan) -> list[str]:
+def _collectives(plan: PlanData) -> list[str]:
     return [
         f"  {row.count:>5} x {row.kind:<18} over {row.num_devices} ({' '.join(row.axes)}): "
         f"{format_bytes(row.num_bytes)}, {format_seconds(row.seconds)}"
@@ -100,7 +98,7 @@ def _collectives(plan: Plan) -> list[str]:
     ]
 
 
-def _leaves(plan: Plan) -> list[str]:
+def _leaves(plan: PlanData) -> list[str]:
     """Arguments of repeated layers in one line, the largest first; optimizer slots that are laid out like their
     parameter are counted alone."""
     rows = leaf_rows(plan)
@@ -132,7 +130,7 @@ def _tails(row: LeafRow, most: int) -> list[tuple[str, ...]]:
     return [keys[first:] for first in range(1, min(most + 1, len(keys)))]
 
 
-def _operators(plan: Plan) -> list[str]:
+def _operators(plan: PlanData) -> list[str]:
     rows = operator_rows(plan)
     lines = [f"  {row.count:>4} x {row.kind}: {row.split}" for row in rows[:_MOST_ROWS]]
     return lines + _rest(rows[_MOST_ROWS:], sum(row.count for row in rows[_MOST_ROWS:]), "groups")

@@ -4,53 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, overload
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from jaxplan.core._files import write_whole
 from jaxplan.core._json import MalformedError, required, typed
-from jaxplan.core._units import format_bytes, parse_memory
-from jaxplan.errors import ArgumentError, InfeasibleError, PlanFileError, UnsupportedError
-from jaxplan.plans._choice import POINT_NAMES, point_number
+from jaxplan.errors import ArgumentError, PlanFileError, UnsupportedError
+from jaxplan.plans._frontier_data import FrontierData
+from jaxplan.plans._infeasible import infeasible_error
+from jaxplan.plans._plan import Plan
 from jaxplan.plans._undominated import undominated
-
-if TYPE_CHECKING:
-    from jaxplan.plans._plan import Plan
 
 SCHEMA = "jaxplan.frontier"
 SCHEMA_VERSION = 1
 
-# Log-log distances from the chord that differ by less are a tie: collinear points differ by rounding alone.
-_KNEE_TOLERANCE = 1e-12
-
-_INFEASIBLE_MSG = (
-    "no plan fits {limit} per device ({limit_bytes} bytes).\n"
-    "  expected:     a limit that some plan meets\n"
-    "  but:          the leanest of {num_plans} plans needs {smallest} ({smallest_bytes} bytes): {parts}\n"
-    "  likely cause: {cause}\n"
-    "  fix:          a limit of at least that, more devices, {fix}"
-)
-_CAUSES = {
-    "activations": (
-        "what the forward pass saves for the backward pass",
-        "a smaller batch, or rematerialisation (remat=True, or jax.checkpoint in the model)",
-    ),
-    "gradients and temporaries": (
-        "gradients, results and temporaries that are there at one moment",
-        "a smaller batch, or donation of the state that the step returns (donate_argnums)",
-    ),
-    "parameters": ("the parameters, although they are split", "or parameters of a narrower dtype"),
-    "optimizer state": ("the optimizer's state, although it is split", "or an optimizer that keeps less"),
-    "batch and other arguments": ("the batch, and arguments that are only read", "or a smaller batch"),
-}
-_SMALL_LIMIT = 1 << 20  # bytes; a limit below is likely a number of some other unit
-_OTHER_CAUSE = ("copies and scratch space of the plan itself", "or a smaller batch")
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Frontier:
+class Frontier(FrontierData[Plan]):
     """Pareto-optimal plans by ascending memory and descending time.
 
     Attributes:
@@ -62,30 +33,6 @@ class Frontier:
       notes: facts that a reader of the plans should know, such as operators without a rule.
       replan: plans the step again, see `what_if`; None on a frontier that was read from a file.
     """
-
-    points: tuple[Plan, ...]
-    references: Mapping[str, Plan] = dataclasses.field(default_factory=dict)
-    memory_limit_bytes: int | None = None
-    search_seconds: float | None = None
-    notes: tuple[str, ...] = ()
-    absent: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    replan: Callable[..., Frontier] | None = dataclasses.field(default=None, compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        if not self.points:
-            raise ArgumentError("a frontier needs at least one plan, and got none")
-        for plan in self.points:
-            if not (plan.memory_bytes >= 0 and 0 < plan.time_seconds < math.inf):
-                raise ArgumentError(
-                    f"a plan needs memory that is not negative and a positive, finite time, and {plan.name!r} has "
-                    f"{plan.memory_bytes} bytes and {plan.time_seconds} s"
-                )
-        for lean, fast in zip(self.points[:-1], self.points[1:], strict=True):
-            if not (lean.memory_bytes < fast.memory_bytes and lean.time_seconds > fast.time_seconds):
-                raise ArgumentError(
-                    "the plans of a frontier must ascend in memory and descend in time, and "
-                    f"{lean.name!r} and {fast.name!r} do not; Frontier.from_plans sorts and drops"
-                )
 
     @classmethod
     def from_plans(
@@ -115,82 +62,10 @@ class Frontier:
             notes=tuple(notes),
         )
 
-    def __len__(self) -> int:
-        return len(self.points)
-
-    def __iter__(self) -> Iterator[Plan]:
-        return iter(self.points)
-
-    @overload
-    def __getitem__(self, index: int) -> Plan: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Plan, ...]: ...
-    def __getitem__(self, index: int | slice) -> Plan | tuple[Plan, ...]:
-        return self.points[index]
-
-    def __repr__(self) -> str:
-        lean, fast = self.points[0], self.points[-1]
-        ends = f"{format_bytes(lean.memory_bytes)} .. {format_bytes(fast.memory_bytes)}"
-        return f"Frontier({len(self)} plans, {ends}, references: {', '.join(self.references) or 'none'})"
-
     def _repr_html_(self) -> str:
         from jaxplan.plans._notebook import frontier_html
 
         return frontier_html(self)
-
-    def fastest(self) -> Plan:
-        """Return the plan with the least time, the one that needs the most memory."""
-        return self.points[-1]
-
-    def leanest(self) -> Plan:
-        """Return the plan with the least memory, the slowest one."""
-        return self.points[0]
-
-    def knee(self) -> Plan:
-        """Return the plan farthest below the chord from leanest to fastest in log-log; ties to less memory.
-
-        Distances to one line keep their order when an axis is scaled, so no normalisation is needed. The knee
-        of a frontier that nowhere lies below its chord is its leanest point.
-        """
-        where = [(math.log(max(plan.memory_bytes, 1)), math.log(plan.time_seconds)) for plan in self.points]
-        (x0, y0), (x1, y1) = where[0], where[-1]
-        below = [(y1 - y0) * (x - x0) - (x1 - x0) * (y - y0) for x, y in where]
-        farthest = max(below)
-        return next(p for p, depth in zip(self.points, below) if depth >= farthest - _KNEE_TOLERANCE)
-
-    def within(self, memory: int | str) -> Plan:
-        """Return the fastest plan that needs at most `memory` per device (bytes, or such as "40GiB").
-
-        Raises InfeasibleError, naming the smallest feasible memory and its parts.
-        """
-        limit_bytes = parse_memory(memory)
-        fitting = [plan for plan in self.points if plan.memory_bytes <= limit_bytes]
-        if not fitting:
-            raise infeasible_error(self.points, limit_bytes)
-        return fitting[-1]
-
-    def choose(self, which: str | int) -> Plan:
-        """Return a plan by name ("fastest", "knee", "leanest", or a reference's) or by its number in the table.
-
-        A reference is taken as it is, whether it fits the memory limit or not.
-        """
-        if isinstance(which, str):
-            if which in POINT_NAMES:
-                return {"fastest": self.fastest, "knee": self.knee, "leanest": self.leanest}[which]()
-            if which in self.references:
-                return self.references[which]
-        names = ", ".join(map(repr, [*POINT_NAMES, *self.references]))
-        if isinstance(which, str) and which in self.absent:
-            raise ArgumentError(
-                f"the strategy {which!r} does not apply to this step: {self.absent[which]}.\n  expected: {names}"
-            )
-        number = point_number(which)
-        if number is None or not 0 <= number < len(self):
-            raise ArgumentError(
-                f"choose={which!r} is no point of this frontier.\n"
-                f"  expected: {names} or a number from 0 to {len(self) - 1}"
-            )
-        return self.points[number]
 
     def what_if(
         self,
@@ -219,26 +94,6 @@ class Frontier:
                 "  fix: plan the step again with jaxplan.plan(step, *args, topology=...)"
             )
         return self.replan(bandwidth=bandwidth, memory=memory, batch=batch)
-
-    def marks(self, plan: Plan) -> tuple[str, ...]:
-        """Return which of "leanest", "knee" and "fastest" a plan of this frontier is."""
-        named = {"leanest": self.leanest(), "knee": self.knee(), "fastest": self.fastest()}
-        return tuple(name for name, point in named.items() if _is_point(point, plan))
-
-    def label(self, plan: Plan) -> str:
-        """Return how a plan is found in the table: ``#3 (knee)``, or ``fsdp (reference)``.
-
-        Raises ArgumentError for a plan of another frontier.
-        """
-        for number, point in enumerate(self.points):
-            if _is_point(point, plan):
-                return f"#{number} ({', '.join(self.marks(plan)) or 'by number'})"
-        for name, reference in self.references.items():
-            if _is_point(reference, plan):
-                limit = self.memory_limit_bytes
-                over = ", over the limit" if limit is not None and plan.memory_bytes > limit else ""
-                return f"{name} (reference{over})"
-        raise ArgumentError(f"{plan!r} is no plan of this frontier; expected one of its points or references")
 
     def table(self, *, max_rows: int = 12, width: int | None = None, verbose: bool = False) -> str:
         """Return the frontier as a text table of at most `max_rows` points, the references below it.
@@ -323,32 +178,3 @@ class Frontier:
         """
         text = json.dumps(self.to_json(), indent=1, sort_keys=True, allow_nan=False, ensure_ascii=False)
         write_whole(path, text + "\n")
-
-
-def _is_point(point: Plan, plan: Plan) -> bool:
-    """Whether a plan is this point of a frontier, or the point as it was compiled afterwards."""
-    return point is plan or (plan.verified is not None and point.is_same_program(plan))
-
-
-def infeasible_error(plans: Iterable[Plan], limit_bytes: int) -> InfeasibleError:
-    """Return the error for plans none of which fits, made from the leanest of them."""
-    plans = tuple(plans)
-    leanest = min(plans, key=lambda plan: plan.memory_bytes)
-    largest_first = sorted(leanest.memory_parts.items(), key=lambda part: (-part[1], part[0]))
-    parts = ", ".join(f"{name} {format_bytes(num_bytes)}" for name, num_bytes in largest_first if num_bytes)
-    cause, fix = _CAUSES.get(largest_first[0][0] if largest_first else "", _OTHER_CAUSE)
-    if limit_bytes < _SMALL_LIMIT:
-        fix += f"; or, if another unit was meant, memory='{limit_bytes}MiB'"
-    message = _INFEASIBLE_MSG.format(
-        cause=f"the largest part is {cause}",
-        fix=fix,
-        limit=format_bytes(limit_bytes),
-        limit_bytes=limit_bytes,
-        num_plans=len(plans),
-        smallest=format_bytes(leanest.memory_bytes),
-        smallest_bytes=leanest.memory_bytes,
-        parts=parts or "not broken down",
-    )
-    return InfeasibleError(
-        message, smallest_memory_bytes=leanest.memory_bytes, memory_parts=dict(leanest.memory_parts)
-    )

@@ -6,7 +6,6 @@ import io
 import shutil
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
@@ -16,11 +15,9 @@ from rich.text import Text
 from jaxplan.core._units import format_bytes, format_gib, format_milliseconds, format_seconds
 from jaxplan.errors import ArgumentError
 from jaxplan.plans._certificate import proven_points
+from jaxplan.plans._frontier_data import FrontierData
 from jaxplan.plans._outline import CELLS
-
-if TYPE_CHECKING:
-    from jaxplan.plans._frontier import Frontier
-    from jaxplan.plans._plan import Plan
+from jaxplan.plans._plan_data import PlanData
 
 _MIN_WIDTH, _MAX_WIDTH = 80, 120  # characters
 _COMPACT_WIDTH = 100
@@ -29,7 +26,7 @@ _KEPT = "\0"  # stands for a space at which no line is broken
 _MARK_WIDTH = 17
 
 
-def draw_table(frontier: Frontier, *, max_rows: int, width: int | None, verbose: bool) -> str:
+def draw_table(frontier: FrontierData[PlanData], *, max_rows: int, width: int | None, verbose: bool) -> str:
     """Return the points, then the references, as text of at most `width` characters a line."""
     for name, value in (("max_rows", max_rows), ("width", 1 if width is None else width)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -41,7 +38,7 @@ def draw_table(frontier: Frontier, *, max_rows: int, width: int | None, verbose:
     return print_table(draw(frontier, shown), footer, width, fold=verbose)
 
 
-def _compact_table(frontier: Frontier, shown: Sequence[int]) -> Table:
+def _compact_table(frontier: FrontierData[PlanData], shown: Sequence[int]) -> Table:
     """One line a point."""
     table = _empty_table("#", "time ms", "GiB")
     table.add_column("", overflow="fold")
@@ -57,13 +54,13 @@ def _compact_table(frontier: Frontier, shown: Sequence[int]) -> Table:
     return table
 
 
-def _cells(plan: Plan) -> tuple[str, ...]:
+def _cells(plan: PlanData) -> tuple[str, ...]:
     """The columns of `Outline.cells`, the number of micro-batches beside the split."""
     split, *others = plan.outline.cells()
     return (f"{split}, {plan.microbatches}" if plan.microbatches else split, *others)
 
 
-def _verbose_table(frontier: Frontier, shown: Sequence[int]) -> Table:
+def _verbose_table(frontier: FrontierData[PlanData], shown: Sequence[int]) -> Table:
     """Parts of the time, proofs, each plan in a sentence, and the references."""
     table = _empty_table("#", "time ms", "GiB", "compute", "comm.", "gap")
     table.add_column("", max_width=_MARK_WIDTH, overflow="fold")
@@ -85,7 +82,7 @@ def _empty_table(*right: str) -> Table:
     return table
 
 
-def _time_and_memory(plan: Plan) -> tuple[str, str]:
+def _time_and_memory(plan: PlanData) -> tuple[str, str]:
     return format_milliseconds(plan.time_seconds), format_gib(plan.memory_bytes)
 
 
@@ -108,23 +105,23 @@ def _columns(width: int | None) -> int:
     return width or min(max(shutil.get_terminal_size().columns, _MIN_WIDTH), _MAX_WIDTH)
 
 
-def _row(plan: Plan, mark: str) -> tuple[str | Text, ...]:
+def _row(plan: PlanData, mark: str) -> tuple[str | Text, ...]:
     gap = "-" if plan.gap is None else "0" if plan.gap == 0 else f"{plan.gap:.{1 if plan.gap < 1 else 0}%}"
     seconds = (plan.compute_seconds, plan.communication_seconds)
     return (*_time_and_memory(plan), *map(format_milliseconds, seconds), gap, Text(mark), Text(plan.summary))
 
 
-def _verified_mark(plan: Plan) -> list[str]:
+def _verified_mark(plan: PlanData) -> list[str]:
     return [] if plan.verified is None else ["verified"]
 
 
-def _reference_mark(frontier: Frontier, name: str, plan: Plan) -> str:
+def _reference_mark(frontier: FrontierData[PlanData], name: str, plan: PlanData) -> str:
     limit = frontier.memory_limit_bytes
     over = ["(over limit)"] if limit is not None and plan.memory_bytes > limit else []
     return " ".join([name, *over, *_verified_mark(plan)])
 
 
-def _footer(frontier: Frontier, num_shown: int) -> list[str]:
+def _footer(frontier: FrontierData[PlanData], num_shown: int) -> list[str]:
     lines: list[str] = []
     lines.append(f"{len(frontier)} plan{'s' if len(frontier) > 1 else ''} that nothing beats in both time and memory")
     if num_shown < len(frontier):
@@ -139,7 +136,7 @@ def _footer(frontier: Frontier, num_shown: int) -> list[str]:
     return lines + [f"note: {note}" for note in frontier.notes]
 
 
-def _compact_references(frontier: Frontier, columns: int) -> list[str]:
+def _compact_references(frontier: FrontierData[PlanData], columns: int) -> list[str]:
     """Time and memory of each reference, a few on a line."""
     limit = frontier.memory_limit_bytes
     words = []
@@ -156,7 +153,7 @@ def _compact_references(frontier: Frontier, columns: int) -> list[str]:
     return [line.replace(_KEPT, " ") for line in lines]
 
 
-def spread(frontier: Frontier, max_rows: int) -> list[int]:
+def spread(frontier: FrontierData[PlanData], max_rows: int) -> list[int]:
     """Return at most `max_rows` indices, evenly spread, with leanest, knee and fastest always among them."""
     last = len(frontier) - 1
     marked = {0, frontier.points.index(frontier.knee()), last}

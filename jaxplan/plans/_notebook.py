@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from jaxplan.core._units import format_bytes, format_gib, format_milliseconds, format_seconds
+from jaxplan.plans._frontier_data import FrontierData
 from jaxplan.plans._outline import CELLS
+from jaxplan.plans._plan_data import PlanData
 from jaxplan.plans._rows import collective_rows, fold_leaves, leaf_rows
-
-if TYPE_CHECKING:
-    from jaxplan.plans._frontier import Frontier
-    from jaxplan.plans._plan import Plan
 
 _MOST_ROWS = 24
 
 
-def frontier_html(frontier: Frontier) -> str:
+def frontier_html(frontier: FrontierData[PlanData]) -> str:
     """One row a plan: number or name, time, memory, marks, and how it is split."""
     rows = [
         (f"#{number}", plan, ", ".join(frontier.marks(plan))) for number, plan in enumerate(frontier.points)
@@ -42,7 +39,7 @@ def frontier_html(frontier: Frontier) -> str:
     )
 
 
-def plan_html(plan: Plan) -> str:
+def plan_html(plan: PlanData) -> str:
     """The figures of a plan, and its arguments, repeated layers folded and the largest first."""
     figures = [
         ("step", f"{format_seconds(plan.time_seconds)}: {format_seconds(plan.compute_seconds)} compute, "

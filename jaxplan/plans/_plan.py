@@ -5,20 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxplan.core._files import write_whole
-from jaxplan.core._once import Once
-from jaxplan.cost import Prediction
-from jaxplan.errors import PlanMismatchError, UnsupportedError
+from jaxplan.errors import UnsupportedError
 from jaxplan.frontend import _nnx
 from jaxplan.frontend._static_leaves import release_statics
-from jaxplan.ir import Configuration, MicroBatches, Remat, StepGraph
-from jaxplan.mesh import Sharding, Topology
-from jaxplan.partition import Lowering, Verified
-from jaxplan.plans._outline import Outline
+from jaxplan.mesh import Sharding
+from jaxplan.plans._plan_data import PlanData
 from jaxplan.plans._plan_json import plan_from_json, plan_to_json
 
 if TYPE_CHECKING:
@@ -27,16 +23,10 @@ if TYPE_CHECKING:
     from jaxplan.audit import Audit, CompiledReport
     from jaxplan.partition import PlannedFunction
     from jaxplan.plans._diff import Difference
-    from jaxplan.simulate import Simulation
-
-
-_DECISIONS = (
-    "fingerprint", "topology", "configurations", "repeated", "remat", "donate_argnums", "in_layouts", "out_layouts",
-)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Plan:
+class Plan(PlanData):
     """How one step runs on one topology.
 
     Attributes:
@@ -65,98 +55,10 @@ class Plan:
       decided: the lowering decisions, see `lowering`; None in a plan of an older file that was loaded without its step.
     """
 
-    name: str
-    topology: Topology
-    fingerprint: str
-    configurations: tuple[Configuration, ...]
-    repeated: tuple[int, ...]
-    donate_argnums: tuple[int, ...] | None
-    in_paths: tuple[str, ...]
-    in_avals: tuple[str, ...]
-    in_roles: tuple[str, ...]
-    in_dims: tuple[tuple[str, ...], ...]
-    out_paths: tuple[str, ...]
-    in_layouts: tuple[Sharding, ...]
-    out_layouts: tuple[Sharding, ...]
-    prediction: Prediction
-    lower_bound_seconds: float
-    outline: Outline
-    gap: float | None = None
-    most_configurations: int | None = None
-    remat: Remat | None = None
-    microbatches: MicroBatches | None = None
-    verified: Verified | None = None
-    graph: StepGraph | None = None
-    decided: Once[Lowering] | None = None
-
-    @property
-    def summary(self) -> str:
-        """One line on the splits, such as ``data 4 x tensor 2, optimizer state sharded 8 ways``."""
-        return str(self.outline) + (f", {self.microbatches}" if self.microbatches else "")
-
-    @property
-    def time_seconds(self) -> float:
-        """Predicted seconds of a step: compute plus communication, less the hidden part of it."""
-        return self.compute_seconds + self.communication_seconds - self.hidden_seconds
-
-    @property
-    def compute_seconds(self) -> float:
-        return self.prediction.compute_seconds
-
-    @property
-    def communication_seconds(self) -> float:
-        """Seconds of the predicted collectives; where verified, of those that the compiled program has."""
-        found = self.verified
-        if found is None or found.communication_seconds is None:
-            return self.prediction.communication_seconds
-        return found.communication_seconds
-
-    @property
-    def hidden_seconds(self) -> float:
-        """Seconds of communication that run beside compute; zero unless the plan was searched with overlap."""
-        return min(self.prediction.hidden_seconds, self.communication_seconds)
-
-    @property
-    def memory_bytes(self) -> int:
-        """Peak per device: arguments + outputs - aliased + temporaries; predicted, and compiled where verified."""
-        return self.prediction.memory_bytes if self.verified is None else self.verified.memory_bytes
-
-    @property
-    def verified_memory_bytes(self) -> int | None:
-        """Peak per device of the compiled program; None unless verified."""
-        return None if self.verified is None else self.verified.memory_bytes
-
-    @property
-    def memory_parts(self) -> Mapping[str, int]:
-        """Bytes of the predicted peak by kind of array."""
-        return self.prediction.memory_parts
-
-    @property
-    def lowering(self) -> Lowering:
-        """The lowering decisions: shardings, transfers, order constraints and barriers; decided when first asked for.
-
-        Raises:
-          PlanMismatchError: the plan was loaded from an older file without its step.
-        """
-        if self.decided is None:
-            self.require_program()
-            raise AssertionError("a plan with a program has lowering decisions")
-        return self.decided.get()
-
-    def __repr__(self) -> str:
-        return (
-            f"Plan({self.name!r} on {self.topology.name}: {self.time_seconds * 1e3:.4g} ms, "
-            f"{self.memory_bytes / 2**30:.3f} GiB per device; {self.summary})"
-        )
-
     def _repr_html_(self) -> str:
         from jaxplan.plans._notebook import plan_html
 
         return plan_html(self)
-
-    def is_same_program(self, other: Plan) -> bool:
-        """Whether another plan has the same decisions as this one; predictions and proofs may differ."""
-        return all(getattr(self, name) == getattr(other, name) for name in _DECISIONS)
 
     def mesh(self, devices: Sequence[Any] | None = None) -> jax.sharding.Mesh:
         """The mesh of atomic axes over ``devices`` (default: the first ones of `jax.devices()`).
@@ -231,16 +133,6 @@ class Plan:
             raise UnsupportedError(f"backend {backend!r} is not available: {known}")
         self.require_program()
         return PlannedFunction(self, self.mesh(devices), donate_argnums)
-
-    def require_program(self) -> StepGraph:
-        """The analysed program, or a clear error for a plan that was loaded without its step."""
-        if self.graph is None:
-            raise PlanMismatchError(
-                "this plan was loaded without its program and cannot run.\n"
-                "  expected: the step it was made for\n"
-                "  fix: jaxplan.load(path, step, *example_args) checks the fingerprint and binds the program"
-            )
-        return self.graph
 
     def shard(self, args: Any, devices: Sequence[Any] | None = None) -> Any:
         """Place arguments (a tuple, in order) as the plan wants them; returns the placed tuple."""
@@ -332,20 +224,6 @@ class Plan:
         from jaxplan.plans._diff import diff
 
         return diff(self, other)
-
-    def simulate(self) -> Simulation:
-        """Run one step on the execution simulator: communication beside compute, where the plan lets it.
-
-        ``time_seconds`` of the result lies between the larger of compute and communication, and their sum,
-        which is that of the plan; ``memory_bytes`` counts gathers that are made ahead. `docs/prediction.md` lists the
-        assumptions.
-
-        Raises:
-          PlanMismatchError: the plan has no program.
-        """
-        from jaxplan.simulate import simulate_plan
-
-        return simulate_plan(self.require_program(), self.topology, self.configurations, self.repeated)
 
     def save_timeline(self, path: str | Path) -> None:
         """Write the simulated step as JSON for Perfetto (https://ui.perfetto.dev) or chrome://tracing.

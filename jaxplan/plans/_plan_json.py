@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxplan.core._json import MOST_INT, MalformedError, required, typed, whole
 from jaxplan.core._once import Once
@@ -17,9 +17,7 @@ from jaxplan.mesh import COLLECTIVES, Sharding, Topology
 from jaxplan.partition import Lowering, Verified, lowering_from_json, lowering_to_json
 from jaxplan.plans._migrations import PLAN_VERSION, migrated
 from jaxplan.plans._outline import Outline
-
-if TYPE_CHECKING:
-    from jaxplan.plans._plan import Plan
+from jaxplan.plans._plan_data import PlanData
 
 PLAN_SCHEMA = "jaxplan.plan"
 FRONTIER_SCHEMA = "jaxplan.frontier"
@@ -61,7 +59,7 @@ class _Saved:
     prediction: Prediction
 
 
-def plan_to_json(plan: Plan) -> dict[str, Any]:
+def plan_to_json(plan: PlanData) -> dict[str, Any]:
     """Plain data of a plan; the topology by its name and figures, layouts as lists of atomic axes."""
     prediction = plan.prediction
     data = {

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.transforms import Bbox
 
-    from jaxplan.plans._frontier import Frontier
+    from jaxplan.plans._frontier_data import FrontierData
+    from jaxplan.plans._plan_data import PlanData
 
 _ENDINGS: dict[str, dict[str, Any]] = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {}}
 _LOG_AXIS_RATIO = 5.0  # an axis is logarithmic when its ends differ by more than this factor
@@ -54,7 +55,7 @@ def check_plot(path: str | os.PathLike[str]) -> str:
     return ending
 
 
-def draw_plot(frontier: Frontier, path: str | os.PathLike[str], choose: str | int) -> None:
+def draw_plot(frontier: FrontierData[PlanData], path: str | os.PathLike[str], choose: str | int) -> None:
     """Draw the frontier, its named points, the choice and the references; equal frontiers give equal files."""
     ending = check_plot(path)
     import matplotlib
@@ -67,7 +68,7 @@ def draw_plot(frontier: Frontier, path: str | os.PathLike[str], choose: str | in
     write_whole(path, drawn.getvalue())
 
 
-def figure_of(frontier: Frontier, choose: str | int) -> Figure:
+def figure_of(frontier: FrontierData[PlanData], choose: str | int) -> Figure:
     """The picture as a matplotlib figure, made without pyplot: no global state, no display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -95,7 +96,7 @@ def figure_of(frontier: Frontier, choose: str | int) -> Figure:
     return figure
 
 
-def units(frontier: Frontier) -> tuple[tuple[float, str], tuple[float, str]]:
+def units(frontier: FrontierData[PlanData]) -> tuple[tuple[float, str], tuple[float, str]]:
     """Of time and of memory, so that the largest number of the frontier is at least 1."""
     time, size = frontier.leanest().time_seconds, frontier.fastest().memory_bytes
     return (

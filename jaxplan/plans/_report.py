@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxplan.core._files import check_writable, write_whole
 from jaxplan.core._units import format_bytes, format_seconds
 from jaxplan.errors import ArgumentError, MissingExtraError
+from jaxplan.plans._frontier_data import FrontierData
 from jaxplan.plans._frontier_view import spread
-
-if TYPE_CHECKING:
-    from jaxplan.plans._frontier import Frontier
-    from jaxplan.plans._plan import Plan
+from jaxplan.plans._plan_data import PlanData
 
 _MOST_PLANS = 12
 _NOT_SHOWN = -1
@@ -43,7 +41,7 @@ def check_report(path: str | os.PathLike[str]) -> None:
     check_writable(path)
 
 
-def write_report(frontier: Frontier, path: str | os.PathLike[str], choose: str | int) -> None:
+def write_report(frontier: FrontierData[PlanData], path: str | os.PathLike[str], choose: str | int) -> None:
     """Write the page; at most a dozen plans are told in full, the chosen one among them."""
     check_report(path)
     import jinja2
@@ -65,7 +63,7 @@ def write_report(frontier: Frontier, path: str | os.PathLike[str], choose: str |
     write_whole(path, page)
 
 
-def _shown(frontier: Frontier, chosen: Plan) -> list[Plan]:
+def _shown(frontier: FrontierData[PlanData], chosen: PlanData) -> list[PlanData]:
     """The chosen plan first, then points, then references as far as there is room."""
     points = [frontier.points[i] for i in spread(frontier, _MOST_PLANS - 1)]
     ordered = [chosen, *points, *frontier.references.values()]
@@ -73,18 +71,18 @@ def _shown(frontier: Frontier, chosen: Plan) -> list[Plan]:
     return distinct[:_MOST_PLANS]
 
 
-def _names(frontier: Frontier) -> dict[int, str]:
+def _names(frontier: FrontierData[PlanData]) -> dict[int, str]:
     points = {}
     for number, plan in enumerate(frontier.points):
         points[id(plan)] = " ".join([f"#{number}", *frontier.marks(plan)])
     return {**{id(plan): name for name, plan in frontier.references.items()}, **points}
 
 
-def _index(shown: list[Plan], plan: Plan) -> int:
+def _index(shown: list[PlanData], plan: PlanData) -> int:
     return next((i for i, other in enumerate(shown) if other is plan), _NOT_SHOWN)
 
 
-def _rows(frontier: Frontier, shown: list[Plan]) -> list[dict[str, Any]]:
+def _rows(frontier: FrontierData[PlanData], shown: list[PlanData]) -> list[dict[str, Any]]:
     names, limit = _names(frontier), frontier.memory_limit_bytes
     return [
         {
@@ -105,7 +103,7 @@ def _rows(frontier: Frontier, shown: list[Plan]) -> list[dict[str, Any]]:
     ]
 
 
-def _footer(frontier: Frontier) -> list[str]:
+def _footer(frontier: FrontierData[PlanData]) -> list[str]:
     limit = frontier.memory_limit_bytes
     lines = [] if limit is None else [f"memory limit {format_bytes(limit)} per device"]
     return [
@@ -115,7 +113,7 @@ def _footer(frontier: Frontier) -> list[str]:
     ]
 
 
-def _figure(frontier: Frontier, shown: list[Plan]) -> str:
+def _figure(frontier: FrontierData[PlanData], shown: list[PlanData]) -> str:
     """The interactive picture with plotly.js inside; the last trace marks the plan that is told below."""
     import plotly.graph_objects as go
     from plotly.io import to_html
@@ -125,7 +123,7 @@ def _figure(frontier: Frontier, shown: list[Plan]) -> str:
     time, size = units(frontier)
     names = _names(frontier)
 
-    def trace(plans: list[Plan], **fields: Any) -> go.Scatter:
+    def trace(plans: list[PlanData], **fields: Any) -> go.Scatter:
         return go.Scatter(
             x=[plan.memory_bytes / size[0] for plan in plans],
             y=[plan.time_seconds / time[0] for plan in plans],

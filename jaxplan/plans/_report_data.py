@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,12 +14,11 @@ from jaxplan.core._units import format_bytes, format_seconds
 from jaxplan.cost import held_at_peak
 from jaxplan.ir import UNGROUPED, StepGraph
 from jaxplan.mesh import Sharding, Topology
+from jaxplan.plans._diff import diff
+from jaxplan.plans._frontier_data import FrontierData
+from jaxplan.plans._plan_data import PlanData
 from jaxplan.plans._priced import PricedPlan
 from jaxplan.plans._rows import collective_rows, fold_leaves, leaf_rows, short_source
-
-if TYPE_CHECKING:
-    from jaxplan.plans._frontier import Frontier
-    from jaxplan.plans._plan import Plan
 
 _MOST_EDGES = 10
 _MOST_HELD = 8
@@ -27,7 +26,7 @@ _MOST_CELLS = 256
 _MOST_INSTANTS = 400
 
 
-def plan_data(plan: Plan, label: str, frontier: Frontier) -> dict[str, Any]:
+def plan_data(plan: PlanData, label: str, frontier: FrontierData[PlanData]) -> dict[str, Any]:
     """Everything that the report shows of one plan; without the program, what a saved plan knows."""
     cuts: dict[str, Any] = {}
     program = plan.graph is not None
@@ -56,7 +55,7 @@ def _bars(rows: Iterable[tuple[str, float]], show: Any) -> list[dict[str, Any]]:
     return [{"name": name, "text": show(value), "percent": 100 * value / largest} for name, value in kept]
 
 
-def _times(plan: Plan) -> list[tuple[str, float]]:
+def _times(plan: PlanData) -> list[tuple[str, float]]:
     rows = [("compute", plan.compute_seconds)]
     rows += [
         (f"{row.count} x {row.kind} over {row.num_devices} ({' '.join(row.axes)})", row.seconds)
@@ -65,7 +64,7 @@ def _times(plan: Plan) -> list[tuple[str, float]]:
     return [*rows, ("of communication hidden beside compute", plan.hidden_seconds)]
 
 
-def _curve(plan: Plan) -> list[tuple[float, float]]:
+def _curve(plan: PlanData) -> list[tuple[float, float]]:
     """(ms, MiB) over one simulated step; of a long step the highest of every few instants."""
     curve = plan.simulate().memory_curve
     stride = max(1, math.ceil(len(curve) / _MOST_INSTANTS))
@@ -73,7 +72,7 @@ def _curve(plan: Plan) -> list[tuple[float, float]]:
     return [(round(seconds * 1e3, 6), round(size / 2**20, 3)) for seconds, size in highest]
 
 
-def _edges(plan: Plan) -> list[list[str]]:
+def _edges(plan: PlanData) -> list[list[str]]:
     priced = PricedPlan(plan.require_program(), plan.topology, plan.configurations, plan.repeated)
     return [
         [
@@ -88,7 +87,7 @@ def _edges(plan: Plan) -> list[list[str]]:
     ]
 
 
-def _held(plan: Plan) -> list[list[str]]:
+def _held(plan: PlanData) -> list[list[str]]:
     """The largest buffers at the peak; equal ones in one row."""
     graph = plan.require_program()
     counts: dict[tuple[str, ...], int] = defaultdict(int)
@@ -108,7 +107,7 @@ def _aval(tensor: Any) -> str:
     return f"{tensor.dtype.name}[{','.join(map(str, tensor.shape))}]"
 
 
-def _arguments(plan: Plan, cuts: dict[str, Any]) -> list[dict[str, Any]]:
+def _arguments(plan: PlanData, cuts: dict[str, Any]) -> list[dict[str, Any]]:
     rows = leaf_rows(plan)
     layouts = {row.path: layout for row, layout in zip(rows, plan.in_layouts, strict=True)}
     found = []
@@ -128,7 +127,7 @@ def _arguments(plan: Plan, cuts: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def _activations(graph: StepGraph, plan: Plan, cuts: dict[str, Any]) -> list[dict[str, Any]]:
+def _activations(graph: StepGraph, plan: PlanData, cuts: dict[str, Any]) -> list[dict[str, Any]]:
     """Results of the dots and convolutions of the forward pass, by source line."""
     counts: dict[tuple[str, str, str, str], int] = defaultdict(int)
     for eqn in graph.program.equations:
@@ -215,7 +214,7 @@ def _ranges(devices: Sequence[int]) -> str:
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
-def _difference(plan: Plan, frontier: Frontier) -> dict[str, str] | None:
+def _difference(plan: PlanData, frontier: FrontierData[PlanData]) -> dict[str, str] | None:
     """To the plan from the nearest reference: the nearest in the ratios of time and of memory."""
     others = {
         name: other for name, other in frontier.references.items() if other.fingerprint == plan.fingerprint
@@ -230,4 +229,4 @@ def _difference(plan: Plan, frontier: Frontier) -> dict[str, str] | None:
     name = min(others, key=distance)
     if others[name].is_same_program(plan):
         return {"reference": name, "text": "this plan is that reference"}
-    return {"reference": name, "text": str(others[name].diff(plan))}
+    return {"reference": name, "text": str(diff(others[name], plan))}

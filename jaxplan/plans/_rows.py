@@ -7,15 +7,11 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from jaxplan.core._paths import argument_names, readable_path
 from jaxplan.ir import FactorClass, StepGraph
 from jaxplan.mesh import Sharding, Topology, collective_seconds
-
-if TYPE_CHECKING:
-    from jaxplan.plans._plan import Plan
-
+from jaxplan.plans._plan_data import PlanData
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +82,7 @@ def fold_numbers(path: str) -> str:
     return "/".join(re.sub(r"(?<=_)\d+$|^\d+$", "*", key) if i else key for i, key in enumerate(path.split("/")))
 
 
-def leaf_rows(plan: Plan) -> tuple[LeafRow, ...]:
+def leaf_rows(plan: PlanData) -> tuple[LeafRow, ...]:
     """Every argument, in order."""
     names = names_of_arguments(plan.graph)
     return tuple(
@@ -147,7 +143,7 @@ def fold_leaves(rows: Sequence[LeafRow]) -> tuple[FoldedLeaves, ...]:
     )
 
 
-def collective_rows(plan: Plan) -> tuple[CollectiveRow, ...]:
+def collective_rows(plan: PlanData) -> tuple[CollectiveRow, ...]:
     """The predicted collectives, the longest first."""
     topology = plan.topology
     totals: dict[tuple[str, tuple[int, ...]], list[float]] = defaultdict(lambda: [0, 0, 0.0])
@@ -173,7 +169,7 @@ def collective_rows(plan: Plan) -> tuple[CollectiveRow, ...]:
     return tuple(sorted(rows, key=lambda row: (-row.seconds, row.kind, row.axes)))
 
 
-def operator_rows(plan: Plan) -> tuple[OperatorRow, ...]:
+def operator_rows(plan: PlanData) -> tuple[OperatorRow, ...]:
     """Groups of operators by kind and split, the most frequent first; none without the program."""
     graph = plan.graph
     if graph is None:

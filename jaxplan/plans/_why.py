@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxplan.core import _compat
 from jaxplan.core._paths import matches, nearest
 from jaxplan.core._units import format_bytes, format_seconds
 from jaxplan.errors import ArgumentError
 from jaxplan.ir import UNGROUPED, StepGraph
+from jaxplan.plans._plan_data import PlanData
 from jaxplan.plans._priced import Alternative, Edge, PricedPlan
 from jaxplan.plans._rows import LeafRow, fold_leaves, group_split, leaf_rows, short_source
-
-if TYPE_CHECKING:
-    from jaxplan.plans._plan import Plan
 
 _MOST_ALTERNATIVES = 8
 _MOST_LEAVES = 12
@@ -60,7 +58,7 @@ class Why:
     forced: str
 
 
-def find_leaves(plan: Plan, pattern: str) -> tuple[LeafRow, ...]:
+def find_leaves(plan: PlanData, pattern: str) -> tuple[LeafRow, ...]:
     """The arguments that a pattern selects (`jaxplan.core._paths.matches`).
 
     Raises:
@@ -77,7 +75,7 @@ def find_leaves(plan: Plan, pattern: str) -> tuple[LeafRow, ...]:
     return found
 
 
-def why(plan: Plan, leaf: LeafRow) -> Why:
+def why(plan: PlanData, leaf: LeafRow) -> Why:
     """Price the alternatives of one argument's layout; needs the program.
 
     Raises:
@@ -122,7 +120,7 @@ def _describe_group(graph: StepGraph, group: int) -> str:
     return f"{kinds.get(found.kind, found.kind)}{count}{place}"
 
 
-def _other(plan: Plan, graph: StepGraph, group: int, other: Alternative) -> Other:
+def _other(plan: PlanData, graph: StepGraph, group: int, other: Alternative) -> Other:
     return Other(
         split=group_split(graph, plan.topology, group, other.configuration),
         seconds=other.seconds,
@@ -155,7 +153,7 @@ def _forced(others: Sequence[Alternative]) -> str:
     return f"time: the nearest other layout takes {format_seconds(best.seconds)} more, most of it {part}"
 
 
-def explain_leaves(plan: Plan, pattern: str) -> str:
+def explain_leaves(plan: PlanData, pattern: str) -> str:
     """`Why` of the arguments that a pattern selects; those of repeated layers, alike in layout, are told once."""
     folded = fold_leaves(find_leaves(plan, pattern))
     texts = []
@@ -167,7 +165,7 @@ def explain_leaves(plan: Plan, pattern: str) -> str:
     return "\n\n".join(texts)
 
 
-def explain_leaves_data(plan: Plan, pattern: str) -> list[dict[str, Any]]:
+def explain_leaves_data(plan: PlanData, pattern: str) -> list[dict[str, Any]]:
     """The same as plain data."""
     import dataclasses
 

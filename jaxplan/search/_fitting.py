@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from jaxplan.core._log import warn_once
 from jaxplan.core._units import format_bytes
-from jaxplan.plans._frontier import infeasible_error
+from jaxplan.plans._infeasible import infeasible_error
 
 if TYPE_CHECKING:
     from jaxplan.frontend._call import Call

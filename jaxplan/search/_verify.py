@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 from jaxplan.core._log import until_interrupted
 from jaxplan.errors import ArgumentError, AuditError
 from jaxplan.partition._verified import Verified
-from jaxplan.plans._frontier import Frontier, infeasible_error
+from jaxplan.plans._frontier import Frontier
+from jaxplan.plans._infeasible import infeasible_error
 from jaxplan.plans._undominated import undominated
 
 if TYPE_CHECKING:

@@ -1,0 +1,139 @@
+"""The decisions and predictions of a plan as data; `jaxplan.plans._plan` adds the calls that run, show and save it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from jaxplan.core._once import Once
+from jaxplan.cost import Prediction
+from jaxplan.errors import PlanMismatchError
+from jaxplan.ir import Configuration, MicroBatches, Remat, StepGraph
+from jaxplan.mesh import Sharding, Topology
+from jaxplan.partition import Lowering, Verified
+from jaxplan.plans._outline import Outline
+
+if TYPE_CHECKING:
+    from jaxplan.simulate import Simulation
+
+_DECISIONS = (
+    "fingerprint", "topology", "configurations", "repeated", "remat", "donate_argnums", "in_layouts", "out_layouts",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PlanData:
+    """How one step runs on one topology; `jaxplan.Plan` describes the fields."""
+
+    name: str
+    topology: Topology
+    fingerprint: str
+    configurations: tuple[Configuration, ...]
+    repeated: tuple[int, ...]
+    donate_argnums: tuple[int, ...] | None
+    in_paths: tuple[str, ...]
+    in_avals: tuple[str, ...]
+    in_roles: tuple[str, ...]
+    in_dims: tuple[tuple[str, ...], ...]
+    out_paths: tuple[str, ...]
+    in_layouts: tuple[Sharding, ...]
+    out_layouts: tuple[Sharding, ...]
+    prediction: Prediction
+    lower_bound_seconds: float
+    outline: Outline
+    gap: float | None = None
+    most_configurations: int | None = None
+    remat: Remat | None = None
+    microbatches: MicroBatches | None = None
+    verified: Verified | None = None
+    graph: StepGraph | None = None
+    decided: Once[Lowering] | None = None
+
+    @property
+    def summary(self) -> str:
+        """One line on the splits, such as ``data 4 x tensor 2, optimizer state sharded 8 ways``."""
+        return str(self.outline) + (f", {self.microbatches}" if self.microbatches else "")
+
+    @property
+    def time_seconds(self) -> float:
+        """Predicted seconds of a step: compute plus communication, less the hidden part of it."""
+        return self.compute_seconds + self.communication_seconds - self.hidden_seconds
+
+    @property
+    def compute_seconds(self) -> float:
+        return self.prediction.compute_seconds
+
+    @property
+    def communication_seconds(self) -> float:
+        """Seconds of the predicted collectives; where verified, of those that the compiled program has."""
+        found = self.verified
+        if found is None or found.communication_seconds is None:
+            return self.prediction.communication_seconds
+        return found.communication_seconds
+
+    @property
+    def hidden_seconds(self) -> float:
+        """Seconds of communication that run beside compute; zero unless the plan was searched with overlap."""
+        return min(self.prediction.hidden_seconds, self.communication_seconds)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Peak per device: arguments + outputs - aliased + temporaries; predicted, and compiled where verified."""
+        return self.prediction.memory_bytes if self.verified is None else self.verified.memory_bytes
+
+    @property
+    def verified_memory_bytes(self) -> int | None:
+        """Peak per device of the compiled program; None unless verified."""
+        return None if self.verified is None else self.verified.memory_bytes
+
+    @property
+    def memory_parts(self) -> Mapping[str, int]:
+        """Bytes of the predicted peak by kind of array."""
+        return self.prediction.memory_parts
+
+    @property
+    def lowering(self) -> Lowering:
+        """The lowering decisions: shardings, transfers, order constraints and barriers; decided when first asked for.
+
+        Raises:
+          PlanMismatchError: the plan was loaded from an older file without its step.
+        """
+        if self.decided is None:
+            self.require_program()
+            raise AssertionError("a plan with a program has lowering decisions")
+        return self.decided.get()
+
+    def __repr__(self) -> str:
+        return (
+            f"Plan({self.name!r} on {self.topology.name}: {self.time_seconds * 1e3:.4g} ms, "
+            f"{self.memory_bytes / 2**30:.3f} GiB per device; {self.summary})"
+        )
+
+    def is_same_program(self, other: PlanData) -> bool:
+        """Whether another plan has the same decisions as this one; predictions and proofs may differ."""
+        return all(getattr(self, name) == getattr(other, name) for name in _DECISIONS)
+
+    def require_program(self) -> StepGraph:
+        """The analysed program, or a clear error for a plan that was loaded without its step."""
+        if self.graph is None:
+            raise PlanMismatchError(
+                "this plan was loaded without its program and cannot run.\n"
+                "  expected: the step it was made for\n"
+                "  fix: jaxplan.load(path, step, *example_args) checks the fingerprint and binds the program"
+            )
+        return self.graph
+
+    def simulate(self) -> Simulation:
+        """Run one step on the execution simulator: communication beside compute, where the plan lets it.
+
+        ``time_seconds`` of the result lies between the larger of compute and communication, and their sum,
+        which is that of the plan; ``memory_bytes`` counts gathers that are made ahead. `docs/prediction.md` lists the
+        assumptions.
+
+        Raises:
+          PlanMismatchError: the plan has no program.
+        """
+        from jaxplan.simulate import simulate_plan
+
+        return simulate_plan(self.require_program(), self.topology, self.configurations, self.repeated)
