@@ -53,7 +53,7 @@ class LiveRanges:
         self._deaths, self._copies = HomeDeaths(model, self._behind), Copies(model)
         self._summands, self._ordered = WrittenSummands(model), OrderedCopies(model)
         self._extended = ExtendedImages(model, buffers.read_end)
-        self.tpu = TpuBuffers(model, self._place) if self._target.is_tpu else None
+        self.tpu = TpuBuffers(model, self._place) if self._target.tiles_arrays else None
         self._pooled = [b for b in buffers.pooled if b.tensor in self._place]
         self._cleared = [[t for t in c if t in self._place] for c in buffers.cleared]
         self._birth = np.array([buffers.birth[t] for t in self._place], dtype=np.int64)

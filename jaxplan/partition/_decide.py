@@ -127,7 +127,7 @@ def _micro_batch_parts(shardings: PlanShardings) -> int:
 def _regather_anchors(shardings: PlanShardings) -> frozenset[int]:
     """Dots, weight gradients excluded, that a repeated gather may wait for, on chips that fuse operators into dots."""
     graph = shardings.graph
-    if not (shardings.chip.fuses_products and shardings.repeated):
+    if not (shardings.target.fuses_operands and shardings.repeated):
         return frozenset()
     dots = (e for e in graph.program.equations if graph.rules[e.index].family in ("contraction", "convolution"))
     return frozenset(e.index for e in dots if not is_gradient(graph, e.results[0]))
@@ -136,7 +136,7 @@ def _regather_anchors(shardings: PlanShardings) -> frozenset[int]:
 def _is_relaid(shardings: PlanShardings, eqn: Equation) -> bool:
     """Whether an associative scan takes every second element of a result, on chips that store matrices in tiles."""
     graph = shardings.graph
-    if not shardings.chip.is_tiled or graph.rules[eqn.index].family != "elementwise" or len(eqn.results) != 1:
+    if not shardings.target.tiles_arrays or graph.rules[eqn.index].family != "elementwise" or len(eqn.results) != 1:
         return False
     (t,) = eqn.results
     readers = (graph.program.equations[e] for e in graph.values.consumers[t])

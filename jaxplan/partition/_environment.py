@@ -164,7 +164,7 @@ class Environment:
         if cast and (cast.name != "convert_element_type" or not self._is_stored_like(cast.operands[0], t)):
             cast = None
         source = self.env[cast.operands[0]] if cast else value
-        if self.lowered.chip.fuses_products:
+        if self.lowered.target.fuses_operands:
             sharding = key[1] if isinstance(key, tuple) else self.lowered.home(key)
             source = self.executor.behind(source, self.lowered.home(t), values[key], sharding)
         else:

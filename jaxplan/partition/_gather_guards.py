@@ -29,7 +29,7 @@ def find_gather_guards(shardings: PlanShardings, resident: Resident) -> tuple[Ga
     """
     graph, found = shardings.graph, []
     gathers = [t for t in shardings.transfers if shardings.is_gathered_parameter(t)]
-    for equation, parameters in _guarded(graph, shardings.chip.is_tiled, gathers).items():
+    for equation, parameters in _guarded(graph, shardings.target.tiles_arrays, gathers).items():
         operands: Sequence[int] = ()
         if graph.rules[equation].family != "gather":
             eqn = graph.program.equations[equation]
@@ -89,7 +89,7 @@ def is_written_look_up(shardings: PlanShardings, eqn: Equation) -> bool:
     until there. Where the rows are smaller than the table, materialising them takes less memory.
     """
     graph = shardings.graph
-    if not shardings.chip.is_gpu or eqn.phase == "backward" or graph.rules[eqn.index].family != "gather":
+    if not shardings.target.repeats_look_ups or eqn.phase == "backward" or graph.rules[eqn.index].family != "gather":
         return False
     table = shardings.copy_of(eqn, eqn.operands[0])
     if table is None or not shardings.is_gathered_parameter(table):

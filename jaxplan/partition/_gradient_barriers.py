@@ -45,7 +45,7 @@ def find_barriers(resident: Resident, gradients: Gradients) -> tuple[Barrier, ..
         return ()
     search = _BarrierSearch(resident, making)
     above = search.above()
-    near = NEAR_IN_TILES if resident.shardings.chip.is_tiled else NEAR
+    near = NEAR_IN_TILES if resident.shardings.target.tiles_arrays else NEAR
     matrices = {place for place in above if graph.rules[place].family == "contraction"}
     places: set[int] = set()
     for number, (place, following) in enumerate(search.stretches):

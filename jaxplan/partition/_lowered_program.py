@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from jaxplan.ir import Equation, Region, StepGraph
-from jaxplan.mesh import ChipSpec, Sharding
+from jaxplan.mesh import Sharding
 from jaxplan.partition._lowering import (
     Barrier,
     GatherGuard,
@@ -17,6 +17,7 @@ from jaxplan.partition._lowering import (
     Resharding,
     Unpooling,
 )
+from jaxplan.xla import Target
 
 
 class LoweredProgram:
@@ -25,17 +26,17 @@ class LoweredProgram:
     Attributes:
       graph, program: the step; only its equations, their rules and its values are read, no groups.
       lowering: the decisions.
-      chip: that the program is compiled for.
+      target: the compiler that the program is compiled by.
       out_layouts: of the outputs.
       by_read: (tensor, sharding) -> the resharding that brings the one to the other.
       repeated: tensors with a copy that is gathered again in the backward pass.
     """
 
     def __init__(
-        self, graph: StepGraph, lowering: Lowering, chip: ChipSpec, out_layouts: Sequence[Sharding]
+        self, graph: StepGraph, lowering: Lowering, target: Target, out_layouts: Sequence[Sharding]
     ) -> None:
         self.graph, self.program, self.values = graph, graph.program, graph.values
-        self.lowering, self.chip, self.out_layouts = lowering, chip, tuple(out_layouts)
+        self.lowering, self.target, self.out_layouts = lowering, target, tuple(out_layouts)
         schedule = lowering.schedule
         self.by_read: dict[tuple[int, Sharding], Resharding] = {
             (r.tensor, r.target): r for r in lowering.reshardings

@@ -15,7 +15,7 @@ from jaxplan.ir import Equation, StepGraph
 from jaxplan.partition._lowering import MergeGuard
 from jaxplan.partition._plan_shardings import PlanShardings
 from jaxplan.partition._resident import Resident
-from jaxplan.xla import MERGED_BYTES, Target, is_padded, matrix_dims
+from jaxplan.xla import MERGED_BYTES, is_padded, matrix_dims
 
 LEAST_RISE = 0.01
 """Of the peak without arguments: one large dot is a little faster than three small ones."""
@@ -32,7 +32,7 @@ def find_merge_guards(resident: Resident, guarded: Container[int]) -> tuple[Merg
       for GPUs.
     """
     shardings = resident.shardings
-    if not shardings.chip.is_gpu:
+    if not shardings.target.merges_dots:
         return ()
     shared = [
         (side, dots)
@@ -103,7 +103,7 @@ def find_written_slices(shardings: PlanShardings) -> frozenset[int]:
     values for the backward pass, and to cut the keys there out of the array of all three again, which it kept for that
     beside them. At some sizes it writes the keys by themselves instead, which is less.
     """
-    graph, target = shardings.graph, Target.of(shardings.chip)
+    graph, target = shardings.graph, shardings.target
     forms: dict[int, set[tuple[tuple[int, ...], tuple[int, ...]]]] = defaultdict(set)
     for eqn in graph.program.equations:
         for side, t in enumerate(eqn.operands if eqn.name == "dot_general" else ()):

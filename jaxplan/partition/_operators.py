@@ -60,7 +60,7 @@ class Operators:
         if eqn.name == JOIN:
             return [join(operands[0], self._parts)]
         operands = in_bounds(eqn.name, params, operands)
-        if eqn.name == UNPOOLING and self._lowered.chip.is_gpu:
+        if eqn.name == UNPOOLING and self._lowered.target.scatters_pooling_gradients:
             return _scatter_to_own_zeros(eqn, params, operands)
         return _compat.bind_like(eqn.origin, eqn.primitive, params, operands, eqn.name_stack)
 

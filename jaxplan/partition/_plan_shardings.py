@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from jaxplan.cost import Transfer, padded_bytes, passes_partial, sharding_of
 from jaxplan.ir import STORED_KINDS, UNGROUPED, Configuration, Equation, StepGraph
 from jaxplan.mesh import Sharding, Topology
+from jaxplan.xla import Target
 
 
 class PlanShardings:
@@ -16,6 +17,7 @@ class PlanShardings:
 
     Attributes:
       graph, topology: the analysed step, and the machine.
+      target: the compiler that the plan is compiled by.
       configurations: one for each group.
       transfers: all reshardings, in order of first execution.
     """
@@ -27,7 +29,8 @@ class PlanShardings:
         configurations: Sequence[Configuration],
         transfers: Sequence[Transfer],
     ) -> None:
-        self.graph, self.topology, self.chip = graph, topology, topology.chip
+        self.graph, self.topology = graph, topology
+        self.target = Target.of(topology.chip, topology.num_devices)
         self.configurations, self.transfers = tuple(configurations), tuple(transfers)
         self._by_read = {(t.tensor, t.target): t for t in transfers}
 
@@ -63,7 +66,7 @@ class PlanShardings:
         """Bytes of a tensor on one device; by default in the sharding in which it is made."""
         tensor = self.graph.program.tensors[t]
         shape = (sharding or self.home(t)).local_shape(tensor.shape, self.topology.axes) if tensor.shape else ()
-        return padded_bytes(shape, tensor.itemsize) if self.chip.is_tiled else math.prod(shape) * tensor.itemsize
+        return padded_bytes(shape, tensor.itemsize) if self.target.tiles_arrays else math.prod(shape) * tensor.itemsize
 
     def is_gathered_parameter(self, transfer: Transfer) -> bool:
         """Whether a transfer gathers a parameter, or a view of one."""

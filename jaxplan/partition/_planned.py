@@ -38,6 +38,7 @@ from jaxplan.partition._repeated_call import RepeatedCall, repeated_call
 from jaxplan.partition._run import run_program
 from jaxplan.partition._steps import Executor
 from jaxplan.partition._verified import Verified
+from jaxplan.xla import Target
 
 _OTHER_DEVICES_MSG = (
     "planned for {name}, and run on devices of kind {kind!r}: times and memory of the plan are those of {chip}, and "
@@ -84,10 +85,10 @@ def jit_flat(
 
     Leaves that it does not read are left out of the executable unless ``keep_unused``.
     """
-    lowered = LoweredProgram(plan.require_program(), plan.lowering, plan.topology.chip, plan.out_layouts)
+    target = Target.of(plan.topology.chip, plan.topology.num_devices)
+    lowered = LoweredProgram(plan.require_program(), plan.lowering, target, plan.out_layouts)
     handed = handed_back(plan, donate)
-    chip = plan.topology.chip
-    executor = Executor(mesh, plan.topology.axes, tiled=chip.is_tiled, ordered=chip.is_gpu)
+    executor = Executor(mesh, plan.topology.axes, tiled=target.tiles_arrays, ordered=target.reorders_after_all_to_all)
 
     def planned_step(*leaves: Any) -> tuple[Any, ...]:
         return computed(run_program(lowered, executor, leaves), handed)

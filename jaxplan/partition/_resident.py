@@ -10,7 +10,7 @@ import numpy as np
 from jaxplan.cost import WORKSPACE, CostModel, LiveRanges, Transfer
 from jaxplan.ir import Equation
 from jaxplan.partition._plan_shardings import PlanShardings
-from jaxplan.xla import Buffers, Target, analyse_buffers
+from jaxplan.xla import Buffers, analyse_buffers
 
 
 class Resident:
@@ -27,9 +27,7 @@ class Resident:
 
     @functools.cached_property
     def in_order(self) -> Buffers:
-        topology = self.shardings.topology
-        target = Target.of(topology.chip, topology.num_devices)
-        return analyse_buffers(self.shardings.graph, target, in_order=True)
+        return analyse_buffers(self.shardings.graph, self.shardings.target, in_order=True)
 
     @functools.cached_property
     def curve(self) -> np.ndarray:
@@ -49,7 +47,7 @@ class Resident:
     def is_resident(self, eqn: Equation, position: int) -> bool:
         """Whether an operand is in memory, not computed inside of the dot that reads it."""
         t = eqn.operands[position]
-        if not self.shardings.chip.fuses_products:
+        if not self.shardings.target.fuses_operands:
             return True
         return self.is_moved(self.shardings.copy_of(eqn, t)) or self.buffers.materialised[t]
 

@@ -90,7 +90,7 @@ class Run:
         Where the compiler computes operands of a dot inside of it, such a value is no buffer, and waiting for it would
         make one of it (the gradient of the logits). So there the copy waits for the result of a dot.
         """
-        if self.lowered.chip.fuses_products and self._anchor:
+        if self.lowered.target.fuses_operands and self._anchor:
             return self._anchor, next(iter(self._anchor))
         env, all_tensors = self.values.env, self._program.tensors
         ready = [

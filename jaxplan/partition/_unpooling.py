@@ -23,7 +23,7 @@ def find_unpoolings(resident: Resident) -> tuple[Unpooling, ...]:
     An array computed from a copy that is gathered again in the backward pass does not wait.
     """
     shardings = resident.shardings
-    if not shardings.chip.is_gpu:
+    if not shardings.target.scatters_pooling_gradients:
         return ()
     poolings = [e for e in shardings.graph.program.equations if e.name == UNPOOLING]
     found = [_unpooling(resident, eqn) for eqn in poolings]

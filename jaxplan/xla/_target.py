@@ -25,6 +25,7 @@ class Target:
       padded_dtypes: names of dtypes of matrices that a GPU's library multiplies in whole multiples of eight.
       multiprocessors: of a GPU; 0 for others.
       workspace_bytes: scratch memory of one dot.
+      fuses_operands: a dot computes its operands inside of its kernel, instead of passing buffers to a library.
       on_chip_bytes: memory beside the cores of a TPU that the compiler uses for buffers.
       num_devices: how many devices share the step; None where that is not known.
       without: names of compiler rules that are left out (`benchmarks.accuracy.ablation`).
@@ -39,6 +40,7 @@ class Target:
     padded_dtypes: frozenset[str] = frozenset()
     multiprocessors: int = 0
     workspace_bytes: int = 0
+    fuses_operands: bool = False
     on_chip_bytes: int = 0
     num_devices: int | None = None
     without: frozenset[str] = frozenset()
@@ -54,17 +56,43 @@ class Target:
             padded_dtypes=frozenset(_PADDED_FORMATS[f] for f in formats if f in _PADDED_FORMATS),
             multiprocessors=chip.multiprocessors,
             workspace_bytes=chip.matmul_workspace_bytes,
+            fuses_operands=chip.fuses_products,
             on_chip_bytes=chip.on_chip_bytes,
             num_devices=num_devices,
             without=frozenset(without),
         )
 
     @property
-    def is_gpu(self) -> bool:
-        """Whether XLA compiles for a GPU."""
+    def tiles_arrays(self) -> bool:
+        """Whether matrices lie in memory in tiles, so that their last two dimensions are padded."""
+        return self.backend == "tpu"
+
+    @property
+    def merges_dots(self) -> bool:
+        """Whether dots that share an operand become one dot, whose result is one buffer."""
         return self.backend == "gpu"
 
     @property
-    def is_tpu(self) -> bool:
-        """Whether XLA compiles for a TPU: arrays lie in tiles, and dots recompute operands inside of them."""
-        return self.backend == "tpu"
+    def repeats_look_ups(self) -> bool:
+        """Whether rows are looked up again in the backward pass, and a gathered table is kept for that."""
+        return self.backend == "gpu"
+
+    @property
+    def scatters_pooling_gradients(self) -> bool:
+        """Whether the gradient of max pooling is a scatter into zeros at recomputed indices."""
+        return self.backend == "gpu"
+
+    @property
+    def reorders_after_all_to_all(self) -> bool:
+        """Whether the result of an all-to-all is put in order at once, and not in the kernels that read it."""
+        return self.backend == "gpu"
+
+
+def takes_combiner_options(platform: str | None) -> bool:
+    """Whether the compiler of a platform of JAX (``cuda``, ``gpu``, ``tpu``, ``cpu``) takes limits for combined
+    collectives.
+
+    >>> takes_combiner_options("cuda"), takes_combiner_options("tpu")
+    (True, False)
+    """
+    return platform in ("cuda", "gpu")

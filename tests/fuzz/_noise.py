@@ -20,6 +20,7 @@ from jaxplan.ir import StepGraph
 from jaxplan.mesh import Topology
 from jaxplan.partition import LoweredProgram, decide_lowering, run_program
 from jaxplan.partition._steps import Executor
+from jaxplan.xla import Target
 
 NUM_SAMPLES = 3
 _NOISE = {"float64": 1e-13, "float32": 4e-6, "bfloat16": 0.02}
@@ -45,7 +46,8 @@ def deviations(graph: StepGraph, args: Sequence[Any]) -> list[float]:
 def _evaluate(graph: StepGraph, args: Sequence[Any], rng: np.random.Generator | None) -> list[np.ndarray]:
     configurations = [((),) * len(space.classes) for space in graph.spaces]
     topology, (_, outputs) = Topology.parse("cpu:8"), boundary_shardings(graph, configurations)
-    lowered = LoweredProgram(graph, decide_lowering(graph, topology, configurations, ()), topology.chip, outputs)
+    lowering, target = decide_lowering(graph, topology, configurations, ()), Target.of(topology.chip)
+    lowered = LoweredProgram(graph, lowering, target, outputs)
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("device",))
     with _noisy(rng):
         results = jax.jit(lambda *leaves: run_program(lowered, Executor(mesh, ()), leaves))(*jax.tree.leaves(args))

@@ -122,8 +122,8 @@ def compiled(edges: Sequence[Edge]) -> tuple[Collective, ...]:
     """The collectives of the program of edges on one topology, compiled without its devices."""
     topology = Topology.parse(edges[0].topology)
     platform = str(topology.chip.aot_platform)
-    is_gpu = topology.chip.is_gpu
-    executor = Executor(abstract_mesh(topology), topology.axes, tiled=platform == "tpu", ordered=is_gpu)
+    ordered = topology.chip.is_gpu
+    executor = Executor(abstract_mesh(topology), topology.axes, tiled=platform == "tpu", ordered=ordered)
     allowed = [export.DisabledSafetyCheck.custom_call("LayoutConstraint")]
     step = export.export(program(edges, executor), platforms=[platform], disabled_checks=allowed)
     exported = step(*arguments(edges, topology.axes))

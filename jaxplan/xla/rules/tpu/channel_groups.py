@@ -75,7 +75,7 @@ def grouped_results(graph: StepGraph, target: Target) -> frozenset[int]:
 
 def _grouped(graph: StepGraph, target: Target) -> Iterator[Equation]:
     """Forward convolutions of groups of several channels; those of single channels are another kernel."""
-    for eqn in graph.program.equations if target.is_tpu else ():
+    for eqn in graph.program.equations if target.tiles_arrays else ():
         is_forward = eqn.name == "conv_general_dilated" and eqn.phase == "forward"
         if is_forward and eqn.params["feature_group_count"] > 1 and _width(graph, eqn) > 1:
             yield eqn
