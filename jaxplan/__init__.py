@@ -43,6 +43,39 @@ if TYPE_CHECKING:
     from jaxplan.plans._frontier import Frontier as Frontier
     from jaxplan.plans._plan import Plan as Plan
 
+__all__ = [
+    "ArgumentError",
+    "AuditError",
+    "Count",
+    "Forbid",
+    "Frontier",
+    "InfeasibleError",
+    "JaxplanError",
+    "MissingExtraError",
+    "Plan",
+    "PlanFileError",
+    "PlanMismatchError",
+    "ProblemError",
+    "ProfileError",
+    "RuleError",
+    "SaveError",
+    "Split",
+    "Topology",
+    "TopologyError",
+    "TraceError",
+    "UnsupportedError",
+    "auto",
+    "compare",
+    "hint",
+    "load",
+    "min_devices",
+    "plan",
+    "register_count",
+    "register_rule",
+    "scaling",
+    "trace",
+]
+
 __version__ = "0.1.0"
 
 _HOMES = {

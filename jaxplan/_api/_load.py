@@ -32,6 +32,17 @@ def load(
     Raises:
       PlanFileError: not a plan file, another schema version, or too large.
       PlanMismatchError: the step is not the one that the plan was made for; names the difference.
+
+    >>> import pathlib, tempfile, jax, jaxplan
+    >>> def step(x):
+    ...     return x * 2
+    >>> x = jax.ShapeDtypeStruct((64, 8), "float32")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder) / "plan.json"
+    ...     jaxplan.plan(step, x, topology="cpu:8").fastest().save(path)
+    ...     plan = jaxplan.load(path, step, x)
+    >>> plan.topology.name
+    'cpu:8'
     """
     binder = Binder(
         step=step._step if isinstance(step, Auto) else step,

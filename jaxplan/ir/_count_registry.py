@@ -58,12 +58,12 @@ def register_count(*primitives: Any, kind: str = "registered") -> Callable[[_Cou
     of the same name replaces the earlier one. A primitive that calls something by name has one entry per callee:
     ``"ffi_call:my_target"``, ``"pallas_call:my_kernel"``.
 
-    Example::
-
-        @jaxplan.register_count("ffi_call:my_attention")
-        def _my_count(in_avals, out_avals, params):
-            batch, tokens, width = in_avals[0].shape
-            return 4 * batch * tokens**2 * width  # FLOPs; or a jaxplan.Count
+    Example:
+      >>> import jaxplan
+      >>> @jaxplan.register_count("ffi_call:my_attention")
+      ... def my_count(in_avals, out_avals, params):
+      ...     batch, tokens, width = in_avals[0].shape
+      ...     return 4 * batch * tokens**2 * width  # FLOPs; or a jaxplan.Count
 
     Args:
       primitives: primitives or their names.

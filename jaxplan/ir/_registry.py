@@ -127,15 +127,16 @@ def register_rule(
     A later registration of the same name replaces the earlier one. A primitive that calls something by name has one
     entry per callee: ``"ffi_call:my_target"``, ``"pallas_call:my_kernel"``.
 
-    Example::
-
-        jaxplan.register_rule("my_conv", lambda data, filters: lambda b, co, x:
-            Sum(lambda ci, dx: data[b, ci, x + dx] * filters[ci, co, dx]))
-
-        @jaxplan.register_rule("my_primitive")
-        def _my_rule(in_avals, out_avals, params):
-            batch, width = in_avals[0].shape
-            return factor_rule("b w, w -> b w", {"b": batch, "w": width}, family="elementwise")
+    Example:
+      >>> import jaxplan
+      >>> from jaxplan.ir.rules import factor_rule
+      >>> from jaxplan.tdl import Sum
+      >>> description = jaxplan.register_rule("my_conv", lambda data, filters: lambda b, co, x: Sum(
+      ...     lambda ci, dx: data[b, ci, x + dx] * filters[ci, co, dx]))
+      >>> @jaxplan.register_rule("my_primitive")
+      ... def my_rule(in_avals, out_avals, params):
+      ...     batch, width = in_avals[0].shape
+      ...     return factor_rule("b w, w -> b w", {"b": batch, "w": width}, family="elementwise")
 
     Args:
       arguments: primitives or their names; then, or to the function that is returned, the rule to register.

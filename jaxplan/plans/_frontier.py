@@ -32,6 +32,12 @@ class Frontier(FrontierData[Plan]):
       search_seconds: from ClosedJaxpr to frontier; None on a frontier that was read from a file.
       notes: facts that a reader of the plans should know, such as operators without a rule.
       replan: plans the step again, see `what_if`; None on a frontier that was read from a file.
+
+    >>> import jax, jaxplan
+    >>> x = jax.ShapeDtypeStruct((64, 8), "float32")
+    >>> frontier = jaxplan.plan(lambda x: x * 2, x, topology="cpu:8")
+    >>> frontier.within("1KiB") is frontier.fastest()
+    True
     """
 
     @classmethod

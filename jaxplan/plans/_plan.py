@@ -53,6 +53,12 @@ class Plan(PlanData):
         compiled to run.
       graph: the analysed program; None in a plan that was loaded without its step.
       decided: the lowering decisions, see `lowering`; None in a plan of an older file that was loaded without its step.
+
+    >>> import jax, jaxplan
+    >>> x = jax.ShapeDtypeStruct((64, 8), "float32")
+    >>> plan = jaxplan.plan(lambda x: x * 2, x, topology="cpu:8").fastest()
+    >>> plan.in_specs[0], plan.memory_bytes  # a device has 256 bytes of the argument, and of the result
+    (P(('g0', 'g1', 'g2'), None), 512)
     """
 
     def _repr_html_(self) -> str:
