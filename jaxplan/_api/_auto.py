@@ -248,7 +248,7 @@ class Auto(Generic[P, R]):
             device_mesh(parse_topology(self._topology))  # too few devices: said before the search
             frontier = self._searched(call)
             plan = frontier.choose(self._options.choose)
-        run = plan.jit()
+        run = plan.jit(backend=self._options.backend)
         self._latest = (frontier, run)
         self._plans.plans += 1
         return Ready(run=run, results_of=run.calls.results_of(call), frontier=frontier)

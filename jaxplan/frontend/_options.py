@@ -18,6 +18,7 @@ from typing import Any, TypedDict, TypeVar
 from jaxplan.core._units import parse_limit
 from jaxplan.errors import ArgumentError
 from jaxplan.frontend._arguments import argnames, argnums
+from jaxplan.frontend._backend import Backend, check_backend
 from jaxplan.frontend._pins import parse_pins
 from jaxplan.mesh import Topology
 
@@ -139,6 +140,13 @@ class Options:
             "(docs/strategies.md) or an index of the frontier."
         },
     )
+    backend: Backend = field(
+        default="jit",
+        metadata={
+            "doc": 'how the plan is lowered: ``"jit"`` (sharding constraints) or ``"shard_map"`` (one manual program, '
+            "docs/lowering.md)."
+        },
+    )
     plan: Any = field(
         default=None,
         metadata={
@@ -186,6 +194,7 @@ class Options:
                 "sum)"
             )
         put("microbatches", _microbatches(self.microbatches))
+        check_backend(self.backend)
         if not isinstance(self.keep_layout, bool):
             raise ArgumentError(f"keep_layout is {self.keep_layout!r}; expected True or False")
         if not isinstance(self.solver, str):
@@ -241,6 +250,7 @@ class Keywords(TypedDict, total=False):
     cache_dir: str | os.PathLike[str] | None
     choose: str | int
     max_plans: int | None
+    backend: Backend
     plan: Any
     like: Any
     keep_layout: bool
@@ -249,7 +259,7 @@ class Keywords(TypedDict, total=False):
 _FIELDS = {option.name: option for option in dataclasses.fields(Options) if option.metadata}
 ALL = frozenset(_FIELDS)
 TRACE = frozenset({"donate_argnums", "static_argnums", "static_argnames"})
-PLAN = ALL - {"choose", "max_plans", "plan", "like", "keep_layout"}
+PLAN = ALL - {"backend", "choose", "max_plans", "plan", "like", "keep_layout"}
 """Options of `jaxplan.plan`."""
 PARTS = PLAN - {"verify", "cache_dir"}
 """Options where a step is planned on several machines."""

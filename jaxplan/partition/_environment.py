@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, TypeAlias
 
-import jax.numpy as jnp
 from jax import lax
 
 from jaxplan.ir import Equation
@@ -52,7 +51,7 @@ class Environment:
     def read_replicated(self, t: int, equation: int) -> Any:
         """A value whole on every device."""
         if self.lowered.is_free(t):
-            return self.env[t]
+            return self.executor.whole(self.env[t])
         return self.read(t, Sharding.replicated(len(self.tensors[t].shape)), equation, None)
 
     def read_operand(self, eqn: Equation, position: int, tie: Place | None = None) -> Any:
@@ -61,10 +60,17 @@ class Environment:
         if shardings is None:
             return self.read_replicated(t, eqn.index)
         sharding = shardings[position]
+        if self.executor.keeps_free and self.lowered.is_free(eqn.results[0]):
+            return self.read_replicated(t, eqn.index)
         if sharding.partial and self.lowered.values.free[t]:  # the start of an accumulation: zero on every device
-            shape = (self.executor.size(sharding.partial), *self.tensors[t].shape)
-            return self.executor.constrain(jnp.zeros(shape, self.tensors[t].dtype), sharding)
+            return self.executor.zeros(self.tensors[t].shape, self.tensors[t].dtype, sharding)
         return self.read(t, sharding, eqn.index, tie)
+
+    def read_entering(self, eqn: Equation, tie: Place | None) -> Any:
+        """A value that enters a body; one that is free may be computed inside."""
+        if self.executor.keeps_free and eqn.params["role"] != "x" and self.lowered.is_free(eqn.results[0]):
+            return self.env[eqn.operands[0]]
+        return self.read_operand(eqn, 0, tie)
 
     def read(self, t: int, sharding: Sharding, equation: int, tie: Place | None) -> Any:
         """A tensor in a sharding: as it is, from a copy that exists, or through its resharding.
@@ -77,12 +83,21 @@ class Environment:
         if tensor.kind == "literal":
             return self.env[t]
         if self.lowered.is_free(t):
-            return self.executor.constrain(self.env[t], sharding) if tensor.shape else self.env[t]
+            return self._placed(t, sharding) if tensor.shape else self.env[t]
         if self.lowered.home(t) == sharding:
             return self.env[t]
         key, resharding = self._copy(t, sharding, equation)
         if key not in self.copies:
             self.copies[key] = self.reshard(self.env[t], resharding, tie if key[2] else None)
+        return self.copies[key]
+
+    def _placed(self, t: int, sharding: Sharding) -> Any:
+        """A value that is free, in a sharding; made once where that is no mere constraint."""
+        if not self.executor.keeps_free:
+            return self.executor.place(self.env[t], sharding)
+        key = (t, sharding, 0)
+        if key not in self.copies:
+            self.copies[key] = self.executor.place(self.env[t], sharding)
         return self.copies[key]
 
     def _copy(self, t: int, sharding: Sharding, equation: int) -> tuple[Copy, Resharding]:

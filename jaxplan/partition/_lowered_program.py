@@ -65,6 +65,10 @@ class LoweredProgram:
         """Whether a tensor is in any sharding for nothing: it is computed from constants alone, or is not placed."""
         return self.values.free[t] or not self.is_placed(t)
 
+    def is_computed_freely(self, eqn: Equation) -> bool:
+        """Whether an equation reads constants and scalars alone, and makes arrays."""
+        return bool(eqn.results) and all(self.values.free[t] for t in eqn.results)
+
     def reads(self, eqn: Equation) -> tuple[Sharding, ...] | None:
         """The sharding in which an equation reads each operand; None: whole arrays."""
         return self.lowering.reads.get(eqn.index)

@@ -50,6 +50,14 @@ class Operators:
             return [executor.least_padded(r, home) for r, home in zip(results, homes, strict=True)]
         return results
 
+    def deferred(self, eqn: Equation, operands: Sequence[Any]) -> list[Any]:
+        """The results of an equation on constants and scalars alone, which may be evaluated when they are read."""
+        return self.bind(eqn, operands)
+
+    def filled(self, eqn: Equation, scalars: Sequence[Any], sharding: Sharding) -> Any:
+        """The result of an equation on scalars, in a sharding."""
+        return self._executor.constrain(self.bind(eqn, scalars)[0], sharding)
+
     def bind(
         self, eqn: Equation, operands: Sequence[Any], params: Mapping[str, Any] | None = None
     ) -> list[Any]:

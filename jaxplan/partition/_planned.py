@@ -20,6 +20,7 @@ from jaxplan.core._mesh_context import explicit_mesh, under
 from jaxplan.errors import PlanMismatchError
 from jaxplan.frontend import _nnx
 from jaxplan.frontend._arguments import argnums
+from jaxplan.frontend._backend import Backend
 from jaxplan.frontend._call import Call, opened_call
 from jaxplan.frontend._static_leaves import release_statics
 from jaxplan.frontend._step_options import which
@@ -38,6 +39,8 @@ from jaxplan.partition._repeated_call import RepeatedCall, repeated_call
 from jaxplan.partition._run import run_program
 from jaxplan.partition._steps import Executor
 from jaxplan.partition._verified import Verified
+from jaxplan.partition.manual._executor import ManualExecutor
+from jaxplan.partition.manual._program import run_manually
 from jaxplan.xla import Target
 
 _OTHER_DEVICES_MSG = (
@@ -80,6 +83,7 @@ def jit_flat(
     compiler_options: Mapping[str, str] | None = None,
     *,
     keep_unused: bool = False,
+    backend: Backend = "jit",
 ) -> Any:
     """`jax.jit` of the planned program over flat leaves, without the results that are `handed_back`.
 
@@ -88,9 +92,12 @@ def jit_flat(
     target = Target.of(plan.topology.chip, plan.topology.num_devices)
     lowered = LoweredProgram(plan.require_program(), plan.lowering, target, plan.out_layouts)
     handed = handed_back(plan, donate)
-    executor = Executor(mesh, plan.topology.axes, tiled=target.tiles_arrays, ordered=target.reorders_after_all_to_all)
+    kind = ManualExecutor if backend == "shard_map" else Executor
+    executor = kind(mesh, plan.topology.axes, tiled=target.tiles_arrays, ordered=target.reorders_after_all_to_all)
 
     def planned_step(*leaves: Any) -> tuple[Any, ...]:
+        if isinstance(executor, ManualExecutor):
+            return run_manually(lowered, executor, leaves, handed)
         return computed(run_program(lowered, executor, leaves), handed)
 
     def shardings(layouts: Any) -> tuple[NamedSharding, ...]:
@@ -114,12 +121,19 @@ class PlannedFunction:
     Attributes:
       plan: the plan that it runs; once compiled, with the memory of the compiled program.
       mesh: the devices.
+      backend: how it is lowered.
       calls: the kinds of calls that it serves.
     """
 
-    def __init__(self, plan: PlanLike, mesh: Mesh, donate_argnums: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        plan: PlanLike,
+        mesh: Mesh,
+        donate_argnums: Sequence[int] | None = None,
+        backend: Backend = "jit",
+    ) -> None:
         self.plan: Any = plan  # of the caller's own type
-        self.mesh = mesh
+        self.mesh, self.backend = mesh, backend
         self._graph = plan.require_program()
         program = self._graph.program
         traced = (self._graph.traced or self._graph).program
@@ -138,7 +152,7 @@ class PlannedFunction:
         # An empty array has no memory to reuse, and no address that would tell it from another one.
         self._donate = [d and bool(t.num_elements) for d, t in zip(donate, tensors, strict=True)]
         options = combiner_options(plan, mesh.devices.flat[0].platform)
-        self._jitted = jit_flat(plan, mesh, self._donate, options)
+        self._jitted = jit_flat(plan, mesh, self._donate, options, backend=backend)
         self._handed = handed_back(plan, self._donate)
         self._handed_undonated = handed_back(plan, [False] * len(self._donate))
         axes = plan.topology.axes
@@ -282,7 +296,7 @@ class PlannedFunction:
         return results
 
     def _undonated(self) -> Any:
-        return jit_flat(self.plan, self.mesh, [False] * len(self._donate))
+        return jit_flat(self.plan, self.mesh, [False] * len(self._donate), backend=self.backend)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """`jax.stages.Lowered` over flat leaves; arguments may be `jax.ShapeDtypeStruct`.

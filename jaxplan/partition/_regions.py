@@ -26,7 +26,7 @@ def _enter(run: Evaluation, entries: Sequence[Equation], role: str) -> dict[int,
     """Inner tensor -> its value (or the stack that is sliced for it), brought to its sharding."""
     tie = run.tie([t for eqn in entries for t in eqn.operands])
     chosen = [eqn for eqn in entries if eqn.params["role"] == role]
-    return {eqn.results[0]: run.values.read_operand(eqn, 0, tie) for eqn in chosen}
+    return {eqn.results[0]: run.values.read_entering(eqn, tie) for eqn in chosen}
 
 
 def _value(run: Evaluation, t: int, value: Any) -> Any:

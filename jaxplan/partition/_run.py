@@ -26,7 +26,14 @@ from jaxplan.partition._waiting_operands import not_gathered_before, not_merged,
 
 def run_program(lowered: LoweredProgram, executor: Executor, arguments: Sequence[Any]) -> list[Any]:
     """Outputs of the program for flat global arguments; call under `jax.jit`."""
-    run = Run(lowered, executor, {}, {})
+    return outputs_of(lowered, executor, Operators(lowered, executor), arguments)
+
+
+def outputs_of(
+    lowered: LoweredProgram, executor: Executor, operators: Operators, arguments: Sequence[Any]
+) -> list[Any]:
+    """Outputs of the program, by operators of one kind; arguments and outputs are in the plan's shardings."""
+    run = Run(lowered, executor, operators, {}, {})
     env, program = run.values.env, lowered.program
     for t, value in zip(program.inputs, arguments, strict=True):
         env[t] = executor.constrain(value, lowered.home(t)) if np.ndim(value) else value
@@ -40,9 +47,11 @@ def run_program(lowered: LoweredProgram, executor: Executor, arguments: Sequence
 class Run:
     """One evaluation of a program, or of the body of a loop in it (see `jaxplan.partition._evaluation.Evaluation`)."""
 
-    def __init__(self, lowered: LoweredProgram, executor: Executor, env: Any, copies: Any) -> None:
+    def __init__(
+        self, lowered: LoweredProgram, executor: Executor, operators: Operators, env: Any, copies: Any
+    ) -> None:
         self.lowered, self._program = lowered, lowered.program
-        self._operators = Operators(lowered, executor)
+        self._operators = operators
         self.values = Environment(lowered, executor, self._operators.bind, env, copies)
         self.gradients = GradientTies(lowered, self.values, self._evaluate)
         self._last_dot: tuple[int, ...] = ()
@@ -77,7 +86,7 @@ class Run:
 
     def child(self) -> Run:
         values = self.values
-        return Run(self.lowered, values.executor, ChainMap({}, values.env), ChainMap({}, values.copies))
+        return Run(self.lowered, values.executor, self._operators, ChainMap({}, values.env), ChainMap({}, values.copies))
 
     def equations(self, indices: Sequence[int]) -> list[Equation]:
         return [self._program.equations[i] for i in indices]
@@ -115,6 +124,9 @@ class Run:
             self._barrier(eqn)
             return
         shardings, env = self.lowered.reads(eqn), self.values.env
+        if self.values.executor.keeps_free and self.lowered.is_computed_freely(eqn):
+            env.update(zip(eqn.results, self._operators.deferred(eqn, [env[t] for t in eqn.operands]), strict=True))
+            return
         if shardings is None:
             operands = [self.values.read_replicated(t, eqn.index) for t in eqn.operands]
             env.update(zip(eqn.results, self._operators.bind(eqn, operands), strict=True))
@@ -174,7 +186,7 @@ class Run:
         """
         fill = self._program.equations[self.lowered.values.producer[eqn.operands[0]]]
         scalars = self.gradients.after_made([self._program.tensors[t].value for t in fill.operands])
-        return self.values.executor.constrain(self._operators.bind(fill, scalars)[0], sharding)
+        return self._operators.filled(fill, scalars, sharding)
 
     def _barrier(self, eqn: Equation) -> None:
         """All equations of one barrier of the program at the first of them: no result exists before all operands do.

@@ -10,6 +10,7 @@ device i holds its own summand. So partial sums are ordinary global arrays, and 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -41,6 +42,9 @@ class Executor:
       ordered: the result of an all-to-all is put in order at once (GPU), see `_moved`.
     """
 
+    keeps_free = False
+    """Whether values computed from constants alone stay whole, or are put off, until they are read."""
+
     def __init__(
         self, mesh: Any, axes: tuple[AtomicAxis, ...], *, tiled: bool = False, ordered: bool = False
     ) -> None:
@@ -63,6 +67,19 @@ class Executor:
         if not self.axes:
             return value
         return lax.with_sharding_constraint(value, NamedSharding(self.mesh, self.spec(sharding)))
+
+    def place(self, value: Any, sharding: Sharding) -> Any:
+        """A value that is whole on every device, in a layout."""
+        return self.constrain(value, sharding)
+
+    def whole(self, value: Any) -> Any:
+        """A value that is whole on every device."""
+        return value
+
+    def zeros(self, shape: Sequence[int], dtype: Any, sharding: Sharding) -> Any:
+        """Zero, as a value in a layout: partial sums have their leading dimension."""
+        leading = (self.size(sharding.partial),) if sharding.partial else ()
+        return self.constrain(jnp.zeros((*leading, *shape), dtype), sharding)
 
     def manual(self, fn: Any, operands: list[Any], sources: list[Sharding], target: Any) -> Any:
         """Run ``fn`` on the devices' own pieces; ``target`` is a layout or a pytree of them."""

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxplan.core._files import write_whole
-from jaxplan.errors import UnsupportedError
 from jaxplan.frontend import _nnx
+from jaxplan.frontend._backend import check_backend
 from jaxplan.frontend._static_leaves import release_statics
 from jaxplan.mesh import Sharding
 from jaxplan.plans._plan_data import PlanData
@@ -125,20 +125,19 @@ class Plan(PlanData):
 
         Args:
           devices: at least as many as the topology has, in its order; default `jax.devices()`.
-          backend: ``"jit"``.
+          backend: ``"jit"`` (constraints, and the compiler's partitioner behind them) or ``"shard_map"`` (the whole step
+            as one manual program, docs/lowering.md).
           donate_argnums: which arguments may be overwritten; default: those that the plan was made for.
 
         Raises:
-          UnsupportedError: ``backend="shard_map"``, which is not built yet.
+          ArgumentError: there is no such backend.
           PlanMismatchError: the plan has no program, or there are too few devices.
         """
         from jaxplan.partition import PlannedFunction
 
-        if not isinstance(backend, str) or backend != "jit":
-            known = "expected 'jit'; 'shard_map' (the whole step as one manual program) is not built yet"
-            raise UnsupportedError(f"backend {backend!r} is not available: {known}")
+        known = check_backend(backend)
         self.require_program()
-        return PlannedFunction(self, self.mesh(devices), donate_argnums)
+        return PlannedFunction(self, self.mesh(devices), donate_argnums, known)
 
     def shard(self, args: Any, devices: Sequence[Any] | None = None) -> Any:
         """Place arguments (a tuple, in order) as the plan wants them; returns the placed tuple."""

@@ -55,7 +55,7 @@ def fitting_run(
     while left:
         plan = _next(left, tried, limit or 0)
         left.remove(plan)
-        candidate = plan.jit(list(run.mesh.devices.flat))
+        candidate = plan.jit(list(run.mesh.devices.flat), backend=run.backend)
         if _fits(candidate, call, limit):
             said = " and ".join(_described(frontier, plan) for plan in tried)
             rejected = f"{said} {'is' if len(tried) == 1 else 'are'}"

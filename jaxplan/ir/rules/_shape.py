@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from jaxplan.ir._registry import Avals, Params, register_rule
-from jaxplan.ir._rule import OperatorRule
+from collections.abc import Sequence
+from typing import Any
+
+from jaxplan.ir._registry import Avals, Params, register_local_params, register_rule
+from jaxplan.ir._rule import OperatorRule, Shape
 from jaxplan.ir.rules._builder import (
     Factors,
     axes_param,
@@ -28,6 +31,12 @@ def reshape_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorR
     transposed, result = reshape_dims(factors, tuple(shape[axis] for axis in order), out_avals[0].shape)
     operand = [transposed[list(order).index(axis)] for axis in range(len(shape))]
     return factors.rule([tuple(operand)], [result], "shape", _LINEAR)
+
+
+@register_local_params("reshape")
+def reshape_params(params: Params, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape]) -> dict[str, Any]:
+    """The shape of a piece of the result."""
+    return {**params, "new_sizes": tuple(out_shapes[0])}
 
 
 @register_rule("squeeze")
@@ -58,6 +67,12 @@ def broadcast_in_dim_rule(in_avals: Avals, out_avals: Avals, params: Params) -> 
     return factors.rule([operand, *((),) * (len(in_avals) - 1)], [dims], "shape", _LINEAR)
 
 
+@register_local_params("broadcast_in_dim", "broadcast_to", "empty")
+def shape_params(params: Params, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape]) -> dict[str, Any]:
+    """The shape of a piece of the result."""
+    return {**params, "shape": tuple(out_shapes[0])}
+
+
 @register_rule("broadcast_to")
 def broadcast_to_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorRule:
     """NumPy's broadcasting: dimensions are aligned at the end."""
@@ -73,6 +88,28 @@ def slice_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorRul
     factors = Factors()
     operand, result = resized_dims(factors, in_avals[0].shape, out_avals[0].shape)
     return factors.rule([operand, *((),) * (len(in_avals) - 1)], [result], "shape", _LINEAR)
+
+
+@register_local_params("slice")
+def slice_params(params: Params, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape]) -> dict[str, Any]:
+    """A dimension that is kept whole is kept whole of a piece."""
+    starts, limits = params["start_indices"], params["limit_indices"]
+    strides = params["strides"] or (1,) * len(starts)
+    kept = [
+        a == 0 and s == 1 and i == o for a, s, i, o in zip(starts, strides, in_shapes[0], out_shapes[0])
+    ]
+    return {
+        **params,
+        "limit_indices": tuple(n if k else b for k, n, b in zip(kept, in_shapes[0], limits)),
+    }
+
+
+@register_local_params("dynamic_slice")
+def dynamic_slice_params(
+    params: Params, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape]
+) -> dict[str, Any]:
+    """The lengths of a piece of the result; a dimension that is split is taken in full, from its start."""
+    return {**params, "slice_sizes": tuple(out_shapes[0])}
 
 
 @register_rule("dynamic_update_slice")
