@@ -133,7 +133,8 @@ class PlannedFunction:
         backend: Backend = "jit",
     ) -> None:
         self.plan: Any = plan  # of the caller's own type
-        self.mesh, self.backend = mesh, backend
+        self.mesh = mesh
+        self.backend: Backend = backend
         self._graph = plan.require_program()
         program = self._graph.program
         traced = (self._graph.traced or self._graph).program

@@ -86,7 +86,8 @@ class Run:
 
     def child(self) -> Run:
         values = self.values
-        return Run(self.lowered, values.executor, self._operators, ChainMap({}, values.env), ChainMap({}, values.copies))
+        env, copies = ChainMap({}, values.env), ChainMap({}, values.copies)
+        return Run(self.lowered, values.executor, self._operators, env, copies)
 
     def equations(self, indices: Sequence[int]) -> list[Equation]:
         return [self._program.equations[i] for i in indices]

@@ -125,8 +125,8 @@ class Plan(PlanData):
 
         Args:
           devices: at least as many as the topology has, in its order; default `jax.devices()`.
-          backend: ``"jit"`` (constraints, and the compiler's partitioner behind them) or ``"shard_map"`` (the whole step
-            as one manual program, docs/lowering.md).
+          backend: ``"jit"`` (constraints, and the compiler's partitioner behind them) or ``"shard_map"`` (the whole
+            step as one manual program, docs/lowering.md).
           donate_argnums: which arguments may be overwritten; default: those that the plan was made for.
 
         Raises:

@@ -37,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         num_strategies=options.strategies,
         reduces=not options.no_reduce,
         max_statements=options.max_statements,
+        backend=options.backend,
     )
     counts = Counts()
     for part in _results(job, [indices[p :: options.processes] for p in range(options.processes)]):
@@ -79,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--max-statements", type=int, default=30, help="about the largest number in a program"
     )
+    parser.add_argument("--backend", choices=("jit", "shard_map"), help="of all runs; by default they take turns")
     parser.add_argument("--mutants", action="store_true", help="the mutation check instead")
     parser.add_argument("--by-tests", action="store_true", help="the mutation check of the default tests")
     parser.add_argument("--only-mutants", nargs="+", default=None, help="names of mutants")

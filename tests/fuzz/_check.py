@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import re
 import traceback
@@ -14,11 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxplan.frontend._backend import Backend
 from jaxplan.ir import StepGraph
 from jaxplan.mesh import Topology
 from jaxplan.search._traced import analyse_step
 from tests.fuzz._noise import deviations
-from tests.fuzz._pieces import on_pieces
 from tests.fuzz._program import Program
 from tests.fuzz._strategies import TOPOLOGY, Strategy, draw_strategy, plan_of
 
@@ -97,10 +96,10 @@ class Subject:
             self._graph = analyse_step(self.step, abstract, {}, donate_argnums=None, static_argnums=())
         return self._graph
 
-    def try_seed(self, seed: str, pieces: bool = False) -> Outcome:
+    def try_seed(self, seed: str, backend: Backend = "jit") -> Outcome:
         """A strategy drawn from ``seed``."""
         try:
-            strategy = draw_strategy(self.graph, self.topology, seed, pieces)
+            strategy = draw_strategy(self.graph, self.topology, seed, backend)
         except Exception:
             return Outcome(status="crash", strategy=None, text=traceback.format_exc())
         return self.try_strategy(strategy)
@@ -108,8 +107,8 @@ class Subject:
     def try_strategy(self, strategy: Strategy) -> Outcome:
         """Run the step under a strategy and compare."""
         try:
-            with on_pieces() if strategy.on_pieces else contextlib.nullcontext():
-                found = numbers_of(plan_of(self.graph, self.topology, strategy).jit()(*self.args))
+            planned = plan_of(self.graph, self.topology, strategy).jit(backend=strategy.backend)
+            found = numbers_of(planned(*self.args))
         except Exception:
             text = traceback.format_exc()
             status = "compiler" if any(error in text for error in COMPILER_ERRORS) else "crash"

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxplan.frontend._backend import Backend
 from jaxplan.ir import Factor, OperatorRule, StepGraph, _groups, _registry, _space, _values
 from jaxplan.ir.rules import _window
 from jaxplan.mesh import Step
@@ -285,15 +286,15 @@ def _finds(mutant: Mutant, subject: Subject, graph: StepGraph, seed: int, index:
     if mutant.primitives and not any(e.name in mutant.primitives for e in graph.program.equations):
         return ""
     for k in range(NUM_STRATEGIES):
-        pieces = bool(mutant.primitives) or k == 1
+        backend: Backend = "shard_map" if mutant.primitives or k == 1 else "jit"
         with mutant.apply():
             try:
                 mutated = subject.again()
                 if mutated.graph.rules == graph.rules and (mutant.primitives or mutant.name == "window"):
                     return ""
-                outcome = mutated.try_seed(strategy_seed(seed, index, k), pieces)
+                outcome = mutated.try_seed(strategy_seed(seed, index, k), backend)
             except Exception as error:
                 return f"crash ({type(error).__name__})"
-        if outcome.failed and not subject.again().try_seed(strategy_seed(seed, index, k), pieces).failed:
+        if outcome.failed and not subject.again().try_seed(strategy_seed(seed, index, k), backend).failed:
             return outcome.kind
     return ""

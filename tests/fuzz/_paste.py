@@ -9,6 +9,7 @@ from tests.fuzz._settings import apply_settings
 
 apply_settings()
 
+from jaxplan.frontend._backend import Backend  # noqa: E402
 from jaxplan.ir import Configuration  # noqa: E402
 from tests.fuzz._check import Subject  # noqa: E402
 from tests.fuzz._strategies import Strategy  # noqa: E402
@@ -20,7 +21,7 @@ def compare(
     *,
     configurations: Sequence[Configuration],
     repeated: Sequence[int] = (),
-    pieces: bool = False,
+    backend: Backend = "jit",
 ) -> None:
     """Run and compare; prints what differs, and the groups with what is in them."""
     subject = Subject(step, args)
@@ -32,7 +33,7 @@ def compare(
         repeated=tuple(repeated),
         splittable=(),
         split=(),
-        on_pieces=pieces,
+        backend=backend,
     )
     outcome = subject.try_strategy(strategy)
     print(outcome.status, outcome.text, sep="\n")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import jax
 
+from jaxplan.frontend._backend import Backend
 from tests.fuzz._check import Outcome, Subject
 from tests.fuzz._generate import MAX_STATEMENTS, program_of
 from tests.fuzz._program import Program
@@ -63,12 +64,15 @@ def fuzz(
     *,
     reduces: bool = True,
     max_statements: int = MAX_STATEMENTS,
+    backend: Backend | None = None,
 ) -> Counts:
-    """Check programs ``indices`` of ``seed`` under so many strategies each; prints failures."""
+    """Check programs ``indices`` of ``seed`` under so many strategies each, backends in turn unless one is named."""
     counts = Counts()
     for index in indices:
         start = time.process_time()
-        _fuzz_one(seed, index, program_of(seed, index, max_statements), num_strategies, counts, reduces)
+        _fuzz_one(
+            seed, index, program_of(seed, index, max_statements), num_strategies, counts, reduces, backend
+        )
         counts.programs += 1
         counts.seconds += time.process_time() - start
         if counts.programs % _CLEAR_EVERY == 0:
@@ -78,7 +82,13 @@ def fuzz(
 
 
 def _fuzz_one(
-    seed: int, index: int, program: Program, num_strategies: int, counts: Counts, reduces: bool
+    seed: int,
+    index: int,
+    program: Program,
+    num_strategies: int,
+    counts: Counts,
+    reduces: bool,
+    backend: Backend | None,
 ) -> None:
     try:
         subject = Subject.of(program)
@@ -91,7 +101,7 @@ def _fuzz_one(
         return
     counts.met.update(_primitives(subject))
     for k in range(num_strategies):
-        outcome = subject.try_seed(strategy_seed(seed, index, k), on_pieces(index, k))
+        outcome = subject.try_seed(strategy_seed(seed, index, k), backend or backend_of(index, k))
         counts.outcomes[outcome.status] += 1
         if outcome.strategy is not None:
             counts.splittable.update(outcome.strategy.splittable)
@@ -107,9 +117,9 @@ def strategy_seed(seed: int, index: int, k: int) -> str:
     return f"{seed} {index} {k}"
 
 
-def on_pieces(index: int, k: int) -> bool:
-    """Every second run is one on pieces."""
-    return (index + k) % 2 == 1
+def backend_of(index: int, k: int) -> Backend:
+    """Every second run is one manual program."""
+    return "shard_map" if (index + k) % 2 == 1 else "jit"
 
 
 def _primitives(subject: Subject) -> list[str]:
@@ -131,7 +141,8 @@ def report(seed: int, index: int, k: int, program: Program, outcome: Outcome, re
 
 
 def _reduced(program: Program, outcome: Outcome, drawn: str) -> tuple[Program, Outcome]:
-    last, pieces = {"outcome": outcome}, outcome.strategy is not None and outcome.strategy.on_pieces
+    last: dict[str, Outcome] = {"outcome": outcome}
+    backend = "jit" if outcome.strategy is None else outcome.strategy.backend
 
     def fails(smaller: Program) -> bool:
         try:
@@ -140,7 +151,7 @@ def _reduced(program: Program, outcome: Outcome, drawn: str) -> tuple[Program, O
         except Exception:
             return False
         for attempt in ("", " again"):
-            tried = subject.try_seed(drawn + attempt, pieces)
+            tried = subject.try_seed(drawn + attempt, backend)
             if tried.kind == outcome.kind:
                 last["outcome"] = tried
                 return True
@@ -155,5 +166,5 @@ def _configuration_lines(outcome: Outcome) -> list[str]:
         return []
     return [
         f"compare(step, args, configurations={outcome.strategy.configurations}, "
-        f"repeated={outcome.strategy.repeated}, pieces={outcome.strategy.on_pieces})",
+        f"repeated={outcome.strategy.repeated}, backend={outcome.strategy.backend!r})",
     ]

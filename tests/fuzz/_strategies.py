@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from jaxplan.core._once import Once
 from jaxplan.cost import Prediction, Read, boundary_shardings, find_reads, sharding_of
+from jaxplan.frontend._backend import Backend
 from jaxplan.ir import WHOLE, Configuration, Group, GroupSpace, StepGraph, fixed_axes
 from jaxplan.mesh import AtomicAxis, Topology
 from jaxplan.partition import decide_lowering
@@ -44,17 +45,18 @@ class Strategy:
 
     Attributes:
       splittable, split: names of the primitives of the operators that can be split, and that are.
-      on_pieces: every operator that is split runs on the devices' own pieces (see `on_pieces`).
+      backend: how it is lowered. Under constraints the compiler repairs a wrong rule with communication; in a manual
+        program every operator runs on pieces, and a wrong rule gives wrong numbers.
     """
 
     configurations: tuple[Configuration, ...]
     repeated: tuple[int, ...]
     splittable: tuple[str, ...]
     split: tuple[str, ...]
-    on_pieces: bool = False
+    backend: Backend = "jit"
 
 
-def draw_strategy(graph: StepGraph, topology: Topology, seed: str, on_pieces: bool = False) -> Strategy:
+def draw_strategy(graph: StepGraph, topology: Topology, seed: str, backend: Backend = "jit") -> Strategy:
     """A random strategy that splits at least `LEAST_SPLIT` of the splittable operators.
 
     A group's configuration depends on ``seed`` and on what the group holds, not on its number, so that it stays while
@@ -69,7 +71,7 @@ def draw_strategy(graph: StepGraph, topology: Topology, seed: str, on_pieces: bo
         _make_feasible(graph, reads, drawn)
         strategy = _described(graph, topology, reads, drawn, random.Random(f"{seed} {attempt} repeated"))
         if len(strategy.split) >= LEAST_SPLIT * len(strategy.splittable):
-            return dataclasses.replace(strategy, on_pieces=on_pieces)
+            return dataclasses.replace(strategy, backend=backend)
     raise AssertionError(f"no strategy in {_MAX_DRAWS} draws splits half of {strategy.splittable}")
 
 

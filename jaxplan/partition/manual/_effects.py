@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -23,13 +24,14 @@ def on_first_device(executor: Executor, run: Callable[..., list[Any]], operands:
     if not names:
         return run(*operands)
     operands = [jnp.asarray(x) if not hasattr(x, "dtype") else x for x in operands]
-    from jax import eval_shape
-
-    shapes = eval_shape(lambda *xs: tuple(run(*xs)), *operands)
+    shapes = jax.eval_shape(lambda *xs: tuple(run(*xs)), *operands)
     results = lax.cond(
         lax.axis_index(names) == 0,
         lambda *xs: tuple(run(*xs)),
         lambda *_: tuple(jnp.zeros(s.shape, s.dtype) for s in shapes),
         *operands,
     )
-    return [lax.psum(r.astype(jnp.int8), names).astype(bool) if r.dtype == bool else lax.psum(r, names) for r in results]
+    return [
+        lax.psum(r.astype(jnp.int8), names).astype(bool) if r.dtype == bool else lax.psum(r, names)
+        for r in results
+    ]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -76,7 +78,8 @@ class ManualExecutor(Executor):
         """A value whole on every device, from pieces in a sharding without partial sums."""
         for dim, axes in enumerate(sharding.dims):
             if axes:
-                x = of_words(lambda y: lax.all_gather(y, self.names(axes), axis=dim, tiled=True), x)
+                gather = functools.partial(lax.all_gather, axis_name=self.names(axes), axis=dim, tiled=True)
+                x = of_words(gather, x)
         return x
 
 
@@ -84,7 +87,5 @@ def of_words(move: Any, x: Any) -> Any:
     """``move(x)``, of random keys on their words: collectives take no keys."""
     if not _compat.is_key_dtype(x.dtype):
         return move(x)
-    import jax
-
     words = move(jax.random.key_data(x))
     return jax.random.wrap_key_data(words, impl=jax.random.key_impl(x))

@@ -89,12 +89,15 @@ class FreeValues:
             split[factors[0]] = axes
         return split
 
-    def _results(self, call: FreeCall, split: Mapping[int, tuple[int, ...]], memo: dict[Any, list[Any]]) -> list[Any]:
+    def _results(
+        self, call: FreeCall, split: Mapping[int, tuple[int, ...]], memo: dict[Any, list[Any]]
+    ) -> list[Any]:
         key = (id(call), tuple(sorted(split.items())))
         if key not in memo:
             shardings = [sharding_of(dims, split) for dims in call.rule.operands]
             pieces = [
-                self._operand(source, sharding, memo) for source, sharding in zip(call.sources, shardings, strict=True)
+                self._operand(source, sharding, memo)
+                for source, sharding in zip(call.sources, shardings, strict=True)
             ]
             out_shapes = [
                 sharding_of(dims, split).local_shape(shape, self._executor.axes)

@@ -68,14 +68,17 @@ class ManualOperators(Operators):
         ]
         results = self._run(eqn, self._aligned(eqn, operands, reads, now), now, shapes)
         return [
-            self._sliced(r, dims, home, late) for r, dims, home in zip(results, rule.results, homes, strict=True)
+            self._sliced(r, dims, home, late)
+            for r, dims, home in zip(results, rule.results, homes, strict=True)
         ]
 
     def bind(
         self, eqn: Equation, operands: Sequence[Any], params: Mapping[str, Any] | None = None
     ) -> list[Any]:
         if has_outside_effects(eqn.origin):
-            return on_first_device(self._executor, lambda *xs: super(ManualOperators, self).bind(eqn, xs, params), operands)
+            return on_first_device(
+                self._executor, lambda *xs: super(ManualOperators, self).bind(eqn, xs, params), operands
+            )
         return super().bind(eqn, operands, params)
 
     def _run(

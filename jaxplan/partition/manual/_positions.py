@@ -23,14 +23,16 @@ _WIDTHS = {8: jnp.uint8, 16: jnp.uint16, 32: jnp.uint32, 64: jnp.uint64}
 
 Starts = Sequence[Any]
 """Per dimension of the result, the position of the piece's first element in the whole."""
-Positional = Callable[
-    [Mapping[str, Any], Sequence[Any], tuple[int, ...], tuple[int, ...], Starts], list[Any]
-]
+Positional = Callable[[Mapping[str, Any], Sequence[Any], tuple[int, ...], tuple[int, ...], Starts], list[Any]]
 """(parameters, local operands, shape of the whole result, shape of the piece, starts) -> local results."""
 
 
 def _iota(
-    params: Mapping[str, Any], _: Sequence[Any], whole: tuple[int, ...], shape: tuple[int, ...], starts: Starts
+    params: Mapping[str, Any],
+    _: Sequence[Any],
+    whole: tuple[int, ...],
+    shape: tuple[int, ...],
+    starts: Starts,
 ) -> list[Any]:
     dimension, dtype = params["dimension"], params["dtype"]
     if isinstance(starts[dimension], int):
@@ -40,7 +42,11 @@ def _iota(
 
 
 def _counter(
-    params: Mapping[str, Any], _: Sequence[Any], whole: tuple[int, ...], shape: tuple[int, ...], starts: Starts
+    params: Mapping[str, Any],
+    _: Sequence[Any],
+    whole: tuple[int, ...],
+    shape: tuple[int, ...],
+    starts: Starts,
 ) -> list[Any]:
     return list(counters(whole, shape, starts))
 
@@ -117,5 +123,10 @@ def _times(x: Any, factor: int) -> tuple[Any, Any]:
     lower = parts[0] * half[0]
     crossed = [parts[0] * half[1], parts[1] * half[0]]
     middle = (lower >> word(_HALF)) + (crossed[0] & word(_LOW)) + (crossed[1] & word(_LOW))
-    carried = parts[1] * half[1] + (crossed[0] >> word(_HALF)) + (crossed[1] >> word(_HALF)) + (middle >> word(_HALF))
+    carried = (
+        parts[1] * half[1]
+        + (crossed[0] >> word(_HALF))
+        + (crossed[1] >> word(_HALF))
+        + (middle >> word(_HALF))
+    )
     return carried + x * high, (middle << word(_HALF)) | (lower & word(_LOW))

@@ -25,7 +25,9 @@ def run_manually(
 
     def on_device(*pieces: Any) -> tuple[Any, ...]:
         outputs = outputs_of(lowered, executor, operators, pieces)
-        arrays = [_as_array(x, program.tensors[t].dtype) for x, t in zip(outputs, program.outputs, strict=True)]
+        arrays = [
+            _as_array(x, program.tensors[t].dtype) for x, t in zip(outputs, program.outputs, strict=True)
+        ]
         return computed(arrays, handed)
 
     def specs(shardings: Sequence[Any]) -> tuple[PartitionSpec, ...]:

@@ -25,7 +25,9 @@ def factor_split(
         for factors, axes in zip(dims, sharding.dims, strict=bool(dims)):
             if axes:
                 known = split.setdefault(factors[0], axes)
-                assert known == axes, f"{rule}: factor {rule.factor_name(factors[0])} is split by {known} and {axes}"
+                assert known == axes, (
+                    f"{rule}: factor {rule.factor_name(factors[0])} is split by {known} and {axes}"
+                )
     return split
 
 
