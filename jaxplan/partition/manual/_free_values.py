@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxplan.ir import CUT, JOIN, Equation, OperatorRule
 from jaxplan.mesh import Sharding
+from jaxplan.partition._steps import Executor
 from jaxplan.partition.manual._splits import Split, minor_factors, sharding_of
-
-if TYPE_CHECKING:
-    from jaxplan.partition.manual._executor import ManualExecutor
 
 RunOnPieces = Callable[[Equation, Sequence[Any], Split, Sequence[tuple[int, ...]]], list[Any]]
 """(equation, local operands, split, local shapes of the results) -> local results."""
@@ -56,7 +54,7 @@ class FreeValue:
 class FreeValues:
     """Evaluates free values over the mesh of one executor."""
 
-    def __init__(self, executor: ManualExecutor) -> None:
+    def __init__(self, executor: Executor) -> None:
         self._executor = executor
 
     def piece(self, value: FreeValue, sharding: Sharding) -> Any:
