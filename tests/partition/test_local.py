@@ -177,11 +177,10 @@ def test_products_of_narrow_integers_stay_narrow() -> None:
 
 
 def test_parameters_that_hold_a_split_size_are_found_out() -> None:
-    x = jnp.ones((6,))
-    eqn = single_equation(lambda x: lax.broadcast_in_dim(x, (4, 6), (1,)), "broadcast_in_dim", x)
-    rule = rule_of(eqn)
-    with pytest.raises(RuleError, match=r"(?s)'broadcast_in_dim'.*\(4, 6\).*says \[\(2, 6\)\].*local_params"):
-        run_split(eqn, rule, [x], {0: ("a",)})
+    """An iota depends on its position, so nothing adapts the sizes of one to a piece."""
+    eqn = single_equation(lambda x: x + lax.broadcasted_iota(jnp.int32, (4, 6), 1), "iota", jnp.ones((4, 6)))
+    with pytest.raises(RuleError, match=r"(?s)'iota'.*\(4, 6\).*says \[\(2, 6\)\].*local_params"):
+        run_split(eqn, rule_of(eqn), [], {0: ("a",)})
 
 
 def test_plans_with_a_split_table_compute_the_same() -> None:
