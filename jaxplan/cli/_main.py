@@ -114,6 +114,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     plan.add_argument("--cache", metavar="FOLDER", help="with --verify, keep compiled programs there")
     plan.add_argument("--audit", action="store_true", help="compile the chosen plan and compare")
+    plan.add_argument(
+        "--advice", action="store_true", help="say what would make the chosen plan faster or leaner, with figures"
+    )
     plan.set_defaults(run=_run_plan)
 
     add_view_commands(commands)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import jaxplan
@@ -11,6 +12,7 @@ from jaxplan.cli._output import add_output_arguments, print_result
 from jaxplan.cli._step import add_static_argument, named_step, static_options
 from jaxplan.core._units import format_bytes, format_seconds
 from jaxplan.errors import ArgumentError
+from jaxplan.plans._advice import advice_text
 
 if TYPE_CHECKING:
     from jaxplan.plans._frontier import Frontier
@@ -66,6 +68,8 @@ def _add_step(parser: argparse.ArgumentParser) -> None:
 def show_frontier(frontier: Frontier, arguments: argparse.Namespace) -> Plan:
     """Print the frontier and the plan chosen from it, draw the requested plots, and return the plan."""
     plan = frontier.choose(arguments.choose or "fastest")
+    advised = getattr(arguments, "advice", False)
+    advice = frontier.advice(choose=arguments.choose or "fastest") if advised else ()
 
     def text() -> str:
         lines = [
@@ -73,9 +77,14 @@ def show_frontier(frontier: Frontier, arguments: argparse.Namespace) -> Plan:
             f"chosen: {frontier.label(plan)}, {format_seconds(plan.time_seconds)} a step, "
             f"{format_bytes(plan.memory_bytes)} per device",
         ]
-        return "\n".join([*lines, plan.explain()] if arguments.explain else lines)
+        lines += [plan.explain()] if arguments.explain else []
+        return "\n".join([*lines, advice_text(advice)] if advised else lines)
 
-    print_result(arguments, text, lambda: {"chosen": frontier.label(plan), "frontier": frontier.to_json()})
+    def data() -> dict[str, Any]:
+        found = {"chosen": frontier.label(plan), "frontier": frontier.to_json()}
+        return found | ({"advice": list(map(dataclasses.asdict, advice))} if advised else {})
+
+    print_result(arguments, text, data)
     if arguments.plot:
         frontier.plot(arguments.plot, choose=arguments.choose or "fastest")
     if arguments.report:

@@ -20,6 +20,7 @@ from jaxplan.mesh._resharding import reshard_bound as reshard_bound
 from jaxplan.mesh._resharding import reshard_path as reshard_path
 from jaxplan.mesh._resharding import reshard_seconds as reshard_seconds
 from jaxplan.mesh._resharding import reshard_table as reshard_table
+from jaxplan.mesh._scaled import enlarged as enlarged
 from jaxplan.mesh._scaled import with_bandwidth as with_bandwidth
 from jaxplan.mesh._sharding import Sharding as Sharding
 from jaxplan.mesh._topology import Topology as Topology

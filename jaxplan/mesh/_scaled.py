@@ -1,4 +1,4 @@
-"""A machine with other links than it has, to ask how a step would run if the network were twice as fast."""
+"""A machine with other links or more devices than it has, to ask how a step would run there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from jaxplan.errors import ArgumentError
+from jaxplan.errors import ArgumentError, TopologyError
 from jaxplan.mesh._chips import Link
 from jaxplan.mesh._topology import Topology
 
@@ -48,6 +48,27 @@ def with_bandwidth(topology: Topology, factors: float | Mapping[str, float]) -> 
     )
     factors_text = ", ".join(f"{name} x{factor:g}" for name, factor in by_level.items())
     return dataclasses.replace(topology, name=f"{topology.name} ({factors_text})", levels=levels)
+
+
+def enlarged(topology: Topology, factor: int = 2) -> Topology:
+    """A machine of the same kind with so many times the devices: more nodes, or a torus longer where it is shortest.
+
+    Raises:
+      TopologyError: the links are not those of a preset, so the larger machine is not known.
+
+    Example:
+      >>> enlarged(Topology.parse("h100:8")).name, enlarged(Topology.parse("v5e:2x4"), 4).name
+      ('h100:2x8', 'v5e:8x4')
+    """
+    known = Topology.parse(topology.name) if topology.profile is None else None
+    if known != topology:
+        raise TopologyError(f"the links of {topology.name} are not those of a preset: give the larger machine itself")
+    sizes = [int(size) for size in topology.name.partition(":")[2].split("x")]
+    if not topology.chip.torus_rank and len(sizes) == 1:
+        sizes = [1, *sizes]
+    shortest = sizes.index(min(sizes)) if topology.chip.torus_rank else 0
+    sizes[shortest] *= factor
+    return Topology.of(topology.chip, tuple(sizes))
 
 
 def _scaled(link: Link, factor: float) -> Link:

@@ -11,6 +11,7 @@ from typing import Any
 from jaxplan.core._files import write_whole
 from jaxplan.core._json import MalformedError, required, typed
 from jaxplan.errors import ArgumentError, PlanFileError, UnsupportedError
+from jaxplan.plans._advice import Advice
 from jaxplan.plans._frontier_data import FrontierData
 from jaxplan.plans._infeasible import infeasible_error
 from jaxplan.plans._plan import Plan
@@ -94,12 +95,28 @@ class Frontier(FrontierData[Plan]):
           ArgumentError: a factor, limit or batch that cannot be.
           InfeasibleError: no plan fits.
         """
+        return self._replan("what_if")(bandwidth=bandwidth, memory=memory, batch=batch)
+
+    def advice(self, *, choose: str | int = "fastest") -> tuple[Advice, ...]:
+        """What would make a plan faster or leaner, each with its figures, the largest saving first.
+
+        Looked at are padding of dimensions that the devices do not divide, the slowest links, operators without a
+        rule, twice the devices, recomputed blocks, micro-batches, the dtype of gradients, and communication beside
+        compute. The step is planned again for some of them, so this takes several times as long as planning it.
+
+        Raises:
+          UnsupportedError: the frontier was read from a file.
+        """
+        replan = self._replan("advice")
+        return replan.advise(self.choose(choose), replan)
+
+    def _replan(self, method: str) -> Any:
         if self.replan is None:
             raise UnsupportedError(
-                "what_if() needs the step, and this frontier was read from a file.\n"
+                f"{method}() needs the step, and this frontier was read from a file.\n"
                 "  fix: plan the step again with jaxplan.plan(step, *args, topology=...)"
             )
-        return self.replan(bandwidth=bandwidth, memory=memory, batch=batch)
+        return self.replan
 
     def table(self, *, max_rows: int = 12, width: int | None = None, verbose: bool = False) -> str:
         """Return the frontier as a text table of at most `max_rows` points, the references below it.

@@ -67,6 +67,7 @@ class PricedPlan:
         if group is not None:
             others = builder.configurations()[group]
             chosen[group] = (configurations[group], *(c for c in others if c != configurations[group]))
+        self._chosen = chosen
         self.model: CostModel = builder.build(chosen)
         self.predictor = Predictor(self.model)
         self.assignment = [0] * len(configurations)
@@ -76,6 +77,15 @@ class PricedPlan:
     @cached_property
     def _predicted(self) -> tuple[Prediction, tuple[Transfer, ...]]:
         return self.predictor.predict(self.assignment, self.choices)
+
+    @property
+    def seconds(self) -> float:
+        """Of a step."""
+        return self._predicted[0].time_seconds
+
+    def overlapped_model(self) -> CostModel:
+        """The same with times that count communication beside compute."""
+        return ModelBuilder(self.graph, self.topology, overlap=True).build(self._chosen)
 
     @property
     def transfers(self) -> tuple[Transfer, ...]:

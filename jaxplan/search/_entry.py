@@ -9,6 +9,7 @@ from typing import Any
 from jaxplan.core._files import check_folder
 from jaxplan.core._interrupt import current, interruptible
 from jaxplan.core._progress import Progress
+from jaxplan.errors import InfeasibleError
 from jaxplan.frontend._absent_gpu import NEWEST_GPU, Assumption, assumption_for
 from jaxplan.frontend._arguments import step_name
 from jaxplan.frontend._options import Options
@@ -21,6 +22,7 @@ from jaxplan.search._planner import plan_graph
 from jaxplan.search._scaling import MinDevices, Scaling, checked_counts, find_fewest, scale
 from jaxplan.search._traced import Report, Traced, analyse_traced, trace_step
 from jaxplan.search._verify import check_verifiable, checked_choice, verify
+from jaxplan.search._would_fit import with_ways_out
 from jaxplan.strategies import checked_names
 
 
@@ -67,9 +69,15 @@ def plan_on(step: StepToPlan, options: Options) -> Frontier:
     around = _checked_before_search(options, topology)
     with Progress(options.progress) as report:
         graph = step.graph(topology, report)
-        frontier = plan_graph(
-            graph, topology=topology, options=options.on(topology), report=report, name=step_name(step.step)
-        )
+        limited = options.on(topology)
+        try:
+            frontier = plan_graph(
+                graph, topology=topology, options=limited, report=report, name=step_name(step.step)
+            )
+        except InfeasibleError as error:
+            if options.kept or current().happened:  # planned again without them, or nobody waits
+                raise
+            raise with_ways_out(error, graph, topology, limited) from None
     if around is None or current().happened:
         return frontier
     with Progress(options.progress) as report:

@@ -37,8 +37,13 @@ def in_microbatches(graph: StepGraph, num: int) -> StepGraph:
     return sliced_graph(graph, MicroBatches(num=num, dims=dims))
 
 
-def plan_with_microbatches(graph: StepGraph, asked: bool | int | None, plan_graph: PlanGraph) -> Frontier:
+def plan_with_microbatches(
+    graph: StepGraph, asked: bool | int | None, plan_graph: PlanGraph, most_bytes: int | None = None
+) -> Frontier:
     """The frontier of a step, in as many slices as asked for.
+
+    Args:
+      most_bytes: that all devices hold together, if it is limited.
 
     Raises:
       InfeasibleError: no plan fits, in slices neither.
@@ -50,6 +55,8 @@ def plan_with_microbatches(graph: StepGraph, asked: bool | int | None, plan_grap
         try:
             return plan_graph(graph)
         except InfeasibleError as error:
+            if most_bytes is not None and sum(graph.program.tensors[t].num_bytes for t in graph.stored) > most_bytes:
+                raise  # what is stored from step to step does not fit, and slices do not change that
             return _first_that_fits(graph, plan_graph, error)
     if asked is not True:
         return plan_graph(in_microbatches(graph, asked))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 from jaxplan.core import _compat
 from jaxplan.core._collector import paused_collector
@@ -13,6 +15,7 @@ from jaxplan.frontend._options import Options
 from jaxplan.ir import Equation, StepGraph, analyse
 from jaxplan.mesh import Topology
 from jaxplan.plans._frontier import Frontier
+from jaxplan.search._advice import advise
 from jaxplan.search._assemble import NOTHING_MSG, assemble
 from jaxplan.search._microbatches import plan_with_microbatches
 from jaxplan.search._price import price
@@ -39,9 +42,13 @@ def plan_graph(
     Raises:
       InfeasibleError: no plan fits the limit.
     """
+    limit = options.memory_limit_bytes
     with interruptible(), paused_collector():
         return plan_with_microbatches(
-            graph, options.microbatches, lambda of: _plan_graph(of, topology, options, report, name)
+            graph,
+            options.microbatches,
+            lambda of: _plan_graph(of, topology, options, report, name),
+            None if limit is None else limit * topology.num_devices,
         )
 
 
@@ -74,13 +81,10 @@ def _is_ordered(eqn: Equation) -> bool:
 def _replanner(graph: StepGraph, topology: Topology, options: Options, name: str) -> Replanner:
     """A function that plans the step again, quietly, with other links, another limit or another batch."""
 
-    def again(graph: StepGraph, topology: Topology, memory_limit_bytes: int | None) -> Frontier:
-        other = options
-        if graph.program.microbatches is not None:
-            other = dataclasses.replace(other, microbatches=False)
-        if memory_limit_bytes is not None:
-            other = dataclasses.replace(other, memory_limit_bytes=memory_limit_bytes)
+    def again(graph: StepGraph, topology: Topology, changes: Mapping[str, Any]) -> Frontier:
+        sliced = {"microbatches": False} if graph.program.microbatches is not None else {}
+        other = dataclasses.replace(options, **(sliced | dict(changes)))
         with Progress(False) as report:
             return plan_graph(graph, topology=topology, options=other, report=report, name=name)
 
-    return Replanner(graph=graph, topology=topology, plan_graph=again, analyse=analyse)
+    return Replanner(graph=graph, topology=topology, plan_graph=again, analyse=analyse, advise=advise)

@@ -88,10 +88,12 @@ def _strategies_of(
     return strategies, absent
 
 
-def model_of_strategies(strategies: Mapping[str, StrategyPlan], model: CostModel) -> CostModel:
-    """The cost model of the same step in which strategies alone are points."""
-    builder = ModelBuilder(model.graph, model.topology, overlap=model.overlapped is not None)
-    spaces = model.graph.spaces
+def model_of_strategies(
+    strategies: Mapping[str, StrategyPlan], graph: StepGraph, topology: Topology, *, overlap: bool = False
+) -> CostModel:
+    """The cost model of a step in which strategies alone are points."""
+    builder = ModelBuilder(graph, topology, overlap=overlap)
+    spaces = graph.spaces
     configurations = [
         ordered({((),) * len(space.classes), *of}) if v not in builder.tiny else (((),) * len(space.classes),)
         for v, (space, *of) in enumerate(zip(spaces, *(s.configurations for s in strategies.values()), strict=True))

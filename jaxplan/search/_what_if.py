@@ -8,8 +8,9 @@ from typing import Any
 
 from jaxplan.core._units import parse_limit
 from jaxplan.errors import ArgumentError
-from jaxplan.ir import StepGraph
+from jaxplan.ir import Program, StepGraph
 from jaxplan.mesh import Topology, with_bandwidth
+from jaxplan.plans._advice import Advice
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -19,15 +20,16 @@ class Replanner:
     Attributes:
       graph: the analysed step.
       topology: where it was planned.
-      plan_graph: ``(graph, topology, memory limit in bytes or None) -> Frontier``; a limit of None is the one that was
-        asked for before.
+      plan_graph: ``(graph, topology, changes) -> Frontier``; changes are options in place of those asked for before.
       analyse: program -> its graph.
+      advise: ``(plan, this) -> tuple[Advice, ...]``.
     """
 
     graph: StepGraph
     topology: Topology
-    plan_graph: Callable[[StepGraph, Topology, int | None], Any]
+    plan_graph: Callable[[StepGraph, Topology, Mapping[str, Any]], Any]
     analyse: Callable[[Any], StepGraph]
+    advise: Callable[[Any, Replanner], tuple[Advice, ...]]
 
     def __call__(
         self,
@@ -38,33 +40,39 @@ class Replanner:
     ) -> Any:
         """See `jaxplan.Frontier.what_if`."""
         topology = self.topology if bandwidth is None else with_bandwidth(self.topology, bandwidth)
-        graph = self.graph if batch is None else self.analyse(self._resized(batch))
-        return self.plan_graph(graph, topology, None if memory is None else parse_limit(memory))
+        graph = self.graph if batch is None else self.analyse(resized(self.graph, batch))
+        changes = {} if memory is None else {"memory_limit_bytes": parse_limit(memory)}
+        return self.plan_graph(graph, topology, changes)
 
-    def _resized(self, batch: int) -> Any:
-        """The program of another batch size, traced again."""
-        graph, program = self.graph, self.graph.program
-        if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
-            raise ArgumentError(f"batch is {batch!r}; expected the number of examples, an integer of at least 1")
-        if not graph.named.batch or program.source is None:
-            reason = graph.batch.reason or "the step is not at hand"
-            raise ArgumentError(f"batch={batch} cannot be asked for: the step has no batch ({reason})")
-        sizes = batch_sizes(graph)
-        examples = min(size for of in sizes.values() for size in of.values())
-        shapes = {}
-        for path, dims in sizes.items():
-            t = program.inputs[program.in_paths.index(path)]
-            shape = list(program.tensors[t].shape)
-            for d, size in dims.items():
-                if size * batch % examples:
-                    raise ArgumentError(
-                        f"batch={batch}: the argument {path} has {size} where others have {examples} examples, and "
-                        "does not scale to a whole number"
-                    )
-                shape[d] = size * batch // examples
-            shapes[path] = tuple(shape)
-        resized = program.source.resized(shapes)
-        return dataclasses.replace(resized, donate_argnums=program.donate_argnums)
+
+def resized(graph: StepGraph, batch: int) -> Program:
+    """The program of another batch size, traced again.
+
+    Raises:
+      ArgumentError: the step has no batch, or an argument does not scale to a whole number of examples.
+    """
+    program = graph.program
+    if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
+        raise ArgumentError(f"batch is {batch!r}; expected the number of examples, an integer of at least 1")
+    if not graph.named.batch or program.source is None:
+        reason = graph.batch.reason or "the step is not at hand"
+        raise ArgumentError(f"batch={batch} cannot be asked for: the step has no batch ({reason})")
+    sizes = batch_sizes(graph)
+    examples = min(size for of in sizes.values() for size in of.values())
+    shapes = {}
+    for path, dims in sizes.items():
+        t = program.inputs[program.in_paths.index(path)]
+        shape = list(program.tensors[t].shape)
+        for d, size in dims.items():
+            if size * batch % examples:
+                raise ArgumentError(
+                    f"batch={batch}: the argument {path} has {size} where others have {examples} examples, and "
+                    "does not scale to a whole number"
+                )
+            shape[d] = size * batch // examples
+        shapes[path] = tuple(shape)
+    resized = program.source.resized(shapes)
+    return dataclasses.replace(resized, donate_argnums=program.donate_argnums)
 
 
 def batch_sizes(graph: StepGraph) -> dict[str, dict[int, int]]:
