@@ -18,6 +18,7 @@ from jaxplan.errors import MissingExtraError as MissingExtraError
 from jaxplan.errors import PlanFileError as PlanFileError
 from jaxplan.errors import PlanMismatchError as PlanMismatchError
 from jaxplan.errors import ProblemError as ProblemError
+from jaxplan.errors import ProcessError as ProcessError
 from jaxplan.errors import ProfileError as ProfileError
 from jaxplan.errors import RuleError as RuleError
 from jaxplan.errors import SaveError as SaveError

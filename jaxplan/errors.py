@@ -127,6 +127,10 @@ class PlanFileError(JaxplanError, ValueError):
     """
 
 
+class ProcessError(JaxplanError):
+    """The processes of one run do not call the same program, or one of them does not come; raised in all of them."""
+
+
 class SaveError(JaxplanError, OSError):
     """A file could not be written; the one that was there is as it was. `errno` is that of the operating system.
 

@@ -205,8 +205,10 @@ class Auto(Generic[P, R]):
 
     def _prepare(self, key: CallKey, call: Call) -> Ready:
         """What serves a new kind of call, compiled, with its memory read."""
-        from jaxplan.partition import runs_as_planned
+        from jaxplan.partition import check_equal_arguments, device_mesh, runs_as_planned
 
+        if runs_as_planned(call):
+            check_equal_arguments(call, device_mesh(parse_topology(self._topology)).devices.flat)
         ready = self._planned(key, call)
         if ready.fits or not runs_as_planned(call):
             return ready
@@ -255,22 +257,23 @@ class Auto(Generic[P, R]):
 
     def _searched(self, call: Call) -> Frontier:
         """A new frontier; state keeps the layout that it has, or has it as in the plan to be like."""
-        from jaxplan.search._entry import StepToPlan, plan_on
+        from jaxplan.search._entry import StepToPlan
+        from jaxplan.search._every_process import plan_everywhere
         from jaxplan.search._fixed import shardings_of
 
         options = dataclasses.replace(self._options, topology=self._topology)
         step = StepToPlan(self._step, call.args, call.kwargs, options)
         if options.like is not None:
             kept = shardings_of(followed_plan(options.like))
-            return plan_on(step, dataclasses.replace(options, kept=kept))
+            return plan_everywhere(step, dataclasses.replace(options, kept=kept))
         is_point = options.choose in POINT_NAMES or point_number(options.choose) is not None
         latest = None if self._latest is None else self._latest[1].plan
         if options.keep_layout and is_point and latest is not None:
             try:
-                return plan_on(step, dataclasses.replace(options, kept=shardings_of(latest)))
+                return plan_everywhere(step, dataclasses.replace(options, kept=shardings_of(latest)))
             except InfeasibleError:
                 warn_once(_MOVES_MSG.format(step=step_name(self._step)))
-        return plan_on(step, options)
+        return plan_everywhere(step, options)
 
 
 def followed_plan(like: Any) -> Plan:

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy
 from jax._src import config as jax_config
+from jax._src import core as jax_core
+from jax._src import distributed as jax_distributed
 from jax._src import effects as jax_effects
 from jax._src import source_info_util
 from jax._src.array import ArrayImpl as ArrayImpl
@@ -45,6 +47,26 @@ trace_context = jax_config.trace_context
 """The settings that change the result of a trace, hashable: the part of `jax.jit`'s cache key beside avals."""
 debug_nans, debug_infs = jax_config.debug_nans, jax_config.debug_infs
 """Settings of these names; ``value`` as this thread sees it, without the property of `jax.config` in between."""
+
+
+trace_state_clean = jax_core.trace_state_clean
+"""Whether nothing is being traced."""
+JaxRuntimeError = jax.errors.JaxRuntimeError
+
+
+def distributed_client() -> Any:
+    """The client of the store of keys and values that `jax.distributed.initialize` connected to; None without one."""
+    return jax_distributed.global_state.client
+
+
+def process_id() -> int:
+    """The number of this process; 0 where there is one."""
+    return jax_distributed.global_state.process_id or 0
+
+
+def num_processes() -> int:
+    """Processes of the run that `jax.distributed.initialize` joined; 1 without it."""
+    return jax_distributed.global_state.num_processes or 1
 
 
 def dispatch_of(compiled: Any) -> Any:

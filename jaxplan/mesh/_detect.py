@@ -12,7 +12,7 @@ from jaxplan.mesh._chips import CHIPS, ChipSpec
 
 
 def detect(devices: Sequence[Any] | None = None) -> tuple[ChipSpec, tuple[int, ...]]:
-    """Chip, and sizes outermost first, of `devices` (default `jax.devices()`): chip by device kind, nodes by process.
+    """Chip, and sizes outermost first, of `devices` (default `jax.devices()`), of which nodes are hosts, or processes.
 
     Raises:
       TopologyError: no devices, several kinds, an unknown kind, or nodes of different sizes.
@@ -55,16 +55,22 @@ def _chip_of_kind(kind: str) -> ChipSpec:
 
 
 def _cluster_shape(devices: Sequence[Any]) -> tuple[int, ...]:
-    per_node = Counter(device.process_index for device in devices)
+    in_order = [_node(device) for device in devices]
+    per_node = Counter(in_order)
     counts = set(per_node.values())
-    in_order = [device.process_index for device in devices]
     if len(counts) != 1 or in_order != sorted(in_order):
         raise TopologyError(
-            f"devices per process are {dict(per_node)}; expected the same number in "
-            "each process, in process order"
+            f"devices per node are {dict(per_node)}; expected the same number in each node, in the order of nodes"
         )
     size = counts.pop()
     return (len(per_node), size) if len(per_node) > 1 else (size,)
+
+
+def _node(device: Any) -> int:
+    """The node of a device: of GPUs the host, which several processes may share; of others the process."""
+    names = ("slice_index", "partition_index") if getattr(device, "platform", "") == "gpu" else ()
+    found = (getattr(device, name, None) for name in names)
+    return next((index for index in found if index is not None), device.process_index)
 
 
 def _torus_shape(devices: Sequence[Any]) -> tuple[int, ...]:

@@ -1,6 +1,9 @@
 """Apply a plan: the jit backend, placement of arguments, and the audit of the compiled program."""
 
+from jaxplan.partition._batches import Batches as Batches
+from jaxplan.partition._batches import batch_arguments as batch_arguments
 from jaxplan.partition._decide import decide_lowering as decide_lowering
+from jaxplan.partition._host_values import check_equal_arguments as check_equal_arguments
 from jaxplan.partition._init import create as create
 from jaxplan.partition._known_calls import Results as Results
 from jaxplan.partition._lowered_program import LoweredProgram as LoweredProgram

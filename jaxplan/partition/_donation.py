@@ -19,6 +19,7 @@ import numpy as np
 
 from jaxplan.core import _compat
 from jaxplan.core._log import logger
+from jaxplan.partition._host_values import put
 
 _MOST_PATHS = 4
 _SHARED_MSG = (
@@ -74,7 +75,7 @@ class DonatedBuffers:
         if shared:
             self._tell(shared)
         for i in shared:
-            placed[i] = jax.device_put(jnp.copy(placed[i]), placed[i].sharding)
+            placed[i] = put(jnp.copy(placed[i]), placed[i].sharding)
         return placed
 
     def remember(self, placed: Sequence[Any], results: Iterable[Any]) -> None:
@@ -128,7 +129,7 @@ def unaliased(given: Sequence[Any], placed: Sequence[Any], which: Iterable[int])
             continue
         source = given[i]
         copy = jnp.copy(source) if isinstance(source, jax.Array) else np.array(source)
-        placed[i] = jax.device_put(copy, placed[i].sharding)
+        placed[i] = put(copy, placed[i].sharding)
     return placed
 
 

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxplan.core._processes import spans_processes
 from jaxplan.errors import ArgumentError
 from jaxplan.frontend._created import Initialiser, match_arguments
+from jaxplan.partition._host_values import check_equal, is_on_host, put
+from jaxplan.partition._same_everywhere import check_same_program
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -44,7 +47,18 @@ def create(
     run = jax.jit(
         initialiser.function, out_shardings=jax.tree.unflatten(jax.tree.structure(shapes), shardings)
     )
+    if spans_processes(mesh.devices.flat):
+        return initialiser.closed(_run_everywhere(initialiser, run, mesh))
     return initialiser.closed(run(*[_on(mesh, array) for array in initialiser.arrays]))
+
+
+def _run_everywhere(initialiser: Initialiser, run: Any, mesh: Mesh) -> Any:
+    """The initialiser on the devices of several processes, which give it the same arrays and run the same program."""
+    arrays, name = initialiser.arrays, f"the initialiser {initialiser.name}"
+    check_equal(name, {f"array {i} among its arguments": a for i, a in enumerate(arrays) if is_on_host(a)})
+    placed = [_on(mesh, array) for array in arrays]
+    check_same_program(name, run.lower(*placed))
+    return run(*placed)
 
 
 def _on(mesh: Mesh, array: Any) -> Any:
@@ -52,7 +66,7 @@ def _on(mesh: Mesh, array: Any) -> Any:
     sharding = getattr(array, "sharding", None)
     if sharding is not None and sharding.device_set == set(mesh.devices.flat):
         return array
-    return jax.device_put(array, NamedSharding(mesh, PartitionSpec()))
+    return put(array, NamedSharding(mesh, PartitionSpec()))
 
 
 def _positions(program: Program) -> dict[str, list[tuple[int, tuple[str, tuple[int, ...], Any]]]]:

@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 from jaxplan.core import _compat
 from jaxplan.core._log import logger
 from jaxplan.core._units import format_bytes
+from jaxplan.partition._host_values import check_equal_leaves, put
 
 _MOST_PATHS = 4
 
@@ -32,6 +33,7 @@ class Placer:
 
     def __init__(self, paths: Sequence[str], shardings: Sequence[NamedSharding]) -> None:
         self.paths, self.shardings = tuple(paths), tuple(shardings)
+        self._spans_processes = not all(sharding.is_fully_addressable for sharding in self.shardings)
         self._told: set[str] = set()
 
     def __call__(self, leaves: Sequence[Any]) -> list[Any]:
@@ -40,9 +42,11 @@ class Placer:
         astray = [i for i, (leaf, sharding) in enumerate(wanted) if not _is_there(leaf, sharding)]
         if not astray:
             return list(leaves)
+        if self._spans_processes and _compat.trace_state_clean():
+            check_equal_leaves("the arguments of a call", self.paths, leaves, astray)
         placed = list(leaves)
         for i in astray:
-            placed[i] = jax.device_put(leaves[i], self.shardings[i])
+            placed[i] = put(leaves[i], self.shardings[i])
         committed = [i for i in astray if _is_elsewhere(leaves[i], self.shardings[i])]
         free = [i for i in astray if not getattr(leaves[i], "committed", False)]
         if committed:

@@ -17,9 +17,10 @@ from jax.sharding import Mesh, NamedSharding
 from jaxplan.core import _compat
 from jaxplan.core._log import warn_once
 from jaxplan.core._mesh_context import explicit_mesh, under
+from jaxplan.core._processes import spans_processes
 from jaxplan.errors import PlanMismatchError
 from jaxplan.frontend import _nnx
-from jaxplan.frontend._arguments import argnums
+from jaxplan.frontend._arguments import argnums, step_name
 from jaxplan.frontend._backend import Backend
 from jaxplan.frontend._call import Call, opened_call
 from jaxplan.frontend._static_leaves import release_statics
@@ -37,6 +38,7 @@ from jaxplan.partition._placement import Placer
 from jaxplan.partition._plan_like import PlanLike
 from jaxplan.partition._repeated_call import RepeatedCall, repeated_call
 from jaxplan.partition._run import run_program
+from jaxplan.partition._same_everywhere import check_same_program, compiled_everywhere
 from jaxplan.partition._steps import Executor
 from jaxplan.partition._verified import Verified
 from jaxplan.partition.manual._executor import ManualExecutor
@@ -250,13 +252,21 @@ class PlannedFunction:
             if self._compiled is None:
                 with under(self.mesh):
                     lowered = self._jitted.lower(*leaves)
-                compiled = lowered.compile()
-                num_bytes = compiled_bytes(compiled)
+                compiled, num_bytes = self._compiled_everywhere(lowered)
                 if num_bytes:
                     verified = self.plan.verified or Verified(memory_bytes=num_bytes)
                     verified = dataclasses.replace(verified, memory_bytes=num_bytes)
                     self.plan = dataclasses.replace(self.plan, verified=verified)
                 self._compiled = compiled
+
+    def _compiled_everywhere(self, lowered: Any) -> tuple[Any, int | None]:
+        """The compiled program with its memory; where several processes run it, the same one in all of them."""
+        if not spans_processes(self.mesh.devices.flat):
+            compiled = lowered.compile()
+            return compiled, compiled_bytes(compiled)
+        name = step_name(self._step)
+        check_same_program(name, lowered)
+        return compiled_everywhere(name, lowered.compile, compiled_bytes)
 
     def _compiled_call(self, leaves: Sequence[Any]) -> Any:
         if self._compiled is None:

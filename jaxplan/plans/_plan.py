@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -191,18 +191,51 @@ class Plan(PlanData):
         One such argument's own tree; a tuple of them where there are several.
 
         Example:
-          >>> batch = jax.make_array_from_process_local_data(plan.batch_sharding, local_batch)  # doctest: +SKIP
+          >>> batch = jax.device_put(batch, plan.batch_sharding)  # doctest: +SKIP
         """
-        graph = self.require_program()
-        is_stored = [t in graph.stored for t in graph.program.inputs]
-        shardings, found, start = self._shardings(self.in_layouts, None), [], 0
-        for arguments in graph.program.in_tree.children():
-            for tree in arguments.children():
-                stop = start + tree.num_leaves
-                if stop > start and not any(is_stored[start:stop]):
-                    found.append(_without_settings(tree.unflatten(shardings[start:stop])))
-                start = stop
+        from jaxplan.partition import batch_arguments
+
+        shardings = self._shardings(self.in_layouts, None)
+        found = [
+            _without_settings(tree.unflatten(shardings[start : start + tree.num_leaves]))
+            for start, tree in batch_arguments(self)
+        ]
         return found[0] if len(found) == 1 else tuple(found)
+
+    def batch(self, part: Any, devices: Sequence[Any] | None = None) -> Any:
+        """The batch as arrays over the devices of all processes, of the part that each process has loaded.
+
+        Parts follow each other in the order of processes; a leaf of the planned shape is the same in all of them.
+
+        Args:
+          part: this process's rows of what `batch_sharding` describes: one argument's tree, or a tuple of several.
+          devices: as for `jit`.
+
+        Raises:
+          ArgumentError: a part has a shape that it cannot have (the last of a data set, say); in every process.
+
+        Example:
+          >>> state, loss = step(state, plan.batch({"x": rows, "y": labels}))  # doctest: +SKIP
+        """
+        from jaxplan.partition import Batches
+
+        return Batches(self, self.mesh(devices)).place(part)
+
+    def batches(
+        self, parts: Iterable[Any], *, prefetch: int = 1, devices: Sequence[Any] | None = None
+    ) -> Iterator[Any]:
+        """`batch` for each part of an iterable, ``prefetch`` of them placed ahead of the one that is used.
+
+        Raises:
+          ProcessError: the parts of one process end before those of another; in every process.
+
+        Example:
+          >>> for batch in plan.batches(loader):  # doctest: +SKIP
+          ...     state, loss = step(state, batch)
+        """
+        from jaxplan.partition import Batches
+
+        return Batches(self, self.mesh(devices)).ahead(parts, prefetch)
 
     def explain(self, path: str | None = None) -> str:
         """Splits, communication and memory of the plan, for people; repeated layers in one line.

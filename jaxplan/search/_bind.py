@@ -49,9 +49,9 @@ def read_plan_file(path: str | Path, binder: Binder) -> Plan | Frontier:
     )
     schema = data.get("schema") if isinstance(data, dict) else None
     if schema == PLAN_SCHEMA:
-        return binder.bind(Plan.from_json(data))
+        return binder.read(data)
     if schema == FRONTIER_SCHEMA:
-        return Frontier.from_json(data, lambda item: binder.bind(Plan.from_json(item)))
+        return Frontier.from_json(data, binder.read)
     raise PlanFileError(
         f"{str(path)!r} has schema {schema!r}; expected {PLAN_SCHEMA!r} or {FRONTIER_SCHEMA!r}: "
         "is it a file that Plan.save or Frontier.save wrote?\n"
@@ -100,6 +100,10 @@ class Binder:
         self._static = argnums(static_argnums, "static_argnums") or ()
         self._static_names = argnames(static_argnames, "static_argnames")
         self._graphs: dict[Any, StepGraph] = {}
+
+    def read(self, data: Any) -> Plan:
+        """A plan from its plain data, bound."""
+        return self.bind(Plan.from_json(data))
 
     def bind(self, plan: Plan) -> Plan:
         if self._step is None:
