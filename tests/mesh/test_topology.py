@@ -134,6 +134,11 @@ def test_detect() -> None:
     assert Topology.detect() == Topology.parse("cpu:8")
     hopper = [_device("NVIDIA H100 80GB HBM3", process) for process in (0, 0, 1, 1)]
     assert Topology.detect(hopper) == Topology.parse("h100:2x2")
+    shared = [  # two hosts, on each two processes of one GPU
+        SimpleNamespace(device_kind="NVIDIA H100", process_index=process, platform="gpu", slice_index=process // 2)
+        for process in range(4)
+    ]
+    assert Topology.detect(shared) == Topology.parse("h100:2x2")
     assert Topology.detect([_device("NVIDIA A100 80GB PCIe")] * 4) == Topology.parse("a100-pcie:4")
     lite = [_device("TPU v5 lite", 0, (x, y, 0)) for x in range(2) for y in range(4)]
     assert Topology.detect(lite) == Topology.parse("v5e:2x4")
@@ -144,7 +149,7 @@ def test_detect_errors() -> None:
         Topology.detect([_device("Abacus")])
     with pytest.raises(TopologyError, match="all of the same kind"):
         Topology.detect([])
-    with pytest.raises(TopologyError, match="same number in each process"):
+    with pytest.raises(TopologyError, match="same number in each node"):
         Topology.detect([_device("NVIDIA H100", process) for process in (0, 0, 1)])
 
 

@@ -75,7 +75,8 @@ def test_uneven_batches_are_an_error_in_both(both, name, text) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("options", "option choose"), ("code", "program that the step"), ("steps", "planning of evaluate")]
+    ("name", "text"),
+    [("options", "option choose"), ("code", "program that the step"), ("steps", "planning of evaluate")],
 )
 def test_different_programs_are_an_error_in_both(both, name, text) -> None:
     assert text in errors(both, "different", name)["text"]
