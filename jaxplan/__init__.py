@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from jaxplan.core._version import __version__ as __version__
 from jaxplan.errors import ArgumentError as ArgumentError
 from jaxplan.errors import AuditError as AuditError
 from jaxplan.errors import InfeasibleError as InfeasibleError
@@ -57,6 +58,7 @@ __all__ = [
     "PlanFileError",
     "PlanMismatchError",
     "ProblemError",
+    "ProcessError",
     "ProfileError",
     "RuleError",
     "SaveError",
@@ -76,8 +78,6 @@ __all__ = [
     "scaling",
     "trace",
 ]
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "auto": "jaxplan._api._auto",

@@ -128,7 +128,12 @@ class PlanFileError(JaxplanError, ValueError):
 
 
 class ProcessError(JaxplanError):
-    """The processes of one run do not call the same program, or one of them does not come; raised in all of them."""
+    """The processes of one run do not call the same program, or one of them does not come; raised in all of them.
+
+    >>> import jaxplan
+    >>> issubclass(jaxplan.ProcessError, jaxplan.JaxplanError)  # ends a run that would wait for ever
+    True
+    """
 
 
 class SaveError(JaxplanError, OSError):

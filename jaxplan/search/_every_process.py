@@ -11,6 +11,7 @@ import jax
 
 from jaxplan.core._processes import agree, from_first, spans_processes
 from jaxplan.core._progress import Progress
+from jaxplan.core._version import __version__
 from jaxplan.frontend._arguments import step_name
 from jaxplan.frontend._options import Options
 from jaxplan.ir import Program, StepGraph
@@ -56,8 +57,6 @@ def _bound(data: Any, step: StepToPlan, graph: StepGraph) -> Frontier:
 
 
 def _versions() -> dict[str, str]:
-    from jaxplan import __version__
-
     versions = {"jaxplan": __version__, "jax": jax.__version__, "jaxlib": metadata.version("jaxlib")}
     return {f"version of {name}": version for name, version in versions.items()}
 
