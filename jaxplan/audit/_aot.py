@@ -54,11 +54,20 @@ class CompiledMemory:
     alias_bytes: int
     temp_bytes: int
     generated_code_bytes: int = 0
+    host_argument_bytes: int = 0
+    host_output_bytes: int = 0
+    host_alias_bytes: int = 0
+    host_temp_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
         """Peak: arguments + outputs - aliased + temporaries."""
         return self.argument_bytes + self.output_bytes - self.alias_bytes + self.temp_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Of the memory of the host: arguments + outputs - aliased + temporaries."""
+        return self.host_argument_bytes + self.host_output_bytes - self.host_alias_bytes + self.host_temp_bytes
 
     @property
     def parts(self) -> tuple[tuple[str, int], ...]:
@@ -111,6 +120,8 @@ def compile_exported(
     donate_argnums: Sequence[int] = (),
     compiler_options: Mapping[str, str] | None = None,
     mesh_axes: Sequence[tuple[str, int]] | None = None,
+    host_argnums: Sequence[int] = (),
+    host_results: Sequence[int] = (),
     cache_dir: str | os.PathLike[str] | None = None,
     timeout_seconds: float | None = None,
     cancelled: threading.Event | None = None,
@@ -119,7 +130,8 @@ def compile_exported(
 
     The exported function takes and returns flat arrays; its platform (`cuda`, `tpu`, `cpu`) decides the
     compiler. `donate_argnums` are positions of flat arguments. `mesh_axes` are the (name, size) of the mesh
-    that its shardings name, outermost first: by default the topology's atomic axes. With `cache_dir`, reports
+    that its shardings name, outermost first: by default the topology's atomic axes. `host_argnums` and `host_results`
+    are positions of the flat arguments and results that live on the host. With `cache_dir`, reports
     are kept on disk under the hash of module, options and versions. The child ends when `cancelled` is set.
 
     Raises `MissingExtraError` without the compiler's plugin, `AuditError` if the program does not compile, and
@@ -133,6 +145,8 @@ def compile_exported(
         "donate_argnums": list(donate_argnums),
         "compiler_options": dict(sorted((compiler_options or {}).items())),
     }
+    if host_argnums or host_results:
+        options |= {"host_argnums": list(host_argnums), "host_results": list(host_results)}
     with tempfile.TemporaryDirectory(prefix="jaxplan-aot-") as scratch:
         topology_path = Path(scratch, "topology.json")
         topology.save(str(topology_path))

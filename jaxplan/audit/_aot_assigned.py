@@ -26,6 +26,8 @@ _HLO, _ASSIGNMENT = "*after_optimizations.txt", "*after_optimizations-buffer-ass
 _ALLOCATION = re.compile(r"^allocation \d+: size (\d+), (.*):$", re.MULTILINE)
 _ELSEWHERE = ("color ", "thread-local", "constant")
 """Memories other than the device's main one, and constants that belong to the code."""
+_HOST = "color 5,"
+"""The memory of the host: `Layout::kHostMemorySpace` in https://github.com/openxla/xla/blob/main/xla/layout.h ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,15 +79,17 @@ def read_assigned(folder: Path, platform: str) -> Assigned | None:
 
 
 def assigned_memory(assignment: str) -> dict[str, int]:
-    """Bytes in the device's main memory, from the text of a buffer assignment."""
+    """Bytes in the main memory of the device, and of the host where any are there, from the text of an assignment."""
     memory: dict[str, int] = dict.fromkeys(("argument_bytes", "output_bytes", "alias_bytes", "temp_bytes"), 0)
+    memory |= dict.fromkeys([f"host_{name}" for name in memory], 0) if _HOST in assignment else {}
     for match in _ALLOCATION.finditer(assignment):
         size, what = int(match[1]), match[2]
         is_argument, is_output = "parameter" in what, "maybe-live-out" in what
-        if any(word in what for word in _ELSEWHERE):
+        where = "host_" if _HOST in f"{what}," else ""
+        if not where and any(word in what for word in _ELSEWHERE):
             continue
-        memory["argument_bytes"] += size * is_argument
-        memory["output_bytes"] += size * is_output
-        memory["alias_bytes"] += size * (is_argument and is_output)
-        memory["temp_bytes"] += size * (not is_argument and not is_output)
+        memory[f"{where}argument_bytes"] += size * is_argument
+        memory[f"{where}output_bytes"] += size * is_output
+        memory[f"{where}alias_bytes"] += size * (is_argument and is_output)
+        memory[f"{where}temp_bytes"] += size * (not is_argument and not is_output)
     return memory

@@ -37,6 +37,8 @@ def compile_request(request: dict[str, Any]) -> dict[str, Any]:
     mesh = _mesh(exported.platforms[0], request)
     alone = jax.sharding.SingleDeviceSharding(mesh.devices.flat[0]) if exported.nr_devices == 1 else None
     in_shardings = [sharding or alone for sharding in exported.in_shardings_jax(mesh)]
+    in_shardings = _on_host(in_shardings, request.get("host_argnums", ()))
+    out_shardings = _on_host(exported.out_shardings_jax(mesh), request.get("host_results", ()))
     arguments = [
         jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
         for aval, sharding in zip(exported.in_avals, in_shardings, strict=True)
@@ -48,7 +50,7 @@ def compile_request(request: dict[str, Any]) -> dict[str, Any]:
     step = jax.jit(
         exported_step,
         donate_argnums=tuple(request["donate_argnums"]),
-        out_shardings=jax.tree.unflatten(exported.out_tree, exported.out_shardings_jax(mesh)),
+        out_shardings=jax.tree.unflatten(exported.out_tree, out_shardings),
     )
     start = time.perf_counter()
     lowered = step.lower(*arguments)
@@ -68,6 +70,11 @@ def compile_request(request: dict[str, Any]) -> dict[str, Any]:
         "lower_seconds": lowered_at - start,
         "compile_seconds": compiled_at - lowered_at,
     }
+
+
+def _on_host(shardings: Any, positions: Any) -> list[Any]:
+    """Shardings, some of them of arrays in the memory of the host; an exported program forgets which."""
+    return [s.with_memory_kind("pinned_host") if i in positions else s for i, s in enumerate(shardings)]
 
 
 def _mesh(platform: str, request: dict[str, Any]) -> Any:
@@ -100,6 +107,10 @@ def _memory(stats: Any) -> dict[str, int]:
         "alias_bytes": stats.alias_size_in_bytes,
         "temp_bytes": stats.temp_size_in_bytes,
         "generated_code_bytes": stats.generated_code_size_in_bytes,
+        "host_argument_bytes": stats.host_argument_size_in_bytes,
+        "host_output_bytes": stats.host_output_size_in_bytes,
+        "host_alias_bytes": stats.host_alias_size_in_bytes,
+        "host_temp_bytes": stats.host_temp_size_in_bytes,
     }
 
 

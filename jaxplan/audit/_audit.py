@@ -42,13 +42,14 @@ class PredictedCollective(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictedProgram:
-    """A plan's prediction of one device's program: peak bytes and their parts, contraction FLOPs, collectives."""
+    """A plan's prediction of one device's program: peak bytes and their parts, dots' FLOPs, collectives, host bytes."""
 
     memory_bytes: int
     flops: int
     collectives: tuple[PredictedCollective | tuple[str, tuple[int, ...], int, int], ...]
     topology: Topology
     memory_parts: Mapping[str, int] = field(default_factory=dict)
+    host_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +102,8 @@ def compare(predicted: PredictedProgram, report: CompiledReport) -> Audit:
         unexpected=tuple(unexpected),
         predicted_parts=tuple(predicted.memory_parts.items()),
         compiled_parts=report.memory.parts,
+        predicted_host_bytes=predicted.host_bytes,
+        compiled_host_bytes=report.memory.host_bytes,
         held=report.held,
     )
 

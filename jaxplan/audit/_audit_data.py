@@ -12,6 +12,7 @@ MEMORY_TOLERANCE = (
     0.05  # compiled memory may exceed the predicted by as much: scratch of library calls, fragmentation
 )
 FLOPS_TOLERANCE = 0.01
+HOST_TOLERANCE = 0.01
 
 
 class Verdict(Enum):
@@ -69,6 +70,8 @@ class AuditData:
     predicted_parts: tuple[tuple[str, int], ...] = ()
     compiled_parts: tuple[tuple[str, int], ...] = ()
     held: tuple[Holding, ...] = ()
+    predicted_host_bytes: int = 0
+    compiled_host_bytes: int = 0
 
     @property
     def collectives_ok(self) -> bool:
@@ -81,6 +84,12 @@ class AuditData:
         return self.compiled_memory_bytes <= self.predicted_memory_bytes * (1 + MEMORY_TOLERANCE)
 
     @property
+    def host_ok(self) -> bool:
+        """Whether as many bytes live on the host as the plan has there, within `HOST_TOLERANCE`."""
+        planned, compiled = self.predicted_host_bytes, self.compiled_host_bytes
+        return abs(compiled - planned) <= HOST_TOLERANCE * max(planned, compiled)
+
+    @property
     def flops_ok(self) -> bool:
         """Whether the compiled program multiplies no more than predicted plus `FLOPS_TOLERANCE`."""
         return self.compiled_flops <= self.predicted_flops * (1 + FLOPS_TOLERANCE)
@@ -88,4 +97,4 @@ class AuditData:
     @property
     def ok(self) -> bool:
         """Whether the compiled program is the one that the plan described."""
-        return self.collectives_ok and self.memory_ok and self.flops_ok and not self.rematerialised
+        return self.collectives_ok and self.memory_ok and self.host_ok and self.flops_ok and not self.rematerialised

@@ -27,6 +27,8 @@ def audit_table(audit: AuditData, width: int = 140) -> str:
     table.add_row(*_memory_cells(audit))
     for cells in _part_cells(audit):
         table.add_row(*cells)
+    if audit.predicted_host_bytes or audit.compiled_host_bytes:
+        table.add_row(*_host_cells(audit))
     table.add_row(*_flops_cells(audit))
     for row in audit.rows:
         table.add_row(*_collective_cells(row))
@@ -57,6 +59,12 @@ def _part_cells(audit: AuditData) -> list[tuple[str, ...]]:
         ("  all else", audit.predicted_memory_bytes - predicted, audit.compiled_memory_bytes - compiled),
     )
     return [(what, "", f"{p / _GIB:.3f} GiB", f"{c / _GIB:.3f} GiB", _ratio(c, p), "") for what, p, c in rows]
+
+
+def _host_cells(audit: AuditData) -> tuple[str, ...]:
+    predicted, compiled = audit.predicted_host_bytes, audit.compiled_host_bytes
+    cells = (f"{predicted / _GIB:.3f} GiB", f"{compiled / _GIB:.3f} GiB")
+    return ("host memory", "", *cells, _ratio(compiled, predicted), "agrees" if audit.host_ok else "differs")
 
 
 def _flops_cells(audit: AuditData) -> tuple[str, ...]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import jax
 from jax import export
-from jax.sharding import NamedSharding
 
 from jaxplan.audit._aot import CompiledReport, compile_exported, require_plugin
 from jaxplan.audit._audit import Audit, PredictedProgram, compare
 from jaxplan.core import _compat
 from jaxplan.errors import UnsupportedError
 from jaxplan.partition._combiner import combiner_options
+from jaxplan.partition._handed_back import computed, handed_back
+from jaxplan.partition._host_memory import in_shardings
 from jaxplan.partition._planned import abstract_mesh, jit_flat
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from jaxplan.partition._plan_like import PlanLike
 
 CALLBACKS = frozenset({"debug_callback", "debug_print", "io_callback", "pure_callback"})
+_READ_BACK = ("LayoutConstraint", "annotate_device_placement")
+"""Custom calls of an exported program: layout constraints, and copies to the host and back."""
 _CALLS_BACK_MSG = (
     "a step that calls back into Python cannot be compiled without its devices.\n"
     "  given:        {name} at {where}\n"
@@ -58,15 +62,15 @@ def export_plan(plan: PlanLike) -> bytes:
         jax.ShapeDtypeStruct(
             program.tensors[t].shape,
             program.tensors[t].dtype,
-            sharding=NamedSharding(mesh, layout.partition_spec(plan.topology.axes)),
+            sharding=sharding,
         )
-        for t, layout in zip(program.inputs, plan.in_layouts, strict=True)
+        for t, sharding in zip(program.inputs, in_shardings(plan, mesh), strict=True)
     ]
     # Arguments that nobody reads lie in memory all the same, and an exported program forgets how.
     step = jit_flat(plan, mesh, program.donated, keep_unused=True)
     try:
-        # An exported program's layout constraints are read back by the same version of JAX.
-        allowed = [export.DisabledSafetyCheck.custom_call("LayoutConstraint")]
+        # ... which the same version of JAX reads back.
+        allowed = [export.DisabledSafetyCheck.custom_call(name) for name in _READ_BACK]
         return bytes(export.export(step, platforms=[platform], disabled_checks=allowed)(*leaves).serialize())
     except (ValueError, NotImplementedError) as error:
         callers = [eqn for eqn in program.equations if _calls_back(eqn)]
@@ -94,8 +98,17 @@ def compile_plan(
         mesh_axes=None if plan.topology.axes else [("device", 1)],
         cache_dir=cache_dir,
         cancelled=cancelled,
+        host_argnums=plan.offload.inputs if plan.offload else (),
+        host_results=_returned(plan, program.donated) if plan.offload else (),
         compiler_options=combiner_options(plan, plan.topology.chip.aot_platform),
     )
+
+
+def _returned(plan: PlanLike, donate: Sequence[bool]) -> list[int]:
+    """Positions of the results on the host among those that the compiled program returns."""
+    hosted = plan.offload.outputs if plan.offload else ()
+    left = computed(range(len(plan.out_layouts)), handed_back(plan, donate))
+    return [place for place, o in enumerate(left) if o in hosted]
 
 
 def audit_plan(
@@ -109,5 +122,6 @@ def audit_plan(
         collectives=tuple((c.kind, c.axes, c.num_bytes, c.count) for c in prediction.collectives),
         topology=plan.topology,
         memory_parts=prediction.memory_parts,
+        host_bytes=prediction.host_bytes,
     )
     return compare(predicted, report or compile_plan(plan, cache_dir=cache_dir))

@@ -50,6 +50,11 @@ def add_step_arguments(parser: argparse.ArgumentParser) -> None:
         help="slices of the batch, one after the other (docs/microbatches.md); default: where nothing fits otherwise",
     )
     parser.add_argument(
+        "--offload",
+        action=argparse.BooleanOptionalAction,
+        help="optimizer state may live on the host (docs/offload.md); default: where nothing fits otherwise",
+    )
+    parser.add_argument(
         "--options",
         metavar="MODULE:FUNCTION",
         help="returns further options as a dict: pins, axes, references (docs/steering.md)",
@@ -98,6 +103,8 @@ def step_arguments(
         options["remat"] = arguments.remat
     if arguments.microbatches is not None:
         options["microbatches"] = _microbatches(arguments.microbatches)
+    if arguments.offload is not None:
+        options["offload"] = arguments.offload
     if arguments.options is not None:
         options.update(_further_options(arguments.options))
     return step, args, options

@@ -13,6 +13,7 @@ from jaxplan.cost._dots_behind import DotsBehind
 from jaxplan.cost._extended import ExtendedImages
 from jaxplan.cost._home_deaths import HomeDeaths
 from jaxplan.cost._model import CostModel
+from jaxplan.cost._offload import copied_to_host
 from jaxplan.cost._ordered_copies import OrderedCopies
 from jaxplan.cost._residents import BATCH, OTHER_STATE, PARAMETERS, resident_labels
 from jaxplan.cost._tpu_buffers import TpuBuffers
@@ -57,19 +58,22 @@ class LiveRanges:
         self._pooled = [b for b in buffers.pooled if b.tensor in self._place]
         self._cleared = [[t for t in c if t in self._place] for c in buffers.cleared]
         self._birth = np.array([buffers.birth[t] for t in self._place], dtype=np.int64)
-        self._death = np.array([buffers.death[t] for t in self._place], dtype=np.int64)
+        death = {**dict(enumerate(buffers.death)), **copied_to_host(graph, buffers.birth)}
+        self._death = np.array([death[t] for t in self._place], dtype=np.int64)
         kinds = (TEMPORARIES, "activations")
         self._label = np.array(kinds, dtype=object)[(self._birth < buffers.turning_point).astype(np.int64)]
 
     def _sizes(self) -> list[int]:
         """The buffers of all groups, in order; fills the tables of their bytes, (buffers, K) for each group."""
         graph, materialised = self.model.graph, self.model.buffers.materialised
-        replaced, sizes_of = replaced_in_place(graph.program), BufferSizes(self.model)
+        on_host, sizes_of = graph.on_host, BufferSizes(self.model)
+        replaced = {t for t, old in replaced_in_place(graph.program).items() if old not in on_host}
         everyone: list[int] = []
         self._bytes: list[np.ndarray] = []
         for group in graph.grouping.groups:
             made = [t for e in group.equations for t in graph.program.equations[e].results]
-            members = [*group.inputs, *(t for t in made if materialised[t] and t not in replaced)]
+            inputs = (t for t in group.inputs if t not in on_host)
+            members = [*inputs, *(t for t in made if materialised[t] and t not in replaced)]
             everyone.extend(members)
             self._bytes.append(sizes_of(group.index, members))
         return everyone

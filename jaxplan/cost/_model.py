@@ -37,6 +37,7 @@ class CostModel:
       flops: per group (K,) floating-point operations on one device.
       overlapped: the same problem where of parameters and gradients only that counts which compute cannot hide (see
         `jaxplan.cost._hiding`); None unless overlap was asked for.
+      host_bytes: per group (K,) bytes of its inputs that live on the host; empty where none does.
     """
 
     graph: StepGraph
@@ -51,6 +52,7 @@ class CostModel:
     compute: tuple[np.ndarray, ...]
     flops: tuple[np.ndarray, ...]
     overlapped: Problem | None = None
+    host_bytes: tuple[np.ndarray, ...] = ()
 
     @property
     def problems(self) -> tuple[Problem, ...]:

@@ -15,6 +15,7 @@ from jaxplan.cost._hiding import hidden_shares, visible_seconds
 from jaxplan.cost._inner import inner_collectives, may_communicate
 from jaxplan.cost._model import CostModel
 from jaxplan.cost._neighbourhood_cost import NeighbourhoodCost
+from jaxplan.cost._offload import offloaded_model
 from jaxplan.cost._passes import is_rewriting
 from jaxplan.cost._priced_pairs import PricedPairs
 from jaxplan.cost._pricing import Pricer
@@ -280,7 +281,7 @@ class ModelBuilder:
         if self.overlap:
             visible, _ = self._edges(lambda fraction: None, self._visible_tables)
             overlapped = Problem(time=times, memory=memories, edges=visible, names=names)
-        return CostModel(
+        model = CostModel(
             graph=self.graph,
             topology=self.topology,
             buffers=self.buffers,
@@ -294,6 +295,7 @@ class ModelBuilder:
             flops=tuple(flops),
             overlapped=overlapped,
         )
+        return model if self.graph.offload is None else offloaded_model(model, self.graph.offload)
 
     def _node(self, v: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Compute seconds, local FLOPs and bytes per configuration; equal arrays become one object."""

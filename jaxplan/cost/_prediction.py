@@ -11,6 +11,7 @@ from jaxplan.cost._changed import ChangedReads
 from jaxplan.cost._inner import InnerCollective, inner_of_plan, may_communicate
 from jaxplan.cost._live_ranges import TEMPORARIES, LiveRanges
 from jaxplan.cost._model import CostModel
+from jaxplan.cost._offload import host_seconds
 from jaxplan.cost._residents import BATCH
 from jaxplan.cost._tpu_buffers import SentBytes
 from jaxplan.cost._transfers import ChangedRead, Transfer, make_transfers
@@ -50,6 +51,8 @@ class Prediction:
       memory_bytes: peak, arguments + outputs - aliased + temporaries.
       memory_parts: bytes of the peak by kind of array; sums to ``memory_bytes``.
       collectives: everything that is communicated.
+      host_seconds: on the link to the host, for arguments that live there (`jaxplan.cost._offload`).
+      host_bytes: of these arguments.
     """
 
     compute_seconds: float
@@ -59,10 +62,12 @@ class Prediction:
     memory_parts: Mapping[str, int]
     collectives: tuple[Collective, ...]
     hidden_seconds: float = 0.0
+    host_seconds: float = 0.0
+    host_bytes: int = 0
 
     @property
     def time_seconds(self) -> float:
-        return self.compute_seconds + self.communication_seconds - self.hidden_seconds
+        return self.compute_seconds + self.communication_seconds + self.host_seconds - self.hidden_seconds
 
 
 _MOST_REMEMBERED = 256
@@ -93,6 +98,7 @@ class Predictor:
         tpu = self._live_ranges.tpu
         sent = [(t, tpu.sent(t) if tpu else t.collectives) for t in transfers]
         collectives = _collectives(sent, model.latency_shares, self.inner(chosen, transfers))
+        on_host = int(sum(h[k] for h, k in zip(model.host_bytes, assignment)))
         peak, parts = self._memory(assignment, chosen, transfers) if assignment else self._scalars()
         seconds = float(sum(c[k] for c, k in zip(self.model.compute, assignment, strict=True)))
         prediction = Prediction(
@@ -102,6 +108,8 @@ class Predictor:
             memory_bytes=peak,
             memory_parts=parts,
             collectives=collectives,
+            host_seconds=host_seconds(model.topology, on_host),
+            host_bytes=on_host,
         )
         return prediction, transfers
 

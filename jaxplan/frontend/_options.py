@@ -103,6 +103,13 @@ class Options:
             "True: plans with some are looked for; False: none; default: where no plan fits otherwise."
         },
     )
+    offload: bool | None = field(
+        default=None,
+        metadata={
+            "doc": "whether state of the optimizer may live in the memory of the host (docs/offload.md): True looks "
+            "for plans with it there; False: none; default: where no plan fits otherwise."
+        },
+    )
     progress: Any = field(
         default=None,
         metadata={"doc": "True, False, None (shown on a terminal only) or a function of (stage, fraction)."},
@@ -195,6 +202,11 @@ class Options:
             )
         put("microbatches", _microbatches(self.microbatches))
         check_backend(self.backend)
+        if self.offload is not None and not isinstance(self.offload, bool):
+            raise ArgumentError(
+                f"offload is {self.offload!r}; expected True (look for plans with state on the host), False (none), or "
+                "None (where no plan fits otherwise)"
+            )
         if not isinstance(self.keep_layout, bool):
             raise ArgumentError(f"keep_layout is {self.keep_layout!r}; expected True or False")
         if not isinstance(self.solver, str):
@@ -243,6 +255,7 @@ class Keywords(TypedDict, total=False):
     axes: Mapping[str, int] | None
     references: Mapping[str, Any] | None
     microbatches: bool | int | None
+    offload: bool | None
     progress: Any
     remat: bool | None
     overlap: bool

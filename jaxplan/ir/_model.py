@@ -15,6 +15,7 @@ from jaxplan.ir._dimension_names import dimension_names
 from jaxplan.ir._dimensions import NamedDimensions, named_dimensions
 from jaxplan.ir._grouping import UNGROUPED, Grouping
 from jaxplan.ir._groups import coarsen
+from jaxplan.ir._offload import Offload
 from jaxplan.ir._program import Equation, MicroBatches, Program
 from jaxplan.ir._registry import operator_rule
 from jaxplan.ir._rule import OperatorRule
@@ -38,6 +39,7 @@ class StepGraph:
       state: tensor indices of inputs that are state (parameters, optimizer slots, caches; `jaxplan.ir.StatePair`).
       batch: the dimension that examples are independent along, and the parameters that they share.
       remat: the blocks that a plan chose to recompute in the backward pass; None in a step as it was traced.
+      offload: the arguments that live on the host between two steps; None: no argument does.
       traced: the step as it was traced, where ``remat`` is something.
     """
 
@@ -51,12 +53,18 @@ class StepGraph:
     state: frozenset[int]
     batch: Batch
     remat: Remat | None = None
+    offload: Offload | None = None
     traced: StepGraph | None = None
 
     @property
     def stored(self) -> frozenset[int]:
         """Tensor indices of the arrays that a step keeps from call to call: its state, and untrained parameters."""
         return self.state | self.batch.parameters
+
+    @property
+    def on_host(self) -> frozenset[int]:
+        """Tensor indices of the arguments that live on the host."""
+        return frozenset(self.program.inputs[i] for i in self.offload.inputs) if self.offload else frozenset()
 
     @property
     def unknown(self) -> tuple[int, ...]:

@@ -17,6 +17,9 @@ from dataclasses import dataclass
 _NVLINK_P100, _NVLINK_V100, _NVLINK_A100, _NVLINK_H100 = 18.0e9, 20.0e9, 20.0e9, 20.6e9
 _PCIE3_X16 = 12.0e9
 _PCIE4_X16 = 2 * _PCIE3_X16
+_PCIE5_X16 = 2 * _PCIE4_X16
+# "PCIe bandwidth" of a TPU host to one chip: https://jax-ml.github.io/scaling-book/tpus/
+_TPU_PCIE = 15.0e9
 _NET_100G = 12.0e9
 # Tofu, section 6.1, of EC2 p2.8xlarge: 21 GB/s between two K80, both directions together.
 _PCIE_P2_8XLARGE = 21.0e9 / 2
@@ -86,6 +89,8 @@ class ChipSpec:
       aot_platform: platform for compilation without the device ("cuda", "tpu", "cpu"), or None.
       aot_target: name of the target file under `targets/` (cuda only), or None: planned, not audited.
       device_kinds: substrings of `jax.Device.device_kind` by which `detect` knows it.
+      host_bytes_per_second: between the memory of the host and one device, in one direction (PCIe, NVLink-C2C); both
+        directions run at once.
       source: where the figures come from.
     """
 
@@ -109,6 +114,7 @@ class ChipSpec:
     aot_platform: str | None = None
     aot_target: str | None = None
     device_kinds: tuple[str, ...] = ()
+    host_bytes_per_second: float = _PCIE3_X16
     source: str
 
     @property
@@ -164,6 +170,7 @@ def _gpu(
         device_link=device_link, node_link=node_link,
         aot_platform="cuda" if target else None, aot_target=name if target else None,
         device_kinds=kinds, source=source,
+        host_bytes_per_second=_PCIE5_X16 if rates is _HOPPER else _PCIE4_X16 if rates is _AMPERE else _PCIE3_X16,
     )  # fmt: skip
 
 
@@ -204,7 +211,8 @@ def _tpu(
         launch_seconds=_TPU_LAUNCH, collective_launch_seconds=_TPU_LAUNCH,
         device_link=Link(bandwidth_bytes_per_second=ici, latency_seconds=_ICI_LATENCY, ring=True),
         node_link=None, on_chip_bytes=_VMEM_FOR_LOOPS.get(name, 0),
-        torus_rank=rank, fuses_products=True, aot_platform="tpu", device_kinds=kinds, source=source,
+        torus_rank=rank, fuses_products=True, aot_platform="tpu", device_kinds=kinds,
+        host_bytes_per_second=_TPU_PCIE, source=source,
     )  # fmt: skip
 
 
@@ -270,7 +278,7 @@ _ALL = (
              device_link=Link(bandwidth_bytes_per_second=2e9, latency_seconds=10e-6),
              node_link=Link(bandwidth_bytes_per_second=1e9, latency_seconds=50e-6,
                             shared_bytes_per_second=1e9),
-             aot_platform="cpu", device_kinds=("cpu",), source="nominal"),
+             aot_platform="cpu", device_kinds=("cpu",), host_bytes_per_second=10e9, source="nominal"),
 )  # fmt: skip
 
 CHIPS: dict[str, ChipSpec] = {chip.name: chip for chip in _ALL}

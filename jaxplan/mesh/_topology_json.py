@@ -111,6 +111,7 @@ def _links(topology: TopologyData) -> dict[str, Link]:
 def _rates(topology: TopologyData) -> dict[str, float]:
     rates = {f"chip.flops_per_second.{format}": rate for format, rate in topology.chip.flops_per_second}
     rates["chip.memory_bytes_per_second"] = topology.chip.memory_bytes_per_second
+    rates["chip.host_bytes_per_second"] = topology.chip.host_bytes_per_second
     for where, link in _links(topology).items():
         rates[f"{where}.bandwidth_bytes_per_second"] = link.bandwidth_bytes_per_second
         if link.shared_bytes_per_second is not None:

@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxplan.core._processes import spans_processes
 from jaxplan.errors import ArgumentError
 from jaxplan.frontend._created import Initialiser, match_arguments
+from jaxplan.partition._host_memory import in_shardings
 from jaxplan.partition._host_values import check_equal, is_on_host, put
 from jaxplan.partition._same_everywhere import check_same_program
 
@@ -39,9 +40,9 @@ def create(
     program = plan.require_program().program
     positions = _positions(program)
     arguments = {label: tuple(leaf for _, leaf in of) for label, of in positions.items()}
-    axes = plan.topology.axes
+    placed = in_shardings(plan, mesh)
     shardings = [
-        NamedSharding(mesh, plan.in_layouts[positions[label][i][0]].partition_spec(axes))
+        placed[positions[label][i][0]]
         for label, i in match_arguments(initialiser.name, shapes, arguments)
     ]
     run = jax.jit(

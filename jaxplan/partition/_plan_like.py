@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any, ClassVar, Protocol
 
 from jaxplan.cost import Prediction
-from jaxplan.ir import Configuration, StepGraph
+from jaxplan.ir import Configuration, Offload, StepGraph
 from jaxplan.mesh import Sharding, Topology
 from jaxplan.partition._lowering import Lowering
 from jaxplan.partition._verified import Verified
@@ -25,6 +25,8 @@ class PlanLike(Protocol):
     def in_layouts(self) -> tuple[Sharding, ...]: ...
     @property
     def out_layouts(self) -> tuple[Sharding, ...]: ...
+    @property
+    def offload(self) -> Offload | None: ...
     @property
     def prediction(self) -> Prediction: ...
     @property

@@ -31,6 +31,14 @@ from jaxplan.partition import _find_nan
 from jaxplan.partition._combiner import combiner_options
 from jaxplan.partition._donation import DonatedBuffers, unaliased
 from jaxplan.partition._handed_back import all_results, computed, handed_back
+from jaxplan.partition._host_memory import (
+    check_donated,
+    check_host_bytes,
+    for_host,
+    from_host,
+    in_shardings,
+    out_shardings,
+)
 from jaxplan.partition._known_calls import KnownCalls, Results
 from jaxplan.partition._lowered_program import LoweredProgram
 from jaxplan.partition._nested import nested_program, typed_by
@@ -86,29 +94,32 @@ def jit_flat(
     *,
     keep_unused: bool = False,
     backend: Backend = "jit",
+    on_host: bool = True,
 ) -> Any:
     """`jax.jit` of the planned program over flat leaves, without the results that are `handed_back`.
 
-    Leaves that it does not read are left out of the executable unless ``keep_unused``.
+    Leaves that it does not read are left out of the executable unless ``keep_unused``. ``on_host=False``: all live on
+    the devices, also those that the plan keeps on the host.
     """
     target = Target.of(plan.topology.chip, plan.topology.num_devices)
     lowered = LoweredProgram(plan.require_program(), plan.lowering, target, plan.out_layouts)
     handed = handed_back(plan, donate)
+    offload = plan.offload if on_host else None
     kind = ManualExecutor if backend == "shard_map" else Executor
     executor = kind(mesh, plan.topology.axes, tiled=target.tiles_arrays, ordered=target.reorders_after_all_to_all)
 
     def planned_step(*leaves: Any) -> tuple[Any, ...]:
+        placed = from_host(leaves, offload)
         if isinstance(executor, ManualExecutor):
-            return run_manually(lowered, executor, leaves, handed)
-        return computed(run_program(lowered, executor, leaves), handed)
-
-    def shardings(layouts: Any) -> tuple[NamedSharding, ...]:
-        return tuple(NamedSharding(mesh, executor.spec(layout)) for layout in layouts)
+            results = run_manually(lowered, executor, placed, handed)
+        else:
+            results = computed(run_program(lowered, executor, placed), handed)
+        return for_host(results, computed(range(len(plan.out_layouts)), handed), offload)
 
     return jax.jit(
         planned_step,
-        in_shardings=shardings(plan.in_layouts),
-        out_shardings=shardings(computed(plan.out_layouts, handed)),
+        in_shardings=tuple(in_shardings(plan, mesh, on_host=on_host)),
+        out_shardings=computed(out_shardings(plan, mesh, on_host=on_host), handed),
         donate_argnums=tuple(i for i, d in enumerate(donate) if d),
         compiler_options=dict(compiler_options) if compiler_options else None,
         keep_unused=keep_unused,
@@ -154,12 +165,12 @@ class PlannedFunction:
         donate = program.donated if donate_argnums is None else self._donated(donate_argnums)
         # An empty array has no memory to reuse, and no address that would tell it from another one.
         self._donate = [d and bool(t.num_elements) for d, t in zip(donate, tensors, strict=True)]
+        check_donated(plan.offload, program, self._donate)
         options = combiner_options(plan, mesh.devices.flat[0].platform)
         self._jitted = jit_flat(plan, mesh, self._donate, options, backend=backend)
         self._handed = handed_back(plan, self._donate)
         self._handed_undonated = handed_back(plan, [False] * len(self._donate))
-        axes = plan.topology.axes
-        shardings = [NamedSharding(mesh, layout.partition_spec(axes)) for layout in plan.in_layouts]
+        shardings = in_shardings(plan, mesh)
         self._place = Placer(program.in_paths, shardings)
         local_types = [
             (sharding.shard_shape(tensor.shape), tensor.dtype)
@@ -253,6 +264,7 @@ class PlannedFunction:
                 with under(self.mesh):
                     lowered = self._jitted.lower(*leaves)
                 compiled, num_bytes = self._compiled_everywhere(lowered)
+                check_host_bytes(self.plan.prediction.host_bytes, compiled, self.mesh.devices.flat[0].platform)
                 if num_bytes:
                     verified = self.plan.verified or Verified(memory_bytes=num_bytes)
                     verified = dataclasses.replace(verified, memory_bytes=num_bytes)
@@ -279,7 +291,7 @@ class PlannedFunction:
     def _nested_call(self, leaves: Sequence[Any]) -> Any:
         """Inside another trace: the planned program is staged into it."""
         if self._nested is None:
-            self._nested = nested_program(self._undonated())
+            self._nested = nested_program(self._undonated(on_host=False))
         mesh = explicit_mesh(leaves)
         if mesh is None:
             results = self._nested(*leaves)
@@ -306,8 +318,9 @@ class PlannedFunction:
         _find_nan.check_results(self._graph.program, leaves, results)
         return results
 
-    def _undonated(self) -> Any:
-        return jit_flat(self.plan, self.mesh, [False] * len(self._donate), backend=self.backend)
+    def _undonated(self, *, on_host: bool = True) -> Any:
+        donate = [False] * len(self._donate)
+        return jit_flat(self.plan, self.mesh, donate, backend=self.backend, on_host=on_host)
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """`jax.stages.Lowered` over flat leaves; arguments may be `jax.ShapeDtypeStruct`.

@@ -49,7 +49,7 @@ class Difference:
 
     Attributes:
       before, after: the summaries.
-      seconds: compute, communication, hidden, and their total.
+      seconds: compute, communication, hidden, the link to the host, and their total.
       num_bytes: parts of the peak, and the total.
       collectives: seconds by kind and devices.
       leaves: arguments that are laid out otherwise, layers folded.
@@ -104,13 +104,18 @@ def diff(plan: PlanData, other: PlanData) -> Difference:
         after=f"{other.name} on {other.topology.name}: {other.summary}",
         seconds=_seconds(plan, other),
         num_bytes=_both(
-            {**plan.memory_parts, "peak": plan.memory_bytes}, {**other.memory_parts, "peak": other.memory_bytes}
+            {**plan.memory_parts, **_on_host(plan), "peak": plan.memory_bytes},
+            {**other.memory_parts, **_on_host(other), "peak": other.memory_bytes},
         ),
         collectives=_both(*[_by_collective(p) for p in (plan, other)]),
         leaves=_changed_leaves(leaf_rows(plan), leaf_rows(other)),
         operators=_changed_operators(plan, other),
         edges=_changed_edges(plan, other),
     )
+
+
+def _on_host(plan: PlanData) -> dict[str, int]:
+    return {"on the host": plan.host_bytes} if plan.host_bytes else {}
 
 
 def _seconds(plan: PlanData, other: PlanData) -> tuple[Amount, ...]:
@@ -120,6 +125,7 @@ def _seconds(plan: PlanData, other: PlanData) -> tuple[Amount, ...]:
             ("compute", "compute_seconds"),
             ("communication", "communication_seconds"),
             ("hidden", "hidden_seconds"),
+            ("link to the host", "host_seconds"),
             ("step", "time_seconds"),
         )
     ]

@@ -23,11 +23,14 @@ def explain(plan: PlanData) -> str:
     lines = [
         f"{plan.name} on {plan.topology.name}: {plan.summary}",
         f"time    {format_seconds(plan.time_seconds)} = compute {format_seconds(plan.compute_seconds)}"
-        f" + communication {format_seconds(plan.communication_seconds)}{_hidden(plan)}",
+        f" + communication {format_seconds(plan.communication_seconds)}{_hidden(plan)}{_link(plan)}",
         f"bound   {certificate(plan)}",
         f"memory  {_memory(plan)}",
     ]
     lines += [f"  {part:<26} {format_bytes(size)}" for part, size in plan.memory_parts.items()]
+    if plan.offload is not None:
+        of = f"{plan.offload}, {len(plan.offload.inputs)} leaves"
+        lines += [f"host    {format_bytes(plan.host_bytes)} per device: {of}"]
     if plan.graph is not None:
         lines += ["  largest buffers at the peak, and the compiler rule of each (docs/compiler_rules.md)", *_held(plan)]
         simulated = plan.simulate()
@@ -55,6 +58,8 @@ def explain_data(plan: PlanData) -> dict[str, Any]:
         "time_seconds": plan.time_seconds,
         "compute_seconds": plan.compute_seconds,
         "communication_seconds": plan.communication_seconds,
+        "host_seconds": plan.host_seconds,
+        "host_bytes": plan.host_bytes,
         "memory_bytes": plan.memory_bytes,
         "memory_parts": dict(plan.memory_parts),
         "proven": certificate(plan),
@@ -70,6 +75,10 @@ def _fields(row: Any) -> dict[str, Any]:
 
 def _hidden(plan: PlanData) -> str:
     return f" - hidden {format_seconds(plan.hidden_seconds)}" if plan.hidden_seconds else ""
+
+
+def _link(plan: PlanData) -> str:
+    return f" + link to the host {format_seconds(plan.host_seconds)}" if plan.host_seconds else ""
 
 
 def _memory(plan: PlanData) -> str:

@@ -13,7 +13,6 @@ from jaxplan.core._files import write_whole
 from jaxplan.frontend import _nnx
 from jaxplan.frontend._backend import check_backend
 from jaxplan.frontend._static_leaves import release_statics
-from jaxplan.mesh import Sharding
 from jaxplan.plans._plan_data import PlanData
 from jaxplan.plans._plan_json import plan_from_json, plan_to_json
 
@@ -49,6 +48,7 @@ class Plan(PlanData):
       outline: the dimensions split, and the arrays sharded, gathered and recomputed.
       remat: which blocks of the forward pass the backward pass computes again; None: as the step says.
       microbatches: the slices in which the batch is worked through; None: as the step says.
+      offload: the arguments that live in the memory of the host between two steps; None: none.
       verified: the compiler's figures of the plan, once `jaxplan.plan(..., verify=True)` has asked for them, or it was
         compiled to run.
       graph: the analysed program; None in a plan that was loaded without its step.
@@ -88,17 +88,18 @@ class Plan(PlanData):
 
     def in_shardings(self, mesh: jax.sharding.Mesh | None = None) -> Any:
         """NamedShardings in the tree of the arguments."""
-        return self._in_tree(self._shardings(self.in_layouts, mesh))
+        return self._in_tree(self._in_shardings(mesh))
 
     def out_shardings(self, mesh: jax.sharding.Mesh | None = None) -> Any:
         """NamedShardings in the tree of the results."""
-        return self._out_tree(self._shardings(self.out_layouts, mesh))
+        from jaxplan.partition import out_shardings
 
-    def _shardings(self, shardings: Sequence[Sharding], mesh: Any) -> list[Any]:
-        from jax.sharding import NamedSharding
+        return self._out_tree(out_shardings(self, self.mesh() if mesh is None else mesh))
 
-        mesh = mesh if mesh is not None else self.mesh()
-        return [NamedSharding(mesh, sharding.partition_spec(self.topology.axes)) for sharding in shardings]
+    def _in_shardings(self, mesh: Any) -> list[Any]:
+        from jaxplan.partition import in_shardings
+
+        return in_shardings(self, self.mesh() if mesh is None else mesh)
 
     def _in_tree(self, leaves: Sequence[Any]) -> Any:
         import jax
@@ -179,7 +180,7 @@ class Plan(PlanData):
 
         program = self.require_program().program
         tensors = [program.tensors[t] for t in program.inputs]
-        shardings = self._shardings(self.in_layouts, mesh)
+        shardings = self._in_shardings(mesh)
         return self._in_tree(
             [jax.ShapeDtypeStruct(t.shape, t.dtype, sharding=s) for t, s in zip(tensors, shardings, strict=True)]
         )
@@ -195,7 +196,7 @@ class Plan(PlanData):
         """
         from jaxplan.partition import batch_arguments
 
-        shardings = self._shardings(self.in_layouts, None)
+        shardings = self._in_shardings(None)
         found = [
             _without_settings(tree.unflatten(shardings[start : start + tree.num_leaves]))
             for start, tree in batch_arguments(self)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from jaxplan.core._once import Once
 from jaxplan.cost import Prediction
 from jaxplan.errors import PlanMismatchError
-from jaxplan.ir import Configuration, MicroBatches, Remat, StepGraph
+from jaxplan.ir import Configuration, MicroBatches, Offload, Remat, StepGraph
 from jaxplan.mesh import Sharding, Topology
 from jaxplan.partition import Lowering, Verified
 from jaxplan.plans._outline import Outline
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from jaxplan.simulate import Simulation
 
 _DECISIONS = (
-    "fingerprint", "topology", "configurations", "repeated", "remat", "donate_argnums", "in_layouts", "out_layouts",
+    "fingerprint", "topology", "configurations", "repeated", "remat", "offload", "donate_argnums", "in_layouts",
+    "out_layouts",
 )  # fmt: skip
 
 
@@ -46,6 +47,7 @@ class PlanData:
     most_configurations: int | None = None
     remat: Remat | None = None
     microbatches: MicroBatches | None = None
+    offload: Offload | None = None
     verified: Verified | None = None
     graph: StepGraph | None = None
     decided: Once[Lowering] | None = None
@@ -53,12 +55,12 @@ class PlanData:
     @property
     def summary(self) -> str:
         """One line on the splits, such as ``data 4 x tensor 2, optimizer state sharded 8 ways``."""
-        return str(self.outline) + (f", {self.microbatches}" if self.microbatches else "")
+        return ", ".join(map(str, filter(None, (self.outline, self.microbatches, self.offload))))
 
     @property
     def time_seconds(self) -> float:
-        """Predicted seconds of a step: compute plus communication, less the hidden part of it."""
-        return self.compute_seconds + self.communication_seconds - self.hidden_seconds
+        """Predicted seconds of a step: compute, communication less its hidden part, and the link to the host."""
+        return self.compute_seconds + self.communication_seconds - self.hidden_seconds + self.host_seconds
 
     @property
     def compute_seconds(self) -> float:
@@ -71,6 +73,16 @@ class PlanData:
         if found is None or found.communication_seconds is None:
             return self.prediction.communication_seconds
         return found.communication_seconds
+
+    @property
+    def host_seconds(self) -> float:
+        """Predicted seconds on the link to the host, for arguments that live there."""
+        return self.prediction.host_seconds
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of a device's arguments that live in the memory of the host; they are not in `memory_bytes`."""
+        return self.prediction.host_bytes
 
     @property
     def hidden_seconds(self) -> float:

@@ -12,7 +12,7 @@ from jaxplan.core._json import MOST_INT, MalformedError, required, typed, whole
 from jaxplan.core._once import Once
 from jaxplan.cost import Prediction
 from jaxplan.errors import PlanFileError
-from jaxplan.ir import Configuration, MicroBatches, Remat
+from jaxplan.ir import Configuration, MicroBatches, Offload, Remat
 from jaxplan.mesh import COLLECTIVES, Sharding, Topology
 from jaxplan.partition import Lowering, Verified, lowering_from_json, lowering_to_json
 from jaxplan.plans._migrations import PLAN_VERSION, migrated
@@ -74,6 +74,7 @@ def plan_to_json(plan: PlanData) -> dict[str, Any]:
         "repeated": plan.repeated,
         "remat": None if plan.remat is None else asdict(plan.remat),
         **({} if plan.microbatches is None else {"microbatches": asdict(plan.microbatches)}),
+        **({} if plan.offload is None else {"offload": asdict(plan.offload)}),
         "inputs": [
             leaf | {"aval": aval, "role": role, "dims": dims}
             for leaf, aval, role, dims in zip(
@@ -93,6 +94,7 @@ def plan_to_json(plan: PlanData) -> dict[str, Any]:
             "memory_bytes": prediction.memory_bytes,
             "memory_parts": dict(prediction.memory_parts),
             "collectives": [asdict(c) for c in prediction.collectives],
+            **({} if plan.offload is None else _on_host(prediction)),
         },
     }
     lowering = None if plan.decided is None else lowering_to_json(plan.lowering, _decided_for(data))
@@ -102,7 +104,12 @@ def plan_to_json(plan: PlanData) -> dict[str, Any]:
 def _decided_for(data: Mapping[str, Any]) -> list[Any]:
     """The fields of a plan file that its lowering decisions belong to."""
     names = ("fingerprint", "configurations", "repeated", "remat", "inputs", "outputs")
-    return [required(data, name) for name in names]
+    host = [] if data.get("offload") is None else [data["offload"]]
+    return [required(data, name) for name in names] + host
+
+
+def _on_host(prediction: Prediction) -> dict[str, Any]:
+    return {"host_seconds": prediction.host_seconds, "host_bytes": prediction.host_bytes}
 
 
 def _leaves(paths: tuple[str, ...], shardings: tuple[Sharding, ...]) -> list[dict[str, Any]]:
@@ -143,6 +150,7 @@ def _fields(data: dict[str, Any]) -> dict[str, Any]:
         **{name: getattr(saved, name) for name in names},
         "topology": topology,
         "microbatches": _microbatches(data.get("microbatches"), {leaf.path for leaf in inputs}),
+        "offload": _offload(data.get("offload"), len(inputs), len(outputs)),
         "donate_argnums": _donate_argnums(required(data, "donate_argnums")),
         "in_paths": tuple(leaf.path for leaf in inputs),
         "in_avals": tuple(leaf.aval for leaf in inputs),
@@ -162,6 +170,18 @@ def _microbatches(value: Any, paths: Collection[str]) -> MicroBatches | None:
     found = typed(MicroBatches, value, "microbatches")
     if found.num < 2 or not found.dims or not set(found.dims) <= set(paths) or min(found.dims.values()) < 0:
         raise MalformedError(f"microbatches is {value!r}; expected at least 2 and dimensions of inputs by path")
+    return found
+
+
+def _offload(value: Any, num_inputs: int, num_outputs: int) -> Offload | None:
+    """The arguments on the host; files without the field have none."""
+    if value is None:
+        return None
+    found = typed(Offload, value, "offload")
+    inputs, outputs = found.inputs, found.outputs
+    is_ascending = list(inputs) == sorted(set(inputs)) and len(inputs) == len(outputs) == len(set(outputs))
+    if not inputs or not is_ascending or inputs[-1] >= num_inputs or max(outputs) >= num_outputs:
+        raise MalformedError(f"offload is {value!r}; expected numbers of inputs, ascending, and of their successors")
     return found
 
 

@@ -109,7 +109,7 @@ def _finished(item: Plan | Candidate, most_configurations: int | None) -> Plan:
         return item
     found, proof = item.solution, NOTHING_PROVEN
     model = item.predictor.model
-    if model.graph.remat is None and not model.overlapped:
+    if model.graph.remat is None and model.graph.offload is None and not model.overlapped:
         proof = Proof(
             lower_bound_seconds=found.lower_bound, gap=found.gap, most_configurations=most_configurations
         )

@@ -10,6 +10,7 @@ from typing import Any
 
 from jaxplan.core._json import read_json
 from jaxplan.core._once import Once
+from jaxplan.cost import offloadable_inputs
 from jaxplan.errors import PlanFileError, PlanMismatchError
 from jaxplan.frontend._arguments import argnames, argnums, check_call
 from jaxplan.frontend._options import Options
@@ -23,6 +24,12 @@ from jaxplan.search._traced import analyse_step
 _MOST_NAMED = 3
 _OTHER_LOWERING_MSG = (
     "the plan's lowering decisions are for {given} arrays, and this jaxplan finds {found} in the step.\n"
+    "  likely cause: another version of jaxplan wrote the file, or it was edited\n"
+    "  fix: plan again with jaxplan.plan"
+)
+_NOT_OFFLOADABLE_MSG = (
+    "the plan keeps arguments on the host that this jaxplan finds cannot live there: {names}.\n"
+    "  expected: donated state beside the parameters that element-wise operators alone read\n"
     "  likely cause: another version of jaxplan wrote the file, or it was edited\n"
     "  fix: plan again with jaxplan.plan"
 )
@@ -116,6 +123,8 @@ class Binder:
         _check_same_program(plan, graph.program)
         if plan.remat is not None:
             graph = self._rematerialised(plan, graph)
+        if plan.offload is not None:
+            graph = _offloaded(plan, graph)
         _check_same_groups(plan, graph)
         if plan.decided is None:
             bound = graph, plan.topology, plan.configurations, plan.repeated
@@ -162,6 +171,16 @@ class Binder:
             static_argnames=self._static_names,
             topology=plan.topology,
         )
+
+
+def _offloaded(plan: Plan, graph: StepGraph) -> StepGraph:
+    """The step with the arguments on the host that the plan keeps there."""
+    assert plan.offload is not None
+    could, paths = offloadable_inputs(graph), graph.program.in_paths
+    if astray := [i for i, o in zip(plan.offload.inputs, plan.offload.outputs) if could.get(i) != o]:
+        names = [paths[i] if i < len(paths) else f"input {i}" for i in astray]
+        raise PlanMismatchError(_NOT_OFFLOADABLE_MSG.format(names=_few(names)))
+    return dataclasses.replace(graph, offload=plan.offload)
 
 
 def _check_same_groups(plan: Plan, graph: StepGraph) -> None:

@@ -70,6 +70,7 @@ def make_plan(
         **proof.limited(prediction),
         outline=outline_of(model.graph, model.topology, chosen, transfers),
         remat=model.graph.remat,
+        offload=model.graph.offload,
         microbatches=program.microbatches,
         graph=graph,
         decided=Once(lambda: decide_lowering(graph, topology, chosen, repeated)),

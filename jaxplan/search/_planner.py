@@ -18,6 +18,7 @@ from jaxplan.plans._frontier import Frontier
 from jaxplan.search._advice import advise
 from jaxplan.search._assemble import NOTHING_MSG, assemble
 from jaxplan.search._microbatches import plan_with_microbatches
+from jaxplan.search._offload import plan_with_offload
 from jaxplan.search._price import price
 from jaxplan.search._score import score
 from jaxplan.search._solve import solve
@@ -44,12 +45,17 @@ def plan_graph(
     """
     limit = options.memory_limit_bytes
     with interruptible(), paused_collector():
-        return plan_with_microbatches(
-            graph,
-            options.microbatches,
-            lambda of: _plan_graph(of, topology, options, report, name),
-            None if limit is None else limit * topology.num_devices,
-        )
+
+        def plan(offload: bool) -> Frontier:
+            chosen = dataclasses.replace(options, offload=offload)
+            return plan_with_microbatches(
+                graph,
+                options.microbatches,
+                lambda of: _plan_graph(of, topology, chosen, report, name),
+                None if limit is None or offload else limit * topology.num_devices,
+            )
+
+        return plan_with_offload(options.offload, plan, limit)
 
 
 def _plan_graph(

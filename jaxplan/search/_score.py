@@ -13,6 +13,7 @@ from jaxplan.frontend._options import Options
 from jaxplan.plans._plan import Plan
 from jaxplan.search._candidate import Candidate
 from jaxplan.search._make_plan import NOTHING_PROVEN, Proof
+from jaxplan.search._offload import offloaded
 from jaxplan.search._recompute import ACTIVATION_PARTS, is_worth_it, recomputed
 from jaxplan.search._solve import Solutions
 from jaxplan.search._traced import Report
@@ -26,7 +27,8 @@ class Candidates:
     Attributes:
       solutions: where they come from.
       references: plans by name.
-      found: solutions of the step as it is, then those in which blocks are recomputed.
+      found: solutions of the step as it is, then those in which blocks are recomputed, then both with state on the
+        host.
     """
 
     solutions: Solutions
@@ -48,6 +50,10 @@ def score(solutions: Solutions, options: Options, report: Report) -> Candidates:
                 report("remat")
                 model = solutions.priced.model
                 found += recomputed(model, found, options.solver, lambda fraction: report("remat", fraction))
+        if found and not current().happened and options.offload:
+            with until_interrupted("looking for state to keep on the host"):
+                report("offload")
+                found += offloaded(found, lambda fraction: report("offload", fraction))
     return Candidates(solutions=solutions, references=references, found=tuple(found))
 
 

@@ -31,6 +31,7 @@ from jaxplan.core._files import write_whole
 from jaxplan.cost._compute import equation_seconds
 from jaxplan.cost._model import CostModel
 from jaxplan.cost._model_builder import build_cost_model
+from jaxplan.cost._offload import host_seconds
 from jaxplan.cost._prediction import Predictor
 from jaxplan.cost._pricing import KEEP, REPEAT
 from jaxplan.cost._splits import split_counts
@@ -206,7 +207,12 @@ class PlanSimulator:
         splits = split_counts((self.model.configurations[v][label],), topology)
         group, space = graph.grouping.groups[v], graph.spaces[v]
         shares = equation_seconds(graph, group, space, splits, self.model.buffers, topology)
-        return {e: float(share[0]) for e, share in shares.items() if share[0] > 0}
+        seconds = {e: float(share[0]) for e, share in shares.items() if share[0] > 0}
+        num_bytes = float(self.model.host_bytes[v][label]) if self.model.host_bytes else 0.0
+        if num_bytes:  # the kernel of the update reads over the link
+            last = max(seconds, default=group.equations[-1])
+            seconds[last] = seconds.get(last, 0.0) + host_seconds(topology, num_bytes)
+        return seconds
 
     def _moves(self, transfers: Sequence[Transfer]) -> list[_Move]:
         """Executions of transfers that communicate, by the kernel that waits for them first."""

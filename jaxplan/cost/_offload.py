@@ -1,0 +1,84 @@
+"""The price of arguments that live on the host: bytes there, and seconds on the link to the device.
+
+The kernel of an update reads such an argument over the link and writes its successor to the device, from where a copy
+takes it to the host while the next updates read theirs: the two directions of the link run at once
+(`jaxplan.mesh._chips.ChipSpec.host_bytes_per_second`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxplan.cost._model import CostModel
+from jaxplan.cost._residents import PARAMETERS, resident_labels
+from jaxplan.cost._splits import split_counts
+from jaxplan.cost._tiles import local_bytes
+from jaxplan.ir import UNGROUPED, Offload, StepGraph, offloadable
+from jaxplan.mesh import Topology
+from jaxplan.solvers import Problem
+
+_COPIES_IN_FLIGHT = 2
+
+
+def offloadable_inputs(graph: StepGraph) -> dict[int, int]:
+    """Position of each argument that could live on the host -> that of its successor: state of the optimizer."""
+    parameters = frozenset(t for t, label in resident_labels(graph).items() if label == PARAMETERS)
+    found = offloadable(graph.program, graph.rules, graph.values.consumers, parameters)
+    group_of = graph.grouping.tensor_group
+    return {i: o for i, o in found.items() if group_of[graph.program.inputs[i]] != UNGROUPED}
+
+
+def host_seconds(topology: Topology, num_bytes: float) -> float:
+    """Seconds of a step on the link to the host for arguments of so many bytes, read and written once."""
+    return num_bytes / topology.chip.host_bytes_per_second
+
+
+def offloaded_model(model: CostModel, offload: Offload) -> CostModel:
+    """The cost model of the same step with arguments on the host: less memory, more time, the same choices."""
+    graph, topology = model.graph, model.topology
+    by_group: dict[int, list[int]] = defaultdict(list)
+    for i in offload.inputs:
+        t = graph.program.inputs[i]
+        by_group[graph.grouping.tensor_group[t]].append(t)
+    host = []
+    for v, configs in enumerate(model.configurations):
+        num_bytes = np.zeros(len(configs), dtype=np.int64)
+        for t in by_group[v]:
+            splits = split_counts(configs, topology)
+            num_bytes += np.ceil(local_bytes(graph, model.buffers, graph.spaces[v], splits, t)).astype(np.int64)
+        host.append(num_bytes)
+    return dataclasses.replace(
+        model,
+        graph=dataclasses.replace(graph, offload=offload),
+        problem=_moved(model.problem, host, topology),
+        overlapped=None if model.overlapped is None else _moved(model.overlapped, host, topology),
+        host_bytes=tuple(host),
+    )
+
+
+def _moved(problem: Problem, host: list[np.ndarray], topology: Topology) -> Problem:
+    """The problem with the bytes of each group on the host; groups without any keep their arrays."""
+    time, memory = list(problem.time), list(problem.memory)
+    for v, num_bytes in enumerate(host):
+        if num_bytes.any():
+            time[v] = time[v] + host_seconds(topology, 1.0) * num_bytes
+            memory[v] = np.maximum(memory[v] - num_bytes, 0)
+    return Problem(time=time, memory=memory, edges=problem.edges, names=problem.names)
+
+
+def copied_to_host(graph: StepGraph, birth: Sequence[int]) -> dict[int, int]:
+    """Results that go to the host -> the equation until which they are on the device: their copy is done by then.
+
+    A copy runs beside the updates after it; programs compiled for H100 wait for it before they begin the second copy
+    after it. So the bytes of about three results are on the device at once.
+    """
+    program, offload = graph.program, graph.offload
+    if offload is None:
+        return {}
+    queue = sorted((program.outputs[o] for o in offload.outputs), key=lambda t: (birth[t], t))
+    ends = [birth[t] for t in queue[_COPIES_IN_FLIGHT:]] + [len(program.equations)] * _COPIES_IN_FLIGHT
+    return dict(zip(queue, ends))

@@ -1,0 +1,81 @@
+"""Host memory in the search: plans that were found, with state of the optimizer on the host.
+
+No configuration changes by that, so plans of the step, with and without recomputed blocks, are predicted again as they
+are: with a part of the state on the host, and with all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from jaxplan.cost import CostModel, offloadable_inputs, offloaded_model
+from jaxplan.errors import InfeasibleError
+from jaxplan.ir import Offload, StepGraph
+from jaxplan.plans._frontier import Frontier
+from jaxplan.search._candidate import Candidate
+from jaxplan.simulate import predictor_of
+
+SHARES = (0.5, 1.0)
+"""Of the bytes that could live on the host, those that do."""
+_STATE = "optimizer state"
+
+
+def offloaded(candidates: Sequence[Candidate], progress: Callable[[float], None]) -> list[Candidate]:
+    """The candidates with state on the host; none where there is no state that could live there."""
+    models: dict[int, list[Candidate]] = {}
+    for candidate in candidates:
+        models.setdefault(id(candidate.predictor.model), []).append(candidate)
+    found: list[Candidate] = []
+    total = len(SHARES) * len(candidates)
+    for members in models.values():
+        model = members[0].predictor.model
+        for offload in choices(model.graph):
+            found += _predicted(offloaded_model(model, offload), members)
+            progress(len(found) / total)
+    return found
+
+
+def choices(graph: StepGraph) -> Iterator[Offload]:
+    """Ever more of the state on the host: the arguments in their order, up to each of `SHARES`."""
+    could = offloadable_inputs(graph)
+    inputs, outputs = tuple(could), tuple(could.values())
+    sizes = [graph.program.tensors[graph.program.inputs[i]].num_bytes for i in inputs]
+    last = 0
+    for share in SHARES:
+        count, num_bytes = 0, 0
+        while count < len(inputs) and num_bytes + sizes[count] <= share * sum(sizes):
+            num_bytes += sizes[count]
+            count += 1
+        if count > last:
+            yield Offload(inputs=inputs[:count], outputs=outputs[:count], of=len(inputs))
+        last = count
+
+
+def _predicted(model: CostModel, candidates: Sequence[Candidate]) -> Iterator[Candidate]:
+    predictor = predictor_of(model)
+    for candidate in candidates:
+        prediction, _ = predictor.predict(candidate.solution.assignment, candidate.solution.choices)
+        yield Candidate(prediction=prediction, solution=candidate.solution, predictor=predictor)
+
+
+def plan_with_offload(asked: bool | None, plan: Callable[[bool], Frontier], limit_bytes: int | None) -> Frontier:
+    """The frontier with state on the host as asked for; by default, where nothing fits without.
+
+    Args:
+      plan: plans the step, for True with state on the host too.
+
+    Raises:
+      InfeasibleError: no plan fits; that of the leanest there is.
+    """
+    if asked is not None:
+        return plan(asked)
+    try:
+        return plan(False)
+    except InfeasibleError as error:
+        least = (error.smallest_memory_bytes or 0) - error.memory_parts.get(_STATE, 0)
+        if limit_bytes is None or not error.memory_parts.get(_STATE) or least > limit_bytes:
+            raise
+        try:
+            return plan(True)
+        except InfeasibleError as other:
+            raise other from None

@@ -1,0 +1,173 @@
+"""Plans that keep state of the optimizer in the memory of the host."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxplan
+
+OPTIMIZERS = {
+    "adam": optax.adam(1e-2),
+    "momentum": optax.sgd(1e-2, momentum=0.9),
+    "clipped": optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2, eps=1e-3)),
+}
+HOST = "pinned_host"
+
+
+def loss(params, x):
+    for layer in params:
+        x = x + jnp.tanh(x @ layer["up"]) @ layer["down"]
+    return jnp.mean(x**2)
+
+
+def step_of(optimizer):
+    def train_step(params, slots, x):
+        value, grads = jax.value_and_grad(loss)(params, x)
+        updates, slots = optimizer.update(grads, slots, params)
+        return optax.apply_updates(params, updates), slots, value
+
+    return train_step
+
+
+def arguments(optimizer, width=32, batch=64):
+    params = [
+        {
+            "up": jax.random.normal(jax.random.key(i), (width, 4 * width)) / width,
+            "down": jax.random.normal(jax.random.key(9 + i), (4 * width, width)) / width,
+        }
+        for i in range(3)
+    ]
+    return params, optimizer.init(params), jax.random.normal(jax.random.key(20), (batch, width))
+
+
+def frontier_of(name="adam", topology="cpu:8", shapes=None, **options):
+    optimizer = OPTIMIZERS[name]
+    args = arguments(optimizer) if shapes is None else jax.eval_shape(lambda: arguments(optimizer, **shapes))
+    return jaxplan.plan(step_of(optimizer), *args, topology=topology, progress=False, **options)
+
+
+def plan_of(name="adam", **options):
+    """The fastest plan with all of the state on the host."""
+    frontier = frontier_of(name, offload=True, **options)
+    return next(p for p in reversed(frontier.points) if p.offload and len(p.offload.inputs) == p.offload.of)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_three_steps_with_state_on_the_host_equal_one_device(name):
+    optimizer, plan = OPTIMIZERS[name], plan_of(name)
+    run, reference = plan.jit(), jax.jit(step_of(optimizer))
+    params, slots, x = arguments(optimizer)
+    mine = run.shard(params, slots, x)[:2]
+    on_host = [leaf for leaf in jax.tree.leaves(mine[1]) if leaf.sharding.memory_kind == HOST]
+    assert plan.offload is not None and len(on_host) == plan.offload.of
+    for _ in range(3):
+        *mine, value = run(*mine, x)
+        params, slots, expected = reference(params, slots, x)
+        np.testing.assert_allclose(value, expected, rtol=1e-5)
+    for ours, theirs in zip(jax.tree.leaves(mine), jax.tree.leaves((params, slots)), strict=True):
+        ours, theirs = (np.asarray(a, np.float32) for a in (ours, theirs))
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4 * max(np.abs(theirs).max(), 1e-30))
+    kinds = {leaf.sharding.memory_kind for leaf in jax.tree.leaves(mine[1]) if leaf.ndim}
+    assert kinds == {HOST}
+
+
+def test_bytes_on_the_host_are_those_of_the_moments_and_cost_the_link():
+    """Adam's two moments of 6 matrices of 32 x 128 in float32, over the ways that they are split."""
+    plan = plan_of()
+    ways = [int(np.prod(plan.in_layouts[i].num_splits(plan.topology.axes))) for i in plan.offload.inputs]
+    assert plan.host_bytes == sum(32 * 128 * 4 // n for n in ways) and len(ways) == 12
+    assert plan.host_seconds == pytest.approx(plan.host_bytes / plan.topology.chip.host_bytes_per_second)
+    assert plan.time_seconds == pytest.approx(plan.compute_seconds + plan.communication_seconds + plan.host_seconds)
+
+
+def test_a_faster_link_makes_the_same_plan_faster():
+    slow = jaxplan.Topology.parse("cpu:8")
+    fast = dataclasses.replace(slow, chip=dataclasses.replace(slow.chip, host_bytes_per_second=450e9))
+    one, other = (plan_of(topology=topology) for topology in (slow, fast))
+    assert one.host_bytes / one.host_seconds == pytest.approx(10e9)
+    assert other.host_bytes / other.host_seconds == pytest.approx(450e9)
+
+
+def test_without_the_option_nothing_is_on_the_host_unless_nothing_fits():
+    shapes = {"width": 512, "batch": 512}
+    with_room = frontier_of(topology="h100:8", shapes=shapes)
+    assert not any(plan.offload for plan in with_room.points)
+    leanest = with_room.leanest()
+    limit = leanest.memory_bytes - leanest.memory_parts["optimizer state"] // 2
+    with pytest.raises(jaxplan.InfeasibleError):
+        frontier_of(topology="h100:8", shapes=shapes, memory=limit, offload=False, microbatches=False)
+    short = frontier_of(topology="h100:8", shapes=shapes, memory=limit, microbatches=False)
+    assert all(plan.offload and plan.memory_bytes <= limit for plan in short.points)
+
+
+def test_a_plan_with_state_on_the_host_reads_back_and_says_so(tmp_path):
+    optimizer = OPTIMIZERS["adam"]
+    plan, args = plan_of(), arguments(optimizer)
+    plan.save(tmp_path / "p.json")
+    alone, bound = (jaxplan.load(tmp_path / "p.json", *of) for of in ((), (step_of(optimizer), *args)))
+    for loaded in (alone, bound):
+        assert loaded.offload == plan.offload and loaded.is_same_program(plan)
+        assert (loaded.host_bytes, loaded.host_seconds) == (plan.host_bytes, plan.host_seconds)
+        assert "optimizer state on the host" in loaded.summary and "on the host" in loaded.explain()
+    assert bound.to_json() == plan.to_json()
+    bound.jit()(*args)
+    other = frontier_of().fastest()
+    assert "link to the host" in str(other.diff(plan))
+
+
+def test_state_can_be_created_where_it_lives():
+    optimizer, plan = OPTIMIZERS["adam"], plan_of()
+    slots = plan.init(optimizer.init, arguments(optimizer)[0])
+    wanted = plan.in_shardings()[1]
+    for leaf, sharding in zip(jax.tree.leaves(slots), jax.tree.leaves(wanted), strict=True):
+        assert leaf.sharding.memory_kind == sharding.memory_kind or sharding.memory_kind is None
+
+
+def test_an_argument_on_the_host_must_be_donated():
+    with pytest.raises(jaxplan.PlanMismatchError, match="donate_argnums leaves out"):
+        plan_of().jit(donate_argnums=())
+
+
+def test_a_planned_step_inside_of_jit_keeps_its_values():
+    optimizer, plan = OPTIMIZERS["adam"], plan_of()
+    args = arguments(optimizer)
+    run = plan.jit()
+    found = jax.jit(lambda *args: run(*args)[2])(*args)
+    np.testing.assert_allclose(found, step_of(optimizer)(*args)[2], rtol=1e-5)
+
+
+def test_parameters_and_data_stay_on_the_device():
+    plan = plan_of()
+    roles = {plan.in_roles[i] for i in plan.offload.inputs}
+    assert roles == {"state"}
+
+
+@pytest.mark.parametrize("value", ["yes", 2])
+def test_other_values_of_the_option_are_refused(value):
+    with pytest.raises(jaxplan.ArgumentError, match="offload is"):
+        frontier_of(offload=value)
+
+
+@pytest.mark.gpu_aot
+def test_programs_compiled_for_gpus_have_the_bytes_on_the_host_that_were_planned():
+    """Bytes on the device within 7 %, the moments' on the host exactly."""
+    frontier = frontier_of(topology="h100:8", shapes={"width": 2048, "batch": 2048}, offload=True)
+    for plan in {len(p.offload.inputs): p for p in frontier.points if p.offload}.values():
+        audit = plan.audit()
+        assert audit.compiled_host_bytes == plan.host_bytes == audit.predicted_host_bytes > 0
+        assert audit.compiled_memory_bytes == pytest.approx(plan.memory_bytes, rel=0.07)
+        assert audit.ok, audit.table()
+
+
+@pytest.mark.gpu_aot
+def test_an_audit_refuses_a_program_with_other_bytes_on_the_host():
+    audit = plan_of(topology="h100:8", shapes={"width": 512, "batch": 512}).audit()
+    assert audit.host_ok
+    dropped = dataclasses.replace(audit, compiled_host_bytes=0)
+    assert not dropped.ok and "differs" in dropped.table()
