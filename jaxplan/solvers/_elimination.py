@@ -44,15 +44,26 @@ def run_schedule(problem: Problem, schedule: Schedule, weights: Weights = (1.0, 
     Raises:
       InfeasibleError: every assignment has infinite time.
     """
-    tables = _fill(problem, schedule, weights)
+    tables = fill(problem, schedule, weights)
+    value = value_of_roots(schedule, tables)
+    assignment = tuple(read_back(schedule, tables, [0] * problem.num_nodes))
+    return Optimum(value=value, assignment=assignment, bound=value)
+
+
+def value_of_roots(schedule: Schedule, tables: list[np.ndarray]) -> float:
+    """Return the sum of the tables over no node that the steps leave behind.
+
+    Raises:
+      InfeasibleError: it is infinite.
+    """
     roots = [schedule.num_bases + step.operation for step in schedule.steps if not step.scope]
     value = sum(float(tables[root]) for root in roots)
     if not np.isfinite(value):
         raise InfeasibleError(NOTHING_FEASIBLE_MSG)
-    return Optimum(value=value, assignment=_read_back(problem, schedule, tables), bound=value)
+    return value
 
 
-def _fill(problem: Problem, schedule: Schedule, weights: Weights) -> list[np.ndarray]:
+def fill(problem: Problem, schedule: Schedule, weights: Weights) -> list[np.ndarray]:
     """Return all tables, the given ones weighted."""
     tables = [weighted(problem.time[node], problem.memory[node], *weights) for node in schedule.node_bases]
     tables += [problem.edges[edge].scalarised(*weights) for edge in schedule.edge_bases]
@@ -62,12 +73,15 @@ def _fill(problem: Problem, schedule: Schedule, weights: Weights) -> list[np.nda
     return tables
 
 
-def _read_back(problem: Problem, schedule: Schedule, tables: list[np.ndarray]) -> tuple[int, ...]:
-    """Return the assignment behind the minimum: each node's best configuration given those removed after it.
+def read_back(schedule: Schedule, tables: list[np.ndarray], assignment: list[int]) -> list[int]:
+    """Complete the assignment behind the minimum: each node's best configuration given those removed after it.
 
     Equal steps in equal surroundings are looked up, so equal layers cost one search.
+
+    Args:
+      schedule, tables: an elimination that was run.
+      assignment: (V,) configurations of the nodes that it leaves out; the others are written.
     """
-    assignment = [0] * problem.num_nodes
     known: dict[tuple[int, ...], int] = {}
     for step in reversed(schedule.steps):
         given = tuple(assignment[node] for node in step.scope)
@@ -78,4 +92,4 @@ def _read_back(problem: Problem, schedule: Schedule, tables: list[np.ndarray]) -
             rows = [tables[table][tuple(local[axis] for axis in axes)] for table, axes in operation.inputs]
             known[key] = int(np.argmin(sum(rows)))
         assignment[step.node] = known[key]
-    return tuple(assignment)
+    return assignment

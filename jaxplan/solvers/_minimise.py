@@ -1,21 +1,22 @@
-"""Which engine minimises one weighted cost: variable elimination where it fits, else message passing."""
+"""Which engine minimises one weighted cost: variable elimination where it fits, else message passing in the core."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Sequence
 
 from jaxplan.errors import ProblemError
-from jaxplan.solvers._dual import minimise_by_messages
+from jaxplan.solvers._core import Core, core_of, minimise_core
 from jaxplan.solvers._elimination import Optimum, run_schedule
 from jaxplan.solvers._order import OrderName
 from jaxplan.solvers._problem import Problem, Weights
 from jaxplan.solvers._schedule import Schedule, best_schedule, build_schedule
 
 Minimiser = Callable[[Weights], Optimum]
-_SCHEDULES: weakref.WeakKeyDictionary[Problem, Schedule] = weakref.WeakKeyDictionary()
-"""The schedules of problems, kept between the searches for the hull and for the frontier of one problem."""
+_ENGINES: weakref.WeakKeyDictionary[Problem, tuple[Schedule | None, Core]] = weakref.WeakKeyDictionary()
+"""Eliminations and cores of problems, kept between the searches for the hull and for the frontier of one problem."""
 
 # Message passing mostly closes within this many sweeps both ways (instances and train steps measured: 1 to 15).
 _TYPICAL_SWEEPS = 10
@@ -24,7 +25,9 @@ _ADDITIONS_PER_TABLE = 10_000
 
 
 def minimiser(problem: Problem, order: OrderName | Sequence[int] | None = None) -> tuple[Minimiser, int]:
-    """Return a minimiser of the problem for given weights, and the additions of one run.
+    """Return a minimiser of the problem for given weights, and the additions of one run over the whole problem.
+
+    The number is a measure of the problem: in its core a run takes fewer.
 
     Args:
       problem: the problem to minimise.
@@ -37,15 +40,30 @@ def minimiser(problem: Problem, order: OrderName | Sequence[int] | None = None) 
     if order is not None:
         schedule = build_schedule(problem, order)
         return functools.partial(run_schedule, problem, schedule), schedule.num_additions
-    by_messages = messages_additions(problem)
-    try:
-        schedule = _SCHEDULES.get(problem) or best_schedule(problem)
-    except ProblemError:
-        return functools.partial(minimise_by_messages, problem), by_messages
-    _SCHEDULES[problem] = schedule
-    if schedule.num_additions <= by_messages:
-        return functools.partial(run_schedule, problem, schedule), schedule.num_additions
-    return functools.partial(minimise_by_messages, problem), by_messages
+    schedule, core = _engines(problem)
+    whole = messages_additions(problem)
+    if schedule is None:
+        return functools.partial(minimise_core, problem, core), whole
+    if schedule.num_additions <= _core_additions(core):
+        return functools.partial(run_schedule, problem, schedule), min(whole, schedule.num_additions)
+    return functools.partial(minimise_core, problem, core), min(whole, schedule.num_additions)
+
+
+def _engines(problem: Problem) -> tuple[Schedule | None, Core]:
+    """Return the cheapest elimination, None where its tables are too large, and the core."""
+    found = _ENGINES.get(problem)
+    if found is None:
+        schedule = None
+        with contextlib.suppress(ProblemError):
+            schedule = best_schedule(problem)
+        found = _ENGINES[problem] = (schedule, core_of(problem))
+    return found
+
+
+def _core_additions(core: Core) -> int:
+    """Return about how many additions elimination of all but the core, and messages in it, take."""
+    by_messages = 2 * _TYPICAL_SWEEPS * (core.num_entries + _ADDITIONS_PER_TABLE * len(core.pairs))
+    return core.schedule.num_additions + by_messages
 
 
 def messages_additions(problem: Problem) -> int:

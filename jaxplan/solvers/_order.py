@@ -25,10 +25,18 @@ def neighbours(problem: Problem) -> list[set[int]]:
     return adjacent
 
 
-def elimination_order(problem: Problem, order: OrderName) -> list[int]:
+def elimination_order(
+    problem: Problem, order: OrderName, *, max_degree: int | None = None, max_entries: int | None = None
+) -> list[int]:
     """Return the V nodes in order of elimination.
 
     A node with one configuration joins nothing: its edges are costs of their other ends.
+
+    Args:
+      problem: the problem to solve.
+      order: the rule that picks the next node.
+      max_degree: nodes that keep more neighbours than this are left out.
+      max_entries: nodes whose elimination always loops over more entries than this are left out.
 
     Ties go to the node with tables combined least often, then to the lower index: equal layers are
     then worked on side by side, in equal steps, which `build_schedule` folds into one.
@@ -58,6 +66,10 @@ def elimination_order(problem: Problem, order: OrderName) -> list[int]:
     while heap:
         *_, node, seen = heapq.heappop(heap)
         if seen != version[node]:
+            continue
+        if max_degree is not None and len(adjacent[node]) > max_degree:
+            continue
+        if max_entries is not None and results[node] * sizes[node] > max_entries:
             continue
         version[node] = -1
         result.append(node)

@@ -21,8 +21,8 @@ _TOO_WIDE_MSG = (
 
 ORDERS: tuple[OrderName, ...] = ("min-weight", "min-result", "min-degree")
 
-_Factor = tuple[int, tuple[int, ...]]  # a table and the nodes of its axes, `_NOTHING` for one without a choice
-_NOTHING = -1
+Factor = tuple[int, tuple[int, ...]]  # a table and the nodes of its axes, `NOTHING` for one without a choice
+NOTHING = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Operation:
       sizes: configurations of each local variable.
     """
 
-    inputs: tuple[_Factor, ...]
+    inputs: tuple[Factor, ...]
     sizes: tuple[int, ...]
 
 
@@ -57,13 +57,15 @@ class Schedule:
       node_bases: one node for each different pair of (time, memory) arrays of nodes.
       edge_bases: one edge for each different pair of edges.
       operations: the different operations.
-      steps: V steps, in order of elimination.
+      steps: V steps, in order of elimination; fewer where an order leaves nodes out.
+      rest: the tables that no step removes, over nodes that are left out; none where all are eliminated.
     """
 
     node_bases: tuple[int, ...]
     edge_bases: tuple[int, ...]
     operations: tuple[Operation, ...]
     steps: tuple[Step, ...]
+    rest: tuple[Factor, ...] = ()
 
     @property
     def num_bases(self) -> int:
@@ -82,7 +84,7 @@ def build_schedule(
     fold: bool = True,
     max_entries: int = MAX_TABLE_ENTRIES,
 ) -> Schedule:
-    """Plan the elimination of every node.
+    """Plan the elimination of every node, or of those that the order names.
 
     Args:
       problem: the problem to solve.
@@ -120,7 +122,11 @@ def build_schedule(
         factors.append((num_bases + index, scope))
         is_used.append(False)
     return Schedule(
-        node_bases=node_bases, edge_bases=edge_bases, operations=tuple(operations), steps=tuple(steps)
+        node_bases=node_bases,
+        edge_bases=edge_bases,
+        operations=tuple(operations),
+        steps=tuple(steps),
+        rest=tuple(factor for factor, used in zip(factors, is_used) if factor[1] and not used),
     )
 
 
@@ -143,13 +149,13 @@ def best_schedule(problem: Problem, max_entries: int = MAX_TABLE_ENTRIES) -> Sch
 
 def _bases(
     problem: Problem, fold: bool
-) -> tuple[tuple[int, ...], tuple[int, ...], list[_Factor], list[list[int]]]:
+) -> tuple[tuple[int, ...], tuple[int, ...], list[Factor], list[list[int]]]:
     """Number the given tables, equal ones once, and list all factors and those of each node."""
     node_tables: dict[Hashable, int] = {}
     edge_tables: dict[Hashable, int] = {}
     node_bases: list[int] = []
     edge_bases: list[int] = []
-    factors: list[_Factor] = []
+    factors: list[Factor] = []
     factors_of: list[list[int]] = []
     sizes = problem.num_configurations
     for node in range(problem.num_nodes):
@@ -163,20 +169,20 @@ def _bases(
         table = edge_tables.setdefault(edge.table_key if fold else index, len(edge_bases))
         if table == len(edge_bases):
             edge_bases.append(index)
-        ends = tuple(node if sizes[node] > 1 else _NOTHING for node in (edge.source, edge.target))
-        for node in {*ends} - {_NOTHING} or {edge.source}:
+        ends = tuple(node if sizes[node] > 1 else NOTHING for node in (edge.source, edge.target))
+        for node in {*ends} - {NOTHING} or {edge.source}:
             factors_of[node].append(len(factors))
         factors.append((len(node_bases) + table, ends))
     return tuple(node_bases), tuple(edge_bases), factors, factors_of
 
 
-def _operation(problem: Problem, node: int, terms: list[_Factor]) -> tuple[Operation, tuple[int, ...]]:
+def _operation(problem: Problem, node: int, terms: list[Factor]) -> tuple[Operation, tuple[int, ...]]:
     """Return one node's elimination in local variables, numbered by first appearance, and their nodes."""
-    local = {node: 0, _NOTHING: -1}
+    local = {node: 0, NOTHING: -1}
     for _, names in terms:
         for name in names:
             local.setdefault(name, len(local) - 1)
     inputs = tuple((table, tuple(local[name] for name in names)) for table, names in terms)
-    scope = tuple(name for name in local if name not in (node, _NOTHING))
+    scope = tuple(name for name in local if name not in (node, NOTHING))
     sizes = tuple(problem.num_configurations[name] for name in (node, *scope))
     return Operation(inputs=inputs, sizes=sizes), scope
