@@ -120,17 +120,13 @@ class Pricer:
         """Seconds between the distinct layouts that are made and those that are read; infinite where nobody asks."""
         sources, rows = distinct_shardings(produced)
         targets, columns = distinct_shardings(required)
-        asked = np.full((len(sources), len(targets)), wanted is None)
+        asked = None
         if wanted is not None:
+            asked = np.zeros((len(sources), len(targets)), dtype=bool)
             made, read = np.nonzero(wanted)
             asked[np.array(rows)[made], np.array(columns)[read]] = True
-        table = np.full(asked.shape, np.inf)
-        for i, source in enumerate(sources):
-            columns_asked = np.flatnonzero(asked[i])
-            some = [targets[j] for j in columns_asked.tolist()]
-            row = reshard_table([source], some, tensor.shape, tensor.itemsize, self.topology, latency_share)
-            table[i, columns_asked] = row[0]
-        return table
+        shape, itemsize = tensor.shape, tensor.itemsize
+        return reshard_table(sources, targets, shape, itemsize, self.topology, latency_share, asked)
 
     def seconds(self, tensor: Tensor, source: Sharding, target: Sharding, latency_share: float = 1.0) -> float:
         """Seconds of one read of ``tensor``; its collectives pay ``latency_share`` of their latencies, because the

@@ -60,12 +60,17 @@ class Puzzle(NamedTuple):
         return tuple(axis for label in labels for axis in self.axes_of_label[label])
 
 
+def is_on_one_board(caps: tuple[int, ...], topology: Topology) -> bool:
+    """Whether all shardings of a tensor are on one board, every axis as a label."""
+    sizes = tuple([axis.size for axis in topology.axes])
+    return num_states(tuple(sorted([cap for cap in caps if cap > 1])), sizes) <= MOST_STATES
+
+
 def puzzle(source: Sharding, target: Sharding, caps: tuple[int, ...], topology: Topology) -> Puzzle:
     """The puzzle of two shardings; ``caps``: per dimension, the number that its splits must divide."""
-    split = [d for d, cap in enumerate(caps) if cap > 1]
-    sizes = tuple([axis.size for axis in topology.axes])
-    if num_states(tuple(sorted(caps[d] for d in split)), sizes) > MOST_STATES:
+    if not is_on_one_board(caps, topology):
         return _fewer(source, target, caps, topology)
+    split = [d for d, cap in enumerate(caps) if cap > 1]
     split.sort(key=lambda d: (caps[d], _form(target.dims[d], topology)))
     blocks = _named(source, target, split, topology)
     return _on_board(source, target, caps, topology, blocks, tuple(split), ((),) * len(split))

@@ -24,12 +24,13 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxplan.errors import ArgumentError
+from jaxplan.mesh._board_table import goal_of, places_of
 from jaxplan.mesh._collectives import collective_seconds
 from jaxplan.mesh._guided import GuidedSolver
-from jaxplan.mesh._puzzle import Puzzle, puzzle
+from jaxplan.mesh._puzzle import Puzzle, is_on_one_board, puzzle
 from jaxplan.mesh._sharding import Sharding
-from jaxplan.mesh._shortest import BoardSolver, Chain, Game
-from jaxplan.mesh._states import State
+from jaxplan.mesh._shortest import BoardSolver, Chain, Game, board_solver
+from jaxplan.mesh._states import Dims, State
 from jaxplan.mesh._topology import Topology
 
 
@@ -115,15 +116,37 @@ def reshard_table(
     itemsize: int,
     topology: Topology,
     latency_share: float = 1.0,
+    wanted: npt.NDArray[np.bool_] | None = None,
 ) -> npt.NDArray[np.float64]:
-    """`reshard_seconds` of every pair, shape (sources, targets)."""
+    """`reshard_seconds` of every pair, shape (sources, targets); infinite for pairs that are not ``wanted``."""
     caps, num_bytes = _caps(shape, topology), math.prod(shape) * itemsize
-    table = np.zeros((len(sources), len(targets)))
+    if latency_share == 1 and is_on_one_board(caps, topology):
+        return _board_table(sources, targets, caps, num_bytes, topology, wanted)
+    table = np.full((len(sources), len(targets)), math.inf)
     for i, source in enumerate(sources):
-        table[i] = [
-            _pair_seconds(source, target, caps, num_bytes, topology, latency_share) for target in targets
-        ]
+        columns = range(len(targets)) if wanted is None else np.flatnonzero(wanted[i]).tolist()
+        for j in columns:
+            table[i, j] = _pair_seconds(source, targets[j], caps, num_bytes, topology, latency_share)
     return table
+
+
+def _board_table(
+    sources: Sequence[Sharding],
+    targets: Sequence[Sharding],
+    caps: tuple[int, ...],
+    num_bytes: int,
+    topology: Topology,
+    wanted: npt.NDArray[np.bool_] | None,
+) -> npt.NDArray[np.float64]:
+    """`reshard_table` of shardings that are all on one board: a column at once."""
+    for sharding in (*sources, *targets):
+        _check_divides(sharding, caps, topology)
+    places = places_of(sources, len(topology.axes))
+    table = np.full((len(sources), len(targets)), math.inf)
+    for j, target in enumerate(targets):
+        if wanted is None or wanted[:, j].any():
+            table[:, j] = goal_of(target, caps, topology).seconds(places, num_bytes)
+    return table if wanted is None else np.where(wanted, table, math.inf)
 
 
 def _pair_seconds(
@@ -224,9 +247,13 @@ def _problem(source: Sharding, target: Sharding, caps: tuple[int, ...], topology
     return _Problem(found, solver, solver.position(found.source))
 
 
-@lru_cache(maxsize=2**12)
 def _solver(game: Game, target: State, is_listed: bool) -> Solver:
-    return BoardSolver(game, target) if is_listed else GuidedSolver(game, target.dims)
+    return board_solver(game, target) if is_listed else _guided_solver(game, target.dims)
+
+
+@lru_cache(maxsize=2**12)
+def _guided_solver(game: Game, target: Dims) -> GuidedSolver:
+    return GuidedSolver(game, target)
 
 
 @lru_cache(maxsize=2**16)

@@ -156,6 +156,14 @@ class BoardSolver:
         """Of the cheapest chain; infinite where none leads to the goal."""
         return float(_solved(self, num_bytes)[source])
 
+    def digit(self, label: int) -> int:
+        """The digit of a label in the code of a state, see `StateTable`."""
+        return int(self._board.table.digit[label])
+
+    def seconds_from(self, codes: Ints, num_bytes: float) -> Floats:
+        """`seconds` from the states of these codes."""
+        return _solved(self, num_bytes)[np.searchsorted(self._board.table.codes, codes)]
+
     def chain(self, source: int, num_bytes: float) -> Chain:
         """The cheapest chain from a state that has one; ties go to fewer collectives, then fewer bytes, then the first
         step of the board."""
@@ -252,6 +260,12 @@ class BoardSolver:
             if is_next.any():
                 return int(members[np.argmax(is_next)])
         return None
+
+
+@lru_cache(maxsize=2**12)
+def board_solver(game: Game, goal: State) -> BoardSolver:
+    """The solver of a board towards one state, which keeps its prices for all sources."""
+    return BoardSolver(game, goal)
 
 
 @lru_cache(maxsize=2**8)
