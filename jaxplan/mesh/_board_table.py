@@ -48,10 +48,22 @@ class Goal(NamedTuple):
     home_slots: Ints
     digits: Ints
 
-    def seconds(self, places: Ints, num_bytes: float) -> npt.NDArray[np.float64]:
-        """(S,) seconds of the cheapest chain from the shardings of these `places_of`; infinite where there is none."""
+    def seconds(
+        self, places: Ints, num_bytes: float, latency_share: float = 1.0
+    ) -> npt.NDArray[np.float64]:
+        """(S,) seconds of the cheapest chain from the shardings of these `places_of`; infinite where there is none.
+
+        ``latency_share``: see `reshard_seconds`.
+        """
         codes = (self.home_slots[places[:, 0]] + places[:, 1]) @ self.digits
-        return self.solver.seconds_from(codes, num_bytes)
+        rows = self.solver.positions(codes)
+        seconds = self.solver.seconds_from(rows, num_bytes)
+        if latency_share == 1:
+            return seconds
+        for i in np.flatnonzero(np.isfinite(seconds)).tolist():
+            chain = self.solver.chain(int(rows[i]), num_bytes)
+            seconds[i] = chain.seconds - (1 - latency_share) * chain.latency
+        return seconds
 
 
 @lru_cache(maxsize=2**14)

@@ -120,8 +120,8 @@ def reshard_table(
 ) -> npt.NDArray[np.float64]:
     """`reshard_seconds` of every pair, shape (sources, targets); infinite for pairs that are not ``wanted``."""
     caps, num_bytes = _caps(shape, topology), math.prod(shape) * itemsize
-    if latency_share == 1 and is_on_one_board(caps, topology):
-        return _board_table(sources, targets, caps, num_bytes, topology, wanted)
+    if is_on_one_board(caps, topology):
+        return _board_table(sources, targets, caps, num_bytes, topology, latency_share, wanted)
     table = np.full((len(sources), len(targets)), math.inf)
     for i, source in enumerate(sources):
         columns = range(len(targets)) if wanted is None else np.flatnonzero(wanted[i]).tolist()
@@ -136,6 +136,7 @@ def _board_table(
     caps: tuple[int, ...],
     num_bytes: int,
     topology: Topology,
+    latency_share: float,
     wanted: npt.NDArray[np.bool_] | None,
 ) -> npt.NDArray[np.float64]:
     """`reshard_table` of shardings that are all on one board: a column at once."""
@@ -144,9 +145,10 @@ def _board_table(
     places = places_of(sources, len(topology.axes))
     table = np.full((len(sources), len(targets)), math.inf)
     for j, target in enumerate(targets):
-        if wanted is None or wanted[:, j].any():
-            table[:, j] = goal_of(target, caps, topology).seconds(places, num_bytes)
-    return table if wanted is None else np.where(wanted, table, math.inf)
+        rows = slice(None) if wanted is None else np.flatnonzero(wanted[:, j])
+        if wanted is None or len(rows):
+            table[rows, j] = goal_of(target, caps, topology).seconds(places[rows], num_bytes, latency_share)
+    return table
 
 
 def _pair_seconds(

@@ -160,9 +160,13 @@ class BoardSolver:
         """The digit of a label in the code of a state, see `StateTable`."""
         return int(self._board.table.digit[label])
 
-    def seconds_from(self, codes: Ints, num_bytes: float) -> Floats:
-        """`seconds` from the states of these codes."""
-        return _solved(self, num_bytes)[np.searchsorted(self._board.table.codes, codes)]
+    def positions(self, codes: Ints) -> Ints:
+        """`position` of the states of these codes."""
+        return np.searchsorted(self._board.table.codes, codes)
+
+    def seconds_from(self, sources: Ints, num_bytes: float) -> Floats:
+        """`seconds` from several states."""
+        return _solved(self, num_bytes)[sources]
 
     def chain(self, source: int, num_bytes: float) -> Chain:
         """The cheapest chain from a state that has one; ties go to fewer collectives, then fewer bytes, then the first
@@ -222,13 +226,13 @@ class BoardSolver:
         """`chain`, without a memory."""
         game, place, seconds, latency, steps = self._prices.game, source, 0.0, 0.0, []
         while place != self._goal:
-            kind, group, pieces, place = self._first(place, num_bytes)
+            kind, group, pieces, place = _first(self, place, num_bytes)
             seconds += game.seconds(kind, group, pieces, num_bytes)
             latency += game.seconds(kind, group, pieces, 0.0)
             steps.append((kind, group, self._board.table.state(place)))
         return Chain(seconds, latency, tuple(steps))
 
-    def _first(self, place: int, num_bytes: float) -> tuple[str, tuple[int, ...], int, int]:
+    def first(self, place: int, num_bytes: float) -> tuple[str, tuple[int, ...], int, int]:
         """Kind, group, pieces and state after the first step of the chain from a state."""
         prices, steps = self._prices, self._prices.steps
         best, ties = _solved(self, num_bytes), _ties(self, num_bytes)
@@ -286,6 +290,11 @@ def _solved(solver: BoardSolver, num_bytes: float) -> Floats:
 @lru_cache(maxsize=2**8)
 def _ties(solver: BoardSolver, num_bytes: float) -> Ints:
     return solver.ties(num_bytes)
+
+
+@lru_cache(maxsize=2**16)
+def _first(solver: BoardSolver, place: int, num_bytes: float) -> tuple[str, tuple[int, ...], int, int]:
+    return solver.first(place, num_bytes)
 
 
 @lru_cache(maxsize=2**16)

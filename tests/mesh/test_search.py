@@ -4,6 +4,7 @@ import itertools
 import math
 import random
 
+import numpy as np
 import pytest
 
 from benchmarks.solvers.reshard_referee import Referee
@@ -115,6 +116,22 @@ def test_a_table_holds_the_price_of_every_executed_path() -> None:
     for i, source in enumerate(sources):
         for j, target in enumerate(targets):
             assert table[i, j] == pytest.approx(reshard_path(source, target, shape, 2**16, NODES).seconds)
+
+
+@pytest.mark.parametrize("name", ["h100:8", "v5e:2x4", "a100:2x6"])
+@pytest.mark.parametrize("latency_share", [1.0, 0.25])
+def test_a_table_on_one_board_equals_prices_pair_by_pair(name: str, latency_share: float) -> None:
+    """Partial sums and dimensions that are never split among them; pairs that nobody wants are infinite."""
+    machine, shape, draw = Topology.parse(name), (24, 7, 12, 8), random.Random(3)
+    shardings = Referee(shape, 4, machine).shardings()
+    sources, targets = draw.sample(shardings, 40), draw.sample(shardings, 10)
+    targets.append(sources[0])
+    wanted = np.array([[draw.random() < 0.8 for _ in targets] for _ in sources])
+    table = reshard_table(sources, targets, shape, 2**12, machine, latency_share, wanted)
+    for i, source in enumerate(sources):
+        for j, target in enumerate(targets):
+            price = reshard_seconds(source, target, shape, 2**12, machine, latency_share)
+            assert table[i, j] == (price if wanted[i, j] else math.inf), (source, target)
 
 
 def test_a_detour_is_never_cheaper_and_more_bytes_never_are() -> None:
