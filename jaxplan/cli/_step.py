@@ -64,6 +64,12 @@ def add_step_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="times count communication that runs beside compute, as simulated; default: the sum of both",
     )
+    parser.add_argument(
+        "--time-limit",
+        type=float,
+        metavar="SECONDS",
+        help="the search ends then with the best plans so far; default: none",
+    )
     add_static_argument(parser)
 
 
@@ -97,6 +103,8 @@ def step_arguments(
         "donate_argnums": None if arguments.donate is None else tuple(arguments.donate),
         **static_options(arguments),
     }
+    if arguments.time_limit is not None:
+        options["time_limit"] = arguments.time_limit
     if arguments.overlap:
         options["overlap"] = True
     if arguments.remat is not None:

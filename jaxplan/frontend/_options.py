@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import math
 import os
 import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -140,6 +141,21 @@ class Options:
         default=None,
         metadata={"doc": "with ``verify``, a folder to keep compiled programs in."},
     )
+    time_limit: float | None = field(
+        default=None,
+        metadata={
+            "doc": "seconds after which the search ends with the best plans so far, and says so; the reference "
+            "strategies are always priced (docs/caching.md). Default: none."
+        },
+    )
+    cache: str | os.PathLike[str] | bool | None = field(
+        default=None,
+        metadata={
+            "doc": "a folder to keep searches in, so that the same step is planned in the time of its trace the next "
+            "time (docs/caching.md); default: that of the environment variable ``JAXPLAN_CACHE_DIR``, if it is set; "
+            "False: none."
+        },
+    )
     choose: str | int = field(
         default="fastest",
         metadata={
@@ -209,6 +225,13 @@ class Options:
             )
         if not isinstance(self.keep_layout, bool):
             raise ArgumentError(f"keep_layout is {self.keep_layout!r}; expected True or False")
+        if self.time_limit is not None:
+            put("time_limit", _seconds(self.time_limit))
+        if not (self.cache is None or self.cache is False or isinstance(self.cache, str | os.PathLike)):
+            raise ArgumentError(
+                f"cache is {self.cache!r}; expected a folder, False (keep no plans), or None (the folder that "
+                "JAXPLAN_CACHE_DIR names)"
+            )
         if not isinstance(self.solver, str):
             raise ArgumentError(
                 f"solver is {self.solver!r}; expected a name, one of jaxplan.solvers.SOLVERS, such as 'auto'"
@@ -242,6 +265,16 @@ def _microbatches(value: Any) -> bool | int | None:
     )
 
 
+def _seconds(value: Any) -> float:
+    """The option ``time_limit``, checked."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and 0 < value < math.inf:
+        return float(value)
+    raise ArgumentError(
+        f"time_limit is {value!r}; expected a positive number of seconds, or None for a search without limit"
+    )
+
+
 class Keywords(TypedDict, total=False):
     """The same for type checkers."""
 
@@ -261,6 +294,8 @@ class Keywords(TypedDict, total=False):
     overlap: bool
     verify: bool | str
     cache_dir: str | os.PathLike[str] | None
+    time_limit: float | None
+    cache: str | os.PathLike[str] | bool | None
     choose: str | int
     max_plans: int | None
     backend: Backend

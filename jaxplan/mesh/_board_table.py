@@ -1,4 +1,4 @@
-"""Prices from many shardings to one, where all shardings of the tensor are listed on a board: one look-up in an array."""
+"""Prices from many shardings to one, where all shardings of the tensor are on one board: a look-up in an array."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from jaxplan.core._interrupt import INTERRUPTED_NOTE, current
+from jaxplan.core._interrupt import current
 from jaxplan.core._log import inform_once, until_interrupted, warn_once
 from jaxplan.cost import CostModel
 from jaxplan.errors import ArgumentError
@@ -74,7 +74,7 @@ def _notes(priced: Priced, plans: Sequence[Plan], options: Options) -> list[str]
     notes = [*operator_notes(priced.model.graph), *_uneven_dimensions(priced.model, plans)]
     notes += filter(None, [priced.certificate])
     if current().happened:
-        notes.append(INTERRUPTED_NOTE)
+        notes.append(current().note)
     if options.overlap:
         notes.append(_OVERLAP_NOTE)
     elif any(plan.remat for plan in plans):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
+from jaxplan.core._interrupt import current
 from jaxplan.errors import ArgumentError, InfeasibleError
 from jaxplan.ir import MicroBatches, StepGraph, sliced_graph
 from jaxplan.ir.microbatch import NotSeparableError
@@ -66,6 +67,8 @@ def plan_with_microbatches(
     except InfeasibleError as error:
         first = error
     for sliced in _sliced_graphs(graph, NUMBERS):
+        if found and current().happened:
+            break
         try:
             found.append(plan_graph(sliced))
         except InfeasibleError as error:
@@ -94,7 +97,7 @@ def _first_that_fits(graph: StepGraph, plan_graph: PlanGraph, error: InfeasibleE
             except InfeasibleError as other:
                 better = (other.smallest_memory_bytes or 0) < (error.smallest_memory_bytes or 0)
                 error = other if better else error
-            if len(found) == 2:
+            if len(found) == 2 or (found and current().happened):
                 break
     except (NotSeparableError, ArgumentError) as reason:
         raise _with_reason(error, reason) from None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from jaxplan.core import _compat
 from jaxplan.core._collector import paused_collector
-from jaxplan.core._interrupt import interruptible
+from jaxplan.core._interrupt import TIME_LIMIT_NOTE, interruptible
+from jaxplan.core._log import logger
 from jaxplan.core._progress import Progress
 from jaxplan.errors import ArgumentError, UnsupportedError
 from jaxplan.frontend._options import Options
@@ -17,6 +19,7 @@ from jaxplan.mesh import Topology
 from jaxplan.plans._frontier import Frontier
 from jaxplan.search._advice import advise
 from jaxplan.search._assemble import NOTHING_MSG, assemble
+from jaxplan.search._kept_plans import cache_of, keep_frontier, kept_frontier, search_key
 from jaxplan.search._microbatches import plan_with_microbatches
 from jaxplan.search._offload import plan_with_offload
 from jaxplan.search._price import price
@@ -43,8 +46,30 @@ def plan_graph(
     Raises:
       InfeasibleError: no plan fits the limit.
     """
+    with interruptible() as interruption:
+        cache = cache_of(options)
+        if cache is None:
+            return _search(graph, topology, options, report, name)
+        report("cache")
+        key = search_key(graph, topology, options)
+        found = None if key is None else kept_frontier(cache, key, graph)
+        if found is not None:
+            report("cache", 1.0)
+            return _with_search(found, graph, topology, options, report, name)
+        frontier = _search(graph, topology, options, report, name)
+        if key is not None and not interruption.happened:
+            keep_frontier(cache, key, frontier)
+        return frontier
+
+
+def _search(
+    graph: StepGraph, topology: Topology, options: Options, report: Progress, name: str
+) -> Frontier:
+    """The frontier of a step that no cache has."""
     limit = options.memory_limit_bytes
-    with interruptible(), paused_collector():
+    with interruptible() as interruption, paused_collector():
+        if options.time_limit is not None and interruption.deadline is None:
+            interruption.deadline = time.monotonic() + options.time_limit
 
         def plan(offload: bool) -> Frontier:
             chosen = dataclasses.replace(options, offload=offload)
@@ -55,7 +80,10 @@ def plan_graph(
                 None if limit is None or offload else limit * topology.num_devices,
             )
 
-        return plan_with_offload(options.offload, plan, limit)
+        found = plan_with_offload(options.offload, plan, limit)
+        if TIME_LIMIT_NOTE in found.notes:
+            logger.warning("%s: after %g s %s", name, options.time_limit, TIME_LIMIT_NOTE)
+        return found
 
 
 def _plan_graph(
@@ -68,6 +96,13 @@ def _plan_graph(
     candidates = score(solutions, options, report)
     frontier = assemble(candidates, options, name)
     report("score", 1.0)
+    return _with_search(frontier, graph, topology, options, report, name)
+
+
+def _with_search(
+    frontier: Frontier, graph: StepGraph, topology: Topology, options: Options, report: Progress, name: str
+) -> Frontier:
+    """The frontier with the seconds that it took, and a function to plan the step again."""
     seconds = sum(of for stage, of in report.seconds.items() if stage != "trace")
     replan = _replanner(graph, topology, options, name)
     return dataclasses.replace(frontier, search_seconds=seconds, replan=replan)

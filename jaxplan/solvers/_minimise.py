@@ -20,6 +20,8 @@ _ENGINES: weakref.WeakKeyDictionary[Problem, tuple[Schedule | None, Core]] = wea
 
 # Message passing mostly closes within this many sweeps both ways (instances and train steps measured: 1 to 15).
 _TYPICAL_SWEEPS = 10
+# Elimination always ends in the same time, so messages pass where they are estimated to take half of it.
+_WORTH_MESSAGES = 2
 # Overhead of handling one table in one sweep, beyond its entries, in additions: some 20 microseconds.
 _ADDITIONS_PER_TABLE = 10_000
 
@@ -44,7 +46,7 @@ def minimiser(problem: Problem, order: OrderName | Sequence[int] | None = None) 
     whole = messages_additions(problem)
     if schedule is None:
         return functools.partial(minimise_core, problem, core), whole
-    if schedule.num_additions <= _core_additions(core):
+    if schedule.num_additions <= _WORTH_MESSAGES * _core_additions(core):
         return functools.partial(run_schedule, problem, schedule), min(whole, schedule.num_additions)
     return functools.partial(minimise_core, problem, core), min(whole, schedule.num_additions)
 
