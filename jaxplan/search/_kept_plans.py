@@ -16,7 +16,6 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-import jaxplan
 from jaxplan.core import _compat
 from jaxplan.core._disk_cache import DiskCache
 from jaxplan.core._json import MalformedError
@@ -35,8 +34,8 @@ _NOT_OF_THE_SEARCH = frozenset([
     "cache", "cache_dir", "choose", "keep_layout", "like", "max_plans", "memory", "plan", "progress", "time_limit",
     "topology", "verify", "donate_argnums", "static_argnums", "static_argnames",
 ])  # fmt: skip
-"""Options that change no search, or are in the program, the machine or ``memory_limit_bytes``; searches that a time limit
-ended are not kept."""
+"""Options that change no search, or are in the program, the machine or ``memory_limit_bytes``; a search that a time
+limit ended is not kept."""
 _OF_THE_SEARCH = sorted({field.name for field in dataclasses.fields(Options)} - _NOT_OF_THE_SEARCH)
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
@@ -94,12 +93,14 @@ def search_key(graph: StepGraph, topology: Topology, options: Options) -> str | 
 
 @functools.cache
 def _versions() -> str:
-    """Versions of JAX and jaxplan, and a digest of jaxplan's own code: a plan belongs to what made it."""
-    folder = Path(jaxplan.__file__).parent
-    digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*.py")):
+    """Versions of JAX and NumPy, and a digest of jaxplan's own code: a plan belongs to what made it."""
+    folder = Path(__file__).parent.parent
+    digest, files = hashlib.sha256(), sorted(folder.rglob("*.py"))
+    for path in files:
         digest.update(str(path.relative_to(folder)).encode() + path.read_bytes())
-    return f"jax {jax.__version__} numpy {np.__version__} jaxplan {jaxplan.__version__} {digest.hexdigest()}"
+    if not files:
+        raise UnkeyedError("the code of jaxplan is not in files")
+    return f"jax {jax.__version__} numpy {np.__version__} jaxplan {digest.hexdigest()}"
 
 
 def _of_program(program: Program) -> Iterator[str]:
