@@ -145,8 +145,8 @@ def _board_table(
     places = places_of(sources, len(topology.axes))
     table = np.full((len(sources), len(targets)), math.inf)
     for j, target in enumerate(targets):
-        rows = slice(None) if wanted is None else np.flatnonzero(wanted[:, j])
-        if wanted is None or len(rows):
+        rows = np.arange(len(sources)) if wanted is None else np.flatnonzero(wanted[:, j])
+        if len(rows):
             table[rows, j] = goal_of(target, caps, topology).seconds(places[rows], num_bytes, latency_share)
     return table
 

@@ -49,7 +49,7 @@ def cache_of(options: Options) -> DiskCache | None:
     folder = options.cache
     if folder is None:
         folder = os.environ.get(FOLDER_VARIABLE) or False
-    return None if folder is False else DiskCache(folder=Path(folder).expanduser())
+    return None if isinstance(folder, bool) else DiskCache(folder=Path(folder).expanduser())
 
 
 def kept_frontier(cache: DiskCache, key: str, graph: StepGraph) -> Frontier | None:
