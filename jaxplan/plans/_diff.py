@@ -15,6 +15,8 @@ from jaxplan.plans._priced import Edge, PricedPlan
 from jaxplan.plans._rows import LeafRow, collective_rows, fold_numbers, group_split, leaf_rows
 from jaxplan.plans._why import signed_bytes, signed_seconds
 
+_LEAST_SECONDS = 1e-9
+"""Collectives that differ by less are left out of the text: sums of scalars that the compiler combines with others."""
 _MOST_ROWS = 16
 _OTHER_PROGRAM_MSG = (
     "the two plans are of different programs: {one} and {other}.\n"
@@ -76,8 +78,9 @@ class Difference:
         lines += ["time", *_amounts(self.seconds, format_seconds, signed_seconds)]
         lines += ["memory", *_amounts(self.num_bytes, format_bytes, lambda size: signed_bytes(int(size)))]
         for title, amounts in (("collectives", self.collectives), ("transfers", self.edges)):
-            if amounts:
-                lines += [title, *_amounts(amounts[:_MOST_ROWS], format_seconds, signed_seconds)]
+            noticeable = [of for of in amounts if abs(of.after - of.before) >= _LEAST_SECONDS]
+            if noticeable:
+                lines += [title, *_amounts(noticeable[:_MOST_ROWS], format_seconds, signed_seconds)]
         for title, changes in (("arguments", self.leaves), ("operators", self.operators)):
             if changes:
                 lines += [f"{title} that are split otherwise", *_changes(changes)]
