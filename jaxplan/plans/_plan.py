@@ -38,6 +38,7 @@ class Plan(PlanData):
       in_paths, out_paths: key paths of the flattened arguments and results.
       in_avals: dtype and shape of each argument, such as ``float32[16,32]``.
       in_roles: of each argument, ``parameter``, ``state`` (optimizer slots, statistics, caches) or ``data``.
+      argument_names: of the positional parameters of the step, as far as they are known.
       in_dims: of each argument, the name of each dimension; empty where it has none.
       in_layouts, out_layouts: a layout for each.
       prediction: predicted cost of one step on one device.

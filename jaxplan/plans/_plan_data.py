@@ -48,6 +48,7 @@ class PlanData:
     remat: Remat | None = None
     microbatches: MicroBatches | None = None
     offload: Offload | None = None
+    argument_names: tuple[str, ...] = ()
     verified: Verified | None = None
     graph: StepGraph | None = None
     decided: Once[Lowering] | None = None

@@ -75,6 +75,7 @@ def plan_to_json(plan: PlanData) -> dict[str, Any]:
         "remat": None if plan.remat is None else asdict(plan.remat),
         **({} if plan.microbatches is None else {"microbatches": asdict(plan.microbatches)}),
         **({} if plan.offload is None else {"offload": asdict(plan.offload)}),
+        **({"argument_names": plan.argument_names} if plan.argument_names else {}),
         "inputs": [
             leaf | {"aval": aval, "role": role, "dims": dims}
             for leaf, aval, role, dims in zip(
@@ -151,6 +152,7 @@ def _fields(data: dict[str, Any]) -> dict[str, Any]:
         "topology": topology,
         "microbatches": _microbatches(data.get("microbatches"), {leaf.path for leaf in inputs}),
         "offload": _offload(data.get("offload"), len(inputs), len(outputs)),
+        "argument_names": typed(tuple[str, ...], data.get("argument_names", ()), "argument_names"),
         "donate_argnums": _donate_argnums(required(data, "donate_argnums")),
         "in_paths": tuple(leaf.path for leaf in inputs),
         "in_avals": tuple(leaf.aval for leaf in inputs),

@@ -84,7 +84,7 @@ def fold_numbers(path: str) -> str:
 
 def leaf_rows(plan: PlanData) -> tuple[LeafRow, ...]:
     """Every argument, in order."""
-    names = names_of_arguments(plan.graph)
+    names = plan.argument_names or names_of_arguments(plan.graph)
     return tuple(
         _leaf_row(readable_path(path, names), aval, layout, plan.topology, role, dims)
         for path, aval, layout, role, dims in zip(

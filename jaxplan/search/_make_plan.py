@@ -11,6 +11,7 @@ from jaxplan.cost import Prediction, Predictor, boundary_shardings
 from jaxplan.ir import Program
 from jaxplan.partition import decide_lowering
 from jaxplan.plans._plan import Plan
+from jaxplan.plans._rows import names_of_arguments
 from jaxplan.plans._summary import input_dims, input_roles, outline_of
 
 
@@ -63,6 +64,7 @@ def make_plan(
         in_avals=program.in_avals,
         in_roles=input_roles(model.graph),
         in_dims=input_dims(model.graph),
+        argument_names=names_of_arguments(model.graph),
         out_paths=program.out_paths,
         in_layouts=in_layouts,
         out_layouts=out_layouts,

@@ -66,8 +66,8 @@ def test_saved_files_are_explained_and_compared(frontier, tmp_path, capsys):
     file = str(tmp_path / "f.json")
     frontier.save(file)
     assert main(["explain", file, "--choose", "megatron"]) == 0
-    assert "0/up" in capsys.readouterr().out
+    assert "params/up" in capsys.readouterr().out
     assert main(["diff", file, "--choose", "data", "megatron", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["leaves"]
-    assert main(["explain", file, "0/up"]) == 2  # prices need the step
+    assert main(["explain", file, "params/up"]) == 2  # prices need the step
     assert "--step" in capsys.readouterr().err
