@@ -56,6 +56,17 @@ def imported_modules(tree: ast.Module, modules: Collection[str]) -> set[str]:
     return found.intersection(modules)
 
 
+def test_one_module_asks_for_the_id_of_an_object() -> None:
+    """A memo keyed by `id` goes wrong when an object dies; `jaxplan.core._interner` keeps the objects of its keys."""
+    found = [
+        f"{module_name(path)}:{node.lineno}"
+        for path, tree in trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and node.id == "id"
+    ]
+    assert {place.partition(":")[0] for place in found} == {"jaxplan.core._interner"}, found
+
+
 def test_functions_are_short() -> None:
     long = [
         f"{path.name}:{node.lineno}"

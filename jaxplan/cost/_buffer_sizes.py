@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
+from jaxplan.core._interner import Memo
 from jaxplan.cost._model import CostModel
 from jaxplan.cost._splits import split_counts
 from jaxplan.cost._tiles import local_bytes
@@ -17,8 +18,7 @@ class BufferSizes:
 
     def __init__(self, model: CostModel) -> None:
         self._model = model
-        self._splits: dict[int, np.ndarray] = {}
-        self._tables: dict[Hashable, np.ndarray] = {}
+        self._splits, self._tables = Memo(), Memo()
 
     def __call__(self, v: int, members: Sequence[int]) -> np.ndarray:
         """(members, K) bytes."""
@@ -28,11 +28,12 @@ class BufferSizes:
         tensors = graph.program.tensors
         is_shaped = [is_tiled or t in buffers.padded for t in members]
         what = [(buffers.held_as(t), tensors[t].shape if s else ()) for t, s in zip(members, is_shaped)]
-        key = (id(configs), tuple(zip(what, [space.tensor_dims.get(t) for t in members])))
+        number = self._splits.number(configs)
+        key = (number, tuple(zip(what, [space.tensor_dims.get(t) for t in members])))
         if key not in self._tables:
-            if id(configs) not in self._splits:
-                self._splits[id(configs)] = split_counts(configs, self._model.topology)
-            splits = self._splits[id(configs)]
+            if number not in self._splits:
+                self._splits[number] = split_counts(configs, self._model.topology)
+            splits = self._splits[number]
             sizes = [local_bytes(graph, buffers, space, splits, t) for t in members]
             self._tables[key] = np.array(sizes).reshape(len(members), len(splits))
         return self._tables[key]

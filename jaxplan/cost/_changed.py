@@ -6,6 +6,7 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
+from jaxplan.core._interner import Memo
 from jaxplan.cost._model import CostModel
 from jaxplan.cost._reads import Read
 from jaxplan.cost._transfers import ChangedRead, changed_reads
@@ -18,12 +19,12 @@ class ChangedReads:
 
     def __init__(self, model: CostModel) -> None:
         self._model = model
-        first: dict[Hashable, int] = {}
+        first = Memo()
         sizes = [len(configs) for configs in model.configurations]
         starts, widths, total = [], [], 0
         for read in model.reads:
             width = 1 if read.consumer == UNGROUPED else sizes[read.consumer]
-            start = first.setdefault(self._structure(read), total)
+            start = first.setdefault(self._structure(read, first), total)
             if start == total:
                 total += width * (1 if read.producer == UNGROUPED else sizes[read.producer])
             starts.append(start)
@@ -35,7 +36,7 @@ class ChangedReads:
         self._shardings: dict[int, tuple[Sharding, Sharding] | None] = {}
         self._found: dict[tuple[int, int], ChangedRead] = {}
 
-    def _structure(self, read: Read) -> Hashable:
+    def _structure(self, read: Read, memo: Memo) -> Hashable:
         """All that decides the layouts of a read's ends under their configurations."""
         graph = self._model.graph
         ends = []
@@ -45,7 +46,7 @@ class ChangedReads:
                 continue
             space, configs = graph.spaces[v], self._model.configurations[v]
             partial = space.tensor_partial.get(read.tensor, ()) if produced else space.operand_partial
-            ends.append((id(configs), space.tensor_dims.get(read.tensor), partial))
+            ends.append((memo.number(configs), space.tensor_dims.get(read.tensor), partial))
         return *ends, read.is_output, len(graph.program.tensors[read.tensor].shape), read.producer == read.consumer
 
     def of(self, assignment: Sequence[int], chosen: Sequence[Configuration]) -> list[ChangedRead]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from jaxplan.core._interner import Memo
 from jaxplan.cost._model import CostModel
 from jaxplan.cost._transfers import Transfer
 from jaxplan.cost._updated_parts import gathered_updates, replaced_in_place
@@ -23,8 +24,7 @@ class Copies:
         self._axes, self._replaced = model.topology.axes, replaced_in_place(graph.program)
         dots = (e.index for e in graph.program.equations if graph.rules[e.index].family == "contraction")
         self._products = frozenset(dots)
-        self._copies: dict[int, tuple[Transfer, list[tuple[int, int, int]]]] = {}
-        self._arriving: dict[int, tuple[Transfer, int]] = {}
+        self._copies, self._arriving = Memo(), Memo()
 
     def beside(self, transfers: Sequence[Transfer]) -> Iterator[tuple[int, int, int]]:
         """(first, last equation, bytes) of what transfers leave in memory beside their copies."""
@@ -34,8 +34,8 @@ class Copies:
 
     def of(self, transfer: Transfer) -> list[tuple[int, int, int]]:
         """(first, last position, bytes) of the copy that each execution of a transfer makes."""
-        known = self._copies.get(id(transfer))
-        if known is None:
+        number = self._copies.number(transfer)
+        if number not in self._copies:
             buffers, tensor, found = self.model.buffers, self._travelling(transfer), []
             end = len(self.model.graph.program.equations)
             for span in transfer.spans:
@@ -48,8 +48,8 @@ class Copies:
                     size = 0
                 first = max(span.first, buffers.birth[transfer.tensor])
                 found.append((2 * first, 2 * max(first, min(self._read_end[latest], end)) + 1, size))
-            known = self._copies[id(transfer)] = transfer, found  # kept alive: its id is the key
-        return known[1]
+            self._copies[number] = found
+        return self._copies[number]
 
     def _travelling(self, transfer: Transfer) -> Tensor:
         return replace(self.model.graph.program.tensors[transfer.tensor], itemsize=transfer.itemsize)
@@ -61,14 +61,15 @@ class Copies:
         of a sequence), compiled GPU programs were seen to transpose that for products.
         """
         for transfer in transfers:
-            known = self._arriving.get(id(transfer))
-            if known is None:
+            number = self._arriving.number(transfer)
+            if number not in self._arriving:
                 size = 0
                 if self._arrives_in_pieces(transfer):
                     size = self.model.pricer.local_bytes(self._travelling(transfer), transfer.target)
-                known = self._arriving[id(transfer)] = transfer, size  # kept alive: its id is the key
-            for span in transfer.spans if known[1] else ():
-                yield span.first, span.first, known[1]
+                self._arriving[number] = size
+            size = self._arriving[number]
+            for span in transfer.spans if size else ():
+                yield span.first, span.first, size
 
     def _arrives_in_pieces(self, transfer: Transfer) -> bool:
         step = transfer.path.steps[-1]

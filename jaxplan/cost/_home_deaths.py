@@ -7,6 +7,7 @@ import heapq
 from collections import defaultdict
 from collections.abc import Sequence
 
+from jaxplan.core._interner import Memo
 from jaxplan.cost._dots_behind import DotsBehind
 from jaxplan.cost._model import CostModel
 from jaxplan.cost._reads import sharding_of
@@ -28,7 +29,7 @@ class HomeDeaths:
         program = graph.program
         self.model, self._target, self._read_end, self._behind = model, buffers.target, buffers.read_end, behind
         self._barriers = [equations.start for equations in backward_barriers(program)]
-        self._homes: dict[tuple[int, ...], tuple[tuple[Transfer, ...], int]] = {}
+        self._homes = Memo()
         self._reads: dict[tuple[int, ...], dict[Sharding, int]] = {}
         self._readers: dict[int, tuple[int, ...]] = {}
         calls = (e for e in program.equations if graph.rules[e.index].family in CONTRACTION_FAMILIES)
@@ -44,11 +45,10 @@ class HomeDeaths:
             of_tensor[transfer.tensor].append(transfer)
         result = {}
         for t, moved in of_tensor.items():
-            key = (t, *map(id, moved), -1, *[assignment[v] for v in self._readers_of(t)])
+            key = (t, *self._homes.numbers(moved), -1, *[assignment[v] for v in self._readers_of(t)])
             if key not in self._homes:
-                # The transfers are kept alive: their ids are part of the key.
-                self._homes[key] = tuple(moved), self._home_death(t, moved, assignment, chosen)
-            result[t] = self._homes[key][1]
+                self._homes[key] = self._home_death(t, moved, assignment, chosen)
+            result[t] = self._homes[key]
             if (product := self.model.buffers.added_up.get(t)) is not None:
                 result.setdefault(product, result[t])
         if SHORTENED_SOURCES.applies_to(self._target):

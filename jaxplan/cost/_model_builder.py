@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from jaxplan.core._interner import Memo
 from jaxplan.cost._combined import combined_bytes, evenly_split_peak, latency_shares
 from jaxplan.cost._compute import compute_seconds, local_flops
 from jaxplan.cost._hiding import hidden_shares, visible_seconds
@@ -85,7 +86,7 @@ class ModelBuilder:
         )
         self.reads = find_reads(graph)
         self._hidden = hidden_shares(graph, self.reads) if overlap else {}
-        self.memo: dict = {}
+        self.memo = Memo()
         self._structures: dict[int, tuple] = {}
         self.tiny = tiny_groups(graph)
         self.configs: tuple[tuple[Configuration, ...], ...] = ()
@@ -239,7 +240,7 @@ class ModelBuilder:
         for read in self.reads:
             if UNGROUPED not in (read.producer, read.consumer) and read.producer != read.consumer:
                 ends = (configurations[read.producer], configurations[read.consumer])
-                tables.add((*map(id, ends), *map(len, ends), tensors[read.tensor].shape))
+                tables.add((*self.memo.numbers(ends), *map(len, ends), tensors[read.tensor].shape))
         return sum(table[2] * table[3] for table in tables)
 
     def has_all(self) -> bool:
@@ -347,7 +348,7 @@ class ModelBuilder:
         if v not in self._structures:
             structure = self._structure(v)
             self._structures[v] = self.memo.setdefault(structure, structure)
-        return ("node", id(self.configs[v]), id(self._structures[v]))
+        return ("node", *self.memo.numbers((self.configs[v], self._structures[v])))
 
     def _structure(self, v: int):
         """Rules, dtypes, classes and buffers of a group in order."""
@@ -393,7 +394,7 @@ class ModelBuilder:
             return self.memo.setdefault(("replicated", rank), (Sharding.replicated(rank),))
         space = self.graph.spaces[v]
         partial = space.tensor_partial.get(t, ()) if produced else space.operand_partial
-        key = ("layouts", id(self.configs[v]), space.tensor_dims.get(t), partial, rank)
+        key = ("layouts", self.memo.number(self.configs[v]), space.tensor_dims.get(t), partial, rank)
         if key not in self.memo:
             make = produced_sharding if produced else required_sharding
             shardings = tuple(make(space, config, t, rank) for config in self.configs[v])
@@ -477,12 +478,12 @@ class ModelBuilder:
         if not has_choice or (ends not in self._updates and ends[::-1] not in self._updates):
             return wanted
         whole, parts = (required, produced) if ends in self._updates else (produced, required)
-        key = ("parts", id(whole), id(parts), id(wanted), ends in self._updates)
+        key = ("parts", *self.memo.numbers((whole, parts, wanted)), ends in self._updates)
         if key not in self.memo:
             pairs = np.array([[_is_part(part, of) for of in whole] for part in parts])
             pairs = pairs if ends in self._updates else np.ascontiguousarray(pairs.T)
-            self.memo[key] = pairs if wanted is None else pairs & wanted, (whole, parts, wanted)
-        return self.memo[key][0]
+            self.memo[key] = pairs if wanted is None else pairs & wanted
+        return self.memo[key]
 
     @functools.cached_property
     def _updates(self) -> frozenset[tuple[int, int]]:
@@ -500,11 +501,11 @@ class ModelBuilder:
             return seconds, copies
         read, (group, share) = self.reads[index], self._hidden[index]
         compute, axis = self._node(group)[0], int(group == read.consumer)
-        key = ("visible", id(seconds), id(compute), share, axis)
+        key = ("visible", *self.memo.numbers((seconds, compute)), share, axis)
         if key not in self.memo:
             least = self.topology.chip.collective_launch_seconds
-            self.memo[key] = visible_seconds(seconds, compute, share, least, axis), seconds
-        return self.memo[key][0], copies
+            self.memo[key] = visible_seconds(seconds, compute, share, least, axis)
+        return self.memo[key], copies
 
     def _wired(self, index: int) -> Tensor:
         """The tensor of a read as it travels; no configuration changes that."""
@@ -516,7 +517,7 @@ class ModelBuilder:
 
     def _how_kept(self, read: Read) -> tuple[bool, bool]:
         """Whether a copy for this read lives until the backward pass, and then is widened."""
-        key = ("kept", id(read))  # reads live as long as this
+        key = ("kept", self.memo.number(read))
         if key not in self.memo:
             latest = max(read.equations, key=self.buffers.read_end.__getitem__)
             kept = self.buffers.is_kept(read.equations[0], latest)
@@ -524,25 +525,25 @@ class ModelBuilder:
         return self.memo[key]
 
     def _times(self, seconds: np.ndarray, trips: int) -> np.ndarray:
-        key = ("times", id(seconds), trips)
+        key = ("times", self.memo.number(seconds), trips)
         if key not in self.memo:
-            self.memo[key] = (seconds * trips, seconds)
-        return self.memo[key][0]
+            self.memo[key] = seconds * trips
+        return self.memo[key]
 
     def _transposed(self, array: np.ndarray) -> np.ndarray:
-        key = ("T", id(array))
+        key = ("T", self.memo.number(array))
         if key not in self.memo:
-            self.memo[key] = (np.ascontiguousarray(array.T), array)
-        return self.memo[key][0]
+            self.memo[key] = np.ascontiguousarray(array.T)
+        return self.memo[key]
 
     def _sum(self, arrays) -> np.ndarray:
         """Sum of arrays; the same arrays give the same object, so that solvers fold equal layers."""
-        arrays = sorted(arrays, key=id)
-        key = ("sum", tuple(map(id, arrays)))
+        arrays = sorted(arrays, key=self.memo.number)
+        key = ("sum", self.memo.numbers(arrays))
         if key not in self.memo:
             total = arrays[0] if len(arrays) == 1 else np.sum(np.stack(arrays), axis=0)
-            self.memo[key] = (total, arrays)
-        return self.memo[key][0]
+            self.memo[key] = total
+        return self.memo[key]
 
 
 def _is_part(part: Sharding, whole: Sharding) -> bool:

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from jaxplan.core._interner import Memo
 from jaxplan.cost._changed import ChangedReads
 from jaxplan.cost._inner import InnerCollective, inner_of_plan, may_communicate
 from jaxplan.cost._live_ranges import TEMPORARIES, LiveRanges
@@ -85,7 +86,7 @@ class Predictor:
         self._communicating = [g.index for g in graph.grouping.groups if may_communicate(graph, g.index)]
         self._changed = ChangedReads(model)
         self._known: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[Transfer, ...]] = {}
-        self._transfers: dict = {}
+        self._transfers = Memo()
         self._live_ranges = LiveRanges(model)
 
     def predict(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from jaxplan.core._interner import Memo
 from jaxplan.ir import Configuration
 
 
@@ -32,7 +33,7 @@ class PricedPairs:
     opened: tuple[frozenset[Configuration], ...]
     used: tuple[frozenset[Configuration], ...]
     _masks: dict = field(default_factory=dict)
-    _of_ends: dict = field(default_factory=dict)
+    _of_ends: Memo = field(default_factory=Memo)
     _kinds: dict = field(default_factory=dict)
     _first: dict = field(default_factory=dict)
 
@@ -69,10 +70,10 @@ class PricedPairs:
 
         The replicated one goes with everything: scalars, tiny state and sums that are none take it.
         """
-        ends = (id(of_u), id(of_v), self._kind(u), self._kind(v))
+        ends = (*self._of_ends.numbers((of_u, of_v)), self._kind(u), self._kind(v))
         if ends not in self._of_ends:
-            self._of_ends[ends] = self._mask(u, v, of_u, of_v), of_u, of_v  # kept alive: their ids are the key
-        return self._of_ends[ends][0]
+            self._of_ends[ends] = self._mask(u, v, of_u, of_v)
+        return self._of_ends[ends]
 
     def _kind(self, v: int) -> int:
         """The first group of which everything that decides masks is the same."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from jaxplan.core._interner import Memo
 from jaxplan.cost._reads import distinct_shardings
 from jaxplan.cost._tiles import image_bytes
 from jaxplan.ir import Tensor
@@ -43,7 +44,7 @@ class Pricer:
     inner: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     grouped: Mapping[int, ChannelGroups] = field(default_factory=dict)
     wide: Mapping[int, int] = field(default_factory=dict)
-    _tables: dict = field(default_factory=dict)
+    _tables: Memo = field(default_factory=Memo)
 
     def read_tables(
         self,
@@ -74,14 +75,14 @@ class Pricer:
           nothing to repeat). The memory is that of a copy that lives until the backward pass.
         """
         how = (in_both_phases, latency_share, kept, widened)
-        key = (tensor.shape, tensor.itemsize, self._held_as(tensor), id(produced), id(required), how, id(wanted))
+        objects = self._tables.numbers((produced, required, wanted))
+        key = (tensor.shape, tensor.itemsize, self._held_as(tensor), how, objects)
         if key not in self._tables:
             once = again = self._price(tensor, produced, required, latency_share, wanted)
             if in_both_phases and latency_share < 1:
                 again = self._price(tensor, produced, required, 1.0, wanted)
-            tables = self._build(tensor, produced, required, once, again, in_both_phases, kept, widened)
-            self._tables[key] = tables, (produced, required, wanted)  # kept alive: their ids are part of the key
-        return self._tables[key][0]
+            self._tables[key] = self._build(tensor, produced, required, once, again, in_both_phases, kept, widened)
+        return self._tables[key]
 
     def _build(
         self,

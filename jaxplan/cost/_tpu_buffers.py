@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from jaxplan.core._interner import Memo
 from jaxplan.cost._inner import Extended, extended_operands, may_communicate, read_beside
 from jaxplan.cost._model import CostModel
 from jaxplan.cost._reads import sharding_of
@@ -57,13 +58,13 @@ class TpuBuffers:
         self._replaced = replaced_in_place(program)
         exits = [program.equations[e] for region in program.regions for e in region.exits]
         stacks = sorted(e.results[0] for e in exits if e.params["role"] == "y" and e.phase == "forward")
-        self._sending: dict[int, tuple[Transfer, tuple[SentBytes, ...]]] = {}
+        self._sending = Memo()
         self._stacked = [place[t] for t in stacks if t in place]
 
     def sent(self, transfer: Transfer) -> tuple[SentBytes, ...]:
         """`Transfer.collectives` with reduce-scatters in whole tiles, where they are (`scattered_in_tiles`)."""
-        known = self._sending.get(id(transfer))
-        if known is None:
+        number = self._sending.number(transfer)
+        if number not in self._sending:
             steps = [step for step in transfer.path.steps if step.kind in COLLECTIVES]
             steps = steps[len(steps) - len(transfer.collectives) :]
             shape, sent = self._graph.program.tensors[transfer.tensor].shape, list(transfer.collectives)
@@ -74,8 +75,8 @@ class TpuBuffers:
                     if padded is not None:
                         parts = math.prod(self._axes[a].size for a in step.axes)
                         sent[i] = (*sent[i][:2], parts * padded)
-            known = self._sending[id(transfer)] = transfer, tuple(sent)  # kept alive: its id is the key
-        return known[1]
+            self._sending[number] = tuple(sent)
+        return self._sending[number]
 
     def in_main_memory(self, sizes: np.ndarray) -> tuple[np.ndarray, float]:
         """Of the bytes of all results those in main memory, and the bytes on the chip that are left for short-lived

@@ -9,8 +9,8 @@ import operator
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from jaxplan.core._interner import Memo
 from jaxplan.cost._reads import Read, is_ascending, sharding_of
 from jaxplan.ir import STORED_KINDS, Configuration, StepGraph, Tensor
 from jaxplan.mesh import COLLECTIVES, Path, Sharding, Topology, reshard_path
@@ -121,7 +121,7 @@ def plan_transfers(
       repeated: reads (by index) that gather their copy again for the backward pass.
     """
     changed = changed_reads(graph, reads, configurations)
-    return make_transfers(graph, topology, reads, changed, repeated, {}, target)
+    return make_transfers(graph, topology, reads, changed, repeated, Memo(), target)
 
 
 def changed_reads(
@@ -150,7 +150,7 @@ def make_transfers(
     reads: Sequence[Read],
     changed: Sequence[ChangedRead],
     repeated: frozenset[int],
-    known: dict[Any, Any],
+    known: Memo,
     target: Target | None = None,
 ) -> tuple[Transfer, ...]:
     """One transfer for all reads that bring a tensor to one layout (see `plan_transfers`).
@@ -164,10 +164,10 @@ def make_transfers(
         of_tensor[reads[item[0]].tensor].append(item)
     ordered: list[_Ordered] = []
     for t, items in of_tensor.items():
-        key = (t, *map(id, items), *[item[0] in repeated for item in items])
+        key = (t, *known.numbers(items), *[item[0] in repeated for item in items])
         if key not in known:
-            known[key] = items, _of_tensor(graph, topology, compiler, reads, t, items, repeated)
-        ordered += known[key][1]
+            known[key] = _of_tensor(graph, topology, compiler, reads, t, items, repeated)
+        ordered += known[key]
     ordered.sort(key=operator.itemgetter(0))
     transfers = [transfer for _, transfer in ordered]
     if not SHARED_STEPS.applies_to(compiler):
@@ -216,7 +216,7 @@ def _of_tensor(
 
 
 def _with_shared_steps(
-    transfers: Sequence[Transfer], number: Sequence[int], known: dict[Any, Any]
+    transfers: Sequence[Transfer], number: Sequence[int], known: Memo
 ) -> tuple[Transfer, ...]:
     """Transfers of one value (see `Values.merged`) that begin alike; a repeated one stands for itself."""
     result: list[Transfer] = []
@@ -227,7 +227,7 @@ def _with_shared_steps(
             if others:
                 shared = max(_common(transfer.path, other.path) for other in others)
                 if shared:
-                    key = (id(transfer), shared)  # those given are known, and so live as long as this
+                    key = (known.number(transfer), shared)
                     transfer = known.setdefault(key, dataclasses.replace(transfer, shared=shared))
             others.append(transfer)
         result.append(transfer)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from jaxplan.core._interner import ByIdentity
 from jaxplan.cost._work import flops_of_equation
 from jaxplan.ir import IN_DIMS, Count, Equation, Tensor, inline_body, operator_count, operator_rule
 
@@ -59,25 +60,12 @@ _NOTHING = BodyCost(works=(), collectives=(), boundary_bytes=0)
 
 def body_cost(eqn: Equation) -> BodyCost:
     """The cost of one execution of an equation; nothing unless it is a `jax.shard_map`."""
-    return _cost(_Key(eqn)) if IN_DIMS in eqn.params else _NOTHING
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Key:
-    """An equation as a key of the memo: by the equation of the trace that it came from."""
-
-    eqn: Equation
-
-    def __hash__(self) -> int:
-        return id(self.eqn.origin)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and self.eqn.origin is other.eqn.origin
+    return _cost(ByIdentity(eqn.origin, eqn)) if IN_DIMS in eqn.params else _NOTHING
 
 
 @functools.lru_cache(maxsize=256)
-def _cost(key: _Key) -> BodyCost:
-    tensors, equations, inputs, outputs = inline_body(key.eqn.params["jaxpr"])
+def _cost(key: ByIdentity) -> BodyCost:
+    tensors, equations, inputs, outputs = inline_body(key.value.params["jaxpr"])
     boundary = sum(tensors[t].num_bytes for t in dict.fromkeys((*inputs, *outputs)))
     return BodyCost(
         works=tuple(_works(tensors, equations)),

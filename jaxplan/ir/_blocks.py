@@ -14,6 +14,7 @@ from typing import Literal
 
 import numpy as np
 
+from jaxplan.core._interner import Memo
 from jaxplan.ir._grouping import CONTRACTION_FAMILIES
 from jaxplan.ir._program import Equation, Program
 from jaxplan.ir._rule import OperatorRule
@@ -112,15 +113,14 @@ def find_blocks(program: Program, rules: Sequence[OperatorRule], values: Values)
 def _words(program: Program, turning: int) -> np.ndarray:
     """A number for each equation of the forward pass, equal for equal operators on equal shapes; literals may differ (a
     layer's number, folded into its key)."""
-    seen: dict[Hashable, int] = {}
-    tensors = program.tensors
+    seen, tensors = Memo(), program.tensors
 
     def shape(t: int) -> Hashable:
         return tensors[t].shape, str(tensors[t].dtype), tensors[t].kind == "literal"
 
     def word(eqn: Equation) -> Hashable:
         operands, results = tuple(map(shape, eqn.operands)), tuple(map(shape, eqn.results))
-        return eqn.name, frozen_params(eqn.params), operands, results, eqn.region >= 0
+        return eqn.name, frozen_params(eqn.params, seen), operands, results, eqn.region >= 0
 
     words = [seen.setdefault(word(eqn), len(seen)) for eqn in program.equations[:turning]]
     return np.array(words, dtype=np.int64)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from jaxplan.core._interner import Memo
 from jaxplan.ir._program import Program
 from jaxplan.ir._rule import OperatorRule
 
@@ -137,9 +138,9 @@ def _links_by_rule(
     program: Program, rules: Sequence[OperatorRule]
 ) -> Iterator[tuple[npt.NDArray[np.int64], list[tuple[_Place, _Place]]]]:
     """Per rule the tensors of its equations, (equations, positions), and which of their dimensions share a factor."""
-    equations: dict[int, list[int]] = defaultdict(list)
-    for index, rule in enumerate(rules):
-        equations[id(rule)].append(index)
+    equations = Memo()
+    for index, number in enumerate(equations.numbers(rules)):
+        equations.setdefault(number, []).append(index)
     for indices in equations.values():
         rule = rules[indices[0]]
         holders: dict[int, _Place] = {}

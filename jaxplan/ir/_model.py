@@ -121,7 +121,7 @@ def analyse(
     replaced = {program.outputs[o]: program.inputs[i] for o, i in program.aliases.items()}
     alike = {**replaced, **primal_of}
     facts = SpaceFacts(program=program, rules=rules, named=named, primal_of=alike, number=values.number)
-    spaces = group_spaces(grouping.groups, facts, {} if structures is None else structures)
+    spaces = group_spaces(grouping.groups, facts, Structures() if structures is None else structures)
     for new, old in replaced.items():
         _place_as(spaces, grouping.tensor_group[old], new, old)
     return StepGraph(

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from jaxplan.core import _compat
+from jaxplan.core._interner import Memo
 from jaxplan.ir._program import Equation, Program, Region, Tensor
 
 _IGNORED_PARAMS = frozenset(
@@ -22,7 +23,7 @@ _IGNORED_PARAMS = frozenset(
 )
 _MOST_COMPARED = 10_000
 
-Seen = set[tuple[int, int]]
+Seen = Memo
 """Pairs of objects, by identity, that were compared or are being compared."""
 
 
@@ -176,7 +177,7 @@ def _params_difference(planned: Mapping[str, Any], other: Mapping[str, Any]) -> 
     if planned.keys() != other.keys():
         return f"other parameters, {', '.join(sorted(planned.keys() ^ other.keys()))}"
     for name, value in other.items():
-        if name not in _IGNORED_PARAMS and not _same(planned[name], value, set()):
+        if name not in _IGNORED_PARAMS and not _same(planned[name], value, Seen()):
             return f"another parameter {name}"
     return None
 
@@ -203,9 +204,10 @@ def _same(a: Any, b: Any, seen: Seen) -> bool:
         return True
     if type(a).__eq__ is not object.__eq__ and not dataclasses.is_dataclass(a):
         return False
-    if (id(a), id(b)) in seen:  # they hold themselves
+    pair = seen.numbers((a, b))
+    if pair in seen:  # they hold themselves
         return True
-    seen.add((id(a), id(b)))
+    seen[pair] = True
     return _same_fields(a, b, seen)
 
 

@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
+from jaxplan.core._interner import Memo
 from jaxplan.ir._grouping import Group
-from jaxplan.ir._space import FactorClass, GroupSpace, SpaceFacts, group_space
+from jaxplan.ir._space import GroupSpace, SpaceFacts, group_space
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,19 +26,20 @@ class _Structure:
     names: tuple[int, ...]
 
 
-Structures = dict[Hashable, tuple[Group, _Structure, GroupSpace]]
-"""Structures that are known, by their keys: the group, in some program, that was the first of each, and its space."""
+Structures = Memo
+"""Structures that are known, by their keys: the group, in some program, that was the first of each, its structure and
+its space."""
 
 
 def group_spaces(groups: Sequence[Group], facts: SpaceFacts, known: Structures) -> list[GroupSpace]:
     """`group_space` of every group; new structures are added to ``known``."""
-    classes: dict[tuple[int, tuple[int, ...]], tuple[FactorClass, ...]] = {}
+    classes = Memo()
     spaces = []
     for group in groups:
-        structure = _structure(group, facts)
-        found = known.get(structure.key)
-        if found is not None:
-            spaces.append(_renamed(*found, group, structure, classes))
+        structure = _structure(group, facts, known)
+        if structure.key in known:
+            like, of_like, space = known[structure.key]
+            spaces.append(_renamed(like, of_like, space, group, structure, classes))
         else:
             space = group_space(group, facts)
             known[structure.key] = group, structure, space
@@ -45,7 +47,7 @@ def group_spaces(groups: Sequence[Group], facts: SpaceFacts, known: Structures) 
     return spaces
 
 
-def _structure(group: Group, facts: SpaceFacts) -> _Structure:
+def _structure(group: Group, facts: SpaceFacts, known: Structures) -> _Structure:
     program, named = facts.program, facts.named
     place: dict[int, int] = {t: i for i, t in enumerate(group.inputs)}
     equations = []
@@ -53,7 +55,7 @@ def _structure(group: Group, facts: SpaceFacts) -> _Structure:
         eqn = program.equations[e]
         held = [place.setdefault(t, len(place)) for t in eqn.operands]
         made = [place.setdefault(t, len(place)) for t in eqn.results]
-        equations.append((eqn.name, id(facts.rules[e]), tuple(held), tuple(made)))
+        equations.append((eqn.name, known.number(facts.rules[e]), tuple(held), tuple(made)))
     last = len(named.dimensions)
     tensors, first = [program.tensors[t] for t in place], {}
     dims = [[named.of.get((t.index, d), last) for d in range(len(t.shape))] for t in tensors]
@@ -84,10 +86,10 @@ def _renamed(
     space: GroupSpace,
     group: Group,
     structure: _Structure,
-    classes: dict[tuple[int, tuple[int, ...]], tuple[FactorClass, ...]],
+    classes: Memo,
 ) -> GroupSpace:
     """The space of one group for another of the same structure; ``classes`` holds those that were renamed before."""
-    key = (id(space), structure.names)
+    key = (classes.number(space), structure.names)
     if key not in classes:
         name = dict(zip(known.names, structure.names))
         classes[key] = tuple(

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxplan.core._interner import Memo
 from jaxplan.ir._barriers import backward_barriers
 from jaxplan.ir._program import REGION_IN, REGION_OUT, Equation, Program
 from jaxplan.ir._rule import OperatorRule
@@ -51,13 +52,13 @@ class _Twins:
 
     def __init__(self, first: Equation) -> None:
         self.first = first
-        self._results: dict[Any, tuple[int, ...]] = {}
+        self._results = Memo()
 
     def results_like(self, eqn: Equation) -> tuple[int, ...]:
         """The results of the first equation with the parameters of this one."""
         if not self._results:
-            self._results[frozen_params(self.first.params)] = self.first.results
-        return self._results.setdefault(frozen_params(eqn.params), eqn.results)
+            self._results[frozen_params(self.first.params, self._results)] = self.first.results
+        return self._results.setdefault(frozen_params(eqn.params, self._results), eqn.results)
 
 
 def analyse_values(program: Program, rules: tuple[OperatorRule, ...]) -> Values:
@@ -155,20 +156,20 @@ def _boundary_number(
     return seen.setdefault((REGION_IN, role, length, operands[0]), (result,))[0]
 
 
-def frozen_params(params: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """Parameters as a hashable key within this process."""
-    return tuple((key, _freeze(params[key])) for key in sorted(params))
+def frozen_params(params: Mapping[str, Any], memo: Memo) -> tuple[tuple[str, Any], ...]:
+    """Parameters as a hashable part of a key of a memo."""
+    return tuple((key, _freeze(params[key], memo)) for key in sorted(params))
 
 
-def _freeze(value: Any) -> Any:
+def _freeze(value: Any, memo: Memo) -> Any:
     if isinstance(value, list | tuple):
-        return tuple(_freeze(v) for v in value)
+        return tuple(_freeze(v, memo) for v in value)
     if isinstance(value, np.ndarray):
         return (value.shape, str(value.dtype), value.tobytes())
     try:
         hash(value)
     except TypeError:
-        return id(value)
+        return memo.number(value)
     return value
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import operator
 import threading
-import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxplan.core import _compat
+from jaxplan.core._interner import Watched, addresses, distinct
 from jaxplan.core._log import logger
 from jaxplan.partition._host_values import put
 
@@ -54,8 +54,8 @@ class DonatedBuffers:
             for j, is_donated in enumerate(donated)
             if not is_donated and local_types[j] in self._donated_types
         )
-        self._outputs: dict[int, weakref.ref[Any]] = {}
-        self._kept: dict[int, weakref.ref[Any]] = {}
+        self._outputs = Watched()
+        self._kept = Watched()
         self._has_told = False
         self._lock = threading.Lock()
 
@@ -81,16 +81,16 @@ class DonatedBuffers:
     def remember(self, placed: Sequence[Any], results: Iterable[Any]) -> None:
         """Take note of a call: the arrays that it kept and returned."""
         if self.donated:
-            self._outputs = _references(results)
-            self._kept = _references(placed[j] for j in self.watched)
+            self._outputs = Watched(results)
+            self._kept = Watched(placed[j] for j in self.watched)
 
     def _is_passed_on(self, given: Sequence[Any], placed: Sequence[Any]) -> bool:
         """Whether nothing was moved, and all that could share memory came out of the last call or was kept by it."""
-        if not all(map(operator.is_, given, placed)) or len(set(map(id, placed))) < len(placed):
+        if not all(map(operator.is_, given, placed)) or len(distinct(placed)) < len(placed):
             return False
         outputs, kept = self._outputs, self._kept
-        return all(_is_among(outputs, placed[i]) for i in self.donated) and all(
-            _is_among(outputs, placed[j]) or _is_among(kept, placed[j]) for j in self.watched
+        return all(placed[i] in outputs for i in self.donated) and all(
+            placed[j] in outputs or placed[j] in kept for j in self.watched
         )
 
     def _to_compare(self, in_place: Sequence[int], given: Sequence[Any], placed: Sequence[Any]) -> list[int]:
@@ -98,12 +98,12 @@ class DonatedBuffers:
         if not in_place:
             return []
         outputs, kept = self._outputs, self._kept
-        donated = {id(placed[i]) for i in in_place}
-        is_known = len(donated) == len(in_place) and all(_is_among(outputs, placed[i]) for i in in_place)
-        if not is_known or sum(id(array) in donated for array in given) > len(donated):
+        donated = set(addresses(placed[i] for i in in_place))
+        is_known = len(donated) == len(in_place) and all(placed[i] in outputs for i in in_place)
+        if not is_known or sum(number in donated for number in addresses(given)) > len(donated):
             return list(range(len(placed)))
         new = [
-            j for j in self.watched if not _is_among(outputs, placed[j]) and not _is_among(kept, placed[j])
+            j for j in self.watched if placed[j] not in outputs and placed[j] not in kept
         ]
         moved = [j for j, array in enumerate(given) if placed[j] is not array]
         new += [j for j in moved if _local_type(given[j]) in self._donated_types]
@@ -177,12 +177,3 @@ def _overlap(some: Sequence[Span], others: Sequence[Span]) -> bool:
 def _local_type(array: Any) -> Any:
     """Shape and dtype of an array's part on one device; None where it is on none."""
     return (array.sharding.shard_shape(array.shape), array.dtype) if isinstance(array, jax.Array) else None
-
-
-def _references(arrays: Iterable[Any]) -> dict[int, weakref.ref[Any]]:
-    return {id(array): weakref.ref(array) for array in arrays}
-
-
-def _is_among(references: dict[int, weakref.ref[Any]], array: Any) -> bool:
-    reference = references.get(id(array))
-    return reference is not None and reference() is array

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from jaxplan.core import _compat
+from jaxplan.core._interner import addresses
 
 if TYPE_CHECKING:
     from jaxplan.frontend._call import Call
@@ -104,7 +105,7 @@ class RepeatedCall:
         ):
             return NotImplemented
         given = leaves if self._places is None else self._places(leaves)
-        if [*map(id, given)] != ids or others[1]:
+        if addresses(given) != ids or others[1]:
             others = self._new_others(given, others)
             if others is None:
                 return NotImplemented
@@ -120,7 +121,7 @@ class RepeatedCall:
     def _new_others(self, given: Sequence[Any], latest: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """The facts to remember of the arguments that are no results, if all arguments are as they should be."""
         count, ids = len(self._passed), self._latest[0]
-        if [*map(id, given[:count])] != ids[:count]:
+        if addresses(given[:count]) != ids[:count]:
             return None
         for other, leaf, ref in zip(self._others, given[count:], latest[2]):
             if ref() is not leaf and not other.takes(leaf):
@@ -136,13 +137,13 @@ class RepeatedCall:
         states = results[returned] if type(returned) is slice else [*map(results.__getitem__, returned)]
         lost: list[Any] = []
         references = tuple(map(_reference, states, repeat(lost.append)))
-        self._latest = [*map(id, states), *others[0]], lost, references, others
+        self._latest = [*addresses(states), *others[0]], lost, references, others
 
 
 def _remembered(arrays: Sequence[Any]) -> tuple[list[int], list[Any], tuple[Any, ...]]:
     """Ids of arrays, references that are dead, and the references."""
     lost: list[Any] = []
-    return [*map(id, arrays)], lost, tuple(map(_reference, arrays, repeat(lost.append)))
+    return addresses(arrays), lost, tuple(map(_reference, arrays, repeat(lost.append)))
 
 
 def _is_array(leaf: Any) -> bool:
@@ -175,8 +176,8 @@ def repeated_call(
     if len(leaves) != len(call.leaves) or not all(map(operator.is_, leaves, call.leaves)):
         return None
     run = _compat.dispatch_of(compiled)
-    place = {id(ref()): i for i, ref in enumerate(last_results)}
-    pairs = {i: place[id(leaf)] for i, leaf in enumerate(leaves) if id(leaf) in place}
+    place = {number: i for i, number in enumerate(addresses(ref() for ref in last_results))}
+    pairs = {i: place[number] for i, number in enumerate(addresses(leaves)) if number in place}
     is_known = len(set(pairs.values())) == len(pairs) and all(i in pairs for i, d in enumerate(donated) if d)
     if run is None or not is_known:
         return None

@@ -7,6 +7,7 @@ from importlib.resources import files
 from typing import Any
 
 from jaxplan.core._files import check_writable, write_whole
+from jaxplan.core._interner import distinct
 from jaxplan.core._units import format_bytes, format_seconds
 from jaxplan.errors import ArgumentError, MissingExtraError
 from jaxplan.plans._frontier_data import FrontierData
@@ -49,7 +50,6 @@ def write_report(frontier: FrontierData[PlanData], path: str | os.PathLike[str],
     from jaxplan.plans._report_data import plan_data
 
     shown = _shown(frontier, frontier.choose(choose))
-    names = _names(frontier)
     template = files("jaxplan.plans").joinpath("templates", _TEMPLATE).read_text(encoding="utf-8")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     page = environment.from_string(template).render(
@@ -57,7 +57,7 @@ def write_report(frontier: FrontierData[PlanData], path: str | os.PathLike[str],
         footer=_footer(frontier),
         rows=_rows(frontier, shown),
         figure=_figure(frontier, shown),
-        plans=[plan_data(plan, names[id(plan)], frontier) for plan in shown],
+        plans=[plan_data(plan, _name(frontier, plan), frontier) for plan in shown],
         not_shown=_NOT_SHOWN,
     )
     write_whole(path, page)
@@ -67,15 +67,15 @@ def _shown(frontier: FrontierData[PlanData], chosen: PlanData) -> list[PlanData]
     """The chosen plan first, then points, then references as far as there is room."""
     points = [frontier.points[i] for i in spread(frontier, _MOST_PLANS - 1)]
     ordered = [chosen, *points, *frontier.references.values()]
-    distinct = list({id(plan): plan for plan in ordered}.values())
-    return distinct[:_MOST_PLANS]
+    return distinct(ordered)[:_MOST_PLANS]
 
 
-def _names(frontier: FrontierData[PlanData]) -> dict[int, str]:
-    points = {}
-    for number, plan in enumerate(frontier.points):
-        points[id(plan)] = " ".join([f"#{number}", *frontier.marks(plan)])
-    return {**{id(plan): name for name, plan in frontier.references.items()}, **points}
+def _name(frontier: FrontierData[PlanData], plan: PlanData) -> str:
+    """Number and marks of a point, the name of a reference."""
+    for number, point in enumerate(frontier.points):
+        if point is plan:
+            return " ".join([f"#{number}", *frontier.marks(plan)])
+    return next(name for name, reference in frontier.references.items() if reference is plan)
 
 
 def _index(shown: list[PlanData], plan: PlanData) -> int:
@@ -83,13 +83,13 @@ def _index(shown: list[PlanData], plan: PlanData) -> int:
 
 
 def _rows(frontier: FrontierData[PlanData], shown: list[PlanData]) -> list[dict[str, Any]]:
-    names, limit = _names(frontier), frontier.memory_limit_bytes
+    limit = frontier.memory_limit_bytes
     return [
         {
             "index": _index(shown, plan),
             "kind": kind,
             "cells": (
-                names[id(plan)],
+                _name(frontier, plan),
                 format_seconds(plan.time_seconds),
                 format_bytes(plan.memory_bytes)
                 + (" (over the limit)" if limit and plan.memory_bytes > limit else ""),
@@ -121,14 +121,13 @@ def _figure(frontier: FrontierData[PlanData], shown: list[PlanData]) -> str:
     from jaxplan.plans._plot import units
 
     time, size = units(frontier)
-    names = _names(frontier)
 
     def trace(plans: list[PlanData], **fields: Any) -> go.Scatter:
         return go.Scatter(
             x=[plan.memory_bytes / size[0] for plan in plans],
             y=[plan.time_seconds / time[0] for plan in plans],
             customdata=[_index(shown, plan) for plan in plans],
-            text=[f"{_plain(names[id(plan)])}<br>{_plain(plan.summary)}" for plan in plans],
+            text=[f"{_plain(_name(frontier, plan))}<br>{_plain(plan.summary)}" for plan in plans],
             hovertemplate=f"%{{text}}<br>%{{x:.4g}} {size[1]}, %{{y:.4g}} {time[1]}<extra></extra>",
             **fields,
         )

@@ -9,11 +9,11 @@ is optimal within the configurations that were opened, not among all that exist.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from jaxplan.core._interner import Memo
 from jaxplan.cost import CostModel, ModelBuilder, NeighbourhoodCost
 from jaxplan.ir import (
     COARSE_CONFIGURATIONS,
@@ -133,11 +133,9 @@ def _kinds(model: CostModel) -> list[list[int]]:
     Costs alone can be equal by chance: two heads' dimensions of one size, one of which a strategy splits here and the
     other there.
     """
-    kinds: dict[tuple[int, int, int], list[int]] = defaultdict(list)
-    problem = model.problem
-    for v, known in enumerate(zip(model.configurations, problem.time, problem.memory, strict=True)):
-        configurations, time, memory = map(id, known)
-        kinds[configurations, time, memory].append(v)
+    kinds = Memo()
+    for v, (configurations, kind) in enumerate(zip(model.configurations, model.problem.node_kinds, strict=True)):
+        kinds.setdefault((kinds.number(configurations), kind), []).append(v)
     return list(kinds.values())
 
 

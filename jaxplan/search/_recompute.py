@@ -9,10 +9,10 @@ carried over, and only among them is searched.
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
+from jaxplan.core._interner import Memo
 from jaxplan.cost import CostModel, ModelBuilder
 from jaxplan.ir import (
     WHOLE,
@@ -96,7 +96,7 @@ def recomputed(
         return []
     light, heavy = (after < (1 - LEAST_SAVING) * before for before, after in pairwise(least))
     rungs = rungs_between(len(blocks), light=light, heavy=heavy)
-    used = search.used([search.before[id(c.solution)] for c in undominated(found)])
+    used = search.used([search.before[search.before.number(c.solution)] for c in undominated(found)])
     for done, remat in enumerate(rungs):
         found += search.solve(remat, used, MAX_BETWEEN)
         progress((done + 1) / len(rungs))
@@ -108,15 +108,15 @@ class _Search:
 
     def __init__(self, model: CostModel, blocks: Sequence[Block], solver: str) -> None:
         self.model, self.blocks, self.solver = model, blocks, solver
-        self.before: dict[int, list[Configuration]] = {}
-        self._structures: Structures = {}
+        self.before = Memo()
+        self._structures = Structures()
 
     def used(self, chosen: Iterable[Sequence[Configuration]]) -> _Used:
         """The configurations that some plan gives a group or an equal one, the replicated one first."""
         model, found = self.model, list(chosen)
-        kinds: dict[tuple[int, ...], list[int]] = defaultdict(list)
-        for v, configs in enumerate(model.configurations):
-            kinds[id(model.problem.time[v]), id(model.problem.memory[v]), id(configs)].append(v)
+        kinds = Memo()
+        for v, (configs, kind) in enumerate(zip(model.configurations, model.problem.node_kinds, strict=True)):
+            kinds.setdefault((kind, kinds.number(configs)), []).append(v)
         result: _Used = [()] * len(model.configurations)
         for members in kinds.values():
             first = model.configurations[members[0]][0]
@@ -149,7 +149,7 @@ class _Search:
             for (before, _), configs, k in zip(maps, sources, solution.assignment, strict=True):
                 if before is not None:
                     origin[before] = configs[k]
-            self.before[id(solution)] = origin
+            self.before[self.before.number(solution)] = origin
         return found
 
 

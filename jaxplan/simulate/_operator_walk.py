@@ -35,9 +35,9 @@ class OperatorWalk:
     def __init__(self, walk: DeltaPlanWalk | FullPlanWalk, problem: Problem, is_stored: Sequence[bool]) -> None:
         self._walk, self._problem, self._is_stored = walk, problem, is_stored
         self._tables: list[list[tuple[int, np.ndarray]]] = [[] for _ in problem.time]
-        made: dict[tuple[int, int], np.ndarray] = {}
-        for edge in problem.edges:
-            table = made.setdefault(edge.table_key, edge.scalarised(1.0, 0.0))
+        made: dict[int, np.ndarray] = {}
+        for kind, edge in zip(problem.edge_kinds, problem.edges, strict=True):
+            table = made.setdefault(kind, edge.scalarised(1.0, 0.0))
             self._tables[edge.source].append((edge.target, table))
             self._tables[edge.target].append((edge.source, table.T))
         self.proposed: Mapping[int, int] = {}

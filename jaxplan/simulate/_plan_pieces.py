@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxplan.core._interner import Memo
 from jaxplan.cost._inner import inner_collectives, inner_of_plan, may_communicate
 from jaxplan.cost._pricing import REPEAT
 from jaxplan.cost._transfers import Transfer, changed_reads, make_transfers
@@ -135,7 +136,7 @@ class PlanPieces:
                 for _, source, target in changed_reads(model.graph, (reads[index],), chosen)  # pyright: ignore[reportArgumentType]
             ]
         repeated = frozenset(index for index, *_ in changed if self._is_repeated(index, assignment))
-        transfers = make_transfers(model.graph, model.topology, reads, changed, repeated, {})
+        transfers = make_transfers(model.graph, model.topology, reads, changed, repeated, Memo())
         moves: list[Move] = []
         pooled: dict[PoolKey, int] = defaultdict(int)
         for place, transfer in enumerate(transfers):

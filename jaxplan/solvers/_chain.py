@@ -84,12 +84,12 @@ class AdditiveTables:
     def __init__(self, problem: Problem) -> None:
         self._nodes = [(time, memory) for time, memory in zip(problem.time, problem.memory)]
         self._edges: list[list[tuple[int, np.ndarray, np.ndarray | None, bool]]] = [[] for _ in problem.time]
-        made: dict[tuple[int, int], tuple[np.ndarray, np.ndarray | None]] = {}
+        made: dict[int, tuple[np.ndarray, np.ndarray | None]] = {}
         self.penalty = 1.0 + sum(map(_largest, problem.time))
-        for edge in problem.edges:
-            if edge.table_key not in made:
-                made[edge.table_key] = _fastest(edge.time, edge.memory)
-            time, memory = made[edge.table_key]
+        for kind, edge in zip(problem.edge_kinds, problem.edges, strict=True):
+            if kind not in made:
+                made[kind] = _fastest(edge.time, edge.memory)
+            time, memory = made[kind]
             self.penalty += _largest(time)
             self._edges[edge.source].append((edge.target, time, memory, True))
             self._edges[edge.target].append((edge.source, time, memory, False))

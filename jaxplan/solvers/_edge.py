@@ -31,11 +31,6 @@ class Edge:
     def num_choices(self) -> int:
         return 1 if self.time.ndim == 2 else self.time.shape[2]
 
-    @property
-    def table_key(self) -> tuple[int, int]:
-        """Identity of the two arrays: edges with equal keys have the same costs."""
-        return id(self.time), id(self.memory)
-
     def costs_at(self, sources: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the choices' (..., C) seconds and bytes for pairs of configurations of shape (...)."""
         time = self.time[sources, targets]

@@ -11,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 
+from jaxplan.core._interner import Memo
 from jaxplan.solvers._edge import Edge
 from jaxplan.solvers._kernel import aligned
 from jaxplan.solvers._pareto import Lists, product, reduce_lists, union_first_axis
@@ -58,17 +59,17 @@ class Workshop:
     cap: int | None
     budget: int
     is_exact: bool = True
-    _made: dict[Hashable, Lists] = field(default_factory=dict)
+    _made: Memo = field(default_factory=Memo)
 
     def node(self, problem: Problem, node: int) -> Factor:
         time, memory = problem.time[node], problem.memory[node]
-        key = ("node", id(time), id(memory))
+        key = ("node", *self._made.numbers((time, memory)))
         if key not in self._made:
             self._made[key] = reduce_lists(time[:, None], memory[:, None])
         return Factor(lists=self._made[key], names=(node,), kind="node", index=node)
 
     def edge(self, edge: Edge, index: int) -> Factor:
-        key = ("edge", *edge.table_key)
+        key = ("edge", *self._made.numbers((edge.time, edge.memory)))
         if key not in self._made:
             time = edge.time.reshape(*edge.time.shape[:2], -1)
             memory = (
@@ -83,7 +84,7 @@ class Workshop:
         if len(names) > _MAX_NODES_OF_FACTOR:
             raise ListsOverflow
         axes = tuple(names.index(name) for name in second.names)
-        key = ("product", id(first.lists), id(second.lists), axes)
+        key = ("product", *self._made.numbers((first.lists, second.lists)), axes)
         if key not in self._made:
             one = _expanded(first.lists, tuple(range(len(first.names))), len(names))
             two = _expanded(second.lists, axes, len(names))
@@ -103,7 +104,7 @@ class Workshop:
     def union(self, factor: Factor, name: int) -> Factor:
         """Remove a node: take the best points over its configurations."""
         axis = factor.names.index(name)
-        key = ("union", id(factor.lists), axis)
+        key = ("union", self._made.number(factor.lists), axis)
         if key not in self._made:
             self._spend(factor.lists.time.size)
             lists = factor.lists
@@ -117,7 +118,7 @@ class Workshop:
         """Give a node one configuration."""
         self.is_exact = False
         axis = factor.names.index(name)
-        key = ("fixed", id(factor.lists), axis, label)
+        key = ("fixed", self._made.number(factor.lists), axis, label)
         if key not in self._made:
             lists = factor.lists
             taken = [np.take(array, label, axis=axis) for array in (lists.time, lists.memory, lists.source)]

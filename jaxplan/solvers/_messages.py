@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jaxplan.core._interner import Memo
 from jaxplan.solvers._edge import weighted
 from jaxplan.solvers._problem import Problem, Weights
 
@@ -42,9 +43,9 @@ class Network:
         nodes = [weighted(t, m, *weights) for t, m in zip(problem.time, problem.memory)]
         made: dict[Hashable, np.ndarray] = {}
         of_pair: dict[tuple[int, int], list[tuple[Hashable, np.ndarray]]] = {}
-        for edge in problem.edges:
+        for kind, edge in zip(problem.edge_kinds, problem.edges, strict=True):
             flip = edge.source > edge.target
-            key = (*edge.table_key, flip)
+            key = (kind, flip)
             if key not in made:
                 table = edge.scalarised(*weights)
                 made[key] = np.ascontiguousarray(table.T if flip else table)
@@ -54,15 +55,16 @@ class Network:
             1.0 + sum(map(_largest, nodes)) + sum(_largest(made[k]) for e in of_pair.values() for k, _ in e)
         )
         merged = [_merged(entries, made, ceiling) for entries in of_pair.values()]
-        shared: dict[int, np.ndarray] = {}
-        for table in merged:
-            if id(table) not in shared:
-                shared[id(table)] = np.ascontiguousarray(table.T)
+        shared = Memo()
+        flipped = [
+            shared[number] if number in shared else shared.setdefault(number, np.ascontiguousarray(table.T))
+            for number, table in zip(shared.numbers(merged), merged, strict=True)
+        ]
         return cls(
             nodes=tuple(np.minimum(costs, ceiling) for costs in nodes),
             pairs=tuple(of_pair),
             tables=tuple(merged),
-            flipped=tuple(shared[id(table)] for table in merged),
+            flipped=tuple(flipped),
             ceiling=ceiling,
         )
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from jaxplan.core._interner import Memo
 from jaxplan.solvers import _validate
 from jaxplan.solvers._edge import Edge, at_choice, cheapest_choice, fastest_choice
 
@@ -37,6 +38,8 @@ class Problem:
       edges: E edges; several may join the same two nodes.
       names: V names of the nodes, for error messages.
       num_configurations: (V,) K_v.
+      node_kinds: (V,) the first node with the same arrays.
+      edge_kinds: (E,) the first edge with the same arrays.
 
     Example:
       >>> problem = Problem(
@@ -53,6 +56,8 @@ class Problem:
     edges: tuple[Edge, ...]
     names: tuple[str, ...]
     num_configurations: tuple[int, ...]
+    node_kinds: tuple[int, ...]
+    edge_kinds: tuple[int, ...]
     _groups: Groups
 
     def __init__(
@@ -90,7 +95,9 @@ class Problem:
         keep("edges", tuple(arrays.edge(edge, index, sizes, names) for index, edge in enumerate(edges)))
         keep("names", names)
         keep("num_configurations", sizes)
-        keep("_groups", Groups(times, memories, self.edges))
+        keep("node_kinds", _kinds(zip(times, memories)))
+        keep("edge_kinds", _kinds((edge.time, edge.memory) for edge in self.edges))
+        keep("_groups", Groups(self))
 
     @property
     def num_nodes(self) -> int:
@@ -162,25 +169,33 @@ class Problem:
 class Groups:
     """Nodes and edges that share their arrays: each group is looked up at once."""
 
-    def __init__(
-        self, times: Sequence[np.ndarray], memories: Sequence[np.ndarray], edges: Sequence[Edge]
-    ) -> None:
-        nodes: dict[tuple[int, int], list[int]] = {}
-        for node, (time, memory) in enumerate(zip(times, memories)):
-            nodes.setdefault((id(time), id(memory)), []).append(node)
-        self.nodes = [(np.array(group), times[group[0]], memories[group[0]]) for group in nodes.values()]
-        tables: dict[tuple[int, int], list[int]] = {}
-        for index, edge in enumerate(edges):
-            tables.setdefault(edge.table_key, []).append(index)
+    def __init__(self, problem: Problem) -> None:
+        times, memories, edges = problem.time, problem.memory, problem.edges
+        nodes = _members(problem.node_kinds)
+        self.nodes = [(np.array(group), times[first], memories[first]) for first, group in nodes.items()]
         self.edges = [
             (
                 np.array(group),
                 np.array([edges[index].source for index in group]),
                 np.array([edges[index].target for index in group]),
-                edges[group[0]],
+                edges[first],
             )
-            for group in tables.values()
+            for first, group in _members(problem.edge_kinds).items()
         ]
+
+
+def _kinds(arrays: Iterable[tuple[np.ndarray | None, ...]]) -> tuple[int, ...]:
+    """Of each entry the first one with the same arrays; the caller keeps the arrays alive."""
+    first = Memo()
+    return tuple(first.setdefault(first.numbers(of), index) for index, of in enumerate(arrays))
+
+
+def _members(kinds: Sequence[int]) -> dict[int, list[int]]:
+    """First entry of each kind -> all entries of it."""
+    found: dict[int, list[int]] = {}
+    for index, first in enumerate(kinds):
+        found.setdefault(first, []).append(index)
+    return found
 
 
 def _edge_costs(

@@ -63,7 +63,7 @@ def prune(problem: Problem, weights: Sequence[Weights] = TIME_AND_MEMORY) -> lis
         before, looked_at, changed = list(living), sorted(changed), set()
         for node in looked_at:
             around = tuple((side.key, before[side.other]) for side in sides[node])
-            key = (id(problem.time[node]), id(problem.memory[node]), before[node], around)
+            key = (problem.node_kinds[node], before[node], around)
             if key not in known:
                 known[key] = _undominated(node_costs[node], sides[node], before, before[node])
             if known[key] != before[node]:
@@ -76,9 +76,9 @@ def _sides(problem: Problem, weights: Sequence[Weights]) -> list[list[_Side]]:
     """Return for each node its edges, seen from it."""
     sides: list[list[_Side]] = [[] for _ in range(problem.num_nodes)]
     made: dict[Hashable, tuple[np.ndarray, ...]] = {}
-    for edge in problem.edges:
+    for kind, edge in zip(problem.edge_kinds, problem.edges, strict=True):
         for flip, (own, other) in enumerate(((edge.source, edge.target), (edge.target, edge.source))):
-            key = (*edge.table_key, flip)
+            key = (kind, flip)
             if key not in made:
                 made[key] = tuple(
                     _seen_from(weighted(edge.time, edge.memory, *pair), flip) for pair in weights

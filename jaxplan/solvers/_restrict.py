@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
+from jaxplan.core._interner import Memo
 from jaxplan.errors import InfeasibleError
 from jaxplan.solvers._edge import Edge
 from jaxplan.solvers._elimination import NOTHING_FEASIBLE_MSG
@@ -22,10 +23,10 @@ def restrict(problem: Problem, labels: Sequence[Labels]) -> Problem:
     Raises:
       InfeasibleError: everything that is left of a node or an edge takes infinite time.
     """
-    known: dict[Hashable, np.ndarray] = {}
+    known = Memo()
 
     def cut(array: np.ndarray, *kept: Labels) -> np.ndarray:
-        key = (id(array), kept)
+        key = (known.number(array), kept)
         if key not in known:
             known[key] = np.ascontiguousarray(array[np.ix_(*kept)])
             if array.dtype.kind == "f" and np.isposinf(known[key]).all():

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from jaxplan.core._interner import Memo
 from jaxplan.solvers._messages import Messages, Network
 
 # Decisions taken back before giving up.
@@ -40,13 +41,14 @@ class _Rounding:
         self.alive = [costs < network.ceiling for costs in network.nodes]
         self.decided: list[int] = []
         self._allowed: list[list[tuple[int, np.ndarray]]] = [[] for _ in network.nodes]
-        masks: dict[int, np.ndarray | None] = {}
+        masks = Memo()
         for (u, v), table, flipped in zip(network.pairs, network.tables, network.flipped):
             for own, other, costs in ((u, v, table), (v, u, flipped)):
-                if id(costs) not in masks:
+                number = masks.number(costs)
+                if number not in masks:
                     mask = costs < network.ceiling
-                    masks[id(costs)] = None if mask.all() else mask
-                mask = masks[id(costs)]
+                    masks[number] = None if mask.all() else mask
+                mask = masks[number]
                 if mask is not None:
                     self._allowed[own].append((other, mask))
 

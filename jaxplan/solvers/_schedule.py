@@ -159,14 +159,14 @@ def _bases(
     factors_of: list[list[int]] = []
     sizes = problem.num_configurations
     for node in range(problem.num_nodes):
-        key = (id(problem.time[node]), id(problem.memory[node])) if fold else node
+        key = problem.node_kinds[node] if fold else node
         table = node_tables.setdefault(key, len(node_bases))
         if table == len(node_bases):
             node_bases.append(node)
         factors_of.append([len(factors)])
         factors.append((table, (node,)))
     for index, edge in enumerate(problem.edges):
-        table = edge_tables.setdefault(edge.table_key if fold else index, len(edge_bases))
+        table = edge_tables.setdefault(problem.edge_kinds[index] if fold else index, len(edge_bases))
         if table == len(edge_bases):
             edge_bases.append(index)
         ends = tuple(node if sizes[node] > 1 else NOTHING for node in (edge.source, edge.target))

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxplan.core._interner import Memo
 from jaxplan.errors import ProblemError
 from jaxplan.solvers._edge import Edge
 
@@ -18,10 +19,9 @@ class Arrays:
     """Converts arrays once per object; arrays of equal content come out as one object, the first of them."""
 
     def __init__(self) -> None:
-        self._converted: dict[tuple[int, str], np.ndarray] = {}
+        self._converted = Memo()
         self._alike: dict[tuple[Any, ...], list[np.ndarray]] = {}
-        self._checked: dict[tuple[int, ...], str] = {}
-        self._kept: list[Any] = []
+        self._checked = Memo()
         self._zeros: dict[int, np.ndarray] = {}
 
     def no_memory(self, size: int) -> np.ndarray:
@@ -71,9 +71,8 @@ class Arrays:
         return Edge(source=source, target=target, time=time, memory=memory)
 
     def _convert(self, array: Any, kind: str, what: str) -> np.ndarray:
-        key = (id(array), kind)
+        key = (self._converted.number(array), kind)
         if key not in self._converted:
-            self._kept.append(array)
             given = np.asarray(array)
             if given.dtype.kind not in "iuf":
                 raise ProblemError(f"{what} has dtype {given.dtype}, expected numbers")
@@ -93,7 +92,7 @@ class Arrays:
         return array
 
     def _check_time(self, time: np.ndarray, what: str) -> None:
-        key = (id(time),)
+        key = self._checked.number(time)
         if key in self._checked:
             return
         if np.isnan(time).any():

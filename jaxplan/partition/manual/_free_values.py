@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from jaxplan.core._interner import Memo
 from jaxplan.ir import CUT, JOIN, Equation, OperatorRule
 from jaxplan.mesh import Sharding
 from jaxplan.partition._steps import Executor
@@ -59,12 +60,12 @@ class FreeValues:
 
     def piece(self, value: FreeValue, sharding: Sharding) -> Any:
         """The device's piece in a sharding."""
-        return self._piece(value, sharding, {})
+        return self._piece(value, sharding, Memo())
 
     def whole(self, value: FreeValue) -> Any:
-        return self._piece(value, Sharding.replicated(len(value.shape)), {})
+        return self._piece(value, Sharding.replicated(len(value.shape)), Memo())
 
-    def _piece(self, value: FreeValue, sharding: Sharding, memo: dict[Any, list[Any]]) -> Any:
+    def _piece(self, value: FreeValue, sharding: Sharding, memo: Memo) -> Any:
         split = self._split(value, sharding)
         if split is None:
             return self._executor.place(self._results(value.call, {}, memo)[value.position], sharding)
@@ -88,9 +89,9 @@ class FreeValues:
         return split
 
     def _results(
-        self, call: FreeCall, split: Mapping[int, tuple[int, ...]], memo: dict[Any, list[Any]]
+        self, call: FreeCall, split: Mapping[int, tuple[int, ...]], memo: Memo
     ) -> list[Any]:
-        key = (id(call), tuple(sorted(split.items())))
+        key = (memo.number(call), tuple(sorted(split.items())))
         if key not in memo:
             shardings = [sharding_of(dims, split) for dims in call.rule.operands]
             pieces = [
@@ -104,7 +105,7 @@ class FreeValues:
             memo[key] = call.run(call.eqn, pieces, split, out_shapes)
         return memo[key]
 
-    def _operand(self, source: Any, sharding: Sharding, memo: dict[Any, list[Any]]) -> Any:
+    def _operand(self, source: Any, sharding: Sharding, memo: Memo) -> Any:
         if isinstance(source, FreeValue):
             return self._piece(source, sharding, memo)
         return self._executor.place(source, sharding)
