@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from jaxplan.core._interner import Memo
 from jaxplan.cost import CostModel, offloadable_inputs, offloaded_model
 from jaxplan.errors import InfeasibleError
 from jaxplan.ir import Offload, StepGraph
@@ -22,9 +23,9 @@ _STATE = "optimizer state"
 
 def offloaded(candidates: Sequence[Candidate], progress: Callable[[float], None]) -> list[Candidate]:
     """The candidates with state on the host; none where there is no state that could live there."""
-    models: dict[int, list[Candidate]] = {}
+    models = Memo()
     for candidate in candidates:
-        models.setdefault(id(candidate.predictor.model), []).append(candidate)
+        models.setdefault(models.number(candidate.predictor.model), []).append(candidate)
     found: list[Candidate] = []
     total = len(SHARES) * len(candidates)
     for members in models.values():
