@@ -156,9 +156,11 @@ ELEMENTWISE = [
     ),
     _case("select_n", lax_select, [(), (4, 6), (4, 6)], (4, 6), booleans=(0,)),
     _case("convert_element_type", lambda out, x: lax.convert_element_type(x, "float16"), [(4, 6)], (4, 6)),
+    _case("convert_element_type", lambda out, x: lax.convert_element_type(x, "int32"), [(4, 6)], (4, 6)),
 ]
 CONTRACTION = [
     _case("dot_general", lambda out, x, y: x @ y, [(4, 6), (6, 8)], (4, 8)),
+    _case("dot_general", lambda out, x, y: x @ y, [(4, 4), (4, 4)], (4, 4)),  # no shape tells dimensions apart
     _case("dot_general", lambda out, x, y: x @ y, [(2, 4, 6), (2, 6, 8)], (2, 4, 8)),
     _case(
         "dot_general",
@@ -202,8 +204,10 @@ SHAPE = [
         ]
     ],
     _case("transpose", lambda out, x: lax.transpose(x, (2, 0, 1)), [(2, 4, 6)], (6, 2, 4)),
+    _case("transpose", lambda out, x: lax.transpose(x, (1, 0)), [(4, 4)], (4, 4)),
     _case("squeeze", lambda out, x: lax.squeeze(x, (1,)), [(4, 1, 6)], (4, 6)),
     _case("broadcast_in_dim", lambda out, x: lax.broadcast_in_dim(x, out[0], (0, 2)), [(4, 1)], (4, 6, 8)),
+    _case("broadcast_in_dim", lambda out, x: lax.broadcast_in_dim(x, out[0], (1,)), [(4,)], (4, 4)),
     _case("slice", lambda out, x: lax.slice_in_dim(x, 1, 4, axis=1), [(4, 6)], (4, 3)),
     _case("rev", lambda out, x: lax.rev(x, (1,)), [(4, 6)], (4, 6)),
     _case("pad", lambda out, x, y: lax.pad(x, y, ((0, 0, 0), (1, -1, 0))), [(4, 6), ()], (4, 6)),
