@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxplan.core import _compat
 from jaxplan.core._disk_cache import DiskCache
+from jaxplan.core._interner import Memo
 from jaxplan.core._json import MalformedError
 from jaxplan.core._log import logger
 from jaxplan.errors import JaxplanError
@@ -126,9 +127,10 @@ def _value_digest(value: Any) -> str:
 
 def _rules(graph: StepGraph) -> Iterator[str]:
     """Operator rules and counts of the equations: a person may have registered others than jaxplan's own."""
-    texts: dict[int, str] = {}  # equal operators share the object
+    texts = Memo()  # equal operators share the object
     for pair in zip(graph.rules, graph.counts, strict=True):
-        yield "".join([texts.get(id(of)) or texts.setdefault(id(of), _ADDRESS.sub("", repr(of))) for of in pair])
+        numbered = zip(texts.numbers(pair), pair)
+        yield "".join([texts.get(n) or texts.setdefault(n, _ADDRESS.sub("", repr(of))) for n, of in numbered])
 
 
 def _text(value: Any) -> str:
