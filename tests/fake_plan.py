@@ -28,6 +28,7 @@ class FakePlan:
     outline: Outline = dataclasses.field(default_factory=Outline)
     memory_parts: dict[str, int] = dataclasses.field(default_factory=dict)
     microbatches: None = None
+    offload: None = None
     faithful: bool = True
     verified: None = None
 

@@ -21,7 +21,7 @@ SCHEMA = "jaxplan.frontier"
 SCHEMA_VERSION = 1
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Frontier(FrontierData[Plan]):
     """Pareto-optimal plans by ascending memory and descending time.
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from jaxplan.plans._diff import Difference
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Plan(PlanData):
     """How one step runs on one topology.
 

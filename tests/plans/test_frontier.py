@@ -5,10 +5,12 @@ import itertools
 import json
 import xml.etree.ElementTree as ElementTree
 
+import jax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import jaxplan
 from jaxplan.errors import ArgumentError, InfeasibleError, MissingExtraError, PlanFileError
 from jaxplan.plans._frontier import Frontier
 from jaxplan.plans._outline import Outline, Split
@@ -267,3 +269,10 @@ def test_without_matplotlib_the_error_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setattr(builtins, "__import__", no_matplotlib)
     with pytest.raises(MissingExtraError, match=r"jaxplan\[plot\]"):
         make_frontier(*CURVE).plot(tmp_path / "f.svg")
+
+
+def test_a_frontier_and_a_plan_print_as_one_line():
+    x = jax.ShapeDtypeStruct((64, 64), "float32")
+    frontier = jaxplan.plan(lambda x: x @ x, x, topology="h100:8")
+    assert repr(frontier).startswith("Frontier(") and len(repr(frontier)) < 200
+    assert repr(frontier.fastest()).startswith("Plan(") and len(repr(frontier.fastest())) < 300
