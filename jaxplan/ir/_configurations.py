@@ -9,6 +9,8 @@ machines there are too many compositions, and `DEALINGS` says which are kept.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import itertools
 import math
 import operator
@@ -213,19 +215,40 @@ def _first_fitting(
     front_dimension: int,
     block_devices: int,
     most: int,
-) -> tuple[Dealing, list[Configuration]]:
-    levels, front = _levels(axis_sizes, axis_levels), _front(classes, front_dimension)
+) -> tuple[Dealing, tuple[Configuration, ...]]:
+    """The first of `DEALINGS`, with such blocks, that gives at most so many configurations, and these."""
+    nameless = tuple([cls if cls.named_dimension < 0 else _nameless(cls) for cls in classes])
+    front = _front(classes, front_dimension)
+    return _first_of_nameless(nameless, tuple(axis_sizes), tuple(axis_levels), front, block_devices, most)
+
+
+@functools.lru_cache(maxsize=2**12)
+def _nameless(cls: FactorClass) -> FactorClass:
+    return dataclasses.replace(cls, named_dimension=-1)
+
+
+@functools.lru_cache(maxsize=2**12)
+def _first_of_nameless(
+    classes: tuple[FactorClass, ...],
+    axis_sizes: tuple[int, ...],
+    axis_levels: tuple[int, ...],
+    front: int,
+    block_devices: int,
+    most: int,
+) -> tuple[Dealing, tuple[Configuration, ...]]:
+    """`_first_fitting` of classes by their sizes alone: those of equal layers have other named dimensions."""
+    levels = _levels(axis_sizes, axis_levels)
     for dealing in DEALINGS[:-1]:
         if dealing.block_devices >= block_devices:
             dealt = _deal(dealing, levels, len(classes), front, axis_sizes)
             found = _dividing(classes, dealt, axis_sizes, dealing, front, most + 1)
             if len(found) <= most:
-                return dealing, found
+                return dealing, tuple(found)
     strictest = DEALINGS[-1]
     dealt = _deal(strictest, levels, len(classes), front, axis_sizes)
     found = _dividing(classes, dealt, axis_sizes, strictest, front, None)
     found.sort(key=lambda c: (any(c), -sum(map(len, c)), sum(1 for axes in c if axes)))
-    return strictest, found[:most]
+    return strictest, tuple(found[:most])
 
 
 def ways_to_deal(

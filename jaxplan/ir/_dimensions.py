@@ -121,13 +121,29 @@ def _components(
     head, tail = (np.concatenate(of) if of else np.zeros(0, dtype=np.int64) for of in (heads, tails))
     linked[head] = linked[tail] = True
     size = len(tensor)
-    from scipy.sparse import coo_array  # heavy: loading a plan needs none of it
-    from scipy.sparse.csgraph import connected_components
-
-    graph = coo_array((np.ones(len(head), dtype=bool), (head, tail)), shape=(size, size))
-    _, number = connected_components(graph, directed=False)
+    number = _connected(head, tail, size)
     nodes = np.flatnonzero(linked)
     return tensor[nodes], nodes - first[tensor[nodes]], number[nodes]
+
+
+def _connected(
+    head: npt.NDArray[np.int64], tail: npt.NDArray[np.int64], size: int
+) -> npt.NDArray[np.int64]:
+    """(size,) the lowest node of the connected set of each node.
+
+    The sets hook on to lower ones and paths are halved, round by round (Shiloach and Vishkin, 1982), in arrays:
+    `scipy.sparse.csgraph` takes a seventh of a second to import.
+    """
+    lowest = np.arange(size)
+    while True:
+        a, b = lowest[head], lowest[tail]
+        apart = a != b
+        if not apart.any():
+            return lowest
+        head, tail, a, b = head[apart], tail[apart], a[apart], b[apart]
+        np.minimum.at(lowest, np.maximum(a, b), np.minimum(a, b))
+        while not np.array_equal(shorter := lowest[lowest], lowest):
+            lowest = shorter
 
 
 _Place = tuple[int, int]

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jaxplan.core._collector import paused_collector
 from jaxplan.core._files import check_folder
 from jaxplan.core._interrupt import current, interruptible
 from jaxplan.core._progress import Progress
@@ -54,9 +55,10 @@ class StepToPlan:
                 if known.is_general or known.assumption == assumption:
                     return graph
             report("trace")
-            traced = trace_step(
-                self.step, self.args, self.kwargs, assumption=assumption, **self.options.trace_arguments
-            )
+            with paused_collector():
+                traced = trace_step(
+                    self.step, self.args, self.kwargs, assumption=assumption, **self.options.trace_arguments
+                )
             graph = analyse_traced(traced, report)
             self._graphs[assumption] = traced, graph
             return graph

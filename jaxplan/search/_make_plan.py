@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import weakref
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxplan.core._once import Once
@@ -35,6 +36,24 @@ class Proof:
 NOTHING_PROVEN = Proof()
 
 
+_ARGUMENTS: weakref.WeakKeyDictionary[Predictor, Mapping[str, Any]] = weakref.WeakKeyDictionary()
+"""Facts on the arguments of a step, which all of its plans have in common."""
+
+
+def _of_arguments(predictor: Predictor) -> Mapping[str, Any]:
+    """The attributes of a plan that tell of the arguments."""
+    found = _ARGUMENTS.get(predictor)
+    if found is None:
+        graph = predictor.model.graph
+        found = _ARGUMENTS[predictor] = {
+            "in_avals": graph.program.in_avals,
+            "in_roles": input_roles(graph),
+            "in_dims": input_dims(graph),
+            "argument_names": names_of_arguments(graph),
+        }
+    return found
+
+
 def make_plan(
     predictor: Predictor,
     assignment: Sequence[int],
@@ -61,10 +80,7 @@ def make_plan(
         configurations=chosen,
         repeated=repeated,
         in_paths=program.in_paths,
-        in_avals=program.in_avals,
-        in_roles=input_roles(model.graph),
-        in_dims=input_dims(model.graph),
-        argument_names=names_of_arguments(model.graph),
+        **_of_arguments(predictor),
         out_paths=program.out_paths,
         in_layouts=in_layouts,
         out_layouts=out_layouts,
