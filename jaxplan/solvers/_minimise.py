@@ -15,13 +15,15 @@ from jaxplan.solvers._problem import Problem, Weights
 from jaxplan.solvers._schedule import Schedule, best_schedule, build_schedule
 
 Minimiser = Callable[[Weights], Optimum]
-_ENGINES: weakref.WeakKeyDictionary[Problem, tuple[Schedule | None, Core]] = weakref.WeakKeyDictionary()
+_ENGINES: weakref.WeakKeyDictionary[Problem, tuple[Schedule | None, Core | None]] = weakref.WeakKeyDictionary()
 """Eliminations and cores of problems, kept between the searches for the hull and for the frontier of one problem."""
 
 # Message passing mostly closes within this many sweeps both ways (instances and train steps measured: 1 to 15).
 _TYPICAL_SWEEPS = 10
 # Elimination always ends in the same time, so messages pass where they are estimated to take half of it.
 _WORTH_MESSAGES = 2
+# Eliminations this cheap are not compared: a few thousandths of a second.
+_FEW_ADDITIONS = 3_000_000
 # Overhead of handling one table in one sweep, beyond its entries, in additions: some 20 microseconds.
 _ADDITIONS_PER_TABLE = 10_000
 
@@ -42,24 +44,29 @@ def minimiser(problem: Problem, order: OrderName | Sequence[int] | None = None) 
     if order is not None:
         schedule = build_schedule(problem, order)
         return functools.partial(run_schedule, problem, schedule), schedule.num_additions
-    schedule, core = _engines(problem)
+    engine = _ENGINES.get(problem)
+    if engine is None:
+        engine = _ENGINES[problem] = _engine(problem)
+    schedule, core = engine
     whole = messages_additions(problem)
-    if schedule is None:
-        return functools.partial(minimise_core, problem, core), whole
-    if schedule.num_additions <= _WORTH_MESSAGES * _core_additions(core):
-        return functools.partial(run_schedule, problem, schedule), min(whole, schedule.num_additions)
-    return functools.partial(minimise_core, problem, core), min(whole, schedule.num_additions)
+    size = whole if schedule is None else min(whole, schedule.num_additions)
+    if core is not None:
+        return functools.partial(minimise_core, problem, core), size
+    assert schedule is not None
+    return functools.partial(run_schedule, problem, schedule), size
 
 
-def _engines(problem: Problem) -> tuple[Schedule | None, Core]:
-    """Return the cheapest elimination, None where its tables are too large, and the core."""
-    found = _ENGINES.get(problem)
-    if found is None:
-        schedule = None
-        with contextlib.suppress(ProblemError):
-            schedule = best_schedule(problem)
-        found = _ENGINES[problem] = (schedule, core_of(problem))
-    return found
+def _engine(problem: Problem) -> tuple[Schedule | None, Core | None]:
+    """Return the cheapest elimination, None where its tables are too large, and the core where messages are cheaper."""
+    schedule = None
+    with contextlib.suppress(ProblemError):
+        schedule = best_schedule(problem)
+    if schedule is not None and schedule.num_additions <= _FEW_ADDITIONS:
+        return schedule, None
+    core = core_of(problem)
+    if schedule is not None and schedule.num_additions <= _WORTH_MESSAGES * _core_additions(core):
+        return schedule, None
+    return schedule, core
 
 
 def _core_additions(core: Core) -> int:
