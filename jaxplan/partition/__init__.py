@@ -6,6 +6,7 @@ from jaxplan.partition._decide import decide_lowering as decide_lowering
 from jaxplan.partition._host_memory import in_shardings as in_shardings
 from jaxplan.partition._host_memory import out_shardings as out_shardings
 from jaxplan.partition._host_values import check_equal_arguments as check_equal_arguments
+from jaxplan.partition._host_values import put as put
 from jaxplan.partition._init import create as create
 from jaxplan.partition._known_calls import Results as Results
 from jaxplan.partition._lowered_program import LoweredProgram as LoweredProgram

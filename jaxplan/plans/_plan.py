@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from jaxplan.audit import Audit, CompiledReport
     from jaxplan.partition import PlannedFunction
+    from jaxplan.plans._checkpoints import Checkpoints
     from jaxplan.plans._diff import Difference
 
 
@@ -238,6 +239,40 @@ class Plan(PlanData):
         from jaxplan.partition import Batches
 
         return Batches(self, self.mesh(devices)).ahead(parts, prefetch)
+
+    def checkpoints(self, folder: str | Path, *, keep: int | None = None) -> Checkpoints:
+        """Save and restore the state of the step with Orbax, whichever plan it was saved under; the plan's file beside.
+
+        Args:
+          folder: of this run; ``plan.json`` in it is the plan that `jaxplan.auto` takes to resume without planning.
+          keep: how many checkpoints to keep, the latest; None: all.
+
+        Raises:
+          MissingExtraError: Orbax is not installed.
+
+        Example:
+          >>> with plan.checkpoints("run", keep=3) as checkpoints:  # doctest: +SKIP
+          ...     checkpoints.save(number, params, opt_state)
+        """
+        from jaxplan.plans._checkpoints import Checkpoints
+
+        return Checkpoints(self, folder, keep=keep)
+
+    def restore(self, folder: str | Path, number: int | None = None) -> Any:
+        """The state of the latest checkpoint in a folder, or of one by number, placed as the plan has it.
+
+        Returns:
+          The argument of the step that is its state, or a tuple of several; bit for bit what was saved.
+
+        Raises:
+          ArgumentError: there is no such checkpoint.
+          PlanMismatchError: it holds another state.
+
+        Example:
+          >>> params, opt_state = plan.restore("run")  # doctest: +SKIP
+        """
+        with self.checkpoints(folder) as checkpoints:
+            return checkpoints.restore(number)
 
     def explain(self, path: str | None = None) -> str:
         """Splits, communication and memory of the plan, for people; repeated layers in one line.
