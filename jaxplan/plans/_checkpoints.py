@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from jaxplan.plans._plan import Plan
 
 PLAN_FILE = "plan.json"
+_MOST_NAMED = 4
+_MOST_SHOWN = 1000
 
 _MISSING_MSG = (
     "checkpoints need Orbax, which is not installed.\n"
@@ -70,7 +72,11 @@ class Checkpoints:
         self._arguments = _state_arguments(plan)
         if not self._arguments:
             raise ArgumentError("the planned step has no state: none of its arguments comes back updated")
-        self._manager = ocp.CheckpointManager(self._folder, options=ocp.CheckpointManagerOptions(max_to_keep=keep))
+        self._manager = ocp.CheckpointManager(
+            self._folder,
+            options=ocp.CheckpointManagerOptions(max_to_keep=keep),
+            item_handlers=ocp.StandardCheckpointHandler(),
+        )
 
     def __enter__(self) -> Checkpoints:
         return self
@@ -107,10 +113,9 @@ class Checkpoints:
         if [list(map(_type, of)) for of in leaves] != [list(map(_type, of)) for of in expected]:
             given = ", ".join(map(_described, leaves))
             raise ArgumentError(_STRUCTURE_MSG.format(given=given, expected=self._expected()))
-        if jax.process_index() == 0:
-            if "://" not in self._folder:
-                os.makedirs(self._folder, exist_ok=True)
-                self._plan.save(os.path.join(self._folder, PLAN_FILE))
+        if jax.process_index() == 0 and "://" not in self._folder:
+            os.makedirs(self._folder, exist_ok=True)
+            self._plan.save(os.path.join(self._folder, PLAN_FILE))
         placed = [[put(x, t.sharding) for x, t in zip(*of, strict=True)] for of in zip(leaves, expected, strict=True)]
         trees = [tree for tree, _ in self._arguments.values()]
         items = dict(zip(self._arguments, map(_item, trees, placed), strict=True))
@@ -132,7 +137,7 @@ class Checkpoints:
         try:
             found = self._manager.restore(which, args=self._ocp.args.StandardRestore(items))
         except (ValueError, KeyError) as error:
-            differs = str(error).split("\n\n")[0][:1000]
+            differs = self._changed(which, items) or str(error)[:_MOST_SHOWN]
             raise PlanMismatchError(
                 _OTHER_STATE_MSG.format(
                     number=which, folder=self._folder, expected=self._expected(), differs=differs
@@ -140,6 +145,16 @@ class Checkpoints:
             ) from error
         restored = _nnx.closed([self._argument(name, found[name]) for name in self._arguments])
         return restored[0] if len(restored) == 1 else tuple(restored)
+
+    def _changed(self, number: int, items: Any) -> str:
+        """Arrays of another shape in a checkpoint than in the plan, by path."""
+        saved = {_names(path): leaf.shape for path, leaf in _with_paths(self._manager.item_metadata(number))}
+        wanted = {_names(path): leaf.shape for path, leaf in _with_paths(items)}
+        both = [p for p in wanted if p in saved and saved[p] != wanted[p]]
+        changed = [f"{p} is {saved[p]}, and {wanted[p]} in the plan" for p in both]
+        missing = [f"{p} is only in the plan" for p in wanted if p not in saved]
+        missing += [f"{p} is only in the checkpoint" for p in saved if p not in wanted]
+        return "; ".join([*changed, *missing][:_MOST_NAMED])
 
     def _argument(self, name: str, item: Any) -> Any:
         """An argument of the step from its item, objects opened."""
@@ -153,7 +168,7 @@ class Checkpoints:
 
 
 def _state_arguments(plan: Plan) -> dict[str, tuple[Any, list[Any]]]:
-    """By name, the arguments that hold state or parameters: their trees, and the shapes and shardings of their arrays."""
+    """By name, the arguments that hold state or parameters: their trees, and shapes and shardings of their arrays."""
     program = plan.require_program().program
     names = argument_names(program.source.step if program.source else None)
     batches = {start for start, _ in batch_arguments(plan)}
@@ -175,6 +190,14 @@ def _item(tree: Any, leaves: Sequence[Any]) -> Any:
     """An argument as Orbax takes it: without settings, objects and empty arrays."""
     item = tree.unflatten([None if _is_empty(leaf) else leaf for leaf in leaves])
     return _nnx.states(release_statics(item, by=lambda value: None))
+
+
+def _with_paths(tree: Any) -> list[Any]:
+    return [(path, leaf) for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0] if hasattr(leaf, "shape")]
+
+
+def _names(path: Any) -> str:
+    return "/".join(keys(jax.tree_util.keystr(path)))
 
 
 def _is_empty(leaf: Any) -> bool:

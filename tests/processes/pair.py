@@ -24,9 +24,11 @@ class Outcome:
     text: str
 
 
-def start(rank: int, num_processes: int, port: int, *names: str, devices: int = 4) -> subprocess.Popen[str]:
+def start(
+    rank: int, num_processes: int, port: int, *names: str, devices: int = 4, folder: str = ""
+) -> subprocess.Popen[str]:
     flags = " ".join([f"--xla_force_host_platform_device_count={devices}", *compiler_flags.quick_compiler()])
-    environment = {**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": str(ROOT), "SCENARIO_FOLDER": folder}
     command = [sys.executable, "-m", "tests.processes.worker", str(rank), str(num_processes), str(port), *names]
     return subprocess.Popen(
         command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -50,8 +52,8 @@ def outcome(process: subprocess.Popen[str], timeout: float) -> Outcome:
     return Outcome(results=results, exit_code=process.returncode, text=text + messages)
 
 
-def run_pair(*names: str, timeout: float = 240, devices: int = 4) -> list[Outcome]:
-    """The outcomes of two processes that run the same scenarios."""
+def run_pair(*names: str, timeout: float = 240, devices: int = 4, folder: str = "") -> list[Outcome]:
+    """The outcomes of two processes that run the same scenarios; ``folder`` is for what they write."""
     port = free_port()
-    processes = [start(rank, 2, port, *names, devices=devices) for rank in range(2)]
+    processes = [start(rank, 2, port, *names, devices=devices, folder=folder) for rank in range(2)]
     return [outcome(process, timeout) for process in processes]

@@ -101,6 +101,24 @@ def parts(rank: int) -> Any:
     return found
 
 
+def checkpoints(rank: int) -> Any:
+    """Both processes save their state under one plan, and restore it under another."""
+    folder = os.environ["SCENARIO_FOLDER"]
+    shapes = jax.eval_shape(make_state), make_batch(0)
+    one, other = (auto(choose=choose).plan_for(*shapes) for choose in ("leanest", "megatron"))
+    state = one.init(make_state)
+    with one.checkpoints(folder) as saved:
+        saved.save(1, state)
+    found = other.restore(folder)
+    moved = found["params"]["up"].sharding != state["params"]["up"].sharding
+    sums = [checksum(multihost_utils.process_allgather(of["params"]["up"], tiled=True)) for of in (found, state)]
+    return {"is_moved": moved, "checksums": sums}
+
+
+def checksum(array: Any) -> str:
+    return hashlib.sha256(np.asarray(array).tobytes()).hexdigest()
+
+
 def halves(rank: int) -> Any:
     """Each process gives its rows as if they were the batch."""
     return error_of(lambda: auto()(make_state(), part_of(make_batch(0), rank)))

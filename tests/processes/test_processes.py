@@ -8,13 +8,19 @@ import jax
 import numpy as np
 import pytest
 
+import jaxplan
 from tests.processes import pair, scenarios
 
 
 @pytest.fixture(scope="module")
-def both() -> list[dict[str, Any]]:
+def folder(tmp_path_factory) -> str:
+    return str(tmp_path_factory.mktemp("checkpoints"))
+
+
+@pytest.fixture(scope="module")
+def both(folder) -> list[dict[str, Any]]:
     """The results of one pair of processes for all quick scenarios."""
-    outcomes = pair.run_pair("training", "parts", "halves", "uneven", "different")
+    outcomes = pair.run_pair("training", "parts", "checkpoints", "halves", "uneven", "different", folder=folder)
     for outcome in outcomes:
         assert outcome.exit_code == 0, outcome.text[-5000:]
         for result in outcome.results.values():
@@ -59,6 +65,15 @@ def test_parts_of_a_batch_make_the_batch(both, alone) -> None:
     for results in both:
         for losses in results["parts"].values():
             np.testing.assert_allclose(losses, alone["losses"], rtol=1e-5)
+
+
+def test_one_process_restores_what_two_have_saved(both, folder) -> None:
+    """And the two restore it under another plan."""
+    shapes = jax.eval_shape(scenarios.make_state), scenarios.make_batch(0)
+    plan = jaxplan.plan(scenarios.train, *shapes, topology="cpu:8", memory="1GiB").leanest()
+    expected = scenarios.checksum(plan.restore(folder)["params"]["up"])
+    for results in both:
+        assert results["checkpoints"] == {"is_moved": True, "checksums": [expected, expected]}
 
 
 def test_halves_passed_as_the_batch_are_refused_by_name(both) -> None:
