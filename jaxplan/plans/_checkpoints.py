@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,9 +20,7 @@ from jaxplan.errors import ArgumentError, MissingExtraError, PlanMismatchError
 from jaxplan.frontend import _nnx
 from jaxplan.frontend._static_leaves import hold_statics, release_statics
 from jaxplan.partition import batch_arguments, put
-
-if TYPE_CHECKING:
-    from jaxplan.plans._plan import Plan
+from jaxplan.plans._plan_data import PlanData
 
 PLAN_FILE = "plan.json"
 _MOST_NAMED = 4
@@ -62,14 +60,23 @@ class Checkpoints:
     Use it in a ``with`` statement, or call `close`: saving goes on behind the training.
     """
 
-    def __init__(self, plan: Plan, folder: str | os.PathLike[str], *, keep: int | None = None) -> None:
+    def __init__(
+        self,
+        plan: PlanData,
+        shardings: Sequence[Any],
+        folder: str | os.PathLike[str],
+        *,
+        save_plan: Callable[[str], None],
+        keep: int | None = None,
+    ) -> None:
+        """``shardings``: of each argument leaf; ``save_plan`` writes the plan's file."""
         self._folder = str(folder) if "://" in str(folder) else os.path.abspath(folder)
         try:
             import orbax.checkpoint as ocp
         except ImportError as error:
             raise MissingExtraError(_MISSING_MSG.format(folder=self._folder)) from error
-        self._plan, self._ocp = plan, ocp
-        self._arguments = _state_arguments(plan)
+        self._save_plan, self._ocp = save_plan, ocp
+        self._arguments = _state_arguments(plan, shardings)
         if not self._arguments:
             raise ArgumentError("the planned step has no state: none of its arguments comes back updated")
         self._manager = ocp.CheckpointManager(
@@ -115,7 +122,7 @@ class Checkpoints:
             raise ArgumentError(_STRUCTURE_MSG.format(given=given, expected=self._expected()))
         if jax.process_index() == 0 and "://" not in self._folder:
             os.makedirs(self._folder, exist_ok=True)
-            self._plan.save(os.path.join(self._folder, PLAN_FILE))
+            self._save_plan(os.path.join(self._folder, PLAN_FILE))
         placed = [[put(x, t.sharding) for x, t in zip(*of, strict=True)] for of in zip(leaves, expected, strict=True)]
         trees = [tree for tree, _ in self._arguments.values()]
         items = dict(zip(self._arguments, map(_item, trees, placed), strict=True))
@@ -167,12 +174,11 @@ class Checkpoints:
         return ", ".join(f"{name}: {_described(shapes)}" for name, (_, shapes) in self._arguments.items())
 
 
-def _state_arguments(plan: Plan) -> dict[str, tuple[Any, list[Any]]]:
+def _state_arguments(plan: PlanData, shardings: Sequence[Any]) -> dict[str, tuple[Any, list[Any]]]:
     """By name, the arguments that hold state or parameters: their trees, and shapes and shardings of their arrays."""
     program = plan.require_program().program
     names = argument_names(program.source.step if program.source else None)
     batches = {start for start, _ in batch_arguments(plan)}
-    shardings = jax.tree.leaves(plan.in_shardings())
     tensors = [program.tensors[t] for t in program.inputs]
     shapes = [jax.ShapeDtypeStruct(t.shape, t.dtype, sharding=s) for t, s in zip(tensors, shardings, strict=True)]
     found, start = {}, 0

@@ -256,7 +256,9 @@ class Plan(PlanData):
         """
         from jaxplan.plans._checkpoints import Checkpoints
 
-        return Checkpoints(self, folder, keep=keep)
+        self.require_program()
+        shardings = self._shardings(self.in_layouts, None)
+        return Checkpoints(self, shardings, folder, save_plan=self.save, keep=keep)
 
     def restore(self, folder: str | Path, number: int | None = None) -> Any:
         """The state of the latest checkpoint in a folder, or of one by number, placed as the plan has it.
