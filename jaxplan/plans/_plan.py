@@ -257,7 +257,7 @@ class Plan(PlanData):
         from jaxplan.plans._checkpoints import Checkpoints
 
         self.require_program()
-        shardings = self._shardings(self.in_layouts, None)
+        shardings = self._in_shardings(None)
         return Checkpoints(self, shardings, folder, save_plan=self.save, keep=keep)
 
     def restore(self, folder: str | Path, number: int | None = None) -> Any:
