@@ -40,7 +40,7 @@ from jaxplan.ir import (
 )
 from jaxplan.mesh import Sharding, Topology
 from jaxplan.solvers import Problem
-from jaxplan.xla._buffers import analyse_buffers
+from jaxplan.xla._buffers import Buffers, analyse_buffers
 from jaxplan.xla._target import Target
 from jaxplan.xla.rules.tpu.rounding import carried_tensor, wire_tensor
 
@@ -74,13 +74,14 @@ class ModelBuilder:
         overlap: bool = False,
         limits: Sequence[Sequence[ClassLimit]] = (),
         target: Target | None = None,
+        buffers: Buffers | None = None,
     ) -> None:
         check_user_meshes(graph, topology)
         target = target or Target.of(topology.chip, topology.num_devices)
         self.graph, self.topology, self.overlap = graph, topology, overlap
         self.always = always or (frozenset(),) * len(graph.grouping.groups)
         self.limits = tuple(map(tuple, limits)) or ((),) * len(graph.grouping.groups)
-        self.buffers = buffers = analyse_buffers(graph, target)
+        self.buffers = buffers = buffers or analyse_buffers(graph, target)
         self.pricer = Pricer(
             topology=topology, target=target, inner=buffers.inner, grouped=buffers.grouped, wide=buffers.wide
         )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxplan.ir._configurations import (
     DEALINGS,
@@ -81,8 +82,27 @@ def enumerate_restricted(
     """The configurations that meet every condition, as `enumerate_configurations` deals axes; none where none does.
 
     Classes with exact axes are set first. The others share the axes that are left, in two ways: as they are dealt
-    without conditions, and as they would be dealt on a machine that has only those axes.
+    without conditions, and as they would be dealt on a machine that has only those axes. Equal layers under equal
+    conditions get one result, found once.
     """
+    alike = tuple(
+        replace(cls, named_dimension=front_dimension if cls.named_dimension == front_dimension else -1)
+        for cls in classes
+    )
+    conditions = tuple(replace(limit, source="") for limit in limits)
+    front = front_dimension if front_dimension >= 0 else -2  # of no class, as -1 is a class without a dimension
+    return _enumerated(alike, tuple(axis_sizes), tuple(axis_levels), conditions, front, most)
+
+
+@functools.lru_cache(maxsize=1024)
+def _enumerated(
+    classes: tuple[FactorClass, ...],
+    axis_sizes: tuple[int, ...],
+    axis_levels: tuple[int, ...],
+    limits: tuple[ClassLimit, ...],
+    front_dimension: int,
+    most: int,
+) -> tuple[Configuration, ...]:
     fixed = _fixed(classes, axis_sizes, limits)
     if fixed is None:
         return ()

@@ -86,7 +86,7 @@ def _with_forbidden(references: Mapping[str, Plan], priced: Priced) -> dict[str,
     """All references in their order: those that pins rule out are priced too, to compare with."""
     forbidden = {name: strategy for name, strategy in priced.strategies.items() if name in priced.forbidden}
     of = priced.model
-    model = model_of_strategies(forbidden, of.graph, of.topology, overlap=of.overlapped is not None)
+    model = model_of_strategies(forbidden, of.graph, of.topology, overlap=of.overlapped is not None, buffers=of.buffers)
     others = draw_references(predictor_of(model), forbidden)
     known = {**references, **{name: drawn.plan for name, drawn in others.items()}}
     return {name: known[name] for name in priced.strategies if name in known}

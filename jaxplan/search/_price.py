@@ -16,6 +16,7 @@ from jaxplan.search._pins import meets, resolve_pins
 from jaxplan.search._published import partitions
 from jaxplan.search._traced import Report
 from jaxplan.strategies import Absent, StrategyPlan, apply_strategies, checked_names, own_strategies
+from jaxplan.xla import Buffers
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -89,10 +90,15 @@ def _strategies_of(
 
 
 def model_of_strategies(
-    strategies: Mapping[str, StrategyPlan], graph: StepGraph, topology: Topology, *, overlap: bool = False
+    strategies: Mapping[str, StrategyPlan],
+    graph: StepGraph,
+    topology: Topology,
+    *,
+    overlap: bool = False,
+    buffers: Buffers | None = None,
 ) -> CostModel:
-    """The cost model of a step in which strategies alone are points."""
-    builder = ModelBuilder(graph, topology, overlap=overlap)
+    """The cost model of a step in which strategies alone are points; ``buffers`` are those of the step if known."""
+    builder = ModelBuilder(graph, topology, overlap=overlap, buffers=buffers)
     spaces = graph.spaces
     configurations = [
         ordered({((),) * len(space.classes), *of}) if v not in builder.tiny else (((),) * len(space.classes),)
