@@ -67,9 +67,32 @@ class Audit(AuditData):
 
 
 def compare(predicted: PredictedProgram, report: CompiledReport) -> Audit:
-    """Set a prediction against a compiled program.
+    """Set a prediction against a compiled program."""
+    rows, unexpected = judge_collectives(predicted, report.collectives)
+    return Audit(
+        predicted_memory_bytes=predicted.memory_bytes,
+        compiled_memory_bytes=report.memory_bytes,
+        predicted_flops=predicted.flops,
+        compiled_flops=report.flops,
+        rows=rows,
+        rematerialised=report.rematerialised,
+        uncounted_calls=report.uncounted_calls,
+        unknown_loops=report.unknown_loops,
+        unexpected=unexpected,
+        predicted_parts=tuple(predicted.memory_parts.items()),
+        compiled_parts=report.memory.parts,
+        predicted_host_bytes=predicted.host_bytes,
+        compiled_host_bytes=report.memory.host_bytes,
+        held=report.held,
+    )
 
-    Collectives are compared by total bytes per (kind, device groups), because combiners merge them; the
+
+def judge_collectives(
+    predicted: PredictedProgram, collectives: Sequence[Collective]
+) -> tuple[tuple[CollectiveRow, ...], tuple[Collective, ...]]:
+    """A row for each kind and group of collectives, and the compiled ones of which none was predicted.
+
+    They are compared by total bytes per (kind, device groups), because combiners merge them; the
     groups of predicted ones are those that their atomic axes span over the row-major device order. A compiled
     permute belongs to the smallest predicted permute with groups that hold all its exchanges.
     """
@@ -79,33 +102,18 @@ def compare(predicted: PredictedProgram, report: CompiledReport) -> Audit:
         (kind, axis_groups(sizes, axes), b, n) for kind, axes, b, n in predicted.collectives
     )
     made: dict[tuple[str, DeviceGroups], list[Collective]] = {}
-    for collective in report.collectives:
+    for collective in collectives:
         groups = frozenset(frozenset(group) for group in collective.groups if len(group) > 1)
         made.setdefault((collective.kind, _home(collective.kind, groups, asked)), []).append(collective)
     keys = list(dict.fromkeys([*asked, *made]))
-    moved = sum(c.total_bytes for c in report.collectives)
+    moved = sum(c.total_bytes for c in collectives)
     small = max(SMALL_BYTES, int(SMALL_SHARE * moved))
     judged = [
         (_row(key, asked.get(key, (0, 0)), made.get(key, ()), sizes, names, small), key) for key in keys
     ]
     unexpected = [c for row, key in judged if row.verdict is Verdict.UNEXPECTED for c in made[key]]
     rows = sorted((row for row, _ in judged), key=lambda row: (row.ok, row.kind, row.group_size, row.axes))
-    return Audit(
-        predicted_memory_bytes=predicted.memory_bytes,
-        compiled_memory_bytes=report.memory_bytes,
-        predicted_flops=predicted.flops,
-        compiled_flops=report.flops,
-        rows=tuple(rows),
-        rematerialised=report.rematerialised,
-        uncounted_calls=report.uncounted_calls,
-        unknown_loops=report.unknown_loops,
-        unexpected=tuple(unexpected),
-        predicted_parts=tuple(predicted.memory_parts.items()),
-        compiled_parts=report.memory.parts,
-        predicted_host_bytes=predicted.host_bytes,
-        compiled_host_bytes=report.memory.host_bytes,
-        held=report.held,
-    )
+    return tuple(rows), tuple(unexpected)
 
 
 def axis_groups(sizes: Sequence[int], axes: Iterable[int]) -> DeviceGroups:

@@ -14,6 +14,7 @@ from jaxplan.audit._aot import CompiledReport, compile_exported, require_plugin
 from jaxplan.audit._audit import Audit, PredictedProgram, compare
 from jaxplan.core import _compat
 from jaxplan.errors import UnsupportedError
+from jaxplan.frontend._backend import Backend
 from jaxplan.partition._combiner import combiner_options
 from jaxplan.partition._handed_back import computed, handed_back
 from jaxplan.partition._host_memory import in_shardings
@@ -53,7 +54,7 @@ def require_compiler(topology: Topology) -> str:
     return platform
 
 
-def export_plan(plan: PlanLike) -> bytes:
+def export_plan(plan: PlanLike, backend: Backend = "jit") -> bytes:
     """The planned program as serialised StableHLO for the topology's platform; needs no devices."""
     platform = require_compiler(plan.topology)
     program = plan.require_program().program
@@ -67,7 +68,7 @@ def export_plan(plan: PlanLike) -> bytes:
         for t, sharding in zip(program.inputs, in_shardings(plan, mesh), strict=True)
     ]
     # Arguments that nobody reads lie in memory all the same, and an exported program forgets how.
-    step = jit_flat(plan, mesh, program.donated, keep_unused=True)
+    step = jit_flat(plan, mesh, program.donated, keep_unused=True, backend=backend)
     try:
         # ... which the same version of JAX reads back.
         allowed = [export.DisabledSafetyCheck.custom_call(name) for name in _READ_BACK]
@@ -87,12 +88,16 @@ def _calls_back(eqn: Equation) -> bool:
 
 
 def compile_plan(
-    plan: PlanLike, *, cache_dir: str | Path | None = None, cancelled: threading.Event | None = None
+    plan: PlanLike,
+    *,
+    cache_dir: str | Path | None = None,
+    cancelled: threading.Event | None = None,
+    backend: Backend = "jit",
 ) -> CompiledReport:
     """Compile a plan for its topology in a child process, which ends when `cancelled` is set."""
     program = plan.require_program().program
     return compile_exported(
-        export_plan(plan),
+        export_plan(plan, backend),
         plan.topology,
         donate_argnums=[i for i, donated in enumerate(program.donated) if donated],
         mesh_axes=None if plan.topology.axes else [("device", 1)],
@@ -112,11 +117,20 @@ def _returned(plan: PlanLike, donate: Sequence[bool]) -> list[int]:
 
 
 def audit_plan(
-    plan: PlanLike, *, cache_dir: str | Path | None = None, report: CompiledReport | None = None
+    plan: PlanLike,
+    *,
+    cache_dir: str | Path | None = None,
+    report: CompiledReport | None = None,
+    backend: Backend = "jit",
 ) -> Audit:
     """Predicted against compiled; compiles the plan unless its report is given."""
+    return compare(predicted_program(plan), report or compile_plan(plan, cache_dir=cache_dir, backend=backend))
+
+
+def predicted_program(plan: PlanLike) -> PredictedProgram:
+    """The program that a plan predicts, as the audit compares it."""
     prediction = plan.prediction
-    predicted = PredictedProgram(
+    return PredictedProgram(
         memory_bytes=prediction.memory_bytes,
         flops=int(prediction.flops),
         collectives=tuple((c.kind, c.axes, c.num_bytes, c.count) for c in prediction.collectives),
@@ -124,4 +138,3 @@ def audit_plan(
         memory_parts=prediction.memory_parts,
         host_bytes=prediction.host_bytes,
     )
-    return compare(predicted, report or compile_plan(plan, cache_dir=cache_dir))

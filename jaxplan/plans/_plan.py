@@ -315,14 +315,18 @@ class Plan(PlanData):
         warnings.warn("Plan.trace(path) is now Plan.save_timeline(path)", DeprecationWarning, stacklevel=2)
         self.save_timeline(path)
 
-    def compile_report(self, cache_dir: str | Path | None = None) -> CompiledReport:
-        """Compile this plan for its topology without the devices, in a child process."""
+    def compile_report(self, cache_dir: str | Path | None = None, backend: str = "jit") -> CompiledReport:
+        """Compile this plan for its topology without the devices, in a child process; ``backend`` as for `jit`."""
         from jaxplan.audit import compile_plan
 
-        return compile_plan(self, cache_dir=cache_dir)
+        return compile_plan(self, cache_dir=cache_dir, backend=check_backend(backend))
 
-    def audit(self, cache_dir: str | Path | None = None) -> Audit:
+    def audit(self, cache_dir: str | Path | None = None, backend: str = "jit") -> Audit:
         """Compile the plan and set predicted against compiled memory, FLOPs and collectives.
+
+        Args:
+          cache_dir: a folder to keep compiled programs in.
+          backend: as for `jit`.
 
         Raises:
           MissingExtraError: the compiler plugin for the topology is not installed.
@@ -330,7 +334,7 @@ class Plan(PlanData):
         """
         from jaxplan.audit import audit_plan
 
-        return audit_plan(self, cache_dir=cache_dir)
+        return audit_plan(self, cache_dir=cache_dir, backend=check_backend(backend))
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, the same for the same plan in every process."""
