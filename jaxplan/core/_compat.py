@@ -183,6 +183,11 @@ def has_effects(eqn: Any) -> bool:
     return any(type(effect).__name__ != "NamedAxisEffect" for effect in eqn.effects)
 
 
+def named_axes(eqn: Any) -> frozenset[str]:
+    """The mesh axes that an equation names, in itself or in a program that it holds."""
+    return frozenset(str(e.name) for e in eqn.effects if type(e).__name__ == "NamedAxisEffect")
+
+
 def has_ordered_effects(eqn: Any) -> bool:
     """Whether an equation, such as an ordered debug callback, has effects that JAX runs on one device alone."""
     return any(jax_effects.ordered_effects.contains(effect) for effect in eqn.effects)
