@@ -37,7 +37,7 @@ _NO_COPY = frozenset({"pvary", "pcast"})
 _INVARIANT = "_invariant"
 """Ends the names of collectives with results that are known to be equal on all devices."""
 _UNKNOWN_MSG = (
-    "{name!r} stands inside of a jax.shard_map of the step, and backend='shard_map' does not know how to name its axes.\n"
+    "{name!r} stands inside of a jax.shard_map of the step, and backend='shard_map' cannot name its axes.\n"
     "  given:    {name} over axes {axes} of the step's own mesh\n"
     "  expected: collectives of jax.lax, calls, loops and branches\n"
     "  fix:      backend='jit' runs the body over its own mesh"
@@ -106,7 +106,9 @@ def _alone(name: str, params: Mapping[str, Any], operands: list[Any]) -> list[An
     if name == "reduce_scatter" and not params["tiled"]:
         return [jnp.squeeze(x, params["scatter_dimension"]) for x in operands]
     if name == "all_to_all" and not params["tiled"]:
-        moved = (jnp.expand_dims(jnp.squeeze(x, params["split_axis"]), params["concat_axis"]) for x in operands)
+        moved = (
+            jnp.expand_dims(jnp.squeeze(x, params["split_axis"]), params["concat_axis"]) for x in operands
+        )
         return list(moved)
     return operands
 
@@ -182,7 +184,9 @@ def _while(params: Mapping[str, Any], operands: list[Any], groups: Groups) -> li
 
 
 def _cond(params: Mapping[str, Any], operands: list[Any], groups: Groups) -> list[Any]:
-    branches = [lambda *xs, branch=branch: tuple(_evaluate(branch, xs, groups)) for branch in params["branches"]]
+    branches = [
+        lambda *xs, branch=branch: tuple(_evaluate(branch, xs, groups)) for branch in params["branches"]
+    ]
     return list(lax.switch(operands[0], branches, *operands[1:]))
 
 
