@@ -50,6 +50,7 @@ from jaxplan.partition._same_everywhere import check_same_program, compiled_ever
 from jaxplan.partition._steps import Executor
 from jaxplan.partition._verified import Verified
 from jaxplan.partition.manual._executor import ManualExecutor
+from jaxplan.partition.manual._options import barrier_options
 from jaxplan.partition.manual._program import run_manually
 from jaxplan.xla import Target
 
@@ -166,7 +167,10 @@ class PlannedFunction:
         # An empty array has no memory to reuse, and no address that would tell it from another one.
         self._donate = [d and bool(t.num_elements) for d, t in zip(donate, tensors, strict=True)]
         check_donated(plan.offload, program, self._donate)
-        options = combiner_options(plan, mesh.devices.flat[0].platform)
+        platform = mesh.devices.flat[0].platform
+        options = combiner_options(plan, platform)
+        if backend == "shard_map":
+            options |= barrier_options(plan, platform)
         self._jitted = jit_flat(plan, mesh, self._donate, options, backend=backend)
         self._handed = handed_back(plan, self._donate)
         self._handed_undonated = handed_back(plan, [False] * len(self._donate))
