@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     import jaxplan
     from benchmarks.models import ModelSpec
 
-TOLERANCE = {"float32": 1e-5, "float64": 1e-9}
-"""Of a result, relative to the largest value of its array."""
+TOLERANCE = {"float32": 1e-5, "float64": 1e-6}
+"""Of a result, relative to the largest value of its array. Some models compute tables of positions in float32 always;
+results of the others differ by less than 1e-9 in float64."""
 LEAST = 1e-3
 """Arrays of smaller values (a gradient that is zero but for rounding) are compared as if they held this."""
 POINTS = ("fastest", "knee", "leanest")

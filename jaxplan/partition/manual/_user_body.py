@@ -61,8 +61,10 @@ def _evaluate(program: Any, operands: Sequence[Any], groups: Groups) -> list[Any
     env.update(zip(jaxpr.invars, operands, strict=True))
 
     def read(atom: Any) -> Any:
-        # A literal of the trace is typed by the step's own mesh.
-        return np.asarray(atom.val, atom.aval.dtype) if isinstance(atom, _compat.Literal) else env[atom]
+        if not isinstance(atom, _compat.Literal):
+            return env[atom]
+        aval: Any = atom.aval
+        return np.asarray(atom.val, aval.dtype)  # as the trace has it, it is typed by the step's own mesh
 
     for eqn in jaxpr.eqns:
         results = _apply(eqn, [read(atom) for atom in eqn.invars], groups)

@@ -1,4 +1,4 @@
-"""What stands in a manual program: collectives of the plan, bodies of the step's own, callbacks, operators on the whole."""
+"""What stands in a manual program: collectives of the plan, bodies of the step, callbacks, operators on the whole."""
 
 from __future__ import annotations
 
