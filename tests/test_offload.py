@@ -11,6 +11,9 @@ import optax
 import pytest
 
 import jaxplan
+from jaxplan.cost import KEEP, REPEAT, ModelBuilder, Predictor
+from jaxplan.ir import Offload
+from jaxplan.search._make_plan import make_plan
 
 OPTIMIZERS = {
     "adam": optax.adam(1e-2),
@@ -152,6 +155,70 @@ def test_parameters_and_data_stay_on_the_device():
 def test_other_values_of_the_option_are_refused(value):
     with pytest.raises(jaxplan.ArgumentError, match="offload is"):
         frontier_of(offload=value)
+
+
+def with_recomputed_blocks(**options):
+    """The leanest plan in which operands of recomputed blocks wait on the host."""
+    frontier = frontier_of(offload=True, remat=True, **options)
+    return next(p for p in frontier.points if p.offload and p.offload.regions)
+
+
+@pytest.mark.parametrize("backend", ["jit", "shard_map"])
+def test_a_step_whose_activations_wait_on_the_host_equals_one_device(backend):
+    optimizer, plan = OPTIMIZERS["momentum"], with_recomputed_blocks(name="momentum")
+    args = arguments(optimizer)
+    found = plan.jit(backend=backend)(*jax.tree.map(jnp.copy, args))
+    expected = jax.jit(step_of(optimizer))(*args)
+    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4 * max(np.abs(theirs).max(), 1e-30))
+    assert "recomputed blocks on the host" in plan.summary
+
+
+def test_activations_on_the_host_read_back(tmp_path):
+    plan = with_recomputed_blocks()
+    plan.save(tmp_path / "p.json")
+    args = arguments(OPTIMIZERS["adam"])
+    bound = jaxplan.load(tmp_path / "p.json", step_of(OPTIMIZERS["adam"]), *args)
+    assert bound.offload == plan.offload and bound.to_json() == plan.to_json()
+
+
+def test_operands_of_a_checkpointed_region_may_wait_on_the_host():
+    """Three layers under `jax.checkpoint`: the operand of each is kept; the last stays, because it is read at once."""
+
+    def checkpointed(params, x):
+        layer = jax.checkpoint(lambda x, w: jnp.tanh(jnp.tanh(x @ w) @ w.T))
+        for w in params:
+            x = layer(x, w)
+        return jnp.mean(x**2)
+
+    def step(params, x):
+        return jax.tree.map(lambda w, g: w - 0.1 * g, params, jax.grad(checkpointed)(params, x))
+
+    params = [jax.random.normal(jax.random.key(i), (32, 32)) / 6 for i in range(4)]
+    x = jax.random.normal(jax.random.key(9), (4096, 32))
+    frontier = jaxplan.plan(step, params, x, topology="cpu:8", offload=True, remat=False, progress=False)
+    plan = next(p for p in frontier.points if p.offload and p.offload.regions)
+    assert not plan.offload.inputs and plan.host_bytes % (4096 * 32 * 4 // 8) == 0
+    for a, b in zip(plan.jit(donate_argnums=())(params, x), step(params, x), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+@pytest.mark.gpu_aot
+def test_activations_of_compiled_programs_wait_on_the_host():
+    """Data parallel, blocks recomputed: the bytes of two blocks' kept operands, float32, over 8 devices."""
+    frontier = frontier_of("momentum", topology="h100:8", shapes={"width": 256, "batch": 2**18}, remat=True)
+    lean = next(p for p in frontier.points if p.remat and p.outline.splits[0].text == "data 8")
+    graph = dataclasses.replace(lean.graph, offload=Offload(regions=2, regions_of=len(lean.graph.waiting)))
+    model = ModelBuilder(graph, lean.topology).build([(config,) for config in lean.configurations])
+    choices = [REPEAT if set(reads) & set(lean.repeated) else KEEP for reads in model.edge_reads]
+    plan = make_plan(Predictor(model), [0] * len(lean.configurations), choices, name="plan")
+    tensors = graph.program.tensors
+    waiting = sum(tensors[w.tensor].num_bytes // 8 for of in graph.waiting[:2] for w in of)
+    audit = plan.audit()
+    assert audit.compiled_host_bytes == plan.host_bytes == waiting > 0, audit.table()
+    on_device = lean.audit()
+    saved = on_device.compiled_memory_bytes - audit.compiled_memory_bytes
+    assert saved == pytest.approx(lean.memory_bytes - plan.memory_bytes, abs=0.1 * waiting)
 
 
 @pytest.mark.gpu_aot

@@ -52,7 +52,7 @@ def add_step_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--offload",
         action=argparse.BooleanOptionalAction,
-        help="optimizer state may live on the host (docs/offload.md); default: where nothing fits otherwise",
+        help="state and activations may live on the host (docs/offload.md); default: where nothing fits otherwise",
     )
     parser.add_argument(
         "--options",

@@ -13,7 +13,7 @@ from jaxplan.cost._dots_behind import DotsBehind
 from jaxplan.cost._extended import ExtendedImages
 from jaxplan.cost._home_deaths import HomeDeaths
 from jaxplan.cost._model import CostModel
-from jaxplan.cost._offload import copied_to_host
+from jaxplan.cost._offload import copied_to_host, sent_by
 from jaxplan.cost._ordered_copies import OrderedCopies
 from jaxplan.cost._residents import BATCH, OTHER_STATE, PARAMETERS, resident_labels
 from jaxplan.cost._tpu_buffers import TpuBuffers
@@ -61,6 +61,8 @@ class LiveRanges:
         death = {**dict(enumerate(buffers.death)), **copied_to_host(graph, buffers.birth)}
         self._death = np.array([death[t] for t in self._place], dtype=np.int64)
         kinds = (TEMPORARIES, "activations")
+        self._waiting = [w for w in graph.waiting_on_host if w.tensor in self._place]
+        self._sent_by = sent_by(graph) if self._waiting else {}
         self._label = np.array(kinds, dtype=object)[(self._birth < buffers.turning_point).astype(np.int64)]
 
     def _sizes(self) -> list[int]:
@@ -95,6 +97,7 @@ class LiveRanges:
             if not held[~self._is_input][self._place[t]]:
                 longer = [self._place[u] for u in sources if u in self._place and u not in home_deaths]
                 death[longer] = np.maximum(death[longer], death[self._place[t]])
+        away, on_host = self._wait_on_host(held[~self._is_input], death, transfers)
         on_chip = 0.0
         if self.tpu:
             held[~self._is_input], on_chip = self.tpu.in_main_memory(held[~self._is_input])
@@ -107,6 +110,7 @@ class LiveRanges:
             for turn, (first, last, size) in enumerate(self._copies.of(transfer)):
                 copies[number, turn] = num_homes + len(born)
                 born.append((first, last, size, _COPIES))
+        born += away
         born += self._besides(assignment, chosen, transfers, made)
         firsts, lasts, sizes, labels = zip(*born) if born else ((), (), (), ())
         resident: dict[str, float] = dict.fromkeys((PARAMETERS, OTHER_STATE, BATCH), 0.0)
@@ -122,8 +126,35 @@ class LiveRanges:
             home=dict(zip(self._made[lives].tolist(), range(num_homes))),
             copies=copies,
             on_chip=on_chip,
+            on_host=on_host,
             has_gaps=HEAP_GAPS.applies_to(self._target),
         )
+
+    def _wait_on_host(
+        self, made: np.ndarray, death: np.ndarray, transfers: Sequence[Transfer]
+    ) -> tuple[list[tuple[int, int, float, str]], float]:
+        """Values that wait on the host, back on the device behind their barriers; and the bytes of all of them.
+
+        On the device their originals die once they are copied: ``death`` is changed.
+        """
+        back: list[tuple[int, int, float, str]] = []
+        on_host = 0.0
+        if not self._waiting:
+            return back, on_host
+        moved = {(t.tensor, reader) for t in transfers for span in t.spans for reader in span.readers}
+        read_end, values = self.model.buffers.read_end, self.model.graph.values
+        for w in self._waiting:
+            i = self._place[w.tensor]
+            if (w.tensor, w.barrier) in moved:
+                continue
+            on_host += made[i]
+            ends = [read_end[c] for c in values.consumers[w.tensor] if c != w.barrier]
+            last = max([self._birth[i], self._sent_by[w.tensor], *ends])
+            if last < w.barrier:
+                if w.copy not in self._place:
+                    back.append((2 * w.barrier, 2 * int(max(death[i], w.barrier)) + 1, float(made[i]), "activations"))
+                death[i] = last
+        return back, on_host
 
     def _besides(
         self,

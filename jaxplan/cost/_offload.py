@@ -8,11 +8,13 @@ takes it to the host while the next updates read theirs: the two directions of t
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
 
+from jaxplan.cost._compute import equation_seconds
 from jaxplan.cost._model import CostModel
 from jaxplan.cost._residents import PARAMETERS, resident_labels
 from jaxplan.cost._splits import split_counts
@@ -35,6 +37,34 @@ def offloadable_inputs(graph: StepGraph) -> dict[int, int]:
 def host_seconds(topology: Topology, num_bytes: float) -> float:
     """Seconds of a step on the link to the host for arguments of so many bytes, read and written once."""
     return num_bytes / topology.chip.host_bytes_per_second
+
+
+def waiting_seconds(topology: Topology, num_bytes: float, forward_seconds: float) -> float:
+    """Seconds of a step on the link for values of the forward pass that wait on the host.
+
+    Their copies to the host run beside the forward pass; the backward pass waits for those to the device: programs
+    compiled for H100 start such a copy where its result is read.
+    """
+    one_way = num_bytes / topology.chip.host_bytes_per_second
+    return one_way + max(0.0, one_way - forward_seconds)
+
+
+def forward_seconds(model: CostModel, assignment: Sequence[int]) -> float:
+    """Seconds of compute of the forward pass."""
+    graph, topology, total = model.graph, model.topology, 0.0
+    for group, k in zip(graph.grouping.groups, assignment, strict=True):
+        splits = split_counts((model.configurations[group.index][k],), topology)
+        shares = equation_seconds(graph, group, graph.spaces[group.index], splits, model.buffers, topology)
+        total += sum(float(share[0]) for e, share in shares.items() if e < model.buffers.turning_point)
+    return total
+
+
+def sent_by(graph: StepGraph) -> dict[int, int]:
+    """Values that wait on the host -> the equation that makes the next one that could: by then the copy is done."""
+    producer = graph.values.producer
+    made = sorted({producer[w.tensor] for of in graph.waiting for w in of})
+    following = dict(itertools.pairwise(made))
+    return {w.tensor: following.get(producer[w.tensor], w.barrier) for w in graph.waiting_on_host}
 
 
 def offloaded_model(model: CostModel, offload: Offload) -> CostModel:

@@ -12,7 +12,7 @@ from jaxplan.cost._changed import ChangedReads
 from jaxplan.cost._inner import InnerCollective, inner_of_plan, may_communicate
 from jaxplan.cost._live_ranges import TEMPORARIES, LiveRanges
 from jaxplan.cost._model import CostModel
-from jaxplan.cost._offload import host_seconds
+from jaxplan.cost._offload import forward_seconds, host_seconds, waiting_seconds
 from jaxplan.cost._residents import BATCH
 from jaxplan.cost._tpu_buffers import SentBytes
 from jaxplan.cost._transfers import ChangedRead, Transfer, make_transfers
@@ -100,7 +100,10 @@ class Predictor:
         sent = [(t, tpu.sent(t) if tpu else t.collectives) for t in transfers]
         collectives = _collectives(sent, model.latency_shares, self.inner(chosen, transfers))
         on_host = int(sum(h[k] for h, k in zip(model.host_bytes, assignment)))
-        peak, parts = self._memory(assignment, chosen, transfers) if assignment else self._scalars()
+        peak, parts, waiting = self._memory(assignment, chosen, transfers) if assignment else (*self._scalars(), 0)
+        link = host_seconds(model.topology, on_host)
+        if waiting:
+            link += waiting_seconds(model.topology, waiting, forward_seconds(model, assignment))
         seconds = float(sum(c[k] for c, k in zip(self.model.compute, assignment, strict=True)))
         prediction = Prediction(
             compute_seconds=seconds if assignment else model.topology.chip.launch_seconds,  # scalars only: a kernel
@@ -109,8 +112,8 @@ class Predictor:
             memory_bytes=peak,
             memory_parts=parts,
             collectives=collectives,
-            host_seconds=host_seconds(model.topology, on_host),
-            host_bytes=on_host,
+            host_seconds=link,
+            host_bytes=on_host + waiting,
         )
         return prediction, transfers
 
@@ -153,11 +156,14 @@ class Predictor:
 
     def _memory(
         self, assignment: Sequence[int], chosen: Sequence[Configuration], transfers: Sequence[Transfer]
-    ) -> tuple[int, dict[str, int]]:
-        """Peak of the liveness curve, two positions per equation: results are born at the first, operands die at the
-        second. Nothing is assumed to work in place: compiled programs showed logits and their gradient side by side.
+    ) -> tuple[int, dict[str, int], int]:
+        """Peak of the liveness curve, its parts, and the bytes that wait on the host.
+
+        The curve has two positions per equation: results are born at the first, operands die at the second. Nothing is
+        assumed to work in place: compiled programs showed logits and their gradient side by side.
         """
-        return self.lifetimes(assignment, chosen, transfers).peak()
+        lifetimes = self.lifetimes(assignment, chosen, transfers)
+        return *lifetimes.peak(), int(lifetimes.on_host)
 
     def _scalars(self) -> tuple[int, dict[str, int]]:
         """Peak and parts of a step on scalars only, which no group holds: its arguments and results."""

@@ -36,7 +36,9 @@ from jaxplan.ir._model import StepGraph as StepGraph
 from jaxplan.ir._model import analyse as analyse
 from jaxplan.ir._model import sliced_graph as sliced_graph
 from jaxplan.ir._offload import Offload as Offload
+from jaxplan.ir._offload import Waiting as Waiting
 from jaxplan.ir._offload import offloadable as offloadable
+from jaxplan.ir._offload import waiting_values as waiting_values
 from jaxplan.ir._program import REGION_IN as REGION_IN
 from jaxplan.ir._program import REGION_OUT as REGION_OUT
 from jaxplan.ir._program import Equation as Equation

@@ -15,7 +15,7 @@ from jaxplan.ir._dimension_names import dimension_names
 from jaxplan.ir._dimensions import NamedDimensions, named_dimensions
 from jaxplan.ir._grouping import UNGROUPED, Grouping
 from jaxplan.ir._groups import coarsen
-from jaxplan.ir._offload import Offload
+from jaxplan.ir._offload import Offload, Waiting, waiting_values
 from jaxplan.ir._program import Equation, MicroBatches, Program
 from jaxplan.ir._registry import operator_rule
 from jaxplan.ir._rule import OperatorRule
@@ -39,7 +39,7 @@ class StepGraph:
       state: tensor indices of inputs that are state (parameters, optimizer slots, caches; `jaxplan.ir.StatePair`).
       batch: the dimension that examples are independent along, and the parameters that they share.
       remat: the blocks that a plan chose to recompute in the backward pass; None in a step as it was traced.
-      offload: the arguments that live on the host between two steps; None: no argument does.
+      offload: the arrays that live on the host between two uses; None: none does.
       traced: the step as it was traced, where ``remat`` is something.
     """
 
@@ -65,6 +65,17 @@ class StepGraph:
     def on_host(self) -> frozenset[int]:
         """Tensor indices of the arguments that live on the host."""
         return frozenset(self.program.inputs[i] for i in self.offload.inputs) if self.offload else frozenset()
+
+    @property
+    def waiting(self) -> tuple[tuple[Waiting, ...], ...]:
+        """For each recomputed region, in the order of the forward pass, its operands that could wait on the host."""
+        return waiting_values(self.program, self.values, self.stored)
+
+    @property
+    def waiting_on_host(self) -> tuple[Waiting, ...]:
+        """Those that do."""
+        regions = self.waiting[: self.offload.regions] if self.offload and self.offload.regions else ()
+        return tuple(w for of in regions for w in of)
 
     @property
     def unknown(self) -> tuple[int, ...]:

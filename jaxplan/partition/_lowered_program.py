@@ -6,7 +6,7 @@ import functools
 from collections import defaultdict
 from collections.abc import Sequence
 
-from jaxplan.ir import Equation, Region, StepGraph
+from jaxplan.ir import Equation, Region, StepGraph, Waiting
 from jaxplan.mesh import Sharding
 from jaxplan.partition._lowering import (
     Barrier,
@@ -29,6 +29,9 @@ class LoweredProgram:
       target: the compiler that the program is compiled by.
       out_layouts: of the outputs.
       by_read: (tensor, sharding) -> the resharding that brings the one to the other.
+      waiting: values that wait on the host -> the equation of the barrier behind which they come back.
+      barriers_of_waiting: the same the other way round.
+      could_wait: these, and those that wait on the device: when one is made, the copy of the one before is done.
       repeated: tensors with a copy that is gathered again in the backward pass.
     """
 
@@ -48,7 +51,15 @@ class LoweredProgram:
         self.gather_guards: dict[int, GatherGuard] = {g.equation: g for g in lowering.gather_guards}
         self.merge_guards: dict[int, MergeGuard] = {g.equation: g for g in lowering.merge_guards}
         self.unpoolings: dict[int, Unpooling] = {how.equation: how for how in lowering.unpoolings}
+        self.waiting = {w.tensor: w.barrier for w in graph.waiting_on_host if self._waits_as_it_is(w)}
+        self.barriers_of_waiting = {barrier: t for t, barrier in self.waiting.items()}
+        self.could_wait = frozenset(w.tensor for of in graph.waiting for w in of) if self.waiting else frozenset()
         self._alike = {self.source_of(r) for r in lowering.reshardings if r.is_shared}
+
+    def _waits_as_it_is(self, waiting: Waiting) -> bool:
+        """Whether a value is read behind its barrier in the sharding in which it is made."""
+        t, reads = waiting.tensor, self.lowering.reads.get(waiting.barrier)
+        return reads is not None and self.is_placed(t) and reads[0] == self.home(t)
 
     def family(self, eqn: Equation) -> str:
         return self.graph.rules[eqn.index].family

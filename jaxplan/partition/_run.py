@@ -20,6 +20,7 @@ from jaxplan.partition._gradient_ties import GradientTies
 from jaxplan.partition._lowered_program import LoweredProgram
 from jaxplan.partition._operators import Operators
 from jaxplan.partition._regions import run_region
+from jaxplan.partition._sent_values import SentValues
 from jaxplan.partition._steps import Executor
 from jaxplan.partition._waiting_operands import not_gathered_before, not_merged, ordered, unpooled
 
@@ -58,6 +59,7 @@ class Run:
         self._anchor: dict[int, Any] = {}  # result of the last dot that makes no gradient of a parameter
         self._passed: dict[tuple[int, int], Any] = {}  # shared operands that dot-merger guards have, as last read
         self._early: set[int] = set()  # equations evaluated before their turn
+        self._sent = SentValues(lowered, executor, self.values.env)
 
     def evaluate(self, start: int, stop: int, region: int) -> None:
         index = start
@@ -69,6 +71,7 @@ class Run:
             else:
                 if index not in self._early:
                     self._evaluate(self._program.equations[index])
+                    self._sent.send(self._program.equations[index])
                 last = index + 1
             if region < 0:  # a body sees the values around it, and they are not its own to forget
                 for done in range(index, last):
@@ -210,12 +213,17 @@ class Run:
                 held.append(other)
         again = [values.repeated_copy(other) for other in held]
         operands = [
-            env[other.operands[0]] if resharding else values.read_operand(other, 0)
+            self._sent.away(other)
+            if other.index in self.lowered.barriers_of_waiting
+            else env[other.operands[0]]
+            if resharding
+            else values.read_operand(other, 0)
             for other, resharding in zip(held, again, strict=True)
         ]
         is_complete = eqn.index in self.lowered.recompute_barriers
         passed = self.gradients.settle(operands) if is_complete else self.gradients.after_earlier(operands)
         for other, resharding, value in zip(held, again, passed, strict=True):
+            value = self._sent.back(other, value)
             env[other.results[0]] = values.reshard(value, resharding, None) if resharding else value
         if eqn.phase != "backward":
             self.gradients.forget_earlier()

@@ -58,7 +58,9 @@ def _cells(plan: PlanData) -> tuple[str, ...]:
     """The columns of `Outline.cells`, the number of micro-batches beside the split, the memory beside the state."""
     split, state, *others = plan.outline.cells()
     split = f"{split}, {plan.microbatches}" if plan.microbatches else split
-    return (split, f"{state} {plan.offload.cell}".removeprefix("- ") if plan.offload else state, *others)
+    if plan.offload and plan.offload.cell:
+        state = f"{state} {plan.offload.cell}".removeprefix("- ")
+    return (split, state, *others)
 
 
 def _verbose_table(frontier: FrontierData[PlanData], shown: Sequence[int]) -> Table:

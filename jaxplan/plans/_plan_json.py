@@ -182,7 +182,8 @@ def _offload(value: Any, num_inputs: int, num_outputs: int) -> Offload | None:
     found = typed(Offload, value, "offload")
     inputs, outputs = found.inputs, found.outputs
     is_ascending = list(inputs) == sorted(set(inputs)) and len(inputs) == len(outputs) == len(set(outputs))
-    if not inputs or not is_ascending or inputs[-1] >= num_inputs or max(outputs) >= num_outputs:
+    is_known = all(i < num_inputs for i in inputs) and all(o < num_outputs for o in outputs)
+    if not (inputs or found.regions) or not is_ascending or not is_known or found.regions > found.regions_of:
         raise MalformedError(f"offload is {value!r}; expected numbers of inputs, ascending, and of their successors")
     return found
 

@@ -180,6 +180,8 @@ def _offloaded(plan: Plan, graph: StepGraph) -> StepGraph:
     if astray := [i for i, o in zip(plan.offload.inputs, plan.offload.outputs) if could.get(i) != o]:
         names = [paths[i] if i < len(paths) else f"input {i}" for i in astray]
         raise PlanMismatchError(_NOT_OFFLOADABLE_MSG.format(names=_few(names)))
+    if plan.offload.regions and plan.offload.regions_of != len(graph.waiting):
+        raise PlanMismatchError(_OTHER_BLOCKS_MSG.format(of=plan.offload.regions_of, found=len(graph.waiting)))
     return dataclasses.replace(graph, offload=plan.offload)
 
 

@@ -6,6 +6,7 @@ are: with a part of the state on the host, and with all of it.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
 from jaxplan.core._interner import Memo
@@ -27,7 +28,7 @@ def offloaded(candidates: Sequence[Candidate], progress: Callable[[float], None]
     for candidate in candidates:
         models.setdefault(models.number(candidate.predictor.model), []).append(candidate)
     found: list[Candidate] = []
-    total = len(SHARES) * len(candidates)
+    total = 2 * len(SHARES) * len(candidates)
     for members in models.values():
         model = members[0].predictor.model
         for offload in choices(model.graph):
@@ -37,19 +38,24 @@ def offloaded(candidates: Sequence[Candidate], progress: Callable[[float], None]
 
 
 def choices(graph: StepGraph) -> Iterator[Offload]:
-    """Ever more of the state on the host: the arguments in their order, up to each of `SHARES`."""
-    could = offloadable_inputs(graph)
+    """Ever more on the host: the arguments in their order, then the operands of recomputed regions in theirs.
+
+    The last region stays on the device: it is read at once.
+    """
+    could, regions = offloadable_inputs(graph), len(graph.waiting)
     inputs, outputs = tuple(could), tuple(could.values())
     sizes = [graph.program.tensors[graph.program.inputs[i]].num_bytes for i in inputs]
-    last = 0
+    whole = Offload()
     for share in SHARES:
         count, num_bytes = 0, 0
         while count < len(inputs) and num_bytes + sizes[count] <= share * sum(sizes):
             num_bytes += sizes[count]
             count += 1
-        if count > last:
-            yield Offload(inputs=inputs[:count], outputs=outputs[:count], of=len(inputs))
-        last = count
+        if count > len(whole.inputs):
+            whole = Offload(inputs=inputs[:count], outputs=outputs[:count], of=len(inputs))
+            yield whole
+    for number in sorted({round(share * (regions - 1)) for share in SHARES} - {0, -1}):
+        yield dataclasses.replace(whole, regions=number, regions_of=regions)
 
 
 def _predicted(model: CostModel, candidates: Sequence[Candidate]) -> Iterator[Candidate]:

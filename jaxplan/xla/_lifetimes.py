@@ -31,6 +31,7 @@ class Lifetimes:
       home: tensor -> the buffer in which it is made.
       copies: (transfer, its span) -> the buffer that holds the copy.
       on_chip: bytes of short-lived buffers beside the cores, not in main memory, at any position (TPU).
+      on_host: bytes of values that wait on the host for the backward pass.
       has_gaps: the compiler's heap has gaps (TPU), see `COUNTED_GAPS`.
     """
 
@@ -44,6 +45,7 @@ class Lifetimes:
     copies: Mapping[tuple[int, int], int]
     on_chip: float = 0.0
     has_gaps: bool = False
+    on_host: float = 0.0
 
     def curve(self) -> np.ndarray:
         """(length + 2,) bytes alive in main memory at each position, resident ones not included."""
