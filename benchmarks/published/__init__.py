@@ -1,0 +1,1 @@
+"""Training runs that others measured and published, beside predictions of the same step, machine and sharding."""
