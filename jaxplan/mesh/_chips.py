@@ -38,6 +38,9 @@ TPU_USABLE_FRACTION = 15.75 / 16
 # https://jax-ml.github.io/scaling-book/tpus/ : about a microsecond per hop of ICI.
 _ICI_LATENCY = 1.0e-6
 _TPU_LAUNCH = 1.0e-6
+# Same page: a host sends 25 GB/s into the network between slices; its chips share that evenly. The latency is that of a
+# round trip in a data centre, order of magnitude.
+_DCN_HOST, _DCN_LATENCY = 25.0e9, 20e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +80,7 @@ class ChipSpec:
       launch_seconds: floor of one kernel.
       collective_launch_seconds: floor of one collective.
       device_link: between the devices of a node (or along one torus dimension).
-      node_link: between nodes; None where there is only one.
+      node_link: between nodes, or slices of TPUs; None where there is only one.
       matmul_workspace_bytes: scratch of one matrix product, as the compiler hands it to the library.
       fuses_products: the compiler fuses the producers of a dot's operands into the dot and recomputes them at every
         use, instead of passing buffers to a library.
@@ -200,7 +203,7 @@ jax-ml.github.io/scaling-book/tpus/) beside four arrays of 128 x 128 multiply-ad
 
 def _tpu(
     name: str, bf16: float, int8: float, bandwidth: float, memory: int, ici: float, rank: int,
-    kinds: tuple[str, ...], source: str,
+    kinds: tuple[str, ...], source: str, per_host: int = 4,
 ) -> ChipSpec:  # fmt: skip
     return ChipSpec(
         # float32 at full precision takes six bfloat16 passes: https://docs.jax.dev/en/latest/jax.lax.html
@@ -210,7 +213,8 @@ def _tpu(
         memory_bytes_per_second=bandwidth, memory_bytes=memory, usable_fraction=TPU_USABLE_FRACTION,
         launch_seconds=_TPU_LAUNCH, collective_launch_seconds=_TPU_LAUNCH,
         device_link=Link(bandwidth_bytes_per_second=ici, latency_seconds=_ICI_LATENCY, ring=True),
-        node_link=None, on_chip_bytes=_VMEM_FOR_LOOPS.get(name, 0),
+        node_link=Link(bandwidth_bytes_per_second=_DCN_HOST / per_host, latency_seconds=_DCN_LATENCY),
+        on_chip_bytes=_VMEM_FOR_LOOPS.get(name, 0),
         torus_rank=rank, fuses_products=True, aot_platform="tpu", device_kinds=kinds,
         host_bytes_per_second=_TPU_PCIE, source=source,
     )  # fmt: skip
@@ -242,6 +246,10 @@ _ALL = (
     _gpu("a100", _AMPERE, 108, 2039.04, 85100068864, _nvlink(12, _NVLINK_A100), _AMPERE_NODES,
          ("A100",), "https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/"
          "nvidia-a100-datasheet-nvidia-us-2188504-web.pdf", True),
+    # DGX A100 40GB: the same links, HBM2.
+    _gpu("a100-40", _AMPERE, 108, 1555, 40 * _GIB, _nvlink(12, _NVLINK_A100), _AMPERE_NODES,
+         ("A100-SXM4-40GB",), "https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/"
+         "nvidia-a100-datasheet-nvidia-us-2188504-web.pdf", False),
     # DGX-1: 6 NVLinks, four 100 Gbit/s network cards behind PCIe 3.0.
     _gpu("v100", {"f64": 7.8, "f32": 15.7, "f16": 125.0}, 80, 898.048, 16935682048,
          _nvlink(6, _NVLINK_V100), _network(4 * _NET_100G, _NET_100G), ("V100",),
@@ -267,9 +275,11 @@ _ALL = (
     _gpu("1080ti", {"f64": 0.354, "f32": 11.34}, 28, 484.4, 11 * _GIB, _pcie(_PCIE3_X16), _EDR,
          ("1080 Ti",), "https://www.nvidia.com/en-gb/geforce/products/10series/geforce-gtx-1080-ti/", False),
     # ICI: one link, one direction; two links per torus dimension where it wraps around.
-    _tpu("v5e", 197e12, 394e12, 819e9, 16 * _GIB, 45e9, 2, ("TPU v5 lite", "TPU v5e"), _SCALING_BOOK),
+    _tpu("v5e", 197e12, 394e12, 819e9, 16 * _GIB, 45e9, 2, ("TPU v5 lite", "TPU v5e"), _SCALING_BOOK,
+         per_host=8),
     _tpu("v5p", 459e12, 918e12, 2765e9, 95 * _GIB, 90e9, 3, ("TPU v5p", "TPU v5"), _SCALING_BOOK),
-    _tpu("v6e", 918e12, 1836e12, 1640e9, 32 * _GIB, 90e9, 2, ("TPU v6 lite", "TPU v6e"), _SCALING_BOOK),
+    _tpu("v6e", 918e12, 1836e12, 1640e9, 32 * _GIB, 90e9, 2, ("TPU v6 lite", "TPU v6e"), _SCALING_BOOK,
+         per_host=8),
     # Nominal: virtual devices of one host, which share its memory bandwidth (order of magnitude of a desktop
     # core; no data sheet). Meant for running plans without accelerators, not for predicting their time.
     ChipSpec(name="cpu", flops_per_second=(("f64", 20e9), ("f32", 40e9)), memory_bytes_per_second=10e9,

@@ -13,6 +13,9 @@ https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc :
   all-to-all        launch + steps + S max over levels of (bytes across it / bandwidth of it)
   permute           launch + latency + S / (bandwidth per device at the slowest level)
 
+The dimensions of a torus that a group spans carry at the same time, so their bandwidths add up
+(https://jax-ml.github.io/scaling-book/sharding/ , "all-gathers over several axes").
+
 Where the topology has a profile, seconds are interpolated between those measured.
 """
 
@@ -160,7 +163,8 @@ def collective_bounds(topology: Topology) -> tuple[float, float]:
     """(seconds that every collective takes at least, bytes per second that no device receives more of)."""
     if topology.profile is None:
         quickest = min(level.link.latency_seconds for level in topology.levels)
-        fastest = max(level.link.bandwidth_bytes_per_second for level in topology.levels)
+        torus = sum(level.link.bandwidth_bytes_per_second for level in topology.levels if level.link.ring)
+        fastest = max(torus, *(level.link.bandwidth_bytes_per_second for level in topology.levels))
         return topology.chip.collective_launch_seconds + quickest, fastest
     curves = topology.profile.collectives
     least = min(curve.seconds[0] for curve in curves.values())
@@ -187,13 +191,16 @@ def _spanned(topology: Topology, sizes: tuple[int, ...]) -> list[tuple[int, int,
 
 
 def _ring_bandwidth(topology: Topology, sizes: tuple[int, ...]) -> float:
-    rates = []
+    rates, torus = [], 0.0
     for level, in_group, in_all in _spanned(topology, sizes):
         link = topology.levels[level].link
+        if link.ring:
+            torus += _bandwidth(topology, level, sizes)
+            continue
         rates.append(in_group * _bandwidth(topology, level, sizes))
         if link.shared_bytes_per_second is not None:
             rates.append(link.shared_bytes_per_second * in_group / in_all)
-    return min(rates)
+    return min([*rates, torus] if torus else rates)
 
 
 def _bandwidth(topology: Topology, level: int, sizes: tuple[int, ...]) -> float:

@@ -208,11 +208,16 @@ def _receiving_rates(topology: Topology) -> tuple[float, ...]:
 
     In an all-to-all all levels carry at once, so the rate of a device is that of its links of the level and above. In a
     gather over q children and r devices below each it takes (q r - 1) pieces at the rate of at most r links, of which
-    q - 1 shares of the children come from elsewhere: not faster. A permute moves a piece per device and link.
+    q - 1 shares of the children come from elsewhere: not faster. A permute moves a piece per device and link. The
+    dimensions of a torus carry at once.
     """
     rates, together = [], 0.0
+    torus = sum(level.link.bandwidth_bytes_per_second for level in topology.levels if level.link.ring)
     for number, level in enumerate(topology.levels):
-        together += level.link.bandwidth_bytes_per_second
+        if level.link.ring:
+            together, torus = together + torus, 0.0
+        else:
+            together += level.link.bandwidth_bytes_per_second
         below = math.prod(inner.size for inner in topology.levels[number + 1 :])
         rates.append(below * together)
     return tuple(rates)

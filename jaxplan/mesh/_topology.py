@@ -42,8 +42,8 @@ class Topology(TopologyData):
 
     @classmethod
     def parse(cls, text: str) -> Topology:
-        """Read `h100:2x8` (nodes x devices per node), `a100-pcie:8`, `cpu:8`, or a TPU slice such as
-        `v5e:2x4`.
+        """Read `h100:2x8` (nodes x devices per node), `a100-pcie:8`, `cpu:8`, a TPU slice such as `v5e:2x4`, or
+        several slices of one shape joined by the network, the number of slices first: `v5e:4x16x16`.
 
         Raises:
           TopologyError: unknown chip (the nearest name is shown) or malformed sizes.
@@ -55,7 +55,7 @@ class Topology(TopologyData):
     def of(cls, chip: ChipSpec, sizes: tuple[int, ...], given: str | None = None) -> Topology:
         """A topology of a chip, which may be one of your own, and sizes outermost first."""
         given = given or f"{chip.name}:{'x'.join(map(str, sizes))}"
-        most = chip.torus_rank or 2
+        most = chip.torus_rank + 1 if chip.torus_rank and chip.node_link else chip.torus_rank or 2
         if not 1 <= len(sizes) <= most or min(sizes) < 1:
             raise unreadable(
                 given or chip.name,

@@ -19,7 +19,7 @@ def levels_of(chip: ChipSpec, sizes: tuple[int, ...], given: str) -> tuple[Level
     Raises:
       TopologyError: several nodes of a chip without a network.
     """
-    levels = _torus_levels(chip, sizes) if chip.torus_rank else _cluster_levels(chip, sizes, given)
+    levels = _slice_levels(chip, sizes) if chip.torus_rank else _cluster_levels(chip, sizes, given)
     return tuple(level for level in levels if level.size > 1)
 
 
@@ -33,6 +33,14 @@ def _cluster_levels(chip: ChipSpec, sizes: tuple[int, ...], given: str) -> tuple
             f"topology {given!r} has {num_nodes} nodes, but {chip.name} has no link between nodes"
         )
     return (Level(name="node", prefix="n", size=num_nodes, link=chip.node_link), device)
+
+
+def _slice_levels(chip: ChipSpec, sizes: tuple[int, ...]) -> tuple[Level, ...]:
+    """The dimensions of a slice, behind the number of slices where the sizes give one."""
+    if len(sizes) <= chip.torus_rank or chip.node_link is None:
+        return _torus_levels(chip, sizes)
+    slices = Level(name="slice", prefix="s", size=sizes[0], link=chip.node_link)
+    return (slices, *_torus_levels(chip, sizes[1:]))
 
 
 def _torus_levels(chip: ChipSpec, sizes: tuple[int, ...]) -> tuple[Level, ...]:
