@@ -8,14 +8,13 @@ from typing import Any
 import jax
 
 from benchmarks.models import build
-from benchmarks.published._rows import Row
+from benchmarks.published._rows import Row, UnknownRowError
 from benchmarks.published._sharding import grid_of, sharded_grid
 from jaxplan.cost import ModelBuilder
+from jaxplan.frontend._absent_gpu import NEWEST_GPU
 from jaxplan.ir import StepGraph
 from jaxplan.search._traced import analyse_traced, trace_step
-from jaxplan.frontend._absent_gpu import NEWEST_GPU
-from jaxplan.simulate import PlanSimulator
-from jaxplan.cost import Predictor
+from jaxplan.simulate import OverlappedPredictor
 from jaxplan.strategies import reference_solution
 from jaxplan.strategies._strategy_plan import Absent
 
@@ -39,7 +38,7 @@ class Predicted:
 
 
 def predict(row: Row) -> Predicted:
-    """Predict a row; raises `UnknownRowError` or ValueError where it cannot be built."""
+    """Predict a row; raises `UnknownRowError` where it cannot be built."""
     overrides = row.overrides
     if overrides["scan"]:
         return _predicted(row, overrides)
@@ -54,7 +53,7 @@ def _predicted(row: Row, overrides: dict[str, Any]) -> Predicted:
     graph, topology = analysed(overrides), row.topology
     strategy = sharded_grid(graph, topology, grid_of(topology, *row.degrees))
     if isinstance(strategy, Absent):
-        raise ValueError(strategy.reason)
+        raise UnknownRowError(strategy.reason)
     builder = ModelBuilder(graph, topology, tuple(frozenset((config,)) for config in strategy.configurations))
     wanted = [
         configs[:1] if len(configs) == 1 else tuple(dict.fromkeys((configs[0], config)))
@@ -62,10 +61,9 @@ def _predicted(row: Row, overrides: dict[str, Any]) -> Predicted:
     ]
     model = builder.build(wanted)
     solution = reference_solution(model, strategy)
-    predictor = Predictor(model)
-    prediction, _ = predictor.predict(*solution)
+    prediction, _ = OverlappedPredictor(model).predict(*solution)
     return Predicted(
-        seconds=PlanSimulator(predictor).makespan(*solution),
+        seconds=prediction.time_seconds,
         compute_seconds=prediction.compute_seconds,
         communication_seconds=prediction.communication_seconds,
         memory_bytes=float(prediction.memory_bytes),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from benchmarks.published._rows import UnknownRowError
 from jaxplan.ir import Group, StepGraph
 from jaxplan.mesh import Topology
 from jaxplan.strategies._axes import Axes, levels_of
@@ -33,7 +34,7 @@ class Grid:
 def grid_of(topology: Topology, data: int, fsdp: int, tensor: int) -> Grid:
     """Deals the axes from the slowest link on: data, then sharded parameters, then tensors.
 
-    Raises ValueError where an axis would be cut.
+    Raises `UnknownRowError` where an axis would be cut.
     """
     left = list(range(len(topology.axes)))
     dealt: list[Axes] = []
@@ -43,7 +44,7 @@ def grid_of(topology: Topology, data: int, fsdp: int, tensor: int) -> Grid:
             found *= topology.axes[left[0]].size
             taken.append(left.pop(0))
         if found != parts:
-            raise ValueError(f"{parts} devices are no product of neighbouring axes of {topology.name}")
+            raise UnknownRowError(f"{parts} devices are no product of neighbouring axes of {topology.name}")
         dealt.append(tuple(taken))
     return Grid(data=dealt[0], fsdp=dealt[1], tensor=dealt[2])
 

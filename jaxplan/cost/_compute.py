@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxplan.cost._measured import product_seconds
+from jaxplan.cost._measured import product_extents, product_seconds
 from jaxplan.cost._passes import ROWS, WRITE, Pass, passes_of
-from jaxplan.cost._roofline import arithmetic_seconds, memory_bytes_per_second, product_rate
+from jaxplan.cost._roofline import arithmetic_seconds, attention_seconds, memory_bytes_per_second, product_rate
 from jaxplan.cost._splits import equation_splits, tensor_splits, trips_of
 from jaxplan.cost._user_body import BodyCost, body_cost
 from jaxplan.cost._work import (
@@ -156,7 +156,9 @@ def _product_seconds(
     eqn, chip = graph.program.equations[e], topology.chip
     tensors = (*eqn.operands[:2], *eqn.results)
     traffic = sum(buffers.num_bytes[t] / tensor_splits(space, splits, t) for t in tensors)
-    rate = product_rate(chip, graph.program.tensors[eqn.operands[0]].dtype.name)
+    smallest = np.minimum.reduce(product_extents(graph, space, splits, e)[1:])
+    share = chip.efficiency.products_at(smallest) / chip.efficiency.products
+    rate = product_rate(chip, graph.program.tensors[eqn.operands[0]].dtype.name) * share
     flops = flops_of(graph, e) * groups_multiplied(eqn, graph.program.tensors, buffers.target)
     arithmetic = flops / equation_splits(space, splits, e) / rate
     return np.maximum(arithmetic, traffic / memory_bytes_per_second(chip)) + chip.launch_seconds
@@ -174,7 +176,9 @@ def _beyond_passes(
     if count is None or not (count.flops or count.moved or count.kernels > 1):
         return None
     eqn, tensors = graph.program.equations[e], graph.program.tensors
-    arithmetic, is_fused = arithmetic_seconds(count, chip), count.streams and count.rewrites is None
+    is_attention = graph.rules[e].family == "attention"
+    arithmetic = attention_seconds(count, chip) if is_attention else arithmetic_seconds(count, chip)
+    is_fused = count.streams and count.rewrites is None
     ends = dict.fromkeys((*eqn.operands, *eqn.results))
     if is_fused and arithmetic <= _memory_seconds(topology, max(tensors[t].num_bytes for t in ends)):
         return None

@@ -16,8 +16,14 @@ def product_seconds(
     """Seconds of a contraction or convolution on one device, shape (K,), its traffic included."""
     eqn = graph.program.equations[equation]
     dtype = graph.program.tensors[eqn.operands[0]].dtype.name
-    extents_of = _EXTENTS[graph.rules[equation].family]
-    return profile.matmuls.seconds(dtype, *extents_of(graph, space, splits, equation))
+    return profile.matmuls.seconds(dtype, *product_extents(graph, space, splits, equation))
+
+
+def product_extents(
+    graph: StepGraph, space: GroupSpace, splits: np.ndarray, equation: int
+) -> tuple[np.ndarray, ...]:
+    """Local batch, m, k and n, each of shape (K,), of a contraction or of the product that a convolution is."""
+    return _EXTENTS[graph.rules[equation].family](graph, space, splits, equation)
 
 
 def _contraction_extents(

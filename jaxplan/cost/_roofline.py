@@ -5,10 +5,6 @@ from __future__ import annotations
 from jaxplan.ir import Count
 from jaxplan.mesh import ChipSpec
 
-MATMUL_EFFICIENCY = 0.65
-"""Share of the dense peak that large matrix products reach; assumed until calibrated on the device."""
-MEMORY_EFFICIENCY = 0.85
-"""Share of the memory bandwidth that streaming kernels reach; assumed until calibrated on the device."""
 EXACT_EFFICIENCY = 0.5
 """Share of the peak in full precision that factorisations reach: a blocked one spends its time in products, as far as
 its panels, which are narrow, do not hold it up; assumed until calibrated on the device."""
@@ -28,11 +24,18 @@ def arithmetic_seconds(count: Count, chip: ChipSpec) -> float:
 
 
 def product_rate(chip: ChipSpec, dtype: str) -> float:
-    """Achievable FLOP/s of matrix products in a dtype; of complex ones, which take four real ones each, a quarter."""
-    rate = chip.matmul_flops_per_second(dtype) * MATMUL_EFFICIENCY
+    """Achievable FLOP/s of large products in a dtype; of complex ones, which take four real ones each, a quarter."""
+    rate = chip.matmul_flops_per_second(dtype) * chip.efficiency.products
     return rate / _COMPLEX_PRODUCT if dtype.startswith("complex") else rate
+
+
+def attention_seconds(count: Count, chip: ChipSpec) -> float:
+    """Seconds of a fused attention kernel, of which softmax is a part, or of its vector units where they are slower."""
+    matrix = sum(number / chip.matmul_flops_per_second(dtype) for dtype, number in count.matrix)
+    vector = sum(number / (chip.vector_flops_per_second(d) * VECTOR_EFFICIENCY) for d, number in count.vector)
+    return max(matrix / chip.efficiency.attention, vector)
 
 
 def memory_bytes_per_second(chip: ChipSpec) -> float:
     """Achievable bandwidth of device memory."""
-    return chip.memory_bytes_per_second * MEMORY_EFFICIENCY
+    return chip.memory_bytes_per_second * chip.efficiency.memory

@@ -10,11 +10,14 @@ https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc (`baseLat`, `hwLa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
-# NCCL, topo.h: bytes per second of one NVLink of Pascal, Volta, Ampere, Hopper; PCIe 3.0 x16; 100 Gbit/s
+from jaxplan.mesh._efficiency import EFFICIENCIES, Efficiency
+
+# NCCL, topo.h: bytes per second of one NVLink of Pascal, Volta, Ampere, Hopper, Blackwell; PCIe 3.0 x16; 100 Gbit/s
 # network.
 _NVLINK_P100, _NVLINK_V100, _NVLINK_A100, _NVLINK_H100 = 18.0e9, 20.0e9, 20.0e9, 20.6e9
+_NVLINK_B200 = 40.1e9
 _PCIE3_X16 = 12.0e9
 _PCIE4_X16 = 2 * _PCIE3_X16
 _PCIE5_X16 = 2 * _PCIE4_X16
@@ -94,6 +97,7 @@ class ChipSpec:
       device_kinds: substrings of `jax.Device.device_kind` by which `detect` knows it.
       host_bytes_per_second: between the memory of the host and one device, in one direction (PCIe, NVLink-C2C); both
         directions run at once.
+      efficiency: shares of these figures that programs reach.
       source: where the figures come from.
     """
 
@@ -118,6 +122,7 @@ class ChipSpec:
     aot_target: str | None = None
     device_kinds: tuple[str, ...] = ()
     host_bytes_per_second: float = _PCIE3_X16
+    efficiency: Efficiency = field(default_factory=Efficiency)
     source: str
 
     @property
@@ -161,19 +166,20 @@ def _gpu(
     name: str, rates: dict[str, float], multiprocessors: int, gbytes_per_second: float, memory_bytes: int,
     device_link: Link, node_link: Link, kinds: tuple[str, ...], source: str, target: bool,
 ) -> ChipSpec:  # fmt: skip
+    is_new = any(rates is of for of in (_HOPPER, _BLACKWELL, _GRACE_BLACKWELL))
     return ChipSpec(
         name=name, flops_per_second=tuple((k, v * 1e12) for k, v in rates.items()),
         f32_matmul="tf32" if "tf32" in rates else "f32", multiprocessors=multiprocessors,
         memory_bytes_per_second=gbytes_per_second * 1e9,
         memory_bytes=memory_bytes, usable_fraction=GPU_PREALLOCATED_FRACTION,
         launch_seconds=_GPU_KERNEL_LAUNCH,
-        elementwise_16bit=rates is _HOPPER,
-        matmul_workspace_bytes=_CUBLAS_WORKSPACE_HOPPER if rates is _HOPPER else _CUBLAS_WORKSPACE,
+        elementwise_16bit=is_new,
+        matmul_workspace_bytes=_CUBLAS_WORKSPACE_HOPPER if is_new else _CUBLAS_WORKSPACE,
         collective_launch_seconds=_NCCL_LAUNCH,
         device_link=device_link, node_link=node_link,
         aot_platform="cuda" if target else None, aot_target=name if target else None,
         device_kinds=kinds, source=source,
-        host_bytes_per_second=_PCIE5_X16 if rates is _HOPPER else _PCIE4_X16 if rates is _AMPERE else _PCIE3_X16,
+        host_bytes_per_second=_PCIE5_X16 if is_new else _PCIE4_X16 if rates is _AMPERE else _PCIE3_X16,
     )  # fmt: skip
 
 
@@ -196,7 +202,7 @@ _VMEM_FOR_LOOPS = {"v5e": 80 * 2**20}
 not looked at."""
 
 
-_VECTOR_SHARE = {"v6e": 1 / 64}
+_VECTOR_SHARE = {"v6e": 1 / 64, "v7x": 1 / 64}
 """Vector operations per FLOP of the matrix units: in a core 8 x 128 lanes of four units each (https://
 jax-ml.github.io/scaling-book/tpus/) beside four arrays of 128 x 128 multiply-adds, 1/32; two of 256 x 256 in v6e."""
 
@@ -221,6 +227,10 @@ def _tpu(
 
 
 _HOPPER = {"f64": 33.5, "f32": 66.9, "tf32": 494.7, "bf16": 989.4, "f16": 989.4, "f8": 1978.9, "int8": 1978.9}
+_BLACKWELL = {"f64": 37.0, "f32": 74.4, "tf32": 1125.0, "bf16": 2250.0, "f16": 2250.0, "f8": 4500.0, "int8": 4500.0}
+_GRACE_BLACKWELL = {
+    "f64": 40.0, "f32": 80.0, "tf32": 1250.0, "bf16": 2500.0, "f16": 2500.0, "f8": 5000.0, "int8": 5000.0
+}  # fmt: skip
 _AMPERE = {"f64": 9.7, "f32": 19.5, "tf32": 156.0, "bf16": 312.0, "f16": 312.0, "int8": 624.0}
 _HOPPER_NODES = _network(32 * _NET_100G, 4 * _NET_100G)
 _AMPERE_NODES = _network(16 * _NET_100G, 2 * _NET_100G)
@@ -231,6 +241,13 @@ _SCALING_BOOK = "https://jax-ml.github.io/scaling-book/tpus/ and https://cloud.g
 _GIB = 2**30
 
 _ALL = (
+    # DGX B200 and GB200 NVL72: 18 NVLinks of the fifth generation; eight, or one per GPU, 400 Gbit/s network cards.
+    # No compile targets yet.
+    _gpu("gb200", _GRACE_BLACKWELL, 148, 8000, 186 * 10**9, _nvlink(18, _NVLINK_B200),
+         _network(288 * _NET_100G, 4 * _NET_100G), ("GB200",), "https://www.nvidia.com/en-us/data-center/gb200-nvl72/",
+         False),
+    _gpu("b200", _BLACKWELL, 148, 8000, 180 * 10**9, _nvlink(18, _NVLINK_B200), _HOPPER_NODES,
+         ("B200",), "https://resources.nvidia.com/en-us-dgx-systems/dgx-b200-datasheet", False),
     # DGX H200: 18 NVLinks, eight 400 Gbit/s network cards.
     _gpu("h200", _HOPPER, 132, 4800, 151397597184, _nvlink(18, _NVLINK_H100), _HOPPER_NODES,
          ("H200",), "https://www.nvidia.com/en-us/data-center/h200/", True),
@@ -242,14 +259,14 @@ _ALL = (
          ("A100 80GB PCIe", "A100-PCIE"),
          "https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/"
          "PB-10577-001_v02.pdf", True),
-    # DGX A100 80GB: 12 NVLinks, eight 200 Gbit/s network cards.
-    _gpu("a100", _AMPERE, 108, 2039.04, 85100068864, _nvlink(12, _NVLINK_A100), _AMPERE_NODES,
-         ("A100",), "https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/"
-         "nvidia-a100-datasheet-nvidia-us-2188504-web.pdf", True),
     # DGX A100 40GB: the same links, HBM2.
     _gpu("a100-40", _AMPERE, 108, 1555, 40 * _GIB, _nvlink(12, _NVLINK_A100), _AMPERE_NODES,
          ("A100-SXM4-40GB",), "https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/"
          "nvidia-a100-datasheet-nvidia-us-2188504-web.pdf", False),
+    # DGX A100 80GB: 12 NVLinks, eight 200 Gbit/s network cards.
+    _gpu("a100", _AMPERE, 108, 2039.04, 85100068864, _nvlink(12, _NVLINK_A100), _AMPERE_NODES,
+         ("A100",), "https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/a100/pdf/"
+         "nvidia-a100-datasheet-nvidia-us-2188504-web.pdf", True),
     # DGX-1: 6 NVLinks, four 100 Gbit/s network cards behind PCIe 3.0.
     _gpu("v100", {"f64": 7.8, "f32": 15.7, "f16": 125.0}, 80, 898.048, 16935682048,
          _nvlink(6, _NVLINK_V100), _network(4 * _NET_100G, _NET_100G), ("V100",),
@@ -265,6 +282,26 @@ _ALL = (
     _gpu("k80", {"f64": 1.455, "f32": 4.37}, 13, 240, 12 * _GIB, _pcie(_PCIE_P2_8XLARGE), _FDR,
          ("K80",), "https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center/tesla-product-literature/"
          "Tesla-K80-BoardSpec-07317-001-v05.pdf", False),
+    # PCIe 4.0 x16, tensor cores of Ada and Ampere; nodes on 200 or 100 Gbit/s assumed, as clouds rent them. A GeForce
+    # sends between cards through host memory, at half of the bus.
+    _gpu("l40s", {"f32": 91.6, "tf32": 183.0, "bf16": 362.05, "f16": 362.05, "f8": 733.0, "int8": 733.0}, 142, 864,
+         48 * 10**9, _pcie(_PCIE4_X16), _HDR, ("L40S",),
+         "https://resources.nvidia.com/en-us-l40s/l40s-datasheet-28413", False),
+    _gpu("l4", {"f32": 30.3, "tf32": 60.0, "bf16": 121.0, "f16": 121.0, "f8": 242.0, "int8": 242.0}, 58, 300,
+         24 * 10**9, _pcie(_PCIE4_X16), _EDR, ("NVIDIA L4",),
+         "https://resources.nvidia.com/en-us-data-center-overview/l4-gpu-datasheet", False),
+    _gpu("a10g", {"f32": 35.0, "tf32": 35.0, "bf16": 70.0, "f16": 70.0, "int8": 140.0}, 80, 600,
+         24 * 10**9, _pcie(_PCIE4_X16), _EDR, ("A10G",),
+         "https://d1.awsstatic.com/product-marketing/ec2/NVIDIA_AWS_A10G_DataSheet_FINAL_02_17_2022.pdf", False),
+    _gpu("4090", {"f32": 82.6, "tf32": 82.6, "bf16": 165.2, "f16": 165.2, "f8": 330.3, "int8": 660.6}, 128, 1008,
+         24 * 10**9, _pcie(_PCIE4_X16 / 2), _EDR, ("RTX 4090",),
+         "https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf", False),
+    # Seven Infinity Fabric links of 64 GB/s, one to each of the other GPUs of a node; NCCL's share of a link is taken
+    # for RCCL's.
+    _gpu("mi300x", {"f64": 81.7, "f32": 163.4, "tf32": 653.7, "bf16": 1307.4, "f16": 1307.4, "f8": 2614.9,
+                    "int8": 2614.9}, 304, 5300, 192 * 10**9, _nvlink(7, 0.8 * 64e9), _HOPPER_NODES, ("MI300X",),
+         "https://www.amd.com/content/dam/amd/en/documents/instinct-tech-docs/data-sheets/"
+         "amd-instinct-mi300x-data-sheet.pdf", False),
     # Boards of PaSE, section IV-B; nodes on 100 Gbit/s InfiniBand assumed. Half-precision products summed in
     # float32.
     _gpu("2080ti", {"f64": 0.42, "f32": 13.45, "f16": 53.8, "int8": 215.2}, 68, 616, 11 * _GIB,
@@ -275,11 +312,16 @@ _ALL = (
     _gpu("1080ti", {"f64": 0.354, "f32": 11.34}, 28, 484.4, 11 * _GIB, _pcie(_PCIE3_X16), _EDR,
          ("1080 Ti",), "https://www.nvidia.com/en-gb/geforce/products/10series/geforce-gtx-1080-ti/", False),
     # ICI: one link, one direction; two links per torus dimension where it wraps around.
+    _tpu("v4", 275e12, 275e12, 1228e9, 32 * _GIB, 45e9, 3, ("TPU v4",), _SCALING_BOOK),
     _tpu("v5e", 197e12, 394e12, 819e9, 16 * _GIB, 45e9, 2, ("TPU v5 lite", "TPU v5e"), _SCALING_BOOK,
          per_host=8),
     _tpu("v5p", 459e12, 918e12, 2765e9, 95 * _GIB, 90e9, 3, ("TPU v5p", "TPU v5"), _SCALING_BOOK),
     _tpu("v6e", 918e12, 1836e12, 1640e9, 32 * _GIB, 90e9, 2, ("TPU v6 lite", "TPU v6e"), _SCALING_BOOK,
          per_host=8),
+    # Ironwood has two devices to a chip; each has half of its units, memory and links: 2,307 TFLOP/s of bf16, twice
+    # that of f8, 192 GiB at 7,370 GB/s, six links of 100 GB/s one way. A slice is given in devices.
+    _tpu("v7x", 1153.5e12, 1153.5e12, 3685e9, 96 * _GIB, 50e9, 3, ("TPU7x", "TPU v7x"),
+         "https://cloud.google.com/tpu/docs/tpu7x"),
     # Nominal: virtual devices of one host, which share its memory bandwidth (order of magnitude of a desktop
     # core; no data sheet). Meant for running plans without accelerators, not for predicting their time.
     ChipSpec(name="cpu", flops_per_second=(("f64", 20e9), ("f32", 40e9)), memory_bytes_per_second=10e9,
@@ -291,4 +333,6 @@ _ALL = (
              aot_platform="cpu", device_kinds=("cpu",), host_bytes_per_second=10e9, source="nominal"),
 )  # fmt: skip
 
-CHIPS: dict[str, ChipSpec] = {chip.name: chip for chip in _ALL}
+CHIPS: dict[str, ChipSpec] = {
+    chip.name: replace(chip, efficiency=EFFICIENCIES.get(chip.name, chip.efficiency)) for chip in _ALL
+}

@@ -21,9 +21,11 @@ class OverlappedPredictor(Predictor):
     def predict(
         self, assignment: Sequence[int], choices: Sequence[int]
     ) -> tuple[Prediction, tuple[Transfer, ...]]:
-        """Cost of a solution, less the communication that compute hides, and the transfers that it executes."""
+        """Cost of a solution, less the communication that compute hides, and the transfers that it executes. Kernels
+        beside a collective are slower on GPUs, which takes a share of the gain (`Efficiency.contention`)."""
         prediction, transfers = super().predict(assignment, choices)
         hidden = prediction.time_seconds - self._simulator.makespan(assignment, choices)
+        hidden *= 1.0 - self.model.topology.chip.efficiency.contention
         bounded = min(max(0.0, hidden), prediction.communication_seconds)
         return dataclasses.replace(prediction, hidden_seconds=bounded), transfers
 

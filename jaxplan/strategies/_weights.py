@@ -111,20 +111,28 @@ class Weights:
         )
 
     def _reduced(self, eqn: Equation) -> frozenset[int]:
+        return self._dims_with(eqn, "reduce")
+
+    def _dims_with(self, eqn: Equation, kind: str) -> frozenset[int]:
+        """Named dimensions of operands that carry a factor of a kind."""
         rule = self.graph.rules[eqn.index]
         found = set()
         for t, dims in zip(eqn.operands, rule.operands, strict=True):
             for d, factors in enumerate(dims):
-                if any(rule.factors[f].kind == "reduce" for f in factors):
+                if any(rule.factors[f].kind == kind for f in factors):
                     found.add(self.graph.named.of.get((t, d), -1))
         return frozenset(found)
 
     @cached_property
     def summed_without(self) -> frozenset[int]:
-        """Named dimensions over which products without a parameter sum (head size and sequence, of attention)."""
+        """Named dimensions over which products without a parameter sum (head size and sequence, of attention), and
+        those that an operator on activations needs whole: fused attention its head size, rotary positions the halves of
+        it. Split, they would be gathered there."""
         with_weight = {use.equation for use in self.uses}
         found: set[int] = set()
         for eqn in self.program.equations:
+            if any(self.is_batch(d) for t in eqn.operands for d in self.dims(t)):
+                found |= self._dims_with(eqn, "whole")
             if self._kind(eqn) in ("product", "convolution") and eqn.index not in with_weight:
                 found |= self._reduced(eqn)
         return frozenset(found)

@@ -1,0 +1,75 @@
+"""Shares of data-sheet figures that programs reach, by chip and kind of kernel, each with its source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+_LEAST_EXTENT = 64.0
+"""Extents below this pay for their traffic, not for half-empty tiles."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Efficiency:
+    """What kernels reach of a chip's peaks.
+
+    Attributes:
+      products: share of the dense peak that large matrix products sustain.
+      half_extent: smallest of m, k and n at which products reach half of that: edges of the tiles that a kernel fills.
+      attention: share of the dense peak that fused attention kernels reach, forward and backward, masked blocks left
+        out.
+      memory: share of the memory bandwidth that streaming kernels reach.
+      contention: seconds by which kernels take longer for a second of a collective that runs beside them.
+      source: where the figures come from; "assumed" where they are those of a chip like it.
+    """
+
+    products: float = 0.65
+    half_extent: float = 128.0
+    attention: float = 0.45
+    memory: float = 0.85
+    contention: float = 0.0
+    source: str = "assumed"
+
+    def products_at(self, smallest: float | npt.NDArray[np.floating]) -> float | npt.NDArray[np.floating]:
+        """Share of the peak of products whose smallest extent is given.
+
+        Example:
+          >>> Efficiency(products=0.6, half_extent=128.0).products_at(128.0)
+          0.3
+        """
+        return self.products / (1.0 + self.half_extent / np.maximum(smallest, _LEAST_EXTENT))
+
+
+_MAMF = (
+    "https://github.com/stas00/ml-engineering/tree/master/compute/accelerator (largest rate of bf16 products found: "
+    "A100 0.869 of the peak, H100 0.803, B200 0.776, GB200 0.729, MI300X 0.514)"
+)
+_SUSTAINED = 0.75
+"""Of the largest rate, what whole steps of 7B to 13B transformers sustain at the power limit: Fitted on the runs of
+llm-foundry on A100 and H100 (benchmarks/published)."""
+# https://arxiv.org/abs/2507.03114 : kernels beside collectives are 18.9 % slower on average over four kinds of GPUs.
+_BESIDE_NCCL = 0.19
+# FlashAttention-2, https://arxiv.org/abs/2307.08691 , figures 4 to 6, and FlashAttention-3,
+# https://arxiv.org/abs/2407.08608 , figures 5 and 6: causal, head size 128, 2,048 to 4,096 tokens, both passes.
+_ATTENTION_A100, _ATTENTION_H100 = 0.5, 0.42
+
+
+def _gpu(largest: float, attention: float = _ATTENTION_A100) -> Efficiency:
+    return Efficiency(
+        products=round(largest * _SUSTAINED, 3), attention=attention, contention=_BESIDE_NCCL, source=_MAMF
+    )
+
+
+_TPU = Efficiency(
+    products=0.93, attention=0.25, source="Fitted on MaxText's runs on v5e (benchmarks/published), for all TPUs alike"
+)
+
+EFFICIENCIES: dict[str, Efficiency] = {
+    "a100": _gpu(0.869), "a100-40": _gpu(0.869), "a100-pcie": _gpu(0.811),
+    "h100": _gpu(0.803, _ATTENTION_H100), "h200": _gpu(0.803, _ATTENTION_H100),
+    "b200": _gpu(0.776, _ATTENTION_H100), "gb200": _gpu(0.729, _ATTENTION_H100), "mi300x": _gpu(0.514, 0.3),
+    "v4": _TPU, "v5e": _TPU, "v5p": _TPU, "v6e": _TPU, "v7x": _TPU,
+}  # fmt: skip
+"""By chip; every other one has `Efficiency()`."""
