@@ -74,10 +74,10 @@ def figures(label: str, results: Sequence[Result]) -> str:
 
 
 def order(results: Iterable[Result]) -> tuple[int, int]:
-    """(pairs in the published order, pairs that differ) of configurations of one model on one chip."""
-    groups: dict[tuple[str, str], list[Result]] = defaultdict(list)
+    """(pairs in the published order, pairs that differ) of configurations of one model on one machine, by one source."""
+    groups: dict[tuple[str, ...], list[Result]] = defaultdict(list)
     for result in results:
-        groups[result.row.fields["model"], result.row.chip].append(result)
+        groups[*map(result.row.fields.__getitem__, ("source", "model", "hardware"))].append(result)
     kept = pairs = 0
     for group in groups.values():
         for one, other in itertools.combinations(group, 2):

@@ -125,13 +125,14 @@ class Weights:
 
     @cached_property
     def summed_without(self) -> frozenset[int]:
-        """Named dimensions over which products without a parameter sum (head size and sequence, of attention), and
-        those that an operator on activations needs whole: fused attention its head size, rotary positions the halves of
-        it. Split, they would be gathered there."""
+        """Named dimensions over which products without a parameter sum: head size and sequence, of attention. Where
+        attention is fused they are those that operators on activations need whole: itself, and the halves of rotary
+        positions before it."""
         with_weight = {use.equation for use in self.uses}
         found: set[int] = set()
+        is_fused = any(rule.family == "attention" for rule in self.graph.rules)
         for eqn in self.program.equations:
-            if any(self.is_batch(d) for t in eqn.operands for d in self.dims(t)):
+            if is_fused and any(self.is_batch(d) for t in eqn.operands for d in self.dims(t)):
                 found |= self._dims_with(eqn, "whole")
             if self._kind(eqn) in ("product", "convolution") and eqn.index not in with_weight:
                 found |= self._reduced(eqn)

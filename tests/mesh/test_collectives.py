@@ -73,6 +73,18 @@ def test_only_the_whole_of_a_ring_is_closed() -> None:
     assert gigabytes_per_second(cube, (5,), 2) == pytest.approx(90)
 
 
+def test_dimensions_of_a_torus_carry_at_once_and_slices_lie_behind_the_network() -> None:
+    """v5e: 90 GB/s round each closed ring of 16, so 180 over both; a host of eight chips sends 25 GB/s to others."""
+
+    def seconds(topology: Topology, axes: tuple[int, ...]) -> float:
+        return collective_seconds(topology, "all-gather", 1e9, axes) - collective_seconds(topology, "all-gather", 0, axes)
+
+    assert seconds(Topology.parse("v5e:16x16"), tuple(range(8))) == pytest.approx(255 / 256 / 180)
+    slices = Topology.parse("v5e:2x16x16")
+    assert seconds(slices, tuple(range(1, 9))) == pytest.approx(255 / 256 / 180)
+    assert seconds(slices, (0,)) == pytest.approx(0.5 / (25 / 8))
+
+
 @pytest.mark.parametrize("kind", COLLECTIVES)
 @pytest.mark.parametrize(
     "topology", [CLUSTER, Topology.parse("p100:4x4"), Topology.parse("v5e:4x4")], ids=lambda t: t.name

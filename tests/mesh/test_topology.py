@@ -13,7 +13,8 @@ from jaxplan.mesh._aot import target_config
 
 
 def test_all_promised_chips_are_there() -> None:
-    promised = "h200 h100 a100 a100-pcie v100 p100 k80 2080ti 1080ti v5e v5p v6e cpu"
+    promised = "h200 h100 a100 a100-40 a100-pcie v100 p100 k80 2080ti 1080ti v5e v5p v6e cpu"
+    promised += " b200 gb200 l40s l4 a10g 4090 mi300x v4 v7x"
     assert set(CHIPS) == set(promised.split())
 
 
@@ -26,6 +27,7 @@ def test_all_promised_chips_are_there() -> None:
         ("h100:1x4", 4, 1, "g0 g1"),
         ("v5e:2x4", 8, 1, "x0 y0 y1"),
         ("v5p:2x2x2", 8, 1, "x0 y0 z0"),
+        ("v5e:2x2x4", 16, 1, "s0 x0 y0 y1"),
     ],
 )
 def test_parse(text: str, num_devices: int, num_nodes: int, names: str) -> None:
