@@ -11,6 +11,8 @@ transfer, dependencies between them). Assumed:
 - The kernel that holds the first reader of the result waits for it.
 - The body of a loop counts as often as it runs, and its collectives do not move between trips.
 
+- On GPUs kernels are slower while a collective runs beside them, for it takes some of the multiprocessors.
+
 So the makespan lies between the larger of compute and communication and their sum, and the memory is that of the
 prediction, with copies as early and their sources as late as the overlap has them.
 """
@@ -56,6 +58,8 @@ class Simulation:
       memory_bytes: peak with overlap, in which gathered copies are live earlier.
       memory_parts: bytes of that peak by kind of array.
       memory_curve: (seconds, bytes) from then on, ascending.
+      contention: seconds by which kernels take longer for a second of a collective beside them, which the timeline does
+        not show (`jaxplan.mesh.Efficiency`).
     """
 
     timeline: Timeline
@@ -63,11 +67,13 @@ class Simulation:
     memory_bytes: int
     memory_parts: Mapping[str, int]
     memory_curve: tuple[tuple[float, int], ...]
+    contention: float = 0.0
 
     @property
     def time_seconds(self) -> float:
         """From the beginning of the step to its end."""
-        return self.timeline.makespan
+        beside = self.compute_seconds + self.communication_seconds - self.timeline.makespan
+        return self.timeline.makespan + self.contention * max(0.0, beside)
 
     @property
     def compute_seconds(self) -> float:
@@ -170,6 +176,7 @@ class PlanSimulator:
             memory_bytes=peak,
             memory_parts=parts,
             memory_curve=_memory_curve(lifetimes, timeline, clock),
+            contention=self.model.topology.chip.efficiency.contention,
         )
 
     def makespan(self, assignment: Sequence[int], choices: Sequence[int]) -> float:
