@@ -105,9 +105,13 @@ def _cuda_devices(topology: TopologyData) -> list[Any]:
 def _tpu_devices(topology: TopologyData) -> list[Any]:
     from jax.experimental import topologies
 
-    description = topologies.get_topology_desc(platform="tpu", topology_name=topology.name)
+    slices = math.prod(level.size for level in topology.levels if level.name == "slice")
+    name, several = topology.name, {}
+    if slices > 1:
+        name, several = f"{topology.chip.name}:{name.partition('x')[2]}", {"num_slices": slices}
+    description = topologies.get_topology_desc(platform="tpu", topology_name=name, **several)
     # Row-major over the slice's coordinates, as the axes x, y, z are.
-    return sorted(description.devices, key=lambda device: tuple(device.coords))
+    return sorted(description.devices, key=lambda device: (getattr(device, "slice_index", 0), tuple(device.coords)))
 
 
 def _cpu_devices(topology: TopologyData) -> list[Any]:

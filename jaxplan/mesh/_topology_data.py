@@ -19,7 +19,7 @@ class Level:
     """One level of the machine.
 
     Attributes:
-      name: `node`, `device` or a torus dimension `x`, `y`, `z`.
+      name: `node`, `device`, `slice` or a torus dimension `x`, `y`, `z`.
       prefix: of the names of its atomic axes.
       size: number of children, at least 2.
       link: how the children talk to each other.
