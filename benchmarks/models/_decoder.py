@@ -28,8 +28,9 @@ class PlainDecoderConfig(Precision):
     """Sizes of a decoder and of its batch: `batch_size` sequences of `sequence_length` tokens per step.
 
     `num_kv_heads` heads of keys and values serve `num_heads` of queries. `mlp` is a name in `PERCEPTRONS`, `norm` "rms"
-    or "layer", `positions` "rotary", "learned" or "none". `remat` is a name in `POLICIES`. `scan` runs the layers as one
-    loop; `fused` calls the attention kernel of cuDNN. The batch is cut into `micro_batches`, whose gradients are added.
+    or "layer", `positions` "rotary", "learned" or "none". `remat` is a name in `POLICIES`. `scan` runs the layers as
+    one loop; `fused` calls the attention kernel of cuDNN. The batch is cut into `micro_batches`, whose gradients are
+    added.
     """
 
     num_layers: int

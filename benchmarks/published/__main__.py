@@ -74,7 +74,7 @@ def figures(label: str, results: Sequence[Result]) -> str:
 
 
 def order(results: Iterable[Result]) -> tuple[int, int]:
-    """(pairs in the published order, pairs that differ) of configurations of one model on one machine, by one source."""
+    """(pairs in the published order, pairs that differ) of configurations of one model on one machine, of a source."""
     groups: dict[tuple[str, ...], list[Result]] = defaultdict(list)
     for result in results:
         groups[*map(result.row.fields.__getitem__, ("source", "model", "hardware"))].append(result)
@@ -96,7 +96,7 @@ def report(results: Sequence[Result]) -> list[str]:
     held_out = [r for r in own if r.row.is_held_out]
     by_chip: dict[str, list[Result]] = defaultdict(list)
     for result in held_out:
-        by_chip[result.row.chip].append(result)
+        by_chip[result.row.kind].append(result)
     lines, rest = [], []
     for chip, found in sorted(by_chip.items()):
         if len(found) >= OWN_FIGURE:

@@ -13,8 +13,9 @@ from jaxplan.mesh import Topology
 TABLE = Path(__file__).parent / "runs.csv"
 
 _CHIPS = {
-    "H100-80GB": "h100", "H200-141GB": "h200", "A100-80GB": "a100", "A100-40GB": "a100-40", "TPU v4": "v4",
-    "TPU v5e": "v5e", "TPU v5p": "v5p", "TPU v6e": "v6e",
+    "H100-80GB": "h100", "H100-80GB on A3": "h100-a3", "H100": "h100", "H200-141GB": "h200", "A100-80GB": "a100",
+    "A100-40GB": "a100-40", "GB200": "gb200", "TPU v4": "v4", "TPU v5e": "v5e", "TPU v5p": "v5p", "TPU v6e": "v6e",
+    "TPU7x": "v7x",
 }  # fmt: skip
 _PER_NODE = 8
 _SLICES = {
@@ -45,10 +46,17 @@ class Row:
     @property
     def chip(self) -> str:
         """The preset that the run's hardware is."""
-        hardware = self.fields["hardware"].partition(" (")[0]
+        hardware, _, where = self.fields["hardware"].partition(" (")
+        if where.startswith("GCP A3"):
+            hardware += " on A3"
         if hardware not in _CHIPS:
             raise UnknownRowError(f"the hardware {hardware!r} has no preset that it is compared with")
         return _CHIPS[hardware]
+
+    @property
+    def kind(self) -> str:
+        """The chip whatever its network, for figures of its own."""
+        return self.chip.partition("-")[0]
 
     @property
     def is_held_out(self) -> bool:

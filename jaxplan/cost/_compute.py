@@ -9,7 +9,12 @@ import numpy as np
 
 from jaxplan.cost._measured import product_extents, product_seconds
 from jaxplan.cost._passes import ROWS, WRITE, Pass, passes_of
-from jaxplan.cost._roofline import arithmetic_seconds, attention_seconds, memory_bytes_per_second, product_rate
+from jaxplan.cost._roofline import (
+    arithmetic_seconds,
+    attention_seconds,
+    memory_bytes_per_second,
+    product_rate,
+)
 from jaxplan.cost._splits import equation_splits, tensor_splits, trips_of
 from jaxplan.cost._user_body import BodyCost, body_cost
 from jaxplan.cost._work import (

@@ -333,6 +333,21 @@ _ALL = (
              aot_platform="cpu", device_kinds=("cpu",), host_bytes_per_second=10e9, source="nominal"),
 )  # fmt: skip
 
-CHIPS: dict[str, ChipSpec] = {
-    chip.name: replace(chip, efficiency=EFFICIENCIES.get(chip.name, chip.efficiency)) for chip in _ALL
+_CLOUDS = {
+    # GPUDirect-TCPX, and -TCPXO, over 4 and 8 cards of 200 Gbit/s: https://cloud.google.com/compute/docs/gpus/gpudirect
+    "h100-a3": ("h100", _network(8 * _NET_100G, _NET_100G)),
+    "h100-a3mega": ("h100", _network(16 * _NET_100G, 2 * _NET_100G)),
+    # EFA, 400 Gbit/s for a node: https://aws.amazon.com/ec2/instance-types/p4/
+    "a100-p4d": ("a100-40", _network(4 * _NET_100G, 0.5 * _NET_100G)),
 }
+"""Machines of clouds: a chip of another name, and their network."""
+
+
+def _presets() -> dict[str, ChipSpec]:
+    found = {chip.name: replace(chip, efficiency=EFFICIENCIES.get(chip.name, chip.efficiency)) for chip in _ALL}
+    for name, (chip, network) in _CLOUDS.items():
+        found[name] = replace(found[chip], name=name, node_link=network, device_kinds=())
+    return found
+
+
+CHIPS: dict[str, ChipSpec] = _presets()

@@ -37,6 +37,7 @@ T5_BASE_PARAMETERS = 247_577_856  # version 1.1: gated, its head not tied to the
 # Of the checkpoint as published.
 LLAMA_8B_PARAMETERS = 8_030_261_248
 TINY_LLAMA_PARAMETERS = 1_100_048_384
+LLAMA_2_7B_PARAMETERS = 6_738_415_616
 
 
 def _gpt_parameters(num_layers: int, width: int, vocab_size: int, positions: int) -> int:
@@ -153,6 +154,7 @@ TINY_GPT_PARAMETERS = _gpt_parameters(2, 64, 256, 32)
         ("gpt2-medium", _gpt_parameters(24, 1024, 50304, 512)),
         ("llama3-8b", LLAMA_8B_PARAMETERS),
         ("llama-1b", TINY_LLAMA_PARAMETERS),
+        ("llama2-7b", LLAMA_2_7B_PARAMETERS),
         ("transformer-big", _transformer_parameters(6, 1024, 37120)),
         ("llama-tiny", _llama_parameters(2, 64, 4, 8, 128, 256)),
         ("bert-large", _bert_parameters(24, 1024, 30528, 512)),

@@ -14,7 +14,7 @@ from jaxplan.mesh._aot import target_config
 
 def test_all_promised_chips_are_there() -> None:
     promised = "h200 h100 a100 a100-40 a100-pcie v100 p100 k80 2080ti 1080ti v5e v5p v6e cpu"
-    promised += " b200 gb200 l40s l4 a10g 4090 mi300x v4 v7x"
+    promised += " b200 gb200 l40s l4 a10g 4090 mi300x v4 v7x h100-a3 h100-a3mega a100-p4d"
     assert set(CHIPS) == set(promised.split())
 
 
