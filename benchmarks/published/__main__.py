@@ -125,7 +125,7 @@ def run(rows: Iterable[Row]) -> list[Result]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="benchmarks.published", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="benchmarks.published", description="Published runs beside predictions.")
     parser.add_argument("--rows", type=Path, default=TABLE, help="a table with the columns of benchmarks/published")
     parser.add_argument("--row", metavar="NAME", action="append", help="rows whose names begin so; default: all")
     parser.add_argument("--usable", default="A", help="classes of rows in the column usable, such as AB")
