@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxplan.cost._splits import equation_splits, tensor_splits
-from jaxplan.ir import CUT, JOIN, REGION_IN, REGION_OUT, Count, Equation, GroupSpace, StepGraph
+from jaxplan.ir import CONTRACTION_FAMILIES, CUT, JOIN, REGION_IN, REGION_OUT, Count, Equation, GroupSpace, StepGraph
 from jaxplan.xla._buffers import Buffers
 
 WRITE, ROWS = "write", "rows"
@@ -48,7 +48,7 @@ def _touched(
     graph: StepGraph, eqn: Equation, buffers: Buffers, count: Count
 ) -> Iterator[tuple[str, int, float | None]]:
     """(kind, tensor, bytes of the whole that are touched; None: all)."""
-    if eqn.name in (CUT, JOIN):  # the same buffer
+    if eqn.name in (CUT, JOIN) or _is_operand_of_dots(graph, eqn, buffers):  # the same buffer
         return
     if eqn.index in buffers.sums:  # the dot's library call reads the other summand and writes the dot's result
         yield eqn.phase, buffers.sums[eqn.index], None
@@ -68,6 +68,14 @@ def _touched(
                 yield from _rewritten(graph, eqn, buffers, count.rewrites)
         elif buffers.materialised[t]:
             yield kind, t, num_bytes
+
+
+def _is_operand_of_dots(graph: StepGraph, eqn: Equation, buffers: Buffers) -> bool:
+    """Whether an equation is a reshape of a buffer that dots alone read, each of which counts what it reads."""
+    if eqn.name != "reshape" or buffers.materialised[eqn.results[0]]:
+        return False
+    readers = graph.values.consumers[eqn.results[0]]
+    return bool(readers) and all(graph.rules[c].family in CONTRACTION_FAMILIES for c in readers)
 
 
 def _rewritten(

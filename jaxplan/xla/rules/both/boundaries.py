@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from jaxplan.ir import CUT, REGION_IN, REGION_OUT
+from jaxplan.ir import CUT, REGION_IN, REGION_OUT, Equation
 from jaxplan.xla._effects import Fuse, Write
 from jaxplan.xla._facts import Facts
 from jaxplan.xla._rule import ALL, XLA, CompilerRule
@@ -85,34 +85,32 @@ LOOP_CONSTANTS = CompilerRule(
 )
 
 
-def _slices_of_arguments(facts: Facts) -> Iterator[Fuse]:
+def _reshapes_of_arguments(facts: Facts) -> Iterator[Fuse]:
     for eqn in facts.equations:
-        if eqn.name == REGION_IN and eqn.params["role"] == "x" and _is_cut(facts, eqn.operands[0]):
-            yield Fuse(eqn.operands[0])
+        if eqn.name in ("reshape", CUT) and facts.written[eqn.results[0]] and _is_bitcast(facts, eqn):
+            yield Fuse(eqn.results[0])
 
 
-def _is_cut(facts: Facts, t: int) -> bool:
-    """Whether a tensor is an argument with a split leading dimension.
+def _is_bitcast(facts: Facts, eqn: Equation) -> bool:
+    """Whether the result of a reshape is the buffer of an argument.
 
     Where memory is in tiles of the last two dimensions, these have to be the same.
     """
-    made_by, program = facts.maker(t), facts.graph.program
-    if made_by is None or made_by.name not in ("reshape", CUT) or t in program.outputs:
-        return False
-    (source,) = made_by.operands
-    shapes = [program.tensors[u].shape for u in (source, t)]
+    program = facts.graph.program
+    (source,), (result,) = eqn.operands, eqn.results
+    shapes = [program.tensors[t].shape for t in (source, result)]
     is_tiled = TILES.applies_to(facts.target)
     is_same = not is_tiled or (min(map(len, shapes)) > 2 and shapes[0][-2:] == shapes[1][-2:])
-    return is_same and source in program.inputs
+    return is_same and source in program.inputs and result not in program.outputs
 
 
 CUT_ARGUMENTS = CompilerRule(
-    name="micro-batches-are-slices-of-arguments",
+    name="reshaped-arguments-are-no-copies",
     backends=ALL,
     stage="residuals",
-    does="A loop over an argument whose leading dimension was split reads the argument's own buffer.",
+    does="An argument in another shape is the same buffer: micro-batches that a loop reads, a stack of one.",
     source=f"{XLA}hlo/transforms/simplifiers/algebraic_simplifier.cc",
     made_after=(),
     test="tests/cost/test_prediction.py::test_resident_bytes_are_state_and_batch",
-    find=_slices_of_arguments,
+    find=_reshapes_of_arguments,
 )
