@@ -118,19 +118,36 @@ class _Coarsening:
                 self.union.join(entry.index, part.index)
 
     def _accumulation(self, entry: Equation, leave: Equation) -> list[Equation]:
-        """The addition by which a carry that starts at zero takes up a value per trip, and the equations before it."""
+        """The additions by which a carry that starts at zero takes up values in each trip, and the equations before."""
+        return self._taken_up(entry, leave) if self._is_zero(entry.operands[0]) else []
+
+    def _taken_up(self, entry: Equation, leave: Equation) -> list[Equation]:
+        """The same of a carry that starts at any value."""
         carry, out = leave.operands
-        adding = self._producer(out)
-        if adding is None or adding.name not in ("add", "add_any") or carry not in adding.operands:
+        added = self._added(carry, out) if self.program.tensors[carry].shape else []
+        readers = {e.index for e in added if carry in e.operands}
+        if set(self.values.consumers[carry]) != {*readers, leave.index} or len(readers) != 1:
             return []
-        if adding.operands[0] == adding.operands[1] or not self.program.tensors[carry].shape:
+        return added if self.values.consumers[out] == (leave.index,) else []
+
+    def _added(self, carry: int, out: int) -> list[Equation]:
+        """The additions from a carry to its successor, with those of loops on the way, and the equations before them."""
+        eqn = self._producer(out)
+        if eqn is None or (out != carry and len(self.values.consumers[out]) != 1):
             return []
-        if set(self.values.consumers[carry]) != {adding.index, leave.index}:
+        if eqn.name == REGION_OUT and eqn.params["role"] == "carry":
+            entry = self._producer(eqn.operands[0])
+            assert entry is not None
+            inner, (start,) = self._taken_up(entry, eqn), entry.operands
+            before = [] if start == carry else self._added(carry, start)
+            return [entry, eqn, *inner, *before] if inner and (before or start == carry) else []
+        if eqn.name not in ("add", "add_any") or eqn.operands[0] == eqn.operands[1]:
             return []
-        if self.values.consumers[out] != (leave.index,) or not self._is_zero(entry.operands[0]):
-            return []
-        summand = next(t for t in adding.operands if t != carry)
-        return [adding, *self._linear_chain(summand)]
+        for first, summand in (eqn.operands, eqn.operands[::-1]):
+            before = [] if first == carry else self._added(carry, first)
+            if before or first == carry:
+                return [eqn, *self._linear_chain(summand), *before]
+        return []
 
     def _linear_chain(self, t: int) -> list[Equation]:
         """The casts, slices and views between a contraction and the sum that alone takes them up: they may hold partial
@@ -171,20 +188,33 @@ class _Coarsening:
         )
 
     def _sum_groups(self) -> None:
-        """Chains of additions in the backward pass with results of contractions as their only summands."""
+        """Chains of additions behind the forward pass with results of contractions as their only summands.
+
+        Those of the update add up gradients of micro-batches.
+        """
         summands: set[int] = set()
+        firsts: set[int] = set()  # a gradient added to zeros: by itself it is that gradient
         for eqn in self.program.equations:
             result = eqn.results[0] if eqn.results else -1
             is_view = eqn.name in VIEW_PRIMITIVES and eqn.operands[0] in summands and self._hands_on(eqn)
-            if is_view or self._is_contraction(eqn):
+            if is_view or (self._is_contraction(eqn) and not self.values.free[result]):
                 summands.add(result)
-            elif eqn.name == "add_any" and all(t in summands for t in eqn.operands):
+            elif self._adds_gradients(eqn) and all(t in summands or self._is_zero(t) for t in eqn.operands):
                 summands.add(result)
+                if any(map(self._is_zero, eqn.operands)):
+                    firsts.add(eqn.index)
+                    continue
                 self.kind[eqn.index] = "sum"
                 for t in eqn.operands:
                     producer = self._producer(t)
-                    if producer is not None and self.kind.get(producer.index) == "sum":
+                    if producer is not None and (producer.index in firsts or self.kind.get(producer.index) == "sum"):
+                        self.kind[producer.index] = "sum"
                         self.union.join(producer.index, eqn.index)
+
+    def _adds_gradients(self, eqn: Equation) -> bool:
+        if eqn.name == "add_any":
+            return True
+        return eqn.name == "add" and eqn.phase == "update" and bool(self.program.tensors[eqn.results[0]].shape)
 
     def _hands_on(self, eqn: Equation) -> bool:
         """Whether a view keeps its bytes and may be taken of each part of a sum (a cast to integers may not)."""

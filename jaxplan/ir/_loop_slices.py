@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,8 +19,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxplan.ir._dead_code import remove_dead
 from jaxplan.ir._program import REGION_IN, Equation, Program, Region, Tensor
+from jaxplan.ir._rewrite import Rewrite, reshape_params
 
 _MOST_TRIPS = 1 << 16
 _EVALUATED: dict[str, Callable[..., Any]] = {
@@ -45,57 +45,69 @@ _EVALUATED: dict[str, Callable[..., Any]] = {
 
 
 def scan_over_slices(program: Program) -> Program:
-    """The program with each array that an outermost scan slices by its counter as a scanned input of it.
+    """The program with each array that scans slice by their counters as a scanned input of them.
 
     Itself where no slice is found. The fingerprint of a changed program is another one, since its plans are.
     """
-    scans = {r.index: r for r in program.regions if r.kind == "scan" and r.parent < 0}
     slices: dict[int, list[Equation]] = defaultdict(list)
     for eqn in program.equations:
-        if eqn.name == "dynamic_slice" and eqn.region in scans and scans[eqn.region].trips <= _MOST_TRIPS:
+        if eqn.name == "dynamic_slice" and eqn.region >= 0:
             slices[eqn.region].append(eqn)
-    if not slices:
+    chains = {region: _chain(program, region) for region in slices}
+    if not any(chains.values()):
         return program
-    outside = _evaluate(program, program.equations, -1, {})
-    rewrite = _Rewrite(program=program)
-    for region in map(scans.__getitem__, slices):
-        for eqn, source, is_stack in _parts(program, region, slices[region.index], outside):
-            rewrite.replace(region, eqn, source, is_stack)
-    return rewrite.done() if rewrite.before else program
+    scanned = _Scanned(rewrite=Rewrite(program=program))
+    for region, loops in chains.items():
+        for eqn, source, first in _parts(program, loops, slices[region]) if loops else ():
+            scanned.replace(loops[first:], eqn, source)
+    return scanned.rewrite.done("scanned") if scanned.rewrite.before else program
 
 
-def _evaluate(
-    program: Program, equations: Sequence[Equation], region: int, known: Mapping[int, np.ndarray]
-) -> dict[int, np.ndarray]:
+def _chain(program: Program, region: int) -> list[Region]:
+    """The scans around a body, the outermost first; none where another region is among them."""
+    found: list[Region] = []
+    while region >= 0:
+        found.insert(0, program.regions[region])
+        region = found[0].parent
+    is_short = math.prod(loop.trips for loop in found) <= _MOST_TRIPS
+    return found if is_short and all(loop.kind == "scan" for loop in found) else []
+
+
+def _evaluate(program: Program, region: int, known: Mapping[int, np.ndarray], depth: int) -> dict[int, np.ndarray]:
     """Values of the integer tensors that equations directly in a region compute of known ones.
 
     Args:
-      known: inside of a loop, one value per trip of each known scalar.
+      known: one dimension per loop around the region, the outermost first, then those of the tensor; a dimension of a
+        loop is 1 where all trips have the same value.
+      depth: number of loops.
     """
     found = dict(known)
-    for eqn in equations:
+    for eqn in program.equations:
         if eqn.region != region or len(eqn.results) != 1:
             continue
         result = program.tensors[eqn.results[0]]
-        if not _is_index(result) or (region >= 0 and result.shape):
+        if not _is_index(result):
             continue
         if eqn.name == "iota":
-            found[result.index] = np.arange(result.num_elements).astype(result.dtype)
+            found[result.index] = np.arange(result.num_elements).astype(result.dtype).reshape((1,) * depth + (-1,))
         elif eqn.name in _EVALUATED:
-            operands = [_value(program.tensors[t], found) for t in eqn.operands]
+            operands = [_value(program.tensors[t], found, depth) for t in eqn.operands]
+            operands = [x if x is None or x.ndim == depth + len(result.shape) else x[..., None] for x in operands]
             if all(operand is not None for operand in operands):
                 with np.errstate(over="ignore"):
                     value = np.asarray(_EVALUATED[eqn.name](*operands)).astype(result.dtype)
-                found[result.index] = value if region >= 0 else np.broadcast_to(value, result.shape)
+                shape = (*value.shape[:depth], *result.shape)
+                found[result.index] = np.broadcast_to(value, shape)
     return found
 
 
-def _value(tensor: Tensor, found: Mapping[int, np.ndarray]) -> np.ndarray | None:
+def _value(tensor: Tensor, found: Mapping[int, np.ndarray], depth: int) -> np.ndarray | None:
     """The value of an index that is known, a literal, or a constant."""
     if tensor.index in found:
         return found[tensor.index]
-    is_given = tensor.kind in ("literal", "constant") and _is_index(tensor)
-    return np.asarray(tensor.value).astype(tensor.dtype) if is_given else None
+    if tensor.kind not in ("literal", "constant") or not _is_index(tensor):
+        return None
+    return np.asarray(tensor.value).astype(tensor.dtype).reshape((1,) * depth + tensor.shape)
 
 
 def _is_index(tensor: Tensor) -> bool:
@@ -103,24 +115,29 @@ def _is_index(tensor: Tensor) -> bool:
     return is_whole and len(tensor.shape) < 2 and tensor.num_elements <= _MOST_TRIPS
 
 
-def _counters(program: Program, region: Region, outside: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
-    """Scalars that are known in each trip, in the order of the trips: constants, counters, and scanned numbers."""
+def _counters(
+    program: Program, region: Region, outside: Mapping[int, np.ndarray], depth: int
+) -> dict[int, np.ndarray]:
+    """Integers that are known in each trip, in the order of the trips: constants, counters, and scanned numbers.
+
+    ``depth`` is the number of loops around this one; the values have one dimension more.
+    """
     steps = {program.equations[e].operands[0]: program.equations[e] for e in region.exits}
     made = {t: eqn for eqn in program.equations[slice(*region.ranges[0])] for t in eqn.results}
     found: dict[int, np.ndarray] = {}
     for eqn in (program.equations[e] for e in region.entries[0]):
         (outer,), (inner,), role = eqn.operands, eqn.results, eqn.params["role"]
-        start = _value(program.tensors[outer], outside)
-        if start is None or program.tensors[inner].shape:
+        start = _value(program.tensors[outer], outside, depth)
+        if start is None:
             continue
         if role == "x":
-            found[inner] = start[::-1] if region.params["reverse"] else start
+            found[inner] = np.flip(start, depth) if region.params["reverse"] else start
         elif role == "const":
-            found[inner] = np.broadcast_to(start, (region.trips,))
-        elif inner in steps:
+            found[inner] = np.expand_dims(start, depth)
+        elif inner in steps and not program.tensors[inner].shape:
             step = _step(program, inner, made.get(steps[inner].operands[1]))
             if step is not None:
-                found[inner] = (start + step * np.arange(region.trips)).astype(start.dtype)
+                found[inner] = (start[..., None] + step * np.arange(region.trips)).astype(start.dtype)
     return found
 
 
@@ -134,123 +151,107 @@ def _step(program: Program, counter: int, made: Equation | None) -> int | None:
 
 
 def _parts(
-    program: Program, region: Region, slices: list[Equation], outside: Mapping[int, np.ndarray]
-) -> Iterator[tuple[Equation, int, bool]]:
-    """Slices that read part k of an array where the loop reads element k of a scanned one.
+    program: Program, loops: Sequence[Region], slices: Sequence[Equation]
+) -> Iterator[tuple[Equation, int, int]]:
+    """Slices in the innermost of nested loops that read part k of an array in the k-th trip.
 
-    Each with the outer array, and whether that is a reshape into parts already: then b is 1.
+    Each with the outer array and the number of the outermost loop that the trips are counted over.
     """
-    body = program.equations[slice(*region.ranges[0])]
-    starts = _evaluate(program, body, region.index, _counters(program, region, outside))
+    known = _evaluate(program, -1, {}, 0)
+    for depth, loop in enumerate(loops):
+        known = _evaluate(program, loop.index, _counters(program, loop, known, depth), depth + 1)
     made = {t: eqn for eqn in program.equations for t in eqn.results}
-    trips = np.arange(region.trips)
     for eqn in slices:
-        source = _outer(eqn.operands[0], made, region)
-        first, inner = eqn.operands[1], program.tensors[eqn.results[0]].shape
-        if source is None or first not in starts or region.trips < 2:
+        first, size = eqn.operands[1], program.tensors[eqn.results[0]].shape[:1]
+        sources = _outer(eqn.operands[0], made, loops)
+        if not size or first not in known or not sources:
             continue
-        whole = program.tensors[source].shape
-        fits = inner and inner[1:] == whole[1:] and inner[0] * region.trips == whole[0]
-        order = trips[::-1] if region.params["reverse"] else trips
-        if not fits or not np.array_equal(np.clip(starts[first], 0, whole[0] - inner[0]), order * inner[0]):
-            continue
-        if inner[0] > 1:
-            yield eqn, source, False
-        elif source in made and made[source].name == "reshape":
-            yield eqn, source, True
+        for number, source in sources:
+            if _is_in_parts(program, loops[number:], eqn, source, made, known[first]):
+                yield eqn, source, number
+                break
 
 
-def _outer(t: int, made: Mapping[int, Equation], region: Region) -> int | None:
-    """The outer array that is a tensor of a body unchanged."""
-    eqn = made.get(t)
-    while eqn is not None and eqn.name == "optimization_barrier" and eqn.region == region.index:
-        eqn = made.get(eqn.operands[0])
-    if eqn is None or eqn.name != REGION_IN or eqn.params["region"] != region.index:
-        return None
-    return eqn.operands[0] if eqn.params["role"] == "const" else None
+def _is_in_parts(
+    program: Program,
+    loops: Sequence[Region],
+    eqn: Equation,
+    source: int,
+    made: Mapping[int, Equation],
+    starts: np.ndarray,
+) -> bool:
+    """Whether the trips of loops read an array part by part: rows, or elements where it is cut into parts already."""
+    inner, whole = program.tensors[eqn.results[0]].shape, program.tensors[source].shape
+    trips = [loop.trips for loop in loops]
+    outside, own = starts.shape[: -len(trips)], starts.shape[-len(trips) :]
+    fits = inner[1:] == whole[1:] and inner[0] * math.prod(trips) == whole[0] and min(trips) > 1
+    if not fits or own != tuple(trips) or any(n > 1 for n in outside):
+        return False
+    order = np.arange(math.prod(trips)).reshape(trips)
+    order = np.flip(order, [d for d, loop in enumerate(loops) if loop.params["reverse"]])
+    is_cut = inner[0] > 1 or (len(loops) == 1 and source in made and made[source].name == "reshape")
+    return is_cut and np.array_equal(np.clip(starts.reshape(trips), 0, whole[0] - inner[0]), order * inner[0])
 
 
-@functools.cache
-def _reshape(shape: tuple[int, ...], new: tuple[int, ...]) -> tuple[Any, Mapping[str, Any]]:
-    """The primitive and parameters of a reshape."""
-    array = jax.ShapeDtypeStruct(shape, np.float32)
-    (eqn,) = jax.make_jaxpr(lambda x: jax.lax.reshape(x, new))(array).jaxpr.eqns
-    return eqn.primitive, eqn.params
+def _outer(t: int, made: Mapping[int, Equation], loops: Sequence[Region]) -> list[tuple[int, int]]:
+    """(number of a loop, array outside of it) that a tensor of the innermost body is unchanged, outermost first."""
+    found: list[tuple[int, int]] = []
+    for number in reversed(range(len(loops))):
+        eqn = made.get(t)
+        while eqn is not None and eqn.name == "optimization_barrier" and eqn.region == loops[number].index:
+            t = eqn.operands[eqn.results.index(t)]
+            eqn = made.get(t)
+        is_entry = eqn is not None and eqn.name == REGION_IN and eqn.params["region"] == loops[number].index
+        if eqn is None or not is_entry or eqn.params["role"] != "const":
+            break
+        t = eqn.operands[0]
+        found.insert(0, (number, t))
+    return found
 
 
-@dataclass(kw_only=True)
-class _Rewrite:
-    """Replaces slices by scanned inputs, and puts the program together.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scanned:
+    """Replaces slices by scanned inputs; ``entered``: (innermost loop, outer array) -> its part in the body."""
 
-    Attributes:
-      tensors: with those that are added.
-      before: equation -> equations that are put in front of it.
-      entered: (region, outer array) -> its element in the body.
-      stacks: outer array -> itself cut into parts.
-      renamed: tensor of a body -> the equal one that is read in its place.
-      instead: slice -> the equation in its place, None for none.
-    """
-
-    program: Program
-    tensors: list[Tensor] = field(init=False)
-    before: dict[int, list[Equation]] = field(default_factory=lambda: defaultdict(list))
+    rewrite: Rewrite
     entered: dict[tuple[int, int], int] = field(default_factory=dict)
-    renamed: dict[int, int] = field(default_factory=dict)
-    instead: dict[int, Equation | None] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.tensors = list(self.program.tensors)
-
-    def replace(self, region: Region, eqn: Equation, source: int, is_stack: bool) -> None:
-        """One slice of one loop."""
+    def replace(self, loops: Sequence[Region], eqn: Equation, source: int) -> None:
+        """One slice in the innermost of the loops that it counts the trips of."""
         (result,) = eqn.results
-        shape, key = self.tensors[result].shape, (region.index, source)
+        shape, key = self.rewrite.tensors[result].shape, (loops[-1].index, source)
+        is_stack = shape[0] == 1
         if key not in self.entered:
-            stack = source if is_stack else self._cut(region, eqn, source, (region.trips, *shape))
-            part = self._add(result, shape[1:] if is_stack else shape, region.trips)
-            self._enter(region, eqn, stack, part)
-            self.entered[key] = part
+            self.entered[key] = self._entered(loops, eqn, source, shape[1:] if is_stack else shape, is_stack)
         part = self.entered[key]
         if is_stack:
-            primitive, params = _reshape(shape[1:], shape)
-            self.instead[eqn.index] = dataclasses.replace(
+            primitive, params = reshape_params(shape[1:], shape)
+            self.rewrite.instead[eqn.index] = dataclasses.replace(
                 eqn, primitive=primitive, params=params, operands=(part,)
             )
         else:
-            self.renamed[result] = part
-            self.instead[eqn.index] = None
+            self.rewrite.renamed[result] = part
+            self.rewrite.instead[eqn.index] = None
 
-    def _add(self, like: int, shape: tuple[int, ...], trips: int) -> int:
-        """A new tensor of the dtype of another."""
-        index, tensor = len(self.tensors), self.tensors[like]
-        self.tensors.append(
-            Tensor(
-                index=index,
-                shape=shape,
-                dtype=tensor.dtype,
-                itemsize=tensor.itemsize,
-                kind="computed",
-                trips=trips,
-            )
-        )
-        return index
-
-    def _cut(self, region: Region, eqn: Equation, source: int, shape: tuple[int, ...]) -> int:
-        stack = self._add(source, shape, 1)
-        primitive, params = _reshape(self.tensors[source].shape, shape)
-        cut = dataclasses.replace(
-            eqn,
-            primitive=primitive,
-            params=params,
-            operands=(source,),
-            results=(stack,),
-            region=region.parent,
-        )
-        self.before[region.start].append(cut)
-        return stack
+    def _entered(
+        self, loops: Sequence[Region], eqn: Equation, source: int, shape: tuple[int, ...], is_stack: bool
+    ) -> int:
+        """The part of an array in the innermost body."""
+        levels = [loop.trips for loop in loops]
+        part = source
+        if not is_stack:
+            cut, part = self.rewrite.reshaped(eqn, source, (*levels, *shape), loops[0].parent)
+            self.rewrite.before[loops[0].start].append(cut)
+        trips = self.rewrite.tensors[eqn.results[0]].trips // math.prod(levels)
+        for loop in loops:
+            trips, levels = trips * loop.trips, levels[1:]
+            inner = self.rewrite.add(source, (*levels, *shape), trips)
+            self._enter(loop, eqn, part, inner)
+            part = inner
+        return part
 
     def _enter(self, region: Region, eqn: Equation, stack: int, part: int) -> None:
-        first = self.program.equations[region.start]
+        first = self.rewrite.program.equations[region.start]
         params = {"region": region.index, "role": "x", "length": region.trips}
         entry = dataclasses.replace(
             first,
@@ -259,48 +260,4 @@ class _Rewrite:
             results=(part,),
             phase=eqn.phase,
         )
-        self.before[region.ranges[0][0]].append(entry)
-
-    def done(self) -> Program:
-        """The program, without the slices and without the counters that nothing else reads."""
-        equations: list[Equation] = []
-        places: list[int] = []
-        ends: list[int] = []
-        entries: dict[int, list[int]] = defaultdict(list)
-        for eqn in self.program.equations:
-            ends.append(len(equations))
-            for added in self.before.get(eqn.index, ()):
-                if added.name == REGION_IN:
-                    entries[added.params["region"]].append(len(equations))
-                equations.append(added.at(len(equations), added.operands, added.results))
-            places.append(len(equations))
-            kept = self.instead.get(eqn.index, eqn)
-            if kept is not None:
-                operands = tuple([self.renamed.get(t, t) for t in kept.operands])
-                equations.append(kept.at(len(equations), operands, kept.results))
-        ends.append(len(equations))
-        regions = [
-            dataclasses.replace(
-                region,
-                start=places[region.start],
-                stop=ends[region.stop],
-                entries=_entries(region, places, entries[region.index]),
-                exits=tuple(places[e] for e in region.exits),
-                ranges=tuple((places[first], ends[last]) for first, last in region.ranges),
-            )
-            for region in self.program.regions
-        ]
-        kept_equations, kept_regions = remove_dead(equations, self.program.outputs, regions)
-        return dataclasses.replace(
-            self.program,
-            tensors=tuple(self.tensors),
-            equations=kept_equations,
-            regions=kept_regions,
-            fingerprint=hashlib.sha256(f"{self.program.fingerprint} scanned".encode()).hexdigest(),
-        )
-
-
-def _entries(region: Region, places: list[int], added: list[int]) -> tuple[tuple[int, ...], ...]:
-    """Entries at their new places, and behind those of the first body the added ones."""
-    bodies = [tuple(places[e] for e in body) for body in region.entries]
-    return ((*bodies[0], *added), *bodies[1:])
+        self.rewrite.before[region.ranges[0][0]].append(entry)

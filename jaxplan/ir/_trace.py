@@ -29,6 +29,7 @@ from jaxplan.ir._micro_batches import cut_freely
 from jaxplan.ir._model import rule_of
 from jaxplan.ir._program import MicroBatches, Program, Source
 from jaxplan.ir._sizes import check_sizes
+from jaxplan.ir._static_slices import index_parts
 from jaxplan.ir._state import Leaf, donated_by_default, pair_state
 from jaxplan.ir._successors import Successors
 from jaxplan.ir.microbatch import split_batch
@@ -218,10 +219,11 @@ def _in_slices(
 
 
 def _with_free_micro_batches(program: Program) -> Program:
-    """`cut_freely`, of micro-batches that a loop slices by itself too; these slices stay where it cuts nothing."""
-    scanned = scan_over_slices(program)
-    cut = cut_freely(scanned, rule_of)
-    return cut if cut is not scanned or scanned is program else cut_freely(program, rule_of)
+    """`cut_freely`, of micro-batches that are sliced by themselves too; these slices stay where it cuts nothing."""
+    for form in (scan_over_slices(index_parts(program)), scan_over_slices(program), index_parts(program)):
+        if form is not program and (cut := cut_freely(form, rule_of)) is not form:
+            return cut
+    return cut_freely(program, rule_of)
 
 
 def _check_constants(step: Callable[..., Any], constants: Sequence[Any]) -> None:

@@ -117,11 +117,11 @@ def _split(shardings: PlanShardings, eqn: Equation) -> dict[int, tuple[int, ...]
 
 def _micro_batch_parts(shardings: PlanShardings) -> int:
     graph, axes = shardings.graph, shardings.topology.axes
-    results = [e.results[0] for e in graph.program.equations if e.name == CUT]
+    levels = {e.results[0]: e.params["levels"] for e in graph.program.equations if e.name == CUT}
     homes: dict[int, Sharding] = {
-        t: shardings.home(t) for t in results if graph.grouping.tensor_group[t] != UNGROUPED
+        t: shardings.home(t) for t in levels if graph.grouping.tensor_group[t] != UNGROUPED
     }
-    return num_parts(graph.program, {t: home.num_splits(axes)[1] for t, home in homes.items()})
+    return num_parts(graph.program, {t: home.num_splits(axes)[levels[t]] for t, home in homes.items()})
 
 
 def _regather_anchors(shardings: PlanShardings) -> frozenset[int]:

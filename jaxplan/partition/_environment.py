@@ -59,12 +59,9 @@ class Environment:
         t, shardings = eqn.operands[position], self.lowered.reads(eqn)
         if shardings is None:
             return self.read_replicated(t, eqn.index)
-        sharding = shardings[position]
         if self.executor.keeps_free and self.lowered.is_free(eqn.results[0]):
             return self.read_replicated(t, eqn.index)
-        if sharding.partial and self.lowered.values.free[t]:  # the start of an accumulation: zero on every device
-            return self.executor.zeros(self.tensors[t].shape, self.tensors[t].dtype, sharding)
-        return self.read(t, sharding, eqn.index, tie)
+        return self.read(t, shardings[position], eqn.index, tie)
 
     def read_entering(self, eqn: Equation, tie: Place | None) -> Any:
         """A value that enters a body; one that is free may be computed inside."""
@@ -82,6 +79,8 @@ class Environment:
         tensor = self.tensors[t]
         if tensor.kind == "literal":
             return self.env[t]
+        if sharding.partial and self.lowered.values.free[t]:  # the start of an accumulation: zero on every device
+            return self.executor.zeros(tensor.shape, tensor.dtype, sharding)
         if self.lowered.is_free(t):
             return self._placed(t, sharding) if tensor.shape else self.env[t]
         if self.lowered.home(t) == sharding:

@@ -22,28 +22,32 @@ def num_parts(program: Program, splits: Mapping[int, int]) -> int:
     Args:
       splits: tensor of micro-batches -> number of devices over which its examples are split; 1 where it is not named.
     """
-    cuts = [eqn.results[0] for eqn in program.equations if eqn.name == CUT]
-    sizes = math.gcd(*(program.tensors[t].shape[1] for t in cuts))
+    found = [(eqn.results[0], eqn.params["levels"]) for eqn in program.equations if eqn.name == CUT]
+    cuts = [t for t, _ in found]
+    sizes = math.gcd(*(program.tensors[t].shape[levels] for t, levels in found))
     return math.gcd(math.lcm(*(splits.get(t, 1) for t in cuts)), sizes)
 
 
-def cut(x: Any, shape: Sequence[int], parts: int, pin: Callable[[Any, int], Any] = lambda x, _: x) -> Any:
-    """Micro-batches ``(K, b, ...)`` of ``(K * b, ...)``.
+def cut(
+    x: Any, shape: Sequence[int], levels: int, parts: int, pin: Callable[[Any, int], Any] = lambda x, _: x
+) -> Any:
+    """Micro-batches ``(K, b, ...)`` of ``(K * b, ...)``, or ``(K, L, b, ...)`` of two levels.
 
     Args:
       shape: of the result.
+      levels: dimensions of it that number micro-batches.
       parts: see `num_parts`.
       pin: splits a dimension of an array as the examples are; nothing is sent then.
     """
-    number, size, *rest = shape
+    number, size, rest = math.prod(shape[:levels]), shape[levels], shape[levels + 1 :]
     x = pin(lax.reshape(x, (parts, number, size // parts, *rest)), 0)
     x = pin(lax.transpose(x, (1, 0, *range(2, x.ndim))), 1)
-    return lax.reshape(x, (number, size, *rest))
+    return lax.reshape(x, tuple(shape))
 
 
-def join(x: Any, parts: int) -> Any:
+def join(x: Any, levels: int, parts: int) -> Any:
     """``(K * b, ...)`` of micro-batches ``(K, b, ...)``: the inverse of `cut` into as many parts."""
-    number, size, *rest = x.shape
+    number, size, rest = math.prod(x.shape[:levels]), x.shape[levels], x.shape[levels + 1 :]
     x = lax.reshape(x, (number, parts, size // parts, *rest))
     x = lax.transpose(x, (1, 0, *range(2, x.ndim)))
     return lax.reshape(x, (number * size, *rest))

@@ -64,9 +64,9 @@ class Operators:
         """Results of an equation on values as they are; ``params`` are its parameters unless given."""
         params = dict(eqn.params if params is None else params)
         if eqn.name == CUT:
-            return [cut(operands[0], self._program.tensors[eqn.results[0]].shape, self._parts)]
+            return [cut(operands[0], self._program.tensors[eqn.results[0]].shape, params["levels"], self._parts)]
         if eqn.name == JOIN:
-            return [join(operands[0], self._parts)]
+            return [join(operands[0], params["levels"], self._parts)]
         operands = in_bounds(eqn.name, params, operands)
         if eqn.name == UNPOOLING and self._lowered.target.scatters_pooling_gradients:
             return _scatter_to_own_zeros(eqn, params, operands)
@@ -74,16 +74,17 @@ class Operators:
 
     def _cut(self, eqn: Equation, x: Any, home: Sharding) -> Any:
         """Micro-batches of which each device cuts its own out of its part of the batch."""
-        shape, axes = self._program.tensors[eqn.results[0]].shape, home.dims[1]
+        shape, levels = self._program.tensors[eqn.results[0]].shape, eqn.params["levels"]
+        axes = home.dims[levels]
 
         def pin(x: Any, dim: int) -> Any:
             if self._parts % self._executor.size(axes):
                 return x
-            dims = [(), (), (), *home.dims[2:]]
+            dims = [(), (), (), *home.dims[levels + 1 :]]
             dims[dim] = axes
             return self._executor.constrain(x, Sharding(tuple(dims)))
 
-        return self._executor.constrain(cut(x, shape, self._parts, pin), home)
+        return self._executor.constrain(cut(x, shape, levels, self._parts, pin), home)
 
     def _as_the_step_says(
         self, eqn: Equation, operands: Sequence[Any], shardings: Sequence[Sharding], homes: Sequence[Sharding]
