@@ -26,6 +26,8 @@ from jaxplan.ir import Program, trace
 
 _APART = {"flat", "nested", "loss_first", "backwards", "in_dictionary", "keywords"}
 """Forms with an argument for each part."""
+_TRAINS_NOTHING = "optax.set_to_zero"
+"""Parameters come back as they are, and are the caller's to keep where they are an argument of their own."""
 
 
 def case_of(step: Callable[..., Any], params: Any, opt: Any, batch: Any) -> Case:
@@ -68,8 +70,8 @@ def _labelled(case: Case) -> Case:
     return Case(lambda parts, _: (parts, jnp.zeros(())), parts, jax.tree.map(lambda _: "batch", case.batch))
 
 
-def differences(case: Case, form: str, rng: random.Random) -> list[str]:
-    """What is paired or donated otherwise than the labels say, in words."""
+def differences(case: Case, form: str, rng: random.Random, unchanged: Sequence[str] = ("frozen",)) -> list[str]:
+    """What is paired or donated otherwise than the labels say, in words; ``unchanged`` parts come back as they are."""
     names = list(case.parts)
     passed, returned = rng.sample(names, len(names)), rng.sample(names, len(names))
     step, args, kwargs = FORMS[form](_in_order(case, passed, returned))
@@ -77,8 +79,8 @@ def differences(case: Case, form: str, rng: random.Random) -> list[str]:
     labelled, args, kwargs = FORMS[form](_in_order(_labelled(case), passed, returned))
     given, found = jax.tree.leaves((args, kwargs)), jax.tree.leaves(labelled(*args, **kwargs))
     kept = {"batch"}
-    if form in _APART:  # one part comes back unchanged, and two are bare arrays unless passed by name
-        kept |= {"frozen"} if form == "keywords" else {"frozen", "key", "count"}
+    if form in _APART:  # two parts are bare arrays unless passed by name
+        kept |= {*unchanged} if form == "keywords" else {*unchanged, "key", "count"}
     return [*_wrong_pairs(program, given, found), *_wrong_donation(program, given, kept)]
 
 
@@ -112,7 +114,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         subject = subject_of(name)
         case = case_of(subject.step, *subject.args)
         for form in rng.choices(list(FORMS), k=options.forms):
-            found = differences(case, form, rng)
+            unchanged = ("frozen", "params") if name == _TRAINS_NOTHING else ("frozen",)
+            found = differences(case, form, rng, unchanged)
             total, wrong = total + 1, wrong + bool(found)
             if found:
                 print(f"{name}, {form}: {'; '.join(found[:4])}{' ...' if len(found) > 4 else ''}", flush=True)

@@ -82,6 +82,23 @@ class Dependence:
             return False
         return any(self.of(t) & own and self.of(t) & arrays for t in outputs if t not in placed)
 
+    def is_coupled(self, leaves: Sequence[int], places: Sequence[int]) -> bool:
+        """Whether two arrays of a subtree are each computed of the other, as positions and velocities are.
+
+        Args:
+          leaves: its input positions.
+          places: the tensors that are returned in their places.
+        """
+        depends = {
+            i: self.of(t)
+            for i, t in zip(leaves, places, strict=True)
+            if self._is_numbers(self._inputs[i])
+        }
+        own = _bits(depends)
+        return any(
+            depends[j] >> i & 1 for i, bits in depends.items() for j in _positions(bits & own) if i != j
+        )
+
     def meets_data(self, leaf: int, output: int, data: Iterable[int]) -> bool:
         """Whether an output depends on an input that meets other data on the way, element by element or side by side.
 

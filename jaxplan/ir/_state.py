@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jaxplan.core import _compat
 from jaxplan.ir._assign import Score, assign, largest_matching
 from jaxplan.ir._dependence import Dependence
 from jaxplan.ir._program import PairFlow, StatePair, Tensor
@@ -91,6 +92,7 @@ class _Pairing:
         self.taken: set[int] = set()
         self.placed: set[int] = set()
         self.data: set[int] = set()  # returned changed, and no state
+        self.evolving: set[int] = set()  # returned changed as nothing but each other makes them
         self.recurrent: set[int] = set()
         self.by_keys = {leaf.keys: o for o, leaf in enumerate(outputs)}
         self.by_suffix: dict[tuple[Keys, Any], list[int]] = defaultdict(list)
@@ -115,14 +117,15 @@ class _Pairing:
 
     def _pair(self, i: int, o: int) -> StatePair:
         flow = self.flow(i, o)
-        placed = i in self.placed - self.data
+        placed = i in self.placed and i not in self.data | self.evolving
         is_update = flow is not None and (flow.is_written or self._phase(o) != "forward")
+        is_update = is_update or i in self.recurrent | self.evolving
         return StatePair(
             input=i,
             output=o,
             flow=self._kind(i, o),
             placed=placed,
-            is_state=self.donated[i] or (i not in self.data and (placed or is_update or i in self.recurrent)),
+            is_state=self.donated[i] or (i not in self.data and (placed or is_update)),
         )
 
     def _kind(self, i: int, o: int) -> PairFlow:
@@ -165,7 +168,8 @@ class _Pairing:
                 if a in found:
                     self._take(zip(node.leaves, places[found[a]].leaves, strict=True), placed=True)
                     if self._is_returned_data(node, places[found[a]]):
-                        self.data.update(node.leaves)
+                        is_evolving = self._is_coupled(node, places[found[a]])
+                        (self.evolving if is_evolving else self.data).update(node.leaves)
                 else:
                     left.append(node)
         return left
@@ -292,10 +296,24 @@ class _Pairing:
         return _is_window({pair: flow.kind for pair, flow in flows.items()}, size)
 
     def _is_returned_data(self, node: _Node, place: _Place) -> bool:
-        if self._comes_back(node, place):
+        if self._comes_back(node, place) or self._counts(node, place):
             return False
         placed = [self.outputs[o].tensor for o in place.leaves]
         return self.dependence.is_returned_data(node.leaves, placed, [leaf.tensor for leaf in self.outputs])
+
+    def _counts(self, node: _Node, place: _Place) -> bool:
+        """Whether a subtree has a count, a clock or a random key that comes back advanced: it is passed on and on."""
+        for i, o in zip(node.leaves, place.leaves, strict=True):
+            shape, dtype = self.inputs[i].aval
+            if not shape or _compat.is_key_dtype(dtype):
+                flow = self.flow(i, o)
+                if flow is not None and flow.kind == "updated":
+                    return True
+        return False
+
+    def _is_coupled(self, node: _Node, place: _Place) -> bool:
+        placed = [self.outputs[o].tensor for o in place.leaves]
+        return self.dependence.is_coupled(node.leaves, placed)
 
     # leaves
 

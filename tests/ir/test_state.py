@@ -289,6 +289,32 @@ def test_a_batch_that_comes_back_changed_is_no_state(changed: Any, trains: bool)
     assert program.inputs[program.in_paths.index("[1]['x']")] not in program.state
 
 
+def _centred(state: Any) -> jax.Array:
+    return state["x"] - state["x"].mean(axis=0)
+
+
+@pytest.mark.parametrize(
+    ("advance", "is_donated"),
+    [
+        (lambda s: {"x": _centred(s), "count": s["count"] + 1, "key": s["key"], "v": s["v"]}, True),
+        (lambda s: {**s, "x": _centred(s), "key": jax.random.split(s["key"])[0]}, True),
+        (lambda s: {**s, "x": s["x"] + 0.1 * s["v"], "v": s["v"] - 0.1 * s["x"]}, False),
+    ],
+    ids=["a count", "a random key", "two arrays that make each other"],
+)
+def test_a_simulation_beside_frozen_parameters_is_state(advance: Any, is_donated: bool) -> None:
+    """Read by a policy and computed of itself alone; of coupled arrays alone, the caller may go on with the old ones."""
+    state = {"x": X, "v": X, "count": shape(dtype=jnp.int32), "key": jax.random.key(0)}
+
+    def step(params: Any, state: Any) -> Any:
+        return (state["x"] @ params["w"]).sum(), advance(state)
+
+    program = trace(step, (PARAMS, state))
+    place = program.in_paths.index("[1]['x']")
+    assert program.inputs[place] in program.state
+    assert program.donated[place] is is_donated
+
+
 @pytest.mark.parametrize(
     "cell",
     [
