@@ -45,6 +45,12 @@ class Classes(NamedTuple):
     order: Ints
     starts: Ints
 
+    def members(self, state: int) -> Ints:
+        """The states of the class of one, ascending."""
+        number = self.of_state[state]
+        stop = self.starts[number + 1] if number + 1 < len(self.starts) else len(self.order)
+        return self.order[self.starts[number] : stop]
+
 
 class Board:
     """States and steps; ``table`` holds the states."""
@@ -75,7 +81,7 @@ class Board:
         return self._sorted(*(np.concatenate(pair) for pair in parts))
 
     def _sorted(self, source: Ints, target: Ints, kind: Ints, group: Ints) -> Steps:
-        order = np.lexsort((target, kind, source))
+        order = np.argsort((source * len(KINDS) + kind) * len(self.pieces) + target, kind="stable")
         source, target, kind, group = source[order], target[order], kind[order], group[order]
         is_gather = kind == KINDS.index("all-gather")
         return Steps(

@@ -20,8 +20,8 @@ from jaxplan.mesh._topology import Topology
 
 Axes = tuple[int, ...]
 
-# Boards of more states are looked for a smaller one in place of: a shortest path on them takes more than some 4 ms.
-MOST_STATES = 7000
+# Boards of more states are looked for a smaller one in place of: a shortest path on them takes more than some 10 ms.
+MOST_STATES = 10_000
 # With one label per axis, where not all of the tensor is on the board.
 MOST_SINGLE = 1500
 # Boards of more states are not listed at all.

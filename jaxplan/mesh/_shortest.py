@@ -18,6 +18,7 @@ import numpy.typing as npt
 from jaxplan.mesh._board import KINDS, PERMUTE, Classes, Steps, board
 from jaxplan.mesh._collectives import group_seconds, terms_of_sizes
 from jaxplan.mesh._states import Ints, State
+from jaxplan.mesh._symmetry import Symmetry, orbits, symmetry
 from jaxplan.mesh._topology import Topology
 
 Floats = npt.NDArray[np.float64]
@@ -68,7 +69,6 @@ class _Prices:
         # By levels alone: a part of a ring has half of its rate, and a profile has any price for any group.
         listed = game.topology.profile is not None or any(level.link.wraps for level in game.topology.levels)
         self.steps: Steps = self.board.all_steps if listed else self.board.steps
-        self.movable, self.starts = np.unique(self.steps.source, return_index=True)
         self.permutes = [] if listed else list(self._by_levels())
         # Fewer collectives, then fewer bytes, break ties: both in one number.
         self.whole = math.prod(game.sizes)
@@ -85,13 +85,14 @@ class _Prices:
                 yield self.board.classes(changing), *terms
 
     @cached_property
-    def _keys(self) -> tuple[list[tuple[str, tuple[int, ...], int]], Ints]:
+    def keys(self) -> tuple[list[tuple[str, tuple[int, ...], int]], Ints]:
         """Kind, group and pieces of every price, and which of them each step has."""
         steps, num_labels = self.steps, len(self.game.sizes)
         most = int(steps.pieces.max(initial=1)) + 1
-        keys, key = np.unique(
-            (steps.kind << num_labels | steps.group) * most + steps.pieces, return_inverse=True
-        )
+        codes = (steps.kind << num_labels | steps.group) * most + steps.pieces
+        is_there = np.zeros(int(codes.max(initial=0)) + 1, dtype=bool)
+        is_there[codes] = True
+        keys, key = np.flatnonzero(is_there), (np.cumsum(is_there) - 1)[codes]
         kind_and_group, pieces = np.divmod(keys, most)
         found = [
             (KINDS[one >> num_labels], labels_of(one & ((1 << num_labels) - 1)), n)
@@ -102,23 +103,23 @@ class _Prices:
     @cached_property
     def _lines(self) -> tuple[Floats, Floats]:
         """Seconds, and seconds per byte, of every price, where prices are lines in the bytes."""
-        fixed = [self.game.seconds(*key, 0.0) for key in self._keys[0]]
+        fixed = [self.game.seconds(*key, 0.0) for key in self.keys[0]]
         slope = [
             0.0
             if kind == "slice"
             else terms_of_sizes(self.game.topology, kind, self.game.spans(group))[1] / n
-            for kind, group, n in self._keys[0]
+            for kind, group, n in self.keys[0]
         ]
         return np.array(fixed), np.array(slope)
 
     def at(self, num_bytes: float, some: slice = slice(None)) -> Floats:
         """Seconds of some steps, or all, for a tensor of so many bytes."""
-        return _of_keys(self, num_bytes)[self._keys[1][some]]
+        return _of_keys(self, num_bytes)[self.keys[1][some]]
 
     def of_keys(self, num_bytes: float) -> Floats:
         """The prices of a tensor of so many bytes."""
         if self.game.topology.profile is not None:
-            return np.array([self.game.seconds(*one, num_bytes) for one in self._keys[0]], dtype=np.float64)
+            return np.array([self.game.seconds(*one, num_bytes) for one in self.keys[0]], dtype=np.float64)
         fixed, slope = self._lines
         return fixed + slope * num_bytes
 
@@ -140,6 +141,36 @@ def _least_of(classes: Classes, values: npt.NDArray) -> npt.NDArray:
     return np.minimum.reduceat(values[classes.order], classes.starts)[classes.of_state]
 
 
+class _ClassSteps(NamedTuple):
+    """Steps between classes of states that are alike as seen from a goal.
+
+    Attributes:
+      of_state, first: (S,) the class of each state, (C,) the first state of each class.
+      rows, key, target: steps of these first states, the price of each and the class that it leads to.
+      source, starts: classes that steps lead from, and where the steps of each begin.
+    """
+
+    of_state: Ints
+    first: Ints
+    rows: Ints
+    key: Ints
+    target: Ints
+    source: Ints
+    starts: Ints
+
+
+@lru_cache(maxsize=2**8)
+def _steps_of_classes(prices: _Prices, alike: Symmetry) -> _ClassSteps:
+    of_state, first = orbits(prices.game.caps, prices.game.sizes, alike)
+    is_first = np.zeros(len(of_state), dtype=bool)
+    is_first[first] = True
+    rows = np.flatnonzero(is_first[prices.steps.source])
+    sources = prices.steps.source[rows]
+    starts = np.flatnonzero(np.diff(sources, prepend=-1))
+    target = of_state[prices.steps.target[rows]]
+    return _ClassSteps(of_state, first, rows, prices.keys[1][rows], target, of_state[sources[starts]], starts)
+
+
 class BoardSolver:
     """Cheapest chains to one state of a board."""
 
@@ -147,6 +178,7 @@ class BoardSolver:
         self._prices = _prices(game)
         self._board = self._prices.board
         self._goal = self._board.table.position(goal)
+        self._alike = _steps_of_classes(self._prices, symmetry(goal, game.caps, game.sizes, game.levels))
 
     def position(self, source: State) -> int:
         """The state, for the methods below."""
@@ -178,37 +210,45 @@ class BoardSolver:
         return self.seconds(source, num_bytes)
 
     def solve(self, num_bytes: float) -> Floats:
-        """(S,) seconds of the cheapest chain from each state, by rounds of Bellman and Ford."""
-        prices, steps, weight = self._prices, self._prices.steps, self._prices.at(num_bytes)
+        """(S,) seconds of the cheapest chain from each state, by rounds of Bellman and Ford over classes of states."""
+        prices, steps, weight = self._prices, self._alike, _of_keys(self._prices, num_bytes)[self._alike.key]
         permutes = prices.permutes_at(num_bytes)
-        best = np.full(len(self._board.pieces), np.inf)
-        best[self._goal] = 0.0
+        best = np.full(len(steps.first), np.inf)
+        best[steps.of_state[self._goal]] = 0.0
         while True:
             after = best.copy()
             if len(weight):
-                through = np.minimum.reduceat(best[steps.target] + weight, prices.starts)
-                after[prices.movable] = np.minimum(best[prices.movable], through)
+                through = np.minimum.reduceat(best[steps.target] + weight, steps.starts)
+                after[steps.source] = np.minimum(best[steps.source], through)
+            every = best[steps.of_state] if permutes else best
             for classes, seconds in permutes:
-                np.minimum(after, _least_of(classes, best) + seconds, out=after)
+                np.minimum(after, (_least_of(classes, every) + seconds)[steps.first], out=after)
             if np.array_equal(after, best):
-                return best
+                return best[steps.of_state]
             best = after
 
     def ties(self, num_bytes: float) -> Ints:
         """(S,) collectives and bytes of the chain of fewest, among the cheapest, from each state."""
-        prices, steps, best = self._prices, self._prices.steps, _solved(self, num_bytes)
+        prices, steps, every = self._prices, self._alike, _solved(self, num_bytes)
+        best, first = every[steps.first], steps.first
         enough = best * (1 + _ROUNDING)
-        through = best[steps.target] + prices.at(num_bytes)
-        tight = np.flatnonzero((through <= enough[steps.source]) & np.isfinite(through))
-        source, target, tie = steps.source[tight], steps.target[tight], prices.tie[tight]
-        movable, starts = np.unique(source, return_index=True)
+        through = best[steps.target] + _of_keys(prices, num_bytes)[steps.key]
+        counts = np.diff(steps.starts, append=len(through))
+        tight = np.flatnonzero((through <= np.repeat(enough[steps.source], counts)) & np.isfinite(through))
+        source, target = np.repeat(steps.source, counts)[tight], steps.target[tight]
+        tie, starts = prices.tie[steps.rows[tight]], np.flatnonzero(np.diff(source, prepend=-1))
+        movable = source[starts]
         permutes = [
-            (classes, best <= _least_of(classes, enough), _least_of(classes, best) + seconds <= enough)
+            (
+                classes,
+                every <= _least_of(classes, every) * (1 + _ROUNDING),
+                (_least_of(classes, every) + seconds)[first] <= enough,
+            )
             for classes, seconds in prices.permutes_at(num_bytes)
         ]
-        of_permute = _COLLECTIVE + prices.whole // self._board.pieces
+        of_permute = (_COLLECTIVE + prices.whole // self._board.pieces)[first]
         fewest = np.full(len(best), _NEVER)
-        fewest[self._goal] = 0
+        fewest[steps.of_state[self._goal]] = 0
         while True:
             after = fewest.copy()
             if len(tight):
@@ -216,10 +256,10 @@ class BoardSolver:
                     fewest[movable], np.minimum.reduceat(fewest[target] + tie, starts)
                 )
             for classes, is_least, is_tight in permutes:
-                through = _least_of(classes, np.where(is_least, fewest, _NEVER)) + of_permute
-                np.minimum(after, np.where(is_tight, through, _NEVER), out=after)
+                few = np.where(is_least, fewest[steps.of_state], _NEVER)
+                np.minimum(after, np.where(is_tight, _least_of(classes, few)[first] + of_permute, _NEVER), out=after)
             if np.array_equal(after, fewest):
-                return fewest
+                return fewest[steps.of_state]
             fewest = after
 
     def follow(self, source: int, num_bytes: float) -> Chain:
@@ -259,7 +299,7 @@ class BoardSolver:
         of_permute = _COLLECTIVE + self._prices.whole // int(self._board.pieces[place])
         for classes, fixed, slope in self._prices.permutes:
             seconds = fixed + slope * (num_bytes / self._board.pieces[place])
-            members = np.flatnonzero(classes.of_state == classes.of_state[place])
+            members = classes.members(place)
             is_next = (best[members] + seconds <= enough) & (ties[members] + of_permute == tie)
             if is_next.any():
                 return int(members[np.argmax(is_next)])
