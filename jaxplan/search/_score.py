@@ -53,8 +53,28 @@ def score(solutions: Solutions, options: Options, report: Report) -> Candidates:
         if found and not current().happened and options.offload:
             with until_interrupted("looking for state to keep on the host"):
                 report("offload")
-                found += offloaded(found, lambda fraction: report("offload", fraction))
+                found += offloaded([*found, *_drawn(solutions)], lambda fraction: report("offload", fraction))
     return Candidates(solutions=solutions, references=references, found=tuple(found))
+
+
+def _drawn(solutions: Solutions) -> list[Candidate]:
+    """The reference strategies as candidates: no solver has found them, and one may be the leanest with state away."""
+    return [
+        Candidate(
+            prediction=drawn.plan.prediction,
+            solution=Solution(
+                assignment=tuple(drawn.assignment),
+                choices=tuple(drawn.choices),
+                time=drawn.plan.time_seconds,
+                memory=drawn.plan.memory_bytes,
+                lower_bound=0.0,
+                gap=math.inf,
+                solver="reference",
+            ),
+            predictor=solutions.predictor,
+        )
+        for drawn in solutions.references.values()
+    ]
 
 
 def _proven(solutions: Solutions, name: str) -> Plan:
