@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Sequence
 
 from jaxplan.ir import StepGraph
@@ -58,11 +59,10 @@ def _is_read_in_order(graph: StepGraph, t: int, result: int, materialised: Seque
     program, values = graph.program, graph.values
     last = values.producer[result]
     shape = program.tensors[result].shape
-    needed = _needed_for(graph, last, values.producer[t])
     stack, seen = [t], {t}
     while stack:
         for c in values.consumers[stack.pop()]:
-            if c not in needed:
+            if not _leads_to(graph, c, last):
                 return False
             for r in program.equations[c].results:
                 if r in seen or r == result or materialised[r]:
@@ -74,14 +74,20 @@ def _is_read_in_order(graph: StepGraph, t: int, result: int, materialised: Seque
     return True
 
 
-def _needed_for(graph: StepGraph, equation: int, first: int) -> set[int]:
-    """An equation and its sources after ``first``."""
-    producer, equations = graph.values.producer, graph.program.equations
-    stack, seen = [equation], {equation}
-    while stack:
-        for t in equations[stack.pop()].operands:
-            made = producer[t]
-            if made > first and made not in seen:
-                seen.add(made)
-                stack.append(made)
-    return seen
+def _leads_to(graph: StepGraph, equation: int, last: int) -> bool:
+    """Whether an equation is ``last``, or ``last`` depends on it.
+
+    Later consumers first: those of the backward pass are mostly near the end of the way, however long the program is.
+    """
+    consumers, equations = graph.values.consumers, graph.program.equations
+    heap, seen = [-equation], {equation}
+    while heap:
+        e = -heapq.heappop(heap)
+        if e == last:
+            return True
+        for r in equations[e].results:
+            for c in consumers[r]:
+                if c <= last and c not in seen:
+                    seen.add(c)
+                    heapq.heappush(heap, -c)
+    return False
