@@ -3,6 +3,9 @@
     python -m benchmarks.accuracy.population --count 60 --save drawn.jsonl      # seeds derived from the current commit
     python -m benchmarks.accuracy.population --first 0 --count 60 --cache .aot  # seeds 0 to 59
     python -m benchmarks.accuracy.population --read drawn.jsonl                 # report saved records
+    python -m benchmarks.accuracy.population --count 60 --plans plans.jsonl     # keep the plans too, for this:
+    python -m benchmarks.accuracy.population --again plans.jsonl                # predict them again, without compiling
+    python -m benchmarks.accuracy.population --again plans.jsonl --without RULE # as if the compiler did not do that
     python -m benchmarks.accuracy.population --first 7 --count 1 --describe     # print the step of a seed
 
 Five plans of each step are compiled without their devices: the ends and the knee of the frontier, and references. By
@@ -22,10 +25,13 @@ import jax
 import numpy as np
 
 import jaxplan
+from benchmarks._record import write_lines
+from benchmarks.accuracy._drawn_plans import DrawnPlan, predicted_again, read_plans
 from benchmarks.accuracy._measure import chosen_points, line_of, measure
 from benchmarks.accuracy._population import draw_step
 from benchmarks.accuracy._record import Record, read_records, write_records
 from benchmarks.accuracy._report import memory_errors
+from jaxplan.xla.rules import check_names
 
 PLANS_OF_A_STEP = 5
 SEEDS = 10**6
@@ -38,7 +44,7 @@ def seed_of_commit() -> int:
     return int(head[:12], 16) % SEEDS
 
 
-def run_seed(seed: int, topology: str, cache: Path | None) -> list[Record]:
+def run_seed(seed: int, topology: str, cache: Path | None) -> list[tuple[Record, DrawnPlan]]:
     """Plan the step of a seed and compile its points; `Record.model` is the seed's description."""
     jax.clear_caches()
     drawn = draw_step(seed)
@@ -53,24 +59,46 @@ def run_seed(seed: int, topology: str, cache: Path | None) -> list[Record]:
         records = list(pool.map(lambda p: measure(drawn.name, topology, *p, cache), points))
     for record in records:
         print("  " + line_of(record).removeprefix(drawn.name), flush=True)
-    return records
+    return [
+        (
+            record,
+            DrawnPlan(
+                model=drawn.name,
+                point=name,
+                plan=plan.to_json(),
+                predicted_memory=record.predicted_memory,
+                compiled_memory=record.compiled_memory,
+            ),
+        )
+        for record, (name, _, plan) in zip(records, points, strict=True)
+    ]
 
 
-def summary(records: Sequence[Record]) -> str:
-    """A row of quantiles for each family, and one for all."""
-    groups: dict[str, list[Record]] = defaultdict(list)
-    for record in records:
-        groups[record.model.split(": ")[1].split(",")[0]].append(record)
-        groups["all"].append(record)
-    groups["all"] = groups.pop("all")
+def summary(errors_of: Sequence[tuple[str, float]]) -> str:
+    """A row of quantiles of (description of a step, error of a plan) for each family, and one for all."""
+    groups: dict[str, list[float]] = defaultdict(list)
+    for model, error in errors_of:
+        groups[model.split(": ")[1].split(",")[0]].append(error)
+    groups["all"] = [error for _, error in errors_of]
     rows = [f"{'':<16} {'plans':>5} {'median':>7} {'95 %':>7} {'lowest':>8} {'highest':>8} {'below -10 %':>12}"]
     for name, members in groups.items():
-        errors = memory_errors(members)
+        errors = np.array(members)
         rows.append(
             f"{name:<16} {len(errors):>5} {np.median(abs(errors)):>7.1%} {np.quantile(abs(errors), 0.95):>7.1%} "
             f"{errors.min():>+8.1%} {errors.max():>+8.1%} {int((errors < -0.1).sum()):>12}"
         )
     return "\n".join(rows)
+
+
+def predict_again(path: Path, without: Sequence[str]) -> str:
+    """A line for each plan whose prediction has changed, and the summary of all."""
+    lines, errors = list[str](), list[tuple[str, float]]()
+    for drawn, memory in predicted_again(read_plans(path), check_names(without)):
+        errors.append((drawn.model, memory / drawn.compiled_memory - 1))
+        if memory != drawn.predicted_memory:
+            before = drawn.predicted_memory / drawn.compiled_memory - 1
+            lines.append(f"{drawn.model} {drawn.point}: {before:+.1%} -> {errors[-1][1]:+.1%}")
+    return "\n".join([*lines, summary(errors)])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -81,6 +109,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cache", type=Path, help="folder to keep compiled programs in")
     parser.add_argument("--save", type=Path, help="write the records as JSON lines")
     parser.add_argument("--read", type=Path, nargs="+", help="compile nothing: report these saved records")
+    parser.add_argument("--plans", type=Path, help="write the plans as JSON lines, for --again")
+    parser.add_argument("--again", type=Path, help="compile nothing: predict the plans of this file again")
+    parser.add_argument("--without", metavar="RULE", action="append", default=[], help="with --again: as if not so")
     parser.add_argument("--describe", action="store_true", help="plan and compile nothing: print the steps")
     options = parser.parse_args(arguments)
     jax.config.update("jax_platforms", "cpu")
@@ -90,12 +121,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             drawn = draw_step(seed)
             print(drawn.name, jax.make_jaxpr(drawn.step)(*drawn.args), sep="\n")
         return 0
-    records = read_records(options.read) if options.read else []
+    if options.again:
+        print(predict_again(options.again, options.without))
+        return 0
+    records, plans = read_records(options.read) if options.read else [], list[DrawnPlan]()
     for seed in () if options.read else range(first, first + options.count):
-        records += run_seed(seed, options.topology, options.cache)
+        found = run_seed(seed, options.topology, options.cache)
+        records += [record for record, _ in found]
+        plans += [plan for record, plan in found if not record.failure and not record.rematerialised]
         if options.save:
             write_records(options.save, records)
-    print(summary([record for record in records if not record.failure]))
+        if options.plans:
+            write_lines(options.plans, plans)
+    compiled = [record for record in records if not record.failure and not record.rematerialised]
+    print(summary(list(zip([record.model for record in compiled], memory_errors(compiled).tolist(), strict=True))))
     failed = [record for record in records if record.failure]
     print("\n".join(f"failed: {record.model} {record.point}: {record.failure[-200:]}" for record in failed))
     return 1 if failed else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxplan.core._interner import Memo
 from jaxplan.cost._changed import ChangedReads
@@ -88,6 +88,8 @@ class Predictor:
         self._known: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[Transfer, ...]] = {}
         self._transfers = Memo()
         self._live_ranges = LiveRanges(model)
+        in_order = model.buffers.in_order
+        self._in_order = LiveRanges(replace(model, buffers=in_order)) if in_order else None
 
     def predict(
         self, assignment: Sequence[int], choices: Sequence[int]
@@ -177,8 +179,11 @@ class Predictor:
     def lifetimes(
         self, assignment: Sequence[int], chosen: Sequence[Configuration], transfers: Sequence[Transfer]
     ) -> Lifetimes:
-        """From when to when everything lives that a plan holds in memory."""
-        return self._live_ranges.of(assignment, chosen, transfers)
+        """From when to when everything lives that a plan holds in memory, in the order that needs least of it."""
+        found = self._live_ranges.of(assignment, chosen, transfers)
+        if self._in_order is None or not found.peaks_after(self.model.buffers.turning_point):
+            return found
+        return min(found, self._in_order.of(assignment, chosen, transfers), key=lambda lives: lives.peak()[0])
 
 
 def _collectives(

@@ -27,7 +27,7 @@ from jaxplan.xla.rules.both.in_place import cleared_together
 from jaxplan.xla.rules.gpu.in_place_fusions import write_over_operands
 from jaxplan.xla.rules.gpu.padding import MatrixDims, padded_operands
 from jaxplan.xla.rules.gpu.pooling import PoolBuffer, pool_buffers
-from jaxplan.xla.rules.gpu.schedule import CLEARED_TOGETHER, FUSIONS_IN_PLACE
+from jaxplan.xla.rules.gpu.schedule import CLEARED_TOGETHER, FUSIONS_IN_PLACE, LEAST_MEMORY
 from jaxplan.xla.rules.gpu.summands import Summand, find_summands
 from jaxplan.xla.rules.gpu.transposed import OrderedCopy, write_in_orders
 from jaxplan.xla.rules.tpu.channel_groups import ChannelGroups, grouped_operands, wide_results
@@ -69,6 +69,7 @@ class Buffers:
       added_up: views of a dot that a library call adds to a sum -> the dot, a buffer only where a view is resharded.
       sums: equations that add a dot, in its library call -> the other summand, over which the call writes.
       summands: summands of sums over columns, where they may be materialised.
+      in_order: the buffers as if no weight gradient was deferred, where the compiler may take that order instead.
     """
 
     target: Target
@@ -97,6 +98,7 @@ class Buffers:
     added_up: Mapping[int, int] = field(default_factory=dict)
     sums: Mapping[int, int] = field(default_factory=dict)
     summands: tuple[Summand, ...] = ()
+    in_order: Buffers | None = None
 
     def held_as(self, t: int) -> tuple[Hashable, ...]:
         """The properties beside shape and dtype that decide the bytes of a tensor on a device."""
@@ -117,8 +119,17 @@ def analyse_buffers(graph: StepGraph, target: Target, *, in_order: bool = False)
     turning = turning_point(program)
     facts = with_kernels(Facts(graph=graph, target=target, turning=turning, inner=inner_dims(graph, target)))
     fused, recomputed = _with_residuals(facts, conditional=True)
+    found = _scheduled(facts, fused, recomputed, in_order=in_order)
+    if in_order or not found.deferred or not LEAST_MEMORY.applies_to(target):
+        return found
+    return replace(found, in_order=_scheduled(facts, fused, recomputed, in_order=True))
+
+
+def _scheduled(facts: Facts, fused: Fused, recomputed: Sequence[bool], *, in_order: bool) -> Buffers:
+    """The buffers of a step in one order of execution."""
+    graph, target, turning, certain = facts.graph, facts.target, facts.turning, facts
     materialised, added_up, rows, turned = fused.written, fused.sums, fused.blocks, fused.transposes
-    wide, certain = wide_results(graph, target), facts
+    wide = wide_results(graph, target)
     facts = replace(facts, written=materialised)
     plan = schedule(facts, added_up, in_order=in_order)
     death = deaths(graph, target, materialised, plan, added_up)
@@ -128,7 +139,7 @@ def analyse_buffers(graph: StepGraph, target: Target, *, in_order: bool = False)
     ordered = write_in_orders(graph, target, recomputed, materialised, read_end, death)
     birth = births(graph, plan.after)
     pooled = pool_buffers(graph, target, read_end)
-    made = range(len(program.tensors))
+    made = range(len(graph.program.tensors))
     some, instead = _conditional(certain, fused, plan, death) if rows or turned else (set[int](), {})
     saved = tuple(t for t in made if materialised[t] and -1 < birth[t] < turning <= death[t])
     return Buffers(

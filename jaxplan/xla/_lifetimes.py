@@ -62,6 +62,10 @@ class Lifetimes:
         np.add.at(changes, self.last[counted] + 1, -self.sizes[counted])
         return np.cumsum(changes)
 
+    def peaks_after(self, equation: int) -> bool:
+        """Whether the most bytes are live at an equation or later."""
+        return bool(len(self.sizes)) and int(np.argmax(self.curve())) >= 2 * equation
+
     def peak(self) -> tuple[int, dict[str, int]]:
         """The largest sum of live bytes, and its parts by label."""
         curve = self.curve()

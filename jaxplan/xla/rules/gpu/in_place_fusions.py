@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Sequence
 
-from jaxplan.ir import StepGraph
+from jaxplan.ir import CONTRACTION_FAMILIES, StepGraph
 
 
 def write_over_operands(graph: StepGraph, materialised: Sequence[bool], death: list[int]) -> None:
@@ -14,10 +14,13 @@ def write_over_operands(graph: StepGraph, materialised: Sequence[bool], death: l
     XLA lets a GPU fusion write its result over an operand of the same shape and element size that nothing reads later,
     where every path between both is element-wise:
     https://github.com/openxla/xla/blob/main/xla/service/gpu/alias_info.cc (``FusionCanShareBufferHint``, in earlier
-    versions buffer_sharing.cc). One operand makes room for one result.
+    versions buffer_sharing.cc). One operand makes room for one result. The result of a library call is an element of a
+    tuple, beside its scratch memory, and so no operand of the fusion itself: it is never written over
+    (https://github.com/openxla/xla/blob/main/xla/service/heap_simulator/heap_simulator.cc, ``IsUserOf``).
     """
     program, producer = graph.program, graph.values.producer
-    kept = {*program.inputs, *program.outputs}
+    calls = (e for e in program.equations if graph.rules[e.index].family in CONTRACTION_FAMILIES)
+    kept = {*program.inputs, *program.outputs, *(t for e in calls for t in e.results)}
     for eqn in program.equations:
         for result in eqn.results:
             if not materialised[result] or graph.rules[eqn.index].family != "elementwise":

@@ -31,6 +31,15 @@ SCATTERED_BESIDE = CompilerRule(
     made_after=("gpt",),
     test="tests/partition/test_gradient_barriers.py::test_sums_that_are_scattered_at_once_do_not_hide_what_waits",
 )
+LEAST_MEMORY = CompilerRule(
+    name="order-of-least-memory-is-taken",
+    backends=("gpu",),
+    stage="schedule",
+    does="Of several orders the one of least memory is taken: gradients deferred, or as the program has them.",
+    source=f"{XLA}hlo/transforms/simplifiers/hlo_memory_scheduler.cc",
+    made_after=(),
+    test="tests/xla/test_deferred.py::test_the_order_of_least_memory_is_taken",
+)
 FUSIONS_IN_PLACE = CompilerRule(
     name="fusions-write-over-operands",
     backends=("gpu",),
