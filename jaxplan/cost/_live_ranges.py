@@ -15,6 +15,7 @@ from jaxplan.cost._home_deaths import HomeDeaths
 from jaxplan.cost._model import CostModel
 from jaxplan.cost._offload import copied_to_host, sent_by
 from jaxplan.cost._ordered_copies import OrderedCopies
+from jaxplan.cost._padded_images import PaddedImages
 from jaxplan.cost._residents import BATCH, OTHER_STATE, PARAMETERS, resident_labels
 from jaxplan.cost._tpu_buffers import TpuBuffers
 from jaxplan.cost._transfers import Transfer
@@ -53,7 +54,7 @@ class LiveRanges:
         self._behind = DotsBehind(model)
         self._deaths, self._copies = HomeDeaths(model, self._behind), Copies(model)
         self._summands, self._ordered = WrittenSummands(model), OrderedCopies(model)
-        self._extended = ExtendedImages(model, buffers.read_end)
+        self._extended, self._padded = ExtendedImages(model, buffers.read_end), PaddedImages(model)
         self.tpu = TpuBuffers(model, self._place) if self._target.tiles_arrays else None
         self._pooled = [b for b in buffers.pooled if b.tensor in self._place]
         self._cleared = [[t for t in c if t in self._place] for c in buffers.cleared]
@@ -178,6 +179,8 @@ class LiveRanges:
         for first, last, size in self._extended.copies(assignment, chosen):
             yield 2 * first, 2 * last + 1, size, _COPIES
         for first, last, size in self._ordered.copies(assignment, chosen, transfers):
+            yield 2 * first, 2 * last + 1, size, TEMPORARIES
+        for first, last, size in self._padded.copies(assignment, chosen):
             yield 2 * first, 2 * last + 1, size, TEMPORARIES
         for beside in self._pooled:
             share = made[self._place[beside.tensor]] / model.buffers.num_bytes[beside.tensor]

@@ -24,6 +24,7 @@ from jaxplan.xla._schedule import Schedule, schedule
 from jaxplan.xla._target import Target
 from jaxplan.xla.rules.both.deferred import PutOff, behind_input_gradients, put_off
 from jaxplan.xla.rules.both.in_place import cleared_together
+from jaxplan.xla.rules.gpu.borders import PaddedImage, padded_images
 from jaxplan.xla.rules.gpu.in_place_fusions import write_over_operands
 from jaxplan.xla.rules.gpu.padding import MatrixDims, padded_operands
 from jaxplan.xla.rules.gpu.pooling import PoolBuffer, pool_buffers
@@ -54,6 +55,7 @@ class Buffers:
       widened: 16-bit tensors that are cast to float32 by the fusions of both passes, logits excluded.
       cleared: tensors that are cleared at once, where the first of those that are split alike is made.
       ordered: buffers that are live a second time, in a transposed layout.
+      bordered: images with zeros around them that convolutions read.
       pooled: buffers of gradients of max pooling beside their operands and results.
       inner: the two innermost dimensions of images, where memory is in tiles.
       element_bytes: of tensors that are held in another dtype than theirs (`rounded_for_loops`, `written_wider`).
@@ -84,6 +86,7 @@ class Buffers:
     widened: frozenset[int]
     cleared: tuple[tuple[int, ...], ...] = ()
     ordered: tuple[OrderedCopy, ...] = ()
+    bordered: tuple[PaddedImage, ...] = ()
     pooled: tuple[PoolBuffer, ...] = ()
     inner: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     element_bytes: Mapping[int, int] = field(default_factory=dict)
@@ -155,6 +158,7 @@ def _scheduled(facts: Facts, fused: Fused, recomputed: Sequence[bool], *, in_ord
         widened=widened_copies(graph, target, materialised),
         cleared=cleared_together(graph) if CLEARED_TOGETHER.applies_to(target) else (),
         ordered=ordered,
+        bordered=padded_images(graph, target, read_end, death),
         pooled=pooled,
         inner=facts.inner,
         element_bytes={**rounded_for_loops(graph, target), **written_wider(graph, target), **wide},

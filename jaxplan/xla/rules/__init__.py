@@ -16,6 +16,7 @@ from jaxplan.xla.rules.both import liveness as _both_liveness
 from jaxplan.xla.rules.both import residual_sums as _both_residual_sums
 from jaxplan.xla.rules.both import residuals as _both_residuals
 from jaxplan.xla.rules.both import schedule as _both_schedule
+from jaxplan.xla.rules.gpu import borders as _gpu_borders
 from jaxplan.xla.rules.gpu import functions as _gpu_functions
 from jaxplan.xla.rules.gpu import kernels as _gpu_kernels
 from jaxplan.xla.rules.gpu import layouts as _gpu_layouts
@@ -42,6 +43,7 @@ _MODULES = (
     _both_schedule,
     _both_liveness,
     _gpu_kernels,
+    _gpu_borders,
     _gpu_library_sums,
     _gpu_summands,
     _gpu_functions,
