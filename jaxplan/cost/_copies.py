@@ -10,9 +10,10 @@ from jaxplan.core._interner import Memo
 from jaxplan.cost._model import CostModel
 from jaxplan.cost._transfers import Transfer
 from jaxplan.cost._updated_parts import gathered_updates, replaced_in_place
-from jaxplan.ir import Tensor
+from jaxplan.ir import REGION_IN, Tensor
 from jaxplan.xla.rules.both.liveness import GATHERED_INTO_ARGUMENTS, UPDATED_PARTS
 from jaxplan.xla.rules.gpu.layouts import GATHERS_IN_PIECES
+from jaxplan.xla.rules.gpu.schedule import GATHERS_START_EARLY
 
 
 class Copies:
@@ -46,10 +47,23 @@ class Copies:
                     transfer.tensor in self._replaced and span.first == end
                 ):  # into the buffer that is replaced
                     size = 0
-                first = max(span.first, buffers.birth[transfer.tensor])
+                first = max(self._started(transfer, span.first), buffers.birth[transfer.tensor])
                 found.append((2 * first, 2 * max(first, min(self._read_end[latest], end)) + 1, size))
             self._copies[number] = found
         return self._copies[number]
+
+    def _started(self, transfer: Transfer, first: int) -> int:
+        """When a resharding starts that is needed at an equation: inside of a loop, a gather does with the trip.
+
+        The compiler starts collectives as soon as their operands are there; outside of loops the lowering delays
+        large ones.
+        """
+        equations = self.model.graph.program.equations
+        made = self.model.graph.values.producer[transfer.tensor]
+        is_gather = transfer.path.steps[0].kind == "all-gather" and GATHERS_START_EARLY.applies_to(self._target)
+        if not is_gather or made < 0 or equations[made].name != REGION_IN or first >= len(equations):
+            return first
+        return made if equations[first].region == equations[made].params["region"] else first
 
     def _travelling(self, transfer: Transfer) -> Tensor:
         return replace(self.model.graph.program.tensors[transfer.tensor], itemsize=transfer.itemsize)
@@ -58,7 +72,8 @@ class Copies:
         """(equation, the same, bytes) of gathered copies that are there once more while a product first reads them.
 
         A gather writes the pieces one after the other. Where the gathered dimension lies between others (the positions
-        of a sequence), compiled GPU programs were seen to transpose that for products.
+        of a sequence), compiled GPU programs were seen to transpose that for products. Of a stack that loops read, each
+        loop has a transposed copy, and the gathered one is live until the last is made.
         """
         for transfer in transfers:
             number = self._arriving.number(transfer)
@@ -69,17 +84,24 @@ class Copies:
                 self._arriving[number] = size
             size = self._arriving[number]
             for span in transfer.spans if size else ():
-                yield span.first, span.first, size
+                yield span.first, max([span.first, *self._loops_reading(span.readers)]), size
 
     def _arrives_in_pieces(self, transfer: Transfer) -> bool:
+        """Whether a gather needs its copy transposed: for a dot, or for loops, each of which has one of its own."""
         step = transfer.path.steps[-1]
         if step.kind != "all-gather" or step.dim is None or not GATHERS_IN_PIECES.applies_to(self._target):
             return False
-        first = transfer.spans[0].first
-        if first not in self._products:
-            return False
+        span = transfer.spans[0]
         shape = transfer.target.local_shape(self.model.graph.program.tensors[transfer.tensor].shape, self._axes)
-        return math.prod(shape[: step.dim]) > 1 and math.prod(shape[step.dim + 1 :]) > 1
+        is_inner = math.prod(shape[: step.dim]) > 1
+        if self._loops_reading(span.readers):
+            return is_inner
+        return span.first in self._products and is_inner and math.prod(shape[step.dim + 1 :]) > 1
+
+    def _loops_reading(self, readers: Sequence[int]) -> list[int]:
+        """The equations by which loops read a copy."""
+        equations = self.model.graph.program.equations
+        return [e for e in readers if e < len(equations) and equations[e].name == REGION_IN]
 
     def _shared_copies(self, transfers: Sequence[Transfer]) -> Iterator[tuple[int, int, int]]:
         """(first, last equation, bytes) of copies that several transfers of a tensor share: live until the last one."""

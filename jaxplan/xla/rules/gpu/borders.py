@@ -123,7 +123,8 @@ def padded_images(
         known = found.get((graph.values.number[t], widths, holes))
         if known is not None and known.is_whole:
             first, last = known.first, read_end[eqn.index]
-        found[graph.values.number[t], widths, holes] = PaddedImage(t, widths, holes, not border.around_output, first, last)
+        is_whole = not border.around_output
+        found[graph.values.number[t], widths, holes] = PaddedImage(t, widths, holes, is_whole, first, last)
     return tuple(found.values())
 
 
