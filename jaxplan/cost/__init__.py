@@ -15,6 +15,9 @@ from jaxplan.cost._offload import offloaded_model as offloaded_model
 from jaxplan.cost._prediction import Collective as Collective
 from jaxplan.cost._prediction import Prediction as Prediction
 from jaxplan.cost._prediction import Predictor as Predictor
+from jaxplan.cost._prefetch import outer_operators as outer_operators
+from jaxplan.cost._prefetch import place_of_guard as place_of_guard
+from jaxplan.cost._prefetch import views_of as views_of
 from jaxplan.cost._pricing import KEEP as KEEP
 from jaxplan.cost._pricing import REPEAT as REPEAT
 from jaxplan.cost._reads import Read as Read

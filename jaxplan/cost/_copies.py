@@ -8,9 +8,10 @@ from dataclasses import replace
 
 from jaxplan.core._interner import Memo
 from jaxplan.cost._model import CostModel
+from jaxplan.cost._prefetch import outer_operators, prefetched_from, views_of
 from jaxplan.cost._transfers import Transfer
 from jaxplan.cost._updated_parts import gathered_updates, replaced_in_place
-from jaxplan.ir import REGION_IN, Tensor
+from jaxplan.ir import REGION_IN, STORED_KINDS, UNGROUPED, Tensor
 from jaxplan.xla.rules.both.liveness import GATHERED_INTO_ARGUMENTS, UPDATED_PARTS
 from jaxplan.xla.rules.gpu.layouts import GATHERS_IN_PIECES
 from jaxplan.xla.rules.gpu.schedule import GATHERS_START_EARLY
@@ -22,6 +23,7 @@ class Copies:
     def __init__(self, model: CostModel) -> None:
         graph = model.graph
         self.model, self._target, self._read_end = model, model.buffers.target, model.buffers.read_end
+        self._outer = outer_operators(graph)
         self._axes, self._replaced = model.topology.axes, replaced_in_place(graph.program)
         dots = (e.index for e in graph.program.equations if graph.rules[e.index].family == "contraction")
         self._products = frozenset(dots)
@@ -53,17 +55,28 @@ class Copies:
         return self._copies[number]
 
     def _started(self, transfer: Transfer, first: int) -> int:
-        """When a resharding starts that is needed at an equation: inside of a loop, a gather does with the trip.
+        """When a resharding starts that is needed at an equation: a gather, as soon as the compiler has its operand.
 
-        The compiler starts collectives as soon as their operands are there; outside of loops the lowering delays
-        large ones.
+        Inside of a loop that is with the trip. A parameter that is gathered for the forward pass is live from the
+        beginning of the step, or from where the lowering lets a large one begin (`prefetched_from`).
         """
-        equations = self.model.graph.program.equations
-        made = self.model.graph.values.producer[transfer.tensor]
-        is_gather = transfer.path.steps[0].kind == "all-gather" and GATHERS_START_EARLY.applies_to(self._target)
-        if not is_gather or made < 0 or equations[made].name != REGION_IN or first >= len(equations):
+        if transfer.path.steps[0].kind != "all-gather" or not GATHERS_START_EARLY.applies_to(self._target):
             return first
-        return made if equations[first].region == equations[made].params["region"] else first
+        graph, made = self.model.graph, self.model.graph.values.producer[transfer.tensor]
+        equations = graph.program.equations
+        if made >= 0 and equations[made].name == REGION_IN:
+            is_inside = first < len(equations) and equations[first].region == equations[made].params["region"]
+            return made if is_inside else first
+        source = self._argument(transfer.tensor) if first < self.model.buffers.turning_point else None
+        return first if source is None else min(first, prefetched_from(graph, source, first, self._outer))
+
+    def _argument(self, t: int) -> int | None:
+        """The stored argument that a tensor is, or a view or a cast of; None: it is computed otherwise."""
+        graph = self.model.graph
+        *_, source = views_of(graph, t)
+        group = graph.grouping.tensor_group[source]
+        is_stored = group != UNGROUPED and graph.grouping.groups[group].kind in STORED_KINDS
+        return source if graph.values.producer[source] < 0 and is_stored else None
 
     def _travelling(self, transfer: Transfer) -> Tensor:
         return replace(self.model.graph.program.tensors[transfer.tensor], itemsize=transfer.itemsize)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -23,8 +24,10 @@ from jaxplan.cost._updated_parts import replaced_in_place
 from jaxplan.cost._written_summands import WrittenSummands
 from jaxplan.ir import UNGROUPED, Configuration
 from jaxplan.xla._lifetimes import Lifetimes
+from jaxplan.xla.rules.both.deferred import GRADIENTS_AFTER_INPUTS
 from jaxplan.xla.rules.both.schedule import LARGE_PARAMETER_BYTES
 from jaxplan.xla.rules.gpu.layouts import DOT_WORKSPACE
+from jaxplan.xla.rules.gpu.library_sums import GEMM_ADDS_C
 from jaxplan.xla.rules.gpu.schedule import TABLES_TAKE_TURNS
 from jaxplan.xla.rules.tpu.liveness import HEAP_GAPS, RECOMPUTED_SOURCES
 
@@ -56,6 +59,7 @@ class LiveRanges:
         self._summands, self._ordered = WrittenSummands(model), OrderedCopies(model)
         self._extended, self._padded = ExtendedImages(model, buffers.read_end), PaddedImages(model)
         self.tpu = TpuBuffers(model, self._place) if self._target.tiles_arrays else None
+        self._added = list(self._sums_of_a_library())
         self._pooled = [b for b in buffers.pooled if b.tensor in self._place]
         self._cleared = [[t for t in c if t in self._place] for c in buffers.cleared]
         self._birth = np.array([buffers.birth[t] for t in self._place], dtype=np.int64)
@@ -65,6 +69,23 @@ class LiveRanges:
         self._waiting = [w for w in graph.waiting_on_host if w.tensor in self._place]
         self._sent_by = sent_by(graph) if self._waiting else {}
         self._label = np.array(kinds, dtype=object)[(self._birth < buffers.turning_point).astype(np.int64)]
+
+    def _sums_of_a_library(self) -> Iterator[tuple[int, set[int]]]:
+        """Places of sums that are buffers because a library adds a dot to them, and the dot with its views.
+
+        Where one of these is resharded first, no library adds it: the sum is fused into its readers.
+        """
+        buffers, program = self.model.buffers, self.model.graph.program
+        views = defaultdict[int, set[int]](set)
+        for view, product in buffers.added_up.items():
+            views[product].update((view, product))
+        for equation, other in buffers.sums.items():
+            (result,) = program.equations[equation].results
+            is_its = buffers.decided_by[result] == GEMM_ADDS_C.name and result not in program.outputs
+            summand = next(t for t in program.equations[equation].operands if t != other)
+            if is_its and result in self._place:
+                product = buffers.added_up.get(summand, summand)
+                yield self._place[result], {product, *views[product]}
 
     def _sizes(self) -> list[int]:
         """The buffers of all groups, in order; fills the tables of their bytes, (buffers, K) for each group."""
@@ -103,8 +124,9 @@ class LiveRanges:
         if self.tpu:
             held[~self._is_input], on_chip = self.tpu.in_main_memory(held[~self._is_input])
         lives = np.flatnonzero(death >= self._birth)
-        num_homes, made = len(lives), held[~self._is_input]
-        birth = self._births(made, {t.tensor for t in transfers})[lives]
+        num_homes, made, moved = len(lives), held[~self._is_input], {t.tensor for t in transfers}
+        made[[place for place, summands in self._added if not moved.isdisjoint(summands)]] = 0
+        birth = self._births(made, moved)[lives]
         born: list[tuple[int, int, float, str]] = []  # first and last position, bytes, label
         copies: dict[tuple[int, int], int] = {}
         for number, transfer in enumerate(transfers):
@@ -206,11 +228,13 @@ class LiveRanges:
 
     def _products_run(self, transfers: Sequence[Transfer]) -> list[int]:
         """Equations at which a matrix product runs: where it is, and in front of each scatter of its partial sum, for
-        which it may wait."""
-        waiting = {
+        which it may wait where weight gradients are deferred."""
+        waiting = set[int]() if not self.model.buffers.deferred else {
             span.first
             for transfer in transfers
             if transfer.path.steps[0].kind == "reduce-scatter" and self._behind.of(transfer.tensor) is not None
             for span in transfer.spans
         }
+        moved = (when.after + 1 for e, when in self.model.buffers.deferred.items() if e in set(self._contractions))
+        waiting.update(moved if GRADIENTS_AFTER_INPUTS.applies_to(self._target) else ())
         return [*self._contractions, *sorted(waiting.difference(self._contractions))] if self._contractions else []

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import bisect
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from jaxplan.cost import Transfer
+from jaxplan.cost import Transfer, outer_operators, place_of_guard, views_of
 from jaxplan.ir import Equation, StepGraph
 from jaxplan.partition._lowering import GatherGuard
 from jaxplan.partition._plan_shardings import PlanShardings
 from jaxplan.partition._resident import Resident
 from jaxplan.xla import LARGE_PARAMETER_BYTES
-
-PREFETCH_CONTRACTIONS = 8
-"""A parameter is gathered at most this many contractions before it is read, about a block of a transformer: the
-compiler was seen to gather all parameters of a model first."""
-PREFETCH_LOOK_UPS = 1
-"""A table is gathered when the rows of the one before are in memory: the compiler was seen to fuse 26 look-ups into the
-operator that joins their rows, and to gather all tables for it."""
 
 
 def find_gather_guards(shardings: PlanShardings, resident: Resident) -> tuple[GatherGuard, ...]:
@@ -48,19 +40,13 @@ def _guarded(graph: StepGraph, is_tiled: bool, gathers: Sequence[Transfer]) -> M
     the head. Read again as it was, it is the copy that was gathered first.
     """
     program, values = graph.program, graph.values
-    outer: dict[str, list[int]] = {"contraction": [], "gather": []}
-    for e in program.equations:
-        if e.region < 0 and graph.rules[e.index].family in outer:
-            outer[graph.rules[e.index].family].append(e.index)
+    outer = outer_operators(graph)
     found: dict[int, list[int]] = defaultdict(list)
     seen: set[int] = set()
     for gather in sorted(gathers, key=lambda gather: gather.spans[0].first):
         first = gather.spans[0].first
-        like, ahead = ("contraction", PREFETCH_CONTRACTIONS)
-        if first in outer["gather"]:
-            like, ahead = ("gather", PREFETCH_LOOK_UPS)
-        place = bisect.bisect_left(outer[like], first) - ahead
-        chain = list(_views(graph, gather.tensor))
+        like, place = place_of_guard(outer, first)
+        chain = list(views_of(graph, gather.tensor))
         source = chain[-1]
         if values.producer[source] >= 0 or program.tensors[source].num_bytes < LARGE_PARAMETER_BYTES:
             continue
@@ -72,14 +58,6 @@ def _guarded(graph: StepGraph, is_tiled: bool, gathers: Sequence[Transfer]) -> M
                 found[before].append(next(u for u in chain if values.producer[u] < before))
         seen.add(source)
     return found
-
-
-def _views(graph: StepGraph, t: int) -> Iterator[int]:
-    """A tensor, the tensor that it is a view or a cast of, and so on."""
-    yield t
-    while (e := graph.values.producer[t]) >= 0 and len(graph.program.equations[e].operands) == 1:
-        (t,) = graph.program.equations[e].operands
-        yield t
 
 
 def is_written_look_up(shardings: PlanShardings, eqn: Equation) -> bool:

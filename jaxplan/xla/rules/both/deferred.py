@@ -52,7 +52,7 @@ def put_off(graph: StepGraph, target: Target) -> dict[int, PutOff]:
         elif following is not None:
             by = following if after is None else after
             by = ends[by] - 1 if until_next and graph.rules[e].family == "convolution" else by
-            result[e] = PutOff(following, by)
+            result[e] = PutOff(following, max(by, following + 1))  # its operands are live until its result is made
     return result
 
 
