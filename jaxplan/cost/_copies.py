@@ -32,6 +32,7 @@ class Copies:
     def beside(self, transfers: Sequence[Transfer]) -> Iterator[tuple[int, int, int]]:
         """(first, last equation, bytes) of what transfers leave in memory beside their copies."""
         yield from self._in_pieces(transfers)
+        yield from self._updates_in_pieces(transfers)
         yield from self._shared_copies(transfers)
         yield from self._updated_parts(transfers)
 
@@ -49,7 +50,7 @@ class Copies:
                     transfer.tensor in self._replaced and span.first == end
                 ):  # into the buffer that is replaced
                     size = 0
-                first = max(self._started(transfer, span.first), buffers.birth[transfer.tensor])
+                first = self._started(transfer, max(span.first, buffers.birth[transfer.tensor]))
                 found.append((2 * first, 2 * max(first, min(self._read_end[latest], end)) + 1, size))
             self._copies[number] = found
         return self._copies[number]
@@ -105,7 +106,7 @@ class Copies:
         if step.kind != "all-gather" or step.dim is None or not GATHERS_IN_PIECES.applies_to(self._target):
             return False
         span = transfer.spans[0]
-        shape = transfer.target.local_shape(self.model.graph.program.tensors[transfer.tensor].shape, self._axes)
+        shape = self._local_shape(transfer)
         is_inner = math.prod(shape[: step.dim]) > 1
         if self._loops_reading(span.readers):
             return is_inner
@@ -115,6 +116,27 @@ class Copies:
         """The equations by which loops read a copy."""
         equations = self.model.graph.program.equations
         return [e for e in readers if e < len(equations) and equations[e].name == REGION_IN]
+
+    def _updates_in_pieces(self, transfers: Sequence[Transfer]) -> Iterator[tuple[int, int, int]]:
+        """(equation, the same, bytes) of the largest update that is gathered along an inner dimension.
+
+        It arrives in pieces, in a buffer of its own, and is transposed into the argument that it replaces.
+        """
+        end = len(self.model.graph.program.equations)
+        is_early = GATHERED_INTO_ARGUMENTS.applies_to(self._target) and GATHERS_IN_PIECES.applies_to(self._target)
+        sizes = [
+            self.model.pricer.local_bytes(self._travelling(transfer), transfer.target)
+            for transfer in (gathered_updates(self._replaced, end, transfers) if is_early else ())
+            if (step := transfer.path.steps[-1]).kind == "all-gather"
+            and step.dim is not None
+            and math.prod(self._local_shape(transfer)[: step.dim]) > 1
+        ]
+        if sizes:
+            yield end, end, max(sizes)
+
+    def _local_shape(self, transfer: Transfer) -> tuple[int, ...]:
+        """Of the copy that a transfer makes."""
+        return transfer.target.local_shape(self.model.graph.program.tensors[transfer.tensor].shape, self._axes)
 
     def _shared_copies(self, transfers: Sequence[Transfer]) -> Iterator[tuple[int, int, int]]:
         """(first, last equation, bytes) of copies that several transfers of a tensor share: live until the last one."""
