@@ -70,6 +70,7 @@ class Board:
             if make is not None
             for rows, after, group in make(table)
         ]
+        found = found or [(np.zeros(0, dtype=np.int64),) * 4]  # one device: nothing to reshard
         return self._sorted(*(np.concatenate(column) for column in zip(*found)))
 
     @cached_property
