@@ -11,7 +11,7 @@ import pytest
 from jaxplan.mesh import Topology
 from jaxplan.search._traced import analyse_step
 from jaxplan.xla import Target, analyse_buffers
-from tests.cost.one_device import shape
+from tests.cost.one_device import peak, shape
 
 
 def _step(weights: Any, x: jax.Array) -> Any:
@@ -60,3 +60,24 @@ def test_so_does_that_of_a_convolution() -> None:
     assert len(inputs) == 3
     death = analyse_buffers(graph, Target.of(Topology.parse("h100:1").chip)).death[last.operands[0]]
     assert death == inputs[1].index
+
+
+def test_the_order_of_least_memory_is_taken() -> None:
+    """Of four layers: three activations, the gradient of the last one, and the gradient that comes of it.
+
+    The activation of the last layer is gone by then, and the activation behind it once its weight gradient is made.
+    """
+    width, rows = 64, 4096
+
+    def step(weights: Any, x: jax.Array) -> Any:
+        def loss(weights: Any) -> jax.Array:
+            for w in weights:
+                x_ = jnp.tanh((x if w is weights[0] else x_) @ w)
+            return jnp.sum(x_)
+
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(loss)(weights))
+
+    matrix, workspace = 4 * rows * width, 32 * 2**20
+    found = peak(step, [shape(width, width)] * 4, shape(rows, width), topology="h100:1") - workspace
+    assert found // matrix == 5
+    assert found % matrix <= 4 * 4 * width * width  # the gradients of the weights
