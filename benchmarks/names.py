@@ -79,7 +79,7 @@ def _scrambled(arg: Any) -> tuple[dict[str, Any], Any]:
 
 
 def _with_scrambled(step: Callable[..., Any], trees: tuple[Any, ...]) -> Callable[..., Any]:
-    """The step on scrambled arguments; what it returns in the form of one of them is scrambled too."""
+    """The step on scrambled arguments; a result in the form of one of them is scrambled too."""
 
     def scrambled_step(*args: dict[str, Any]) -> Any:
         given = [
@@ -119,7 +119,7 @@ def _table(graph: StepGraph, paths: list[str]) -> Table:
 
 
 def differences(wanted: Table, found: Table) -> list[str]:
-    """Lines that differ, ``-`` for what is wanted."""
+    """Lines that differ, ``-`` for the expected ones."""
     lines = [[f"{name} {path}" for name, of in table.items() for path in of] for table in (wanted, found)]
     return [line for line in difflib.ndiff(*lines) if line[0] in "+-"]
 

@@ -1,6 +1,6 @@
-"""Does README print what the code prints? `python -m benchmarks.readme`; with `--write`, README is put right.
+"""Does README show the output of its code? `python -m benchmarks.readme`; with `--write`, README is put right.
 
-The Python blocks of README run one after the other in one namespace. What a block prints has to be the text block that
+The Python blocks of README run one after the other in one namespace. The output of a block has to be the text that
 follows it, but for the seconds that a search took; where a line without print ends in a comment with a number, such as
 ``# the fewest that fit: 8``, that is the value of the line.
 """
@@ -63,7 +63,7 @@ def as_run(text: str) -> str:
 
 
 def run(code: str, namespace: dict[str, Any]) -> tuple[str, str]:
-    """What a block prints, without spaces at the ends of lines, and the block with the values of its lines."""
+    """The output of a block, without spaces at the ends of lines, and the block with the values of its lines."""
     lines, output = code.splitlines(keepends=True), io.StringIO()
     with contextlib.redirect_stdout(output):
         for statement in ast.parse(code).body:
@@ -84,13 +84,13 @@ def _without_empty_ends(lines: list[str]) -> Iterator[str]:
 
 
 def same_but_for_seconds(printed: str, before: str) -> str:
-    """What was there before, where it differs in nothing but the seconds of a search."""
+    """The earlier text, where it differs in nothing but the seconds of a search."""
     is_same = _SEARCHED.sub("", printed).split() == _SEARCHED.sub("", before).split()
     return before if is_same and _SEARCHED.search(printed) else printed
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print how README differs from what its code prints, or put it right; 1 if it differs."""
+    """Print how README differs from the output of its code, or put it right; 1 if it differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write the blocks as printed into README.md")
     options = parser.parse_args(argv)

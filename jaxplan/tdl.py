@@ -7,7 +7,7 @@ An operator is a function of operands that returns, per result, a function of in
     jaxplan.register_rule("my_conv", lambda data, filters: lambda b, co, x:
         Sum(lambda ci, dx: data[b, ci, x + dx] * filters[ci, co, dx]))
 
-docs/operators.md has the whole language. `analyse` tells what a description says: its factor rule, the strategies
+docs/operators.md has the whole language. `analyse` tells the meaning of a description: its factor rule, the strategies
 with the regions that each worker reads, and the reason for every variable that cannot be split.
 """
 

@@ -1,4 +1,4 @@
-"""What type checkers see of a decorated step; nothing here runs, pyright reads it."""
+"""A decorated step as type checkers see it; nothing here runs, pyright reads it."""
 
 # pyright: reportUnnecessaryTypeIgnoreComment=true
 

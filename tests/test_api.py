@@ -60,7 +60,7 @@ def frontier() -> jaxplan.Frontier:
 
 @pytest.fixture(scope="module")
 def sharded_plan(frontier: jaxplan.Frontier) -> jaxplan.Plan:
-    """A plan whose batch and whose state are both split."""
+    """A plan with batch and state both split."""
     return frontier.references["fsdp"]
 
 

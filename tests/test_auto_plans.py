@@ -1,4 +1,4 @@
-"""What a decorated step keeps and takes: plans by their compiled memory, a bounded number of them."""
+"""Plans that a decorated step keeps and takes: plans by their compiled memory, a bounded number of them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def frontier() -> jaxplan.Frontier:
 
 @pytest.fixture
 def compiled_as(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], int | None]], list[int]]:
-    """Let the compiler say of programs, in the order in which they are compiled, what a function says."""
+    """Let the compiler say of programs, in the order in which they are compiled, the figures of a function."""
 
     def say(num_bytes: Callable[[int], int | None]) -> list[int]:
         asked: list[int] = []
@@ -156,7 +156,7 @@ def test_the_order_is_from_the_choice_to_leaner_ones(
     step(*arguments())
     last = 0 if first == num - 1 else num - 1
     taken = step.frontier.points[last]
-    # Corrected by what they missed their predictions by, none should fit: then the leanest left is tried.
+    # Corrected by the errors of their predictions, none should fit: then the leanest left is tried.
     order = [first, *[i for i in range(num) if i != first]]
     assert step.plan.is_same_program(step.frontier.points[order[-1]]) or step.plan.is_same_program(taken)
     assert step.counts.compiles == num

@@ -1,4 +1,4 @@
-"""One clear error for each kind of bad input: what was given, what was expected, the likely cause and the fix."""
+"""One clear error for each kind of bad input: given, expected, the likely cause and the fix."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ def test_what_padding_would_spare_is_counted() -> None:
     assert batch.flops == 5 * product
     np.testing.assert_allclose(batch.padded_flops, 5 * product * 32 / 30 / 8)
     assert batch.gains
-    kept = 4 * BATCH * (2 * WIDTH + HIDDEN)  # x, y and what tanh gave, at least
+    kept = 4 * BATCH * (2 * WIDTH + HIDDEN)  # x, y and the result of tanh, at least
     assert kept <= batch.kept_bytes <= kept + 4 * BATCH * WIDTH
     np.testing.assert_allclose(batch.padded_kept_bytes, batch.kept_bytes * 32 / 30 / 8)
 

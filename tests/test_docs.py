@@ -22,7 +22,7 @@ WITH_SNIPPETS = [page for page in PAGES if SNIPPET.search(page.read_text())]
 
 
 def names():
-    """What snippets take for granted: a step, its arguments, and a frontier."""
+    """Names that snippets take for granted: a step, its arguments, and a frontier."""
     import jaxplan
 
     optimizer = optax.adam(1e-3)

@@ -14,6 +14,8 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "jaxplan"
 MOST_PER_1000_WORDS = 3.0
+MOST_PER_1000_WORDS_OF_A_FILE = 10.0
+WITH_PROSE = ("jaxplan", "tests", "benchmarks", "examples")
 WORDS = re.compile(r"[A-Za-z]+")
 QUESTION_WORDS = re.compile(r"\b(what|who|whom|whose)\b", re.IGNORECASE)
 PLAIN_FOLDERS = (
@@ -58,6 +60,18 @@ def test_prose_is_docstrings_attribute_docs_and_comments() -> None:
 def test_question_words_are_rare(folder: str) -> None:
     words, questions = counts()
     assert 1000 * questions[folder] <= MOST_PER_1000_WORDS * words[folder]
+
+
+def test_no_file_leans_on_question_words() -> None:
+    """Nor do tests and benchmarks; a file of few words may have none."""
+    found = {}
+    for path in (p for folder in WITH_PROSE for p in sorted((PACKAGE.parent / folder).rglob("*.py"))):
+        texts = [*prose_of(path.read_text())] if path != Path(__file__) else []
+        words = sum(len(WORDS.findall(text)) for text in texts)
+        questions = sum(len(QUESTION_WORDS.findall(text)) for text in texts)
+        if 1000 * questions > MOST_PER_1000_WORDS_OF_A_FILE * words:
+            found[str(path.relative_to(PACKAGE.parent))] = questions
+    assert found == {}
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Plans whose batch is worked through in slices."""
+"""Plans that work through the batch in slices."""
 
 from __future__ import annotations
 

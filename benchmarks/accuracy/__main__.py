@@ -2,7 +2,7 @@
 
     python -m benchmarks.accuracy --cache .aot                       # every model on every topology
     python -m benchmarks.accuracy --cache .aot --model gpt --topology h100:8 --points 6 --save gpt.jsonl
-    python -m benchmarks.accuracy --read gpt.jsonl lstm.jsonl        # report what was saved
+    python -m benchmarks.accuracy --read gpt.jsonl lstm.jsonl        # report saved records
     python -m benchmarks.accuracy --read all.jsonl --topology v5e:2x4 --gaps 0   # as if heaps had no gaps
 
 For each model and topology: the reference strategies and points of the frontier, at least 2 % apart in memory. Compiled
@@ -29,7 +29,7 @@ from jaxplan.xla import COUNTED_GAPS, GAPS
 
 
 def _with_gaps(record: Record, share: float) -> Record:
-    """As it would be predicted with gaps of another share of what is alive."""
+    """As it would be predicted with gaps of another share of the live bytes."""
     other = record.predicted_parts.get(GAPS, 0) * (share / COUNTED_GAPS - 1)
     return dataclasses.replace(record, predicted_memory=record.predicted_memory + int(other))
 

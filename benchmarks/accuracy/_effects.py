@@ -20,7 +20,7 @@ EFFECTS = RECORDS / "compiler_rules.jsonl"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
-    """What a rule does to the predicted memory of the reference plans on one topology.
+    """The effect of a rule on the predicted memory of the reference plans on one topology.
 
     Attributes:
       rule, topology: names.
@@ -50,7 +50,7 @@ def made_after(model: str) -> frozenset[str]:
 
 
 def effects_of_rules(models: Sequence[str], topologies: Sequence[str]) -> list[Effect]:
-    """One `Effect` for each rule and each topology whose compiler it is a rule of."""
+    """One `Effect` for each rule and each topology that it is a rule for."""
     compiled = compiled_memory()
     found: dict[tuple[str, str], dict[tuple[str, str], tuple[int, int, bool]]] = {}
     for model in models:

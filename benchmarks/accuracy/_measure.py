@@ -109,7 +109,7 @@ def measure(
 
 def run_pair(model: str, topology: str, most: int, cache: Path | None, jobs: int) -> list[Record]:
     """Plan a model and compile the chosen points."""
-    jax.clear_caches()  # what was traced before must not show in the program: its text is the key of the cache
+    jax.clear_caches()  # an earlier trace must not show in the program: its text is the key of the cache
     base, overrides = MODELS[model]
     step, args = build(base, **overrides)
     frontier = jaxplan.plan(step, *args, topology=Topology.parse(topology), progress=False)

@@ -1,4 +1,4 @@
-"""The models and topologies whose plans are compiled, and the models that no rule was made after."""
+"""Models and topologies with plans that are compiled, and the models that no rule was made after."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek": ("deepseek-v2-lite", {"num_layers": 4}),
     "gemma": ("gemma2-2b", {"num_layers": 4, "batch_size": 32, "sequence_length": 1024, "window": 512}),
 }
-"""Layers of a stack are equal: four of them show what twelve do, in a third of the compiler's time."""
+"""Layers of a stack are equal: four of them stand for twelve, in a third of the compiler's time."""
 HELD_OUT = {
     "deepseek": "",
     "olmo": "",

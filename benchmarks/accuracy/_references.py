@@ -31,7 +31,7 @@ def predict_references(
     """(name, prediction) of each strategy that applies, ``without`` the compiler rules of these names.
 
     The cost model holds, for every group, the replicated configuration and those that the strategies ask for: enough to
-    predict them, and a small part of what a search prices.
+    predict them, and a small part of the prices of a search.
     """
     strategy_plans = apply_strategies(graph, topology).plans
     always = tuple(map(frozenset, zip(*(plan.configurations for plan in strategy_plans.values()), strict=True)))
@@ -48,7 +48,7 @@ def predict_references(
 
 
 def digest(prediction: Prediction) -> dict[str, Any]:
-    """A prediction as JSON data whose equality means that nothing changed; collectives as a hash of them."""
+    """A prediction as JSON data: equal data means that nothing changed; collectives as a hash of them."""
     collectives = repr(
         sorted((c.kind, c.num_bytes, c.axes, c.count, c.latency_share) for c in prediction.collectives)
     )

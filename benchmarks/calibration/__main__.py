@@ -6,14 +6,14 @@
     python -m benchmarks.calibration --records FILE --part steps --model gpt --model vit --points 2
     python -m benchmarks.calibration --records FILE --part steps --devices 8       # 8 real or virtual devices
     python -m benchmarks.calibration --records FILE --part steps --devices 8 --mock   # one GPU stands for all 8
-    python -m benchmarks.calibration --read FILE ...                               # report what was measured
+    python -m benchmarks.calibration --read FILE ...                               # report the measurements
 
 Operators are timed as `jaxplan profile` times products. Steps are planned for the devices (with `--profile`, repeated
 for tables of other topologies, at measured prices) and run: points of a frontier in turns, median and quartiles.
-Batches are as large as a device holds. With `--mock` collectives take no time and the program of one device is what
-runs, so predicted compute is what it is compared with, and the record says so.
+Batches are as large as a device holds. With `--mock` collectives take no time and the program of one device
+runs, so it is compared with predicted compute, and the record says so.
 
-Each model runs in a process of its own, because devices remember the peak of a process. What is in the file is not
+Each model runs in a process of its own, because devices remember the peak of a process. Those in the file are not
 measured again; a file of another machine or other versions is refused. Exit status 1 when the bar (10 %, median error
 of step time on one device) is missed on an accelerator.
 """
@@ -54,7 +54,7 @@ _TOO_FEW_MSG = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What one process measures: operators, or a model on so many devices."""
+    """The measurements of one process: operators, or a model on so many devices."""
 
     part: str
     num_devices: int = 1
@@ -72,7 +72,7 @@ def start_devices(num_devices: int, *, is_mocked: bool) -> list[Any]:
 
 
 def require_devices(devices: Sequence[Any], num_devices: int, *, is_mocked: bool) -> None:
-    """Raise JaxplanError where there are too few, or what stands for others is no GPU."""
+    """Raise JaxplanError where there are too few, or the device that stands for others is no GPU."""
     if is_mocked and devices[0].platform != "gpu":
         raise JaxplanError(f"--mock is for GPUs, and the devices are of platform {devices[0].platform!r}")
     if len(devices) < num_devices:
@@ -80,7 +80,7 @@ def require_devices(devices: Sequence[Any], num_devices: int, *, is_mocked: bool
 
 
 def run_job(job: Job, options: Namespace) -> None:
-    """Measure what the file lacks; in a fresh process."""
+    """Take the measurements that the file lacks; in a fresh process."""
     is_mocked = options.mock and job.num_devices > 1
     devices = start_devices(job.num_devices, is_mocked=is_mocked)
     require_devices(devices, job.num_devices, is_mocked=is_mocked)
@@ -131,7 +131,7 @@ def measure_steps(
 
 
 def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a function returns that is the first to use JAX in its process."""
+    """The result of a function that is the first to use JAX in its process."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()
 

@@ -1,4 +1,4 @@
-"""Operators that `benchmarks.calibration` times, by kind, shape and dtype, and what the model says of each."""
+"""Operators that `benchmarks.calibration` times, by kind, shape and dtype, and the prediction of each."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Case:
       shape: as its kind counts it: `SHAPES`.
       function: of the arrays, each (dimensions, dtype); integers are row numbers.
       num_rows: of the table that row numbers point into; 0 where there are none.
-      flops: multiplications and additions of products; 0 for what moves bytes.
+      flops: multiplications and additions of products; 0 for operators that move bytes.
       num_bytes: read and written, each array once.
-      repeated: what is timed instead, where a compiler would take something out of repetitions of the function.
+      repeated: timed instead, where a compiler would take something out of repetitions of the function.
     """
 
     operator: str
@@ -51,7 +51,7 @@ class Case:
 
     @property
     def work(self) -> int:
-        """What its seconds grow with."""
+        """The amount that its seconds grow with."""
         return self.flops or self.num_bytes
 
     def abstract(self) -> list[jax.ShapeDtypeStruct]:
@@ -141,7 +141,7 @@ def _scatter(dtype: str, rows: int, width: int, count: int) -> Case:
         return jnp.zeros((rows, width), dtype).at[indices].add(updates)
 
     def repeated(updates: Any, indices: Any) -> Any:
-        # Of what the round before left, since zeros of a constant would be made once and copied.
+        # Of the results of the round before, since zeros of a constant would be made once and copied.
         return jnp.full((rows, width), updates[0, 0] * 0, dtype).at[indices].add(updates)
 
     # Zeros are written; updates are read, and the rows that they are added to are read and written.
@@ -256,7 +256,7 @@ def _peak(case: Case, chip: ChipSpec) -> float:
 
 
 def predicted_seconds(case: Case, topology: Topology) -> float:
-    """What the model says of a step that is this operator alone, on one device."""
+    """The prediction of a step that is this operator alone, on one device."""
     graph = analyse_step(case.function, case.abstract(), {}, donate_argnums=(), static_argnums=())
     model = build_cost_model(graph, topology)
     whole = [0] * len(model.configurations), [0] * len(model.problem.edges)

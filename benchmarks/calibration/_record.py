@@ -1,4 +1,4 @@
-"""What `benchmarks.calibration` measured as plain data, where it was measured, and the file that keeps it.
+"""Measurements of `benchmarks.calibration` as plain data, the machine, and the file that keeps it.
 
 The first line of a file names machine and versions; every other line is one measurement, on the disk before the next
 begins. Of two lines with one key the later counts, and a line that was cut off in the middle is measured again.
@@ -29,7 +29,7 @@ class Operator:
 
     Attributes:
       shape: as its kind counts it (`_calibration_operators.SHAPES`).
-      flops: 0 for what moves bytes; num_bytes: read and written, each array once.
+      flops: 0 for operators that move bytes; num_bytes: read and written, each array once.
       seconds: of one, the quickest sample.
       peak_per_second: of the data sheet, FLOP/s where there are any and bytes/s elsewhere; on CPU nominal.
       predicted_seconds: by the model with data sheets.
@@ -52,7 +52,7 @@ class Operator:
 
     @property
     def per_second(self) -> float:
-        """FLOP/s, or bytes/s of what has no FLOPs."""
+        """FLOP/s, or bytes/s of operators without FLOPs."""
         return (self.flops or self.num_bytes) / self.seconds
 
 
@@ -61,15 +61,15 @@ class Step:
     """One plan, run; seconds of a step, bytes per device.
 
     Attributes:
-      model: as in `benchmarks.accuracy.MODELS`; size: what of it was run, such as ``gpt-tiny, batch_size=16``.
+      model: as in `benchmarks.accuracy.MODELS`; size: the part of it that was run, such as ``gpt-tiny, batch_size=16``.
       point: of the frontier, or a reference strategy.
       priced_by: ``profile`` or ``data sheet``.
-      is_mocked: one GPU stood for all devices and collectives took no time, so `compute_seconds` is what to compare.
+      is_mocked: one GPU stood for all devices and collectives took no time, so `compute_seconds` is to be compared.
       measured_seconds: median; spread: distance of the quartiles as a share of it.
-      num_samples: taken in turns with the other points; steps_per_sample: one after the other, each on what the one
-        before left.
+      num_samples: taken in turns with the other points; steps_per_sample: one after the other, each on the
+        results of the one before.
       compiled_bytes: of the compiled program, arguments + outputs - aliased + temporaries.
-      device_bytes: what the step raised the device's peak to; None where the platform does not say, or where something
+      device_bytes: the device's peak after the step; None where the platform does not say, or where something
         before had taken more.
       load: processes that wanted a core of the host in the minute before.
     """
@@ -98,7 +98,7 @@ class Step:
 
     @property
     def predicted_seconds(self) -> float:
-        """Of what was measured."""
+        """Of the measurement."""
         return self.compute_seconds + (0.0 if self.is_mocked else self.communication_seconds)
 
     @property
@@ -107,7 +107,7 @@ class Step:
 
     @property
     def peak_bytes(self) -> int:
-        """What was seen on the device, or else compiled."""
+        """Bytes seen on the device, or else compiled."""
         return self.compiled_bytes if self.device_bytes is None else self.device_bytes
 
 
@@ -117,13 +117,13 @@ _KINDS: dict[str, type[Operator] | type[Step]] = {"operator": Operator, "step": 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where and with what something was measured.
+    """The machine and the versions of a measurement.
 
     Attributes:
       machine: of one device.
-      chip: as in a topology string, whose data sheet is meant by a peak.
+      chip: as in a topology string; its data sheet has the peaks.
       platform: ``cpu``, ``gpu`` or ``tpu``.
-      runtime: what the platform says of itself, such as ``cuda 12090``.
+      runtime: as the platform names itself, such as ``cuda 12090``.
       plugins: packages that bring it, with versions.
     """
 
@@ -165,7 +165,7 @@ class RecordFile:
     """A file of one machine that grows by a line for each measurement.
 
     Attributes:
-      records: what it has, by key.
+      records: its lines, by key.
     """
 
     def __init__(self, path: Path, origin: Origin) -> None:
@@ -198,7 +198,7 @@ class RecordFile:
 
 
 def read_records(path: Path) -> tuple[Origin, list[Record]]:
-    """Where a file was measured, and what it has.
+    """The machine of a file, and its records.
 
     Raises:
       ProfileError: not such a file.
@@ -215,7 +215,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     """The whole lines of a file; none where there is no file."""
     *whole, _ = path.read_text(encoding="utf-8").split("\n") if path.exists() else ("",)
     try:
-        return [json.loads(line) for line in whole]  # behind the last end of a line is what was cut off
+        return [json.loads(line) for line in whole]  # behind the last end of a line is a cut-off line
     except ValueError as error:
         raise ProfileError(f"{str(path)!r} is no file of `benchmarks.calibration`: {error}") from error
 

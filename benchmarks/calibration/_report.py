@@ -14,7 +14,7 @@ TIME_MEDIAN = 0.10
 
 
 def report(paths: Sequence[Path]) -> int:
-    """Print what the files have, each with its machine; 1 where the bar is missed on an accelerator."""
+    """Print the records of files, each with its machine; 1 where the bar is missed on an accelerator."""
     return max([_report(*read_records(path)) for path in paths])
 
 

@@ -5,8 +5,8 @@
 
 Plans of a step, good and bad: the frontier, the reference strategies, plans made for other machines, these with some
 of their operators laid out at random, and the quickest plan and the references with a stretch of operators laid out
-as the other does. Of all that the model prices, a chain is run whose predicted times are 10 % apart at least. Steps
-are timed in turns, so that what else the machine does falls on all plans alike, and the median counts. Nothing is
+as the other does. Of all that the model prices, a chain is run with predicted times at least 10 % apart. Steps
+are timed in turns, so that other work of the machine falls on all plans alike, and the median counts. Nothing is
 fitted here: the prices are those of the profile.
 """
 
@@ -59,7 +59,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One plan: where it came from, what was predicted, and of the steps measured the median, the quickest and the
+    """One plan: its origin, its prediction, and of the steps measured the median, the quickest and the
     distance of the quartiles as a share of the median."""
 
     origin: str
@@ -128,7 +128,7 @@ def candidates(model: CostModel) -> list[Candidate]:
 
 
 def chain(found: Sequence[Candidate], most: int) -> list[Candidate]:
-    """Plans whose predicted times are `APART`, from the quickest on; at most so many, spread over all of them."""
+    """Plans with predicted times that are `APART`, from the quickest on; at most so many, spread over all of them."""
     kept: list[Candidate] = []
     for candidate in found:
         if not kept or candidate.seconds >= APART * kept[-1].seconds:

@@ -1,8 +1,8 @@
 """Models from other people's packages through the whole pipeline.
 
-    python -m benchmarks.compat --cache .aot --save compat.jsonl      # every model whose package is installed
+    python -m benchmarks.compat --cache .aot --save compat.jsonl      # every model of an installed package
     python -m benchmarks.compat --model haiku-mlp --no-compile
-    python -m benchmarks.compat --read compat.jsonl                   # report what was saved, and go no further
+    python -m benchmarks.compat --read compat.jsonl                   # report saved records, and go no further
     XLA_FLAGS=--xla_force_host_platform_device_count=8 python -m benchmarks.compat --run --model haiku-mlp
 
 Each step is traced, planned, and the chosen points are compiled without their devices. Records are saved one by one; a

@@ -1,4 +1,4 @@
-"""A train step around somebody else's model: what a builder of this package returns, and how it becomes a step."""
+"""A train step around a model of another package: the result of a builder, and how it becomes a step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Case:
     """A model of a package, with a loss and a batch; everything can be traced, so nothing need be allocated.
 
     Attributes:
-      init: a key to (parameters, what the model carries from step to step: batch statistics, codebooks, or ``()``).
+      init: a key to (parameters, values carried from step to step: batch statistics, codebooks, or ``()``).
       loss: (parameters, carried, batch, key) to (loss, carried).
       batch: a key to one batch.
       optimizer: a name of `benchmarks.models._optimizer.OPTIMIZERS`, or a gradient transformation.

@@ -46,13 +46,13 @@ class CompiledPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What became of one model.
+    """The outcome of one model.
 
     Attributes:
       parameters: numbers that are trained.
       trace_seconds, planning_seconds: of the processor; planning is from ClosedJaxpr to frontier.
       without_rule, unsplit: shares of the step's work (`benchmarks.compat._work.Work`).
-      split: what the fastest plan splits.
+      split: the dimensions that the fastest plan splits.
       failure: stage and message, where it went no further.
     """
 

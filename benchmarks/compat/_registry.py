@@ -14,8 +14,8 @@ class ForeignModel:
     """One entry.
 
     Attributes:
-      package: the distribution whose code is tried.
-      install: what pip is told to install it with, where the name alone does not do.
+      package: the distribution that is tried.
+      install: the arguments of pip that install it, where the name alone does not do.
       module, function: where the builder is; the module imports the package.
     """
 
@@ -33,7 +33,7 @@ class ForeignModel:
 
     @property
     def missing(self) -> str:
-        """What is said where the package is not there."""
+        """The note where the package is not installed."""
         return f"not installed: pip install {self.install or self.package}"
 
 

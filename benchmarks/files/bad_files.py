@@ -40,7 +40,7 @@ VALUES: tuple[Any, ...] = (
     0, 1, -1, 3, 99, 2**31, 2**53, 2**63, -(2**63), 10**400, -(10**400),
     0.5, -0.5, 5e-324, 1e-300, 1e-30, 1e30, 1e300, 1e308, math.inf, -math.inf, math.nan, "1", "1e400",
 )  # fmt: skip
-"""What a value may be replaced by; numbers that JSON can spell and arrays cannot hold among them."""
+"""Replacements of a value; numbers that JSON can spell and arrays cannot hold among them."""
 
 
 class HangError(BaseException):
@@ -53,7 +53,7 @@ class Kind:
 
     Attributes:
       body: of a valid file.
-      use: loads a file and uses what is in it.
+      use: loads a file and uses its content.
     """
 
     body: Any
@@ -155,7 +155,7 @@ def _price(topology: Topology) -> None:
 
 
 def mutant(body: Any, rng: random.Random) -> tuple[Any, str]:
-    """A copy with one edit, and what was edited."""
+    """A copy with one edit, and the place of the edit."""
     body = copy.deepcopy(body)
     places = list(_places(body, ()))
     path = rng.choice(places)

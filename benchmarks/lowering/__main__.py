@@ -14,7 +14,7 @@ from typing import Any
 from tests.fuzz._settings import apply_settings
 
 _CLEAR_EVERY = 10
-"""Subjects after which what JAX has compiled is forgotten."""
+"""Subjects after which the programs that JAX has compiled are dropped."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -45,7 +45,7 @@ class Failure:
 
 @dataclass(slots=True, kw_only=True)
 class Counts:
-    """What was met; ``outcomes`` are those of plans that ran, ``refused`` texts of refusals by subject."""
+    """The steps met; ``outcomes`` are those of plans that ran, ``refused`` texts of refusals by subject."""
 
     subjects: int = 0
     invalid: int = 0
@@ -74,7 +74,7 @@ class Counts:
 
 
 class Check:
-    """One step, planned on the topology and with the options whose turn it is.
+    """One step, planned on the topology and with the options that are next.
 
     The first plan that runs is one that was saved and loaded.
 
@@ -117,7 +117,7 @@ class Check:
             self._run(str(choice), run if number else lambda *args, c=choice: self._reloaded(frontier, c)(*args))
 
     def _reloaded(self, frontier: jaxplan.Frontier, choice: str | int) -> Any:
-        """What runs a plan that was saved, and is loaded with the step."""
+        """The function that runs a plan that was saved, and is loaded with the step."""
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "plan.json"
             frontier.choose(choice).save(file)
@@ -146,7 +146,7 @@ class Check:
         return None
 
     def _lowered(self, frontier: jaxplan.Frontier) -> list[tuple[str | int, Any]]:
-        """Plans by name or number, with what runs them; those that do not lower are left out."""
+        """Plans by name or number, with the functions that run them; those that do not lower are left out."""
         lowered = []
         for choice in (*range(len(frontier)), *frontier.references):
             self.counts.plans += 1

@@ -1,7 +1,7 @@
 """One update by every gradient transformation of `optax` and `optax.contrib`, found in the packages themselves.
 
-What a constructor requires is taken from tables by the name of the parameter; one that cannot be built so is an error,
-so that an optimizer that a new version brings is not passed over in silence.
+Required arguments of a constructor are taken from tables by the name of the parameter; one that cannot be built so is
+an error, so that an optimizer that a new version brings is not passed over in silence.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def built(constructor: Callable[..., Any], *, flipped: bool = False) -> Any:
     """A gradient transformation with arguments of the tables.
 
     Args:
-      flipped: boolean options are set to what they are not by default.
+      flipped: boolean options are the opposite of their defaults.
 
     Raises:
       KeyError: a required parameter has no value in the table.
@@ -146,11 +146,11 @@ def has_flags(constructor: Callable[..., Any]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Form:
-    """What a transformation is given: some expect matrices, a copy of the parameters, or a gradient of each example.
+    """The inputs of a transformation: some expect matrices, a copy of the parameters, or a gradient of each example.
 
     Attributes:
       params: as the transformation is initialised with them.
-      read: of those, what the loss reads.
+      read: those that the loss reads.
       per_example: gradients have a first dimension of examples.
     """
 
@@ -183,7 +183,7 @@ def _step(transformation: Any, form: _Form) -> Callable[..., Any]:
 
     def step(params: Any, state: Any, x: Any) -> Any:
         def objective(p: Any, *_: Any, loss: Any = None, obj_fn: Any = None, grad_fn: Any = None) -> jax.Array:
-            return _loss(p, x)  # line searches hand on what they do not read, and want it taken by name
+            return _loss(p, x)  # line searches pass unread arguments on, by name
 
         read = form.read(params)
         loss, grads = jax.value_and_grad(objective)(read)

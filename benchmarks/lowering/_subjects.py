@@ -16,7 +16,7 @@ _UPDATES = tuple(UPDATES)
 
 
 def subject_of(kind: str, which: Any, seed: int, max_statements: int) -> tuple[str, Subject]:
-    """A subject and what it is called.
+    """A subject and its name.
 
     Args:
       kind: ``program`` (``which`` is its number), ``optimizer`` (name, and whether its flags are flipped) or ``step``.

@@ -6,7 +6,7 @@
 Five steps (`STEPS`) are written in twelve forms each (`FORMS`): flat and nested, loss first, in another order, as one
 tuple, dictionary, named tuple or dataclass, under other keys, as a list of leaves, by keyword. Each is planned with
 abstract arguments; its frontier and its reference strategies (names, seconds, bytes) have to equal those of the flat
-form, and so has what is donated by default. Exit status 1 where they do not.
+form, and so have the arguments donated by default. Exit status 1 where they do not.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Case(NamedTuple):
     Attributes:
       update: the step itself.
       parts: its state, as shapes.
-      batch: what it is given besides.
+      batch: its other arguments.
     """
 
     update: Update
@@ -299,7 +299,7 @@ FORMS: dict[str, Form] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What planning one form found.
+    """The findings of planning one form.
 
     Attributes:
       points: (seconds, bytes per device) of the frontier.
@@ -314,7 +314,7 @@ class Found:
     num_inputs: int
 
     def differs(self, other: Found) -> list[str]:
-        """Names of what is not equal; times may differ by the rounding of sums in another order."""
+        """Names of fields that are not equal; times may differ by the rounding of sums in another order."""
         found = [] if self.donated == other.donated else ["donated"]
         if not _are_close(self.points, other.points):
             found.append("frontier")

@@ -32,7 +32,7 @@ class DeepSeekConfig(DecoderConfig):
 
 
 class LatentAttention(nn.Module):
-    """Causal self-attention whose keys and values are made of a latent."""
+    """Causal self-attention with keys and values computed from a latent."""
 
     config: DeepSeekConfig
 

@@ -39,7 +39,7 @@ def _after(
 def _selective_scan(
     x: jax.Array, step: jax.Array, decay: jax.Array, write: jax.Array, read: jax.Array
 ) -> jax.Array:
-    """Outputs `[B, T, D]` of inputs and step sizes `[B, T, D]`, decays `[D, N]`, what is written and read `[B, T, N]`
+    """Outputs `[B, T, D]` of inputs and step sizes `[B, T, D]`, decays `[D, N]`, input and output maps `[B, T, N]`
     (equations 2 and 3 of the paper, algorithm 2), in float32."""
     x, step, write, read = (value.astype(decay.dtype) for value in (x, step, write, read))
     decays = jnp.exp(step[..., None] * decay)
@@ -49,7 +49,7 @@ def _selective_scan(
 
 
 class MambaBlock(nn.Module):
-    """Tokens `[B, T, D]`: a gated state space whose steps, inputs and outputs depend on the tokens."""
+    """Tokens `[B, T, D]`: a gated state space with steps, inputs and outputs that depend on the tokens."""
 
     config: MambaConfig
 

@@ -15,14 +15,14 @@ from benchmarks.models._spec import ModelSpec, family
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixedGPTConfig(GPTConfig):
-    """A GPT whose loss is multiplied by `loss_scale`; 0 adapts the scale, and skips the steps that overflow."""
+    """A GPT with a loss multiplied by `loss_scale`; 0 adapts the scale, and skips the steps that overflow."""
 
     loss_scale: float = 0.0
     growth_interval: int = 2000
 
 
 class MixedTrainState(TrainState):
-    """With the scale of the loss, and what it depends on."""
+    """With the scale of the loss, and the counter that it depends on."""
 
     dynamic_scale: DynamicScale | None
 

@@ -18,9 +18,9 @@ EXPERTS_PER_TOKEN = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoEConfig(Precision):
-    """Sizes of a decoder-only transformer whose every `moe_every`-th perceptron is `num_experts` of them.
+    """Sizes of a decoder-only transformer in which every `moe_every`-th perceptron is `num_experts` of them.
 
-    An expert takes `capacity_factor` times its even share of each sequence's tokens; what is beyond goes past it.
+    An expert takes `capacity_factor` times its even share of each sequence's tokens; tokens beyond it pass unchanged.
     `balance_weight` is the weight of the loss that keeps experts equally busy. `optimizer` is a name in `OPTIMIZERS`.
     """
 
@@ -45,7 +45,7 @@ class MoEConfig(Precision):
 
 
 def top_two(gates: jax.Array, capacity: int) -> tuple[jax.Array, jax.Array]:
-    """What each token takes from each expert's slots (GShard, algorithm 1, without random dispatch).
+    """The share that each token takes from each expert's slots (GShard, algorithm 1, without random dispatch).
 
     Args:
       gates: probabilities `[B, T, E]`.

@@ -1,5 +1,5 @@
 """A RegNetY (arXiv 2003.13678) in Flax Linen: bottlenecks with convolutions of groups of channels, channels weighed by
-what the image holds, batch normalisation."""
+the content of the image, batch normalisation."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -23,7 +23,7 @@ from benchmarks.models._vit import make_image_batch
 class ResNetConfig(Precision):
     """Sizes of a ResNet of bottleneck blocks and of its batch of square images with three channels.
 
-    `stage_sizes` blocks per stage, whose width doubles from `width` on and whose resolution halves. `widen` times as
+    `stage_sizes` blocks per stage; width doubles from `width` on, and resolution halves. `widen` times as
     wide are the inner convolutions of a block (Wide-ResNet-50-2, arXiv 1605.07146, has 2).
     """
 

@@ -1,4 +1,4 @@
-"""What a model of the benchmarks is: a configuration, and functions that make its step and arguments from it."""
+"""A model of the benchmarks: a configuration, and functions that make its step and arguments from it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -28,13 +28,13 @@ class ModelSpec:
     """One entry of the registry.
 
     Attributes:
-      config: a frozen dataclass whose fields `build` may override.
+      config: a frozen dataclass; `build` may override its fields.
       make_step: config to the step, a function of the state's arguments and the batch.
       make_state: config to the tuple of arguments before the batch, real arrays.
       make_batch: config and a PRNG key to one batch, real arrays.
       updates: how a step hands on its state: ``returned`` (``(state, loss)``), ``in place`` (NNX objects; it returns
-        the loss) or ``none`` (evaluation and inference; it returns what it computed).
-      donate_argnums: arguments whose buffers the step may reuse.
+        the loss) or ``none`` (evaluation and inference; it returns its results).
+      donate_argnums: arguments with buffers that the step may reuse.
       summary: one line.
     """
 

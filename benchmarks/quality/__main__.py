@@ -3,11 +3,11 @@
     python -m benchmarks.quality --cache .aot --save quality.jsonl              # the twelve pairs that gate
     python -m benchmarks.quality --cache .aot --pair gpt2-small@h100:8 --layers 12
     python -m benchmarks.quality --most 0 --layers 100                           # whole models, only predicted
-    python -m benchmarks.quality --read benchmarks/records/quality.jsonl        # report what was saved
+    python -m benchmarks.quality --read benchmarks/records/quality.jsonl        # report saved records
 
 For each model and machine: our fastest, knee and leanest, every reference strategy that is predicted to fit, and
 points between that should beat a reference which those three do not. All are compiled without the machine. Memory is
-the compiler's; time is priced from the compiled program, kernel by kernel, by `_timeline`, which says what is
+the compiler's; time is priced from the compiled program, kernel by kernel, by `_timeline`, which says which is
 assumed: once serial, once overlapped. Layers of a stack are equal, so that `--layers` of them are compiled, with the
 real widths and batches.
 
@@ -60,7 +60,7 @@ NEARLY = 1.05
 
 
 def layer_overrides(model: str, layers: int) -> tuple[dict[str, Any], str]:
-    """What makes a model of at most `layers` layers, and how to say so; all of it where its layers are no stack."""
+    """Overrides for a model of at most `layers` layers, and their text; all of it where its layers are no stack."""
     config = MODELS[model].config
     if hasattr(config, "stage_sizes"):
         sizes = tuple(min(layers, size) for size in config.stage_sizes)
@@ -158,7 +158,7 @@ def link_traffic(compiled: CompiledReport, topology: Topology) -> tuple[LinkTraf
 
 def run_pair(name: str, layers: int, cache: Path | None, most: int | None) -> list[Record]:
     """Plan a pair, compile its plans (`most` of them, the rest is left), print and return their records."""
-    jax.clear_caches()  # what was traced before must not show in the program: its text is the key of the cache
+    jax.clear_caches()  # an earlier trace must not show in the program: its text is the key of the cache
     model, _, where = name.partition("@")
     overrides, size = layer_overrides(model, layers)
     step, args = build(model, **overrides)
@@ -182,7 +182,7 @@ def run_pair(name: str, layers: int, cache: Path | None, most: int | None) -> li
 
 
 def _in_order(frontier: jaxplan.Frontier) -> list[tuple[jaxplan.Plan, str, str]]:
-    """(plan, name, role) of what is compiled of a frontier: ends, then references, those nearest to ours first."""
+    """(plan, name, role) of the compiled plans of a frontier: ends, then references, those nearest to ours first."""
 
     def lead(reference: jaxplan.Plan) -> float:
         return min(_excess(point, reference) for point in frontier.points)
@@ -197,7 +197,7 @@ def _in_order(frontier: jaxplan.Frontier) -> list[tuple[jaxplan.Plan, str, str]]
 
 
 def _excess(plan: jaxplan.Plan, reference: jaxplan.Plan) -> float:
-    """How many times slower or larger than a reference a plan is predicted, in what it does worse."""
+    """How many times slower or larger than a reference a plan is predicted to be, in the worse of both."""
     return max(plan.time_seconds / reference.time_seconds, plan.memory_bytes / reference.memory_bytes)
 
 
@@ -212,7 +212,7 @@ def _match_references(pair: _Pair) -> None:
 
 
 def _rival(pair: _Pair, reference: jaxplan.Plan) -> jaxplan.Plan | None:
-    """The point, not compiled yet, that should beat a reference by most in what it beats it by least."""
+    """The point, not compiled yet, that should beat a reference by most in the lesser of both ratios."""
     fresh = [plan for plan in pair.frontier.points if not pair.compiled(plan)]
     best = min(fresh, key=lambda plan: _excess(plan, reference), default=None)
     return best if best is not None and _excess(best, reference) <= NEARLY else None

@@ -11,7 +11,7 @@ from benchmarks import _record
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkTraffic:
-    """What one kind of collective moves across one level of the machine: seconds, and bytes per device, of a step."""
+    """Traffic of one kind of collective across one level of the machine: seconds, and bytes per device, of a step."""
 
     kind: str
     link: str
@@ -26,7 +26,7 @@ class Record:
     """One plan, predicted and compiled; bytes and seconds per device and step.
 
     Attributes:
-      size: what of the model was compiled, such as ``4 of 24 layers``.
+      size: the part of the model that was compiled, such as ``4 of 24 layers``.
       point: ``#3`` of the frontier, or the name of the reference strategy.
       roles: of ``fastest``, ``knee``, ``leanest`` and ``reference`` those that it has; ``between``: a point that was
         looked at because it should beat a reference.
@@ -78,6 +78,6 @@ def read_records(paths: Iterable[Path]) -> list[Record]:
 
 
 def save_pair(path: Path, records: Sequence[Record]) -> None:
-    """Put the records of one pair into a file, in place of what it had of that pair."""
+    """Put the records of one pair into a file, in place of its earlier records of that pair."""
     pair = records[0].pair
     _record.write_lines(path, [*(r for r in read_records([path]) if r.pair != pair), *records])

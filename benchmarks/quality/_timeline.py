@@ -4,10 +4,10 @@ Independent of the planner's cost code: everything is read off the HLO text, ker
 
 - A contraction takes the longer of its FLOPs at `CONTRACTION_EFFICIENCY` of the peak and its bytes at
   `MEMORY_EFFICIENCY` of the memory's rate; every other kernel its bytes; none less than the chip's launch time.
-- What a slice or a gather reads of a buffer is what it returns; an update in place reads and writes what is updated.
+- A slice or a gather reads as many bytes as it returns; an update in place reads and writes the updated part.
 - Collectives are rings on the slowest link that they cross (`_pricing.collective_seconds`).
 - Kernels run one after the other in the compiled order, collectives likewise on a queue of their own. Either waits for
-  what it reads. A collective that reads nothing recent may start ahead of its place, but not before the kernels in
+  its operands. A collective that reads nothing recent may start ahead of its place, but not before the kernels in
   front of the collective before it: so one more buffer than in the compiled schedule is alive at most, and nothing is
   hidden beyond the kernels that stand beside it. A collective slows no kernel down.
 - A loop starts when both queues are empty, and takes its body's time as often as it runs.
@@ -105,7 +105,7 @@ class _Computations:
         )
 
     def _inner(self, instruction: Instruction) -> Timeline | None:
-        """What a loop, a branch or a call runs; of a conditional all branches."""
+        """The computations of a loop, a branch or a call; of a conditional all branches."""
         if instruction.opcode not in ("while", "conditional", "call"):
             return None
         body = _BODY.search(instruction.attributes)
@@ -119,7 +119,7 @@ class _Computations:
         )
 
     def _collectives(self, name: str, instruction: Instruction) -> tuple[Collective, ...]:
-        """The collectives that an instruction starts: itself, or what it runs asynchronously."""
+        """The collectives that an instruction starts: itself, or those that it runs asynchronously."""
         own = instruction_collective(self.module, name, instruction)
         if own is not None:
             return (own,)
@@ -134,7 +134,7 @@ class _Computations:
         return tuple(c for c in inside if c is not None)
 
     def kernel_seconds(self, computation: dict[str, Instruction], instruction: Instruction) -> float:
-        """Seconds of one kernel; 0 of what runs nothing."""
+        """Seconds of one kernel; 0 where nothing runs."""
         opcode = instruction.opcode
         if opcode in _FREE or opcode.endswith(("-done", "-start")) or opcode in ("send", "recv"):
             return 0.0
@@ -199,7 +199,7 @@ def _written_bytes(computation: dict[str, Instruction], result: Instruction) -> 
 
 
 def _updated_bytes(instruction: Instruction, reads: list[Instruction]) -> int:
-    """An update in place: what is put there is read, and its place written; a scatter reads its place as well."""
+    """An update in place: the new part is read, and its place written; a scatter reads its place as well."""
     place = _IN_PLACE[instruction.opcode]
     return (place + 1) * _num_bytes(reads[place : place + 1])
 

@@ -4,7 +4,7 @@
     python -m benchmarks.frontier --model gpt2-small --topology h100:8 --separate 2 --cache .aot
 
 Checks, each printed with its figures: points pairwise 3 % apart in memory and 1 % in time, as predicted, and so in
-compiled memory, which is in the order of the prediction and spans what is asked for; collectives of fastest, knee and
+compiled memory, which is in the order of the prediction and spans the requested range; collectives of fastest, knee and
 leanest equal to the plan's; the fastest not slower (priced from the compiled program) and the leanest not fatter than
 the baselines annotated at the jit boundary.
 """
@@ -37,7 +37,7 @@ ROLES = ("leanest", "knee", "fastest")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One compiled program: name, prediction (None for a baseline) and what the compiler made of it."""
+    """One compiled program: name, prediction (None for a baseline) and the figures of the compiler."""
 
     name: str
     plan: jaxplan.Plan | None

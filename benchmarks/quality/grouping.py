@@ -1,11 +1,11 @@
-"""What it costs that a contraction and its two gradients share one configuration.
+"""The cost of one configuration for a contraction and its two gradients.
 
     python -m benchmarks.grouping
     python -m benchmarks.grouping --model gpt2-small --set num_layers=2 --topology h100:8
 
 Each model is planned twice: as always, and with every gradient a group of its own. Compared is all that the two
 searches find and nothing beats, before points are chosen to be shown: the fastest, by predicted time, and for each plan
-that is found without sharing the fastest with it that takes as much memory; positive is what sharing costs. The
+that is found without sharing the fastest with it that takes as much memory; positive is the cost of sharing. The
 additive problem prices a copy of a parameter for each group that reads it, where a plan makes it once, so the search
 apart pays for copies that forward and backward pass would share, and may end slower: so may its lower bound. Exit
 status 1 where sharing costs more than 1 %.
@@ -46,7 +46,7 @@ MOST = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What is found with and without gradients in the group of their contraction, leanest first; numbers of groups."""
+    """Points found with and without gradients in the group of their contraction, leanest first; numbers of groups."""
 
     together: Sequence[Candidate]
     apart: Sequence[Candidate]
@@ -83,7 +83,7 @@ def compare(model: str, overrides: dict[str, Any], topology: str) -> Comparison:
 
 
 def _found(graph: StepGraph, machine: Topology) -> tuple[list[Candidate], int]:
-    """What a search finds and nothing beats, and the number of groups."""
+    """The undominated points of a search, and the number of groups."""
     strategies = apply_strategies(graph, machine).plans
     options = Options(remat=False)
     with Progress(False) as report:

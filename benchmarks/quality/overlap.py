@@ -1,4 +1,4 @@
-"""What a search gains that credits communication beside compute, and what it costs to search so.
+"""Gain and cost of a search that credits communication beside compute.
 
     python -m benchmarks.overlap                                    # two layers of the models, or blocks of a stage
     python -m benchmarks.overlap --pair gpt2-small@h100:2x8 --layers 12

@@ -79,7 +79,7 @@ def _above_programme(problem: Problem, points: tuple[Solution, ...], fraction: f
 
 
 def heuristic_loss(num_problems: int = 20) -> None:
-    """Print what TensorOpt's heuristic elimination (Eq. 7) loses against exact lists, on joined-up problems."""
+    """Print the loss of TensorOpt's heuristic elimination (Eq. 7) against exact lists, on joined-up problems."""
     for name, heuristics in (("one heuristic", HEURISTICS[:1]), ("all", HEURISTICS)):
         out_of_reach, slower = np.mean([_loss(seed, heuristics) for seed in range(num_problems)], axis=0)
         print(
@@ -89,7 +89,7 @@ def heuristic_loss(num_problems: int = 20) -> None:
 
 
 def _loss(seed: int, heuristics: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """The fraction of exact points whose memory nothing found has, and how much slower the rest is in the median."""
+    """The fraction of exact points with a memory that no found point has, and how much slower the rest is (median)."""
     rng = np.random.default_rng(seed)
     pairs = [(u, v) for u in range(6) for v in range(u + 1, 6)]
     problem = Problem(

@@ -1,8 +1,8 @@
 """Every solver on the problems of real train steps: seconds of search, and cost of the fastest assignment found.
 
 Costs are those of the additive formulation, which every solver minimises, and of the execution simulator. A record
-is one line of JSON: what was asked is not asked again. Seconds are those of one core's work, measured as processor
-time: they do not depend on what else the machine does.
+is one line of JSON: a recorded question is not asked again. Seconds are those of one core's work, measured as processor
+time: they do not depend on other work of the machine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from jaxplan.solvers._segments import LIST_CAP
 from jaxplan.strategies import apply_strategies, reference_solution
 
 MODELS = ("mlp", "gpt2-small", "resnet50", "inception-v3", "lstm", "transformer-big")
-# The solvers that prove the fastest assignment; what the others find is never faster.
+# The solvers that prove the fastest assignment; results of the others are never faster.
 PROVING = ("auto", "ft", "pase", "exact")
 OTHERS = ("optcnn", "ft-lists", "ft-elimination-lists", "tofu", "mcmc", "mcmc-simulated")
 _NODE_DEVICES = 8
@@ -41,7 +41,7 @@ _RELATIVE_TOLERANCE = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What one solver found for one model on so many devices.
+    """The result of one solver for one model on so many devices.
 
     Attributes:
       search_seconds: processor seconds; of a solver that did not finish, those until it was stopped.
@@ -92,7 +92,7 @@ def compare_models(
 
 
 def read_records(path: Path | None) -> list[Record]:
-    """What a file holds, nothing where there is none."""
+    """The content of a file, nothing where there is none."""
     return _record.read_records(Record, path) if path else []
 
 
@@ -202,7 +202,7 @@ def _by_lists(problem: Problem, *, linear: bool) -> Answer | str:
 
 
 def limited(run: Callable[[], Answer | str], limit_seconds: float) -> tuple[float, Answer | str]:
-    """Run within so many seconds of processor time; return those it took, and what it returned or why it did not."""
+    """Run within so many seconds of processor time; return those it took, and its result or the reason for none."""
 
     def stop(*_: object) -> None:
         raise _OutOfTimeError

@@ -78,8 +78,8 @@ class Overlap:
 
     Attributes:
       crossing: (index, part read, part that reads, share of the tensor, link there, link back), devices differ.
-      arriving: per part that reads, what it waits for: index of a transfer, or -1 - part read on its own device.
-      returning: per part read, what its gradient waits for: the same with parts that read.
+      arriving: per part that reads, the task it waits for: index of a transfer, or -1 - part read on its own device.
+      returning: per part read, the task that its gradient waits for: the same with parts that read.
     """
 
     crossing: list[tuple[int, int, int, float, int, int]]
@@ -120,7 +120,7 @@ class Model:
         return len(self.operators) + len(self.edges)
 
     def pieces_of(self, node: int) -> Iterable[int]:
-        """Return the operator itself and its edges, and what they join it to: parts there wait for its parts."""
+        """Return the operator itself and its edges, and their other ends: parts there wait for its parts."""
         edges = [*self.inputs[node], *self.outputs[node]]
         joined = {end for edge in edges for end in self.edges[edge]}
         return [*sorted({node, *joined}), *(len(self.operators) + edge for edge in edges)]
@@ -162,7 +162,7 @@ class Model:
         return self.num_devices * (1 + source) + target
 
     def _transfers(self, edge: int, assignment: Sequence[int]) -> dict[int, Task]:
-        """Return the transfers of what v reads of u, and those of its gradients."""
+        """Return the transfers from u to v, and those of its gradients."""
         u, v = self.edges[edge]
         made, made_back = self._forward(u), self._backward(v)
         there, back = self._there[edge], self._back[edge]
@@ -345,7 +345,7 @@ def _anew_in_arrays(model: Model, assignment: Sequence[int]) -> Walk:
 
 
 def _model(num_devices: int) -> tuple[Model, list[int]]:
-    """Return the RNN and data parallelism; a new one, because a model remembers what overlaps."""
+    """Return the RNN and data parallelism; a new one, because a model remembers overlaps."""
     model = Model(recurrent(10), splits(num_devices), num_devices)
     data = next(k for k, split in enumerate(model.configurations) if split.samples == num_devices)
     return model, [data] * len(model.operators)
@@ -354,7 +354,7 @@ def _model(num_devices: int) -> tuple[Model, list[int]]:
 def _walk(
     walk: Callable[[Model, Sequence[int]], Walk], num_devices: int, num_proposals: int
 ) -> tuple[float, ChainResult]:
-    """Return the seconds that a chain takes, and what it finds."""
+    """Return the seconds that a chain takes, and its result."""
     model, start = _model(num_devices)
     options = ChainOptions(num_random=0, num_proposals=num_proposals, patience=1.0)
     began = time.process_time()

@@ -1,10 +1,11 @@
-"""What it costs to compile a plan, beside the step as it was written for one device of the same chip.
+"""The cost of compiling a plan, beside the step as it was written for one device of the same chip.
 
     python -m benchmarks.compile_time                                     # two layers, or blocks of a stage
     python -m benchmarks.compile_time --pair gpt2-small@h100:8 --layers 12 --repeats 3
 
-Processor seconds of lowering and compiling, the two taken in turns, medians; what a child process takes to start and to
-compile nothing is taken off both. Planned are our fastest plan and, as the smallest that any partitioned program costs,
+Processor seconds of lowering and compiling, the two taken in turns, medians; the time that a child process takes to
+start and to compile nothing is taken off both. Planned are our fastest plan and, as the smallest that any
+partitioned program costs,
 `data`. Exit status 1 where the fastest plan takes more than `MOST` times as long.
 """
 

@@ -1,4 +1,4 @@
-"""A 30-billion-parameter step on 32 devices: planned in a minute, and what the compiler says of the leanest plan.
+"""A 30-billion-parameter step on 32 devices: planned in a minute, and the leanest plan as compiled.
 
     python -m benchmarks.large                   # plans only
     python -m benchmarks.large --compile --cache .aot
@@ -85,7 +85,7 @@ def _memory(report: CompiledReport) -> str:
 
 
 def _before(report: CompiledReport) -> int:
-    """Bytes before the compiler rematerialised: what its warning says, or what is reported when there is none."""
+    """Bytes before the compiler rematerialised: the figure of its warning, or the reported one where there is none."""
     found = _ORIGINALLY.search("\n".join(report.warnings))
     return int(found[1]) if found else report.memory_bytes
 

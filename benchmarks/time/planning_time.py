@@ -1,4 +1,4 @@
-"""Planning time of one step beside what JAX itself takes for it, in a cold process.
+"""Planning time of one step beside the time of JAX itself for it, in a cold process.
 
     python -m benchmarks.planning_time --model gpt2-small --topology h100:8
 
@@ -14,7 +14,7 @@ Where layers are equal it may take 1.5 of JAX's time at most, where they are not
 Planning is from ClosedJaxpr to frontier; the total is with planning's own trace. Trace and lower are those of the
 unplanned step, before planning; compile is that of the step as data parallelism annotated at the jit boundary, without
 its devices, in a process of its own, never from a cache. Processor seconds are for machines where other programs run.
-Resident memory is the process's largest, and what planning adds to that of JAX tracing and lowering the step.
+Resident memory is the process's largest, and the part that planning adds to that of JAX tracing and lowering the step.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from jaxplan.core._progress import Progress
 from jaxplan.mesh import Topology
 
 MOST_RATIO = 1.5
-"""What planning of 12 to 96 equal layers may take at most, for one of tracing and lowering."""
+"""The limit for planning of 12 to 96 equal layers, for one of tracing and lowering."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Seconds of planning one step and of what JAX does with it, wall clock unless `processor` is in the name.
+    """Seconds of planning one step and of the work of JAX on it, wall clock unless `processor` is in the name.
 
     Attributes:
       processor_planning, processor_trace, processor_lower: seconds of the processor.

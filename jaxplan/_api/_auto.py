@@ -87,7 +87,7 @@ class Auto(Generic[P, R]):
     """A decorated step; call it like the step itself.
 
     Attributes:
-      plan, frontier: what the last new kind of arguments led to; errors before the first call.
+      plan, frontier: of the last new kind of arguments; errors before the first call.
       counts: how often it planned and compiled; `cache_info()` says more.
       graph: the analysed program of that plan.
     """
@@ -195,7 +195,7 @@ class Auto(Generic[P, R]):
         return followed.topology if followed is not None else self._options.topology
 
     def _planned(self, key: CallKey, call: Call) -> Ready:
-        """What serves a new kind of call: a plan that is there, where the step is the same program, or a new one."""
+        """The plan of a new kind of call: a known one, where the step is the same program, or a new one."""
         ready = self._plans.peek(key)  # another thread may have been quicker
         if ready is None:
             self._plans.misses += 1
@@ -204,7 +204,7 @@ class Auto(Generic[P, R]):
         return ready
 
     def _prepare(self, key: CallKey, call: Call) -> Ready:
-        """What serves a new kind of call, compiled, with its memory read."""
+        """The planned function of a new kind of call, compiled, with its memory read."""
         from jaxplan.partition import check_equal_arguments, device_mesh, runs_as_planned
 
         if runs_as_planned(call):
@@ -215,7 +215,7 @@ class Auto(Generic[P, R]):
         return self._fitted(ready, call)
 
     def _fitted(self, ready: Ready, call: Call) -> Ready:
-        """Compile what is to run and read its memory; above the limit, the next plan takes its place."""
+        """Compile the planned step and read its memory; above the limit, the next plan takes its place."""
         from jaxplan.search._fitting import fitting_run  # the search is imported when it is first used
 
         frontier = ready.frontier
@@ -277,7 +277,7 @@ class Auto(Generic[P, R]):
 
 
 def followed_plan(like: Any) -> Plan:
-    """The plan of what ``like`` names: a decorated step that has been planned, or a plan.
+    """The plan that ``like`` names: a decorated step that has been planned, or a plan.
 
     Raises:
       ArgumentError: it is neither.

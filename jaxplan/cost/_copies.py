@@ -1,4 +1,4 @@
-"""Buffers of a plan that hold copies: of resharded tensors, and what these leave in memory beside."""
+"""Buffers of a plan that hold copies: of resharded tensors, and other buffers of the same transfers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Copies:
         self._copies, self._arriving = Memo(), Memo()
 
     def beside(self, transfers: Sequence[Transfer]) -> Iterator[tuple[int, int, int]]:
-        """(first, last equation, bytes) of what transfers leave in memory beside their copies."""
+        """(first, last equation, bytes) of buffers of transfers beside their copies."""
         yield from self._in_pieces(transfers)
         yield from self._updates_in_pieces(transfers)
         yield from self._shared_copies(transfers)

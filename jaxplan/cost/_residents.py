@@ -1,4 +1,4 @@
-"""The kinds of a step's arguments, for people who ask for the parts of the memory."""
+"""The kinds of a step's arguments, as named in the parts of the memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What sums over columns add up, where the local shapes of a plan have it written (`Summand`)."""
+"""Operands of sums over columns, where the local shapes of a plan have them written (`Summand`)."""
 
 from __future__ import annotations
 

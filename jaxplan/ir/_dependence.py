@@ -1,4 +1,4 @@
-"""Which inputs each value depends on, and which values of a step evolve: what state does and a batch does not.
+"""Which inputs each value depends on, and which values of a step evolve: state does, a batch does not.
 
 State meets other inputs on its way to its successor: gradients, actions, the next token. A batch that a step returns
 normalised or augmented is computed of itself and of random numbers alone, while the loss reads it with the parameters.
@@ -28,7 +28,7 @@ class Dependence:
 
     @cached_property
     def _without_broadcasts(self) -> dict[int, int]:
-        """What reaches a value as an array of its own, and is not repeated along other dimensions: no bias."""
+        """Inputs that reach a value as an array of its own, not repeated along other dimensions: no bias."""
         return self._propagated(lambda eqn, t: not self._is_repeated(eqn, t))
 
     def _is_repeated(self, eqn: Equation, t: int) -> bool:

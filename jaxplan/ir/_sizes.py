@@ -7,7 +7,7 @@ from jaxplan.errors import ArgumentError
 from jaxplan.ir._program import Program
 
 MOST_BYTES = 1 << 50
-"""Of one array: 1 PiB, far above what the largest machines hold, while sums over a program still fit 64 bits."""
+"""Of one array: 1 PiB, far above the memory of the largest machines, while sums over a program still fit 64 bits."""
 
 _TOO_LARGE_MSG = (
     "{what} is {aval}, which are {num_bytes} bytes; an array of at most {most} bytes (1 PiB) is expected.\n"

@@ -64,11 +64,11 @@ def nested_program(run: Callable[..., Any]) -> Callable[..., Any]:
 def typed_by(
     mesh: Any, run: Callable[..., Any], own_mesh: Any, succeeded: Sequence[int | None]
 ) -> Callable[..., tuple[Any, ...]]:
-    """A planned program inside a function whose values are typed by a mesh with Explicit axes.
+    """A planned program inside a function with values typed by a mesh with Explicit axes.
 
     Args:
       mesh: that mesh. ``own_mesh``: the plan's, with other axes over the same devices.
-      succeeded: per result, the argument whose sharding it is typed by; None: it is whole.
+      succeeded: per result, the argument that has its sharding; None: it is whole.
     """
 
     def with_own_mesh(*leaves: Any) -> tuple[Any, ...]:

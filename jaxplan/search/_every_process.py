@@ -23,7 +23,7 @@ from jaxplan.search._entry import StepToPlan, plan_on
 _CAUSE = "another code, configuration, batch or installation in one of the processes"
 _FIX = "start the same program with the same settings everywhere; read data by process, not shapes or options"
 _OWN_OPTIONS = frozenset({"progress", "cache_dir", "max_plans", "like", "plan"})
-"""Options that may differ: what they lead to is compared in their place."""
+"""Options that may differ: their consequences are compared in their place."""
 
 
 def plan_everywhere(step: StepToPlan, options: Options) -> Frontier:
@@ -31,7 +31,7 @@ def plan_everywhere(step: StepToPlan, options: Options) -> Frontier:
 
     Raises:
       ProcessError: the processes differ in the step, its arguments, options or versions; the same in every process.
-      JaxplanError: as `plan_on`; what the first process raises, in every process.
+      JaxplanError: as `plan_on`; the error of the first process, in every process.
     """
     topology = parse_topology(options.topology)
     if not spans_processes(jax.devices()[: topology.num_devices]):

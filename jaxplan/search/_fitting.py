@@ -1,4 +1,4 @@
-"""The plan whose compiled program fits: its program is compiled anyway, and its memory is read before it runs."""
+"""A plan with a compiled program that fits: the program is compiled anyway, and its memory is read before it runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _REFERENCE_MSG = (
 def fitting_run(
     frontier: Frontier, run: PlannedFunction, call: Call, name: str
 ) -> tuple[PlannedFunction, int]:
-    """The planned step, or that of the next plan whose compiled program fits; and how many others were compiled.
+    """The planned step, or that of the next plan with a compiled program that fits; and how many others were compiled.
 
     The next one is the next leaner point of the frontier that should fit, corrected by the median ratio of compiled
     to predicted memory; when none should, the leanest that was not tried. A reference strategy off the

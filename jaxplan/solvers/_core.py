@@ -54,7 +54,7 @@ def core_of(problem: Problem) -> Core:
 
 
 def minimise_core(problem: Problem, core: Core, weights: Weights = (1.0, 0.0)) -> Optimum:
-    """Eliminate what is not in the core, and pass messages in it; see `minimise_by_messages`.
+    """Eliminate the nodes outside of the core, and pass messages in it; see `minimise_by_messages`.
 
     Raises:
       InfeasibleError: every assignment has infinite time.
@@ -74,7 +74,7 @@ def minimise_core(problem: Problem, core: Core, weights: Weights = (1.0, 0.0)) -
 
 
 def _weighted(core: Core, tables: list[np.ndarray]) -> Problem:
-    """The core as a problem whose time is the weighted cost."""
+    """The core as a problem with the weighted cost as its time."""
     place = {node: index for index, node in enumerate(core.nodes)}
     own: list[np.ndarray | float] = [0.0] * len(core.nodes)
     edges = []

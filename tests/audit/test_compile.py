@@ -1,4 +1,4 @@
-"""What is handed to the compiler: arguments as they lie in memory, and nothing that needs the devices."""
+"""The input of the compiler: arguments as they lie in memory, and nothing that needs the devices."""
 
 from __future__ import annotations
 

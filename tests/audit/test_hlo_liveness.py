@@ -1,4 +1,4 @@
-"""What holds the memory of compiled programs: peaks counted by hand, and the compiler's own figures."""
+"""The buffers of compiled programs: peaks counted by hand, and the compiler's own figures."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from jaxplan.audit._hlo_text import parse_module, parse_types
 
 KIB = 2**10
 
-# Arrays of 1 KiB. While %loop runs: %kept, the loop's carry and what its body has: %wide (4 KiB) and %narrow.
+# Arrays of 1 KiB. While %loop runs: %kept, the loop's carry and the values of its body: %wide (4 KiB) and %narrow.
 PROGRAM = """
 HloModule jit_step, is_scheduled=true
 
@@ -52,7 +52,7 @@ ENTRY %main (w: f32[256]) -> f32[256] {
 
 def test_a_loop_adds_what_its_body_holds() -> None:
     peak = peak_temporaries(parse_module(PROGRAM))
-    # %kept, %start as the carry, and %wide: what the body returns lies in the carry.
+    # %kept, %start as the carry, and %wide: the result of the body lies in the carry.
     assert peak.num_bytes == (1 + 1 + 4) * KIB
     assert [(h.array, h.num_bytes, h.count) for h in peak.holdings] == [
         ("f32[4,256]", 4 * KIB, 1),
@@ -92,12 +92,12 @@ def test_the_arrays_of_tiles_are_padded_and_lie_in_their_memory() -> None:
 
 
 def _saved(x: jax.Array, w: jax.Array) -> jax.Array:
-    """Three layers whose activations wait for the backward pass."""
+    """Three layers with activations that wait for the backward pass."""
     return jax.grad(lambda x: jnp.sum(jnp.tanh(jnp.tanh(jnp.tanh(x @ w) @ w) @ w)))(x)
 
 
 def _stacked(x: jax.Array, w: jax.Array) -> jax.Array:
-    """A loop that stacks what the loop of the backward pass reads."""
+    """A loop that stacks the values that the loop of the backward pass reads."""
     return jax.grad(lambda x: jnp.sum(lax.scan(lambda c, _: (jnp.tanh(c @ w), None), x, None, length=6)[0]))(
         x
     )

@@ -1,4 +1,4 @@
-"""Loops whose length the compiler does not write beside them: counted where counters are constants."""
+"""Loops with a length that the compiler does not write beside them: counted where counters are constants."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Measured operators and steps: what a file keeps and refuses, what the report says, and one of each really run."""
+"""Measured operators and steps: files that are kept and refused, the report, and one of each really run."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_work_is_counted_by_hand() -> None:
     ids=lambda case: case.operator,
 )
 def test_an_operator_is_measured(case: Case) -> None:
-    """No profile: the model says its launch at least, and what it says has no other source than the data sheet."""
+    """No profile: the model says its launch at least, and has no other source than the data sheet."""
     topology = Topology.parse("cpu:1")
     record = measure_operator(case, jax.devices()[0], topology, None, QUICK)
     assert record.seconds > 0 and record.profile_seconds is None

@@ -1,4 +1,4 @@
-"""What sharing a configuration costs: gradients really are apart, and both plans are compared on one scale."""
+"""The cost of sharing a configuration: gradients really are apart, and both plans are compared on one scale."""
 
 from benchmarks.quality.grouping import compare
 

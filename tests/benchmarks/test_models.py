@@ -24,12 +24,12 @@ CLIP_B32_PARAMETERS = 151_277_313  # of the checkpoint as published
 DENSENET_121_PARAMETERS = 7_978_856
 GEMMA_2_2B_PARAMETERS = 2_614_341_888  # of the checkpoint as published
 EFFICIENTNET_B0_PARAMETERS = 5_288_548
-WHISPER_BASE_PARAMETERS = 72_593_920 - 1500 * 512  # of the checkpoint as published, whose sinusoids count
+WHISPER_BASE_PARAMETERS = 72_593_920 - 1500 * 512  # of the checkpoint as published, where sinusoids count
 WAV2VEC2_BASE_PARAMETERS = 94_396_320  # of the checkpoint for CTC as published
 PYTHIA_410M_PARAMETERS = 405_334_016  # of the checkpoint as published
 REGNETY_4GF_PARAMETERS = 20_646_656
 QWEN3_06B_PARAMETERS = 596_049_920  # of the checkpoint as published
-MAE_B16_PARAMETERS = 111_907_840 - 197 * 1280  # of the checkpoint as published, whose fixed positions count
+MAE_B16_PARAMETERS = 111_907_840 - 197 * 1280  # of the checkpoint as published, where fixed positions count
 OLMO2_1B_PARAMETERS = 1_484_916_736  # of the checkpoint as published
 MOBILENETV3_LARGE_PARAMETERS = 5_483_032
 MAMBA_130M_PARAMETERS = 129_135_360  # of the checkpoint as published
@@ -70,8 +70,8 @@ def _dit_parameters(
 
 
 def _bert_parameters(num_layers: int, width: int, vocab_size: int, positions: int) -> int:
-    """As a GPT's, with two segments, a norm of the embeddings instead of the last one, the transform of what is
-    predicted with its norm, and a bias per word."""
+    """As a GPT's, with two segments, a norm of the embeddings instead of the last one, the transform of predicted
+    tokens with its norm, and a bias per word."""
     transform = width**2 + 3 * width
     return _gpt_parameters(num_layers, width, vocab_size, positions) + 2 * width + transform + vocab_size
 
@@ -106,7 +106,7 @@ def _llama_parameters(
 def _deepseek_parameters(
     num_layers: int, width: int, heads: int, head: int, rotary: int, latent: int, ffn_width: int, vocab_size: int
 ) -> int:
-    """Embedding and head of their own; per layer queries, latent with its norm, what is made of it, output; SwiGLU."""
+    """Embedding and head of their own; per layer queries, latent with its norm, the maps from it, output; SwiGLU."""
     attention = width * heads * (head + rotary) + width * (latent + rotary) + latent
     attention += latent * heads * 2 * head + heads * head * width
     return 2 * vocab_size * width + num_layers * (attention + 3 * width * ffn_width + 2 * width) + width
@@ -129,7 +129,7 @@ def _olmo_parameters(num_layers: int, width: int, ffn_width: int, vocab_size: in
 
 
 def _mae_parameters(num_layers: int, width: int, decoder_layers: int, decoder_width: int, patch: int) -> int:
-    """Layers of 12 d^2 + 13 d and a last norm on each side, `patch` numbers of pixels in and out, what joins the
+    """Layers of 12 d^2 + 13 d and a last norm on each side, `patch` numbers of pixels in and out, a map between the
     sides, a class token and a mask token."""
     encoder = num_layers * (12 * width**2 + 13 * width) + 2 * width
     decoder = decoder_layers * (12 * decoder_width**2 + 13 * decoder_width) + 2 * decoder_width
@@ -258,7 +258,7 @@ def test_gates_fill_slots_in_order_and_drop_what_finds_none() -> None:
     assert taken == [
         [slot0, slot0, none],  # expert 0 first, expert 1 second
         [slot1, slot1, none],
-        [none, none, slot1],  # expert 0 is full; expert 2 has one token whose first choice it is
+        [none, none, slot1],  # expert 0 is full; expert 2 has one token that chose it first
         [none, none, slot0],  # and expert 1 is full, too
     ]
     assert jnp.allclose(weights[0, 0].sum(axis=-1), jnp.array([0.6, 0.3, 0]) / 0.9)
@@ -266,7 +266,7 @@ def test_gates_fill_slots_in_order_and_drop_what_finds_none() -> None:
 
 
 def test_a_masked_autoencoder_sees_the_patches_of_least_noise_alone() -> None:
-    """What it predicts changes with pixels that it sees, and with no others; rows of four patches, 4 x 4 pixels."""
+    """The prediction changes with pixels that it sees, and with no others; rows of four patches, 4 x 4 pixels."""
     spec = MODELS["mae-tiny"].override(dtype="float32", batch_size=1, optimizer="sgd")
     (state,) = jax.jit(lambda: spec.make_state(spec.config))()
     images = spec.make_batch(spec.config, jax.random.key(0))["images"]

@@ -28,7 +28,7 @@ def test_ranks_alone_count() -> None:
 
 
 def test_the_interval_without_correlation() -> None:
-    """Seven plans whose ranks are uncorrelated: Fisher's z has the error 1 / sqrt(4)."""
+    """Seven plans with uncorrelated ranks: Fisher's z has the error 1 / sqrt(4)."""
     rho, low, high = correlation([1, 2, 3, 4, 5, 6, 7], [1, 4, 6, 7, 5, 3, 2])
     assert rho == pytest.approx(0, abs=1e-9)
     assert -low == pytest.approx(high) == pytest.approx(0.75300, abs=1e-4)  # tanh(0.98)

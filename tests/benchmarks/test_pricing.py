@@ -69,7 +69,7 @@ def test_groups_that_share_a_link_share_its_speed() -> None:
 
 
 def test_traffic_is_what_kernels_read_and_write_beside_contractions_and_collectives() -> None:
-    assert traffic_bytes(PROGRAM) == 2 * 1000 * 4  # the fusion alone; what is inside it stays in registers
+    assert traffic_bytes(PROGRAM) == 2 * 1000 * 4  # the fusion alone; values inside it stay in registers
 
 
 def test_the_price_adds_its_terms() -> None:

@@ -1,4 +1,4 @@
-"""Verdicts on compiled plans: what makes a pair hold, and files that keep records."""
+"""Verdicts on compiled plans: conditions for a pair, and files that keep records."""
 
 from __future__ import annotations
 

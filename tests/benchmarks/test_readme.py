@@ -1,4 +1,4 @@
-"""README prints what the code prints; `python -m benchmarks.readme --write` puts it right."""
+"""README shows the output of its code; `python -m benchmarks.readme --write` puts it right."""
 
 from __future__ import annotations
 

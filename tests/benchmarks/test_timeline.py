@@ -1,4 +1,4 @@
-"""The timeline of compiled programs: kernels by hand, and what may hide behind what."""
+"""The timeline of compiled programs: kernels by hand, and overlap of collectives and compute."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _program(*lines: str) -> str:
         (("a kernel x", "b permute a", "c kernel b"), 2 * KERNEL + PERMUTE),  # a chain hides nothing
         (("a kernel x", "b permute a", *(f"k{i} kernel x" for i in range(8))), KERNEL + 8 * KERNEL),
         (("a kernel x", "b permute a", *(f"k{i} kernel x" for i in range(4))), KERNEL + PERMUTE),
-        # It reads what is there from the start: it may begin as early, the first of its kind.
+        # It reads arguments alone: it may begin as early, the first of its kind.
         ((*tuple(f"k{i} kernel x" for i in range(8)), "b permute x"), 8 * KERNEL),
         # But the second not before the kernels in front of the first.
         ((*tuple(f"k{i} kernel x" for i in range(8)), "b permute x", "c permute x"), 8 * KERNEL + PERMUTE),

@@ -1,4 +1,4 @@
-"""The command line: what it passes to `jaxplan.plan`, what it prints, and its errors and exit codes."""
+"""The command line: arguments for `jaxplan.plan`, output, errors and exit codes."""
 
 import importlib
 import subprocess

@@ -1,4 +1,4 @@
-"""Ctrl-C in the shell: the command ends soon, without a traceback, and what was found is in the files asked for."""
+"""Ctrl-C in the shell: the command ends soon, without a traceback, and results so far are in the files asked for."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(folder: Path, stage: str, number: int, command: str, *, stuck: bool = False) -> tuple[int, float, str]:
-    """Exit status, seconds from the interrupt to the end, and what was printed."""
+    """Exit status, seconds from the interrupt to the end, and the output."""
     for name in ("f.json", "p.json"):
         (folder / name).unlink(missing_ok=True)
     root = Path(jaxplan.__file__).parents[1]
@@ -189,7 +189,7 @@ def test_an_interrupt_leaves_time_to_answer(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_search_in_python_returns_what_it_has(
     stage: str, number: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The reference strategies at least, whose plans are known first."""
+    """At least the reference strategies: their plans are known first."""
     reports = []
 
     def progress(name: str, fraction: float) -> None:

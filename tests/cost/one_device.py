@@ -1,4 +1,4 @@
-"""What a step needs on one device, predicted without a search."""
+"""Memory of a step on one device, predicted without a search."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def test_blocks_with_edges() -> None:
 
 
 def test_they_live_until_the_gradient_of_the_kernel() -> None:
-    """What both passes read lives from the one to the other; a cotangent for one convolution."""
+    """A value that both passes read lives from the one to the other; a cotangent for one convolution."""
     spans = [last - first for first, last, _ in sorted(_copies(f"h100:{DEVICES}", "spatial"))]
     assert len(spans) == 3 and spans[-1] < min(spans[:2])
 

@@ -1,4 +1,4 @@
-"""What compiled programs keep of a perceptron's functions for the backward pass, and images that weigh themselves."""
+"""Values of functions that compiled programs keep for the backward pass; images that weigh themselves."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_what_gpus_save_where_arithmetic_is_wide(name: str) -> None:
 
 @pytest.mark.gpu_aot
 def test_gpus_save_what_erfc_reads() -> None:
-    """Four arrays a layer: the product, what the exact GELU makes of it, ``erfc`` and its argument."""
+    """Four arrays a layer: the dot, the exact GELU of it, ``erfc`` and its argument."""
     audit = _audited(lambda x: jax.nn.gelu(x, approximate=False), "h100:8")
     assert audit.predicted_memory_bytes == pytest.approx(audit.compiled_memory_bytes, rel=0.03), audit.table()
     inner = BATCH // 8 * ROWS * INNER * 2
@@ -88,7 +88,7 @@ def test_gpus_save_what_erfc_reads() -> None:
     ("topology", "arrays", "most"), sampled([("h100:8", 3, 1.1), ("a100-pcie:8", 4, 1.03)])
 )
 def test_gpus_do_not_save_what_erfc_reads_of_a_convolution(topology: str, arrays: int, most: float) -> None:
-    """What the convolution makes, the exact GELU of it and ``erfc``; where arithmetic is wide, the first in float32."""
+    """The convolution, the exact GELU of it and ``erfc``; where arithmetic is wide, the first in float32."""
     batch, samples, width, half = 32, 16385, 512, jnp.bfloat16
 
     def loss(kernels: Any, x: jax.Array) -> jax.Array:
@@ -115,7 +115,7 @@ def test_gpus_do_not_save_what_erfc_reads_of_a_convolution(topology: str, arrays
 )
 def test_images_that_weigh_themselves_are_written(side: int, channels: int, width: int) -> None:
     """Squeeze and excitation behind a norm and a swish, three times; beside the product and the weighed image there is
-    what is weighed."""
+    the image that is weighed."""
 
     def loss(layers: Any, x: jax.Array) -> jax.Array:
         for up, scale, bias, squeeze, excite, down in layers:

@@ -106,7 +106,7 @@ def test_a_rectifier_saves_what_it_read_and_not_its_mask() -> None:
 
 
 def test_peak_of_a_chain_of_products() -> None:
-    """x w1 w2 w3 w4 without gradients: all weights, and at each product what goes in and what comes out."""
+    """x w1 w2 w3 w4 without gradients: all weights, and at each dot its operand and its result."""
     widths = [16, 512, 8, 1024, 64]
     weights = [shape(a, b) for a, b in itertools.pairwise(widths)]
 

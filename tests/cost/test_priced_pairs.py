@@ -1,4 +1,4 @@
-"""Pairs of configurations that only a strategy asks for: what is priced, and that nothing else changes."""
+"""Pairs of configurations that only a strategy asks for: their prices, and that nothing else changes."""
 
 import numpy as np
 

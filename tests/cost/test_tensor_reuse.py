@@ -1,5 +1,5 @@
-"""Tensor reuse (TensorOpt, section 4.2): of an activation that is resharded, what is before, what is after, or both are
-kept for the backward pass. Each is seen in what lives at the turning point."""
+"""Tensor reuse (TensorOpt, section 4.2): of an activation that is resharded, the source, the copy, or both are
+kept for the backward pass. Each is seen in the live bytes at the turning point."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _step(between: Callable[[jax.Array], jax.Array]) -> Any:
 
 
 def _forced(between: Callable[[jax.Array], jax.Array]) -> tuple[CostModel, int]:
-    """The first product on columns, the second on rows: what is between them is exchanged; and its tensor."""
+    """The first product on columns, the second on rows: the value between them is exchanged; and its tensor."""
     weights = shape(WIDTH, WIDTH), shape(WIDTH, WIDTH)
     graph = analyse_step(_step(between), (*weights, shape(ROWS, WIDTH)), {}, donate_argnums=(), static_argnums=())
     program, groups = graph.program, graph.grouping.equation_group

@@ -1,4 +1,4 @@
-"""Arrays in tiles: sizes that compiled TPU programs report, and what a plan for a torus makes of them."""
+"""Arrays in tiles: sizes that compiled TPU programs report, and plans for a torus with them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _buffers(function, *shapes, topology: str = "v5e:2x4"):
 
 @pytest.mark.parametrize("experts", [True, False])
 def test_rows_that_products_read_in_batches_are_written(experts: bool) -> None:
-    """What an activation makes of tokens is a buffer for a batch of experts, and computed inside of one product."""
+    """The activation of tokens is a buffer for a batch of experts, and computed inside of one product."""
     letters = "ebch,ehd->ebcd" if experts else "ebch,hd->ebcd"
 
     def step(x: jax.Array, weights: jax.Array) -> jax.Array:
@@ -80,7 +80,7 @@ def test_rows_that_products_read_in_batches_are_written(experts: bool) -> None:
 
 
 def test_rows_that_are_buffers_anyway_are_so_with_one_expert_on_a_device() -> None:
-    """What leaves the program is there however many experts a device holds."""
+    """A result of the program is a buffer however many experts a device holds."""
 
     def step(x: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
         rows = jnp.tanh(x * x)
@@ -109,7 +109,7 @@ def test_equal_buffers_of_two_widths_have_sizes_of_their_own() -> None:
 
 @pytest.mark.parametrize(("precision", "is_rounded"), [(None, True), ("highest", False)])
 def test_what_loops_read_through_products_is_rounded(precision: str | None, is_rounded: bool) -> None:
-    """The joined kernels of a recurrent cell, and its inputs; not the carry, and not what is added."""
+    """The joined kernels of a recurrent cell, and its inputs; neither the carry nor the summand."""
 
     def step(kernel: jax.Array, bias: jax.Array, xs: jax.Array) -> jax.Array:
         joined, twice = jnp.concatenate([kernel, kernel], axis=1), jnp.concatenate([bias, bias])
@@ -144,7 +144,7 @@ def test_matrices_of_a_batch_are_innermost() -> None:
 def test_normalised_images_are_turned_for_products_where_rows_of_pixels_are_not_padded(
     pixels: int, is_turned: bool
 ) -> None:
-    """What the first product reads, and what is computed of its result for the second; on a device with 32 images."""
+    """The operand of the first dot, and the one computed from its result for the second; on a device with 32 images."""
 
     def step(images: jax.Array, kernel: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
         dimensions = ("NHWC", "HWIO", "NHWC")
@@ -165,8 +165,8 @@ def test_normalised_images_are_turned_for_products_where_rows_of_pixels_are_not_
 
 @pytest.mark.parametrize(("batch", "is_turned"), [(128, True), (64, False), (256, True), (8, False)])
 def test_tokens_are_turned_for_products_of_batches_of_whole_columns(batch: int, is_turned: bool) -> None:
-    """A mixer's perceptron over features, behind one over tokens: what it reads, and its rectifier. What the perceptron
-    over tokens itself reads is not."""
+    """A mixer's perceptron over features, behind one over tokens: its operand, and its rectifier. The operand of the
+    perceptron over tokens is not."""
 
     def step(tokens: jax.Array, mix: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
         x = jnp.tanh(tokens)
@@ -183,7 +183,7 @@ def test_tokens_are_turned_for_products_of_batches_of_whole_columns(batch: int, 
 
 
 def test_tokens_that_products_of_matrices_make_are_not_turned() -> None:
-    """Attention's, or what is combined of experts, though tokens and features are innermost in them, too."""
+    """Attention's, or the combined results of experts, though tokens and features are innermost in them, too."""
 
     def step(tokens: jax.Array, weights: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
         x = jnp.tanh(jnp.einsum("bst,btd->bsd", weights, tokens))
@@ -195,8 +195,8 @@ def test_tokens_that_products_of_matrices_make_are_not_turned() -> None:
 
 @pytest.mark.parametrize(("frames", "is_turned"), [(1500, True), (1496, True), (30, False)])
 def test_tokens_of_convolutions_are_turned_where_their_rows_nearly_fill_tiles(frames: int, is_turned: bool) -> None:
-    """A Whisper's, 8 spectrograms a device: what the perceptron reads, its exact GELU and ``erfc``, and not what
-    comes after the residual sum. 30 rows would take 32."""
+    """A Whisper's, 8 spectrograms a device: the operand of the perceptron, its exact GELU and ``erfc``, and not the
+    value after the residual sum. 30 rows would take 32."""
 
     def step(frames: jax.Array, kernel: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
         x = jax.lax.conv_general_dilated(frames, kernel, (1,), "SAME", dimension_numbers=("NHC", "HIO", "NHC"))
@@ -218,7 +218,7 @@ def test_tokens_of_convolutions_are_turned_where_their_rows_nearly_fill_tiles(fr
     [(64, 50, True), (80, 50, True), (96, 50, True), (48, 50, False), (32, 50, False), (128, 50, False)],
 )
 def test_fewer_tokens_than_sequences_are_turned(batch: int, tokens: int, is_turned: bool) -> None:
-    """What a perceptron reads and its rectifier, as in masked autoencoders compiled for v5e with so many images a
+    """The operand of a perceptron and its rectifier, as in masked autoencoders compiled for v5e with so many images a
     device; in whole columns they are not."""
 
     def step(x: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
@@ -327,8 +327,8 @@ def test_updates_of_scatters_are_turned(monkeypatch: pytest.MonkeyPatch, batch: 
     [("silu", "mul", 128, 1.15), ("relu", "max", 128, 1.15), ("relu", "max", 32, 1.02)],
 )
 def test_images_are_written_where_their_edges_are_sent(activation: str, op: str, features: int, most: float) -> None:
-    """Three blocks, normalised, a quarter of the rows on each device: compiled programs hold what each convolution of
-    3 x 3 reads, 98 MiB of images. Of equal features everywhere one array too much is counted, at the last product."""
+    """Three blocks, normalised, a quarter of the rows on each device: compiled programs hold the operand of each
+    convolution of 3 x 3, 98 MiB of images. Of equal features everywhere one array too much is counted, at the last."""
     blocks, channels, half = 3, 128, jnp.bfloat16
     shapes = (features, channels), (3, 3, channels, features)
     kernels = [tuple(jax.ShapeDtypeStruct(s, half) for s in shapes)] * blocks
@@ -354,7 +354,7 @@ def test_images_are_written_where_their_edges_are_sent(activation: str, op: str,
     assert 0.99 < audit.predicted_memory_bytes / audit.compiled_memory_bytes < most, audit.table()
 
 
-# Part of a reduce-scatter, and the bytes of it in programs compiled for TPU v5e; none for what goes as it is.
+# Part of a reduce-scatter, and the bytes of it in programs compiled for TPU v5e; none for values sent as they are.
 @pytest.mark.parametrize(
     ("part", "itemsize", "compiled"),
     [

@@ -41,7 +41,7 @@ def two_losses_step(p: Tree, x: jax.Array) -> tuple[Tree, jax.Array]:
 
 
 def decay_first_step(p: Tree, x: jax.Array) -> tuple[Tree, jax.Array]:
-    """What the update subtracts of a parameter is computed before the forward pass."""
+    """The term that the update subtracts from a parameter is computed before the forward pass."""
     decay = jax.tree.map(lambda w: 0.1 * jnp.tanh(w), p)
     loss, grads = jax.value_and_grad(_loss)(p, x)
     return jax.tree.map(lambda w, d, g: w - 1e-2 * (g + d) + 1e-3 * w.T.T, p, decay, grads), loss

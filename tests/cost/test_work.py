@@ -66,7 +66,7 @@ def test_zeros_that_are_written_around_images_are_multiplied(name: str, groups: 
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize("strides", [(1, 1), (2, 2)])
 def test_holes_of_split_images_are_multiplied(strides: tuple[int, int]) -> None:
-    """A convolution of each channel whose rows are split over devices, and its gradients."""
+    """A convolution of each channel, with rows split over devices, and its gradients."""
 
     def loss(kernels: Any, image: jax.Array) -> jax.Array:
         first, middle, last = kernels

@@ -1,4 +1,4 @@
-"""The example runs end to end, and its parts do what they say."""
+"""The example runs end to end, and its parts do as documented."""
 
 import os
 import pathlib

@@ -1,4 +1,4 @@
-"""Settings, defaults, keywords and donation of a step are what they are for `jax.jit`, its own `jit` included."""
+"""Settings, defaults, keywords and donation of a step are those of `jax.jit`, its own `jit` included."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def donated(function: Callable[..., Any], *args: Any, **options: Any) -> list[bo
 
 def test_donation_of_a_jitted_step_is_followed() -> None:
     args = (make_params(), X)
-    assert donated(step, *args, static_argnums=2) == [True, False]  # by default, what comes back updated
+    assert donated(step, *args, static_argnums=2) == [True, False]  # by default, arguments that come back updated
     assert donated(jax.jit(step, static_argnums=2), *args) == [True, False]
     assert donated(jax.jit(step, static_argnums=2, donate_argnums=1), *args) == [False, True]
     assert donated(jax.jit(step, static_argnums=2, donate_argnames=("params", "batch")), *args) == [

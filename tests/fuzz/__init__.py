@@ -7,6 +7,6 @@
     python -m tests.fuzz --by-tests                                    # does `make test` find them?
 
 A program (`_generate.py`) is made of operators of JAX that have rules, with loops, branches and rematerialised
-regions, as it is, or as its gradient, or as a step whose state is updated. A strategy (`_strategies.py`) splits at
-least half of the operators that can be split. What fails is made smaller (`_reduce.py`) and printed as Python.
+regions, as it is, or as its gradient, or as a step with state that is updated. A strategy (`_strategies.py`) splits at
+least half of the operators that can be split. A failing program is made smaller (`_reduce.py`) and printed as Python.
 """

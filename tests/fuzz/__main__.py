@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _results(job: Callable[[list[int]], Any], shares: list[list[int]]) -> list[Any]:
-    """What every share of the programs gave; several shares have a process each."""
+    """The counts of every share of the programs; several shares have a process each."""
     if len(shares) == 1:
         return [job(shares[0])]
     context = multiprocessing.get_context("spawn")
@@ -59,7 +59,7 @@ def _results(job: Callable[[list[int]], Any], shares: list[list[int]]) -> list[A
 
 
 def _share(indices: list[int], **options: Any) -> Any:
-    """What one process does; settings come before its JAX starts."""
+    """The work of one process; settings come before its JAX starts."""
     apply_settings()
     from tests.fuzz._run import fuzz
 

@@ -39,7 +39,7 @@ def _function(
 
 
 def _made(inner: Scope, like: Value) -> str:
-    """What becomes of a carry: a late value of its shape mostly, so that the loop carries something."""
+    """The next carry: a late value of its shape mostly, so that the loop carries something."""
     made = [v for st in inner.statements for v in st.results]
     alike = [v for v in made if v.shape == like.shape]
     chosen = inner.one_of((alike or made)[-3:])
@@ -48,7 +48,7 @@ def _made(inner: Scope, like: Value) -> str:
 
 @operator(6)
 def scanned(s: Scope) -> None:
-    """A carry, slices of a stack, what is around, and results that are stacked or accumulated."""
+    """A carry, slices of a stack, values from outside, and results that are stacked or accumulated."""
     xs = s.pick(lambda v: v.rank >= 2 and v.shape[0] <= 8)
     carry = s.pick(lambda v: v.dtype != "bool" and v.bound <= 20)
     state = s.parameter(carry.shape, carry.dtype, max(1.0, carry.bound))

@@ -27,7 +27,7 @@ NOISE_MARGIN = 10.0
 """A difference is rounding if noise of a few roundings at every operator, times this, makes as large a one."""
 
 COMPILER_ERRORS = ("fft_thunk.cc",)
-"""Internal errors of the compiler for CPU itself: of an FFT whose operand it gave a layout that its FFT refuses."""
+"""Internal errors of the compiler for CPU itself: of an FFT with an operand in a layout that its FFT refuses."""
 
 _ERROR = re.compile(r"[\w.]*(Error|Exception)\b")
 
@@ -36,7 +36,7 @@ Status = Literal["equal", "ill-conditioned", "compiler", "mismatch", "crash"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What one strategy of one program gave; ``text`` says what differs, or the error."""
+    """The outcome of one strategy of one program; ``text`` names the difference, or the error."""
 
     status: Status
     strategy: Strategy | None
@@ -68,7 +68,7 @@ class Subject:
         """Results of one device.
 
         Raises:
-          Exception: what JAX itself says against the program.
+          Exception: the error of JAX itself about the program.
         """
         if self._expected is None:
             self._expected = numbers_of(jax.jit(self.step)(*self.args))
@@ -117,7 +117,7 @@ class Subject:
         return Outcome(status=status, strategy=strategy, text=text)
 
     def judge(self, found: Sequence[np.ndarray]) -> tuple[Status, str]:
-        """How results compare with those of one device, and what differs."""
+        """How results compare with those of one device, and the difference."""
         expected = self.expected
         errors = [error_of(a, b) for a, b in zip(found, expected, strict=True)]
         wrong = [i for i, (error, b) in enumerate(zip(errors, expected)) if not error <= self._allowed(b)]
@@ -134,7 +134,7 @@ class Subject:
     def _is_right(self, found: Sequence[np.ndarray]) -> bool:
         """Whether results are those of the step operator by operator: then the compiler is wrong on one device.
 
-        It was seen to merge slices of slices whose starts are clamped.
+        It was seen to merge slices of slices with clamped starts.
         """
         try:
             with jax.disable_jit():
@@ -158,7 +158,7 @@ def numbers_of(results: Any) -> list[np.ndarray]:
 
 
 def error_of(found: np.ndarray, expected: np.ndarray) -> float:
-    """Largest difference; infinite where shape, dtype, or what is not finite differ."""
+    """Largest difference; infinite where shape, dtype, or values that are not finite differ."""
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return np.inf
     if not jnp.issubdtype(expected.dtype, jnp.floating):

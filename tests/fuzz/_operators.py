@@ -16,7 +16,7 @@ class Operator:
 
     Attributes:
       weight: how often it is drawn, relative to others.
-      differentiable: whether it may stand in a program whose gradient is taken.
+      differentiable: whether it may stand in a program that is differentiated.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What a printed failure calls: its step under its configuration, compared with one device."""
+"""The function that a printed failure calls: its step under its configuration, compared with one device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def compare(
     repeated: Sequence[int] = (),
     backend: Backend = "jit",
 ) -> None:
-    """Run and compare; prints what differs, and the groups with what is in them."""
+    """Run and compare; prints differences, and the groups with their equations."""
     subject = Subject(step, args)
     for group, config in zip(subject.graph.grouping.groups, configurations, strict=True):
         names = [subject.graph.program.equations[e].name for e in group.equations]

@@ -68,7 +68,7 @@ class Value:
     """A named value of a program.
 
     Attributes:
-      name: ``a3`` of an argument, ``v7`` of what a statement computes.
+      name: ``a3`` of an argument, ``v7`` of the result of a statement.
       bound: its elements are about this large at most.
     """
 
@@ -142,7 +142,7 @@ class Program:
 
     Attributes:
       arguments: in order of their names' first use.
-      results: what a plain program returns; of a gradient and an update, what the loss is made of.
+      results: of a plain program; of a gradient and an update, the terms of the loss.
       kind: ``plain``: returns the results. ``gradient``: the gradient of a scalar of them, in every float argument.
         ``update``: parameters and momenta, returned updated by that gradient, and the loss.
       num_parameters: of an update, how many of the float arguments are state.

@@ -1,6 +1,6 @@
 """Make a failing program, and its strategy, small: drop statements and results for as long as it fails.
 
-What a dropped statement made becomes an argument, so that every smaller program is one too.
+The result of a dropped statement becomes an argument, so that every smaller program is one too.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ def layer(s: Scope) -> None:
 
 @operator(4)
 def function_of_product(s: Scope) -> None:
-    """What must not be taken of the parts of a sum: a non-linear function, or a cast to as many bits."""
+    """Functions that must not be taken of the parts of a sum: a non-linear function, or a cast to as many bits."""
     x = s.small(s.pick_float())
     w = s.matching((x.shape[-1], s.size()), x.dtype)
     form = s.one_of(("jnp.sin({})", "jnp.abs({})", "({}) ** 2", ""))
@@ -248,7 +248,7 @@ def ragged(s: Scope) -> None:
 
 @operator(2, differentiable=False)
 def reduced_by_a_function(s: Scope) -> None:
-    """Not in bfloat16: the compiler for CPU aborts where a constraint of the step itself splits what is reduced."""
+    """Not in bfloat16: the compiler for CPU aborts where a constraint of the step itself splits the reduced value."""
     x = s.pick_float(max_bound=20.0)
     name, dtype = (f"{x.name}.astype('float32')", "float32") if x.dtype == "bfloat16" else (x.name, x.dtype)
     axes = _axes(s, x)

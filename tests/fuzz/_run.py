@@ -1,4 +1,4 @@
-"""Fuzz a range of programs; count what was met and report what failed."""
+"""Fuzz a range of programs; count operators and report failures."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.fuzz._program import Program
 from tests.fuzz._reduce import reduce_program, reduce_strategy
 
 _CLEAR_EVERY = 40
-"""Programs after which what JAX has compiled is forgotten."""
+"""Programs after which JAX forgets its compiled programs."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Counts:
-    """What was met: programs, outcomes by status, and per primitive its operators that could be split, and were."""
+    """Counts: programs, outcomes by status, and per primitive its operators that could be split, and were."""
 
     programs: int = 0
     invalid: int = 0
@@ -113,7 +113,7 @@ def _fuzz_one(
 
 
 def strategy_seed(seed: int, index: int, k: int) -> str:
-    """What strategy ``k`` of a program is drawn from."""
+    """The seed of strategy ``k`` of a program."""
     return f"{seed} {index} {k}"
 
 
@@ -130,7 +130,7 @@ def _primitives(subject: Subject) -> list[str]:
 
 
 def report(seed: int, index: int, k: int, program: Program, outcome: Outcome, reduces: bool) -> str:
-    """A failure for people: the smallest failing program found, its configuration, what differs."""
+    """A failure for people: the smallest failing program found, its configuration, the difference."""
     drawn = strategy_seed(seed, index, k)
     head = f"==== seed {seed}, program {index}, strategy {k}: {outcome.status}"
     if reduces:

@@ -99,7 +99,7 @@ def rolled(s: Scope) -> None:
 
 @operator(5)
 def padded(s: Scope) -> None:
-    """What is spread begins where it began: otherwise the compiler of jax 0.10 aborts, or computes something else, when
+    """A spread value begins where it began: otherwise the compiler of jax 0.10 aborts, or computes something else, when
     the step has a shard_map of its own, without any plan."""
     x = s.pick(lambda v: v.rank >= 1 and v.is_float)
     low, high, inner = s.integer(-1, 2), s.integer(-1, 2), s.integer(0, 1)

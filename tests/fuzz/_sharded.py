@@ -33,7 +33,7 @@ def constrained(s: Scope) -> None:
 
 @operator(3)
 def by_hand(s: Scope) -> None:
-    """A product of the devices' own parts, summed over the axes that split what it reduces."""
+    """A product of the devices' own parts, summed over the axes that split the contracted dimension."""
     x = s.pick(lambda v: v.rank == 2 and v.is_float and v.bound <= 5)
     rows, width = x.shape
     if width % 4 or rows % 2:

@@ -1,6 +1,6 @@
-"""Random programs under random strategies compute what one device computes, and bugs of rules do not pass.
+"""Random programs under random strategies compute the same as on one device, and bugs of rules do not pass.
 
-The programs run in a process of their own, whose compiler optimises nothing; `python -m tests.fuzz` is the long
+The programs run in a process of their own, with a compiler that optimises nothing; `python -m tests.fuzz` is the long
 run.
 """
 
@@ -58,7 +58,7 @@ def test_a_program_is_the_same_again_and_others_differ() -> None:
 
 
 def test_a_failing_program_is_reduced_to_what_fails() -> None:
-    """Whatever multiplies tensors fails: one statement is left, and what it reads is an argument."""
+    """Whatever multiplies tensors fails: one statement is left, and its operand is an argument."""
     with jax.enable_x64(True):
         programs = [live(program_of(0, index, 12)) for index in range(30)]
     failing = [p for p in programs if _multiplies(p)]

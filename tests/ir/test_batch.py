@@ -1,4 +1,4 @@
-"""The batch is the dimension along which examples are independent, and parameters are what all of them share."""
+"""The batch is the dimension along which examples are independent, and parameters are shared by all of them."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_the_batch_of_a_loop_over_micro_batches_is_theirs(step: Any, data: Any, 
 
 
 def test_environments_in_the_state_are_the_batch() -> None:
-    """A rollout by the policy, then a gradient of what it brought in; nothing but a key comes from outside."""
+    """A rollout by the policy, then a gradient of its rewards; nothing but a key comes from outside."""
 
     def step(p: Any, envs: jax.Array, key: jax.Array) -> Any:
         def act(envs: jax.Array, key: jax.Array) -> Any:

@@ -1,4 +1,4 @@
-"""State that a step computes anew, and does not update in place, is laid out as what it replaces."""
+"""State that a step computes anew, and does not update in place, is laid out as the state that it replaces."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ State = dict[str, jax.Array]
 
 
 def quantise(state: State, batch: jax.Array) -> tuple[State, jax.Array]:
-    """Codes as moving averages of what is nearest to them (van den Oord et al. 2017, appendix A.1)."""
+    """Codes as moving averages of the vectors nearest to them (van den Oord et al. 2017, appendix A.1)."""
     table = state["table"]
     distances = jnp.sum(table**2, axis=0) - 2 * batch @ table
     chosen = jax.nn.one_hot(jnp.argmin(distances, axis=1), CODES)

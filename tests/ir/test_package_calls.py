@@ -18,7 +18,7 @@ SIZE = 16
 
 
 def _primitive(name: str, package: str) -> Primitive:
-    """A primitive as Equinox makes them: one function is its implementation and what it is lowered to."""
+    """A primitive as Equinox makes them: one function is its implementation and its lowering."""
 
     def implementation(x: Any) -> Any:
         return jnp.any(x > 1)

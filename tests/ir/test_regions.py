@@ -1,4 +1,4 @@
-"""What loops and branches mean for values, groups and live equations."""
+"""The effect of loops and branches on values, groups and live equations."""
 
 from __future__ import annotations
 
@@ -150,8 +150,8 @@ def test_a_while_until_something_is_computed_counts_once() -> None:
 
 
 def test_a_weight_sliced_by_two_loops_is_one_value_that_each_has_for_itself() -> None:
-    """Forward and backward loop read the same slices, laid out alike; what is gathered in one is not there in the other
-    (found in a flow of FlowJAX, whose compiled program gathered twice what was predicted)."""
+    """Forward and backward loop read the same slices, laid out alike; a value gathered in one is not live in the other
+    (found in a flow of FlowJAX, compiled with twice as many gathers as predicted)."""
 
     def stack(weights: jax.Array, x: jax.Array) -> jax.Array:
         def layer(h: jax.Array, w: jax.Array) -> tuple[jax.Array, None]:

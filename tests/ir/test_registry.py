@@ -1,4 +1,4 @@
-"""The registry: registration, the default, the memo, and what it says when a rule is wrong."""
+"""The registry: registration, the default, the memo, and the error for a wrong rule."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def test_saved_bytes_of_a_perceptron(graph, num_all):
 
 
 def test_contractions_are_kept(graph):
-    """What is kept of a block is the product before ``tanh`` instead of its result; no product is made again."""
+    """A block keeps the dot before ``tanh`` instead of its result; no product is made again."""
     again = rematerialise(graph, Remat(num_contractions=LAYERS, of=LAYERS)).graph
     names = [Counter(e.name for e in g.program.equations) for g in (graph, again)]
     assert names[1]["dot_general"] == names[0]["dot_general"]
@@ -139,7 +139,7 @@ def test_contractions_are_kept(graph):
 
 
 def test_it_is_the_program_of_checkpoint(graph):
-    """Blocks computed again are what `jax.checkpoint` around each block would have left, group by group."""
+    """Blocks computed again equal those of `jax.checkpoint` around each block, group by group."""
     again = rematerialise(graph, Remat(num_all=LAYERS, of=LAYERS)).graph
     wanted = analyse(trace(make_step(jax.checkpoint(block)), make_args()))
     counts = [Counter(e.name for e in g.program.equations) for g in (again, wanted)]

@@ -115,5 +115,5 @@ def test_a_reshape_that_transposes_first_follows_the_transposed_operand() -> Non
     x = jnp.arange(4 * 6 * 8).reshape(4, 6, 8)
     rule = rule_of(single_equation(lambda x: lax.reshape(x, (24, 8), (1, 0, 2)), "reshape", x))
     assert str(rule) == "j i k -> (i j) k"
-    half = lax.reshape(x[:, :3], (12, 8), (1, 0, 2))  # the first half of what is the major part of the result
+    half = lax.reshape(x[:, :3], (12, 8), (1, 0, 2))  # the first half of the major part of the result
     assert (half == lax.reshape(x, (24, 8), (1, 0, 2))[:12]).all()

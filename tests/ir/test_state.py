@@ -1,4 +1,4 @@
-"""State, judged on small steps whose successors are known by reading them."""
+"""State, judged on small steps with successors that are known by reading them."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ def test_copies_of_state_take_the_place_of_their_structure() -> None:
     assert donated(program) == {"[0]", "[1]", "[2]"}
 
 
-# what stays the caller's
+# arguments that stay the caller's
 
 
 @pytest.mark.parametrize(

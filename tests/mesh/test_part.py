@@ -1,4 +1,4 @@
-"""Parts of a machine: which there are, and that a part is what a machine of its size would be."""
+"""Parts of a machine: which there are, and that a part equals a machine of its size."""
 
 import dataclasses
 

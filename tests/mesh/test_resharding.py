@@ -73,7 +73,7 @@ def test_number_of_collectives(source: Sharding, target: Sharding, most: int) ->
 
 
 def test_collectives_carry_bytes_by_the_convention() -> None:
-    """64 MiB over all; gathers count what comes out, the rest what goes in."""
+    """64 MiB over all; gathers count their results, the rest their operands."""
     mebi = 2**20
 
     def collectives(source: Sharding, target: Sharding) -> tuple[tuple[str, tuple[int, ...], int], ...]:
@@ -90,7 +90,7 @@ def test_collectives_carry_bytes_by_the_convention() -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
 def test_a_share_of_the_latency_and_all_of_the_bytes(share: float) -> None:
-    """A gather that four of a size travel in costs what one of four times the size does, by four."""
+    """A gather that four of a size travel in costs the same as one of four times the size, by four."""
     source, target, shape = Sharding(((0, 1, 2), ())), Sharding(((), ())), (4096, 512)
     num_bytes = 4 * 4096 * 512
     latency = collective_seconds(H100, "all-gather", 0, (0, 1, 2))

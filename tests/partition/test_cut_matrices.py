@@ -43,7 +43,7 @@ def _plan(topology: str, tokens: int, batch_size: int = 512) -> jaxplan.Plan:
 
 
 def test_the_keys_alone() -> None:
-    """Scores read them with what is summed as rows, the gradient of the queries with that as columns."""
+    """Scores read them with the contracted dimension as rows, the gradient of the queries with that as columns."""
     plan = _plan("h100:8", tokens=49)
     program, written = plan.require_program().program, plan.lowering.written
     forward = [e for e in program.equations if e.name == "dot_general" and e.phase != "backward"]
@@ -64,7 +64,7 @@ def test_where_nothing_is_padded_nothing_is_written(topology: str, tokens: int) 
 def test_left_alone_the_compiler_keeps_what_the_keys_were_cut_out_of() -> None:
     """64 x 64 windows of 49 tokens a device: 110 MiB of queries, keys and values, and 37 of keys instead.
 
-    All layers but the last, whose backward pass is the first, wait with theirs.
+    All layers wait but the last, which comes first in the backward pass, with theirs.
     """
     plan = _plan("h100:8", tokens=49)
     apart = plan.audit()

@@ -1,4 +1,4 @@
-"""A planned step never takes away or corrupts what its caller still holds, whatever shares memory with what."""
+"""A planned step never takes away or corrupts arrays that its caller still holds, whichever arrays share memory."""
 
 from __future__ import annotations
 

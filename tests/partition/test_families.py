@@ -1,4 +1,4 @@
-"""Every family of models computes, planned, what it computes on one device: three points of each frontier."""
+"""Every family of models computes, planned, the same as on one device: three points of each frontier."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _case(
     return pytest.param(case, id=" ".join(words), marks=[pytest.mark.slow] if slow else [])
 
 
-# Optimizers with many equations are tried on small models: what takes time here is compiling.
+# Optimizers with many equations are tried on small models: compiling takes the time here.
 MLP = {"num_layers": 2}
 GPT = {"num_layers": 1, "sequence_length": 16, "vocab_size": 128, "optimizer": "sgd"}
 RESNET = {"stage_sizes": (1, 1), "image_size": 16}
@@ -108,13 +108,13 @@ def _initial(case: Case) -> tuple[list[Any], Any]:
 
 
 def _state(case: Case) -> Any:
-    """A state whose buffers may be donated."""
+    """A state with buffers that may be donated."""
     leaves, tree = _initial(case)
     return jax.tree.unflatten(tree, [leaf.copy() for leaf in leaves])
 
 
 def _run(step: Any, case: Case) -> list[Any]:
-    """What the steps return, apart from the state, one after the other."""
+    """The results of the steps, apart from the state, one after the other."""
     state, found = _state(case), []
     for batch in _batches(case):
         result = step(*state, batch)
@@ -177,7 +177,7 @@ def _assert_close(found: Any, wanted: Any, tolerance: float, message: str) -> No
 
 
 def test_dropout_draws_the_same_bits_wherever_they_are_split() -> None:
-    """The masks themselves, of a layer whose batch and features are split."""
+    """The masks themselves, of a layer with batch and features split."""
     dropout = nn.Dropout(0.5, deterministic=False)
 
     def step(w: jax.Array, x: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:

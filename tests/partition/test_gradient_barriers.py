@@ -19,7 +19,7 @@ MIB = 2**20
 
 
 def _step(params: Any, x: Any) -> Any:
-    """A perceptron on products of the parts of a row with each other, which are what is largest."""
+    """A perceptron on products of the parts of a row with each other, which are the largest values."""
 
     def loss_fn(params: Any) -> Any:
         parts = jnp.tanh(x @ params["parts"]).reshape(len(x), -1, params["width"].shape[0])
@@ -80,7 +80,7 @@ def test_what_waits_close_to_the_peak_is_asked_for(monkeypatch: pytest.MonkeyPat
 
 
 def test_nothing_is_asked_for_after_the_peak() -> None:
-    """Scores of 8,192 classes and their gradient are what is largest, and come before every gradient.
+    """Scores of 8,192 classes and their gradient are the largest values, and come before every gradient.
 
     The smallest score may be found late, so that the gradient is not written over the scores.
     """
@@ -105,8 +105,8 @@ def test_nothing_is_asked_for_after_the_peak() -> None:
 @pytest.mark.slow
 @pytest.mark.tpu_aot
 def test_logits_are_gone_before_blocks_are_computed_again() -> None:
-    """Gradients of a Gemma's logits, 2,000 MiB on each device, are read by a product whose result is added to the
-    look-up's: put off until that is there, they would be held beside what blocks compute again."""
+    """Gradients of a Gemma's logits, 2,000 MiB on each device, are read by a dot with a result that is added to the
+    look-up's: put off until that is there, they would be held beside the recomputed values of blocks."""
     step, args = build("gemma2-2b", num_layers=4, batch_size=32, sequence_length=1024, window=512)
     plan = jaxplan.plan(step, *args, topology="v5e:2x4", progress=False).leanest()
     audit = plan.audit()

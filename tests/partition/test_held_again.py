@@ -72,8 +72,8 @@ def plan_of(model, choice):
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize("choice", [KEEP, REPEAT], ids=["kept", "again"])
 def test_moved_values_are_held_or_moved_again(choice):
-    """Of each layer what ``tanh`` reads and, both times, what it makes is moved, and its gradients are; once more where
-    what it reads is not kept: behind the barrier, or the compiler would merge that with the first."""
+    """Of each layer the operand of ``tanh`` and, both times, its result are moved, and so are its gradients; once more
+    where its operand is not kept: behind the barrier, or the compiler would merge that with the first."""
     plan = plan_of(model_on("h100:8"), choice)
     wanted = {KEEP: 5, REPEAT: 6}[choice] * LAYERS
     (moved,) = [row for row in plan.audit().rows if row.kind == "all-to-all"]

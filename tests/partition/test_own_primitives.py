@@ -1,6 +1,6 @@
 """Operators that jaxplan does not know: replicated with one warning, and split by five lines of description.
 
-What they compute when split is compared with one device: an own primitive, a foreign function, a Pallas kernel, and one
+Their split results are compared with one device: an own primitive, a foreign function, a Pallas kernel, and one
 with `custom_partitioning`.
 """
 

@@ -22,7 +22,7 @@ STEPS: dict[str, tuple[str, dict[str, Any], int]] = {
     "gpt-tiny of few words": ("gpt-tiny", GPT | {"vocab_size": 2048}, 2),
 }
 POINTS = ("fastest", "knee", "leanest")
-# Small programs are fused beyond what the model of buffers knows. In one the lowering asks for gradients before the
+# Small programs are fused beyond the model of buffers. In one the lowering asks for gradients before the
 # model has them.
 MOST_OVERESTIMATE = 1.25
 ASKED_FOR = {("mlp", "leanest"): 1.45}
@@ -73,8 +73,8 @@ def test_compiled_memory_keeps_the_order_of_the_frontier(audited: Any) -> None:
 
 @pytest.mark.parametrize("name", sampled(["megatron", "data4_tensor2"]))
 def test_halves_that_rotary_positions_join_are_not_exchanged(name: str) -> None:
-    """Of four heads' queries, split eight ways, a device reads a slice of the gradient; left to the compiler, what
-    halves of each head make of it travelled from device to device."""
+    """Of four heads' queries, split eight ways, a device reads a slice of the gradient; left to the compiler, the parts
+    that halves of each head make of it travelled from device to device."""
     step, arguments = build("llama-tiny", width=256, sequence_length=256)
     plan = jaxplan.plan(step, *arguments, topology="h100:8", progress=False).references[name]
     audit = plan.audit()

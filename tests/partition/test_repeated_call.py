@@ -1,4 +1,4 @@
-"""Calls that pass on what the last one returned take a short way; every other call takes the ordinary one."""
+"""Calls that pass on the results of the last one take a short way; every other call takes the ordinary one."""
 
 from __future__ import annotations
 

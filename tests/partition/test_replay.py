@@ -1,4 +1,4 @@
-"""Whatever configurations are chosen, the replayed program computes what the step computes.
+"""Whatever configurations are chosen, the replayed program computes the same as the step.
 
 Each step holds operators of one kind. Its configurations are drawn at random, mostly such that something is split, so
 that every way of the backend is taken: constraints, islands, partial sums through views, chains of transfers.
@@ -174,7 +174,7 @@ def slices_that_begin_too_late(x: Any, start: Any, w: Any) -> Any:
 
 @case(x=((3, 5), F32))
 def sums_of_random_bits(x: Any) -> Any:
-    """They are drawn where they are read, split; what reduces them first is whole on every device."""
+    """They are drawn where they are read, split; the first reduction of them is whole on every device."""
     return jnp.tanh(x + jnp.sum(jax.random.uniform(jax.random.key(2), (3, 5, 8)), 2))
 
 
@@ -194,7 +194,7 @@ def half_precision_update_with_clipping(params: Any, slots: Any, x: Any) -> Any:
 
 @case(x=((8, 16), F32), w=((16, 8), F32))
 def gradients_under_a_mesh_of_the_step(x: Any, w: Any) -> Any:
-    """What is mapped over a constrained value is traced under the mesh of the constraint."""
+    """A function that is mapped over a constrained value is traced under the mesh of the constraint."""
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("d", "m"))
 
     def loss(w: Any) -> Any:
@@ -215,7 +215,7 @@ def what_is_cut_and_spread(x: Any, w: Any) -> Any:
 
 @case(x=((6, 16, 8), F32), w=((8, 16), F32), u=((16, 16), F32))
 def recurrence(x: Any, w: Any, u: Any) -> Any:
-    """A loop whose gradient accumulates over the trips, and one that consumes what another stacked."""
+    """A loop with a gradient that accumulates over the trips, and one that consumes the stack of another."""
 
     def loss(x: Any, w: Any, u: Any) -> Any:
         def cell(h: Any, row: Any) -> Any:
@@ -374,7 +374,7 @@ def test_gradients_of_convolutions_are_there_before_the_peak() -> None:
 
 
 def test_a_widened_value_travels_as_it_was() -> None:
-    """A gather of what was cast from bfloat16 is one of 16 bits, in the plan and in the program."""
+    """A gather of a value that was cast from bfloat16 is one of 16 bits, in the plan and in the program."""
     name = "a_widened_value_in_two_layouts"
     values, _ = _expected(name)
 
@@ -413,7 +413,7 @@ def test_what_is_read_in_slices_is_computed_in_slices(
 
 
 def test_labels_are_cut_out_of_tokens_whole_and_compared_in_slices() -> None:
-    """Tokens are in no layout of their own, and so a slice of what is computed of them was of the whole."""
+    """Tokens are in no layout of their own, and so a slice of values computed from them was of the whole."""
     name, seed = "next_token_log_likelihood", 323
     (values, expected), plan = _expected(name), _draw(name, seed)
     graph = plan.require_program()
@@ -429,7 +429,7 @@ def test_labels_are_cut_out_of_tokens_whole_and_compared_in_slices() -> None:
 
 
 def test_a_step_that_calls_back_does_so_once() -> None:
-    """What is shown is the whole value, as on one device, and not once per device."""
+    """The printed value is the whole one, as on one device, and not once per device."""
     seen: list[np.ndarray] = []
 
     def step(w: jax.Array, x: jax.Array) -> jax.Array:

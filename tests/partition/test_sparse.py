@@ -1,4 +1,4 @@
-"""Sparse arrays on devices' own pieces, and in planned steps, are what one device computes."""
+"""Sparse arrays on devices' own pieces, and in planned steps, equal those of one device."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from jaxplan.partition._planned import device_mesh
 from jaxplan.partition._steps import Executor
 
 ALL = (0, 1, 2)
-# What each shape is: a matrix, rows of one tile, heads of less than a tile, one that has to be padded, a stack, images
-# whose features are split, and one pixel's.
+# The shapes: a matrix, rows of one tile, heads of less than a tile, one that has to be padded, a stack, images
+# with features split, and one pixel's.
 CASES = [
     ((16, 24), 0),
     ((64, 128), 1),

@@ -1,4 +1,4 @@
-"""Memory of plans for TPUs, compiled without them: what images, loops and tables come to."""
+"""Memory of plans for TPUs, compiled without them: the bytes of images, loops and tables."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_compiled_memory_is_the_predicted_one(
     model: str, configuration: dict[str, Any], names: tuple[str, ...], most: float
 ) -> None:
     """The ResNet was a quarter below, the LSTM a third above, before images were in tiles of batch and features and
-    what loops stack lay beside the cores; experts were 5 % below before what their products read was written. The
+    stacks of loops lay beside the cores; experts were 5 % below before the operands of their dots were written. The
     leanest plan of the Mamba took seven times the memory that was predicted, and a half less than that was counted. The
     Mixer was 20 % below with 128 images on each device."""
     step, arguments = build(model, **configuration)

@@ -95,7 +95,7 @@ def test_other_compilers_are_left_alone() -> None:
 @pytest.mark.gpu_aot
 def test_where_rows_no_longer_divide_nothing_more_is_gathered() -> None:
     """7 rows behind a pooling are whole on every device. Left to the compiler they were cut in parts of 4 and 3,
-    because the gradient of the pooling is read in parts, and what is joined to them was gathered by itself."""
+    because the gradient of the pooling is read in parts, and the values joined to them were gathered by themselves."""
 
     def normalised(x: Any) -> Any:
         return jax.nn.relu((x - x.mean((0, 1, 2))) * jax.lax.rsqrt(x.var((0, 1, 2)) + 1e-3))
@@ -129,7 +129,7 @@ def test_where_rows_no_longer_divide_nothing_more_is_gathered() -> None:
 def test_left_alone_the_compiler_writes_zeros_and_places_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """32 images of 128 x 128 a device: zeros of the first stage are 64 MiB.
 
-    What the second stage's gradients of kernels read is counted until after the places, and is gone by then.
+    The operand of the second stage's gradients of kernels is counted until after the places, and is gone by then.
     """
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, jnp.bfloat16), _arguments(256, 128, 64, np.float32))
     plan = jaxplan.plan(_step(2), *shapes, topology="h100:8", progress=False).references["data"]

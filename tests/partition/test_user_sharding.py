@@ -36,7 +36,7 @@ def values(*shapes: tuple[int, ...]) -> list[Any]:
 
 
 def check(step: Any, *args: Any, topology: str = TOPOLOGY) -> jaxplan.Plan:
-    """The fastest and the leanest plan compute what `jax.jit` does; returns the fastest."""
+    """The fastest and the leanest plan compute the same as `jax.jit`; returns the fastest."""
     frontier = jaxplan.plan(step, *args, topology=topology)
     expected = jax.tree.leaves(jax.jit(step)(*args))
     for plan in dict.fromkeys((frontier.fastest(), frontier.leanest())):
@@ -295,7 +295,7 @@ def test_the_compiled_program_holds_the_collectives_of_the_step() -> None:
     assert audit.collectives_ok and audit.flops_ok, audit.table()
 
 
-# Bad input: one error each, which says what was given, what was expected, the likely cause and the fix.
+# Bad input: one error each: given, expected, the likely cause and the fix.
 
 
 def refused(step: Any, *args: Any, topology: str = TOPOLOGY) -> str:

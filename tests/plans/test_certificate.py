@@ -1,4 +1,4 @@
-"""What is said to be proven of plans: against every assignment of small problems, and in words."""
+"""Proofs of plans: against every assignment of small problems, and in words."""
 
 import dataclasses
 

@@ -1,6 +1,6 @@
 """Plan files that earlier versions of jaxplan wrote: migrated, or refused with one error that says how to plan again.
 
-`old_files/plan_N.json` was written by the last version whose plans had schema version N, `plan_3_pooled.json` by the
+`old_files/plan_N.json` was written by the last version with plans of schema version N, `plan_3_pooled.json` by the
 first of version 3; all are the plan ``data`` of `_step` on ``cpu:4``.
 """
 

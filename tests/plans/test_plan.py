@@ -1,4 +1,4 @@
-"""Plans and frontiers on disk: the same bytes everywhere; files that are not what they say are refused."""
+"""Plans and frontiers on disk: the same bytes everywhere; malformed files are refused."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_a_step_without_arguments_is_refused(path: Path) -> None:
         jaxplan.load(path, step)
 
 
-# files that are not what they say
+# malformed files
 
 Edit = Callable[[dict[str, Any]], object]
 
@@ -310,7 +310,7 @@ def test_a_plan_that_does_not_fit_its_program_is_refused(edit: Edit, path: Path)
 
 
 def test_explain_names_the_rule_of_each_large_buffer() -> None:
-    """What a dot makes and another reads is in memory because both are kernels of their own."""
+    """A value that one dot makes and another reads is in memory because both are kernels of their own."""
 
     def step(w: jax.Array, x: jax.Array) -> jax.Array:
         return (x @ w) @ w

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What one process printed, and how it ended."""
+    """The output of one process, and how it ended."""
 
     results: dict[str, Any]
     exit_code: int

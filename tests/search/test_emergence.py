@@ -77,7 +77,7 @@ def splits(plan: jaxplan.Plan, argument: int) -> list[tuple[int, ...]]:
 
 
 def test_megatron_emerges_where_weights_outweigh_activations() -> None:
-    """64 MiB weights, 2 MiB activations: their sums are a thirtieth of what data parallelism or FSDP would send."""
+    """64 MiB weights, 2 MiB activations: their sums are a thirtieth of the traffic of data parallelism or FSDP."""
     model = mlp((4096, 16384, 4096, 16384, 4096), 128, "h100:8")
     plan = searched(model)
     assert splits(plan, 0) == [(1, 8), (8, 1), (1, 8), (8, 1)]
@@ -98,7 +98,7 @@ BATCH = 65536
 
 
 def test_zero1_emerges_where_the_update_takes_its_time() -> None:
-    """A scatter and a gather send what one sum sends, and each device updates an eighth of the state. Parameters that
+    """A scatter and a gather send as much as one sum, and each device updates an eighth of the state. Parameters that
     are in use when most memory is are stored whole: a split one would be there beside its gathered copy."""
     model = mlp(LAYERS, BATCH, "h100:8")
     plan = searched(model)
@@ -136,7 +136,7 @@ def test_zero3_emerges_where_gathered_parameters_do_not_fit() -> None:
 
 
 def test_zero3_does_not_emerge_where_there_is_room() -> None:
-    """What fits may be kept, and gathering once is quicker than twice."""
+    """A copy that fits may be kept, and gathering once is quicker than twice."""
     model = mlp(LAYERS, BATCH, "h100:8")
     plan = searched(model, named(model, "data").memory_bytes)
     assert not plan.repeated

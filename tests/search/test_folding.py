@@ -1,4 +1,4 @@
-"""Equal layers are priced once and never tied: what a folded solve finds is what an unfolded one finds."""
+"""Equal layers are priced once and never tied: a folded solve finds the same as an unfolded one."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def analysed(num_steps):
 
 
 def test_time_steps_of_a_recurrence_decide_together():
-    """Two layers and what they store, however many steps; each layer's operators in both passes are one group."""
+    """Two layers and their state, however many steps; each layer's operators in both passes are one group."""
     found = []
     for num_steps in (3, 6):
         graph = analysed(num_steps)

@@ -16,7 +16,7 @@ WIDTH, BATCH, LAYERS = 16, 4096, 2
 
 
 def train_step(params, key, x, y):
-    """Residual blocks with dropout: what a block saves depends on random bits."""
+    """Residual blocks with dropout: the residuals of a block depend on random bits."""
 
     def loss_fn(params):
         h = x

@@ -1,4 +1,4 @@
-"""The compiler in the loop: what is compiled, what that changes, and what it says where it cannot."""
+"""The compiler in the loop: the compiled plans, the changes by that, and the errors where it cannot."""
 
 from __future__ import annotations
 

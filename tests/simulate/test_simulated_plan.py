@@ -62,7 +62,7 @@ def test_makespan_and_memory_lie_within_their_bounds(frontier: jaxplan.Frontier)
 def test_data_parallelism_hides_all_reduces_behind_the_rest_of_the_backward_pass(
     frontier: jaxplan.Frontier,
 ) -> None:
-    """Gradients are summed as they come, last layer first; only what is left after the backward pass shows."""
+    """Gradients are summed as they come, last layer first; only the part after the backward pass shows."""
     plan = frontier.references["data"]
     simulation, topology = plan.simulate(), plan.topology
     axes = tuple(range(len(topology.axes)))
@@ -153,7 +153,7 @@ def test_chains_score_by_simulated_time() -> None:
 
 
 def test_the_solver_mcmc_walks_on_simulated_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it ends at is simulated no slower than where its chains start; twice the same."""
+    """Its last state is simulated no slower than where its chains start; twice the same."""
     monkeypatch.setattr(_chains, "MOST_PROPOSALS", 150)
     args = (ARGS[0][:1], ARGS[1])
     first, again = (

@@ -29,7 +29,7 @@ def random_task(rng, number, known, num_streams=4, grid=True):
 
 
 def check(timeline):
-    """Check what makes a timeline one: needs are met, streams do one thing at a time in order, nobody idles."""
+    """Check the laws of a timeline: needs are met, streams do one thing at a time in order, nobody idles."""
     tasks, start, end = timeline.tasks, timeline.start, timeline.end
     ready = {n: max((end[other] for other in task.needs), default=0.0) for n, task in tasks.items()}
     for stream in {task.stream for task in tasks.values()}:
@@ -44,7 +44,7 @@ def check(timeline):
 def test_communication_hides_behind_computation_that_does_not_need_it():
     tasks = {
         0: Task(stream=0, seconds=2.0),
-        1: Task(stream=1, seconds=3.0, needs=(0,)),  # sends what 0 made
+        1: Task(stream=1, seconds=3.0, needs=(0,)),  # sends the result of 0
         2: Task(stream=0, seconds=4.0, needs=(0,)),
         3: Task(stream=0, seconds=1.0, needs=(1, 2)),
     }

@@ -11,7 +11,7 @@ SHAPES = ("tree", "cycle", "width2", "multigraph")
 
 
 def random_problem(seed: int, *, max_nodes: int = 6, max_labels: int = 4) -> Problem:
-    """Return a problem of the shape `seed % 4`, whose coarse numbers make ties common."""
+    """Return a problem of the shape `seed % 4`, with coarse numbers, so that ties are common."""
     rng = np.random.default_rng(seed)
     num_nodes = int(rng.integers(2, max_nodes + 1))
     sizes = [int(rng.integers(1, max_labels + 1)) for _ in range(num_nodes)]

@@ -61,7 +61,7 @@ def test_disconnected_parts_and_single_nodes_add_up():
 
 
 def test_min_degree_takes_leaves_first():
-    """A star: GenerateSeq removes leaves, whose dependent sets hold the centre alone, before the centre."""
+    """A star: GenerateSeq removes leaves, with dependent sets of the centre alone, before the centre."""
     table = np.zeros((2, 2))
     star = Problem(time=[np.zeros(2)] * 6, edges=[(0, leaf, table) for leaf in range(1, 6)])
     assert elimination_order(star, "min-degree").index(0) >= 4

@@ -1,4 +1,4 @@
-"""Ctrl-C: what was found so far is returned, with bounds that hold."""
+"""Ctrl-C: results so far are returned, with bounds that hold."""
 
 import numpy as np
 import pytest

@@ -72,7 +72,7 @@ def test_binding_limit_on_layers_stays_near_the_bound():
 
 
 HEURISTICS = ("tofu", "equal-chop", "all-row-greedy", "greedy-by-size")
-# The restriction to one mesh is told what configurations mean (test_one_mesh.py).
+# The restriction to one mesh is told the meaning of configurations (test_one_mesh.py).
 ON_PLAIN_ARRAYS = [name for name in SOLVERS if name != "one_mesh"]
 
 

@@ -1,4 +1,4 @@
-"""Every strategy communicates and holds what its definition implies: closed forms of the model's dimensions."""
+"""Every strategy communicates and holds as much as its definition implies: closed forms of the model's dimensions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WIDE = Sizes(width=2048, hidden=8192, vocabulary=16384, layers=1)  # so that byt
 PARAMETERS = {name: F32 * math.prod(shape) for name, shape in gpt_params(GPT).items()}
 TOTAL = sum(PARAMETERS.values())
 A = GPT.activation_bytes
-SMALL = 2 * F32 * GPT.batch * GPT.tokens  # what softmax over a split vocabulary exchanges is below this
+SMALL = 2 * F32 * GPT.batch * GPT.tokens  # the traffic of softmax over a split vocabulary is below this
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,7 @@ def test_hybrid_fsdp_scatters_inside_a_node_and_sums_across(nodes) -> None:
 
 
 def test_megatron_sums_activations_four_times_a_layer(gpt) -> None:
-    """And once each behind the embedding and before the head, whose vocabulary is split."""
+    """And once each behind the embedding and before the head, which has a split vocabulary."""
     plan = gpt[0]["megatron"]
     assert communicated(plan, SMALL) == {("all-reduce", DEVICES): {A: 4 * GPT.layers + 2}}
     assert state(plan) == (TOTAL // DEVICES, TOTAL // DEVICES)
@@ -189,7 +189,7 @@ def test_context_parallelism_gathers_keys_and_values(gpt) -> None:
 
 
 def test_context_parallelism_splits_the_loss_of_next_tokens() -> None:
-    """Labels that are slices of the tokens, looked up in the logits, change nothing of what is communicated."""
+    """Labels that are slices of the tokens, looked up in the logits, change no communication."""
 
     def loss(params: Any, tokens: jax.Array) -> jax.Array:
         logits = gpt_logits(GPT, params, {"inputs": tokens[:, :-1]})
@@ -207,7 +207,7 @@ def test_context_parallelism_splits_the_loss_of_next_tokens() -> None:
 
 
 def test_experts_send_tokens_and_keep_their_parameters(moe) -> None:
-    """To the experts and back, forward and backward; only what is no expert's is summed."""
+    """To the experts and back, forward and backward; only gradients outside of experts are summed."""
     plan = moe[0]["experts"]
     shapes = gpt_params(MOE)
     experts = sum(

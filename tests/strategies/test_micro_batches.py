@@ -129,7 +129,7 @@ def test_micro_batches_of_a_device_compute_the_same(case: str) -> None:
 
 
 def test_a_device_cuts_its_own_examples_without_sending_any() -> None:
-    """Of a perceptron, whose program is quick to compile."""
+    """Of a perceptron, which is quick to compile."""
 
     def loss(p: Params, x: jax.Array) -> jax.Array:
         return jnp.mean((jax.nn.relu(x @ p["up"]) @ p["down"]) ** 2)

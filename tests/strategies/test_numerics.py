@@ -1,4 +1,4 @@
-"""Every strategy computes on eight devices what one device does."""
+"""Every strategy computes the same on eight devices as on one."""
 
 from __future__ import annotations
 

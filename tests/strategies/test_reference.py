@@ -1,4 +1,4 @@
-"""What the reference strategies imply by their definitions, on a perceptron whose bytes are counted by hand."""
+"""The reference strategies follow their definitions, on a perceptron with bytes counted by hand."""
 
 from __future__ import annotations
 

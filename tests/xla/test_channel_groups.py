@@ -1,4 +1,4 @@
-"""Convolutions of groups of channels, on chips whose memory is in tiles; sizes are what compiled v5e programs held."""
+"""Convolutions of groups of channels, on chips with memory in tiles; sizes are those of compiled v5e programs."""
 
 from __future__ import annotations
 

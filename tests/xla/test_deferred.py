@@ -1,4 +1,4 @@
-"""Until when what a product reads is there, of products that make gradients."""
+"""Ends of the live ranges of operands of weight gradients."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_gradient_waits_for_two_input_gradients(machine: str, is_late: bool) -
 
 
 def test_so_does_that_of_a_convolution() -> None:
-    """What the last of four convolutions reads is there until the input gradient of the third."""
+    """The operand of the last of four convolutions is live until the input gradient of the third."""
 
     def step(kernels: Any, images: jax.Array) -> Any:
         def loss(kernels: Any) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Which width of attention scores TPU programs keep; expectations are what compiled ones were seen to hold."""
+"""Which width of attention scores TPU programs keep; expectations are those of compiled ones."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_the_gradient_in_front_of_a_gelu_is_what_its_product_writes(topology: st
 
 @pytest.mark.parametrize("rematerialised", [False, True])
 def test_scores_of_groups_are_wide_when_computed_again_and_their_gradient_is_written(rematerialised: bool) -> None:
-    """What a compiled Llama held where its attention's gradient is made: scores in float32, the gradients of the
+    """Buffers of a compiled Llama where its attention's gradient is made: scores in float32, the gradients of the
     weights and of the scores in bfloat16."""
     groups = 4
 

@@ -1,4 +1,4 @@
-"""Squeeze and excitation: expectations are what compiled programs were seen to write."""
+"""Squeeze and excitation: expectations are values that compiled programs were seen to write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written over is not counted twice: peaks of loops, branches and updates in closed form."""
+"""A buffer that is written over is not counted twice: peaks of loops, branches and updates in closed form."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SCALARS = 256
 
 
 def matrices(num_bytes: int) -> float:
-    """How many matrices are alive at the peak; what is small counts as nothing."""
+    """How many matrices are alive at the peak; small ones count as nothing."""
     assert num_bytes % MATRIX <= SCALARS
     return num_bytes // MATRIX
 
 
 def loop(body: Any, start: Any) -> jax.Array:
-    """A loop whose trips are not known, and the largest number that comes out."""
+    """A loop of unknown length, and the largest number that comes out."""
 
     def goes_on(carry: Any) -> jax.Array:
         return carry[0] < 10
@@ -45,7 +45,7 @@ def test_a_branch_that_changes_nothing_makes_the_other_write_in_place() -> None:
 
 
 def test_branches_that_both_read_late_need_their_own() -> None:
-    """What went in is read after the branch again, so it cannot be written over."""
+    """The operand is read after the branch again, so it cannot be written over."""
 
     def step(column: jax.Array) -> jax.Array:
         def body(trip: jax.Array, total: jax.Array) -> jax.Array:
@@ -58,7 +58,7 @@ def test_branches_that_both_read_late_need_their_own() -> None:
 
 
 def test_a_product_of_a_carry_needs_a_second_buffer() -> None:
-    """A product cannot write over what it reads."""
+    """A dot cannot write over its operand."""
 
     def step(column: jax.Array) -> jax.Array:
         return loop(lambda _, total: total @ total, jnp.zeros((SIZE, SIZE)) + jnp.max(column))
@@ -80,7 +80,7 @@ def test_an_update_of_a_table_is_written_over_it(reads_later: bool, count: int) 
 
 
 def test_a_gpu_fusion_writes_over_an_operand_that_it_reads_last() -> None:
-    """The scaled tanh lies in the buffer of the dot, whose other reader, the maximum, it depends on."""
+    """The scaled tanh lies in the buffer of the dot: it depends on the other reader, the maximum."""
 
     def step(a: jax.Array) -> jax.Array:
         product = a @ a

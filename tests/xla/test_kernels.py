@@ -1,4 +1,4 @@
-"""What never becomes a buffer, in closed form: look-ups and updates of message passing, products that sum nothing."""
+"""Values that never become buffers: look-ups and updates of message passing, products that sum nothing."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ GRAPH = (shape(NODES, WIDTH), shape(EDGES), shape(2, EDGES, dtype=jnp.int32))
 
 
 def test_messages_are_no_buffers_on_a_gpu() -> None:
-    """What is looked up at one end of an edge goes to the other inside one kernel."""
+    """A row looked up at one end of an edge goes to the other inside one kernel."""
     assert peak(messages, *GRAPH, topology="h100:1") == TABLE
 
 
 def test_look_ups_have_a_kernel_elsewhere() -> None:
-    """What is looked up and what is added are there at once on other chips."""
+    """Rows that are looked up and their sum are live at once on other chips."""
     assert peak(messages, *GRAPH, topology="cpu:1") >= 2 * FLOAT * EDGES * WIDTH
 
 
 def test_the_backward_pass_looks_up_again() -> None:
-    """Both gradients: what is sent is not kept, and what comes back is not written."""
+    """Both gradients: messages are not kept, and their cotangents are not written."""
 
     def loss(nodes: jax.Array, weights: jax.Array, ends: jax.Array) -> jax.Array:
         return jnp.sum(messages(nodes, weights, ends) ** 2)
@@ -71,7 +71,7 @@ def test_what_scatters_start_from_is_cleared_where_the_first_begins() -> None:
 
 @pytest.mark.gpu_aot
 def test_compiled_message_passing_needs_what_is_predicted() -> None:
-    """Two rounds with 16 edges a node: one buffer of all edges would be four times what the program needs."""
+    """Two rounds with 16 edges a node: one buffer of all edges would be four times the memory of the program."""
     nodes, edges, width = 8192, 131072, 256
 
     def step(params: Any, batch: Any) -> Any:

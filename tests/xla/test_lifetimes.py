@@ -1,4 +1,4 @@
-"""What of the buffers of a TPU program counts: not those beside the cores, and the gaps between the others."""
+"""The buffers of a TPU program that count: not those beside the cores, and the gaps between the others."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _lifetimes(**options: Any) -> Lifetimes:
     [
         ({}, 100, 60, 0),
         ({"on_chip": 50.0}, 100, 10, 0),
-        ({"on_chip": 80.0}, 100, 0, 0),  # what lives long is in main memory all the same
+        ({"on_chip": 80.0}, 100, 0, 0),  # long-lived buffers are in main memory all the same
         ({"has_gaps": True}, 100, 60, 4),  # 3 % of 160, whole bytes
         ({"on_chip": 80.0, "has_gaps": True}, 100, 0, 3),
     ],

@@ -1,4 +1,4 @@
-"""What gradients of max pooling hold: by hand, and against a compiled GPU program."""
+"""Buffers of gradients of max pooling: by hand, and against a compiled GPU program."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _equation(graph: StepGraph, name: str) -> int:
     [(3, 2, "VALID", 15, 0), (2, 2, "VALID", 16, 0), (3, 1, "SAME", 32, 2)],
 )
 def test_places_and_values_of_the_maxima(window: int, stride: int, padding: str, pooled: int, unread: int) -> None:
-    """Four 32-bit places for each; of the value, in float32, what is more than the result, of 16 bits, made later."""
+    """Four 32-bit places for each; of the value, in float32, the bytes beyond the 16-bit result, made later."""
     graph, buffers = _analysed(_step(jnp.tanh, window, stride, padding))
     (places,) = buffers.pooled
     elements = IMAGES[0] * pooled * pooled * IMAGES[3]
@@ -62,7 +62,7 @@ def test_places_and_values_of_the_maxima(window: int, stride: int, padding: str,
 
 @pytest.mark.parametrize("is_normalised", [True, False])
 def test_results_are_there_in_float32_for_whom_casts_them(is_normalised: bool) -> None:
-    """A norm computes in float32, of what was pooled in float32; a convolution reads 16 bits."""
+    """A norm computes in float32, of values pooled in float32; a convolution reads 16 bits."""
 
     def step(x: jax.Array, kernel: jax.Array) -> Any:
         def loss(x: jax.Array, kernel: jax.Array) -> jax.Array:

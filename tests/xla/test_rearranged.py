@@ -1,4 +1,4 @@
-"""Windows cut out of images, on TPUs; what is free is found by trying all orders of dimensions."""
+"""Windows cut out of images, on TPUs; free reshapes are found by trying all orders of dimensions."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_an_array_without_elements_is_no_error() -> None:
 
 
 def _attention(x: jax.Array) -> jax.Array:
-    """Mean of what attention in windows of an image makes, of a product of the normalised image."""
+    """Mean of the attention in windows of an image, of a product of the normalised image."""
 
     def loss(x: jax.Array) -> jax.Array:
         windows = VIEWS["windows"](jnp.sin(x))

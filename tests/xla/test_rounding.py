@@ -1,4 +1,4 @@
-"""In what width values travel where products of float32 are made in bfloat16, as compiled TPU programs showed."""
+"""The width in which values travel where products of float32 are made in bfloat16, as compiled TPU programs showed."""
 
 from __future__ import annotations
 

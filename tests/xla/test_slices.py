@@ -1,4 +1,4 @@
-"""What associative scans hold on TPUs; expectations are what compiled programs were seen to hold."""
+"""Buffers of associative scans on TPUs; expectations are those of compiled programs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _scan() -> StepGraph:
 
 
 def _saved(graph: StepGraph, topology: str) -> Counter[tuple[int, str]]:
-    """Steps and operators of what is saved for the backward pass."""
+    """Steps and operators of values that are saved for the backward pass."""
     buffers = analyse_buffers(graph, Target.of(Topology.parse(topology).chip))
     tensors, equations = graph.program.tensors, graph.program.equations
     large = [t for t in buffers.saved if len(tensors[t].shape) == 3 and tensors[t].shape[1] > 2]
@@ -39,7 +39,7 @@ def _saved(graph: StepGraph, topology: str) -> Counter[tuple[int, str]]:
 
 
 def test_every_level_of_a_scan_saves_what_it_combines_and_both_halves_of_its_result() -> None:
-    """A compiled Mamba held, of 256 steps: decays and what is added; of each level below, two products of pairs and two
+    """A compiled Mamba held, of 256 steps: decays and summands; of each level below, two products of pairs and two
     arrays that are padded between their elements, and no slices."""
     saved = _saved(_scan(), "v5e:2x4")
     assert saved[T, "exp"] == saved[T, "sin"] == 1
@@ -55,7 +55,7 @@ def test_slices_are_saved_on_gpus_as_they_are_read() -> None:
 
 @pytest.mark.parametrize(("part", "steps"), [(slice(0, T - 1), {T}), (slice(0, 4), {4})])
 def test_a_slice_is_not_saved_beside_nearly_the_same(part: slice, steps: set[int]) -> None:
-    """What all but one token of are read again is kept as it is; of four tokens, those."""
+    """A value of which all tokens but one are read again is kept as it is; of four tokens, those."""
 
     def step(x: jax.Array, w: jax.Array, head: jax.Array) -> tuple[jax.Array, jax.Array]:
         def loss(w: jax.Array, head: jax.Array) -> jax.Array:

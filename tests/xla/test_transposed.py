@@ -46,7 +46,7 @@ def _read_twice(num_batch: int, num_left: int, num_right: int) -> tuple[Callable
     return step, [(*batch, *left, *right), (*batch, *left, 32), (*batch, *right, 32)]
 
 
-# What the compiler was seen to write for each of these programs: one value, or one for each product.
+# Values that the compiler was seen to write for each of these programs: one value, or one for each product.
 @pytest.mark.parametrize(
     ("num_batch", "num_left", "num_right", "written"),
     [(0, 1, 1, 1), (0, 2, 2, 1), (1, 1, 1, 1), (2, 1, 1, 1), (1, 1, 2, 2), (1, 2, 1, 2), (2, 1, 2, 2), (2, 2, 2, 2)],
@@ -128,7 +128,7 @@ def test_tiles_are_moved_where_both_dimensions_fill_them(shape: tuple[int, ...],
 @pytest.mark.parametrize(("groups", "again"), [(4, [2, 2, 4]), (8, [2, 2, 2, 4])])
 def test_gradients_of_grouped_attention_are_transposed_in_float32(groups: int, again: list[int]) -> None:
     """The weights for two products, the gradient of the scores for two, that of the weights in float32; and where that
-    is transposed in tiles by each that reads it, what is read once more."""
+    is transposed in tiles by each that reads it, which is read once more."""
     graph = analyse(trace(_step, _arguments(16, 1024, groups=groups), {}))
     tensors, local = graph.program.tensors, (2, 2, groups, 1024, 1024)
     large = [c for c in _copies(graph) if tensors[c.tensor].num_elements == 8 * math.prod(local)]

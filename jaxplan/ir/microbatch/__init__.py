@@ -1,4 +1,4 @@
-"""A step whose batch is worked through in slices, exact to the sum: `split_batch` rewrites its jaxpr."""
+"""A step with its batch worked through in slices, exact to the sum: `split_batch` rewrites its jaxpr."""
 
 from jaxplan.ir.microbatch._loop import split_batch as split_batch
 from jaxplan.ir.microbatch._pairs import NotSeparableError as NotSeparableError

@@ -1,4 +1,4 @@
-"""Numbers that count what is done with them, and counts of functions' equations."""
+"""Numbers that count the operations on them, and counts of functions' equations."""
 
 from __future__ import annotations
 

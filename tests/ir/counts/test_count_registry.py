@@ -1,4 +1,4 @@
-"""Registering counts: numbers, `jaxplan.Count`, names of callees, errors, and what planning says of those without."""
+"""Registering counts: numbers, `jaxplan.Count`, names of callees, errors, and the note on operators without one."""
 
 from __future__ import annotations
 

@@ -287,7 +287,7 @@ def _keys(data: Any) -> Any:
 
 _KEYS = (4, 2)
 _KEY = {"bounds": {0: 1000}}
-# What a device makes of its part of the shape is not a part of the numbers: the compiler makes it so.
+# Numbers drawn for a part of the shape are not a part of the numbers: the compiler makes it so.
 BY_POSITION = [
     _case("random_bits", lambda out, k: jax.random.bits(_keys(k), out[0]), [(2,)], (4, 6), **_KEY),
     _case("random_split", lambda out, k: jax.random.key_data(jax.random.split(_keys(k), 4)), [(2,)], (4, 2), **_KEY),
@@ -355,6 +355,6 @@ _OPTIONAL = [
     *ELEMENTWISE, *REDUCTION, *SHAPE, *WINDOW, *INDEXED, *LINALG, *RANDOM, *QUANTISED
 ]  # fmt: skip
 PARTS: list[Case] = [*_cases.ALL, *(case for case in _OPTIONAL if case is not None)]
-"""Cases whose parts can be computed by the same function on parts of the operands."""
+"""Cases with parts that can be computed by the same function on parts of the operands."""
 WHOLES: list[Case] = [*PARTS, *(case for case in BY_POSITION if case is not None)]
 """All cases."""

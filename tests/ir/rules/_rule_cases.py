@@ -1,7 +1,7 @@
 """Rules of primitives that run on accelerators only, or that tracing rarely makes.
 
-Each is a primitive, operands and results as ``dtype[shape]``, parameters, and what can be split by what the operator
-is documented to compute.
+Each is a primitive, operands and results as ``dtype[shape]``, parameters, and the splits that its
+documentation implies.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _ATTENTION = [
     case
     for suffix in ("", "_wrapper")
     for case in (
-        # Grouped queries: 8 heads of queries share 4 of keys. Batch 2 and 4 heads are what can be split.
+        # Grouped queries: 8 heads of queries share 4 of keys. Batch 2 and 4 heads can be split.
         _case(
             f"dot_product_attention_fwd{suffix}",
             f"{_QKV}, {_UNUSED} -> bf16[2,16,8,64], f32[2,8,16]",

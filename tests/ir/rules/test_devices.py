@@ -1,7 +1,7 @@
 """The compiler splits an operator wherever its rule says that it may be, without moving anything between devices.
 
 A mapped factor is split over two devices by constraints on operands and results; the compiled program must hold no
-collective, and compute what one device does. Factors that run in a manual region are tried in
+collective, and compute the same as one device. Factors that run in a manual region are tried in
 tests/partition/test_local.py.
 """
 
@@ -97,7 +97,7 @@ def _constrained(mesh: Mesh, rule: OperatorRule, factor: int, fn: Any, xs: Any) 
     """Results with every tensor split where it carries the factor, sizes permitting."""
 
     def pin(x: Any, dims: Any) -> Any:
-        if np.ndim(x) != len(dims):  # keys, whose words the test adds or takes away
+        if np.ndim(x) != len(dims):  # keys: the test adds or takes away their words
             return x
         spec = PartitionSpec(*("d" if factor in dim[:1] else None for dim in dims))
         return lax.with_sharding_constraint(x, NamedSharding(mesh, spec))

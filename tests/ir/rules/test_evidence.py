@@ -1,4 +1,4 @@
-"""What `python -m jaxplan coverage` prints is what the tests hold, and every primitive is accounted for."""
+"""`python -m jaxplan coverage` prints the evidence of the tests, and every primitive is accounted for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rules promise, executed: map factors concatenate, reduce factors reduce, linear operands add up."""
+"""The promises of rules, executed: map factors concatenate, reduce factors reduce, linear operands add up."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _run(
 
 
 def _part(rule: OperatorRule, dims: Any, shape: Sequence[int], factor: int, part: int) -> tuple[Any, ...]:
-    """NumPy index arrays of the elements of a tensor whose index of ``factor`` is in one part."""
+    """NumPy index arrays of the elements of a tensor with an index of ``factor`` in one part."""
     parts = []
     for indices, size in zip(dims, shape):
         positions = np.arange(size)

@@ -1,4 +1,4 @@
-"""Rules that no CPU can execute, against what the operators are documented to compute."""
+"""Rules that no CPU can execute, against the documentation of the operators."""
 
 from __future__ import annotations
 

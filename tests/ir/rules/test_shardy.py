@@ -1,6 +1,6 @@
 """Our rules against those that the compiler's own partitioner, Shardy, populates for the same operators.
 
-What is compared is what either lets be split freely: map and reduce factors, their sizes and the places they
+Compared are the factors that either splits freely: map and reduce factors, their sizes and the places they
 have in the dimensions. `DIFFERENCES` names every operator on which the two disagree, with the reason.
 """
 
@@ -164,7 +164,7 @@ DIFFERENCES = {
     "conv_general_dilated (2, 8, 16, 4), (4, 4, 4, 6) -> (2, 2, 4, 6)": _PATCHES,
     "reduce_window_max (4, 8, 8, 6) -> (4, 4, 4, 6)": _PATCHES,
 }
-# With jax 0.10 only: that Shardy mapped a padded dimension whose size stays, and one that is updated in part;
+# With jax 0.10 only: that Shardy mapped a padded dimension of the same size, and one that is updated in part;
 # the Shardy of jax 0.12 permutes both.
 _OLD_SHARDY_DIFFERENCES = {
     "pad (4, 6), () -> (4, 6)",

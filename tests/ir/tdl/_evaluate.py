@@ -1,4 +1,4 @@
-"""Descriptions executed one element at a time: what they compute, and which elements they read."""
+"""Descriptions executed one element at a time: their values, and which elements they read."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def test_batch_cholesky_is_split_along_the_batch_alone() -> None:
     assert analysis.rule.linear == ()
 
 
-# Description, operand shapes, result shapes, what may be split and how.
+# Description, operand shapes, result shapes, the dimensions that may be split and how.
 _EXECUTED: list[tuple[Any, list, list, dict[str, str]]] = [
     (conv1d, [(2, 4, 10), (4, 2, 3)], [(2, 2, 8)], {"b": "map", "co": "map", "x": "window", "ci": "reduce"}),
     (shift_two, [(10,)], [(8,)], {"i": "window"}),
@@ -97,13 +97,13 @@ _EXECUTED: list[tuple[Any, list, list, dict[str, str]]] = [
     (lambda a: lambda x: Sum(lambda dx: a[2 * x + dx], dx=3), [(10,)], [(4,)], {"x": "window"}),
     (lambda a: lambda x: Min(lambda dx: a[x + 2 * dx], dx=2), [(10,)], [(8,)], {"x": "window"}),
     (lambda a: lambda x: Max(lambda d: padded(a, -9)[2 * x + d - 1], d=3), [(8,)], [(4,)], {"x": "window"}),
-    # Every second element, of whose gaps nobody reads.
+    # Every second element; nothing reads the gaps.
     (lambda a: lambda x: a[2 * x], [(8,)], [(4,)], {"x": "map"}),
     # Merged dimensions: i is major, j minor.
     (lambda a: lambda i, j: a[4 * i + j], [(24,)], [(6, 4)], {"i": "map", "j": "map"}),
     (lambda a: lambda j: Sum(lambda i: a[4 * i + j], i=6), [(24,)], [(4,)], {"i": "reduce", "j": "map"}),
     (lambda a: lambda i: Prod(lambda j: a[4 * i + j], j=4), [(24,)], [(6,)], {"i": "map"}),
-    # What is done after a reduction must let it be taken last.
+    # An operation after a reduction must let it be taken last.
     (lambda a: lambda i: 3 * Sum(lambda k: a[i, k]) / 2, [(4, 6)], [(4,)], {"i": "map", "k": "reduce"}),
     (lambda a, b: lambda i: Sum(lambda k: a[i, k]) * b[i], [(4, 6), (4,)], [(4,)], {"i": "map", "k": "reduce"}),
     (lambda a, b: lambda i: Sum(lambda k: a[i, k]) + b[i], [(4, 6), (4,)], [(4,)], {"i": "map"}),
@@ -169,7 +169,7 @@ def test_expected_variables_may_be_split(
 def test_workers_read_just_the_regions_that_the_analysis_gives(
     description: Any, in_shapes: list, out_shapes: list, expected: dict[str, str]
 ) -> None:
-    """The bounding box of what each worker reads, found by running it, is its input region."""
+    """The bounding box of the elements that each worker reads, found by running it, is its input region."""
     for strategy in analyse(description, in_shapes, out_shapes).strategies:
         for part in range(2):
             evaluator = Evaluator(description, _operands(in_shapes), out_shapes)

@@ -1,4 +1,4 @@
-"""Malformed descriptions are refused, and the text says what is wrong and what would be right."""
+"""Malformed descriptions are refused, and the text names the fault and the fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measuring eight virtual CPU devices: what is measured, and that an interruption loses nothing."""
+"""Measuring eight virtual CPU devices: the measured figures, and that an interruption loses nothing."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _mesh() -> Mesh:
 def test_the_program_runs_the_operation_on_the_bytes_that_it_names(
     key: Any, operator: str, shape: str
 ) -> None:
-    """4096 bytes a device: what comes out of a gather, goes into the others, is read and written in a pass."""
+    """4096 bytes a device: the result of a gather, the operand of the others, is read and written in a pass."""
     compiled, arrays, unroll = program(key, CPU, _mesh())
     lines = [line for line in compiled.as_text().splitlines() if f" {operator}" in line and " = " in line]
     assert any(shape in line for line in lines), compiled.as_text()
@@ -120,7 +120,7 @@ def test_everything_is_measured_once_and_written(tmp_path: Path, clockless: list
     assert {stage for stage, _ in reported} == {"collectives", "matrix products", "memory"}
     assert jaxplan.mesh.profile.load(file) == table and not (tmp_path / "table.json.partial").exists()
     assert CPU.with_profile(file).profile == table
-    # A second run has nothing left to do; one that wants more measures what lacks.
+    # A second run has nothing left to do; one that wants more measures the missing ones.
     assert jaxplan.mesh.profile.measure(file, settings=QUICK, progress=False) == table
     assert len(clockless) == 18
     jaxplan.mesh.profile.measure(file, settings=dataclasses.replace(QUICK, max_bytes=1 << 11), progress=False)

@@ -1,4 +1,4 @@
-"""Steps that run as one manual program compute what one device computes."""
+"""Steps that run as one manual program compute the same as on one device."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Joined:
 
     Attributes:
       at: the equation where they meet.
-      itemsize: bytes of an element of what is written.
+      itemsize: bytes of an element of the written array.
       exchange: how it is transposed.
     """
 
@@ -70,7 +70,7 @@ class LayoutWalk:
       wanted: buffer -> order of its dimensions -> products that read it in that order.
       fixed: results of products that come in one order -> that order.
       joined: results of products that are transposed where they meet something else.
-      order: order of what products made and of what is computed from that.
+      order: layout of results of dots and of values computed from them.
     """
 
     def __init__(self, graph: StepGraph, materialised: Sequence[bool]) -> None:
@@ -129,7 +129,7 @@ class LayoutWalk:
         whole = [t for t in eqn.operands if tensors[t].shape == tensors[result].shape and t in self.order]
         if not whole:
             return
-        # The order of what was there first stays: what is saved for the backward pass is not transposed again.
+        # The earliest layout stays: a value that is saved for the backward pass is not transposed again.
         first = min(whole, key=lambda t: self._made(t))
         order = self.order[result] = self.order[first]
         for t in whole:
