@@ -13,7 +13,7 @@ _LEAST_EXTENT = 64.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Efficiency:
-    """What kernels reach of a chip's peaks.
+    """The share that kernels reach of a chip's peaks.
 
     Attributes:
       products: share of the dense peak that large matrix products sustain.
@@ -33,7 +33,7 @@ class Efficiency:
     source: str = "assumed"
 
     def products_at(self, smallest: float | npt.NDArray[np.floating]) -> float | npt.NDArray[np.floating]:
-        """Share of the peak of products whose smallest extent is given.
+        """Share of the peak of products with a given smallest extent.
 
         Example:
           >>> Efficiency(products=0.6, half_extent=128.0).products_at(128.0)
@@ -47,7 +47,7 @@ _MAMF = (
     "A100 0.869 of the peak, H100 0.803, B200 0.776, GB200 0.729, MI300X 0.514)"
 )
 _SUSTAINED = 0.75
-"""Of the largest rate, what whole steps of 7B to 13B transformers sustain at the power limit: Fitted on the runs of
+"""Part of the largest rate that steps of 7B to 13B transformers sustain at the power limit: Fitted on the runs of
 llm-foundry on A100 and H100 (benchmarks/published)."""
 # https://arxiv.org/abs/2507.03114 : kernels beside collectives are 18.9 % slower on average over four kinds of GPUs.
 _BESIDE_NCCL = 0.19

@@ -120,7 +120,7 @@ def reshard_table(
 ) -> npt.NDArray[np.float64]:
     """`reshard_seconds` of every pair, shape (sources, targets); infinite for pairs that are not ``wanted``."""
     caps, num_bytes = _caps(shape, topology), math.prod(shape) * itemsize
-    if is_on_one_board(caps, topology):
+    if topology.axes and is_on_one_board(caps, topology):  # one device has no board
         return _board_table(sources, targets, caps, num_bytes, topology, latency_share, wanted)
     table = np.full((len(sources), len(targets)), math.inf)
     for i, source in enumerate(sources):

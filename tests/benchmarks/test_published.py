@@ -1,4 +1,4 @@
-"""Published runs: rows become steps and machines, scanned layers cost what written-out ones do, errors are figures."""
+"""Published runs: rows become steps and machines, scanned layers cost as much as written-out, errors are figures."""
 
 import dataclasses
 

@@ -53,7 +53,7 @@ def outcome(process: subprocess.Popen[str], timeout: float) -> Outcome:
 
 
 def run_pair(*names: str, timeout: float = 240, devices: int = 4, folder: str = "") -> list[Outcome]:
-    """The outcomes of two processes that run the same scenarios; ``folder`` is for what they write."""
+    """The outcomes of two processes that run the same scenarios; ``folder`` is for their files."""
     port = free_port()
     processes = [start(rank, 2, port, *names, devices=devices, folder=folder) for rank in range(2)]
     return [outcome(process, timeout) for process in processes]

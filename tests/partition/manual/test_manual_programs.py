@@ -1,4 +1,4 @@
-"""What stands in a manual program: collectives of the plan, bodies of the step, callbacks, operators on the whole."""
+"""The parts of a manual program: collectives of the plan, bodies of the step, callbacks, operators on the whole."""
 
 from __future__ import annotations
 
