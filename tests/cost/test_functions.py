@@ -55,13 +55,18 @@ def _audited(function: Callable[[jax.Array], jax.Array], topology: str) -> Any:
     return frontier.references["data"].audit()
 
 
+def _live(audit: Any) -> Any:
+    """Arguments and what is live at the peak of the compiled program: its memory but for the gaps of its heap."""
+    return pytest.approx(dict(audit.compiled_parts)["arguments"] + sum(h.num_bytes for h in audit.held), rel=0.03)
+
+
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize("name", sampled(FUNCTIONS, 2))
 def test_what_gpus_save_of_a_function(name: str) -> None:
     """One array of 8 MiB a layer more or less would be 12 % of these programs and more."""
     function = FUNCTIONS[name]
     audit = _audited(lambda x: 0.5 * x * (1 + function(x)), "h100:8")
-    assert audit.predicted_memory_bytes == pytest.approx(audit.compiled_memory_bytes, rel=0.03), audit.table()
+    assert audit.predicted_memory_bytes == _live(audit), audit.table()
 
 
 @pytest.mark.gpu_aot
@@ -77,7 +82,7 @@ def test_what_gpus_save_where_arithmetic_is_wide(name: str) -> None:
 def test_gpus_save_what_erfc_reads() -> None:
     """Four arrays a layer: the dot, the exact GELU of it, ``erfc`` and its argument."""
     audit = _audited(lambda x: jax.nn.gelu(x, approximate=False), "h100:8")
-    assert audit.predicted_memory_bytes == pytest.approx(audit.compiled_memory_bytes, rel=0.03), audit.table()
+    assert audit.predicted_memory_bytes == _live(audit), audit.table()
     inner = BATCH // 8 * ROWS * INNER * 2
     held = sum(h.num_bytes for h in audit.held if str(INNER) in h.array and h.num_bytes // h.count == inner)
     assert held >= 4 * LAYERS * inner
@@ -136,8 +141,7 @@ def test_images_that_weigh_themselves_are_written(side: int, channels: int, widt
     layer = tuple(shape(*size, dtype=jnp.bfloat16) for size in sizes)
     images = shape(256, side, side, width, dtype=jnp.bfloat16)
     audit = jaxplan.plan(step, [layer] * 3, images, topology="h100:8", progress=False).references["data"].audit()
-    ratio = audit.predicted_memory_bytes / audit.compiled_memory_bytes
-    assert 1 <= ratio < 1.12, audit.table()
+    assert audit.predicted_memory_bytes == _live(audit), audit.table()
     image = 32 * side * side * channels * 2
     held = [h for h in audit.held if h.num_bytes // h.count == image]
     assert sum(h.count for h in held) >= 9
