@@ -8,7 +8,17 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxplan.cost._splits import equation_splits, tensor_splits
-from jaxplan.ir import CONTRACTION_FAMILIES, CUT, JOIN, REGION_IN, REGION_OUT, Count, Equation, GroupSpace, StepGraph
+from jaxplan.ir import (
+    CONTRACTION_FAMILIES,
+    CUT,
+    JOIN,
+    REGION_IN,
+    REGION_OUT,
+    Count,
+    Equation,
+    GroupSpace,
+    StepGraph,
+)
 from jaxplan.xla._buffers import Buffers
 
 WRITE, ROWS = "write", "rows"

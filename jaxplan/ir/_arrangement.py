@@ -2,8 +2,8 @@
 
 One walk over the program tells how each value depends on the arrangement: not at all, as examples do (``examples``), or
 as a summand of which only the sum over all micro-batches is the same (``part``, and ``stack``: stacked over their
-numbers). Micro-batches are entered by the trips of a loop, or read by their numbers; of those, the same must be computed
-of each, which `jaxplan.ir._signatures` tells. Anything else, such as a statistic of a micro-batch that meets its
+numbers). Micro-batches are entered by the trips of a loop, or read by their numbers; of those, the same must be
+computed of each, which `jaxplan.ir._signatures` tells. Anything else, such as a statistic of a micro-batch that meets its
 examples, random bits, or an optimizer's step after each, matters.
 """
 
@@ -345,7 +345,10 @@ class _Walk:
         elif not sums and not is_affine and marked not in rule.linear:
             raise _Depends
         terms = [
-            (term if is_affine and not (i and eqn.name == "sub") else self.signatures.through(eqn, i, marked, term), places)
+            (
+                term if is_affine and not (i and eqn.name == "sub") else self.signatures.through(eqn, i, marked, term),
+                places,
+            )
             for i, how in zip(marked, hows, strict=True)
             for term, places in how.terms
         ]

@@ -131,7 +131,7 @@ class _Coarsening:
         return added if self.values.consumers[out] == (leave.index,) else []
 
     def _added(self, carry: int, out: int) -> list[Equation]:
-        """The additions from a carry to its successor, with those of loops on the way, and the equations before them."""
+        """The additions from a carry to its successor, those of loops on the way too, and the equations before."""
         eqn = self._producer(out)
         if eqn is None or (out != carry and len(self.values.consumers[out]) != 1):
             return []

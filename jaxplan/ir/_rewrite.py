@@ -72,7 +72,7 @@ class Rewrite:
         equations: list[Equation] = []
         places: list[int] = []
         ends: list[int] = []
-        begins: dict[tuple[int, int], int] = {}  # equation and depth of its region -> where the body begins in front of it
+        begins: dict[tuple[int, int], int] = {}  # equation and depth of its region -> start of the body before it
         entries: dict[int, list[int]] = defaultdict(list)
         for eqn in self.program.equations:
             ends.append(len(equations))

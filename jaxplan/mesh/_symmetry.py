@@ -1,4 +1,4 @@
-"""States of a board that are alike as seen from one of them: a chain from one of these costs what it costs from another.
+"""States of a board that are alike as seen from one of them: a chain costs the same from each of these.
 
 Labels of one level and size that are idle in the goal, or partial, may change their names, and so may dimensions of one
 cap that the goal does not split. Of three dimensions on 32 devices that is half to a seventieth of the states.

@@ -303,7 +303,7 @@ def _centred(state: Any) -> jax.Array:
     ids=["a count", "a random key", "two arrays that make each other"],
 )
 def test_a_simulation_beside_frozen_parameters_is_state(advance: Any, is_donated: bool) -> None:
-    """Read by a policy and computed of itself alone; of coupled arrays alone, the caller may go on with the old ones."""
+    """Read by a policy and computed of itself alone; of coupled arrays alone, the caller may keep the old ones."""
     state = {"x": X, "v": X, "count": shape(dtype=jnp.int32), "key": jax.random.key(0)}
 
     def step(params: Any, state: Any) -> Any:

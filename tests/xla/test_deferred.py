@@ -72,7 +72,7 @@ def test_the_order_of_least_memory_is_taken() -> None:
     def step(weights: Any, x: jax.Array) -> Any:
         def loss(weights: Any) -> jax.Array:
             for w in weights:
-                x_ = jnp.tanh((x if w is weights[0] else x_) @ w)
+                x_ = jnp.tanh((x if w is weights[0] else x_) @ w)  # noqa: F821
             return jnp.sum(x_)
 
         return jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(loss)(weights))

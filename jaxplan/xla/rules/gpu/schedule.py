@@ -31,6 +31,15 @@ SCATTERED_BESIDE = CompilerRule(
     made_after=("gpt",),
     test="tests/partition/test_gradient_barriers.py::test_sums_that_are_scattered_at_once_do_not_hide_what_waits",
 )
+GATHERS_START_EARLY = CompilerRule(
+    name="gathers-in-loops-start-with-the-trip",
+    backends=("gpu",),
+    stage="schedule",
+    does="A gather inside of a loop starts as soon as the trip's slice is there, so its result is live from then on.",
+    source=f"{XLA}service/gpu/gpu_hlo_schedule.cc",
+    made_after=(),
+    test="tests/cost/test_loop_copies.py::test_parameters_of_a_trip_are_gathered_when_it_begins",
+)
 LEAST_MEMORY = CompilerRule(
     name="order-of-least-memory-is-taken",
     backends=("gpu",),
