@@ -3,7 +3,7 @@
 One walk over the program tells how each value depends on the arrangement: not at all, as examples do (``examples``), or
 as a summand of which only the sum over all micro-batches is the same (``part``, and ``stack``: stacked over their
 numbers). Micro-batches are entered by the trips of a loop, or read by their numbers; of those, the same must be
-computed of each, which `jaxplan.ir._signatures` tells. Anything else, such as a statistic of a micro-batch that meets its
+computed of each, which `jaxplan.ir._signatures` tells. All else, such as a statistic of a micro-batch that meets its
 examples, random bits, or an optimizer's step after each, matters.
 """
 
