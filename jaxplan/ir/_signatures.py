@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxplan.core._interner import Memo
 from jaxplan.ir._program import REGION_IN, REGION_OUT, Equation, Program
 from jaxplan.ir._values import frozen_params
 
@@ -18,7 +19,7 @@ class Signatures:
 
     def __init__(self, program: Program) -> None:
         self._program = program
-        self._numbers: dict[Hashable, int] = {}
+        self._numbers = Memo()
         self._of: dict[int, int] = {}
         self._regions: dict[int, int] = {}  # signature of all that enters and leaves a loop
         for tensor in program.tensors:
@@ -43,7 +44,7 @@ class Signatures:
     def through(self, eqn: Equation, operand: int, marked: Container[int], summand: int) -> int:
         """The signature of a summand of an operand behind an equation that is linear in the ``marked`` operands."""
         others = tuple(-1 if i in marked else self._of[t] for i, t in enumerate(eqn.operands))
-        return self._number(("through", eqn.name, _params(eqn), operand, others, summand))
+        return self._number(("through", eqn.name, self._params(eqn), operand, others, summand))
 
     def _key(self, eqn: Equation, *, is_index: bool = False) -> int:
         operands = tuple(self._of[t] for t in eqn.operands)
@@ -52,9 +53,16 @@ class Signatures:
         if eqn.name == REGION_IN:
             return self._number((eqn.name, eqn.params["role"], self._place(eqn), operands))
         if eqn.name == REGION_OUT:
-            return self._number((eqn.name, eqn.params["role"], self._place(eqn), self._region(eqn.params["region"])))
+            return self._number(
+                (eqn.name, eqn.params["role"], self._place(eqn), self._region(eqn.params["region"]))
+            )
         effects = eqn.index if getattr(eqn.origin, "effects", None) else None
-        return self._number((eqn.name, _params(eqn), operands, effects))
+        return self._number((eqn.name, self._params(eqn), operands, effects))
+
+    def _params(self, eqn: Equation) -> Hashable:
+        """Parameters, programs among them by their text."""
+        readable = jax.tree.map(_readable, dict(eqn.params), is_leaf=_is_program)
+        return frozen_params(readable, self._numbers)
 
     def _place(self, eqn: Equation) -> tuple[int, ...]:
         """Which of the entries or exits of its region an equation is, and the region's trips."""
@@ -68,16 +76,13 @@ class Signatures:
     def _region(self, index: int) -> int:
         if index not in self._regions:
             region, equations = self._program.regions[index], self._program.equations
-            entries = tuple(self._of[t] for body in region.entries for e in body for t in equations[e].results)
+            entries = tuple(
+                self._of[t] for body in region.entries for e in body for t in equations[e].results
+            )
             exits = tuple(self._of[t] for e in region.exits for t in equations[e].operands)
             ends = tuple(self._of[t] for t in (region.selector, region.predicate) if t is not None)
             self._regions[index] = self._number((region.kind, region.trips, entries, exits, ends))
         return self._regions[index]
-
-
-def _params(eqn: Equation) -> Hashable:
-    """Parameters, programs among them by their text."""
-    return frozen_params(jax.tree.map(_readable, dict(eqn.params), is_leaf=_is_program))
 
 
 def _is_program(value: Any) -> bool:
@@ -85,7 +90,8 @@ def _is_program(value: Any) -> bool:
 
 
 def _readable(value: Any) -> Any:
-    return re.sub("0x[0-9a-f]+", "", str(value)) if _is_program(value) and not getattr(value, "consts", ()) else value
+    is_text = _is_program(value) and not getattr(value, "consts", ())
+    return re.sub("0x[0-9a-f]+", "", str(value)) if is_text else value
 
 
 def _value(value: Any) -> Hashable:
