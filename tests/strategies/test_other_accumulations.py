@@ -193,7 +193,9 @@ def test_each_step_of_a_call_cuts_its_own_batch() -> None:
     assert sum(eqn.name == CUT and eqn.region >= 0 for eqn in program.equations) == 2
 
 
-@pytest.mark.parametrize("gradients", [in_python_scaled, two_counters, python_in_a_scan], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "gradients", [in_python_scaled, two_counters, python_in_a_scan], ids=lambda f: f.__name__
+)
 def test_they_compute_the_same_without_sending_examples(gradients: Callable[..., Params]) -> None:
     step, values = _step(gradients), _values()
     plan = draw((step, values), "cpu:8", ("data",))["data"]

@@ -139,17 +139,17 @@ class ManualOperators(Operators):
 
     def _micro_batches(self, eqn: Equation, x: Any, sharding: Sharding, home: Sharding) -> Any:
         """Micro-batches cut out of, or put back into, each device's own part of the batch."""
-        is_cut = eqn.name == CUT
+        is_cut, levels = eqn.name == CUT, eqn.params["levels"]
         inner = home if is_cut else sharding
-        num_devices = self._executor.size(inner.dims[1])
+        num_devices = self._executor.size(inner.dims[levels])
         parts = self._parts // num_devices
-        if self._parts % num_devices or inner.dims[0]:
+        if self._parts % num_devices or any(inner.dims[:levels]):
             return self._around(eqn, [x], [sharding], [home])[0]
         if not is_cut:
-            return join(x, parts)
+            return join(x, levels, parts)
         if not sharding.dims[0]:
-            x = self._executor.part(x, 0, inner.dims[1])
-        return cut(x, home.local_shape(self._shapes(eqn.results)[0], self._executor.axes), parts)
+            x = self._executor.part(x, 0, inner.dims[levels])
+        return cut(x, home.local_shape(self._shapes(eqn.results)[0], self._executor.axes), levels, parts)
 
     def _shapes(self, tensors: Sequence[int]) -> list[tuple[int, ...]]:
         return [self._program.tensors[t].shape for t in tensors]
