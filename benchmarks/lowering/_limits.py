@@ -19,7 +19,7 @@ _SMALL: dict[str, dict[str, int]] = {
         256,
     ),
     "COMBINED_BYTES": {"cost._transfers": 64},
-    "PREFETCH_CONTRACTIONS": {"partition._gather_guards": 1},
+    "PREFETCH_CONTRACTIONS": {"cost._prefetch": 1},
     "A_BLOCK": {"partition._gradient_barriers": 1},
 }
 """Name of a limit -> module of `jaxplan` that reads it -> its value (bytes, contractions) for small steps."""

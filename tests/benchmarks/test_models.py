@@ -138,6 +138,8 @@ def _mae_parameters(num_layers: int, width: int, decoder_layers: int, decoder_wi
 
 
 def _num_parameters(state: Any) -> int:
+    if type(state) is tuple:  # parameters and optimizer state
+        state = state[0]
     params = nnx.state(state, nnx.Param) if isinstance(state, nnx.Module) else getattr(state, "params", state)
     return sum(leaf.size for leaf in jax.tree.leaves(params))
 
