@@ -3,17 +3,21 @@
     python examples/train_gpt.py                      # 8 virtual CPU devices, or the GPUs there are
     python examples/train_gpt.py --choose leanest     # another point of the frontier
     python examples/train_gpt.py --choose fsdp        # or a reference strategy
+    python examples/train_gpt.py --devices 2 --checkpoints run --save-every 10    # start it again: it resumes
+    srun python examples/train_gpt.py                 # several hosts: see examples/train_gpt.slurm and docs/hosts.md
     cd examples && jaxplan plan train_gpt:train_step --args train_gpt:make_args --topology h100:8 --donate 0
 
-Nothing in the model or in `train_step` knows of devices. At the end the same steps run unplanned on one
+Nothing in the model or in `train_step` knows of devices or processes. At the end the same steps run unplanned on one
 device, and the program exits with 1 if the two losses differ by more than the tolerance.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import importlib.util
+import itertools
 import os
 import pathlib
 import sys
@@ -117,35 +121,60 @@ def make_batches(corpus: np.ndarray, batch_size: int, length: int, num_steps: in
         yield {"inputs": windows[:, :-1], "targets": windows[:, 1:]}
 
 
+def rows_of_this_process(batch: Batch) -> Batch:
+    """Return the part of a batch that this process loads: as many rows in each, in the order of processes."""
+    num_rows = len(batch["inputs"]) // jax.process_count()
+    start = jax.process_index() * num_rows
+    return {name: rows[start : start + num_rows] for name, rows in batch.items()}
+
+
 def train(
-    title: str, step: Callable, state: TrainState, batches: Iterator[Batch], num_steps: int
+    title: str,
+    step: Callable,
+    state: TrainState,
+    batches: Iterator[Batch],
+    num_steps: int,
+    save: Callable[[int, TrainState], None] = lambda number, state: None,
 ) -> np.ndarray:
-    """Run the steps under a progress bar and return their losses."""
+    """Run the steps under a progress bar and return their losses; ``save`` is given each new state."""
     losses = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TextColumn("loss {task.fields[loss]:.4f}")) as progress:
+    shown = TextColumn("loss {task.fields[loss]:.4f}")
+    with Progress(*columns, shown, disable=jax.process_index() > 0) as progress:
         task = progress.add_task(title, total=num_steps, loss=float("nan"))
         for batch in batches:
             state, loss = step(state, batch)
             losses.append(float(loss))
+            save(len(losses), state)
             progress.update(task, advance=1, loss=losses[-1])
     return np.array(losses)
 
 
 def set_up_devices(num_devices: int) -> None:
-    """Use the GPUs there are, or else this many virtual CPU devices; must run before JAX starts a backend."""
+    """Use the GPUs there are, or else this many virtual CPU devices; must run before JAX starts a backend.
+
+    Where several processes were started, they are connected: by Slurm or Open MPI, or by hand with JAX_COORDINATOR_ADDRESS,
+    JAX_NUM_PROCESSES and JAX_PROCESS_ID.
+    """
     if "device_count" not in os.environ.get("XLA_FLAGS", ""):
         jax.config.update("jax_num_cpu_devices", num_devices)
     has_gpu = any(os.path.exists(path) for path in ("/dev/nvidia0", "/dev/kfd"))
     if not has_gpu and "JAX_PLATFORMS" not in os.environ:
         jax.config.update("jax_platforms", "cpu")
+    by_hand = {
+        "num_processes": int(os.environ.get("JAX_NUM_PROCESSES", 0)) or None,
+        "process_id": int(os.environ["JAX_PROCESS_ID"]) if "JAX_PROCESS_ID" in os.environ else None,
+    }
+    started = max(int(os.environ.get(name, 1)) for name in ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"))
+    if by_hand["num_processes"] or started > 1:
+        jax.distributed.initialize(**by_hand, heartbeat_timeout_seconds=30)
 
 
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--devices", type=int, default=8, help="virtual CPU devices where there is no GPU")
+    parser.add_argument("--devices", type=int, default=8, help="virtual CPU devices of a process without GPUs")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--choose", default="fastest", help="fastest, knee, leanest, a number, or a reference")
     parser.add_argument("--memory", help="limit per device, such as 2GiB")
@@ -154,6 +183,8 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--checkpoints", help="folder of this run: save the state there, and resume from it")
+    parser.add_argument("--save-every", type=int, default=10, help="steps between two checkpoints")
     parser.add_argument("--plot", help="draw the frontier to this file (.svg, .pdf, .png)")
     options = parser.parse_args()
     if options.plot and importlib.util.find_spec("matplotlib") is None:
@@ -169,39 +200,68 @@ def main() -> int:
     model = GPT(options.layers, options.width, options.heads, options.length)
     corpus = read_corpus()
     make = functools.partial(make_batches, corpus, options.batch, options.length)
-    print(f"{len(corpus):,} bytes of Python, {jax.device_count()} x {jax.devices()[0].device_kind}")
+    say(f"{len(corpus):,} bytes of Python, {jax.device_count()} x {jax.devices()[0].device_kind}")
+    planned = train_planned(model, make, options)
+    with jax.default_device(jax.local_devices()[0]):
+        alone = train("one device", jax.jit(train_step), make_state(model), make(options.steps), options.steps)
+    return compare(planned, alone[-len(planned) :])
 
-    step = jaxplan.auto(train_step, choose=options.choose, memory=options.memory, donate_argnums=(0,))
-    state = make_state(model)
-    num_parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
-    print(f"planning and compiling a GPT of {num_parameters:,} parameters ...")
+
+def say(text: str) -> None:
+    """Print once, however many processes run."""
+    if jax.process_index() == 0:
+        print(text, flush=True)
+
+
+def train_planned(model: GPT, make: Callable, options: argparse.Namespace) -> np.ndarray:
+    """Train by plan, from the latest checkpoint if there is one, and return the losses of these steps."""
+    plan_file = os.path.join(options.checkpoints or "", "plan.json")
+    saved = plan_file if options.checkpoints and os.path.exists(plan_file) else None
+    step = jaxplan.auto(
+        train_step, choose=options.choose, memory=options.memory, donate_argnums=(0,), plan=saved
+    )
     started = time.perf_counter()
-    batches = make(options.steps)
-    # The first call plans, shards the state, compiles and runs; the later ones only run.
-    state, first_loss = step(state, next(batches))
-    first_loss = float(first_loss)
-    report(step, options, time.perf_counter() - started)
+    state = jax.eval_shape(functools.partial(make_state, model))
+    num_parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
+    say(f"planning and compiling a GPT of {num_parameters:,} parameters ...")
+    # From shapes alone: each process then creates its own part of the state.
+    plan = step.plan_for(state, next(make(1)))
+    with contextlib.ExitStack() as stack:
+        checkpoints, first = None, 0
+        if options.checkpoints:
+            checkpoints = stack.enter_context(plan.checkpoints(options.checkpoints, keep=2))
+            first = min(checkpoints.latest or 0, options.steps - 1)
+        if checkpoints and first:
+            state = checkpoints.restore(first)
+            say(f"resumed after step {first}, with the plan of {plan_file}")
+        else:
+            state = plan.init(functools.partial(make_state, model))
+        parts = map(rows_of_this_process, itertools.islice(make(options.steps), first, None))
+        batches = plan.batches(parts)
+        state, loss = step(state, next(batches))  # compiles and runs; later calls only run
+        losses = [float(loss)]
+        report(step, options, time.perf_counter() - started)
 
-    planned = np.append(first_loss, train("planned", step, state, batches, options.steps - 1))
-    with jax.default_device(jax.devices()[0]):
-        alone = train(
-            "one device", jax.jit(train_step), make_state(model), make(options.steps), options.steps
-        )
-    return compare(planned, alone)
+        def save(number: int, state: TrainState) -> None:
+            done = first + 1 + number
+            if checkpoints and (done % options.save_every == 0 or done == options.steps):
+                checkpoints.save(done, state)
+
+        return np.append(losses, train("planned", step, state, batches, options.steps - first - 1, save))
 
 
 def report(step, options: argparse.Namespace, seconds: float) -> None:
     """Print the frontier, and which of its plans was taken and why."""
     frontier, plan = step.frontier, step.plan
-    print(frontier.table())
-    if options.plot:
+    say(str(frontier.table()))
+    if options.plot and jax.process_index() == 0:
         frontier.plot(options.plot)
     reason = (
         f"--choose {options.choose}"
         if options.choose != "fastest"
         else "the fastest that fits is the default"
     )
-    print(
+    say(
         f"took {frontier.label(plan)}, because {reason}; first step after {seconds:.1f} s"
     )
 
@@ -209,10 +269,10 @@ def report(step, options: argparse.Namespace, seconds: float) -> None:
 def compare(planned: np.ndarray, alone: np.ndarray) -> int:
     """Print the two losses and return 0 if they agree at every step, else 1."""
     difference = np.abs(planned - alone) / np.abs(alone)
-    print(f"loss after {len(planned)} steps: {planned[-1]:.6f} planned, {alone[-1]:.6f} on one device")
+    say(f"loss after {len(planned)} steps: {planned[-1]:.6f} planned, {alone[-1]:.6f} on one device")
     agree = bool(np.all(difference <= RELATIVE_TOLERANCE))
     verdict = "within" if agree else "OUTSIDE"
-    print(
+    say(
         f"relative difference {difference[-1]:.1e} at the end, {difference.max():.1e} at most: "
         f"{verdict} {RELATIVE_TOLERANCE:.0e}"
     )

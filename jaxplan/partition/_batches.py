@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxplan.core._processes import exchange, spans_processes
 from jaxplan.errors import ArgumentError, ProcessError
+from jaxplan.partition._host_memory import in_shardings
 from jaxplan.partition._host_values import check_equal, put
 
 if TYPE_CHECKING:
@@ -47,13 +48,13 @@ class Batches:
     """
 
     def __init__(self, plan: PlanLike, mesh: Mesh) -> None:
-        program, axes = plan.require_program().program, plan.topology.axes
+        program = plan.require_program().program
         self._mesh = mesh
         self._processes = sorted({device.process_index for device in mesh.devices.flat})
         self._is_shared = spans_processes(mesh.devices.flat)
         self._arguments = batch_arguments(plan)
         self._shapes = [program.tensors[t].shape for t in program.inputs]
-        self._shardings = [NamedSharding(mesh, layout.partition_spec(axes)) for layout in plan.in_layouts]
+        self._shardings = in_shardings(plan, mesh)
 
     def place(self, part: Any) -> Any:
         """The batch as the step takes it: one argument, or a tuple of several.
