@@ -6,18 +6,24 @@ import os
 
 from jaxplan.partition._plan_like import PlanLike
 
-_FLAG, _PASS = "xla_disable_hlo_passes", "cse_barrier_expander"
+_FLAG = "xla_disable_hlo_passes"
+_DROPS_BARRIERS, _LEAVES_LOOPS = "cse_barrier_expander", "while-loop-invariant-code-motion"
+"""Passes of the compiler for CPU: one drops optimization barriers before equal values are merged, the other moves what
+does not change out of a loop."""
 
 
 def barrier_options(plan: PlanLike, platform: str | None) -> dict[str, str]:
-    """Compiler options with which the compiler for CPU keeps optimization barriers, where a plan gathers twice.
+    """Compiler options with which the compiler for CPU gathers as often as the plan does.
 
-    Without them it drops barriers before it merges equal values, and a copy that the plan gathers again in the
-    backward pass is kept from the forward pass. Where ``XLA_FLAGS`` names passes of the user's, nothing is said.
+    Without them a copy that is gathered again in the backward pass, or in every trip of a loop, is gathered once and
+    kept. Where ``XLA_FLAGS`` names passes of the user's, nothing is said.
     """
-    repeats = any(resharding.repeated for resharding in plan.lowering.reshardings)
-    return (
-        {_FLAG: _PASS}
-        if repeats and platform == "cpu" and _FLAG not in os.environ.get("XLA_FLAGS", "")
-        else {}
-    )
+    if platform != "cpu" or _FLAG in os.environ.get("XLA_FLAGS", ""):
+        return {}
+    reshardings, equations = plan.lowering.reshardings, plan.require_program().program.equations
+    passes = {
+        _DROPS_BARRIERS: any(r.repeated for r in reshardings),
+        _LEAVES_LOOPS: any(equations[span.first].region >= 0 for r in reshardings for span in r.spans),
+    }
+    disabled = ",".join(name for name, is_in_the_way in passes.items() if is_in_the_way)
+    return {_FLAG: disabled} if disabled else {}
