@@ -21,9 +21,10 @@ def barrier_options(plan: PlanLike, platform: str | None) -> dict[str, str]:
     if platform != "cpu" or _FLAG in os.environ.get("XLA_FLAGS", ""):
         return {}
     reshardings, equations = plan.lowering.reshardings, plan.require_program().program.equations
+    in_loops = {eqn.index for eqn in equations if eqn.region >= 0}
     passes = {
         _DROPS_BARRIERS: any(r.repeated for r in reshardings),
-        _LEAVES_LOOPS: any(equations[span.first].region >= 0 for r in reshardings for span in r.spans),
+        _LEAVES_LOOPS: any(span.first in in_loops for r in reshardings for span in r.spans),
     }
     disabled = ",".join(name for name, is_in_the_way in passes.items() if is_in_the_way)
     return {_FLAG: disabled} if disabled else {}
