@@ -153,8 +153,8 @@ def train(
 def set_up_devices(num_devices: int) -> None:
     """Use the GPUs there are, or else this many virtual CPU devices; must run before JAX starts a backend.
 
-    Where several processes were started, they are connected: by Slurm or Open MPI, or by hand with JAX_COORDINATOR_ADDRESS,
-    JAX_NUM_PROCESSES and JAX_PROCESS_ID.
+    Where several processes were started, they are connected: by Slurm or Open MPI, or by hand with
+    JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID.
     """
     if "device_count" not in os.environ.get("XLA_FLAGS", ""):
         jax.config.update("jax_num_cpu_devices", num_devices)

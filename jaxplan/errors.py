@@ -162,9 +162,9 @@ class UnsupportedError(JaxplanError, NotImplementedError):
 
     >>> import jax, jaxplan
     >>> plan = jaxplan.plan(lambda x: x * 2, jax.ShapeDtypeStruct((8, 8), "float32"), topology="cpu:8").fastest()
-    >>> plan.jit(backend="pmap")  # doctest: +ELLIPSIS
+    >>> jaxplan.Frontier.from_plans([plan]).what_if(memory="1GiB")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    jaxplan.errors.UnsupportedError: backend 'pmap' is not available: ...
+    jaxplan.errors.UnsupportedError: what_if() needs the step, ...
     """
 
 

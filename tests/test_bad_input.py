@@ -167,7 +167,7 @@ def test_a_step_that_cannot_be_traced(step: Callable[..., Any], cause: str, fix:
         ("h100", ["number of devices is missing", "h100:8, h100:2x8"]),
         ("h100:8x", ["numbers of nodes and devices are malformed"]),
         ("h100:2x2x2", ["(2, 2, 2)", "one to 2 sizes"]),
-        ("abacus:3", ["no chip of that name", "chips: h200 h100"]),
+        ("abacus:3", ["no chip of that name", "chips: gb200 b200 h200 h100"]),
         ("", ["cannot read topology ''"]),
     ],
 )

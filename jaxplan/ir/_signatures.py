@@ -24,7 +24,7 @@ class Signatures:
         self._regions: dict[int, int] = {}  # signature of all that enters and leaves a loop
         for tensor in program.tensors:
             if tensor.kind in ("literal", "constant"):
-                self._of[tensor.index] = self._number(("value", str(tensor.dtype), _value(tensor.value)))
+                self._of[tensor.index] = self._number(("value", str(tensor.dtype), _value(tensor.value, self._numbers)))
             elif tensor.kind != "computed":
                 self._of[tensor.index] = self._number(("given", tensor.index))
 
@@ -94,6 +94,6 @@ def _readable(value: Any) -> Any:
     return re.sub("0x[0-9a-f]+", "", str(value)) if is_text else value
 
 
-def _value(value: Any) -> Hashable:
+def _value(value: Any, memo: Memo) -> Hashable:
     array = np.asarray(value)
-    return (array.shape, array.tobytes()) if array.size < 64 else id(value)
+    return (array.shape, array.tobytes()) if array.size < 64 else memo.number(value)

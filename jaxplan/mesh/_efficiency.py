@@ -36,7 +36,7 @@ class Efficiency:
         """Share of the peak of products with a given smallest extent.
 
         Example:
-          >>> Efficiency(products=0.6, half_extent=128.0).products_at(128.0)
+          >>> float(Efficiency(products=0.6, half_extent=128.0).products_at(128.0))
           0.3
         """
         return self.products / (1.0 + self.half_extent / np.maximum(smallest, _LEAST_EXTENT))

@@ -17,6 +17,7 @@ from jaxplan.core._units import format_bytes
 from jaxplan.errors import AuditError, PlanMismatchError
 from jaxplan.ir import Offload, Program
 from jaxplan.mesh import Sharding, Topology
+from jaxplan.xla import is_host
 
 HOST_KIND = "pinned_host"
 _TOLERANCE = 0.01
@@ -96,7 +97,7 @@ def check_donated(offload: Offload | None, program: Program, donate: Sequence[bo
 
 def check_host_bytes(planned: int, compiled: Any, platform: str) -> None:
     """Raise AuditError where a compiled program keeps other bytes on the host than its plan; CPUs do not say."""
-    if not planned or platform == "cpu":
+    if not planned or is_host(platform):
         return
     found = host_bytes(compiled.memory_analysis())
     if not agrees(planned, found):

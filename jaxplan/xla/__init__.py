@@ -5,6 +5,7 @@ from jaxplan.xla._buffers import analyse_buffers as analyse_buffers
 from jaxplan.xla._lifetimes import COUNTED_GAPS as COUNTED_GAPS
 from jaxplan.xla._lifetimes import GAPS as GAPS
 from jaxplan.xla._target import Target as Target
+from jaxplan.xla._target import is_host as is_host
 from jaxplan.xla._target import takes_combiner_options as takes_combiner_options
 from jaxplan.xla.rules.both.deferred import is_gradient as is_gradient
 from jaxplan.xla.rules.both.schedule import LARGE_PARAMETER_BYTES as LARGE_PARAMETER_BYTES

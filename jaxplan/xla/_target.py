@@ -96,3 +96,12 @@ def takes_combiner_options(platform: str | None) -> bool:
     (True, False)
     """
     return platform in ("cuda", "gpu")
+
+
+def is_host(platform: str | None) -> bool:
+    """Whether programs for a platform run on the host itself, in its memory.
+
+    >>> is_host("cpu"), is_host("cuda")
+    (True, False)
+    """
+    return platform == "cpu"
