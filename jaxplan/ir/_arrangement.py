@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from jaxplan.ir._dependence import LOOP, Again, Depends, How, Place, Term, same
+from jaxplan.ir._arranged import LOOP, Again, Depends, How, Place, Term, same
 from jaxplan.ir._program import REGION_IN, REGION_OUT, Equation, Program
 from jaxplan.ir._rule import OperatorRule
 from jaxplan.ir._signatures import Signatures
