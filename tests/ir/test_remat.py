@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.models import build
 from jaxplan.core import _compat
+from jaxplan.core._interner import Memo
 from jaxplan.ir import Remat, analyse, recomputable_blocks, rematerialise, trace
 from jaxplan.mesh import Topology
 from jaxplan.xla import Target
@@ -70,7 +71,7 @@ def saved_bytes(graph):
 
 
 def test_a_rung_analysed_with_shared_structures_equals_one_analysed_alone(graph):
-    blocks, structures = recomputable_blocks(graph), {}
+    blocks, structures = recomputable_blocks(graph), Memo()
     for remat in (
         Remat(num_all=len(blocks), of=len(blocks)),
         Remat(num_contractions=1, of=len(blocks)),

@@ -76,7 +76,7 @@ def module_text() -> str:
     lines = [f'    "{name}": ("{kinds}", "{tests}"),' for name, (kinds, tests) in evidence().items()]
     return "\n".join(
         [
-            '"""What was seen of the rules under test; written by ``python -m tests.ir.rules.evidence``."""',
+            '"""Observations of the rules under test; written by ``python -m tests.ir.rules.evidence``."""',
             "",
             "EVIDENCE: dict[str, tuple[str, str]] = {",
             *lines,
