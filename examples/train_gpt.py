@@ -161,13 +161,13 @@ def set_up_devices(num_devices: int) -> None:
     has_gpu = any(os.path.exists(path) for path in ("/dev/nvidia0", "/dev/kfd"))
     if not has_gpu and "JAX_PLATFORMS" not in os.environ:
         jax.config.update("jax_platforms", "cpu")
-    by_hand = {
-        "num_processes": int(os.environ.get("JAX_NUM_PROCESSES", 0)) or None,
-        "process_id": int(os.environ["JAX_PROCESS_ID"]) if "JAX_PROCESS_ID" in os.environ else None,
-    }
+    num_processes = int(os.environ.get("JAX_NUM_PROCESSES", 0)) or None
+    process_id = int(os.environ["JAX_PROCESS_ID"]) if "JAX_PROCESS_ID" in os.environ else None
     started = max(int(os.environ.get(name, 1)) for name in ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"))
-    if by_hand["num_processes"] or started > 1:
-        jax.distributed.initialize(**by_hand, heartbeat_timeout_seconds=30)
+    if num_processes or started > 1:
+        jax.distributed.initialize(
+            num_processes=num_processes, process_id=process_id, heartbeat_timeout_seconds=30
+        )
 
 
 def parse_options() -> argparse.Namespace:

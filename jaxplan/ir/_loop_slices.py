@@ -188,7 +188,7 @@ def _is_in_parts(
     if not fits or own != tuple(trips) or any(n > 1 for n in outside):
         return False
     order = np.arange(math.prod(trips)).reshape(trips)
-    order = np.flip(order, [d for d, loop in enumerate(loops) if loop.params["reverse"]])
+    order = np.flip(order, tuple(d for d, loop in enumerate(loops) if loop.params["reverse"]))
     is_cut = inner[0] > 1 or (len(loops) == 1 and source in made and made[source].name == "reshape")
     return is_cut and np.array_equal(np.clip(starts.reshape(trips), 0, whole[0] - inner[0]), order * inner[0])
 
