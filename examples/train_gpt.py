@@ -213,10 +213,19 @@ def say(text: str) -> None:
         print(text, flush=True)
 
 
+def saved_plan(options: argparse.Namespace) -> str | None:
+    """Return the file of the plan beside the checkpoints, if it is for as many devices as there are now."""
+    path = os.path.join(options.checkpoints or "", "plan.json")
+    if not options.checkpoints or not os.path.exists(path):
+        return None
+    plan = jaxplan.load(path)
+    assert isinstance(plan, jaxplan.Plan)
+    return path if plan.topology == jaxplan.Topology.detect() else None
+
+
 def train_planned(model: GPT, make: Callable, options: argparse.Namespace) -> np.ndarray:
     """Train by plan, from the latest checkpoint if there is one, and return the losses of these steps."""
-    plan_file = os.path.join(options.checkpoints or "", "plan.json")
-    saved = plan_file if options.checkpoints and os.path.exists(plan_file) else None
+    saved = saved_plan(options)
     step = jaxplan.auto(
         train_step, choose=options.choose, memory=options.memory, donate_argnums=(0,), plan=saved
     )
@@ -233,7 +242,7 @@ def train_planned(model: GPT, make: Callable, options: argparse.Namespace) -> np
             first = min(checkpoints.latest or 0, options.steps - 1)
         if checkpoints and first:
             state = checkpoints.restore(first)
-            say(f"resumed after step {first}, with the plan of {plan_file}")
+            say(f"resumed after step {first}, {f'with the plan of {saved}' if saved else 'planned anew'}")
         else:
             state = plan.init(functools.partial(make_state, model))
         parts = map(rows_of_this_process, itertools.islice(make(options.steps), first, None))

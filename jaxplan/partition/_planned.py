@@ -62,6 +62,7 @@ _OTHER_DEVICES_MSG = (
 
 def device_mesh(topology: Topology, devices: Sequence[Any] | None = None) -> Mesh:
     """Mesh of the atomic axes over the first devices given (default `jax.devices()`)."""
+    is_given = devices is not None
     devices = checked_devices(devices) if devices is not None else jax.devices()
     if len(devices) < topology.num_devices:
         raise PlanMismatchError(
@@ -72,12 +73,29 @@ def device_mesh(topology: Topology, devices: Sequence[Any] | None = None) -> Mes
             "  fix: plan for the devices present (topology=None), or on CPU ask for virtual ones with "
             "jax.config.update('jax_num_cpu_devices', n) before the first use of JAX"
         )
+    if not is_given:
+        _check_shared(topology, devices)
     kinds, kind = topology.chip.device_kinds, str(devices[0].device_kind)
     if kinds and not any(known.lower() in kind.lower() for known in kinds):
         warn_once(_OTHER_DEVICES_MSG.format(name=topology.name, chip=topology.chip.name, kind=kind))
     sizes = tuple(axis.size for axis in topology.axes) or (1,)
     names = tuple(axis.name for axis in topology.axes) or ("device",)
     return Mesh(np.array(devices[: topology.num_devices]).reshape(sizes), names)
+
+
+def _check_shared(topology: Topology, devices: Sequence[Any]) -> None:
+    """Every process has devices of the plan: one without any would leave the others waiting; an error in all."""
+    some = {device.process_index for device in devices[: topology.num_devices]}
+    left = sorted({device.process_index for device in devices} - some)
+    if left:
+        raise PlanMismatchError(
+            f"the plan's {topology.num_devices} devices ({topology.name}) leave out process {left[0]}, of "
+            f"{len(some) + len(left)} processes with {len(devices)} devices.\n"
+            "  expected: devices of every process\n"
+            "  likely cause: the plan was made for, or saved by, fewer processes\n"
+            "  fix: plan for the devices present (topology=None); state that was saved is restored by any plan: "
+            "plan.restore(folder)"
+        )
 
 
 def abstract_mesh(topology: Topology) -> Any:
