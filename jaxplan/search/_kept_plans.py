@@ -108,7 +108,9 @@ def _of_program(program: Program) -> Iterator[str]:
     """Equations, literals, arguments and results (the fingerprint), constants by value, and how state is paired."""
     yield program.fingerprint
     yield repr((program.donate_argnums, program.static_argnums, program.pairs, program.microbatches))
-    yield f"{program.in_tree} {program.out_tree}"
+    # Functions in the structure of a state (`apply_fn`, an optimizer's) have another address in every process; where
+    # one is another function, the equations are others.
+    yield _ADDRESS.sub("", f"{program.in_tree} {program.out_tree}")
     for tensor in program.tensors:
         if tensor.kind == "constant" or (tensor.kind == "literal" and np.ndim(tensor.value)):
             yield f"{tensor} {_value_digest(tensor.value)}"

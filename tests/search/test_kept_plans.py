@@ -138,11 +138,14 @@ def test_another_process_finds_the_plans_and_a_decorated_step_runs(tmp_path: Pat
             import jaxplan.search._planner as planner
             def refuse(*_): raise AssertionError("a search began")
             planner.price = refuse
+        from flax.training.train_state import TrainState
+        import optax
+        padding = [object() for _ in range(100 if sys.argv[1] == "second" else 1)]  # other addresses
         @jaxplan.auto(topology="cpu:4")
-        def step(w, x):
-            return w - 0.1 * jax.grad(lambda w: jnp.mean((x @ w) ** 2))(w)
-        w = step(jnp.ones((64, 32)), jnp.ones((16, 64)))
-        print(float(w.sum()), step.plan.summary)
+        def step(state, x):
+            return state.apply_gradients(grads=jax.grad(lambda p: jnp.mean(state.apply_fn(p, x) ** 2))(state.params))
+        state = TrainState.create(apply_fn=lambda p, x: x @ p["w"], params={"w": jnp.ones((64, 32))}, tx=optax.adam(1e-3))
+        print(float(step(state, jnp.ones((16, 64))).params["w"].sum()), step.plan.summary)
         """)
     )
     said = []
