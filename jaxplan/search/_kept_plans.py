@@ -17,6 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxplan.core import _compat
+from jaxplan.core._collector import paused_collector
 from jaxplan.core._disk_cache import DiskCache
 from jaxplan.core._interner import Memo
 from jaxplan.core._json import MalformedError
@@ -60,7 +61,8 @@ def kept_frontier(cache: DiskCache, key: str, graph: StepGraph) -> Frontier | No
         return None
     binder = Binder(step=graph, args=(), kwargs={}, graph=graph)
     try:
-        return Frontier.from_json(json.loads(data), lambda item: binder.bind(Plan.from_json(item)))
+        with paused_collector():
+            return Frontier.from_json(json.loads(data), lambda item: binder.bind(Plan.from_json(item)))
     except (JaxplanError, MalformedError, ValueError, RecursionError) as error:
         cache.report(key, str(error).partition("\n")[0])
         return None

@@ -144,7 +144,8 @@ def test_another_process_finds_the_plans_and_a_decorated_step_runs(tmp_path: Pat
         @jaxplan.auto(topology="cpu:4")
         def step(state, x):
             return state.apply_gradients(grads=jax.grad(lambda p: jnp.mean(state.apply_fn(p, x) ** 2))(state.params))
-        state = TrainState.create(apply_fn=lambda p, x: x @ p["w"], params={"w": jnp.ones((64, 32))}, tx=optax.adam(1e-3))
+        params = {"w": jnp.ones((64, 32))}
+        state = TrainState.create(apply_fn=lambda p, x: x @ p["w"], params=params, tx=optax.adam(1e-3))
         print(float(step(state, jnp.ones((16, 64))).params["w"].sum()), step.plan.summary)
         """)
     )
