@@ -125,7 +125,7 @@ def test_choose_is_a_point_of_the_frontier(choose: str | int) -> None:
 
 
 def test_wrong_options_of_auto_are_refused_by_name() -> None:
-    with pytest.raises(ArgumentError, match=r"given mesh; expected options are axes, backend, cache, cache_dir, ch"):
+    with pytest.raises(ArgumentError, match=r"given mesh; expected options are axes, backend, cache_dir, ch"):
         jaxplan.auto(mesh=3)
     with pytest.raises(ArgumentError, match="auto decorates a function"):
         jaxplan.auto("knee")  # pyright: ignore[reportCallIssue, reportArgumentType]

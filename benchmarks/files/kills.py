@@ -146,7 +146,7 @@ def saves_of_plans() -> dict[str, tuple[Save, Save]]:
         "plan.json": (one.fastest().save, two.fastest().save),
         "frontier.json": (one.save, two.save),
         "topology.json": (topologies[0].save, topologies[1].save),
-        "trace.json": (simulated[0].trace, simulated[1].trace),
+        "trace.json": (simulated[0].save_timeline, simulated[1].save_timeline),
     }
 
 

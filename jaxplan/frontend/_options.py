@@ -149,7 +149,7 @@ class Options:
             "strategies are always priced (docs/caching.md). Default: none."
         },
     )
-    cache: str | os.PathLike[str] | bool | None = field(
+    plan_cache: str | os.PathLike[str] | bool | None = field(
         default=None,
         metadata={
             "doc": "a folder to keep searches in, so that the same step is planned in the time of its trace the next "
@@ -228,9 +228,9 @@ class Options:
             raise ArgumentError(f"keep_layout is {self.keep_layout!r}; expected True or False")
         if self.time_limit is not None:
             put("time_limit", _seconds(self.time_limit))
-        if not (self.cache is None or self.cache is False or isinstance(self.cache, str | os.PathLike)):
+        if not (self.plan_cache is None or self.plan_cache is False or isinstance(self.plan_cache, str | os.PathLike)):
             raise ArgumentError(
-                f"cache is {self.cache!r}; expected a folder, False (keep no plans), or None (the folder that "
+                f"plan_cache is {self.plan_cache!r}; expected a folder, False (keep none), or None (the folder that "
                 "JAXPLAN_CACHE_DIR names)"
             )
         if not isinstance(self.solver, str):
@@ -296,7 +296,7 @@ class Keywords(TypedDict, total=False):
     verify: bool | str
     cache_dir: str | os.PathLike[str] | None
     time_limit: float | None
-    cache: str | os.PathLike[str] | bool | None
+    plan_cache: str | os.PathLike[str] | bool | None
     choose: str | int
     max_plans: int | None
     backend: Backend

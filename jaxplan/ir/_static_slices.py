@@ -34,7 +34,7 @@ def index_parts(program: Program) -> Program:
             found[eqn.operands[0], program.tensors[one.result].shape[0]].append(one)
     rewrite = Rewrite(program=program)
     for (source, size), slices in found.items():
-        number, rest = divmod(program.tensors[source].shape[0], size)
+        number, rest = divmod(program.tensors[source].shape[0], max(1, size))
         starts = {one.start for one in slices}
         regions = {one.eqn.region for one in slices}
         if min(number, size) > 1 and not rest and starts == {k * size for k in range(number)} and len(regions) == 1:

@@ -33,7 +33,7 @@ from jaxplan.search._bind import Binder
 FOLDER_VARIABLE = "JAXPLAN_CACHE_DIR"
 """The environment variable that names the folder where no option does."""
 _NOT_OF_THE_SEARCH = frozenset([
-    "cache", "cache_dir", "choose", "keep_layout", "like", "max_plans", "memory", "plan", "progress", "time_limit",
+    "cache_dir", "choose", "keep_layout", "like", "max_plans", "memory", "plan", "plan_cache", "progress", "time_limit",
     "topology", "verify", "donate_argnums", "static_argnums", "static_argnames",
 ])  # fmt: skip
 """Options that change no search, or are in the program, the machine or ``memory_limit_bytes``; a search that a time
@@ -48,7 +48,7 @@ class UnkeyedError(Exception):
 
 def cache_of(options: Options) -> DiskCache | None:
     """The cache that options or the environment name."""
-    folder = options.cache
+    folder = options.plan_cache
     if folder is None:
         folder = os.environ.get(FOLDER_VARIABLE) or False
     return None if isinstance(folder, bool) else DiskCache(folder=Path(folder).expanduser())

@@ -30,7 +30,7 @@ def make_step(rate: float = 0.1, table: np.ndarray = TABLE):
 
 def plan(step, *args, cache: Path | bool, **options):
     return jaxplan.plan(
-        step, *args, topology=options.pop("topology", "h100:8"), progress=False, cache=cache, **options
+        step, *args, topology=options.pop("topology", "h100:8"), progress=False, plan_cache=cache, **options
     )
 
 
@@ -164,7 +164,7 @@ def test_another_process_finds_the_plans_and_a_decorated_step_runs(tmp_path: Pat
 
 def test_no_folder_keeps_nothing(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("JAXPLAN_CACHE_DIR", str(tmp_path))
-    jaxplan.plan(make_step(), WEIGHTS, BATCH, topology="h100:8", progress=False, cache=False)
+    jaxplan.plan(make_step(), WEIGHTS, BATCH, topology="h100:8", progress=False, plan_cache=False)
     assert not entries(tmp_path)
     jaxplan.plan(make_step(), WEIGHTS, BATCH, topology="h100:8", progress=False)
     assert len(entries(tmp_path)) == 1
@@ -184,7 +184,7 @@ def test_a_long_time_limit_changes_no_plan(cache: Path):
     assert limited.to_json() == free.to_json()
 
 
-@pytest.mark.parametrize("option", [{"time_limit": 0}, {"time_limit": "3"}, {"cache": True}, {"cache": 3}])
+@pytest.mark.parametrize("option", [{"time_limit": 0}, {"time_limit": "3"}, {"plan_cache": True}, {"plan_cache": 3}])
 def test_bad_values_are_refused(option):
     with pytest.raises(jaxplan.errors.ArgumentError, match=next(iter(option))):
         jaxplan.plan(make_step(), WEIGHTS, BATCH, topology="h100:8", **option)

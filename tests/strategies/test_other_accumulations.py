@@ -184,6 +184,11 @@ def test_parts_that_are_told_apart_are_not(gradients: Callable[..., Params]) -> 
     assert not _is_cut(gradients)
 
 
+def test_slices_without_rows_are_left_alone() -> None:
+    program = trace(lambda x: (x[:0], x[:0].sum(), x.sum()), (np.ones((4, 3), np.float32),), {})
+    assert not any(eqn.name == CUT for eqn in program.equations)
+
+
 def test_each_step_of_a_call_cuts_its_own_batch() -> None:
     def steps(p: Params, *data: jax.Array) -> Params:
         return lax.scan(lambda p, now: (_step(in_python)(p, *now), None), p, data)[0]
