@@ -151,9 +151,9 @@ _SAVES = """
 import sys, numpy as np, jax, jaxplan
 jax.config.update("jax_num_cpu_devices", 4)
 def step(w, x):
-    return w - 0.1 * x.sum(), x.sum()
+    return w - 0.1 * jax.grad(lambda w: (x @ w).mean())(w)
 w = np.zeros((1024, 1024), np.float32)
-plan = jaxplan.plan(step, w, np.ones(8, np.float32), topology="cpu:4", donate_argnums=0).leanest()
+plan = jaxplan.plan(step, w, np.ones((8, 1024), np.float32), topology="cpu:4", donate_argnums=0).leanest()
 with plan.checkpoints(sys.argv[1]) as checkpoints:
     for number in range(10_000):
         checkpoints.save(number, w + number)
@@ -177,8 +177,12 @@ def test_a_killed_save_leaves_the_last_one_whole(seconds, tmp_path: Path) -> Non
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGKILL)
     process.communicate()
-    w, x = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((1024, 1024), (8,)))
-    plan = jaxplan.plan(lambda w, x: (w - x.sum(), x.sum()), w, x, topology="cpu:8", donate_argnums=0).leanest()
+    w, x = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((1024, 1024), (8, 1024)))
+
+    def step(w, x):
+        return w - 0.1 * jax.grad(lambda w: (x @ w).mean())(w)
+
+    plan = jaxplan.plan(step, w, x, topology="cpu:8", donate_argnums=0).leanest()
     with plan.checkpoints(tmp_path) as checkpoints:
         assert checkpoints.latest is not None and checkpoints.latest >= 2
         for number in checkpoints.numbers:
