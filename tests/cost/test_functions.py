@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -47,6 +48,20 @@ def _perceptrons(function: Callable[[jax.Array], jax.Array]) -> Callable[..., An
     return lambda layers, x: jax.tree.map(lambda p, g: p - 0.1 * g, layers, jax.grad(loss)(layers, x))
 
 
+GAPS = pytest.mark.xfail(
+    strict=True,
+    reason="the order of least memory leaves gaps in the heap of the compiler, up to an array of 8 MiB here, which no "
+    "pass predicts: allocated memory is 1 to 6 % above the live bytes",
+)
+"""A known miss: strict, so that the marker goes when the prediction is right."""
+
+
+@functools.cache
+def _function_audited(name: str) -> Any:
+    function = FUNCTIONS[name]
+    return _audited(lambda x: 0.5 * x * (1 + function(x)), "h100:8")
+
+
 def _audited(function: Callable[[jax.Array], jax.Array], topology: str) -> Any:
     half = jnp.bfloat16
     layer = shape(WIDTH, INNER, dtype=half), shape(INNER, dtype=half), shape(INNER, WIDTH, dtype=half)
@@ -64,9 +79,16 @@ def _live(audit: Any) -> Any:
 @pytest.mark.parametrize("name", sampled(FUNCTIONS, 2))
 def test_what_gpus_save_of_a_function(name: str) -> None:
     """One array of 8 MiB a layer more or less would be 12 % of these programs and more."""
-    function = FUNCTIONS[name]
-    audit = _audited(lambda x: 0.5 * x * (1 + function(x)), "h100:8")
+    audit = _function_audited(name)
     assert audit.predicted_memory_bytes == _live(audit), audit.table()
+
+
+@GAPS
+@pytest.mark.gpu_aot
+@pytest.mark.parametrize("name", sampled(FUNCTIONS, 2))
+def test_memory_of_a_function_is_that_of_the_compiler(name: str) -> None:
+    audit = _function_audited(name)
+    assert audit.predicted_memory_bytes == pytest.approx(audit.compiled_memory_bytes, rel=0.03), audit.table()
 
 
 @pytest.mark.gpu_aot
@@ -78,10 +100,22 @@ def test_what_gpus_save_where_arithmetic_is_wide(name: str) -> None:
     assert audit.predicted_memory_bytes == pytest.approx(audit.compiled_memory_bytes, rel=0.05), audit.table()
 
 
+@functools.cache
+def _exact_gelu_audited() -> Any:
+    return _audited(lambda x: jax.nn.gelu(x, approximate=False), "h100:8")
+
+
+@GAPS
+@pytest.mark.gpu_aot
+def test_memory_of_an_exact_gelu_is_that_of_the_compiler() -> None:
+    audit = _exact_gelu_audited()
+    assert audit.predicted_memory_bytes == pytest.approx(audit.compiled_memory_bytes, rel=0.03), audit.table()
+
+
 @pytest.mark.gpu_aot
 def test_gpus_save_what_erfc_reads() -> None:
     """Four arrays a layer: the dot, the exact GELU of it, ``erfc`` and its argument."""
-    audit = _audited(lambda x: jax.nn.gelu(x, approximate=False), "h100:8")
+    audit = _exact_gelu_audited()
     assert audit.predicted_memory_bytes == _live(audit), audit.table()
     inner = BATCH // 8 * ROWS * INNER * 2
     held = sum(h.num_bytes for h in audit.held if str(INNER) in h.array and h.num_bytes // h.count == inner)
@@ -114,11 +148,11 @@ def test_gpus_do_not_save_what_erfc_reads_of_a_convolution(topology: str, arrays
     assert sum(h.num_bytes for h in made_of_first) == arrays * first, audit.held
 
 
-@pytest.mark.gpu_aot
-@pytest.mark.parametrize(
-    ("side", "channels", "width"), sampled([(56, 96, 24), (28, 240, 40), (14, 480, 80)])
-)
-def test_images_that_weigh_themselves_are_written(side: int, channels: int, width: int) -> None:
+IMAGES = sampled([(56, 96, 24), (28, 240, 40), (14, 480, 80)])
+
+
+@functools.cache
+def _weighing_audited(side: int, channels: int, width: int) -> Any:
     """Squeeze and excitation behind a norm and a swish, three times; beside the product and the weighed image there is
     the image that is weighed."""
 
@@ -140,11 +174,26 @@ def test_images_that_weigh_themselves_are_written(side: int, channels: int, widt
     sizes = (width, channels), (channels,), (channels,), (channels, narrow), (narrow, channels), (channels, width)
     layer = tuple(shape(*size, dtype=jnp.bfloat16) for size in sizes)
     images = shape(256, side, side, width, dtype=jnp.bfloat16)
-    audit = jaxplan.plan(step, [layer] * 3, images, topology="h100:8", progress=False).references["data"].audit()
+    return jaxplan.plan(step, [layer] * 3, images, topology="h100:8", progress=False).references["data"].audit()
+
+
+@pytest.mark.gpu_aot
+@pytest.mark.parametrize(("side", "channels", "width"), IMAGES)
+def test_images_that_weigh_themselves_are_written(side: int, channels: int, width: int) -> None:
+    audit = _weighing_audited(side, channels, width)
     assert audit.predicted_memory_bytes == _live(audit), audit.table()
     image = 32 * side * side * channels * 2
     held = [h for h in audit.held if h.num_bytes // h.count == image]
     assert sum(h.count for h in held) >= 9
+
+
+@GAPS
+@pytest.mark.gpu_aot
+@pytest.mark.parametrize(("side", "channels", "width"), IMAGES)
+def test_memory_of_weighed_images_is_that_of_the_compiler(side: int, channels: int, width: int) -> None:
+    audit = _weighing_audited(side, channels, width)
+    ratio = audit.predicted_memory_bytes / audit.compiled_memory_bytes
+    assert 1 <= ratio < 1.12, audit.table()
 
 
 @pytest.mark.parametrize(
