@@ -8,7 +8,7 @@ and has that kind too. See https://docs.jax.dev/en/latest/notebooks/host-offload
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 from jax.sharding import NamedSharding
@@ -16,7 +16,8 @@ from jax.sharding import NamedSharding
 from jaxplan.core._units import format_bytes
 from jaxplan.errors import AuditError, PlanMismatchError
 from jaxplan.ir import Offload, Program
-from jaxplan.mesh import Sharding, Topology
+from jaxplan.mesh import Sharding
+from jaxplan.partition._plan_like import PlanLike
 from jaxplan.xla import is_host
 
 HOST_KIND = "pinned_host"
@@ -37,33 +38,20 @@ _NOT_DONATED_MSG = (
 )
 
 
-class Placed(Protocol):
-    """The fields of a plan that say where its arguments are."""
-
-    @property
-    def topology(self) -> Topology: ...
-    @property
-    def in_layouts(self) -> tuple[Sharding, ...]: ...
-    @property
-    def out_layouts(self) -> tuple[Sharding, ...]: ...
-    @property
-    def offload(self) -> Offload | None: ...
-
-
-def in_shardings(plan: Placed, mesh: Any, *, on_host: bool = True) -> list[NamedSharding]:
+def in_shardings(plan: PlanLike, mesh: Any, *, on_host: bool = True) -> list[NamedSharding]:
     """Of each argument; ``on_host=False``: as if all lived on the devices."""
     hosted = plan.offload.inputs if plan.offload and on_host else ()
     return _shardings(plan, plan.in_layouts, mesh, hosted)
 
 
-def out_shardings(plan: Placed, mesh: Any, *, on_host: bool = True) -> list[NamedSharding]:
+def out_shardings(plan: PlanLike, mesh: Any, *, on_host: bool = True) -> list[NamedSharding]:
     """Of each result."""
     hosted = plan.offload.outputs if plan.offload and on_host else ()
     return _shardings(plan, plan.out_layouts, mesh, hosted)
 
 
 def _shardings(
-    plan: Placed, layouts: Sequence[Sharding], mesh: Any, hosted: Collection[int]
+    plan: PlanLike, layouts: Sequence[Sharding], mesh: Any, hosted: Collection[int]
 ) -> list[NamedSharding]:
     axes = plan.topology.axes
     return [
