@@ -23,7 +23,7 @@ Save = Callable[[Path], object]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """What came of the kills.
+    """Results of the kills.
 
     Attributes:
       kills: processes that were killed.
@@ -151,7 +151,7 @@ def saves_of_plans() -> dict[str, tuple[Save, Save]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print what came of the kills; 1 where a file was torn or temporary files are left."""
+    """Print the results of the kills; 1 where a file was torn or temporary files are left."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=10_000, help="rounds; every other one has two writers")
     parser.add_argument("--seed", type=int, default=0)

@@ -13,8 +13,9 @@ from functools import cached_property
 from typing import Any
 
 from jaxplan.core import _compat
+from jaxplan.core._log import inform_once
 from jaxplan.core._units import format_bytes, format_seconds
-from jaxplan.errors import JaxplanError, TopologyError
+from jaxplan.errors import ArgumentError, InfeasibleError, TopologyError, UnsupportedError
 from jaxplan.ir import StepGraph
 from jaxplan.mesh import Topology, collective_seconds, enlarged, with_bandwidth
 from jaxplan.plans._advice import Advice
@@ -67,13 +68,16 @@ class _Subject:
     def again(self, topology: Topology | None = None, **changes: Any) -> Frontier | None:
         """The step planned again with other options; None where that is not possible."""
         replan, machine = self.replan, topology or self.plan.topology
-        return self.tried(lambda: replan.plan_graph(replan.graph, machine, changes))
+        said = ", ".join([f"{name}={value}" for name, value in changes.items()] or [machine.name])
+        return self.tried(said, lambda: replan.plan_graph(replan.graph, machine, changes))
 
-    def tried(self, make: Callable[[], Frontier]) -> Frontier | None:
-        """A frontier, or None where nothing fits or the step cannot be planned so."""
+    def tried(self, said: str, make: Callable[[], Frontier]) -> Frontier | None:
+        """A frontier; None, and a line in the log, where nothing fits or the step cannot be planned so."""
         try:
             return make()
-        except JaxplanError:
+        except (ArgumentError, InfeasibleError, UnsupportedError) as error:
+            reason = str(error).partition("\n")[0]
+            inform_once(f"no advice on {said}: {reason}")
             return None
 
     def advice(self, kind: str, text: str, seconds: float = 0.0, memory_bytes: int = 0) -> Iterator[Advice]:
@@ -100,7 +104,7 @@ def _padding(subject: _Subject) -> Iterator[Advice]:
 
 
 def _padded_batch(subject: _Subject, uneven: UnevenDimension) -> Iterator[Advice]:
-    frontier = subject.tried(lambda: subject.replan(batch=uneven.padded))
+    frontier = subject.tried(f"batch={uneven.padded}", lambda: subject.replan(batch=uneven.padded))
     if frontier is None:
         return
     other = frontier.fastest()

@@ -81,7 +81,7 @@ def test_drawn_shardings_have_their_cheapest_paths(name: str, shape: tuple[int, 
 
 
 def test_idle_axes_split_a_sum_between_nodes() -> None:
-    """Each of four devices of a node adds up a quarter across the nodes, and what comes out is gathered."""
+    """Each of four devices of a node adds up a quarter across the nodes, and the sums are gathered."""
     machine, num_bytes = Topology.parse("k80:2x4"), 2**26
     path = reshard_path(Sharding(((), ()), (0,)), Sharding(((), ())), (4096, 4096), 4, machine)
     assert [step.kind for step in path.steps] == ["slice", "reduce-scatter", "all-gather"]
@@ -230,7 +230,7 @@ def test_a_bound_leaves_the_answers_of_a_guided_search(name: str) -> None:
 
 
 def test_a_guided_search_is_never_cheaper_than_all_steps() -> None:
-    """So its chains are real ones; what it remembers of other sources changes nothing."""
+    """So its chains are real ones; its memory of other sources changes nothing."""
     shape, draw = (16, 16), random.Random(1)
     used: dict[object, GuidedSolver] = {}
     for source, target in (_drawn(NODES, 2, draw) for _ in range(40)):

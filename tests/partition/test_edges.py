@@ -96,7 +96,7 @@ def program(edges: Sequence[Edge], executor: Executor) -> Any:
     def run(*values: Any) -> tuple[Any, ...]:
         results: list[Any] = []
         for number, (value, one) in enumerate(zip(values, edges, strict=True)):
-            if results:  # what waits for the last result cannot be combined with what made it
+            if results:  # a step behind the last result cannot be combined with its producer
                 value, results[-1] = lax.optimization_barrier((value, results[-1]))
             with jax.named_scope(f"edge{number}."):
                 for step in one.path.steps:
@@ -217,7 +217,7 @@ def test_edges_on_the_host_compile_to_their_paths() -> None:
 
 
 def through_idle_axes(topology: str, inside: Sequence[str], dtype: str = "float32") -> list[Edge]:
-    """Pairs of layouts on two nodes whose cheapest path goes over axes of a node that neither of them uses."""
+    """Pairs of layouts on two nodes with a cheapest path over axes of a node that neither of them uses."""
     b, c = inside
     pairs = [
         ("-,-|+n0", "-,-"),  # each device of a node adds up a part, and the node gathers

@@ -1,7 +1,7 @@
 """Which equations of a step run inside of a loop over slices of the batch, and in which loop.
 
-A sum over the batch is complete after the loop that adds it up. What needs complete sums for each example (a mean that
-depends on the data, statistics of a normalisation) runs in the next loop, which computes again what it needs of
+A sum over the batch is complete after the loop that adds it up. Values that need complete sums for each example (a mean that
+depends on the data, statistics of a normalisation) run in the next loop, which computes again its operands of
 earlier ones. The *stratum* of a value is the number of loops that must be over before it can be computed.
 """
 
@@ -16,7 +16,7 @@ from jaxplan.ir.microbatch._pairs import Atom, NotSeparableError, Pair, Paired, 
 MOST_LOOPS = 6
 """Loops over the batch at most: each further one computes the forward pass again."""
 _ADDED_INSIDE = frozenset({"add", "add_any", "transpose"})
-"""What slices do with their sums before these are added up: two sums become one, in the form in which they are read."""
+"""Sums of slices before they are added up: two sums become one, in the form in which they are read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class Loop:
 
 
 class _Sorter:
-    """Sorts the equations of a step into loops and what runs between them."""
+    """Sorts the equations of a step into loops and the equations between them."""
 
     def __init__(self, paired: Paired, batch: frozenset[int]) -> None:
         self.paired, self.batch = paired, batch
