@@ -5,5 +5,6 @@
 
 from benchmarks.models._optimizer import OPTIMIZERS as OPTIMIZERS
 from benchmarks.models._registry import MODELS as MODELS
+from benchmarks.models._registry import PAPER_MODELS as PAPER_MODELS
 from benchmarks.models._registry import build as build
 from benchmarks.models._spec import ModelSpec as ModelSpec

@@ -48,6 +48,7 @@ OPTIMIZERS: dict[str, Callable[[], optax.GradientTransformation]] = {
     "adamw": lambda: optax.adamw(LEARNING_RATE, weight_decay=WEIGHT_DECAY),
     "masked-adamw": lambda: optax.adamw(LEARNING_RATE, weight_decay=WEIGHT_DECAY, mask=_decays),
     "clipped-adamw": _clipped_adamw,
+    "adagrad": lambda: optax.adagrad(SGD_LEARNING_RATE),
     "adafactor": lambda: optax.adafactor(LEARNING_RATE),
     "multi-steps": _accumulating,
 }

@@ -106,3 +106,32 @@ CONFIGS: dict[str, ModelSpec] = {
         make_step=always(batch_norm_eval_step),
     ),
 }  # fmt: skip
+
+_STAGES = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
+_IMAGENET: dict[str, Any] = {"image_size": 224, "num_classes": 1000, "dtype": "float32"}
+
+
+def _tofu_wide(depth: int, times: int) -> ModelSpec:
+    return _resnet(
+        f"Tofu's WResNet-{depth}-{times}: {times} times the channels everywhere",
+        stage_sizes=_STAGES[depth], width=64 * times, batch_size=32, **_IMAGENET,
+    )  # fmt: skip
+
+
+PAPER_CONFIGS: dict[str, ModelSpec] = {
+    "resnet101": _resnet(
+        "ResNet-101, 45M parameters", stage_sizes=_STAGES[101], width=64, batch_size=256, **_IMAGENET
+    ),
+    "resnet152": _resnet(
+        "ResNet-152, 60M parameters", stage_sizes=_STAGES[152], width=64, batch_size=256, **_IMAGENET
+    ),
+    **{f"wresnet-{depth}-{times}": _tofu_wide(depth, times) for depth in _STAGES for times in (4, 6, 8, 10)},
+    "wresnet-7.3gb": _resnet(
+        "2.0B parameters, as many as TensorOpt's WideResNet (Table 1: 7.3 GiB)",
+        stage_sizes=_STAGES[101],
+        width=432,
+        batch_size=256,
+        optimizer="sgd",
+        **_IMAGENET,
+    ),
+}

@@ -122,3 +122,20 @@ CONFIGS: dict[str, ModelSpec] = {
         num_layers=2, width=64, num_heads=4, vocab_size=256, batch_size=16, sequence_length=32,
     ),
 }  # fmt: skip
+
+_PUBLISHED: dict[str, Any] = {"num_layers": 6, "dtype": "float32"}
+
+PAPER_CONFIGS: dict[str, ModelSpec] = {
+    "transformer-base": _transformer(
+        "Transformer base (arXiv 1706.03762, Table 3), 65M parameters",
+        width=512, num_heads=8, vocab_size=37_000, batch_size=256, sequence_length=64, **_PUBLISHED,
+    ),
+    "transformer-9.7gb": _transformer(
+        "2.6B parameters, as many as TensorOpt's Transformer (Table 1: 9.7 GiB)",
+        width=3840, num_heads=32, vocab_size=32_000, batch_size=256, sequence_length=64, optimizer="sgd", **_PUBLISHED,
+    ),
+    "transformer-4.8gb": _transformer(
+        "1.3B parameters, as many as TensorOpt's Transformer-S (Table 4: 4.8 GiB)",
+        width=2688, num_heads=32, vocab_size=32_000, batch_size=256, sequence_length=64, optimizer="sgd", **_PUBLISHED,
+    ),
+}  # fmt: skip
