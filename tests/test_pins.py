@@ -99,7 +99,7 @@ def test_a_split_within_a_node_uses_no_axis_across_nodes():
 def test_an_update_runs_on_the_pieces_that_a_pin_asks_for():
     """Axes in an order that is not dealt otherwise: slots are split as the parameter, or finer."""
     for plan in planned({"params/*/up": P(None, "tensor")}, "h100:2x8", axes={"data": 4, "tensor": 4}).points:
-        assert all(block["up"] == P(None, ("g1", "g2")) for block in plan.in_specs[0].values())
+        assert all(block["up"] == P(None, ("gpu1", "gpu2")) for block in plan.in_specs[0].values())
 
 
 def test_a_forbidden_dimension_is_split_nowhere():

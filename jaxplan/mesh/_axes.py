@@ -11,7 +11,7 @@ class AtomicAxis:
     """One prime factor of the device order; axis 0 of a topology is the outermost (slowest, most major).
 
     Attributes:
-      name: mesh axis name, such as `n0` (across nodes) or `g1` (within a node).
+      name: mesh axis name: `node` for the only axis of its level, `gpu0`, `gpu1` where a level has several.
       size: devices along it, a prime number.
       level: index into `Topology.levels`, 0 = outermost.
     """
@@ -43,9 +43,15 @@ def prime_factors(count: int) -> tuple[int, ...]:
 
 
 def atomic_axes(levels: Iterable[tuple[str, int]]) -> tuple[AtomicAxis, ...]:
-    """Axes of levels given as (axis name prefix, size), outermost first."""
+    """Axes of levels given as (axis name prefix, size), outermost first.
+
+    Example:
+      >>> atomic_axes([("node", 2), ("gpu", 4)])
+      (node(2), gpu0(2), gpu1(2))
+    """
     return tuple(
-        AtomicAxis(name=f"{prefix}{i}", size=factor, level=level)
+        AtomicAxis(name=prefix if len(factors) == 1 else f"{prefix}{i}", size=factor, level=level)
         for level, (prefix, size) in enumerate(levels)
-        for i, factor in enumerate(prime_factors(size))
+        for factors in (prime_factors(size),)
+        for i, factor in enumerate(factors)
     )

@@ -14,7 +14,7 @@ def named_axes(axes: Mapping[str, int] | None, topology: Topology) -> dict[str, 
 
     Args:
       axes: names and sizes, outermost first, such as ``{"data": 4, "tensor": 2}``; sizes multiply to the number of
-        devices. None: only levels of the machine (``node``, ``device``) and atomic axes have names.
+        devices. None: only levels of the machine (``node``, ``gpu``) and atomic axes have names.
 
     Raises:
       ArgumentError: sizes that do not multiply to the number of devices, or that cut across an atomic axis.
@@ -25,7 +25,8 @@ def named_axes(axes: Mapping[str, int] | None, topology: Topology) -> dict[str, 
     """
     names: dict[str, tuple[int, ...]] = {axis.name: (a,) for a, axis in enumerate(topology.axes)}
     for number, level in enumerate(topology.levels):
-        names.setdefault(level.name, tuple(a for a, axis in enumerate(topology.axes) if axis.level == number))
+        inside = tuple(a for a, axis in enumerate(topology.axes) if axis.level == number)
+        names |= {name: inside for name in (level.name, level.prefix) if name not in names}
     if axes is not None:
         names.update(_declared(axes, topology))
     return names

@@ -25,11 +25,11 @@ class Sharding:
     An axis appears at most once; an axis that does not appear holds copies.
 
     Example:
-      >>> axes = Topology.parse("h100:2x8").axes  # n0, g0, g1, g2, each of size 2
+      >>> axes = Topology.parse("h100:2x8").axes  # node, gpu0, gpu1, gpu2, each of size 2
       >>> Sharding(((0, 1), ())).describe(axes)
-      '(n0 g0),-'
+      '(node gpu0),-'
       >>> Sharding(((), ()), partial=(1,)).describe(axes)  # every device holds a summand
-      '-,-|+g0'
+      '-,-|+gpu0'
     """
 
     dims: tuple[tuple[int, ...], ...]
@@ -98,7 +98,7 @@ class Sharding:
 
         Example:
           >>> tuple(Sharding(((0, 1), ())).partition_spec(Topology.parse("h100:2x8").axes))
-          (('n0', 'g0'), None)
+          (('node', 'gpu0'), None)
         """
         from jax.sharding import PartitionSpec
 
@@ -110,7 +110,7 @@ class Sharding:
         return PartitionSpec(*(_spec_entry([axes[a].name for a in dim]) for dim in self.dims))
 
     def describe(self, axes: Sequence[AtomicAxis] | None = None) -> str:
-        """Short text such as `(g0 g1),-|+g2`: dimensions, then partial axes; `-` is an unsplit dimension."""
+        """Short text such as `(gpu0 gpu1),-|+gpu2`: dimensions, then partial axes; `-` is an unsplit dimension."""
 
         def name(axis: int) -> str:
             return str(axis) if axes is None else axes[axis].name

@@ -37,7 +37,7 @@ class Topology(TopologyData):
     Example:
       >>> topology = Topology.parse("h100:2x8")
       >>> topology.num_devices, [axis.name for axis in topology.axes]
-      (16, ['n0', 'g0', 'g1', 'g2'])
+      (16, ['node', 'gpu0', 'gpu1', 'gpu2'])
     """
 
     @classmethod

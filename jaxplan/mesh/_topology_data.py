@@ -20,7 +20,7 @@ class Level:
 
     Attributes:
       name: `node`, `device`, `slice` or a torus dimension `x`, `y`, `z`.
-      prefix: of the names of its atomic axes.
+      prefix: name of its atomic axis; where it has several, they are numbered behind it.
       size: number of children, at least 2.
       link: how the children talk to each other.
     """

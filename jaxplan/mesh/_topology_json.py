@@ -10,10 +10,12 @@ from jaxplan.errors import ProfileError, TopologyError
 from jaxplan.mesh._chips import ChipSpec, Link
 from jaxplan.mesh._profile_table import ProfileTable
 from jaxplan.mesh._topology_data import Level, TopologyData
+from jaxplan.mesh._topology_levels import device_prefix
 from jaxplan.mesh._topology_text import known_chip
 
 _SCHEMA = "jaxplan.topology"
-_VERSION = 1
+_VERSION = 2
+"""Version 1 has axes such as `n0` and `g1`, for which version 2 has `node` and `gpu1`."""
 _LEAST_RATE = 1.0
 """Bytes or operations per second: with less, the seconds of a step leave the range of numbers."""
 _MOST_LATENCY = 1e3
@@ -31,7 +33,7 @@ def topology_to_json(topology: TopologyData) -> dict[str, Any]:
 
 def topology_from_json(body: Any, path: str) -> TopologyData:
     """Read the output of `topology_to_json`; errors name ``path``."""
-    if not isinstance(body, dict) or body.get("schema") != _SCHEMA or body.get("version") != _VERSION:
+    if not isinstance(body, dict) or body.get("schema") != _SCHEMA or body.get("version") not in (1, _VERSION):
         raise TopologyError(
             f"{path!r} is not a topology file: expected schema {_SCHEMA!r} version {_VERSION}; "
             "write one with Topology.save"
@@ -61,6 +63,8 @@ def _topology(body: dict[str, Any], path: str) -> TopologyData:
         chip=chip,
         levels=tuple(_level(level, i, path) for i, level in enumerate(levels)),
     )
+    if body["version"] == 1:
+        topology = _renamed(topology)
     _check(topology, path)
     return topology
 
@@ -75,6 +79,13 @@ def _level(fields: Any, index: int, path: str) -> Level:
             "of which all nodes have the same"
         )
     return typed(Level, fields, where)
+
+
+def _renamed(topology: TopologyData) -> TopologyData:
+    """With the axis names of version 2, where those of version 1 are not the user's own."""
+    old = {("node", "n"): "node", ("device", "g"): device_prefix(topology.chip), ("slice", "s"): "slice"}
+    levels = [replace(level, prefix=old.get((level.name, level.prefix), level.prefix)) for level in topology.levels]
+    return replace(topology, levels=tuple(levels))
 
 
 def _check(topology: TopologyData, path: str) -> None:
@@ -96,7 +107,9 @@ def _check(topology: TopologyData, path: str) -> None:
             if not holds(value):
                 raise TopologyError(f"topology file {path!r}: {name} is {value!r}; expected {expected}")
     names = [axis.name for axis in topology.axes]
-    if len(set(names)) != len(names) or "f32" not in dict(chip.flops_per_second):
+    prefixes = {level.prefix for level in topology.levels}
+    is_named = len(set(names)) == len(names) and len(prefixes) == len(topology.levels)
+    if not is_named or "f32" not in dict(chip.flops_per_second):
         raise TopologyError(
             f"topology file {path!r}: level prefixes must differ, and flops_per_second needs f32"
         )

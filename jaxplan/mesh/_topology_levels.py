@@ -23,23 +23,28 @@ def levels_of(chip: ChipSpec, sizes: tuple[int, ...], given: str) -> tuple[Level
     return tuple(level for level in levels if level.size > 1)
 
 
+def device_prefix(chip: ChipSpec) -> str:
+    """Name of the axes inside of a node: `gpu`, or `cpu` for devices that are no accelerators."""
+    return "gpu" if chip.is_gpu else "cpu" if chip.aot_platform == "cpu" else "device"
+
+
 def _cluster_levels(chip: ChipSpec, sizes: tuple[int, ...], given: str) -> tuple[Level, ...]:
     num_nodes, per_node = sizes if len(sizes) == 2 else (1, sizes[0])
-    device = Level(name="device", prefix="g", size=per_node, link=chip.device_link)
+    device = Level(name="device", prefix=device_prefix(chip), size=per_node, link=chip.device_link)
     if num_nodes == 1:
         return (device,)
     if chip.node_link is None:
         raise TopologyError(
             f"topology {given!r} has {num_nodes} nodes, but {chip.name} has no link between nodes"
         )
-    return (Level(name="node", prefix="n", size=num_nodes, link=chip.node_link), device)
+    return (Level(name="node", prefix="node", size=num_nodes, link=chip.node_link), device)
 
 
 def _slice_levels(chip: ChipSpec, sizes: tuple[int, ...]) -> tuple[Level, ...]:
     """The dimensions of a slice, behind the number of slices where the sizes give one."""
     if len(sizes) <= chip.torus_rank or chip.node_link is None:
         return _torus_levels(chip, sizes)
-    slices = Level(name="slice", prefix="s", size=sizes[0], link=chip.node_link)
+    slices = Level(name="slice", prefix="slice", size=sizes[0], link=chip.node_link)
     return (slices, *_torus_levels(chip, sizes[1:]))
 
 

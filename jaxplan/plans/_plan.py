@@ -60,7 +60,7 @@ class Plan(PlanData):
     >>> x = jax.ShapeDtypeStruct((64, 8), "float32")
     >>> plan = jaxplan.plan(lambda x: x * 2, x, topology="cpu:8").fastest()
     >>> plan.in_specs[0], plan.memory_bytes  # a device has 256 bytes of the argument, and of the result
-    (P(('g0', 'g1', 'g2'), None), 512)
+    (P(('cpu0', 'cpu1', 'cpu2'), None), 512)
     """
 
     def _repr_html_(self) -> str:

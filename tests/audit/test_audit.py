@@ -80,8 +80,8 @@ def test_combined_collectives_agree_by_their_total() -> None:
     )
     assert audit.ok
     assert [(r.kind, r.axes, r.predicted_count, r.compiled_count, r.verdict) for r in audit.rows] == [
-        ("all-gather", ("n0",), 4, 4, Verdict.AGREES),
-        ("all-reduce", ("g0", "g1"), 3, 1, Verdict.AGREES),
+        ("all-gather", ("node",), 4, 4, Verdict.AGREES),
+        ("all-reduce", ("gpu0", "gpu1"), 3, 1, Verdict.AGREES),
     ]
     audit.check()
 
@@ -125,7 +125,7 @@ def test_scalars_are_listed_and_not_judged() -> None:
 def test_a_permute_belongs_to_the_axes_that_hold_its_exchanges() -> None:
     swap = Collective(
         kind="collective-permute", groups=((1, 2), (5, 6)), num_bytes=MIB
-    )  # g0 and g1 exchanged
+    )  # gpu0 and gpu1 exchanged
     predicted = _predicted(("collective-permute", (1, 2), MIB, 1))
     assert compare(predicted, _report(swap)).ok
     across = Collective(kind="collective-permute", groups=((1, 6),), num_bytes=MIB)
@@ -166,7 +166,7 @@ def test_a_collective_that_the_plan_does_not_have_is_traced_to_its_line() -> Non
     """The step squares a matrix that it first wants whole on every device; the plan knows of nothing."""
     topology = Topology.parse("cpu:8")
     mesh = abstract_mesh(topology)
-    split = NamedSharding(mesh, P(("g0", "g1", "g2")))
+    split = NamedSharding(mesh, P(("cpu0", "cpu1", "cpu2")))
 
     def step(x: jax.Array) -> jax.Array:
         with jax.named_scope("layer"):

@@ -19,9 +19,9 @@ def test_prime_factors_are_descending_primes(count: int) -> None:
 
 def test_axes_are_named_by_level_outermost_first() -> None:
     assert [(a.name, a.size, a.level) for a in Topology.parse("h100:2x6").axes] == [
-        ("n0", 2, 0),
-        ("g0", 3, 1),
-        ("g1", 2, 1),
+        ("node", 2, 0),
+        ("gpu0", 3, 1),
+        ("gpu1", 2, 1),
     ]
 
 
@@ -30,7 +30,7 @@ def test_local_shape_and_text() -> None:
     assert sharding.num_splits(AXES) == (4, 1)
     assert sharding.local_shape((8, 5), AXES) == (2, 5)
     assert sharding.local_elements((8, 5), AXES) == 10
-    assert sharding.describe(AXES) == "(n0 g1),-|+g0"
+    assert sharding.describe(AXES) == "(node gpu1),-|+gpu0"
     assert repr(sharding) == "(0 2),-|+1"
     assert not sharding.divides((6, 5), AXES)
     assert not sharding.divides((8, 5, 1), AXES)
@@ -59,7 +59,7 @@ def test_partition_spec_is_the_same_sharding_in_jax() -> None:
 def test_errors() -> None:
     with pytest.raises(JaxplanError, match="uses an axis twice"):
         Sharding(((0,), (0,)))
-    with pytest.raises(JaxplanError, match=r"partial over \['g1'\]"):
+    with pytest.raises(JaxplanError, match=r"partial over \['gpu1'\]"):
         Sharding(((0,),), (2,)).partition_spec(AXES)
     with pytest.raises(JaxplanError, match="does not divide"):
         Sharding(((0,),)).local_shape((3,), AXES)

@@ -21,13 +21,15 @@ def test_all_promised_chips_are_there() -> None:
 @pytest.mark.parametrize(
     ("text", "num_devices", "num_nodes", "names"),
     [
-        ("h100:2x8", 16, 2, "n0 g0 g1 g2"),
-        ("a100-pcie:8", 8, 1, "g0 g1 g2"),
+        ("h100:2x8", 16, 2, "node gpu0 gpu1 gpu2"),
+        ("a100-pcie:8", 8, 1, "gpu0 gpu1 gpu2"),
         ("cpu:1", 1, 1, ""),
-        ("h100:1x4", 4, 1, "g0 g1"),
-        ("v5e:2x4", 8, 1, "x0 y0 y1"),
-        ("v5p:2x2x2", 8, 1, "x0 y0 z0"),
-        ("v5e:2x2x4", 16, 1, "s0 x0 y0 y1"),
+        ("cpu:2", 2, 1, "cpu"),
+        ("mi300x:4x6", 24, 4, "node0 node1 gpu0 gpu1"),
+        ("h100:1x4", 4, 1, "gpu0 gpu1"),
+        ("v5e:2x4", 8, 1, "x y0 y1"),
+        ("v5p:2x2x2", 8, 1, "x y z"),
+        ("v5e:2x2x4", 16, 1, "slice x y0 y1"),
     ],
 )
 def test_parse(text: str, num_devices: int, num_nodes: int, names: str) -> None:
@@ -89,7 +91,7 @@ def test_save_and_load(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda b: b.update(version=99), "version 1"),
+        (lambda b: b.update(version=99), "version 2"),
         (lambda b: b.pop("levels"), "levels"),
         (lambda b: b["levels"][0].update(size=-2), "size is -2"),
         (lambda b: b["chip"].update(memory_bytes=float("nan")), "memory_bytes is nan"),

@@ -46,7 +46,7 @@ class Edge:
 
 
 def sharding(text: str, axes: Sequence[AtomicAxis]) -> Sharding:
-    """Read `(g0 g1),-|+g2`."""
+    """Read `(gpu0 gpu1),-|+gpu2`."""
     number = {axis.name: i for i, axis in enumerate(axes)}
     dims, _, partial = text.replace("\\|", "|").partition("|")
     entries = [] if dims == "scalar" else dims.split(",")
@@ -201,7 +201,7 @@ def test_the_commonest_edges_compile_to_their_paths(topology: str) -> None:
 
 @pytest.mark.gpu_aot
 def test_edges_of_every_kind_on_two_nodes_compile_to_their_paths() -> None:
-    edges = every_kind("h100:2x4", ("g1", "n0", "g0"))
+    edges = every_kind("h100:2x4", ("gpu1", "node", "gpu0"))
     kinds = {kind for e in edges for kind, _, _ in e.path.collectives}
     assert kinds == {"all-gather", "all-to-all", "collective-permute", "reduce-scatter", "all-reduce"}
     assert any(len(e.path.collectives) > 1 for e in edges)
@@ -209,7 +209,7 @@ def test_edges_of_every_kind_on_two_nodes_compile_to_their_paths() -> None:
 
 
 def test_edges_on_the_host_compile_to_their_paths() -> None:
-    edges = every_kind("cpu:8", ("g0", "g1", "g2"), ("float32",))  # bfloat16 is widened there
+    edges = every_kind("cpu:8", ("cpu0", "cpu1", "cpu2"), ("float32",))  # bfloat16 is widened there
     topology = Topology.parse("cpu:8")
     executor = Executor(device_mesh(topology), topology.axes)
     text = program(edges, executor).lower(*arguments(edges, topology.axes)).compile().as_text()
@@ -220,13 +220,13 @@ def through_idle_axes(topology: str, inside: Sequence[str], dtype: str = "float3
     """Pairs of layouts on two nodes with a cheapest path over axes of a node that neither of them uses."""
     b, c = inside
     pairs = [
-        ("-,-|+n0", "-,-"),  # each device of a node adds up a part, and the node gathers
-        (f"-,{b}|+n0", "-,-"),
-        ("-,-|+n0", f"{c},-"),
-        (f"n0,{b}", f"-,{b}"),  # each device of a node fetches a part from the other, and the node gathers
-        (f"n0,-|+{b}", "-,-"),
-        (f"-,{b}|+n0", f"(n0 {b}),-"),
-        (f"{b},n0", f"-,({b} n0)"),
+        ("-,-|+node", "-,-"),  # each device of a node adds up a part, and the node gathers
+        (f"-,{b}|+node", "-,-"),
+        ("-,-|+node", f"{c},-"),
+        (f"node,{b}", f"-,{b}"),  # each device of a node fetches a part from the other, and the node gathers
+        (f"node,-|+{b}", "-,-"),
+        (f"-,{b}|+node", f"(node {b}),-"),
+        (f"{b},node", f"-,({b} node)"),
     ]
     edges = [edge(topology, *pair, (2048, 1024), dtype) for pair in pairs]
     for one in edges:
@@ -237,7 +237,7 @@ def through_idle_axes(topology: str, inside: Sequence[str], dtype: str = "float3
 
 def test_paths_through_idle_axes_run_as_they_are_priced() -> None:
     """On eight devices: the collectives of the path, and of every device the piece of the sum that it should have."""
-    edges = through_idle_axes("k80:2x4", ("g0", "g1"))
+    edges = through_idle_axes("k80:2x4", ("gpu0", "gpu1"))
     topology = Topology.parse("k80:2x4")
     executor = Executor(device_mesh(topology), topology.axes)
     step = program(edges, executor)
@@ -254,21 +254,21 @@ def test_paths_through_idle_axes_run_as_they_are_priced() -> None:
 @pytest.mark.gpu_aot
 def test_paths_through_idle_axes_compile_as_they_are_priced() -> None:
     for dtype in ("float32", "bfloat16"):
-        edges = through_idle_axes("h100:2x4", ("g0", "g1"), dtype)
+        edges = through_idle_axes("h100:2x4", ("gpu0", "gpu1"), dtype)
         check(edges, compiled(edges))
 
 
 @pytest.mark.tpu_aot
 def test_edges_on_a_torus_compile_to_their_paths() -> None:
-    edges = every_kind("v5e:2x4", ("x0", "y0", "y1"))
+    edges = every_kind("v5e:2x4", ("x", "y0", "y1"))
     check(edges, compiled(edges))
 
 
 @pytest.mark.tpu_aot
 def test_parts_of_padded_rows_are_scattered_on_a_torus() -> None:
     """Kernels of patches and images of 7 x 7 pixels, where the compiler made an all-reduce of all of it."""
-    shapes = {(16, 16, 3, 768): "-,-,-,-|+y1", (128, 7, 7, 768): "x0,-,-,-|+y1"}
-    targets = ("y1,-,-,-", "(x0 y1),-,-,-")
+    shapes = {(16, 16, 3, 768): "-,-,-,-|+y1", (128, 7, 7, 768): "x,-,-,-|+y1"}
+    targets = ("y1,-,-,-", "(x y1),-,-,-")
     edges = [
         edge("v5e:2x4", source, target, shape, "bfloat16")
         for (shape, source), target in zip(shapes.items(), targets, strict=True)
@@ -281,9 +281,9 @@ def test_parts_of_padded_rows_are_scattered_on_a_torus() -> None:
 def test_parts_of_less_rows_than_a_tile_are_scattered_on_a_torus() -> None:
     """Heads of 32 channels over 8 devices: 4 are less than a tile, and the compiler made an all-reduce of them."""
     found = [
-        edge("v5e:2x4", "-,-,-|+x0 +y0 +y1", "-,-,(x0 y1 y0)", (1152, 12, 32)),
-        edge("v5e:2x4", "-,-,-|+x0 +y1", "-,(x0 y1),-", (12, 16, 768)),
-        edge("v5e:2x4", "-,-|+x0 +y1", "-,(x0 y1)", (2048, 16)),
+        edge("v5e:2x4", "-,-,-|+x +y0 +y1", "-,-,(x y1 y0)", (1152, 12, 32)),
+        edge("v5e:2x4", "-,-,-|+x +y1", "-,(x y1),-", (12, 16, 768)),
+        edge("v5e:2x4", "-,-|+x +y1", "-,(x y1)", (2048, 16)),
     ]
     assert all({kind for kind, _, _ in e.path.collectives} == {"reduce-scatter"} for e in found)
     check(found, compiled(found))
@@ -295,7 +295,7 @@ def test_parts_of_tiles_are_not_exchanged_on_a_torus() -> None:
     The compiler exchanged the halves; whole tiles are sent."""
     tile = 16 * 128 * 2
     for kernel, shardings, num_bytes in [
-        ((3, 3, 128, 32), ("-,-,-,-|+x0 +y1", "-,-,-,(x0 y1)"), 4 * 5 * tile),
+        ((3, 3, 128, 32), ("-,-,-,-|+x +y1", "-,-,-,(x y1)"), 4 * 5 * tile),
         ((3, 3, 128, 8), ("-,-,-,-|+y0", "-,-,-,y0"), 2 * 3 * tile),
     ]:
         moved = compiled([edge("v5e:2x4", *shardings, kernel, "bfloat16")])
@@ -306,7 +306,7 @@ def test_parts_of_tiles_are_not_exchanged_on_a_torus() -> None:
 def test_large_images_are_scattered_as_they_are_on_a_torus() -> None:
     """128 images of 147 x 147 pixels of an Inception-v3, 8 of 32 features: half a tile beside 10,804. Padded, the
     compiler failed to cut that off."""
-    images = edge("v5e:2x4", "y0,-,-,-|+x0 +y1", "y0,-,-,(x0 y1)", (256, 147, 147, 32), "bfloat16")
+    images = edge("v5e:2x4", "y0,-,-,-|+x +y1", "y0,-,-,(x y1)", (256, 147, 147, 32), "bfloat16")
     ((kind, _, num_bytes),) = images.path.collectives
     moved = {c.kind: c.total_bytes for c in compiled([images])}
     assert kind == "reduce-scatter"

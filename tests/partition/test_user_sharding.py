@@ -70,12 +70,12 @@ ARGS = ((16, 8), (8, 32), (32, 8))
 @pytest.mark.parametrize(
     ("sizes", "order", "spec", "expected"),
     [
-        ((2, 4), None, P(None, "model"), "-,(g1 g2)"),
-        ((4, 2), None, P("model", "data"), "g2,(g0 g1)"),
-        ((2, 4), None, P(("model", "data")), "(g1 g2 g0),-"),
-        ((8, 1), None, P("model", "data"), "-,(g0 g1 g2)"),
-        ((2, 4), [0, 2, 4, 6, 1, 3, 5, 7], P("data", "model"), "g2,(g0 g1)"),
-        ((4, 2), [0, 2, 1, 3, 4, 6, 5, 7], P("data", "model"), "(g0 g2),g1"),
+        ((2, 4), None, P(None, "model"), "-,(cpu1 cpu2)"),
+        ((4, 2), None, P("model", "data"), "cpu2,(cpu0 cpu1)"),
+        ((2, 4), None, P(("model", "data")), "(cpu1 cpu2 cpu0),-"),
+        ((8, 1), None, P("model", "data"), "-,(cpu0 cpu1 cpu2)"),
+        ((2, 4), [0, 2, 4, 6, 1, 3, 5, 7], P("data", "model"), "cpu2,(cpu0 cpu1)"),
+        ((4, 2), [0, 2, 1, 3, 4, 6, 5, 7], P("data", "model"), "(cpu0 cpu2),cpu1"),
     ],
 )
 def test_a_constraint_is_the_layout_in_the_plan(sizes: Any, order: Any, spec: Any, expected: str) -> None:
@@ -100,7 +100,7 @@ def test_an_unconstrained_dimension_is_free() -> None:
     shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((8192, 4096), (4096, 4096), (4096, 4096))]
     step = functools.partial(loss, between=lambda h: lax.with_sharding_constraint(h, sharding))
     plan = jaxplan.plan(step, *shapes, topology="h100:8").fastest()
-    assert shardings(plan, "sharding_constraint") == ["g0,(g1 g2)"] * 2
+    assert shardings(plan, "sharding_constraint") == ["gpu0,(gpu1 gpu2)"] * 2
 
 
 def test_a_constraint_in_a_loop_and_under_vmap() -> None:
@@ -114,7 +114,7 @@ def test_a_constraint_in_a_loop_and_under_vmap() -> None:
 
     x, w, xs = values((16, 8), (8, 8), (4, 16, 8))
     plan = jaxplan.plan(jax.grad(step), x, w, topology=TOPOLOGY).fastest()
-    assert set(shardings(plan, "sharding_constraint")) == {"g0,(g1 g2)"}
+    assert set(shardings(plan, "sharding_constraint")) == {"cpu0,(cpu1 cpu2)"}
     concrete = NamedSharding(mesh(2, 4), P("data", "model"))
     check(jax.vmap(lambda x: jnp.sin(lax.with_sharding_constraint(jnp.cos(x), concrete))), xs)
 
@@ -122,13 +122,13 @@ def test_a_constraint_in_a_loop_and_under_vmap() -> None:
 def test_a_spec_within_a_mesh() -> None:
     with jax.set_mesh(mesh(2, 4)):
         plan = check(lambda x: jnp.sin(lax.with_sharding_constraint(x * 2, P("model"))), *values((16, 8)))
-    assert shardings(plan, "sharding_constraint") == ["(g1 g2),-"]
+    assert shardings(plan, "sharding_constraint") == ["(cpu1 cpu2),-"]
 
 
 def test_of_constants_too() -> None:
     sharding = NamedSharding(mesh(2, 4), P("model"))
     plan = check(lambda x: x + lax.with_sharding_constraint(jnp.arange(16.0), sharding), *values((16,)))
-    assert shardings(plan, "sharding_constraint") == ["(g1 g2)"]
+    assert shardings(plan, "sharding_constraint") == ["(cpu1 cpu2)"]
 
 
 def test_of_scalars_too() -> None:
@@ -173,7 +173,7 @@ def test_every_device_has_the_place_that_the_step_gave_it() -> None:
         out_specs=P(("model", "data")),
     )
     plan = check(number, jnp.zeros(16, jnp.int32))
-    assert shardings(plan, "shard_map") == ["(g2 g0 g1)"]
+    assert shardings(plan, "shard_map") == ["(cpu2 cpu0 cpu1)"]
 
 
 def test_collectives_of_every_kind_in_a_body() -> None:

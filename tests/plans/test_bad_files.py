@@ -66,7 +66,7 @@ def level(value: float, name: str = LINK) -> Edit:
         ("topology", lambda b: b["chip"].update(colour="red"), "chip has colour; expected the fields name, flops"),
         ("topology", lambda b: b["levels"][1].update(size=10**9), "at most 1048576"),
         ("topology", lambda b: [level.update(size=2**15) for level in b["levels"]], "1073741824 devices; at most"),
-        ("topology", lambda b: b["levels"][0].update(prefix="g"), "prefixes must differ"),
+        ("topology", lambda b: b["levels"][0].update(prefix="gpu"), "prefixes must differ"),
         ("profile", lambda b: b["entries"].append(["collective", "gossip", [2, 1], 8, 1.0]), "'gossip' is not known"),
         ("profile", lambda b: b["entries"].append(["collective", "all-gather", [2, 1], 0, 1.0]), "bytes is 0"),
         ("profile", lambda b: b["entries"].append(["memory", 8, 5e-324]), "is 5e-324; expected positive seconds"),

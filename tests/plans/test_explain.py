@@ -35,7 +35,7 @@ def test_a_path_tells_layout_and_alternatives(frontier):
     plan = frontier.references["megatron"]
     text = plan.explain("params/up")
     assert "float32[512,2048]: 4.00 MiB, a device holds 0.500 MiB" in text
-    assert plan.in_specs[0]["up"] == P(None, ("g2", "g1", "g0")) and "P(None, ('g2', 'g1', 'g0'))" in text
+    assert plan.in_specs[0]["up"] == P(None, ("gpu2", "gpu1", "gpu0")) and "P(None, ('gpu2', 'gpu1', 'gpu0'))" in text
     assert "instead, all else as it is" in text and "because of" in text
     assert plan.explain("up") == text and "params/down" in plan.explain("*")
 

@@ -45,7 +45,7 @@ def test_an_old_plan_says_what_it_said(name: str) -> None:
     assert (plan.name, plan.summary, plan.memory_bytes) == ("data", "batch /4; state 1/1", 2944)
     assert [c.num_bytes for c in plan.prediction.collectives] == [256, 512]
     assert all(c.latency_share == 1.0 for c in plan.prediction.collectives)
-    assert plan.in_specs["[1]"] == jax.sharding.PartitionSpec(("g0", "g1"), None)
+    assert plan.in_specs["[1]"] == jax.sharding.PartitionSpec(("cpu0", "cpu1"), None)
     with pytest.raises(jaxplan.PlanMismatchError, match="loaded without its program"):
         _ = plan.lowering
 

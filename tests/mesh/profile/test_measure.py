@@ -45,7 +45,7 @@ def clockless(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def _mesh() -> Mesh:
-    return Mesh(np.array(jax.devices()).reshape(2, 2, 2), ("g0", "g1", "g2"))
+    return Mesh(np.array(jax.devices()).reshape(2, 2, 2), ("cpu0", "cpu1", "cpu2"))
 
 
 @pytest.mark.parametrize(
@@ -101,10 +101,10 @@ def test_on_a_gpu_a_round_has_sixteen_operations_and_no_other_collective() -> No
 
 
 def test_groups_are_made_of_the_innermost_axes() -> None:
-    assert group_axes(CPU, (2,)) == ("g2",)
-    assert group_axes(CPU, (4,)) == ("g1", "g2")
-    assert group_axes(Topology.parse("h100:2x6"), (2, 3)) == ("n0", "g0")
-    assert group_axes(Topology.parse("h100:2x6"), (1, 6)) == ("g0", "g1")
+    assert group_axes(CPU, (2,)) == ("cpu2",)
+    assert group_axes(CPU, (4,)) == ("cpu1", "cpu2")
+    assert group_axes(Topology.parse("h100:2x6"), (2, 3)) == ("node", "gpu0")
+    assert group_axes(Topology.parse("h100:2x6"), (1, 6)) == ("gpu0", "gpu1")
 
 
 def test_everything_is_measured_once_and_written(tmp_path: Path, clockless: list[Any]) -> None:
