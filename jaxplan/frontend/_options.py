@@ -21,7 +21,7 @@ from jaxplan.errors import ArgumentError
 from jaxplan.frontend._arguments import argnames, argnums
 from jaxplan.frontend._backend import Backend, check_backend
 from jaxplan.frontend._pins import parse_pins
-from jaxplan.mesh import Topology
+from jaxplan.mesh import AxesNames, Topology
 
 MAX_PLANS = 32
 """Plans that a decorated step keeps by default; a plan holds its program, analysed and compiled."""
@@ -83,11 +83,11 @@ class Options:
             "(docs/steering.md)."
         },
     )
-    axes: Mapping[str, int] | None = field(
+    axes: AxesNames | None = field(
         default=None,
         metadata={
-            "doc": "names and sizes of mesh axes that pins speak of, outermost first, such as ``{'data': 4, "
-            "'tensor': 2}``."
+            "doc": "names of mesh axes that pins speak of: sizes, outermost first, such as ``{'data': 4, "
+            "'tensor': 2}``, or groups of axes of the machine, such as ``{'data': 'node'}``."
         },
     )
     references: Mapping[str, Any] | None = field(
@@ -286,7 +286,7 @@ class Keywords(TypedDict, total=False):
     static_argnums: int | Sequence[int]
     static_argnames: str | Sequence[str]
     pins: Any
-    axes: Mapping[str, int] | None
+    axes: AxesNames | None
     references: Mapping[str, Any] | None
     microbatches: bool | int | None
     offload: bool | None

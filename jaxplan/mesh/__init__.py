@@ -8,7 +8,9 @@ from jaxplan.mesh._collectives import COLLECTIVES as COLLECTIVES
 from jaxplan.mesh._collectives import collective_seconds as collective_seconds
 from jaxplan.mesh._efficiency import Efficiency as Efficiency
 from jaxplan.mesh._machine import Machine as Machine
+from jaxplan.mesh._named_axes import AxesNames as AxesNames
 from jaxplan.mesh._named_axes import axes_of as axes_of
+from jaxplan.mesh._named_axes import axis_groups as axis_groups
 from jaxplan.mesh._named_axes import named_axes as named_axes
 from jaxplan.mesh._parse import parse_topology as parse_topology
 from jaxplan.mesh._part import part_counts as part_counts

@@ -13,6 +13,8 @@ from jaxplan.partition._lowered_program import LoweredProgram as LoweredProgram
 from jaxplan.partition._lowering import Lowering as Lowering
 from jaxplan.partition._lowering_json import lowering_from_json as lowering_from_json
 from jaxplan.partition._lowering_json import lowering_to_json as lowering_to_json
+from jaxplan.partition._meshes import named_mesh as named_mesh
+from jaxplan.partition._meshes import specs_over as specs_over
 from jaxplan.partition._planned import PlannedFunction as PlannedFunction
 from jaxplan.partition._planned import compiled_bytes as compiled_bytes
 from jaxplan.partition._planned import device_mesh as device_mesh

@@ -17,6 +17,7 @@ from jaxplan.core._units import format_bytes
 from jaxplan.errors import AuditError, PlanMismatchError
 from jaxplan.ir import Offload, Program
 from jaxplan.mesh import Sharding
+from jaxplan.partition._meshes import specs_over
 from jaxplan.partition._plan_like import PlanLike
 from jaxplan.xla import is_host
 
@@ -41,24 +42,21 @@ _NOT_DONATED_MSG = (
 def in_shardings(plan: PlanLike, mesh: Any, *, on_host: bool = True) -> list[NamedSharding]:
     """Of each argument; ``on_host=False``: as if all lived on the devices."""
     hosted = plan.offload.inputs if plan.offload and on_host else ()
-    return _shardings(plan, plan.in_layouts, mesh, hosted)
+    return _shardings(plan, plan.in_paths, plan.in_layouts, mesh, hosted)
 
 
 def out_shardings(plan: PlanLike, mesh: Any, *, on_host: bool = True) -> list[NamedSharding]:
     """Of each result."""
     hosted = plan.offload.outputs if plan.offload and on_host else ()
-    return _shardings(plan, plan.out_layouts, mesh, hosted)
+    return _shardings(plan, plan.out_paths, plan.out_layouts, mesh, hosted)
 
 
 def _shardings(
-    plan: PlanLike, layouts: Sequence[Sharding], mesh: Any, hosted: Collection[int]
+    plan: PlanLike, paths: Sequence[str], layouts: Sequence[Sharding], mesh: Any, hosted: Collection[int]
 ) -> list[NamedSharding]:
-    axes = plan.topology.axes
     return [
-        NamedSharding(mesh, layout.partition_spec(axes), memory_kind=HOST_KIND)
-        if i in hosted
-        else NamedSharding(mesh, layout.partition_spec(axes))
-        for i, layout in enumerate(layouts)
+        NamedSharding(mesh, spec, memory_kind=HOST_KIND) if i in hosted else NamedSharding(mesh, spec)
+        for i, spec in enumerate(specs_over(mesh, plan.topology, paths, layouts))
     ]
 
 

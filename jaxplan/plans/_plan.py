@@ -5,20 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxplan.core._files import write_whole
-from jaxplan.frontend import _nnx
 from jaxplan.frontend._backend import check_backend
-from jaxplan.frontend._static_leaves import release_statics
-from jaxplan.plans._plan_data import PlanData
+from jaxplan.plans._placed_plan import PlacedPlan
 from jaxplan.plans._plan_json import plan_from_json, plan_to_json
 
 if TYPE_CHECKING:
-    import jax
-
     from jaxplan.audit import Audit, CompiledReport
     from jaxplan.partition import PlannedFunction
     from jaxplan.plans._checkpoints import Checkpoints
@@ -26,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class Plan(PlanData):
+class Plan(PlacedPlan):
     """How one step runs on one topology.
 
     Attributes:
@@ -67,56 +63,6 @@ class Plan(PlanData):
         from jaxplan.plans._notebook import plan_html
 
         return plan_html(self)
-
-    def mesh(self, devices: Sequence[Any] | None = None) -> jax.sharding.Mesh:
-        """The mesh of atomic axes over ``devices`` (default: the first ones of `jax.devices()`).
-
-        Raises:
-          PlanMismatchError: fewer devices than the plan was made for.
-        """
-        from jaxplan.partition import device_mesh
-
-        return device_mesh(self.topology, devices)
-
-    @property
-    def in_specs(self) -> Any:
-        """PartitionSpecs in the tree of the arguments; by key path when the plan has no program."""
-        return self._in_tree([sharding.partition_spec(self.topology.axes) for sharding in self.in_layouts])
-
-    @property
-    def out_specs(self) -> Any:
-        """PartitionSpecs in the tree of the results; by key path when the plan has no program."""
-        return self._out_tree([sharding.partition_spec(self.topology.axes) for sharding in self.out_layouts])
-
-    def in_shardings(self, mesh: jax.sharding.Mesh | None = None) -> Any:
-        """NamedShardings in the tree of the arguments."""
-        return self._in_tree(self._in_shardings(mesh))
-
-    def out_shardings(self, mesh: jax.sharding.Mesh | None = None) -> Any:
-        """NamedShardings in the tree of the results."""
-        from jaxplan.partition import out_shardings
-
-        return self._out_tree(out_shardings(self, self.mesh() if mesh is None else mesh))
-
-    def _in_shardings(self, mesh: Any) -> list[Any]:
-        from jaxplan.partition import in_shardings
-
-        return in_shardings(self, self.mesh() if mesh is None else mesh)
-
-    def _in_tree(self, leaves: Sequence[Any]) -> Any:
-        import jax
-
-        if self.graph is None:
-            return dict(zip(self.in_paths, leaves, strict=True))
-        args, kwargs = _without_settings(jax.tree.unflatten(self.graph.program.in_tree, leaves))
-        return (*args, kwargs) if kwargs else tuple(args)
-
-    def _out_tree(self, leaves: Sequence[Any]) -> Any:
-        import jax
-
-        if self.graph is None:
-            return dict(zip(self.out_paths, leaves, strict=True))
-        return _without_settings(jax.tree.unflatten(self.graph.program.out_tree, leaves))
 
     def jit(
         self,
@@ -171,74 +117,6 @@ class Plan(PlanData):
 
         self.require_program()
         return create(self, self.mesh(devices), init_fn, args, kwargs)
-
-    def abstract_args(self, mesh: jax.sharding.Mesh | None = None) -> Any:
-        """`jax.ShapeDtypeStruct` with shardings in the tree of the arguments, as Orbax takes them to restore a state.
-
-        Example:
-          >>> state = ocp.StandardCheckpointer().restore(path, plan.abstract_args()[0])  # doctest: +SKIP
-        """
-        import jax
-
-        program = self.require_program().program
-        tensors = [program.tensors[t] for t in program.inputs]
-        shardings = self._in_shardings(mesh)
-        return self._in_tree(
-            [jax.ShapeDtypeStruct(t.shape, t.dtype, sharding=s) for t, s in zip(tensors, shardings, strict=True)]
-        )
-
-    @property
-    def batch_sharding(self) -> Any:
-        """Shardings of the batch: of the arguments that hold neither state nor parameters, in their trees.
-
-        One such argument's own tree; a tuple of them where there are several.
-
-        Example:
-          >>> batch = jax.device_put(batch, plan.batch_sharding)  # doctest: +SKIP
-        """
-        from jaxplan.partition import batch_arguments
-
-        shardings = self._in_shardings(None)
-        found = [
-            _without_settings(tree.unflatten(shardings[start : start + tree.num_leaves]))
-            for start, tree in batch_arguments(self)
-        ]
-        return found[0] if len(found) == 1 else tuple(found)
-
-    def batch(self, part: Any, devices: Sequence[Any] | None = None) -> Any:
-        """The batch as arrays over the devices of all processes, of the part that each process has loaded.
-
-        Parts follow each other in the order of processes; a leaf of the planned shape is the same in all of them.
-
-        Args:
-          part: this process's rows of what `batch_sharding` describes: one argument's tree, or a tuple of several.
-          devices: as for `jit`.
-
-        Raises:
-          ArgumentError: a part has a shape that it cannot have (the last of a data set, say); in every process.
-
-        Example:
-          >>> state, loss = step(state, plan.batch({"x": rows, "y": labels}))  # doctest: +SKIP
-        """
-        from jaxplan.partition import Batches
-
-        return Batches(self, self.mesh(devices)).place(part)
-
-    def batches(
-        self, parts: Iterable[Any], *, prefetch: int = 1, devices: Sequence[Any] | None = None
-    ) -> Iterator[Any]:
-        """`batch` for each part of an iterable, ``prefetch`` of them placed ahead of the one that is used.
-
-        Raises:
-          ProcessError: the parts of one process end before those of another; in every process.
-
-        Example:
-          >>> for batch in plan.batches(loader):  # doctest: +SKIP
-          ...     state, loss = step(state, batch)
-        """
-        from jaxplan.partition import Batches
-
-        return Batches(self, self.mesh(devices)).ahead(parts, prefetch)
 
     def checkpoints(self, folder: str | Path, *, keep: int | None = None) -> Checkpoints:
         """Save and restore the state of the step with Orbax, whichever plan it was saved under; the plan's file beside.
@@ -348,8 +226,3 @@ class Plan(PlanData):
     def save(self, path: str | Path) -> None:
         """Write JSON: schema version, no time stamps, deterministic. Raises SaveError where it cannot be written."""
         write_whole(path, json.dumps(self.to_json(), indent=1, sort_keys=True) + "\n")
-
-
-def _without_settings(tree: Any) -> Any:
-    """A tree for people: NNX objects as their states, and None in place of static leaves."""
-    return _nnx.states(release_statics(tree, by=lambda value: None))

@@ -25,7 +25,7 @@ from jaxplan.ir import (
     each_alone,
     enumerate_restricted,
 )
-from jaxplan.mesh import Topology, axes_of, named_axes
+from jaxplan.mesh import AxesNames, Topology, axes_of, named_axes
 
 Limits = tuple[tuple[ClassLimit, ...], ...]
 """Per group of a step, the conditions on its configurations."""
@@ -40,7 +40,7 @@ class _Place:
 
 
 def resolve_pins(
-    pins: Sequence[Pin], graph: StepGraph, topology: Topology, axes: Mapping[str, int] | None = None
+    pins: Sequence[Pin], graph: StepGraph, topology: Topology, axes: AxesNames | None = None
 ) -> Limits:
     """Conditions for every group.
 

@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxplan.core._paths import argument_names, matches, readable_path
 from jaxplan.errors import ArgumentError
 from jaxplan.ir import UNGROUPED, Group, StepGraph, UserMesh, spec_dims
-from jaxplan.mesh import Topology, axes_of, named_axes
+from jaxplan.mesh import AxesNames, Topology, axes_of, named_axes
 from jaxplan.strategies._axes import Axes
 from jaxplan.strategies._reference import reference_names
 from jaxplan.strategies._strategy_plan import Absent, Step, StrategyPlan, Wishes, apply_rules, batch_wishes
@@ -51,7 +51,7 @@ def checked_names(references: Any, topology: Topology) -> dict[str, Any]:
 
 
 def own_strategies(
-    graph: StepGraph, topology: Topology, references: Mapping[str, Any], axes: Mapping[str, int] | None
+    graph: StepGraph, topology: Topology, references: Mapping[str, Any], axes: AxesNames | None
 ) -> dict[str, StrategyPlan | Absent]:
     """`sketch_of_shardings` of each of a user's references."""
     if not graph.spaces:
@@ -60,7 +60,7 @@ def own_strategies(
 
 
 def sketch_of_shardings(
-    graph: StepGraph, topology: Topology, shardings: Any, name: str, axes: Mapping[str, int] | None = None
+    graph: StepGraph, topology: Topology, shardings: Any, name: str, axes: AxesNames | None = None
 ) -> StrategyPlan | Absent:
     """The strategy that shardings of the arguments ask for; absent where an operator cannot run on such pieces.
 
@@ -123,7 +123,7 @@ def _unsplittable(graph: StepGraph, t: int, dims: Sequence[Axes]) -> str:
 
 
 def _shardings(
-    graph: StepGraph, topology: Topology, shardings: Any, name: str, axes: Mapping[str, int] | None
+    graph: StepGraph, topology: Topology, shardings: Any, name: str, axes: AxesNames | None
 ) -> dict[int, tuple[Axes, ...]]:
     """Per input, the atomic axes that split each of its dimensions."""
     program = graph.program
@@ -167,7 +167,7 @@ def _is_sharding(value: Any) -> bool:
 
 
 def _dims(
-    shape: tuple[int, ...], sharding: Any, topology: Topology, given: str, axes: Mapping[str, int] | None
+    shape: tuple[int, ...], sharding: Any, topology: Topology, given: str, axes: AxesNames | None
 ) -> tuple[Axes, ...]:
     """The atomic axes of each dimension of an array."""
     if isinstance(sharding, NamedSharding):

@@ -1,0 +1,89 @@
+"""Meshes of groups of the plan's atomic axes, and shardings in the names of their axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jax.sharding import Mesh, PartitionSpec
+
+from jaxplan.errors import PlanMismatchError
+from jaxplan.ir import UserMesh
+from jaxplan.mesh import AtomicAxis, Sharding, Topology
+
+_NO_GROUPING_MSG = (
+    "the mesh {mesh} does not group the axes of {topology}, {axes}.\n"
+    "  expected: every axis of the mesh is a product of neighbouring axes of the plan, over the devices in order\n"
+    "  likely cause: it was made for another number of devices, or its devices come in another order\n"
+    "  fix: plan.mesh(names={{'data': 4, 'tensor': 2}}), or names for groups of the plan's axes"
+)
+_SPLIT_MSG = (
+    "{path} is laid out {sharding}, which splits it inside of the mesh axis {name!r}, {group}.\n"
+    "  expected: a mesh in which axes that the plan uses apart are apart\n"
+    "  likely cause: the mesh has fewer axes than the plan needs\n"
+    "  fix: plan.mesh() has all of them, {axes}"
+)
+_Groups = Mapping[str, tuple[int, ...]]
+
+
+def named_mesh(mesh: Mesh, groups: _Groups) -> Mesh:
+    """The mesh of atomic axes with an axis for each group; groups hold every atomic axis once."""
+    sizes = mesh.devices.shape
+    order = [a for group in groups.values() for a in group]
+    devices = mesh.devices.transpose(order) if order else mesh.devices
+    return Mesh(devices.reshape([math.prod(sizes[a] for a in group) for group in groups.values()]), tuple(groups))
+
+
+def specs_over(
+    mesh: Any, topology: Topology, paths: Sequence[str], shardings: Sequence[Sharding]
+) -> list[PartitionSpec]:
+    """PartitionSpecs in the names of a mesh: that of atomic axes, or one of groups of them.
+
+    Raises:
+      PlanMismatchError: the mesh does not group the axes of the topology, or an axis holds some over which an array is
+        split, and some over which it is not.
+    """
+    axes = topology.axes
+    if tuple(mesh.axis_names) == tuple(axis.name for axis in axes) or not axes:
+        return [sharding.partition_spec(axes) for sharding in shardings]
+    groups = _groups_of(mesh, topology)
+    return [_spec(path, sharding, groups, axes) for path, sharding in zip(paths, shardings, strict=True)]
+
+
+def _groups_of(mesh: Any, topology: Topology) -> _Groups:
+    """The atomic axes of every axis, by the numbers of its devices or else by their order in the mesh."""
+    sizes = [axis.size for axis in topology.axes]
+    user = UserMesh.of(mesh)
+    in_order = UserMesh(names=user.names, sizes=user.sizes, order=tuple(range(math.prod(user.sizes))))
+    groups = user.atomic_axes(sizes) or in_order.atomic_axes(sizes)
+    if groups is None:
+        raise PlanMismatchError(
+            _NO_GROUPING_MSG.format(
+                mesh=user, topology=topology.name, axes=", ".join(map(repr, topology.axes))
+            )
+        )
+    return groups
+
+
+def _spec(path: str, sharding: Sharding, groups: _Groups, axes: Sequence[AtomicAxis]) -> PartitionSpec:
+    by_first = {group[0]: (name, group) for name, group in groups.items() if group}
+    entries: list[str | tuple[str, ...] | None] = []
+    for dim in sharding.dims:
+        names, place = [], 0
+        while place < len(dim):
+            name, group = by_first.get(dim[place]) or next((n, g) for n, g in groups.items() if dim[place] in g)
+            if dim[place : place + len(group)] != group:
+                raise PlanMismatchError(
+                    _SPLIT_MSG.format(
+                        path=path,
+                        sharding=sharding.describe(axes),
+                        name=name,
+                        group=" ".join(axes[a].name for a in group),
+                        axes=", ".join(axis.name for axis in axes),
+                    )
+                )
+            names.append(name)
+            place += len(group)
+        entries.append(None if not names else names[0] if len(names) == 1 else tuple(names))
+    return PartitionSpec(*entries)
