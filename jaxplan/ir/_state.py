@@ -191,14 +191,15 @@ class _Pairing:
 
     def _copies(self, nodes: Sequence[_Node]) -> list[_Node]:
         """Pair subtrees with places that are computed of other state: a cast of master weights, a target that is
-        replaced, the gradients of the last step. Returns the others.
+        replaced, the gradients of the last step; or that nothing else is computed of, as measurements that are
+        overwritten. Returns the others.
         """
         left = []
         for node in nodes:
             places = self._places(node) if _is_named(self._signature(node)) else []
-            is_small = len(node.leaves) == 1
+            is_small, is_read = len(node.leaves) == 1, self._is_read(node)
             place = next(
-                (place for place in places if self._is_of_state(place, gradients=not is_small)), None
+                (p for p in places if not is_read or self._is_of_state(p, gradients=not is_small)), None
             )
             if place is None:
                 left.append(node)
@@ -215,6 +216,11 @@ class _Pairing:
         if arrays and all(map(self._is_along_state, arrays)):
             return True
         return gradients and all(self._phase(o) != "forward" for o in arrays or place.leaves)
+
+    def _is_read(self, node: _Node) -> bool:
+        """Whether any result depends on a subtree; a batch is read."""
+        own = sum(1 << i for i in node.leaves)
+        return any(self.dependence.of(leaf.tensor) & own for leaf in self.outputs)
 
     def _is_along_state(self, o: int) -> bool:
         shape = self.outputs[o].aval[0]
@@ -286,7 +292,7 @@ class _Pairing:
             for i in self.successors.flows(self.outputs[o].tensor)
             if i in number and (flow := self.flow(i, o)) is not None
         }
-        crossing = largest_matching(flows, size)
+        crossing = largest_matching(_without_past_values(flows), size)
         if len(crossing) == own:
             return True
         keys = [keys for keys, _ in self._signature(node)]
@@ -360,7 +366,7 @@ class _Pairing:
                         is_unchanged=flow.kind == "unchanged",
                         steps=flow.steps,
                     )
-        found = assign(scores)
+        found = _with_past_values(assign(scores), scores)
         if len(sources) == len(targets) > 1 and _is_window(kinds, len(sources)):
             found = {a: a for a in range(len(sources))}
         for a, b in found.items():
@@ -441,6 +447,40 @@ def _differ_by_name(a: Keys, b: Keys) -> bool:
     return next(
         (isinstance(x, str) and isinstance(y, str) for x, y in zip(a, b, strict=False) if x != y), False
     )
+
+
+def _with_past_values(
+    found: Mapping[int, int], scores: Mapping[tuple[int, int], Score]
+) -> dict[int, int]:
+    """The same assignment, but no value is continued by a copy of it while another that is farther takes its update.
+
+    Of ``before, now -> now, step(now, before)`` as bare arrays in any order, ``step(now, before)`` succeeds ``now``, the
+    nearer one, and the copy of ``now`` takes the place of ``before``.
+    """
+    result = dict(found)
+    for a, b in found.items():
+        if not scores[a, b].is_unchanged:
+            continue
+        for c, d in result.items():
+            if scores.get((c, d), scores[a, b]).is_unchanged or (a, d) not in scores:
+                continue
+            if scores[a, d].steps < scores[c, d].steps:
+                result[a], result[c] = d, b
+                break
+    return result
+
+
+def _without_past_values(flows: Mapping[tuple[int, int], Flow]) -> Iterator[tuple[int, int]]:
+    """Pairs of places, without copies of a value that is nearest to the update at its own place: past values."""
+    nearest: dict[int, int] = {}  # target -> source
+    for (a, b), flow in flows.items():
+        if b not in nearest or flow.steps < flows[nearest[b], b].steps:
+            nearest[b] = a
+    for (a, b), flow in flows.items():
+        own = flows.get((a, a))
+        is_updated = own is not None and own.kind == "updated" and nearest[a] == a
+        if a == b or flow.kind == "updated" or not is_updated:
+            yield a, b
 
 
 def _is_window(kinds: Mapping[tuple[int, int], PairFlow], size: int) -> bool:
