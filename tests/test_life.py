@@ -65,6 +65,30 @@ def test_evaluation_like_training_has_its_parameter_layout() -> None:
     assert evaluate.plan.in_shardings()[0] == jax.tree.map(lambda p: p.sharding, params)
 
 
+def test_a_dimension_that_cannot_be_laid_out_alike_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Running sums need all of their dimension, which training splits."""
+    split = jaxplan.plan(train, *arrays(), topology="cpu:8").references["fsdp"]
+    name = "down"
+    dimension = next(d for d, axes in enumerate(split.in_specs[0][name]) if axes)
+
+    def smooth(params: Any, x: Any) -> Any:
+        return jnp.cumsum(params[name], dimension).sum() + x.sum()
+
+    evaluate = auto(smooth, like=split)
+    for batch in (16, 24):
+        evaluate(arrays()[0], arrays(batch)[1])
+    (line,) = [m for m in caplog.messages if f"params/{name}" in m]
+    assert f"split into 8 parts along dimension {dimension}" in line and "never split it" in line
+    assert line in evaluate.plan.explain() and line in evaluate.frontier.notes
+    assert jaxplan.Plan.from_json(evaluate.plan.to_json()).not_kept == (line,)
+
+
+def test_a_layout_of_another_machine_cannot_be_followed() -> None:
+    other = jaxplan.plan(train, *arrays(), topology="cpu:4").fastest()
+    with pytest.raises(jaxplan.JaxplanError, match=r"(?s)cpu:4.*cpu:8.*expected.*likely cause.*fix"):
+        auto(loss_of, like=other, topology="cpu:8")(*arrays())
+
+
 def test_new_batch_size_keeps_the_layout_of_the_state() -> None:
     step = auto(train)
     params, _ = step(*arrays())

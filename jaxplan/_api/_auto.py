@@ -16,7 +16,7 @@ from jaxplan.frontend._call import Call, opened_call
 from jaxplan.frontend._call_key import CallKey
 from jaxplan.frontend._options import ALL, Keywords, Options, only, takes_options
 from jaxplan.frontend._step_options import StepOptions
-from jaxplan.mesh import parse_topology
+from jaxplan.mesh import Topology, parse_topology
 from jaxplan.plans._choice import POINT_NAMES, point_number
 from jaxplan.plans._plan_cache import CacheInfo, PlanCache, Ready
 
@@ -264,7 +264,7 @@ class Auto(Generic[P, R]):
         options = dataclasses.replace(self._options, topology=self._topology)
         step = StepToPlan(self._step, call.args, call.kwargs, options)
         if options.like is not None:
-            kept = shardings_of(followed_plan(options.like))
+            kept = shardings_of(_on_same_axes(followed_plan(options.like), parse_topology(self._topology)))
             return plan_everywhere(step, dataclasses.replace(options, kept=kept))
         is_point = options.choose in POINT_NAMES or point_number(options.choose) is not None
         latest = None if self._latest is None else self._latest[1].plan
@@ -274,6 +274,18 @@ class Auto(Generic[P, R]):
             except InfeasibleError:
                 warn_once(_MOVES_MSG.format(step=step_name(self._step)))
         return plan_everywhere(step, options)
+
+
+def _on_same_axes(like: Plan, topology: Topology) -> Plan:
+    """The plan to be like, which has to be for devices that are arranged alike: its axes split the state here too."""
+    if [axis.size for axis in like.topology.axes] != [axis.size for axis in topology.axes]:
+        raise ArgumentError(
+            f"the plan given by like is for {like.topology.name}, and this step for {topology.name}.\n"
+            f"  expected: a plan for {topology.num_devices} devices that are arranged alike\n"
+            "  likely cause: the two were planned for different machines\n"
+            "  fix: give both the same topology"
+        )
+    return like
 
 
 def followed_plan(like: Any) -> Plan:

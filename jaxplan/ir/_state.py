@@ -454,8 +454,8 @@ def _with_past_values(
 ) -> dict[int, int]:
     """The same assignment, but no value is continued by a copy of it while another that is farther takes its update.
 
-    Of ``before, now -> now, step(now, before)`` as bare arrays in any order, ``step(now, before)`` succeeds ``now``, the
-    nearer one, and the copy of ``now`` takes the place of ``before``.
+    Of ``before, now -> now, step(now, before)`` as bare arrays in any order, ``step(now, before)`` succeeds ``now``,
+    the nearer one, and the copy of ``now`` takes the place of ``before``.
     """
     result = dict(found)
     for a, b in found.items():

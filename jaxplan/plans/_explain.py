@@ -41,6 +41,8 @@ def explain(plan: PlanData) -> str:
         )
     lines += ["collectives per step", *(_collectives(plan) or ["  none"])]
     lines += ["arguments", *_leaves(plan)]
+    if plan.not_kept:
+        lines += ["not laid out as before", *(f"  {line}" for line in plan.not_kept)]
     if plan.graph is not None:
         lines += ["state (laid out alike as argument and as result)", *state_rows(plan.graph.program)]
         lines += ["operators by split", *_operators(plan)]
@@ -64,6 +66,7 @@ def explain_data(plan: PlanData) -> dict[str, Any]:
         "memory_parts": dict(plan.memory_parts),
         "proven": certificate(plan),
         "collectives": [_fields(row) for row in collective_rows(plan)],
+        "not_kept": list(plan.not_kept),
         "arguments": [_fields(row) | {"split": row.split} for row in leaf_rows(plan)],
         "operators": [_fields(row) for row in operator_rows(plan)],
     }

@@ -36,6 +36,7 @@ class Plan(PlacedPlan):
       in_avals: dtype and shape of each argument, such as ``float32[16,32]``.
       in_roles: of each argument, ``parameter``, ``state`` (optimizer slots, statistics, caches) or ``data``.
       argument_names: of the positional parameters of the step, as far as they are known.
+      not_kept: dimensions that do not have the layout which ``like`` or ``keep_layout`` asks for, and why.
       in_dims: of each argument, the name of each dimension; empty where it has none.
       in_layouts, out_layouts: a layout for each.
       prediction: predicted cost of one step on one device.

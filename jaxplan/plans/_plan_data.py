@@ -49,6 +49,7 @@ class PlanData:
     microbatches: MicroBatches | None = None
     offload: Offload | None = None
     argument_names: tuple[str, ...] = ()
+    not_kept: tuple[str, ...] = ()
     verified: Verified | None = None
     graph: StepGraph | None = None
     decided: Once[Lowering] | None = None

@@ -76,6 +76,7 @@ def plan_to_json(plan: PlanData) -> dict[str, Any]:
         **({} if plan.microbatches is None else {"microbatches": asdict(plan.microbatches)}),
         **({} if plan.offload is None else {"offload": asdict(plan.offload)}),
         **({"argument_names": plan.argument_names} if plan.argument_names else {}),
+        **({"not_kept": plan.not_kept} if plan.not_kept else {}),
         "inputs": [
             leaf | {"aval": aval, "role": role, "dims": dims}
             for leaf, aval, role, dims in zip(
@@ -153,6 +154,7 @@ def _fields(data: dict[str, Any]) -> dict[str, Any]:
         "microbatches": _microbatches(data.get("microbatches"), {leaf.path for leaf in inputs}),
         "offload": _offload(data.get("offload"), len(inputs), len(outputs)),
         "argument_names": typed(tuple[str, ...], data.get("argument_names", ()), "argument_names"),
+        "not_kept": typed(tuple[str, ...], data.get("not_kept", ()), "not_kept"),
         "donate_argnums": _donate_argnums(required(data, "donate_argnums")),
         "in_paths": tuple(leaf.path for leaf in inputs),
         "in_avals": tuple(leaf.aval for leaf in inputs),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 from jaxplan.core._interrupt import current
@@ -50,6 +51,8 @@ def assemble(candidates: Candidates, options: Options, name: str) -> Frontier:
     references = candidates.references
     if priced.forbidden:
         references = _with_forbidden(references, priced)
+    if priced.free:
+        plans = [dataclasses.replace(plan, not_kept=priced.free) for plan in plans]
     return Frontier.from_plans(
         plans,
         references=references,
@@ -72,7 +75,9 @@ def shown_plans(candidates: Candidates, memory_limit_bytes: int | None) -> list[
 
 def _notes(priced: Priced, plans: Sequence[Plan], options: Options) -> list[str]:
     notes = [*operator_notes(priced.model.graph), *_uneven_dimensions(priced.model, plans)]
-    notes += filter(None, [priced.certificate])
+    notes += [*priced.free, *filter(None, [priced.certificate])]
+    for line in priced.free:
+        warn_once(line)
     if current().happened:
         notes.append(current().note)
     if options.overlap:

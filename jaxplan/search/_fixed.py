@@ -10,7 +10,9 @@ from jaxplan.core._paths import argument_names, keys
 from jaxplan.ir import UNGROUPED, ClassLimit, Program, StepGraph
 from jaxplan.mesh import Topology
 from jaxplan.plans._plan import Plan
-from jaxplan.search._pins import Limits
+from jaxplan.search._pins import Limits, configurations_within
+
+_SOURCE = "the layout kept of"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,44 +23,100 @@ class FixedSharding:
       keys: its path, the name of the argument first.
       shape: only an argument of this shape is meant.
       dims: atomic axes of each dimension, major to minor.
+      is_data: whether it is neither state nor a parameter, which the next call is given as they are.
     """
 
     keys: tuple[str, ...]
     shape: tuple[int, ...]
     dims: tuple[tuple[int, ...], ...]
+    is_data: bool
 
 
 def shardings_of(plan: Plan) -> tuple[FixedSharding, ...]:
     """Those of all argument leaves of a plan."""
     program = plan.require_program().program
     return tuple(
-        FixedSharding(keys=of, shape=program.tensors[t].shape, dims=sharding.dims)
-        for of, t, sharding in zip(_keys(program), program.inputs, plan.in_layouts, strict=True)
+        FixedSharding(keys=of, shape=program.tensors[t].shape, dims=sharding.dims, is_data=role == "data")
+        for of, t, sharding, role in zip(
+            _keys(program), program.inputs, plan.in_layouts, plan.in_roles, strict=True
+        )
     )
 
 
-def kept_limits(fixed: Sequence[FixedSharding], graph: StepGraph, topology: Topology) -> Limits:
-    """Conditions for every group under which state and parameters have the given shardings.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """The part of given shardings that a step can have.
+
+    Attributes:
+      limits: conditions for every group, those of pins among them.
+      free: a line for each dimension that cannot be split as it was: the path, and why.
+    """
+
+    limits: Limits
+    free: tuple[str, ...] = ()
+
+
+def kept_limits(fixed: Sequence[FixedSharding], graph: StepGraph, topology: Topology, pinned: Limits) -> Kept:
+    """Conditions for every group under which state and parameters have the given shardings, where pins allow it.
 
     A leaf takes the sharding of the one whose path ends like its own, the longest common end first: `params/w` of an
     evaluation that of `state/params/w` of a training step. The shapes must be equal; other leaves stay free.
     """
-    limits: list[list[ClassLimit]] = [[] for _ in graph.spaces]
+    limits, free = [list(of) for of in pinned], list[str]()
     program = graph.program
     for path, t in zip(_keys(program), program.inputs, strict=True):
-        group, shape = graph.grouping.tensor_group[t], program.tensors[t].shape
-        found = _nearest(path, shape, fixed) if t in graph.stored and group != UNGROUPED else None
-        if found is None:
+        shape = program.tensors[t].shape
+        found = _nearest(path, shape, fixed)
+        if found is None or (found.is_data and t not in graph.stored):
             continue
-        dims = graph.spaces[group].tensor_dims.get(t, ((),) * len(shape))
-        for classes, axes in zip(dims, found.dims, strict=True):
-            limits[group] += _limits_of_dimension(graph, group, classes, axes, topology, "/".join(path))
-    return tuple(map(tuple, limits))
+        for dimension, axes in enumerate(found.dims):
+            asked = _Dimension(path="/".join(path), tensor=t, number=dimension, axes=axes)
+            reason = _keep(asked, limits, graph, topology)
+            if reason is not None:
+                parts = math.prod(topology.axes[a].size for a in axes)
+                wanted = f"split into {parts} parts" if parts > 1 else "whole"
+                free.append(f"{asked.path} ({'x'.join(map(str, shape))}) is {wanted} along dimension {dimension} "
+                            f"in the layout to keep, and cannot be here: {reason}")
+    return Kept(limits=tuple(map(tuple, limits)), free=tuple(free))
 
 
-def joined(some: Limits, others: Limits) -> Limits:
-    """All conditions of both; of a group that has some of the first kind, those alone."""
-    return tuple(a or b for a, b in zip(some, others, strict=True))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Dimension:
+    """A dimension of an argument leaf, and the axes to split it by."""
+
+    path: str
+    tensor: int
+    number: int
+    axes: tuple[int, ...]
+
+
+def _keep(asked: _Dimension, limits: list[list[ClassLimit]], graph: StepGraph, topology: Topology) -> str | None:
+    """Add the condition for one dimension, or return why it cannot be met."""
+    group = graph.grouping.tensor_group[asked.tensor]
+    if group == UNGROUPED:
+        return "no operator of the step is split along it" if asked.axes else None
+    space = graph.spaces[group]
+    classes = space.tensor_dims[asked.tensor][asked.number] if asked.tensor in space.tensor_dims else ()
+    if not classes:
+        return "the operators that read it never split it" if asked.axes else None
+    (c,) = classes
+    parts = math.prod(topology.axes[a].size for a in asked.axes)
+    if not space.classes[c].divisible_by(parts):
+        most = space.classes[c].most_parts
+        if most is not None and parts > most:
+            return f"in more than {most} parts, windows of a convolution reach beyond the neighbour"
+        return f"the operators that read it split sizes {', '.join(map(str, space.classes[c].sizes))} alike"
+    if any(of.classes == {c} and of.axes == asked.axes for of in limits[group]):
+        return None
+    limit = ClassLimit(
+        classes=frozenset({c}), axes=asked.axes, source=f"{_SOURCE} {asked.path}, dimension {asked.number}"
+    )
+    if not configurations_within(graph, topology, group, (*limits[group], limit)):
+        others = [of for of in limits[group] if not configurations_within(graph, topology, group, (of, limit))]
+        sources = dict.fromkeys(of.source for of in others or limits[group])
+        return f"not together with {'; '.join(sources)}"
+    limits[group].append(limit)
+    return None
 
 
 def _keys(program: Program) -> list[tuple[str, ...]]:
@@ -93,17 +151,3 @@ def _common_end(a: Sequence[str], b: Sequence[str]) -> int:
             break
         count += 1
     return count
-
-
-def _limits_of_dimension(
-    graph: StepGraph, group: int, classes: Sequence[int], axes: tuple[int, ...], topology: Topology, source: str
-) -> list[ClassLimit]:
-    """Conditions on the classes of one dimension, which share its axes major to minor."""
-    found, rest = [], list(axes)
-    for c in classes:
-        taken: list[int] = []
-        cls = graph.spaces[group].classes[c]
-        while rest and cls.divisible_by(math.prod(topology.axes[a].size for a in (*taken, rest[0]))):
-            taken.append(rest.pop(0))
-        found.append(ClassLimit(classes=frozenset({c}), axes=tuple(taken), source=f"sharding kept of {source}"))
-    return found if not rest else []

@@ -56,7 +56,7 @@ def resolve_pins(
         resolver.add(pin)
     limits = tuple(tuple(of) for of in resolver.limits)
     for v, of in enumerate(limits):
-        if of and not _configurations(graph, topology, v, of):
+        if of and not configurations_within(graph, topology, v, of):
             raise _conflict(graph, topology, v, of)
     return limits
 
@@ -67,7 +67,7 @@ def meets(limits: Limits, configurations: Sequence[Configuration], topology: Top
     return all(allowed_by(of, config, sizes) for of, config in zip(limits, configurations, strict=True))
 
 
-def _configurations(
+def configurations_within(
     graph: StepGraph, topology: Topology, v: int, limits: Sequence[ClassLimit]
 ) -> tuple[Configuration, ...]:
     sizes, levels = [axis.size for axis in topology.axes], [axis.level for axis in topology.axes]
@@ -272,12 +272,12 @@ _FAMILIES: Mapping[str, Callable[[_Resolver, str], None]] = {
 def _conflict(graph: StepGraph, topology: Topology, v: int, limits: Sequence[ClassLimit]) -> InfeasibleError:
     """The error for a group that no configuration is left for, with the fewest pins that rule all of them out."""
     for source, alone in each_alone(limits):
-        if not _configurations(graph, topology, v, alone):
+        if not configurations_within(graph, topology, v, alone):
             return InfeasibleError(_ALONE_MSG.format(pin=source, where=_where(graph, v), sizes=_sizes(graph, v, alone)))
     kept = dict(each_alone(limits))
     for source in list(kept):
         rest = [limit for other, of in kept.items() if other != source for limit in of]
-        if not _configurations(graph, topology, v, rest):
+        if not configurations_within(graph, topology, v, rest):
             del kept[source]
     pins = "\n".join(f"    {source}" for source in kept)
     return InfeasibleError(_CONFLICT_MSG.format(pins=pins, where=_where(graph, v), devices=topology.num_devices))

@@ -10,7 +10,7 @@ from jaxplan.cost import CostModel, ModelBuilder
 from jaxplan.frontend._options import Options
 from jaxplan.ir import StepGraph, ordered
 from jaxplan.mesh import Topology
-from jaxplan.search._fixed import joined, kept_limits
+from jaxplan.search._fixed import Kept, kept_limits
 from jaxplan.search._open_configurations import open_configurations
 from jaxplan.search._pins import meets, resolve_pins
 from jaxplan.search._published import partitions
@@ -30,6 +30,7 @@ class Priced:
       absent: strategies that do not apply, and why.
       most_configurations: bounds and gaps are within so many configurations an operator; None: within all.
       certificate: the configurations that bounds and gaps leave out, in words; None where they cover all.
+      free: dimensions that do not keep the split that they were to keep, and why.
     """
 
     model: CostModel
@@ -38,6 +39,7 @@ class Priced:
     absent: Mapping[str, str] = dataclasses.field(default_factory=dict)
     most_configurations: int | None = None
     certificate: str | None = None
+    free: tuple[str, ...] = ()
 
     @property
     def allowed(self) -> dict[str, StrategyPlan]:
@@ -53,9 +55,10 @@ def price(graph: StepGraph, topology: Topology, options: Options, report: Report
       InfeasibleError: no configuration meets the pins.
     """
     report("costs")
-    limits = resolve_pins(options.pins, graph, topology, options.axes)
+    kept = Kept(limits=resolve_pins(options.pins, graph, topology, options.axes))
     if options.kept:
-        limits = joined(limits, kept_limits(options.kept, graph, topology))
+        kept = kept_limits(options.kept, graph, topology, kept.limits)
+    limits = kept.limits
     strategies, absent = _strategies_of(graph, topology, options)
     allowed = {name: s for name, s in strategies.items() if meets(limits, s.configurations, topology)}
     opened = open_configurations(
@@ -73,6 +76,7 @@ def price(graph: StepGraph, topology: Topology, options: Options, report: Report
         absent=absent,
         most_configurations=opened.most_configurations,
         certificate=opened.certificate(),
+        free=kept.free,
     )
 
 

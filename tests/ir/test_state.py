@@ -230,6 +230,33 @@ def test_a_window_of_past_values_keeps_its_places() -> None:
     assert not any(bare.donated) and not any(swapped.donated)
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 1, 0), (1, 2, 0)])
+def test_bare_past_values_stand_anywhere(order: tuple[int, ...]) -> None:
+    """The update succeeds the value that it is nearest to, and the copy of that value takes the oldest one's place."""
+    names = [("now", "before", "average")[k] for k in order]
+
+    def step(*args: Any) -> Any:
+        old = dict(zip(names, args, strict=True))
+        now = old["now"] + jnp.tanh(0.5 * (old["now"] - old["before"]))
+        new = {"now": now, "before": old["now"], "average": 0.9 * old["average"] + 0.1 * now}
+        return tuple(new[name] for name in ("before", "average", "now"))
+
+    program = trace(step, tuple(shape(6) for _ in names))
+    assert {names[i]: ("before", "average", "now")[o] for o, i in program.aliases.items()} == {n: n for n in names}
+
+
+def test_measurements_that_are_overwritten_are_state_and_a_batch_of_their_keys_is_not() -> None:
+    def step(params: Any, measured: Any, x: Any, is_read: bool = False) -> Any:
+        grads = gradient(params, x + measured["seen"]["norm"] if is_read else x)
+        return sgd(params, x), {"seen": {"norm": optax.tree.norm(grads)}}
+
+    args = (PARAMS, {"seen": {"norm": shape()}}, X)
+    program = trace(step, args)
+    assert successors(program) == place("[0]", "[0]") | {"[1]['seen']['norm']": "[1]['seen']['norm']"}
+    assert donated(program) == {"[0]", "[1]"}
+    assert donated(trace(lambda *args: step(*args, is_read=True), args)) == {"[0]"}
+
+
 def test_a_frozen_network_returned_in_front_of_the_trained_one_is_its_own_successor() -> None:
     program = trace(lambda frozen, params, x: (sgd(params, x), frozen), (PARAMS, PARAMS, X))
     assert successors(program) == place("[0]", "[1]") | place("[1]", "[0]")
