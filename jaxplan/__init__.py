@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from jaxplan._api._plan import min_devices as min_devices
     from jaxplan._api._plan import plan as plan
     from jaxplan._api._plan import scaling as scaling
+    from jaxplan._api._together import plan_together as plan_together
     from jaxplan._api._traced import trace as trace
     from jaxplan.frontend._pins import Forbid as Forbid
     from jaxplan.frontend._pins import Split as Split
@@ -73,6 +74,7 @@ __all__ = [
     "load",
     "min_devices",
     "plan",
+    "plan_together",
     "register_count",
     "register_rule",
     "scaling",
@@ -85,6 +87,7 @@ _HOMES = {
     "min_devices": "jaxplan._api._plan",
     "plan": "jaxplan._api._plan",
     "scaling": "jaxplan._api._plan",
+    "plan_together": "jaxplan._api._together",
     "trace": "jaxplan._api._traced",
     "load": "jaxplan._api._load",
     "Forbid": "jaxplan.frontend._pins",

@@ -18,6 +18,7 @@ from jaxplan.cost._prediction import Predictor as Predictor
 from jaxplan.cost._prefetch import outer_operators as outer_operators
 from jaxplan.cost._prefetch import place_of_guard as place_of_guard
 from jaxplan.cost._prefetch import views_of as views_of
+from jaxplan.cost._priced_pairs import PricedPairs as PricedPairs
 from jaxplan.cost._pricing import KEEP as KEEP
 from jaxplan.cost._pricing import REPEAT as REPEAT
 from jaxplan.cost._reads import Read as Read
@@ -26,11 +27,13 @@ from jaxplan.cost._reads import find_reads as find_reads
 from jaxplan.cost._reads import passes_partial as passes_partial
 from jaxplan.cost._reads import sharding_of as sharding_of
 from jaxplan.cost._residents import RESIDENTS as RESIDENTS
+from jaxplan.cost._splits import split_counts as split_counts
 from jaxplan.cost._splits import trips_of as trips_of
 from jaxplan.cost._tiles import TILE as TILE
 from jaxplan.cost._tiles import TILE_BYTES as TILE_BYTES
 from jaxplan.cost._tiles import is_least_row_by_row as is_least_row_by_row
 from jaxplan.cost._tiles import least_padded as least_padded
+from jaxplan.cost._tiles import local_bytes as local_bytes
 from jaxplan.cost._tiles import padded_bytes as padded_bytes
 from jaxplan.cost._tiles import row_by_row_bytes as row_by_row_bytes
 from jaxplan.cost._tiles import scattered_in_tiles as scattered_in_tiles

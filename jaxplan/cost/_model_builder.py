@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from jaxplan.ir import (
     Configuration,
     StepGraph,
     Tensor,
+    allowed_by,
     are_all,
     common_block_devices,
     enumerate_configurations,
@@ -134,19 +135,30 @@ class ModelBuilder:
                 self.memo[key] = self.memo.setdefault(found, found), added
             found, added = self.memo[key]
             result.append((found[:1], frozenset()) if group.index in self.tiny else (found, added))
-        return self._with_updates_of_limited(result)
+        return self._with_updates_of(result, {v for v, limits in enumerate(self.limits) if limits})
 
-    def _with_updates_of_limited(
-        self, found: list[tuple[tuple[Configuration, ...], frozenset[Configuration]]]
+    def with_more(
+        self, configurations: Sequence[tuple[Configuration, ...]], more: Mapping[int, Iterable[Configuration]]
+    ) -> tuple[tuple[Configuration, ...], ...]:
+        """Configurations of all groups and ``more`` of some, those that limits rule out left out."""
+        sizes, result = self.axes[0], []
+        for v, known in enumerate(configurations):
+            allowed = {c for c in more.get(v, ()) if v not in self.tiny and allowed_by(self.limits[v], c, sizes)}
+            result.append((known + tuple(sorted(allowed.difference(known))), frozenset[Configuration]()))
+        extended = self._with_updates_of(result, more.keys())
+        return tuple(self.memo.setdefault(configs, configs) for configs, _ in extended)
+
+    def _with_updates_of(
+        self, found: list[tuple[tuple[Configuration, ...], frozenset[Configuration]]], stored: Collection[int]
     ) -> list[tuple[tuple[Configuration, ...], frozenset[Configuration]]]:
-        """The same; the update of a parameter that is stored as a limit says can run on those pieces.
+        """The same; the updates of parameters in the groups ``stored`` can run on the pieces that these store.
 
-        Each device updates a part of what it stores, and limits may ask for layouts that are not dealt otherwise.
+        Each device updates a part of its own pieces, and such groups may have layouts that are not dealt otherwise.
         """
         result = list(found)
         for read in self.reads:
             u, v = read.producer, read.consumer
-            if not read.is_output or (u, v) not in self._updates or not self.limits[v] or self.limits[u]:
+            if not read.is_output or (u, v) not in self._updates or v not in stored or self.limits[u]:
                 continue
             ours, theirs = (self.graph.spaces[w].tensor_dims.get(read.tensor) for w in (u, v))
             if ours is None or theirs is None:

@@ -12,8 +12,9 @@ from jaxplan.errors import ArgumentError
 from jaxplan.plans._choice import POINT_NAMES, point_number
 from jaxplan.plans._infeasible import infeasible_error
 from jaxplan.plans._plan_data import PlanData
+from jaxplan.plans._undominated import Described
 
-P = TypeVar("P", bound=PlanData, covariant=True)
+P = TypeVar("P", bound=Described, covariant=True)
 
 # Log-log distances from the chord that differ by less are a tie: collinear points differ by rounding alone.
 _KNEE_TOLERANCE = 1e-12
@@ -119,12 +120,12 @@ class FrontierData(Generic[P]):
             )
         return self.points[number]
 
-    def marks(self, plan: PlanData) -> tuple[str, ...]:
+    def marks(self, plan: Described) -> tuple[str, ...]:
         """Return which of "leanest", "knee" and "fastest" a plan of this frontier is."""
         named = {"leanest": self.leanest(), "knee": self.knee(), "fastest": self.fastest()}
         return tuple(name for name, point in named.items() if _is_point(point, plan))
 
-    def label(self, plan: PlanData) -> str:
+    def label(self, plan: Described) -> str:
         """Return how a plan is found in the table: ``#3 (knee)``, or ``fsdp (reference)``.
 
         Raises ArgumentError for a plan of another frontier.
@@ -140,6 +141,8 @@ class FrontierData(Generic[P]):
         raise ArgumentError(f"{plan!r} is no plan of this frontier; expected one of its points or references")
 
 
-def _is_point(point: PlanData, plan: PlanData) -> bool:
+def _is_point(point: Described, plan: Described) -> bool:
     """Whether a plan is this point of a frontier, or the point as it was compiled afterwards."""
-    return point is plan or (plan.verified is not None and point.is_same_program(plan))
+    if point is plan or not (isinstance(point, PlanData) and isinstance(plan, PlanData)):
+        return point is plan
+    return plan.verified is not None and point.is_same_program(plan)

@@ -6,6 +6,7 @@ import io
 import shutil
 import textwrap
 from collections.abc import Sequence
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -156,7 +157,7 @@ def _compact_references(frontier: FrontierData[PlanData], columns: int) -> list[
     return [line.replace(_KEPT, " ") for line in lines]
 
 
-def spread(frontier: FrontierData[PlanData], max_rows: int) -> list[int]:
+def spread(frontier: FrontierData[Any], max_rows: int) -> list[int]:
     """Return at most `max_rows` indices, evenly spread, with leanest, knee and fastest always among them."""
     last = len(frontier) - 1
     marked = {0, frontier.points.index(frontier.knee()), last}

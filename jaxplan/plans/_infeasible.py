@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from jaxplan.core._units import format_bytes
 from jaxplan.errors import InfeasibleError
-from jaxplan.plans._plan_data import PlanData
+from jaxplan.plans._undominated import Described
 
 _INFEASIBLE_MSG = (
     "no plan fits {limit} per device ({limit_bytes} bytes).\n"
@@ -32,7 +32,7 @@ _SMALL_LIMIT = 1 << 20  # bytes; a limit below is likely a number of some other 
 _OTHER_CAUSE = ("copies and scratch space of the plan itself", "or a smaller batch")
 
 
-def infeasible_error(plans: Iterable[PlanData], limit_bytes: int) -> InfeasibleError:
+def infeasible_error(plans: Iterable[Described], limit_bytes: int) -> InfeasibleError:
     """Return the error for plans none of which fits, made from the leanest of them."""
     plans = tuple(plans)
     leanest = min(plans, key=lambda plan: plan.memory_bytes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Protocol, TypeVar
 
 
@@ -13,6 +13,15 @@ class Timed(Protocol):
     def memory_bytes(self) -> int: ...
     @property
     def time_seconds(self) -> float: ...
+
+
+class Described(Timed, Protocol):
+    """A plan of one step or of several: a point of a frontier, with its name and the parts of its memory."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def memory_parts(self) -> Mapping[str, int]: ...
 
 
 _P = TypeVar("_P", bound=Timed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from jaxplan.core._paths import argument_names, keys
 from jaxplan.ir import UNGROUPED, ClassLimit, Program, StepGraph
@@ -24,12 +25,15 @@ class FixedSharding:
       shape: only an argument of this shape is meant.
       dims: atomic axes of each dimension, major to minor.
       is_data: whether it is neither state nor a parameter, which the next call is given as they are.
+      kind: ``like`` of another step, and meant for the leaf of state or parameters whose path ends alike; ``argument``
+        and ``result`` of the step itself, at this very path.
     """
 
     keys: tuple[str, ...]
     shape: tuple[int, ...]
     dims: tuple[tuple[int, ...], ...]
-    is_data: bool
+    is_data: bool = False
+    kind: Literal["like", "argument", "result"] = "like"
 
 
 def shardings_of(plan: Plan) -> tuple[FixedSharding, ...]:
@@ -64,9 +68,13 @@ def kept_limits(fixed: Sequence[FixedSharding], graph: StepGraph, topology: Topo
     """
     limits, free = [list(of) for of in pinned], list[str]()
     program = graph.program
-    for path, t in zip(_keys(program), program.inputs, strict=True):
+    like = [of for of in fixed if of.kind == "like"]
+    exact = {(of.kind, of.keys): of for of in fixed if of.kind != "like"}
+    arguments = [("argument", *of) for of in zip(_keys(program), program.inputs, strict=True)]
+    results = [("result", keys(path), t) for path, t in zip(program.out_paths, program.outputs, strict=True)]
+    for kind, path, t in [*arguments, *results]:
         shape = program.tensors[t].shape
-        found = _nearest(path, shape, fixed)
+        found = exact.get((kind, path)) or (_nearest(path, shape, like) if kind == "argument" else None)
         if found is None or (found.is_data and t not in graph.stored):
             continue
         for dimension, axes in enumerate(found.dims):

@@ -9,12 +9,12 @@ is optimal within the configurations that were opened, not among all that exist.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from jaxplan.core._interner import Memo
-from jaxplan.cost import CostModel, ModelBuilder, NeighbourhoodCost
+from jaxplan.cost import CostModel, ModelBuilder, NeighbourhoodCost, PricedPairs
 from jaxplan.ir import (
     COARSE_CONFIGURATIONS,
     ClassLimit,
@@ -52,16 +52,40 @@ class Opened:
       model: of the configurations that were opened.
       has_all: these are all there are.
       num_rounds: how often neighbours were opened.
+      builder: of the model.
+      priced_pairs: the pairs of configurations that it prices; None: all.
     """
 
     model: CostModel
     has_all: bool
     num_rounds: int = 0
+    builder: ModelBuilder
+    priced_pairs: PricedPairs | None = None
 
     @property
     def most_configurations(self) -> int | None:
         """The most configurations of an operator, within which bounds and gaps are; None where there are no others."""
         return None if self.has_all else max(map(len, self.model.configurations))
+
+    def hull(self) -> Hull:
+        """Assignments that tell which configurations are used."""
+        return outline(self.model.problem, NUM_SOLVES)
+
+    def with_more(self, more: Mapping[int, Iterable[Configuration]], hull: Hull) -> Opened:
+        """The same with further configurations of some groups, and of updates that write what these store.
+
+        Args:
+          hull: of this model; where few pairs are priced, new configurations are priced beside those that it uses.
+        """
+        configurations = self.builder.with_more(self.model.configurations, more)
+        if configurations == self.model.configurations:
+            return self
+        priced_pairs = self.priced_pairs
+        if priced_pairs is not None:
+            new = [frozenset(f).difference(c) for f, c in zip(configurations, self.model.configurations, strict=True)]
+            priced_pairs = priced_pairs.opening(new, _used(self.model, hull))
+        model = self.builder.build(configurations, priced_pairs=priced_pairs)
+        return replace(self, model=model, priced_pairs=priced_pairs)
 
     def certificate(self) -> str | None:
         """The configurations that bounds and gaps leave out, as text; None where they cover all."""
@@ -91,7 +115,7 @@ def open_configurations(
     builder = ModelBuilder(graph, topology, tuple(map(frozenset, zip(*strategies, strict=True))), overlap, limits)
     whole, has_all = builder.configurations(), builder.has_all()
     if has_all or builder.num_pairs(whole) <= MOST_PAIRS:
-        return Opened(model=builder.build(whole, progress), has_all=has_all)
+        return Opened(model=builder.build(whole, progress), has_all=has_all, builder=builder)
     priced_pairs = builder.priced_pairs(COARSE_CONFIGURATIONS, strategies)
     model = builder.build(builder.configurations(COARSE_CONFIGURATIONS), lambda f: progress(0.4 * f), priced_pairs)
     hull = outline(model.problem, NUM_SOLVES)
@@ -106,7 +130,9 @@ def open_configurations(
         hull = outline(model.problem, NUM_SOLVES)
         if not _improves(before, hull):
             break
-    return Opened(model=model, has_all=False, num_rounds=rounds)
+    return Opened(
+        model=model, has_all=False, num_rounds=rounds, builder=builder, priced_pairs=priced_pairs
+    )
 
 
 def _improves(before: Hull, after: Hull) -> bool:

@@ -61,6 +61,24 @@ def resolve_pins(
     return limits
 
 
+def is_about(pin: Pin, graph: StepGraph, topology: Topology, axes: Mapping[str, int] | None = None) -> bool:
+    """Whether a pin is about anything in a step: pins of several steps need not be about each of them.
+
+    Raises:
+      ArgumentError: it is, and does not fit.
+    """
+    resolver = _Resolver(graph, topology, named_axes(axes, topology))
+    try:
+        resolver.add(pin)
+    except UnmatchedPinError:
+        return False
+    return True
+
+
+class UnmatchedPinError(ArgumentError):
+    """A pin that is about nothing in a step."""
+
+
 def meets(limits: Limits, configurations: Sequence[Configuration], topology: Topology) -> bool:
     """Whether a configuration for each group meets all conditions."""
     sizes = [axis.size for axis in topology.axes]
@@ -120,10 +138,10 @@ class _Resolver:
             known = [place.path for place in (*self.leaves, *self.hints)]
             raise self._unmatched(pin, "a path of an argument, the name of a hint or of a dimension", known)
 
-    def _unmatched(self, pin: Pin, expected: str, known: Iterable[str]) -> ArgumentError:
+    def _unmatched(self, pin: Pin, expected: str, known: Iterable[str]) -> UnmatchedPinError:
         known = list(dict.fromkeys(known))
         close = nearest(pin.pattern, known) or known[:5]
-        return ArgumentError(
+        return UnmatchedPinError(
             f"pin {pin} matches nothing in the step.\n"
             f"  expected: {expected}; nearest: {', '.join(close) or 'none'}\n"
             "  fix: a pattern such as 'block_*/kernel'; leading parts of a path may be left out (docs/steering.md)"

@@ -90,7 +90,7 @@ def _plan_graph(
     graph: StepGraph, topology: Topology, options: Options, report: Progress, name: str
 ) -> Frontier:
     """The stages after the analysis, each one call."""
-    _check_plannable(graph, topology, name)
+    check_plannable(graph, topology, name)
     priced = price(graph, topology, options, report)
     solutions = solve(priced, options, report)
     candidates = score(solutions, options, report)
@@ -108,7 +108,7 @@ def _with_search(
     return dataclasses.replace(frontier, search_seconds=seconds, replan=replan)
 
 
-def _check_plannable(graph: StepGraph, topology: Topology, name: str) -> None:
+def check_plannable(graph: StepGraph, topology: Topology, name: str) -> None:
     if not graph.program.equations:
         raise ArgumentError(NOTHING_MSG.format(name=name))
     if topology.num_devices > 1 and any(map(_is_ordered, graph.program.equations)):

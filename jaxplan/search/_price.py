@@ -11,7 +11,7 @@ from jaxplan.frontend._options import Options
 from jaxplan.ir import StepGraph, ordered
 from jaxplan.mesh import Topology
 from jaxplan.search._fixed import Kept, kept_limits
-from jaxplan.search._open_configurations import open_configurations
+from jaxplan.search._open_configurations import Opened, open_configurations
 from jaxplan.search._pins import meets, resolve_pins
 from jaxplan.search._published import partitions
 from jaxplan.search._traced import Report
@@ -31,6 +31,7 @@ class Priced:
       most_configurations: bounds and gaps are within so many configurations an operator; None: within all.
       certificate: the configurations that bounds and gaps leave out, in words; None where they cover all.
       free: dimensions that do not keep the split that they were to keep, and why.
+      opened: the configurations of the model, to open more; None where strategies alone are points.
     """
 
     model: CostModel
@@ -40,6 +41,7 @@ class Priced:
     most_configurations: int | None = None
     certificate: str | None = None
     free: tuple[str, ...] = ()
+    opened: Opened | None = None
 
     @property
     def allowed(self) -> dict[str, StrategyPlan]:
@@ -76,6 +78,7 @@ def price(graph: StepGraph, topology: Topology, options: Options, report: Report
         absent=absent,
         most_configurations=opened.most_configurations,
         certificate=opened.certificate(),
+        opened=opened,
         free=kept.free,
     )
 

@@ -7,6 +7,7 @@
 from jaxplan.solvers._chain import Walk as Walk
 from jaxplan.solvers._chain import additive_walks as additive_walks
 from jaxplan.solvers._coalesce import coalesce as coalesce
+from jaxplan.solvers._edge import Edge as Edge
 from jaxplan.solvers._frontier import FRONTIER_SOLVERS as FRONTIER_SOLVERS
 from jaxplan.solvers._frontier import SOLVERS as SOLVERS
 from jaxplan.solvers._frontier import frontier as frontier
@@ -18,6 +19,7 @@ from jaxplan.solvers._mcmc import walk_chains as walk_chains
 from jaxplan.solvers._one_mesh import Meaning as Meaning
 from jaxplan.solvers._one_mesh import one_mesh as one_mesh
 from jaxplan.solvers._problem import Problem as Problem
+from jaxplan.solvers._restrict import restrict as restrict
 from jaxplan.solvers._single import heuristic_solution as heuristic_solution
 from jaxplan.solvers._solution import Solution as Solution
 from jaxplan.solvers._solution import bound_at as bound_at
