@@ -68,8 +68,8 @@ def plan_together(
         given = f"{len(steps)} of them" if isinstance(steps, Mapping) else f"a {type(steps).__name__}"
         raise ArgumentError(
             f"plan_together takes at least two steps by name, and was given {given}.\n"
-            '  fix: jaxplan.plan_together({"train": (train_step, (state, batch)), "eval": (eval_step, (state, batch))}); '
-            "one step alone is planned by jaxplan.plan"
+            '  fix: jaxplan.plan_together({"train": (train_step, (state, batch)), "eval": (eval_step, (params, x))})\n'
+            "  one step alone is planned by jaxplan.plan"
         )
     return plan_together_on({name: _step(name, of) for name, of in steps.items()}, checked, weights, shared)
 
@@ -85,7 +85,7 @@ def _step(name: str, given: Any) -> StepToPlan:
     if not is_pair or not isinstance(args, tuple | list) or not isinstance(kwargs, Mapping):
         raise ArgumentError(
             f"the step {name!r} is {_shown(given)}.\n"
-            "  expected: (step, args) or (step, args, kwargs), with a tuple of arguments, or jaxplan.trace(step, *args)\n"
+            "  expected: (step, args) or (step, args, kwargs), args a tuple, or jaxplan.trace(step, *args)\n"
             "  likely cause: one argument without the comma that makes it a tuple\n"
             f'  fix: {{"{name}": (step, (state, batch))}}'
         )

@@ -312,7 +312,9 @@ PLAN = ALL - {"backend", "choose", "max_plans", "plan", "like", "keep_layout"}
 """Options of `jaxplan.plan`."""
 PARTS = PLAN - {"verify", "cache_dir"}
 """Options where a step is planned on several machines."""
-TOGETHER = frozenset({"topology", "memory", "solver", "pins", "axes", "progress", "overlap", "remat", "microbatches", "offload"})
+TOGETHER = frozenset(
+    ["topology", "memory", "solver", "pins", "axes", "progress", "overlap", "remat", "microbatches", "offload"]
+)
 """Options where several steps are planned together."""
 
 

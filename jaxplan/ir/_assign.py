@@ -18,18 +18,21 @@ class Score:
     Attributes:
       share: of the source's leaves, those that flow to their place, 0 to 1.
       is_named: whether both stand under the same name.
+      is_donated: whether the source is donated by name: the target takes its place.
       is_unchanged: whether the target is a copy; one that is computed fits better.
       steps: operators on the way, the fewer the better.
     """
 
     share: float
     is_named: bool
+    is_donated: bool = False
     is_unchanged: bool
     steps: float
 
 
-# Each level outweighs those after it: a pair at all, the share, a name, a computed value, 0 to 1,000 steps, the order.
-_PAIR, _SHARE, _NAME, _COMPUTED, _MOST_STEPS = 1e7, 1e6, 1e5, 1e4, 1e3
+# Each level outweighs those after it: a pair at all, the share, a name, donation, a computed value, 0 to 1,000 steps,
+# the order.
+_PAIR, _SHARE, _NAME, _DONATED, _COMPUTED, _MOST_STEPS = 1e7, 1e6, 1e5, 3e4, 1e4, 1e3
 
 
 def assign(scores: Mapping[tuple[int, int], Score]) -> dict[int, int]:
@@ -67,6 +70,7 @@ def _gain(score: Score) -> float:
         _PAIR * (score.share > 0)
         + _SHARE * score.share
         + _NAME * score.is_named
+        + _DONATED * score.is_donated
         + _COMPUTED * (not score.is_unchanged)
         + _MOST_STEPS
         - min(score.steps, _MOST_STEPS - 1)

@@ -262,6 +262,7 @@ class _Pairing:
         return Score(
             share=len(found) / len(flows),
             is_named=_same_name(node.prefix, place.prefix),
+            is_donated=all(self.donated[i] for i in node.leaves),
             is_unchanged=not is_updated,
             steps=sum(flow.steps for flow in found) / max(1, len(found)),
         )

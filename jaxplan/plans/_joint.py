@@ -145,7 +145,7 @@ class JointPlan:
             if own:
                 roots = dict.fromkeys(row.path.split("/")[0] for row in own)
                 size = sum(row.local_bytes for row in own)
-                lines.append(f"  {name} alone: {len(own)} arrays of {', '.join(roots)}, {format_bytes(size)} per device")
+                lines.append(f"  {name}: {len(own)} arrays of {', '.join(roots)}, {format_bytes(size)} per device")
         return (["kept by one step", *lines]) if lines else []
 
     def __repr__(self) -> str:

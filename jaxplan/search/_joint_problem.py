@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -146,16 +146,28 @@ class JointProblem:
         """How the shared arrays are laid out, each in the first step that has it."""
         return tuple(self._layout_in(shared.leaves[0], parts) for shared in self.shared)
 
-    def kept_bytes(self, s: int, choice: Choice) -> tuple[int, ...]:
-        """Per step, bytes on a device of the arrays that step ``s`` owns, as it has chosen, and that one does not have."""
-        member, found = self.members[s], [0] * len(self.members)
+    def kept_bytes(self, s: int, local_bytes: Callable[[Leaf], int]) -> tuple[int, ...]:
+        """Per step, bytes on a device of the arrays that step ``s`` owns and that one does not have.
+
+        Args:
+          local_bytes: of an argument of step ``s`` on a device.
+        """
+        found = [0] * len(self.members)
         for of in self.stored:
-            if of.owner == s:
-                v = member.group(of.leaf)
-                size = int(self._num_bytes(of)[choice[0][v] if v != UNGROUPED else 0])
+            if of.owner == s and len(of.steps) < len(found):
+                size = local_bytes(of.leaf)
                 for other in range(len(found)):
                     found[other] += 0 if other in of.steps else size
         return tuple(found)
+
+    def chosen_bytes(self, s: int, choice: Choice) -> Callable[[Leaf], int]:
+        """Bytes on a device of an argument of a step, as it has chosen."""
+
+        def local_bytes(leaf: Leaf) -> int:
+            v = self.members[s].group(leaf)
+            return int(self._num_bytes(leaf)[choice[0][v] if v != UNGROUPED else 0])
+
+        return local_bytes
 
     def labels_of_layout(self, s: int, layout: Sequence[Layout]) -> list[tuple[int, ...]]:
         """Per node of a step, the configurations with a layout of the shared arrays."""
@@ -182,10 +194,10 @@ class JointProblem:
             self._memo[key] = self.members[self.index(leaf.step)].layouts(leaf)
         return self._memo[key]
 
-    def _num_bytes(self, of: Stored) -> np.ndarray:
-        key = ("bytes", of.leaf)
+    def _num_bytes(self, leaf: Leaf) -> np.ndarray:
+        key = ("bytes", leaf)
         if key not in self._memo:
-            self._memo[key] = self.members[of.owner].num_bytes(of.leaf)
+            self._memo[key] = self.members[self.index(leaf.step)].num_bytes(leaf)
         return self._memo[key]
 
     def _scaled(self, array: np.ndarray, weight: float) -> np.ndarray:
@@ -204,7 +216,7 @@ class JointProblem:
         for of in self.stored:
             v = member.group(of.leaf) if of.owner == s else UNGROUPED
             if v != UNGROUPED and dominating not in of.steps:
-                found[v] = found[v] + self._num_bytes(of)
+                found[v] = found[v] + self._num_bytes(of.leaf)
         return found
 
     @functools.cached_property
@@ -213,9 +225,10 @@ class JointProblem:
         allowed: dict[tuple[int, int], np.ndarray] = {}
         whole: list[tuple[int, np.ndarray]] = []
         for shared in self.shared:
-            ends = [(self._node(leaf), self._layouts(leaf)) for leaf in shared.leaves]
-            placed = [end for end in ends if end[0] is not None]
-            if len(placed) < len(ends):
+            placed = [
+                (v, self._layouts(leaf)) for leaf in shared.leaves if (v := self._node(leaf)) is not None
+            ]
+            if len(placed) < len(shared.leaves):
                 whole += [(v, np.array([not any(dims) for dims in layouts])) for v, layouts in placed]
             for (u, of_u), (v, of_v) in itertools.pairwise(placed):
                 (u, of_u), (v, of_v) = sorted([(u, of_u), (v, of_v)], key=lambda end: end[0])

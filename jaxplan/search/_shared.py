@@ -5,8 +5,8 @@ An array of one step is that of another where, in this order,
 1. the person says so;
 2. both have the same path, shape and dtype: `params/up` of two steps;
 3. the path of one is the end of the other's: `params/up` of an evaluation is `state/params/up` of a training step;
-4. a whole subtree has the same keys, shapes and dtypes under another name, and one subtree alone does: `model` of an
-   evaluation is `state/params`. Parameters go with parameters before they go with slots of the optimizer.
+4. an argument of parameters has the keys, shapes and dtypes of parameters under another name, and of these alone:
+   `model` of an evaluation is `state/params`.
 
 Results take part as well: the cache that a prefill returns is the one that a decode step takes. A batch is not shared:
 some step must keep the array from call to call (`jaxplan.ir.StepGraph.stored`).
@@ -236,8 +236,8 @@ def _may_be_renamed(mine: Sequence[Leaf], theirs: Sequence[Leaf], prefix: Keys) 
 
     Slots of two optimizers are as much alike as one tree under two names.
     """
-    is_parameter = any(all(leaf.role == "parameter" for leaf in of) for of in (mine, theirs))
-    return len(mine) > 1 and len(prefix) == 1 and is_parameter
+    are_parameters = all(leaf.role == "parameter" for leaf in (*mine, *theirs))
+    return len(mine) > 1 and len(prefix) == 1 and are_parameters
 
 
 def _may_be_result(mine: Sequence[Leaf], prefix: Keys, place: Keys, num_arguments: int) -> bool:
@@ -257,7 +257,7 @@ def _one(mine: Sequence[Leaf], fitting: Sequence[tuple[Leaf, ...]]) -> tuple[Lea
 
 
 def _subtrees(leaves: Iterable[Leaf]) -> list[tuple[Keys, list[tuple[Keys, Leaf]]]]:
-    """(prefix, (rest of the path, leaf) of each leaf below it), those of most leaves first, then the shortest prefix."""
+    """(prefix, (rest of the path, leaf) of each leaf below it), those of most leaves first, then short prefixes."""
     found: dict[tuple[bool, Keys], list[tuple[Keys, Leaf]]] = defaultdict(list)
     for leaf in leaves:
         for end in range(not leaf.is_output, len(leaf.keys) + 1):

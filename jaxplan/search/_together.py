@@ -25,19 +25,20 @@ from jaxplan.plans._undominated import undominated
 from jaxplan.search._joint_problem import Choice, JointProblem, Layout, Member, mirrored
 from jaxplan.search._make_plan import make_plan
 from jaxplan.search._price import Priced
+from jaxplan.search._recompute import ACTIVATION_PARTS
 from jaxplan.search._shared import Shared
 from jaxplan.search._shown_points import shown_points
 from jaxplan.search._traced import Report
 from jaxplan.simulate import predictor_of
-from jaxplan.solvers import Solution, frontier, restrict
+from jaxplan.solvers import frontier, outline, restrict
 from jaxplan.strategies import reference_solution
 
 MAX_CANDIDATES = 64
 """Solutions of the joint problem that are predicted."""
-MAX_ALONE, MAX_AROUND = 16, 4
-"""Solutions of a step by itself that are looked at, and solutions of the other steps around one of them."""
-MAX_REFINED, MAX_OF_STEP = 4, 16
-"""Layouts of the shared arrays under which each step is solved again by itself, and solutions of each."""
+MAX_ALONE, MAX_AROUND = 16, 6
+"""Minimisations for a step by itself, and for the other steps around one that is fixed; four are for both ends."""
+MAX_REFINED, MAX_OF_STEP = 4, 12
+"""Layouts of the shared arrays under which each step is solved again by itself, and minimisations for each."""
 MAX_COMBINED = 1024
 """Combinations of parts of solutions that are looked at for one layout."""
 
@@ -47,12 +48,14 @@ class Part:
     """A predicted plan of one step.
 
     Attributes:
+      activation_bytes: of the memory, for activations and copies of them.
       kept: per step, bytes of the arrays that this one owns and that one does not have (`JointProblem.kept_bytes`).
       make: builds the plan.
     """
 
     time_seconds: float
     memory_bytes: int
+    activation_bytes: int
     kept: tuple[int, ...]
     make: Callable[[], Plan]
 
@@ -145,9 +148,9 @@ class JointSearch:
             while (dominating := self._dominating() - solved) and len(solved) < len(self.problem.members):
                 self._solve(min(dominating))
                 solved |= {min(dominating)}
-            self._combine()
+            self.combine()
             self._refine()
-            self._combine()
+            self.combine()
 
     def best(self) -> list[JointCandidate]:
         """The candidates that nothing beats, by ascending memory."""
@@ -183,7 +186,7 @@ class JointSearch:
             solutions = [
                 solution
                 for form in member.model.problems
-                for solution in frontier(form, solver=self.options.solver, max_points=MAX_ALONE)
+                for solution in outline(form, MAX_ALONE).points
             ]
             choices = [(of.assignment[: len(member.model.configurations)], of.choices) for of in solutions]
             parts = {choice: self.part(s, choice) for choice in choices}
@@ -203,7 +206,7 @@ class JointSearch:
         fixed = [choice[0] if s == other else None for other in range(len(self.priced))]
         try:
             labels = self.problem.labels(fixed)
-            solutions = frontier(restrict(problem, labels), max_points=MAX_AROUND)
+            solutions = outline(restrict(problem, labels), MAX_AROUND).points
         except InfeasibleError:
             return []
         found = []
@@ -223,7 +226,8 @@ class JointSearch:
             self._predicted[key] = Part(
                 time_seconds=prediction.time_seconds,
                 memory_bytes=prediction.memory_bytes,
-                kept=self.problem.kept_bytes(s, choice),
+                activation_bytes=sum(prediction.memory_parts.get(part, 0) for part in ACTIVATION_PARTS),
+                kept=self.problem.kept_bytes(s, self.problem.chosen_bytes(s, choice)),
                 make=make,
             )
         return self._predicted[key]
@@ -238,6 +242,10 @@ class JointSearch:
         candidate = self.joined(layout, parts, lower_bound)
         self.found.append(candidate)
         return candidate
+
+    def add_part(self, layout: tuple[Layout, ...], s: int, part: Part) -> None:
+        """Another plan of a step under a layout of the shared arrays that is known."""
+        self._by_layout[layout][s][part] = None
 
     def joined(
         self, layout: tuple[Layout, ...], parts: Sequence[Part], lower_bound: float = 0.0
@@ -254,7 +262,7 @@ class JointSearch:
             lower_bound=lower_bound,
         )
 
-    def _combine(self) -> None:
+    def combine(self) -> None:
         """Parts of candidates with the same layout in all combinations that can matter."""
         for layout, known in self._by_layout.items():
             most = max(2, int(MAX_COMBINED ** (1 / len(known))))
@@ -275,12 +283,10 @@ class JointSearch:
             for s, member in enumerate(self.problem.members):
                 labels = self.problem.labels_of_layout(s, layout)
                 for form in member.model.problems:
-                    for solution in frontier(
-                        restrict(form, labels), solver=self.options.solver, max_points=MAX_OF_STEP
-                    ):
+                    for solution in outline(restrict(form, labels), MAX_OF_STEP).points:
                         assignment = tuple(of[k] for of, k in zip(labels, solution.assignment, strict=True))
                         choice = (assignment[: len(member.model.configurations)], solution.choices)
-                        self._by_layout[layout][s][self.part(s, choice)] = None
+                        self.add_part(layout, s, self.part(s, choice))
 
 
 def _made(predictor: Predictor, choice: Choice, prediction: Prediction) -> Plan:
@@ -327,5 +333,4 @@ def joint_plans(
         )
 
     references = {name: plan(candidate, name) for name, candidate in search.references.items()}
-    named = {candidate: references[name] for name, candidate in search.references.items()}
-    return [named.get(candidate) or plan(candidate, "plan") for candidate in best], references
+    return [plan(candidate, "plan") for candidate in best], references

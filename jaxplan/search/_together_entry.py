@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from jaxplan.core._collector import paused_collector
 from jaxplan.core._interrupt import interruptible
@@ -23,7 +24,7 @@ from jaxplan.search._planner import check_plannable
 from jaxplan.search._price import Priced, price
 from jaxplan.search._shared import find_shared, leaves_of
 from jaxplan.search._together import JointSearch, joint_plans, open_together
-from jaxplan.search._traced import Report
+from jaxplan.search._together_again import plan_again
 from jaxplan.solvers import FRONTIER_SOLVERS
 
 
@@ -48,9 +49,9 @@ def plan_together_on(
         for name, step in steps.items():
             check_plannable(graphs[name], topology, f"{name} ({step_name(step.step)})")
         shared = find_shared(graphs, said)
+        own = _own_options(graphs, topology, options)
         with paused_collector():
-            priced = _priced(graphs, topology, options, report)
-            report("costs")
+            priced = [price(graph, topology, of, report) for graph, of in zip(graphs.values(), own, strict=True)]
             priced = open_together(priced, list(graphs), shared)
         members = [
             Member(name=name, weight=weights[name], model=of.model) for name, of in zip(graphs, priced, strict=True)
@@ -58,6 +59,7 @@ def plan_together_on(
         leaves = [leaves_of(name, graph) for name, graph in graphs.items()]
         search = JointSearch(JointProblem(members, shared, leaves), priced, options, report)
         search.run()
+        plan_again(search, graphs, own, report)
         paths = [{leaf.step: leaf.path for leaf in reversed(of.leaves)} for of in shared]
         paths = [{name: of[name] for name in graphs if name in of} for of in paths]
         plans, references = joint_plans(search, paths, options.memory_limit_bytes)
@@ -88,38 +90,28 @@ def checked_weights(steps: Mapping[str, object], weights: Mapping[str, float] | 
         is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
         if not (is_number and 0 < weight < math.inf):
             raise ArgumentError(
-                f"weights[{name!r}] is {weight!r}; expected how often the step runs beside the others, a positive number"
+                f"weights[{name!r}] is {weight!r}; expected a positive number: how often the step runs"
             )
     return {name: float(given.get(name, 1.0)) for name in steps}
 
 
-def _priced(
-    graphs: Mapping[str, StepGraph], topology: Topology, options: Options, report: Report
-) -> list[Priced]:
-    """Each step priced; a pin applies to the steps that it is about.
+def _own_options(graphs: Mapping[str, StepGraph], topology: Topology, options: Options) -> list[Options]:
+    """The options of each step: a pin applies to the steps that it is about.
 
     Raises:
       ArgumentError: a pin is about no step.
     """
-    about = [
-        [name for name, graph in graphs.items() if is_about(pin, graph, topology, options.axes)]
-        for pin in options.pins
-    ]
-    for pin, names in zip(options.pins, about, strict=True):
-        if not names:
+    pins: dict[str, list[Any]] = {name: [] for name in graphs}
+    for pin in options.pins:
+        about = [name for name, graph in graphs.items() if is_about(pin, graph, topology, options.axes)]
+        if not about:
             raise ArgumentError(
                 f"pin {pin} matches nothing in any of the steps {', '.join(graphs)}.\n"
                 "  expected: a path of an argument, the name of a hint or of a dimension (docs/steering.md)"
             )
-    found = []
-    for name, graph in graphs.items():
-        own = [pin for pin, names in zip(options.pins, about, strict=True) if name in names]
-        found.append(price(graph, topology, _with_pins(options, own), report))
-    return found
-
-
-def _with_pins(options: Options, pins: Sequence) -> Options:
-    return dataclasses.replace(options, pins=tuple(pins))
+        for name in about:
+            pins[name].append(pin)
+    return [dataclasses.replace(options, pins=tuple(of)) for of in pins.values()]
 
 
 def _notes(graphs: Mapping[str, StepGraph], priced: Sequence[Priced]) -> list[str]:

@@ -80,6 +80,14 @@ def test_two_networks_of_equal_shapes_are_told_apart() -> None:
     assert successors(program) == place("[0]", "[1]") | place("[1]", "[0]")
 
 
+@pytest.mark.parametrize("donated_by_name", [0, 1])
+def test_an_argument_donated_by_name_is_the_one_that_is_replaced(donated_by_name: int) -> None:
+    """An average of two trees is as much the successor of one as of the other."""
+    program = trace(average, (PARAMS, PARAMS), donate_argnums=(donated_by_name,))
+    assert successors(program) == place(f"[{donated_by_name}]", "")
+    assert donated(program) == {f"[{donated_by_name}]"}
+
+
 def test_an_argument_may_be_returned_in_parts_and_under_other_keys() -> None:
     def step(state: Any, x: jax.Array) -> Any:
         return {"loss": jnp.sum(x), "new": sgd(state["params"], x), "count": state["count"] + 1}

@@ -1,0 +1,88 @@
+"""Steps that share state, planned together, run as on one device, and nothing that they share moves between calls."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxplan
+from jaxplan.core._paths import keys
+from jaxplan.plans._rows import leaf_rows
+from tests import together_steps
+from tests.together_steps import Together
+
+ROUNDS = 2
+
+
+@functools.cache
+def planned(case: Callable[[], Together]) -> tuple[Together, Any]:
+    """The case, and the leanest of its joint plans: these tiny arrays are split nowhere else."""
+    together = case()
+    return together, jaxplan.plan_together(together.steps, topology="cpu:8").leanest()
+
+
+def run(together: Together, functions: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
+    """All values by name after some rounds over the steps; each result replaces the value of its name."""
+    values: dict[str, Any] = {}
+    for name, (_, args) in together.steps.items():
+        for key, value in zip(together.arguments[name], args, strict=True):
+            if "." not in key:
+                values.setdefault(key, jax.tree.map(jnp.copy, value))
+    for name in list(together.steps) * ROUNDS:
+        args = [functools.reduce(lambda tree, key: tree[key], of[1:], values[of[0]]) for of in (
+            key.split(".") for key in together.arguments[name]
+        )]  # fmt: skip
+        found = functions[name](*args)
+        keys = together.results[name]
+        values.update(zip(keys, found if len(keys) > 1 else (found,), strict=True))
+    return values
+
+
+@pytest.mark.parametrize("case", together_steps.CASES)
+def test_steps_planned_together_run_as_on_one_device(case):
+    together, joint = planned(case)
+    alone = run(together, {name: jax.jit(step) for name, (step, _) in together.steps.items()})
+    several = run(together, {name: plan.jit() for name, plan in joint.items()})
+    assert any(len(leaf.sharding.device_set) == 8 for leaf in jax.tree.leaves(several))
+    for name in alone:
+        for one, other in zip(jax.tree.leaves(alone[name]), jax.tree.leaves(several[name]), strict=True):
+            np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("case", together_steps.CASES)
+def test_compiled_programs_take_shared_arrays_as_others_return_them(case):
+    """Shardings of the compiled programs, at every path that two steps have in common."""
+    together, joint = planned(case)
+    at: dict[str, dict[str, Any]] = {}
+    for name, (_, args) in together.steps.items():
+        compiled = joint[name].jit().lower(*args).compile()
+        paths = [row.path for row in leaf_rows(joint[name])]
+        results = ["/".join(("result", *keys(path))) for path in joint[name].out_paths]
+        inputs, outputs = compiled.input_shardings[0], compiled.output_shardings
+        at[name] = {**dict(zip(paths, inputs, strict=True)), **dict(zip(results, outputs, strict=True))}
+    assert joint.shared
+    for shared in joint.shared:
+        (first, path), *others = shared.items()
+        rank = len(at[first][path].spec)
+        for step, other in others:
+            assert at[step][other].is_equivalent_to(at[first][path], rank), (shared, at[step][other])
+    split = {path for of in joint.shared for step, path in of.items() if not at[step][path].is_fully_replicated}
+    assert split
+
+
+def test_a_state_that_one_step_returns_is_not_copied_for_the_next():
+    """The arrays that training returns are the ones that the evaluation reads: placing them is the identity."""
+    together, joint = planned(together_steps.train_and_evaluate)
+    _, (state, batch) = together.steps["train"]
+    state = joint["train"].jit()(jax.tree.map(jnp.copy, state), batch)
+    model, _ = joint["eval"].shard((state["params"], together.steps["eval"][1][1]))
+    for given, placed in zip(jax.tree.leaves(state["params"]), jax.tree.leaves(model), strict=True):
+        assert [a.data.unsafe_buffer_pointer() for a in given.addressable_shards] == [
+            b.data.unsafe_buffer_pointer() for b in placed.addressable_shards
+        ]
