@@ -244,10 +244,10 @@ def prefill_and_decode() -> Together:
 
 
 CASES = (
-    train_and_evaluate,
     accumulate_and_apply,
     average,
-    two_networks,
-    policy_and_target,
     prefill_and_decode,
+    policy_and_target,
+    train_and_evaluate,
+    two_networks,
 )

@@ -54,7 +54,8 @@ def plan_again(
             except InfeasibleError:
                 continue
             for plan in found.points:
-                search.add_part(candidate.layout, s, _part(search.problem, s, plan))
+                if _has(plan, search.problem, name, candidate.layout):
+                    search.add_part(candidate.layout, s, _part(search.problem, s, plan))
     search.combine()
 
 
@@ -85,6 +86,15 @@ def _fixed(problem: JointProblem, step: str, layout: Sequence[Layout]) -> tuple[
         FixedSharding(
             keys=leaf.keys, shape=leaf.aval[0], dims=wanted, kind="result" if leaf.is_output else "argument"
         )
+        for shared, wanted in zip(problem.shared, layout, strict=True)
+        for leaf in shared.of(step)
+    )
+
+
+def _has(plan: Plan, problem: JointProblem, step: str, layout: Sequence[Layout]) -> bool:
+    """Whether a plan lays out the shared arrays so."""
+    return all(
+        (plan.out_layouts if leaf.is_output else plan.in_layouts)[leaf.position].dims == wanted
         for shared, wanted in zip(problem.shared, layout, strict=True)
         for leaf in shared.of(step)
     )
