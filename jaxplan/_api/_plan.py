@@ -41,7 +41,7 @@ def plan(step: Callable[..., Any], *args: Any, **keywords: Any) -> Frontier:
     >>> w, x = jax.ShapeDtypeStruct((64, 64), "float32"), jax.ShapeDtypeStruct((2**20, 64), "float32")
     >>> frontier = jaxplan.plan(step, w, x, topology="h100:8")
     >>> frontier.fastest().in_specs[1]  # the batch over all three axes of size 2
-    P(('cpu0', 'cpu1', 'cpu2'), None)
+    P(('gpu0', 'gpu1', 'gpu2'), None)
     """
     return plan_on(*step_to_plan(step, args, keywords, PLAN, "jaxplan.plan"))
 
