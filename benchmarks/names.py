@@ -112,7 +112,7 @@ def _table(graph: StepGraph, paths: list[str]) -> Table:
         if path.startswith("opt_state"):
             continue
         for d in range(len(graph.program.tensors[t].shape)):
-            name = named.dimensions[named.of[t, d]].name if (t, d) in named.of else ""
+            name = named.name_at(t, d)
             if name in NAMES:
                 found[name].add(f"{path}.{d}")
     return {name: sorted(of) for name, of in sorted(found.items())}

@@ -50,11 +50,20 @@ class NamedDimensions:
       dimensions: by index.
       of: index of the named dimension of each dimension of a tensor.
       batch: indices of those that are batches, the most important first.
+      names_at: names of dimensions of inputs that differ from that of the set: an image's rows and the sequence of
+        patches that begins with them are one set.
     """
 
     dimensions: tuple[NamedDimension, ...]
     of: dict[tuple[int, int], int]
     batch: tuple[int, ...] = ()
+    names_at: Mapping[tuple[int, int], str] = dataclasses.field(default_factory=dict)
+
+    def name_at(self, t: int, d: int) -> str:
+        """Name of a dimension of a tensor; empty where it has none (size 1)."""
+        if (t, d) in self.names_at:
+            return self.names_at[t, d]
+        return self.dimensions[self.of[t, d]].name if (t, d) in self.of else ""
 
     @property
     def front(self) -> int:
@@ -194,7 +203,7 @@ def named_dimensions(program: Program, rules: Sequence[OperatorRule]) -> NamedDi
             members[k].append(node)
     dimensions = tuple(
         NamedDimension(
-            name=_dimension_name(program, members[k]) or f"dim{k}",
+            name=path_name(program, members[k]) or f"dim{k}",
             size=int(size[old]),
             num_elements=elements[old],
         )
@@ -203,7 +212,7 @@ def named_dimensions(program: Program, rules: Sequence[OperatorRule]) -> NamedDi
     return NamedDimensions(dimensions=dimensions, of=dict(zip(nodes, named)))
 
 
-def _dimension_name(program: Program, members: Sequence[tuple[int, int]]) -> str:
+def path_name(program: Program, members: Sequence[tuple[int, int]]) -> str:
     """By the inputs' dimensions among its members; empty where there is none."""
     if not members:
         return ""

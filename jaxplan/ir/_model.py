@@ -127,7 +127,7 @@ def analyse(
     named = named_dimensions(program, rules)
     batch = find_batch(program, rules, values, named, state)
     named = named.with_batch(batch.dimensions)
-    named = named.with_names(dimension_names(program, rules, values, named, batch))
+    named = dimension_names(program, rules, values, named, batch)
     grouping, primal_of = coarsen(program, rules, values, batch.parameters - state, gradients_apart=gradients_apart)
     replaced = {program.outputs[o]: program.inputs[i] for o, i in program.aliases.items()}
     alike = {**replaced, **primal_of}

@@ -144,10 +144,7 @@ def _activations(graph: StepGraph, plan: PlanData, cuts: dict[str, Any]) -> list
             if dims is None:
                 continue
             layout = Sharding(tuple(tuple(a for c in dim for a in config[c]) for dim in dims))
-            names = [
-                graph.named.dimensions[graph.named.of[t, d]].name if (t, d) in graph.named.of else ""
-                for d in range(len(dims))
-            ]
+            names = [graph.named.name_at(t, d) for d in range(len(dims))]
             ways = layout.num_splits(plan.topology.axes)
             split = " x ".join(
                 f"{name or f'dim {d}'}/{n}" for d, (name, n) in enumerate(zip(names, ways)) if n > 1

@@ -45,12 +45,8 @@ def input_roles(graph: StepGraph) -> tuple[str, ...]:
 
 def input_dims(graph: StepGraph) -> tuple[tuple[str, ...], ...]:
     """Names of the dimensions of each argument, empty for those without a name (of size 1)."""
-    named = graph.named
     return tuple(
-        tuple(
-            named.dimensions[named.of[t, d]].name if (t, d) in named.of else ""
-            for d in range(len(graph.program.tensors[t].shape))
-        )
+        tuple(graph.named.name_at(t, d) for d in range(len(graph.program.tensors[t].shape)))
         for t in graph.program.inputs
     )
 

@@ -23,7 +23,7 @@ def test_paths_and_order_of_parameters_play_no_part(model):
 def _names(step, *args):
     graph = analyse(trace(step, args))
     return {
-        f"{graph.program.tensors[t].path}.{d}": graph.named.dimensions[graph.named.of[t, d]].name
+        f"{graph.program.tensors[t].path}.{d}": graph.named.name_at(t, d)
         for t in graph.program.inputs
         for d in range(len(graph.program.tensors[t].shape))
         if (t, d) in graph.named.of
