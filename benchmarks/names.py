@@ -3,6 +3,7 @@
     python -m benchmarks.names                      # compare all models with the record
     python -m benchmarks.names --scramble           # the same with parameters under other paths, in another order
     python -m benchmarks.names gpt-tiny moe-tiny    # some models
+    python -m benchmarks.names --compat             # models of other packages too, those that are installed
     python -m benchmarks.names --save               # write the record
 
 The record has, per model and name, the dimensions of arguments that have it; numbers of layers are folded, so
@@ -24,6 +25,7 @@ from typing import Any
 
 import jax
 
+from benchmarks import compat
 from benchmarks.models import MODELS, build
 from jaxplan.ir import StepGraph, analyse, trace
 
@@ -48,14 +50,14 @@ Table = dict[str, list[str]]
 
 def names_of(model: str) -> Table:
     """Name -> the dimensions of the arguments of a model that have it."""
-    step, args = build(model)
+    step, args = _step_of(model)
     graph = analyse(trace(step, args))
     return _table(graph, [_readable(tensor) for tensor in _inputs(graph)])
 
 
 def scrambled_names_of(model: str) -> Table:
     """The same where each argument is a flat dictionary under keys that say nothing, in another order."""
-    step, args = build(model)
+    step, args = _step_of(model)
     scrambled, restored = zip(*[_scrambled(arg) for arg in args], strict=True)
     graph = analyse(trace(_with_scrambled(step, restored), scrambled))
     paths = [_readable(tensor) for tensor in _inputs(analyse(trace(step, args)))]
@@ -67,6 +69,13 @@ def scrambled_names_of(model: str) -> Table:
         order += [mine[key] for key in sorted(mine)]
         start += len(leaves)
     return _table(graph, order)
+
+
+def _step_of(model: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    if model in MODELS:
+        return build(model)
+    case = compat.build(model)
+    return case.step, case.abstract_args()
 
 
 def _keys(number: int) -> list[str]:
@@ -109,7 +118,7 @@ def _table(graph: StepGraph, paths: list[str]) -> Table:
     found: dict[str, set[str]] = defaultdict(set)
     named = graph.named
     for t, path in zip(graph.program.inputs, paths, strict=True):
-        if path.startswith("opt_state"):
+        if path.startswith(("opt_state", "slots")):
             continue
         for d in range(len(graph.program.tensors[t].shape)):
             name = named.name_at(t, d)
@@ -130,10 +139,12 @@ def main() -> int:
     )
     parser.add_argument("models", nargs="*", help="default: all")
     parser.add_argument("--scramble", action="store_true")
+    parser.add_argument("--compat", action="store_true")
     parser.add_argument("--save", action="store_true")
     arguments = parser.parse_args()
     record: dict[str, Table] = json.loads(RECORD.read_text()) if RECORD.exists() else {}
-    models, wrong = arguments.models or list(MODELS), 0
+    others = [name for name, of in compat.MODELS.items() if of.version] if arguments.compat else []
+    models, wrong = arguments.models or [*MODELS, *others], 0
     for model in models:
         if arguments.scramble and "nnx" in model:
             print(f"{model}: not scrambled, its arguments are objects")

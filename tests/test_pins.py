@@ -143,8 +143,17 @@ def test_a_pin_that_cannot_be_read_says_why(pins, message):
 
 
 def test_a_split_that_does_not_divide_names_the_pin():
-    with pytest.raises(jaxplan.InfeasibleError, match=r"(?s)'batch': Split\(parts=3.*32"):
+    with pytest.raises(jaxplan.InfeasibleError, match=r"(?s)'batch': Split\(3\).*32") as error:
         planned({"batch": jaxplan.Split(3)})
+    assert "would fit" not in str(error.value)  # 32 examples are in three parts on no machine
+
+
+def test_ways_out_of_too_little_memory_meet_the_pins():
+    stored = 4 * 2 * 4 * 64 * 128  # parameters and momentum of four matrices, float32
+    limit = f"{stored // 1024 + 1}KiB"
+    with pytest.raises(jaxplan.InfeasibleError) as error:
+        planned("data", memory=limit)
+    assert "megatron" not in str(error.value)  # it fits, and is not of the family
 
 
 def test_axes_must_multiply_to_the_devices():
@@ -222,3 +231,17 @@ def test_restricted_configurations_are_those_of_all_that_meet_the_limit():
             )
 
         assert set(enumerate_restricted(classes, sizes, levels, of)) == set(filter(keeps, every))
+
+
+def test_a_plan_says_which_pins_limit_an_argument(tmp_path):
+    frontier = planned({"block_0/up": P(None, "tensor"), "batch": jaxplan.Split(4)}, axes=AXES)
+    plan = frontier.fastest()
+    plan.save(tmp_path / "plan.json")
+    for of in (plan, jaxplan.load(tmp_path / "plan.json", train_step, *arguments())):
+        assert [pin.text for pin in of.pins] == [f"'block_0/up': {P(None, 'tensor')!r}", "'batch': Split(4)"]
+        assert "pinned by   'block_0/up'" in of.explain("params/block_0/up")
+        assert "pinned by" not in of.explain("params/block_1/up")
+        assert "2 arguments" in of.explain()  # the matrix and its momentum; both arrays of the batch
+    data = frontier.references["data"]  # splits the batch into 8: ruled out, and shown to compare with
+    assert not data.pins
+    assert "pinned by" not in data.explain("params/block_0/up")

@@ -51,6 +51,9 @@ class Split:
         if self.within is not None and not isinstance(self.within, str):
             raise ArgumentError(f"Split(within={self.within!r}): expected the name of a level, such as 'node'")
 
+    def __repr__(self) -> str:
+        return f"Split({self.parts})" if self.within is None else f"Split({self.parts}, within={self.within!r})"
+
 
 class Forbid:
     """Pin: something is not split, or not over some axes.

@@ -10,6 +10,7 @@ from jaxplan.cost import held_at_peak
 from jaxplan.plans._certificate import certificate
 from jaxplan.plans._explain_lowering import lowering_rows
 from jaxplan.plans._explain_state import state_rows
+from jaxplan.plans._pinned import pin_lines
 from jaxplan.plans._plan_data import PlanData
 from jaxplan.plans._rows import LeafRow, collective_rows, fold_leaves, leaf_rows, operator_rows
 
@@ -39,6 +40,8 @@ def explain(plan: PlanData) -> str:
             f"        {format_seconds(simulated.time_seconds)} simulated with overlap: "
             f"{format_seconds(simulated.hidden_seconds)} of communication beside compute",
         )
+    if plan.pins:
+        lines += ["pins", *pin_lines(plan.pins)]
     lines += ["collectives per step", *(_collectives(plan) or ["  none"])]
     lines += ["arguments", *_leaves(plan)]
     if plan.not_kept:
@@ -65,6 +68,7 @@ def explain_data(plan: PlanData) -> dict[str, Any]:
         "memory_bytes": plan.memory_bytes,
         "memory_parts": dict(plan.memory_parts),
         "proven": certificate(plan),
+        "pins": [_fields(pin) for pin in plan.pins],
         "collectives": [_fields(row) for row in collective_rows(plan)],
         "not_kept": list(plan.not_kept),
         "arguments": [_fields(row) | {"split": row.split} for row in leaf_rows(plan)],

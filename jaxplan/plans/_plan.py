@@ -37,6 +37,7 @@ class Plan(PlacedPlan):
       in_roles: of each argument, ``parameter``, ``state`` (optimizer slots, statistics, caches) or ``data``.
       argument_names: of the positional parameters of the step, as far as they are known.
       not_kept: dimensions that do not have the layout which ``like`` or ``keep_layout`` asks for, and why.
+      pins: the pins that it was searched under, and the arguments that each limits.
       in_dims: of each argument, the name of each dimension; empty where it has none.
       in_layouts, out_layouts: a layout for each.
       prediction: predicted cost of one step on one device.

@@ -13,6 +13,7 @@ from jaxplan.ir import Configuration, MicroBatches, Offload, Remat, StepGraph
 from jaxplan.mesh import Sharding, Topology
 from jaxplan.partition import Lowering, Verified
 from jaxplan.plans._outline import Outline
+from jaxplan.plans._pinned import Pinned
 
 if TYPE_CHECKING:
     from jaxplan.simulate import Simulation
@@ -50,6 +51,7 @@ class PlanData:
     offload: Offload | None = None
     argument_names: tuple[str, ...] = ()
     not_kept: tuple[str, ...] = ()
+    pins: tuple[Pinned, ...] = ()
     verified: Verified | None = None
     graph: StepGraph | None = None
     decided: Once[Lowering] | None = None

@@ -17,6 +17,7 @@ from jaxplan.mesh import COLLECTIVES, Sharding, Topology
 from jaxplan.partition import Lowering, Verified, lowering_from_json, lowering_to_json
 from jaxplan.plans._migrations import PLAN_VERSION, migrated
 from jaxplan.plans._outline import Outline
+from jaxplan.plans._pinned import pins_from_json
 from jaxplan.plans._plan_data import PlanData
 
 PLAN_SCHEMA = "jaxplan.plan"
@@ -77,6 +78,7 @@ def plan_to_json(plan: PlanData) -> dict[str, Any]:
         **({} if plan.offload is None else {"offload": asdict(plan.offload)}),
         **({"argument_names": plan.argument_names} if plan.argument_names else {}),
         **({"not_kept": plan.not_kept} if plan.not_kept else {}),
+        **({"pins": [asdict(pin) for pin in plan.pins]} if plan.pins else {}),
         "inputs": [
             leaf | {"aval": aval, "role": role, "dims": dims}
             for leaf, aval, role, dims in zip(
@@ -155,6 +157,7 @@ def _fields(data: dict[str, Any]) -> dict[str, Any]:
         "offload": _offload(data.get("offload"), len(inputs), len(outputs)),
         "argument_names": typed(tuple[str, ...], data.get("argument_names", ()), "argument_names"),
         "not_kept": typed(tuple[str, ...], data.get("not_kept", ()), "not_kept"),
+        "pins": pins_from_json(data.get("pins"), {leaf.path for leaf in inputs}),
         "donate_argnums": _donate_argnums(required(data, "donate_argnums")),
         "in_paths": tuple(leaf.path for leaf in inputs),
         "in_avals": tuple(leaf.aval for leaf in inputs),

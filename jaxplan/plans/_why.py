@@ -47,6 +47,7 @@ class Why:
       others: alternatives, the fastest first.
       edges: transfers of this argument.
       forced: why there is no alternative, or which cost keeps the layout; one sentence.
+      pins: the pins that limit it.
     """
 
     leaf: LeafRow
@@ -56,6 +57,7 @@ class Why:
     others: tuple[Other, ...]
     edges: tuple[Edge, ...]
     forced: str
+    pins: tuple[str, ...] = ()
 
 
 def find_leaves(plan: PlanData, pattern: str) -> tuple[LeafRow, ...]:
@@ -103,6 +105,7 @@ def why(plan: PlanData, leaf: LeafRow) -> Why:
         others=tuple(_other(plan, graph, group, other) for other in others),
         edges=tuple(edge for edge in priced.edges() if edge.tensor == leaf.path),
         forced=_forced(others),
+        pins=tuple(pin.text for pin in plan.pins if plan.in_paths[position] in pin.paths),
     )
 
 
@@ -184,6 +187,7 @@ def _lines(of: Why) -> list[str]:
     if of.together:
         more = f" and {len(of.together) - 3} more" if len(of.together) > 3 else ""
         lines.append(f"  together    {', '.join(of.together[:3])}{more}")
+    lines += [f"  pinned by   {pin}: a layout that it rules out is not chosen, however cheap" for pin in of.pins]
     lines.append(f"  because of  {of.forced}")
     for edge in of.edges:
         lines.append(

@@ -48,11 +48,9 @@ def assemble(candidates: Candidates, options: Options, name: str) -> Frontier:
         raise KeyboardInterrupt  # nothing was found until then
     if not any(plan.time_seconds for plan in plans):
         raise ArgumentError(NOTHING_MSG.format(name=name))
-    references = candidates.references
+    plans, references = _with_conditions(plans, candidates.references, priced)
     if priced.forbidden:
         references = _with_forbidden(references, priced)
-    if priced.free:
-        plans = [dataclasses.replace(plan, not_kept=priced.free) for plan in plans]
     return Frontier.from_plans(
         plans,
         references=references,
@@ -60,6 +58,20 @@ def assemble(candidates: Candidates, options: Options, name: str) -> Frontier:
         memory_limit_bytes=options.memory_limit_bytes,
         notes=_notes(priced, plans, options),
     )
+
+
+def _with_conditions(
+    plans: Sequence[Plan], references: Mapping[str, Plan], priced: Priced
+) -> tuple[list[Plan], Mapping[str, Plan]]:
+    """The same plans with the pins, and with the layouts that could not be kept; points that are references stay so."""
+    if not priced.pinned and not priced.free:
+        return list(plans), references
+
+    def marked(plan: Plan) -> Plan:
+        return dataclasses.replace(plan, pins=priced.pinned, not_kept=priced.free)
+
+    known = {name: marked(plan) for name, plan in references.items()}
+    return [known[of.name] if references.get(of.name) is of else marked(of) for of in plans], known
 
 
 def shown_plans(candidates: Candidates, memory_limit_bytes: int | None) -> list[Plan]:

@@ -77,7 +77,8 @@ def plan_on(step: StepToPlan, options: Options) -> Frontier:
                 graph, topology=topology, options=limited, report=report, name=step_name(step.step)
             )
         except InfeasibleError as error:
-            if options.kept or current().happened:  # planned again without them, or nobody waits
+            # planned again without them, nobody waits, or pins that no machine meets
+            if options.kept or current().happened or error.smallest_memory_bytes is None:
                 raise
             raise with_ways_out(error, graph, topology, limited) from None
     if around is None or current().happened:

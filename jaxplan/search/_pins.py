@@ -26,6 +26,7 @@ from jaxplan.ir import (
     enumerate_restricted,
 )
 from jaxplan.mesh import AxesNames, Topology, axes_of, named_axes
+from jaxplan.plans._pinned import Pinned
 
 Limits = tuple[tuple[ClassLimit, ...], ...]
 """Per group of a step, the conditions on its configurations."""
@@ -77,6 +78,24 @@ def is_about(pin: Pin, graph: StepGraph, topology: Topology, axes: Mapping[str, 
 
 class UnmatchedPinError(ArgumentError):
     """A pin that is about nothing in a step."""
+
+
+def pinned_arguments(pins: Sequence[Pin], limits: Limits, graph: StepGraph) -> tuple[Pinned, ...]:
+    """The pins as a plan keeps them, with the paths of the arguments whose groups each limits."""
+    program = graph.program
+    groups = [graph.grouping.tensor_group[t] for t in program.inputs]
+    sources = [{limit.source for limit in limits[v]} if v != UNGROUPED else set() for v in groups]
+    return tuple(
+        Pinned(
+            text=str(pin),
+            paths=tuple(path for path, of in zip(program.in_paths, sources, strict=True) if _is_of(pin, of)),
+        )
+        for pin in pins
+    )
+
+
+def _is_of(pin: Pin, sources: Iterable[str]) -> bool:
+    return any(source == str(pin) or source.startswith(f"{pin} (") for source in sources)
 
 
 def meets(limits: Limits, configurations: Sequence[Configuration], topology: Topology) -> bool:

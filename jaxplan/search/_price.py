@@ -10,9 +10,10 @@ from jaxplan.cost import CostModel, ModelBuilder
 from jaxplan.frontend._options import Options
 from jaxplan.ir import StepGraph, ordered
 from jaxplan.mesh import Topology
+from jaxplan.plans._pinned import Pinned
 from jaxplan.search._fixed import Kept, kept_limits
 from jaxplan.search._open_configurations import Opened, open_configurations
-from jaxplan.search._pins import meets, resolve_pins
+from jaxplan.search._pins import meets, pinned_arguments, resolve_pins
 from jaxplan.search._published import partitions
 from jaxplan.search._traced import Report
 from jaxplan.strategies import Absent, StrategyPlan, apply_strategies, checked_names, own_strategies
@@ -32,6 +33,7 @@ class Priced:
       certificate: the configurations that bounds and gaps leave out, in words; None where they cover all.
       free: dimensions that do not keep the split that they were to keep, and why.
       opened: the configurations of the model, to open more; None where strategies alone are points.
+      pinned: the pins of the options.
     """
 
     model: CostModel
@@ -42,6 +44,7 @@ class Priced:
     certificate: str | None = None
     free: tuple[str, ...] = ()
     opened: Opened | None = None
+    pinned: tuple[Pinned, ...] = ()
 
     @property
     def allowed(self) -> dict[str, StrategyPlan]:
@@ -58,6 +61,7 @@ def price(graph: StepGraph, topology: Topology, options: Options, report: Report
     """
     report("costs")
     kept = Kept(limits=resolve_pins(options.pins, graph, topology, options.axes))
+    pinned = pinned_arguments(options.pins, kept.limits, graph)
     if options.kept:
         kept = kept_limits(options.kept, graph, topology, kept.limits)
     limits = kept.limits
@@ -80,6 +84,7 @@ def price(graph: StepGraph, topology: Topology, options: Options, report: Report
         certificate=opened.certificate(),
         opened=opened,
         free=kept.free,
+        pinned=pinned,
     )
 
 

@@ -10,6 +10,7 @@ from jaxplan.frontend._options import Options
 from jaxplan.ir import StepGraph, analyse
 from jaxplan.mesh import Topology, enlarged
 from jaxplan.plans._plan import Plan
+from jaxplan.search._pins import meets, resolve_pins
 from jaxplan.search._price import model_of_strategies
 from jaxplan.search._solve import draw_references
 from jaxplan.search._what_if import batch_sizes, resized
@@ -27,10 +28,9 @@ def with_ways_out(
 
     Only the reference strategies are priced, which takes a fraction of a search: searched plans may need less still.
     """
-    assert options.memory_limit_bytes is not None
     ways = [
-        *_devices(graph, topology, options.memory_limit_bytes),
-        *_batch(graph, topology, options.memory_limit_bytes),
+        *_devices(graph, topology, options),
+        *_batch(graph, topology, options),
         *_options(options),
     ]
     if not ways:
@@ -42,7 +42,8 @@ def with_ways_out(
     )
 
 
-def _devices(graph: StepGraph, topology: Topology, limit: int) -> Iterator[str]:
+def _devices(graph: StepGraph, topology: Topology, options: Options) -> Iterator[str]:
+    limit = _limit(options)
     arguments = sum(graph.program.tensors[t].num_bytes for t in graph.program.inputs)
     for factor in FACTORS:
         try:
@@ -51,13 +52,14 @@ def _devices(graph: StepGraph, topology: Topology, limit: int) -> Iterator[str]:
             return
         if arguments > limit * larger.num_devices:
             continue
-        plan = _leanest(graph, larger)
+        plan = _leanest(graph, larger, options)
         if plan is not None and plan.memory_bytes <= limit:
             yield f"{larger.num_devices} devices ({larger.name}): {_described(plan)}"
             return
 
 
-def _batch(graph: StepGraph, topology: Topology, limit: int) -> Iterator[str]:
+def _batch(graph: StepGraph, topology: Topology, options: Options) -> Iterator[str]:
+    limit = _limit(options)
     try:
         examples = min(size for of in batch_sizes(graph).values() for size in of.values())
     except JaxplanError:
@@ -66,7 +68,7 @@ def _batch(graph: StepGraph, topology: Topology, limit: int) -> Iterator[str]:
         if examples % factor:
             return
         try:
-            plan = _leanest(analyse(resized(graph, examples // factor)), topology)
+            plan = _leanest(analyse(resized(graph, examples // factor)), topology, options)
         except JaxplanError:
             return
         if plan is not None and plan.memory_bytes <= limit:
@@ -82,12 +84,23 @@ def _options(options: Options) -> Iterator[str]:
         yield "perhaps in micro-batches: microbatches=False rules them out"
 
 
-def _leanest(graph: StepGraph, topology: Topology) -> Plan | None:
-    strategies = apply_strategies(graph, topology).plans
+def _leanest(graph: StepGraph, topology: Topology, options: Options) -> Plan | None:
+    """The reference strategy of least memory among those that meet the pins."""
+    try:
+        limits = resolve_pins(options.pins, graph, topology, options.axes)
+    except JaxplanError:  # names of axes that are of the given machine, or a split that this one has not
+        return None
+    found = apply_strategies(graph, topology).plans
+    strategies = {name: of for name, of in found.items() if meets(limits, of.configurations, topology)}
     if not strategies:
         return None
     drawn = draw_references(predictor_of(model_of_strategies(strategies, graph, topology)), strategies)
     return min((of.plan for of in drawn.values()), key=lambda plan: plan.memory_bytes, default=None)
+
+
+def _limit(options: Options) -> int:
+    assert options.memory_limit_bytes is not None
+    return options.memory_limit_bytes
 
 
 def _described(plan: Plan) -> str:
