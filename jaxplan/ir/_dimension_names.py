@@ -39,6 +39,7 @@ from jaxplan.ir._union import UnionFind
 from jaxplan.ir._values import Values
 
 _KEEPS_ELEMENTS = frozenset({"elementwise", "shape"})
+_CUTS = frozenset({"slice", "dynamic_slice", "pad", "concatenate"})
 _MOST_STEPS = 200
 """Equations between two dots of one attention, at most: a walk that is longer has left it."""
 
@@ -178,11 +179,19 @@ class _Evidence:
                 if eqn.phase != "forward":
                     continue
                 yield eqn, eqn.operands.index(t)
-                if self.uses.rules[e].family in _KEEPS_ELEMENTS or eqn.name in PASSED_ON:
+                if self._keeps_elements(e):
                     tensors = self.uses.program.tensors
                     new = [r for r in eqn.results if tensors[r].num_elements == size and r not in seen]
                     seen.update(new)
                     stack += new
+
+    def _keeps_elements(self, e: int) -> bool:
+        """Whether each element of the result is one of an operand, or a function of it; so does a dot without a sum,
+        such as a mask of heads."""
+        name = self.uses.program.equations[e].name
+        if name in PASSED_ON or self.uses.rules[e].family in _KEEPS_ELEMENTS:
+            return True
+        return e in self.uses.dots and not self.uses.dots[e].summed
 
     def _reduced(self, eqn: Equation) -> tuple[int, ...]:
         rule, named = self.uses.rules[eqn.index], self.uses.dims(eqn.operands[0])
@@ -220,6 +229,18 @@ class _Evidence:
                 if mine == (one.keys,) and one.keys not in other and len(across) == 1:
                     found.add(across[0])
         return found
+
+    @cached_property
+    def _parts_of_sequences(self) -> frozenset[int]:
+        """Sequences, and parts that are cut from them or joined to them: all tokens but the last, the next ones."""
+        joined = UnionFind(len(self.uses.named.dimensions))
+        for eqn, _ in self.uses.forward:
+            if eqn.name in _CUTS:
+                for mine, part in zip(self.uses.dims(eqn.operands[0]), self.uses.dims(eqn.results[0]), strict=True):
+                    if mine >= 0 and part >= 0:
+                        joined.join(mine, part)
+        sequences = {joined.find(k) for k in self._sequences}
+        return frozenset(k for k in range(len(self.uses.named.dimensions)) if joined.find(k) in sequences)
 
     @cached_property
     def _held(self) -> frozenset[int]:
@@ -323,7 +344,7 @@ class _Evidence:
         picked = {k: along for k, along in self._picked().items() if k in scores}
         tables = {k for k, along in self._tables.items() if along & self._sequences}
         sizes = {self.uses.named.dimensions[k].size for k in tables}
-        along_sequence = {k for k, along in picked.items() if along & self._sequences}
+        along_sequence = {k for k, along in picked.items() if along & self._parts_of_sequences}
         scored = {k for k in along_sequence if self.uses.named.dimensions[k].size in sizes}
         if len(tables) == 1:
             vocabulary = set(tables)

@@ -104,3 +104,51 @@ def test_micro_batches_of_a_loop_are_no_sequence():
 
     names = _names(step, {"words": _floats(64, 16), "w": _floats(16, 16)}, _integers(4, 8, 12))
     assert "sequence" not in names.values() and "vocabulary" not in names.values()
+
+
+def test_a_loss_on_the_next_token_scores_the_vocabulary_of_the_table():
+    def step(p, tokens):
+        def loss(p):
+            x = _attend(p["words"][tokens], p)
+            scores = jax.nn.log_softmax(x @ p["head"])[:, :-1]  # the last token predicts none
+            return -jnp.mean(jnp.take_along_axis(scores, tokens[:, 1:, None], 2))
+
+        value, gradients = jax.value_and_grad(loss)(p)
+        return jax.tree.map(jnp.subtract, p, gradients), value
+
+    names = _names(step, {**ATTENTION, "words": _floats(32, 16), "head": _floats(16, 32)}, _integers(8, 12))
+    assert (names["[0]['words'].0"], names["[0]['head'].1"]) == ("vocabulary", "vocabulary")
+
+
+def test_attention_with_a_mask_of_heads_is_attention():
+    def step(p, x, kept):
+        def loss(p):
+            q, k, v = (jnp.einsum("bsh,hnd->bsnd", x, p[name]) for name in ("q", "k", "v"))
+            weights = jax.nn.softmax(jnp.einsum("bsnd,btnd->bnst", q, k))
+            weights = jnp.einsum("n,bnst->bnst", kept, weights)  # a dot that sums over nothing
+            y = x + jnp.einsum("bsnd,ndh->bsh", jnp.einsum("bnst,btnd->bsnd", weights, v), p["o"])
+            return jnp.mean(y**2)
+
+        value, gradients = jax.value_and_grad(loss)(p)
+        return jax.tree.map(jnp.subtract, p, gradients), value
+
+    names = _names(step, ATTENTION, _floats(8, 12, 16), _floats(4))
+    assert (names["[0]['q'].1"], names["[1].1"], names["[0]['q'].0"]) == ("heads", "sequence", "hidden")
+
+
+def test_rows_of_an_image_and_the_sequence_of_its_patches_have_names_of_their_own():
+    def step(p, images):
+        def loss(p):
+            x = jax.lax.conv_general_dilated(
+                images, p["patches"], (4, 4), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+            )
+            x = x.reshape(x.shape[0], -1, x.shape[-1]) + p["positions"]
+            return jnp.mean(_attend(x, p) ** 2)
+
+        value, gradients = jax.value_and_grad(loss)(p)
+        return jax.tree.map(jnp.subtract, p, gradients), value
+
+    params = {**ATTENTION, "patches": _floats(4, 4, 3, 16), "positions": _floats(16, 16)}
+    names = _names(step, params, _floats(8, 16, 16, 3))
+    assert [names[f"[1].{d}"] for d in range(4)] == ["batch", "rows", "columns", "channels"]
+    assert names["[0]['positions'].0"] == "sequence"
