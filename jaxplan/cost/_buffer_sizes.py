@@ -10,7 +10,6 @@ from jaxplan.core._interner import Memo
 from jaxplan.cost._model import CostModel
 from jaxplan.cost._splits import split_counts
 from jaxplan.cost._tiles import local_bytes
-from jaxplan.xla.rules.tpu.layouts import TILES
 
 
 class BufferSizes:
@@ -24,9 +23,8 @@ class BufferSizes:
         """(members, K) bytes."""
         space, configs = self._model.graph.spaces[v], self._model.configurations[v]
         graph, buffers = self._model.graph, self._model.buffers
-        is_tiled = TILES.applies_to(buffers.target)
         tensors = graph.program.tensors
-        is_shaped = [is_tiled or t in buffers.padded for t in members]
+        is_shaped = [buffers.is_tiled or buffers.storage_of(t).matrices is not None for t in members]
         what = [(buffers.held_as(t), tensors[t].shape if s else ()) for t, s in zip(members, is_shaped)]
         number = self._splits.number(configs)
         key = (number, tuple(zip(what, [space.tensor_dims.get(t) for t in members])))

@@ -12,9 +12,9 @@ import numpy as np
 from jaxplan.cost._reads import Read
 from jaxplan.ir import CONTRACTION_FAMILIES, STORED_KINDS, UNGROUPED, StepGraph
 from jaxplan.xla._buffers import Buffers
-from jaxplan.xla._target import Target
+from jaxplan.xla._found import Found
+from jaxplan.xla._plan_effects import Combine
 from jaxplan.xla.rules.both.deferred import is_gradient
-from jaxplan.xla.rules.gpu.schedule import COMBINED_COLLECTIVES
 
 COMBINED_TOGETHER_BYTES = 2**20
 """`jaxplan.partition` lets the compiler combine at least so many bytes into one collective."""
@@ -43,7 +43,7 @@ def evenly_split_peak(graph: StepGraph, buffers: Buffers, num_devices: int) -> f
 def latency_shares(
     graph: StepGraph,
     reads: Sequence[Read],
-    target: Target,
+    found: Found,
     is_splittable: Callable[[int], bool],
     most_bytes: int,
 ) -> dict[int, float]:
@@ -63,7 +63,7 @@ def latency_shares(
     for read in reads:
         tensor, made = program.tensors[read.tensor], graph.values.producer[read.tensor]
         fits = 0 < tensor.num_bytes <= most_bytes and tensor.trips == 1
-        may_combine = COMBINED_COLLECTIVES.applies_to(target) and fits
+        may_combine = fits and found.has(Combine)
         is_parameter = read.producer != UNGROUPED and groups[read.producer].kind in STORED_KINDS
         is_update = read.consumer != UNGROUPED and groups[read.consumer].kind == "state" and not read.forward
         if not tensor.shape or (is_update and not is_splittable(read.consumer)):

@@ -19,17 +19,16 @@ from jaxplan.cost._splits import equation_splits, tensor_splits, trips_of
 from jaxplan.cost._user_body import BodyCost, body_cost
 from jaxplan.cost._work import (
     Border,
+    CompiledWork,
     flops_of_equation,
-    groups_multiplied,
     work_beside_halos,
     written_border,
 )
 from jaxplan.ir import WHOLE, Group, GroupSpace, StepGraph
 from jaxplan.mesh import Topology
 from jaxplan.xla._buffers import Buffers
-from jaxplan.xla._target import Target
+from jaxplan.xla._plan_effects import Repeat
 from jaxplan.xla.rules.gpu.padding import padded_work
-from jaxplan.xla.rules.gpu.schedule import WRITTEN_BORDERS
 
 
 def flops_of(graph: StepGraph, equation: int, border: Border | None = None) -> float:
@@ -41,17 +40,18 @@ def flops_of(graph: StepGraph, equation: int, border: Border | None = None) -> f
 
 
 def local_flops(
-    graph: StepGraph, group: Group, space: GroupSpace, splits: np.ndarray, target: Target
+    graph: StepGraph, group: Group, space: GroupSpace, splits: np.ndarray, work: CompiledWork
 ) -> np.ndarray:
     """Floating-point operations of a group on one device, shape (K,)."""
     total = np.zeros(len(splits))
     for e in group.equations:
-        border = written_border(graph, e) if WRITTEN_BORDERS.applies_to(target) else None
+        border = written_border(graph, e) if e in work.borders else None
         flops = flops_of(graph, e, border)
         if flops:
             share = _beside_halos(graph, space, splits, e, border) / equation_splits(space, splits, e)
-            share *= padded_work(graph, space, splits, e, target)
-            share *= groups_multiplied(graph.program.equations[e], graph.program.tensors, target)
+            if e in work.padded:
+                share *= padded_work(graph, space, splits, e)
+            share *= work.times.get(e, 1)
             total += flops * trips_of(graph, e) * share
         total += body_cost(graph.program.equations[e]).flops * trips_of(graph, e)
     return total
@@ -164,7 +164,7 @@ def _product_seconds(
     smallest = np.minimum.reduce(product_extents(graph, space, splits, e)[1:])
     share = chip.efficiency.products_at(smallest) / chip.efficiency.products
     rate = product_rate(chip, graph.program.tensors[eqn.operands[0]].dtype.name) * share
-    flops = flops_of(graph, e) * groups_multiplied(eqn, graph.program.tensors, buffers.target)
+    flops = flops_of(graph, e) * next((r.times for r in buffers.found.of(Repeat) if r.equation == e), 1)
     arithmetic = flops / equation_splits(space, splits, e) / rate
     return np.maximum(arithmetic, traffic / memory_bytes_per_second(chip)) + chip.launch_seconds
 

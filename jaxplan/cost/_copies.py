@@ -10,11 +10,9 @@ from jaxplan.core._interner import Memo
 from jaxplan.cost._model import CostModel
 from jaxplan.cost._prefetch import outer_operators, prefetched_from, views_of
 from jaxplan.cost._transfers import Transfer
-from jaxplan.cost._updated_parts import gathered_updates, replaced_in_place
+from jaxplan.cost._updated_parts import gathered_updates
 from jaxplan.ir import REGION_IN, STORED_KINDS, UNGROUPED, Tensor
-from jaxplan.xla.rules.both.liveness import GATHERED_INTO_ARGUMENTS, UPDATED_PARTS
-from jaxplan.xla.rules.gpu.layouts import GATHERS_IN_PIECES
-from jaxplan.xla.rules.gpu.schedule import GATHERS_START_EARLY
+from jaxplan.xla._plan_effects import GatherInPieces, GatherInto, KeepUpdatedParts, StartEarly
 
 
 class Copies:
@@ -22,9 +20,12 @@ class Copies:
 
     def __init__(self, model: CostModel) -> None:
         graph = model.graph
-        self.model, self._target, self._read_end = model, model.buffers.target, model.buffers.read_end
+        self.model, self._read_end, found = model, model.buffers.read_end, model.buffers.found
+        self._into_arguments = {effect.tensor for effect in found.of(GatherInto)}
+        self._in_pieces_of_gathers, self._starts_early = map(found.has, (GatherInPieces, StartEarly))
+        self._keeps_parts = found.has(KeepUpdatedParts)
         self._outer = outer_operators(graph)
-        self._axes, self._replaced = model.topology.axes, replaced_in_place(graph.program)
+        self._axes, self._replaced = model.topology.axes, graph.program.replaced
         dots = (e.index for e in graph.program.equations if graph.rules[e.index].family == "contraction")
         self._products = frozenset(dots)
         self._copies, self._arriving = Memo(), Memo()
@@ -46,9 +47,7 @@ class Copies:
                 latest = max(span.readers, key=self._read_end.__getitem__)  # the readers are fused, not all at once
                 is_wide = transfer.carried in buffers.widened and buffers.is_kept(span.first, latest)
                 size = self.model.pricer.copy_bytes(tensor, transfer.target, is_wide)
-                if GATHERED_INTO_ARGUMENTS.applies_to(self._target) and (
-                    transfer.tensor in self._replaced and span.first == end
-                ):  # into the buffer that is replaced
+                if transfer.tensor in self._into_arguments and span.first == end:  # into the buffer that is replaced
                     size = 0
                 first = self._started(transfer, max(span.first, buffers.birth[transfer.tensor]))
                 found.append((2 * first, 2 * max(first, min(self._read_end[latest], end)) + 1, size))
@@ -61,7 +60,7 @@ class Copies:
         Inside of a loop that is with the trip. A parameter that is gathered for the forward pass is live from the
         beginning of the step, or from where the lowering lets a large one begin (`prefetched_from`).
         """
-        if transfer.path.steps[0].kind != "all-gather" or not GATHERS_START_EARLY.applies_to(self._target):
+        if transfer.path.steps[0].kind != "all-gather" or not self._starts_early:
             return first
         graph, made = self.model.graph, self.model.graph.values.producer[transfer.tensor]
         equations = graph.program.equations
@@ -103,7 +102,7 @@ class Copies:
     def _arrives_in_pieces(self, transfer: Transfer) -> bool:
         """Whether a gather needs its copy transposed: for a dot, or for loops, each of which has one of its own."""
         step = transfer.path.steps[-1]
-        if step.kind != "all-gather" or step.dim is None or not GATHERS_IN_PIECES.applies_to(self._target):
+        if step.kind != "all-gather" or step.dim is None or not self._in_pieces_of_gathers:
             return False
         span = transfer.spans[0]
         shape = self._local_shape(transfer)
@@ -123,11 +122,11 @@ class Copies:
         It arrives in pieces, in a buffer of its own, and is transposed into the argument that it replaces.
         """
         end = len(self.model.graph.program.equations)
-        is_early = GATHERED_INTO_ARGUMENTS.applies_to(self._target) and GATHERS_IN_PIECES.applies_to(self._target)
         sizes = [
             self.model.pricer.local_bytes(self._travelling(transfer), transfer.target)
-            for transfer in (gathered_updates(self._replaced, end, transfers) if is_early else ())
-            if (step := transfer.path.steps[-1]).kind == "all-gather"
+            for transfer in gathered_updates(self._into_arguments, end, transfers)
+            if self._in_pieces_of_gathers
+            and (step := transfer.path.steps[-1]).kind == "all-gather"
             and step.dim is not None
             and math.prod(self._local_shape(transfer)[: step.dim]) > 1
         ]
@@ -153,7 +152,6 @@ class Copies:
     def _updated_parts(self, transfers: Sequence[Transfer]) -> Iterator[tuple[int, int, int]]:
         """(first, last equation, bytes) of arrays updated in parts, then gathered into the buffer that they replace."""
         values, end = self.model.graph.values, len(self.model.graph.program.equations)
-        updated = UPDATED_PARTS.applies_to(self._target)
-        for transfer in gathered_updates(self._replaced, end, transfers) if updated else ():
+        for transfer in gathered_updates(self._replaced, end, transfers) if self._keeps_parts else ():
             size = self.model.pricer.local_bytes(self._travelling(transfer), transfer.path.shardings[0])
             yield values.producer[transfer.tensor], end, size

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from jaxplan.cost._inner import Extended, extended_operands
 from jaxplan.cost._model import CostModel
 from jaxplan.ir import Configuration
-from jaxplan.xla.rules.gpu.layouts import IMAGES_WITH_EDGES
+from jaxplan.xla._plan_effects import ExtendImages
 
 
 class ExtendedImages:
@@ -30,7 +30,7 @@ class ExtendedImages:
             for group in model.graph.grouping.groups
             if any(model.graph.rules[e].family == "convolution" for e in group.equations)
         ]
-        self._groups = convolved if IMAGES_WITH_EDGES.applies_to(model.buffers.target) else []
+        self._groups = convolved if model.buffers.found.has(ExtendImages) else []
         self._known: dict[tuple[int, int], tuple[Extended, ...]] = {}
 
     def copies(self, assignment: Sequence[int], chosen: Sequence[Configuration]) -> Iterator[tuple[int, int, int]]:

@@ -12,13 +12,10 @@ from jaxplan.cost._dots_behind import DotsBehind
 from jaxplan.cost._model import CostModel
 from jaxplan.cost._reads import sharding_of
 from jaxplan.cost._transfers import Transfer
-from jaxplan.ir import CONTRACTION_FAMILIES, REGION_IN, UNGROUPED, Configuration, backward_barriers
+from jaxplan.ir import CONTRACTION_FAMILIES, REGION_IN, UNGROUPED, Configuration
 from jaxplan.mesh import Sharding
+from jaxplan.xla._plan_effects import AwaitBarriers, AwaitNextGradient, ReduceInPlace, ShortenSources
 from jaxplan.xla.rules.both.deferred import is_gradient
-from jaxplan.xla.rules.both.liveness import SHORTENED_SOURCES
-from jaxplan.xla.rules.both.schedule import GRADIENTS_AT_BARRIERS
-from jaxplan.xla.rules.gpu.library_sums import VIEWS
-from jaxplan.xla.rules.gpu.schedule import ALL_REDUCES_IN_PLACE, SCATTERED_BESIDE
 
 
 class HomeDeaths:
@@ -27,8 +24,10 @@ class HomeDeaths:
     def __init__(self, model: CostModel, behind: DotsBehind) -> None:
         graph, buffers = model.graph, model.buffers
         program = graph.program
-        self.model, self._target, self._read_end, self._behind = model, buffers.target, buffers.read_end, behind
-        self._barriers = [equations.start for equations in backward_barriers(program)]
+        self.model, self._read_end, self._behind = model, buffers.read_end, behind
+        self._barriers = [barrier for effect in buffers.found.of(AwaitBarriers) for barrier in effect.barriers]
+        self._reduced_in_place = {effect.tensor for effect in buffers.found.of(ReduceInPlace)}
+        self._awaits_next, self._shortens = map(buffers.found.has, (AwaitNextGradient, ShortenSources))
         self._homes = Memo()
         self._reads: dict[tuple[int, ...], dict[Sharding, int]] = {}
         self._readers: dict[int, tuple[int, ...]] = {}
@@ -51,7 +50,7 @@ class HomeDeaths:
             result[t] = self._homes[key]
             if (product := self.model.buffers.added_up.get(t)) is not None:
                 result.setdefault(product, result[t])
-        if SHORTENED_SOURCES.applies_to(self._target):
+        if self._shortens:
             self._shorten_sources(result)
         return result
 
@@ -72,25 +71,9 @@ class HomeDeaths:
         return max(executed + ends)
 
     def _is_reduced_in_place(self, transfer: Transfer) -> bool:
-        """Whether the sum is written over the partial result that it is made of.
-
-        Gradients of parameters only: input gradients that are summed side by side were seen in buffers of their own.
-        NCCL reduces in place, and XLA lets an all-reduce share the buffer of an operand that is read last
-        (https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/inplace.html). The operand has to be a buffer:
-        element-wise operators in front of it write one of their own.
-        """
-        if not ALL_REDUCES_IN_PLACE.applies_to(self._target):
-            return False
+        """Whether the sum is written over the partial result that it is made of."""
         only_sums = all(step.kind == "all-reduce" for step in transfer.path.steps)
-        if not (only_sums and is_gradient(self.model.graph, transfer.tensor)):
-            return False
-        values, equations, t = self.model.graph.values, self.model.graph.program.equations, transfer.tensor
-        while not self.model.buffers.materialised[t]:
-            producer = values.producer[t]
-            if producer < 0 or equations[producer].name not in VIEWS:
-                return False
-            t = equations[producer].operands[0]
-        return values.producer[t] >= 0
+        return only_sums and transfer.tensor in self._reduced_in_place
 
     def _readers_of(self, t: int) -> tuple[int, ...]:
         """Groups that read a tensor."""
@@ -120,9 +103,7 @@ class HomeDeaths:
         Between regions of the backward pass that are computed again, the compiler was seen to put off the product that
         makes a gradient for as long as it may: until the barrier after the next, where the lowering asks for it.
         """
-        if not GRADIENTS_AT_BARRIERS.applies_to(self._target) or not transfer.path.shardings[0].partial:
-            return first
-        if not self._barriers or first <= self._barriers[0]:
+        if not transfer.path.shardings[0].partial or not self._barriers or first <= self._barriers[0]:
             return first
         k = bisect.bisect_left(self._barriers, first) + 1
         if k >= len(self._barriers):
@@ -134,7 +115,7 @@ class HomeDeaths:
 
         GPU programs start a reduce-scatter and make the next gradient before they wait for it.
         """
-        is_scattered = transfer.path.steps[0].kind == "reduce-scatter" and SCATTERED_BESIDE.applies_to(self._target)
+        is_scattered = self._awaits_next and transfer.path.steps[0].kind == "reduce-scatter"
         product = self._behind.of(transfer.tensor) if is_scattered else None
         if product is None or not is_gradient(self.model.graph, transfer.tensor):
             return -1

@@ -20,16 +20,11 @@ from jaxplan.cost._padded_images import PaddedImages
 from jaxplan.cost._residents import BATCH, OTHER_STATE, PARAMETERS, resident_labels
 from jaxplan.cost._tpu_buffers import TpuBuffers
 from jaxplan.cost._transfers import Transfer
-from jaxplan.cost._updated_parts import replaced_in_place
 from jaxplan.cost._written_summands import WrittenSummands
 from jaxplan.ir import UNGROUPED, Configuration
 from jaxplan.xla._lifetimes import Lifetimes
-from jaxplan.xla.rules.both.deferred import GRADIENTS_AFTER_INPUTS
-from jaxplan.xla.rules.both.schedule import LARGE_PARAMETER_BYTES
-from jaxplan.xla.rules.gpu.layouts import DOT_WORKSPACE
-from jaxplan.xla.rules.gpu.library_sums import GEMM_ADDS_C
-from jaxplan.xla.rules.gpu.schedule import TABLES_TAKE_TURNS
-from jaxplan.xla.rules.tpu.liveness import HEAP_GAPS, RECOMPUTED_SOURCES
+from jaxplan.xla._plan_effects import ClearTogether, Gaps, Scratch, TakeTurns
+from jaxplan.xla.rules.gpu.pooling import PoolBuffer
 
 TEMPORARIES, _COPIES = "gradients and temporaries", "resharded copies"
 WORKSPACE = "workspace"
@@ -53,15 +48,17 @@ class LiveRanges:
         self._updates = {
             f.tensor for f in model.reads if f.consumer != UNGROUPED and groups[f.consumer].kind == "state"
         }
-        self._contractions = [e.index for e in graph.program.equations if graph.rules[e.index].family == "contraction"]
+        self._workspaces = {effect.equation: effect.num_bytes for effect in buffers.found.of(Scratch)}
+        self._large_tables = {effect.tensor for effect in buffers.found.of(TakeTurns)}
         self._behind = DotsBehind(model)
         self._deaths, self._copies = HomeDeaths(model, self._behind), Copies(model)
         self._summands, self._ordered = WrittenSummands(model), OrderedCopies(model)
         self._extended, self._padded = ExtendedImages(model, buffers.read_end), PaddedImages(model)
         self.tpu = TpuBuffers(model, self._place) if self._target.tiles_arrays else None
         self._added = list(self._sums_of_a_library())
-        self._pooled = [b for b in buffers.pooled if b.tensor in self._place]
-        self._cleared = [[t for t in c if t in self._place] for c in buffers.cleared]
+        self._pooled = [b for b in buffers.found.of(PoolBuffer) if b.tensor in self._place]
+        cleared = (effect.tensors for effect in buffers.found.of(ClearTogether))
+        self._cleared = [[t for t in together if t in self._place] for together in cleared]
         self._birth = np.array([buffers.birth[t] for t in self._place], dtype=np.int64)
         death = {**dict(enumerate(buffers.death)), **copied_to_host(graph, buffers.birth)}
         self._death = np.array([death[t] for t in self._place], dtype=np.int64)
@@ -81,7 +78,7 @@ class LiveRanges:
             views[product].update((view, product))
         for equation, other in buffers.sums.items():
             (result,) = program.equations[equation].results
-            is_its = buffers.decided_by[result] == GEMM_ADDS_C.name and result not in program.outputs
+            is_its = equation in buffers.sums_alone and result not in program.outputs
             summand = next(t for t in program.equations[equation].operands if t != other)
             if is_its and result in self._place:
                 product = buffers.added_up.get(summand, summand)
@@ -91,7 +88,7 @@ class LiveRanges:
         """The buffers of all groups, in order; fills the tables of their bytes, (buffers, K) for each group."""
         graph, materialised = self.model.graph, self.model.buffers.materialised
         on_host, sizes_of = graph.on_host, BufferSizes(self.model)
-        replaced = {t for t, old in replaced_in_place(graph.program).items() if old not in on_host}
+        replaced = {t for t, old in graph.program.replaced.items() if old not in on_host}
         everyone: list[int] = []
         self._bytes: list[np.ndarray] = []
         for group in graph.grouping.groups:
@@ -115,7 +112,7 @@ class LiveRanges:
         for t, last in home_deaths.items():
             if t in self._place:
                 death[self._place[t]] = last
-        for t, sources in model.buffers.instead.items() if RECOMPUTED_SOURCES.applies_to(self._target) else ():
+        for t, sources in model.buffers.instead.items():
             if not held[~self._is_input][self._place[t]]:
                 longer = [self._place[u] for u in sources if u in self._place and u not in home_deaths]
                 death[longer] = np.maximum(death[longer], death[self._place[t]])
@@ -150,7 +147,7 @@ class LiveRanges:
             copies=copies,
             on_chip=on_chip,
             on_host=on_host,
-            has_gaps=HEAP_GAPS.applies_to(self._target),
+            has_gaps=model.buffers.found.has(Gaps),
         )
 
     def _wait_on_host(
@@ -207,8 +204,8 @@ class LiveRanges:
         for beside in self._pooled:
             share = made[self._place[beside.tensor]] / model.buffers.num_bytes[beside.tensor]
             yield 2 * beside.first, 2 * beside.last + 1, share * beside.num_bytes, TEMPORARIES
-        workspace = self._target.workspace_bytes if DOT_WORKSPACE.applies_to(self._target) else 0
-        for e in self._products_run(transfers) if workspace else ():
+        workspace = max(self._workspaces.values(), default=0)
+        for e in self._dots_run(transfers):
             yield 2 * e, 2 * e + 1, workspace, WORKSPACE
 
     def _births(self, sizes: np.ndarray, moved: set[int]) -> np.ndarray:
@@ -216,25 +213,24 @@ class LiveRanges:
 
         Gradients of large tables that are ``moved`` to their update take turns: the lowering asks for it.
         """
-        birth, tensors = self._birth.copy(), self.model.graph.program.tensors
+        birth = self._birth.copy()
         for cleared in self._cleared:
-            large = {t for t in cleared if tensors[t].num_bytes >= LARGE_PARAMETER_BYTES}
-            alone = large & moved & self._updates if TABLES_TAKE_TURNS.applies_to(self._target) else set[int]()
+            alone = self._large_tables & moved & self._updates
             of = np.array([self._place[t] for t in cleared if t not in alone], dtype=np.int64)
             for size in np.unique(sizes[of]).tolist():
                 equal = of[sizes[of] == size]
                 birth[equal] = birth[equal].min()
         return birth
 
-    def _products_run(self, transfers: Sequence[Transfer]) -> list[int]:
-        """Equations at which a matrix product runs: where it is, and in front of each scatter of its partial sum, for
-        which it may wait where weight gradients are deferred."""
-        waiting = set[int]() if not self.model.buffers.deferred else {
+    def _dots_run(self, transfers: Sequence[Transfer]) -> list[int]:
+        """Equations at which a dot with scratch memory runs: where it is, and in front of each scatter of its partial
+        sum, for which it may wait where weight gradients are deferred."""
+        buffers, dots = self.model.buffers, self._workspaces
+        waiting = set[int]() if not buffers.deferred else {
             span.first
             for transfer in transfers
             if transfer.path.steps[0].kind == "reduce-scatter" and self._behind.of(transfer.tensor) is not None
             for span in transfer.spans
         }
-        moved = (when.after + 1 for e, when in self.model.buffers.deferred.items() if e in set(self._contractions))
-        waiting.update(moved if GRADIENTS_AFTER_INPUTS.applies_to(self._target) else ())
-        return [*self._contractions, *sorted(waiting.difference(self._contractions))] if self._contractions else []
+        waiting.update(defer.after + 1 for e, defer in buffers.deferred.items() if e in dots and e in buffers.after)
+        return [*dots, *sorted(waiting.difference(dots))] if dots else []

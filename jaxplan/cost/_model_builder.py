@@ -26,6 +26,7 @@ from jaxplan.cost._tiles import local_bytes
 from jaxplan.cost._tiny import tiny_groups
 from jaxplan.cost._user_body import body_cost
 from jaxplan.cost._user_meshes import check_user_meshes
+from jaxplan.cost._work import CompiledWork
 from jaxplan.ir import (
     MAX_CONFIGURATIONS,
     UNGROUPED,
@@ -43,7 +44,6 @@ from jaxplan.mesh import Sharding, Topology
 from jaxplan.solvers import Problem
 from jaxplan.xla._buffers import Buffers, analyse_buffers
 from jaxplan.xla._target import Target
-from jaxplan.xla.rules.tpu.rounding import carried_tensor, wire_tensor
 
 
 def build_cost_model(
@@ -83,10 +83,8 @@ class ModelBuilder:
         self.always = always or (frozenset(),) * len(graph.grouping.groups)
         self.limits = tuple(map(tuple, limits)) or ((),) * len(graph.grouping.groups)
         self.buffers = buffers = buffers or analyse_buffers(graph, target)
-        self.pricer = Pricer(
-            topology=topology, target=target, inner=buffers.inner, grouped=buffers.grouped, wide=buffers.wide
-        )
-        self.reads = find_reads(graph)
+        self.pricer = Pricer(topology=topology, is_tiled=buffers.is_tiled, storage=buffers.storage)
+        self._work, self.reads = CompiledWork.of(buffers.found), find_reads(graph)
         self._hidden = hidden_shares(graph, self.reads) if overlap else {}
         self.memo = Memo()
         self._structures: dict[int, tuple] = {}
@@ -95,7 +93,7 @@ class ModelBuilder:
         self._priced_pairs: PricedPairs | None = None
         peak = evenly_split_peak(graph, self.buffers, topology.num_devices)
         self.latency_shares = latency_shares(
-            graph, self.reads, target, self._is_splittable, combined_bytes(peak)
+            graph, self.reads, buffers.found, self._is_splittable, combined_bytes(peak)
         )
 
     def _is_splittable(self, v: int) -> bool:
@@ -320,7 +318,7 @@ class ModelBuilder:
         splits = split_counts(self.configs[v], self.topology)
         result = (
             compute_seconds(self.graph, group, space, splits, self.buffers, self.topology),
-            local_flops(self.graph, group, space, splits, self.buffers.target),
+            local_flops(self.graph, group, space, splits, self._work),
             self._memory(v, splits),
         )
         self.memo[key] = result
@@ -525,7 +523,9 @@ class ModelBuilder:
         key = ("wired", index)
         if key not in self.memo:
             read = self.reads[index]
-            self.memo[key] = wire_tensor(self.graph, self.buffers.target, read.tensor, read.equations)
+            program = self.graph.program
+            travels = self.buffers.dtypes.tensor(program.tensors, read.tensor, read.equations, len(program.equations))
+            self.memo[key] = travels
         return self.memo[key]
 
     def _how_kept(self, read: Read) -> tuple[bool, bool]:
@@ -534,7 +534,7 @@ class ModelBuilder:
         if key not in self.memo:
             latest = max(read.equations, key=self.buffers.read_end.__getitem__)
             kept = self.buffers.is_kept(read.equations[0], latest)
-            self.memo[key] = kept, kept and carried_tensor(self.graph, read.tensor) in self.buffers.widened
+            self.memo[key] = kept, kept and self.buffers.dtypes.source(read.tensor) in self.buffers.widened
         return self.memo[key]
 
     def _times(self, seconds: np.ndarray, trips: int) -> np.ndarray:

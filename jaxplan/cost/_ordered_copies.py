@@ -9,6 +9,7 @@ from jaxplan.cost._model import CostModel
 from jaxplan.cost._reads import sharding_of
 from jaxplan.cost._transfers import Transfer, parameter_gathers
 from jaxplan.ir import UNGROUPED, Configuration
+from jaxplan.xla.rules.gpu.transposed import OrderedCopy
 
 
 class OrderedCopies:
@@ -16,7 +17,7 @@ class OrderedCopies:
 
     def __init__(self, model: CostModel) -> None:
         self._graph, self._axes, self._turning = model.graph, model.topology.axes, model.buffers.turning_point
-        self._ordered = model.buffers.ordered
+        self._ordered = model.buffers.found.of(OrderedCopy)
         self._known: dict[tuple[int, ...], int] = {}
 
     def copies(

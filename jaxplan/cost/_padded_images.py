@@ -21,7 +21,7 @@ class PaddedImages:
         Blocks of images that are cut have a neighbour's edge in place of zeros (`ExtendedImages`).
         """
         graph, axes = self._model.graph, self._model.topology.axes
-        for number, image in enumerate(self._model.buffers.bordered):
+        for number, (image, first, last) in enumerate(self._model.buffers.bordered):
             group, tensor = graph.grouping.tensor_group[image.tensor], graph.program.tensors[image.tensor]
             key = number, assignment[group] if group != UNGROUPED else 0
             if key not in self._known:
@@ -30,4 +30,4 @@ class PaddedImages:
                 is_cut = any(shape[d] != tensor.shape[d] for d, _ in (*image.widths, *image.holes))
                 self._known[key] = 0 if is_cut else image.num_elements(shape) * tensor.itemsize
             if self._known[key]:
-                yield image.first, image.last, self._known[key]
+                yield first, last, self._known[key]

@@ -82,7 +82,6 @@ class Predictor:
     def __init__(self, model: CostModel) -> None:
         self.model = model
         graph = model.graph
-        self._target = model.buffers.target
         self._communicating = [g.index for g in graph.grouping.groups if may_communicate(graph, g.index)]
         self._changed = ChangedReads(model)
         self._known: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[Transfer, ...]] = {}
@@ -139,7 +138,7 @@ class Predictor:
                 changed,
                 model.repeated(choices),
                 self._transfers,
-                self._target,
+                model.buffers,
             )
             if len(self._known) >= _MOST_REMEMBERED:
                 del self._known[next(iter(self._known))]

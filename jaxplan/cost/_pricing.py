@@ -18,9 +18,7 @@ from jaxplan.mesh import (
     reshard_seconds,
     reshard_table,
 )
-from jaxplan.xla._target import Target
-from jaxplan.xla.rules.tpu.channel_groups import ChannelGroups
-from jaxplan.xla.rules.tpu.layouts import TILES
+from jaxplan.xla._storage import AS_DECLARED, ChannelGroups, Storage
 
 KEEP, REPEAT = 0, 1
 """Choices of a resharded read in both phases (TensorOpt 4.2): keep the copy, or make it again."""
@@ -32,18 +30,13 @@ class Pricer:
     """Memoised tables over pairs of layouts for one topology.
 
     Attributes:
-      target: the compiler, which decides how copies lie in memory.
-      inner: the two innermost dimensions of tensors, where memory is in tiles (`jaxplan.xla.rules.tpu`): copies have
-        the innermost dimensions of their sources.
-      grouped, wide: images with channels in groups, and bytes of the elements that results of convolutions of
-        groups are held in (`jaxplan.xla.rules.tpu.channel_groups`): so do their copies.
+      is_tiled: whether arrays lie in memory in tiles.
+      storage: how tensors lie in memory: their copies have the same innermost dimensions and groups of channels.
     """
 
     topology: Topology
-    target: Target
-    inner: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    grouped: Mapping[int, ChannelGroups] = field(default_factory=dict)
-    wide: Mapping[int, int] = field(default_factory=dict)
+    is_tiled: bool = False
+    storage: Mapping[int, Storage] = field(default_factory=dict)
     _tables: Memo = field(default_factory=Memo)
 
     def read_tables(
@@ -142,7 +135,7 @@ class Pricer:
 
     def local_bytes(self, tensor: Tensor, sharding: Sharding) -> int:
         """Bytes of a tensor's piece on one device."""
-        if TILES.applies_to(self.target):
+        if self.is_tiled:
             shape = sharding.local_shape(tensor.shape, self.topology.axes) if tensor.shape else ()
             itemsize, inner, groups = self._held_as(tensor)
             return image_bytes(shape, itemsize, inner, groups)
@@ -162,5 +155,4 @@ class Pricer:
 
     def _held_as(self, tensor: Tensor) -> tuple[int, tuple[int, ...], ChannelGroups | None]:
         """Bytes of an element, and how the tensor lies in memory."""
-        t = tensor.index
-        return self.wide.get(t, tensor.itemsize), self.inner.get(t, ()), self.grouped.get(t)
+        return self.storage.get(tensor.index, AS_DECLARED).of_copies(tensor.itemsize)

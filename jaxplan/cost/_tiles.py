@@ -16,10 +16,9 @@ import numpy as np
 from jaxplan.cost._splits import tensor_splits
 from jaxplan.ir import GroupSpace, StepGraph
 from jaxplan.xla._buffers import Buffers
+from jaxplan.xla._storage import ChannelGroups
 from jaxplan.xla.rules.gpu.padding import padded_share
-from jaxplan.xla.rules.tpu.channel_groups import ChannelGroups
 from jaxplan.xla.rules.tpu.dot_operands import is_batch_larger
-from jaxplan.xla.rules.tpu.layouts import TILES
 
 TILE = (8, 128)
 """Rows and columns."""
@@ -127,15 +126,16 @@ def local_bytes(
     tensor = graph.program.tensors[t]
     dims = space.tensor_dims.get(t, ((),) * len(tensor.shape))
     parts = [splits[:, list(classes)].prod(axis=1) for classes in dims] or [np.ones(len(splits))]
-    if not TILES.applies_to(buffers.target):
+    storage = buffers.storage_of(t)
+    if not buffers.is_tiled:
         whole = buffers.num_bytes[t] / tensor_splits(space, splits, t)
-        matrices = buffers.padded.get(t)
-        return whole * padded_share(tensor.shape / np.stack(parts, axis=1), matrices) if matrices else whole
-    inner = buffers.inner.get(t, ())
+        if storage.matrices is None:
+            return whole
+        return whole * padded_share(tensor.shape / np.stack(parts, axis=1), storage.matrices)
     distinct, place = np.unique(np.stack(parts, axis=1), axis=0, return_inverse=True)
     shapes = [tuple([math.ceil(n / p) for n, p in zip(tensor.shape, row)]) for row in distinct.tolist()]
-    batch, itemsize = buffers.batched.get(t, ()), buffers.element_bytes.get(t, tensor.itemsize)
-    sizes = [image_bytes(shape, itemsize, inner, buffers.grouped.get(t)) for shape in shapes]
+    batch, itemsize = buffers.batched.get(t, ()), storage.itemsize or tensor.itemsize
+    sizes = [image_bytes(shape, itemsize, storage.inner, storage.groups) for shape in shapes]
     if batch:
         sizes = [0 if all(shape[d] == 1 for d in batch) else size for shape, size in zip(shapes, sizes)]
     if t in buffers.turned:

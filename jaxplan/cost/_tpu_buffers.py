@@ -14,23 +14,22 @@ from jaxplan.cost._model import CostModel
 from jaxplan.cost._reads import sharding_of
 from jaxplan.cost._tiles import padded_bytes, row_by_row_bytes, scattered_in_tiles
 from jaxplan.cost._transfers import Transfer
-from jaxplan.cost._updated_parts import gathered_updates, replaced_in_place
-from jaxplan.ir import Configuration, Equation
+from jaxplan.cost._updated_parts import gathered_updates
+from jaxplan.ir import Configuration
 from jaxplan.mesh import COLLECTIVES
-from jaxplan.xla.rules.tpu.layouts import ROUNDED_TABLES, SCATTERED_IN_TILES
-from jaxplan.xla.rules.tpu.liveness import (
-    COPIED_PARAMETER,
-    EDGES_OF_IMAGES,
-    POOLINGS_WITH_EDGES,
-    SENT_PIECES,
-    SHORT_LIVED_ON_CHIP,
-    STACKS_ON_CHIP,
-    TRANSPOSED_UPDATES,
+from jaxplan.xla._plan_effects import (
+    CopyLargestUpdate,
+    ExtendPoolings,
+    HoldPieces,
+    MoveTiles,
+    OnChip,
+    RoundTable,
+    ShortLivedOnChip,
+    TransposeUpdates,
+    WriteForEdges,
 )
-from jaxplan.xla.rules.tpu.rounding import NARROW_BYTES, rounded_tables
+from jaxplan.xla.rules.tpu.rounding import NARROW_BYTES
 
-_FOR_THE_SHORT_LIVED = 0.6
-"""Of the memory beside the cores. Chosen by the errors of plans compiled for v5e (`benchmarks.accuracy`)."""
 _UPDATES = 2
 """Operand of a scatter."""
 Copy = tuple[int, int, int]
@@ -50,16 +49,15 @@ class TpuBuffers:
         self._model, self._graph, program = model, model.graph, model.graph.program
         self._axes, self._target = model.topology.axes, model.buffers.target
         self._windowed = [g.index for g in self._graph.grouping.groups if may_communicate(self._graph, g.index)]
-        written, rules = model.buffers.materialised, self._graph.rules
-        images = {t for e in program.equations if rules[e.index].family == "convolution" for t in e.operands}
-        self._written_beside = {t for t in images if not written[t] and self._is_computed(t)}
-        self._scattered = [e for e in program.equations if rules[e.index].family == "scatter" and _turns_updates(e)]
-        self._tables = rounded_tables(self._graph, self._target)
-        self._replaced = replaced_in_place(program)
-        exits = [program.equations[e] for region in program.regions for e in region.exits]
-        stacks = sorted(e.results[0] for e in exits if e.params["role"] == "y" and e.phase == "forward")
-        self._sending = Memo()
-        self._stacked = [place[t] for t in stacks if t in place]
+        found = model.buffers.found
+        self._written_beside = {effect.tensor for effect in found.of(WriteForEdges)}
+        self._scattered = found.of(TransposeUpdates)
+        self._tables = {effect.tensor: (effect.first, effect.last) for effect in found.of(RoundTable)}
+        self._replaced, self._sending = program.replaced, Memo()
+        self._stacked = [place[effect.tensor] for effect in found.of(OnChip) if effect.tensor in place]
+        self._short_lived = sum(effect.share for effect in found.of(ShortLivedOnChip))
+        self._extends, self._holds_pieces = found.has(ExtendPoolings), found.has(HoldPieces)
+        self._copies_update, self._moves_tiles = found.has(CopyLargestUpdate), found.has(MoveTiles)
 
     def sent(self, transfer: Transfer) -> tuple[SentBytes, ...]:
         """`Transfer.collectives` with reduce-scatters in whole tiles, where they are (`scattered_in_tiles`)."""
@@ -69,7 +67,7 @@ class TpuBuffers:
             steps = steps[len(steps) - len(transfer.collectives) :]
             shape, sent = self._graph.program.tensors[transfer.tensor].shape, list(transfer.collectives)
             for i, step in enumerate(steps):
-                if step.kind == "reduce-scatter" and SCATTERED_IN_TILES.applies_to(self._target):
+                if step.kind == "reduce-scatter" and self._moves_tiles:
                     part = tuple(step.target.local_shape(shape, self._axes))
                     padded = scattered_in_tiles(part, transfer.itemsize)
                     if padded is not None:
@@ -82,34 +80,20 @@ class TpuBuffers:
         """Of the bytes of all results those in main memory, and the bytes on the chip that are left for short-lived
         values: stacks of loops of the forward pass lie there, in program order, as far as it goes."""
         sizes, left = sizes.copy(), self._target.on_chip_bytes
-        for place in self._stacked if STACKS_ON_CHIP.applies_to(self._target) else ():
+        for place in self._stacked:
             if sizes[place] <= left:
                 left -= sizes[place]
                 sizes[place] = 0
-        share = _FOR_THE_SHORT_LIVED if SHORT_LIVED_ON_CHIP.applies_to(self._target) else 0
-        return sizes, min(left, share * self._target.on_chip_bytes)
+        return sizes, min(left, self._short_lived * self._target.on_chip_bytes)
 
     def copies(self, chosen: Sequence[Configuration], transfers: Sequence[Transfer]) -> Iterator[Copy]:
         """The second copies in a plan of these configurations and transfers."""
-        found = (
-            (POOLINGS_WITH_EDGES, self._extended(chosen)),
-            (EDGES_OF_IMAGES, self._beside(chosen)),
-            (ROUNDED_TABLES, self._rounded(chosen, transfers)),
-            (COPIED_PARAMETER, self._copied(transfers)),
-            (TRANSPOSED_UPDATES, self._turned(chosen)),
-            (SENT_PIECES, self._sent(transfers)),
-        )
-        for rule, copies in found:
-            if rule.applies_to(self._target):
-                yield from copies
-
-    def _is_computed(self, t: int) -> bool:
-        """Whether the forward pass makes a tensor, and not as a cast alone."""
-        index = self._graph.values.producer[t]
-        if index < 0:
-            return False
-        eqn = self._graph.program.equations[index]
-        return eqn.phase == "forward" and eqn.name != "convert_element_type"
+        yield from self._extended(chosen) if self._extends else ()
+        yield from self._beside(chosen)
+        yield from self._rounded(chosen, transfers)
+        yield from self._copied(transfers) if self._copies_update else ()
+        yield from self._transposed_updates(chosen)
+        yield from self._sent(transfers) if self._holds_pieces else ()
 
     def _extended(self, chosen: Sequence[Configuration]) -> Iterator[Copy]:
         """Operands of poolings extended by the edges of neighbours' blocks; without other readers the array without
@@ -150,18 +134,19 @@ class TpuBuffers:
             yield graph.values.producer[t], last, self._padded_bytes(t, shape)
 
     def _padded_bytes(self, t: int, shape: Sequence[int]) -> int:
-        return padded_bytes(shape, self._graph.program.tensors[t].itemsize, self._model.buffers.inner.get(t, ()))
+        return padded_bytes(shape, self._graph.program.tensors[t].itemsize, self._model.buffers.storage_of(t).inner)
 
-    def _turned(self, chosen: Sequence[Configuration]) -> Iterator[Copy]:
-        """Updates of scatters (`_turns_updates`) in the order in which they are scattered, where the memory beside the
-        cores has no room for them."""
+    def _transposed_updates(self, chosen: Sequence[Configuration]) -> Iterator[Copy]:
+        """Updates of scatters in the order in which they are scattered, where the memory beside the cores has no room
+        for them."""
         graph = self._graph
-        for eqn in self._scattered:
+        for effect in self._scattered:
+            eqn = graph.program.equations[effect.equation]
             t, group = eqn.operands[_UPDATES], graph.grouping.equation_group[eqn.index]
             sharding = sharding_of(graph, chosen, group, t, produced=False)
             shape = sharding.local_shape(graph.program.tensors[t].shape, self._axes)
             size = padded_bytes(tuple(shape), graph.program.tensors[t].itemsize)
-            if size > self._target.on_chip_bytes:
+            if size > effect.num_bytes:
                 yield eqn.index, eqn.index, size
 
     def _rounded(self, chosen: Sequence[Configuration], transfers: Sequence[Transfer]) -> Iterator[Copy]:
@@ -198,8 +183,3 @@ class TpuBuffers:
             yield 0, max(consumers[self._replaced[t]], default=0), sizes[t]
             yield end, end, sizes[t]
 
-
-def _turns_updates(eqn: Equation) -> bool:
-    """Whether the leading dimension of a scatter's updates belongs to its windows: XLA moves those that are looked up
-    to the front, and writes them so (https://github.com/openxla/xla/blob/main/xla/service/scatter_simplifier.cc)."""
-    return 0 in eqn.params["dimension_numbers"].update_window_dims

@@ -14,20 +14,11 @@ from jaxplan.core._interner import Memo
 from jaxplan.cost._reads import Read, is_ascending, sharding_of
 from jaxplan.ir import STORED_KINDS, Configuration, StepGraph, Tensor
 from jaxplan.mesh import COLLECTIVES, Path, Sharding, Topology, reshard_path
-from jaxplan.xla._target import Target
-from jaxplan.xla.rules.both.liveness import NARROW_TRANSFERS, SHARED_STEPS
-from jaxplan.xla.rules.both.schedule import LARGE_SUMS_AT_ONCE
-from jaxplan.xla.rules.tpu.rounding import carried_tensor, wire_tensor
+from jaxplan.xla._buffers import Buffers
+from jaxplan.xla._plan_effects import ReduceAtOnce, ShareSteps
 
 ChangedRead = tuple[int, Sharding, Sharding]
 """Index of a read, the layout in which it is made and the one in which it is read."""
-
-
-COMBINED_BYTES = 30 * 2**20
-"""Larger sums are taken as soon as their summands are there. Smaller ones the compiler combines with others of a kind
-(30 MiB for all-reduce on GPUs, https://github.com/openxla/xla/blob/main/xla/service/collective_utils.h), so they wait
-for their reader. Programs of less than 3 GiB are compiled with lower limits (`jaxplan.partition`); there the prediction
-is the more careful one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,12 +49,12 @@ class Transfer:
 
     Attributes:
       tensor: tensor index.
-      carried: the tensor that travels: itself, or the narrower one that it was cast from (see `carried_tensor`).
+      carried: the tensor that travels: itself, or the narrower one that it was cast from (`Buffers.dtypes`).
       path: the chain of steps.
       spans: its executions in program order, none of which is read after the next begins: one, or where the copy is
         made again one before the first backward equation and one from there on.
       repeated: the copy is not kept between forward and backward pass.
-      itemsize: bytes of an element on the way (see `wire_tensor`).
+      itemsize: bytes of an element on the way (`Buffers.dtypes`).
       trips: how often each execution runs: the trips of the loops around it.
       shared: how many of the first steps an earlier transfer of the same value has taken: the compiler merges them.
     """
@@ -111,7 +102,7 @@ def plan_transfers(
     reads: Sequence[Read],
     configurations: Sequence[Configuration],
     repeated: frozenset[int],
-    target: Target | None = None,
+    buffers: Buffers,
 ) -> tuple[Transfer, ...]:
     """All reshardings of a plan, in order of first execution.
 
@@ -119,9 +110,10 @@ def plan_transfers(
       reads: from `find_reads`.
       configurations: the configuration of each group.
       repeated: reads (by index) that gather their copy again for the backward pass.
+      buffers: decide in which dtypes tensors travel, and which steps they share.
     """
     changed = changed_reads(graph, reads, configurations)
-    return make_transfers(graph, topology, reads, changed, repeated, Memo(), target)
+    return make_transfers(graph, topology, reads, changed, repeated, Memo(), buffers)
 
 
 def changed_reads(
@@ -151,14 +143,13 @@ def make_transfers(
     changed: Sequence[ChangedRead],
     repeated: frozenset[int],
     known: Memo,
-    target: Target | None = None,
+    buffers: Buffers,
 ) -> tuple[Transfer, ...]:
     """One transfer for all reads that bring a tensor to one layout (see `plan_transfers`).
 
     ``known`` holds those of each tensor between calls, as long as they give the same objects in ``changed``: plans of
     one frontier differ in few.
     """
-    compiler = target or Target.of(topology.chip)
     of_tensor: dict[int, list[ChangedRead]] = defaultdict(list)
     for item in changed:
         of_tensor[reads[item[0]].tensor].append(item)
@@ -166,11 +157,11 @@ def make_transfers(
     for t, items in of_tensor.items():
         key = (t, *known.numbers(items), *[item[0] in repeated for item in items])
         if key not in known:
-            known[key] = _of_tensor(graph, topology, compiler, reads, t, items, repeated)
+            known[key] = _of_tensor(graph, topology, buffers, reads, t, items, repeated)
         ordered += known[key]
     ordered.sort(key=operator.itemgetter(0))
     transfers = [transfer for _, transfer in ordered]
-    if not SHARED_STEPS.applies_to(compiler):
+    if not buffers.found.has(ShareSteps):
         return tuple(transfers)
     return _with_shared_steps(transfers, graph.values.merged, known)
 
@@ -178,7 +169,7 @@ def make_transfers(
 def _of_tensor(
     graph: StepGraph,
     topology: Topology,
-    compiler: Target,
+    buffers: Buffers,
     reads: Sequence[Read],
     t: int,
     changed: Sequence[ChangedRead],
@@ -188,23 +179,24 @@ def _of_tensor(
     readers: dict[Sharding, list[int]] = defaultdict(list)
     for index, _, target in changed:
         readers[target].append(index)
-    source = changed[-1][1]
+    source, program = changed[-1][1], graph.program
+    at_once = min((effect.num_bytes for effect in buffers.found.of(ReduceAtOnce)), default=math.inf)
     ordered: list[_Ordered] = []
     for target, indices in readers.items():
         forward = sorted({e for i in indices for e in reads[i].forward})
         later = sorted({e for i in indices for e in reads[i].later})
-        tensor = wire_tensor(graph, compiler, t, forward + later)
+        tensor = buffers.dtypes.tensor(program.tensors, t, forward + later, len(program.equations))
         path = reshard_path(source, target, tensor.shape, tensor.itemsize, topology)
         again = [i in repeated for i in indices if reads[i].in_both_phases]
         repeats = bool(forward and later and path.collectives) and (not again or all(again))
         reading = (forward, later) if repeats else (forward + later,)
         spans = tuple(Span(first=e[0], readers=tuple(e)) for e in reading)
-        is_sum = LARGE_SUMS_AT_ONCE.applies_to(compiler) and source.partial and len(spans) == 1
-        if is_sum and _local_bytes(tensor, path, topology) > COMBINED_BYTES:
+        is_sum = source.partial and len(spans) == 1
+        if is_sum and _local_bytes(tensor, path, topology) > at_once:
             spans = (dataclasses.replace(spans[0], first=graph.values.producer[t] + 1),)
         transfer = Transfer(
             tensor=t,
-            carried=carried_tensor(graph, t) if NARROW_TRANSFERS.applies_to(compiler) else t,
+            carried=buffers.dtypes.source(t),
             path=path,
             spans=spans,
             repeated=repeats,

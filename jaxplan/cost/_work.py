@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from jaxplan.ir import CONTRACTION_FAMILIES, Count, Equation, OperatorRule, SplitWindow, Tensor
 from jaxplan.ir.counts import Border as Border
 from jaxplan.ir.counts import convolution_products, pairs, window_sizes
-from jaxplan.xla._target import Target
+from jaxplan.xla._effects import PadMatrices
+from jaxplan.xla._found import Found
+from jaxplan.xla._plan_effects import MultiplyBorder, Repeat
 from jaxplan.xla.rules.gpu.borders import written_border as written_border
-from jaxplan.xla.rules.gpu.schedule import RAGGED_DOTS
 
 
 def flops_of_equation(
@@ -30,14 +32,28 @@ def flops_of_equation(
     return sum(number for _, number in count.matrix) if count else 0.0
 
 
-def groups_multiplied(eqn: Equation, tensors: Sequence[Tensor], target: Target) -> int:
-    """How often the compiler does the work of a contraction.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledWork:
+    """Equations that do other arithmetic than the program's.
 
-    XLA for GPUs lowers a product of groups of rows to one over all groups, in which the rows of others are zeros (seen
-    in programs compiled for H100); everything else runs once.
+    Attributes:
+      padded: dots that multiply padded matrices.
+      borders: convolutions that multiply the zeros written around their image.
+      times: equation -> how often its work is done.
     """
-    is_ragged = eqn.name == "ragged_dot_general" and RAGGED_DOTS.applies_to(target)
-    return tensors[eqn.operands[2]].shape[-1] if is_ragged else 1
+
+    padded: frozenset[int]
+    borders: frozenset[int]
+    times: Mapping[int, int]
+
+    @classmethod
+    def of(cls, found: Found) -> CompiledWork:
+        """By the effects of the compiler rules."""
+        return cls(
+            padded=frozenset(effect.equation for effect in found.of(PadMatrices)),
+            borders=frozenset(effect.equation for effect in found.of(MultiplyBorder)),
+            times={effect.equation: effect.times for effect in found.of(Repeat)},
+        )
 
 
 def _shapes(eqn: Equation, tensors: Sequence[Tensor]) -> list[tuple[int, ...]]:

@@ -17,7 +17,7 @@ class WrittenSummands:
     def __init__(self, model: CostModel) -> None:
         self.model, self._axes = model, model.topology.axes
         self._target, self._read_end = model.buffers.target, model.buffers.read_end
-        self._summands = model.buffers.summands
+        self._summands = model.buffers.found.of(Summand)
         self._written: dict[tuple[int, int], tuple[tuple[int, int, int, int], ...]] = {}
 
     def of(self, assignment: Sequence[int]) -> Iterator[tuple[int, int, int]]:

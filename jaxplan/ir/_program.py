@@ -260,6 +260,11 @@ class Program:
         return {self.inputs[pair.input]: self.outputs[pair.output] for pair in self.pairs if pair.is_state}
 
     @property
+    def replaced(self) -> dict[int, int]:
+        """Tensor of each output that takes the buffer of a donated input -> tensor of that input."""
+        return {self.outputs[o]: self.inputs[i] for o, i in self.aliases.items() if self.donated[i]}
+
+    @property
     def in_avals(self) -> tuple[str, ...]:
         """Dtype and shape of each input, such as ``float32[16,32]``."""
         tensors = [self.tensors[t] for t in self.inputs]

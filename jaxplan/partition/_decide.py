@@ -37,7 +37,7 @@ def decide_lowering(
       repeated: indices of the reads with a copy that is gathered again in the backward pass.
     """
     model = build_cost_model(graph, topology, configurations=[(config,) for config in configurations])
-    transfers = plan_transfers(graph, topology, model.reads, configurations, frozenset(repeated))
+    transfers = plan_transfers(graph, topology, model.reads, configurations, frozenset(repeated), model.buffers)
     shardings = PlanShardings(graph, topology, configurations, transfers)
     resident = Resident(shardings, model)
     gradients, sliced = find_gradients(shardings, model.reads), find_sliced_reads(shardings)
@@ -52,7 +52,7 @@ def decide_lowering(
         regather_anchors=_regather_anchors(shardings),
         gather_guards=guards,
         merge_guards=find_merge_guards(resident, {guard.equation for guard in guards}),
-        written=find_written_slices(shardings) | {e.index for e in equations if is_written_look_up(shardings, e)},
+        written=find_written_slices(resident) | {e.index for e in equations if is_written_look_up(shardings, e)},
         written_copies=sliced.copies,
         unpoolings=find_unpoolings(resident),
         relaid=frozenset(e.index for e in equations if _is_relaid(shardings, e)),

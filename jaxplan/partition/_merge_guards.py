@@ -15,7 +15,7 @@ from jaxplan.ir import Equation, StepGraph
 from jaxplan.partition._lowering import MergeGuard
 from jaxplan.partition._plan_shardings import PlanShardings
 from jaxplan.partition._resident import Resident
-from jaxplan.xla import MERGED_BYTES, is_padded, matrix_dims
+from jaxplan.xla import MERGED_BYTES, PadMatrices, is_padded, matrix_dims
 
 LEAST_RISE = 0.01
 """Of the peak without arguments: one large dot is a little faster than three small ones."""
@@ -96,18 +96,19 @@ def _is_saved(graph: StepGraph, t: int) -> bool:
     return False
 
 
-def find_written_slices(shardings: PlanShardings) -> frozenset[int]:
+def find_written_slices(resident: Resident) -> frozenset[int]:
     """Equations that cut matrices which dots read in both orders, and padded, out of a larger array.
 
     XLA pads a matrix in each order by itself. Of queries, keys and values it was seen to save the padded queries and
     values for the backward pass, and to cut the keys there out of the array of all three again, which it kept for that
     beside them. At some sizes it writes the keys by themselves instead, which is less.
     """
-    graph, target = shardings.graph, shardings.target
+    shardings, graph = resident.shardings, resident.shardings.graph
+    padded = {effect.equation for effect in resident.buffers.found.of(PadMatrices)}
     forms: dict[int, set[tuple[tuple[int, ...], tuple[int, ...]]]] = defaultdict(set)
     for eqn in graph.program.equations:
-        for side, t in enumerate(eqn.operands if eqn.name == "dot_general" else ()):
-            if is_padded(graph, eqn, side, target, shardings.local_shape(eqn, t)) and _is_slice(graph, t):
+        for side, t in enumerate(eqn.operands if eqn.index in padded else ()):
+            if is_padded(eqn, side, shardings.local_shape(eqn, t)) and _is_slice(graph, t):
                 free, summed = matrix_dims(eqn, side, len(graph.program.tensors[t].shape))
                 forms[t].add((summed, free) if side else (free, summed))  # rows and columns
     return frozenset(graph.values.producer[t] for t, matrices in forms.items() if len(matrices) > 1)

@@ -19,7 +19,6 @@ from jaxplan.cost._transfers import Transfer, changed_reads, make_transfers
 from jaxplan.ir import UNGROUPED
 from jaxplan.mesh import Sharding, collective_seconds
 from jaxplan.simulate._simulated_plan import PlanSimulator
-from jaxplan.xla.rules.tpu.rounding import carried_tensor
 
 PoolKey = tuple[str, tuple[int, ...]]
 """Kind and axes of collectives that the compiler combines: they pay one latency together."""
@@ -74,7 +73,7 @@ class PlanPieces:
         numbers: dict[int, int] = {}
         self._reads: list[list[int]] = []
         for index, read in enumerate(reads):
-            value = graph.values.merged[carried_tensor(graph, read.tensor)]
+            value = graph.values.merged[model.buffers.dtypes.source(read.tensor)]
             piece = numbers.setdefault(value, len(numbers))
             if piece == len(self._reads):
                 self._reads.append([])
@@ -136,7 +135,7 @@ class PlanPieces:
                 for _, source, target in changed_reads(model.graph, (reads[index],), chosen)  # pyright: ignore[reportArgumentType]
             ]
         repeated = frozenset(index for index, *_ in changed if self._is_repeated(index, assignment))
-        transfers = make_transfers(model.graph, model.topology, reads, changed, repeated, Memo())
+        transfers = make_transfers(model.graph, model.topology, reads, changed, repeated, Memo(), model.buffers)
         moves: list[Move] = []
         pooled: dict[PoolKey, int] = defaultdict(int)
         for place, transfer in enumerate(transfers):

@@ -2,6 +2,7 @@
 
 from jaxplan.xla._buffers import Buffers as Buffers
 from jaxplan.xla._buffers import analyse_buffers as analyse_buffers
+from jaxplan.xla._effects import PadMatrices as PadMatrices
 from jaxplan.xla._lifetimes import COUNTED_GAPS as COUNTED_GAPS
 from jaxplan.xla._lifetimes import GAPS as GAPS
 from jaxplan.xla._target import Target as Target

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from typing import Any
 
 from jaxplan.ir import CONTRACTION_FAMILIES, Equation, StepGraph, Tensor
+from jaxplan.xla._effects import Defer, WaitBeside
+from jaxplan.xla._storage import Order
 from jaxplan.xla._target import Target
 
 
@@ -18,8 +22,18 @@ class Facts:
       turning: index of the first backward equation.
       kernels: per equation, whether it has a kernel of its own; from the first pass on.
       absorbed: equation -> operands that its kernel computes inside of it; from the first pass on.
+      merged, rectifiers: equations with the effects `Merge` and `Rectify`.
+      is_tiled: whether arrays lie in memory in tiles.
       inner: the two innermost dimensions of images and of operands of batched dots, where memory is in tiles.
+      tokens: tensors whose innermost dimensions are a default (`jaxplan.xla._effects.Innermost`).
       written: per tensor, whether it is a buffer; a rule sees the effects of the rules before it, and its own.
+      deferred: weight gradients that run later than the program has them.
+      recomputed: per equation, whether the backward pass computes it again.
+      read_end: per equation, the one whose fusion really reads its operands; one more, for outputs of the program.
+      death: per tensor, the last equation that reads it; a rule sees the effects of the rules before it, and its own.
+      beside: tensors with the effect `WaitBeside`, the last of each.
+      rewritten: tensors and orders of dimensions with the effect `Rewrite`.
+      shared: tables that several rules make of the step.
     """
 
     graph: StepGraph
@@ -27,8 +41,19 @@ class Facts:
     turning: int
     kernels: Sequence[bool] = ()
     absorbed: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    merged: frozenset[int] = frozenset()
+    rectifiers: frozenset[int] = frozenset()
+    is_tiled: bool = False
     inner: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    tokens: frozenset[int] = frozenset()
     written: Sequence[bool] = ()
+    deferred: Mapping[int, Defer] = field(default_factory=dict)
+    recomputed: Sequence[bool] = ()
+    read_end: Sequence[int] = ()
+    death: Sequence[int] = ()
+    beside: Mapping[int, WaitBeside] = field(default_factory=dict)
+    rewritten: AbstractSet[tuple[int, Order]] = frozenset()
+    shared: dict[Hashable, Any] = field(default_factory=dict)
 
     @property
     def equations(self) -> Sequence[Equation]:

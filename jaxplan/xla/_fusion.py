@@ -1,12 +1,12 @@
-"""Second pass: which tensors are buffers, by the effects of the rules on fusion."""
+"""Third pass: which tensors are buffers, by the effects of the rules on fusion."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from jaxplan.errors import RuleError
-from jaxplan.xla._effects import Accumulate, Fuse, Write
+from jaxplan.xla._effects import Accumulate, Effect, Fuse, Write
 from jaxplan.xla._facts import Facts
 from jaxplan.xla._rule import CompilerRule
 from jaxplan.xla.rules import rules_of
@@ -26,6 +26,8 @@ class Fused:
       decided_by: per tensor, the name of the rule that decided it last; None: no rule, it is computed by its readers.
       blocks, transposes: buffers only where local shapes say so -> the dimensions (`Write`).
       sums: dots that a library call adds to a sum.
+      sums_alone: those of them (equations) whose result is a buffer for that reason alone.
+      others: effects that later passes apply.
     """
 
     written: list[bool]
@@ -33,6 +35,8 @@ class Fused:
     blocks: Mapping[int, tuple[int, ...]]
     transposes: Mapping[int, tuple[int, ...]]
     sums: tuple[Accumulate, ...]
+    sums_alone: frozenset[int]
+    others: tuple[Effect, ...]
 
 
 def fuse(facts: Facts, *, conditional: bool = True) -> Fused:
@@ -43,7 +47,7 @@ def fuse(facts: Facts, *, conditional: bool = True) -> Fused:
     """
     pass_ = _FusionPass(facts)
     for rule in rules_of(facts.target, "fusion"):
-        for effect in rule.find(pass_.facts) if rule.find else ():
+        for effect in rule.find(pass_.facts):
             if conditional or not isinstance(effect, Write) or not effect.is_conditional:
                 pass_.apply(rule, effect)
     return Fused(
@@ -51,7 +55,9 @@ def fuse(facts: Facts, *, conditional: bool = True) -> Fused:
         decided_by=pass_.decided_by,
         blocks=pass_.blocks,
         transposes=pass_.transposes,
-        sums=tuple(sorted(pass_.sums)),
+        sums=tuple(sorted(effect for _, effect in pass_.sums)),
+        sums_alone=frozenset(pass_.sums_alone()),
+        others=tuple(pass_.others),
     )
 
 
@@ -65,12 +71,13 @@ class _FusionPass:
         self.facts = replace(facts, written=self.written)
         self.blocks: dict[int, tuple[int, ...]] = {}
         self.transposes: dict[int, tuple[int, ...]] = {}
-        self.sums: list[Accumulate] = []
+        self.sums: list[tuple[str, Accumulate]] = []
+        self.others: list[Effect] = []
 
-    def apply(self, rule: CompilerRule, effect: object) -> None:
+    def apply(self, rule: CompilerRule, effect: Effect) -> None:
         """Take one effect of a rule into account."""
         if isinstance(effect, Accumulate):
-            self.sums.append(effect)
+            self.sums.append((rule.name, effect))
             if not effect.replaces:
                 self._decide(rule, effect.other, True)
             self._decide(rule, self.facts.equations[effect.equation].results[0], True)
@@ -85,6 +92,15 @@ class _FusionPass:
             if effect.transposes is not None:
                 self.transposes[effect.tensor] = effect.transposes
             self._decide(rule, effect.tensor, True)
+        else:
+            self.others.append(effect)
+
+    def sums_alone(self) -> Iterator[int]:
+        """Sums whose result the rule on them decided."""
+        for name, effect in self.sums:
+            (result,) = self.facts.equations[effect.equation].results
+            if self.decided_by[result] == name:
+                yield effect.equation
 
     def _is_constant(self, t: int) -> bool:
         return self.facts.graph.values.free[t] or self.facts.tensors[t].kind == "literal"

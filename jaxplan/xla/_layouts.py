@@ -1,47 +1,72 @@
-"""Contents of buffers where they differ from the program: functions in float32, copies that are widened."""
+"""First pass: how arrays lie in memory, by the effects of the rules on storage."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from jaxplan.ir import StepGraph
-from jaxplan.xla._target import Target
-from jaxplan.xla.rules.gpu.functions import NOT_RECOMPUTED, WIDE_COPIES, WIDE_FUNCTIONS
+from jaxplan.xla._effects import GroupChannels, Hold, Innermost, PadMatrices, Tile
+from jaxplan.xla._facts import Facts
+from jaxplan.xla._found import Found, effects
+from jaxplan.xla._storage import AS_DECLARED, MatrixDims, Storage
+from jaxplan.xla.rules.gpu.padding import matrix_dims
 
-_WIDE_BYTES = 4
-
-
-def buffer_bytes(graph: StepGraph, target: Target, t: int) -> int:
-    """Global bytes of a tensor as a buffer."""
-    tensor, index = graph.program.tensors[t], graph.values.producer[t]
-    if index < 0 or tensor.itemsize >= _WIDE_BYTES or not WIDE_FUNCTIONS.applies_to(target):
-        return tensor.num_bytes
-    wide = graph.program.equations[index].name in NOT_RECOMPUTED
-    return tensor.num_elements * _WIDE_BYTES if wide else tensor.num_bytes
+_KEEP_DIMENSIONS = frozenset({"elementwise", "window"})
 
 
-def widened_copies(graph: StepGraph, target: Target, materialised: Sequence[bool]) -> frozenset[int]:
-    """16-bit tensors that the fusions of both passes cast to float32, logits excluded."""
-    if not WIDE_COPIES.applies_to(target):
-        return frozenset()
-    tensors, found = graph.program.tensors, set()
-    for eqn in graph.program.equations:
-        if eqn.name != "convert_element_type" or eqn.phase == "backward" or materialised[eqn.results[0]]:
+def with_storage(facts: Facts) -> tuple[Facts, Found]:
+    """The facts with `Facts.is_tiled`, `Facts.inner` and `Facts.tokens`; and the effects on storage."""
+    found = Found.of_effects(effects(facts, "storage"))
+    innermost = found.of(Innermost)
+    tokens = _spread(facts.graph, _first(e for e in innermost if e.default))
+    inner = _spread(facts.graph, {**tokens, **_first(e for e in innermost if not e.default)})
+    return replace(facts, is_tiled=found.has(Tile), inner=inner, tokens=frozenset(tokens)), found
+
+
+def storage_of(facts: Facts, found: Found) -> dict[int, Storage]:
+    """Tensors that do not lie in memory as the program has them."""
+    storage: dict[int, Storage] = {t: Storage(inner=dims) for t, dims in facts.inner.items()}
+
+    def change(t: int, **changes: object) -> None:
+        storage[t] = replace(storage.get(t, AS_DECLARED), **changes)  # pyright: ignore[reportArgumentType]
+
+    for hold in found.of(Hold):
+        change(hold.tensor, itemsize=hold.itemsize, copies=hold.copies)
+    for image in found.of(GroupChannels):
+        change(image.tensor, groups=image.groups)
+    for t, matrices in _padded(facts, found).items():
+        change(t, matrices=matrices)
+    return storage
+
+
+def _padded(facts: Facts, found: Found) -> dict[int, MatrixDims]:
+    """Operands that dots read padded; the copy is kept for the next dot that reads it, in the backward pass too."""
+    padded: dict[int, MatrixDims] = {}
+    for effect in found.of(PadMatrices):
+        eqn = facts.equations[effect.equation]
+        for side, t in enumerate(eqn.operands):
+            padded.setdefault(t, matrix_dims(eqn, side, len(facts.tensors[t].shape)))
+    return padded
+
+
+def _first(found: Iterable[Innermost]) -> dict[int, tuple[int, int]]:
+    """Of each tensor the dimensions by its first equation."""
+    dims: dict[int, tuple[int, int]] = {}
+    for effect in sorted(found, key=lambda effect: effect.equation):
+        dims.setdefault(effect.tensor, effect.dims)
+    return dims
+
+
+def _spread(graph: StepGraph, found: Mapping[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
+    """The same with the results and sources of these tensors in which dimensions stay; arguments are not among them."""
+    program, spread = graph.program, dict(found)
+    for eqn in (*program.equations, *reversed(program.equations), *program.equations) if found else ():
+        if graph.rules[eqn.index].family not in _KEEP_DIMENSIONS:
             continue
-        narrow, wide = tensors[eqn.operands[0]], tensors[eqn.results[0]]
-        is_wider = narrow.itemsize < _WIDE_BYTES == wide.itemsize and wide.dtype.kind == "f"
-        if is_wider and not _is_normalised(graph, wide.index):
-            found.add(narrow.index)
-    return frozenset(found)
-
-
-def _is_normalised(graph: StepGraph, t: int) -> bool:
-    """Whether the maximum is taken of a value, or of a sum with it: fusions recompute both (logits)."""
-    readers = [graph.program.equations[c] for c in graph.values.consumers[t]]
-    readers += [
-        graph.program.equations[c]
-        for eqn in readers
-        if graph.rules[eqn.index].family == "elementwise"
-        for c in graph.values.consumers[eqn.results[0]]
-    ]
-    return any(eqn.name == "reduce_max" for eqn in readers)
+        ends = [*eqn.operands, *eqn.results]
+        known = [t for t in ends if t in spread]
+        for t in ends if known else ():
+            if len(program.tensors[t].shape) == len(program.tensors[known[0]].shape):
+                spread.setdefault(t, spread[known[0]])
+    return {t: dims for t, dims in spread.items() if graph.values.producer[t] >= 0}

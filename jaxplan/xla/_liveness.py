@@ -1,20 +1,19 @@
-"""Fifth pass: from which equation to which each buffer lives, one device or many."""
+"""Sixth pass: from which equation to which each buffer lives, one device or many."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from jaxplan.ir import REGION_IN, REGION_OUT, Equation, StepGraph
-from jaxplan.xla._effects import Accumulate
+from jaxplan.xla._effects import Accumulate, Overwrite
 from jaxplan.xla._facts import walk
+from jaxplan.xla._in_place import reuse_in_place
 from jaxplan.xla._schedule import Schedule
-from jaxplan.xla._target import Target
-from jaxplan.xla.rules.both.in_place import hand_over
 
 
 def deaths(
     graph: StepGraph,
-    target: Target,
+    overwritten: Sequence[Overwrite],
     materialised: Sequence[bool],
     plan: Schedule,
     added_up: Sequence[Accumulate],
@@ -35,7 +34,7 @@ def deaths(
             death[eqn.results[0]] = max(death[eqn.results[0]], last if eqn.params["role"] == "const" else -1)
         for t in eqn.operands[_is_carry_exit(eqn) :]:
             death[t] = max(death[t], last)
-    hand_over(graph, target, materialised, death, plan.late)
+    reuse_in_place(graph, overwritten, materialised, death, plan.late)
     for a in added_up:
         death[a.product] = producer[a.product] - 1  # no buffer of its own, unless it is resharded first
         if a.in_place and death[a.other] == a.equation and a.other not in program.inputs:

@@ -1,4 +1,4 @@
-"""Third pass: the residuals that the forward pass saves for the backward pass.
+"""Fourth pass: the residuals that the forward pass saves for the backward pass.
 
 A backward fusion recomputes unmaterialised forward values from buffers: the narrowest such value of the
 chain is the residual, or the first that is a buffer anyway.
@@ -8,18 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jaxplan.xla._effects import Fuse, KeepResults, Recompute, Save
+from jaxplan.xla._effects import (
+    Compare,
+    Effect,
+    Fuse,
+    KeepResults,
+    Recompute,
+    Save,
+    SaveNarrowest,
+    SaveStatistics,
+)
 from jaxplan.xla._facts import Facts, walk
 from jaxplan.xla._fusion import Fused
 from jaxplan.xla.rules import rules_of
-from jaxplan.xla.rules.both.residuals import (
-    COMPARISONS,
-    MASKS_ARE_RECOMPUTED,
-    NARROWEST_IS_SAVED,
-    RESIDUALS,
-    SMALL_FRACTION,
-    SMALL_STATISTICS,
-)
+
+SAVED = "saved-for-the-backward-pass"
+"""Decides in place of a rule where the rule on residuals is left out."""
 
 
 def save_residuals(facts: Facts, fused: Fused) -> tuple[bool, ...]:
@@ -31,15 +35,17 @@ def save_residuals(facts: Facts, fused: Fused) -> tuple[bool, ...]:
     consumers, free, turning = facts.graph.values.consumers, facts.graph.values.free, facts.turning
     again = [not has_kernel for has_kernel in facts.kernels]
     saved, aliases = set[int](), dict[int, str]()
+    how = _Choice()
     for rule in rules_of(facts.target, "residuals"):
-        for effect in rule.find(facts) if rule.find else ():
+        for effect in rule.find(facts):
+            how.apply(rule.name, effect)
             if isinstance(effect, KeepResults | Recompute):
                 again[effect.equation] = isinstance(effect, Recompute)
             elif isinstance(effect, Save):
                 saved.add(effect.tensor)
             elif isinstance(effect, Fuse):
                 aliases[effect.tensor] = rule.name
-    residuals = _Residuals(facts, fused, again)
+    residuals = _Residuals(facts, fused, again, how)
     residuals.kept |= saved
     for eqn in facts.equations[:turning]:
         for t in eqn.results:
@@ -51,12 +57,35 @@ def save_residuals(facts: Facts, fused: Fused) -> tuple[bool, ...]:
     return tuple(again)
 
 
+class _Choice:
+    """How residuals are chosen.
+
+    Attributes:
+      share: of the bytes of a value that its statistics may take so that they are saved in its place.
+      narrowest: the rule by which the narrowest value of a chain is saved; None: the value itself is.
+      comparisons: equations that are never saved.
+    """
+
+    def __init__(self) -> None:
+        self.share = 0.0
+        self.narrowest: str | None = None
+        self.comparisons = set[int]()
+
+    def apply(self, rule: str, effect: Effect) -> None:
+        if isinstance(effect, SaveStatistics):
+            self.share = effect.share
+        elif isinstance(effect, SaveNarrowest):
+            self.narrowest = rule
+        elif isinstance(effect, Compare):
+            self.comparisons.add(effect.equation)
+
+
 class _Residuals:
     """The residuals so far."""
 
-    def __init__(self, facts: Facts, fused: Fused, again: Sequence[bool]) -> None:
-        self._facts, self._fused, self._again = facts, fused, again
-        self._share = SMALL_FRACTION if SMALL_STATISTICS.applies_to(facts.target) else 0.0
+    def __init__(self, facts: Facts, fused: Fused, again: Sequence[bool], how: _Choice) -> None:
+        self._facts, self._fused, self._again, self._how = facts, fused, again, how
+        self._share = how.share
         consumers = facts.graph.values.consumers
         self.kept = set(facts.graph.program.inputs)
         written = (t for t, is_written in enumerate(fused.written) if is_written)
@@ -67,24 +96,24 @@ class _Residuals:
         for keep in self._narrowest(t):
             self.kept.add(keep)
             if not self._fused.written[keep]:
-                self._fused.decided_by[keep] = RESIDUALS
+                self._fused.decided_by[keep] = self._how.narrowest or SAVED
             self._fused.written[keep] = True
 
     def _narrowest(self, t: int) -> list[int]:
         """The values to keep so that ``t`` can be recomputed; none when the kept ones already suffice."""
-        tensors, producer, target = self._facts.tensors, self._facts.graph.values.producer, self._facts.target
+        tensors, producer = self._facts.tensors, self._facts.graph.values.producer
         missing = self._missing(t)
         if sum(tensors[u].num_bytes for u in missing) <= self._share * tensors[t].num_bytes:
             return missing  # the statistics that a normalised value, and its mask, are computed again from
         keep: list[int] = []
         while True:
             index = producer[t]
-            if index < 0 or not self._again[index] or not NARROWEST_IS_SAVED.applies_to(target):
+            if index < 0 or not self._again[index] or not self._how.narrowest:
                 return [*keep, t]
             eqn, size = self._facts.equations[index], tensors[t].num_bytes
             needed = [o for o in dict.fromkeys(eqn.operands) if self._missing(o)]
             large = [o for o in needed if tensors[o].num_bytes > self._share * size]
-            is_mask = eqn.name in COMPARISONS and MASKS_ARE_RECOMPUTED.applies_to(target)
+            is_mask = index in self._how.comparisons
             if len(large) > 1 or (large and not is_mask and tensors[large[0]].num_bytes > size):
                 return [*keep, t]
             for small in needed:

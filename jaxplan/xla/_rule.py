@@ -10,9 +10,21 @@ from jaxplan.xla._effects import Effect
 from jaxplan.xla._facts import Facts
 from jaxplan.xla._target import Arithmetic, Backend, Target
 
-Stage = Literal["kernels", "fusion", "residuals", "layouts", "schedule", "liveness", "heap", "work"]
-STAGES: tuple[Stage, ...] = ("kernels", "fusion", "residuals", "layouts", "schedule", "liveness", "heap", "work")
-"""The passes of the model in their order, and last the rules that change the number of operations."""
+Stage = Literal["storage", "kernels", "fusion", "residuals", "schedule", "liveness", "reuse", "layouts", "heap", "work"]
+STAGES: tuple[Stage, ...] = (
+    "storage",
+    "kernels",
+    "fusion",
+    "residuals",
+    "schedule",
+    "liveness",
+    "reuse",
+    "layouts",
+    "heap",
+    "work",
+)
+"""The passes of the model in their order: how arrays lie in memory, which values are buffers, when these live, the
+copies beside them, the heap; and last the rules that change the number of operations."""
 ALL: tuple[Backend, ...] = ("gpu", "tpu", "cpu")
 
 
@@ -59,7 +71,7 @@ class CompilerRule:
       source: URL of the compiler pass, or the measurement of the rule.
       made_after: models (`benchmarks.accuracy`) that it was made after; they are left out when it is judged.
       test: file of the tests, and one of them.
-      find: its effects on a step; None where a pass asks for the rule, because it is about resharded values.
+      find: its effects on a step.
       priority: a rule overrules others of its stage of less; those of equal priority must not disagree.
     """
 
@@ -70,14 +82,19 @@ class CompilerRule:
     source: str | Fitted | Observed
     made_after: tuple[str, ...]
     test: str
+    find: Callable[[Facts], Iterable[Effect]]
     arithmetic: Arithmetic | None = None
-    find: Callable[[Facts], Iterable[Effect]] | None = None
     priority: int = 0
 
     def applies_to(self, target: Target) -> bool:
         """Whether the rule is one of a target's, and is not left out there."""
         is_its = target.backend in self.backends and self.arithmetic in (None, target.arithmetic)
         return is_its and self.name not in target.without
+
+
+def always(*effects: Effect) -> Callable[[Facts], Iterable[Effect]]:
+    """The same effects on every step: behaviour towards values that a plan reshards."""
+    return lambda facts: effects
 
 
 XLA = "https://github.com/openxla/xla/blob/main/xla/"

@@ -16,21 +16,28 @@ from jaxplan.xla.rules.both import liveness as _both_liveness
 from jaxplan.xla.rules.both import residual_sums as _both_residual_sums
 from jaxplan.xla.rules.both import residuals as _both_residuals
 from jaxplan.xla.rules.both import schedule as _both_schedule
+from jaxplan.xla.rules.both import transfers as _both_transfers
 from jaxplan.xla.rules.gpu import borders as _gpu_borders
 from jaxplan.xla.rules.gpu import functions as _gpu_functions
+from jaxplan.xla.rules.gpu import in_place_fusions as _gpu_in_place_fusions
 from jaxplan.xla.rules.gpu import kernels as _gpu_kernels
 from jaxplan.xla.rules.gpu import layouts as _gpu_layouts
 from jaxplan.xla.rules.gpu import library_sums as _gpu_library_sums
+from jaxplan.xla.rules.gpu import padding as _gpu_padding
+from jaxplan.xla.rules.gpu import pooling as _gpu_pooling
 from jaxplan.xla.rules.gpu import schedule as _gpu_schedule
 from jaxplan.xla.rules.gpu import summands as _gpu_summands
+from jaxplan.xla.rules.gpu import transposed as _gpu_transposed
 from jaxplan.xla.rules.tpu import channel_groups as _tpu_channel_groups
 from jaxplan.xla.rules.tpu import dot_operands as _tpu_dot_operands
 from jaxplan.xla.rules.tpu import dot_results as _tpu_dot_results
 from jaxplan.xla.rules.tpu import functions as _tpu_functions
+from jaxplan.xla.rules.tpu import inner_dims as _tpu_inner_dims
 from jaxplan.xla.rules.tpu import kernels as _tpu_kernels
 from jaxplan.xla.rules.tpu import layouts as _tpu_layouts
 from jaxplan.xla.rules.tpu import liveness as _tpu_liveness
 from jaxplan.xla.rules.tpu import rearranged as _tpu_rearranged
+from jaxplan.xla.rules.tpu import rounding as _tpu_rounding
 from jaxplan.xla.rules.tpu import slices as _tpu_slices
 
 _MODULES = (
@@ -42,13 +49,20 @@ _MODULES = (
     _both_deferred,
     _both_schedule,
     _both_liveness,
+    _both_transfers,
     _gpu_kernels,
     _gpu_borders,
     _gpu_library_sums,
     _gpu_summands,
     _gpu_functions,
+    _gpu_transposed,
+    _gpu_padding,
+    _gpu_pooling,
     _gpu_layouts,
     _gpu_schedule,
+    _gpu_in_place_fusions,
+    _tpu_inner_dims,
+    _tpu_rounding,
     _tpu_kernels,
     _tpu_dot_results,
     _tpu_dot_operands,

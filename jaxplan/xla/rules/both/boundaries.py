@@ -8,7 +8,6 @@ from jaxplan.ir import CUT, REGION_IN, REGION_OUT, Equation
 from jaxplan.xla._effects import Fuse, Write
 from jaxplan.xla._facts import Facts
 from jaxplan.xla._rule import ALL, XLA, CompilerRule
-from jaxplan.xla.rules.tpu.layouts import TILES
 
 
 def _arguments_and_results(facts: Facts) -> Iterator[Write]:
@@ -99,8 +98,7 @@ def _is_bitcast(facts: Facts, eqn: Equation) -> bool:
     program = facts.graph.program
     (source,), (result,) = eqn.operands, eqn.results
     shapes = [program.tensors[t].shape for t in (source, result)]
-    is_tiled = TILES.applies_to(facts.target)
-    is_same = not is_tiled or (min(map(len, shapes)) > 2 and shapes[0][-2:] == shapes[1][-2:])
+    is_same = not facts.is_tiled or (min(map(len, shapes)) > 2 and shapes[0][-2:] == shapes[1][-2:])
     return is_same and source in program.inputs and result not in program.outputs
 
 

@@ -1,87 +1,77 @@
-"""Products that make gradients of parameters, and until when the compiler puts them off."""
+"""Dots that make gradients of parameters, and until when the compiler defers them."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from jaxplan.ir import CONTRACTION_FAMILIES, REGION_OUT, UNGROUPED, VIEW_PRIMITIVES, StepGraph
-from jaxplan.xla._effects import Order
+from jaxplan.xla._effects import Defer, Order
 from jaxplan.xla._facts import Facts
 from jaxplan.xla._rule import ALL, JAXPLAN_LOWERING, XLA, CompilerRule
-from jaxplan.xla._target import Target
 from jaxplan.xla.rules.both.schedule import LARGE_PARAMETER_BYTES
 
 _SCHEDULER = f"{XLA}hlo/transforms/simplifiers/hlo_memory_scheduler.cc"
 
 
-
-@dataclass(frozen=True, slots=True)
-class PutOff:
-    """When a product that makes the gradient of a parameter may be made: after one equation, by another."""
-
-    after: int
-    by: int
-
-
-def put_off(graph: StepGraph, target: Target) -> dict[int, PutOff]:
-    """Product that makes the gradient of a parameter -> when it is made.
+def _deferred(facts: Facts, *, until_next: bool) -> Iterator[Defer]:
+    """Weight gradients, and when they are made.
 
     Nothing waits for such a dot. Compiled GPU and TPU programs were seen to make it after the input gradient that
-    is next, and by the one after that, so its operands are live until then; a convolution by the end of all passes
-    that come of that, before the next dot. Its result was not seen live beside operands of that next input gradient:
-    a kernel that was gathered for it, for one. Where putting it off for longer would matter, the lowering asks for it
-    (`jaxplan.partition`).
+    is next, and by the one after that, so its operands are live until then; a convolution (``until_next``) by the end
+    of all passes that come of that, before the next dot. Its result was not seen live beside operands of that next
+    input gradient: a kernel that was gathered for it, for one. Where deferring it for longer would matter, the lowering
+    asks for it (`jaxplan.partition`).
     """
-    if not DEFERRED_GRADIENTS.applies_to(target):
-        return {}
-    until_next = DEFERRED_KERNEL_GRADIENTS.applies_to(target)
-    program = graph.program
-    products = [
-        e.index
-        for e in program.equations
-        if e.phase == "backward" and e.region < 0 and graph.rules[e.index].family in CONTRACTION_FAMILIES
-    ]
-    ends = dict(itertools.pairwise([*products, len(program.equations)]))
-    result: dict[int, PutOff] = {}
+    graph, program = facts.graph, facts.graph.program
+    dots = [e.index for e in program.equations if e.phase == "backward" and e.region < 0 and facts.is_dot(e.index)]
+    ends = dict(itertools.pairwise([*dots, len(program.equations)]))
     following = after = None
-    for e in reversed(products):
+    for e in reversed(dots):
         if not is_gradient(graph, program.equations[e].results[0]):
             following, after = e, following
         elif following is not None:
             by = following if after is None else after
-            by = ends[by] - 1 if until_next and graph.rules[e].family == "convolution" else by
-            result[e] = PutOff(following, max(by, following + 1))  # its operands are live until its result is made
-    return result
+            by = ends[by] - 1 if until_next and facts.family(e) == "convolution" else by
+            yield Defer(e, following, max(by, following + 1))  # its operands are live until its result is made
 
 
-def behind_input_gradients(graph: StepGraph, target: Target, materialised: Sequence[bool]) -> dict[int, int]:
-    """Product that makes the gradient of a large parameter -> the input gradient that comes first.
+def _until_next_input_gradient(facts: Facts) -> Iterator[Defer]:
+    return _deferred(facts, until_next=False)
+
+
+def _kernels_until_next_dot(facts: Facts) -> Iterator[Defer]:
+    found = _deferred(facts, until_next=True)
+    return (d for d in found if d.equation in facts.deferred and facts.family(d.equation) == "convolution")
+
+
+def _born_after(facts: Facts) -> Iterator[Order]:
+    return (Order(e, after=defer.after) for e, defer in facts.deferred.items())
+
+
+def _input_gradients_first(facts: Facts) -> Iterator[Order]:
+    """Gradients of large parameters, each after the input gradient that comes first.
 
     Both read a gradient that is computed inside of them (that of the logits), and the parameter is read for the last
     time by the second. Left alone, compiled TPU programs made the first beside the parameter, or a copy gathered for
     the second, so the lowering asks for this order (`jaxplan.partition`).
     """
-    if not INPUT_GRADIENTS_FIRST.applies_to(target):
-        return {}
-    program, values, found = graph.program, graph.values, dict[int, int]()
-    products = {
+    graph, program, values = facts.graph, facts.graph.program, facts.graph.values
+    dots = {
         e.index: is_gradient(graph, e.results[0], or_part=True)
         for e in program.equations
-        if e.phase == "backward" and e.region < 0 and graph.rules[e.index].family == "contraction"
+        if e.phase == "backward" and e.region < 0 and facts.family(e.index) == "contraction"
     }
-    for e in (e for e, makes_gradient in products.items() if makes_gradient):
+    for e in (e for e, makes_gradient in dots.items() if makes_gradient):
         eqn = program.equations[e]
         if program.tensors[eqn.results[0]].num_bytes < LARGE_PARAMETER_BYTES or len(set(eqn.operands)) < 2:
             continue
-        readers = {c for t in eqn.operands if not materialised[t] for c in values.consumers[t] if c > e}
+        readers = {c for t in eqn.operands if not facts.written[t] for c in values.consumers[t] if c > e}
         for c in sorted(readers):
             made_before = all(values.producer[t] < e for t in program.equations[c].operands)
-            if not products.get(c, True) and made_before:
-                found[e] = c
+            if not dots.get(c, True) and made_before:
+                yield Order(e, after=c, is_asked=True)
                 break
-    return found
 
 
 def is_gradient(graph: StepGraph, t: int, *, or_part: bool = False) -> bool:
@@ -137,19 +127,6 @@ def _factors(graph: StepGraph, equation: int) -> tuple[int, ...]:
     return tuple(graph.values.number[t] for t in eqn.operands[:2]) if is_product else ()
 
 
-def _deferred(facts: Facts) -> Iterator[Order]:
-    return (Order(e, by=when.by) for e, when in put_off(facts.graph, facts.target).items())
-
-
-def _born_after(facts: Facts) -> Iterator[Order]:
-    return (Order(e, after=when.after) for e, when in put_off(facts.graph, facts.target).items())
-
-
-def _input_gradients_first(facts: Facts) -> Iterator[Order]:
-    found = behind_input_gradients(facts.graph, facts.target, facts.written)
-    return (Order(e, after=first) for e, first in found.items())
-
-
 def _sums_of_trips(facts: Facts) -> Iterator[Order]:
     found = sums_over_trips(facts.graph)
     return (Order(e, after=behind, by=behind + 1, is_sum=True) for e, behind in found.items())
@@ -163,7 +140,7 @@ DEFERRED_GRADIENTS = CompilerRule(
     source=_SCHEDULER,
     made_after=("vit",),
     test="tests/xla/test_deferred.py::test_a_gradient_waits_for_two_input_gradients",
-    find=_deferred,
+    find=_until_next_input_gradient,
 )
 DEFERRED_KERNEL_GRADIENTS = CompilerRule(
     name="kernel-gradients-are-deferred-to-the-next-dot",
@@ -173,6 +150,8 @@ DEFERRED_KERNEL_GRADIENTS = CompilerRule(
     source=_SCHEDULER,
     made_after=("unet", "vgg"),
     test="tests/xla/test_deferred.py::test_so_does_that_of_a_convolution",
+    find=_kernels_until_next_dot,
+    priority=1,
 )
 GRADIENTS_AFTER_INPUTS = CompilerRule(
     name="weight-gradients-are-born-after-input-gradients",
@@ -183,6 +162,7 @@ GRADIENTS_AFTER_INPUTS = CompilerRule(
     made_after=("vgg",),
     test="tests/xla/test_deferred.py::test_a_gradient_waits_for_two_input_gradients",
     find=_born_after,
+    priority=1,
 )
 INPUT_GRADIENTS_FIRST = CompilerRule(
     name="input-gradients-come-first",

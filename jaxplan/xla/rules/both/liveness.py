@@ -2,9 +2,46 @@
 
 from __future__ import annotations
 
-from jaxplan.xla._rule import ALL, JAXPLAN_LOWERING, XLA, CompilerRule
+from collections.abc import Iterator
+
+from jaxplan.ir import REGION_IN, REGION_OUT, Equation
+from jaxplan.xla._effects import Overwrite
+from jaxplan.xla._facts import Facts
+from jaxplan.xla._plan_effects import GatherInto, KeepUpdatedParts, ShortenSources
+from jaxplan.xla._rule import ALL, XLA, CompilerRule, always
 
 _ALIASES = f"{XLA}service/copy_insertion.cc"
+
+
+def _of_scatters(facts: Facts) -> Iterator[Overwrite]:
+    return (Overwrite(e.index, e.operands[0]) for e in facts.equations if facts.family(e.index) == "scatter")
+
+
+def _of_carries(facts: Facts) -> Iterator[Overwrite]:
+    for eqn in facts.equations:
+        if eqn.name == REGION_IN and eqn.params["role"] == "carry":
+            yield Overwrite(eqn.index, eqn.operands[0])
+        elif eqn.name == REGION_OUT and eqn.params["role"] == "carry":
+            yield from _handed_on(facts, eqn)
+
+
+def _of_branches(facts: Facts) -> Iterator[Overwrite]:
+    exits = (e for e in facts.equations if e.name == REGION_OUT and e.params["role"] == "branch")
+    return (effect for eqn in exits for effect in _handed_on(facts, eqn))
+
+
+def _handed_on(facts: Facts, eqn: Equation) -> Iterator[Overwrite]:
+    """Operands of an exit, and values that the loop or branch hands on unchanged."""
+    for t in eqn.operands:
+        yield Overwrite(eqn.index, t)
+        by = facts.maker(t) or eqn
+        if by.name == REGION_IN and by.params["role"] == "operand":
+            yield Overwrite(eqn.index, by.operands[0])
+
+
+def _updates(facts: Facts) -> Iterator[GatherInto]:
+    return map(GatherInto, facts.graph.program.replaced)
+
 
 SCATTERS_IN_PLACE = CompilerRule(
     name="scatters-write-over-their-operand",
@@ -14,6 +51,7 @@ SCATTERS_IN_PLACE = CompilerRule(
     source=f"{XLA}hlo/analysis/hlo_dataflow_analysis.cc",
     made_after=("dlrm",),
     test="tests/xla/test_in_place.py::test_an_update_of_a_table_is_written_over_it",
+    find=_of_scatters,
 )
 CARRIES_IN_PLACE = CompilerRule(
     name="carries-are-one-buffer",
@@ -23,6 +61,7 @@ CARRIES_IN_PLACE = CompilerRule(
     source=_ALIASES,
     made_after=("lstm",),
     test="tests/xla/test_in_place.py::test_a_product_of_a_carry_needs_a_second_buffer",
+    find=_of_carries,
 )
 BRANCHES_IN_PLACE = CompilerRule(
     name="branches-write-over-what-they-hand-on",
@@ -32,6 +71,7 @@ BRANCHES_IN_PLACE = CompilerRule(
     source=_ALIASES,
     made_after=(),
     test="tests/xla/test_in_place.py::test_a_branch_that_changes_nothing_makes_the_other_write_in_place",
+    find=_of_branches,
 )
 SHORTENED_SOURCES = CompilerRule(
     name="sources-of-resharded-values-die-early",
@@ -41,15 +81,7 @@ SHORTENED_SOURCES = CompilerRule(
     source=f"{XLA}service/buffer_assignment.cc",
     made_after=("gpt",),
     test="tests/cost/test_tensor_reuse.py::test_what_is_kept",
-)
-SHARED_STEPS = CompilerRule(
-    name="equal-first-steps-are-one-collective",
-    backends=ALL,
-    stage="liveness",
-    does="Reshardings of one value that begin alike share these steps; what they share lives until the last goes on.",
-    source=f"{XLA}service/hlo_cse.cc",
-    made_after=("gpt",),
-    test="tests/partition/test_plan_compiles.py::test_the_compiled_program_is_the_planned_one",
+    find=always(ShortenSources()),
 )
 UPDATED_PARTS = CompilerRule(
     name="updated-shards-live-beside-their-gather",
@@ -59,6 +91,7 @@ UPDATED_PARTS = CompilerRule(
     source=f"{XLA}service/buffer_assignment.cc",
     made_after=("gpt",),
     test="tests/partition/test_plan_compiles.py::test_zero1_gathers_into_the_parameters_that_it_replaces",
+    find=always(KeepUpdatedParts()),
 )
 GATHERED_INTO_ARGUMENTS = CompilerRule(
     name="updates-are-gathered-into-donated-arguments",
@@ -68,13 +101,5 @@ GATHERED_INTO_ARGUMENTS = CompilerRule(
     source=f"{XLA}service/buffer_assignment.cc",
     made_after=("gpt",),
     test="tests/partition/test_plan_compiles.py::test_zero1_gathers_into_the_parameters_that_it_replaces",
-)
-NARROW_TRANSFERS = CompilerRule(
-    name="casts-travel-narrow",
-    backends=ALL,
-    stage="layouts",
-    does="A value that was cast to a wider dtype is resharded as it was before the cast, as the lowering spells it.",
-    source=JAXPLAN_LOWERING,
-    made_after=("moe",),
-    test="tests/partition/test_replay.py::test_a_widened_value_travels_as_it_was",
+    find=_updates,
 )

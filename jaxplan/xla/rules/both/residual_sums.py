@@ -7,9 +7,6 @@ from collections.abc import Iterator
 from jaxplan.xla._effects import Write
 from jaxplan.xla._facts import Facts
 from jaxplan.xla._rule import ALL, XLA, CompilerRule
-from jaxplan.xla.rules.tpu.kernels import RECTIFIED_SUMS
-
-_RECTIFIER = "max"
 
 
 def _residual_sums(facts: Facts) -> Iterator[Write]:
@@ -32,8 +29,7 @@ def _readers(facts: Facts, t: int) -> Iterator[int]:
     for c in consumers[t]:
         eqn = facts.equations[c]
         if c >= facts.turning or any(r < facts.turning for result in eqn.results for r in consumers[result]):
-            is_rectifier = eqn.name == _RECTIFIER and RECTIFIED_SUMS.applies_to(facts.target)
-            is_inside = is_rectifier and not facts.written[eqn.results[0]]
+            is_inside = c in facts.rectifiers and not facts.written[eqn.results[0]]
             yield from _readers(facts, eqn.results[0]) if is_inside else (c,)
 
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from jaxplan.xla._rule import ALL, XLA, CompilerRule, Fitted, zoo
+from collections.abc import Iterator
+
+from jaxplan.xla._effects import Compare, SaveNarrowest, SaveStatistics
+from jaxplan.xla._facts import Facts
+from jaxplan.xla._rule import ALL, XLA, CompilerRule, Fitted, always, zoo
 
 SMALL_FRACTION = 1 / 8
 """Statistics (a row's maximum, mean or variance) this much smaller than their source are saved beside it."""
 COMPARISONS = frozenset({"eq", "ne", "ge", "gt", "le", "lt", "is_finite", "not"})
 """A mask is a quarter of its source, and still never written by compiled GPU programs: each fusion that reads
 it compares again, and the compared value is saved."""
+
+
+def _comparisons(facts: Facts) -> Iterator[Compare]:
+    return (Compare(e.index) for e in facts.equations if e.name in COMPARISONS)
+
 
 SMALL_STATISTICS = CompilerRule(
     name="small-statistics-are-saved",
@@ -23,6 +32,7 @@ SMALL_STATISTICS = CompilerRule(
     ),
     made_after=("gpt", "resnet50"),
     test="tests/cost/test_prediction.py::test_what_is_saved_for_the_backward_pass",
+    find=always(SaveStatistics(SMALL_FRACTION)),
 )
 NARROWEST_IS_SAVED = CompilerRule(
     name="narrowest-value-of-a-chain-is-saved",
@@ -32,6 +42,7 @@ NARROWEST_IS_SAVED = CompilerRule(
     source=f"{XLA}service/instruction_fusion.cc",
     made_after=("gpt", "resnet50"),
     test="tests/cost/test_prediction.py::test_what_is_saved_for_the_backward_pass",
+    find=always(SaveNarrowest()),
 )
 MASKS_ARE_RECOMPUTED = CompilerRule(
     name="masks-are-compared-again",
@@ -41,6 +52,5 @@ MASKS_ARE_RECOMPUTED = CompilerRule(
     source=f"{XLA}service/instruction_fusion.cc",
     made_after=("resnet50",),
     test="tests/cost/test_prediction.py::test_a_rectifier_saves_what_it_read_and_not_its_mask",
+    find=_comparisons,
 )
-RESIDUALS = NARROWEST_IS_SAVED.name
-"""The rule by which a tensor is a buffer that is one for the backward pass alone."""

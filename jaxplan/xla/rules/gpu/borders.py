@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from jaxplan.ir import StepGraph
 from jaxplan.ir.counts import Border, window_sizes
-from jaxplan.xla._effects import Absorb
+from jaxplan.xla._effects import Absorb, Temporary
 from jaxplan.xla._facts import Facts
 from jaxplan.xla._rule import XLA, CompilerRule
-from jaxplan.xla._target import Target
 from jaxplan.xla.rules.both.deferred import is_gradient
 
 
-class PaddedImage(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaddedImage(Temporary):
     """A copy of a tensor with zeros around it, or the cells of one that are cut off again.
 
     Attributes:
+      equation: the convolution that reads the copy, or makes the border.
       tensor: the image.
       widths: dimension -> elements that it has more.
       holes: dimension -> distance of its elements.
       is_whole: a buffer beside the tensor's own; else only its additional cells are.
-      first, last: equations between which it lives.
     """
 
+    equation: int
     tensor: int
     widths: tuple[tuple[int, int], ...]
     holes: tuple[tuple[int, int], ...]
     is_whole: bool
-    first: int
-    last: int
 
     def num_elements(self, shape: Sequence[int]) -> int:
         """How many elements a device holds for it, of a local shape of the tensor."""
@@ -90,42 +89,23 @@ def _nearest(before: int, least: int, stride: int) -> int:
     return min(max(before, least), least + stride - 1)
 
 
-def _images_with_borders(facts: Facts) -> Iterator[Absorb]:
+def _images_with_borders(facts: Facts) -> Iterator[Absorb | PaddedImage]:
+    """Copies of images with the zeros around them that convolutions read, and the border of image gradients."""
     for eqn in facts.equations:
         border = written_border(facts.graph, eqn.index)
-        if border is not None and not border.around_output:
-            yield Absorb(eqn.index, eqn.operands[0])
-
-
-def padded_images(
-    graph: StepGraph, target: Target, read_end: Sequence[int], death: Sequence[int]
-) -> tuple[PaddedImage, ...]:
-    """Copies of images with the zeros around them that convolutions read, and the border of image gradients.
-
-    A copy that the gradient of the kernel reads as well is kept for it; one with a border of another width is made when
-    it is read.
-    """
-    if not PADDED_IMAGES.applies_to(target):
-        return ()
-    found: dict[tuple[int, tuple, tuple], PaddedImage] = {}
-    for eqn in graph.program.equations:
-        border = written_border(graph, eqn.index)
         if border is None:
             continue
-        t = eqn.results[0] if border.around_output else eqn.operands[0]
+        if not border.around_output:
+            yield Absorb(eqn.index, eqn.operands[0])
         dims = eqn.params["dimension_numbers"][2 if border.around_output else 0][2:]
-        widths = tuple((d, before + after) for d, (before, after) in zip(dims, border.widths) if before + after)
         steps = eqn.params["lhs_dilation"] if border.fills_holes else ()
-        holes = tuple((d, step) for d, step in zip(dims, steps) if step > 1)
-        first = last = eqn.index
-        if border.around_output:
-            last = death[t]
-        known = found.get((graph.values.number[t], widths, holes))
-        if known is not None and known.is_whole:
-            first, last = known.first, read_end[eqn.index]
-        is_whole = not border.around_output
-        found[graph.values.number[t], widths, holes] = PaddedImage(t, widths, holes, is_whole, first, last)
-    return tuple(found.values())
+        yield PaddedImage(
+            equation=eqn.index,
+            tensor=eqn.results[0] if border.around_output else eqn.operands[0],
+            widths=tuple((d, before + after) for d, (before, after) in zip(dims, border.widths) if before + after),
+            holes=tuple((d, step) for d, step in zip(dims, steps) if step > 1),
+            is_whole=not border.around_output,
+        )
 
 
 PADDED_IMAGES = CompilerRule(

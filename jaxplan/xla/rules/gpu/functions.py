@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from jaxplan.ir import Equation
-from jaxplan.xla._effects import KeepResults, Recompute
+from jaxplan.xla._effects import Hold, KeepResults, Recompute
 from jaxplan.xla._facts import Facts, walk
+from jaxplan.xla._plan_effects import CopyWide
 from jaxplan.xla._rule import XLA, CompilerRule, Observed, zoo
 
 _ONE_BY_ONE = Observed(
@@ -17,6 +18,7 @@ _ONE_BY_ONE = Observed(
 NOT_RECOMPUTED = frozenset({"tanh", "erfc", "erf_inv", "pow", "digamma", "lgamma"})
 """``tanh`` and ``erfc`` stand in GELUs; ``exp`` of attention and loss was seen recomputed, and ``erf``, ``tan`` and
 ``cbrt`` there."""
+_WIDE_BYTES = 4
 NOT_RECOMPUTED_IN_16_BITS = frozenset({"sin", "cos", "atan", "atan2", "expm1"})
 
 
@@ -52,6 +54,34 @@ def _is_of_convolution(facts: Facts, t: int) -> bool:
 
     makers = (facts.maker(u) for u in walk([t], sources))
     return any(e is not None and facts.family(e.index) == "convolution" for e in makers)
+
+
+def _wide(facts: Facts) -> Iterator[Hold]:
+    results = (e.results[0] for e in facts.equations if e.name in NOT_RECOMPUTED)
+    return (Hold(t, _WIDE_BYTES) for t in results if facts.tensors[t].itemsize < _WIDE_BYTES)
+
+
+def _wide_copies(facts: Facts) -> Iterator[CopyWide]:
+    """16-bit tensors that the fusions of both passes cast to float32, logits excluded."""
+    for eqn in facts.equations:
+        if eqn.name != "convert_element_type" or eqn.phase == "backward" or facts.written[eqn.results[0]]:
+            continue
+        narrow, wide = facts.tensors[eqn.operands[0]], facts.tensors[eqn.results[0]]
+        is_wider = narrow.itemsize < _WIDE_BYTES == wide.itemsize and wide.dtype.kind == "f"
+        if is_wider and not _is_normalised(facts, wide.index):
+            yield CopyWide(narrow.index)
+
+
+def _is_normalised(facts: Facts, t: int) -> bool:
+    """Whether the maximum is taken of a value, or of a sum with it: fusions recompute both (logits)."""
+    readers = facts.readers(t)
+    readers += [
+        reader
+        for eqn in readers
+        if facts.family(eqn.index) == "elementwise"
+        for reader in facts.readers(eqn.results[0])
+    ]
+    return any(eqn.name == "reduce_max" for eqn in readers)
 
 
 SAVED_FUNCTIONS = CompilerRule(
@@ -101,11 +131,12 @@ WIDE_FUNCTIONS = CompilerRule(
     name="saved-functions-are-float32",
     backends=("gpu",),
     arithmetic="f32",
-    stage="layouts",
+    stage="storage",
     does="A 16-bit result of a saved function is saved as the float32 in which it was computed.",
     source=f"{XLA}hlo/transforms/simplifiers/float_normalization.cc",
     made_after=("gpt",),
     test="tests/cost/test_functions.py::test_what_gpus_save_where_arithmetic_is_wide",
+    find=_wide,
 )
 WIDE_COPIES = CompilerRule(
     name="resharded-copies-are-saved-in-float32",
@@ -118,4 +149,5 @@ WIDE_COPIES = CompilerRule(
     ),
     made_after=("resnet50", "bert"),
     test="tests/partition/test_plan_compiles.py::test_the_compiled_program_is_the_planned_one",
+    find=_wide_copies,
 )

@@ -5,11 +5,14 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Sequence
 
-from jaxplan.ir import CONTRACTION_FAMILIES, StepGraph
+from jaxplan.ir import StepGraph
+from jaxplan.xla._effects import Overwrite
+from jaxplan.xla._facts import Facts
+from jaxplan.xla._rule import XLA, CompilerRule
 
 
-def write_over_operands(graph: StepGraph, materialised: Sequence[bool], death: list[int]) -> None:
-    """Let an operand that an element-wise fusion reads last die right before the result is born; ``death`` is changed.
+def _write_over_operands(facts: Facts) -> Iterator[Overwrite]:
+    """Operands that an element-wise fusion reads last, and writes over.
 
     XLA lets a GPU fusion write its result over an operand of the same shape and element size that nothing reads later,
     where every path between both is element-wise:
@@ -18,18 +21,17 @@ def write_over_operands(graph: StepGraph, materialised: Sequence[bool], death: l
     tuple, beside its scratch memory, and so no operand of the fusion itself: it is never written over
     (https://github.com/openxla/xla/blob/main/xla/service/heap_simulator/heap_simulator.cc, ``IsUserOf``).
     """
-    program, producer = graph.program, graph.values.producer
-    calls = (e for e in program.equations if graph.rules[e.index].family in CONTRACTION_FAMILIES)
+    graph, program, written, death = facts.graph, facts.graph.program, facts.written, facts.death
+    calls = (e for e in program.equations if facts.is_dot(e.index))
     kept = {*program.inputs, *program.outputs, *(t for e in calls for t in e.results)}
     for eqn in program.equations:
         for result in eqn.results:
-            if not materialised[result] or graph.rules[eqn.index].family != "elementwise":
+            if not written[result] or facts.family(eqn.index) != "elementwise":
                 continue
-            for t in _elementwise_sources(graph, result, materialised):
-                if death[t] == eqn.index and t not in kept and producer[t] >= 0 and _is_read_in_order(
-                    graph, t, result, materialised
-                ):
-                    death[t] = eqn.index - 1
+            for t in _elementwise_sources(graph, result, written):
+                is_last = death[t] == eqn.index and t not in kept and graph.values.producer[t] >= 0
+                if is_last and _is_read_in_order(graph, t, result, written):
+                    yield Overwrite(eqn.index, t)
                     break
 
 
@@ -94,3 +96,15 @@ def _leads_to(graph: StepGraph, equation: int, last: int) -> bool:
                     seen.add(c)
                     heapq.heappush(heap, -c)
     return False
+
+
+FUSIONS_IN_PLACE = CompilerRule(
+    name="fusions-write-over-operands",
+    backends=("gpu",),
+    stage="reuse",
+    does="An element-wise fusion writes over an operand of equal shape and element size that it reads last.",
+    source=f"{XLA}service/gpu/alias_info.cc",
+    made_after=(),
+    test="tests/xla/test_in_place.py::test_a_gpu_fusion_writes_over_an_operand_that_it_reads_last",
+    find=_write_over_operands,
+)

@@ -2,36 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxplan.ir import Equation, StepGraph
-
-Order = tuple[int, ...]
-"""Dimensions of a tensor from the slowest to the fastest in memory."""
-ShapeOf = Callable[[int], Sequence[int]]
-"""Shape of a tensor on one device."""
-
-_TILE, _SHORT_TILE, _SHORT_TILE_ELEMENTS = 16, 8, 64 * 128
-"""Both dimensions that a tiled kernel exchanges have 16 elements, or 8 and 8192 together."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
-    """A transposition of a tensor: the dimensions that are fastest in memory before and after it; none where those
-    stay."""
-
-    tensor: int
-    before: Order
-    after: Order
-
-    def is_tiled(self, shape_of: ShapeOf) -> bool:
-        """Whether the kernel that does it moves tiles."""
-        shape = shape_of(self.tensor)
-        sizes = [math.prod(shape[d] for d in dims) for dims in (self.before, self.after)]
-        return min(sizes) >= _TILE or (min(sizes) >= _SHORT_TILE and math.prod(sizes) >= _SHORT_TILE_ELEMENTS)
+from jaxplan.xla._storage import Exchange, Order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

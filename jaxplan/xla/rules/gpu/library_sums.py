@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator
 
 from jaxplan.ir import Equation, StepGraph
-from jaxplan.xla._effects import Accumulate
+from jaxplan.xla._effects import Accumulate, Merge
 from jaxplan.xla._facts import Facts, is_outer_product
 from jaxplan.xla._rule import XLA, CompilerRule
 
@@ -30,15 +30,14 @@ def library_sums(facts: Facts) -> Iterator[Accumulate]:
     https://github.com/openxla/xla/blob/main/xla/service/gpu/transforms/cudnn_fused_conv_rewriter.cc
     """
     graph, program, values = facts.graph, facts.graph.program, facts.graph.values
-    merged = _merged_dots(graph) if MERGED_DOTS.applies_to(facts.target) else set[int]()
-    replaced = {program.outputs[o]: program.inputs[i] for o, i in program.aliases.items() if program.donated[i]}
+    replaced = program.replaced
     for eqn in program.equations:
         summands = set(eqn.operands)
         if eqn.name not in ("add", "add_any") or len(summands) < 2 or any(values.free[t] for t in summands):
             continue
         types = [(program.tensors[t].shape, program.tensors[t].dtype) for t in (*summands, *eqn.results)]
         products = {t: chain for t in summands if (chain := _product_behind(graph, t, eqn.index))}
-        products = {t: chain for t, chain in products.items() if values.producer[chain[-1]] not in merged}
+        products = {t: chain for t, chain in products.items() if values.producer[chain[-1]] not in facts.merged}
         if products and len(set(types)) == 1:
             summand = max(products, key=lambda t: values.producer[products[t][-1]])
             *views, product = products[summand]
@@ -57,12 +56,12 @@ def _of_convolutions(facts: Facts) -> Iterator[Accumulate]:
     return (a for a in library_sums(facts) if not a.in_place)
 
 
-def _merged_dots(graph: StepGraph) -> set[int]:
+def _merged_dots(facts: Facts) -> Iterator[Merge]:
     """Dots that the compiler merges into one, which is added to nothing: they sum the same dimensions of one operand.
 
     https://github.com/openxla/xla/blob/main/xla/hlo/transforms/simplifiers/dot_merger.h
     """
-    tensors, sharing = graph.program.tensors, defaultdict[Hashable, list[Equation]](list)
+    graph, tensors, sharing = facts.graph, facts.tensors, defaultdict[Hashable, list[Equation]](list)
     for eqn in graph.program.equations:
         if eqn.name == "dot_general" and len(set(eqn.operands)) == 2:
             contracted, batch = eqn.params["dimension_numbers"]
@@ -71,7 +70,8 @@ def _merged_dots(graph: StepGraph) -> set[int]:
                 own = tensors[eqn.operands[1 - side]].num_bytes + tensors[eqn.results[0]].num_bytes
                 if own <= MERGED_BYTES:
                     sharing[key].append(eqn)
-    return {eqn.index for dots in sharing.values() if len(dots) > 1 for eqn in dots}
+    merged = {eqn.index for dots in sharing.values() if len(dots) > 1 for eqn in dots}
+    return map(Merge, sorted(merged))
 
 
 def _product_behind(graph: StepGraph, t: int, equation: int) -> tuple[int, ...]:
@@ -129,11 +129,12 @@ def _adds_up(graph: StepGraph, eqn: Equation) -> bool:
 MERGED_DOTS = CompilerRule(
     name="merged-dots-are-added-to-nothing",
     backends=("gpu",),
-    stage="fusion",
+    stage="kernels",
     does="Small dots that share an operand are merged into one, which is then part of no sum.",
     source=f"{XLA}hlo/transforms/simplifiers/dot_merger.h",
     made_after=("gpt",),
     test="tests/xla/test_library_sums.py::test_a_product_with_other_readers_keeps_its_own",
+    find=_merged_dots,
 )
 GEMM_ADDS_C = CompilerRule(
     name="gemm-accumulates-into-c",

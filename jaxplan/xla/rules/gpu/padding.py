@@ -7,25 +7,25 @@ transformer's window become 56, the 197 of a ViT 200.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from jaxplan.ir import WHOLE, Equation, GroupSpace, OperatorRule, StepGraph
-from jaxplan.xla._target import Target
-from jaxplan.xla.rules.gpu.layouts import PADDED_MATRICES
+from jaxplan.xla._effects import PadMatrices
+from jaxplan.xla._facts import Facts
+from jaxplan.xla._rule import XLA, CompilerRule
+from jaxplan.xla._storage import MatrixDims
 
 MULTIPLE = 8
 
-MatrixDims = tuple[tuple[int, ...], tuple[int, ...]]
-"""The dimensions of an operand that are the rows of its matrices, and those that are their columns."""
 
-
-def _pads(graph: StepGraph, eqn: Equation, target: Target) -> bool:
-    if not PADDED_MATRICES.applies_to(target) or eqn.name != "dot_general":
-        return False
-    dtypes = {graph.program.tensors[t].dtype.name for t in eqn.operands}
-    return len(dtypes) == 1 and dtypes.pop() in target.padded_dtypes
+def _padded_dots(facts: Facts) -> Iterator[PadMatrices]:
+    for eqn in facts.equations:
+        if eqn.name == "dot_general":
+            dtypes = {facts.tensors[t].dtype.name for t in eqn.operands}
+            if len(dtypes) == 1 and dtypes.pop() in facts.target.padded_dtypes:
+                yield PadMatrices(eqn.index)
 
 
 def padded(sizes: np.ndarray) -> np.ndarray:
@@ -33,27 +33,14 @@ def padded(sizes: np.ndarray) -> np.ndarray:
     return np.where(sizes <= 1, sizes, np.ceil(sizes / MULTIPLE) * MULTIPLE)
 
 
-def padded_operands(graph: StepGraph, target: Target) -> dict[int, MatrixDims]:
-    """Operands that dots read padded; the copy is kept for the next dot that reads it, in the backward pass too."""
-    found: dict[int, MatrixDims] = {}
-    for eqn in graph.program.equations:
-        if not _pads(graph, eqn, target):
-            continue
-        for side, t in enumerate(eqn.operands):
-            found.setdefault(t, matrix_dims(eqn, side, len(graph.program.tensors[t].shape)))
-    return found
-
-
 def matrix_dims(eqn: Equation, side: int, rank: int) -> MatrixDims:
-    """Dimensions of an operand of a product that are neither summed nor shared with the other, and those summed."""
+    """Dimensions of an operand of a dot that are neither summed nor shared with the other, and those summed."""
     summed, shared = (dims[side] for dims in eqn.params["dimension_numbers"])
     return tuple(d for d in range(rank) if d not in summed and d not in shared), tuple(summed)
 
 
-def is_padded(graph: StepGraph, eqn: Equation, side: int, target: Target, shape: Sequence[int]) -> bool:
-    """Whether a product reads an operand, of a local shape, padded."""
-    if not _pads(graph, eqn, target):
-        return False
+def is_padded(eqn: Equation, side: int, shape: Sequence[int]) -> bool:
+    """Whether a dot whose matrices are padded reads an operand, of a local shape, with padding."""
     return bool(padded_share(np.array([shape]), matrix_dims(eqn, side, len(shape)))[0] > 1)
 
 
@@ -66,19 +53,15 @@ def padded_share(shape: np.ndarray, dims: MatrixDims) -> np.ndarray:
     return share
 
 
-def padded_work(
-    graph: StepGraph, space: GroupSpace, splits: np.ndarray, equation: int, target: Target
-) -> np.ndarray:
+def padded_work(graph: StepGraph, space: GroupSpace, splits: np.ndarray, equation: int) -> np.ndarray:
     """Ratio of a device's multiply-adds with padding to those without, shape (K,); ``splits`` is (K, C)."""
-    eqn, rule = graph.program.equations[equation], graph.rules[equation]
-    more = np.ones(len(splits))
-    if _pads(graph, eqn, target):
-        for side in _sides(rule):
-            size = np.ones(len(splits))
-            for factor in side:
-                c = space.factor_class[equation][factor]
-                size *= rule.factors[factor].size / (1 if c == WHOLE else splits[:, c])
-            more *= padded(size) / size
+    rule, more = graph.rules[equation], np.ones(len(splits))
+    for side in _sides(rule):
+        size = np.ones(len(splits))
+        for factor in side:
+            c = space.factor_class[equation][factor]
+            size *= rule.factors[factor].size / (1 if c == WHOLE else splits[:, c])
+        more *= padded(size) / size
     return more
 
 
@@ -92,3 +75,15 @@ def _sides(rule: OperatorRule) -> tuple[set[int], set[int], set[int]]:
 
 def _factors(dims: Iterable[Iterable[int]]) -> set[int]:
     return {factor for dim in dims for factor in dim}
+
+
+PADDED_MATRICES = CompilerRule(
+    name="matrices-of-16-bits-are-padded",
+    backends=("gpu",),
+    stage="storage",
+    does="Rows and columns of 16-bit matrices are padded to multiples of eight, and kept so.",
+    source=f"{XLA}service/gpu/transforms/cublas_pad_for_gemms.cc",
+    made_after=("vit", "swin"),
+    test="tests/cost/test_work.py::test_what_is_padded_is_kept_so",
+    find=_padded_dots,
+)

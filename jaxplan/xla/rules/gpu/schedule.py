@@ -2,7 +2,69 @@
 
 from __future__ import annotations
 
-from jaxplan.xla._rule import JAXPLAN_LOWERING, XLA, CompilerRule
+from collections import defaultdict
+from collections.abc import Hashable, Iterator
+
+from jaxplan.xla._effects import ChooseOrder
+from jaxplan.xla._facts import Facts
+from jaxplan.xla._plan_effects import (
+    AwaitNextGradient,
+    ClearTogether,
+    Combine,
+    MultiplyBorder,
+    ReduceInPlace,
+    Repeat,
+    StartEarly,
+    TakeTurns,
+)
+from jaxplan.xla._rule import JAXPLAN_LOWERING, XLA, CompilerRule, always
+from jaxplan.xla.rules.both.deferred import is_gradient
+from jaxplan.xla.rules.both.schedule import LARGE_PARAMETER_BYTES
+from jaxplan.xla.rules.gpu.borders import written_border
+from jaxplan.xla.rules.gpu.library_sums import VIEWS
+
+
+def _cleared_together(facts: Facts) -> Iterator[ClearTogether]:
+    """Results of scatters that start from the same constant, those of one loop by themselves.
+
+    Compiled GPU programs were seen to make one constant of all of them, and the copy for each where the first is.
+    """
+    values, alike = facts.graph.values, defaultdict[Hashable, list[int]](list)
+    for eqn in facts.equations:
+        if facts.family(eqn.index) == "scatter" and values.free[eqn.operands[0]]:
+            alike[values.number[eqn.operands[0]], eqn.region].append(eqn.results[0])
+    return (ClearTogether(tuple(results)) for results in alike.values() if len(results) > 1)
+
+
+def _large_tables(facts: Facts) -> Iterator[TakeTurns]:
+    scatters = (e for e in facts.equations if facts.family(e.index) == "scatter")
+    return (TakeTurns(t) for e in scatters for t in e.results if facts.tensors[t].num_bytes >= LARGE_PARAMETER_BYTES)
+
+
+def _reduced_in_place(facts: Facts) -> Iterator[ReduceInPlace]:
+    """Gradients of parameters only: input gradients that are summed side by side were seen in buffers of their own.
+
+    NCCL reduces in place, and XLA lets an all-reduce share the buffer of an operand that is read last. The operand has
+    to be a buffer: element-wise operators in front of it write one of their own.
+    """
+    producer = facts.graph.values.producer
+    for t in range(len(facts.tensors)):
+        u = t
+        while not facts.written[u] and producer[u] >= 0 and facts.equations[producer[u]].name in VIEWS:
+            u = facts.equations[producer[u]].operands[0]
+        if facts.written[u] and producer[u] >= 0 and is_gradient(facts.graph, t):
+            yield ReduceInPlace(t)
+
+
+def _borders(facts: Facts) -> Iterator[MultiplyBorder]:
+    return (MultiplyBorder(e.index) for e in facts.equations if written_border(facts.graph, e.index))
+
+
+def _ragged_dots(facts: Facts) -> Iterator[Repeat]:
+    dots = (e for e in facts.equations if e.name == "ragged_dot_general")
+    return (Repeat(e.index, facts.tensors[e.operands[2]].shape[-1]) for e in dots)
+
+
 
 CLEARED_TOGETHER = CompilerRule(
     name="zeros-of-scatters-are-made-together",
@@ -12,6 +74,7 @@ CLEARED_TOGETHER = CompilerRule(
     source=f"{XLA}service/hlo_cse.cc",
     made_after=("dlrm",),
     test="tests/xla/test_kernels.py::test_what_scatters_start_from_is_cleared_where_the_first_begins",
+    find=_cleared_together,
 )
 TABLES_TAKE_TURNS = CompilerRule(
     name="gradients-of-large-tables-take-turns",
@@ -21,6 +84,7 @@ TABLES_TAKE_TURNS = CompilerRule(
     source=JAXPLAN_LOWERING,
     made_after=("dlrm",),
     test="tests/partition/test_tables.py::test_tables_are_gathered_and_reduced_one_at_a_time",
+    find=_large_tables,
 )
 SCATTERED_BESIDE = CompilerRule(
     name="reduce-scatters-run-beside-the-next-gradient",
@@ -30,6 +94,7 @@ SCATTERED_BESIDE = CompilerRule(
     source=f"{XLA}service/gpu/gpu_hlo_schedule.cc",
     made_after=("gpt",),
     test="tests/partition/test_gradient_barriers.py::test_sums_that_are_scattered_at_once_do_not_hide_what_waits",
+    find=always(AwaitNextGradient()),
 )
 GATHERS_START_EARLY = CompilerRule(
     name="gathers-in-loops-start-with-the-trip",
@@ -39,6 +104,7 @@ GATHERS_START_EARLY = CompilerRule(
     source=f"{XLA}service/gpu/gpu_hlo_schedule.cc",
     made_after=(),
     test="tests/cost/test_loop_copies.py::test_parameters_of_a_trip_are_gathered_when_it_begins",
+    find=always(StartEarly()),
 )
 LEAST_MEMORY = CompilerRule(
     name="order-of-least-memory-is-taken",
@@ -49,15 +115,7 @@ LEAST_MEMORY = CompilerRule(
     source=f"{XLA}hlo/transforms/simplifiers/hlo_memory_scheduler.cc",
     made_after=(),
     test="tests/xla/test_deferred.py::test_the_order_of_least_memory_is_taken",
-)
-FUSIONS_IN_PLACE = CompilerRule(
-    name="fusions-write-over-operands",
-    backends=("gpu",),
-    stage="liveness",
-    does="An element-wise fusion writes over an operand of equal shape and element size that it reads last.",
-    source=f"{XLA}service/gpu/alias_info.cc",
-    made_after=(),
-    test="tests/xla/test_in_place.py::test_a_gpu_fusion_writes_over_an_operand_that_it_reads_last",
+    find=always(ChooseOrder()),
 )
 ALL_REDUCES_IN_PLACE = CompilerRule(
     name="all-reduces-are-in-place",
@@ -67,6 +125,7 @@ ALL_REDUCES_IN_PLACE = CompilerRule(
     source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/inplace.html",
     made_after=(),
     test="tests/cost/test_prediction.py::test_donated_state_is_not_counted_twice",
+    find=_reduced_in_place,
 )
 COMBINED_COLLECTIVES = CompilerRule(
     name="collectives-are-combined",
@@ -76,6 +135,7 @@ COMBINED_COLLECTIVES = CompilerRule(
     source=f"{XLA}service/collective_utils.h",
     made_after=("resnet50", "gpt"),
     test="tests/cost/test_combined.py::test_small_parameters_and_gradients_share_latencies",
+    find=always(Combine()),
 )
 WRITTEN_BORDERS = CompilerRule(
     name="borders-of-images-are-multiplied",
@@ -85,6 +145,7 @@ WRITTEN_BORDERS = CompilerRule(
     source=f"{XLA}service/gpu/transforms/conv_padding_legalization.cc",
     made_after=("conformer", "resnet50", "efficientnet"),
     test="tests/cost/test_work.py::test_zeros_that_are_written_around_images_are_multiplied",
+    find=_borders,
 )
 RAGGED_DOTS = CompilerRule(
     name="ragged-dots-multiply-all-groups",
@@ -94,4 +155,5 @@ RAGGED_DOTS = CompilerRule(
     source=f"{XLA}hlo/transforms/expanders/ragged_dot_rewriter.cc",
     made_after=(),
     test="tests/cost/test_operator_times.py::test_no_operator_is_faster_than_its_arithmetic",
+    find=_ragged_dots,
 )

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxplan.ir import Equation, StepGraph, Tensor
+from jaxplan.xla._effects import Temporary
 from jaxplan.xla._facts import Facts
 from jaxplan.xla._rule import XLA, CompilerRule, Fitted
 from jaxplan.xla._target import Target
@@ -31,7 +32,7 @@ _PRIORITY_FUSION = f"{XLA}service/gpu/transforms/priority_fusion.cc"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summand:
+class Summand(Temporary):
     """The summands of a sum over columns, fused into it as the program stands.
 
     Attributes:
@@ -86,8 +87,6 @@ def find_summands(facts: Facts) -> tuple[Summand, ...]:
 
     Squares are not, of which compiled programs add up both the values and the squares in one pass.
     """
-    if not SUMMANDS_OF_FEW_BLOCKS.applies_to(facts.target):
-        return ()
     graph, materialised, found = facts.graph, facts.written, list[Summand]()
     for eqn in graph.program.equations:
         if eqn.name == "reduce_sum" and not materialised[eqn.operands[0]]:
@@ -157,7 +156,7 @@ def _viewed(graph: StepGraph, materialised: Sequence[bool], t: int) -> int:
 SUMMANDS_OF_FEW_BLOCKS = CompilerRule(
     name="summands-of-few-blocks-are-written",
     backends=("gpu",),
-    stage="fusion",
+    stage="layouts",
     does="What a sum over columns adds up is written in float32 where its kernel has too few blocks for the chip.",
     source=Fitted(
         value=2.0,
@@ -167,4 +166,5 @@ SUMMANDS_OF_FEW_BLOCKS = CompilerRule(
     ),
     made_after=("gpt", "moe", "resnet50", "unet"),
     test="tests/xla/test_summands.py::test_as_many_summands_are_written_as_were_compiled",
+    find=find_summands,
 )

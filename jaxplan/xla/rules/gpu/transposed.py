@@ -25,14 +25,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from jaxplan.ir import CONTRACTION_FAMILIES, StepGraph, Tensor
-from jaxplan.xla._target import Target
-from jaxplan.xla.rules.gpu.layout_walk import Exchange, Joined, LayoutWalk, Order, ShapeOf, exchange, large
-from jaxplan.xla.rules.gpu.layouts import (
-    SAVED_EXPONENTIALS,
-    TRANSPOSED_IN_FLOAT32,
-    TRANSPOSED_OPERANDS,
-    WRITTEN_IN_BOTH_LAYOUTS,
-)
+from jaxplan.xla._effects import End, Extend, Rewrite, Temporary, WaitBeside
+from jaxplan.xla._facts import Facts
+from jaxplan.xla._rule import XLA, CompilerRule, Fitted, zoo
+from jaxplan.xla._storage import Exchange, Order, ShapeOf
+from jaxplan.xla.rules.gpu.layout_walk import Joined, LayoutWalk, exchange, large
+
+_LAYOUTS = f"{XLA}service/gpu/transforms/layout_assignment.cc"
+_TILED = f"{XLA}service/gpu/ir_emission_utils.cc"
 
 _LONG_COLUMN = 2048
 """Elements from which on a sum over columns is taken in two steps: attention over 1984 positions wrote its weights
@@ -43,18 +43,18 @@ and 1024 positions (2**26) recomputed them, while 16, 24 and 32 sequences did no
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OrderedCopy:
-    """A value that is there once more, in another order of dimensions.
+class OrderedCopy(Temporary):
+    """A copy of a value in another order of dimensions.
 
     Attributes:
       tensor: the value.
       itemsize: bytes of an element of the copy.
       first, last: equations between which it lives.
-      tiled, untiled: it is there if the kernels of these transpositions move tiles, and of those do not.
-      if_gathers_kept: it is there if most gathered parameters are kept for the backward pass; None for either.
+      tiled, untiled: it exists if the kernels of these transpositions move tiles, and of those do not.
+      if_gathers_kept: it exists if most gathered parameters are kept for the backward pass; None for either.
       summed: dimensions over which sums were taken that the value is computed with.
-      if_long: it is there if these have `_LONG_COLUMN` elements, or if they have less; None for either.
-      least_elements: it is there if a device has so many elements of it.
+      if_long: it exists if these have `_LONG_COLUMN` elements, or if they have less; None for either.
+      least_elements: it exists if a device has so many elements of it.
     """
 
     tensor: int
@@ -84,61 +84,71 @@ class OrderedCopy:
         return all(e.is_tiled(shape_of) for e in self.tiled) and not any(e.is_tiled(shape_of) for e in self.untiled)
 
 
-def write_in_orders(
-    graph: StepGraph,
-    target: Target,
-    recomputed: Sequence[bool],
-    materialised: Sequence[bool],
-    read_end: Sequence[int],
-    death: list[int],
-) -> tuple[OrderedCopy, ...]:
-    """Second copies in another order; extends ``death`` of transposed values and of those that wait for them.
+def _walk(facts: Facts) -> LayoutWalk:
+    """The layouts of a step, found once for all rules."""
+    if LayoutWalk not in facts.shared:
+        facts.shared[LayoutWalk] = LayoutWalk(facts.graph, facts.written)
+    return facts.shared[LayoutWalk]
 
-    Of the orders that dots read, the one read last is no copy. A dot beside the one with a transposed result (both read
-    one gradient) was mostly seen to run after the last use of the transposed result, and its operands are live until
-    then.
+
+def _meet_transposed(facts: Facts) -> Iterator[OrderedCopy | End | WaitBeside]:
+    """Results of dots, transposed in float32 where they meet values of another layout.
+
+    A dot beside the one with a transposed result (both read one gradient) was mostly seen to run after the last use of
+    the transposed result, and its operands are live until then.
     """
-    if not TRANSPOSED_OPERANDS.applies_to(target):
-        return ()
-    walk = LayoutWalk(graph, materialised)
-    copies = list(_saved_exponentials(graph, walk, read_end)) if SAVED_EXPONENTIALS.applies_to(target) else []
-    tensors, producer, equations = graph.program.tensors, graph.values.producer, graph.program.equations
-    beside: dict[int, tuple[int, Exchange]] = {}
-    meets_transposed = TRANSPOSED_IN_FLOAT32.applies_to(target)
-    for t, joined in walk.joined.items() if meets_transposed else ():
-        if equations[producer[t]].phase == "backward":
-            beside |= dict.fromkeys(equations[producer[t]].operands, (death[t], joined.exchange))
-        copies += _transposed(tensors[t], joined, death[t])
-        death[t] = joined.at
-    exchange_at = dict(beside.values())
+    for t, joined in _walk(facts).joined.items():
+        made, end = facts.equations[facts.graph.values.producer[t]], facts.death[t]
+        if made.phase == "backward":
+            yield from (WaitBeside(u, end, joined.exchange) for u in made.operands)
+        yield from _transposed(facts.tensors[t], joined, end)
+        yield End(t, joined.at)
+
+
+def _written_in_both(facts: Facts) -> Iterator[OrderedCopy | End | Rewrite]:
+    """Values that the backward pass reads in another layout than the one in which the forward pass reads them."""
+    walk = _walk(facts)
     for t, wanted in walk.wanted.items():
-        natural = walk.fixed.get(t)
-        ends = {order: max(read_end[e] for e in readers) for order, readers in wanted.items()}
-        again = _made_again(graph, target, recomputed, materialised, t, wanted) if natural is None else {}
-        if again:
-            death[t] = _last_read(graph, materialised, read_end, t, {e for readers in again.values() for e in readers})
-            source = walk.order.get(t, large(tensors[t].shape, range(len(tensors[t].shape))))
-            first = exchange(t, source, min((o for o in wanted if o not in again), key=lambda o: min(wanted[o])))
-            for order, readers in again.items():
-                waits = [beside[o] for e in readers for o in equations[e].operands if o in beside]
-                span = producer[t], min(readers), ends.pop(order)
-                last_wait = max(waits, default=None, key=lambda w: w[0])
-                copies += _written_again(tensors[t], span, first, last_wait, _summed(graph, t))
+        again = _rewritten(facts, t, wanted) if walk.fixed.get(t) is None else {}
+        if not again:
+            continue
+        shape = facts.tensors[t].shape
+        others = {e for readers in again.values() for e in readers}
+        yield End(t, _last_read(facts.graph, facts.written, facts.read_end, t, others))
+        source = walk.order.get(t, large(shape, range(len(shape))))
+        first = exchange(t, source, min((o for o in wanted if o not in again), key=lambda o: min(wanted[o])))
+        for order, readers in again.items():
+            yield Rewrite(t, order)
+            operands = (o for e in readers for o in facts.equations[e].operands)
+            waits = [facts.beside[o] for o in operands if o in facts.beside]
+            last = max(facts.read_end[e] for e in wanted[order])
+            span = facts.graph.values.producer[t], min(readers), last
+            last_wait = max(waits, default=None, key=lambda w: w.until)
+            yield from _written_again(facts.tensors[t], span, first, last_wait, _summed(facts.graph, t))
+
+
+def _in_read_layouts(facts: Facts) -> Iterator[OrderedCopy | Extend]:
+    """Copies in the layouts in which batched dots read a value; of these layouts, the one read last is no copy."""
+    walk, exchange_at = _walk(facts), {wait.until: wait.exchange for wait in facts.beside.values()}
+    for t, wanted in walk.wanted.items():
+        natural, made = walk.fixed.get(t), facts.graph.values.producer[t]
+        orders = {order: readers for order, readers in wanted.items() if (t, order) not in facts.rewritten}
+        ends = {order: max(facts.read_end[e] for e in readers) for order, readers in orders.items()}
         base = natural if natural is not None else max(ends, key=lambda order: (ends[order], order))
         for order, last in ends.items():
             if order == base:
                 continue
-            first = producer[t] if natural is None else min(wanted[order])
-            copy = OrderedCopy(tensor=t, itemsize=tensors[t].itemsize, first=first, last=last)
+            first = made if natural is None else min(wanted[order])
+            copy = OrderedCopy(tensor=t, itemsize=facts.tensors[t].itemsize, first=first, last=last)
             if natural is None and first in exchange_at and first < last:
                 moved = (exchange_at[first],)
-                copies += [replace(copy, untiled=moved), replace(copy, first=first + 1, tiled=moved)]
+                yield replace(copy, untiled=moved)
+                yield replace(copy, first=first + 1, tiled=moved)
             else:
-                copies.append(copy)
-        for eqn in (equations[e] for e in wanted.get(base, ())):
+                yield copy
+        for eqn in (facts.equations[e] for e in wanted.get(base, ())):
             if eqn.phase == "backward":
-                death[t] = max(death[t], *(beside[o][0] for o in eqn.operands if o in beside), -1)
-    return tuple(copies)
+                yield from (Extend(t, facts.beside[o].until) for o in eqn.operands if o in facts.beside)
 
 
 def _transposed(tensor: Tensor, joined: Joined, end: int) -> Iterator[OrderedCopy]:
@@ -150,7 +160,7 @@ def _transposed(tensor: Tensor, joined: Joined, end: int) -> Iterator[OrderedCop
 
 
 def _written_again(
-    tensor: Tensor, span: tuple[int, int, int], first: Exchange, waits: tuple[int, Exchange] | None, summed: Order
+    tensor: Tensor, span: tuple[int, int, int], first: Exchange, waits: WaitBeside | None, summed: Order
 ) -> Iterator[OrderedCopy]:
     """The reads of a forward tensor by the backward pass in an order of their own.
 
@@ -165,7 +175,7 @@ def _written_again(
       summed: dimensions of sums that the tensor is computed with.
     """
     made, read, last = span
-    until = max(last, waits[0]) if waits else last
+    until = max(last, waits.until) if waits else last
     copy = OrderedCopy(tensor=tensor.index, itemsize=tensor.itemsize, first=read, last=until, tiled=(first,))
     both = replace(copy, tiled=(), untiled=(first,), summed=summed)
     yield replace(both, first=made, if_long=True)
@@ -173,7 +183,7 @@ def _written_again(
         yield copy
         yield replace(both, if_long=False)
     else:
-        end, beside = waits
+        end, beside = waits.until, waits.exchange
         yield replace(copy, untiled=(beside,))
         yield replace(copy, tiled=(first, beside), if_gathers_kept=True)
         late = replace(copy, first=end + 1, last=max(last, end + 1))
@@ -181,19 +191,19 @@ def _written_again(
         yield replace(both, first=late.first, last=late.last, if_long=False)
 
 
-def _saved_exponentials(graph: StepGraph, walk: LayoutWalk, read_end: Sequence[int]) -> Iterator[OrderedCopy]:
+def _saved_exponentials(facts: Facts) -> Iterator[OrderedCopy]:
     """Exponentials of scores that a tanh caps, where the sum over them runs over columns: saved beside the tanh where
     they are many."""
-    equations, consumers = graph.program.equations, graph.values.consumers
-    for eqn in equations:
-        if eqn.name != "exp" or eqn.phase == "backward" or not _is_computed_with(graph, eqn.results[0], "tanh"):
+    walk = _walk(facts)
+    for eqn in facts.equations:
+        if eqn.name != "exp" or eqn.phase == "backward" or not _is_computed_with(facts.graph, eqn.results[0], "tanh"):
             continue
         (t,) = eqn.results
-        late = [read_end[c] for c in consumers[t] if equations[c].phase == "backward"]
+        late = [facts.read_end[e.index] for e in facts.readers(t, "backward")]
         if late and walk.order.get(t, ()) != tuple(sorted(walk.order.get(t, ()))):
             yield OrderedCopy(
                 tensor=t,
-                itemsize=graph.program.tensors[t].itemsize,
+                itemsize=facts.tensors[t].itemsize,
                 first=eqn.index,
                 last=max(late),
                 least_elements=_MANY_ELEMENTS,
@@ -233,26 +243,17 @@ def _summed(graph: StepGraph, t: int) -> Order:
     return ()
 
 
-def _made_again(
-    graph: StepGraph,
-    target: Target,
-    recomputed: Sequence[bool],
-    materialised: Sequence[bool],
-    t: int,
-    wanted: Mapping[Order, Sequence[int]],
-) -> dict[Order, Sequence[int]]:
+def _rewritten(facts: Facts, t: int, wanted: Mapping[Order, Sequence[int]]) -> dict[Order, Sequence[int]]:
     """Orders in which the backward pass alone reads a result of a forward fusion that makes it in another.
 
     A fusion may write them there, from the operands of the first one: the weights of attention are not saved beside
     their scores. Values broadcast from smaller ones (masks that dispatch tokens to experts) are not.
     """
-    equations, made = graph.program.equations, graph.values.producer[t]
-    if not WRITTEN_IN_BOTH_LAYOUTS.applies_to(target):
+    made = facts.graph.values.producer[t]
+    if made < 0 or facts.equations[made].phase == "backward" or not facts.recomputed[made]:
         return {}
-    if made < 0 or equations[made].phase == "backward" or not recomputed[made]:
-        return {}
-    late = {o: r for o, r in wanted.items() if all(equations[e].phase == "backward" for e in r)}
-    return late if len(late) < len(wanted) and _reads_as_large(graph, materialised, t) else {}
+    late = {o: r for o, r in wanted.items() if all(facts.equations[e].phase == "backward" for e in r)}
+    return late if len(late) < len(wanted) and _reads_as_large(facts.graph, facts.written, t) else {}
 
 
 def _reads_as_large(graph: StepGraph, materialised: Sequence[bool], t: int) -> bool:
@@ -283,3 +284,55 @@ def _last_read(
         elif c not in others:
             last = max(last, read_end[c])
     return last
+
+
+TRANSPOSED_OPERANDS = CompilerRule(
+    name="batched-dots-read-one-layout",
+    backends=("gpu",),
+    stage="layouts",
+    does="A batched dot of several free or contracted dimensions reads one layout; for two layouts, two copies.",
+    source=_LAYOUTS,
+    made_after=("llama", "moe"),
+    test="tests/xla/test_transposed.py::test_a_batch_and_several_dimensions_fix_the_order",
+    find=_in_read_layouts,
+    priority=2,
+)
+
+TRANSPOSED_IN_FLOAT32 = CompilerRule(
+    name="results-meet-transposed-in-float32",
+    backends=("gpu",),
+    stage="layouts",
+    does="The result of a dot that meets a value of another layout is cast to float32 and transposed where they meet.",
+    source=_LAYOUTS,
+    made_after=("llama",),
+    test="tests/xla/test_transposed.py::test_gradients_of_grouped_attention_are_transposed_in_float32",
+    find=_meet_transposed,
+)
+
+WRITTEN_IN_BOTH_LAYOUTS = CompilerRule(
+    name="one-fusion-writes-both-layouts",
+    backends=("gpu",),
+    stage="layouts",
+    does="What the backward pass reads in another layout is written in both, or again where a tiled kernel moves it.",
+    source=_TILED,
+    made_after=("llama", "qwen"),
+    test="tests/xla/test_transposed.py::test_what_is_not_transposed_at_first_is_written_in_both_orders",
+    find=_written_in_both,
+    priority=1,
+)
+
+SAVED_EXPONENTIALS = CompilerRule(
+    name="exponentials-of-many-capped-scores-are-saved",
+    backends=("gpu",),
+    stage="layouts",
+    does="Exponentials of scores that a `tanh` caps are saved beside it where a device has many.",
+    source=Fitted(
+        value=2**27,
+        unit="elements",
+        evidence="a Gemma of 8, 16, 24 and 32 sequences of 8 heads and 1024 positions compiled for H100",
+        command=zoo("h100:8", "gemma"),
+    ),
+    made_after=("gemma",),
+    test="tests/xla/test_transposed.py::test_exponentials_of_many_capped_scores_are_saved",
+    find=_saved_exponentials,
+)

@@ -2,70 +2,49 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from jaxplan.ir import Equation, StepGraph
-from jaxplan.xla._effects import Write
+from jaxplan.xla._effects import GroupChannels, Hold, Write
 from jaxplan.xla._facts import Facts
 from jaxplan.xla._rule import CompilerRule, Observed, zoo
+from jaxplan.xla._storage import ChannelGroups
 from jaxplan.xla._target import Target
 
 _COLUMNS = 128
 """Of a tile."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChannelGroups:
-    """Layout of an image with channels in groups of ``width``: batch and width are innermost."""
-
-    batch: int
-    features: int
-    width: int
-
-    def shape(self, local: tuple[int, ...]) -> tuple[int, ...]:
-        """A local shape with groups and the channels of each instead of features."""
-        width = min(self.width, local[self.features])
-        groups = math.ceil(local[self.features] / width)
-        return (*local[: self.features], groups, width, *local[self.features + 1 :])
-
-    @property
-    def inner(self) -> tuple[int, int]:
-        """The innermost dimensions of such a shape."""
-        return self.batch + (self.batch > self.features), self.features + 1
-
-
-def grouped_operands(graph: StepGraph, target: Target) -> dict[int, ChannelGroups]:
+def _images_in_groups(facts: Facts) -> Iterator[Write | GroupChannels]:
     """Images that only convolutions of groups of channels read in the forward pass, as those lie in memory.
 
     Compiled TPU programs write them so, for the convolution and for the gradient of its kernel: 64 channels of a
     RegNet's groups take 128.
     """
-    found = {}
-    for eqn in _grouped(graph, target) if CHANNEL_GROUPS.applies_to(target) else ():
+    graph, found = facts.graph, dict[int, ChannelGroups]()
+    for eqn in _grouped(graph, facts.target):
         t = eqn.operands[0]
-        readers = [graph.program.equations[c] for c in graph.values.consumers[t]]
-        if not graph.values.free[t] and all(e.index == eqn.index for e in readers if e.phase == "forward"):
+        forward = facts.readers(t, "forward")
+        if not graph.values.free[t] and all(e.index == eqn.index for e in forward):
             batch, features, *_ = eqn.params["dimension_numbers"].lhs_spec
             found[t] = ChannelGroups(batch=batch, features=features, width=_width(graph, eqn))
-    return found
+    for t, groups in found.items():
+        yield Write(t)
+        yield GroupChannels(t, groups)
 
 
-def wide_results(graph: StepGraph, target: Target) -> dict[int, int]:
-    """Results of such convolutions that are widened, and bytes of the elements that they are held in.
+def _wide_results(facts: Facts) -> Iterator[Hold]:
+    """Results of such convolutions that are widened, with the bytes of the elements that they are held in.
 
     Their kernel widens them and puts groups side by side, where a group does not fill the columns of one tile.
     """
-    tensors, found = graph.program.tensors, {}
-    for eqn in _grouped(graph, target) if WIDE_GROUPS.applies_to(target) else ():
+    graph, tensors = facts.graph, facts.tensors
+    for eqn in _grouped(graph, facts.target):
         (t,) = eqn.results
-        readers = [graph.program.equations[c] for c in graph.values.consumers[t]]
-        casts = [e.results[0] for e in readers if e.phase == "forward" and e.name == "convert_element_type"]
+        casts = [e.results[0] for e in facts.readers(t, "forward") if e.name == "convert_element_type"]
         widest = max((tensors[r].itemsize for r in casts if tensors[r].dtype.kind == "f"), default=0)
         if widest > tensors[t].itemsize and _width(graph, eqn) != _COLUMNS:
-            found[t] = widest
-    return found
+            yield Hold(t, widest, copies=True)
 
 
 def grouped_results(graph: StepGraph, target: Target) -> frozenset[int]:
@@ -86,10 +65,6 @@ def _width(graph: StepGraph, eqn: Equation) -> int:
     return graph.program.tensors[eqn.operands[0]].shape[features] // eqn.params["feature_group_count"]
 
 
-def _images_in_groups(facts: Facts) -> Iterator[Write]:
-    return map(Write, grouped_operands(facts.graph, facts.target))
-
-
 CHANNEL_GROUPS = CompilerRule(
     name="channel-groups-are-innermost",
     backends=("tpu",),
@@ -103,9 +78,10 @@ CHANNEL_GROUPS = CompilerRule(
 WIDE_GROUPS = CompilerRule(
     name="convolutions-of-channel-groups-write-wide",
     backends=("tpu",),
-    stage="layouts",
+    stage="storage",
     does="What a convolution of channel groups makes is held widened unless a group fills a tile.",
     source=Observed(evidence="a RegNetY compiled for v5e", command=zoo("v5e:2x4", "regnet")),
     made_after=("regnet",),
     test="tests/xla/test_channel_groups.py::test_what_such_a_convolution_makes_is_held_wide",
+    find=_wide_results,
 )

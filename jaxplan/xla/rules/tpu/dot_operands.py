@@ -10,7 +10,6 @@ from jaxplan.xla._effects import Write
 from jaxplan.xla._facts import Facts, walk
 from jaxplan.xla._rule import CompilerRule, Observed, zoo
 from jaxplan.xla.rules.tpu.dot_results import computed_of, widened_outputs
-from jaxplan.xla.rules.tpu.inner_dims import mixed_tokens
 
 
 def is_batch_larger(shape: Sequence[int]) -> bool:
@@ -48,8 +47,8 @@ def _transposed(facts: Facts) -> Iterator[Write]:
     """The operand of a dot over features, and values computed from its result for the next dot, where the dot
     may have other dimensions innermost than its operands; and the operands' own (`are_turned`).
 
-    `Facts.inner` are the innermost dimensions of images, batch and features (`inner_dims`); those of `mixed_tokens` are
-    tokens and features. Compiled TPU programs transpose the operand, and write it and both sides of the rectifier
+    `Facts.inner` are the innermost dimensions of images, batch and features; those of `Facts.tokens` are tokens and
+    features. Compiled TPU programs transpose the operand, and write it and both sides of the rectifier
     behind the dot: a ConvNeXt's normalised images, a mixer's tokens; of an exact GELU ``erfc`` too. So they do with
     fewer tokens than there are sequences on a device (`is_batch_larger`; no dimensions are given for these), however
     many devices share them: 50 of each of 64 images of a masked autoencoder or a CLIP.
@@ -57,14 +56,13 @@ def _transposed(facts: Facts) -> Iterator[Write]:
     graph, inner = facts.graph, facts.inner
     products = {e.index: e for e in graph.program.equations if e.name == "dot_general" and e.phase == "forward"}
     found: dict[int, tuple[int, ...]] = {}
-    tokens = mixed_tokens(graph, facts.target)
     for eqn in products.values():
         t = eqn.operands[0]
         shape = graph.program.tensors[t].shape
         rank = len(shape)
         is_image = rank > 2 and inner.get(t, (rank - 2, rank - 1)) != (rank - 2, rank - 1)
         is_large_batch = t not in inner and _is_batch_larger_on(facts.target.num_devices, shape)
-        if (is_image or is_large_batch or t in tokens) and _sums_features(eqn, rank):
+        if (is_image or is_large_batch or t in facts.tokens) and _sums_features(eqn, rank):
             turned = _computed_alone(graph, eqn.results[0])
             turned = {u for u in turned if _is_erfc(graph, u) or any(c in products for c in graph.values.consumers[u])}
             for u in (t, *turned):

@@ -14,11 +14,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from jaxplan.ir import StepGraph
-from jaxplan.xla._effects import Absorb, Kernel
+from jaxplan.xla._effects import Absorb, Hold, Kernel
 from jaxplan.xla._facts import Facts
 from jaxplan.xla._rule import CompilerRule, Observed, zoo
-from jaxplan.xla._target import Target
-from jaxplan.xla.rules.tpu.layouts import REARRANGED_WIDE
 
 
 class _Part(NamedTuple):
@@ -58,17 +56,16 @@ def is_rearranged(graph: StepGraph, equation: int) -> bool:
     return False
 
 
-def written_wider(graph: StepGraph, target: Target) -> dict[int, int]:
-    """Rearranged tensors that are read only as cast to a wider dtype -> bytes of an element: they are written so."""
-    program, found = graph.program, {}
-    for eqn in program.equations if REARRANGED_WIDE.applies_to(target) else ():
+def _written_wider(facts: Facts) -> Iterator[Hold]:
+    """Rearranged tensors that are read only as cast to a wider dtype: they are written so."""
+    graph, program = facts.graph, facts.graph.program
+    for eqn in program.equations:
         if is_rearranged(graph, eqn.index) and eqn.results[0] not in program.outputs:
             (t,) = eqn.results
             readers = [program.equations[e] for e in graph.values.consumers[t]]
             casts = {program.tensors[e.results[0]].itemsize if e.name == "convert_element_type" else 0 for e in readers}
             if len(casts) == 1 and max(casts) > program.tensors[t].itemsize:
-                found[t] = max(casts)
-    return found
+                yield Hold(t, max(casts))
 
 
 def _reshaped(dims: Sequence[Sequence[_Part]], shape: Sequence[int]) -> list[list[_Part]] | None:
@@ -118,4 +115,14 @@ REARRANGED = CompilerRule(
     test="tests/xla/test_rearranged.py::test_windows_are_written_on_tpus_and_kept_for_the_backward_pass",
     find=_written_reshapes,
     priority=1,
+)
+REARRANGED_WIDE = CompilerRule(
+    name="rearranged-values-are-written-widened",
+    backends=("tpu",),
+    stage="storage",
+    does="A reshape that is written and only read as cast to a wider dtype is written in that.",
+    source=Observed(evidence="a Swin transformer compiled for v5e", command=zoo("v5e:2x4", "swin")),
+    made_after=("swin",),
+    test="tests/xla/test_rearranged.py::test_what_is_only_read_widened_is_written_so",
+    find=_written_wider,
 )

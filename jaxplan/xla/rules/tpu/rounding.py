@@ -1,100 +1,61 @@
-"""Transfer dtypes: the width in which a tensor travels and its copies are held."""
+"""The width in which float32 operands of dots travel, and in which loops and tables hold them."""
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterator
 
-import jax.numpy as jnp
 import numpy as np
 
-from jaxplan.ir import CONTRACTION_FAMILIES, REGION_IN, REGION_OUT, UNGROUPED, StepGraph, Tensor
-from jaxplan.xla._target import Target
-from jaxplan.xla.rules.both.liveness import NARROW_TRANSFERS
-from jaxplan.xla.rules.tpu.layouts import ROUNDED_FOR_LOOPS, ROUNDED_TABLES, ROUNDED_TRANSFERS
+from jaxplan.ir import CONTRACTION_FAMILIES, REGION_IN, REGION_OUT, UNGROUPED, StepGraph
+from jaxplan.xla._effects import Hold
+from jaxplan.xla._facts import Facts
+from jaxplan.xla._plan_effects import RoundTable, TravelRounded
+from jaxplan.xla._rule import CompilerRule, Observed, zoo
 
 NARROW_BYTES = 2
 _READ_EVERY_TRIP = ("const", "x")
 _FULL_PRECISION = ("HIGH", "HIGHEST")
 
 
-def carried_tensor(graph: StepGraph, t: int) -> int:
-    """The tensor that travels when a tensor is resharded: itself, or the narrower one that it was cast from.
+def _rounded_transfers(facts: Facts) -> Iterator[TravelRounded]:
+    """Operands that only dots read, where float32 dots run in bfloat16: rounded before they are gathered.
 
-    Only where the cast loses nothing and nothing is summed on the way. The compiler was seen to exchange activations
-    so, cast back where they arrive, for all-to-alls; the lowering does it for every step.
+    Compiled TPU programs move and hold half of the bytes. Sums are taken in float32.
     """
-    index, group = graph.values.producer[t], graph.grouping.tensor_group[t]
-    if index < 0 or group == UNGROUPED or t in graph.spaces[group].tensor_partial:
-        return t
-    eqn = graph.program.equations[index]
-    tensors = graph.program.tensors
-    if eqn.name != "convert_element_type" or not _is_lossless(tensors[eqn.operands[0]].dtype, tensors[t].dtype):
-        return t
-    return eqn.operands[0]
+    graph = facts.graph
+    for t in range(len(facts.tensors)):
+        if _is_wide(graph, t):
+            readers = frozenset(c for c in set(graph.values.consumers[t]) if _rounds(graph, c, t))
+            if readers:
+                yield TravelRounded(t, readers, NARROW_BYTES)
 
 
-@functools.lru_cache(maxsize=2**10)
-def _is_lossless(narrow: Any, wide: Any) -> bool:
-    """Whether every number of a floating-point type is one of the wider other's."""
-    if narrow.itemsize >= wide.itemsize or not all(jnp.issubdtype(t, jnp.floating) for t in (narrow, wide)):
-        return False
-    fewer, more = jnp.finfo(narrow), jnp.finfo(wide)
-    return fewer.nmant <= more.nmant and fewer.minexp >= more.minexp and fewer.maxexp <= more.maxexp
+def _rounded_tables(facts: Facts) -> Iterator[RoundTable]:
+    """Tables of parameters that are rounded as a whole because only dots read the rows looked up in them."""
+    graph = facts.graph
+    for t in graph.state:
+        readers = [e for e in graph.values.consumers[t] if facts.equations[e].phase == "forward"]
+        is_table = any(graph.rules[e].family == "gather" and graph.rules[e].indexed for e in readers)
+        if is_table and _is_wide(graph, t) and all(_rounds(graph, e, t) for e in readers):
+            yield RoundTable(t, min(readers), max(readers))
 
 
-def wire_tensor(graph: StepGraph, target: Target, t: int, readers: Iterable[int]) -> Tensor:
-    """A tensor as it travels to some of its readers (equations), see `carried_tensor`.
-
-    Where float32 dots run in bfloat16, the compiler rounds operands that only dots read before they are
-    gathered: compiled TPU programs move and hold half of the bytes. Sums are taken in float32.
-    """
-    tensor, carried = graph.program.tensors[t], graph.program.tensors[carried_tensor(graph, t)]
-    if NARROW_TRANSFERS.applies_to(target) and carried.itemsize < tensor.itemsize:
-        return dataclasses.replace(tensor, itemsize=carried.itemsize)
+def _is_wide(graph: StepGraph, t: int) -> bool:
+    """Whether a tensor is float32 and no sum over devices."""
     group = graph.grouping.tensor_group[t]
     is_sum = group != UNGROUPED and t in graph.spaces[group].tensor_partial
-    if not ROUNDED_TRANSFERS.applies_to(target) or tensor.dtype != np.float32 or is_sum:
-        return tensor
-    equations = [e for e in readers if e < len(graph.program.equations)]
-    rounded = equations and all(_rounds(graph, e, t) for e in equations)
-    return dataclasses.replace(tensor, itemsize=NARROW_BYTES) if rounded else tensor
+    return graph.program.tensors[t].dtype == np.float32 and not is_sum
 
 
-def rounded_tables(graph: StepGraph, target: Target) -> dict[int, tuple[int, int]]:
-    """Tables of parameters that are rounded as a whole because only dots read the rows looked up in them.
-
-    Returns:
-      Tensor -> its first and its last look-up.
-    """
-    found: dict[int, tuple[int, int]] = {}
-    if not ROUNDED_TABLES.applies_to(target):
-        return found
-    for t in graph.state:
-        readers = [e for e in graph.values.consumers[t] if graph.program.equations[e].phase == "forward"]
-        is_table = any(graph.rules[e].family == "gather" and graph.rules[e].indexed for e in readers)
-        if is_table and wire_tensor(graph, target, t, readers).itemsize < graph.program.tensors[t].itemsize:
-            found[t] = min(readers), max(readers)
-    return found
-
-
-def rounded_for_loops(graph: StepGraph, target: Target) -> dict[int, int]:
-    """Values computed and read by loops, if only dots read them: they are rounded once, before the first loop.
-
-    With the bytes of an element.
-    """
-    if not ROUNDED_FOR_LOOPS.applies_to(target):
-        return {}
-    entries = [e for e in graph.program.equations if e.name == REGION_IN and e.params["role"] in _READ_EVERY_TRIP]
+def _rounded_for_loops(facts: Facts) -> Iterator[Hold]:
+    """Values computed and read by loops, if only dots read them: they are rounded once, before the first loop."""
+    graph = facts.graph
+    entries = [e for e in facts.equations if e.name == REGION_IN and e.params["role"] in _READ_EVERY_TRIP]
     tensors, consumers = graph.program.tensors, graph.values.consumers
     made = {e.operands[0] for e in entries if graph.values.producer[e.operands[0]] >= 0}
-    return {
-        t: NARROW_BYTES
-        for t in made - set(graph.program.outputs)
-        if tensors[t].dtype == np.float32 and all(_rounds(graph, c, t) for c in consumers[t])
-    }
+    for t in sorted(made - set(graph.program.outputs)):
+        if tensors[t].dtype == np.float32 and all(_rounds(graph, c, t) for c in consumers[t]):
+            yield Hold(t, NARROW_BYTES)
 
 
 def _rounds(graph: StepGraph, e: int, t: int, seen: frozenset[int] = frozenset()) -> bool:
@@ -115,3 +76,35 @@ def _rounds(graph: StepGraph, e: int, t: int, seen: frozenset[int] = frozenset()
         return False
     readers = [(c, r) for r in passed_on for c in graph.values.consumers[r] if c not in seen]
     return bool(readers) and all(_rounds(graph, c, r, seen) for c, r in readers)
+
+
+ROUNDED_FOR_LOOPS = CompilerRule(
+    name="dot-operands-of-loops-are-rounded-once",
+    backends=("tpu",),
+    stage="storage",
+    does="Float32 that the dots of a loop alone read is rounded to bfloat16 once, before the first loop.",
+    source=Observed(evidence="an LSTM compiled for v5e", command=zoo("v5e:2x4", "lstm")),
+    made_after=("lstm",),
+    test="tests/cost/test_tiles.py::test_what_loops_read_through_products_is_rounded",
+    find=_rounded_for_loops,
+)
+ROUNDED_TRANSFERS = CompilerRule(
+    name="dot-operands-travel-rounded",
+    backends=("tpu",),
+    stage="layouts",
+    does="Float32 that dots alone read is rounded to bfloat16 before it is gathered.",
+    source=Observed(evidence="ResNet-50 and an LSTM compiled for v5e", command=zoo("v5e:2x4", "resnet50", "lstm")),
+    made_after=("resnet50", "lstm"),
+    test="tests/xla/test_rounding.py::test_a_carry_that_products_alone_read_in_the_next_trip_is_rounded",
+    find=_rounded_transfers,
+)
+ROUNDED_TABLES = CompilerRule(
+    name="tables-are-rounded-whole",
+    backends=("tpu",),
+    stage="layouts",
+    does="A table in which dots alone look up rows is rounded as a whole where it is stored, all tables at once.",
+    source=Observed(evidence="DLRM compiled for v5e", command=zoo("v5e:2x4", "dlrm")),
+    made_after=("dlrm",),
+    test="tests/partition/test_torus_memory.py::test_tables_are_gathered_in_the_width_in_which_products_read_their_rows",
+    find=_rounded_tables,
+)
