@@ -29,6 +29,7 @@ from benchmarks.solvers.reshard_optimum import optimum_rows
 from jaxplan.core._files import write_whole
 from jaxplan.cost import find_reads, plan_transfers
 from jaxplan.mesh import AtomicAxis, Sharding, Topology, reshard_path
+from jaxplan.xla import Target, analyse_buffers
 
 DEFAULT_MODELS = ("gpt2-small", "bert-large", "vit-b16", "resnet50", "lstm", "moe-8x", "mlp")
 DEFAULT_TOPOLOGIES = ("h100:8", "h100:2x8")
@@ -91,7 +92,8 @@ def count_changes(model: str, topology: Topology) -> Counter[Change]:
         graph = plan.require_program()
         reads = find_reads(graph)
         repeated = frozenset(plan.repeated)
-        for transfer in plan_transfers(graph, topology, reads, plan.configurations, repeated):
+        buffers = analyse_buffers(graph, Target.of(topology.chip))
+        for transfer in plan_transfers(graph, topology, reads, plan.configurations, repeated, buffers):
             tensor = graph.program.tensors[transfer.tensor]
             source, target = transfer.path.shardings[0], transfer.path.shardings[-1]
             found[Change(topology.name, source, target, str(tensor.dtype), tensor.shape)] += 1

@@ -39,7 +39,7 @@ def _shares_of_weights_and_gradients(
     graph: StepGraph, topology: str, most_bytes: int = COMBINED_TOGETHER_BYTES
 ) -> tuple[list[float], list[float]]:
     model = build_cost_model(graph, Topology.parse(topology))
-    shares = latency_shares(graph, model.reads, model.buffers.target, lambda group: True, most_bytes)
+    shares = latency_shares(graph, model.reads, model.buffers.found, lambda group: True, most_bytes)
     made_by, groups = graph.values.producer, graph.grouping.groups
     weights = [t for t in graph.program.inputs if t in graph.state]
     updates = [f for f in model.reads if made_by[f.tensor] >= 0 and groups[f.consumer].kind == "state"]

@@ -216,7 +216,8 @@ def test_a_kept_copy_is_made_once_and_a_repeated_one_twice(model: CostModel) -> 
     chosen = model.chosen(assignment)
     turning = model.buffers.turning_point
     for picks, repeated in ((choices, True), ([0] * len(choices), False)):
-        transfers = plan_transfers(model.graph, model.topology, model.reads, chosen, model.repeated(picks))
+        repeats = model.repeated(picks)
+        transfers = plan_transfers(model.graph, model.topology, model.reads, chosen, repeats, model.buffers)
         (gather,) = [t for t in transfers if t.tensor == out]
         assert [s.kind for s in gather.path.steps] == ["all-gather"]
         assert gather.repeated == repeated
@@ -298,5 +299,6 @@ def test_what_is_remembered_of_other_plans_changes_no_prediction() -> None:
         found = used.predict(assignment, choices)
         assert found == Predictor(model).predict(assignment, choices)
         chosen, repeated = model.chosen(assignment), model.repeated(choices)
-        assert found[1] == plan_transfers(model.graph, model.topology, model.reads, chosen, repeated)
+        transfers = plan_transfers(model.graph, model.topology, model.reads, chosen, repeated, model.buffers)
+        assert found[1] == transfers
         assert used.predict(assignment, choices) == found

@@ -16,7 +16,8 @@ from jaxplan.cost._buffer_sizes import BufferSizes
 from jaxplan.cost._pricing import Pricer
 from jaxplan.ir import Tensor, analyse, trace
 from jaxplan.mesh import Sharding, Topology
-from jaxplan.xla import Target, analyse_buffers
+from jaxplan.xla import Buffers, Target, analyse_buffers
+from jaxplan.xla._storage import Storage
 
 
 # Shape, bytes of an element, and the bytes in the buffer assignment of programs compiled for TPU v5e.
@@ -124,19 +125,25 @@ def test_what_loops_read_through_products_is_rounded(precision: str | None, is_r
 
     shapes = (32, 64), (64,), (16, 8, 32)
     graph, buffers = _buffers(step, *shapes)
-    names = {graph.program.equations[graph.values.producer[t]].name for t in buffers.element_bytes}
+    rounded = _rounded(buffers)
+    names = {graph.program.equations[graph.values.producer[t]].name for t in rounded}
     assert names == ({"concatenate", "tanh"} if is_rounded else set())
-    assert all(len(graph.program.tensors[t].shape) > 1 for t in buffers.element_bytes)
-    assert not _buffers(step, *shapes, topology="h100:8")[1].element_bytes
+    assert all(len(graph.program.tensors[t].shape) > 1 for t in rounded)
+    assert not _rounded(_buffers(step, *shapes, topology="h100:8")[1])
     shown, buffers = _buffers(showing, *shapes)
-    assert not buffers.element_bytes.keys() & set(shown.program.outputs)
+    assert not _rounded(buffers) & set(shown.program.outputs)
+
+
+def _rounded(buffers: Buffers) -> set[int]:
+    """Tensors that are held in elements of another width than their dtype's."""
+    return {t for t, storage in buffers.storage.items() if storage.itemsize is not None}
 
 
 def test_matrices_of_a_batch_are_innermost() -> None:
     """Scores of 197 tokens take whole tiles of both, as in a compiled ViT, though 128 images would fit better."""
     graph, buffers = _buffers(lambda q, k: jnp.einsum("bqhd,bkhd->bhqk", q, k), (128, 197, 3, 64), (128, 197, 3, 64))
     (scores,) = (e.results[0] for e in graph.program.equations if e.name == "dot_general")
-    assert buffers.inner[scores] == (2, 3)
+    assert buffers.storage_of(scores).inner == (2, 3)
     assert padded_bytes((128, 3, 197, 197), 2, (2, 3)) == 37.5 * 2**20 > padded_bytes((128, 3, 197, 197), 2)
 
 
@@ -190,7 +197,7 @@ def test_tokens_that_products_of_matrices_make_are_not_turned() -> None:
         return x + jnp.tanh(jnp.tanh(x) @ up) @ down
 
     _, buffers = _buffers(step, (128, 196, 256), (128, 196, 196), (256, 512), (512, 256))
-    assert buffers.inner and not buffers.turned
+    assert any(s.inner for s in buffers.storage.values()) and not buffers.turned
 
 
 @pytest.mark.parametrize(("frames", "is_turned"), [(1500, True), (1496, True), (30, False)])
@@ -284,9 +291,10 @@ def test_copies_have_the_innermost_dimensions_of_what_they_copy() -> None:
     tensor = Tensor(index=7, shape=(512, 64, 12, 64), dtype=dtype, itemsize=dtype.itemsize, kind="intermediate")
     topology = Topology.parse("v5e:2x4")
     sharding = Sharding.replicated(4)
-    whole = Pricer(topology=topology, target=Target.of(topology.chip), inner={7: (1, 3)}).local_bytes(tensor, sharding)
+    storage = {7: Storage(inner=(1, 3))}
+    whole = Pricer(topology=topology, is_tiled=True, storage=storage).local_bytes(tensor, sharding)
     assert whole == 512 * 12 * 64 * 128 * 2
-    assert Pricer(topology=topology, target=Target.of(topology.chip)).local_bytes(tensor, sharding) == whole // 2
+    assert Pricer(topology=topology, is_tiled=True).local_bytes(tensor, sharding) == whole // 2
 
 
 @pytest.mark.tpu_aot
@@ -313,7 +321,7 @@ def test_updates_of_scatters_are_turned(monkeypatch: pytest.MonkeyPatch, batch: 
         return jaxplan.plan(step, kernels, x, topology="v5e:2x4", progress=False).references["data"]
 
     plan = planned()
-    monkeypatch.setattr(_tpu_buffers, "_turns_updates", lambda eqn: False)
+    monkeypatch.setattr(_tpu_buffers.TpuBuffers, "_transposed_updates", lambda self, chosen: ())
     updates = batch // 8 * 64 * 64 * 256 * 2
     less = plan.memory_bytes - planned().memory_bytes
     assert less <= 1.03 * updates and (less > updates / 4) == is_held

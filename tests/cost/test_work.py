@@ -118,7 +118,7 @@ def test_what_is_padded_is_kept_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plan.audit().memory_ok
     arrays = {holding.array: holding.num_bytes for holding in plan.audit().held}
     assert arrays["bf16[6144,56,56]"] == 2 * 6144 * 56 * 56
-    monkeypatch.setattr(_buffers, "padded_operands", lambda *_: {})
+    monkeypatch.setattr(_buffers, "storage_of", lambda *_: {})
     bare = jaxplan.plan(step, *arguments, topology="h100:8", progress=False).references["data"]
     more = 2 * 6144 * ((56**2 - 49**2) + 3 * (56 - 49) * 32)
     assert plan.memory_bytes - bare.memory_bytes == more

@@ -18,6 +18,7 @@ from jaxplan.ir import StepGraph
 from jaxplan.mesh import Topology
 from jaxplan.search._make_plan import make_plan
 from jaxplan.search._traced import analyse_step
+from jaxplan.xla import Target, analyse_buffers
 from tests.small_steps import VOCABULARY, gpt_init, token_batch, train_step
 
 NUM_STEPS = 20
@@ -122,9 +123,9 @@ def _transfers(plan: jaxplan.Plan) -> Any:
     from jaxplan.cost import find_reads
 
     graph = plan.require_program()
-    return plan_transfers(
-        graph, plan.topology, find_reads(graph), plan.configurations, frozenset(plan.repeated)
-    )
+    buffers = analyse_buffers(graph, Target.of(plan.topology.chip))
+    reads = find_reads(graph)
+    return plan_transfers(graph, plan.topology, reads, plan.configurations, frozenset(plan.repeated), buffers)
 
 
 # A forced plan: flexible meshes and a resharding of two hops.

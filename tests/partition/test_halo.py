@@ -18,10 +18,11 @@ from jaxplan.cost import find_reads, plan_transfers
 from jaxplan.cost._compute import local_flops
 from jaxplan.cost._inner import inner_of_plan
 from jaxplan.cost._splits import split_counts
+from jaxplan.cost._work import CompiledWork
 from jaxplan.ir import WHOLE, StepGraph, Window
 from jaxplan.mesh import Topology
 from jaxplan.search._traced import analyse_step
-from jaxplan.xla import Target
+from jaxplan.xla import Target, analyse_buffers
 from tests.fuzz._strategies import Strategy, plan_of
 
 TOPOLOGY = Topology.parse("cpu:8")
@@ -81,9 +82,9 @@ def images_split(graph: StepGraph, rows: tuple[int, ...], columns: tuple[int, ..
 
 def predicted_flops(graph: StepGraph, strategy: Strategy) -> float:
     """Operations of one device."""
-    total = 0.0
+    total, work = 0.0, CompiledWork.of(analyse_buffers(graph, Target.of(TOPOLOGY.chip)).found)
     for group, space, config in zip(graph.grouping.groups, graph.spaces, strategy.configurations, strict=True):
-        total += local_flops(graph, group, space, split_counts((config,), TOPOLOGY), Target.of(TOPOLOGY.chip)).item()
+        total += local_flops(graph, group, space, split_counts((config,), TOPOLOGY), work).item()
     return total
 
 
@@ -152,7 +153,8 @@ def test_edges_of_a_copy_that_is_made_again_are_sent_again(is_repeated: bool) ->
     configurations = (*strategy.configurations[:made], parts, *strategy.configurations[made + 1 :])
     reads = find_reads(graph)
     repeated = tuple(i for i, read in enumerate(reads) if is_repeated and read.tensor == image)
-    transfers = plan_transfers(graph, topology, reads, configurations, frozenset(repeated))
+    buffers = analyse_buffers(graph, Target.of(topology.chip))
+    transfers = plan_transfers(graph, topology, reads, configurations, frozenset(repeated), buffers)
     inner = inner_of_plan(graph, topology, range(len(configurations)), configurations, transfers)
     found = [c.num_bytes for c in inner if c.kind == "collective-permute"]
     strategy = dataclasses.replace(strategy, configurations=configurations, repeated=repeated)

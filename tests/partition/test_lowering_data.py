@@ -26,7 +26,7 @@ ANALYSES: list[tuple[Any, str]] = [
     *[(_resident, name) for name in ("analyse_buffers", "LiveRanges")],
     *[(_model_builder, name) for name in ("analyse_buffers", "find_reads")],
     (_transfers, "make_transfers"),
-    (_buffers, "put_off"),
+    (_buffers, "schedule"),
     (_bind, "decide_lowering"),
 ]
 

@@ -27,6 +27,7 @@ from jaxplan.partition._sliced_reads import find_sliced_reads
 from jaxplan.plans._plan import Plan
 from jaxplan.search._make_plan import make_plan
 from jaxplan.search._traced import analyse_step
+from jaxplan.xla import Target, analyse_buffers
 from tests.partition.edited_plans import with_lowering
 
 NUM_DRAWS = 3
@@ -418,7 +419,8 @@ def test_labels_are_cut_out_of_tokens_whole_and_compared_in_slices() -> None:
     (values, expected), plan = _expected(name), _draw(name, seed)
     graph = plan.require_program()
     tensors, reads = graph.program.tensors, find_reads(graph)
-    transfers = plan_transfers(graph, plan.topology, reads, plan.configurations, frozenset(plan.repeated))
+    buffers = analyse_buffers(graph, Target.of(plan.topology.chip))
+    transfers = plan_transfers(graph, plan.topology, reads, plan.configurations, frozenset(plan.repeated), buffers)
     found = find_sliced_reads(PlanShardings(graph, plan.topology, plan.configurations, transfers))
     assert {tensors[t].shape for t in found.whole} == {(8, 4), (8, 4, 1)}
     assert any(tensors[t].shape == (8, 4, 128) for t in found.tensors - plan.lowering.pinned)

@@ -11,8 +11,8 @@ import pytest
 from jaxplan.cost import padded_bytes
 from jaxplan.ir import StepGraph, analyse, trace
 from jaxplan.mesh import Topology
-from jaxplan.xla import Target, analyse_buffers
-from jaxplan.xla.rules.tpu.channel_groups import ChannelGroups
+from jaxplan.xla import Buffers, Target, analyse_buffers
+from jaxplan.xla._storage import ChannelGroups
 
 B, P = 32, 14
 DIMS = ("NHWC", "HWIO", "NHWC")
@@ -47,7 +47,7 @@ def _graph(features: int, width: int) -> StepGraph:
 def test_an_image_lies_as_the_groups_of_its_channels_do(features: int, width: int, mebibytes: float) -> None:
     graph = _graph(features, width)
     buffers = analyse_buffers(graph, Target.of(Topology.parse("v5e:2x4").chip))
-    ((t, groups),) = buffers.grouped.items()
+    ((t, groups),) = _grouped(buffers).items()
     shape = graph.program.tensors[t].shape
     assert buffers.materialised[t]
     assert padded_bytes(groups.shape(shape), 2, groups.inner) == mebibytes * 2**20
@@ -56,13 +56,22 @@ def test_an_image_lies_as_the_groups_of_its_channels_do(features: int, width: in
 @pytest.mark.parametrize(("width", "itemsizes"), [(64, [4]), (32, [4]), (128, [])])
 def test_what_such_a_convolution_makes_is_held_wide(width: int, itemsizes: list[int]) -> None:
     buffers = analyse_buffers(_graph(512, width), Target.of(Topology.parse("v5e:2x4").chip))
-    assert list(buffers.wide.values()) == itemsizes
+    assert _widths(buffers) == itemsizes
 
 
 def test_gpus_and_convolutions_of_single_channels_have_no_groups() -> None:
-    assert not analyse_buffers(_graph(512, 64), Target.of(Topology.parse("h100:8").chip)).grouped
+    assert not _grouped(analyse_buffers(_graph(512, 64), Target.of(Topology.parse("h100:8").chip)))
     single = analyse_buffers(_graph(512, 1), Target.of(Topology.parse("v5e:2x4").chip))
-    assert not single.grouped and not single.wide
+    assert not _grouped(single) and not _widths(single)
+
+
+def _grouped(buffers: Buffers) -> dict[int, ChannelGroups]:
+    return {t: storage.groups for t, storage in buffers.storage.items() if storage.groups}
+
+
+def _widths(buffers: Buffers) -> list[int]:
+    """Bytes of the elements that results, and their copies, are held in where these are not those of their dtype."""
+    return [storage.itemsize for storage in buffers.storage.values() if storage.itemsize and storage.copies]
 
 
 def test_a_device_with_less_features_than_a_group_has_one() -> None:

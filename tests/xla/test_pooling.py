@@ -15,6 +15,7 @@ from jaxplan.audit import compile_plan
 from jaxplan.ir import StepGraph, analyse, trace
 from jaxplan.mesh import Topology
 from jaxplan.xla import Buffers, Target, analyse_buffers
+from jaxplan.xla.rules.gpu.pooling import PoolBuffer
 
 IMAGES = (8, 32, 32, 64)
 KERNEL = (3, 3, 64, 64)
@@ -54,7 +55,7 @@ def _equation(graph: StepGraph, name: str) -> int:
 def test_places_and_values_of_the_maxima(window: int, stride: int, padding: str, pooled: int, unread: int) -> None:
     """Four 32-bit places for each; of the value, in float32, the bytes beyond the 16-bit result, made later."""
     graph, buffers = _analysed(_step(jnp.tanh, window, stride, padding))
-    (places,) = buffers.pooled
+    (places,) = buffers.found.of(PoolBuffer)
     elements = IMAGES[0] * pooled * pooled * IMAGES[3]
     assert places.num_bytes == (4 * 4 + unread) * elements
     assert places.first == places.last == _equation(graph, "select_and_scatter_add")
@@ -81,8 +82,8 @@ def test_results_are_there_in_float32_for_whom_casts_them(is_normalised: bool) -
     graph = analyse(trace(step, shapes, {}))
     buffers = analyse_buffers(graph, Target.of(Topology.parse("h100:1").chip))
     elements = IMAGES[0] * 16 * 16 * IMAGES[3]
-    assert [b.num_bytes for b in buffers.pooled] == [4 * elements] * is_normalised
-    assert all(b.first == _equation(graph, "reduce_window_max") < b.last for b in buffers.pooled)
+    assert [b.num_bytes for b in buffers.found.of(PoolBuffer)] == [4 * elements] * is_normalised
+    assert all(b.first == _equation(graph, "reduce_window_max") < b.last for b in buffers.found.of(PoolBuffer))
 
 
 def test_windows_side_by_side_compute_what_they_read() -> None:
@@ -94,7 +95,7 @@ def test_windows_side_by_side_compute_what_they_read() -> None:
 
 def test_other_chips_hold_none_of_it() -> None:
     graph, _ = _analysed(_step(jax.nn.relu, 3, 2))
-    assert analyse_buffers(graph, Target.of(Topology.parse("cpu:1").chip)).pooled == ()
+    assert analyse_buffers(graph, Target.of(Topology.parse("cpu:1").chip)).found.of(PoolBuffer) == ()
 
 
 @pytest.mark.gpu_aot

@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxplan.ir import REGION_OUT, analyse, trace
+from jaxplan.ir import REGION_OUT, StepGraph, analyse, trace
 from jaxplan.mesh import Topology
-from jaxplan.xla import Target
-from jaxplan.xla.rules.tpu.rounding import wire_tensor
+from jaxplan.xla import Target, analyse_buffers
 
 
 def _carried(cell: str, topology: str = "v5e:2x4") -> set[int]:
@@ -28,8 +27,13 @@ def _carried(cell: str, topology: str = "v5e:2x4") -> set[int]:
     graph = analyse(trace(step, arguments, {}))
     exits = [e for e in graph.program.equations if e.name == REGION_OUT and e.params["role"] == "carry"]
     carries = [e for e in exits if graph.program.tensors[e.operands[1]].shape]
-    where = Topology.parse(topology)
-    return {wire_tensor(graph, Target.of(where.chip), e.operands[1], [e.index]).itemsize for e in carries}
+    return {_travels(graph, topology, e.operands[1], e.index) for e in carries}
+
+
+def _travels(graph: StepGraph, topology: str, t: int, reader: int) -> int:
+    """Bytes of an element of a tensor that is resharded for one reader."""
+    program, buffers = graph.program, analyse_buffers(graph, Target.of(Topology.parse(topology).chip))
+    return buffers.dtypes.tensor(program.tensors, t, [reader], len(program.equations)).itemsize
 
 
 @pytest.mark.parametrize(
@@ -49,5 +53,5 @@ def test_sums_are_taken_in_float32() -> None:
     arguments = [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 3
     graph = analyse(trace(step, arguments, {}))
     (made,) = (e.results[0] for e in graph.program.equations[:1])
-    assert wire_tensor(graph, Target.of(Topology.parse("v5e:2x4").chip), made, [1]).itemsize == 4
-    assert wire_tensor(graph, Target.of(Topology.parse("v5e:2x4").chip), graph.program.inputs[1], [0]).itemsize == 2
+    assert _travels(graph, "v5e:2x4", made, 1) == 4
+    assert _travels(graph, "v5e:2x4", graph.program.inputs[1], 0) == 2

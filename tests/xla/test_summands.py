@@ -14,7 +14,7 @@ from jaxplan.audit import compile_plan
 from jaxplan.mesh import Topology
 from jaxplan.search._traced import analyse_step
 from jaxplan.xla import Target, analyse_buffers
-from jaxplan.xla.rules.gpu.summands import num_blocks
+from jaxplan.xla.rules.gpu.summands import Summand, num_blocks
 
 NORMS: dict[str, Any] = {
     "group": lambda: nn.GroupNorm(8, dtype=jnp.bfloat16),
@@ -62,9 +62,9 @@ def test_as_many_summands_are_written_as_were_compiled(
     step, arguments = normalised_step(norm, channels)
     graph = analyse_step(step, arguments(images, size), {}, donate_argnums=(), static_argnums=())
     chip = Target.of(Topology.parse("h100:1").chip)
-    found = analyse_buffers(graph, chip).summands
+    found = analyse_buffers(graph, chip).found.of(Summand)
     assert sum(s.is_written(graph.program.tensors[s.tensor].shape, chip) for s in found) == count
-    assert not analyse_buffers(graph, Target.of(Topology.parse("v5e:1").chip)).summands
+    assert not analyse_buffers(graph, Target.of(Topology.parse("v5e:1").chip)).found.of(Summand)
 
 
 def test_blocks_are_of_32_columns() -> None:
@@ -92,6 +92,6 @@ def test_two_summands_of_one_gradient_are_written_by_one_kernel() -> None:
     step, arguments = normalised_step("group", 128)
     graph = analyse_step(step, arguments(16, 64), {}, donate_argnums=(), static_argnums=())
     chip = Target.of(Topology.parse("h100:1").chip)
-    summands = analyse_buffers(graph, chip).summands
+    summands = analyse_buffers(graph, chip).found.of(Summand)
     written = [s for s in summands if s.is_written(graph.program.tensors[s.tensor].shape, chip)]
     assert len(written) == 2 and {s.beside for s in written} == {written[0].tensor}

@@ -25,7 +25,7 @@ def _analysed(step: Callable[..., Any], *shapes: tuple[int, ...]) -> StepGraph:
 
 
 def _copies(graph: StepGraph, topology: str = "h100:8") -> tuple[OrderedCopy, ...]:
-    return analyse_buffers(graph, Target.of(Topology.parse(topology).chip)).ordered
+    return analyse_buffers(graph, Target.of(Topology.parse(topology).chip)).found.of(OrderedCopy)
 
 
 def _read_twice(num_batch: int, num_left: int, num_right: int) -> tuple[Callable[..., Any], list[tuple[int, ...]]]:
@@ -178,7 +178,7 @@ def test_what_is_not_transposed_at_first_is_written_in_both_orders(is_spread: bo
     """Masks that dispatch tokens to experts are there in the backward pass's order from the forward pass on."""
     step, shapes = _dispatch(is_spread, 4, 64, 8, 16, 32)
     buffers = analyse_buffers(_analysed(step, *shapes), Target.of(Topology.parse("h100:8").chip))
-    (copy,) = [c for c in buffers.ordered if c.is_there(lambda _: (4, 64, 8, 16), False)]
+    (copy,) = [c for c in buffers.found.of(OrderedCopy) if c.is_there(lambda _: (4, 64, 8, 16), False)]
     assert copy.first < buffers.turning_point
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from jaxplan.ir import backward_barriers
 from jaxplan.xla._facts import Facts
 from jaxplan.xla._plan_effects import AwaitBarriers, ReduceAtOnce
-from jaxplan.xla._rule import ALL, JAXPLAN_LOWERING, XLA, CompilerRule, always
+from jaxplan.xla._rule import ALL, JAXPLAN_LOWERING, XLA, CompilerRule
 
 _SCHEDULER = f"{XLA}hlo/transforms/simplifiers/hlo_memory_scheduler.cc"
 
@@ -28,6 +28,10 @@ def _barriers(facts: Facts) -> Iterator[AwaitBarriers]:
         yield AwaitBarriers(barriers)
 
 
+def _large_sums(facts: Facts) -> Iterator[ReduceAtOnce]:
+    yield ReduceAtOnce(COMBINED_BYTES)
+
+
 GRADIENTS_AT_BARRIERS = CompilerRule(
     name="gradients-wait-for-the-next-barrier",
     backends=ALL,
@@ -46,5 +50,5 @@ LARGE_SUMS_AT_ONCE = CompilerRule(
     source=f"{XLA}service/collective_utils.h",
     made_after=("gpt",),
     test="tests/partition/test_combiner.py::test_large_gradients_are_reduced_one_by_one",
-    find=always(ReduceAtOnce(COMBINED_BYTES)),
+    find=_large_sums,
 )
