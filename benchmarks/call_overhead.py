@@ -2,13 +2,15 @@
 
 A step that updates small, placed leaves is called in a loop that passes on its results, on 8 virtual CPU devices.
 `time.thread_time` of the calling thread counts: flattening, checks and dispatch, not the work of the devices. The three
-forms take turns, so that a slow moment of the machine is in the median of all or of none.
+forms take turns, in a new order each time: a slow moment of the machine is in the median of all or of none, and so are
+the caches as another form's program leaves them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -51,8 +53,10 @@ def callers(num_leaves: int) -> dict[str, tuple[Callable[..., Any], Any, jax.Arr
 def measure(num_leaves: int, num_calls: int) -> dict[str, float]:
     """Median microseconds of thread time of one call, per form."""
     forms, seconds = callers(num_leaves), {}
+    order = random.Random(0)
     for round_ in range(num_calls + 3):
-        for name, (function, state, batch) in forms.items():
+        for name in order.sample(list(forms), len(forms)):
+            function, state, batch = forms[name]
             started = time.thread_time()
             state, result = function(state, batch)
             elapsed = time.thread_time() - started

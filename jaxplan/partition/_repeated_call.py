@@ -12,7 +12,6 @@ import dataclasses
 import operator
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -23,9 +22,9 @@ from jaxplan.core._interner import addresses
 if TYPE_CHECKING:
     from jaxplan.frontend._call import Call
 
-_flatten = jax.tree_util.default_registry.flatten
-_reference = weakref.ref
-_trace_context, _debug_nans, _debug_infs = _compat.trace_context, _compat.debug_nans, _compat.debug_infs
+RepeatedCall = Callable[[tuple[Any, ...], Mapping[str, Any]], Any]
+"""Takes arguments and keyword arguments: the results of a call of its form; NotImplemented for any other."""
+
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,94 +55,76 @@ class _Other:
         )
 
 
-class RepeatedCall:
-    """One compiled program, and the form of the calls that repeat.
+def _recognised(
+    *,
+    tree: Any,
+    run: Callable[..., Any],
+    unflatten: Callable[[Sequence[Any]], Any],
+    passed: Sequence[int],
+    returned: Sequence[int],
+    others: Sequence[_Other],
+    first: tuple[Sequence[Any], Sequence[Any]],
+) -> RepeatedCall:
+    """A function of calls with this structure of ``(arguments, keyword arguments)``.
 
-    Its call is on the path of every training step, where few operators, most of them in C, decide about overhead.
+    It is on the path of every training step, where few operators, most of them in C, decide about overhead: so it is a
+    closure, and remembers arrays by weak references alone, those of the next call's arguments in their order.
+
+    Args:
+      run: the compiled program over flat arrays; ``unflatten`` makes the step's results of its results.
+      passed, returned: positions of arguments, and of the results of the last call that they are.
+      others: the remaining arguments.
+      first: results and arguments of the call that has just run.
     """
+    count, others = len(passed), tuple(others)
+    places = [*passed, *(other.position for other in others)]
+    pick = None if places == list(range(len(places))) else operator.itemgetter(*places)
+    is_first = tuple(returned) == tuple(range(count))
+    flatten_as, reference, is_same, alive = tree.flatten_up_to, weakref.ref, operator.is_, operator.call
+    context, nans, infs = _compat.trace_context, _compat.debug_nans, _compat.debug_infs
+    known_context = context()
 
-    __slots__ = (
-        "_context", "_latest", "_others", "_passed", "_places", "_returned", "_run", "_tree", "_unflatten",
-    )  # fmt: skip
+    def states(results: Sequence[Any]) -> Sequence[Any]:
+        return results[:count] if is_first else [*map(results.__getitem__, returned)]
 
-    def __init__(
-        self,
-        *,
-        tree: Any,
-        run: Callable[..., Any],
-        unflatten: Callable[[Sequence[Any]], Any],
-        passed: Sequence[int],
-        returned: Sequence[int],
-        others: Sequence[_Other],
-    ) -> None:
-        """Calls with this structure of ``(arguments, keyword arguments)``.
+    latest = [*map(reference, states(first[0])), *map(reference, (first[1][other.position] for other in others))]
 
-        Args:
-          run: the compiled program over flat arrays; ``unflatten`` makes the step's results of its results.
-          passed, returned: positions of arguments, and of the results of the last call that they are.
-          others: the remaining arguments.
-        """
-        self._tree, self._run, self._unflatten = tree, run, unflatten
-        self._context = _compat.trace_context()
-        self._passed, self._others = tuple(passed), tuple(others)
-        places = [*passed, *(other.position for other in others)]
-        is_in_order = places == list(range(len(places)))
-        self._places = None if is_in_order else operator.itemgetter(*places)
-        is_first = tuple(returned) == tuple(range(len(returned)))
-        self._returned = slice(len(returned)) if is_first else tuple(returned)
-
-    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """The results of a call of this form; NotImplemented for any other."""
-        leaves, tree = _flatten((args, kwargs))
-        ids, lost, _, others = self._latest
-        if (
-            tree != self._tree
-            or _trace_context() != self._context
-            or _debug_nans.value
-            or _debug_infs.value
-            or lost
-        ):
-            return NotImplemented
-        given = leaves if self._places is None else self._places(leaves)
-        if addresses(given) != ids or others[1]:
-            others = self._new_others(given, others)
-            if others is None:
-                return NotImplemented
+    def repeated(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        nonlocal latest
         try:
-            results = self._run(*leaves)
+            leaves = flatten_as((args, kwargs))  # in half the time of a structure that is made to be compared
+        except (ValueError, TypeError):
+            return NotImplemented
+        if context() != known_context or nans.value or infs.value:
+            return NotImplemented
+        references, given = latest, leaves if pick is None else pick(leaves)
+        if not all(map(is_same, given, map(alive, references))):
+            if not _may_follow(given, references, others):
+                return NotImplemented
+            references = [*references[:count], *map(reference, given[count:])]
+        try:
+            results = run(*leaves)
         except Exception:
             if any(leaf.is_deleted() for leaf in leaves):
                 return NotImplemented  # the ordinary way names the argument
             raise
-        self._note(results, others)
-        return self._unflatten(results)
+        kept = results[:count] if is_first else states(results)
+        latest = [*map(reference, kept), *references[count:]]
+        return unflatten(results)
 
-    def _new_others(self, given: Sequence[Any], latest: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """The facts to remember of the arguments that are no results, if all arguments are as they should be."""
-        count, ids = len(self._passed), self._latest[0]
-        if addresses(given[:count]) != ids[:count]:
-            return None
-        for other, leaf, ref in zip(self._others, given[count:], latest[2]):
-            if ref() is not leaf and not other.takes(leaf):
-                return None
-        return _remembered(given[count:])
-
-    def _note(self, results: Sequence[Any], others: tuple[Any, ...]) -> None:
-        """Remember a call, by (ids of the next one's arguments, references that are dead, references, other arguments).
-
-        An id counts as long as the reference to its array is alive.
-        """
-        returned = self._returned
-        states = results[returned] if type(returned) is slice else [*map(results.__getitem__, returned)]
-        lost: list[Any] = []
-        references = tuple(map(_reference, states, repeat(lost.append)))
-        self._latest = [*addresses(states), *others[0]], lost, references, others
+    return repeated
 
 
-def _remembered(arrays: Sequence[Any]) -> tuple[list[int], list[Any], tuple[Any, ...]]:
-    """Ids of arrays, references that are dead, and the references."""
-    lost: list[Any] = []
-    return addresses(arrays), lost, tuple(map(_reference, arrays, repeat(lost.append)))
+def _may_follow(given: Sequence[Any], references: Sequence[weakref.ref[Any]], others: Sequence[_Other]) -> bool:
+    """Whether the arguments that are results of the last call are those, and the others fit the compiled program.
+
+    A reference whose array is dead is of no argument.
+    """
+    count = len(given) - len(others)
+    if not all(map(operator.is_, given[:count], map(operator.call, references[:count]))):
+        return False
+    rest = zip(others, given[count:], references[count:], strict=True)
+    return all(reference() is leaf or other.takes(leaf) for other, leaf, reference in rest)
 
 
 def _is_array(leaf: Any) -> bool:
@@ -172,7 +153,7 @@ def repeated_call(
     """
     if call.opened.has_graph or call.options.static or not all(map(_is_array, call.leaves)):
         return None
-    leaves, tree = _flatten((call.args, dict(call.kwargs)))
+    leaves, tree = jax.tree.flatten((call.args, dict(call.kwargs)))
     if len(leaves) != len(call.leaves) or not all(map(operator.is_, leaves, call.leaves)):
         return None
     run = _compat.dispatch_of(compiled)
@@ -193,13 +174,12 @@ def repeated_call(
         for i, leaf in enumerate(leaves)
         if i not in pairs
     ]
-    found = RepeatedCall(
+    return _recognised(
         tree=tree,
         run=run,
         unflatten=out_tree.unflatten,
         passed=tuple(pairs),
         returned=tuple(pairs.values()),
         others=others,
+        first=(results, leaves),
     )
-    found._note(results, _remembered([leaves[other.position] for other in others]))
-    return found
