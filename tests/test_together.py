@@ -77,6 +77,36 @@ def test_compiled_programs_take_shared_arrays_as_others_return_them(case):
     assert split
 
 
+LIKE = (together_steps.accumulate_and_apply, together_steps.average, together_steps.two_networks)
+
+
+@pytest.mark.parametrize("case", sampled(LIKE, 2))
+def test_steps_decorated_like_the_first_keep_its_layout(case):
+    """Accumulation, an average, two networks: what they share lies as in the first step; results are as on one device."""
+    together = case()
+    (first, (step, _)), *others = together.steps.items()
+    functions: dict[str, Any] = {first: jaxplan.auto(step, choose="leanest", topology="cpu:8", remat=False)}
+    functions |= {name: jaxplan.auto(step, like=functions[first], remat=False) for name, (step, _) in others}
+    alone = run(together, {name: jax.jit(step) for name, (step, _) in together.steps.items()})
+    several = run(together, functions)
+    for one, other in zip(jax.tree.leaves(alone), jax.tree.leaves(several), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
+    layouts = {
+        name: dict(zip([row.path for row in leaf_rows(function.plan)], function.plan.in_layouts, strict=True))
+        for name, function in functions.items()
+    }
+    split = 0
+    for roots in together.shared:
+        (step, root), *rest = sorted(roots, key=lambda of: of[0] != first)
+        for path, layout in layouts[step].items():
+            if path.startswith(f"{root}/"):
+                split += any(layout.dims)
+                for other, own in rest:
+                    assert layouts[other][path.replace(root, own, 1)] == layout
+    assert split
+    assert all(function.counts.plans == 1 for function in functions.values())
+
+
 def test_a_state_that_one_step_returns_is_not_copied_for_the_next():
     """The arrays that training returns are the ones that the average reads: placing them is the identity."""
     together, joint = planned(together_steps.average)
