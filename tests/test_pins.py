@@ -245,3 +245,17 @@ def test_a_plan_says_which_pins_limit_an_argument(tmp_path):
     data = frontier.references["data"]  # splits the batch into 8: ruled out, and shown to compare with
     assert not data.pins
     assert "pinned by" not in data.explain("params/block_0/up")
+
+
+def test_pins_after_another_search_give_what_they_give_at_first():
+    traced = jaxplan.trace(train_step, *arguments())
+    traced.plan(topology="cpu:8")
+    traced.plan(topology="cpu:4", pins="data")
+    again = traced.plan(topology="cpu:8", pins={"batch": jaxplan.Split(2)})
+    first = planned({"batch": jaxplan.Split(2)})
+    figures = [
+        {plan.name: (plan.in_specs, plan.time_seconds, plan.memory_bytes, len(plan.pins)) for plan in plans}
+        for of in (again, first)
+        for plans in (of, of.references.values())
+    ]
+    assert figures[:2] == figures[2:]

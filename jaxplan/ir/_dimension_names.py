@@ -32,7 +32,8 @@ from functools import cached_property
 
 from jaxplan.ir._batch import Batch
 from jaxplan.ir._dimension_uses import PASSED_ON, DimensionUses, Dot
-from jaxplan.ir._dimensions import NamedDimensions, path_name
+from jaxplan.ir._dimensions import NamedDimensions
+from jaxplan.ir._image_rows import names_of_rows
 from jaxplan.ir._program import Equation, Program
 from jaxplan.ir._rule import OperatorRule
 from jaxplan.ir._union import UnionFind
@@ -63,7 +64,7 @@ def dimension_names(
     uses = DimensionUses(program=program, rules=rules, values=values, named=named, batch=batch)
     evidence = _Evidence(uses=uses)
     renamed = named.with_names(evidence.names())
-    return dataclasses.replace(renamed, names_at=evidence.names_at(renamed))
+    return dataclasses.replace(renamed, names_at=names_of_rows(uses, renamed, evidence.rows, evidence.convolutions))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,48 +78,6 @@ class _Evidence:
                 if k >= 0 and k not in self.uses.batch.dimensions:
                     found[k].add(name)
         return {k: name for k, claimed in found.items() if (name := self._settled(k, claimed))}
-
-    def names_at(self, named: NamedDimensions) -> dict[tuple[int, int], str]:
-        """Names of those dimensions of inputs that are an image's rows, or rows and columns merged.
-
-        A set of dimensions holds the rows and all that begins with them, such as the sequence of patches: an operator
-        that merges rows and columns joins the two.
-        """
-        images = self._images()["rows"]
-        members = [node for node, k in named.of.items() if k in images]
-        number = {node: n for n, node in enumerate(members)}
-        alike = UnionFind(len(members))
-        for first, node in self._same_factors(frozenset(members)):
-            alike.join(number[first], number[node])
-        rows = {alike.find(number[node]) for node in self._image_rows if node in number}
-        inputs = frozenset(self.uses.program.inputs)
-        return {
-            node: "rows" if alike.find(n) in rows else self._merged(named, node)
-            for node, n in number.items()
-            if node[0] in inputs
-        }
-
-    def _merged(self, named: NamedDimensions, node: tuple[int, int]) -> str:
-        name = named.dimensions[named.of[node]].name
-        return path_name(self.uses.program, [node]) if name == "rows" else name
-
-    def _same_factors(self, members: frozenset[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-        """Pairs of dimensions that an operator gives the same factors, all of them."""
-        for eqn, rule in zip(self.uses.program.equations, self.uses.rules, strict=True):
-            holders: dict[tuple[int, ...], tuple[int, int]] = {}
-            pairs = zip((*eqn.operands, *eqn.results), (*rule.operands, *rule.results), strict=True)
-            for t, dims in pairs:
-                for d, factors in enumerate(dims):
-                    if (t, d) in members:
-                        yield holders.setdefault(tuple(factors), (t, d)), (t, d)
-
-    @property
-    def _image_rows(self) -> Iterator[tuple[int, int]]:
-        for eqn in self._convolutions:
-            numbers = eqn.params["dimension_numbers"]
-            for t, places in ((eqn.operands[0], numbers.lhs_spec), (eqn.results[0], numbers.out_spec)):
-                if len(places) == 4:
-                    yield t, places[2]
 
     def _settled(self, k: int, claimed: set[str]) -> str:
         if claimed == {"sequence", "rows"} and self._is_patches(k):
@@ -390,6 +349,11 @@ class _Evidence:
         }
 
     @property
+    def rows(self) -> set[int]:
+        """Dimensions that begin with the rows of images."""
+        return self._images()["rows"]
+
+    @property
     def _read_by_images(self) -> set[int]:
         return {dims[1] for is_operand, dims in self._convolved if is_operand and len(dims) == 4}
 
@@ -397,7 +361,7 @@ class _Evidence:
     def _convolved(self) -> list[tuple[bool, tuple[int, ...]]]:
         """(is it the operand, batch, features and spatial dimensions) of the data and result of each convolution."""
         found = []
-        for eqn in self._convolutions:
+        for eqn in self.convolutions:
             numbers = eqn.params["dimension_numbers"]
             for t, places in ((eqn.operands[0], numbers.lhs_spec), (eqn.results[0], numbers.out_spec)):
                 named = self.uses.dims(t)
@@ -405,7 +369,7 @@ class _Evidence:
         return found
 
     @cached_property
-    def _convolutions(self) -> list[Equation]:
+    def convolutions(self) -> list[Equation]:
         """Those of the data with a parameter."""
         found = [eqn for eqn, rule in self.uses.forward if rule.family == "convolution"]
         return [eqn for eqn in found if self.uses.leaf(eqn.operands[1]) is not None]
@@ -413,4 +377,4 @@ class _Evidence:
     @cached_property
     def _num_convolutions(self) -> Counter[int]:
         """By how many convolutions each dimension is read."""
-        return Counter(k for eqn in self._convolutions for k in set(self.uses.dims(eqn.operands[0])))
+        return Counter(k for eqn in self.convolutions for k in set(self.uses.dims(eqn.operands[0])))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from jaxplan.errors import ArgumentError
 from jaxplan.ir._batch import Batch, find_batch
@@ -22,6 +23,8 @@ from jaxplan.ir._rule import OperatorRule
 from jaxplan.ir._space import GroupSpace, SpaceFacts
 from jaxplan.ir._spaces import Structures, group_spaces
 from jaxplan.ir._values import Values, analyse_values
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +44,8 @@ class StepGraph:
       remat: the blocks that a plan chose to recompute in the backward pass; None in a step as it was traced.
       offload: the arrays that live on the host between two uses; None: none does.
       traced: the step as it was traced, where ``remat`` is something.
+      derived: results of later stages that depend on the step and the machine alone, so that pins or another limit
+        need not compute them again; by stage, the machine of the last call and its result.
     """
 
     program: Program
@@ -55,6 +60,14 @@ class StepGraph:
     remat: Remat | None = None
     offload: Offload | None = None
     traced: StepGraph | None = None
+    derived: dict[Hashable, tuple[Hashable, Any]] = field(init=False, default_factory=dict, compare=False, repr=False)
+
+    def derive(self, stage: Hashable, machine: Hashable, compute: Callable[[], T]) -> T:
+        """``compute()``, or its result where the last call of the stage was for an equal machine."""
+        known = self.derived.get(stage)
+        if known is None or known[0] != machine:
+            known = self.derived[stage] = machine, compute()
+        return known[1]
 
     @property
     def stored(self) -> frozenset[int]:

@@ -18,9 +18,10 @@ from jaxplan.search._operator_notes import operator_notes
 from jaxplan.search._price import Priced, model_of_strategies
 from jaxplan.search._score import Candidates
 from jaxplan.search._shown_points import shown_points
-from jaxplan.search._solve import draw_references
+from jaxplan.search._solve import draw_references, known_references
 from jaxplan.search._uneven_dimensions import uneven_dimensions
 from jaxplan.simulate import predictor_of
+from jaxplan.strategies import StrategyPlan
 
 NOTHING_MSG = (
     "there is nothing to plan in the step {name}: it does not compute with arrays that it was given.\n"
@@ -101,12 +102,21 @@ def _notes(priced: Priced, plans: Sequence[Plan], options: Options) -> list[str]
 
 def _with_forbidden(references: Mapping[str, Plan], priced: Priced) -> dict[str, Plan]:
     """All references in their order: those that pins rule out are priced too, to compare with."""
-    forbidden = {name: strategy for name, strategy in priced.strategies.items() if name in priced.forbidden}
     of = priced.model
-    model = model_of_strategies(forbidden, of.graph, of.topology, overlap=of.overlapped is not None, buffers=of.buffers)
-    others = draw_references(predictor_of(model), forbidden)
-    known = {**references, **{name: drawn.plan for name, drawn in others.items()}}
+    predicted = known_references(of)
+    forbidden = {name: strategy for name, strategy in priced.strategies.items() if name in priced.forbidden}
+    unknown = {name: strategy for name, strategy in forbidden.items() if (name, strategy) not in predicted}
+    if unknown:
+        _draw(unknown, of)
+    known = {**references, **{key[0]: predicted[key] for key in forbidden.items() if key in predicted}}
     return {name: known[name] for name in priced.strategies if name in known}
+
+
+def _draw(strategies: Mapping[str, StrategyPlan], of: CostModel) -> None:
+    """Predict strategies that are no points of a model, as known references."""
+    overlap = of.overlapped is not None
+    model = model_of_strategies(strategies, of.graph, of.topology, overlap=overlap, buffers=of.buffers)
+    draw_references(predictor_of(model), strategies)
 
 
 def _all_finished(items: Sequence[Plan | Candidate], most_configurations: int | None) -> list[Plan]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from jaxplan.core._interrupt import current
 from jaxplan.core._log import until_interrupted
-from jaxplan.cost import Predictor
+from jaxplan.cost import CostModel, Predictor
 from jaxplan.frontend._options import Options
 from jaxplan.plans._plan import Plan
 from jaxplan.search._make_plan import make_plan
@@ -81,7 +81,13 @@ def draw_references(predictor: Predictor, strategies: Mapping[str, StrategyPlan]
             assignment, choices = reference_solution(predictor.model, strategy)
             plan = make_plan(predictor, assignment, choices, name=name)
             references[name] = Drawn(plan=plan, assignment=assignment, choices=choices)
+            known_references(predictor.model)[name, strategy] = plan
     return references
+
+
+def known_references(model: CostModel) -> dict[tuple[str, StrategyPlan], Plan]:
+    """The references of a step and machine that were predicted before, under other pins or another limit."""
+    return model.graph.derive("references", (model.topology, model.overlapped is not None), dict)
 
 
 def find_solutions(

@@ -111,6 +111,10 @@ def analyse_buffers(graph: StepGraph, target: Target, *, in_order: bool = False)
 
     ``in_order``: as if every dot ran where the program has it.
     """
+    return graph.derive(("buffers", in_order), target, lambda: _analysed(graph, target, in_order))
+
+
+def _analysed(graph: StepGraph, target: Target, in_order: bool) -> Buffers:
     facts, storage = with_storage(Facts(graph=graph, target=target, turning=turning_point(graph.program)))
     facts, kernels = with_kernels(facts)
     fused, recomputed = _with_residuals(facts, conditional=True)
