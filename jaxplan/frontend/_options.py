@@ -112,6 +112,13 @@ class Options:
             "otherwise."
         },
     )
+    stages: bool | int | None = field(
+        default=None,
+        metadata={
+            "doc": "parts of the step on devices of their own, in a pipeline (docs/stages.md): a number of them; True: "
+            "plans with some are looked for; False: none; default: where no plan fits otherwise."
+        },
+    )
     progress: Any = field(
         default=None,
         metadata={"doc": "True, False, None (shown on a terminal only) or a function of (stage, fraction)."},
@@ -218,6 +225,7 @@ class Options:
                 "sum)"
             )
         put("microbatches", _microbatches(self.microbatches))
+        put("stages", _stages(self.stages))
         check_backend(self.backend)
         if self.offload is not None and not isinstance(self.offload, bool):
             raise ArgumentError(
@@ -266,6 +274,18 @@ def _microbatches(value: Any) -> bool | int | None:
     )
 
 
+def _stages(value: Any) -> bool | int | None:
+    """The option, checked: None (where nothing fits otherwise), False (never), True (look), or a number."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int) and value >= 1:
+        return value if value > 1 else False
+    raise ArgumentError(
+        f"stages is {value!r}; expected a number of stages, True (look for plans with some), False (none), or None "
+        "(where no plan fits otherwise)"
+    )
+
+
 def _seconds(value: Any) -> float:
     """The option ``time_limit``, checked."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -290,6 +310,7 @@ class Keywords(TypedDict, total=False):
     references: Mapping[str, Any] | None
     microbatches: bool | int | None
     offload: bool | None
+    stages: bool | int | None
     progress: Any
     remat: bool | None
     overlap: bool

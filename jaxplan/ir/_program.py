@@ -202,6 +202,7 @@ class Source:
       trace: ``(args, kwargs) -> Program``.
       resized: traces it again with other shapes at some key paths: ``{path: shape} -> Program``.
       sliced: the program of the same arguments that works through its batch in slices.
+      strata: its equations, sorted into a loop over slices of the batch and the rest (`jaxplan.ir.microbatch`).
     """
 
     step: Callable[..., Any]
@@ -212,6 +213,7 @@ class Source:
     trace: Callable[[Sequence[Any], Mapping[str, Any]], Program]
     resized: Callable[[Mapping[str, tuple[int, ...]]], Program]
     sliced: Callable[[MicroBatches | None], Program]
+    strata: Callable[[MicroBatches], Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,7 @@ from jaxplan.ir._sizes import check_sizes
 from jaxplan.ir._state import Leaf, donated_by_default, pair_state
 from jaxplan.ir._static_slices import index_parts
 from jaxplan.ir._successors import Successors
-from jaxplan.ir.microbatch import split_batch
+from jaxplan.ir.microbatch import Strata, sorted_strata, split_batch
 
 _TRACE_FAILED_MSG = (
     "jaxplan could not trace the step {name}.\n"
@@ -127,6 +127,7 @@ class _Source:
                     trace=self.trace,
                     resized=functools.partial(self._resized, *_abstract(args, kwargs)),
                     sliced=functools.partial(self._sliced, *_abstract(args, kwargs)),
+                    strata=functools.partial(self._strata, *_abstract(args, kwargs)),
                 ),
             )
 
@@ -148,6 +149,14 @@ class _Source:
         """The program of the same arguments, its batch in slices."""
         return dataclasses.replace(self, microbatches=microbatches).trace(args, kwargs)
 
+    def _strata(self, args: Sequence[Any], kwargs: Mapping[str, Any], microbatches: MicroBatches) -> Strata:
+        """The equations of the same arguments' step, sorted into a loop over slices of the batch and the rest."""
+        with opened_call(self.step, self.options, args, kwargs) as call:
+            example = _example(call)
+            closed, _ = _traced(self.step, call, example)
+            small, batch = _on_a_slice(self.step, call, example, microbatches)
+            return sorted_strata(closed, small, batch)
+
 
 def _abstract(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """Arguments without the memory of their arrays."""
@@ -161,12 +170,10 @@ def _abstract(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any]
 
 def _trace(step: Callable[..., Any], call: Call, microbatches: MicroBatches | None = None) -> Program:
     """`trace`, with NNX objects opened."""
-    example = jax.tree.unflatten(
-        call.tree, [jax.ShapeDtypeStruct(shape, dtype, weak_type=weak) for shape, dtype, weak in call.avals]
-    )
+    example = _example(call)
     closed, out_shape = _traced(step, call, example)
     if microbatches is not None:
-        closed = _in_slices(step, call, example, closed, microbatches)
+        closed = split_batch(closed, *_on_a_slice(step, call, example, microbatches), microbatches.num)
     donated = call.options.donated
     program = build_program(
         closed,
@@ -180,6 +187,12 @@ def _trace(step: Callable[..., Any], call: Call, microbatches: MicroBatches | No
     return dataclasses.replace(_with_free_micro_batches(program), microbatches=microbatches)
 
 
+def _example(call: Call) -> Any:
+    """The arguments of a call as shapes, in their tree."""
+    leaves = [jax.ShapeDtypeStruct(shape, dtype, weak_type=weak) for shape, dtype, weak in call.avals]
+    return jax.tree.unflatten(call.tree, leaves)
+
+
 def _traced(step: Callable[..., Any], call: Call, example: Any) -> tuple[Any, Any]:
     """The closed jaxpr of a step, and the shapes of its results."""
     try:
@@ -191,10 +204,10 @@ def _traced(step: Callable[..., Any], call: Call, example: Any) -> tuple[Any, An
     return closed, out_shape
 
 
-def _in_slices(
-    step: Callable[..., Any], call: Call, example: Any, closed: Any, microbatches: MicroBatches
-) -> Any:
-    """The jaxpr of a step that works through its batch in slices."""
+def _on_a_slice(
+    step: Callable[..., Any], call: Call, example: Any, microbatches: MicroBatches
+) -> tuple[Any, dict[int, int]]:
+    """The jaxpr of a step on one slice of its batch; position of each input that holds examples -> that dimension."""
     batch: dict[int, int] = {}
 
     def shrink(position_path: tuple[int, Any], leaf: Any) -> Any:
@@ -215,7 +228,7 @@ def _in_slices(
     paths, tree = jax.tree_util.tree_flatten_with_path(example)
     leaves = [shrink((position, path), leaf) for position, (path, leaf) in enumerate(paths)]
     small, _ = _traced(step, call, jax.tree.unflatten(tree, leaves))
-    return split_batch(closed, small, batch, microbatches.num)
+    return small, batch
 
 
 def _with_free_micro_batches(program: Program) -> Program:

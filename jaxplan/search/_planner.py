@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -26,11 +27,18 @@ from jaxplan.search._price import price
 from jaxplan.search._score import score
 from jaxplan.search._solve import solve
 from jaxplan.search._what_if import Replanner
+from jaxplan.search.stages import StagePricer, StageSearch, plan_with_stages
 
 _ORDERED_MSG = (
     "the step {name} has ordered effects, which JAX runs on one device alone.\n"
     "  likely cause: jax.debug.print or a callback with ordered=True, here or in what the step calls (verbose=True)\n"
     "  fix: ordered=False"
+)
+
+_ALONE_MSG = (
+    "plans in stages cannot be looked for together with {options}.\n"
+    "  expected: stages without pins, a kept layout or state on the host, and with micro-batches\n"
+    "  fix: leave one of them out, or stages=False"
 )
 
 
@@ -80,7 +88,16 @@ def _search(
                 None if limit is None or offload else limit * topology.num_devices,
             )
 
-        found = plan_with_offload(options.offload, plan, limit)
+        def search() -> StageSearch:
+            _check_stageable(options)
+            alone = dataclasses.replace(
+                options, microbatches=False, offload=False, stages=False, references=None, axes=None, kept=()
+            )
+            pricer = StagePricer(lambda of, part: _search(of, part, alone.on(part), report, name))
+            return StageSearch(graph, topology, pricer, options.microbatches)
+
+        whole = functools.partial(plan_with_offload, options.offload, plan, limit)
+        found = plan_with_stages(options.stages, whole, search, limit)
         if TIME_LIMIT_NOTE in found.notes:
             logger.warning("%s: after %g s %s", name, options.time_limit, TIME_LIMIT_NOTE)
         return found
@@ -106,6 +123,14 @@ def _with_search(
     seconds = sum(of for stage, of in report.seconds.items() if stage != "trace")
     replan = _replanner(graph, topology, options, name)
     return dataclasses.replace(frontier, search_seconds=seconds, replan=replan)
+
+
+def _check_stageable(options: Options) -> None:
+    """Raise for options that say of the whole step what no stage could keep."""
+    given = [name for name in ("pins", "kept", "offload") if getattr(options, name)]
+    if given or options.microbatches is False:
+        given += ["microbatches=False"] if options.microbatches is False else []
+        raise ArgumentError(_ALONE_MSG.format(options=", ".join(given)))
 
 
 def check_plannable(graph: StepGraph, topology: Topology, name: str) -> None:

@@ -10,6 +10,7 @@ from jaxplan.simulate._schedules import StageTask as StageTask
 from jaxplan.simulate._schedules import gpipe as gpipe
 from jaxplan.simulate._schedules import interleaved as interleaved
 from jaxplan.simulate._schedules import one_f_one_b as one_f_one_b
+from jaxplan.simulate._segment_seconds import segment_seconds as segment_seconds
 from jaxplan.simulate._simulated_plan import PlanSimulator as PlanSimulator
 from jaxplan.simulate._simulated_plan import Simulation as Simulation
 from jaxplan.simulate._simulated_plan import simulate_plan as simulate_plan

@@ -186,6 +186,20 @@ class PlanSimulator:
         seconds = self._compute_seconds(assignment)
         return simulate(self._tasks(seconds, moves, self._inner(assignment, transfers))[0]).makespan
 
+    def compute_by_equation(self, assignment: Sequence[int]) -> dict[int, float]:
+        """Equation -> seconds of compute, those above zero."""
+        return self._compute_seconds(assignment)
+
+    def moves(self, assignment: Sequence[int], choices: Sequence[int]) -> list[_Move]:
+        """Executions of transfers that communicate, by the kernel that waits for them first."""
+        return self._moves(self.predictor.transfers(assignment, choices))
+
+    def inner(
+        self, assignment: Sequence[int], choices: Sequence[int]
+    ) -> dict[int, list[tuple[str, float]]]:
+        """Equation -> (name, seconds) of each of its own collectives."""
+        return self._inner(assignment, self.predictor.transfers(assignment, choices))
+
     def _inner(
         self, assignment: Sequence[int], transfers: Sequence[Transfer]
     ) -> dict[int, list[tuple[str, float]]]:

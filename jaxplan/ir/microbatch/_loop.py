@@ -27,6 +27,20 @@ def split_batch(full: Any, small: Any, batch: Mapping[int, int], num: int) -> An
     Raises:
       NotSeparableError: examples are not independent; names the line.
     """
+    strata = sorted_strata(full, small, batch)
+
+    def run(*inputs: Any) -> list[Any]:
+        return _Run(strata, num, inputs).run()
+
+    return jax.make_jaxpr(run)(*[jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in full.in_avals])
+
+
+def sorted_strata(full: Any, small: Any, batch: Mapping[int, int]) -> Strata:
+    """The equations of a step by the loop over slices of the batch that they run in; arguments as `split_batch`.
+
+    Raises:
+      NotSeparableError: examples are not independent; names the line.
+    """
     paired = Paired.of(full, small)
     for position, value in enumerate(paired.values[: len(full.jaxpr.invars)]):
         if value.dim != batch.get(position):
@@ -34,11 +48,7 @@ def split_batch(full: Any, small: Any, batch: Mapping[int, int], num: int) -> An
     strata = strata_of(paired, frozenset(batch))
     if not strata.loops:
         raise not_separable("nothing is computed of the batch")
-
-    def run(*inputs: Any) -> list[Any]:
-        return _Run(strata, num, inputs).run()
-
-    return jax.make_jaxpr(run)(*[jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in full.in_avals])
+    return strata
 
 
 class _Run:
@@ -56,7 +66,7 @@ class _Run:
             self._once(self.strata.between[stratum], whole)
             if loop is not None:
                 self._loop(loop)
-        return [_read(self.known, atom) for atom in self.strata.paired.outputs]
+        return [read_atom(self.known, atom) for atom in self.strata.paired.outputs]
 
     def _once(self, equations: Sequence[Pair], whole: list[Pair]) -> None:
         """Equations that run once, in an order in which their operands are known; whole values as soon as they can."""
@@ -65,7 +75,7 @@ class _Run:
             if all(t in self.known for t in eqn.operands):
                 if eqn in whole:
                     whole.remove(eqn)
-                values = [_read(self.known, atom) for atom in eqn.inputs]
+                values = [read_atom(self.known, atom) for atom in eqn.inputs]
                 params = eqn.full.params
                 results = _compat.bind_like(eqn.full, eqn.full.primitive, params, values, eqn.stack)
                 self.known.update(zip(eqn.outputs, results, strict=True))
@@ -74,13 +84,13 @@ class _Run:
         values = self.strata.paired.values
         place = {t: (values[t].dim or 0, batch_outer(self.strata, t)) for t in (*loop.sliced, *loop.stacked)}
         xs = [cut(self.known[t], *place[t], self.num) for t in loop.sliced]
-        start = [jnp.zeros(values[t].aval.shape, _sum_dtype(values[t].aval.dtype)) for t in loop.sums]
+        start = [jnp.zeros(values[t].aval.shape, sum_dtype(values[t].aval.dtype)) for t in loop.sums]
 
         def trip(carry: list[Any], slices: list[Any]) -> tuple[list[Any], Any]:
             inside = [placed(x, *place[t]) for t, x in zip(loop.sliced, slices, strict=True)]
             known = {**self.known, **dict(zip(loop.sliced, inside, strict=True))}
             for eqn in loop.equations:
-                operands = [_read(known, atom) for atom in eqn.inputs]
+                operands = [read_atom(known, atom) for atom in eqn.inputs]
                 params = small_params(eqn.full.params, eqn.small.params)
                 results = _compat.bind_like(eqn.full, eqn.small.primitive, params, operands, eqn.stack)
                 known.update(zip(eqn.outputs, results, strict=True))
@@ -96,7 +106,7 @@ class _Run:
             self.known[t] = joined(value, *place[t])
 
 
-def _read(known: Mapping[int, Any], atom: Atom) -> Any:
+def read_atom(known: Mapping[int, Any], atom: Atom) -> Any:
     return known[atom] if isinstance(atom, int) else _literal(atom)
 
 
@@ -104,7 +114,7 @@ def _literal(atom: Any) -> Any:
     return atom.val
 
 
-def _sum_dtype(dtype: Any) -> Any:
+def sum_dtype(dtype: Any) -> Any:
     """Sums of short floats are added up in float32."""
     is_short = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
     return jnp.float32 if is_short else dtype
