@@ -38,7 +38,7 @@ def create(
     if not jax.tree.leaves(shapes):
         raise ArgumentError(f"{initialiser.name} returns no arrays; expected arguments of the step")
     program = plan.require_program().program
-    positions = _positions(program)
+    positions = positions_of(program)
     arguments = {label: tuple(leaf for _, leaf in of) for label, of in positions.items()}
     placed = in_shardings(plan, mesh)
     shardings = [
@@ -70,7 +70,7 @@ def _on(mesh: Mesh, array: Any) -> Any:
     return put(array, NamedSharding(mesh, PartitionSpec()))
 
 
-def _positions(program: Program) -> dict[str, list[tuple[int, tuple[str, tuple[int, ...], Any]]]]:
+def positions_of(program: Program) -> dict[str, list[tuple[int, tuple[str, tuple[int, ...], Any]]]]:
     """Per argument of the step: position of each of its arrays among all, and its path, shape and dtype."""
     found: dict[str, list[Any]] = {}
     for i, (path, t) in enumerate(zip(program.in_paths, program.inputs, strict=True)):

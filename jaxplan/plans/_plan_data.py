@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jaxplan.core._once import Once
 from jaxplan.cost import Prediction
@@ -60,6 +60,11 @@ class PlanData:
     def summary(self) -> str:
         """One line on the splits, such as ``data 4 x tensor 2, optimizer state sharded 8 ways``."""
         return ", ".join(map(str, filter(None, (self.outline, self.microbatches, self.offload))))
+
+    @property
+    def stages(self) -> tuple[Any, ...]:
+        """The parts of the step that run on devices of their own (docs/stages.md); none: it runs as a whole."""
+        return ()
 
     @property
     def time_seconds(self) -> float:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
 
 from jaxplan.plans._plan import Plan
-from jaxplan.simulate import PipelineRun, StageCost, StageTask, gpipe, one_f_one_b, run_pipeline
+from jaxplan.simulate import PipelineRun, Schedule, StageCost, StageTask, gpipe, one_f_one_b, run_pipeline
 
-ScheduleName = Literal["1f1b", "gpipe"]
-SCHEDULES = {"1f1b": one_f_one_b, "gpipe": gpipe}
+SCHEDULES: Mapping[str, Callable[[int, int], Schedule]] = {"1f1b": one_f_one_b, "gpipe": gpipe}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -26,18 +24,6 @@ class Stage:
       held_bytes: that a device keeps of one micro-batch from its forward to its backward pass.
       received_bytes: that a device receives of one micro-batch.
       in_flight: most micro-batches that are between the two passes.
-
-    >>> import jax, jax.numpy as jnp, jaxplan
-    >>> def step(w, x):
-    ...     def loss(w):
-    ...         for v in w:
-    ...             x2 = jnp.tanh(x @ v)
-    ...         return jnp.mean(x2)
-    ...     return jax.tree.map(lambda v, g: v - g, w, jax.grad(loss)(w))
-    >>> w, x = [jax.ShapeDtypeStruct((8, 8), "float32")] * 4, jax.ShapeDtypeStruct((16, 8), "float32")
-    >>> plan = jaxplan.plan(step, w, x, topology="cpu:2", stages=False).fastest()
-    >>> plan.stages
-    ()
     """
 
     first_device: int
@@ -77,15 +63,14 @@ class Stage:
         )
 
 
-def simulated(stages: Sequence[Stage], schedule: ScheduleName, num_micro_batches: int) -> PipelineRun:
+def simulated(stages: Sequence[Stage], schedule: str, num_micro_batches: int) -> PipelineRun:
     """The passes of all stages under a schedule."""
     order = SCHEDULES[schedule](len(stages), num_micro_batches)
     return run_pipeline(order, len(stages), [stage.cost for stage in stages])
 
 
-def dispatch_order(num_stages: int, schedule: ScheduleName, num_micro_batches: int) -> list[StageTask]:
+def dispatch_order(num_stages: int, schedule: str, num_micro_batches: int) -> list[StageTask]:
     """All passes in an order in which each comes after those that it needs."""
-    run = run_pipeline(
-        SCHEDULES[schedule](num_stages, num_micro_batches), num_stages, [StageCost(forward=1.0, backward=1.0)] * num_stages
-    )
+    order = SCHEDULES[schedule](num_stages, num_micro_batches)
+    run = run_pipeline(order, num_stages, [StageCost(forward=1.0, backward=1.0)] * num_stages)
     return [run.tasks[number] for number in sorted(run.tasks)]

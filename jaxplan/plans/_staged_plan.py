@@ -11,7 +11,7 @@ from jaxplan.errors import UnsupportedError
 from jaxplan.frontend._backend import check_backend
 from jaxplan.plans._plan import Plan
 from jaxplan.plans._plan_data import PlanData
-from jaxplan.plans._stage_data import ScheduleName, Stage, dispatch_order, simulated
+from jaxplan.plans._stage_data import Stage, dispatch_order, simulated
 from jaxplan.simulate import PipelineRun
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class StagedPlan(Plan):
     """
 
     stages: tuple[Stage, ...] = ()
-    schedule: ScheduleName = "1f1b"
+    schedule: str = "1f1b"
     in_stages: tuple[int, ...] = ()
     bubble: float = 0.0
     cut: Cut | None = None

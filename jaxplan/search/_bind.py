@@ -19,7 +19,10 @@ from jaxplan.partition import decide_lowering
 from jaxplan.plans._frontier import Frontier
 from jaxplan.plans._plan import Plan
 from jaxplan.plans._plan_json import FRONTIER_SCHEMA, PLAN_SCHEMA
+from jaxplan.plans._staged_json import STAGED_SCHEMA, any_plan_from_json
+from jaxplan.plans._staged_plan import StagedPlan
 from jaxplan.search._traced import analyse_step
+from jaxplan.search.stages import bound_in_stages
 
 _MOST_NAMED = 3
 _OTHER_LOWERING_MSG = (
@@ -55,7 +58,7 @@ def read_plan_file(path: str | Path, binder: Binder) -> Plan | Frontier:
         error=PlanFileError,
     )
     schema = data.get("schema") if isinstance(data, dict) else None
-    if schema == PLAN_SCHEMA:
+    if schema in (PLAN_SCHEMA, STAGED_SCHEMA):
         return binder.read(data)
     if schema == FRONTIER_SCHEMA:
         return Frontier.from_json(data, binder.read)
@@ -110,7 +113,7 @@ class Binder:
 
     def read(self, data: Any) -> Plan:
         """A plan from its plain data, bound."""
-        return self.bind(Plan.from_json(data))
+        return self.bind(any_plan_from_json(data))
 
     def bind(self, plan: Plan) -> Plan:
         if self._step is None:
@@ -118,6 +121,9 @@ class Binder:
         if plan.donate_argnums not in self._graphs:
             self._graphs[plan.donate_argnums] = self._analyse(plan)
         graph = self._graphs[plan.donate_argnums]
+        if isinstance(plan, StagedPlan):
+            _check_same_program(plan, graph.program)
+            return bound_in_stages(plan, graph, _bound_to)
         if graph.program.microbatches != plan.microbatches:
             graph = self._sliced(plan, graph)
         _check_same_program(plan, graph.program)
@@ -171,6 +177,11 @@ class Binder:
             static_argnames=self._static_names,
             topology=plan.topology,
         )
+
+
+def _bound_to(plan: Plan, graph: StepGraph) -> Plan:
+    """A plan bound to a program that is there already."""
+    return Binder(step=graph, args=(), kwargs={}, graph=graph).bind(plan)
 
 
 def _offloaded(plan: Plan, graph: StepGraph) -> StepGraph:

@@ -27,7 +27,6 @@ from jaxplan.frontend._options import Options
 from jaxplan.ir import Program, StepGraph
 from jaxplan.mesh import Topology
 from jaxplan.plans._frontier import Frontier
-from jaxplan.plans._plan import Plan
 from jaxplan.search._bind import Binder
 
 FOLDER_VARIABLE = "JAXPLAN_CACHE_DIR"
@@ -62,7 +61,7 @@ def kept_frontier(cache: DiskCache, key: str, graph: StepGraph) -> Frontier | No
     binder = Binder(step=graph, args=(), kwargs={}, graph=graph)
     try:
         with paused_collector():
-            return Frontier.from_json(json.loads(data), lambda item: binder.bind(Plan.from_json(item)))
+            return Frontier.from_json(json.loads(data), binder.read)
     except (JaxplanError, MalformedError, ValueError, RecursionError) as error:
         cache.report(key, str(error).partition("\n")[0])
         return None

@@ -6,6 +6,7 @@ from jaxplan.simulate._overlapped import predictor_of as predictor_of
 from jaxplan.simulate._pipeline import PipelineRun as PipelineRun
 from jaxplan.simulate._pipeline import StageCost as StageCost
 from jaxplan.simulate._pipeline import run_pipeline as run_pipeline
+from jaxplan.simulate._schedules import Schedule as Schedule
 from jaxplan.simulate._schedules import StageTask as StageTask
 from jaxplan.simulate._schedules import gpipe as gpipe
 from jaxplan.simulate._schedules import interleaved as interleaved

@@ -165,8 +165,9 @@ class _Collector:
             while waiting:
                 for t in cut.after[waiting.pop()].operands:
                     made_by = cut.made_after.get(t)
-                    is_cloned = made_by is not None and cut.after_stage[made_by] is None
-                    if is_cloned and made_by not in known and made_by not in level:
+                    if made_by is None or cut.after_stage[made_by] is not None:
+                        continue
+                    if made_by not in known and made_by not in level:
                         level.add(made_by)
                         waiting.append(made_by)
             known |= level

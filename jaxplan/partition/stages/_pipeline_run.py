@@ -16,7 +16,12 @@ from jaxplan.ir.microbatch._loop import cut as cut_slices
 from jaxplan.ir.microbatch._loop import fronted, joined, placed
 from jaxplan.ir.microbatch._strata import batch_outer
 from jaxplan.ir.stages import BACKWARD, FORWARD, ONCE, UPDATE, Part, Port
-from jaxplan.partition.stages._devices import argument_shardings, port_sharding, result_shardings, stage_meshes
+from jaxplan.partition.stages._devices import (
+    argument_shardings,
+    port_sharding,
+    result_shardings,
+    stage_meshes,
+)
 from jaxplan.partition.stages._segment import Item, StageProgram
 from jaxplan.partition.stages._staged_like import StagedLike
 

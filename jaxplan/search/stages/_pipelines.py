@@ -12,7 +12,7 @@ from jaxplan.mesh import Sharding, Topology, collective_seconds
 from jaxplan.partition.stages import port_bytes
 from jaxplan.plans._outline import Outline
 from jaxplan.plans._rows import names_of_arguments
-from jaxplan.plans._stage_data import SCHEDULES, ScheduleName, Stage, simulated
+from jaxplan.plans._stage_data import SCHEDULES, Stage, simulated
 from jaxplan.plans._staged_plan import StagedPlan
 from jaxplan.plans._summary import input_dims, input_roles
 from jaxplan.plans._undominated import undominated
@@ -41,7 +41,7 @@ class Layout:
     def num_micro_batches(self) -> int:
         return self.cut.step.microbatches.num
 
-    def in_flight(self, stage: int, schedule: ScheduleName) -> int:
+    def in_flight(self, stage: int, schedule: str) -> int:
         """Most micro-batches between the two passes of a stage."""
         if schedule == "gpipe":
             return self.num_micro_batches
@@ -80,7 +80,7 @@ def pipelines(layout: Layout, points: Sequence[Sequence[StagePoint]]) -> list[St
     return undominated(found)
 
 
-def staged_plan(layout: Layout, chosen: Sequence[StagePoint], schedule: ScheduleName) -> StagedPlan:
+def staged_plan(layout: Layout, chosen: Sequence[StagePoint], schedule: str) -> StagedPlan:
     """The plan of one choice for each stage."""
     stages = tuple(_stage(layout, chosen, s, schedule) for s in range(len(chosen)))
     run = simulated(stages, schedule, layout.num_micro_batches)
@@ -116,7 +116,7 @@ def staged_plan(layout: Layout, chosen: Sequence[StagePoint], schedule: Schedule
     )
 
 
-def _stage(layout: Layout, chosen: Sequence[StagePoint], s: int, schedule: ScheduleName) -> Stage:
+def _stage(layout: Layout, chosen: Sequence[StagePoint], s: int, schedule: str) -> Stage:
     point = chosen[s]
     return Stage(
         first_device=layout.first_devices[s],
