@@ -1,4 +1,4 @@
-"""Plans whose step runs in stages of a pipeline."""
+"""Plans in stages of a pipeline."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_stages_appear_beside_plans_of_the_whole_step():
     assert any(plan.stages for plan in frontier) and not any(plan.stages for plan in without)
 
 
-def test_what_relates_examples_is_refused_with_the_reason():
+def test_sums_inside_of_the_model_are_refused_with_the_reason():
     def step(w, x):
         def loss(w):
             h = jnp.tanh(x @ w[0])

@@ -86,7 +86,6 @@ def trace(
 
     Args:
       step: the single-device step; one that is jitted already keeps its own static and donated arguments.
-      donate_argnums: numbers of the arguments to donate; None: those that the step's own `jax.jit` names,
       donate_argnums: numbers of arguments whose buffers the step may reuse; None: those that its own `jax.jit` names,
         else every argument that the step returns updated, leaf by leaf.
       static_argnums, static_argnames: arguments that are Python values, by number and name, as `jax.jit` has them.
@@ -141,7 +140,6 @@ class _Source:
             return leaf if name not in shapes else jax.ShapeDtypeStruct(shapes[name], leaf.dtype)
 
         return self.trace(*jax.tree_util.tree_map_with_path(resize, (list(args), dict(kwargs))))
-
 
     def _sliced(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], microbatches: MicroBatches | None

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxplan.core._files import write_whole
+from jaxplan.simulate import PipelineRun
 from jaxplan.simulate._simulator import chrome_trace
 
-if TYPE_CHECKING:
-    from jaxplan.plans._staged_plan import StagedPlan
 
-
-def save_passes(plan: StagedPlan, path: Any) -> None:
+def save_passes(run: PipelineRun, count: int, path: Any) -> None:
     """Write them in the Trace Event Format: one row a stage, and one for each link between stages."""
-    run, count = plan.simulate(), len(plan.stages)
 
     def name(number: int) -> str:
         task = run.tasks.get(number)

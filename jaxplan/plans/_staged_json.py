@@ -151,7 +151,7 @@ def _check(
     if len(stages) < 2 or saved.microbatches.num < 2 or max(ends) > topology.num_devices:
         raise MalformedError(f"{len(stages)} stages on devices up to {max(ends, default=0)} of {topology.num_devices}")
     if any(of != count for of in given) or len(layouts["out_layouts"]) != len(saved.out_paths):
-        raise MalformedError(f"{count} arguments, and {given} of what belongs to each")
+        raise MalformedError(f"{count} arguments, and {given} types, stages and layouts of them")
     if any(not 0 <= s < len(stages) for s in saved.in_stages):
         raise MalformedError(f"in_stages is {saved.in_stages}, and there are {len(stages)} stages")
 

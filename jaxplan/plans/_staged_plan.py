@@ -1,4 +1,4 @@
-"""A plan whose step runs in stages: parts of the step on devices of their own, each with a plan of its own."""
+"""A plan in stages: parts of the step on devices of their own, each with a plan of its own."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class StagedPlan(Plan):
         """Write the simulated passes as JSON for Perfetto (https://ui.perfetto.dev) or chrome://tracing."""
         from jaxplan.plans._stage_timeline import save_passes
 
-        save_passes(self, path)
+        save_passes(self.simulate(), len(self.stages), path)
 
     def _refused(self, method: str) -> UnsupportedError:
         return UnsupportedError(_NOT_WHOLE_MSG.format(method=method, stages=len(self.stages)))

@@ -40,9 +40,9 @@ class Needs:
 
     Attributes:
       once, forward, backward: equations by segment, in program order; ``updates``: by level.
-      gets: what comes from elsewhere, in order of first use.
+      gets: values that come from elsewhere, in order of first use.
       results: positions of the results of the step that it makes.
-      sums: values whose slices it adds up.
+      sums: values that slices add to.
     """
 
     stage: int
@@ -68,7 +68,7 @@ def result_stage(cut: Cut, position: int) -> int | None:
 
 
 def needs_of(cut: Cut) -> list[Needs]:
-    """What each stage runs.
+    """The equations and arguments of each stage.
 
     Raises:
       UnsupportedError: the update reads values of single examples.

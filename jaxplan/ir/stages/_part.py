@@ -33,7 +33,7 @@ class Part:
 
     Attributes:
       stage: its number.
-      program: see the module; argument 0 is what a step returns updated, argument 1 the rest.
+      program: see the module; argument 0 is the state that a step returns updated, argument 1 the rest.
       inputs, outputs: a port for each input and output of the program.
     """
 
@@ -133,7 +133,7 @@ class _PartFunction:
 
 
 def _once(eqn: Pair, values: list[Any]) -> Any:
-    """On the whole batch; what differentiation left among it belongs to no backward pass of a slice."""
+    """On the whole batch; transposed equations among them belong to no backward pass of a slice."""
     stack = eqn.stack.replace("transpose(", "(")
     return _compat.bind_like(eqn.full, eqn.full.primitive, eqn.full.params, values, stack)
 
@@ -152,8 +152,7 @@ def _name(segment: int) -> str:
 
 
 def segments_of(program: Program) -> tuple[tuple[int, int], ...]:
-    """(first equation, end) of each segment; a program whose blocks are recomputed has these copies in the backward
-    pass."""
+    """(first equation, end) of each segment; copies of recomputed blocks belong to the backward pass."""
     ends: list[int] = []
     segment = ONCE
     starts = {ONCE: 0}

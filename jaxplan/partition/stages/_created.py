@@ -20,7 +20,7 @@ def create_in_stages(
 ) -> Any:
     """The results of ``init(*args, **kwargs)``, each computed on the devices of the stage that it lives in.
 
-    The initialiser is compiled once for each stage, without what the others' arrays need.
+    The initialiser is compiled once for each stage, with its own arrays as results.
 
     Raises:
       ArgumentError: it returns neither an argument of the step nor a tuple of several.

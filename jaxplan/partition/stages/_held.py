@@ -17,7 +17,7 @@ class Held(NamedTuple):
 
     Attributes:
       kept: from the forward to the backward pass.
-      received: of what other stages send, and of slices of the batch.
+      received: of values that other stages send, and of slices of the batch.
     """
 
     kept: int

@@ -41,8 +41,8 @@ class Segment:
 
     Attributes:
       number: see `jaxplan.ir.stages`.
-      reads: what it reads, inputs of the program among it.
-      makes: what later segments read of it.
+      reads: values that it reads, inputs of the program among them.
+      makes: values that later segments read of it.
       outputs: positions of the program's outputs that it makes.
       run: compiled; ``reads`` -> ``(*makes, *outputs)``.
       donated: positions in ``reads`` of buffers that it may reuse.
@@ -228,7 +228,7 @@ class Tables:
         return any(copy in by_segment[s] for s in range(number) if s in by_segment)
 
     def makes(self, number: int) -> tuple[Item, ...]:
-        """What later segments read that one makes; sums over micro-batches are outputs, which the caller hands on."""
+        """Values of one segment that later ones read; sums over micro-batches are outputs, which the caller hands on."""
         sums = set(self.program.outputs) if number == BACKWARD else set()
         found: dict[Item, None] = {}
         for later in range(number + 1, len(self.ranges)):

@@ -150,7 +150,7 @@ def _send_seconds(layout: Layout, chosen: Sequence[StagePoint], s: int) -> float
 
 
 def _copy_seconds(layout: Layout, chosen: Sequence[StagePoint]) -> float:
-    """Of what crosses between stages once a step: parameters that several read, sums, and scalars."""
+    """Of values that cross between stages once a step: parameters that several read, sums, and scalars."""
     total = 0.0
     for reader, part in enumerate(layout.parts):
         for port in part.inputs:
