@@ -15,7 +15,6 @@ from jaxplan.plans._outline import Outline
 from jaxplan.plans._plan import Plan
 from jaxplan.plans._plan_json import plan_from_json, plan_to_json
 from jaxplan.plans._stage_data import SCHEDULES, Stage
-from jaxplan.plans._staged_plan import StagedPlan
 
 STAGED_SCHEMA = "jaxplan.staged_plan"
 STAGED_VERSION = 1
@@ -69,7 +68,7 @@ class _Saved:
     bubble: float
 
 
-def staged_to_json(plan: StagedPlan) -> dict[str, Any]:
+def staged_to_json(plan: Any) -> dict[str, Any]:
     """Plain data of a plan in stages."""
     saved = {field.name: getattr(plan, field.name) for field in fields(_Saved)}
     saved |= {name: asdict(saved[name]) for name in ("outline", "prediction", "microbatches")}
@@ -87,23 +86,14 @@ def staged_to_json(plan: StagedPlan) -> dict[str, Any]:
     }
 
 
-def any_plan_from_json(data: Any) -> Plan:
-    """A plan of either kind, without its program.
-
-    Raises:
-      PlanFileError: it is no plan, or malformed.
-    """
-    if isinstance(data, Mapping) and data.get("schema") == STAGED_SCHEMA:
-        return staged_from_json(data)
-    return Plan.from_json(data)
-
-
-def staged_from_json(data: Mapping[str, Any]) -> StagedPlan:
-    """Read the output of `staged_to_json`.
+def staged_from_json(data: Any) -> dict[str, Any]:
+    """Constructor arguments of a `StagedPlan`.
 
     Raises:
       PlanFileError: the version is unknown, or a field is missing or malformed.
     """
+    if not isinstance(data, dict) or data.get("schema") != STAGED_SCHEMA:
+        raise PlanFileError(f"not a plan in stages: expected an object with schema {STAGED_SCHEMA!r}")
     if data.get("version") != STAGED_VERSION:
         raise PlanFileError(_VERSION_MSG.format(given=data.get("version"), newest=STAGED_VERSION))
     try:
@@ -112,7 +102,7 @@ def staged_from_json(data: Mapping[str, Any]) -> StagedPlan:
         raise PlanFileError(_MALFORMED_MSG.format(error=error)) from error
 
 
-def _read(data: Mapping[str, Any]) -> StagedPlan:
+def _read(data: Mapping[str, Any]) -> dict[str, Any]:
     names = [field.name for field in fields(_Saved)]
     saved = typed(_Saved, {name: required(data, name) for name in names}, "plan")
     dims = tuple[tuple[tuple[int, ...], ...], ...]
@@ -122,16 +112,15 @@ def _read(data: Mapping[str, Any]) -> StagedPlan:
     stages = tuple(_stage(item) for item in typed(tuple[dict[str, Any], ...], required(data, "stages"), "stages"))
     topology = Topology.from_json(required(data, "topology"))
     _check(saved, layouts, stages, topology)
-    return StagedPlan(
+    return {
         **{name: getattr(saved, name) for name in names},
-        in_layouts=layouts["in_layouts"],
-        out_layouts=layouts["out_layouts"],
-        topology=topology,
-        stages=stages,
-        configurations=(),
-        repeated=(),
-        lower_bound_seconds=0.0,
-    )
+        **layouts,
+        "topology": topology,
+        "stages": stages,
+        "configurations": (),
+        "repeated": (),
+        "lower_bound_seconds": 0.0,
+    }
 
 
 def _stage(item: dict[str, Any]) -> Stage:

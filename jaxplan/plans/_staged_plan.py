@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxplan.core._units import format_bytes, format_seconds
@@ -12,6 +12,8 @@ from jaxplan.frontend._backend import check_backend
 from jaxplan.plans._plan import Plan
 from jaxplan.plans._plan_data import PlanData
 from jaxplan.plans._stage_data import Stage, dispatch_order, simulated
+from jaxplan.plans._stage_timeline import save_passes
+from jaxplan.plans._staged_json import STAGED_SCHEMA, staged_from_json, staged_to_json
 from jaxplan.simulate import PipelineRun
 
 if TYPE_CHECKING:
@@ -160,17 +162,18 @@ class StagedPlan(Plan):
 
     def save_timeline(self, path: Any) -> None:
         """Write the simulated passes as JSON for Perfetto (https://ui.perfetto.dev) or chrome://tracing."""
-        from jaxplan.plans._stage_timeline import save_passes
-
         save_passes(self.simulate(), len(self.stages), path)
 
     def _refused(self, method: str) -> UnsupportedError:
         return UnsupportedError(_NOT_WHOLE_MSG.format(method=method, stages=len(self.stages)))
 
     def to_json(self) -> dict[str, Any]:
-        from jaxplan.plans._staged_json import staged_to_json
-
         return staged_to_json(self)
+
+    @classmethod
+    def from_json(cls, data: Any) -> StagedPlan:
+        """Read the output of `to_json`; the plan has no program."""
+        return cls(**staged_from_json(data))
 
 
 def _described(stage: Stage) -> str:
@@ -182,3 +185,13 @@ def _described(stage: Stage) -> str:
         f"{format_seconds(stage.send_seconds)}; {stage.in_flight} micro-batches of {format_bytes(stage.held_bytes)} in "
         f"flight, {format_bytes(stage.memory_bytes)} in all"
     )
+
+
+def any_plan_from_json(data: Any) -> Plan:
+    """A plan of either kind, without its program.
+
+    Raises:
+      PlanFileError: it is no plan, or malformed.
+    """
+    is_staged = isinstance(data, Mapping) and data.get("schema") == STAGED_SCHEMA
+    return StagedPlan.from_json(data) if is_staged else Plan.from_json(data)

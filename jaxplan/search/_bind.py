@@ -19,8 +19,8 @@ from jaxplan.partition import decide_lowering
 from jaxplan.plans._frontier import Frontier
 from jaxplan.plans._plan import Plan
 from jaxplan.plans._plan_json import FRONTIER_SCHEMA, PLAN_SCHEMA
-from jaxplan.plans._staged_json import STAGED_SCHEMA, any_plan_from_json
-from jaxplan.plans._staged_plan import StagedPlan
+from jaxplan.plans._staged_json import STAGED_SCHEMA
+from jaxplan.plans._staged_plan import StagedPlan, any_plan_from_json
 from jaxplan.search._traced import analyse_step
 from jaxplan.search.stages import bound_in_stages
 

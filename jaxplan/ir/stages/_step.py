@@ -1,4 +1,4 @@
-"""A step as a pipeline sees it: one pass over a slice of the batch, and equations that run once, before or after all slices.
+"""A step as a pipeline sees it: one pass over a slice of the batch, and equations that run once, before or after.
 
 The pass is the loop of `jaxplan.ir.microbatch`: its forward equations in program order, which are cut into stages, and
 its backward equations, each of which goes where its operands are. Values that need neither state nor the results of a

@@ -228,7 +228,7 @@ class Tables:
         return any(copy in by_segment[s] for s in range(number) if s in by_segment)
 
     def makes(self, number: int) -> tuple[Item, ...]:
-        """Values of one segment that later ones read; sums over micro-batches are outputs, which the caller hands on."""
+        """Values of one segment that later ones read; sums over micro-batches are outputs."""
         sums = set(self.program.outputs) if number == BACKWARD else set()
         found: dict[Item, None] = {}
         for later in range(number + 1, len(self.ranges)):
