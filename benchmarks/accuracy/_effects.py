@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +11,9 @@ from benchmarks import _record
 from benchmarks.accuracy._models import MODELS
 from benchmarks.accuracy._record import read_records
 from benchmarks.accuracy._references import analysed, predict_references
+from jaxplan.ir import StepGraph
 from jaxplan.mesh import Topology
-from jaxplan.xla import Target
+from jaxplan.xla import Buffers, Target, analyse_buffers
 from jaxplan.xla.rules import RULES
 
 RECORDS = Path(__file__).parents[1] / "records"
@@ -58,13 +60,23 @@ def effects_of_rules(models: Sequence[str], topologies: Sequence[str]) -> list[E
         for topology in map(Topology.parse, topologies):
             target = Target.of(topology.chip)
             rules = [name for name, rule in RULES.items() if rule.applies_to(target)]
-            plain = dict(predict_references(graph, topology))
+            plain, buffers = dict(predict_references(graph, topology)), _buffers(graph, topology)
             for name in rules:
                 plans = found.setdefault((name, topology.name), {})
-                for plan, prediction in predict_references(graph, topology, [name]):
+                has_effect = _buffers(graph, topology, [name]) != buffers
+                for plan, prediction in predict_references(graph, topology, [name]) if has_effect else plain.items():
                     differs = prediction != plain[plan]
                     plans[model, plan] = plain[plan].memory_bytes, prediction.memory_bytes, differs
     return [_effect(rule, topology, plans, compiled) for (rule, topology), plans in sorted(found.items())]
+
+
+def _buffers(graph: StepGraph, topology: Topology, without: Sequence[str] = ()) -> tuple[Buffers | None, ...]:
+    """All that predictions take from the compiler rules, in both orders of execution; names are not compared."""
+    target = Target.of(topology.chip, topology.num_devices)
+    found = analyse_buffers(graph, dataclasses.replace(target, without=frozenset(without)))
+    one = dataclasses.replace(found, target=target, decided_by=(), in_order=None)
+    other = found.in_order and dataclasses.replace(found.in_order, target=target, decided_by=())
+    return one, other
 
 
 def _effect(
