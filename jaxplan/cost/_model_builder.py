@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
 from jaxplan.core._interner import Memo
 from jaxplan.cost._combined import combined_bytes, evenly_split_peak, latency_shares
-from jaxplan.cost._compute import compute_seconds, local_flops
+from jaxplan.cost._configuration_table import ConfigurationTable
 from jaxplan.cost._hiding import hidden_shares, visible_seconds
-from jaxplan.cost._inner import inner_collectives, may_communicate
+from jaxplan.cost._inner import may_communicate
 from jaxplan.cost._model import CostModel
 from jaxplan.cost._neighbourhood_cost import NeighbourhoodCost
+from jaxplan.cost._node_tables import NodeTables
 from jaxplan.cost._offload import offloaded_model
-from jaxplan.cost._passes import is_rewriting
 from jaxplan.cost._priced_pairs import PricedPairs
 from jaxplan.cost._pricing import Pricer
 from jaxplan.cost._reads import Read, find_reads, produced_sharding, required_sharding
-from jaxplan.cost._splits import split_counts
-from jaxplan.cost._tiles import local_bytes
-from jaxplan.cost._tiny import tiny_groups
-from jaxplan.cost._user_body import body_cost
 from jaxplan.cost._user_meshes import check_user_meshes
-from jaxplan.cost._work import CompiledWork
 from jaxplan.ir import (
     MAX_CONFIGURATIONS,
     UNGROUPED,
@@ -34,11 +28,6 @@ from jaxplan.ir import (
     Configuration,
     StepGraph,
     Tensor,
-    allowed_by,
-    are_all,
-    common_block_devices,
-    enumerate_configurations,
-    enumerate_restricted,
 )
 from jaxplan.mesh import Sharding, Topology
 from jaxplan.solvers import Problem
@@ -80,149 +69,40 @@ class ModelBuilder:
         check_user_meshes(graph, topology)
         target = target or Target.of(topology.chip, topology.num_devices)
         self.graph, self.topology, self.overlap = graph, topology, overlap
-        self.always = always or (frozenset(),) * len(graph.grouping.groups)
-        self.limits = tuple(map(tuple, limits)) or ((),) * len(graph.grouping.groups)
         self.buffers = buffers = buffers or analyse_buffers(graph, target)
         self.pricer = Pricer(topology=topology, is_tiled=buffers.is_tiled, storage=buffers.storage)
-        self._work, self.reads = CompiledWork.of(buffers.found), find_reads(graph)
+        self.reads, self.memo = find_reads(graph), Memo()
         self._hidden = hidden_shares(graph, self.reads) if overlap else {}
-        self.memo = Memo()
-        self._structures: dict[int, tuple] = {}
-        self.tiny = tiny_groups(graph)
+        self.table = ConfigurationTable(graph, topology, self.reads, always, limits, self.memo)
+        self._nodes = NodeTables(graph, topology, buffers, self.memo)
         self.configs: tuple[tuple[Configuration, ...], ...] = ()
         self._priced_pairs: PricedPairs | None = None
         peak = evenly_split_peak(graph, self.buffers, topology.num_devices)
         self.latency_shares = latency_shares(
-            graph, self.reads, buffers.found, self._is_splittable, combined_bytes(peak)
-        )
-
-    def _is_splittable(self, v: int) -> bool:
-        """Whether a group has more than the replicated configuration to choose from."""
-        sizes = {axis.size for axis in self.topology.axes}
-        return v not in self.tiny and any(
-            cls.divisible_by(size) for cls in self.graph.spaces[v].classes for size in sizes
+            graph, self.reads, buffers.found, self.table.is_splittable, combined_bytes(peak)
         )
 
     def configurations(self, most: int = MAX_CONFIGURATIONS) -> tuple[tuple[Configuration, ...], ...]:
         """Of each group at most so many, those that are always there on top; one object for equal groups."""
-        return tuple(self.memo.setdefault(configs, configs) for configs, _ in self._configurations(most))
-
-    def priced_pairs(self, most: int, strategies: Sequence[Sequence[Configuration]]) -> PricedPairs:
-        """The pairs that strategies alone need beside `configurations` of the same number."""
-        return PricedPairs.of(strategies, [added for _, added in self._configurations(most)])
-
-    def _configurations(self, most: int) -> list[tuple[tuple[Configuration, ...], frozenset[Configuration]]]:
-        """Of each group its configurations, and which of them are there because they always are."""
-        sizes, levels = self.axes
-        front = self.graph.named.front
-        spaces = [space.classes for space in self.graph.spaces]
-        blocks = common_block_devices(spaces, sizes, levels, front, most)
-        result = []
-        for group, space, always in zip(
-            self.graph.grouping.groups, self.graph.spaces, self.always, strict=True
-        ):
-            if self.limits[group.index]:
-                result.append((self._restricted(group.index, most), frozenset()))
-                continue
-            key = ("configs", self._class_keys[group.index], always, most)
-            if key not in self.memo:
-                found = enumerate_configurations(space.classes, sizes, levels, front, blocks, most)
-                added = always.difference(found)
-                found += tuple(sorted(added))
-                # One object: equal groups share their tables.
-                self.memo[key] = self.memo.setdefault(found, found), added
-            found, added = self.memo[key]
-            result.append((found[:1], frozenset()) if group.index in self.tiny else (found, added))
-        return self._with_updates_of(result, {v for v, limits in enumerate(self.limits) if limits})
+        return tuple(self.memo.setdefault(configs, configs) for configs, _ in self.table.of(most))
 
     def with_more(
         self, configurations: Sequence[tuple[Configuration, ...]], more: Mapping[int, Iterable[Configuration]]
     ) -> tuple[tuple[Configuration, ...], ...]:
         """Configurations of all groups and ``more`` of some, those that limits rule out left out."""
-        sizes, result = self.axes[0], []
-        for v, known in enumerate(configurations):
-            allowed = {c for c in more.get(v, ()) if v not in self.tiny and allowed_by(self.limits[v], c, sizes)}
-            result.append((known + tuple(sorted(allowed.difference(known))), frozenset[Configuration]()))
-        extended = self._with_updates_of(result, more.keys())
-        return tuple(self.memo.setdefault(configs, configs) for configs, _ in extended)
+        return self.table.with_more(configurations, more)
 
-    def _with_updates_of(
-        self, found: list[tuple[tuple[Configuration, ...], frozenset[Configuration]]], stored: Collection[int]
-    ) -> list[tuple[tuple[Configuration, ...], frozenset[Configuration]]]:
-        """The same; the updates of parameters in the groups ``stored`` can run on the pieces that these store.
-
-        Each device updates a part of its own pieces, and such groups may have layouts that are not dealt otherwise.
-        """
-        result = list(found)
-        for read in self.reads:
-            u, v = read.producer, read.consumer
-            if not read.is_output or (u, v) not in self._updates or v not in stored or self.limits[u]:
-                continue
-            ours, theirs = (self.graph.spaces[w].tensor_dims.get(read.tensor) for w in (u, v))
-            if ours is None or theirs is None:
-                continue
-            configurations, added = result[u]
-            mirrored = {
-                config for of in result[v][0] if (config := self._mirrored(u, ours, theirs, of)) is not None
-            }
-            new = tuple(sorted(mirrored.difference(configurations)))
-            if new:
-                extended = configurations + new
-                result[u] = self.memo.setdefault(extended, extended), added
-        return result
-
-    def _mirrored(
-        self, u: int, ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]], config: Configuration
-    ) -> Configuration | None:
-        """The configuration of a group that splits a tensor as another group does; None where it cannot."""
-        classes, sizes = self.graph.spaces[u].classes, self.axes[0]
-        chosen: list[tuple[int, ...]] = [()] * len(classes)
-        for mine, other in zip(ours, theirs, strict=True):
-            axes = tuple(a for c in other for a in config[c])
-            if not axes:
-                continue
-            if len(mine) != 1 or not classes[mine[0]].divisible_by(math.prod(sizes[a] for a in axes)):
-                return None
-            chosen[mine[0]] = axes
-        return tuple(chosen)
-
-    def _restricted(self, v: int, most: int) -> tuple[Configuration, ...]:
-        """The configurations of a group that its limits allow; tiny groups stay whole unless a limit splits them."""
-        key = ("restricted", self._class_keys[v], self.limits[v], most)
-        if key not in self.memo:
-            classes, front = self.graph.spaces[v].classes, self.graph.named.front
-            self.memo[key] = enumerate_restricted(classes, *self.axes, self.limits[v], front, most)
-        found = self.memo[key]
-        return found[:1] if v in self.tiny and not any(found[0]) else found
-
-    @functools.cached_property
-    def _class_keys(self) -> list[int]:
-        """Per group a number, equal where all that decides its configurations is."""
-        numbers: dict[tuple, int] = {}
-        front = self.graph.named.front
-        return [
-            numbers.setdefault(
-                tuple([(c.sizes, c.most_parts, c.named_dimension == front, c.user_axes) for c in space.classes]),
-                len(numbers),
-            )
-            for space in self.graph.spaces
-        ]
-
-    @property
-    def axes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Sizes and levels of the atomic axes."""
-        axes = self.topology.axes
-        return tuple(axis.size for axis in axes), tuple(axis.level for axis in axes)
+    def has_all(self) -> bool:
+        """Whether `configurations` leaves no way to split out."""
+        return self.table.has_all()
 
     def own_costs(self, v: int, configs: tuple[Configuration, ...]) -> list[tuple[float, float]]:
         """Seconds and bytes of a group alone under each of some configurations."""
-        group, space = self.graph.grouping.groups[v], self.graph.spaces[v]
-        splits = split_counts(configs, self.topology)
-        seconds = compute_seconds(self.graph, group, space, splits, self.buffers, self.topology).tolist()
-        if may_communicate(self.graph, v):
-            inner = [inner_collectives(self.graph, self.topology, v, config) for config in configs]
-            seconds = [own + sum(c.seconds(self.topology) for c in of) for own, of in zip(seconds, inner)]
-        return list(zip(seconds, self._memory(v, splits).astype(float).tolist(), strict=True))
+        return self._nodes.own_costs(v, configs)
+
+    def priced_pairs(self, most: int, strategies: Sequence[Sequence[Configuration]]) -> PricedPairs:
+        """The pairs that strategies alone need beside `configurations` of the same number."""
+        return PricedPairs.of(strategies, [added for _, added in self.table.of(most)])
 
     def neighbourhood_cost(self, v: int, chosen: Sequence[Configuration]) -> NeighbourhoodCost:
         """The cost of a group with its results and operands, the others configured as in `chosen`."""
@@ -254,13 +134,6 @@ class ModelBuilder:
                 tables.add((*self.memo.numbers(ends), *map(len, ends), tensors[read.tensor].shape))
         return sum(table[2] * table[3] for table in tables)
 
-    def has_all(self) -> bool:
-        """Whether `configurations` leaves no way to split out."""
-        sizes, levels = self.axes
-        front = self.graph.named.front
-        spaces = dict.fromkeys(tuple(space.classes) for space in self.graph.spaces)
-        return all(are_all(classes, sizes, levels, front) for classes in spaces)
-
     def build(
         self,
         configurations: Sequence[tuple[Configuration, ...]],
@@ -276,10 +149,10 @@ class ModelBuilder:
             if read.producer == read.consumer or read.consumer == UNGROUPED:
                 inner[read.producer].append(read)
         for v in range(len(self.graph.grouping.groups)):
-            compute, node_flops, memory = self._node(v)
+            compute, node_flops, memory = self._nodes.of(v, self.configs[v])
             extra = [self._inner_seconds(read) for read in inner[v]]
             if may_communicate(self.graph, v):
-                extra.append(self._operator_seconds(v))
+                extra.append(self._nodes.operator_seconds(v, self.configs[v]))
             times.append(self._sum((compute, *extra)))
             memories.append(memory)
             computes.append(compute)
@@ -308,95 +181,6 @@ class ModelBuilder:
             overlapped=overlapped,
         )
         return model if self.graph.offload is None else offloaded_model(model, self.graph.offload)
-
-    def _node(self, v: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Compute seconds, local FLOPs and bytes per configuration; equal arrays become one object."""
-        group, space = self.graph.grouping.groups[v], self.graph.spaces[v]
-        key = self._node_key(v)
-        if key in self.memo:
-            return self.memo[key]
-        splits = split_counts(self.configs[v], self.topology)
-        result = (
-            compute_seconds(self.graph, group, space, splits, self.buffers, self.topology),
-            local_flops(self.graph, group, space, splits, self._work),
-            self._memory(v, splits),
-        )
-        self.memo[key] = result
-        return result
-
-    def _operator_seconds(self, v: int) -> np.ndarray:
-        """Seconds of the collectives inside of a group's operators, per configuration (`inner_collectives`)."""
-        key = ("operators", self._node_key(v))
-        if key not in self.memo:
-            self.memo[key] = np.array(
-                [
-                    sum(
-                        c.seconds(self.topology)
-                        for c in inner_collectives(self.graph, self.topology, v, config)
-                    )
-                    for config in self.configs[v]
-                ]
-            )
-        return self.memo[key]
-
-    def _memory(self, v: int, splits: np.ndarray) -> np.ndarray:
-        """Bytes of a group's inputs and residuals, shape (K,)."""
-        memory = np.zeros(len(splits))
-        for t in (*self.graph.grouping.groups[v].inputs, *self._saved_by[v]):
-            memory += local_bytes(self.graph, self.buffers, self.graph.spaces[v], splits, t)
-        return np.ceil(memory).astype(np.int64)
-
-    @functools.cached_property
-    def _saved_by(self) -> dict[int, list[int]]:
-        """Group -> its results that are residuals."""
-        found: dict[int, list[int]] = defaultdict(list)
-        for t in self.buffers.saved:
-            found[self.graph.grouping.tensor_group[t]].append(t)
-        return found
-
-    def _node_key(self, v: int):
-        """Structure and configurations of a group; equal layers have equal keys."""
-        if v not in self._structures:
-            structure = self._structure(v)
-            self._structures[v] = self.memo.setdefault(structure, structure)
-        return ("node", *self.memo.numbers((self.configs[v], self._structures[v])))
-
-    def _structure(self, v: int):
-        """Rules, dtypes, classes and buffers of a group in order."""
-        group, space = self.graph.grouping.groups[v], self.graph.spaces[v]
-        tensors, program = self.graph.program.tensors, self.graph.program
-        local = {t: i for i, t in enumerate(space.tensor_dims)}
-
-        def describe(t: int):
-            known = self.buffers.materialised[t], t in self._saved, self.buffers.held_as(t)
-            tensor = tensors[t]
-            return (
-                local.get(t, -1),
-                tensor.shape,
-                tensor.itemsize,
-                tensor.trips,
-                space.tensor_dims.get(t),
-                known,
-            )
-
-        equations = tuple(
-            (
-                program.equations[e].name,
-                program.equations[e].phase,
-                space.factor_class[e],
-                body_cost(program.equations[e]),
-                self.graph.counts[e],
-                is_rewriting(self.graph, program.equations[e]),
-                self.graph.rules[e].windows,
-                tuple(describe(t) for t in (*program.equations[e].operands, *program.equations[e].results)),
-            )
-            for e in group.equations
-        )
-        return ("structure", equations, tuple(describe(t) for t in group.inputs))
-
-    @functools.cached_property
-    def _saved(self) -> frozenset[int]:
-        return frozenset(self.buffers.saved)
 
     def _shardings(self, v: int, t: int, produced: bool) -> tuple[Sharding, ...]:
         """One layout per configuration of group ``v``; the tuple is shared by equal groups."""
@@ -486,24 +270,15 @@ class ModelBuilder:
         ends = read.producer, read.consumer
         wanted = self._priced_pairs.wanted(*ends, *(self.configs[v] for v in ends)) if self._priced_pairs else None
         has_choice = any(len(self.configs[v]) > 1 for v in ends)
-        if not has_choice or (ends not in self._updates and ends[::-1] not in self._updates):
+        if not has_choice or (ends not in self.table.updates and ends[::-1] not in self.table.updates):
             return wanted
-        whole, parts = (required, produced) if ends in self._updates else (produced, required)
-        key = ("parts", *self.memo.numbers((whole, parts, wanted)), ends in self._updates)
+        whole, parts = (required, produced) if ends in self.table.updates else (produced, required)
+        key = ("parts", *self.memo.numbers((whole, parts, wanted)), ends in self.table.updates)
         if key not in self.memo:
             pairs = np.array([[_is_part(part, of) for of in whole] for part in parts])
-            pairs = pairs if ends in self._updates else np.ascontiguousarray(pairs.T)
+            pairs = pairs if ends in self.table.updates else np.ascontiguousarray(pairs.T)
             self.memo[key] = pairs if wanted is None else pairs & wanted
         return self.memo[key]
-
-    @functools.cached_property
-    def _updates(self) -> frozenset[tuple[int, int]]:
-        """(group of the update, group of the parameter) where they are two."""
-        groups = self.graph.grouping.groups
-        ends = [(read.producer, read.consumer) for read in self.reads if read.is_output]
-        return frozenset(
-            (u, v) for u, v in ends if UNGROUPED not in (u, v) and u != v and groups[v].kind == "parameter"
-        )
 
     def _visible_tables(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         """The same less the seconds that compute hides; equal arrays become one object."""
@@ -511,7 +286,7 @@ class ModelBuilder:
         if index not in self._hidden:
             return seconds, copies
         read, (group, share) = self.reads[index], self._hidden[index]
-        compute, axis = self._node(group)[0], int(group == read.consumer)
+        compute, axis = self._nodes.of(group, self.configs[group])[0], int(group == read.consumer)
         key = ("visible", *self.memo.numbers((seconds, compute)), share, axis)
         if key not in self.memo:
             least = self.topology.chip.collective_launch_seconds

@@ -181,7 +181,7 @@ def _with_neighbours(builder: ModelBuilder, model: CostModel, hull: Hull) -> tup
 
 def _opened(builder: ModelBuilder, model: CostModel, hull: Hull, v: int) -> list[Configuration]:
     """New neighbours of the configurations that the vertices use for a group: those that would cost less."""
-    sizes, levels = builder.axes
+    sizes, levels = builder.table.axes
     classes, front = builder.graph.spaces[v].classes, builder.graph.named.front
     configs, slope = model.configurations[v], _slope(hull)
     known = frozenset(configs)
@@ -190,7 +190,7 @@ def _opened(builder: ModelBuilder, model: CostModel, hull: Hull, v: int) -> list
         used: [
             c
             for c in neighbours(used, classes, sizes, levels, front)
-            if c not in known and allowed_by(builder.limits[v], c, sizes)
+            if c not in known and allowed_by(builder.table.limits[v], c, sizes)
         ]
         for used in dict.fromkeys(used for _, used in used_at)
     }

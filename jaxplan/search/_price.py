@@ -113,7 +113,7 @@ def model_of_strategies(
     builder = ModelBuilder(graph, topology, overlap=overlap, buffers=buffers)
     spaces = graph.spaces
     configurations = [
-        ordered({((),) * len(space.classes), *of}) if v not in builder.tiny else (((),) * len(space.classes),)
+        ordered({((),) * len(space.classes), *of}) if v not in builder.table.tiny else (((),) * len(space.classes),)
         for v, (space, *of) in enumerate(zip(spaces, *(s.configurations for s in strategies.values()), strict=True))
     ]
     return builder.build(configurations)

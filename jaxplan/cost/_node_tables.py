@@ -1,0 +1,128 @@
+"""Seconds, FLOPs and bytes of every group under each of its configurations."""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+
+import numpy as np
+
+from jaxplan.core._interner import Memo
+from jaxplan.cost._compute import compute_seconds, local_flops
+from jaxplan.cost._inner import inner_collectives, may_communicate
+from jaxplan.cost._passes import is_rewriting
+from jaxplan.cost._splits import split_counts
+from jaxplan.cost._tiles import local_bytes
+from jaxplan.cost._user_body import body_cost
+from jaxplan.cost._work import CompiledWork
+from jaxplan.ir import Configuration, StepGraph
+from jaxplan.mesh import Topology
+from jaxplan.xla._buffers import Buffers
+
+
+class NodeTables:
+    """Of the groups of one step on one topology; equal groups share their tables, in ``memo``."""
+
+    def __init__(self, graph: StepGraph, topology: Topology, buffers: Buffers, memo: Memo) -> None:
+        self._graph, self._topology, self._buffers, self._memo = graph, topology, buffers, memo
+        self._work = CompiledWork.of(buffers.found)
+        self._structures: dict[int, tuple] = {}
+
+    def of(self, v: int, configs: tuple[Configuration, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Compute seconds, local FLOPs and bytes per configuration; equal arrays become one object."""
+        group, space = self._graph.grouping.groups[v], self._graph.spaces[v]
+        key = self._node_key(v, configs)
+        if key in self._memo:
+            return self._memo[key]
+        splits = split_counts(configs, self._topology)
+        result = (
+            compute_seconds(self._graph, group, space, splits, self._buffers, self._topology),
+            local_flops(self._graph, group, space, splits, self._work),
+            self._memory(v, splits),
+        )
+        self._memo[key] = result
+        return result
+
+    def operator_seconds(self, v: int, configs: tuple[Configuration, ...]) -> np.ndarray:
+        """Seconds of the collectives inside of a group's operators, per configuration (`inner_collectives`)."""
+        key = ("operators", self._node_key(v, configs))
+        if key not in self._memo:
+            self._memo[key] = np.array(
+                [
+                    sum(
+                        c.seconds(self._topology)
+                        for c in inner_collectives(self._graph, self._topology, v, config)
+                    )
+                    for config in configs
+                ]
+            )
+        return self._memo[key]
+
+    def own_costs(self, v: int, configs: tuple[Configuration, ...]) -> list[tuple[float, float]]:
+        """Seconds and bytes of a group alone under each of some configurations."""
+        group, space = self._graph.grouping.groups[v], self._graph.spaces[v]
+        splits = split_counts(configs, self._topology)
+        seconds = compute_seconds(self._graph, group, space, splits, self._buffers, self._topology).tolist()
+        if may_communicate(self._graph, v):
+            inner = [inner_collectives(self._graph, self._topology, v, config) for config in configs]
+            seconds = [own + sum(c.seconds(self._topology) for c in of) for own, of in zip(seconds, inner)]
+        return list(zip(seconds, self._memory(v, splits).astype(float).tolist(), strict=True))
+
+    def _memory(self, v: int, splits: np.ndarray) -> np.ndarray:
+        """Bytes of a group's inputs and residuals, shape (K,)."""
+        memory = np.zeros(len(splits))
+        for t in (*self._graph.grouping.groups[v].inputs, *self._saved_by[v]):
+            memory += local_bytes(self._graph, self._buffers, self._graph.spaces[v], splits, t)
+        return np.ceil(memory).astype(np.int64)
+
+    @functools.cached_property
+    def _saved_by(self) -> dict[int, list[int]]:
+        """Group -> its results that are residuals."""
+        found: dict[int, list[int]] = defaultdict(list)
+        for t in self._buffers.saved:
+            found[self._graph.grouping.tensor_group[t]].append(t)
+        return found
+
+    @functools.cached_property
+    def _saved(self) -> frozenset[int]:
+        return frozenset(self._buffers.saved)
+
+    def _node_key(self, v: int, configs: tuple[Configuration, ...]):
+        """Structure and configurations of a group; equal layers have equal keys."""
+        if v not in self._structures:
+            structure = self._structure(v)
+            self._structures[v] = self._memo.setdefault(structure, structure)
+        return ("node", *self._memo.numbers((configs, self._structures[v])))
+
+    def _structure(self, v: int):
+        """Rules, dtypes, classes and buffers of a group in order."""
+        group, space = self._graph.grouping.groups[v], self._graph.spaces[v]
+        tensors, program = self._graph.program.tensors, self._graph.program
+        local = {t: i for i, t in enumerate(space.tensor_dims)}
+
+        def describe(t: int):
+            known = self._buffers.materialised[t], t in self._saved, self._buffers.held_as(t)
+            tensor = tensors[t]
+            return (
+                local.get(t, -1),
+                tensor.shape,
+                tensor.itemsize,
+                tensor.trips,
+                space.tensor_dims.get(t),
+                known,
+            )
+
+        equations = tuple(
+            (
+                program.equations[e].name,
+                program.equations[e].phase,
+                space.factor_class[e],
+                body_cost(program.equations[e]),
+                self._graph.counts[e],
+                is_rewriting(self._graph, program.equations[e]),
+                self._graph.rules[e].windows,
+                tuple(describe(t) for t in (*program.equations[e].operands, *program.equations[e].results)),
+            )
+            for e in group.equations
+        )
+        return ("structure", equations, tuple(describe(t) for t in group.inputs))
