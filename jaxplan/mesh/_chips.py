@@ -303,9 +303,10 @@ _ALL = (
          "https://www.amd.com/content/dam/amd/en/documents/instinct-tech-docs/data-sheets/"
          "amd-instinct-mi300x-data-sheet.pdf", False),
     # Boards of PaSE, section IV-B; nodes on 100 Gbit/s InfiniBand assumed. Half-precision products summed in
-    # float32.
+    # float32. The 2080 Ti has no access to other cards over PCIe (same section): it sends through host memory, at half
+    # of the bus.
     _gpu("2080ti", {"f64": 0.42, "f32": 13.45, "f16": 53.8, "int8": 215.2}, 68, 616, 11 * _GIB,
-         _pcie(_PCIE3_X16), _EDR, ("2080 Ti",),
+         _pcie(_PCIE3_X16 / 2), _EDR, ("2080 Ti",),
          "https://images.nvidia.com/aem-dam/en-zz/Solutions/design-visualization/technologies/"
          "turing-architecture/NVIDIA-Turing-Architecture-Whitepaper.pdf", False),
     # Half precision runs at 1/64 of float32 on sm_61, so it is computed in float32.

@@ -1,0 +1,60 @@
+"""docs/papers.md, written from the records."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+from benchmarks.papers._experiment import Experiment, Verdict
+from benchmarks.papers._records import Record
+from benchmarks.papers._registry import EXPERIMENTS
+
+PAGE = Path(__file__).parents[2] / "docs" / "papers.md"
+
+_HEAD = """# The four papers, repeated
+
+FlexFlow (Jia et al., SysML 2019), PaSE (Elango, IPDPS 2021), TensorOpt (Cai et al., 2020) and Tofu (Wang et al., EuroSys 2019) measured
+their systems on certain networks and clusters. Here the networks are steps in JAX (`benchmarks/models`, parameters within 1 % of
+the literature), the clusters are presets from data sheets (docs/topology.md), the searches are the solvers of docs/solvers.md, and every time
+and memory is predicted or simulated: nothing ran on a GPU. No constant is tuned for one experiment.
+
+```sh
+python -m benchmarks.papers                      # list the experiments
+python -m benchmarks.papers tensoropt-figure6    # run one: its table, and a verdict per claim
+python -m benchmarks.papers all --save           # run all, keep the rows, and write this page from them
+```
+
+This page is written by the last command (`tests/benchmarks/test_papers.py` holds it to the records). A verdict compares conclusions:
+an order, a ratio, what fits. Where it disagrees, the command that shows the reason stands beside it. Letters: GiB are 2^30 bytes.
+"""
+
+
+def page(records: Mapping[str, Record]) -> str:
+    """The page: all verdicts in numbers, then each experiment that is on record."""
+    shown = {name: records[name] for name in EXPERIMENTS if name in records}
+    verdicts = {name: EXPERIMENTS[name].verdicts(record.rows) for name, record in shown.items()}
+    lines = [_HEAD, "| experiment | agrees | disagrees | not covered | seconds |", "|---|---|---|---|---|"]
+    for name, record in shown.items():
+        counts = Counter(verdict.outcome for verdict in verdicts[name])
+        cells = [str(counts[outcome]) for outcome in ("agrees", "disagrees", "not covered")]
+        lines.append(f"| `{name}`: {EXPERIMENTS[name].title} | {' | '.join(cells)} | {record.seconds:.0f} |")
+    for name, record in shown.items():
+        lines += ["", *_section(EXPERIMENTS[name], record, verdicts[name])]
+    return "\n".join(lines) + "\n"
+
+
+def _section(experiment: Experiment, record: Record, verdicts: list[Verdict]) -> list[str]:
+    lines = [f"## {experiment.title}", "", f"`python -m benchmarks.papers {experiment.name}`", "", experiment.setting, ""]
+    if record.rows:
+        lines += [experiment.table(record.rows), ""]
+    lines += ["| published | ours | verdict |", "|---|---|---|"]
+    return [*lines, *map(_verdict, verdicts)]
+
+
+def _verdict(verdict: Verdict) -> str:
+    claim = verdict.claim
+    outcome = verdict.outcome
+    if outcome != "agrees" and claim.reason:
+        outcome += f": {claim.reason}" + (f" (`{claim.shown_by}`)" if claim.shown_by else "")
+    return f"| {claim.source}: {claim.published} | {verdict.ours or '-'} | {outcome} |"

@@ -1,0 +1,112 @@
+"""A network on a machine, priced once, and the plans that each search ends at."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from typing import Any
+
+from benchmarks.models import MODELS, PAPER_MODELS, build
+from jaxplan.cost import CostModel, Predictor, build_cost_model
+from jaxplan.ir import StepGraph
+from jaxplan.mesh import CHIPS, Topology
+from jaxplan.plans._plan import Plan
+from jaxplan.plans._undominated import undominated
+from jaxplan.search._make_plan import make_plan
+from jaxplan.search._open_configurations import open_configurations
+from jaxplan.search._published import search_arguments
+from jaxplan.search._tofu import partition
+from jaxplan.search._traced import analyse_step
+from jaxplan.simulate import predictor_of
+from jaxplan.solvers import frontier
+from jaxplan.strategies import StrategyPlan, apply_strategies, reference_solution
+
+GIB = 2**30
+_MOST_POINTS = 48
+"""Points of a solver's frontier that are predicted."""
+
+
+@functools.lru_cache(maxsize=4)
+def traced(name: str, **overrides: Any) -> StepGraph:
+    """The step of a network, its state donated where the step returns it."""
+    step, args = build(name, **overrides)
+    donated = (MODELS | PAPER_MODELS)[name].donate_argnums
+    return analyse_step(step, args, {}, donate_argnums=donated, static_argnums=())
+
+
+class Priced:
+    """A step with the costs of its configurations on one machine; nothing is recomputed or offloaded, as in the papers.
+
+    Attributes:
+      seconds: processor seconds that reference strategies and prices took.
+    """
+
+    def __init__(self, graph: StepGraph, topology: Topology | str) -> None:
+        self.graph = graph
+        self.topology = Topology.parse(topology) if isinstance(topology, str) else topology
+        start = time.process_time()
+        self.strategies: dict[str, StrategyPlan] = dict(apply_strategies(graph, self.topology).plans)
+        opened = open_configurations(
+            graph, self.topology, strategies=[s.configurations for s in self.strategies.values()]
+        )
+        self.model: CostModel = opened.model
+        self.seconds = time.process_time() - start
+
+    @functools.cached_property
+    def predictor(self) -> Predictor:
+        return predictor_of(self.model)
+
+    def plans(self, solver: str) -> list[Plan]:
+        """The frontier of one of `jaxplan.solvers.SOLVERS`, leanest first: predicted, the dominated plans left out."""
+        given = search_arguments(solver, self.predictor, self.strategies)
+        found = frontier(self.model.problem, solver, max_points=_MOST_POINTS, **given)
+        plans = [make_plan(self.predictor, s.assignment, s.choices, name=solver) for s in found]
+        return list(undominated(plans))
+
+    def reference(self, name: str) -> Plan:
+        """The plan of a reference strategy."""
+        return make_plan(self.predictor, *reference_solution(self.model, self.strategies[name]), name=name)
+
+
+def partitioned(graph: StepGraph, topology: Topology | str, solver: str) -> tuple[Plan, float]:
+    """The plan of a search for the fewest bytes (Tofu's and those beside it), and processor seconds of the search."""
+    topology = Topology.parse(topology) if isinstance(topology, str) else topology
+    start = time.process_time()
+    strategy_plan = partition(graph, topology, solver)
+    seconds = time.process_time() - start
+    model = build_cost_model(graph, topology, configurations=[(of,) for of in strategy_plan.configurations])
+    return make_plan(predictor_of(model), *reference_solution(model, strategy_plan), name=solver), seconds
+
+
+def received_bytes(plan: Plan) -> float:
+    """Bytes that one device receives in a step: (n - 1) / n of a collective's larger side, twice for an all-reduce."""
+    total = 0.0
+    for collective in plan.prediction.collectives:
+        devices = 1
+        for axis in collective.axes:
+            devices *= plan.topology.axes[axis].size
+        share = (devices - 1) / devices * (2 if collective.kind == "all-reduce" else 1)
+        total += collective.count * collective.num_bytes * share
+    return total
+
+
+def figures(plan: Plan) -> dict[str, float]:
+    """Milliseconds of a step, its compute and communication, and GiB of a device."""
+    return {
+        "ms": plan.time_seconds * 1e3,
+        "compute_ms": plan.compute_seconds * 1e3,
+        "communication_ms": plan.communication_seconds * 1e3,
+        "gib": plan.memory_bytes / GIB,
+    }
+
+
+def tensoropt_machine(num_devices: int) -> Topology:
+    """V100 16 GB, eight to a machine on NVLink, machines on one card of 100 Gbit/s (TensorOpt, section 5)."""
+    chip = dataclasses.replace(CHIPS["v100"], name="v100-edr", node_link=CHIPS["p100"].node_link)
+    return Topology.of(chip, (num_devices // 8, 8) if num_devices > 8 else (num_devices,))
+
+
+def nodes_of(chip: str, num_devices: int, per_node: int = 8) -> str:
+    """A topology string of so many devices, nodes filled one after the other."""
+    return f"{chip}:{num_devices // per_node}x{per_node}" if num_devices > per_node else f"{chip}:{num_devices}"
