@@ -72,6 +72,7 @@ class Experiment:
       run: makes the rows; keyword arguments, if any, make it smaller.
       columns: of the table.
       claims: judged on the rows.
+      shown: the rows of the table; all by default.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Experiment:
     run: Callable[..., list[Row]]
     columns: Sequence[Column]
     claims: Sequence[Claim]
+    shown: Callable[[Sequence[Row]], Sequence[Row]] = list
 
     def verdicts(self, rows: Sequence[Row]) -> list[Verdict]:
         """Judge all claims on rows."""
@@ -89,7 +91,7 @@ class Experiment:
         """The rows as a table in Markdown."""
         head = "| " + " | ".join(column.heading for column in self.columns) + " |"
         rule = "|" + "---|" * len(self.columns)
-        lines = ["| " + " | ".join(column.text(row) for column in self.columns) + " |" for row in rows]
+        lines = ["| " + " | ".join(column.text(row) for column in self.columns) + " |" for row in self.shown(rows)]
         return "\n".join([head, rule, *lines])
 
 

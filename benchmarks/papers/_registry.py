@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
-from benchmarks.papers import pase_figure6, pase_table1, pase_table2
+from benchmarks.papers import (
+    pase_figure6,
+    pase_table1,
+    pase_table2,
+    tensoropt_figure6,
+    tensoropt_figure7,
+    tensoropt_figure8,
+    tensoropt_table4,
+    tofu_figure9,
+    tofu_figure10,
+    tofu_figure11,
+)
 from benchmarks.papers._experiment import Experiment
 
 EXPERIMENTS: dict[str, Experiment] = {
     module.EXPERIMENT.name: module.EXPERIMENT
     for module in (
+        tensoropt_figure6,
+        tensoropt_figure7,
+        tensoropt_figure8,
+        tensoropt_table4,
         pase_table1,
         pase_figure6,
         pase_table2,
+        tofu_figure9,
+        tofu_figure10,
+        tofu_figure11,
     )
 }

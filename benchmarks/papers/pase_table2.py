@@ -27,7 +27,7 @@ def _rows(network: str, num_devices: int) -> list[Row]:
     plan = priced.plans("pase")[-1]
     rows: list[Row] = []
     for path, parts in stored_splits(plan, priced.graph).items():
-        if "params" in path and "embedding" in path or "tokens" in path and "params" in path:
+        if ("params" in path and "embedding" in path) or ("tokens" in path and "params" in path):
             rows.append({"network": network, "layers": 1, "first": "embedding", "split": _stored(parts)})
     found = contraction_splits(plan, priced.graph)
     for text, group in itertools.groupby(found, key=lambda split: split.text):

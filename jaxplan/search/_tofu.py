@@ -1,7 +1,7 @@
 """Tofu's partition of a step, and those of the searches that it was compared with.
 
 Source: Tofu, section 4 (communication is minimised, every tensor is partitioned), 4.2.1 (coalescing), 4.4 (recursion
-over the prime factors of the device count), 6.3 (EqualChop, AllRow-Greedy, greedy by size).
+over the prime factors of the device count), 6.3 (EqualChop, AllRow-Greedy, AllRow-Rand, greedy by size).
 
 Costs are the bytes that a device receives: the collectives of the plan's own paths on a machine whose links are all
 equal and have no latency. Stored tensors are split over all axes that divide one of their dimensions, operators over
@@ -20,10 +20,20 @@ from jaxplan.cost import REPEAT, CostModel, ModelBuilder
 from jaxplan.ir import STORED_KINDS, Configuration, StepGraph, fixed_axes
 from jaxplan.mesh import Link, Topology
 from jaxplan.search._recurrences import layer_groups, time_step_classes
-from jaxplan.solvers import Problem, all_row_greedy, coalesce, critical_dp, greedy_largest_first, recursive_dp
+from jaxplan.solvers import (
+    Problem,
+    all_row_greedy,
+    all_row_random,
+    coalesce,
+    critical_dp,
+    greedy_largest_first,
+    recursive_dp,
+)
 from jaxplan.strategies import StrategyPlan
 
 PARTITION_SOLVERS = ("tofu", "equal-chop", "all-row-greedy", "greedy-by-size")
+PARTITION_SEARCHES = (*PARTITION_SOLVERS, "all-row-random")
+"""Those that `partition` knows: random draws are there to be compared with, and are no solver."""
 _UNIT_LINK = Link(bandwidth_bytes_per_second=1e9, latency_seconds=0.0)
 
 Options = tuple[tuple[Configuration, ...], ...]
@@ -31,7 +41,7 @@ Options = tuple[tuple[Configuration, ...], ...]
 
 
 def partition(graph: StepGraph, topology: Topology, solver: str) -> StrategyPlan:
-    """The configuration of every group that one of `PARTITION_SOLVERS` ends at; copies are fetched again."""
+    """The configuration of every group that one of `PARTITION_SEARCHES` ends at; copies are fetched again."""
     search = _PartitionSearch(graph, topology)
     axes = tuple(range(len(topology.axes)))
     if solver == "tofu":
@@ -102,7 +112,9 @@ class _PartitionSearch:
             return greedy_largest_first(problem, self._node_bytes())
         rows = [self._row(v, options[v]) for v in self._firsts]
         kinds = [self.graph.grouping.groups[v].kind for v in self._firsts]
-        return all_row_greedy(problem, dict(enumerate(rows)), [kind not in STORED_KINDS for kind in kinds])
+        suits_itself = [kind not in STORED_KINDS for kind in kinds]
+        pick = all_row_random if solver == "all-row-random" else all_row_greedy
+        return pick(problem, dict(enumerate(rows)), suits_itself)
 
     def problem(self, options: Options) -> tuple[Problem, CostModel]:
         """Bytes received, in thousand millions, over classes of groups; and the model that they are of."""

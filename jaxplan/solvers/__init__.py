@@ -26,6 +26,7 @@ from jaxplan.solvers._solution import bound_at as bound_at
 from jaxplan.solvers._solution import relative_gap as relative_gap
 from jaxplan.solvers._solve import solve as solve
 from jaxplan.solvers._tofu import all_row_greedy as all_row_greedy
+from jaxplan.solvers._tofu import all_row_random as all_row_random
 from jaxplan.solvers._tofu import critical_dp as critical_dp
 from jaxplan.solvers._tofu import greedy_largest_first as greedy_largest_first
 from jaxplan.solvers._tofu import recursive_dp as recursive_dp

@@ -102,6 +102,25 @@ def all_row_greedy(
     return tuple(fixed[node] for node in range(problem.num_nodes))
 
 
+def all_row_random(
+    problem: Problem, rows: Mapping[int, int], suits_itself: Sequence[bool], *, seed: int = 0
+) -> tuple[int, ...]:
+    """Return an assignment where tensors are split by rows and every operator takes any configuration (section 6.3).
+
+    Args:
+      problem: nodes of tensors and of operators.
+      rows: for each node that holds a tensor, its configuration that splits the first dimension.
+      suits_itself: (V,) whether a node draws one of its configurations that take finite time by themselves.
+      seed: of the draws.
+    """
+    rng = np.random.default_rng(seed)
+    fixed = dict(rows)
+    for node, draws in enumerate(suits_itself):
+        if draws:
+            fixed[node] = int(rng.choice(np.flatnonzero(np.isfinite(problem.time[node]))))
+    return tuple(fixed[node] for node in range(problem.num_nodes))
+
+
 def greedy_largest_first(problem: Problem, sizes: Sequence[float] | None = None) -> tuple[int, ...]:
     """Return an assignment that decides the largest nodes first, each by the best replies of its neighbours.
 

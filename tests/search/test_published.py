@@ -9,7 +9,7 @@ from jaxplan.cost import find_reads
 from jaxplan.ir import STORED_KINDS
 from jaxplan.mesh import Topology
 from jaxplan.search._recurrences import layer_groups, time_step_classes
-from jaxplan.search._tofu import PARTITION_SOLVERS, partition
+from jaxplan.search._tofu import PARTITION_SEARCHES, PARTITION_SOLVERS, partition
 from jaxplan.search._traced import analyse_step
 
 SHAPE = (64, 64)
@@ -61,7 +61,7 @@ def test_time_steps_of_a_recurrence_decide_together():
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("solver", PARTITION_SOLVERS)
+@pytest.mark.parametrize("solver", PARTITION_SEARCHES)
 def test_partitions_split_everything_that_is_stored_over_all_devices(solver):
     graph, topology = analysed(4), Topology.parse("k80:8")
     strategy_plan = partition(graph, topology, solver)

@@ -1,0 +1,189 @@
+"""TensorOpt, Figure 6: frontiers of three networks on 16 V100, and the points of the searches beside it.
+
+    python -m benchmarks.papers tensoropt-figure6
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from benchmarks.papers._experiment import Claim, Column, Experiment, Judge, Row
+from benchmarks.papers._steps import Priced, figures, partitioned, tensoropt_machine, traced
+from benchmarks.papers._turning_point import slopes, turning_point
+
+NETWORKS = {"RNN": "rnn-116gb", "WideResNet": "wresnet-7.3gb", "Transformer": "transformer-9.7gb"}
+_TOLERANCE = 1.01
+
+
+def run(networks: Sequence[str] = tuple(NETWORKS), num_devices: int = 16) -> list[Row]:
+    return [row for network in networks for row in _rows(network, num_devices)]
+
+
+def _rows(network: str, num_devices: int) -> list[Row]:
+    graph, topology = traced(NETWORKS[network]), tensoropt_machine(num_devices)
+    priced = Priced(graph, topology)
+    rows: list[Row] = []
+    for solver in ("ft", "one_mesh"):
+        plans = priced.plans(solver)
+        repeated = [len(plan.repeated) for plan in plans]
+        rows += [{"who": solver, **figures(p), "fetched_again": n} for p, n in zip(plans, repeated, strict=True)]
+    # OptCNN minimises time alone: its eliminations, or where they get stuck PaSE's, which end at the same optimum.
+    rows.append({"who": "optcnn", **figures(priced.plans("pase")[-1])})
+    rows.append({"who": "data", **figures(priced.reference("data"))})
+    rows.append({"who": "tofu", **figures(partitioned(graph, topology, "tofu")[0])})
+    return [{"network": network, **row} for row in rows]
+
+
+def of(rows: Sequence[Row], network: str, who: str) -> list[Row]:
+    """The points of one search for a network, leanest first."""
+    return [row for row in rows if row["network"] == network and row["who"] == who]
+
+
+def per_network(judge_one: Callable[[Sequence[Row], str], tuple[bool, str]], *networks: str) -> Judge:
+    """A claim that has to hold for each network."""
+
+    def judge(rows: Sequence[Row]) -> tuple[bool, str]:
+        found = [judge_one(rows, network) for network in networks or NETWORKS]
+        return all(holds for holds, _ in found), "; ".join(text for _, text in found)
+
+    return judge
+
+
+def _network_time(rows: Sequence[Row], network: str) -> tuple[bool, str]:
+    """Between the ends of the frontier the change of communication is at least as large as that of compute."""
+    lean, *_, fast = of(rows, network, "ft")
+    compute, sent = (lean[k] - fast[k] for k in ("compute_ms", "communication_ms"))
+    return sent > abs(compute), (
+        f"{network}: compute {lean['compute_ms']:,.0f} to {fast['compute_ms']:,.0f} ms, communication "
+        f"{lean['communication_ms']:,.0f} to {fast['communication_ms']:,.0f}"
+    )
+
+
+def _more_compute(rows: Sequence[Row], network: str) -> tuple[bool, str]:
+    lean, *_, fast = of(rows, network, "ft")
+    return lean["compute_ms"] > fast["compute_ms"], (
+        f"{network}: {lean['compute_ms']:,.0f} ms at the leanest, {fast['compute_ms']:,.0f} at the fastest"
+    )
+
+
+def _turns(rows: Sequence[Row], network: str) -> tuple[bool, str]:
+    points = of(rows, network, "ft")
+    before, after = slopes(points)
+    turn = points[turning_point(points)]
+    return before > 3 * after, f"{network}: at {turn['gib']:.1f} GiB, {before:,.0f} ms per GiB below and {after:,.1f} above"
+
+
+def _copies(rows: Sequence[Row], network: str) -> tuple[bool, str]:
+    points = of(rows, network, "ft")
+    lean, fast = points[0], points[-1]
+    return lean["fetched_again"] > fast["fetched_again"], (
+        f"{network}: {lean['fetched_again']} tensors fetched again at the leanest, {fast['fetched_again']} at the fastest"
+    )
+
+
+def _below_one_mesh(rows: Sequence[Row], network: str) -> tuple[bool, str]:
+    """At every memory at which Mesh-TensorFlow has a plan, TensorOpt has one that is no slower."""
+    ours, ratios = of(rows, network, "ft"), []
+    for point in of(rows, network, "one_mesh"):
+        within = [p["ms"] for p in ours if p["gib"] <= point["gib"] * _TOLERANCE]
+        ratios.append(point["ms"] / min(within) if within else 0.0)
+    return min(ratios) * _TOLERANCE >= 1, f"{network}: {min(ratios):.2f} to {max(ratios):.2f} times its time"
+
+
+def _leaner_than_one_mesh(rows: Sequence[Row], network: str) -> tuple[bool, str]:
+    least = {who: of(rows, network, who)[0]["gib"] for who in ("ft", "one_mesh")}
+    return least["one_mesh"] > 1.1 * least["ft"], f"{network}: {least['one_mesh']:.1f} GiB against {least['ft']:.1f}"
+
+
+def _one_mesh_is_data(rows: Sequence[Row]) -> tuple[bool, str]:
+    points, (data,) = of(rows, "WideResNet", "one_mesh"), of(rows, "WideResNet", "data")
+    best = min(points, key=lambda row: row["ms"])
+    text = f"{len(points)} points; its fastest {best['ms']:,.0f} ms, {best['gib']:.1f} GiB, data parallelism "
+    return len(points) == 1 and best["ms"] * 1.05 > data["ms"], text + f"{data['ms']:,.0f} ms, {data['gib']:.1f} GiB"
+
+
+def _data_is_poor(rows: Sequence[Row], network: str) -> tuple[bool, str]:
+    (data,), fast = of(rows, network, "data"), of(rows, network, "ft")[-1]
+    return data["ms"] > fast["ms"] and data["gib"] > fast["gib"], (
+        f"{network}: {data['ms'] / fast['ms']:.2f} times the time and {data['gib'] / fast['gib']:.1f} times the memory of the fastest"
+    )
+
+
+def _optcnn_is_fastest(rows: Sequence[Row], network: str) -> tuple[bool, str]:
+    (optcnn,), fast = of(rows, network, "optcnn"), of(rows, network, "ft")[-1]
+    ratio = optcnn["ms"] / fast["ms"]
+    return 1 / _TOLERANCE < ratio < _TOLERANCE, f"{network}: {ratio:.3f} times the fastest point's time"
+
+
+def _tofu_is_lean(rows: Sequence[Row], network: str) -> tuple[bool, str]:
+    (tofu,), points = of(rows, network, "tofu"), of(rows, network, "ft")
+    slower = tofu["ms"] / points[-1]["ms"]
+    middle = points[turning_point(points)]["gib"]
+    return slower > 1.05 and tofu["gib"] < max(middle, points[-1]["gib"]), (
+        f"{network}: {tofu['gib']:.1f} GiB and {slower:.2f} times the fastest point's time"
+    )
+
+
+def _data_of_rnn(rows: Sequence[Row]) -> tuple[bool, str]:
+    (data,) = of(rows, "RNN", "data")
+    seconds = data["ms"] / 1e3
+    return 0.5 < seconds / 39 < 2 and 0.5 < data["gib"] / 109 < 2, f"{data['gib']:.0f} GiB and {seconds:.0f} s"
+
+
+def shown_points(rows: Sequence[Row]) -> list[Row]:
+    """Of each frontier the leanest point, the turning point and the fastest."""
+    shown: list[Row] = []
+    for network in dict.fromkeys(row["network"] for row in rows):
+        for who in dict.fromkeys(row["who"] for row in rows):
+            points = of(rows, network, who)
+            kept = sorted({0, turning_point(points), len(points) - 1}) if points else []
+            shown += [points[k] for k in kept]
+    return shown
+
+
+_SOURCE = "TensorOpt 5.1, Figure 6"
+_COMMAND = "python -m benchmarks.papers tensoropt-figure6"
+EXPERIMENT = Experiment(
+    name="tensoropt-figure6",
+    title="TensorOpt, Figure 6: frontiers of three networks on 16 V100",
+    setting=(
+        "Two machines of 8 V100 with 16 GB on NVLink, one card of 100 Gbit/s between them; float32, SGD, batch 256. The paper gives the "
+        "sizes of its networks (Table 1) alone: RNN is 4 LSTMs of 28,672 units over 20 steps with 48,000 words, WideResNet a "
+        "ResNet-101 with 6.75 times the channels, Transformer 6 + 6 layers of width 3,840 over 64 tokens. A frontier is shown by its "
+        "leanest point, turning point and fastest; OptCNN's point is the least time (`pase` where its eliminations get stuck)."
+    ),
+    run=run,
+    columns=(
+        Column(key="network", heading="network"),
+        Column(key="who", heading="search"),
+        Column(key="gib", heading="GiB"),
+        Column(key="ms", heading="ms", digits=0),
+        Column(key="compute_ms", heading="compute ms", digits=0),
+        Column(key="communication_ms", heading="communication ms", digits=0),
+        Column(key="fetched_again", heading="tensors fetched again"),
+    ),
+    shown=shown_points,
+    claims=(
+        Claim(source=_SOURCE, published="compute stays stable along the frontier, and network time falls with more memory",
+              judge=per_network(_network_time), shown_by=_COMMAND),
+        Claim(source=_SOURCE, published="WideResNet computes more where memory is limited, by redundant work",
+              judge=per_network(_more_compute, "WideResNet"), shown_by=_COMMAND),
+        Claim(source=_SOURCE, published="all three have a turning point, below which time rises rapidly", judge=per_network(_turns),
+              shown_by=_COMMAND),
+        Claim(source=_SOURCE, published="where memory is limited one copy of a tensor is kept, and it is sent again in the backward "
+              "pass; with more memory both copies are", judge=per_network(_copies), shown_by=_COMMAND),
+        Claim(source=_SOURCE, published="RNN and Transformer: always faster than Mesh-TensorFlow at the same memory",
+              judge=per_network(_below_one_mesh, "RNN", "Transformer"), shown_by=_COMMAND),
+        Claim(source=_SOURCE, published="RNN and Transformer: Mesh-TensorFlow needs significantly more memory at least",
+              judge=per_network(_leaner_than_one_mesh, "RNN", "Transformer"), shown_by=_COMMAND),
+        Claim(source=_SOURCE, published="WideResNet: Mesh-TensorFlow has one point, which is data parallelism",
+              judge=_one_mesh_is_data, shown_by=_COMMAND),
+        Claim(source=_SOURCE, published="data parallelism takes more memory and time than TensorOpt's fastest, in all three",
+              judge=per_network(_data_is_poor), shown_by=_COMMAND),
+        Claim(source=_SOURCE, published="RNN: data parallelism takes 109 GB and 39 s", judge=_data_of_rnn, shown_by=_COMMAND),
+        Claim(source=_SOURCE, published="OptCNN finds the fastest point of the frontier", judge=per_network(_optcnn_is_fastest),
+              shown_by=_COMMAND),
+        Claim(source=_SOURCE, published="ToFu takes little memory and long", judge=per_network(_tofu_is_lean),
+              shown_by=_COMMAND),
+    ),
+)  # fmt: skip

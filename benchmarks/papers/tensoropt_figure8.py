@@ -1,0 +1,116 @@
+"""TensorOpt, Figure 8: the shortest time that fits 16 GB against the number of V100.
+
+    python -m benchmarks.papers tensoropt-figure8
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from benchmarks.papers._experiment import Claim, Column, Experiment, Judge, Row
+from benchmarks.papers._steps import GIB, Priced, partitioned, tensoropt_machine, traced
+from jaxplan.plans._plan import Plan
+
+NETWORKS = {"WideResNet": "wresnet-7.3gb", "Transformer": "transformer-9.7gb"}
+LIMIT_GIB = 14.5
+"""What the paper calls safe on 16 GB (section 5.2)."""
+SEARCHES = ("tensoropt", "data", "optcnn", "tofu")
+
+
+def run(networks: Sequence[str] = tuple(NETWORKS), device_counts: Sequence[int] = (4, 8, 16, 32)) -> list[Row]:
+    return [_row(network, count) for network in networks for count in device_counts]
+
+
+def _row(network: str, num_devices: int) -> Row:
+    graph, topology = traced(NETWORKS[network]), tensoropt_machine(num_devices)
+    priced = Priced(graph, topology)
+    plans = priced.plans("ft")
+    fitting = [plan for plan in plans if plan.memory_bytes <= LIMIT_GIB * GIB]
+    found: dict[str, Plan | None] = {
+        "tensoropt": fitting[-1] if fitting else None,
+        "data": priced.reference("data"),
+        "optcnn": plans[-1],
+        "tofu": partitioned(graph, topology, "tofu")[0],
+    }
+    row: dict[str, object] = {"network": network, "devices": num_devices, "least_gib": plans[0].memory_bytes / GIB}
+    for who, plan in found.items():
+        if plan is not None:
+            row[f"{who}_gib"] = plan.memory_bytes / GIB
+            row[f"{who}_ms"] = plan.time_seconds * 1e3 if plan.memory_bytes <= LIMIT_GIB * GIB else None
+    return row
+
+
+def _times(rows: Sequence[Row], network: str, who: str) -> dict[int, float | None]:
+    return {row["devices"]: row.get(f"{who}_ms") for row in rows if row["network"] == network}
+
+
+def _text(rows: Sequence[Row], network: str, who: str) -> str:
+    cells = [f"{n}: {'out of memory' if ms is None else f'{ms:,.0f} ms'}" for n, ms in _times(rows, network, who).items()]
+    return f"{network}, `{who}`: " + ", ".join(cells)
+
+
+def _per_network(judge_one: Callable[[Sequence[Row], str], bool], *shown: str) -> Judge:
+    def judge(rows: Sequence[Row]) -> tuple[bool, str]:
+        holds = all(judge_one(rows, network) for network in NETWORKS)
+        return holds, "; ".join(_text(rows, network, who) for network in NETWORKS for who in shown)
+
+    return judge
+
+
+def _runs_on_eight(rows: Sequence[Row], network: str) -> bool:
+    times = {who: _times(rows, network, who)[8] for who in SEARCHES}
+    return times["tensoropt"] is not None and times["data"] is None and times["optcnn"] is None
+
+
+def _from_sixteen(rows: Sequence[Row], network: str) -> bool:
+    return all(
+        _times(rows, network, who)[8] is None and _times(rows, network, who)[16] is not None for who in ("data", "optcnn")
+    )
+
+
+def _marginal(rows: Sequence[Row], network: str) -> bool:
+    times = _times(rows, network, "tensoropt")
+    eight, sixteen = times[8], times[16]
+    return eight is not None and sixteen is not None and eight / sixteen < 1.3
+
+
+def _tofu_grows(rows: Sequence[Row], network: str) -> bool:
+    times = _times(rows, network, "tofu")
+    eight, sixteen = times[8], times[16]
+    return eight is not None and sixteen is not None and sixteen > eight
+
+
+_SOURCE = "TensorOpt 5.1, Figure 8"
+_COMMAND = "python -m benchmarks.papers tensoropt-figure8"
+EXPERIMENT = Experiment(
+    name="tensoropt-figure8",
+    title="TensorOpt, Figure 8: time against parallelism",
+    setting=(
+        f"WideResNet and Transformer of Figure 6 on 4 to 32 V100, at most {LIMIT_GIB} GiB a device, the paper's safe figure for 16 GB. "
+        "A dash: does not fit. OptCNN's point is the least time whatever the memory; ToFu's is its one partition."
+    ),
+    run=run,
+    columns=(
+        Column(key="network", heading="network"),
+        Column(key="devices", heading="devices"),
+        Column(key="least_gib", heading="leanest GiB", digits=1),
+        *(
+            column
+            for who in SEARCHES
+            for column in (
+                Column(key=f"{who}_ms", heading=f"`{who}` ms", digits=0),
+                Column(key=f"{who}_gib", heading="GiB", digits=1),
+            )
+        ),
+    ),
+    claims=(
+        Claim(source=_SOURCE, published="on 8 devices TensorOpt runs both networks, data parallelism and OptCNN neither",
+              judge=_per_network(_runs_on_eight, *SEARCHES[:3]), shown_by=_COMMAND),
+        Claim(source=_SOURCE, published="data parallelism and OptCNN run on 16 devices",
+              judge=_per_network(_from_sixteen, *SEARCHES[1:3]), shown_by=_COMMAND),
+        Claim(source=_SOURCE, published="from 8 to 16 devices TensorOpt's time falls only marginally",
+              judge=_per_network(_marginal, "tensoropt"), shown_by=_COMMAND),
+        Claim(source=_SOURCE, published="ToFu's time rises from 8 to 16 devices", judge=_per_network(_tofu_grows, "tofu"),
+              shown_by=_COMMAND),
+    ),
+)  # fmt: skip
