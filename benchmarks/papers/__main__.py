@@ -31,15 +31,21 @@ def run(name: str) -> Record:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.papers", description="The four papers, repeated.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.papers", description="The four papers, repeated."
+    )
     parser.add_argument("experiments", nargs="*", metavar="NAME", help=f"all, or of {', '.join(EXPERIMENTS)}")
     parser.add_argument("--recorded", action="store_true", help="print what is on record instead of running")
-    parser.add_argument("--save", action="store_true", help="keep the rows, and write docs/papers.md from all on record")
+    parser.add_argument(
+        "--save", action="store_true", help="keep the rows, and write docs/papers.md from all on record"
+    )
     parser.add_argument("--page", action="store_true", help="write docs/papers.md from the records")
     options = parser.parse_args(arguments)
     unknown = set(options.experiments) - {*EXPERIMENTS, "all"}
     if unknown:
-        parser.error(f"no experiment is called {', '.join(sorted(unknown))}; there are {', '.join(EXPERIMENTS)}")
+        parser.error(
+            f"no experiment is called {', '.join(sorted(unknown))}; there are {', '.join(EXPERIMENTS)}"
+        )
     names = list(EXPERIMENTS) if "all" in options.experiments else options.experiments
     jax.config.update("jax_platforms", "cpu")
     recorded = read()

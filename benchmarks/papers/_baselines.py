@@ -51,6 +51,21 @@ def _swapped(step: OneGpu) -> float:
     return NUM_GPUS * step.batch / max(step.seconds, moved / HOST_BYTES_PER_SECOND)
 
 
+def swapping_recurrent(step: OneGpu, weight_bytes: float, num_steps: int) -> float:
+    """The same of an unrolled recurrence, which reads all weights at every time step, and in the backward pass adds to all
+    gradients too; the update reads weights, gradients and history. Replacement is the best there is: of ``n`` bytes
+    that are read in turn, those beyond the memory are fetched each time, and what was written goes back."""
+
+    def fetched(num_bytes: float) -> float:
+        return max(0.0, num_bytes - LIMIT_BYTES)
+
+    forward = num_steps * fetched(weight_bytes)
+    backward = num_steps * 1.5 * fetched(2 * weight_bytes)  # half of it, the gradients, was written
+    update = 2 * fetched(3 * weight_bytes)
+    moved = NUM_GPUS * max(forward + backward + update, 2 * fetched(step.memory_bytes))
+    return NUM_GPUS * step.batch / max(step.seconds, moved / HOST_BYTES_PER_SECOND)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerOnGpu:
     """One LSTM: seconds of one time step forward (backward takes twice that), bytes of weight, gradient and history,

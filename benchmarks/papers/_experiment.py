@@ -91,7 +91,9 @@ class Experiment:
         """The rows as a table in Markdown."""
         head = "| " + " | ".join(column.heading for column in self.columns) + " |"
         rule = "|" + "---|" * len(self.columns)
-        lines = ["| " + " | ".join(column.text(row) for column in self.columns) + " |" for row in self.shown(rows)]
+        lines = [
+            "| " + " | ".join(column.text(row) for column in self.columns) + " |" for row in self.shown(rows)
+        ]
         return "\n".join([head, rule, *lines])
 
 

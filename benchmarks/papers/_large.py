@@ -1,6 +1,6 @@
 """Tofu, Figures 9 and 10, Table 2: which Wide ResNets and RNNs fit eight K80, and their throughput beside baselines.
 
-    python -m benchmarks.papers tofu-figure9 tofu-figure10
+python -m benchmarks.papers tofu-figure9 tofu-figure10
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ class Line:
         return low + (high - low) * (batch - one) / (other - one)
 
     def one_gpu(self, batch: int) -> OneGpu:
-        return OneGpu(batch=batch, seconds=self.at(batch, "compute"), memory_bytes=int(self.at(batch, "memory")))
+        return OneGpu(
+            batch=batch, seconds=self.at(batch, "compute"), memory_bytes=int(self.at(batch, "memory"))
+        )
 
     def largest(self, batches: Sequence[int]) -> int | None:
         """The largest of the batches that fits."""
@@ -76,7 +78,9 @@ def _line(batches: tuple[int, int], found: Sequence[tuple[float, float, float]])
     return Line(batches=batches, compute=(a, d), communication=(b, e), memory=(c, f))
 
 
-def row_of(name: str, single: Line, split: Line, seconds: float, global_batch: int | None, batches: Sequence[int]) -> dict[str, Any]:
+def row_of(
+    name: str, single: Line, split: Line, seconds: float, global_batch: int | None, batches: Sequence[int]
+) -> dict[str, Any]:
     """Throughputs, in examples per second, and what fits."""
     steps = [single.one_gpu(b) for b in batches]
     best, small = ideal(steps), small_batch(steps)
@@ -99,7 +103,12 @@ def placed(name: str, single: Line, batch: int) -> dict[str, Any]:
     state = 3 * 4 * 8 * width**2  # weight, gradient and history of one layer, float32
     residuals = single.at(batch, "memory") - single.at(0, "memory")
     layer = LayerOnGpu(
-        seconds=single.at(batch, "compute") / (3 * layers * steps), state_bytes=state, residual_bytes=residuals / layers
+        seconds=single.at(batch, "compute") / (3 * layers * steps),
+        state_bytes=state,
+        residual_bytes=residuals / layers,
     )
     seconds, num_bytes = placement(layer, layers, steps)
-    return {"placement": batch / seconds if num_bytes <= LIMIT_BYTES else None, "placement_gib": num_bytes / 2**30}
+    return {
+        "placement": batch / seconds if num_bytes <= LIMIT_BYTES else None,
+        "placement_gib": num_bytes / 2**30,
+    }

@@ -14,10 +14,11 @@ PAGE = Path(__file__).parents[2] / "docs" / "papers.md"
 
 _HEAD = """# The four papers, repeated
 
-FlexFlow (Jia et al., SysML 2019), PaSE (Elango, IPDPS 2021), TensorOpt (Cai et al., 2020) and Tofu (Wang et al., EuroSys 2019) measured
-their systems on certain networks and clusters. Here the networks are steps in JAX (`benchmarks/models`, parameters within 1 % of
-the literature), the clusters are presets from data sheets (docs/topology.md), the searches are the solvers of docs/solvers.md, and every time
-and memory is predicted or simulated: nothing ran on a GPU. No constant is tuned for one experiment.
+FlexFlow (Jia et al., SysML 2019), PaSE (Elango, IPDPS 2021), TensorOpt (Cai et al., 2020) and Tofu (Wang et al.,
+EuroSys 2019) measured their systems on certain networks and clusters. Here the networks are steps in JAX (`benchmarks/models`,
+parameters within 1 % of the literature), the clusters are presets from data sheets (docs/topology.md), the searches are
+the solvers of docs/solvers.md, and every time and memory is predicted or simulated: nothing ran on a GPU. No constant
+is tuned for one experiment.
 
 ```sh
 python -m benchmarks.papers                      # list the experiments
@@ -25,8 +26,9 @@ python -m benchmarks.papers tensoropt-figure6    # run one: its table, and a ver
 python -m benchmarks.papers all --save           # run all, keep the rows, and write this page from them
 ```
 
-This page is written by the last command (`tests/benchmarks/test_papers.py` holds it to the records). A verdict compares conclusions:
-an order, a ratio, what fits. Where it disagrees, the command that shows the reason stands beside it. Letters: GiB are 2^30 bytes.
+This page is written by the last command (`tests/benchmarks/test_papers.py` holds it to the records). A verdict compares
+conclusions: an order, a ratio, what fits. Where it disagrees, the reason and the command that shows it stand beside it.
+Seconds are those of the last run that was kept, beside other work of the machine.
 """
 
 
@@ -45,7 +47,14 @@ def page(records: Mapping[str, Record]) -> str:
 
 
 def _section(experiment: Experiment, record: Record, verdicts: list[Verdict]) -> list[str]:
-    lines = [f"## {experiment.title}", "", f"`python -m benchmarks.papers {experiment.name}`", "", experiment.setting, ""]
+    lines = [
+        f"## {experiment.title}",
+        "",
+        f"`python -m benchmarks.papers {experiment.name}`",
+        "",
+        experiment.setting,
+        "",
+    ]
     if record.rows:
         lines += [experiment.table(record.rows), ""]
     lines += ["| published | ours | verdict |", "|---|---|---|"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from benchmarks.papers import (
+    flexflow_figure6,
+    flexflow_table5,
     pase_figure6,
     pase_table1,
     pase_table2,
@@ -29,5 +31,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         tofu_figure9,
         tofu_figure10,
         tofu_figure11,
+        flexflow_figure6,
+        flexflow_table5,
     )
 }

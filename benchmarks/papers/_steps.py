@@ -14,12 +14,13 @@ from jaxplan.mesh import CHIPS, Topology
 from jaxplan.plans._plan import Plan
 from jaxplan.plans._undominated import undominated
 from jaxplan.search._make_plan import make_plan
+from jaxplan.search._mcmc_starts import simulated_chains
 from jaxplan.search._open_configurations import open_configurations
 from jaxplan.search._published import search_arguments
 from jaxplan.search._tofu import partition
 from jaxplan.search._traced import analyse_step
 from jaxplan.simulate import predictor_of
-from jaxplan.solvers import frontier
+from jaxplan.solvers import frontier, walk_chains
 from jaxplan.strategies import StrategyPlan, apply_strategies, reference_solution
 
 GIB = 2**30
@@ -109,4 +110,14 @@ def tensoropt_machine(num_devices: int) -> Topology:
 
 def nodes_of(chip: str, num_devices: int, per_node: int = 8) -> str:
     """A topology string of so many devices, nodes filled one after the other."""
-    return f"{chip}:{num_devices // per_node}x{per_node}" if num_devices > per_node else f"{chip}:{num_devices}"
+    return (
+        f"{chip}:{num_devices // per_node}x{per_node}" if num_devices > per_node else f"{chip}:{num_devices}"
+    )
+
+
+def chains_plan(priced: Priced, seconds: float) -> Plan:
+    """FlexFlow's strategy: chains from data parallelism, the experts' and random ones, stopped after so long."""
+    chains = simulated_chains(priced.predictor, priced.strategies, seconds)
+    found = walk_chains(priced.model.problem, chains.walk_from, chains.initial, chains.options)
+    choices = priced.model.problem.evaluate(found.assignment)[2]
+    return make_plan(priced.predictor, found.assignment, choices, name="mcmc")

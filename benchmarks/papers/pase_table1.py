@@ -1,6 +1,6 @@
 """PaSE, Table I: seconds to find a strategy on 4 to 64 devices, breadth-first and min-degree orders, and FlexFlow.
 
-    python -m benchmarks.papers pase-table1
+python -m benchmarks.papers pase-table1
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def machine(num_devices: int) -> str:
     return nodes_of("1080ti", num_devices)
 
 
-def run(networks: Sequence[str] = tuple(NETWORKS), device_counts: Sequence[int] = (4, 8, 16, 32, 64)) -> list[Row]:
+def run(
+    networks: Sequence[str] = tuple(NETWORKS), device_counts: Sequence[int] = (4, 8, 16, 32, 64)
+) -> list[Row]:
     return [_row(network, num_devices) for network in networks for num_devices in device_counts]
 
 
@@ -131,8 +133,10 @@ def _fits(row: Row) -> bool:
 def _orders(rows: Sequence[Row], network: str) -> str:
     found = _of(rows, network)
     return (
-        f"sets of {max(r['bfs_width'] for r in found)} breadth-first and {max(r['width'] for r in found)} by degree, tables "
-        f"of up to 1e{max(r['bfs_log_table'] for r in found):.0f} and 1e{max(r['log_table'] for r in found):.0f} entries"
+        f"sets of {max(r['bfs_width'] for r in found)} breadth-first and {max(r['width'] for r in found)} by degree, "
+        f"tables "
+        f"of up to 1e{max(r['bfs_log_table'] for r in found):.0f} and 1e{max(r['log_table'] for r in found):.0f} "
+        f"entries"
     )
 
 
@@ -164,7 +168,9 @@ def _few_seconds(rows: Sequence[Row]) -> tuple[bool, str]:
 
 
 def _transformer_slowest(rows: Sequence[Row]) -> tuple[bool, str]:
-    most = {n: max(row["pase_s"] for row in _of(rows, n)) for n in dict.fromkeys(row["network"] for row in rows)}
+    most = {
+        n: max(row["pase_s"] for row in _of(rows, n)) for n in dict.fromkeys(row["network"] for row in rows)
+    }
     texts = ", ".join(f"{network} {seconds:.2f} s" for network, seconds in most.items())
     return max(most, key=most.__getitem__) == "Transformer", f"slowest solution at any device count: {texts}"
 
@@ -181,7 +187,9 @@ def _faster_than_chains(rows: Sequence[Row]) -> tuple[bool, str]:
 def _grows(rows: Sequence[Row]) -> tuple[bool, str]:
     found = {row["devices"]: _seconds(row) for row in _of(rows, "Transformer")}
     first, last = min(found), max(found)
-    return found[last] > 2 * found[first], f"{found[first]:.1f} s on {first} devices, {found[last]:.1f} s on {last}"
+    return found[last] > 2 * found[
+        first
+    ], f"{found[first]:.1f} s on {first} devices, {found[last]:.1f} s on {last}"
 
 
 _SOURCE = "PaSE IV-A, Table I"
@@ -189,8 +197,10 @@ EXPERIMENT = Experiment(
     name="pase-table1",
     title="PaSE, Table I: seconds of the search",
     setting=(
-        "Batches of 128 (CNNs) and 64; RNNLM is 2 LSTMs of 2,048 units in a loop, 102,400 words; Transformer is the base "
-        "one. Our graphs are those of whole train steps: parameters and updates are nodes too. A search is pricing plus "
+        "Batches of 128 (CNNs) and 64; RNNLM is 2 LSTMs of 2,048 units in a loop, 102,400 words; Transformer is the "
+        "base "
+        "one. Our graphs are those of whole train steps: parameters and updates are nodes too. A search is pricing "
+        "plus "
         "solving; chains work on simulated steps, priced already."
     ),
     run=run,
@@ -209,24 +219,50 @@ EXPERIMENT = Experiment(
         Column(key="published_pase_s", heading="PaSE"),
     ),
     claims=(
-        Claim(source=_SOURCE, published="breadth-first order runs out of memory on InceptionV3 and the Transformer",
-              judge=_breadth_first_fails),
-        Claim(source=_SOURCE, published="both orders are efficient on AlexNet and RNNLM, whose graphs are paths",
-              judge=_breadth_first_works,
-              reason="the graph of a train step is no path: parameters, their updates and shared tensors are nodes",
-              shown_by="python -m benchmarks.papers pase-table1"),
-        Claim(source="PaSE III-C", published="min-degree order keeps InceptionV3's dependent sets small, so that a strategy is "
-              "found within seconds", judge=_inception_sets),
-        Claim(source=_SOURCE, published="strategies of AlexNet, RNNLM and InceptionV3 are found in seconds (at most 3:16)",
-              judge=_few_seconds),
-        Claim(source=_SOURCE, published="the Transformer takes longest, because nodes of high degree live long",
-              judge=_transformer_slowest,
-              reason="equal layers are solved once (docs/solvers.md, folding), and all Transformer layers are equal where "
-              "Inception's modules differ", shown_by="python -m benchmarks.solvers --instances DIR"),
-        Claim(source=_SOURCE, published="PaSE is faster than FlexFlow's search in every case (11 to 4,800 times)",
-              judge=_faster_than_chains),
-        Claim(source=_SOURCE, published="time grows with devices: 9.8 s on 4, 31 minutes on 64 for the Transformer", judge=_grows,
-              reason="configurations are opened step by step (docs/solvers.md), a hundred at most instead of all",
-              shown_by="python -m benchmarks.papers pase-table1"),
+        Claim(
+            source=_SOURCE,
+            published="breadth-first order runs out of memory on InceptionV3 and the Transformer",
+            judge=_breadth_first_fails,
+        ),
+        Claim(
+            source=_SOURCE,
+            published="both orders are efficient on AlexNet and RNNLM, whose graphs are paths",
+            judge=_breadth_first_works,
+            reason="the graph of a train step is no path: parameters, their updates and shared tensors are nodes",
+            shown_by="python -m benchmarks.papers pase-table1",
+        ),
+        Claim(
+            source="PaSE III-C",
+            published="min-degree order keeps InceptionV3's dependent sets small, so that a "
+            "strategy is "
+            "found within seconds",
+            judge=_inception_sets,
+        ),
+        Claim(
+            source=_SOURCE,
+            published="strategies of AlexNet, RNNLM and InceptionV3 are found in seconds (at most 3:16)",
+            judge=_few_seconds,
+        ),
+        Claim(
+            source=_SOURCE,
+            published="the Transformer takes longest, because nodes of high degree live long",
+            judge=_transformer_slowest,
+            reason="equal layers are solved once (docs/solvers.md, folding), and all Transformer layers are equal "
+            "where "
+            "Inception's modules differ",
+            shown_by="python -m benchmarks.solvers --instances DIR",
+        ),
+        Claim(
+            source=_SOURCE,
+            published="PaSE is faster than FlexFlow's search in every case (11 to 4,800 times)",
+            judge=_faster_than_chains,
+        ),
+        Claim(
+            source=_SOURCE,
+            published="time grows with devices: 9.8 s on 4, 31 minutes on 64 for the Transformer",
+            judge=_grows,
+            reason="configurations are opened step by step (docs/solvers.md), a hundred at most instead of all",
+            shown_by="python -m benchmarks.papers pase-table1",
+        ),
     ),
-)  # fmt: skip
+)

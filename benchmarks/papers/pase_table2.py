@@ -1,6 +1,6 @@
 """PaSE, Table II: the strategies found for four networks on 32 1080 Ti.
 
-    python -m benchmarks.papers pase-table2
+python -m benchmarks.papers pase-table2
 """
 
 from __future__ import annotations
@@ -44,7 +44,12 @@ def _stored(parts: Sequence[int]) -> str:
 
 def _of(rows: Sequence[Row], network: str) -> list[str]:
     """The split of every contraction of a network."""
-    return [r["split"] for r in rows if r["network"] == network and r["first"] != "embedding" for _ in range(r["layers"])]
+    return [
+        r["split"]
+        for r in rows
+        if r["network"] == network and r["first"] != "embedding"
+        for _ in range(r["layers"])
+    ]
 
 
 def _embedding(rows: Sequence[Row], network: str) -> str:
@@ -113,8 +118,10 @@ EXPERIMENT = Experiment(
     name="pase-table2",
     title="PaSE, Table II: strategies on 32 1080 Ti",
     setting=(
-        "The networks of Table I on 4 nodes of 8. A row is a run of contractions of equal split, in program order, by the shape of "
-        "the first one's second operand (the weight, except where attention multiplies two activations). The cells of the paper's "
+        "The networks of Table I on 4 nodes of 8. A row is a run of contractions of equal split, in program order, "
+        "by the shape of "
+        "the first one's second operand (the weight, except where attention multiplies two activations). The cells "
+        "of the paper's "
         "table are lost in the copy at hand; claims are those of its text."
     ),
     run=run,
@@ -125,25 +132,68 @@ EXPERIMENT = Experiment(
         Column(key="split", heading="split"),
     ),
     claims=(
-        Claim(source=_SOURCE, published="AlexNet: data parallelism for the first four convolutions", judge=_convolutions),
-        Claim(source=_SOURCE, published="AlexNet: the fifth splits its input channels into two", judge=_fifth,
-              reason="the batch of 128 divides by 32, and with 2 channels the sum of the output is one more collective; the two "
-              "strategies differ by the gradients of one convolution, 0.6 M of 61 M parameters", shown_by=_COMMAND),
-        Claim(source=_SOURCE, published="AlexNet: dense layers split output and input channels in turn (4 x 8, 8 x 4, 4 x 8), so "
-              "that none is sent between them", judge=_alternate),
+        Claim(
+            source=_SOURCE,
+            published="AlexNet: data parallelism for the first four convolutions",
+            judge=_convolutions,
+        ),
+        Claim(
+            source=_SOURCE,
+            published="AlexNet: the fifth splits its input channels into two",
+            judge=_fifth,
+            reason="the batch of 128 divides by 32, and with 2 channels the sum of the output is one more "
+            "collective; the two "
+            "strategies differ by the gradients of one convolution, 0.6 M of 61 M parameters",
+            shown_by=_COMMAND,
+        ),
+        Claim(
+            source=_SOURCE,
+            published="AlexNet: dense layers split output and input channels in turn (4 x 8, 8 x "
+            "4, 4 x 8), so "
+            "that none is sent between them",
+            judge=_alternate,
+        ),
         Claim(source=_SOURCE, published="InceptionV3: data parallelism for modules A to D", judge=_modules),
-        Claim(source=_SOURCE, published="InceptionV3: modules E mix data and parameter parallelism", judge=_last_modules,
-              reason="on 100 Gbit/s the sums of a module's gradients take less than the exchange of its activations would: plans "
-              "that split channels there are priced and slower", shown_by=_COMMAND),
-        Claim(source=_SOURCE, published="RNNLM: the vocabulary of embedding and projection is split over all devices",
-              judge=_vocabulary("RNNLM", whole=True), reason="", shown_by=_COMMAND),
-        Claim(source=_SOURCE, published="RNNLM: LSTM cells split batch, hidden and output dimensions to varying degrees",
-              judge=_lstm, reason="", shown_by=_COMMAND),
-        Claim(source=_SOURCE, published="RNNLM: the dimension of LSTM layers is split fully",
-              reason="layers are operators one after the other here, no dimension; docs/pipeline.md has stages"),
-        Claim(source=_SOURCE, published="Transformer: parameter parallelism for embedding and softmax",
-              judge=_vocabulary("Transformer", whole=False), shown_by=_COMMAND),
-        Claim(source=_SOURCE, published="Transformer: a mix of data and parameter parallelism for the other layers",
-              judge=_layers, reason="", shown_by=_COMMAND),
+        Claim(
+            source=_SOURCE,
+            published="InceptionV3: modules E mix data and parameter parallelism",
+            judge=_last_modules,
+            reason="on 100 Gbit/s the sums of a module's gradients take less than the exchange of its activations "
+            "would: plans "
+            "that split channels there are priced and slower",
+            shown_by=_COMMAND,
+        ),
+        Claim(
+            source=_SOURCE,
+            published="RNNLM: the vocabulary of embedding and projection is split over all devices",
+            judge=_vocabulary("RNNLM", whole=True),
+            reason="",
+            shown_by=_COMMAND,
+        ),
+        Claim(
+            source=_SOURCE,
+            published="RNNLM: LSTM cells split batch, hidden and output dimensions to varying degrees",
+            judge=_lstm,
+            reason="",
+            shown_by=_COMMAND,
+        ),
+        Claim(
+            source=_SOURCE,
+            published="RNNLM: the dimension of LSTM layers is split fully",
+            reason="layers are operators one after the other here, no dimension; docs/pipeline.md has stages",
+        ),
+        Claim(
+            source=_SOURCE,
+            published="Transformer: parameter parallelism for embedding and softmax",
+            judge=_vocabulary("Transformer", whole=False),
+            shown_by=_COMMAND,
+        ),
+        Claim(
+            source=_SOURCE,
+            published="Transformer: a mix of data and parameter parallelism for the other layers",
+            judge=_layers,
+            reason="",
+            shown_by=_COMMAND,
+        ),
     ),
-)  # fmt: skip
+)

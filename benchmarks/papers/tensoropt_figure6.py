@@ -1,6 +1,6 @@
 """TensorOpt, Figure 6: frontiers of three networks on 16 V100, and the points of the searches beside it.
 
-    python -m benchmarks.papers tensoropt-figure6
+python -m benchmarks.papers tensoropt-figure6
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ def _rows(network: str, num_devices: int) -> list[Row]:
     for solver in ("ft", "one_mesh"):
         plans = priced.plans(solver)
         repeated = [len(plan.repeated) for plan in plans]
-        rows += [{"who": solver, **figures(p), "fetched_again": n} for p, n in zip(plans, repeated, strict=True)]
+        rows += [
+            {"who": solver, **figures(p), "fetched_again": n} for p, n in zip(plans, repeated, strict=True)
+        ]
     # OptCNN minimises time alone: its eliminations, or where they get stuck PaSE's, which end at the same optimum.
     rows.append({"who": "optcnn", **figures(priced.plans("pase")[-1])})
     rows.append({"who": "data", **figures(priced.reference("data"))})
@@ -70,14 +72,17 @@ def _turns(rows: Sequence[Row], network: str) -> tuple[bool, str]:
     points = of(rows, network, "ft")
     before, after = slopes(points)
     turn = points[turning_point(points)]
-    return before > 3 * after, f"{network}: at {turn['gib']:.1f} GiB, {before:,.0f} ms per GiB below and {after:,.1f} above"
+    return before > 3 * after, (
+        f"{network}: at {turn['gib']:.1f} GiB, {before:,.0f} ms per GiB below and {after:,.1f} above"
+    )
 
 
 def _copies(rows: Sequence[Row], network: str) -> tuple[bool, str]:
     points = of(rows, network, "ft")
     lean, fast = points[0], points[-1]
     return lean["fetched_again"] > fast["fetched_again"], (
-        f"{network}: {lean['fetched_again']} tensors fetched again at the leanest, {fast['fetched_again']} at the fastest"
+        f"{network}: {lean['fetched_again']} tensors fetched again at the leanest, {fast['fetched_again']} at the "
+        f"fastest"
     )
 
 
@@ -92,20 +97,25 @@ def _below_one_mesh(rows: Sequence[Row], network: str) -> tuple[bool, str]:
 
 def _leaner_than_one_mesh(rows: Sequence[Row], network: str) -> tuple[bool, str]:
     least = {who: of(rows, network, who)[0]["gib"] for who in ("ft", "one_mesh")}
-    return least["one_mesh"] > 1.1 * least["ft"], f"{network}: {least['one_mesh']:.1f} GiB against {least['ft']:.1f}"
+    return least["one_mesh"] > 1.1 * least[
+        "ft"
+    ], f"{network}: {least['one_mesh']:.1f} GiB against {least['ft']:.1f}"
 
 
 def _one_mesh_is_data(rows: Sequence[Row]) -> tuple[bool, str]:
     points, (data,) = of(rows, "WideResNet", "one_mesh"), of(rows, "WideResNet", "data")
     best = min(points, key=lambda row: row["ms"])
     text = f"{len(points)} points; its fastest {best['ms']:,.0f} ms, {best['gib']:.1f} GiB, data parallelism "
-    return len(points) == 1 and best["ms"] * 1.05 > data["ms"], text + f"{data['ms']:,.0f} ms, {data['gib']:.1f} GiB"
+    return len(points) == 1 and best["ms"] * 1.05 > data[
+        "ms"
+    ], text + f"{data['ms']:,.0f} ms, {data['gib']:.1f} GiB"
 
 
 def _data_is_poor(rows: Sequence[Row], network: str) -> tuple[bool, str]:
     (data,), fast = of(rows, network, "data"), of(rows, network, "ft")[-1]
     return data["ms"] > fast["ms"] and data["gib"] > fast["gib"], (
-        f"{network}: {data['ms'] / fast['ms']:.2f} times the time and {data['gib'] / fast['gib']:.1f} times the memory of the fastest"
+        f"{network}: {data['ms'] / fast['ms']:.2f} times the time and {data['gib'] / fast['gib']:.1f} times the "
+        f"memory of the fastest"
     )
 
 
@@ -127,7 +137,9 @@ def _tofu_is_lean(rows: Sequence[Row], network: str) -> tuple[bool, str]:
 def _data_of_rnn(rows: Sequence[Row]) -> tuple[bool, str]:
     (data,) = of(rows, "RNN", "data")
     seconds = data["ms"] / 1e3
-    return 0.5 < seconds / 39 < 2 and 0.5 < data["gib"] / 109 < 2, f"{data['gib']:.0f} GiB and {seconds:.0f} s"
+    return 0.5 < seconds / 39 < 2 and 0.5 < data[
+        "gib"
+    ] / 109 < 2, f"{data['gib']:.0f} GiB and {seconds:.0f} s"
 
 
 def shown_points(rows: Sequence[Row]) -> list[Row]:
@@ -147,10 +159,14 @@ EXPERIMENT = Experiment(
     name="tensoropt-figure6",
     title="TensorOpt, Figure 6: frontiers of three networks on 16 V100",
     setting=(
-        "Two machines of 8 V100 with 16 GB on NVLink, one card of 100 Gbit/s between them; float32, SGD, batch 256. The paper gives the "
-        "sizes of its networks (Table 1) alone: RNN is 4 LSTMs of 28,672 units over 20 steps with 48,000 words, WideResNet a "
-        "ResNet-101 with 6.75 times the channels, Transformer 6 + 6 layers of width 3,840 over 64 tokens. A frontier is shown by its "
-        "leanest point, turning point and fastest; OptCNN's point is the least time (`pase` where its eliminations get stuck)."
+        "Two machines of 8 V100 with 16 GB on NVLink, one card of 100 Gbit/s between them; float32, SGD, batch 256. "
+        "The paper gives the "
+        "sizes of its networks (Table 1) alone: RNN is 4 LSTMs of 28,672 units over 20 steps with 48,000 words, "
+        "WideResNet a "
+        "ResNet-101 with 6.75 times the channels, Transformer 6 + 6 layers of width 3,840 over 64 tokens. A frontier "
+        "is shown by its "
+        "leanest point, turning point and fastest; OptCNN's point is the least time (`pase` where its eliminations "
+        "get stuck)."
     ),
     run=run,
     columns=(
@@ -164,26 +180,73 @@ EXPERIMENT = Experiment(
     ),
     shown=shown_points,
     claims=(
-        Claim(source=_SOURCE, published="compute stays stable along the frontier, and network time falls with more memory",
-              judge=per_network(_network_time), shown_by=_COMMAND),
-        Claim(source=_SOURCE, published="WideResNet computes more where memory is limited, by redundant work",
-              judge=per_network(_more_compute, "WideResNet"), shown_by=_COMMAND),
-        Claim(source=_SOURCE, published="all three have a turning point, below which time rises rapidly", judge=per_network(_turns),
-              shown_by=_COMMAND),
-        Claim(source=_SOURCE, published="where memory is limited one copy of a tensor is kept, and it is sent again in the backward "
-              "pass; with more memory both copies are", judge=per_network(_copies), shown_by=_COMMAND),
-        Claim(source=_SOURCE, published="RNN and Transformer: always faster than Mesh-TensorFlow at the same memory",
-              judge=per_network(_below_one_mesh, "RNN", "Transformer"), shown_by=_COMMAND),
-        Claim(source=_SOURCE, published="RNN and Transformer: Mesh-TensorFlow needs significantly more memory at least",
-              judge=per_network(_leaner_than_one_mesh, "RNN", "Transformer"), shown_by=_COMMAND),
-        Claim(source=_SOURCE, published="WideResNet: Mesh-TensorFlow has one point, which is data parallelism",
-              judge=_one_mesh_is_data, shown_by=_COMMAND),
-        Claim(source=_SOURCE, published="data parallelism takes more memory and time than TensorOpt's fastest, in all three",
-              judge=per_network(_data_is_poor), shown_by=_COMMAND),
-        Claim(source=_SOURCE, published="RNN: data parallelism takes 109 GB and 39 s", judge=_data_of_rnn, shown_by=_COMMAND),
-        Claim(source=_SOURCE, published="OptCNN finds the fastest point of the frontier", judge=per_network(_optcnn_is_fastest),
-              shown_by=_COMMAND),
-        Claim(source=_SOURCE, published="ToFu takes little memory and long", judge=per_network(_tofu_is_lean),
-              shown_by=_COMMAND),
+        Claim(
+            source=_SOURCE,
+            published="compute stays stable along the frontier, and network time falls with more memory",
+            judge=per_network(_network_time),
+            shown_by=_COMMAND,
+        ),
+        Claim(
+            source=_SOURCE,
+            published="WideResNet computes more where memory is limited, by redundant work",
+            judge=per_network(_more_compute, "WideResNet"),
+            shown_by=_COMMAND,
+        ),
+        Claim(
+            source=_SOURCE,
+            published="all three have a turning point, below which time rises rapidly",
+            judge=per_network(_turns),
+            shown_by=_COMMAND,
+        ),
+        Claim(
+            source=_SOURCE,
+            published="where memory is limited one copy of a tensor is kept, and it is sent again "
+            "in the backward "
+            "pass; with more memory both copies are",
+            judge=per_network(_copies),
+            shown_by=_COMMAND,
+        ),
+        Claim(
+            source=_SOURCE,
+            published="RNN and Transformer: always faster than Mesh-TensorFlow at the same memory",
+            judge=per_network(_below_one_mesh, "RNN", "Transformer"),
+            shown_by=_COMMAND,
+        ),
+        Claim(
+            source=_SOURCE,
+            published="RNN and Transformer: Mesh-TensorFlow needs significantly more memory at least",
+            judge=per_network(_leaner_than_one_mesh, "RNN", "Transformer"),
+            shown_by=_COMMAND,
+        ),
+        Claim(
+            source=_SOURCE,
+            published="WideResNet: Mesh-TensorFlow has one point, which is data parallelism",
+            judge=_one_mesh_is_data,
+            shown_by=_COMMAND,
+        ),
+        Claim(
+            source=_SOURCE,
+            published="data parallelism takes more memory and time than TensorOpt's fastest, in all three",
+            judge=per_network(_data_is_poor),
+            shown_by=_COMMAND,
+        ),
+        Claim(
+            source=_SOURCE,
+            published="RNN: data parallelism takes 109 GB and 39 s",
+            judge=_data_of_rnn,
+            shown_by=_COMMAND,
+        ),
+        Claim(
+            source=_SOURCE,
+            published="OptCNN finds the fastest point of the frontier",
+            judge=per_network(_optcnn_is_fastest),
+            shown_by=_COMMAND,
+        ),
+        Claim(
+            source=_SOURCE,
+            published="ToFu takes little memory and long",
+            judge=per_network(_tofu_is_lean),
+            shown_by=_COMMAND,
+        ),
     ),
-)  # fmt: skip
+)

@@ -1,6 +1,6 @@
 """TensorOpt, Figure 7: the frontier of the Transformer by model size, network between machines and links within.
 
-    python -m benchmarks.papers tensoropt-figure7
+python -m benchmarks.papers tensoropt-figure7
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ LINKS = {"NVLink": 1.0, "PCIe": 1 / 20}
 
 
 def run(
-    widths: Sequence[int] = WIDTHS, networks: Sequence[str] = tuple(NETWORKS), links: Sequence[str] = tuple(LINKS)
+    widths: Sequence[int] = WIDTHS,
+    networks: Sequence[str] = tuple(NETWORKS),
+    links: Sequence[str] = tuple(LINKS),
 ) -> list[Row]:
     machine = tensoropt_machine(16)
     rows = [row for width in widths for row in _rows("size", f"width {width:,}", machine, width=width)]
@@ -53,7 +55,10 @@ def _turn(points: Sequence[Row]) -> Row:
 
 def _shapes(rows: Sequence[Row]) -> tuple[bool, str]:
     found = {name: slopes(points) for name, points in _cases(rows, "size").items()}
-    texts = [f"{name}: {before:,.0f} and {after:,.1f} ms per GiB below and above" for name, (before, after) in found.items()]
+    texts = [
+        f"{name}: {before:,.0f} and {after:,.1f} ms per GiB below and above"
+        for name, (before, after) in found.items()
+    ]
     return all(before > 3 * after for before, after in found.values()), "; ".join(texts)
 
 
@@ -65,7 +70,9 @@ def _larger(rows: Sequence[Row]) -> tuple[bool, str]:
 def _same_memory(rows: Sequence[Row]) -> tuple[bool, str]:
     turns = {name: _turn(points)["gib"] for name, points in _cases(rows, "network").items()}
     spread = max(turns.values()) / min(turns.values())
-    return spread < 1.25, ", ".join(f"{name} {gib:.2f} GiB" for name, gib in turns.items()) + f" (spread {spread:.2f})"
+    return spread < 1.25, ", ".join(
+        f"{name} {gib:.2f} GiB" for name, gib in turns.items()
+    ) + f" (spread {spread:.2f})"
 
 
 def _half_the_time(rows: Sequence[Row]) -> tuple[bool, str]:
@@ -73,7 +80,9 @@ def _half_the_time(rows: Sequence[Row]) -> tuple[bool, str]:
     fast, slow = (_turn(cases[name]) for name in ("4x RDMA", "no RDMA"))
     ratio = fast["ms"] / slow["ms"]
     sent = fast["communication_ms"] / slow["communication_ms"]
-    return 0.35 < ratio < 0.65, f"{ratio:.2f} of the time (communication {sent:.2f}; {slow['compute_ms']:,.0f} ms are compute)"
+    return 0.35 < ratio < 0.65, (
+        f"{ratio:.2f} of the time (communication {sent:.2f}; {slow['compute_ms']:,.0f} ms are compute)"
+    )
 
 
 def _links(rows: Sequence[Row]) -> tuple[bool, str]:
@@ -82,7 +91,9 @@ def _links(rows: Sequence[Row]) -> tuple[bool, str]:
     for point in cases["NVLink"]:
         within = [p["ms"] for p in cases["PCIe"] if p["gib"] <= point["gib"] * 1.01]
         ratios += [min(within) / point["ms"]] if within else []
-    return bool(ratios) and min(ratios) > 1.2, f"PCIe takes {min(ratios):.2f} to {max(ratios):.2f} times as long"
+    return bool(ratios) and min(
+        ratios
+    ) > 1.2, f"PCIe takes {min(ratios):.2f} to {max(ratios):.2f} times as long"
 
 
 def shown_points(rows: Sequence[Row]) -> list[Row]:
@@ -100,8 +111,10 @@ EXPERIMENT = Experiment(
     name="tensoropt-figure7",
     title="TensorOpt, Figure 7: model size and bandwidth",
     setting=(
-        "The Transformer of Figure 6 on two machines of 8 V100: three widths; the network between machines at half, once and four times; "
-        "on one machine, links within it at the speed of NVLink and at a twentieth, which the paper measured of PCIe. Of each frontier the "
+        "The Transformer of Figure 6 on two machines of 8 V100: three widths; the network between machines at half, "
+        "once and four times; "
+        "on one machine, links within it at the speed of NVLink and at a twentieth, which the paper measured of "
+        "PCIe. Of each frontier the "
         "leanest point, the turning point and the fastest are shown."
     ),
     run=run,
@@ -115,15 +128,38 @@ EXPERIMENT = Experiment(
         Column(key="communication_ms", heading="communication ms", digits=0),
     ),
     claims=(
-        Claim(source=f"{_SOURCE}a", published="frontiers of three sizes have a similar shape", judge=_shapes, shown_by=_COMMAND),
-        Claim(source=f"{_SOURCE}a", published="a larger model has its turning point at more memory", judge=_larger,
-              shown_by=_COMMAND),
-        Claim(source=f"{_SOURCE}b", published="the memory of the turning point is almost the same for all networks",
-              judge=_same_memory, shown_by=_COMMAND),
-        Claim(source=f"{_SOURCE}b", published="at the turning point 4x RDMA takes half the time of no RDMA", judge=_half_the_time,
-              reason="the paper's network has lower compute: the tokens of a sequence are not given, and with 64 of them most of the step "
-              "is compute. The gain of communication is the one that the ratio is made of", shown_by=_COMMAND),
-        Claim(source=f"{_SOURCE}c", published="NVLink is significantly faster than PCIe at the same memory", judge=_links,
-              shown_by=_COMMAND),
+        Claim(
+            source=f"{_SOURCE}a",
+            published="frontiers of three sizes have a similar shape",
+            judge=_shapes,
+            shown_by=_COMMAND,
+        ),
+        Claim(
+            source=f"{_SOURCE}a",
+            published="a larger model has its turning point at more memory",
+            judge=_larger,
+            shown_by=_COMMAND,
+        ),
+        Claim(
+            source=f"{_SOURCE}b",
+            published="the memory of the turning point is almost the same for all networks",
+            judge=_same_memory,
+            shown_by=_COMMAND,
+        ),
+        Claim(
+            source=f"{_SOURCE}b",
+            published="at the turning point 4x RDMA takes half the time of no RDMA",
+            judge=_half_the_time,
+            reason="the paper's network has lower compute: the tokens of a sequence are not given, and with 64 of "
+            "them most of the step "
+            "is compute. The gain of communication is the one that the ratio is made of",
+            shown_by=_COMMAND,
+        ),
+        Claim(
+            source=f"{_SOURCE}c",
+            published="NVLink is significantly faster than PCIe at the same memory",
+            judge=_links,
+            shown_by=_COMMAND,
+        ),
     ),
-)  # fmt: skip
+)

@@ -1,6 +1,6 @@
 """TensorOpt, Figure 8: the shortest time that fits 16 GB against the number of V100.
 
-    python -m benchmarks.papers tensoropt-figure8
+python -m benchmarks.papers tensoropt-figure8
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ LIMIT_GIB = 14.5
 SEARCHES = ("tensoropt", "data", "optcnn", "tofu")
 
 
-def run(networks: Sequence[str] = tuple(NETWORKS), device_counts: Sequence[int] = (4, 8, 16, 32)) -> list[Row]:
+def run(
+    networks: Sequence[str] = tuple(NETWORKS), device_counts: Sequence[int] = (4, 8, 16, 32)
+) -> list[Row]:
     return [_row(network, count) for network in networks for count in device_counts]
 
 
@@ -32,7 +34,11 @@ def _row(network: str, num_devices: int) -> Row:
         "optcnn": plans[-1],
         "tofu": partitioned(graph, topology, "tofu")[0],
     }
-    row: dict[str, object] = {"network": network, "devices": num_devices, "least_gib": plans[0].memory_bytes / GIB}
+    row: dict[str, object] = {
+        "network": network,
+        "devices": num_devices,
+        "least_gib": plans[0].memory_bytes / GIB,
+    }
     for who, plan in found.items():
         if plan is not None:
             row[f"{who}_gib"] = plan.memory_bytes / GIB
@@ -45,7 +51,10 @@ def _times(rows: Sequence[Row], network: str, who: str) -> dict[int, float | Non
 
 
 def _text(rows: Sequence[Row], network: str, who: str) -> str:
-    cells = [f"{n}: {'out of memory' if ms is None else f'{ms:,.0f} ms'}" for n, ms in _times(rows, network, who).items()]
+    cells = [
+        f"{n}: {'out of memory' if ms is None else f'{ms:,.0f} ms'}"
+        for n, ms in _times(rows, network, who).items()
+    ]
     return f"{network}, `{who}`: " + ", ".join(cells)
 
 
@@ -64,7 +73,8 @@ def _runs_on_eight(rows: Sequence[Row], network: str) -> bool:
 
 def _from_sixteen(rows: Sequence[Row], network: str) -> bool:
     return all(
-        _times(rows, network, who)[8] is None and _times(rows, network, who)[16] is not None for who in ("data", "optcnn")
+        _times(rows, network, who)[8] is None and _times(rows, network, who)[16] is not None
+        for who in ("data", "optcnn")
     )
 
 
@@ -86,7 +96,8 @@ EXPERIMENT = Experiment(
     name="tensoropt-figure8",
     title="TensorOpt, Figure 8: time against parallelism",
     setting=(
-        f"WideResNet and Transformer of Figure 6 on 4 to 32 V100, at most {LIMIT_GIB} GiB a device, the paper's safe figure for 16 GB. "
+        f"WideResNet and Transformer of Figure 6 on 4 to 32 V100, at most {LIMIT_GIB} GiB a device, the paper's safe "
+        f"figure for 16 GB. "
         "A dash: does not fit. OptCNN's point is the least time whatever the memory; ToFu's is its one partition."
     ),
     run=run,
@@ -104,13 +115,29 @@ EXPERIMENT = Experiment(
         ),
     ),
     claims=(
-        Claim(source=_SOURCE, published="on 8 devices TensorOpt runs both networks, data parallelism and OptCNN neither",
-              judge=_per_network(_runs_on_eight, *SEARCHES[:3]), shown_by=_COMMAND),
-        Claim(source=_SOURCE, published="data parallelism and OptCNN run on 16 devices",
-              judge=_per_network(_from_sixteen, *SEARCHES[1:3]), shown_by=_COMMAND),
-        Claim(source=_SOURCE, published="from 8 to 16 devices TensorOpt's time falls only marginally",
-              judge=_per_network(_marginal, "tensoropt"), shown_by=_COMMAND),
-        Claim(source=_SOURCE, published="ToFu's time rises from 8 to 16 devices", judge=_per_network(_tofu_grows, "tofu"),
-              shown_by=_COMMAND),
+        Claim(
+            source=_SOURCE,
+            published="on 8 devices TensorOpt runs both networks, data parallelism and OptCNN neither",
+            judge=_per_network(_runs_on_eight, *SEARCHES[:3]),
+            shown_by=_COMMAND,
+        ),
+        Claim(
+            source=_SOURCE,
+            published="data parallelism and OptCNN run on 16 devices",
+            judge=_per_network(_from_sixteen, *SEARCHES[1:3]),
+            shown_by=_COMMAND,
+        ),
+        Claim(
+            source=_SOURCE,
+            published="from 8 to 16 devices TensorOpt's time falls only marginally",
+            judge=_per_network(_marginal, "tensoropt"),
+            shown_by=_COMMAND,
+        ),
+        Claim(
+            source=_SOURCE,
+            published="ToFu's time rises from 8 to 16 devices",
+            judge=_per_network(_tofu_grows, "tofu"),
+            shown_by=_COMMAND,
+        ),
     ),
-)  # fmt: skip
+)

@@ -1,6 +1,6 @@
 """Tofu, Figure 9: Wide ResNets of 50 to 152 layers on eight K80.
 
-    python -m benchmarks.papers tofu-figure9
+python -m benchmarks.papers tofu-figure9
 """
 
 from __future__ import annotations
@@ -40,17 +40,27 @@ def _vanilla(rows: Sequence[Row]) -> tuple[bool, str]:
 def _shares(rows: Sequence[Row]) -> tuple[bool, str]:
     added = [row["share"] for row in rows if "share" in row]
     hidden = [row["share_overlapped"] for row in rows if "share" in row]
-    text = f"{min(added):.0%} to {max(added):.0%} with communication added, {min(hidden):.0%} to {max(hidden):.0%} with it hidden"
+    text = (
+        f"{min(added):.0%} to {max(added):.0%} with communication added, {min(hidden):.0%} to {max(hidden):.0%} "
+        f"with it hidden"
+    )
     return min(hidden) >= 0.5, text
 
 
 def _small_only(rows: Sequence[Row]) -> tuple[bool, str]:
     fitting = [row["network"] for row in rows if row["small_batch"]]
-    return set(fitting) == {"wresnet-50-4", "wresnet-101-4"}, f"fits with a small batch: {', '.join(fitting) or 'none'}"
+    return set(fitting) == {
+        "wresnet-50-4",
+        "wresnet-101-4",
+    }, f"fits with a small batch: {', '.join(fitting) or 'none'}"
 
 
 def _small_wins(rows: Sequence[Row]) -> tuple[bool, str]:
-    ratios = {row["network"]: row["small_batch"] / row["tofu"] for row in rows if row["small_batch"] and row.get("tofu")}
+    ratios = {
+        row["network"]: row["small_batch"] / row["tofu"]
+        for row in rows
+        if row["small_batch"] and row.get("tofu")
+    }
     texts = ", ".join(f"{name} {ratio:.2f} times" for name, ratio in ratios.items())
     return all(ratios.get(name, 0) > 1 for name in ("wresnet-50-4", "wresnet-101-4")), texts
 
@@ -66,8 +76,10 @@ EXPERIMENT = Experiment(
     name="tofu-figure9",
     title="Tofu, Figure 9: Wide ResNets on eight K80",
     setting=(
-        "Images of 224 x 224, float32, momentum, 12 GB a device. The text does not give the batch: the largest power of two from 8 on that "
-        "fits is taken, figures on a line through batches of 8 and 32. Baselines as in Figure 10; throughputs are images per second."
+        "Images of 224 x 224, float32, momentum, 12 GB a device. The text does not give the batch: the largest power "
+        "of two from 8 on that "
+        "fits is taken, figures on a line through batches of 8 and 32. Baselines as in Figure 10; throughputs are "
+        "images per second."
     ),
     run=run,
     columns=(
@@ -83,16 +95,44 @@ EXPERIMENT = Experiment(
         Column(key="search_s", heading="search s", digits=1),
     ),
     claims=(
-        Claim(source=_SOURCE, published="no network trains on one GPU in a vanilla way", judge=_vanilla, shown_by=_COMMAND),
-        Claim(source=_SOURCE, published="Tofu trains all twelve networks, up to WResNet-152-10", judge=_all_fit, shown_by=_COMMAND,
-              reason="batch normalisation keeps its input and its result beside the convolution's, where MXNet writes in place"),
+        Claim(
+            source=_SOURCE,
+            published="no network trains on one GPU in a vanilla way",
+            judge=_vanilla,
+            shown_by=_COMMAND,
+        ),
+        Claim(
+            source=_SOURCE,
+            published="Tofu trains all twelve networks, up to WResNet-152-10",
+            judge=_all_fit,
+            shown_by=_COMMAND,
+            reason="batch normalisation keeps its input and its result beside the convolution's, where MXNet "
+            "writes in place",
+        ),
         Claim(source=_SOURCE, published="Tofu reaches 60 to 95 % of ideal", judge=_shares, shown_by=_COMMAND),
-        Claim(source=_SOURCE, published="small batches fit WResNet-50-4 and WResNet-101-4 alone", judge=_small_only,
-              shown_by=_COMMAND),
-        Claim(source=_SOURCE, published="there they beat Tofu, by 12 and 15 %", judge=_small_wins, shown_by=_COMMAND),
-        Claim(source=_SOURCE, published="swapping is 20 to 63 % slower than Tofu", judge=_swapping, shown_by=_COMMAND,
-              reason="ours is a bound: what does not fit is moved once each way"),
-        Claim(source=_SOURCE, published="with one GPU alone the latency of fetches is half of that with eight",
-              reason="the link to the host is taken as shared; nothing is measured"),
+        Claim(
+            source=_SOURCE,
+            published="small batches fit WResNet-50-4 and WResNet-101-4 alone",
+            judge=_small_only,
+            shown_by=_COMMAND,
+        ),
+        Claim(
+            source=_SOURCE,
+            published="there they beat Tofu, by 12 and 15 %",
+            judge=_small_wins,
+            shown_by=_COMMAND,
+        ),
+        Claim(
+            source=_SOURCE,
+            published="swapping is 20 to 63 % slower than Tofu",
+            judge=_swapping,
+            shown_by=_COMMAND,
+            reason="ours is a bound: what does not fit is moved once each way",
+        ),
+        Claim(
+            source=_SOURCE,
+            published="with one GPU alone the latency of fetches is half of that with eight",
+            reason="the link to the host is taken as shared; nothing is measured",
+        ),
     ),
-)  # fmt: skip
+)

@@ -2,7 +2,7 @@
 
     python -m benchmarks.flexflow_steps [--models NAME ...] [--topologies NAME ...] [--proposals N]
 
-Source: FlexFlow, Table 5 (AlexNet, ResNet-101, Inception-v3, RNNLM on P100, four to a node). Full simulation builds and
+Source: FlexFlow, Table 5 (six networks on P100, four to a node). Full simulation builds and
 simulates the whole task graph for each proposal. Both walks have equal costs at each proposal, or the command fails.
 Seconds are those of the processor.
 """
@@ -14,13 +14,10 @@ import random
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 from benchmarks.models import build
-from benchmarks.solvers.tofu import lstm
 from jaxplan.cost import CostModel, Predictor
 from jaxplan.ir import STORED_KINDS
 from jaxplan.mesh import Topology
@@ -36,49 +33,23 @@ from jaxplan.strategies import StrategyPlan, apply_strategies
 # Published seconds of the whole search: (devices, full, delta).
 PUBLISHED = {
     "alexnet": {16: (1.4, 0.48), 64: (18, 5.9)},
-    "resnet50": {16: (22, 7.3), 64: (515, 158)},  # ResNet-101 there
+    "resnet101": {16: (22, 7.3), 64: (515, 158)},
     "inception-v3": {16: (388, 77), 64: (8817, 1278)},
+    "rnntc": {16: (404, 170), 64: (4404, 1489)},
     "rnnlm": {16: (327, 121), 64: (3406, 969)},
+    "nmt": {16: (998, 328), 64: (8982, 2190)},
 }
 
 
-def alexnet(batch: int) -> tuple[Any, tuple[Any, ...]]:
-    """AlexNet with one tower, momentum SGD, and its abstract arguments."""
-    kernels = [(11, 3, 64), (5, 64, 192), (3, 192, 384), (3, 384, 256), (3, 256, 256)]
-    strides, pooled, dense = [4, 1, 1, 1, 1], (0, 1, 4), [(6 * 6 * 256, 4096), (4096, 4096), (4096, 1000)]
-
-    def loss(weights: Any, images: Any, labels: Any) -> Any:
-        x = images
-        for layer, kernel in enumerate(weights[: len(kernels)]):
-            step = (strides[layer],) * 2
-            x = jax.lax.conv_general_dilated(x, kernel, step, "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-            x = jax.nn.relu(x)
-            if layer in pooled:
-                x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "VALID")
-        x = x.reshape(x.shape[0], -1)
-        for layer, weight in enumerate(weights[len(kernels) :]):
-            x = x @ weight
-            x = x if layer == 2 else jax.nn.relu(x)
-        return -jnp.mean(jnp.sum(jax.nn.log_softmax(x) * labels, axis=1))
-
-    def step(weights: Any, momenta: Any, images: Any, labels: Any) -> Any:
-        gradients = jax.grad(loss)(weights, images, labels)
-        momenta = jax.tree.map(lambda m, g: 0.9 * m + g, momenta, gradients)
-        return jax.tree.map(lambda w, m: w - 0.01 * m, weights, momenta), momenta
-
-    shapes = [(size, size, *channels) for size, *channels in kernels] + dense
-    weights = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
-    images, labels = ((batch, 224, 224, 3), (batch, 1000))
-    return step, (weights, weights, *(jax.ShapeDtypeStruct(s, jnp.float32) for s in (images, labels)))
+PER_DEVICE = 64
+"""Examples of a batch for one device; AlexNet has 256 (FlexFlow, section 8)."""
 
 
 def step_of(name: str, num_devices: int) -> tuple[Any, tuple[Any, ...]]:
-    """A network of the paper with its batch: 64 a device, 256 for AlexNet."""
-    if name == "alexnet":
-        return alexnet(256 * num_devices)
-    if name == "rnnlm":
-        return lstm(2, 2048, 40, 64 * num_devices, 1024)
-    return build(name)
+    """A network of the paper with its batch, in float32."""
+    batch = num_devices * (4 * PER_DEVICE if name == "alexnet" else PER_DEVICE)
+    precision = {"dtype": "float32"} if name in ("alexnet", "resnet101", "inception-v3") else {}
+    return build(name, batch_size=batch, **precision)
 
 
 def priced(name: str, topology: Topology) -> tuple[CostModel, dict[str, StrategyPlan]]:
@@ -103,33 +74,62 @@ def timed_chain(walk: Walk, model: CostModel, num_proposals: int) -> tuple[float
     return time.process_time() - start, costs
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Processor seconds of pricing, and of one proposal in full and by delta; whether both have the same costs."""
+
+    num_groups: int
+    pricing_seconds: float
+    full_seconds: float
+    delta_seconds: float
+    is_same: bool
+
+
+def measure(name: str, topology: Topology, num_proposals: int) -> Measured:
+    """Walk one chain from data parallelism by both simulations."""
+    start = time.process_time()
+    model, strategy_plans = priced(name, topology)
+    return _measured(model, strategy_plans, time.process_time() - start, num_proposals)
+
+
+def _measured(
+    model: CostModel, strategy_plans: dict[str, StrategyPlan], pricing: float, num_proposals: int
+) -> Measured:
+    data = simulated_chains(Predictor(model), strategy_plans).initial[0]
+    is_stored = [group.kind in STORED_KINDS for group in model.graph.grouping.groups]
+    started = FullPlanWalk(PlanSimulator(Predictor(model)), data)
+    full, costs = timed_chain(OperatorWalk(started, model.problem, is_stored), model, num_proposals)
+    delta, same = timed_chain(simulated_walks(model)(data), model, num_proposals)
+    return Measured(
+        num_groups=model.problem.num_nodes,
+        pricing_seconds=pricing,
+        full_seconds=full / num_proposals,
+        delta_seconds=delta / num_proposals,
+        is_same=costs == same,
+    )
+
+
 def compare(name: str, topology: Topology, num_proposals: int) -> bool:
     """Print one line; return whether both simulations agree."""
     start = time.process_time()
     model, strategy_plans = priced(name, topology)
-    pricing = time.process_time() - start
-    predictor = Predictor(model)
-    chains = simulated_chains(predictor, strategy_plans)
+    found = _measured(model, strategy_plans, time.process_time() - start, num_proposals)
+    chains = simulated_chains(Predictor(model), strategy_plans)
+    before = chains.walk_from(chains.initial[0]).cost
     start = time.process_time()
-    found = walk_chains(model.problem, chains.walk_from, chains.initial, chains.options)
+    walked = walk_chains(model.problem, chains.walk_from, chains.initial, chains.options)
     search = time.process_time() - start
-    data = chains.initial[0]
-    started = FullPlanWalk(PlanSimulator(predictor), data)
-    before = started.cost
-    is_stored = [group.kind in STORED_KINDS for group in model.graph.grouping.groups]
-    full, costs = timed_chain(OperatorWalk(started, model.problem, is_stored), model, num_proposals)
-    delta, same = timed_chain(simulated_walks(model)(data), model, num_proposals)
     published = PUBLISHED.get(name, {}).get(topology.num_devices)
     print(
-        f"{name:<13} {topology.name:<10} {model.problem.num_nodes:>5} groups {pricing:>6.1f} s  "
-        f"search {search:>6.1f} s, {len(found.costs):>6} proposals, {len(found.seen):>3} on the frontier, "
-        f"{before * 1e3:8.2f} -> {found.cost * 1e3:8.2f} ms; a proposal {full / num_proposals * 1e3:6.2f} ms in full, "
-        f"{delta / num_proposals * 1e3:6.2f} by delta: {full / delta:4.1f}x"
+        f"{name:<13} {topology.name:<10} {found.num_groups:>5} groups {found.pricing_seconds:>6.1f} s  "
+        f"search {search:>6.1f} s, {len(walked.costs):>6} proposals, {len(walked.seen):>3} on the frontier, "
+        f"{before * 1e3:8.2f} -> {walked.cost * 1e3:8.2f} ms; a proposal {found.full_seconds * 1e3:6.2f} ms in full, "
+        f"{found.delta_seconds * 1e3:6.2f} by delta: {found.full_seconds / found.delta_seconds:4.1f}x"
         + (f" (published {published[0] / published[1]:.1f}x, search {published[1]} s)" if published else "")
-        + ("" if costs == same else "  COSTS DIFFER"),
+        + ("" if found.is_same else "  COSTS DIFFER"),
         flush=True,
     )
-    return costs == same
+    return found.is_same
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
