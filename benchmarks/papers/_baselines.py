@@ -52,9 +52,12 @@ def _swapped(step: OneGpu) -> float:
 
 
 def swapping_recurrent(step: OneGpu, weight_bytes: float, num_steps: int) -> float:
-    """The same of an unrolled recurrence, which reads all weights at every time step, and in the backward pass adds to all
-    gradients too; the update reads weights, gradients and history. Replacement is the best there is: of ``n`` bytes
-    that are read in turn, those beyond the memory are fetched each time, and what was written goes back."""
+    """The same of an unrolled recurrence.
+
+    It reads all weights at every time step, and in the backward pass adds to all gradients too; the update reads
+    weights, gradients and history. Replacement is the best there is: of bytes that are read in turn, those beyond the
+    memory are fetched each time, and those that were written go back.
+    """
 
     def fetched(num_bytes: float) -> float:
         return max(0.0, num_bytes - LIMIT_BYTES)

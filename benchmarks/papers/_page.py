@@ -15,10 +15,10 @@ PAGE = Path(__file__).parents[2] / "docs" / "papers.md"
 _HEAD = """# The four papers, repeated
 
 FlexFlow (Jia et al., SysML 2019), PaSE (Elango, IPDPS 2021), TensorOpt (Cai et al., 2020) and Tofu (Wang et al.,
-EuroSys 2019) measured their systems on certain networks and clusters. Here the networks are steps in JAX (`benchmarks/models`,
-parameters within 1 % of the literature), the clusters are presets from data sheets (docs/topology.md), the searches are
-the solvers of docs/solvers.md, and every time and memory is predicted or simulated: nothing ran on a GPU. No constant
-is tuned for one experiment.
+EuroSys 2019) measured their systems on certain networks and clusters. Here the networks are steps in JAX
+(`benchmarks/models`, parameters within 1 % of the literature), the clusters are presets from data sheets
+(docs/topology.md), the searches are the solvers of docs/solvers.md, and every time and memory is predicted or
+simulated: nothing ran on a GPU. No constant is tuned for one experiment.
 
 ```sh
 python -m benchmarks.papers                      # list the experiments

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from benchmarks.papers import (
+    cost_model,
     flexflow_figure6,
+    flexflow_section83,
     flexflow_table5,
     pase_figure6,
     pase_table1,
@@ -11,10 +13,12 @@ from benchmarks.papers import (
     tensoropt_figure6,
     tensoropt_figure7,
     tensoropt_figure8,
+    tensoropt_table3,
     tensoropt_table4,
     tofu_figure9,
     tofu_figure10,
     tofu_figure11,
+    tofu_search_time,
 )
 from benchmarks.papers._experiment import Experiment
 
@@ -24,14 +28,18 @@ EXPERIMENTS: dict[str, Experiment] = {
         tensoropt_figure6,
         tensoropt_figure7,
         tensoropt_figure8,
+        cost_model,
+        tensoropt_table3,
         tensoropt_table4,
         pase_table1,
         pase_figure6,
         pase_table2,
+        flexflow_figure6,
+        flexflow_table5,
+        flexflow_section83,
         tofu_figure9,
         tofu_figure10,
         tofu_figure11,
-        flexflow_figure6,
-        flexflow_table5,
+        tofu_search_time,
     )
 }

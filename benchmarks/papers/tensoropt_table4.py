@@ -35,7 +35,8 @@ def _row(network: str, num_devices: int) -> Row:
     fastest, in_tensoropt, in_horovod = PUBLISHED[network]
     return {
         "network": network, "fastest_s": best.time_seconds, "data_s": data.time_seconds,
-        "compute_s": data.compute_seconds, "ratio": data.time_seconds / best.time_seconds, "published_fastest_s": fastest,
+        "compute_s": data.compute_seconds,
+        "ratio": data.time_seconds / best.time_seconds, "published_fastest_s": fastest,
         "published_data_s": in_tensoropt, "published_horovod_s": in_horovod, "published_ratio": in_tensoropt / fastest,
     }  # fmt: skip
 
