@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from jaxplan.ir import StepGraph
+from jaxplan.ir import Configuration, StepGraph
+from jaxplan.ir._program import Equation
+from jaxplan.mesh import Topology
 from jaxplan.plans._plan import Plan
 from jaxplan.plans._summary import split_kind
 
 CONTRACTIONS = ("dot_general", "conv_general_dilated")
+Parts = Mapping[str, int]
+"""Devices that share a dimension, by the names of `ContractionSplit`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,23 +36,57 @@ class ContractionSplit:
         return " x ".join(f"{name} {n}" for name, n in self.parts.items()) or "whole"
 
 
-def contraction_splits(plan: Plan, graph: StepGraph) -> list[ContractionSplit]:
+def contraction_groups(graph: StepGraph) -> dict[int, Equation]:
     """The first contraction of every group that has one, in program order."""
-    found = []
-    for group, space, config in zip(graph.grouping.groups, graph.spaces, plan.configurations, strict=True):
-        equations = [graph.program.equations[e] for e in group.equations]
+    found = {}
+    for group in graph.grouping.groups:
+        equations = (graph.program.equations[e] for e in group.equations)
         first = next((eqn for eqn in equations if eqn.name in CONTRACTIONS), None)
-        if first is None:
-            continue
-        one, other, *_ = first.operands
-        held = [{c for dim in space.tensor_dims[t] for c in dim} for t in (one, other, first.results[0])]
-        parts: dict[str, int] = {}
-        for c, axes in enumerate(config):
-            if axes:
-                name = _role(c, held, graph, space.classes[c].named_dimension)
-                parts[name] = parts.get(name, 1) * math.prod(plan.topology.axes[a].size for a in axes)
-        found.append(ContractionSplit(shape=graph.program.tensors[other].shape, parts=parts))
+        if first is not None:
+            found[group.index] = first
     return found
+
+
+def roles(graph: StepGraph, v: int, contraction: Equation) -> list[str]:
+    """The name of each class of a contraction's group."""
+    space = graph.spaces[v]
+    one, other, *_ = contraction.operands
+    held = [{c for dim in space.tensor_dims[t] for c in dim} for t in (one, other, contraction.results[0])]
+    return [_role(c, held, graph, cls.named_dimension) for c, cls in enumerate(space.classes)]
+
+
+def contraction_splits(plan: Plan, graph: StepGraph) -> list[ContractionSplit]:
+    """How the contractions of a plan are split, in program order."""
+    found = []
+    for v, contraction in contraction_groups(graph).items():
+        parts: dict[str, int] = {}
+        for name, axes in zip(roles(graph, v, contraction), plan.configurations[v], strict=True):
+            if axes:
+                parts[name] = parts.get(name, 1) * math.prod(plan.topology.axes[a].size for a in axes)
+        found.append(
+            ContractionSplit(shape=graph.program.tensors[contraction.operands[1]].shape, parts=parts)
+        )
+    return found
+
+
+def configuration(
+    graph: StepGraph, topology: Topology, v: int, names: Sequence[str], parts: Parts
+) -> Configuration:
+    """The configuration of a group that splits its largest class of each name into so many parts, outermost axes first.
+
+    Raises `ValueError` where no class of a name divides, or the axes do not make up the parts.
+    """
+    space, left = graph.spaces[v], list(range(len(topology.axes)))
+    found: list[tuple[int, ...]] = [()] * len(space.classes)
+    for name, wanted in parts.items():
+        classes = [c for c, own in enumerate(names) if own == name and space.classes[c].divisible_by(wanted)]
+        taken: list[int] = []
+        while left and math.prod(topology.axes[a].size for a in taken) < wanted:
+            taken.append(left.pop(0))
+        if not classes or math.prod(topology.axes[a].size for a in taken) != wanted:
+            raise ValueError(f"group {v} has no class {name} to split into {wanted}")
+        found[max(classes, key=lambda c: max(space.classes[c].sizes))] = tuple(taken)
+    return tuple(found)
 
 
 def _role(c: int, held: list[set[int]], graph: StepGraph, dimension: int) -> str:

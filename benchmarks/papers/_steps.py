@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.models import MODELS, PAPER_MODELS, build
 from jaxplan.cost import CostModel, Predictor, build_cost_model
-from jaxplan.ir import StepGraph
+from jaxplan.ir import Configuration, StepGraph
 from jaxplan.mesh import CHIPS, Topology
 from jaxplan.plans._plan import Plan
 from jaxplan.plans._undominated import undominated
@@ -20,7 +21,8 @@ from jaxplan.search._published import search_arguments
 from jaxplan.search._tofu import partition
 from jaxplan.search._traced import analyse_step
 from jaxplan.simulate import predictor_of
-from jaxplan.solvers import frontier, walk_chains
+from jaxplan.solvers import frontier, solve, walk_chains
+from jaxplan.solvers._restrict import restrict
 from jaxplan.strategies import StrategyPlan, apply_strategies, reference_solution
 
 GIB = 2**30
@@ -40,17 +42,19 @@ class Priced:
     """A step with the costs of its configurations on one machine; nothing is recomputed or offloaded, as in the papers.
 
     Attributes:
+      extra: configurations of all groups that are priced beside those of the reference strategies.
       seconds: processor seconds that reference strategies and prices took.
     """
 
-    def __init__(self, graph: StepGraph, topology: Topology | str) -> None:
+    def __init__(
+        self, graph: StepGraph, topology: Topology | str, extra: Sequence[tuple[Configuration, ...]] = ()
+    ) -> None:
         self.graph = graph
         self.topology = Topology.parse(topology) if isinstance(topology, str) else topology
         start = time.process_time()
         self.strategies: dict[str, StrategyPlan] = dict(apply_strategies(graph, self.topology).plans)
-        opened = open_configurations(
-            graph, self.topology, strategies=[s.configurations for s in self.strategies.values()]
-        )
+        strategies = [*(s.configurations for s in self.strategies.values()), *extra]
+        opened = open_configurations(graph, self.topology, strategies=strategies)
         self.model: CostModel = opened.model
         self.seconds = time.process_time() - start
 
@@ -64,6 +68,16 @@ class Priced:
         found = frontier(self.model.problem, solver, max_points=_MOST_POINTS, **given)
         plans = [make_plan(self.predictor, s.assignment, s.choices, name=solver) for s in found]
         return list(undominated(plans))
+
+    def pinned(self, wanted: Mapping[int, Configuration]) -> Plan:
+        """The plan of least additive time in which some groups have given configurations."""
+        labels = [
+            (configurations.index(wanted[v]),) if v in wanted else tuple(range(len(configurations)))
+            for v, configurations in enumerate(self.model.configurations)
+        ]
+        found = solve(restrict(self.model.problem, labels), "pase")
+        assignment = [of[k] for of, k in zip(labels, found.assignment, strict=True)]
+        return make_plan(self.predictor, assignment, found.choices, name="pinned")
 
     def reference(self, name: str) -> Plan:
         """The plan of a reference strategy."""

@@ -102,10 +102,8 @@ EXPERIMENT = Experiment(
     title="TensorOpt, Table 2, and FlexFlow, Figure 10: the cost model",
     setting=(
         "No cluster of the papers is at hand. Memory is compared with programs compiled for H100 and v5e, time with "
-        "runs that others "
-        "published (docs/published.md), in percent. Table 2 has 5.0 to 7.6 % of execution time, 3.1 to 7.2 of "
-        "network time, 1.0 to 4.9 "
-        "of memory."
+        "runs that others published (docs/published.md), in percent. Table 2 has 5.0 to 7.6 % of execution time, "
+        "3.1 to 7.2 of network time, 1.0 to 4.9 of memory."
     ),
     run=run,
     columns=(
@@ -131,9 +129,8 @@ EXPERIMENT = Experiment(
             published="the mean error of execution time is below 8 %",
             judge=_time_error,
             shown_by="python -m benchmarks.published",
-            reason="operators are priced from data sheets, where the "
-            "paper measures each of "
-            "them on the machine; `jaxplan profile` does that (docs/topology.md)",
+            reason="operators are priced from data sheets, where the paper measures each of them on the machine; "
+            "`jaxplan profile` does that (docs/topology.md)",
         ),
         Claim(
             source="TensorOpt 5.2, Table 2",
@@ -161,11 +158,8 @@ EXPERIMENT = Experiment(
             published="the order of strategies is kept",
             judge=_order,
             shown_by="python -m benchmarks.published",
-            reason="the pairs that are not kept are of slices of TPUs "
-            "that were published "
-            "slower than smaller ones of the same work; on CPU devices order is kept with a correlation of 0.97 to "
-            "0.996 "
-            "(docs/measured.md)",
+            reason="the pairs that are not kept are of slices of TPUs that were published slower than smaller ones "
+            "of the same work; on CPU devices order is kept with a correlation of 0.97 to 0.996 (docs/measured.md)",
         ),
     ),
 )

@@ -51,9 +51,8 @@ EXPERIMENT = Experiment(
     title="FlexFlow, section 8.3: optimality on small problems",
     setting=(
         "LeNet and an RNNLM of 2 time steps on 4 devices, with operators placed on devices, as the paper has them. "
-        "The optimum is found "
-        "by counting through every strategy; configurations use one device or all along one dimension, so that they "
-        "can be counted."
+        "The optimum is found by counting through every strategy; configurations use one device or all along one "
+        "dimension, so that they can be counted."
     ),
     run=run,
     columns=(

@@ -71,9 +71,8 @@ EXPERIMENT = Experiment(
     title="FlexFlow, Table 5: full and delta simulation",
     setting=(
         "The networks of Figure 6 on 1 and 16 nodes of four P100. Milliseconds are those of the processor for one "
-        "proposal, along the "
-        "same chain; the paper gives seconds of a whole search. In full the whole task graph is built and simulated "
-        "for each proposal."
+        "proposal, along the same chain; the paper gives seconds of a whole search. In full the whole task graph is "
+        "built and simulated for each proposal."
     ),
     run=run,
     columns=(
@@ -118,12 +117,10 @@ EXPERIMENT = Experiment(
         ),
         Claim(
             source="FlexFlow 8.2, Figure 11",
-            published="NMT on 16 P100: the full search ends after 16 minutes, "
-            "the delta search after 6; "
-            "until 8 minutes the full one has a worse strategy",
-            reason="the same chain is walked by both, so that "
-            "the ratio above is "
-            "the ratio of the times at which each strategy is found",
+            published="NMT on 16 P100: the full search ends after 16 minutes, the delta search after 6; until 8 "
+            "minutes the full one has a worse strategy",
+            reason="the same chain is walked by both, so that the ratio above is the ratio of the times at which "
+            "each strategy is found",
         ),
     ),
 )

@@ -111,21 +111,18 @@ def _machines(rows: Sequence[Row]) -> tuple[bool, str]:
 
 _SOURCE = "PaSE IV-B, Figure 6"
 _BATCH = (
-    "with the batch shared by all devices, data parallelism on 64 of them has little to compute and as much to send; "
-    "with the batch of "
-    "each device (rows `each`) the ratios are those of the paper's size"
+    "with the batch shared by all devices, data parallelism on 64 of them has little to compute and as much to "
+    "send; with the batch of each device (rows `each`) the ratios are those of the paper's size"
 )
 EXPERIMENT = Experiment(
     name="pase-figure6",
     title="PaSE, Figure 6: speed-ups over data parallelism",
     setting=(
         "The networks of Table I, float32. The paper does not say whether its batches are those of all devices "
-        "together or of each: both are "
-        "run. The expert is one weird trick for CNNs and the "
-        "best mesh of batch and model dimensions for the Transformer; the one for RNNLM places layers on devices, "
-        "which is not "
-        "covered. FlexFlow is `mcmc`. The copy of the paper at hand has lost the figures: 1.85 and 4 are those of "
-        "its abstract."
+        "together or of each: both are run. The expert is one weird trick for CNNs and the best mesh of batch and "
+        "model dimensions for the Transformer; the one for RNNLM places layers on devices, which is not covered. "
+        "FlexFlow is `mcmc`. The copy of the paper at hand has lost the figures: 1.85 and 4 are those of its "
+        "abstract."
     ),
     run=run,
     columns=(

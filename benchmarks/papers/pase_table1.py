@@ -133,10 +133,9 @@ def _fits(row: Row) -> bool:
 def _orders(rows: Sequence[Row], network: str) -> str:
     found = _of(rows, network)
     return (
-        f"sets of {max(r['bfs_width'] for r in found)} breadth-first and {max(r['width'] for r in found)} by degree, "
-        f"tables "
-        f"of up to 1e{max(r['bfs_log_table'] for r in found):.0f} and 1e{max(r['log_table'] for r in found):.0f} "
-        f"entries"
+        f"sets of {max(r['bfs_width'] for r in found)} breadth-first and {max(r['width'] for r in found)} by "
+        f"degree, tables of up to 1e{max(r['bfs_log_table'] for r in found):.0f} and "
+        f"1e{max(r['log_table'] for r in found):.0f} entries"
     )
 
 
@@ -198,10 +197,8 @@ EXPERIMENT = Experiment(
     title="PaSE, Table I: seconds of the search",
     setting=(
         "Batches of 128 (CNNs) and 64; RNNLM is 2 LSTMs of 2,048 units in a loop, 102,400 words; Transformer is the "
-        "base "
-        "one. Our graphs are those of whole train steps: parameters and updates are nodes too. A search is pricing "
-        "plus "
-        "solving; chains work on simulated steps, priced already."
+        "base one. Our graphs are those of whole train steps: parameters and updates are nodes too. A search is "
+        "pricing plus solving; chains work on simulated steps, priced already."
     ),
     run=run,
     columns=(
@@ -233,9 +230,8 @@ EXPERIMENT = Experiment(
         ),
         Claim(
             source="PaSE III-C",
-            published="min-degree order keeps InceptionV3's dependent sets small, so that a "
-            "strategy is "
-            "found within seconds",
+            published="min-degree order keeps InceptionV3's dependent sets small, so that a strategy is found "
+            "within seconds",
             judge=_inception_sets,
         ),
         Claim(
@@ -248,8 +244,7 @@ EXPERIMENT = Experiment(
             published="the Transformer takes longest, because nodes of high degree live long",
             judge=_transformer_slowest,
             reason="equal layers are solved once (docs/solvers.md, folding), and all Transformer layers are equal "
-            "where "
-            "Inception's modules differ",
+            "where Inception's modules differ",
             shown_by="python -m benchmarks.solvers --instances DIR",
         ),
         Claim(

@@ -63,7 +63,7 @@ def _network_time(rows: Sequence[Row], network: str) -> tuple[bool, str]:
 
 def _more_compute(rows: Sequence[Row], network: str) -> tuple[bool, str]:
     lean, *_, fast = of(rows, network, "ft")
-    return lean["compute_ms"] > fast["compute_ms"], (
+    return lean["compute_ms"] > 1.01 * fast["compute_ms"], (
         f"{network}: {lean['compute_ms']:,.0f} ms at the leanest, {fast['compute_ms']:,.0f} at the fastest"
     )
 
@@ -82,7 +82,7 @@ def _copies(rows: Sequence[Row], network: str) -> tuple[bool, str]:
     lean, fast = points[0], points[-1]
     return lean["fetched_again"] > fast["fetched_again"], (
         f"{network}: {lean['fetched_again']} tensors fetched again at the leanest, {fast['fetched_again']} at the "
-        f"fastest"
+        "fastest"
     )
 
 
@@ -115,7 +115,7 @@ def _data_is_poor(rows: Sequence[Row], network: str) -> tuple[bool, str]:
     (data,), fast = of(rows, network, "data"), of(rows, network, "ft")[-1]
     return data["ms"] > fast["ms"] and data["gib"] > fast["gib"], (
         f"{network}: {data['ms'] / fast['ms']:.2f} times the time and {data['gib'] / fast['gib']:.1f} times the "
-        f"memory of the fastest"
+        "memory of the fastest"
     )
 
 
@@ -160,13 +160,10 @@ EXPERIMENT = Experiment(
     title="TensorOpt, Figure 6: frontiers of three networks on 16 V100",
     setting=(
         "Two machines of 8 V100 with 16 GB on NVLink, one card of 100 Gbit/s between them; float32, SGD, batch 256. "
-        "The paper gives the "
-        "sizes of its networks (Table 1) alone: RNN is 4 LSTMs of 28,672 units over 20 steps with 48,000 words, "
-        "WideResNet a "
-        "ResNet-101 with 6.75 times the channels, Transformer 6 + 6 layers of width 3,840 over 64 tokens. A frontier "
-        "is shown by its "
-        "leanest point, turning point and fastest; OptCNN's point is the least time (`pase` where its eliminations "
-        "get stuck)."
+        "The paper gives the sizes of its networks (Table 1) alone: RNN is 4 LSTMs of 28,672 units over 20 steps "
+        "with 48,000 words, WideResNet a ResNet-101 with 6.75 times the channels on images of 128 x 128, "
+        "Transformer 6 + 6 layers of width 3,840 over 64 tokens. A frontier is shown by its leanest point, turning "
+        "point and fastest; OptCNN's point is the least time (`pase` where its eliminations get stuck)."
     ),
     run=run,
     columns=(
@@ -190,6 +187,8 @@ EXPERIMENT = Experiment(
             source=_SOURCE,
             published="WideResNet computes more where memory is limited, by redundant work",
             judge=per_network(_more_compute, "WideResNet"),
+            reason="the leanest plans save memory by fetching tensors again, which costs communication and no "
+            "compute; plans that compute the same on several devices are priced and not among them",
             shown_by=_COMMAND,
         ),
         Claim(
@@ -200,8 +199,7 @@ EXPERIMENT = Experiment(
         ),
         Claim(
             source=_SOURCE,
-            published="where memory is limited one copy of a tensor is kept, and it is sent again "
-            "in the backward "
+            published="where memory is limited one copy of a tensor is kept, and it is sent again in the backward "
             "pass; with more memory both copies are",
             judge=per_network(_copies),
             shown_by=_COMMAND,
@@ -234,6 +232,8 @@ EXPERIMENT = Experiment(
             source=_SOURCE,
             published="RNN: data parallelism takes 109 GB and 39 s",
             judge=_data_of_rnn,
+            reason="seconds agree; the paper counts weights (108 GiB) without their gradients, which are as large "
+            "and live until they are summed",
             shown_by=_COMMAND,
         ),
         Claim(
@@ -246,6 +246,8 @@ EXPERIMENT = Experiment(
             source=_SOURCE,
             published="ToFu takes little memory and long",
             judge=per_network(_tofu_is_lean),
+            reason="it is the leanest, within 1 %, for WideResNet and Transformer; for RNN each of its operators "
+            "fetches parts of weights of 13 GB before it runs, which live beside what is stored",
             shown_by=_COMMAND,
         ),
     ),

@@ -112,10 +112,8 @@ EXPERIMENT = Experiment(
     title="TensorOpt, Figure 7: model size and bandwidth",
     setting=(
         "The Transformer of Figure 6 on two machines of 8 V100: three widths; the network between machines at half, "
-        "once and four times; "
-        "on one machine, links within it at the speed of NVLink and at a twentieth, which the paper measured of "
-        "PCIe. Of each frontier the "
-        "leanest point, the turning point and the fastest are shown."
+        "once and four times; on one machine, links within it at the speed of NVLink and at a twentieth, which the "
+        "paper measured of PCIe. Of each frontier the leanest point, the turning point and the fastest are shown."
     ),
     run=run,
     shown=shown_points,
@@ -151,8 +149,7 @@ EXPERIMENT = Experiment(
             published="at the turning point 4x RDMA takes half the time of no RDMA",
             judge=_half_the_time,
             reason="the paper's network has lower compute: the tokens of a sequence are not given, and with 64 of "
-            "them most of the step "
-            "is compute. The gain of communication is the one that the ratio is made of",
+            "them most of the step is compute. The gain of communication is the one that the ratio is made of",
             shown_by=_COMMAND,
         ),
         Claim(

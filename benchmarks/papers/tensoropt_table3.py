@@ -49,8 +49,8 @@ def _row(network: str, num_devices: int) -> Row:
 
 def _faster(rows: Sequence[Row]) -> tuple[bool, str]:
     texts = [
-        f"{r['network']} {r['ldp_s']:.1f} s{'' if r['ldp_done'] else ' (given up)'} against {r['elimination_s']:.1f} s"
-        f"{'' if r['elimination_done'] else ' (given up)'}"
+        f"{r['network']} {r['ldp_s']:.1f} s{'' if r['ldp_done'] else ' (given up)'} against "
+        f"{r['elimination_s']:.1f} s{'' if r['elimination_done'] else ' (given up)'}"
         for r in rows
     ]
     return all(r["ldp_done"] and r["ldp_s"] < 1.2 * r["elimination_s"] for r in rows), ", ".join(texts)
@@ -70,10 +70,8 @@ EXPERIMENT = Experiment(
     title="TensorOpt, Table 3: seconds of the search",
     setting=(
         f"The networks of Figure 6 on 16 V100, processor seconds on one core. Lists are thinned to {POINTS} points "
-        f"in the first two columns "
-        f"of seconds and given up after {BUDGET:.0e} candidates; `ft` is the solver as it is (lists where they fit, "
-        f"hull and moves "
-        "elsewhere)."
+        f"in the first two columns of seconds and given up after {BUDGET:.0e} candidates; `ft` is the solver as it "
+        "is (lists where they fit, hull and moves elsewhere)."
     ),
     run=run,
     columns=(
@@ -94,8 +92,7 @@ EXPERIMENT = Experiment(
             judge=_faster,
             shown_by=_COMMAND,
             reason="the graph of a whole train step is no chain: nodes of high degree are fixed or merged first by "
-            "both, which is "
-            "where the time goes",
+            "both, which is where the time goes",
         ),
         Claim(
             source=_SOURCE,

@@ -73,8 +73,7 @@ EXPERIMENT = Experiment(
     title="TensorOpt, Table 4: seconds of a step beside data parallelism",
     setting=(
         "VGG16, WideResNet and Transformer-S (6 + 6 layers of width 2,688: 4.8 GiB) on two machines of 8 V100, "
-        "float32, SGD, batch 256. "
-        "Horovod is data parallelism too."
+        "float32, SGD, batch 256. Horovod is data parallelism too."
     ),
     run=run,
     columns=(
@@ -94,8 +93,7 @@ EXPERIMENT = Experiment(
             published="mini-time is significantly shorter than data parallelism for VGG16 and WideResNet",
             judge=_shorter("VGG16", "WideResNet"),
             reason="compute, which both have alike, is twice the measured one: cuDNN runs 3 x 3 convolutions of "
-            "float32 by "
-            "Winograd's algorithm, with less than half of the multiplications that are priced",
+            "float32 by Winograd's algorithm, with less than half of the multiplications that are priced",
             shown_by=_COMMAND,
         ),
         Claim(
@@ -113,9 +111,8 @@ EXPERIMENT = Experiment(
         ),
         Claim(
             source="TensorOpt 5.3, Table 4",
-            published="TensorOpt's data parallelism is slightly slower than "
-            "Horovod's, which merges "
-            "the synchronisation of small tensors",
+            published="TensorOpt's data parallelism is slightly slower than Horovod's, which merges the "
+            "synchronisation of small tensors",
             reason="the compiler merges them here in every plan: there is one data parallelism",
         ),
     ),

@@ -52,7 +52,7 @@ def _shares(rows: Sequence[Row]) -> tuple[bool, str]:
     hidden = [row["share_overlapped"] for row in rows if "share" in row]
     text = (
         f"{min(added):.0%} to {max(added):.0%} with communication added, {min(hidden):.0%} to {max(hidden):.0%} "
-        f"with it hidden"
+        "with it hidden"
     )
     return max(hidden) >= 0.7 and min(hidden) >= 0.6, text
 
@@ -101,13 +101,10 @@ EXPERIMENT = Experiment(
     name="tofu-figure10",
     title="Tofu, Figure 10 and Table 2: RNNs on eight K80",
     setting=(
-        "LSTMs over 20 time steps, unrolled, batch 512, float32, Adagrad, 12 GB a "
-        "device. Ideal is eight "
-        "times one GPU of any memory; small batch the same at the best batch that fits; swapping at most the bytes "
-        "that do not fit over "
-        "the host's 10 GB/s, shared, beside compute; placement a simulation of layers dealt to GPUs, time steps "
-        "pipelined. Throughputs "
-        "are samples per second."
+        "LSTMs over 20 time steps, unrolled, batch 512, float32, Adagrad, 12 GB a device. Ideal is eight times one "
+        "GPU of any memory; small batch the same at the best batch that fits; swapping at most the bytes that do "
+        "not fit over the host's 10 GB/s, shared, beside compute; placement a simulation of layers dealt to GPUs, "
+        "time steps pipelined. Throughputs are samples per second."
     ),
     run=run,
     columns=(
@@ -138,8 +135,7 @@ EXPERIMENT = Experiment(
             judge=_better_than("small_batch", 1.0),
             shown_by=_COMMAND,
             reason="products of a small batch are priced by their bytes and at the rate of large ones otherwise; "
-            "the paper measured "
-            "low utilisation of K80 at small batches",
+            "the paper measured low utilisation of K80 at small batches",
         ),
         Claim(
             source=_SOURCE,
@@ -159,8 +155,8 @@ EXPERIMENT = Experiment(
             published="operator placement reaches 38 to 61 % of Tofu's throughput",
             judge=_better_than("placement", 0.75),
             shown_by=_COMMAND,
-            reason="ours has no launches, messages or schedulers, and is simulated at a rate of compute that is "
-            "the same for all",
+            reason="ours has no launches, messages or schedulers, and is simulated at a rate of compute that is the "
+            "same for all",
         ),
         Claim(
             source=_SOURCE,

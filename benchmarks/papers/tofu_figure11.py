@@ -76,8 +76,7 @@ EXPERIMENT = Experiment(
     title="Tofu, Figure 11: partition algorithms on RNN-4-8K",
     setting=(
         "4 LSTMs of 8,192 units, 20 time steps unrolled and in a `lax.scan`, batch 512, float32, Adagrad, on 8 K80 "
-        "of 12 GB "
-        "(`k80:8`, EC2's p2.8xlarge). Received are the bytes of one device in a step."
+        "of 12 GB (`k80:8`, EC2's p2.8xlarge). Received are the bytes of one device in a step."
     ),
     run=run,
     columns=(
@@ -110,8 +109,7 @@ EXPERIMENT = Experiment(
         ),
         Claim(
             source=_SOURCE,
-            published="each search is better than the one before it: AllRow-Greedy, greedy by "
-            "size, EqualChop, Tofu",
+            published="each search is better than the one before it: AllRow-Greedy, greedy by size, EqualChop, Tofu",
             judge=_order,
             shown_by=_COMMAND,
         ),

@@ -42,7 +42,7 @@ def _shares(rows: Sequence[Row]) -> tuple[bool, str]:
     hidden = [row["share_overlapped"] for row in rows if "share" in row]
     text = (
         f"{min(added):.0%} to {max(added):.0%} with communication added, {min(hidden):.0%} to {max(hidden):.0%} "
-        f"with it hidden"
+        "with it hidden"
     )
     return min(hidden) >= 0.5, text
 
@@ -76,10 +76,9 @@ EXPERIMENT = Experiment(
     name="tofu-figure9",
     title="Tofu, Figure 9: Wide ResNets on eight K80",
     setting=(
-        "Images of 224 x 224, float32, momentum, 12 GB a device. The text does not give the batch: the largest power "
-        "of two from 8 on that "
-        "fits is taken, figures on a line through batches of 8 and 32. Baselines as in Figure 10; throughputs are "
-        "images per second."
+        "Images of 224 x 224, float32, momentum, 12 GB a device. The text does not give the batch: the largest "
+        "power of two from 8 on that fits is taken, figures on a line through batches of 8 and 32. Baselines as in "
+        "Figure 10; throughputs are images per second."
     ),
     run=run,
     columns=(
@@ -106,8 +105,8 @@ EXPERIMENT = Experiment(
             published="Tofu trains all twelve networks, up to WResNet-152-10",
             judge=_all_fit,
             shown_by=_COMMAND,
-            reason="batch normalisation keeps its input and its result beside the convolution's, where MXNet "
-            "writes in place",
+            reason="batch normalisation keeps its input and its result beside the convolution's, where MXNet writes "
+            "in place",
         ),
         Claim(source=_SOURCE, published="Tofu reaches 60 to 95 % of ideal", judge=_shares, shown_by=_COMMAND),
         Claim(

@@ -62,8 +62,8 @@ EXPERIMENT = Experiment(
     title="Tofu: seconds of the search",
     setting=(
         "Processor seconds on one core of the recursive search for eight workers, from the traced step on. The "
-        "figures are those of the "
-        "table in section 4.4 of the published version, which the copy at hand does not have."
+        "figures are those of the table in section 4.4 of the published version, which the copy at hand does not "
+        "have."
     ),
     run=run,
     columns=(
