@@ -73,6 +73,13 @@ def on_eight(name: str, batches: tuple[int, int], **overrides: Any) -> tuple[Lin
     return _line(batches, found), seconds
 
 
+def at_once(name: str, batch: int, **overrides: Any) -> tuple[Line, float]:
+    """The same at one batch alone."""
+    plan, seconds = partitioned(traced(name, batch_size=batch, **overrides), MACHINE, "tofu")
+    figures = (plan.compute_seconds, plan.communication_seconds, float(plan.memory_bytes))
+    return _line((0, batch), [(0.0, 0.0, figures[2]), figures]), seconds
+
+
 def _line(batches: tuple[int, int], found: Sequence[tuple[float, float, float]]) -> Line:
     (a, b, c), (d, e, f) = found
     return Line(batches=batches, compute=(a, d), communication=(b, e), memory=(c, f))
