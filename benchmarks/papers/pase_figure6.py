@@ -1,4 +1,4 @@
-"""PaSE, Figure 6: speed-ups over data parallelism on 1080 Ti and 2080 Ti, and who finds them.
+"""PaSE, Figure 6: speed-ups over data parallelism on 1080 Ti and 2080 Ti, by search.
 
 python -m benchmarks.papers pase-figure6
 """

@@ -62,11 +62,14 @@ def _pins(network: str, graph: StepGraph) -> dict[str, dict[int, Parts]]:
     shapes = {v: graph.program.tensors[eqn.operands[1]].shape for v, eqn in groups.items()}
     order = list(groups)
     if network == "AlexNet":
-        turns: list[Parts] = [{"in": 8, "out": 4}, {"in": 4, "out": 8}, {"in": 8, "out": 4}]
+        turns: list[Parts] = [
+            {"in": 4, "out": 8},
+            {"out": 4, "in": 8},
+        ]  # the first reads 6 x 6 x 256: in 2 at most
         return {
             "fifth convolution batch 16 x in 2": {order[4]: {"batch": 16, "in": 2}},
-            "dense layers in 8 x out 4, in 4 x out 8, in 8 x out 4": dict(
-                zip(order[5:8], turns, strict=True)
+            "second and third dense layer in 4 x out 8, in 8 x out 4": dict(
+                zip(order[6:8], turns, strict=True)
             ),
         }
     if network == "InceptionV3":

@@ -13,7 +13,7 @@ from jaxplan.plans._plan import Plan
 
 NETWORKS = {"WideResNet": "wresnet-7.3gb", "Transformer": "transformer-9.7gb"}
 LIMIT_GIB = 14.5
-"""What the paper calls safe on 16 GB (section 5.2)."""
+"""Safe on 16 GB, as the paper has it (section 5.2)."""
 SEARCHES = ("tensoropt", "data", "optcnn", "tofu")
 
 

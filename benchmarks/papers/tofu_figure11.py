@@ -84,7 +84,7 @@ EXPERIMENT = Experiment(
         Column(key="time", heading="time steps"),
         Column(key="received_gb", heading="GB received", digits=1),
         Column(key="gib", heading="GiB", digits=1),
-        Column(key="fits", heading="fits 12 GB"),
+        Column(key="fits", heading="fits 12 GiB"),
         Column(key="ms", heading="ms", digits=0),
         Column(key="communication_ms", heading="communication ms", digits=0),
         Column(key="search_s", heading="search s", digits=1),

@@ -76,7 +76,7 @@ EXPERIMENT = Experiment(
     name="tofu-figure9",
     title="Tofu, Figure 9: Wide ResNets on eight K80",
     setting=(
-        "Images of 224 x 224, float32, momentum, 12 GB a device. The text does not give the batch: the largest "
+        "Images of 224 x 224, float32, momentum, 12 GiB a device. The text does not give the batch: the largest "
         "power of two from 8 on that fits is taken, figures on a line through batches of 8 and 32. Baselines as in "
         "Figure 10; throughputs are images per second."
     ),
