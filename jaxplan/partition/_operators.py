@@ -37,7 +37,8 @@ class Operators:
         if eqn.name == CUT:
             return [self._cut(eqn, operands[0], homes[0])]
         if any(sharding.partial for sharding in shardings):
-            mapped = jax.vmap(lambda *args: self.bind(eqn, args))(*operands)
+            summed = tuple(0 if np.ndim(x) else None for x in operands)  # a scalar is a factor, or zero
+            mapped = jax.vmap(lambda *args: self.bind(eqn, args), summed)(*operands)
             return [executor.constrain(r, home) for r, home in zip(mapped, homes, strict=True)]
         if self._lowered.family(eqn) == "user":
             return self._as_the_step_says(eqn, operands, shardings, homes)

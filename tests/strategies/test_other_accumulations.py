@@ -62,6 +62,11 @@ def in_python(p: Params, *data: jax.Array) -> Params:
     return g
 
 
+def in_python_from_zero(p: Params, *data: jax.Array) -> Params:
+    parts = [_grad(p, *part) for part in zip(*(jnp.split(x, NUMBER) for x in data))]
+    return jax.tree.map(lambda *g: sum(g), *parts)
+
+
 def in_python_scaled(p: Params, *data: jax.Array) -> Params:
     parts = [_grad(p, *part) for part in zip(*(jnp.split(x, NUMBER) for x in data))]
     return jax.tree.map(lambda *g: sum(x / NUMBER for x in g), *parts)
@@ -103,7 +108,7 @@ def python_in_a_scan(p: Params, *data: jax.Array) -> Params:
 
 
 FREE = (
-    in_python, in_python_scaled, differentiated_sum, two_scans, inner_sum_of_its_own, two_counters, python_in_a_scan,
+    in_python, in_python_from_zero, in_python_scaled, differentiated_sum, two_scans, inner_sum_of_its_own, two_counters, python_in_a_scan,
 )  # fmt: skip
 
 
@@ -199,7 +204,7 @@ def test_each_step_of_a_call_cuts_its_own_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    "gradients", [in_python_scaled, two_counters, python_in_a_scan], ids=lambda f: f.__name__
+    "gradients", [in_python_from_zero, in_python_scaled, two_counters, python_in_a_scan], ids=lambda f: f.__name__
 )
 def test_they_compute_the_same_without_sending_examples(gradients: Callable[..., Params]) -> None:
     step, values = _step(gradients), _values()
