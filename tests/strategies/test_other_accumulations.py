@@ -108,7 +108,8 @@ def python_in_a_scan(p: Params, *data: jax.Array) -> Params:
 
 
 FREE = (
-    in_python, in_python_from_zero, in_python_scaled, differentiated_sum, two_scans, inner_sum_of_its_own, two_counters, python_in_a_scan,
+    in_python, in_python_from_zero, in_python_scaled, differentiated_sum, two_scans, inner_sum_of_its_own, two_counters,
+    python_in_a_scan,
 )  # fmt: skip
 
 
