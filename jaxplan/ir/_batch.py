@@ -98,7 +98,7 @@ def find_batch(
     facts = _Facts(program=program, rules=rules, values=values, named=named, state=state)
     ranked = facts.ranked(facts.covered(range(len(program.equations))))
     chosen = [k for k in ranked if not facts.objection(k)][:1]
-    reason = "" if chosen else next(map(facts.objection, ranked), "no operator computes with an array")
+    reason = "" if chosen else facts.reason(ranked)
     while chosen:
         missing = facts.uncovered(chosen)
         rest = facts.covered(missing)
@@ -244,6 +244,35 @@ class _Facts:
             places[k].append(d)
         return {k: sum(of) / len(of) for k, of in places.items()}
 
+    def reason(self, ranked: Sequence[int]) -> str:
+        """Why there is no batch, as the rest of a sentence: of the nearest dimension to one that no trained state has.
+
+        Args:
+          ranked: the dimensions that cover much of the arithmetic.
+        """
+        if not ranked:
+            return "no operator computes with an array"
+        if not self.is_trained(ranked[0]):
+            return self.objection(ranked[0])
+        covered = self.covered(range(len(self.points)))
+        others = [k for k in covered if k in self.from_data and not self.is_trained(k)]
+        if not others:
+            return self.objection(ranked[0])
+        k = min(others, key=lambda k: (self.position[k], -covered[k], k))
+        most = max(self.uncovered([k]), key=lambda e: self.points[e])
+        return self.objection(k) or (
+            f"most of the arithmetic, {self._place(most)}, cannot be split along the examples, {self._dimension(k)}"
+        )
+
+    def _place(self, e: int) -> str:
+        eqn = self.program.equations[e]
+        line = _compat.eqn_source_line(eqn.origin)
+        return f"{eqn.name!r}" + (f" at {line}" if line else "")
+
+    def _dimension(self, k: int) -> str:
+        dimension = self.named.dimensions[k]
+        return f"{dimension.name} ({dimension.size})"
+
     def objection(self, k: int) -> str:
         """Why a dimension is no batch, as the rest of a sentence; empty if it is one."""
         mixing = self.mixing(k)
@@ -258,12 +287,9 @@ class _Facts:
         is_state = any(not within.isdisjoint(self.dims[t]) for t in succeeded)
         if mixing.share <= MOST_PASSED and self.position[k] < 0.5 and not is_state:
             return ""
-        eqn, dimension = self.program.equations[mixing.mixes], self.named.dimensions[k]
-        line = _compat.eqn_source_line(eqn.origin)
-        place = f" at {line}" if line else ""
         return (
-            f"examples are independent along no dimension: {eqn.name!r}{place} mixes those of the nearest to one, "
-            f"{dimension.name} ({dimension.size})"
+            f"examples are independent along no dimension: {self._place(mixing.mixes)} mixes those of the nearest to "
+            f"one, {self._dimension(k)}"
         )
 
     def is_another(self, k: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jaxplan.core import _compat
 from jaxplan.ir import WHOLE, Group
 from jaxplan.strategies._axes import (
     all_back,
@@ -65,9 +66,7 @@ def experts(step: Step) -> StrategyPlan | Absent:
         if d >= 0 and not weights.is_batch(d)
     }
     if not dims:
-        return Absent(
-            reason="the step has no experts: no product with one parameter for each of several inputs"
-        )
+        return Absent(reason=_without_experts(step))
     split = _expert_axes(step, min(map(step.size, dims)))
     if not split.back:
         sizes = ", ".join(str(step.size(d)) for d in sorted(dims))
@@ -95,6 +94,17 @@ def experts(step: Step) -> StrategyPlan | Absent:
         return {c: holders for c in mine[:1] if own & set(named)}
 
     return apply_rules(step, wishes, stored)
+
+
+def _without_experts(step: Step) -> str:
+    """Why no dimension is one of experts."""
+    program = step.graph.program
+    ragged = [eqn for eqn in program.equations if eqn.name == "ragged_dot_general"]
+    if not ragged:
+        return "the step has no experts: no product with one parameter for each of several inputs"
+    line = _compat.eqn_source_line(ragged[0].origin)
+    place = f" at {line}" if line else ""
+    return f"how many rows each expert has, {ragged[0].name!r}{place} learns at run time: devices would have unequal parts"
 
 
 def _expert_axes(step: Step, number: int):

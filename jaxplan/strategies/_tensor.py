@@ -44,6 +44,8 @@ def tensor_dims(step: Step) -> TensorDims | Absent:
 
 def _tensor_dims(step: Step) -> TensorDims | Absent:
     weights = step.weights
+    if not weights.elements:
+        return Absent(reason="no matrix product, convolution or look-up reads a parameter")
     chosen = _independent(weights, _candidates(weights))
     leaves = {leaf: dims for leaf, dims in weights.leaf_dims.items() if chosen & dims.keys()}
     share = sum(weights.elements[leaf] for leaf in leaves) / max(1, sum(weights.elements.values()))
@@ -129,12 +131,7 @@ def sequence_dims(step: Step) -> frozenset[int]:
 
     Batches are excluded: a contrastive loss compares examples with each other in the same way.
     """
-    found: set[int] = set()
-    for group in step.graph.grouping.groups:
-        if group.kind == "contraction":
-            named = [d for d in step.named(group.index) if d >= 0]
-            found |= {d for d in named if named.count(d) > 1 and not step.weights.is_batch(d)}
-    return frozenset(found)
+    return frozenset(d for d in step.weights.compared if not step.weights.is_batch(d))
 
 
 def megatron(step: Step) -> StrategyPlan | Absent:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from jaxplan.cost import flops_of
-from jaxplan.ir import REGION_IN, VIEW_PRIMITIVES, Equation, StepGraph
+from jaxplan.ir import CONTRACTION_FAMILIES, REGION_IN, VIEW_PRIMITIVES, Equation, StepGraph
 
+_PRODUCT_FAMILIES = CONTRACTION_FAMILIES | {"attention"}
 _STORED_VIEWS = VIEW_PRIMITIVES | {"optimization_barrier", "copy", "stop_gradient", "rev"}
 
 
@@ -25,6 +26,7 @@ class WeightUse:
       reduced: named dimensions over which the equation sums.
       result: named dimensions of the result.
       result_bytes: bytes of the result.
+      batched: named dimensions of factors that the parameter, the other operand and the result all have.
       forward: whether it is in the forward pass.
     """
 
@@ -36,13 +38,8 @@ class WeightUse:
     reduced: frozenset[int]
     result: tuple[int, ...]
     result_bytes: int
+    batched: frozenset[int]
     forward: bool
-
-    @property
-    def batched(self) -> frozenset[int]:
-        """Named dimensions that the parameter, the other operand and the result all have. A square matrix has two
-        equal named dimensions in a residual stream; its dot sums over one of them, so that one is left out."""
-        return frozenset(self.weight).intersection(self.data, self.result) - self.reduced
 
 
 class Weights:
@@ -83,11 +80,11 @@ class Weights:
             kind = self._kind(eqn)
             if kind is None:
                 continue
-            for position, t in enumerate(eqn.operands[:2]):
-                leaf = self.leaf(t)
-                if leaf is not None and (kind != "look-up" or position == 0):
-                    found.append(self._use(eqn, kind, position, leaf))
-                    break
+            leaves = [(position, self.leaf(t)) for position, t in enumerate(eqn.operands[:2])]
+            read = [(p, leaf) for p, leaf in leaves if leaf is not None and (kind != "look-up" or p == 0)]
+            if not self.graph.named.batch:  # data has no batch dimension that tells it from parameters
+                read.sort(key=lambda of: of[1] not in self.graph.state)
+            found += [self._use(eqn, kind, *of) for of in read[:1]]
         return tuple(found)
 
     def _kind(self, eqn: Equation) -> str | None:
@@ -107,8 +104,17 @@ class Weights:
             reduced=self._reduced(eqn),
             result=self.dims(result),
             result_bytes=self.program.tensors[result].num_bytes * self.program.tensors[result].trips,
+            batched=self._batched(eqn),
             forward=eqn.phase == "forward",
         )
+
+    def _batched(self, eqn: Equation) -> frozenset[int]:
+        """Named dimensions of the factors that both operands and the result of an equation have."""
+        rule = self.graph.rules[eqn.index]
+        sides = (*rule.operands[:2], *rule.results[:1])
+        shared = set.intersection(*({f for dim in dims for f in dim} for dims in sides))
+        held = zip(self.dims(eqn.results[0]), rule.results[0], strict=True)
+        return frozenset(d for d, factors in held if d >= 0 and shared & set(factors))
 
     def _reduced(self, eqn: Equation) -> frozenset[int]:
         return self._dims_with(eqn, "reduce")
@@ -136,6 +142,25 @@ class Weights:
                 found |= self._dims_with(eqn, "whole")
             if self._kind(eqn) in ("product", "convolution") and eqn.index not in with_weight:
                 found |= self._reduced(eqn)
+        return frozenset(found)
+
+    @cached_property
+    def compared(self) -> frozenset[int]:
+        """Named dimensions that a product of the forward pass without a parameter has in two factors: sequences, in the
+        scores of attention, and batches, in a loss that compares examples."""
+        with_weight = {use.equation for use in self.uses}
+        found: set[int] = set()
+        for eqn in self.program.equations:
+            rule = self.graph.rules[eqn.index]
+            is_product = rule.family in _PRODUCT_FAMILIES and eqn.index not in with_weight
+            if not is_product or eqn.phase != "forward":  # the gradient of a square weight has its dimension twice
+                continue
+            factors: dict[int, set[int]] = defaultdict(set)
+            sides = ((eqn.operands, rule.operands), (eqn.results, rule.results))
+            for t, dims in (pair for tensors, held in sides for pair in zip(tensors, held, strict=True)):
+                for named, of in zip(self.dims(t), dims, strict=False):
+                    factors[named].update(of[:1])
+            found |= {d for d, of in factors.items() if d >= 0 and len(of) > 1}
         return frozenset(found)
 
     @cached_property
