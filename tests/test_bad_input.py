@@ -307,3 +307,20 @@ def test_ordered_effects_are_refused_before_the_search() -> None:
         jaxplan.plan(step, *shapes, True, topology="cpu:4", static_argnums=2, progress=False)
     assert jaxplan.plan(step, *shapes, False, topology="cpu:4", static_argnums=2, progress=False)
     assert jaxplan.plan(step, *shapes, True, topology="cpu:1", static_argnums=2, progress=False)
+
+
+def test_a_container_that_holds_itself_is_refused() -> None:
+    tree: dict[str, Any] = {}
+    tree["itself"] = tree
+    with pytest.raises(ArgumentError, match=r"(?s)nested too deeply.*expected.*holds itself.*fix"):
+        jaxplan.plan(lambda tree: tree, tree, topology="cpu:8", progress=False)
+
+
+def test_devices_arguments_and_options_that_contradict_are_refused() -> None:
+    plan = jaxplan.plan(train_step, *shapes(), topology="cpu:4", progress=False).fastest()
+    with pytest.raises(TopologyError, match=r"(?s)twice.*expected.*likely cause.*fix"):
+        plan.jit(devices=jax.devices()[:1] * 4)
+    with pytest.raises(ArgumentError, match=r"(?s)shard\(\) is given NoneType.*expected.*likely cause.*fix"):
+        plan.shard(None)
+    with pytest.raises(ArgumentError, match=r"(?s)both plan= and like=.*expected.*likely cause.*fix"):
+        jaxplan.auto(train_step, plan=plan, like=plan)

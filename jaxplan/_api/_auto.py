@@ -94,6 +94,12 @@ class Auto(Generic[P, R]):
 
     def __init__(self, step: Callable[P, R], *, options: Options) -> None:
         functools.update_wrapper(self, step)
+        if options.plan is not None and options.like is not None:
+            raise ArgumentError(
+                "auto is given both plan= and like=; expected one of them.\n"
+                "  likely cause: a plan that is given is not searched, so it cannot be made like another\n"
+                "  fix: leave one out"
+            )
         self._step, self._options = step, options
         self._takes = StepOptions.of(step, **options.trace_arguments)
         self._spelling: tuple[int, tuple[str, ...]] | None = None

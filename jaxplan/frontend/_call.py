@@ -12,7 +12,7 @@ import jax
 from jaxplan.core import _compat
 from jaxplan.errors import ArgumentError
 from jaxplan.frontend import _nnx
-from jaxplan.frontend._arguments import check_leaves, shortened
+from jaxplan.frontend._arguments import check_leaves, shortened, step_name
 from jaxplan.frontend._static_leaves import Static, hold_statics, is_static, release_statics
 from jaxplan.frontend._step_options import StepOptions
 
@@ -136,7 +136,7 @@ def opened_call(
         statics = _statics(options, args, kwargs)
     with _nnx.opened(dynamic, keywords) as opened:
         arguments = (list(opened.args), dict(opened.kwargs))
-        leaves, tree = jax.tree.flatten(arguments)
+        leaves, tree = _flattened(arguments, step)
         if all(isinstance(leaf, jax.Array) for leaf in leaves):
             avals = tuple(map(_aval_of_array, leaves))
         else:
@@ -152,6 +152,18 @@ def opened_call(
             avals=avals,
             statics=statics,
         )
+
+
+def _flattened(arguments: Any, step: Callable[..., Any]) -> tuple[list[Any], Any]:
+    try:
+        return jax.tree.flatten(arguments)
+    except (RecursionError, SystemError) as error:  # which of them depends on where the nesting ends the process
+        raise ArgumentError(
+            f"the arguments of {step_name(step)} are nested too deeply.\n"
+            "  expected: trees of arrays\n"
+            "  likely cause: a container holds itself\n"
+            "  fix: pass the arrays that the step needs"
+        ) from error
 
 
 def _avals(

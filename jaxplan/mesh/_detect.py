@@ -41,6 +41,14 @@ def checked_devices(devices: Any) -> list[Any]:
             "  likely cause: a number of devices, or their names, were given\n"
             "  fix:          devices=jax.devices()[:8], or leave it out for all devices"
         )
+    twice = [device for device, count in Counter(found).items() if count > 1]
+    if twice:
+        raise TopologyError(
+            f"devices has {twice[0]} twice.\n"
+            "  expected:     each device once\n"
+            "  likely cause: a list of one device was multiplied\n"
+            "  fix:          devices=jax.devices()[:8]; on CPU jax.config.update('jax_num_cpu_devices', 8) makes more"
+        )
     return found
 
 

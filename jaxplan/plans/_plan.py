@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxplan.core._files import write_whole
+from jaxplan.errors import ArgumentError
 from jaxplan.frontend._backend import check_backend
 from jaxplan.plans._placed_plan import PlacedPlan
 from jaxplan.plans._plan_json import plan_from_json, plan_to_json
@@ -92,6 +93,12 @@ class Plan(PlacedPlan):
 
     def shard(self, args: Any, devices: Sequence[Any] | None = None) -> Any:
         """Place arguments (a tuple, in order) as the plan wants them; returns the placed tuple."""
+        if not isinstance(args, list | tuple):
+            raise ArgumentError(
+                f"shard() is given {type(args).__name__}; expected the arguments of the step as a tuple.\n"
+                "  likely cause: one argument passed by itself\n"
+                "  fix: plan.shard((params, batch))"
+            )
         return self.jit(devices).shard(*args)
 
     def init(

@@ -104,7 +104,7 @@ def _without_experts(step: Step) -> str:
         return "the step has no experts: no product with one parameter for each of several inputs"
     line = _compat.eqn_source_line(ragged[0].origin)
     place = f" at {line}" if line else ""
-    return f"how many rows each expert has, {ragged[0].name!r}{place} learns at run time: devices would have unequal parts"
+    return f"{ragged[0].name!r}{place} learns at run time how many rows each expert has: no split makes equal parts"
 
 
 def _expert_axes(step: Step, number: int):

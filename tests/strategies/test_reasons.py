@@ -1,0 +1,79 @@
+"""The reasons of strategies that do not apply, on steps of odd kinds, each checked by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from benchmarks.quality._forms import floats
+from jaxplan.mesh import Topology
+from jaxplan.search._traced import analyse_step
+from jaxplan.strategies import apply_strategies
+
+EXPERTS, TOKENS, WIDTH, HIDDEN = 8, 1024, 256, 512
+
+
+def descent(loss: Callable[..., jax.Array]) -> Callable[..., Any]:
+    return lambda p, *data: jax.tree.map(lambda p, g: p - g, p, jax.grad(loss)(p, *data))
+
+
+def absent(step: Callable[..., Any], *args: Any) -> Mapping[str, str]:
+    graph = analyse_step(step, args, {}, donate_argnums=None, static_argnums=())
+    return apply_strategies(graph, Topology.parse("h100:8")).absent
+
+
+def sorted_experts(p: Any, x: jax.Array) -> jax.Array:
+    expert = jnp.argmax(x @ p["router"], -1)
+    order = jnp.argsort(expert)
+    counts = jnp.bincount(expert, length=EXPERTS)
+    hidden = jax.nn.relu(jax.lax.ragged_dot(x[order], p["up"], counts))
+    return jnp.mean((jax.lax.ragged_dot(hidden, p["down"], counts)[jnp.argsort(order)] - x) ** 2)
+
+
+@pytest.mark.parametrize("before", [(TOKENS, WIDTH), (8, TOKENS // 8, WIDTH)])
+def test_tokens_that_are_sorted_for_ragged_products_are_no_examples(before: tuple[int, ...]) -> None:
+    """A sort moves tokens between devices, and a device knows its experts' tokens only at run time."""
+    params = {"router": floats(WIDTH, EXPERTS), "up": floats(EXPERTS, WIDTH, HIDDEN)}
+    params["down"] = floats(EXPERTS, HIDDEN, WIDTH)
+    found = absent(descent(lambda p, x: sorted_experts(p, x.reshape(-1, WIDTH))), params, floats(*before))
+    assert found["data"] == found["fsdp"] == found["zero2"]
+    assert "'sort'" in found["fsdp"] and found["fsdp"].endswith(f"({TOKENS})")
+    assert "'ragged_dot_general'" in found["experts"] and "at run time" in found["experts"]
+    assert "no attention" in found["context"] and "no attention" in found["megatron_sequence"]
+
+
+def test_arithmetic_that_leaves_the_examples_alone_is_named() -> None:
+    """Nearly all of the work is a power of one matrix; the examples only read it."""
+
+    def loss(p: Any, x: jax.Array) -> jax.Array:
+        w = p
+        for _ in range(6):
+            w = jnp.tanh(w @ w)
+        return jnp.mean((x @ w[:, :1]) ** 2)
+
+    reason = absent(descent(loss), floats(2048, 2048), floats(8, 2048))["fsdp"]
+    assert reason.startswith("most of the arithmetic, 'dot_general' at ") and reason.endswith("(8)")
+
+
+def test_a_recurrence_has_neither_a_sequence_nor_experts() -> None:
+    def loss(p: Any, x: jax.Array) -> jax.Array:
+        cell = lambda h, now: (jnp.tanh(now @ p["w"] + h @ p["u"]), None)  # noqa: E731
+        return jnp.mean(jax.lax.scan(cell, jnp.zeros(x.shape[1:]), x)[0] ** 2)
+
+    found = absent(descent(loss), {"w": floats(256, 256), "u": floats(256, 256)}, floats(16, 64, 256))
+    assert "no attention" in found["context"] and "no experts" in found["experts"] and "data" not in found
+
+
+def test_a_matrix_times_its_transpose_has_no_experts() -> None:
+    found = absent(lambda a: jnp.linalg.eigh(a @ a.T)[0], floats(256, 256))
+    assert "no experts" in found["experts"] and "'dot_general'" in found["data"]
+
+
+def test_a_stencil_has_no_parameters_to_split() -> None:
+    found = absent(lambda u: u + jnp.roll(u, 1, 0) + jnp.roll(u, 1, 1), floats(512, 512))
+    assert found["megatron"] == "no matrix product, convolution or look-up reads a parameter"
+    assert "mixes" in found["data"] and "(512)" in found["data"]
