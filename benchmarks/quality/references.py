@@ -227,8 +227,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--compile", action="store_true", help="compile the plans anew and keep their figures"
     )
+    parser.add_argument("--records", type=Path, default=RECORDS, help="the file of compiled figures")
     options = parser.parse_args(argv)
-    compiler = Compiler(options.topology, options.compile)
+    compiler = Compiler(options.topology, options.compile, options.records)
     tables = [
         compare_forms(forms, model, compiler) for model, forms in variants().items() if options.only in model
     ]
