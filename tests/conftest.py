@@ -26,6 +26,13 @@ if not any("xla_backend_optimization_level" in flag for flag in _flags):
 os.environ["XLA_FLAGS"] = " ".join(_flags)
 
 
+@pytest.fixture(autouse=True)
+def _nothing_is_compiled_unasked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans near a memory limit are compiled by default, which takes seconds each: here in tests that compile alone."""
+    if not any(request.node.get_closest_marker(mark) for mark in _COMPILERS):
+        monkeypatch.setattr("jaxplan.search._verify.can_verify", lambda topology: False)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for mark, (module, chips) in _COMPILERS.items():
         if importlib.util.find_spec(module) is None:

@@ -33,6 +33,14 @@ class FakePlan:
     verified: None = None
 
     @property
+    def memory_interval(self):
+        return None
+
+    @property
+    def memory_interval_bytes(self):
+        return None
+
+    @property
     def summary(self):
         return str(self.outline)
 

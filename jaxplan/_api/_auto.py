@@ -267,7 +267,8 @@ class Auto(Generic[P, R]):
         from jaxplan.search._every_process import plan_everywhere
         from jaxplan.search._fixed import shardings_of
 
-        options = dataclasses.replace(self._options, topology=self._topology)
+        verify = False if self._options.verify == "auto" else self._options.verify  # it reads what it compiles to run
+        options = dataclasses.replace(self._options, topology=self._topology, verify=verify)
         step = StepToPlan(self._step, call.args, call.kwargs, options)
         if options.like is not None:
             kept = shardings_of(_on_same_axes(followed_plan(options.like), parse_topology(self._topology)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import sys
 from collections.abc import Sequence
@@ -110,7 +111,10 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--plan", metavar="FILE", help="write the chosen plan as JSON")
     plan.add_argument("--trace", metavar="FILE", help="simulate the chosen plan and write its timeline for Perfetto")
     plan.add_argument(
-        "--verify", action="store_true", help="compile the points near the choice, and count what the compiler says"
+        "--verify",
+        action=argparse.BooleanOptionalAction,
+        help="compile the points near the choice, and count what the compiler says; default: where the memory limit "
+        "lies within the error of the choice",
     )
     plan.add_argument("--cache", metavar="FOLDER", help="with --verify, keep compiled programs there")
     plan.add_argument("--audit", action="store_true", help="compile the chosen plan and compare")
@@ -134,12 +138,16 @@ def _run_plan(arguments: argparse.Namespace) -> int:
     step, args, options = step_arguments(arguments)
     if arguments.verify:
         options |= {"verify": arguments.choose or True, "cache_dir": arguments.cache}
+    elif arguments.verify is False:
+        options |= {"verify": False}
     elif arguments.cache:
         raise ArgumentError("--cache keeps what --verify compiles: give both, or neither")
     check_before_planning(arguments, options["topology"])
     arguments.watch.rescue = lambda: _save_found(arguments)
     with Progress() as progress:
         frontier = jaxplan.plan(step, *args, **options, progress=progress)
+        if arguments.verify is None and arguments.choose and not arguments.watch.interrupted:
+            frontier = _verified_near_limit(frontier, arguments.choose, progress)
     print(f"planned: {progress}", file=sys.stderr)
     plan = _save(frontier, arguments)
     show_frontier(frontier, arguments)
@@ -152,6 +160,14 @@ def _run_plan(arguments: argparse.Namespace) -> int:
     audit = plan.audit()
     print(audit.table())
     return EXIT_DONE if audit.ok else EXIT_AUDIT
+
+
+def _verified_near_limit(frontier: Frontier, choose: str, progress: Progress) -> Frontier:
+    from jaxplan.search._verify import verified_near_limit
+
+    with contextlib.suppress(ArgumentError):  # a choice that is not there is an error once files are written
+        return verified_near_limit(frontier, choose, progress=progress)
+    return frontier
 
 
 def _save(frontier: Frontier, arguments: argparse.Namespace) -> Plan:

@@ -17,7 +17,7 @@ from jax._src import config as jax_config
 from jax._src import core as jax_core
 from jax._src import distributed as jax_distributed
 from jax._src import effects as jax_effects
-from jax._src import source_info_util
+from jax._src import source_info_util, xla_bridge
 from jax._src.array import ArrayImpl as ArrayImpl
 from jax._src.lax import lax as lax_internal
 from jax._src.lax import windowed_reductions
@@ -57,6 +57,12 @@ JaxRuntimeError = jax.errors.JaxRuntimeError
 def distributed_client() -> Any:
     """The client of the store of keys and values that `jax.distributed.initialize` connected to; None without one."""
     return jax_distributed.global_state.client
+
+
+def runs_on(platform: str) -> bool:
+    """Whether JAX has started, and on devices of this platform (``"cuda"``, ``"tpu"``, ``"cpu"``); starts nothing."""
+    names = {"gpu": "cuda"}
+    return xla_bridge.backends_are_initialized() and names.get(jax.default_backend(), jax.default_backend()) == platform
 
 
 def process_id() -> int:

@@ -6,6 +6,8 @@ from jaxplan.cost._compute import flops_of as flops_of
 from jaxplan.cost._held import held_at_peak as held_at_peak
 from jaxplan.cost._live_ranges import WORKSPACE as WORKSPACE
 from jaxplan.cost._live_ranges import LiveRanges as LiveRanges
+from jaxplan.cost._memory_interval import MemoryInterval as MemoryInterval
+from jaxplan.cost._memory_interval import memory_interval as memory_interval
 from jaxplan.cost._model import CostModel as CostModel
 from jaxplan.cost._model_builder import ModelBuilder as ModelBuilder
 from jaxplan.cost._model_builder import build_cost_model as build_cost_model

@@ -138,11 +138,13 @@ class Options:
         },
     )
     verify: bool | str = field(
-        default=False,
+        default="auto",
         metadata={
             "doc": "True compiles the fastest plan that fits, its neighbours and the best reference without their "
             "devices; compiled memory and collectives then count instead of predicted ones (docs/audit.md). "
-            'The name of another choice, such as ``"knee"``, does so around that one.'
+            'The name of another choice, such as ``"knee"``, does so around that one. Default: ``"auto"``, which does '
+            "so only where the limit lies within the error of the choice's predicted memory "
+            "(`Plan.memory_interval_bytes`), the compiler is installed, and the devices are not here; False never does."
         },
     )
     cache_dir: str | os.PathLike[str] | None = field(

@@ -66,6 +66,7 @@ def explain_data(plan: PlanData) -> dict[str, Any]:
         "host_seconds": plan.host_seconds,
         "host_bytes": plan.host_bytes,
         "memory_bytes": plan.memory_bytes,
+        "memory_interval_bytes": plan.memory_interval_bytes,
         "memory_parts": dict(plan.memory_parts),
         "proven": certificate(plan),
         "pins": [_fields(pin) for pin in plan.pins],
@@ -90,7 +91,9 @@ def _link(plan: PlanData) -> str:
 
 def _memory(plan: PlanData) -> str:
     if plan.verified is None:
-        return f"{format_bytes(plan.memory_bytes)} per device"
+        between = plan.memory_interval_bytes
+        text = f"{format_bytes(plan.memory_bytes)} per device"
+        return text if between is None else f"{text}; compiled, {' to '.join(map(format_bytes, between))} in 9 of 10"
     predicted = format_bytes(plan.prediction.memory_bytes)
     return f"{format_bytes(plan.memory_bytes)} per device as compiled; {predicted} predicted"
 

@@ -135,9 +135,21 @@ def _footer(frontier: FrontierData[PlanData], num_shown: int) -> list[str]:
     if frontier.search_seconds is not None:
         searched = f"searched for {format_seconds(frontier.search_seconds)}"
         lines = [*lines, searched] if len(lines[-1]) > _FULL_LINE else [*lines[:-1], f"{lines[-1]}; {searched}"]
+    if (interval := _interval(frontier.points)) is not None:
+        lines.append(interval)
     if (proven := proven_points(frontier.points)) is not None:
         lines.append(proven)
     return lines + [f"note: {note}" for note in frontier.notes]
+
+
+def _interval(points: Sequence[PlanData]) -> str | None:
+    """How far compiled memory lies from that of the points, as far as they are predicted."""
+    predicted = [plan.memory_interval for plan in points if plan.verified is None]
+    known = [found for found in predicted if found is not None]
+    if not known:
+        return None
+    low, high = min(of.low for of in known) - 1, max(of.high for of in known) - 1
+    return f"compiled, 9 of 10 such plans take {low:+.0%} to {high:+.0%} of that memory"
 
 
 def _compact_references(frontier: FrontierData[PlanData], columns: int) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from jaxplan.core._once import Once
-from jaxplan.cost import Prediction
+from jaxplan.cost import MemoryInterval, Prediction, memory_interval
 from jaxplan.errors import PlanMismatchError
 from jaxplan.ir import Configuration, MicroBatches, Offload, Remat, StepGraph
 from jaxplan.mesh import Sharding, Topology
@@ -102,6 +102,22 @@ class PlanData:
     def memory_bytes(self) -> int:
         """Peak per device: arguments + outputs - aliased + temporaries; predicted, and compiled where verified."""
         return self.prediction.memory_bytes if self.verified is None else self.verified.memory_bytes
+
+    @property
+    def memory_interval(self) -> MemoryInterval | None:
+        """The error of predicted memory for plans of this kind; None where none was measured."""
+        return memory_interval(self.topology.chip.aot_platform, searched=self.name == "plan")
+
+    @property
+    def memory_interval_bytes(self) -> tuple[int, int] | None:
+        """Bytes per device between which nine of ten compiled plans like this one lie (docs/measured.md).
+
+        Compiled plans are exact: both bounds are `memory_bytes`. None where no plan of the platform was compiled.
+        """
+        if self.verified is not None:
+            return self.memory_bytes, self.memory_bytes
+        found = self.memory_interval
+        return None if found is None else found.of(self.memory_bytes)
 
     @property
     def verified_memory_bytes(self) -> int | None:

@@ -86,6 +86,7 @@ def figure_of(frontier: FrontierData[PlanData], choose: str | int) -> Figure:
     named = [
         (", ".join(frontier.marks(plan)), at) for plan, at in zip(frontier, points) if frontier.marks(plan)
     ]
+    _draw_intervals(axes, frontier, points, size[0])
     _draw_points(axes, points, (chosen.memory_bytes / size[0], chosen.time_seconds / time[0]))
     _draw_references(axes, [at for _, at in references])
     _draw_limit(axes, frontier.memory_limit_bytes, size[0])
@@ -118,6 +119,20 @@ def _draw_points(axes: Axes, points: Sequence[tuple[float, float]], chosen: tupl
         markeredgecolor="black",
         label="chosen plan",
     )
+
+
+def _draw_intervals(
+    axes: Axes, frontier: FrontierData[PlanData], points: Sequence[tuple[float, float]], unit: float
+) -> None:
+    """A bar for each predicted point over the memory that nine of ten compiled plans like it take."""
+    bars = [
+        (*(bound / unit for bound in plan.memory_interval_bytes), y)
+        for plan, (_, y) in zip(frontier, points, strict=True)
+        if plan.verified is None and plan.memory_interval_bytes is not None
+    ]
+    if bars:
+        low, high, y = zip(*bars, strict=True)
+        axes.hlines(y, low, high, color="tab:blue", alpha=0.25, linewidth=4, label="9 of 10 compiled")
 
 
 def _draw_references(axes: Axes, references: Sequence[tuple[float, float]]) -> None:

@@ -22,7 +22,7 @@ from jaxplan.search._compare import Comparison, compare_on
 from jaxplan.search._planner import plan_graph
 from jaxplan.search._scaling import MinDevices, Scaling, checked_counts, find_fewest, scale
 from jaxplan.search._traced import Report, Traced, analyse_traced, trace_step
-from jaxplan.search._verify import check_verifiable, checked_choice, verify
+from jaxplan.search._verify import AUTO, check_verifiable, checked_choice, verified_near_limit, verify
 from jaxplan.search._would_fit import with_ways_out
 from jaxplan.strategies import checked_names
 
@@ -81,10 +81,13 @@ def plan_on(step: StepToPlan, options: Options) -> Frontier:
             if options.kept or current().happened or error.smallest_memory_bytes is None:
                 raise
             raise with_ways_out(error, graph, topology, limited) from None
-    if around is None or current().happened:
+    if current().happened:
         return frontier
+    cache_dir = options.cache_dir
     with Progress(options.progress) as report:
-        return verify(frontier, around, cache_dir=options.cache_dir, progress=report)
+        if options.verify == AUTO:
+            return verified_near_limit(frontier, options.choose, cache_dir=cache_dir, progress=report)
+        return frontier if around is None else verify(frontier, around, cache_dir=cache_dir, progress=report)
 
 
 def _checked_before_search(options: Options, topology: Topology) -> str | int | None:

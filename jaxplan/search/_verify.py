@@ -17,8 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from statistics import median
 from typing import TYPE_CHECKING
 
-from jaxplan.core._log import until_interrupted
-from jaxplan.errors import ArgumentError, AuditError
+from jaxplan.core import _compat
+from jaxplan.core._log import logger, until_interrupted
+from jaxplan.errors import ArgumentError, AuditError, JaxplanError
 from jaxplan.partition._verified import Verified
 from jaxplan.plans._frontier import Frontier
 from jaxplan.plans._infeasible import infeasible_error
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from jaxplan.mesh import Topology
     from jaxplan.plans._plan import Plan
 
+AUTO = "auto"
+"""The option that verifies only where a choice is near the limit."""
 NEAR = 1
 """Points on either side of the choice that are compiled with it."""
 MOST_COMPILED = 8
@@ -41,14 +44,14 @@ _ABOUT_THE_SEARCH = ("name", "outline", "prediction", "lower_bound_seconds", "ga
 _remembered: dict[tuple[str, str], Verified | None] = {}
 
 
-def check_verifiable(topology: Topology) -> None:
-    """Raise now the error that compiling for the topology would raise after the search.
+def check_verifiable(topology: Topology) -> str:
+    """The platform to compile for. Raise now the error that compiling for the topology would raise after the search.
 
     UnsupportedError: the compiler has no target for the chip. MissingExtraError: it is not installed; names the extra.
     """
     from jaxplan.audit import require_compiler
 
-    require_compiler(topology)
+    return require_compiler(topology)
 
 
 def verify(
@@ -219,16 +222,53 @@ def _note(before: Frontier, after: Frontier, found: dict[str, Verified | None]) 
     return f"verified: {said}"
 
 
+def is_near_limit(frontier: Frontier, which: str | int) -> bool:
+    """Whether a choice fits by its prediction, and the limit lies within its interval."""
+    limit, between = frontier.memory_limit_bytes, frontier.choose(which).memory_interval_bytes
+    return limit is not None and between is not None and between[0] <= limit < between[1]
+
+
+def can_verify(topology: Topology) -> bool:
+    """Whether the compiler of the topology is installed, and its devices are not those of this process."""
+    try:
+        platform = check_verifiable(topology)
+    except JaxplanError:
+        return False
+    return not _compat.runs_on(platform)
+
+
+def verified_near_limit(
+    frontier: Frontier,
+    which: str | int,
+    *,
+    cache_dir: str | os.PathLike[str] | None = None,
+    progress: Callable[[str, float], object] = lambda stage, fraction: None,
+) -> Frontier:
+    """`verify` where a choice is near the limit and the compiler is installed, else the frontier as it is.
+
+    A plan that does not compile leaves a note on the frontier, which is logged too.
+    """
+    if not is_near_limit(frontier, which) or not can_verify(frontier.points[0].topology):
+        return frontier
+    try:
+        return verify(frontier, which, cache_dir=cache_dir, progress=progress)
+    except AuditError as error:
+        note = f"not verified, although the choice is near the limit: {str(error).splitlines()[0]}"
+        logger.warning("%s", note)
+        return dataclasses.replace(frontier, notes=(*frontier.notes, note))
+
+
 def checked_choice(verify: bool | str, choose: str | int = "fastest") -> str | int | None:
-    """The choice to verify around: `choose` for True, None for False.
+    """The choice to verify around: `choose` for True, None for False and ``"auto"``.
 
     Raises ArgumentError for anything that is neither a bool nor a name.
     """
     if isinstance(verify, bool):
         return choose if verify else None
     if isinstance(verify, str):
-        return verify
+        return None if verify == AUTO else verify
     raise ArgumentError(
         f"verify={verify!r} is not understood.\n"
-        "  expected: True (compile the points near the choice), False, or the choice by name, such as 'knee'"
+        "  expected: 'auto' (where the choice is near the limit), True (compile the points near the choice), False, "
+        "or the choice by name, such as 'knee'"
     )

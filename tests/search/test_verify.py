@@ -181,6 +181,41 @@ def test_plan_auto_and_command_line_ask_for_it(
         jaxplan.plan(step, *make_args(), **options, verify=3)  # pyright: ignore
 
 
+def test_a_choice_near_the_limit_is_verified_by_default(
+    compiler: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_verify, "can_verify", lambda topology: True)
+    topology = "h100:4"
+    fastest = jaxplan.plan(step, *make_args(), topology=topology, memory="1GiB").fastest()
+    assert fastest.verified is None  # far below the limit
+    low, high = fastest.memory_interval_bytes or (0, 0)
+    assert low < fastest.memory_bytes < high
+    for limit, is_near in ((fastest.memory_bytes, True), (high - 1, True), (high, False)):
+        compiler["seen"].clear()
+        found = jaxplan.plan(step, *make_args(), topology=topology, memory=limit).fastest()
+        assert (found.verified is not None) == is_near == bool(compiler["seen"])
+    compiler["seen"].clear()
+    jaxplan.plan(step, *make_args(), topology=topology, memory=fastest.memory_bytes, verify=False)
+    assert not compiler["seen"]
+    command = f"plan {__file__}:step --args {__file__}:make_args --topology {topology}"
+    command += f" --memory {-(-fastest.memory_bytes // 1024)}KiB"
+    assert _cli.main(command.split()) == 0
+    assert "verified" in capsys.readouterr().out
+    assert _cli.main([*command.split(), "--no-verify"]) == 0
+    assert "verified" not in capsys.readouterr().out
+
+
+def test_the_plan_beyond_the_limit_by_the_compiler_is_not_chosen(
+    compiler: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_verify, "can_verify", lambda topology: True)
+    fastest = jaxplan.plan(step, *make_args(), topology="h100:4").fastest()
+    compiler["memory"][fastest.configurations] = 1.05
+    found = jaxplan.plan(step, *make_args(), topology="h100:4", memory=fastest.memory_bytes)
+    assert found.fastest().configurations != fastest.configurations
+    assert found.fastest().memory_bytes <= fastest.memory_bytes
+
+
 def test_machines_that_cannot_be_compiled_for_are_refused_before_the_search(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
