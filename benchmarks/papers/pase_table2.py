@@ -110,7 +110,7 @@ def _of(rows: Sequence[Row], network: str) -> list[str]:
     return [
         r["split"]
         for r in rows
-        if r["network"] == network and r["first"] != "embedding"
+        if r["network"] == network and r["first"] not in _OTHERS
         for _ in range(r["layers"])
     ]
 

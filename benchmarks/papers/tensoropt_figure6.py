@@ -72,7 +72,7 @@ def _turns(rows: Sequence[Row], network: str) -> tuple[bool, str]:
     points = of(rows, network, "ft")
     before, after = slopes(points)
     turn = points[turning_point(points)]
-    return before > 3 * after, (
+    return before > 2 * after, (
         f"{network}: at {turn['gib']:.1f} GiB, {before:,.0f} ms per GiB below and {after:,.1f} above"
     )
 
