@@ -18,6 +18,7 @@ MOST_PER_1000_WORDS_OF_A_FILE = 10.0
 WITH_PROSE = ("jaxplan", "tests", "benchmarks", "examples")
 WORDS = re.compile(r"[A-Za-z]+")
 QUESTION_WORDS = re.compile(r"\b(what|who|whom|whose)\b", re.IGNORECASE)
+DOCUMENTS = [*(PACKAGE.parent / name for name in ("README.md", "CONTRIBUTING.md")), *PACKAGE.parent.glob("docs/*.md")]
 PLAIN_FOLDERS = (
     ".",
     *("audit", "cli", "core", "cost", "frontend", "ir", "mesh", "plans", "search", "simulate", "solvers", "strategies"),
@@ -72,6 +73,13 @@ def test_no_file_leans_on_question_words() -> None:
         if 1000 * questions > MOST_PER_1000_WORDS_OF_A_FILE * words:
             found[str(path.relative_to(PACKAGE.parent))] = questions
     assert found == {}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_documents_lean_on_no_question_words(path: Path) -> None:
+    text = path.read_text()
+    found, words = QUESTION_WORDS.findall(text), len(text.split())
+    assert 1000 * len(found) <= MOST_PER_1000_WORDS * words, f"{len(found)} in {words} words"
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ _HEAD = """# Rules on the compiler
 Made by `python -m benchmarks.accuracy.rules` of the registry in `jaxplan/xla/rules`; do not edit. Each rule is one
 thing that XLA does, which decides buffers, their bytes, their live ranges or the work (docs/prediction.md). Its source
 is the URL of a public compiler pass, compiled programs that show it (the compiler for TPUs is not public), or a number
-that was fitted to compiled programs. *Made after* names the models whose compiled programs a rule was made after; it is
+that was fitted to compiled programs. *Made after* names the models by whose compiled programs a rule was made; it is
 judged on the others. *Error without* is the mean absolute error of memory over the recorded reference plans, with the
 rule and without it, and how many models it changes: `python -m benchmarks.accuracy.ablation --without NAME`.
 """

@@ -26,7 +26,7 @@ class Fused:
       decided_by: per tensor, the name of the rule that decided it last; None: no rule, it is computed by its readers.
       blocks, transposes: buffers only where local shapes say so -> the dimensions (`Write`).
       sums: dots that a library call adds to a sum.
-      sums_alone: those of them (equations) whose result is a buffer for that reason alone.
+      sums_alone: those of them (equations) with a result that is a buffer for that reason alone.
       others: effects that later passes apply.
     """
 
@@ -96,7 +96,7 @@ class _FusionPass:
             self.others.append(effect)
 
     def sums_alone(self) -> Iterator[int]:
-        """Sums whose result the rule on them decided."""
+        """Sums with a result that the rule on them decided."""
         for name, effect in self.sums:
             (result,) = self.facts.equations[effect.equation].results
             if self.decided_by[result] == name:

@@ -1,4 +1,4 @@
-"""What travels when a tensor is resharded, and steps that transfers share."""
+"""The tensors that travel when others are resharded, and steps that transfers share."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ SHARED_STEPS = CompilerRule(
     name="equal-first-steps-are-one-collective",
     backends=ALL,
     stage="liveness",
-    does="Reshardings of one value that begin alike share these steps; what they share lives until the last goes on.",
+    does="Reshardings of one value that begin alike share these steps; the shared copy lives until the last goes on.",
     source=f"{XLA}service/hlo_cse.cc",
     made_after=("gpt",),
     test="tests/partition/test_plan_compiles.py::test_the_compiled_program_is_the_planned_one",

@@ -109,7 +109,7 @@ ERFC_ARGUMENTS = CompilerRule(
     name="arguments-of-erfc-are-saved",
     backends=("gpu",),
     stage="residuals",
-    does="`erfc` becomes many operators that read its argument, so what makes the argument is saved.",
+    does="`erfc` becomes many operators that read its argument, so the argument is saved.",
     source=_ONE_BY_ONE,
     made_after=("wav2vec",),
     test="tests/cost/test_functions.py::test_gpus_save_what_erfc_reads",
@@ -144,7 +144,7 @@ WIDE_COPIES = CompilerRule(
     stage="layouts",
     does="A resharded 16-bit value that both passes cast to float32 is saved once more in float32, but for logits.",
     source=Observed(
-        evidence="ResNet-50 with activations moved between layouts, BERT whose logits are a sum over all devices",
+        evidence="ResNet-50 with activations moved between layouts, BERT with logits that are a sum over all devices",
         command=zoo("h100:8", "resnet50", "bert"),
     ),
     made_after=("resnet50", "bert"),

@@ -99,7 +99,7 @@ STRIDED_SLICES = CompilerRule(
     name="strided-slices-read-buffers",
     backends=("tpu",),
     stage="fusion",
-    does="What a slice takes every other element of is written.",
+    does="An array of which a slice takes every other element is written.",
     source=Observed(evidence="a Mamba compiled for v5e", command=zoo("v5e:2x4", "mamba")),
     made_after=("mamba",),
     test="tests/xla/test_slices.py::test_every_level_of_a_scan_saves_what_it_combines_and_both_halves_of_its_result",
