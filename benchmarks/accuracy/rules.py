@@ -32,7 +32,7 @@ def document() -> str:
     """The whole document."""
     effects = read_effects()
     lines = [_HEAD, f"{len(RULES)} rules.", ""]
-    columns = ("rule", "backend", "what the compiler does", "source", "made after", "error without", "test")
+    columns = ("rule", "backend", "effect", "source", "made after", "error without", "test")
     for stage in STAGES:
         of_stage = (rule for rule in RULES.values() if rule.stage == stage)
         rules = sorted(of_stage, key=lambda rule: (-len(rule.backends), rule.backends, rule.name))

@@ -69,7 +69,7 @@ CHANNEL_GROUPS = CompilerRule(
     name="channel-groups-are-innermost",
     backends=("tpu",),
     stage="fusion",
-    does="An image that only convolutions of channel groups read has the batch and the channels of one group innermost.",
+    does="An image that only convolutions of channel groups read has batch and channels of one group innermost.",
     source=Observed(evidence="a RegNetY compiled for v5e", command=zoo("v5e:2x4", "regnet")),
     made_after=("regnet",),
     test="tests/xla/test_channel_groups.py::test_an_image_lies_as_the_groups_of_its_channels_do",
