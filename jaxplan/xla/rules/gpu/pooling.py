@@ -58,9 +58,9 @@ def _indices(facts: Facts) -> Iterator[PoolBuffer]:
 
 def _in_float32(facts: Facts) -> Iterator[PoolBuffer]:
     """Results of 16 bits, in float32 until the last reader that casts them."""
-    for eqn in facts.equations:
+    for eqn in (e for e in facts.equations if e.name in _POOLINGS):
         result = facts.tensors[eqn.results[0]]
-        if eqn.name in _POOLINGS and result.itemsize < _VALUE_BYTES:
+        if result.itemsize < _VALUE_BYTES:
             readers = (e for e in facts.readers(result.index) if e.name == "convert_element_type")
             ends = [facts.read_end[e.index] for e in readers if e.params["new_dtype"] == "float32"]
             num_bytes = _VALUE_BYTES * result.num_elements
