@@ -18,13 +18,13 @@ EXPERTS = {
     "Transformer": ("data", "tensor"),
 }
 """Reference strategies that are the expert's: for the Transformer, batch times model dimensions (Mesh-TensorFlow)."""
-_CHAIN_SECONDS = 2.0
+_CHAIN_SECONDS = 3.0
 _TOLERANCE = 1.02
 """Two predictions closer than this are equal."""
 
 
 def run(
-    networks: Sequence[str] = tuple(NETWORKS), device_counts: Sequence[int] = (4, 64),
+    networks: Sequence[str] = tuple(NETWORKS), device_counts: Sequence[int] = (4, 16, 64),
     chips: Sequence[str] = ("1080ti", "2080ti"), of_each: Sequence[str] = ("AlexNet", "RNNLM"), each_count: int = 16,
 ) -> list[Row]:  # fmt: skip
     """Batches of all devices together; then of some networks batches of each device."""

@@ -59,7 +59,7 @@ def _shapes(rows: Sequence[Row]) -> tuple[bool, str]:
         f"{name}: {before:,.0f} and {after:,.1f} ms per GiB below and above"
         for name, (before, after) in found.items()
     ]
-    return all(before > 2 * after for before, after in found.values()), "; ".join(texts)
+    return all(before > 3 * after for before, after in found.values()), "; ".join(texts)
 
 
 def _larger(rows: Sequence[Row]) -> tuple[bool, str]:

@@ -18,7 +18,8 @@ from jaxplan.frontend._backend import Backend
 from jaxplan.partition._combiner import combiner_options
 from jaxplan.partition._handed_back import computed, handed_back
 from jaxplan.partition._host_memory import in_shardings
-from jaxplan.partition._planned import abstract_mesh, jit_flat
+from jaxplan.partition._meshes import abstract_mesh
+from jaxplan.partition._planned import jit_flat
 
 if TYPE_CHECKING:
     from jaxplan.ir import Equation

@@ -46,6 +46,7 @@ examples:
   jaxplan show frontier.json
   jaxplan explain frontier.json block_3/up/kernel --step train:train_step --args train:make_args
   jaxplan diff frontier.json --choose knee fsdp
+  jaxplan export frontier.json --step train:train_step --args train:make_args -o train_planned.py
   jaxplan audit frontier.json train:train_step --args train:make_args --choose knee
   jaxplan doctor --output doctor.json
   jaxplan profile --output here.json && jaxplan plan ... --profile here.json

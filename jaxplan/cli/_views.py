@@ -1,4 +1,4 @@
-"""`jaxplan show`, `explain` and `diff`: saved plans and frontiers, looked at."""
+"""`jaxplan show`, `explain`, `diff` and `export`: saved plans and frontiers, looked at and written as scripts."""
 
 from __future__ import annotations
 
@@ -56,6 +56,17 @@ def add_view_commands(commands: Any) -> None:
     )
     _add_step(diff)
     diff.set_defaults(run=_run_diff)
+    export = commands.add_parser("export", help="write a saved plan as a JAX script that needs no jaxplan")
+    export.add_argument("file", help="a plan, or a frontier to choose from")
+    export.add_argument("-o", "--output", required=True, metavar="FILE", help="such as train_planned.py")
+    export.add_argument("--choose", metavar="WHICH", help=_CHOOSE_HELP)
+    export.add_argument(
+        "--names", nargs="+", metavar="NAME=SIZE", help="axes of the mesh, outermost first, such as data=4 tensor=2"
+    )
+    export.add_argument("--step", required=True, metavar="MODULE:FUNCTION", help="the step that the plan was made for")
+    export.add_argument("--args", required=True, metavar="MODULE:FUNCTION", help="returns the step's arguments")
+    add_static_argument(export)
+    export.set_defaults(run=_run_export)
 
 
 def _add_step(parser: argparse.ArgumentParser) -> None:
@@ -124,6 +135,22 @@ def _run_explain(arguments: argparse.Namespace) -> int:
         lambda: explain_data(plan) if path is None else explain_leaves_data(plan, path),
     )
     return 0
+
+
+def _run_export(arguments: argparse.Namespace) -> int:
+    plan = _chosen(_loaded(arguments.file, arguments), arguments.choose, arguments.file, "fastest")
+    plan.export(arguments.output, names=_axis_sizes(arguments.names))
+    print(f"wrote {arguments.output}")
+    return 0
+
+
+def _axis_sizes(given: list[str] | None) -> dict[str, int] | None:
+    if given is None:
+        return None
+    pairs = [item.partition("=") for item in given]
+    if not all(name and size.isascii() and size.isdigit() for name, _, size in pairs):
+        raise ArgumentError(f"--names {' '.join(given)}: expected names and sizes, such as data=4 tensor=2")
+    return {name: int(size) for name, _, size in pairs}
 
 
 def _run_diff(arguments: argparse.Namespace) -> int:

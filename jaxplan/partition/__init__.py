@@ -13,11 +13,11 @@ from jaxplan.partition._lowered_program import LoweredProgram as LoweredProgram
 from jaxplan.partition._lowering import Lowering as Lowering
 from jaxplan.partition._lowering_json import lowering_from_json as lowering_from_json
 from jaxplan.partition._lowering_json import lowering_to_json as lowering_to_json
+from jaxplan.partition._meshes import device_mesh as device_mesh
 from jaxplan.partition._meshes import named_mesh as named_mesh
 from jaxplan.partition._meshes import specs_over as specs_over
 from jaxplan.partition._planned import PlannedFunction as PlannedFunction
 from jaxplan.partition._planned import compiled_bytes as compiled_bytes
-from jaxplan.partition._planned import device_mesh as device_mesh
 from jaxplan.partition._planned import runs_as_planned as runs_as_planned
 from jaxplan.partition._run import run_program as run_program
 from jaxplan.partition._verified import Verified as Verified

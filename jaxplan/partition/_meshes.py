@@ -1,4 +1,4 @@
-"""Meshes of groups of the plan's atomic axes, and shardings in the names of their axes."""
+"""Meshes of a plan's atomic axes and of groups of them, and shardings in the names of their axes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,21 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
+from jaxplan.core import _compat
+from jaxplan.core._log import warn_once
 from jaxplan.errors import PlanMismatchError
 from jaxplan.ir import UserMesh
 from jaxplan.mesh import AtomicAxis, Sharding, Topology
+from jaxplan.mesh._detect import checked_devices
 
+_OTHER_DEVICES_MSG = (
+    "planned for {name}, and run on devices of kind {kind!r}: times and memory of the plan are those of {chip}, and "
+    "another plan may be better here. Leave out topology to plan for the devices present"
+)
 _NO_GROUPING_MSG = (
     "the mesh {mesh} does not group the axes of {topology}, {axes}.\n"
     "  expected: every axis of the mesh is a product of neighbouring axes of the plan, over the devices in order\n"
@@ -25,6 +34,51 @@ _SPLIT_MSG = (
     "  fix: plan.mesh() has all of them, {axes}"
 )
 _Groups = Mapping[str, tuple[int, ...]]
+
+
+def device_mesh(topology: Topology, devices: Sequence[Any] | None = None) -> Mesh:
+    """Mesh of the atomic axes over the first devices given (default `jax.devices()`)."""
+    is_given = devices is not None
+    devices = checked_devices(devices) if devices is not None else jax.devices()
+    if len(devices) < topology.num_devices:
+        raise PlanMismatchError(
+            f"the plan needs {topology.num_devices} devices ({topology.name}), and {len(devices)} are there.\n"
+            f"  given:    {', '.join(map(str, devices[:4]))}{' ...' if len(devices) > 4 else ''}\n"
+            f"  expected: at least {topology.num_devices} devices\n"
+            "  likely cause: it was planned for another machine\n"
+            "  fix: plan for the devices present (topology=None), or on CPU ask for virtual ones with "
+            "jax.config.update('jax_num_cpu_devices', n) before the first use of JAX"
+        )
+    if not is_given:
+        _check_shared(topology, devices)
+    kinds, kind = topology.chip.device_kinds, str(devices[0].device_kind)
+    if kinds and not any(known.lower() in kind.lower() for known in kinds):
+        warn_once(_OTHER_DEVICES_MSG.format(name=topology.name, chip=topology.chip.name, kind=kind))
+    sizes = tuple(axis.size for axis in topology.axes) or (1,)
+    names = tuple(axis.name for axis in topology.axes) or ("device",)
+    return Mesh(np.array(devices[: topology.num_devices]).reshape(sizes), names)
+
+
+def _check_shared(topology: Topology, devices: Sequence[Any]) -> None:
+    """Every process has devices of the plan: one without any would leave the others waiting; an error in all."""
+    some = {device.process_index for device in devices[: topology.num_devices]}
+    left = sorted({device.process_index for device in devices} - some)
+    if left:
+        raise PlanMismatchError(
+            f"the plan's {topology.num_devices} devices ({topology.name}) leave out process {left[0]}, of "
+            f"{len(some) + len(left)} processes with {len(devices)} devices.\n"
+            "  expected: devices of every process\n"
+            "  likely cause: the plan was made for, or saved by, fewer processes\n"
+            "  fix: plan for the devices present (topology=None); state that was saved is restored by any plan: "
+            "plan.restore(folder)"
+        )
+
+
+def abstract_mesh(topology: Topology) -> Any:
+    """The same mesh without devices, for lowering on a machine that has none."""
+    sizes = tuple(axis.size for axis in topology.axes) or (1,)
+    names = tuple(axis.name for axis in topology.axes) or ("device",)
+    return _compat.auto_abstract_mesh(sizes, names)
 
 
 def named_mesh(mesh: Mesh, groups: _Groups) -> Mesh:

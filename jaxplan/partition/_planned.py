@@ -7,15 +7,13 @@ import dataclasses
 import operator
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from jaxplan.core import _compat
-from jaxplan.core._log import warn_once
 from jaxplan.core._mesh_context import explicit_mesh, under
 from jaxplan.core._processes import spans_processes
 from jaxplan.errors import PlanMismatchError
@@ -25,8 +23,6 @@ from jaxplan.frontend._backend import Backend
 from jaxplan.frontend._call import Call, opened_call
 from jaxplan.frontend._static_leaves import release_statics
 from jaxplan.frontend._step_options import which
-from jaxplan.mesh import Topology
-from jaxplan.mesh._detect import checked_devices
 from jaxplan.partition import _find_nan
 from jaxplan.partition._combiner import combiner_options
 from jaxplan.partition._donation import DonatedBuffers, unaliased
@@ -54,56 +50,6 @@ from jaxplan.partition.manual._options import barrier_options
 from jaxplan.partition.manual._program import run_manually
 from jaxplan.xla import Target
 
-_OTHER_DEVICES_MSG = (
-    "planned for {name}, and run on devices of kind {kind!r}: times and memory of the plan are those of {chip}, and "
-    "another plan may be better here. Leave out topology to plan for the devices present"
-)
-
-
-def device_mesh(topology: Topology, devices: Sequence[Any] | None = None) -> Mesh:
-    """Mesh of the atomic axes over the first devices given (default `jax.devices()`)."""
-    is_given = devices is not None
-    devices = checked_devices(devices) if devices is not None else jax.devices()
-    if len(devices) < topology.num_devices:
-        raise PlanMismatchError(
-            f"the plan needs {topology.num_devices} devices ({topology.name}), and {len(devices)} are there.\n"
-            f"  given:    {', '.join(map(str, devices[:4]))}{' ...' if len(devices) > 4 else ''}\n"
-            f"  expected: at least {topology.num_devices} devices\n"
-            "  likely cause: it was planned for another machine\n"
-            "  fix: plan for the devices present (topology=None), or on CPU ask for virtual ones with "
-            "jax.config.update('jax_num_cpu_devices', n) before the first use of JAX"
-        )
-    if not is_given:
-        _check_shared(topology, devices)
-    kinds, kind = topology.chip.device_kinds, str(devices[0].device_kind)
-    if kinds and not any(known.lower() in kind.lower() for known in kinds):
-        warn_once(_OTHER_DEVICES_MSG.format(name=topology.name, chip=topology.chip.name, kind=kind))
-    sizes = tuple(axis.size for axis in topology.axes) or (1,)
-    names = tuple(axis.name for axis in topology.axes) or ("device",)
-    return Mesh(np.array(devices[: topology.num_devices]).reshape(sizes), names)
-
-
-def _check_shared(topology: Topology, devices: Sequence[Any]) -> None:
-    """Every process has devices of the plan: one without any would leave the others waiting; an error in all."""
-    some = {device.process_index for device in devices[: topology.num_devices]}
-    left = sorted({device.process_index for device in devices} - some)
-    if left:
-        raise PlanMismatchError(
-            f"the plan's {topology.num_devices} devices ({topology.name}) leave out process {left[0]}, of "
-            f"{len(some) + len(left)} processes with {len(devices)} devices.\n"
-            "  expected: devices of every process\n"
-            "  likely cause: the plan was made for, or saved by, fewer processes\n"
-            "  fix: plan for the devices present (topology=None); state that was saved is restored by any plan: "
-            "plan.restore(folder)"
-        )
-
-
-def abstract_mesh(topology: Topology) -> Any:
-    """The same mesh without devices, for lowering on a machine that has none."""
-    sizes = tuple(axis.size for axis in topology.axes) or (1,)
-    names = tuple(axis.name for axis in topology.axes) or ("device",)
-    return _compat.auto_abstract_mesh(sizes, names)
-
 
 def jit_flat(
     plan: PlanLike,
@@ -120,9 +66,23 @@ def jit_flat(
     Leaves that it does not read are left out of the executable unless ``keep_unused``. ``on_host=False``: all live on
     the devices, also those that the plan keeps on the host.
     """
+    handed = handed_back(plan, donate)
+    return jax.jit(
+        planned_program(plan, mesh, handed, backend=backend, on_host=on_host),
+        in_shardings=tuple(in_shardings(plan, mesh, on_host=on_host)),
+        out_shardings=computed(out_shardings(plan, mesh, on_host=on_host), handed),
+        donate_argnums=tuple(i for i, d in enumerate(donate) if d),
+        compiler_options=dict(compiler_options) if compiler_options else None,
+        keep_unused=keep_unused,
+    )
+
+
+def planned_program(
+    plan: PlanLike, mesh: Any, handed: Mapping[int, int], *, backend: Backend = "jit", on_host: bool = True
+) -> Callable[..., tuple[Any, ...]]:
+    """The planned program as a function of flat leaves, without the results that are ``handed`` back."""
     target = Target.of(plan.topology.chip, plan.topology.num_devices)
     lowered = LoweredProgram(plan.require_program(), plan.lowering, target, plan.out_layouts)
-    handed = handed_back(plan, donate)
     offload = plan.offload if on_host else None
     kind = ManualExecutor if backend == "shard_map" else Executor
     executor = kind(mesh, plan.topology.axes, tiled=target.tiles_arrays, ordered=target.reorders_after_all_to_all)
@@ -135,14 +95,7 @@ def jit_flat(
             results = computed(run_program(lowered, executor, placed), handed)
         return for_host(results, computed(range(len(plan.out_layouts)), handed), offload)
 
-    return jax.jit(
-        planned_step,
-        in_shardings=tuple(in_shardings(plan, mesh, on_host=on_host)),
-        out_shardings=computed(out_shardings(plan, mesh, on_host=on_host), handed),
-        donate_argnums=tuple(i for i, d in enumerate(donate) if d),
-        compiler_options=dict(compiler_options) if compiler_options else None,
-        keep_unused=keep_unused,
-    )
+    return planned_step
 
 
 class PlannedFunction:

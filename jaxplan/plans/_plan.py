@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from jaxplan.core._files import write_whole
 from jaxplan.errors import ArgumentError
 from jaxplan.frontend._backend import check_backend
+from jaxplan.mesh import AxesNames
 from jaxplan.plans._placed_plan import PlacedPlan
 from jaxplan.plans._plan_json import plan_from_json, plan_to_json
 
@@ -162,6 +163,31 @@ class Plan(PlacedPlan):
         """
         with self.checkpoints(folder) as checkpoints:
             return checkpoints.restore(number)
+
+    def export(
+        self, path: str | Path, *, names: AxesNames | None = None, backend: str = "jit"
+    ) -> None:
+        """Write the plan as a plain JAX script, which needs no jaxplan: mesh, specs by path, and the planned program.
+
+        The script has a function of the name of the step, for the same arguments, and every constraint, collective and
+        barrier of `jit` as a line; arrays that the step holds are in ``NAME.npz`` beside it (docs/export.md).
+
+        Args:
+          path: of the script, such as ``train_planned.py``.
+          names: of the mesh axes, as for `mesh`; default: the coarsest groups that the program allows.
+          backend: as for `jit`.
+
+        Raises:
+          UnsupportedError: the step holds Python code, such as a callback or a kernel, or takes NNX objects.
+          ArgumentError: an operator is split inside of a group of ``names``.
+          PlanMismatchError: the plan has no program.
+
+        Example:
+          >>> plan.export("train_planned.py")  # doctest: +SKIP
+        """
+        from jaxplan.partition.export import script_of, write_script
+
+        write_script(path, script_of(self, names, check_backend(backend)))
 
     def explain(self, path: str | None = None) -> str:
         """Splits, communication and memory of the plan, for people; repeated layers in one line.

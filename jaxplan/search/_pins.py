@@ -62,7 +62,7 @@ def resolve_pins(
     return limits
 
 
-def is_about(pin: Pin, graph: StepGraph, topology: Topology, axes: Mapping[str, int] | None = None) -> bool:
+def is_about(pin: Pin, graph: StepGraph, topology: Topology, axes: AxesNames | None = None) -> bool:
     """Whether a pin is about anything in a step: pins of several steps need not be about each of them.
 
     Raises:

@@ -27,7 +27,7 @@ from jaxplan.audit._audit import (
 from jaxplan.audit._hlo import Collective
 from jaxplan.audit._hlo_liveness import Holding
 from jaxplan.mesh import Topology
-from jaxplan.partition._planned import abstract_mesh
+from jaxplan.partition._meshes import abstract_mesh
 
 MIB = 2**20
 TOPOLOGY = Topology.parse("h100:2x4")  # devices 0-3 on one node, 4-7 on the other

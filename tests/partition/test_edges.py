@@ -18,7 +18,7 @@ from jaxplan.audit._aot import compile_exported
 from jaxplan.audit._audit import axis_groups
 from jaxplan.audit._hlo import Collective, collectives
 from jaxplan.mesh import AtomicAxis, Path, Sharding, Topology, reshard_path
-from jaxplan.partition._planned import abstract_mesh, device_mesh
+from jaxplan.partition._meshes import abstract_mesh, device_mesh
 from jaxplan.partition._steps import Executor
 
 DOCUMENT = File(__file__).parents[2] / "docs" / "resharding.md"

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import NamedSharding
 
 from jaxplan.mesh import Path, Sharding, Topology, reshard_path
-from jaxplan.partition._planned import device_mesh
+from jaxplan.partition._meshes import device_mesh
 from jaxplan.partition._steps import Executor
 
 ALL = (0, 1, 2)

@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxplan.ir.stages import Port
 from jaxplan.mesh import Sharding
-from jaxplan.partition._planned import device_mesh
+from jaxplan.partition._meshes import device_mesh
 from jaxplan.partition.stages._staged_like import StagedLike
 
 
