@@ -19,8 +19,8 @@ from jaxplan.frontend._static_leaves import release_statics
 from jaxplan.frontend._step_options import which
 from jaxplan.partition._donation import DonatedBuffers, unaliased
 from jaxplan.partition._known_calls import KnownCalls, Results
+from jaxplan.partition._meshes import device_mesh
 from jaxplan.partition._placement import Placer
-from jaxplan.partition._planned import device_mesh
 from jaxplan.partition.stages._pipeline_run import Pipeline
 from jaxplan.partition.stages._staged_like import StagedLike
 
