@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxplan.core._units import format_bytes, format_seconds
 from jaxplan.cost import held_at_peak
+from jaxplan.partition import combiner_options
 from jaxplan.plans._certificate import certificate
 from jaxplan.plans._explain_lowering import lowering_rows
 from jaxplan.plans._explain_state import state_rows
@@ -49,6 +50,10 @@ def explain(plan: PlanData) -> str:
     if plan.graph is not None:
         lines += ["state (laid out alike as argument and as result)", *state_rows(plan.graph.program)]
         lines += ["operators by split", *_operators(plan)]
+    options = combiner_options(plan, plan.topology.chip.aot_platform)
+    if options:
+        flags = " ".join(f"--{name}={value}" for name, value in options.items())
+        lines += ["compiler options, used by jit() and audit(); for other programs", f"  XLA_FLAGS='{flags}'"]
     if plan.decided is not None:
         lines += ["lowering", *lowering_rows(plan.lowering)]
     return "\n".join(lines)
@@ -69,6 +74,7 @@ def explain_data(plan: PlanData) -> dict[str, Any]:
         "memory_interval_bytes": plan.memory_interval_bytes,
         "memory_parts": dict(plan.memory_parts),
         "proven": certificate(plan),
+        "compiler_options": combiner_options(plan, plan.topology.chip.aot_platform),
         "pins": [_fields(pin) for pin in plan.pins],
         "collectives": [_fields(row) for row in collective_rows(plan)],
         "not_kept": list(plan.not_kept),

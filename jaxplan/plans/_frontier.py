@@ -110,6 +110,36 @@ class Frontier(FrontierData[Plan]):
         replan = self._replan("advice")
         return replan.advise(self.choose(choose), replan)
 
+    def verify(
+        self,
+        around: str | int = "fastest",
+        *,
+        cache_dir: str | os.PathLike[str] | None = None,
+        progress: Any = None,
+    ) -> Frontier:
+        """The frontier with a choice, its neighbours and the best reference compiled for the topology, not run.
+
+        Compiled memory and collectives then count in place of predicted ones, as with ``jaxplan.plan(..., verify=)``.
+
+        Args:
+          around: the choice, as `choose` takes it.
+          cache_dir: a folder to keep compiled programs in.
+          progress: as for `jaxplan.plan`.
+
+        Raises:
+          UnsupportedError: the frontier was read from a file, or the compiler has no target for the chip.
+          MissingExtraError: the compiler is not installed; names the extra.
+          AuditError: a plan does not compile.
+          InfeasibleError: by the compiler's memory no plan fits.
+        """
+        from jaxplan.audit import require_compiler
+        from jaxplan.core._progress import Progress
+
+        replan = self._replan("verify")
+        require_compiler(replan.topology)
+        with Progress(progress) as report:
+            return replan.verify(self, around, cache_dir=cache_dir, progress=report)
+
     def _replan(self, method: str) -> Any:
         if self.replan is None:
             raise UnsupportedError(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from jaxplan.frontend import _nnx
 from jaxplan.frontend._static_leaves import release_statics
 from jaxplan.mesh import AxesNames, axis_groups
+from jaxplan.partition import combiner_options
 from jaxplan.plans._plan_data import PlanData
 
 if TYPE_CHECKING:
@@ -54,6 +55,20 @@ class PlacedPlan(PlanData):
 
         inputs = specs_over(mesh, self.topology, self.in_paths, self.in_layouts)
         return self._in_tree(inputs), self._out_tree(specs_over(mesh, self.topology, self.out_paths, self.out_layouts))
+
+    @property
+    def compiler_options(self) -> dict[str, str]:
+        """Options of XLA that the plan's price assumes; `jit` and `audit` compile with them.
+
+        For a program of another kind with the same shardings: ``jax.jit(..., compiler_options=plan.compiler_options)``.
+        Empty where the compiler's defaults are assumed, and for limits that ``XLA_FLAGS`` already sets.
+
+        >>> import jax, jaxplan
+        >>> x = jax.ShapeDtypeStruct((64, 8), "float32")
+        >>> jaxplan.plan(lambda x: x * 2, x, topology="cpu:8").fastest().compiler_options
+        {}
+        """
+        return combiner_options(self, self.topology.chip.aot_platform)
 
     @property
     def in_specs(self) -> Any:

@@ -105,8 +105,8 @@ class PlanData:
 
     @property
     def memory_interval(self) -> MemoryInterval | None:
-        """The error of predicted memory for plans of this kind; None where none was measured."""
-        return memory_interval(self.topology.chip.aot_platform, searched=self.name == "plan")
+        """The error of predicted memory for plans of this kind; None where none was measured, as for stages."""
+        return None if self.stages else memory_interval(self.topology.chip.aot_platform, searched=self.name == "plan")
 
     @property
     def memory_interval_bytes(self) -> tuple[int, int] | None:

@@ -26,6 +26,7 @@ from jaxplan.search._offload import plan_with_offload
 from jaxplan.search._price import price
 from jaxplan.search._score import score
 from jaxplan.search._solve import solve
+from jaxplan.search._verify import verify
 from jaxplan.search._what_if import Replanner
 from jaxplan.search.stages import StagePricer, StageSearch, plan_with_stages
 
@@ -153,4 +154,6 @@ def _replanner(graph: StepGraph, topology: Topology, options: Options, name: str
         with Progress(False) as report:
             return plan_graph(graph, topology=topology, options=other, report=report, name=name)
 
-    return Replanner(graph=graph, topology=topology, plan_graph=again, analyse=analyse, advise=advise)
+    return Replanner(
+        graph=graph, topology=topology, plan_graph=again, analyse=analyse, advise=advise, verify=verify
+    )

@@ -103,7 +103,8 @@ def _wanted(
     limit = frontier.memory_limit_bytes
     rivals = [p for p in frontier.references.values() if limit is None or p.memory_bytes <= limit]
     plans += [min(rivals, key=lambda plan: plan.time_seconds)] if rivals else []
-    return list({key: plan for plan in plans if (key := plan_key(plan)) not in found}.values())
+    whole = [plan for plan in plans if not plan.stages]  # stages are several programs: `audit` compiles each
+    return list({key: plan for plan in whole if (key := plan_key(plan)) not in found}.values())
 
 
 def _compiled(

@@ -23,6 +23,7 @@ class Replanner:
       plan_graph: ``(graph, topology, changes) -> Frontier``; changes are options in place of those asked for before.
       analyse: program -> its graph.
       advise: ``(plan, this) -> tuple[Advice, ...]``.
+      verify: ``(frontier, choice, cache_dir=, progress=) -> Frontier``.
     """
 
     graph: StepGraph
@@ -30,6 +31,7 @@ class Replanner:
     plan_graph: Callable[[StepGraph, Topology, Mapping[str, Any]], Any]
     analyse: Callable[[Any], StepGraph]
     advise: Callable[[Any, Replanner], tuple[Advice, ...]]
+    verify: Callable[..., Any]
 
     def __call__(
         self,

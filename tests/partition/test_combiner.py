@@ -84,3 +84,11 @@ def test_latencies_are_those_of_the_combined_collectives() -> None:
         assert left < 6
         assert left <= sum(c.count for c in waiting.collectives if c.kind == kind) <= left + 1
         assert sum(c.count * c.latency_share for c in planned) == pytest.approx(left, abs=1e-6)
+
+
+def test_a_plan_names_the_options_that_it_is_compiled_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    w = jax.ShapeDtypeStruct((256, 256), "float32")
+    plan = jaxplan.plan(lambda w, x: w - x.T @ (x @ w), w, w, topology="h100:8").fastest()
+    assert plan.compiler_options["xla_gpu_all_reduce_combine_threshold_bytes"] == str(MIB)  # the least, of 1 % of 1 MiB
+    assert f"--xla_gpu_all_reduce_combine_threshold_bytes={MIB}" in plan.explain()

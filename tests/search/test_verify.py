@@ -216,6 +216,19 @@ def test_the_plan_beyond_the_limit_by_the_compiler_is_not_chosen(
     assert found.fastest().memory_bytes <= fastest.memory_bytes
 
 
+def test_a_frontier_is_verified_afterwards(
+    frontier: jaxplan.Frontier, compiler: dict[str, Any], tmp_path: Path
+) -> None:
+    compiler["memory"][frontier.leanest().configurations] = 1.25
+    found = frontier.verify(around="leanest")
+    assert frontier.leanest() in compiler["seen"]
+    assert all(plan.verified is None for plan in frontier.points)
+    assert any(plan.verified is not None for plan in found.points)
+    frontier.save(tmp_path / "f.json")
+    with pytest.raises(jaxplan.UnsupportedError, match=r"verify\(\) needs the step"):
+        jaxplan.load(tmp_path / "f.json").verify()  # pyright: ignore
+
+
 def test_machines_that_cannot_be_compiled_for_are_refused_before_the_search(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
