@@ -74,7 +74,10 @@ def read_assigned(folder: Path, platform: str) -> Assigned | None:
     """The compiler's output in ``folder``; None before all of it is written."""
     if not any(folder.glob(PLATFORMS[platform])):
         return None
-    (hlo,), (assignment,) = folder.glob(_HLO), folder.glob(_ASSIGNMENT)
+    texts, assignments = sorted(folder.glob(_HLO)), sorted(folder.glob(_ASSIGNMENT))
+    if not texts or not assignments:
+        return None
+    (hlo,), (assignment,) = texts, assignments
     return Assigned(hlo_text=hlo.read_text(), memory=assigned_memory(assignment.read_text()))
 
 

@@ -11,7 +11,7 @@ from jaxplan.audit._hlo_trips import counted_trips
 _COMMENT = re.compile(r"/\*.*?\*/")
 _ARRAY = re.compile(r"\b(pred|token|opaque|[a-z]\d*[a-z0-9]*)\[([^\]]*)\](\{[^}]*\})?")
 _NAME = re.compile(r"([\w.\-]+)\s*$")
-_PERCENT_NAME = re.compile(r"%([\w.\-]+)")
+_PERCENT_NAME = re.compile(r"%([\w.\-]+(?:#\d+)?)")
 _BRACKET = re.compile(r'[()]|"(?:[^"\\]|\\.)*"')
 _HEAD = re.compile(r"^(ENTRY\s+)?%?([\w.\-]+)\s*(\(.*)?\{\s*$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT\s+)?%?([\w.\-]+) = ")
@@ -61,6 +61,7 @@ def parse_module(hlo_text: str) -> Module:
         elif line.startswith("}"):
             current = None
         elif (instruction := _parse_instruction(line)) is not None:
+            current |= _elements_read(current, instruction)
             current[instruction.name] = instruction
     if entry is None:
         raise ValueError(f"not a compiled HLO module: no ENTRY computation in {len(hlo_text)} characters")
@@ -101,6 +102,23 @@ def _parse_instruction(line: str) -> Instruction | None:
         operand_text=inside,
         attributes=line[close:],
     )
+
+
+def _elements_read(computation: dict[str, Instruction], instruction: Instruction) -> dict[str, Instruction]:
+    """The elements of tuples that operands such as ``%fusion#1`` are, as the instructions that older compilers print."""
+    found: dict[str, Instruction] = {}
+    for operand in instruction.operands:
+        name, _, index = operand.partition("#")
+        if index and operand not in computation and name in computation:
+            found[operand] = Instruction(
+                name=operand,
+                opcode="get-tuple-element",
+                types=computation[name].types[int(index) : int(index) + 1],
+                operands=(name,),
+                operand_text=f"%{name}",
+                attributes=f", index={index}",
+            )
+    return found
 
 
 def _closing(line: str, start: int) -> int:

@@ -15,7 +15,8 @@ from jaxplan import AuditError, MissingExtraError
 from jaxplan.audit._aot import CompiledReport, compile_exported, require_plugin
 from jaxplan.mesh import Topology
 
-AXES = ("g0", "g1", "g2")
+AXES = ("a", "b", "c")
+MESH = [(name, 2) for name in AXES]
 ALL = P(AXES)
 WIDTH, HIDDEN, BATCH = 512, 1024, 64
 
@@ -56,7 +57,7 @@ def cpu_program() -> bytes:
 def cpu_report(cpu_program, tmp_path_factory) -> tuple[CompiledReport, str]:
     cache = str(tmp_path_factory.mktemp("cache"))
     topology = Topology.parse("cpu:8")
-    return compile_exported(cpu_program, topology, donate_argnums=(0,), cache_dir=cache), cache
+    return compile_exported(cpu_program, topology, donate_argnums=(0,), cache_dir=cache, mesh_axes=MESH), cache
 
 
 def test_the_child_compiles_what_this_process_would(cpu_report) -> None:
@@ -85,11 +86,11 @@ def test_the_cache_answers_without_compiling(cpu_program, cpu_report, monkeypatc
         raise AssertionError("compiled again")
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
-    arguments = {"donate_argnums": (0,), "cache_dir": cache}
+    arguments = {"donate_argnums": (0,), "cache_dir": cache, "mesh_axes": MESH}
     assert compile_exported(cpu_program, Topology.parse("cpu:8"), **arguments) == report
     with pytest.raises(AssertionError, match="compiled again"):
         compile_exported(
-            _export("cpu"), Topology.parse("cpu:8"), cache_dir=cache
+            _export("cpu"), Topology.parse("cpu:8"), cache_dir=cache, mesh_axes=MESH
         )  # nothing donated: another program
 
 
@@ -100,7 +101,7 @@ def test_a_program_for_another_platform_is_an_error(cpu_program) -> None:
 
 def test_a_mesh_of_another_size_is_an_error(cpu_program) -> None:
     with pytest.raises(AuditError, match=r"4 devices; cpu:8 has 8"):
-        compile_exported(cpu_program, Topology.parse("cpu:8"), mesh_axes=[("g0", 2), ("g1", 2)])
+        compile_exported(cpu_program, Topology.parse("cpu:8"), mesh_axes=MESH[:2])
 
 
 def test_a_missing_plugin_names_the_extra(monkeypatch) -> None:
@@ -147,7 +148,7 @@ def test_a_program_that_the_compiler_recomputes_is_flagged() -> None:
 @pytest.mark.gpu_aot
 @pytest.mark.usefixtures("gpu_plugin")
 def test_a_gpu_program_without_a_gpu() -> None:
-    report = compile_exported(_export("cuda"), Topology.parse("h100:8"), donate_argnums=(0,))
+    report = compile_exported(_export("cuda"), Topology.parse("h100:8"), donate_argnums=(0,), mesh_axes=MESH)
     assert report.memory.argument_bytes == WIDTH * HIDDEN * 4 // 8 + BATCH * WIDTH * 2 // 8
     assert report.memory.alias_bytes == WIDTH * HIDDEN * 4 // 8
     # the weight gathered in bf16 and its gradient scattered in bf16, each once, over all eight devices

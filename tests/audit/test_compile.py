@@ -38,7 +38,10 @@ def test_an_argument_that_nobody_reads_is_compiled_as_it_lies() -> None:
     local = plan.in_layouts[place].num_splits(plan.topology.axes)
     assert int(np.prod(local)) == 8
     assert place in exported.module_kept_var_idx
-    assert exported.in_shardings_hlo[place] is not None
+    sizes, names = zip(*((axis.size, axis.name) for axis in plan.topology.axes), strict=True)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(sizes), names)
+    sharding = exported.in_shardings_jax(mesh)[place]
+    assert sharding is not None and not sharding.is_fully_replicated
 
 
 @pytest.mark.parametrize("inside_of_a_loop", [False, True])

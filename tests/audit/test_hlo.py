@@ -284,6 +284,29 @@ def test_contractions_in_fusions_and_library_calls_are_counted() -> None:
     assert flops(PROGRAM) == 2 * (2 * 8 * 32 * 4)
 
 
+def test_an_element_of_a_tuple_is_named_without_an_instruction() -> None:
+    """As the compilers of JAX 0.12 print it: of a fusion with two results the second is multiplied, and reduced."""
+    program = """
+HloModule jit_step, is_scheduled=true, num_partitions=8
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}
+
+ENTRY %main (x: f32[16,256]) -> f32[16,256] {
+  %x = f32[16,256]{1,0} parameter(0)
+  %fusion = (f32[], f32[16,256]{1,0}) custom-call(%x), custom_call_target="two"
+  %dot = f32[16,16]{1,0} dot(%fusion#1, %x), lhs_contracting_dims={1}, rhs_contracting_dims={1}
+  ROOT %all = f32[16,256]{1,0} all-reduce(%fusion#1), replica_groups={{0,1,2,3,4,5,6,7}}, to_apply=%add
+}
+"""
+    assert flops(program) == 2 * 16 * 16 * 256
+    (found,) = collectives(program)
+    assert (found.kind, found.num_bytes) == ("all-reduce", 4 * 16 * 256)
+
+
 def test_a_loop_of_unknown_length_is_named() -> None:
     module = parse_module(PROGRAM.replace('"known_trip_count":{"n":"5"}', ""))
     assert module.unknown_loops == ("loop",)

@@ -104,7 +104,7 @@ def test_loops_run_their_operators_each_trip() -> None:
 
 
 def test_operators_inside_of_a_shard_map_count() -> None:
-    mesh = jax.sharding.AbstractMesh((8,), ("x",))
+    mesh = jax.sharding.AbstractMesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))  # not JAX 0.12's default
     spec = jax.sharding.PartitionSpec("x")
     mapped = jax.shard_map(_cholesky, mesh=mesh, in_specs=spec, out_specs=spec)
     a = _s(8, 4096, 4096)
