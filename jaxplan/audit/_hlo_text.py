@@ -105,7 +105,7 @@ def _parse_instruction(line: str) -> Instruction | None:
 
 
 def _elements_read(computation: dict[str, Instruction], instruction: Instruction) -> dict[str, Instruction]:
-    """The elements of tuples that operands such as ``%fusion#1`` are, as the instructions that older compilers print."""
+    """Elements of tuples that are operands, such as ``%fusion#1``, as the instructions that older compilers print."""
     found: dict[str, Instruction] = {}
     for operand in instruction.operands:
         name, _, index = operand.partition("#")
