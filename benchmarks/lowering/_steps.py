@@ -284,3 +284,60 @@ def forward_gradient() -> Any:
         return jax.tree.map(lambda w, d: w - _RATE * slope * d, p, direction), value
 
     return step, (mlp(0), mlp(1), batch())
+
+
+def _parts(x: Any, number: int = 3) -> list[Any]:
+    size = BATCH // number
+    return [x[k * size : (k + 1) * size] for k in range(number)]
+
+
+@register
+def summed_in_python() -> Any:
+    """Gradients of micro-batches, added up by `sum`, which starts from zero."""
+
+    def step(p, x):
+        parts = [jax.grad(loss_of)(p, part) for part in _parts(x)]
+        return descend(p, jax.tree.map(lambda *g: sum(g), *parts))
+
+    return step, (mlp(), batch())
+
+
+@register
+def averaged_in_python() -> Any:
+    """The same, averaged, moved by a constant and clipped."""
+
+    def step(p, x):
+        parts = [jax.grad(loss_of)(p, part) for part in _parts(x)]
+        mean = jax.tree.map(lambda *g: jnp.clip(sum(g) / len(g) + 1e-3, -0.1, 0.1), *parts)
+        return descend(p, mean)
+
+    return step, (mlp(), batch())
+
+
+@register
+def weighted_in_python() -> Any:
+    """Gradients of micro-batches with weights of their own, added to decayed parameters and zeros."""
+
+    def step(p, x):
+        total = jax.tree.map(lambda w: 0.01 * w, p)
+        for k, part in enumerate(_parts(x)):
+            total = jax.tree.map(lambda t, g, k=k: t + (k + 1) * (0.0 + g), total, jax.grad(loss_of)(p, part))
+        return descend(p, total)
+
+    return step, (mlp(), batch())
+
+
+@register
+def summed_in_a_scan() -> Any:
+    """Gradients and losses of micro-batches, added up in a loop that starts from a constant."""
+
+    def step(p, x):
+        def add(carry, part):
+            value, grads = jax.value_and_grad(loss_of)(p, part)
+            return (carry[0] + value, jax.tree.map(jnp.add, carry[1], grads)), value
+
+        start = jnp.float64(0.0), jax.tree.map(lambda w: jnp.full_like(w, 1e-3), p)
+        (value, grads), values = jax.lax.scan(add, start, x.reshape(3, -1, DIM))
+        return descend(p, grads), value, values
+
+    return step, (mlp(), batch())
