@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from jaxplan.ir.rules import register_rule as register_rule
     from jaxplan.mesh import Topology as Topology
     from jaxplan.plans._frontier import Frontier as Frontier
+    from jaxplan.plans._joint import JointFrontier as JointFrontier
+    from jaxplan.plans._joint import JointPlan as JointPlan
     from jaxplan.plans._plan import Plan as Plan
 
 __all__ = [
@@ -54,6 +56,8 @@ __all__ = [
     "Frontier",
     "InfeasibleError",
     "JaxplanError",
+    "JointFrontier",
+    "JointPlan",
     "MissingExtraError",
     "Plan",
     "PlanFileError",
@@ -96,6 +100,8 @@ _HOMES = {
     "Plan": "jaxplan.plans._plan",
     "Count": "jaxplan.ir",
     "Frontier": "jaxplan.plans._frontier",
+    "JointFrontier": "jaxplan.plans._joint",
+    "JointPlan": "jaxplan.plans._joint",
     "Topology": "jaxplan.mesh",
     "register_count": "jaxplan.ir",
     "register_rule": "jaxplan.ir.rules",
