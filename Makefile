@@ -1,4 +1,4 @@
-# make demo: plan and train a small GPT.   make demo-vision: a ResNet.
+# make demo: plan and train a small GPT.   make demo-vision: a ResNet.   make demo-generate: text with a cache.
 # make test: every check, of tests those that are quick.   make test-all: all tests, the compiler at its usual level.
 # All make their own virtual environment, .venv.
 PYTHON ?= python3
@@ -7,7 +7,7 @@ NUM_WORKERS ?= 2
 BIN := $(VENV)/bin
 PYTEST = $(BIN)/python -m pytest -n $(NUM_WORKERS) --dist worksteal
 
-.PHONY: demo demo-vision test test-all checks clean
+.PHONY: demo demo-vision demo-generate test test-all checks clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.flax
@@ -15,6 +15,9 @@ demo: $(VENV)/.flax
 
 demo-vision: $(VENV)/.examples
 	$(BIN)/python examples/train_vision.py
+
+demo-generate: $(VENV)/.flax
+	$(BIN)/python examples/generate.py
 
 test: checks
 	$(PYTEST)

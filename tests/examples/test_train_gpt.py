@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+from tests.processes.pair import free_port
 from tests.sampling import sampled
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
@@ -73,3 +74,50 @@ def test_the_example_trains_as_one_device_does(choose):
     planned, alone = map(float, losses.groups())
     assert planned == pytest.approx(alone, rel=1e-4)
     assert 3 < alone < 7  # near log(256) = 5.5 nats: training has begun, nothing has blown up
+
+
+SIZES = ("--layers=1", "--width=32", "--heads=4", "--batch=8", "--length=32")
+
+
+def start(*flags: str, **variables: str) -> subprocess.Popen[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    return subprocess.Popen(
+        [sys.executable, str(EXAMPLES / "train_gpt.py"), *SIZES, *flags],
+        env={**environment, "PYTHONPATH": str(EXAMPLES.parent), **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def outputs(*processes: subprocess.Popen[str]) -> str:
+    """The text of the first of some processes, all of which end well."""
+    texts = [process.communicate(timeout=400)[0] for process in processes]
+    assert all(process.returncode == 0 for process in processes), "\n".join(texts)
+    return texts[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+def test_the_example_runs_unchanged_on_any_number_of_devices(devices):
+    text = outputs(start(f"--devices={devices}", "--steps=3"))
+    assert f", {devices} x cpu" in text
+    assert "loss after 3 steps" in text and "within 1e-04" in text
+
+
+@pytest.mark.slow
+def test_two_processes_save_and_other_devices_resume(tmp_path):
+    """Two processes of four devices save after step 2; they resume, and then one process of two devices does."""
+
+    def pair(steps):
+        port = free_port()
+        variables = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_NUM_PROCESSES": "2"}
+        flags = ["--devices=4", f"--steps={steps}", f"--checkpoints={tmp_path}/run", "--save-every=2"]
+        return outputs(*(start(*flags, **variables, JAX_PROCESS_ID=str(rank)) for rank in range(2)))
+
+    first = pair(2)
+    assert ", 8 x cpu" in first and "loss after 2 steps" in first
+    second = pair(4)
+    assert "resumed after step 2, with the plan of" in second and "within 1e-04" in second
+    third = outputs(start("--devices=2", "--steps=6", f"--checkpoints={tmp_path}/run", "--save-every=2"))
+    assert "resumed after step 4, planned anew" in third and "within 1e-04" in third
