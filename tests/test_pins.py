@@ -259,3 +259,10 @@ def test_pins_after_another_search_give_what_they_give_at_first():
         for plans in (of, of.references.values())
     ]
     assert figures[:2] == figures[2:]
+
+
+def test_pins_that_leave_too_little_memory_are_said_as_memory() -> None:
+    """Stages, which are looked for where nothing fits, take no pins: that is no other error."""
+    x = jax.ShapeDtypeStruct((1024, 1024), "float32")
+    with pytest.raises(jaxplan.InfeasibleError, match=r"no plan fits 1\.00 KiB"):
+        jaxplan.plan(lambda x: jnp.tanh(x @ x), x, topology="h100:2", pins={"x": "whole"}, memory="1KiB")

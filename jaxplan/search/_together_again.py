@@ -47,7 +47,7 @@ def plan_again(
                 found = plan_graph(
                     graphs[name],
                     topology=search.problem.members[s].model.topology,
-                    options=dataclasses.replace(own, kept=kept, memory_limit_bytes=left),
+                    options=dataclasses.replace(own, kept=kept, memory_limit_bytes=left, stages=False),
                     report=report,
                     name=name,
                 )

@@ -151,7 +151,12 @@ def plan_with_stages(
         error = reason
     if whole is not None and (asked is None or current().happened):
         return whole
-    found = list(_looked_for(search()))
+    try:
+        found = list(_looked_for(search()))
+    except ArgumentError:  # pins, or a kept layout, of which no stage knows
+        if asked is None and error is not None:
+            raise error from None
+        raise
     if error is not None:
         fitting = [plan for plan in found if limit is None or plan.memory_bytes <= limit]
         if not fitting:
