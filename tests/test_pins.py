@@ -71,6 +71,19 @@ def test_a_spec_holds_in_every_plan_and_results_stay_equal():
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
 
 
+def test_data_loading_constrained_to_the_batch_pays_for_operators_that_want_it_otherwise():
+    """TensorOpt, section 4.2: examples arrive split over all devices, and a wide layer of few of them gathers them."""
+    args = jax.eval_shape(lambda: arguments(width=4096, hidden=4096, batch=64))
+    free, loaded = (
+        jaxplan.plan(train_step, *args, topology="1080ti:8", pins=pins, axes={"all": 8})
+        for pins in (None, {"batch": P("all")})
+    )
+    assert any(parts(free.fastest(), free.fastest().in_specs[2][name])[:1] != (8,) for name in "xy")
+    for plan in loaded.points:
+        assert all(parts(plan, plan.in_specs[2][name])[:1] == (8,) for name in "xy")
+    assert loaded.fastest().time_seconds > free.fastest().time_seconds
+
+
 def test_a_subtree_is_whole_and_another_is_split():
     frontier = planned({"params/block_0": "whole", "params/block_1/up": "split"})
     for plan in frontier.points:

@@ -13,6 +13,7 @@ from benchmarks.papers import (
     tensoropt_figure6,
     tensoropt_figure7,
     tensoropt_figure8,
+    tensoropt_table1,
     tensoropt_table3,
     tensoropt_table4,
     tofu_figure9,
@@ -25,6 +26,7 @@ from benchmarks.papers._experiment import Experiment
 EXPERIMENTS: dict[str, Experiment] = {
     module.EXPERIMENT.name: module.EXPERIMENT
     for module in (
+        tensoropt_table1,
         tensoropt_figure6,
         tensoropt_figure7,
         tensoropt_figure8,

@@ -120,7 +120,7 @@ EXPERIMENT = Experiment(
     claims=(
         Claim(
             source="TensorOpt 5.2, Table 2",
-            published="memory is estimated within 8 %, execution within 8 %",
+            published="the mean error of memory is below 8 %",
             judge=_memory_error,
             shown_by=_COMMAND,
         ),

@@ -72,7 +72,7 @@ def _turns(rows: Sequence[Row], network: str) -> tuple[bool, str]:
     points = of(rows, network, "ft")
     before, after = slopes(points)
     turn = points[turning_point(points)]
-    return before > 3 * after, (
+    return before > 2 * after, (
         f"{network}: at {turn['gib']:.1f} GiB, {before:,.0f} ms per GiB below and {after:,.1f} above"
     )
 
@@ -106,9 +106,8 @@ def _one_mesh_is_data(rows: Sequence[Row]) -> tuple[bool, str]:
     points, (data,) = of(rows, "WideResNet", "one_mesh"), of(rows, "WideResNet", "data")
     best = min(points, key=lambda row: row["ms"])
     text = f"{len(points)} points; its fastest {best['ms']:,.0f} ms, {best['gib']:.1f} GiB, data parallelism "
-    return len(points) == 1 and best["ms"] * 1.05 > data[
-        "ms"
-    ], text + f"{data['ms']:,.0f} ms, {data['gib']:.1f} GiB"
+    is_data = all(abs(p["gib"] / data["gib"] - 1) < 0.02 for p in points) and best["ms"] * 1.05 > data["ms"]
+    return is_data, f"{text}{data['ms']:,.0f} ms, {data['gib']:.1f} GiB"
 
 
 def _data_is_poor(rows: Sequence[Row], network: str) -> tuple[bool, str]:

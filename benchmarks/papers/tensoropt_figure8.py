@@ -67,16 +67,20 @@ def _per_network(judge_one: Callable[[Sequence[Row], str], bool], *shown: str) -
     return judge
 
 
+def _fits(rows: Sequence[Row], network: str, who: str, count: int) -> bool:
+    return _times(rows, network, who)[count] is not None
+
+
 def _runs_on_eight(rows: Sequence[Row], network: str) -> bool:
-    times = {who: _times(rows, network, who)[8] for who in SEARCHES}
-    return times["tensoropt"] is not None and times["data"] is None and times["optcnn"] is None
+    return _fits(rows, network, "tensoropt", 8) and not _fits(rows, network, "data", 8)
 
 
-def _from_sixteen(rows: Sequence[Row], network: str) -> bool:
-    return all(
-        _times(rows, network, who)[8] is None and _times(rows, network, who)[16] is not None
-        for who in ("data", "optcnn")
-    )
+def _optcnn_needs_more(rows: Sequence[Row], network: str) -> bool:
+    return not _fits(rows, network, "optcnn", 8) and _fits(rows, network, "optcnn", 16)
+
+
+def _data_on_sixteen(rows: Sequence[Row], network: str) -> bool:
+    return _fits(rows, network, "data", 16)
 
 
 def _marginal(rows: Sequence[Row], network: str) -> bool:
@@ -119,14 +123,22 @@ EXPERIMENT = Experiment(
     claims=(
         Claim(
             source=_SOURCE,
-            published="on 8 devices TensorOpt runs both networks, data parallelism and OptCNN neither",
-            judge=_per_network(_runs_on_eight, *SEARCHES[:3]),
+            published="on 8 devices TensorOpt runs both networks and data parallelism neither",
+            judge=_per_network(_runs_on_eight, "tensoropt", "data"),
             shown_by=_COMMAND,
         ),
         Claim(
             source=_SOURCE,
-            published="data parallelism and OptCNN run on 16 devices",
-            judge=_per_network(_from_sixteen, *SEARCHES[1:3]),
+            published="OptCNN cannot run on 8 devices and can on 16",
+            judge=_per_network(_optcnn_needs_more, "optcnn"),
+            reason="the fastest plan of WideResNet shards weights and their updates, which costs it no time, and so "
+            "fits on 8",
+            shown_by=_COMMAND,
+        ),
+        Claim(
+            source=_SOURCE,
+            published="data parallelism runs on 16 devices",
+            judge=_per_network(_data_on_sixteen, "data"),
             reason="the gradients of a step are counted, which data parallelism holds whole: as many bytes as the "
             "weights, where the paper's Table 1 has weights and activations",
             shown_by=_COMMAND,
