@@ -238,3 +238,46 @@ def test_an_audit_refuses_a_program_with_other_bytes_on_the_host():
     assert audit.host_ok
     dropped = dataclasses.replace(audit, compiled_host_bytes=0)
     assert not dropped.ok and "differs" in dropped.table()
+
+
+def on_host(tree):
+    """The arrays of a tree that have dimensions, in the memory of the host."""
+    return jax.tree.map(lambda x: jax.device_put(x, x.sharding.with_memory_kind(HOST)) if x.ndim else x, tree)
+
+
+@pytest.mark.parametrize("is_abstract", [False, True])
+def test_state_that_is_given_on_the_host_stays_there(is_abstract):
+    optimizer = OPTIMIZERS["adam"]
+    params, slots, x = arguments(optimizer)
+    given = params, on_host(slots), x
+    if is_abstract:
+        given = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), given)
+    frontier = jaxplan.plan(step_of(optimizer), *given, topology="cpu:8", progress=False)
+    hosted = {i for i, leaf in enumerate(jax.tree.leaves(given)) if leaf.sharding.memory_kind == HOST}
+    assert len(hosted) == 12 and all(hosted <= set(plan.offload.inputs) for plan in frontier.points)
+    results = frontier.fastest().jit()(params, on_host(slots), x)
+    assert {leaf.sharding.memory_kind for leaf in jax.tree.leaves(results[1]) if leaf.ndim} == {HOST}
+
+
+def test_arguments_that_no_plan_keeps_on_the_host_are_named():
+    optimizer = OPTIMIZERS["adam"]
+    params, slots, x = arguments(optimizer)
+    step = step_of(optimizer)
+    for given, named in [
+        ((on_host(params), slots, x), r"\[0\]\[0\]\['down'\].* live in the memory of the host"),
+        ((params, slots, on_host(x)), r"\[2\] live in the memory of the host"),
+    ]:
+        with pytest.raises(jaxplan.ArgumentError, match=named):
+            jaxplan.plan(step, *given, topology="cpu:8", progress=False)
+        with pytest.raises(jaxplan.ArgumentError, match=named):
+            jaxplan.auto(step, topology="cpu:8")(*given)
+    with pytest.raises(jaxplan.ArgumentError, match=r"\[1\]\[0\].mu.*and offload=False"):
+        jaxplan.plan(step, params, on_host(slots), x, topology="cpu:8", offload=False)
+
+
+def test_arrays_on_the_host_are_not_moved_by_a_plan_that_has_them_on_the_devices():
+    plan = frontier_of(offload=False).fastest()
+    params, slots, x = arguments(OPTIMIZERS["adam"])
+    for call in (plan.jit(), lambda *args: plan.shard(args)):
+        with pytest.raises(jaxplan.PlanMismatchError, match=r"the plan has them on the devices: \[1\]\[0\].mu"):
+            call(params, on_host(slots), x)

@@ -11,6 +11,8 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 from jaxplan.core import _compat
 from jaxplan.core._log import logger
 from jaxplan.core._units import format_bytes
+from jaxplan.errors import PlanMismatchError
+from jaxplan.frontend._host_arguments import PINNED, lives_on_host
 from jaxplan.partition._host_values import check_equal_leaves, put
 
 _MOST_PATHS = 4
@@ -19,6 +21,12 @@ _MOVED_MSG = (
     "{count} of the step's arguments were committed to other places than the plan's and were moved: {moves}; "
     "{total} in all. Every call that brings arguments like this moves them again: "
     "place them once (plan.shard), or pass on what the step returned"
+)
+_ON_HOST_MSG = (
+    "arguments live in the memory of the host (pinned_host), and the plan has them on the devices: {names}.\n"
+    "  expected: arrays in the memory that the plan has for them\n"
+    "  likely cause: they were put on the host after the step was planned, or by hand\n"
+    "  fix: plan again with the arrays as they are, or jax.device_put(x, x.sharding.with_memory_kind('device'))"
 )
 _PLACED_MSG = "placed {count} arguments on {devices} devices: {moves}; {total} in all"
 
@@ -44,6 +52,7 @@ class Placer:
             return list(leaves)
         if self._spans_processes and _compat.trace_state_clean():
             check_equal_leaves("the arguments of a call", self.paths, leaves, astray)
+        self._check_host(leaves, astray)
         placed = list(leaves)
         for i in astray:
             placed[i] = put(leaves[i], self.shardings[i])
@@ -54,6 +63,14 @@ class Placer:
         if free:
             self._tell(logger.info, _PLACED_MSG, free, leaves)
         return placed
+
+    def _check_host(self, leaves: Sequence[Any], astray: Sequence[int]) -> None:
+        """Raise PlanMismatchError for arrays that were put on the host, and that the plan has on the devices."""
+        moved = [i for i in astray if lives_on_host(leaves[i]) and self.shardings[i].memory_kind != PINNED]
+        if moved:
+            names = ", ".join(self.paths[i] for i in moved[:_MOST_PATHS])
+            more = f" and {len(moved) - _MOST_PATHS} more" if len(moved) > _MOST_PATHS else ""
+            raise PlanMismatchError(_ON_HOST_MSG.format(names=names + more))
 
     def _tell(self, say: Any, message: str, which: Sequence[int], leaves: Sequence[Any]) -> None:
         if message in self._told or any(isinstance(leaves[i], _compat.Tracer) for i in which):

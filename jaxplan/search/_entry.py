@@ -19,6 +19,7 @@ from jaxplan.mesh import Topology, parse_topology
 from jaxplan.plans._choice import check_choice
 from jaxplan.plans._frontier import Frontier
 from jaxplan.search._compare import Comparison, compare_on
+from jaxplan.search._hosted import check_hosted, keeping, with_host_arguments
 from jaxplan.search._planner import plan_graph
 from jaxplan.search._scaling import MinDevices, Scaling, checked_counts, find_fewest, scale
 from jaxplan.search._traced import Report, Traced, analyse_traced, trace_step
@@ -68,14 +69,17 @@ class StepToPlan:
 def plan_on(step: StepToPlan, options: Options) -> Frontier:
     """The frontier of a step on one machine, verified if that was asked for; see `jaxplan.plan`."""
     topology = parse_topology(options.topology)
+    options, hosted = with_host_arguments(options, step.step, step.args, step.kwargs)
     around = _checked_before_search(options, topology)
     with Progress(options.progress) as report:
         graph = step.graph(topology, report)
+        check_hosted(graph, hosted)
         limited = options.on(topology)
         try:
             frontier = plan_graph(
                 graph, topology=topology, options=limited, report=report, name=step_name(step.step)
             )
+            frontier = keeping(frontier, hosted)
         except InfeasibleError as error:
             # planned again without them, nobody waits, or pins that no machine meets
             if options.kept or current().happened or error.smallest_memory_bytes is None:
