@@ -50,14 +50,14 @@ def latency_shares(
     """Per tensor with combined collectives, the fraction of a latency that it pays.
 
     Collectives are combined when they are ready together and waited for together: parameters gathered before their use
-    or after their update, their gradients, and the statistics that a group takes between two products (a mean and a
+    or after their update, their gradients, and the statistics that a group takes between two dots (a mean and a
     mean of squares). Of a ResNet-50 under ZeRO-2 on 8 H100, 46 gathers are compiled to 4 and 262 all-reduces to 105. A
     tensor of which n fit into ``most_bytes`` pays the nth part of one, and all of a kind together pay whole ones. Only
     GPU programs were seen to be combined like that; on others each tensor pays. Scalars, and gradients of state that
     is not split, pay nothing here on any; a prediction adds one latency for each kind and group of them.
     """
     program, groups, rules = graph.program, graph.grouping.groups, graph.rules
-    products = [e.index for e in program.equations if rules[e.index].family in CONTRACTION_FAMILIES]
+    dots = [e.index for e in program.equations if rules[e.index].family in CONTRACTION_FAMILIES]
     shares: dict[int, float] = {}
     together: dict[Hashable, dict[int, int]] = defaultdict(dict)
     for read in reads:
@@ -72,7 +72,7 @@ def latency_shares(
             what = "updated" if read.is_output else "parameters"
             together[what if is_parameter else "gradients"][read.tensor] = tensor.num_bytes
         elif may_combine and read.consumer != UNGROUPED and made >= 0 and rules[made].family == "reduction":
-            together[read.producer, bisect.bisect(products, made)][read.tensor] = tensor.num_bytes
+            together[read.producer, bisect.bisect(dots, made)][read.tensor] = tensor.num_bytes
     for sizes in together.values():
         parts = {t: 1 / (most_bytes // size) for t, size in sizes.items()}
         whole = math.ceil(sum(parts.values()) - _ROUNDING) / sum(parts.values())

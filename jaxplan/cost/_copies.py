@@ -82,10 +82,10 @@ class Copies:
         return replace(self.model.graph.program.tensors[transfer.tensor], itemsize=transfer.itemsize)
 
     def _in_pieces(self, transfers: Sequence[Transfer]) -> Iterator[tuple[int, int, int]]:
-        """(equation, the same, bytes) of gathered copies that are there once more while a product first reads them.
+        """(equation, the same, bytes) of gathered copies that are there once more while a dot first reads them.
 
         A gather writes the pieces one after the other. Where the gathered dimension lies between others (the positions
-        of a sequence), compiled GPU programs were seen to transpose that for products. Of a stack that loops read, each
+        of a sequence), compiled GPU programs were seen to transpose that for dots. Of a stack that loops read, each
         loop has a transposed copy, and the gathered one is live until the last is made.
         """
         for transfer in transfers:

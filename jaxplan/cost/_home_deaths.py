@@ -48,8 +48,8 @@ class HomeDeaths:
             if key not in self._homes:
                 self._homes[key] = self._home_death(t, moved, assignment, chosen)
             result[t] = self._homes[key]
-            if (product := self.model.buffers.added_up.get(t)) is not None:
-                result.setdefault(product, result[t])
+            if (dot := self.model.buffers.added_up.get(t)) is not None:
+                result.setdefault(dot, result[t])
         if self._shortens:
             self._shorten_sources(result)
         return result
@@ -100,7 +100,7 @@ class HomeDeaths:
     def _executed_by(self, transfer: Transfer, first: int) -> int:
         """By when a transfer is executed at the latest.
 
-        Between regions of the backward pass that are computed again, the compiler was seen to put off the product that
+        Between regions of the backward pass that are computed again, the compiler was seen to defer the dot that
         makes a gradient for as long as it may: until the barrier after the next, where the lowering asks for it.
         """
         if not transfer.path.shardings[0].partial or not self._barriers or first <= self._barriers[0]:
@@ -116,10 +116,10 @@ class HomeDeaths:
         GPU programs start a reduce-scatter and make the next gradient before they wait for it.
         """
         is_scattered = self._awaits_next and transfer.path.steps[0].kind == "reduce-scatter"
-        product = self._behind.of(transfer.tensor) if is_scattered else None
-        if product is None or not is_gradient(self.model.graph, transfer.tensor):
+        dot = self._behind.of(transfer.tensor) if is_scattered else None
+        if dot is None or not is_gradient(self.model.graph, transfer.tensor):
             return -1
-        made = self.model.buffers.birth[self.model.graph.program.equations[product].results[0]]
+        made = self.model.buffers.birth[self.model.graph.program.equations[dot].results[0]]
         following = bisect.bisect_right(self._gradient_births, max(first, made))
         return self._gradient_births[following] if following < len(self._gradient_births) else -1
 

@@ -74,15 +74,15 @@ class LiveRanges:
         """
         buffers, program = self.model.buffers, self.model.graph.program
         views = defaultdict[int, set[int]](set)
-        for view, product in buffers.added_up.items():
-            views[product].update((view, product))
+        for view, dot in buffers.added_up.items():
+            views[dot].update((view, dot))
         for equation, other in buffers.sums.items():
             (result,) = program.equations[equation].results
             is_its = equation in buffers.sums_alone and result not in program.outputs
             summand = next(t for t in program.equations[equation].operands if t != other)
             if is_its and result in self._place:
-                product = buffers.added_up.get(summand, summand)
-                yield self._place[result], {product, *views[product]}
+                dot = buffers.added_up.get(summand, summand)
+                yield self._place[result], {dot, *views[dot]}
 
     def _sizes(self) -> list[int]:
         """The buffers of all groups, in order; fills the tables of their bytes, (buffers, K) for each group."""

@@ -246,7 +246,7 @@ class ModelBuilder:
 
     def _tables(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         read = self.reads[index]
-        tensor = self._wired(index)
+        tensor = self._travelling(index)
         kept, widened = self._how_kept(read)
         produced = self._shardings(read.producer, read.tensor, True)
         required = self._shardings(read.consumer, read.tensor, False)
@@ -293,9 +293,9 @@ class ModelBuilder:
             self.memo[key] = visible_seconds(seconds, compute, share, least, axis)
         return self.memo[key], copies
 
-    def _wired(self, index: int) -> Tensor:
+    def _travelling(self, index: int) -> Tensor:
         """The tensor of a read as it travels; no configuration changes that."""
-        key = ("wired", index)
+        key = ("travelling", index)
         if key not in self.memo:
             read = self.reads[index]
             program = self.graph.program

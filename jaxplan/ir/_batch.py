@@ -7,7 +7,7 @@ dimension D and the equations ``r = f(a, b, ...)`` of the step::
     r[d] = f(a[d], b)          maps: operands without D are shared
     r    = sum_d f(a[d], b[d]) sums: a loss, a gradient, a statistic
 
-and every other use of D *mixes* examples: a product of the forward pass that sums over D, unless its result leads to
+and every other use of D *mixes* examples: a dot of the forward pass that sums over D, unless its result leads to
 state alone (features with a kernel, scores with values), windows, slices, sorts, scans, look-ups and scatters along D,
 a tensor that has D twice. The traffic between the examples is counted in bytes: results of sums that meet D again (a
 batch norm's mean) and the operands of mixing operators. Of the dimensions that much of the step's arithmetic maps, the
@@ -73,7 +73,7 @@ class _Mixing:
     Attributes:
       passed, carried: bytes that pass, and bytes of the tensors that hold the dimension.
       mixes: the first equation that mixes, None where none does.
-      sums: whether a product of the forward pass mixes by summing over it.
+      sums: whether a dot of the forward pass mixes by summing over it.
     """
 
     passed: float
@@ -316,13 +316,13 @@ class _Facts:
             trips = self._trips(eqn)
             carried += trips * sum(tensors[t].num_bytes for t in held if self.dims[t].count(k) == 1)
             sums, moved = self._uses(eqn, rule, k)
-            is_product = rule.family in CONTRACTION_FAMILIES
-            sums = sums and not (is_product and eqn.phase == "backward")  # a gradient
+            is_dot = rule.family in CONTRACTION_FAMILIES
+            sums = sums and not (is_dot and eqn.phase == "backward")  # a gradient
             returned = sum(tensors[t].num_bytes for t in eqn.results if meets[t]) if sums else 0
             passed += trips * (returned + moved)
-            product = is_product and sums and bool(returned or any(self.shown[t] for t in eqn.results))
-            summed = summed or product
-            if mixes is None and (moved or product or (returned and rule.family == "scatter")):
+            dot = is_dot and sums and bool(returned or any(self.shown[t] for t in eqn.results))
+            summed = summed or dot
+            if mixes is None and (moved or dot or (returned and rule.family == "scatter")):
                 mixes = eqn.index
         return _Mixing(passed=passed, carried=carried, mixes=mixes, sums=summed)
 

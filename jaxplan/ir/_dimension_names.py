@@ -112,7 +112,7 @@ class _Evidence:
 
     @cached_property
     def _features(self) -> frozenset[int]:
-        """Dimensions that a product with a parameter gives to its result, and those that are cut from them."""
+        """Dimensions that a dot with a parameter gives to its result, and those that are cut from them."""
         found = {k for dot in self.uses.dots.values() if dot.leaf is not None for k in dot.free[dot.leaf]}
         for eqn, rule in self.uses.forward:
             if rule.family != "shape":
@@ -226,7 +226,7 @@ class _Evidence:
         return summed & returned
 
     def _projections(self, t: int) -> list[Dot]:
-        """The products that a tensor is computed of, without another product between."""
+        """The dots that a tensor is computed of, without another dot between."""
         found, seen, stack = [], {t}, [t]
         for _ in range(_MOST_STEPS):
             if not stack:

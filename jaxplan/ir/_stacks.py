@@ -57,12 +57,12 @@ def stored_entries(
 
 
 def _computing_again(program: Program, rules: Sequence[OperatorRule], values: Values) -> frozenset[int]:
-    """Regions with a product that an earlier region has made of the same operands."""
+    """Regions with a dot that an earlier region has made of the same operands."""
     first: dict[int, int] = {}
     found = set()
     for eqn in program.equations:
-        is_product = eqn.region >= 0 and rules[eqn.index].family in CONTRACTION_FAMILIES
-        if is_product and first.setdefault(values.number[eqn.results[0]], eqn.region) != eqn.region:
+        is_dot = eqn.region >= 0 and rules[eqn.index].family in CONTRACTION_FAMILIES
+        if is_dot and first.setdefault(values.number[eqn.results[0]], eqn.region) != eqn.region:
             found.add(eqn.region)
     return frozenset(found)
 

@@ -30,14 +30,14 @@ LEAST_CONVOLUTIONS = 0.5
 def one_weird_trick(step: Step) -> StrategyPlan | Absent:
     """The batch split in convolutions, the outputs of dense layers split behind them (Krizhevsky, arXiv 1404.5997)."""
     weights = step.weights
-    convolved, dense = weights.flops("convolution"), weights.flops("product")
+    convolved, dense = weights.flops("convolution"), weights.flops("dot")
     if convolved < LEAST_CONVOLUTIONS * (convolved + dense) or not convolved:
         return Absent(reason="the step is not a convolutional network")
     barred = {d for use in weights.uses if use.kind == "convolution" for d in use.weight}
     outputs = {
         d
         for use in weights.uses
-        if use.kind == "product" and use.forward
+        if use.kind == "dot" and use.forward
         for d in set(use.weight) & set(use.result) - barred - use.reduced
         if d >= 0
     }
@@ -61,7 +61,7 @@ def experts(step: Step) -> StrategyPlan | Absent:
     dims = {
         d
         for use in weights.uses
-        if use.kind == "product"
+        if use.kind == "dot"
         for d in use.batched
         if d >= 0 and not weights.is_batch(d)
     }
@@ -101,7 +101,7 @@ def _without_experts(step: Step) -> str:
     program = step.graph.program
     ragged = [eqn for eqn in program.equations if eqn.name == "ragged_dot_general"]
     if not ragged:
-        return "the step has no experts: no product with one parameter for each of several inputs"
+        return "the step has no experts: no dot with one parameter for each of several inputs"
     line = _compat.eqn_source_line(ragged[0].origin)
     place = f" at {line}" if line else ""
     return f"{ragged[0].name!r}{place} learns at run time how many rows each expert has: no split makes equal parts"

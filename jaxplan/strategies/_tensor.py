@@ -45,7 +45,7 @@ def tensor_dims(step: Step) -> TensorDims | Absent:
 def _tensor_dims(step: Step) -> TensorDims | Absent:
     weights = step.weights
     if not weights.elements:
-        return Absent(reason="no matrix product, convolution or look-up reads a parameter")
+        return Absent(reason="no dot, convolution or look-up reads a parameter")
     chosen = _independent(weights, _candidates(weights))
     leaves = {leaf: dims for leaf, dims in weights.leaf_dims.items() if chosen & dims.keys()}
     share = sum(weights.elements[leaf] for leaf in leaves) / max(1, sum(weights.elements.values()))
@@ -65,7 +65,7 @@ def _candidates(weights: Weights) -> frozenset[int]:
     for use in weights.uses:
         if use.kind == "convolution":
             barred |= set(use.weight)
-        elif use.kind == "product" or any(
+        elif use.kind == "dot" or any(
             map(weights.is_batch, use.data)
         ):  # not rows that all look up: positions
             found |= set(use.weight)

@@ -9,7 +9,7 @@ from functools import cached_property
 from jaxplan.cost import flops_of
 from jaxplan.ir import CONTRACTION_FAMILIES, REGION_IN, VIEW_PRIMITIVES, Equation, StepGraph
 
-_PRODUCT_FAMILIES = CONTRACTION_FAMILIES | {"attention"}
+_DOT_FAMILIES = CONTRACTION_FAMILIES | {"attention"}
 _STORED_VIEWS = VIEW_PRIMITIVES | {"optimization_barrier", "copy", "stop_gradient", "rev"}
 
 
@@ -20,7 +20,7 @@ class WeightUse:
     Attributes:
       equation: its index.
       leaf: tensor index of the parameter, a program input.
-      kind: ``product``, ``convolution`` or ``look-up``.
+      kind: ``dot``, ``convolution`` or ``look-up``.
       weight: named dimensions of the parameter as the equation reads it.
       data: named dimensions of the other operand.
       reduced: named dimensions over which the equation sums.
@@ -91,7 +91,7 @@ class Weights:
         rule = self.graph.rules[eqn.index]
         if rule.family == "gather" and rule.indexed:
             return "look-up"
-        return {"contraction": "product", "convolution": "convolution"}.get(rule.family)
+        return {"contraction": "dot", "convolution": "convolution"}.get(rule.family)
 
     def _use(self, eqn: Equation, kind: str, position: int, leaf: int) -> WeightUse:
         (result, *_) = eqn.results
@@ -131,7 +131,7 @@ class Weights:
 
     @cached_property
     def summed_without(self) -> frozenset[int]:
-        """Named dimensions over which products without a parameter sum: head size and sequence, of attention. Where
+        """Named dimensions over which dots without a parameter sum: head size and sequence, of attention. Where
         attention is fused they are those that operators on activations need whole: itself, and the halves of rotary
         positions before it."""
         with_weight = {use.equation for use in self.uses}
@@ -140,20 +140,20 @@ class Weights:
         for eqn in self.program.equations:
             if is_fused and any(self.is_batch(d) for t in eqn.operands for d in self.dims(t)):
                 found |= self._dims_with(eqn, "whole")
-            if self._kind(eqn) in ("product", "convolution") and eqn.index not in with_weight:
+            if self._kind(eqn) in ("dot", "convolution") and eqn.index not in with_weight:
                 found |= self._reduced(eqn)
         return frozenset(found)
 
     @cached_property
     def compared(self) -> frozenset[int]:
-        """Named dimensions that a product of the forward pass without a parameter has in two factors: sequences, in the
+        """Named dimensions that a dot of the forward pass without a parameter has in two factors: sequences, in the
         scores of attention, and batches, in a loss that compares examples."""
         with_weight = {use.equation for use in self.uses}
         found: set[int] = set()
         for eqn in self.program.equations:
             rule = self.graph.rules[eqn.index]
-            is_product = rule.family in _PRODUCT_FAMILIES and eqn.index not in with_weight
-            if not is_product or eqn.phase != "forward":  # the gradient of a square weight has its dimension twice
+            is_dot = rule.family in _DOT_FAMILIES and eqn.index not in with_weight
+            if not is_dot or eqn.phase != "forward":  # the gradient of a square weight has its dimension twice
                 continue
             factors: dict[int, set[int]] = defaultdict(set)
             sides = ((eqn.operands, rule.operands), (eqn.results, rule.results))
@@ -177,7 +177,7 @@ class Weights:
         return dict(found)
 
     def flops(self, kind: str) -> float:
-        """Floating-point operations of the forward products of one kind with a parameter."""
+        """Floating-point operations of the forward dots of one kind with a parameter."""
         return sum(
             flops_of(self.graph, use.equation) for use in self.uses if use.kind == kind and use.forward
         )

@@ -163,7 +163,7 @@ def _scheduled(facts: Facts, certain: Facts, fused: Fused, found: Found, *, in_o
         behind=plan.asked,
         deferred=plan.deferred,
         after=plan.after,
-        added_up={t: a.product for a in fused.sums for t in a.views},
+        added_up={t: a.dot for a in fused.sums for t in a.views},
         sums={a.equation: a.other for a in fused.sums if a.in_place},
         sums_alone=fused.sums_alone,
     )

@@ -71,7 +71,7 @@ class Accumulate(NamedTuple):
 
     Attributes:
       equation: index of the sum.
-      product: the tensor of the dot.
+      dot: the tensor of the dot.
       views: the tensors between the dot and the sum: the dot transposed, or times a constant.
       other: the other summand.
       in_place: the sum is written over the other summand.
@@ -79,7 +79,7 @@ class Accumulate(NamedTuple):
     """
 
     equation: int
-    product: int
+    dot: int
     views: tuple[int, ...]
     other: int
     in_place: bool

@@ -36,7 +36,7 @@ def deaths(
             death[t] = max(death[t], last)
     reuse_in_place(graph, overwritten, materialised, death, plan.late)
     for a in added_up:
-        death[a.product] = producer[a.product] - 1  # no buffer of its own, unless it is resharded first
+        death[a.dot] = producer[a.dot] - 1  # no buffer of its own, unless it is resharded first
         if a.in_place and death[a.other] == a.equation and a.other not in program.inputs:
             death[a.other] = a.equation - 1
     return death

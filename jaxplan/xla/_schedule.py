@@ -45,7 +45,7 @@ def schedule(facts: Facts, library_sums: Sequence[Accumulate], *, in_order: bool
     producer = facts.graph.values.producer
     late = {} if in_order else {e: defer.by for e, defer in deferred.items()}
     late |= {order.equation: order.by for order in taken if order.by is not None}
-    late |= {producer[a.product]: a.equation for a in library_sums if not a.in_place}
+    late |= {producer[a.dot]: a.equation for a in library_sums if not a.in_place}
     return Schedule(
         late=late,
         after={order.equation: order.after for order in taken if order.after is not None},

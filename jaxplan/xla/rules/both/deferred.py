@@ -123,8 +123,8 @@ def _factors(graph: StepGraph, equation: int) -> tuple[int, ...]:
     eqn = graph.program.equations[equation]
     while eqn.name in VIEW_PRIMITIVES and (made := graph.values.producer[eqn.operands[0]]) >= 0:
         eqn = graph.program.equations[made]
-    is_product = graph.rules[eqn.index].family in CONTRACTION_FAMILIES
-    return tuple(graph.values.number[t] for t in eqn.operands[:2]) if is_product else ()
+    is_dot = graph.rules[eqn.index].family in CONTRACTION_FAMILIES
+    return tuple(graph.values.number[t] for t in eqn.operands[:2]) if is_dot else ()
 
 
 def _sums_of_trips(facts: Facts) -> Iterator[Order]:

@@ -22,7 +22,7 @@ _RECTIFIERS = frozenset({"max", "min", "clamp"})
 def _weighed(facts: Facts, is_written: Callable[[int], bool]) -> Iterator[Write]:
     """Values that a sum is taken of, and that are multiplied with results of dots on the sum.
 
-    The products part the two kernels that read such a value. Programs compiled for GPUs wrote it for the second one
+    The dots part the two kernels that read such a value. Programs compiled for GPUs wrote it for the second one
     where it takes a transcendental function (the swish of an EfficientNet) or is a rectifier's result on normalised
     values (a RegNet), and kept it; on TPUs it was computed again, but where a convolution of groups of channels is
     before it.
@@ -39,7 +39,7 @@ def _weighed(facts: Facts, is_written: Callable[[int], bool]) -> Iterator[Write]
         if materialised[t] or graph.values.free[t]:
             continue
         size = graph.program.tensors[t].num_elements
-        if is_written(t) and others & _behind_products(graph, eqn.results[0], size):
+        if is_written(t) and others & _behind_dots(graph, eqn.results[0], size):
             yield Write(t)
 
 
@@ -53,7 +53,7 @@ def _grouped(facts: Facts) -> Iterator[Write]:
         yield from _weighed(facts, lambda t: not grouped.isdisjoint(_computed_from(facts.graph, t, facts.written)))
 
 
-def _behind_products(graph: StepGraph, t: int, size: int) -> set[int]:
+def _behind_dots(graph: StepGraph, t: int, size: int) -> set[int]:
     """Forward equations that read results of dots on a value, as far as these are smaller than ``size``."""
     program, found = graph.program, set()
     stack, seen = [(t, False)], {(t, False)}

@@ -12,7 +12,7 @@ from jaxplan.xla._storage import Exchange, Order
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
-    """The result of a product that is transposed where it meets something else.
+    """The result of a dot that is transposed where it meets something else.
 
     Attributes:
       at: the equation where they meet.
@@ -43,9 +43,9 @@ class LayoutWalk:
     """Orders of all values, in program order.
 
     Attributes:
-      wanted: buffer -> order of its dimensions -> products that read it in that order.
-      fixed: results of products that come in one order -> that order.
-      joined: results of products that are transposed where they meet something else.
+      wanted: buffer -> order of its dimensions -> dots that read it in that order.
+      fixed: results of dots that come in one order -> that order.
+      joined: results of dots that are transposed where they meet something else.
       order: layout of results of dots and of values computed from them.
     """
 
@@ -56,20 +56,20 @@ class LayoutWalk:
         self.order: dict[int, Order] = {}
         self._graph, self._materialised = graph, materialised
         self._base: dict[int, tuple[int, Order]] = {}  # the buffer that a view is of, and its dimensions
-        self._product: dict[int, int] = {}  # the result of a product that a value was computed from alone
+        self._dot: dict[int, int] = {}  # the result of a dot that a value was computed from alone
         for eqn in graph.program.equations:
             self._visit(eqn)
 
     def _visit(self, eqn: Equation) -> None:
         family = self._graph.rules[eqn.index].family
         if eqn.name == "dot_general":
-            self._visit_product(eqn)
+            self._visit_dot(eqn)
         elif eqn.name == "transpose":
             self._transpose(eqn)
         elif family == "elementwise" and len(eqn.results) == 1:
             self._visit_elementwise(eqn)
 
-    def _visit_product(self, eqn: Equation) -> None:
+    def _visit_dot(self, eqn: Equation) -> None:
         contracted, batch = eqn.params["dimension_numbers"]
         tensors, is_fixed = self._graph.program.tensors, False
         for side, t in enumerate(eqn.operands):
@@ -87,15 +87,15 @@ class LayoutWalk:
             self.order[result] = self.fixed[result] = large(
                 tensors[result].shape, range(len(tensors[result].shape))
             )
-            self._product[result] = result
+            self._dot[result] = result
 
     def _transpose(self, eqn: Equation) -> None:
         (operand,), (result,) = eqn.operands, eqn.results
         moved = tuple(eqn.params["permutation"])
         if operand in self.order:
             self.order[result] = tuple(moved.index(d) for d in self.order[operand])
-        if operand in self._product:
-            self._product[result] = self._product[operand]
+        if operand in self._dot:
+            self._dot[result] = self._dot[operand]
         base, dims = self._base.get(operand, (operand, tuple(range(len(moved)))))
         if not self._materialised[result]:
             self._base[result] = base, tuple(dims[d] for d in moved)
@@ -109,18 +109,18 @@ class LayoutWalk:
         first = min(whole, key=lambda t: self._made(t))
         order = self.order[result] = self.order[first]
         for t in whole:
-            if self.order[t] != order and t in self._product and order != tuple(sorted(order)):
-                known = self.joined.get(self._product[t])
-                self.joined[self._product[t]] = Joined(
+            if self.order[t] != order and t in self._dot and order != tuple(sorted(order)):
+                known = self.joined.get(self._dot[t])
+                self.joined[self._dot[t]] = Joined(
                     at=known.at if known else eqn.index,
                     itemsize=max(known.itemsize if known else 0, tensors[t].itemsize),
                     exchange=known.exchange if known else exchange(t, self.order[t], order),
                 )
-        if first in self._product and len({self._product.get(t) for t in whole}) == 1:
-            self._product[result] = self._product[first]
+        if first in self._dot and len({self._dot.get(t) for t in whole}) == 1:
+            self._dot[result] = self._dot[first]
 
     def _made(self, t: int) -> int:
-        return self._graph.values.producer[self._product.get(t, t)]
+        return self._graph.values.producer[self._dot.get(t, t)]
 
 
 def large(shape: Sequence[int], dims: Sequence[int]) -> Order:

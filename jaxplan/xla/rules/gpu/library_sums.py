@@ -19,10 +19,10 @@ shared operands were seen not to count."""
 
 
 def library_sums(facts: Facts) -> Iterator[Accumulate]:
-    """Sums of which one summand is a matrix product that nothing else reads, D = alpha A B + C.
+    """Sums of which one summand is a dot that nothing else reads, D = alpha A B + C.
 
     XLA makes one library call of them that writes over C, or over a copy where C is read later: the
-    product has no buffer of its own. A transpose of the product is one of its operands, and a constant factor is alpha.
+    dot has no buffer of its own. A transpose of the dot is one of its operands, and a constant factor is alpha.
     Compiled GPU programs were seen to add up input gradients, residual streams, and updates of plain and momentum SGD
     so. Input gradients of convolutions of one pixel are added to others by the library as well, into a buffer of their
     own.
@@ -36,16 +36,16 @@ def library_sums(facts: Facts) -> Iterator[Accumulate]:
         if eqn.name not in ("add", "add_any") or len(summands) < 2 or any(values.free[t] for t in summands):
             continue
         types = [(program.tensors[t].shape, program.tensors[t].dtype) for t in (*summands, *eqn.results)]
-        products = {t: chain for t in summands if (chain := _product_behind(graph, t, eqn.index))}
-        products = {t: chain for t, chain in products.items() if values.producer[chain[-1]] not in facts.merged}
-        if products and len(set(types)) == 1:
-            summand = max(products, key=lambda t: values.producer[products[t][-1]])
-            *views, product = products[summand]
+        dots = {t: chain for t in summands if (chain := _dot_behind(graph, t, eqn.index))}
+        dots = {t: chain for t, chain in dots.items() if values.producer[chain[-1]] not in facts.merged}
+        if dots and len(set(types)) == 1:
+            summand = max(dots, key=lambda t: values.producer[dots[t][-1]])
+            *views, dot = dots[summand]
             other = (summands - {summand}).pop()
-            is_matrix = graph.rules[values.producer[product]].family == "contraction"
+            is_matrix = graph.rules[values.producer[dot]].family == "contraction"
             taken = replaced.get(eqn.results[0])
             replaces = is_matrix and taken is not None and _is_made_of(graph, other, taken, eqn.index)
-            yield Accumulate(eqn.index, product, tuple(views), other, is_matrix, replaces)
+            yield Accumulate(eqn.index, dot, tuple(views), other, is_matrix, replaces)
 
 
 def _of_dots(facts: Facts) -> Iterator[Accumulate]:
@@ -74,7 +74,7 @@ def _merged_dots(facts: Facts) -> Iterator[Merge]:
     return map(Merge, sorted(merged))
 
 
-def _product_behind(graph: StepGraph, t: int, equation: int) -> tuple[int, ...]:
+def _dot_behind(graph: StepGraph, t: int, equation: int) -> tuple[int, ...]:
     """The tensors from a summand back to the dot that a library may add, the dot last; empty where there is none.
 
     One equation of the same body alone reads each of them.

@@ -3,13 +3,13 @@
 A batched dot with several free or several contracted dimensions in an operand reads it as a batch of matrices, and
 so in one order of dimensions only: batch, free, contracted for the left operand, batch, contracted, free for the right
 one; its result has the order batch, free of the left, free of the right. With one free and one contracted
-dimension, or without a batch, products read and write either order. Seen on products compiled one by one, with none to
+dimension, or without a batch, dots read and write either order. Seen on dots compiled one by one, with none to
 two batch dimensions and one or two of the others.
 
 Fusions write the operands of a dot in the order in which it reads them. Attention with grouped heads has several
 orders: the softmax runs in the order in which the scores were computed, the gradient of the weights
 arrives in another and is transposed where the two meet, after it was cast to float32; and of the gradient of the scores
-two products read each its own order.
+two dots read each its own order.
 
 A kernel that transposes in tiles moves one tensor, once. Where the dimensions fill tiles, every fusion that reads the
 gradient of the weights transposes it itself: in float32 only the operand of a row sum is written, and a value needed
@@ -152,7 +152,7 @@ def _in_read_layouts(facts: Facts) -> Iterator[OrderedCopy | Extend]:
 
 
 def _transposed(tensor: Tensor, joined: Joined, end: int) -> Iterator[OrderedCopy]:
-    """What there is of the result of a product from where it is transposed to where it was read last, ``end``."""
+    """What there is of the result of a dot from where it is transposed to where it was read last, ``end``."""
     moved, at = (joined.exchange,), joined.at
     yield OrderedCopy(tensor=tensor.index, itemsize=joined.itemsize, first=at, last=end, untiled=moved)
     yield OrderedCopy(tensor=tensor.index, itemsize=joined.itemsize, first=at, last=at + 1, tiled=moved)
@@ -165,7 +165,7 @@ def _written_again(
     """The reads of a forward tensor by the backward pass in an order of their own.
 
     The fusion that makes the tensor in the ``first`` order writes both, unless it moves tiles, or its divisor
-    was summed in one step: then it is written where it is read. Where the result of the product beside is transposed
+    was summed in one step: then it is written where it is read. Where the result of the dot beside is transposed
     in tiles, compiled programs that keep gathered parameters made it first and read it last; others did not hold it
     in between.
 

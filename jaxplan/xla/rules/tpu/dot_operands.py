@@ -1,4 +1,4 @@
-"""Operands that compilers which fuse into matrix products write nevertheless."""
+"""Operands that compilers which fuse into dots write nevertheless."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def _transposed(facts: Facts) -> Iterator[Write]:
     many devices share them: 50 of each of 64 images of a masked autoencoder or a CLIP.
     """
     graph, inner = facts.graph, facts.inner
-    products = {e.index: e for e in graph.program.equations if e.name == "dot_general" and e.phase == "forward"}
+    dots = {e.index: e for e in graph.program.equations if e.name == "dot_general" and e.phase == "forward"}
     found: dict[int, tuple[int, ...]] = {}
-    for eqn in products.values():
+    for eqn in dots.values():
         t = eqn.operands[0]
         shape = graph.program.tensors[t].shape
         rank = len(shape)
@@ -64,7 +64,7 @@ def _transposed(facts: Facts) -> Iterator[Write]:
         is_large_batch = t not in inner and _is_batch_larger_on(facts.target.num_devices, shape)
         if (is_image or is_large_batch or t in facts.tokens) and _sums_features(eqn, rank):
             turned = _computed_alone(graph, eqn.results[0])
-            turned = {u for u in turned if _is_erfc(graph, u) or any(c in products for c in graph.values.consumers[u])}
+            turned = {u for u in turned if _is_erfc(graph, u) or any(c in dots for c in graph.values.consumers[u])}
             for u in (t, *turned):
                 found[u] = inner[t] if t in inner else found.get(u, ())
     made = graph.values.producer

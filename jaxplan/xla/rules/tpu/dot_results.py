@@ -25,16 +25,16 @@ def widened_outputs(facts: Facts) -> dict[int, int]:
     for eqn in graph.program.equations if WIDENED_SCORES.applies_to(facts.target) else ():
         if graph.rules[eqn.index].family in CONTRACTION_FAMILIES:
             written = _widened(graph, eqn.results[0], eqn.phase)
-            if written is not None and _reaches_product(graph, written, eqn.phase):
+            if written is not None and _reaches_dot(graph, written, eqn.phase):
                 found[eqn.results[0]] = written
     return found
 
 
 def _written_behind(facts: Facts) -> Iterator[Fuse]:
-    """Results of products of the backward pass that are not written: one value of their size is computed of them,
+    """Results of dots of the backward pass that are not written: one value of their size is computed of them,
     element by element, and nothing else.
 
-    So compiled TPU programs make the gradient in front of a gelu: the product's kernel writes that. Where a plan sums
+    So compiled TPU programs make the gradient in front of a gelu: the dot's kernel writes that. Where a plan sums
     such a result over devices, the sum counts, and each device's summand does not.
     """
     graph, materialised = facts.graph, facts.written
@@ -64,17 +64,17 @@ def gradients_of_widened(facts: Facts) -> Iterator[Write]:
     """Gradients of scores that are kept in float32 (`widened_outputs`), narrowed again for the two dots that read them.
 
     Compiled TPU programs write them, beside the scores and the gradient of the normalised scores; those of
-    scores in bfloat16 are computed inside of both products.
+    scores in bfloat16 are computed inside of both dots.
     """
     graph, equations = facts.graph, facts.equations
     of_wide: set[int] = set()
     for t in widened_outputs(facts).values():
         of_wide |= {r for u in computed_of(graph, t) for r in computed_of(graph, u, "backward")}
-    products = [e for e in equations if e.phase == "backward" and graph.rules[e.index].family in CONTRACTION_FAMILIES]
-    for eqn in products if of_wide else ():
+    dots = [e for e in equations if e.phase == "backward" and graph.rules[e.index].family in CONTRACTION_FAMILIES]
+    for eqn in dots if of_wide else ():
         size = graph.program.tensors[eqn.results[0]].num_elements
         for t in sorted(computed_of(graph, eqn.results[0], "backward") & of_wide):
-            readers = [e for e in products if t in e.operands]
+            readers = [e for e in dots if t in e.operands]
             if len(readers) > 1 and graph.program.tensors[t].num_elements == size:
                 yield Write(t)
 
@@ -121,10 +121,10 @@ def _serves(graph: StepGraph, eqn: Equation, phase: str) -> bool:
     return is_read or not of_results.isdisjoint(graph.program.outputs)
 
 
-def _reaches_product(graph: StepGraph, t: int, phase: str) -> bool:
+def _reaches_dot(graph: StepGraph, t: int, phase: str) -> bool:
     readers = {e for u in computed_of(graph, t, phase) for e in graph.values.consumers[u]}
-    products = (e for e in readers if graph.rules[e].family in CONTRACTION_FAMILIES)
-    return any(graph.program.equations[e].phase == phase for e in products)
+    dots = (e for e in readers if graph.rules[e].family in CONTRACTION_FAMILIES)
+    return any(graph.program.equations[e].phase == phase for e in dots)
 
 
 def _widened_scores(facts: Facts) -> Iterator[Write | Fuse]:

@@ -39,10 +39,10 @@ def _of_tokens(facts: Facts) -> Iterator[Innermost]:
 def _of_batched_dots(facts: Facts) -> Iterator[Innermost]:
     for eqn in facts.equations:
         if eqn.name == "dot_general":
-            yield from _of_product(facts.graph, eqn)
+            yield from _of_dot(facts.graph, eqn)
 
 
-def _of_product(graph: StepGraph, eqn: Equation) -> Iterator[Innermost]:
+def _of_dot(graph: StepGraph, eqn: Equation) -> Iterator[Innermost]:
     """Batch dimensions come first in a result, then those of the left operand, then those of the right one."""
     contracted, batch = eqn.params["dimension_numbers"]
     (result,) = eqn.results
