@@ -256,7 +256,7 @@ def test_absent_strategies_give_their_reason(gpt, cnn) -> None:
     assert gpt[1].absent == {
         "hybrid_fsdp": "the topology has one level, where it is fsdp",
         "one_weird_trick": "the step is not a convolutional network",
-        "experts": "the step has no experts: no product with one parameter for each of several inputs",
+        "experts": "the step has no experts: no dot with one parameter for each of several inputs",
         "spatial": "the step has no convolution over images",
     }
     assert "spatial" not in cnn[1].absent

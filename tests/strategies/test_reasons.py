@@ -75,5 +75,5 @@ def test_a_matrix_times_its_transpose_has_no_experts() -> None:
 
 def test_a_stencil_has_no_parameters_to_split() -> None:
     found = absent(lambda u: u + jnp.roll(u, 1, 0) + jnp.roll(u, 1, 1), floats(512, 512))
-    assert found["megatron"] == "no matrix product, convolution or look-up reads a parameter"
+    assert found["megatron"] == "no dot, convolution or look-up reads a parameter"
     assert "mixes" in found["data"] and "(512)" in found["data"]
