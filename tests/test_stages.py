@@ -156,7 +156,8 @@ def test_sums_inside_of_the_model_are_refused_with_the_reason():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"stages": 3}, "no 3 equal parts"),
+        ({"stages": 9}, "there are fewer devices"),
+        ({"stages": 8}, "units"),
         ({"stages": "two"}, "expected a number of stages"),
         ({"stages": 2, "microbatches": 5}, "32 examples"),
         ({"stages": 2, "microbatches": False}, "microbatches=False"),

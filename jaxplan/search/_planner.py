@@ -95,7 +95,7 @@ def _search(
                 options, microbatches=False, offload=False, stages=False, references=None, axes=None, kept=()
             )
             pricer = StagePricer(lambda of, part: _search(of, part, alone.on(part), report, name))
-            return StageSearch(graph, topology, pricer, options.microbatches)
+            return StageSearch(graph, topology, pricer, options.microbatches, limit)
 
         whole = functools.partial(plan_with_offload, options.offload, plan, limit)
         found = plan_with_stages(options.stages, whole, search, limit)

@@ -13,3 +13,5 @@ from jaxplan.ir.stages._part import segments_of as segments_of
 from jaxplan.ir.stages._step import PipelineStep as PipelineStep
 from jaxplan.ir.stages._step import cut_places as cut_places
 from jaxplan.ir.stages._step import pipeline_step as pipeline_step
+from jaxplan.ir.stages._units import unit_kinds as unit_kinds
+from jaxplan.ir.stages._units import units_of as units_of

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -43,10 +43,14 @@ class Part:
     outputs: tuple[Port, ...]
 
 
-def parts_of(cut: Cut) -> tuple[Part, ...]:
-    """The program of each stage of a cut."""
+def parts_of(cut: Cut, stages: Collection[int] | None = None) -> tuple[Part, ...]:
+    """The program of each stage of a cut, or of some of them."""
     needs = needs_of(cut)
-    return tuple(_part(cut, of, sent) for of, sent in zip(needs, sent_of(needs, cut), strict=True))
+    return tuple(
+        _part(cut, of, sent)
+        for of, sent in zip(needs, sent_of(needs, cut), strict=True)
+        if stages is None or of.stage in stages
+    )
 
 
 def _part(cut: Cut, needs: Needs, sent: Sequence[Port]) -> Part:
