@@ -275,7 +275,7 @@ class Auto(Generic[P, R]):
             return plan_everywhere(step, dataclasses.replace(options, kept=kept))
         is_point = options.choose in POINT_NAMES or point_number(options.choose) is not None
         latest = None if self._latest is None else self._latest[1].plan
-        if options.keep_layout and is_point and latest is not None:
+        if options.keep_layout and is_point and latest is not None and not latest.stages:
             try:
                 return plan_everywhere(step, dataclasses.replace(options, kept=shardings_of(latest)))
             except InfeasibleError:

@@ -55,6 +55,12 @@ def add_step_arguments(parser: argparse.ArgumentParser) -> None:
         help="state and activations may live on the host (docs/offload.md); default: where nothing fits otherwise",
     )
     parser.add_argument(
+        "--stages",
+        metavar="N|look|none",
+        help="parts of the step on devices of their own, in a pipeline (docs/stages.md); default: where nothing fits "
+        "otherwise",
+    )
+    parser.add_argument(
         "--options",
         metavar="MODULE:FUNCTION",
         help="returns further options as a dict: pins, axes, references (docs/steering.md)",
@@ -110,7 +116,9 @@ def step_arguments(
     if arguments.remat is not None:
         options["remat"] = arguments.remat
     if arguments.microbatches is not None:
-        options["microbatches"] = _microbatches(arguments.microbatches)
+        options["microbatches"] = _number("microbatches", "slices", arguments.microbatches)
+    if arguments.stages is not None:
+        options["stages"] = _number("stages", "stages", arguments.stages)
     if arguments.offload is not None:
         options["offload"] = arguments.offload
     if arguments.options is not None:
@@ -118,11 +126,11 @@ def step_arguments(
     return step, args, options
 
 
-def _microbatches(given: str) -> bool | int:
+def _number(option: str, of: str, given: str) -> bool | int:
     if given in ("look", "none"):
         return given == "look"
     if not given.isascii() or not given.isdigit():
-        raise ArgumentError(f"--microbatches {given}: expected a number of slices, 'look' or 'none'")
+        raise ArgumentError(f"--{option} {given}: expected a number of {of}, 'look' or 'none'")
     return int(given)
 
 

@@ -107,8 +107,13 @@ class Frontier(FrontierData[Plan]):
         Raises:
           UnsupportedError: the frontier was read from a file.
         """
-        replan = self._replan("advice")
-        return replan.advise(self.choose(choose), replan)
+        replan, chosen = self._replan("advice"), self.choose(choose)
+        if chosen.stages:
+            raise UnsupportedError(
+                "advice() looks at plans of the whole step, and this one runs in stages.\n"
+                "  fix: choose a plan without stages, or look at the stages: plan.explain()"
+            )
+        return replan.advise(chosen, replan)
 
     def verify(
         self,

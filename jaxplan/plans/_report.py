@@ -9,12 +9,16 @@ from typing import Any
 from jaxplan.core._files import check_writable, write_whole
 from jaxplan.core._interner import distinct
 from jaxplan.core._units import format_bytes, format_seconds
-from jaxplan.errors import ArgumentError, MissingExtraError
+from jaxplan.errors import ArgumentError, MissingExtraError, UnsupportedError
 from jaxplan.plans._frontier_data import FrontierData
 from jaxplan.plans._frontier_view import spread
 from jaxplan.plans._plan_data import PlanData
 
 _MOST_PLANS = 12
+_STAGES_MSG = (
+    "the report is of plans that are one program, and all plans of this frontier run in stages.\n"
+    "  fix: plan.explain(), or a frontier with stages=True or False"
+)
 _NOT_SHOWN = -1
 _TEMPLATE = "report.html.j2"
 _DIV = "frontier"
@@ -67,7 +71,10 @@ def _shown(frontier: FrontierData[PlanData], chosen: PlanData) -> list[PlanData]
     """The chosen plan first, then points, then references as far as there is room."""
     points = [frontier.points[i] for i in spread(frontier, _MOST_PLANS - 1)]
     ordered = [chosen, *points, *frontier.references.values()]
-    return distinct(ordered)[:_MOST_PLANS]
+    shown = distinct([plan for plan in ordered if not plan.stages])[:_MOST_PLANS]
+    if not shown:
+        raise UnsupportedError(_STAGES_MSG)
+    return shown
 
 
 def _name(frontier: FrontierData[PlanData], plan: PlanData) -> str:

@@ -60,7 +60,7 @@ class Pipeline:
 
     def __call__(self, arguments: Sequence[Any]) -> list[Any]:
         """The results of the step for arguments that are where they belong."""
-        return _Step(self, arguments).run()
+        return OneStep(self, arguments).run()
 
     def lowered(self) -> dict[str, Any]:
         """`jax.stages.Lowered` of the program of each stage and segment, by name."""
@@ -122,7 +122,7 @@ def segment_name(number: int) -> str:
     return names.get(number, f"update {number - UPDATE}")
 
 
-class _Step:
+class OneStep:
     """The arrays of one step while it runs."""
 
     def __init__(self, pipeline: Pipeline, arguments: Sequence[Any]) -> None:

@@ -25,7 +25,7 @@ MOST_STAGES = 16
 """Stages at most, where no number is given; a sub-mesh has at least that part of the devices."""
 MOST_UNITS = 48
 """Units of a step at most: of more layers some are together."""
-MOST_REALISED = 3
+MOST_REALISED = 2
 """Partitions that are planned stage by stage, of each number of micro-batches, the best by their estimates."""
 ROUNDS = (1, 4, 16)
 """Micro-batches in multiples of the stages that were asked for."""
