@@ -123,7 +123,9 @@ def test_a_step_under_auto_runs_in_stages():
     expected = jax.jit(train_step)(state, batch)
     assert_equal(step(state, batch), expected)
     assert len(step.plan.stages) == 4 and step.plan.num_microbatches == 8
-    assert step.plan.in_stages[0] == step.plan.in_stages[-1] == 0  # the tied table, and the batch
+    places = dict(zip(step.plan.in_paths, step.plan.in_stages, strict=True))
+    assert places["[0]['params']['tokens']"] == places["[1]['tokens']"] == 0  # the first stage has the tied table
+    assert places["[0]['params']['block_3']['up']"] > 0 and places["[1]['labels']"] == 3
 
 
 @pytest.mark.slow
