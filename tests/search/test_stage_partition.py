@@ -30,8 +30,8 @@ def stage_seconds(of, units, in_flight, limit):
     """The fastest level that fits."""
     fitting = [np.inf]
     for level in range(2):
-        columns = [table[level, units[0] : units[-1] + 1] for table in (of.resident_bytes, of.kept_bytes, of.passing_bytes)]
-        memory = columns[0].sum() + in_flight * columns[1].sum() + columns[2].max()
+        span = level, slice(units[0], units[-1] + 1)
+        memory = of.resident_bytes[span].sum() + in_flight * of.kept_bytes[span].sum() + of.passing_bytes[span].max()
         if limit is None or memory <= limit:
             fitting.append(of.seconds[level, units[0] : units[-1] + 1].sum())
     return min(fitting)
@@ -60,4 +60,4 @@ def test_the_best_partition_is_that_of_all_partitions(seed, limit):
         best = min(every_partition(costs, count, limit), default=np.inf)
         found = partitions(costs, DEVICES, [count], MICRO_BATCHES, limit)
         assert bool(found) == bool(np.isfinite(best))
-        assert not found or best <= found[0].seconds * (1 + 1e-9) and found[0].seconds <= 1.06 * best
+        assert not found or (best <= found[0].seconds * (1 + 1e-9) and found[0].seconds <= 1.06 * best)
