@@ -27,6 +27,8 @@ MOST_UNITS = 48
 """Units of a step at most: of more layers some are together."""
 MOST_REALISED = 2
 """Partitions that are planned stage by stage, of each number of micro-batches, the best by their estimates."""
+NEAR = 1.5
+"""Stages are looked for by themselves where the leanest plan takes at most so many times the limit."""
 ROUNDS = (1, 4, 16)
 """Micro-batches in multiples of the stages that were asked for."""
 NUMBERS = (4, 16, 64)
@@ -184,6 +186,8 @@ def plan_with_stages(
         error = reason
     if whole is not None and (asked is None or current().happened):
         return whole
+    if error is not None and asked is None and not _is_near(error, limit):
+        raise error
     try:
         looks = search()
     except ArgumentError:  # pins, or a kept layout, of which no stage knows
@@ -206,6 +210,11 @@ def plan_with_stages(
         notes=whole.notes,
     )
     return dataclasses.replace(merged, replan=whole.replan)
+
+
+def _is_near(error: InfeasibleError, limit: int | None) -> bool:
+    """Whether the leanest plan of the whole step is so near the limit that stages could fit it."""
+    return limit is not None and (error.smallest_memory_bytes or 0) <= NEAR * limit
 
 
 def _looked_for(search: StageSearch) -> list[StagedPlan]:
