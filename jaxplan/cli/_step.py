@@ -39,6 +39,28 @@ def add_step_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="arguments that the step may overwrite, none without a number; default: those that it returns updated",
     )
+    _add_rewrites(parser)
+    parser.add_argument(
+        "--options",
+        metavar="MODULE:FUNCTION",
+        help="returns further options as a dict: pins, axes, references (docs/steering.md)",
+    )
+    parser.add_argument(
+        "--overlap",
+        action="store_true",
+        help="times count communication that runs beside compute, as simulated; default: the sum of both",
+    )
+    parser.add_argument(
+        "--time-limit",
+        type=float,
+        metavar="SECONDS",
+        help="the search ends then with the best plans so far; default: none",
+    )
+    add_static_argument(parser)
+
+
+def _add_rewrites(parser: argparse.ArgumentParser) -> None:
+    """Add the options that rewrite the step before it is planned."""
     parser.add_argument(
         "--remat",
         action=argparse.BooleanOptionalAction,
@@ -60,23 +82,6 @@ def add_step_arguments(parser: argparse.ArgumentParser) -> None:
         help="parts of the step on devices of their own, in a pipeline (docs/stages.md); default: where nothing fits "
         "otherwise",
     )
-    parser.add_argument(
-        "--options",
-        metavar="MODULE:FUNCTION",
-        help="returns further options as a dict: pins, axes, references (docs/steering.md)",
-    )
-    parser.add_argument(
-        "--overlap",
-        action="store_true",
-        help="times count communication that runs beside compute, as simulated; default: the sum of both",
-    )
-    parser.add_argument(
-        "--time-limit",
-        type=float,
-        metavar="SECONDS",
-        help="the search ends then with the best plans so far; default: none",
-    )
-    add_static_argument(parser)
 
 
 def add_static_argument(parser: argparse.ArgumentParser) -> None:
