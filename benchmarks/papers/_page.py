@@ -28,7 +28,8 @@ python -m benchmarks.papers all --save           # run all, keep the rows, and w
 
 This page is written by the last command (`tests/benchmarks/test_papers.py` holds it to the records). A verdict compares
 conclusions: an order, a ratio, what fits. Where it disagrees, the reason and the command that shows it stand beside it.
-Seconds are those of the last run that was kept, beside other work of the machine.
+Seconds are those of the processor, of some runs those by the clock beside other work, which are three to six times as
+many.
 """
 
 

@@ -17,7 +17,7 @@ class Record:
     """One run.
 
     Attributes:
-      seconds: by the clock, on the machine that it ran on.
+      seconds: of the processor, or by the clock beside other work, which is more.
     """
 
     experiment: str
