@@ -15,6 +15,8 @@ from jaxplan.plans._plan_data import PlanData
 if TYPE_CHECKING:
     import jax
 
+    from jaxplan.plans._logical_axes import LogicalAxisRules
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class PlacedPlan(PlanData):
@@ -69,6 +71,34 @@ class PlacedPlan(PlanData):
         {}
         """
         return combiner_options(self, self.topology.chip.aot_platform)
+
+    def logical_axis_rules(self, logical: Any = None, *, mesh: Any = None) -> LogicalAxisRules:
+        """The table of Flax's logical axis names that reproduces most of the plan, and the parameters that break it.
+
+        Args:
+          logical: parameters with sharding metadata of Linen or NNX, or their specs, ``nn.get_partition_spec(vars)`` or
+            ``nnx.get_partition_spec(state)``; default: those of the arguments that the step was planned for.
+          mesh: the table is in the names of its axes, see `specs`; default: the plan's.
+
+        Raises:
+          ArgumentError: there are no logical names, or they are of parameters that the step does not have.
+
+        Example:
+          >>> table = plan.logical_axis_rules(nn.get_partition_spec(variables))  # doctest: +SKIP
+          >>> with nn.logical_axis_rules(table.rules):  # doctest: +SKIP
+          ...     print(table.broken)
+        """
+        from jaxplan.partition import specs_over
+        from jaxplan.plans._logical_axes import logical_axis_rules
+
+        program = self.require_program().program
+        axes = self.topology.axes
+        specs = [sharding.partition_spec(axes) for sharding in self.in_layouts]
+        if mesh is not None:
+            specs = specs_over(mesh, self.topology, self.in_paths, self.in_layouts)
+        logical = self._in_tree(range(len(specs))) if logical is None else logical
+        shapes = [program.tensors[t].shape for t in program.inputs]
+        return logical_axis_rules(logical, self.in_paths, self.in_roles, specs, shapes)
 
     @property
     def in_specs(self) -> Any:
