@@ -119,10 +119,8 @@ class JointPlan:
         rows = {step: {row.path: row for row in leaf_rows(plan)} for step, plan in self.plans.items()}
         found = defaultdict(list)
         for paths in self.shared:
-            step, path = next((step, path) for step, path in paths.items() if path in rows[step])
-            row = rows[step][path]
             ends = " = ".join(f"{other} {own.split('/')[0]}" for other, own in paths.items())
-            found[ends].append(row)
+            found[ends] += [rows[step][path] for step, path in paths.items() if path in rows[step]][:1]
         lines = []
         for ends, of in found.items():
             lines.append(f"  {ends}")

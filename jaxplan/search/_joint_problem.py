@@ -20,7 +20,7 @@ import numpy as np
 from jaxplan.core._interner import Memo
 from jaxplan.cost import CostModel, local_bytes, split_counts
 from jaxplan.ir import UNGROUPED
-from jaxplan.search._shared import Leaf, Shared
+from jaxplan.search._shared import Leaf, Shared, are_kept
 from jaxplan.solvers import Edge, Problem
 
 Choice = tuple[tuple[int, ...], tuple[int, ...]]
@@ -37,8 +37,11 @@ class Member:
     model: CostModel
 
     def tensor(self, leaf: Leaf) -> int:
+        """The tensor that decides its layout: of a result that succeeds an argument, that."""
         program = self.model.graph.program
-        return (program.outputs if leaf.is_output else program.inputs)[leaf.position]
+        if leaf.is_output and leaf.position not in program.aliases:
+            return program.outputs[leaf.position]
+        return program.inputs[program.aliases[leaf.position] if leaf.is_output else leaf.position]
 
     def group(self, leaf: Leaf) -> int:
         return self.model.graph.grouping.tensor_group[self.tensor(leaf)]
@@ -262,7 +265,7 @@ def _stored(
         for leaf in of:
             together = several[leaf].leaves if leaf in several else (leaf,)
             is_first = not any(other in found for other in together)
-            if not leaf.is_output and is_first and any(other.is_kept for other in together):
+            if not leaf.is_output and is_first and are_kept(together):
                 steps = frozenset(number[other.step] for other in together)
                 found[leaf] = Stored(owner=s, leaf=leaf, steps=steps)
     return tuple(found.values())

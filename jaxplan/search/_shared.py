@@ -29,14 +29,15 @@ Keys = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaf:
-    """An argument leaf, or a result that succeeds no argument.
+    """An argument leaf, or a result.
 
     Attributes:
       step: name of its step.
       is_output: a result; ``position`` is then among the results.
       keys: its path, of an argument the name first.
       aval: shape and dtype.
-      role: of an argument ``parameter``, ``state`` or ``data``; ``result`` else.
+      role: of an argument ``parameter``, ``state``, ``data``, or ``carried`` (data for all that its step tells, but
+        returned with its shape); else ``result``, or ``successor`` of an argument, which decides its layout.
     """
 
     step: str
@@ -57,6 +58,12 @@ class Leaf:
         return self.role in ("parameter", "state")
 
 
+def are_kept(leaves: Iterable[Leaf]) -> bool:
+    """Whether one array at these leaves stays from call to call: some step keeps it, or carries on another's result."""
+    roles = {leaf.role for leaf in leaves}
+    return bool(roles & {"parameter", "state"}) or {"carried", "result"} <= roles
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
     """One array that several steps have, in order of the steps."""
@@ -69,18 +76,18 @@ class Shared:
 
 
 def leaves_of(name: str, graph: StepGraph) -> tuple[Leaf, ...]:
-    """The arguments of a step, and those of its results that succeed no argument."""
+    """The arguments and results of a step."""
     program = graph.program
     names = argument_names(program.source.step if program.source else None)
-    found = []
+    found, carried = [], {pair.input for pair in program.pairs}
     for i, (path, t) in enumerate(zip(program.in_paths, program.inputs, strict=True)):
         first, *rest = keys(path)
         is_number = path[1:2].isdigit() and int(first) < len(names)
         role = "parameter" if t in graph.batch.parameters else "state" if t in graph.state else "data"
+        role = "carried" if role == "data" and i in carried else role
         found.append((False, i, (names[int(first)] if is_number else first, *rest), t, role))
     for o, (path, t) in enumerate(zip(program.out_paths, program.outputs, strict=True)):
-        if o not in program.aliases:
-            found.append((True, o, keys(path), t, "result"))
+        found.append((True, o, keys(path), t, "successor" if o in program.aliases else "result"))
     tensors = program.tensors
     return tuple(
         Leaf(
@@ -126,6 +133,7 @@ class _Pairing:
     def __init__(self, leaves: Mapping[str, Sequence[Leaf]]) -> None:
         self.leaves = leaves
         self._class: dict[Leaf, list[Leaf]] = {leaf: [leaf] for of in leaves.values() for leaf in of}
+        self._said = set[Leaf]()
 
     def classes(self) -> tuple[Shared, ...]:
         """Those of several steps."""
@@ -133,7 +141,8 @@ class _Pairing:
         found: dict[Leaf, Shared] = {}
         for members in self._class.values():
             ordered = tuple(sorted(members, key=order.__getitem__))
-            if len({leaf.step for leaf in ordered}) > 1 and any(leaf.is_kept for leaf in ordered):
+            is_said = not self._said.isdisjoint(ordered)
+            if len({leaf.step for leaf in ordered}) > 1 and (is_said or are_kept(ordered)):
                 found[ordered[0]] = Shared(leaves=ordered)
         return tuple(found.values())
 
@@ -145,8 +154,10 @@ class _Pairing:
         """Whether two leaves can be one array, as far as shapes and what was joined before say."""
         if a.aval != b.aval or a.step == b.step or self._class[a] is self._class[b]:
             return False
-        kinds = [(leaf.step, leaf.is_output) for leaf in (*self._class[a], *self._class[b])]
-        return len(set(kinds)) == len(kinds) and any(leaf.is_kept for leaf in (*self._class[a], *self._class[b]))
+        together = (*self._class[a], *self._class[b])
+        kinds = [(leaf.step, leaf.is_output) for leaf in together]
+        is_said = not self._said.isdisjoint((a, b))
+        return len(set(kinds)) == len(kinds) and (is_said or are_kept(together))
 
     def join(self, a: Leaf, b: Leaf) -> None:
         if self.may_join(a, b):
@@ -155,8 +166,13 @@ class _Pairing:
                 self._class[leaf] = joined
 
     def open(self, step: str, other: str, *, outputs: bool) -> list[Leaf]:
-        """The leaves of a step without one of another: arguments, and results where ``outputs``."""
-        return [leaf for leaf in self.leaves[step] if (outputs or not leaf.is_output) and not self.has(leaf, other)]
+        """The leaves of a step without one of another: arguments, and new results where ``outputs``."""
+        kinds = (False, outputs)
+        return [
+            leaf
+            for leaf in self.leaves[step]
+            if leaf.is_output in kinds and leaf.role != "successor" and not self.has(leaf, other)
+        ]
 
     def join_said(self, one: str, other: str) -> None:
         """Two subtrees that a person names are one."""
@@ -170,6 +186,7 @@ class _Pairing:
                 "  expected: subtrees with the same keys, shapes and dtypes\n"
                 "  fix:      name the parts that are the same arrays"
             )
+        self._said.update(below.values(), below_other.values())
         for path, leaf in below.items():
             self.join(leaf, below_other[path])
 
@@ -244,7 +261,7 @@ def _may_be_result(mine: Sequence[Leaf], prefix: Keys, place: Keys, num_argument
     """Whether state may be a result of the other step: a whole argument with no other of its kind, or by its key."""
     is_alone = len(prefix) == 1 and num_arguments == 1
     is_named = len(prefix) > 1 and place[-1:] == prefix[-1:]
-    return all(leaf.role == "state" for leaf in mine) and (is_alone or is_named)
+    return all(leaf.role in ("state", "carried") for leaf in mine) and (is_alone or is_named)
 
 
 def _one(mine: Sequence[Leaf], fitting: Sequence[tuple[Leaf, ...]]) -> tuple[Leaf, ...] | None:

@@ -199,6 +199,49 @@ def test_arrays_under_other_names_are_shared_where_a_person_says_so():
         jaxplan.plan_together(steps, topology="cpu:2", shared={"half/left": "other/x"})
 
 
+def test_a_cache_that_is_one_array_without_a_name_is_the_argument_of_its_shape():
+    def prefill(weights, tokens):
+        hidden = weights["embed"][tokens]
+        return hidden @ weights["key"], hidden[:, -1]
+
+    def decode(weights, kv, x):
+        kv = jnp.concatenate([kv[:, 1:], (x @ weights["key"])[:, None]], axis=1)
+        return kv, jnp.einsum("bd,bsd->bs", x, kv)
+
+    weights = {"embed": shape((512, 64), "float32"), "key": shape((64, 64), "float32")}
+    joint = jaxplan.plan_together(
+        {
+            "prefill": (prefill, (weights, shape((8, 32), "int32"))),
+            "decode": (decode, (weights, shape((8, 32, 64), "float32"), shape((8, 64), "float32"))),
+        },
+        topology="h100:4",
+    )
+    for plan in joint:
+        assert {"prefill": "result/0", "decode": "kv"} in plan.shared
+        assert plan["prefill"].out_specs[0] == plan["decode"].in_specs[1] == plan["decode"].out_specs[0]
+
+
+def test_gradients_that_another_step_applies_are_named():
+    """Structure alone could mean the momentum as well, so nothing but the parameters is shared unless it is said."""
+
+    def gradient(params, batch):
+        return jax.grad(loss)(params, batch)
+
+    def apply(params, momentum, grads):
+        momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, grads)
+        return jax.tree.map(lambda p, m: p - 0.1 * m, params, momentum), momentum
+
+    params = parameters(256)
+    steps = {"grad": (gradient, (params, examples(64, 256))), "apply": (apply, (params,) * 3)}
+    plan = jaxplan.plan_together(steps, topology="h100:4").fastest()
+    assert {path.split("/")[0] for of in plan.shared for path in of.values()} == {"params"}
+    said = jaxplan.plan_together(steps, topology="h100:4", shared={"grad/result": "apply/grads"})
+    for plan in said:
+        assert {"grad": "result/up", "apply": "grads/up"} in plan.shared
+        assert plan["grad"].out_specs == plan["apply"].in_specs[2]
+        assert "grad result = apply grads" in plan.explain()
+
+
 @pytest.mark.parametrize(
     ("steps", "options", "message"),
     [
