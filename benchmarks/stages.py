@@ -25,6 +25,7 @@ def main() -> None:
     parser.add_argument("--topology", default="h100:8x8")
     parser.add_argument("--stages", type=int, default=8)
     parser.add_argument("--micro-batches", type=int, default=64)
+    parser.add_argument("--slices", type=int, default=8, help="micro-batches of the plans without stages")
     parser.add_argument("--replay", action="store_true")
     arguments = parser.parse_args()
     if arguments.replay:
@@ -44,7 +45,7 @@ def compare(arguments: argparse.Namespace) -> None:
     started = time.perf_counter()
     traced = jaxplan.trace(spec.make_step(spec.config), *spec.abstract_args())
     print(f"traced in {time.perf_counter() - started:.0f} s", flush=True)
-    without = _planned(traced, arguments, stages=False)
+    without = _planned(traced, arguments, stages=False, microbatches=arguments.slices)
     within = _planned(traced, arguments, stages=arguments.stages, microbatches=arguments.micro_batches)
     merged = jaxplan.Frontier.from_plans([*without.points, *within.points])
     for plan in merged:
