@@ -47,12 +47,17 @@ def compare(arguments: argparse.Namespace) -> None:
     print(f"traced in {time.perf_counter() - started:.0f} s", flush=True)
     without = _planned(traced, arguments, stages=False, microbatches=arguments.slices)
     within = _planned(traced, arguments, stages=arguments.stages, microbatches=arguments.micro_batches)
-    merged = jaxplan.Frontier.from_plans([*without.points, *within.points])
+    points = without.points if without is not None else ()
+    if within is None:
+        return
+    merged = jaxplan.Frontier.from_plans([*points, *within.points])
     for plan in merged:
-        rivals = [of for of in without.points if of.memory_bytes <= plan.memory_bytes]
+        rivals = [of for of in points if of.memory_bytes <= plan.memory_bytes]
         best = min((of.time_seconds for of in rivals), default=None)
         gain = "the only one" if best is None else f"gain {best / plan.time_seconds:.2f}"
         print(f"{plan.memory_bytes / 2**30:8.2f} GiB {plan.time_seconds:8.3f} s  {gain:14} {plan.summary}")
+    if without is None:
+        return
     fastest = without.fastest().time_seconds
     print(f"fastest without stages {fastest:.3f} s, with {merged.fastest().time_seconds:.3f} s")
     print(f"leanest without stages {without.leanest().memory_bytes / 2**30:.2f} GiB, with ", end="")
@@ -60,8 +65,14 @@ def compare(arguments: argparse.Namespace) -> None:
 
 
 def _planned(traced: Any, arguments: argparse.Namespace, **options: Any) -> Any:
+    import jaxplan
+
     started = time.perf_counter()
-    found = traced.plan(topology=arguments.topology, progress=False, **options)
+    try:
+        found = traced.plan(topology=arguments.topology, progress=False, **options)
+    except jaxplan.InfeasibleError as error:
+        print(f"{options}: {time.perf_counter() - started:.0f} s, {str(error).splitlines()[2].strip()}", flush=True)
+        return None
     print(f"{options}: {time.perf_counter() - started:.0f} s\n{found.table()}", flush=True)
     return found
 

@@ -49,6 +49,7 @@ class Pipeline:
             {port: port_sharding(plan, self.meshes, s, port) for port in part.inputs}
             for s, part in enumerate(plan.parts)
         ]
+        self.kept = [self._read_in_backward(s) for s in range(len(self.stages))]
         self.readers: dict[Port, list[int]] = {}
         for s, part in enumerate(plan.parts):
             for port in part.inputs:
@@ -57,6 +58,12 @@ class Pipeline:
         self._zeros = [self._zeros_of(s) for s in range(len(self.stages))]
         self._slicers: dict[tuple[int, int], Any] = {}
         self._joins: dict[int, Any] = {}
+
+    def _read_in_backward(self, stage: int) -> frozenset[Any]:
+        """The values, by item or port, that the backward pass of a micro-batch reads."""
+        program, part = self.stages[stage], self.plan.parts[stage]
+        segment = program.segments.get(BACKWARD)
+        return frozenset(key_of(program, part, item) for item in segment.reads) if segment else frozenset()
 
     def __call__(self, arguments: Sequence[Any]) -> list[Any]:
         """The results of the step for arguments that are where they belong."""
@@ -114,6 +121,18 @@ def _donated(part: Part, donate: Sequence[bool]) -> list[bool]:
         returned and (port.kind == "sum" or donate[port.number])
         for port, returned in zip(part.inputs, part.program.donated, strict=True)
     ]
+
+
+def key_of(program: StageProgram, part: Any, item: Item) -> Any:
+    """Where a value is kept: inputs and sums by their port, others by the item."""
+    kind = program.program.tensors[item.tensor].kind
+    if kind == "input":
+        return part.inputs[program.program.inputs.index(item.tensor)]
+    if item.tensor in program.program.outputs:
+        port = part.outputs[program.program.outputs.index(item.tensor)]
+        if port.kind == "sum":
+            return port
+    return item
 
 
 def segment_name(number: int) -> str:
@@ -183,31 +202,22 @@ class OneStep:
             self._execute(s, segment, self.passing[s].setdefault(k, {}), k)
         if number == BACKWARD:
             self.passing[s].pop(k, None)
+        else:  # values that the backward pass does not read
+            wanted, own = self.pipeline.kept[s], self.passing[s][k]
+            self.passing[s][k] = {key: value for key, value in own.items() if key in wanted}
 
     def _execute(self, s: int, segment: Any, own: dict[Any, Any], k: int | None) -> None:
         program, part = self.pipeline.stages[s], self.pipeline.plan.parts[s]
         lasting = self.lasting[s]
         leaves = []
         for item, where in zip(segment.reads, segment.shardings, strict=True):
-            key = self._key(program, part, item)
+            key = key_of(program, part, item)
             value = own[key] if key in own else lasting[key]
             leaves.append(jax.device_put(value, where))
         found = segment.run(*leaves)
         own.update(zip(segment.makes, found))
         for o, value in zip(segment.outputs, found[len(segment.makes) :], strict=True):
             self._hand_on(s, part.outputs[o], value, k)
-
-    @staticmethod
-    def _key(program: StageProgram, part: Any, item: Item) -> Any:
-        """Where a value is kept: inputs and sums by their port, others by the item."""
-        kind = program.program.tensors[item.tensor].kind
-        if kind == "input":
-            return part.inputs[program.program.inputs.index(item.tensor)]
-        if item.tensor in program.program.outputs:
-            port = part.outputs[program.program.outputs.index(item.tensor)]
-            if port.kind == "sum":
-                return port
-        return item
 
     def _hand_on(self, s: int, port: Port, value: Any, k: int | None) -> None:
         """Send an output to where it is read; ``k``: of this micro-batch."""
