@@ -117,6 +117,15 @@ def test_a_state_that_one_step_returns_is_not_copied_for_the_next():
         assert pointers(given) == pointers(taken)
 
 
+def test_each_plan_is_saved_and_runs_under_auto(tmp_path):
+    together, joint = planned(together_steps.average)
+    for name, (step, args) in together.steps.items():
+        joint[name].save(tmp_path / f"{name}.json")
+        decorated = jaxplan.auto(step, plan=tmp_path / f"{name}.json")
+        decorated(*jax.tree.map(jnp.copy, args))
+        assert decorated.plan.is_same_program(joint[name])
+
+
 def pointers(array: jax.Array) -> list[int]:
     """Addresses of its pieces."""
     return [shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards]
