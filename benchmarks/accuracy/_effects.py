@@ -11,6 +11,7 @@ from benchmarks import _record
 from benchmarks.accuracy._models import MODELS
 from benchmarks.accuracy._record import read_records
 from benchmarks.accuracy._references import analysed, predict_references
+from jaxplan.cost import Prediction
 from jaxplan.ir import StepGraph
 from jaxplan.mesh import Topology
 from jaxplan.xla import Buffers, Target, analyse_buffers
@@ -22,28 +23,59 @@ EFFECTS = RECORDS / "compiler_rules.jsonl"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
-    """The effect of a rule on the predicted memory of the reference plans on one topology.
+    """The effect of a rule on the predicted memory of the reference plans of one model on one topology.
 
     Attributes:
-      rule, topology: names.
+      rule, topology, model: names.
       plans: how many of them were compiled, and so have errors.
       changed: how many of all predictions it moves, of memory, time or collectives.
-      models: of these plans, those that it moves.
-      error_with, error_without: mean absolute errors of memory over ``plans``, of one.
+      error_with, error_without: sums of the absolute errors of memory over ``plans``, of one.
     """
 
     rule: str
     topology: str
+    model: str
     plans: int
     changed: int
-    models: tuple[str, ...]
     error_with: float
     error_without: float
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleError:
+    """A rule over all models that were measured on one topology.
+
+    Attributes:
+      models: how many were measured.
+      moved: those of them with predictions that it moves.
+      error_with, error_without: mean absolute errors of memory, of one; None where nothing was compiled.
+    """
+
+    rule: str
+    topology: str
+    models: int
+    moved: tuple[str, ...]
+    error_with: float | None
+    error_without: float | None
+
+    @classmethod
+    def of(cls, effects: Sequence[Effect]) -> RuleError:
+        """Of the effects of one rule on one topology."""
+        plans = sum(effect.plans for effect in effects)
+        return cls(
+            rule=effects[0].rule,
+            topology=effects[0].topology,
+            models=len(effects),
+            moved=tuple(sorted(effect.model for effect in effects if effect.changed)),
+            error_with=sum(effect.error_with for effect in effects) / plans if plans else None,
+            error_without=sum(effect.error_without for effect in effects) / plans if plans else None,
+        )
+
     def __str__(self) -> str:
-        moved = f"{self.error_with:6.2%} -> {self.error_without:6.2%}"
-        models = ", ".join(self.models) or "none"
-        return f"{self.topology:<8} {self.rule:<50} {moved} {self.changed:>4} plans of {models}"
+        moved = f"{len(self.moved)} of {self.models} models"
+        if self.error_with is None or self.error_without is None:
+            return f"{self.topology}: {moved}"
+        return f"{self.topology}: {self.error_with:.2%} -> {self.error_without:.2%}, {moved}"
 
 
 def made_after(model: str) -> frozenset[str]:
@@ -51,23 +83,33 @@ def made_after(model: str) -> frozenset[str]:
     return frozenset(name for name, rule in RULES.items() if model in rule.made_after)
 
 
-def effects_of_rules(models: Sequence[str], topologies: Sequence[str]) -> list[Effect]:
-    """One `Effect` for each rule and each topology that it is a rule for."""
+def effects_of_rules(models: Sequence[str], topologies: Sequence[str]) -> Iterator[Effect]:
+    """One `Effect` for each model, topology, and rule of that."""
     compiled = compiled_memory()
-    found: dict[tuple[str, str], dict[tuple[str, str], tuple[int, int, bool]]] = {}
     for model in models:
         graph = analysed(*MODELS[model])
         for topology in map(Topology.parse, topologies):
             target = Target.of(topology.chip)
-            rules = [name for name, rule in RULES.items() if rule.applies_to(target)]
             plain, buffers = dict(predict_references(graph, topology)), _buffers(graph, topology)
-            for name in rules:
-                plans = found.setdefault((name, topology.name), {})
+            for name in (name for name, rule in RULES.items() if rule.applies_to(target)):
                 has_effect = _buffers(graph, topology, [name]) != buffers
-                for plan, prediction in predict_references(graph, topology, [name]) if has_effect else plain.items():
-                    differs = prediction != plain[plan]
-                    plans[model, plan] = plain[plan].memory_bytes, prediction.memory_bytes, differs
-    return [_effect(rule, topology, plans, compiled) for (rule, topology), plans in sorted(found.items())]
+                found = dict(predict_references(graph, topology, [name])) if has_effect else plain
+                known = {plan: compiled.get((model, topology.name, plan)) for plan in plain}
+                truth = {plan: size for plan, size in known.items() if size}
+                yield Effect(
+                    rule=name,
+                    topology=topology.name,
+                    model=model,
+                    plans=len(truth),
+                    changed=sum(found[plan] != plain[plan] for plan in plain),
+                    error_with=_error(plain, truth),
+                    error_without=_error(found, truth),
+                )
+
+
+def _error(predicted: Mapping[str, Prediction], compiled: Mapping[str, int]) -> float:
+    """Sum of absolute errors of memory."""
+    return round(sum(abs(predicted[plan].memory_bytes / size - 1) for plan, size in compiled.items()), 5)
 
 
 def _buffers(graph: StepGraph, topology: Topology, without: Sequence[str] = ()) -> tuple[Buffers | None, ...]:
@@ -77,29 +119,6 @@ def _buffers(graph: StepGraph, topology: Topology, without: Sequence[str] = ()) 
     one = dataclasses.replace(found, target=target, decided_by=(), in_order=None)
     other = found.in_order and dataclasses.replace(found.in_order, target=target, decided_by=())
     return one, other
-
-
-def _effect(
-    rule: str,
-    topology: str,
-    plans: Mapping[tuple[str, str], tuple[int, int, bool]],
-    compiled: Mapping[tuple[str, str, str], int],
-) -> Effect:
-    errors = [
-        (abs(with_it / truth - 1), abs(without / truth - 1))
-        for (model, plan), (with_it, without, _) in plans.items()
-        if (truth := compiled.get((model, topology, plan)))
-    ]
-    number = max(1, len(errors))
-    return Effect(
-        rule=rule,
-        topology=topology,
-        plans=len(errors),
-        changed=sum(differs for *_, differs in plans.values()),
-        models=tuple(sorted({model for (model, _), (*_, differs) in plans.items() if differs})),
-        error_with=round(sum(e for e, _ in errors) / number, 5),
-        error_without=round(sum(e for _, e in errors) / number, 5),
-    )
 
 
 def compiled_memory() -> dict[tuple[str, str, str], int]:
@@ -118,11 +137,13 @@ def read_effects(path: Path = EFFECTS) -> list[Effect]:
 
 
 def write_effects(effects: Collection[Effect], path: Path = EFFECTS) -> None:
-    """One JSON line for each effect; those of other rules and topologies in the file stay."""
-    kept = {(e.rule, e.topology): e for e in read_effects(path)} | {(e.rule, e.topology): e for e in effects}
+    """One JSON line for each effect; those of other models, topologies and rules in the file stay."""
+    kept = {(e.rule, e.topology, e.model): e for e in [*read_effects(path), *effects]}
     _record.write_lines(path, (effect for _, effect in sorted(kept.items())))
 
 
-def effects_of(rule: str, effects: Collection[Effect]) -> Iterator[Effect]:
-    """Those of one rule."""
-    return (effect for effect in effects if effect.rule == rule)
+def errors_of(rule: str, effects: Collection[Effect]) -> Iterator[RuleError]:
+    """Those of one rule, one for each topology."""
+    topologies = sorted({effect.topology for effect in effects if effect.rule == rule})
+    for topology in topologies:
+        yield RuleError.of([e for e in effects if e.rule == rule and e.topology == topology])

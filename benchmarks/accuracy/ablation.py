@@ -16,6 +16,7 @@ rules are in docs/compiler_rules.md.
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,14 @@ import jax
 import numpy as np
 
 from benchmarks._record import read_lines, write_lines
-from benchmarks.accuracy._effects import RECORDS, compiled_memory, effects_of_rules, made_after, write_effects
+from benchmarks.accuracy._effects import (
+    RECORDS,
+    RuleError,
+    compiled_memory,
+    effects_of_rules,
+    made_after,
+    write_effects,
+)
 from benchmarks.accuracy._models import MODELS, TOPOLOGIES
 from benchmarks.accuracy._references import analysed, digest, predict_references
 from jaxplan.mesh import Topology
@@ -122,10 +130,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     jax.config.update("jax_platforms", "cpu")
     models, topologies = options.model or list(MODELS), options.topology or list(TOPOLOGIES)
     if options.each:
-        effects = effects_of_rules(models, topologies)
-        print("\n".join(map(str, effects)))
-        if options.save:
-            write_effects(effects)
+        for model, topology in itertools.product(models, topologies):
+            effects = list(effects_of_rules([model], [topology]))
+            print("\n".join(f"{e.rule:<60} {model:<12} {RuleError.of([e])}" for e in effects if e.changed), flush=True)
+            if options.save:
+                write_effects(effects)
         return 0
     without = check_names(options.without)
     if options.leave_out:

@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.accuracy._effects import Effect, effects_of, read_effects
+from benchmarks.accuracy._effects import Effect, RuleError, errors_of, read_effects
 from jaxplan.core._files import write_whole
 from jaxplan.xla._rule import STAGES, CompilerRule, Fitted, Observed
 from jaxplan.xla.rules import RULES
@@ -49,7 +49,7 @@ def _cells(rule: CompilerRule, effects: Sequence[Effect]) -> Iterator[str]:
     yield rule.does
     yield _source(rule.source)
     yield ", ".join(rule.made_after) or "none"
-    yield "; ".join(_error(effect) for effect in effects_of(rule.name, effects)) or "not measured"
+    yield "; ".join(map(_error, errors_of(rule.name, effects))) or "not measured"
     yield f"`{rule.test}`"
 
 
@@ -63,10 +63,8 @@ def _source(source: str | Fitted | Observed) -> str:
     return f"[{source.rsplit('/', 1)[1]}]({source})"
 
 
-def _error(effect: Effect) -> str:
-    number = len(effect.models)
-    moved = f"{number} model{'s' * (number != 1)}" if number else "no model"
-    return f"{effect.topology}: {effect.error_with:.2%} -> {effect.error_without:.2%}, {moved}"
+def _error(error: RuleError) -> str:
+    return str(error) if error.moved else f"{error.topology}: changes none of {error.models} models"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -218,7 +218,7 @@ class _Writer:
     def _jitted(self) -> str:
         program, offload = self._program, self._plan.offload
         donated = tuple(i for i, is_donated in enumerate(program.donated) if is_donated)
-        options = combiner_options(self._plan, self._plan.topology.chip.aot_platform)
+        options = combiner_options(self._plan, self._plan.topology.chip.aot_platform or "gpu")
         compiled = f"\n    compiler_options={options} if jax.default_backend() == 'gpu' else None," if options else ""
         shapes = [
             f"jax.ShapeDtypeStruct({t.shape}, {self._dtype(t.dtype)})"
