@@ -66,13 +66,11 @@ def module_collectives(module: Module) -> tuple[Collective, ...]:
     """
     frames = stack_frames(module.header)
     found = []
-    for name, computation in module.computations.items():
-        for instruction in computation.values() if name in module.runs else ():
-            collective = instruction_collective(module, name, instruction)
-            if collective is not None:
-                op_name, source = place_of(computation, instruction, frames)
-                runs = module.runs[name]
-                found.append(replace(collective, count=runs, op_name=op_name, source=source))
+    for name, instruction in module.in_order():
+        collective = instruction_collective(module, name, instruction)
+        if collective is not None:
+            op_name, source = place_of(module.computations[name], instruction, frames)
+            found.append(replace(collective, count=module.runs[name], op_name=op_name, source=source))
     return tuple(found)
 
 

@@ -37,11 +37,24 @@ class Module:
     unknown_loops: tuple[str, ...]
 
     def executed(self) -> Iterator[tuple[dict[str, Instruction], Instruction, int]]:
-        """Yield `(computation, instruction, times executed)` for every instruction that a step runs."""
-        for name, computation in self.computations.items():
-            if runs := self.runs.get(name, 0):
-                for instruction in computation.values():
-                    yield computation, instruction, runs
+        """Yield `(computation, instruction, times executed)` for every instruction that a step runs, in their order."""
+        for name, instruction in self.in_order():
+            yield self.computations[name], instruction, self.runs[name]
+
+    def in_order(self) -> Iterator[tuple[str, Instruction]]:
+        """Yield `(name of the computation, instruction)` for every instruction that a step runs.
+
+        A computation stands where its first call is, such as that of an asynchronous collective.
+        """
+        return self._of_computation(self.entry, set())
+
+    def _of_computation(self, name: str, seen: set[str]) -> Iterator[tuple[str, Instruction]]:
+        seen.add(name)
+        for instruction in self.computations[name].values() if self.runs.get(name, 0) else ():
+            yield name, instruction
+            for called in called_computations(instruction):
+                if called in self.computations and called not in seen:
+                    yield from self._of_computation(called, seen)
 
 
 def parse_module(hlo_text: str) -> Module:
