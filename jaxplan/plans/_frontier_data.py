@@ -146,3 +146,15 @@ def _is_point(point: Described, plan: Described) -> bool:
     if point is plan or not (isinstance(point, PlanData) and isinstance(plan, PlanData)):
         return point is plan
     return plan.verified is not None and point.is_same_program(plan)
+
+
+def spread(frontier: FrontierData[Any], max_rows: int) -> list[int]:
+    """Return at most `max_rows` indices, evenly spread, with leanest, knee and fastest always among them."""
+    last = len(frontier) - 1
+    marked = {0, frontier.points.index(frontier.knee()), last}
+    num_even = max(max_rows - len(marked), 0)
+    if last < max_rows:
+        return list(range(last + 1))
+    others = [index for index in range(last + 1) if index not in marked]
+    even = {others[(2 * i + 1) * len(others) // (2 * num_even)] for i in range(num_even)}
+    return sorted(marked | even)

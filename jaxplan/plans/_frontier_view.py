@@ -6,7 +6,6 @@ import io
 import shutil
 import textwrap
 from collections.abc import Sequence
-from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -16,7 +15,7 @@ from rich.text import Text
 from jaxplan.core._units import format_bytes, format_gib, format_milliseconds, format_seconds
 from jaxplan.errors import ArgumentError
 from jaxplan.plans._certificate import proven_points
-from jaxplan.plans._frontier_data import FrontierData
+from jaxplan.plans._frontier_data import FrontierData, spread
 from jaxplan.plans._outline import CELLS
 from jaxplan.plans._plan_data import PlanData
 
@@ -168,15 +167,3 @@ def _compact_references(frontier: FrontierData[PlanData], columns: int) -> list[
         start + ", ".join(word.replace(" ", _KEPT) for word in words), columns, subsequent_indent="  "
     )
     return [line.replace(_KEPT, " ") for line in lines]
-
-
-def spread(frontier: FrontierData[Any], max_rows: int) -> list[int]:
-    """Return at most `max_rows` indices, evenly spread, with leanest, knee and fastest always among them."""
-    last = len(frontier) - 1
-    marked = {0, frontier.points.index(frontier.knee()), last}
-    num_even = max(max_rows - len(marked), 0)
-    if last < max_rows:
-        return list(range(last + 1))
-    others = [index for index in range(last + 1) if index not in marked]
-    even = {others[(2 * i + 1) * len(others) // (2 * num_even)] for i in range(num_even)}
-    return sorted(marked | even)

@@ -12,8 +12,8 @@ from rich.text import Text
 
 from jaxplan.core._units import format_bytes, format_gib, format_milliseconds, format_seconds
 from jaxplan.errors import ArgumentError
-from jaxplan.plans._frontier_data import FrontierData
-from jaxplan.plans._frontier_view import print_table, spread
+from jaxplan.plans._frontier_data import FrontierData, spread
+from jaxplan.plans._frontier_view import print_table
 from jaxplan.plans._infeasible import infeasible_error
 from jaxplan.plans._plan import Plan
 from jaxplan.plans._rows import fold_leaves, leaf_rows

@@ -10,8 +10,7 @@ from jaxplan.core._files import check_writable, write_whole
 from jaxplan.core._interner import distinct
 from jaxplan.core._units import format_bytes, format_seconds
 from jaxplan.errors import ArgumentError, MissingExtraError, UnsupportedError
-from jaxplan.plans._frontier_data import FrontierData
-from jaxplan.plans._frontier_view import spread
+from jaxplan.plans._frontier_data import FrontierData, spread
 from jaxplan.plans._plan_data import PlanData
 
 _MOST_PLANS = 12

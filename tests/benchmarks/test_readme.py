@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from benchmarks import readme
+from tests.versions import TRACED_OTHERWISE
 
 TEXT = """\
 ```python
@@ -27,6 +28,7 @@ x + 1   # is then: {value}
 """
 
 
+@TRACED_OTHERWISE
 def test_readme_prints_what_the_code_prints() -> None:
     root = readme.README.parent
     done = subprocess.run(  # a process of its own: README registers a rule

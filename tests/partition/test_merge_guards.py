@@ -12,6 +12,7 @@ import pytest
 import jaxplan
 from tests.partition.edited_plans import with_lowering
 from tests.sampling import sampled
+from tests.versions import until_0_12
 
 MIB = 2**20
 NUM_LAYERS, HEADS, HEAD_WIDTH, LENGTH = 3, 8, 64, 256
@@ -60,6 +61,7 @@ def test_large_products_are_left_to_the_compiler() -> None:
     assert not _plan(8192).lowering.merge_guards
 
 
+@until_0_12("the compiler writes the merged queries, keys and values of this step apart again")
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize(
     ("batch_size", "name", "result"), sampled([(128, "data", 4 * MIB), (512, "megatron", 16 * MIB)])

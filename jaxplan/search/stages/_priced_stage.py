@@ -11,7 +11,7 @@ from jaxplan.ir.stages import BACKWARD, FORWARD, ONCE, UPDATE, Part, segments_of
 from jaxplan.mesh import Topology
 from jaxplan.partition.stages import held_bytes
 from jaxplan.plans._frontier import Frontier
-from jaxplan.plans._frontier_view import spread
+from jaxplan.plans._frontier_data import spread
 from jaxplan.plans._plan import Plan
 from jaxplan.simulate import segment_seconds
 
