@@ -22,8 +22,9 @@ Axes = tuple[int, ...]
 
 # Boards of more states are looked for a smaller one in place of: a shortest path on them takes more than some 10 ms.
 MOST_STATES = 10_000
-# With one label per axis, where not all of the tensor is on the board.
-MOST_SINGLE = 1500
+# With one label per axis, where not all of the tensor is on the board and nothing is summed; a sum by blocks of axes may
+# be several times dearer than the cheapest, so it has as many states as can be listed.
+MOST_SINGLE = 15_000
 # Boards of more states are not listed at all.
 MOST_LISTED = 30_000
 
@@ -154,14 +155,9 @@ def _fewer(source: Sharding, target: Sharding, caps: tuple[int, ...], topology: 
     changed = [d for d in prefixes if source.dims[d] != target.dims[d]]
     others = sorted((d for d in prefixes if d not in changed and left[d] > 1), key=lambda d: -left[d])
     splits = list(dict.fromkeys((*changed, *others[:count]) for count in (len(others), 1, 0)))
-    boards = [
-        *(
-            (blocks, split, most)
-            for blocks, most in ((single, MOST_SINGLE), (joined, MOST_STATES))
-            for split in splits
-        ),
-        *((single, split, MOST_LISTED) for split in splits),
-    ]
+    is_sum = not set(source.partial) <= set(target.partial)
+    ways = ((single, MOST_LISTED if is_sum else MOST_SINGLE), (joined, MOST_STATES), (single, MOST_LISTED))
+    boards = [(blocks, split, most) for blocks, most in ways for split in splits]
 
     def fits(blocks: list[Axes], split: tuple[int, ...], most: int) -> bool:
         sizes = tuple(sorted(_pieces(block, topology) for block in blocks))

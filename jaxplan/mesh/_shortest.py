@@ -141,6 +141,26 @@ def _least_of(classes: Classes, values: npt.NDArray) -> npt.NDArray:
     return np.minimum.reduceat(values[classes.order], classes.starts)[classes.of_state]
 
 
+class _ClassPermutes(NamedTuple):
+    """Permutes between classes of states that are alike as seen from a goal: ``members`` are the classes that have a
+    state in each class of the board between which a permute leads, ``starts`` where those of each begin, ``of_class``
+    (C,) the class of the board that holds the first state of each."""
+
+    members: Ints
+    starts: Ints
+    of_class: Ints
+
+    @classmethod
+    def of(cls, classes: Classes, of_state: Ints, first: Ints) -> _ClassPermutes:
+        pairs = np.unique(classes.of_state * len(first) + of_state)
+        among, members = np.divmod(pairs, len(first))
+        return cls(members, np.flatnonzero(np.diff(among, prepend=-1)), classes.of_state[first])
+
+    def least(self, values: Floats) -> Floats:
+        """(C,) the least value in the class of the board."""
+        return np.minimum.reduceat(values[self.members], self.starts)[self.of_class]
+
+
 class _ClassSteps(NamedTuple):
     """Steps between classes of states that are alike as seen from a goal.
 
@@ -148,6 +168,7 @@ class _ClassSteps(NamedTuple):
       of_state, first: (S,) the class of each state, (C,) the first state of each class.
       rows, key, target: steps of these first states, the price of each and the class that it leads to.
       source, starts: classes that steps lead from, and where the steps of each begin.
+      permutes: those of each set of levels.
     """
 
     of_state: Ints
@@ -157,6 +178,7 @@ class _ClassSteps(NamedTuple):
     target: Ints
     source: Ints
     starts: Ints
+    permutes: tuple[_ClassPermutes, ...]
 
 
 @lru_cache(maxsize=2**8)
@@ -168,7 +190,9 @@ def _steps_of_classes(prices: _Prices, alike: Symmetry) -> _ClassSteps:
     sources = prices.steps.source[rows]
     starts = np.flatnonzero(np.diff(sources, prepend=-1))
     target = of_state[prices.steps.target[rows]]
-    return _ClassSteps(of_state, first, rows, prices.keys[1][rows], target, of_state[sources[starts]], starts)
+    permutes = tuple(_ClassPermutes.of(classes, of_state, first) for classes, *_ in prices.permutes)
+    source, key = of_state[sources[starts]], prices.keys[1][rows]
+    return _ClassSteps(of_state, first, rows, key, target, source, starts, permutes)
 
 
 class BoardSolver:
@@ -212,7 +236,7 @@ class BoardSolver:
     def solve(self, num_bytes: float) -> Floats:
         """(S,) seconds of the cheapest chain from each state, by rounds of Bellman and Ford over classes of states."""
         prices, steps, weight = self._prices, self._alike, _of_keys(self._prices, num_bytes)[self._alike.key]
-        permutes = prices.permutes_at(num_bytes)
+        permutes = [seconds[steps.first] for _, seconds in prices.permutes_at(num_bytes)]
         best = np.full(len(steps.first), np.inf)
         best[steps.of_state[self._goal]] = 0.0
         while True:
@@ -220,9 +244,8 @@ class BoardSolver:
             if len(weight):
                 through = np.minimum.reduceat(best[steps.target] + weight, steps.starts)
                 after[steps.source] = np.minimum(best[steps.source], through)
-            every = best[steps.of_state] if permutes else best
-            for classes, seconds in permutes:
-                np.minimum(after, (_least_of(classes, every) + seconds)[steps.first], out=after)
+            for of, seconds in zip(steps.permutes, permutes, strict=True):
+                np.minimum(after, of.least(best) + seconds, out=after)
             if np.array_equal(after, best):
                 return best[steps.of_state]
             best = after
