@@ -22,8 +22,8 @@ Axes = tuple[int, ...]
 
 # Boards of more states are looked for a smaller one in place of: a shortest path on them takes more than some 10 ms.
 MOST_STATES = 10_000
-# With one label per axis, where not all of the tensor is on the board and nothing is summed. A sum by blocks of axes may
-# be several times dearer than the cheapest, so sums have as many states as can be listed.
+# With one label per axis, where not all of the tensor is on the board and nothing is summed. A sum by blocks of axes
+# may be several times dearer than the cheapest, so sums have as many states as can be listed.
 MOST_SINGLE = 15_000
 # Boards of more states are not listed at all.
 MOST_LISTED = 30_000
