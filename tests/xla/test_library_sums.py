@@ -98,3 +98,15 @@ def test_a_gradient_that_is_read_twice_is_a_buffer() -> None:
 
     arguments = shape(SIZE, SIZE), shape(SIZE, SIZE), shape(SIZE // 64, SIZE)
     assert MATRIX < peak(step, *arguments, topology="h100:1", donate_argnums=(0, 1)) < 1.25 * MATRIX
+
+
+@pytest.mark.parametrize("is_written_out", [False, True])
+def test_a_bias_is_no_summand_however_it_is_broadcast(is_written_out: bool) -> None:
+    """XLA sees one program in both cases: the sum of a dot and a broadcast vector."""
+
+    def step(a: jax.Array, b: jax.Array, bias: jax.Array) -> jax.Array:
+        return a @ b + (jnp.broadcast_to(bias, a.shape) if is_written_out else bias)
+
+    graph = analyse(trace(step, (shape(64, 64), shape(64, 64), shape(64)), {}))
+    target = Target.of(Topology.parse("h100:1").chip, 1)
+    assert not list(library_sums(Facts(graph=graph, target=target, turning=0)))

@@ -38,7 +38,7 @@ def library_sums(facts: Facts) -> Iterator[Accumulate]:
         types = [(program.tensors[t].shape, program.tensors[t].dtype) for t in (*summands, *eqn.results)]
         dots = {t: chain for t in summands if (chain := _dot_behind(graph, t, eqn.index))}
         dots = {t: chain for t, chain in dots.items() if values.producer[chain[-1]] not in facts.merged}
-        if dots and len(set(types)) == 1:
+        if dots and len(set(types)) == 1 and not any(_is_bias(graph, t) for t in summands):
             summand = max(dots, key=lambda t: values.producer[dots[t][-1]])
             *views, dot = dots[summand]
             other = (summands - {summand}).pop()
@@ -46,6 +46,15 @@ def library_sums(facts: Facts) -> Iterator[Accumulate]:
             taken = replaced.get(eqn.results[0])
             replaces = is_matrix and taken is not None and _is_made_of(graph, other, taken, eqn.index)
             yield Accumulate(eqn.index, dot, tuple(views), other, is_matrix, replaces)
+
+
+def _is_bias(graph: StepGraph, t: int) -> bool:
+    """Whether a summand is a smaller array, repeated: a kernel adds it, as one that the sum itself broadcasts."""
+    made = graph.values.producer[t]
+    if made < 0 or graph.program.equations[made].name != "broadcast_in_dim":
+        return False
+    tensors = graph.program.tensors
+    return tensors[graph.program.equations[made].operands[0]].num_elements < tensors[t].num_elements
 
 
 def _of_dots(facts: Facts) -> Iterator[Accumulate]:
