@@ -13,10 +13,5 @@ def until_0_12(change: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(IS_0_12, reason=f"from JAX 0.12 on {change}")
 
 
-def known_from_0_12(case: object, change: str) -> object:
-    """A case of a parametrised test that is skipped from JAX 0.12 on."""
-    return pytest.param(case, marks=until_0_12(change))
-
-
 SMALLER_WORKSPACE = until_0_12("a dot on an H100 has 4 MiB of scratch memory in place of 32 (docs/prediction.md)")
 TRACED_OTHERWISE = until_0_12("derivatives are other equations (`one_minus_square`); figures on record are of 0.10")

@@ -13,6 +13,7 @@ from jax import lax
 
 from benchmarks.quality.references import draw
 from jaxplan.ir import CUT, trace
+from tests.versions import until_0_12
 
 EXAMPLES, WIDTH = 64, 8
 OUTER, INNER = 2, 4
@@ -205,7 +206,14 @@ def test_each_step_of_a_call_cuts_its_own_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    "gradients", [in_python_from_zero, in_python_scaled, two_counters, python_in_a_scan], ids=lambda f: f.__name__
+    "gradients",
+    [
+        in_python_from_zero,
+        pytest.param(in_python_scaled, marks=until_0_12("the CPU compiler leaves one sum out of the combined ones")),
+        two_counters,
+        python_in_a_scan,
+    ],
+    ids=lambda f: f.__name__,
 )
 def test_they_compute_the_same_without_sending_examples(gradients: Callable[..., Params]) -> None:
     step, values = _step(gradients), _values()
