@@ -35,10 +35,12 @@ from jaxplan.strategies import reference_solution
 
 MAX_CANDIDATES = 64
 """Solutions of the joint problem that are predicted."""
-MAX_ALONE, MAX_AROUND = 16, 6
-"""Minimisations for a step by itself, and for the other steps around one that is fixed; four are for both ends."""
-MAX_REFINED, MAX_OF_STEP = 4, 12
-"""Layouts of the shared arrays under which each step is solved again by itself, and minimisations for each."""
+MAX_OF_STEP = 48
+"""Solutions of a step by itself that are predicted, alone and under a layout of the shared arrays."""
+MAX_AROUND = 6
+"""Minimisations for the other steps around one that is fixed; four are for both ends."""
+ALONE = " alone"
+"""Ends the name of the reference in which one step is laid out as by itself."""
 MAX_COMBINED = 1024
 """Combinations of parts of solutions that are looked at for one layout."""
 
@@ -186,12 +188,12 @@ class JointSearch:
             solutions = [
                 solution
                 for form in member.model.problems
-                for solution in outline(form, MAX_ALONE).points
+                for solution in frontier(form, solver=self.options.solver, max_points=MAX_OF_STEP)
             ]
             choices = [(of.assignment[: len(member.model.configurations)], of.choices) for of in solutions]
             parts = {choice: self.part(s, choice) for choice in choices}
             if parts:
-                alone[f"{member.name} alone"] = min(parts, key=lambda choice: parts[choice].time_seconds)
+                alone[f"{member.name}{ALONE}"] = min(parts, key=lambda choice: parts[choice].time_seconds)
                 alone[""] = min(parts, key=lambda choice: parts[choice].memory_bytes)
             for name, strategy in priced.allowed.items():
                 alone[name] = reference_solution(member.model, strategy)
@@ -272,18 +274,19 @@ class JointSearch:
         self.found = self.best()
 
     def _refine(self) -> None:
-        """Each step solved by itself under the best layouts of the shared arrays."""
+        """Each step solved by itself under the layouts of the fastest and leanest candidate, and of each step alone.
+
+        Solutions of the joint problem have the least additive cost, and of these few the prediction may prefer others.
+        """
         best = self.best()
-        order = dict.fromkeys(
-            best[i].layout for i in (len(best) - 1, 0, *range(len(best) - 2, 0, -max(1, len(best) // MAX_REFINED)))
-        )
-        for layout in list(order)[:MAX_REFINED]:
+        wanted = [of.layout for name, of in self.references.items() if name.endswith(ALONE)]
+        for layout in dict.fromkeys([best[-1].layout, best[0].layout, *wanted]):
             if layout not in self._labels:
                 continue
             for s, member in enumerate(self.problem.members):
                 labels = self.problem.labels_of_layout(s, layout)
                 for form in member.model.problems:
-                    for solution in outline(restrict(form, labels), MAX_OF_STEP).points:
+                    for solution in frontier(restrict(form, labels), max_points=MAX_OF_STEP):
                         assignment = tuple(of[k] for of, k in zip(labels, solution.assignment, strict=True))
                         choice = (assignment[: len(member.model.configurations)], solution.choices)
                         self.add_part(layout, s, self.part(s, choice))

@@ -65,12 +65,20 @@ def test_steps_share_the_arrays_that_a_reader_sees(case):
     assert all(step in text for step in together.steps)
 
 
-@pytest.mark.parametrize(("size", "eval_size", "weight"), [(4096, 256, 1.0), (256, 8192, 8.0), (1024, 1024, 0.5)])
-def test_no_step_by_itself_lays_out_what_is_shared_better(size, eval_size, weight):
+@pytest.mark.parametrize(
+    ("size", "eval_size", "weight", "width", "topology"),
+    [
+        (4096, 256, 1.0, 512, "h100:8"),
+        (256, 8192, 8.0, 512, "h100:8"),
+        (4096, 1024, 1.0, 128, "h100:2x2"),
+        (512, 16, 1.0, 256, "v5e:4"),
+    ],
+)
+def test_no_step_by_itself_lays_out_what_is_shared_better(size, eval_size, weight, width, topology):
     """Each step is planned alone, and the other one with that layout kept: the joint plan costs no more."""
-    steps, weights = train_and_eval(size, eval_size), {"train": 1.0, "eval": weight}
-    joint = jaxplan.plan_together(steps, weights=weights, topology="h100:8").fastest()
-    options = Options(topology="h100:8", progress=False)
+    steps, weights = train_and_eval(size, eval_size, width), {"train": 1.0, "eval": weight}
+    joint = jaxplan.plan_together(steps, weights=weights, topology=topology).fastest()
+    options = Options(topology=topology, progress=False)
     traced = {name: StepToPlan(step, args, {}, options) for name, (step, args) in steps.items()}
     for decides in steps:
         alone = plan_on(traced[decides], options).fastest()
