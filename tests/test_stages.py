@@ -188,6 +188,30 @@ def test_stages_that_cannot_be_are_refused(options, message):
         jaxplan.plan(train_step, *arguments(), topology="cpu:8", **options)
 
 
+def test_calls_on_several_programs(in_two, tmp_path):
+    plan = in_two.fastest()
+    assert "stage 1: devices 2 to 3" in plan.explain() and "2 stages of" in in_two.table()
+    assert plan.simulate().bubble == plan.bubble
+    plan.save_timeline(tmp_path / "passes.json")
+    names = plan.jit().lower(*arguments()).keys()
+    assert {"stage 0 forward", "stage 1 backward", "stage 0 update 0"} <= names
+    for refused in (lambda: plan.diff(plan), lambda: plan.export("x.py"), lambda: plan.explain("tokens")):
+        with pytest.raises(jaxplan.UnsupportedError, match="2 stages, each a program"):
+            refused()
+    with pytest.raises(jaxplan.UnsupportedError, match="runs? in stages"):
+        in_two.report(tmp_path / "report.html")
+
+
+def test_state_moves_to_a_plan_of_the_whole_step_through_a_checkpoint(in_two, tmp_path):
+    pytest.importorskip("orbax.checkpoint")
+    plan, (state, batch) = in_two.fastest(), arguments()
+    (state, _) = plan.jit()(*plan.shard((state, batch)))
+    with plan.checkpoints(tmp_path / "run") as checkpoints:
+        checkpoints.save(1, state)
+    whole = jaxplan.plan(train_step, *arguments(), topology="cpu:2", stages=False).fastest()
+    assert_equal(whole.restore(tmp_path / "run"), state, tolerance=0)
+
+
 def test_a_call_inside_of_another_trace_is_refused(in_two):
     run = in_two.fastest().jit()
     with pytest.raises(jaxplan.UnsupportedError, match="inside of another traced function"):

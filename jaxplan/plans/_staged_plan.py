@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -153,6 +154,12 @@ class StagedPlan(Plan):
         Compared are the bytes of one micro-batch in flight.
         """
         return tuple(stage.plan.audit(cache_dir, backend) for stage in self.stages)
+
+    def export(self, path: Any, *, names: Any = None, backend: str = "jit") -> None:
+        raise self._refused("export")
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(self.explain())}</pre>"
 
     def compile_report(self, cache_dir: Any = None, backend: str = "jit") -> Any:
         raise self._refused("compile_report")
