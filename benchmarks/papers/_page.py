@@ -44,7 +44,19 @@ def page(records: Mapping[str, Record]) -> str:
         lines.append(f"| `{name}`: {EXPERIMENTS[name].title} | {' | '.join(cells)} | {record.seconds:.0f} |")
     for name, record in shown.items():
         lines += ["", *_section(EXPERIMENTS[name], record, verdicts[name])]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_not_run(records)]) + "\n"
+
+
+def _not_run(records: Mapping[str, Record]) -> list[str]:
+    """The claims of experiments that are not on record, if any."""
+    claims = [
+        f"| {claim.source}: {claim.published} | `python -m benchmarks.papers {name}` |"
+        for name, experiment in EXPERIMENTS.items()
+        if name not in records
+        for claim in experiment.claims
+    ]
+    head = ["", "## Not covered: no run on record", "", "| published | command |", "|---|---|"]
+    return [*head, *claims] if claims else []
 
 
 def _section(experiment: Experiment, record: Record, verdicts: list[Verdict]) -> list[str]:
