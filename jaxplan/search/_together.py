@@ -14,6 +14,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from jaxplan.core._collector import paused_collector
 from jaxplan.cost import Prediction, Predictor
@@ -30,13 +31,15 @@ from jaxplan.search._shared import Shared
 from jaxplan.search._shown_points import shown_points
 from jaxplan.search._traced import Report
 from jaxplan.simulate import predictor_of
-from jaxplan.solvers import frontier, outline, restrict
+from jaxplan.solvers import Problem, frontier, outline, restrict
 from jaxplan.strategies import reference_solution
 
 MAX_CANDIDATES = 64
 """Solutions of the joint problem that are predicted."""
 MAX_OF_STEP = 48
 """Solutions of a step by itself that are predicted, alone and under a layout of the shared arrays."""
+MOST_LABELS, MAX_MINIMISED = 4000, 16
+"""Of steps with more configurations than so many, the hull alone, by at most so many minimisations."""
 MAX_AROUND = 6
 """Minimisations for the other steps around one that is fixed; four are for both ends."""
 ALONE = " alone"
@@ -188,7 +191,7 @@ class JointSearch:
             solutions = [
                 solution
                 for form in member.model.problems
-                for solution in frontier(form, solver=self.options.solver, max_points=MAX_OF_STEP)
+                for solution in _solutions(form)
             ]
             choices = [(of.assignment[: len(member.model.configurations)], of.choices) for of in solutions]
             parts = {choice: self.part(s, choice) for choice in choices}
@@ -286,10 +289,17 @@ class JointSearch:
             for s, member in enumerate(self.problem.members):
                 labels = self.problem.labels_of_layout(s, layout)
                 for form in member.model.problems:
-                    for solution in frontier(restrict(form, labels), max_points=MAX_OF_STEP):
+                    for solution in _solutions(restrict(form, labels)):
                         assignment = tuple(of[k] for of, k in zip(labels, solution.assignment, strict=True))
                         choice = (assignment[: len(member.model.configurations)], solution.choices)
                         self.add_part(layout, s, self.part(s, choice))
+
+
+def _solutions(problem: Problem) -> Sequence[Any]:
+    """Solutions of a step by itself, the fastest and the leanest among them."""
+    if sum(problem.num_configurations) > MOST_LABELS:
+        return outline(problem, MAX_MINIMISED).points
+    return frontier(problem, max_points=MAX_OF_STEP)
 
 
 def _made(predictor: Predictor, choice: Choice, prediction: Prediction) -> Plan:
