@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -296,11 +296,3 @@ def _without_child(found: _Placed) -> _Placed:
     """Names and places of the program's own: the child's wrapping call is left out."""
     source = "" if "_aot_child.py:" in found.source else found.source
     return replace(found, op_name=found.op_name.removeprefix(f"{CALL_SCOPE}/"), source=source)
-
-
-def report_summary(report: CompiledReport) -> dict[str, Any]:
-    """Plain data of a report (no HLO text, no buffers), for JSON files."""
-    summary = asdict(report)
-    summary.pop("hlo_text")
-    summary.pop("held")
-    return {**summary, "memory_bytes": report.memory_bytes, "flops": report.flops}

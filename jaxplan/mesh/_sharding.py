@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -88,10 +87,6 @@ class Sharding:
                 "each dimension must be a multiple of its number of parts"
             )
         return tuple([size // _product(dim, axes) for size, dim in zip(shape, self.dims)])
-
-    def local_elements(self, shape: Sequence[int], axes: Sequence[AtomicAxis]) -> int:
-        """Number of elements on one device."""
-        return math.prod(self.local_shape(shape, axes))
 
     def partition_spec(self, axes: Sequence[AtomicAxis]) -> PartitionSpec:
         """The same sharding for JAX: one entry per dimension, axis names major to minor.

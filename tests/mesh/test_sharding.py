@@ -29,7 +29,6 @@ def test_local_shape_and_text() -> None:
     sharding = Sharding(((0, 2), ()), (1,))
     assert sharding.num_splits(AXES) == (4, 1)
     assert sharding.local_shape((8, 5), AXES) == (2, 5)
-    assert sharding.local_elements((8, 5), AXES) == 10
     assert sharding.describe(AXES) == "(node gpu1),-|+gpu0"
     assert repr(sharding) == "(0 2),-|+1"
     assert not sharding.divides((6, 5), AXES)
