@@ -1,5 +1,6 @@
 """The cost of a plan: compute, resharding, memory; as tables for the solvers and as the prediction of one plan."""
 
+from jaxplan.cost._attention import sequences_of as sequences_of
 from jaxplan.cost._combined import COMPILERS_OWN_BYTES as COMPILERS_OWN_BYTES
 from jaxplan.cost._combined import combined_bytes as combined_bytes
 from jaxplan.cost._compute import flops_of as flops_of

@@ -25,6 +25,7 @@ from jaxplan.cost._work import (
     written_border,
 )
 from jaxplan.ir import WHOLE, Group, GroupSpace, StepGraph
+from jaxplan.ir.attention import ATTENTIONS
 from jaxplan.mesh import Topology
 from jaxplan.xla._buffers import Buffers
 from jaxplan.xla._plan_effects import Repeat
@@ -53,6 +54,9 @@ def local_flops(
                 share *= padded_work(graph, space, splits, e)
             share *= work.times.get(e, 1)
             total += flops * trips_of(graph, e) * share
+        if graph.program.equations[e].name in ATTENTIONS and (count := graph.counts[e]) is not None:
+            products = sum(number for _, number in count.matrix)
+            total += products * trips_of(graph, e) / equation_splits(space, splits, e)
         total += body_cost(graph.program.equations[e]).flops * trips_of(graph, e)
     return total
 

@@ -7,27 +7,17 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from jaxplan.cost._attention import attention_collectives
+from jaxplan.cost._collective import InnerCollective as InnerCollective
 from jaxplan.cost._reads import produced_sharding, required_sharding
 from jaxplan.cost._splits import trips_of
 from jaxplan.cost._transfers import Transfer
 from jaxplan.cost._user_body import body_cost
 from jaxplan.ir import MESH, WHOLE, Configuration, Halo, StepGraph
-from jaxplan.mesh import Sharding, Topology, collective_seconds
+from jaxplan.ir.attention import ATTENTIONS
+from jaxplan.mesh import Sharding, Topology
 from jaxplan.xla._target import Target
 from jaxplan.xla.rules.gpu.pooling import waits_for_gradient
-
-
-class InnerCollective(NamedTuple):
-    """``count`` collectives of one equation: kind, atomic axes, bytes per device of the larger side of one."""
-
-    equation: int
-    kind: str
-    axes: tuple[int, ...]
-    num_bytes: int
-    count: int
-
-    def seconds(self, topology: Topology) -> float:
-        return self.count * float(collective_seconds(topology, self.kind, self.num_bytes, self.axes))
 
 
 def inner_collectives(
@@ -49,6 +39,7 @@ def inner_collectives(
     for e in graph.grouping.groups[group].equations:
         yield from _of_body(graph, topology, e)
         yield from _of_extremes(graph, topology, group, e, config)
+        yield from attention_collectives(graph, topology, group, e, config)
         for edge, collective in _of_windows(graph, topology, group, e, config, repeated):
             if edge not in sent:
                 sent.add(edge)
@@ -73,7 +64,10 @@ def may_communicate(graph: StepGraph, group: int) -> bool:
     """Whether an equation of a group communicates by itself under some configuration."""
     equations = graph.program.equations
     return any(
-        graph.rules[e].windows or body_cost(equations[e]).collectives or _extremes(graph, e)
+        graph.rules[e].windows
+        or body_cost(equations[e]).collectives
+        or _extremes(graph, e)
+        or equations[e].name in ATTENTIONS
         for e in graph.grouping.groups[group].equations
     )
 

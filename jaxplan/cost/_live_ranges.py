@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from jaxplan.cost._attention import AttentionBlocks
 from jaxplan.cost._buffer_sizes import BufferSizes
 from jaxplan.cost._copies import Copies
 from jaxplan.cost._dots_behind import DotsBehind
@@ -54,6 +55,7 @@ class LiveRanges:
         self._deaths, self._copies = HomeDeaths(model, self._behind), Copies(model)
         self._summands, self._ordered = WrittenSummands(model), OrderedCopies(model)
         self._extended, self._padded = ExtendedImages(model, buffers.read_end), PaddedImages(model)
+        self._attentions = AttentionBlocks(model)
         self.tpu = TpuBuffers(model, self._place) if self._target.tiles_arrays else None
         self._added = list(self._sums_of_a_library())
         self._pooled = [b for b in buffers.found.of(PoolBuffer) if b.tensor in self._place]
@@ -204,6 +206,8 @@ class LiveRanges:
         for beside in self._pooled:
             share = made[self._place[beside.tensor]] / model.buffers.num_bytes[beside.tensor]
             yield 2 * beside.first, 2 * beside.last + 1, share * beside.num_bytes, TEMPORARIES
+        for e, size in self._attentions.of(chosen):
+            yield 2 * e, 2 * e + 1, size, TEMPORARIES
         workspace = max(self._workspaces.values(), default=0)
         for e in self._dots_run(transfers):
             yield 2 * e, 2 * e + 1, workspace, WORKSPACE

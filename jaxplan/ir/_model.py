@@ -124,6 +124,7 @@ def analyse(
     gradients_apart: bool = False,
     rules: Sequence[OperatorRule] | None = None,
     structures: Structures | None = None,
+    known: tuple[NamedDimensions, Batch] | None = None,
 ) -> StepGraph:
     """Rules, values, named dimensions, groups and spaces of a program; ``stage`` is told what begins.
 
@@ -131,16 +132,14 @@ def analyse(
       gradients_apart: the gradients of a contraction are groups of their own, to measure the cost of sharing.
       rules: one per equation, where they are known already.
       structures: those of a program that differs in few places; new ones are added.
+      known: dimensions by name, and the batch, where the operators of the program no longer tell them.
     """
     stage("rules")
     rules = tuple([rule_of(program, eqn) for eqn in program.equations] if rules is None else rules)
     values = analyse_values(program, rules)
     stage("groups")
     state = frozenset(program.state)
-    named = named_dimensions(program, rules)
-    batch = find_batch(program, rules, values, named, state)
-    named = named.with_batch(batch.dimensions)
-    named = dimension_names(program, rules, values, named, batch)
+    named, batch = known or _named(program, rules, values, state)
     grouping, primal_of = coarsen(program, rules, values, batch.parameters - state, gradients_apart=gradients_apart)
     replaced = {program.outputs[o]: program.inputs[i] for o, i in program.aliases.items()}
     alike = {**replaced, **primal_of}
@@ -159,6 +158,15 @@ def analyse(
         state=state,
         batch=batch,
     )
+
+
+def _named(
+    program: Program, rules: tuple[OperatorRule, ...], values: Values, state: frozenset[int]
+) -> tuple[NamedDimensions, Batch]:
+    """The dimensions of a program by name, and its batch."""
+    named = named_dimensions(program, rules)
+    batch = find_batch(program, rules, values, named, state)
+    return dimension_names(program, rules, values, named.with_batch(batch.dimensions), batch), batch
 
 
 def sliced_graph(graph: StepGraph, microbatches: MicroBatches | None) -> StepGraph:

@@ -233,6 +233,7 @@ class Program:
       donate_argnums: the arguments that were donated by name; None when those that come back updated are.
       source: the step that it was traced from; None where it was put together otherwise.
       microbatches: the slices in which it works through its batch; None: as the step says.
+      sequences: how attention over a split sequence gets its keys (`jaxplan.ir.attention`); None: as the step says.
     """
 
     tensors: tuple[Tensor, ...]
@@ -251,6 +252,7 @@ class Program:
     donate_argnums: tuple[int, ...] | None = None
     source: Source | None = field(default=None, repr=False, compare=False)
     microbatches: MicroBatches | None = None
+    sequences: str | None = None
     aliases: Mapping[int, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

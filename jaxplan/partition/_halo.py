@@ -76,16 +76,16 @@ def _extended(x: Any, axis: int, halo: Halo, names: tuple[str, ...], outside: An
     pieces = [x]
     if halo.before:
         edge = lax.slice_in_dim(x, size - halo.before, size, axis=axis)
-        edge = _moved(edge, names, [(i, i + 1) for i in range(parts - 1)])
+        edge = moved(edge, names, [(i, i + 1) for i in range(parts - 1)])
         pieces.insert(0, _or_outside(edge, place == 0, outside))
     if halo.after:
         edge = lax.slice_in_dim(x, 0, halo.after, axis=axis)
-        edge = _moved(edge, names, [(i + 1, i) for i in range(parts - 1)])
+        edge = moved(edge, names, [(i + 1, i) for i in range(parts - 1)])
         pieces.append(_or_outside(edge, place == parts - 1, outside))
     return lax.concatenate(pieces, axis) if len(pieces) > 1 else x
 
 
-def _moved(x: Any, names: tuple[str, ...], pairs: Sequence[tuple[int, int]]) -> Any:
+def moved(x: Any, names: tuple[str, ...], pairs: Sequence[tuple[int, int]]) -> Any:
     """A permute between places along ``names``, major to minor.
 
     `lax.ppermute` numbers the devices in the order of the mesh's axes, whatever order it is given.

@@ -17,6 +17,8 @@ from jax import lax
 
 from jaxplan.errors import RuleError
 from jaxplan.ir import Equation, OperatorRule, local_params
+from jaxplan.ir.attention import ATTENTIONS, sequence_factor
+from jaxplan.partition._attention import attend
 from jaxplan.partition._halo import run_windows
 from jaxplan.partition._indexed import own_look_ups, own_updates
 
@@ -69,7 +71,10 @@ def run_local(
     params = local_params(eqn.name, eqn.params, in_shapes, out_shapes)
     if rule.family == "scatter":
         pieces = [_count_once(pieces[0], rule, reduced), *pieces[1:]]
-    if any(f in split for f, _ in rule.indexed):
+    if (attention := params.get("attention")) is not None and eqn.name in ATTENTIONS:
+        axes = [names for f, names in split.items() if f == sequence_factor(rule, attention)]
+        results = attend(attention, pieces, *(axes or [()]))
+    elif any(f in split for f, _ in rule.indexed):
         on_own = own_look_ups if rule.family == "gather" else own_updates
         results = on_own(rule, bind, params, pieces, split)
     elif any(window.factor in split for window in rule.windows):

@@ -12,7 +12,9 @@ from jax import lax
 
 from jaxplan.core import _compat
 from jaxplan.ir import CUT, JOIN, Equation
+from jaxplan.ir.attention import ATTENTIONS
 from jaxplan.mesh import Sharding
+from jaxplan.partition._attention import attend
 from jaxplan.partition._indexed import in_bounds
 from jaxplan.partition._local import run_local
 from jaxplan.partition._lowered_program import LoweredProgram
@@ -68,6 +70,8 @@ class Operators:
             return [cut(operands[0], self._program.tensors[eqn.results[0]].shape, params["levels"], self._parts)]
         if eqn.name == JOIN:
             return [join(operands[0], params["levels"], self._parts)]
+        if eqn.name in ATTENTIONS:
+            return attend(params["attention"], operands, ())
         operands = in_bounds(eqn.name, params, operands)
         if eqn.name == UNPOOLING and self._lowered.target.scatters_pooling_gradients:
             return _scatter_to_own_zeros(eqn, params, operands)

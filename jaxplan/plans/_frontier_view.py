@@ -58,7 +58,7 @@ def _cells(plan: PlanData) -> tuple[str, ...]:
     """The columns of `Outline.cells`, the number of micro-batches beside the split, the memory beside the state."""
     split, state, *others = plan.outline.cells()
     split = f"{len(plan.stages)} stages of {split}" if plan.stages else split
-    split = f"{split}, {plan.microbatches}" if plan.microbatches else split
+    split = ", ".join(map(str, filter(None, (split, plan.sequences, plan.microbatches))))
     if plan.offload and plan.offload.cell:
         state = f"{state} {plan.offload.cell}".removeprefix("- ")
     return (split, state, *others)

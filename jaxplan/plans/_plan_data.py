@@ -10,6 +10,7 @@ from jaxplan.core._once import Once
 from jaxplan.cost import MemoryInterval, Prediction, memory_interval
 from jaxplan.errors import PlanMismatchError
 from jaxplan.ir import Configuration, MicroBatches, Offload, Remat, StepGraph
+from jaxplan.ir.attention import Sequences
 from jaxplan.mesh import Sharding, Topology
 from jaxplan.partition import Lowering, Verified
 from jaxplan.plans._outline import Outline
@@ -48,6 +49,7 @@ class PlanData:
     most_configurations: int | None = None
     remat: Remat | None = None
     microbatches: MicroBatches | None = None
+    sequences: Sequences | None = None
     offload: Offload | None = None
     argument_names: tuple[str, ...] = ()
     not_kept: tuple[str, ...] = ()
@@ -59,7 +61,7 @@ class PlanData:
     @property
     def summary(self) -> str:
         """One line on the splits, such as ``data 4 x tensor 2, optimizer state sharded 8 ways``."""
-        return ", ".join(map(str, filter(None, (self.outline, self.microbatches, self.offload))))
+        return ", ".join(map(str, filter(None, (self.outline, self.sequences, self.microbatches, self.offload))))
 
     @property
     def stages(self) -> tuple[Any, ...]:

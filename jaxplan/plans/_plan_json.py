@@ -13,6 +13,7 @@ from jaxplan.core._once import Once
 from jaxplan.cost import Prediction
 from jaxplan.errors import PlanFileError
 from jaxplan.ir import Configuration, MicroBatches, Offload, Remat
+from jaxplan.ir.attention import FORMS, Sequences
 from jaxplan.mesh import COLLECTIVES, Sharding, Topology
 from jaxplan.partition import Lowering, Verified, lowering_from_json, lowering_to_json
 from jaxplan.plans._migrations import PLAN_VERSION, migrated
@@ -75,6 +76,7 @@ def plan_to_json(plan: PlanData) -> dict[str, Any]:
         "repeated": plan.repeated,
         "remat": None if plan.remat is None else asdict(plan.remat),
         **({} if plan.microbatches is None else {"microbatches": asdict(plan.microbatches)}),
+        **({} if plan.sequences is None else {"sequences": asdict(plan.sequences)}),
         **({} if plan.offload is None else {"offload": asdict(plan.offload)}),
         **({"argument_names": plan.argument_names} if plan.argument_names else {}),
         **({"not_kept": plan.not_kept} if plan.not_kept else {}),
@@ -154,6 +156,7 @@ def _fields(data: dict[str, Any]) -> dict[str, Any]:
         **{name: getattr(saved, name) for name in names},
         "topology": topology,
         "microbatches": _microbatches(data.get("microbatches"), {leaf.path for leaf in inputs}),
+        "sequences": _sequences(data.get("sequences")),
         "offload": _offload(data.get("offload"), len(inputs), len(outputs)),
         "argument_names": typed(tuple[str, ...], data.get("argument_names", ()), "argument_names"),
         "not_kept": typed(tuple[str, ...], data.get("not_kept", ()), "not_kept"),
@@ -177,6 +180,16 @@ def _microbatches(value: Any, paths: Collection[str]) -> MicroBatches | None:
     found = typed(MicroBatches, value, "microbatches")
     if found.num < 2 or not found.dims or not set(found.dims) <= set(paths) or min(found.dims.values()) < 0:
         raise MalformedError(f"microbatches is {value!r}; expected at least 2 and dimensions of inputs by path")
+    return found
+
+
+def _sequences(value: Any) -> Sequences | None:
+    """How attention is worked through; files without the field have it as the step says."""
+    if value is None:
+        return None
+    found = typed(Sequences, value, "sequences")
+    if found.parts < 1 or found.form not in FORMS:
+        raise MalformedError(f"sequences is {value!r}; expected a form of {FORMS} and at least one part")
     return found
 
 

@@ -15,6 +15,7 @@ from jaxplan.errors import PlanFileError, PlanMismatchError
 from jaxplan.frontend._arguments import argnames, argnums, check_call
 from jaxplan.frontend._options import Options
 from jaxplan.ir import Program, StepGraph, recomputable_blocks, rematerialise, sliced_graph
+from jaxplan.ir.attention import attention_graph
 from jaxplan.partition import decide_lowering
 from jaxplan.plans._frontier import Frontier
 from jaxplan.plans._plan import Plan
@@ -124,8 +125,10 @@ class Binder:
         if isinstance(plan, StagedPlan):
             _check_same_program(plan, graph.program)
             return bound_in_stages(plan, graph, _bound_to)
-        if graph.program.microbatches != plan.microbatches:
+        if graph.program.microbatches != plan.microbatches or graph.program.sequences not in (None, _form(plan)):
             graph = self._sliced(plan, graph)
+        if graph.program.sequences != _form(plan):
+            graph = self._in_blocks(plan, graph)
         _check_same_program(plan, graph.program)
         if plan.remat is not None:
             graph = self._rematerialised(plan, graph)
@@ -148,8 +151,16 @@ class Binder:
             self._graphs[key] = graph
         return self._graphs[key]
 
+    def _in_blocks(self, plan: Plan, graph: StepGraph) -> StepGraph:
+        """The step with its attention in blocks of keys, as the plan has it."""
+        key = (plan.donate_argnums, repr(plan.microbatches), _form(plan))
+        if key not in self._graphs:
+            assert plan.sequences is not None
+            self._graphs[key] = attention_graph(graph, plan.sequences.form)
+        return self._graphs[key]
+
     def _rematerialised(self, plan: Plan, graph: StepGraph) -> StepGraph:
-        key = (plan.donate_argnums, plan.remat)
+        key = (plan.donate_argnums, plan.remat, repr(plan.microbatches), _form(plan))
         if key not in self._graphs:
             assert plan.remat is not None
             blocks = recomputable_blocks(graph)
@@ -177,6 +188,10 @@ class Binder:
             static_argnames=self._static_names,
             topology=plan.topology,
         )
+
+
+def _form(plan: Plan) -> str | None:
+    return None if plan.sequences is None else plan.sequences.form
 
 
 def _bound_to(plan: Plan, graph: StepGraph) -> Plan:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxplan.core._once import Once
-from jaxplan.cost import Prediction, Predictor, boundary_shardings
+from jaxplan.cost import Prediction, Predictor, boundary_shardings, sequences_of
 from jaxplan.ir import Program
 from jaxplan.partition import decide_lowering
 from jaxplan.plans._plan import Plan
@@ -90,6 +90,7 @@ def make_plan(
         remat=model.graph.remat,
         offload=model.graph.offload,
         microbatches=program.microbatches,
+        sequences=sequences_of(graph, topology, chosen),
         graph=graph,
         decided=Once(lambda: decide_lowering(graph, topology, chosen, repeated)),
     )

@@ -76,7 +76,7 @@ def plan_with_microbatches(
     if not found:
         assert first is not None
         raise first
-    return _merged(found)
+    return merged(found)
 
 
 def _sliced_graphs(graph: StepGraph, numbers: Sequence[int]) -> Iterator[StepGraph]:
@@ -103,7 +103,7 @@ def _first_that_fits(graph: StepGraph, plan_graph: PlanGraph, error: InfeasibleE
         raise _with_reason(error, reason) from None
     if not found:
         raise error
-    return _merged(found)
+    return merged(found)
 
 
 def _with_reason(error: InfeasibleError, reason: Exception) -> InfeasibleError:
@@ -116,8 +116,8 @@ def _with_reason(error: InfeasibleError, reason: Exception) -> InfeasibleError:
     )
 
 
-def _merged(found: list[Frontier]) -> Frontier:
-    """One frontier of several; references and notes of the first, which has the fewest slices."""
+def merged(found: list[Frontier]) -> Frontier:
+    """One frontier of several programs of a step; references and notes of the first, which is changed least."""
     first = found[0]
     merged = Frontier.from_plans(
         [plan for frontier in found for plan in frontier.points],

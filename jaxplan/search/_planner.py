@@ -25,6 +25,7 @@ from jaxplan.search._microbatches import plan_with_microbatches
 from jaxplan.search._offload import plan_with_offload
 from jaxplan.search._price import price
 from jaxplan.search._score import score
+from jaxplan.search._sequences import plan_with_sequences
 from jaxplan.search._solve import solve
 from jaxplan.search._verify import verify
 from jaxplan.search._what_if import Replanner
@@ -82,10 +83,14 @@ def _search(
 
         def plan(offload: bool) -> Frontier:
             chosen = dataclasses.replace(options, offload=offload)
+
+            def plan_one(of: StepGraph) -> Frontier:
+                return _plan_graph(of, topology, chosen, report, name)
+
             return plan_with_microbatches(
                 graph,
                 options.microbatches,
-                lambda of: _plan_graph(of, topology, chosen, report, name),
+                lambda of: plan_with_sequences(of, plan_one, limit, topology.num_devices),
                 None if limit is None or offload else limit * topology.num_devices,
             )
 

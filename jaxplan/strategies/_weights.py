@@ -8,6 +8,7 @@ from functools import cached_property
 
 from jaxplan.cost import flops_of
 from jaxplan.ir import CONTRACTION_FAMILIES, REGION_IN, VIEW_PRIMITIVES, Equation, StepGraph
+from jaxplan.ir.attention import ATTENTIONS, Attention
 
 _DOT_FAMILIES = CONTRACTION_FAMILIES | {"attention"}
 _STORED_VIEWS = VIEW_PRIMITIVES | {"optimization_barrier", "copy", "stop_gradient", "rev"}
@@ -152,6 +153,9 @@ class Weights:
         found: set[int] = set()
         for eqn in self.program.equations:
             rule = self.graph.rules[eqn.index]
+            if eqn.name in ATTENTIONS:
+                found.add(self._sequence_of(eqn))
+                continue
             is_dot = rule.family in _DOT_FAMILIES and eqn.index not in with_weight
             if not is_dot or eqn.phase != "forward":  # the gradient of a square weight has its dimension twice
                 continue
@@ -160,8 +164,13 @@ class Weights:
             for t, dims in (pair for tensors, held in sides for pair in zip(tensors, held, strict=True)):
                 for named, of in zip(self.dims(t), dims, strict=False):
                     factors[named].update(of[:1])
-            found |= {d for d, of in factors.items() if d >= 0 and len(of) > 1}
-        return frozenset(found)
+            found |= {d for d, of in factors.items() if len(of) > 1}
+        return frozenset(found - {-1})
+
+    def _sequence_of(self, eqn: Equation) -> int:
+        """The named dimension of the queries that an attention in blocks compares with keys."""
+        attention: Attention = eqn.params["attention"]
+        return self.dims(eqn.operands[0])[attention.operands[0].index(attention.query)]
 
     @cached_property
     def elements(self) -> dict[int, int]:

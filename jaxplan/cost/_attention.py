@@ -1,0 +1,128 @@
+"""Attention over a split sequence: transfers between devices while it computes, and the memory of its blocks.
+
+A ring of n devices passes keys and values on n - 1 times; in the backward pass their gradients, in float32, go round
+once. Gathering moves as many bytes in one collective for each, and holds all keys.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from jaxplan.cost._collective import InnerCollective
+from jaxplan.cost._model import CostModel
+from jaxplan.cost._reads import required_sharding
+from jaxplan.cost._splits import trips_of
+from jaxplan.ir import WHOLE, Configuration, Equation, StepGraph
+from jaxplan.ir.attention import (
+    ATTENTIONS,
+    GATHER,
+    RING,
+    WIDTH,
+    Attention,
+    Sequences,
+    block_keys,
+    sequence_factor,
+)
+from jaxplan.mesh import Topology
+
+_SUM_BYTES = 4
+"""Of an element of a sum: float32."""
+
+
+def sequence_parts(
+    graph: StepGraph, topology: Topology, group: int, equation: int, config: Configuration
+) -> tuple[tuple[int, ...], int]:
+    """The axes that an attention has its sequence split over, and the number of parts."""
+    eqn = graph.program.equations[equation]
+    factor = sequence_factor(graph.rules[equation], eqn.params["attention"])
+    c = WHOLE if factor is None else graph.spaces[group].factor_class[equation][factor]
+    axes = () if c == WHOLE else tuple(config[c])
+    return axes, math.prod(topology.axes[a].size for a in axes)
+
+
+def sequences_of(graph: StepGraph, topology: Topology, chosen: Sequence[Configuration]) -> Sequences | None:
+    """How a plan works through attention; None: as the step says."""
+    if graph.program.sequences is None:
+        return None
+    group_of = graph.grouping.equation_group
+    parts = [
+        sequence_parts(graph, topology, group_of[eqn.index], eqn.index, chosen[group_of[eqn.index]])[1]
+        for eqn in graph.program.equations
+        if eqn.name in ATTENTIONS
+    ]
+    return Sequences(form=graph.program.sequences, parts=max(parts, default=1))
+
+
+def attention_collectives(
+    graph: StepGraph, topology: Topology, group: int, equation: int, config: Configuration
+) -> Iterator[InnerCollective]:
+    """Those of one attention: of keys and of values, and in the backward pass of their gradients."""
+    eqn = graph.program.equations[equation]
+    if eqn.name not in ATTENTIONS:
+        return
+    attention: Attention = eqn.params["attention"]
+    axes, num = sequence_parts(graph, topology, group, equation, config)
+    if num == 1:
+        return
+    trips = trips_of(graph, equation)
+    for position in (1, 2):
+        local = _local(graph, topology, group, config, eqn, position)
+        size = math.prod(local) * graph.program.tensors[eqn.operands[position]].itemsize
+        sums = math.prod(local) * _SUM_BYTES
+        if attention.form == RING:
+            yield InnerCollective(equation, "collective-permute", axes, size, trips * (num - 1))
+            if attention.is_backward:
+                yield InnerCollective(equation, "collective-permute", axes, sums, trips * num)
+        else:
+            yield InnerCollective(equation, "all-gather", axes, size * num, trips)
+            if attention.is_backward:
+                yield InnerCollective(equation, "reduce-scatter", axes, sums * num, trips)
+
+
+class AttentionBlocks:
+    """Scratch memory of the attentions of one model: a block of scores, the running sums, and the keys at hand."""
+
+    def __init__(self, model: CostModel) -> None:
+        graph = model.graph
+        self._model = model
+        self._attentions = [
+            (eqn.index, graph.grouping.equation_group[eqn.index])
+            for eqn in graph.program.equations
+            if eqn.name in ATTENTIONS
+        ]
+
+    def of(self, chosen: Sequence[Configuration]) -> Iterator[tuple[int, int]]:
+        """(equation, bytes) of each on one device."""
+        for e, v in self._attentions:
+            yield e, self._num_bytes(e, v, chosen[v])
+
+    def _num_bytes(self, equation: int, group: int, config: Configuration) -> int:
+        graph, topology = self._model.graph, self._model.topology
+        eqn = graph.program.equations[equation]
+        attention: Attention = eqn.params["attention"]
+        queries, keys, values = (_local(graph, topology, group, config, eqn, i) for i in range(3))
+        _, num = sequence_parts(graph, topology, group, equation, config)
+        itemsize = graph.program.tensors[eqn.operands[0]].itemsize
+        num_rows = math.prod(queries) // queries[attention.operands[0].index(WIDTH)]
+        scores = num_rows * block_keys(num_rows, keys[attention.operands[1].index(attention.key)])
+        held = math.prod(keys) + math.prod(values)
+        at_hand = 0 if num == 1 else num if attention.form == GATHER else 2
+        total = at_hand * held * itemsize
+        if attention.is_backward:
+            sums = 0 if num == 1 else at_hand
+            total += scores * 2 * (_SUM_BYTES + itemsize) + _SUM_BYTES * (
+                math.prod(queries) + max(1, sums) * held
+            )
+        else:
+            total += scores * (_SUM_BYTES + itemsize) + _SUM_BYTES * 2 * math.prod(queries)
+        return total
+
+
+def _local(
+    graph: StepGraph, topology: Topology, group: int, config: Configuration, eqn: Equation, position: int
+) -> tuple[int, ...]:
+    """The shape of an operand on one device."""
+    t = eqn.operands[position]
+    shape = graph.program.tensors[t].shape
+    return required_sharding(graph.spaces[group], config, t, len(shape)).local_shape(shape, topology.axes)

@@ -1,0 +1,58 @@
+"""Long sequences in the search: the step as it is, and the same step with its attention in blocks of keys.
+
+Where a sequence is split, keys and values go round a ring or are gathered: two programs (`jaxplan.ir.attention`) that
+are planned like any other. The frontier holds the plans of all that nothing beats. Both are looked at where scores are
+long enough to matter, so that other steps are planned in the time that they took.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jaxplan.core._interrupt import current
+from jaxplan.errors import InfeasibleError
+from jaxplan.ir import StepGraph
+from jaxplan.ir.attention import FORMS, attention_graph, largest_scores
+from jaxplan.plans._frontier import Frontier
+from jaxplan.search._microbatches import merged
+
+LEAST_SHARE = 0.01
+"""Blocks are looked at where a device's share of the scores of one attention takes this share of its memory."""
+
+PlanGraph = Callable[[StepGraph], Frontier]
+
+
+def plan_with_sequences(
+    graph: StepGraph, plan_graph: PlanGraph, limit_bytes: int | None, num_devices: int
+) -> Frontier:
+    """The frontier of a step, with its attention in blocks too where its sequences are long.
+
+    Args:
+      limit_bytes: of one device; without one nothing is long.
+
+    Raises:
+      InfeasibleError: no plan fits, with blocks neither; that of the leanest.
+    """
+    if not _are_long(graph, limit_bytes, num_devices):
+        return plan_graph(graph)
+    found, errors = [], []
+    for of in (graph, *(attention_graph(graph, form) for form in FORMS)):
+        try:
+            found.append(plan_graph(of))
+        except InfeasibleError as error:
+            errors.append(error)
+        if found and current().happened:
+            break
+    if not found:
+        raise min(errors, key=lambda error: error.smallest_memory_bytes or 0)
+    return merged(found)
+
+
+def _are_long(graph: StepGraph, limit_bytes: int | None, num_devices: int) -> bool:
+    """Whether the scores of some attention take a share of memory; a cheap bound comes first."""
+    if limit_bytes is None or graph.program.sequences is not None or num_devices == 1:
+        return False
+    least = LEAST_SHARE * limit_bytes * num_devices
+    tensors = graph.program.tensors
+    maxima = (eqn.operands[0] for eqn in graph.program.equations if eqn.name == "reduce_max")
+    return any(tensors[t].num_bytes >= least for t in maxima) and largest_scores(graph) >= least

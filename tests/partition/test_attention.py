@@ -1,0 +1,131 @@
+"""Attention over a split sequence equals one device: in a ring, and with keys gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxplan
+from jaxplan.core._progress import Progress
+from jaxplan.frontend._options import Options
+from jaxplan.ir import analyse, trace
+from jaxplan.ir.attention import FORMS, attention_graph
+from jaxplan.mesh import parse_topology
+from jaxplan.plans._plan import Plan
+from jaxplan.search._planner import plan_graph
+
+Array = jax.Array
+LENGTH, WIDTH, HEADS = 64, 16, 4
+
+
+def causal(q: Array, k: Array, v: Array, lengths: Array) -> Array:
+    """A mask of positions, and one of data: keys beyond the end of a sequence."""
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / 2
+    seen = jnp.tril(jnp.ones((LENGTH, LENGTH), bool)) & (jnp.arange(LENGTH) < lengths[:, None])[:, None, None]
+    weights = jax.nn.softmax(jnp.where(seen, scores, -1e9), -1)
+    return jnp.einsum("bhqk,bkhd->bqhd", weights, v)
+
+
+def biased(q: Array, k: Array, v: Array, lengths: Array) -> Array:
+    """Shared heads of keys, and a bias by distance that hides the future."""
+    q, k, v = q.reshape(2, LENGTH, 2, 2, 4), k[:, :, :2], v[:, :, :2]
+    distance = jnp.arange(LENGTH)[:, None] - jnp.arange(LENGTH)
+    bias = jnp.where(distance >= 0, -0.1 * distance, -jnp.inf)
+    weights = jax.nn.softmax(jnp.einsum("bqhgd,bkhd->bhgqk", q, k) + bias, -1)
+    return jnp.einsum("bhgqk,bkhd->bqhgd", weights, v).reshape(2, LENGTH, HEADS, 4)
+
+
+def make_step(attention: Callable[..., Array], *, scan: bool = False) -> Callable[..., Any]:
+    def block(params: Any, x: Array, lengths: Array) -> Array:
+        q, k, v = (jnp.einsum("btm,mhd->bthd", x, params[name]) for name in "qkv")
+        return x + jnp.einsum("bthd,hdm->btm", attention(q, k, v, lengths), params["o"])
+
+    def loss(params: Any, x: Array, lengths: Array) -> Array:
+        if scan:
+            again = jax.checkpoint(block, prevent_cse=False)
+            y, _ = jax.lax.scan(lambda x, layer: (again(layer, x, lengths), None), x, params)
+        else:
+            y = block(params, x, lengths)
+        return (y**2).mean()
+
+    def step(params: Any, x: Array, lengths: Array) -> Any:
+        value, gradients = jax.value_and_grad(loss)(params, x, lengths)
+        return jax.tree.map(lambda p, g: p - g, params, gradients), value
+
+    return step
+
+
+def arguments(layers: int = 0) -> tuple[Any, Array, Array]:
+    draw, stack = np.random.default_rng(3), (layers,) if layers else ()
+    params = {n: draw.normal(size=(*stack, WIDTH, HEADS, 4), scale=0.3).astype("f") for n in "qkv"}
+    params["o"] = draw.normal(size=(*stack, HEADS, 4, WIDTH), scale=0.3).astype("f")
+    x = draw.normal(size=(2, LENGTH, WIDTH)).astype("f")
+    return params, jnp.asarray(x), jnp.asarray([LENGTH, 37])
+
+
+def context_plan(step: Callable[..., Any], args: Any, form: str) -> Plan:
+    """The sequence over all eight devices."""
+    graph, topology = attention_graph(analyse(trace(step, args)), form), parse_topology("cpu:8")
+    options = Options(topology=topology).on(topology)
+    with Progress(False) as report:
+        frontier = plan_graph(graph, topology=topology, options=options, report=report, name="step")
+    return frontier.references["context"]
+
+
+def largest_difference(found: Any, wanted: Any) -> float:
+    pairs = zip(jax.tree.leaves(jax.device_get(found)), jax.tree.leaves(jax.device_get(wanted)), strict=True)
+    return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("attention", [causal, biased])
+def test_equals_one_device(attention: Callable[..., Array], form: str) -> None:
+    step, args = make_step(attention), arguments()
+    plan = context_plan(step, args, form)
+    assert plan.sequences is not None
+    assert (plan.sequences.form, plan.sequences.parts) == (form, 8)
+    assert largest_difference(plan.jit()(*args), jax.jit(step)(*args)) < 1e-5
+
+
+def test_checkpointed_blocks_in_a_loop() -> None:
+    step, args = make_step(causal, scan=True), arguments(layers=2)
+    plan = context_plan(step, args, "ring")
+    assert plan.sequences is not None
+    assert plan.sequences.parts == 8
+    wanted = jax.jit(step)(*args)
+    assert largest_difference(plan.jit()(*args), wanted) < 1e-5
+    assert largest_difference(plan.jit(backend="shard_map")(*args), wanted) < 1e-5
+
+
+def test_compiled_ring_moves_what_was_predicted() -> None:
+    """Of n devices, n - 1 passes of keys and of values in each pass, and n of their gradients."""
+    audit = context_plan(make_step(causal), arguments(), "ring").audit()
+    row = next(row for row in audit.rows if row.kind == "collective-permute")
+    assert row.predicted_count == 2 * 7 + 2 * 7 + 2 * 8
+    assert row.predicted_bytes == row.compiled_bytes
+    assert audit.predicted_flops == audit.compiled_flops
+
+
+def test_search_finds_it_where_scores_are_long(tmp_path: Any) -> None:
+    """Scores of all pairs take 128 KiB, which no device has; the frontier, saved and read, has attention in blocks."""
+    step, args = make_step(causal), arguments()
+    frontier = jaxplan.plan(step, *args, topology="cpu:8", memory=200_000, progress=False)
+    leanest = frontier.points[0]
+    assert leanest.sequences is not None
+    assert "attention in" in leanest.summary
+    frontier.save(tmp_path / "frontier.json")
+    loaded = jaxplan.load(tmp_path / "frontier.json", step, *args)
+    assert isinstance(loaded, jaxplan.Frontier)
+    again = loaded.points[0]
+    assert again.sequences == leanest.sequences
+    assert largest_difference(again.jit()(*args), jax.jit(step)(*args)) < 1e-5
+
+
+def test_short_sequences_are_not_looked_at() -> None:
+    frontier = jaxplan.plan(make_step(causal), *arguments(), topology="cpu:8", memory="1GiB", progress=False)
+    assert all(plan.sequences is None for plan in frontier.points)
