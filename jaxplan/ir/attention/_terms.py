@@ -1,7 +1,7 @@
 """Values of a softmax and of its gradient as sums of products of named factors.
 
-A backward pass is recognised by the values that it computes, not by how it is written: JAX differentiates a division, a custom
-rule or a formula of the user's into different equations, and all of them have one normal form.
+A backward pass is recognised by the values that it computes, not by how it is written: JAX differentiates a division,
+a custom rule or a formula of the user's into different equations, and all of them have one normal form.
 """
 
 from __future__ import annotations
