@@ -38,8 +38,8 @@ MAX_CANDIDATES = 64
 """Solutions of the joint problem that are predicted."""
 MAX_OF_STEP = 48
 """Solutions of a step by itself that are predicted, alone and under a layout of the shared arrays."""
-MOST_LABELS, MAX_MINIMISED = 4000, 16
-"""Of steps with more configurations than so many, the hull alone, by at most so many minimisations."""
+MOST_GROUPS, MAX_MINIMISED = 64, 16
+"""Of steps with more groups than so many, the hull alone, by at most so many minimisations."""
 MAX_AROUND = 6
 """Minimisations for the other steps around one that is fixed; four are for both ends."""
 ALONE = " alone"
@@ -297,7 +297,7 @@ class JointSearch:
 
 def _solutions(problem: Problem) -> Sequence[Any]:
     """Solutions of a step by itself, the fastest and the leanest among them."""
-    if sum(problem.num_configurations) > MOST_LABELS:
+    if problem.num_nodes > MOST_GROUPS:
         return outline(problem, MAX_MINIMISED).points
     return frontier(problem, max_points=MAX_OF_STEP)
 
