@@ -14,7 +14,16 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxplan.frontend._backend import Backend
-from jaxplan.ir import Factor, OperatorRule, StepGraph, _groups, _registry, _space, _values
+from jaxplan.ir import (
+    Factor,
+    OperatorRule,
+    StepGraph,
+    _follow_groups,
+    _registry,
+    _space,
+    _sum_groups,
+    _values,
+)
 from jaxplan.ir.rules import _window
 from jaxplan.mesh import Step
 from jaxplan.partition import _local, _steps
@@ -246,7 +255,7 @@ MUTANTS = [
             "",
             *(
                 (m, "VIEW_PRIMITIVES", _values.VIEW_PRIMITIVES | set(_NONLINEAR))
-                for m in (_groups, _space, _values)
+                for m in (_follow_groups, _sum_groups, _space, _values)
             ),
         ),
     ),
