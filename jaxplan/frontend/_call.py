@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from jaxplan.core import _compat
+from jaxplan.core._interner import distinct
 from jaxplan.errors import ArgumentError
 from jaxplan.frontend import _nnx
 from jaxplan.frontend._arguments import check_leaves, shortened, step_name
@@ -29,6 +30,8 @@ _UNHASHABLE_MSG = (
 )
 
 _MOST_NAMED = 3
+_MOST_NESTED = 300
+_CONTAINERS = frozenset({dict, list, tuple})
 
 Aval = tuple[tuple[int, ...], Any, bool]
 """Shape, dtype, and whether the dtype is weak."""
@@ -127,6 +130,7 @@ def opened_call(
     Raises:
       ArgumentError: a leaf is neither an array nor a setting, or a static argument is not hashable.
     """
+    _check_depth((args, kwargs), step)
     args, statics = tuple(args), ()
     dynamic, keywords = list(args), dict(kwargs)
     if options.static:
@@ -136,7 +140,7 @@ def opened_call(
         statics = _statics(options, args, kwargs)
     with _nnx.opened(dynamic, keywords) as opened:
         arguments = (list(opened.args), dict(opened.kwargs))
-        leaves, tree = _flattened(arguments, step)
+        leaves, tree = jax.tree.flatten(arguments)
         if all(isinstance(leaf, jax.Array) for leaf in leaves):
             avals = tuple(map(_aval_of_array, leaves))
         else:
@@ -154,16 +158,24 @@ def opened_call(
         )
 
 
-def _flattened(arguments: Any, step: Callable[..., Any]) -> tuple[list[Any], Any]:
-    try:
-        return jax.tree.flatten(arguments)
-    except (RecursionError, SystemError) as error:  # which of them depends on where the nesting ends the process
-        raise ArgumentError(
-            f"the arguments of {step_name(step)} are nested too deeply.\n"
-            "  expected: trees of arrays\n"
-            "  likely cause: a container holds itself\n"
-            "  fix: pass the arrays that the step needs"
-        ) from error
+def _check_depth(arguments: Any, step: Callable[..., Any]) -> None:
+    """Refuse nesting that JAX's own flattening, in C++, would end the process with."""
+    level: list[Any] = [arguments]
+    for _ in range(_MOST_NESTED):
+        level = distinct(
+            child
+            for of in level
+            for child in (of.values() if type(of) is dict else of)
+            if type(child) in _CONTAINERS
+        )
+        if not level:
+            return
+    raise ArgumentError(
+        f"the arguments of {step_name(step)} are nested more than {_MOST_NESTED} levels deep.\n"
+        "  expected: trees of arrays\n"
+        "  likely cause: a container holds itself\n"
+        "  fix: pass the arrays that the step needs"
+    )
 
 
 def _avals(

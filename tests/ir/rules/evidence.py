@@ -26,7 +26,7 @@ TESTS = {
     "compiled": "tests/ir/rules/test_devices.py: split over two devices, the compiled program moves nothing",
     "pieces": "tests/partition: run on devices' pieces in a manual region, it gives the whole",
     "Shardy": "tests/ir/rules/test_shardy.py: compared with the rule of the compiler's partitioner",
-    "documented": "tests/ir/rules/test_rule_cases.py: compared with what the operator is documented to compute",
+    "documented": "tests/ir/rules/test_rule_cases.py: compared with the documented result of the operator",
 }
 # Tried in tests/partition/test_own_primitives.py and tests/partition/test_user_sharding.py.
 _OWN = {
@@ -89,7 +89,7 @@ def module_text() -> str:
 
 def docs_tables() -> str:
     """The generated part of docs/operators.md: tests, and the differences from Shardy by primitive and reason."""
-    lines = ["| test | what it shows |", "|---|---|"]
+    lines = ["| test | shows |", "|---|---|"]
     lines += [
         f"| {name} | {text.partition(': ')[2]} (`{text.partition(': ')[0]}`) |"
         for name, text in TESTS.items()
