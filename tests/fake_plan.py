@@ -29,6 +29,7 @@ class FakePlan:
     memory_parts: dict[str, int] = dataclasses.field(default_factory=dict)
     microbatches: None = None
     offload: None = None
+    sequences: None = None
     stages: None = None
     faithful: bool = True
     verified: None = None

@@ -66,6 +66,7 @@ def add_view_commands(commands: Any) -> None:
     export.add_argument("--step", required=True, metavar="MODULE:FUNCTION", help="the step that the plan was made for")
     export.add_argument("--args", required=True, metavar="MODULE:FUNCTION", help="returns the step's arguments")
     add_static_argument(export)
+    add_output_arguments(export)
     export.set_defaults(run=_run_export)
 
 
@@ -140,7 +141,7 @@ def _run_explain(arguments: argparse.Namespace) -> int:
 def _run_export(arguments: argparse.Namespace) -> int:
     plan = _chosen(_loaded(arguments.file, arguments), arguments.choose, arguments.file, "fastest")
     plan.export(arguments.output, names=_axis_sizes(arguments.names))
-    print(f"wrote {arguments.output}")
+    print_result(arguments, lambda: f"wrote {arguments.output}", lambda: {"written": arguments.output})
     return 0
 
 

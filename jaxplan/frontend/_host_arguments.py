@@ -16,6 +16,7 @@ def lives_on_host(leaf: Any) -> bool:
     CPUs may call their own memory ``unpinned_host``: arrays there are on the device.
 
     Example:
+      >>> import numpy as np
       >>> lives_on_host(np.ones(4))
       False
     """

@@ -41,7 +41,8 @@ def checked_devices(devices: Any) -> list[Any]:
             "  likely cause: a number of devices, or their names, were given\n"
             "  fix:          devices=jax.devices()[:8], or leave it out for all devices"
         )
-    twice = [device for device, count in Counter(found).items() if count > 1]
+    number = Counter((device.platform, device.id) for device in found if hasattr(device, "id"))
+    twice = [device for device in found if hasattr(device, "id") and number[device.platform, device.id] > 1]
     if twice:
         raise TopologyError(
             f"devices has {twice[0]} twice.\n"

@@ -160,6 +160,15 @@ class JointFrontier(FrontierData[JointPlan]):
     Attributes:
       references: joint plans in which one step is laid out as a strategy, or as its own best plan, has it
         (``train alone``), and the others as well as that allows.
+
+    >>> import jax, jax.numpy as jnp, jaxplan
+    >>> def train(w, x):
+    ...     return w - 0.1 * jax.grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+    >>> w, x = jax.ShapeDtypeStruct((64, 64), "float32"), jax.ShapeDtypeStruct((4096, 64), "float32")
+    >>> steps = {"train": (train, (w, x)), "eval": (lambda w, x: jnp.mean((x @ w) ** 2), (w, x))}
+    >>> frontier = jaxplan.plan_together(steps, topology="cpu:8")
+    >>> frontier.leanest().memory_bytes <= frontier.fastest().memory_bytes
+    True
     """
 
     @classmethod

@@ -46,6 +46,7 @@ def with_host_arguments(
       ArgumentError: some do, and ``offload`` is False.
     """
     takes = StepOptions.of(step, **options.trace_arguments)
+    takes.check_numbers(args)
     with opened_call(step, takes, args, kwargs) as call:
         hosted = on_host(call.leaves)
         if hosted and options.offload is False:

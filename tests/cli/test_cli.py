@@ -167,8 +167,8 @@ def test_a_reference_is_a_choice_wherever_a_point_is(module, capsys):
     assert _cli.main(["show", "f.json", "--choose", "fsdp", "--explain", "--plot", "g.svg"]) == 0
     assert "chosen: fsdp (reference), " in capsys.readouterr().out
     assert _cli.main(f"audit f.json {step} --choose fsdp".split()) in (0, 4)
-    assert _cli.main(f"export f.json --step {step} --choose fsdp -o s.py --names data=4".split()) == 0
-    assert "P('data'" in (module / "s.py").read_text()
+    assert _cli.main(f"export f.json --step {step} --choose fsdp -o s.py".split()) == 0
+    assert str(plan.in_specs["[0]"]) in (module / "s.py").read_text()
 
 
 @pytest.mark.parametrize(

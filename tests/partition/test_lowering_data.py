@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding
 
 import jaxplan
 from jaxplan.cost import _model_builder, _transfers
-from jaxplan.partition import _decide, _planned, _resident
+from jaxplan.partition import _decide, _meshes, _planned, _resident
 from jaxplan.partition._lowering import Barrier
 from jaxplan.search import _bind
 from jaxplan.xla import _buffers
@@ -62,7 +62,7 @@ def frontier(request: pytest.FixtureRequest) -> jaxplan.Frontier:
 def lowered(plan: jaxplan.Plan) -> str:
     """StableHLO of the planned program for the platform of its topology, without devices."""
     program, topology = plan.require_program().program, plan.topology
-    mesh = _planned.abstract_mesh(topology)
+    mesh = _meshes.abstract_mesh(topology)
     leaves = [
         jax.ShapeDtypeStruct(
             program.tensors[t].shape,

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 import pytest
 
 from benchmarks.models import build
-from jaxplan.cost import CostModel, _model_builder, build_cost_model
+from jaxplan.cost import CostModel, _node_tables, build_cost_model
 from jaxplan.mesh import Topology
 from jaxplan.search._traced import analyse_step
 from jaxplan.solvers import frontier, solve
@@ -43,8 +43,8 @@ def test_the_solver_finds_that_optimum() -> None:
 
 def test_tables_are_made_once_however_many_layers_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-    original = _model_builder.compute_seconds
-    monkeypatch.setattr(_model_builder, "compute_seconds", lambda *args: (calls.append(1), original(*args))[1])
+    original = _node_tables.compute_seconds
+    monkeypatch.setattr(_node_tables, "compute_seconds", lambda *args: (calls.append(1), original(*args))[1])
     counts, tables = [], []
     for num_layers in (6, NUM_LAYERS):
         calls.clear()
