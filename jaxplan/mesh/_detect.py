@@ -41,8 +41,8 @@ def checked_devices(devices: Any) -> list[Any]:
             "  likely cause: a number of devices, or their names, were given\n"
             "  fix:          devices=jax.devices()[:8], or leave it out for all devices"
         )
-    number = Counter((device.platform, device.id) for device in found if hasattr(device, "id"))
-    twice = [device for device in found if hasattr(device, "id") and number[device.platform, device.id] > 1]
+    names = [(getattr(device, "platform", ""), getattr(device, "id", place)) for place, device in enumerate(found)]
+    twice = [device for device, name in zip(found, names, strict=True) if names.count(name) > 1]
     if twice:
         raise TopologyError(
             f"devices has {twice[0]} twice.\n"
