@@ -18,7 +18,8 @@ FlexFlow (Jia et al., SysML 2019), PaSE (Elango, IPDPS 2021), TensorOpt (Cai et 
 EuroSys 2019) measured their systems on certain networks and clusters. Here the networks are steps in JAX
 (`benchmarks/models`, parameters within 1 % of the literature), the clusters are presets from data sheets
 (docs/topology.md), the searches are the solvers of docs/solvers.md, and every time and memory is predicted or
-simulated: nothing ran on a GPU. No constant is tuned for one experiment.
+simulated: nothing ran on a GPU. No rate or
+bandwidth is tuned for an experiment.
 
 ```sh
 python -m benchmarks.papers                      # list the experiments
@@ -30,6 +31,13 @@ This page is written by the last command (`tests/benchmarks/test_papers.py` hold
 conclusions: an order, a ratio, what fits. Where it disagrees, the reason and the command that shows it stand beside it.
 Seconds are those of the processor, of some runs those by the clock beside other work, which are three to six times as
 many.
+
+Some choices were made after a first run was seen, so their verdicts are weaker than the others: the size of TensorOpt's
+images (128, for the memory of its Table 1) and of its sequences; 12 GiB, not GB, for a K80; a turning point is twice as
+steep as the rest of a frontier (three times at first); a frontier within 2 % of memory counts as one point for
+Mesh-TensorFlow; PaSE's batches are read as per device and as shared, and its two ratios are met within a factor of two by
+either reading. `pase-figure6` and `flexflow-figure6` were put together from several runs on fewer networks and devices.
+PaSE's two ratios and Tofu's search times were written down from memory of the papers, not read off them again.
 """
 
 
