@@ -82,7 +82,7 @@ LIKE = (together_steps.accumulate_and_apply, together_steps.average, together_st
 
 @pytest.mark.parametrize("case", sampled(LIKE, 2))
 def test_steps_decorated_like_the_first_keep_its_layout(case):
-    """What the steps share lies as in the first one, and results are as on one device."""
+    """Shared arrays lie as in the first step, and results are as on one device."""
     together = case()
     (first, (step, _)), *others = together.steps.items()
     functions: dict[str, Any] = {first: jaxplan.auto(step, choose="leanest", topology="cpu:8", remat=False)}

@@ -88,7 +88,7 @@ def _line(batches: tuple[int, int], found: Sequence[tuple[float, float, float]])
 def row_of(
     name: str, single: Line, split: Line, seconds: float, global_batch: int | None, batches: Sequence[int]
 ) -> dict[str, Any]:
-    """Throughputs, in examples per second, and what fits."""
+    """Throughputs, in examples per second, and the models that fit."""
     steps = [single.one_gpu(b) for b in batches]
     best, small = ideal(steps), small_batch(steps)
     row: dict[str, Any] = {

@@ -62,7 +62,7 @@ class Options:
         default=None,
         metadata={
             "doc": "arguments whose buffers the step may reuse; default: those that its own `jax.jit` donates, else "
-            "what it returns updated (docs/state.md)."
+            "arguments that it returns updated (docs/state.md)."
         },
     )
     static_argnums: int | Sequence[int] = field(
@@ -211,7 +211,7 @@ class Options:
     )
 
     memory_limit_bytes: int | None = None
-    """What ``memory`` stands for: bytes per device; on one machine (`on`) never None."""
+    """The limit that ``memory`` stands for, bytes per device; on one machine (`on`) never None."""
 
     def __post_init__(self) -> None:
         put = functools.partial(object.__setattr__, self)
@@ -254,7 +254,7 @@ class Options:
             )
 
     def on(self, topology: Topology) -> Options:
-        """The same for one machine, whose limit is the default."""
+        """The same for one machine, with its limit as the default."""
         limit = topology.memory_limit_bytes if self.memory_limit_bytes is None else self.memory_limit_bytes
         return dataclasses.replace(self, topology=topology, memory_limit_bytes=limit)
 

@@ -25,8 +25,8 @@ class FixedSharding:
       shape: only an argument of this shape is meant.
       dims: atomic axes of each dimension, major to minor.
       is_data: whether it is neither state nor a parameter, which the next call is given as they are.
-      kind: ``like`` of another step, and meant for the leaf of state or parameters whose path ends alike; ``argument``
-        and ``result`` of the step itself, at this very path.
+      kind: ``like`` of another step, and meant for the leaf of state or parameters with the same end of its path;
+        ``argument`` and ``result`` of the step itself, at this very path.
     """
 
     keys: tuple[str, ...]
@@ -63,7 +63,7 @@ class Kept:
 def kept_limits(fixed: Sequence[FixedSharding], graph: StepGraph, topology: Topology, pinned: Limits) -> Kept:
     """Conditions for every group under which state and parameters have the given shardings, where pins allow it.
 
-    A leaf takes the sharding of the one whose path ends like its own, the longest common end first: `params/w` of an
+    A leaf takes the sharding of the one with the same end of its path, the longest common end first: `params/w` of an
     evaluation that of `state/params/w` of a training step. The shapes must be equal; other leaves stay free.
     """
     limits, free = [list(of) for of in pinned], list[str]()

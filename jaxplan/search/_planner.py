@@ -33,7 +33,7 @@ from jaxplan.search.stages import StagePricer, StageSearch, plan_with_stages
 
 _ORDERED_MSG = (
     "the step {name} has ordered effects, which JAX runs on one device alone.\n"
-    "  likely cause: jax.debug.print or a callback with ordered=True, here or in what the step calls (verbose=True)\n"
+    "  likely cause: jax.debug.print or a callback with ordered=True, here or in a callee of the step (verbose=True)\n"
     "  fix: ordered=False"
 )
 
@@ -132,7 +132,7 @@ def _with_search(
 
 
 def _check_stageable(options: Options) -> None:
-    """Raise for options that say of the whole step what no stage could keep."""
+    """Raise for options on the whole step that no stage could keep."""
     given = [name for name in ("pins", "kept", "offload") if getattr(options, name)]
     if given or options.microbatches is False:
         given += ["microbatches=False"] if options.microbatches is False else []

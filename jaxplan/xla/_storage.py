@@ -32,7 +32,7 @@ class ChannelGroups:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storage:
-    """What decides the bytes of a tensor on a device, beside its local shape and its dtype.
+    """The properties beside local shape and dtype that decide the bytes of a tensor on a device.
 
     Attributes:
       itemsize: bytes of an element where they are not those of the dtype.
@@ -49,7 +49,7 @@ class Storage:
     copies: bool = False
 
     def of_copies(self, itemsize: int) -> tuple[int, tuple[int, ...], ChannelGroups | None]:
-        """Bytes of an element of resharded copies, whose dtype has ``itemsize``, and how these lie in memory."""
+        """Bytes of an element of resharded copies, with a dtype of ``itemsize`` bytes, and their order in memory."""
         return (self.itemsize or itemsize) if self.copies else itemsize, self.inner, self.groups
 
 

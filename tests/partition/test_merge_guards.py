@@ -46,7 +46,7 @@ def _plan(batch_size: int, name: str = "data") -> jaxplan.Plan:
 
 @pytest.mark.parametrize(("batch_size", "name"), [(64, "data"), (512, "megatron")])
 def test_three_products_of_an_operand_are_kept_apart(batch_size: int, name: str) -> None:
-    """However large what they share is: 128 MiB under Megatron, where a device has one head."""
+    """However large their shared operand is: 128 MiB under Megatron, where a device has one head."""
     plan = _plan(batch_size, name)
     program, guards = plan.require_program().program, plan.lowering.merge_guards
     products = [program.equations[guard.equation] for guard in guards]

@@ -1,4 +1,4 @@
-"""What the tests of rules say of each primitive: kinds of factors and names of tests.
+"""The evidence of tests for the rule of each primitive: kinds of factors and names of tests.
 
     python -m tests.ir.rules.evidence     # writes jaxplan/ir/rules/_evidence.py and tables of docs/operators.md
 
