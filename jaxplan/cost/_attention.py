@@ -27,7 +27,7 @@ from jaxplan.ir.attention import (
 from jaxplan.mesh import Topology
 
 _SUM_BYTES = 4
-"""Of an element of a sum: float32."""
+"""Of an element of a sum, at least: float32."""
 
 
 def sequence_parts(
@@ -69,7 +69,7 @@ def attention_collectives(
     for position in (1, 2):
         local = _local(graph, topology, group, config, eqn, position)
         size = math.prod(local) * graph.program.tensors[eqn.operands[position]].itemsize
-        sums = math.prod(local) * _SUM_BYTES
+        sums = math.prod(local) * max(_SUM_BYTES, graph.program.tensors[eqn.operands[position]].itemsize)
         if attention.form == RING:
             yield InnerCollective(equation, "collective-permute", axes, size, trips * (num - 1))
             if attention.is_backward:
@@ -108,15 +108,12 @@ class AttentionBlocks:
         scores = num_rows * block_keys(num_rows, keys[attention.operands[1].index(attention.key)])
         held = math.prod(keys) + math.prod(values)
         at_hand = 0 if num == 1 else num if attention.form == GATHER else 2
-        total = at_hand * held * itemsize
+        of_sums = max(_SUM_BYTES, itemsize)
         if attention.is_backward:
-            sums = 0 if num == 1 else at_hand
-            total += scores * 2 * (_SUM_BYTES + itemsize) + _SUM_BYTES * (
-                math.prod(queries) + max(1, sums) * held
-            )
+            blocks, sums = 2 * scores, math.prod(queries) + max(1, at_hand) * held
         else:
-            total += scores * (_SUM_BYTES + itemsize) + _SUM_BYTES * 2 * math.prod(queries)
-        return total
+            blocks, sums = scores, 2 * math.prod(queries)
+        return at_hand * held * itemsize + blocks * (of_sums + itemsize) + sums * of_sums
 
 
 def _local(

@@ -61,8 +61,16 @@ class _Local:
     def dot(self, x: Any, of_x: Labels, y: Any, of_y: Labels, of: Labels) -> Any:
         """Their product, summed over dimensions that the result lacks, in float32 or more."""
         sides = [_letters(labels) for labels in (of_x, of_y, of)]
+        equation = f"{sides[0]},{sides[1]}->{sides[2]}"
         sums = jnp.promote_types(_SUM, jnp.result_type(x, y))
-        return jnp.einsum(f"{sides[0]},{sides[1]}->{sides[2]}", x, y, preferred_element_type=sums)
+
+        def dot(x: Any, y: Any) -> Any:
+            return jnp.einsum(equation, x, y, preferred_element_type=sums)
+
+        if jnp.result_type(x, y) == sums:
+            return dot(x, y)
+        # XLA's CPU kernels refuse some dots of 16 bits with sums of 32: there operands are widened, which is exact.
+        return lax.platform_dependent(x, y, cpu=lambda x, y: dot(x.astype(sums), y.astype(sums)), default=dot)
 
     def scores(self, keys: Any, first: Any) -> tuple[Any, Callable[[Any], Any]]:
         """Scores of a block, as the softmax reads them, and the gradient of its product from theirs."""

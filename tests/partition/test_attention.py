@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -60,11 +62,11 @@ def make_step(attention: Callable[..., Array], *, scan: bool = False) -> Callabl
     return step
 
 
-def arguments(layers: int = 0) -> tuple[Any, Array, Array]:
+def arguments(layers: int = 0, dtype: Any = jnp.float32, scale: float = 0.3) -> tuple[Any, Array, Array]:
     draw, stack = np.random.default_rng(3), (layers,) if layers else ()
-    params = {n: draw.normal(size=(*stack, WIDTH, HEADS, 4), scale=0.3).astype("f") for n in "qkv"}
-    params["o"] = draw.normal(size=(*stack, HEADS, 4, WIDTH), scale=0.3).astype("f")
-    x = draw.normal(size=(2, LENGTH, WIDTH)).astype("f")
+    params = {n: draw.normal(size=(*stack, WIDTH, HEADS, 4), scale=scale).astype(dtype) for n in "qkv"}
+    params["o"] = draw.normal(size=(*stack, HEADS, 4, WIDTH), scale=scale).astype(dtype)
+    x = draw.normal(size=(2, LENGTH, WIDTH)).astype(dtype)
     return params, jnp.asarray(x), jnp.asarray([LENGTH, 37])
 
 
@@ -79,7 +81,8 @@ def context_plan(step: Callable[..., Any], args: Any, form: str) -> Plan:
 
 def largest_difference(found: Any, wanted: Any) -> float:
     pairs = zip(jax.tree.leaves(jax.device_get(found)), jax.tree.leaves(jax.device_get(wanted)), strict=True)
-    return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs)
+    wide = [(np.asarray(a, np.float64), np.asarray(b, np.float64)) for a, b in pairs]
+    return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in wide)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -90,6 +93,29 @@ def test_equals_one_device(attention: Callable[..., Array], form: str) -> None:
     assert plan.sequences is not None
     assert (plan.sequences.form, plan.sequences.parts) == (form, 8)
     assert largest_difference(plan.jit()(*args), jax.jit(step)(*args)) < 1e-5
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_float64_agrees_also_where_float32_is_ill_conditioned(form: str) -> None:
+    """Weights of size 1 in two layers: rounding grows by 1e5, in float64 too."""
+    with jax.enable_x64(True):
+        step, args = make_step(causal, scan=True), arguments(layers=2, dtype=np.float64, scale=1.0)
+        assert largest_difference(context_plan(step, args, form).jit()(*args), jax.jit(step)(*args)) < 1e-9
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_bfloat16_agrees_to_its_rounding(form: str) -> None:
+    step, args = make_step(causal), arguments(dtype=jnp.bfloat16)
+    assert largest_difference(context_plan(step, args, form).jit()(*args), jax.jit(step)(*args)) < 2.0**-6
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_a_script_of_it_runs(dtype: Any, tmp_path: Path) -> None:
+    step, args = make_step(causal), arguments(dtype=dtype)
+    context_plan(step, args, "ring").export(tmp_path / "planned.py")
+    wanted = jax.jit(step)(*args)
+    found = runpy.run_path(str(tmp_path / "planned.py"), run_name="planned")["step"](*args)
+    assert largest_difference(found, wanted) < (1e-5 if dtype == jnp.float32 else 2.0**-6)
 
 
 def test_checkpointed_blocks_in_a_loop() -> None:
