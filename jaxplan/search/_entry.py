@@ -20,6 +20,7 @@ from jaxplan.plans._choice import check_choice
 from jaxplan.plans._frontier import Frontier
 from jaxplan.search._compare import Comparison, compare_on
 from jaxplan.search._hosted import check_hosted, keeping, with_host_arguments
+from jaxplan.search._kept_plans import programs_folder
 from jaxplan.search._planner import plan_graph
 from jaxplan.search._scaling import MinDevices, Scaling, checked_counts, find_fewest, scale
 from jaxplan.search._traced import Report, Traced, analyse_traced, trace_step
@@ -87,9 +88,11 @@ def plan_on(step: StepToPlan, options: Options) -> Frontier:
             raise with_ways_out(error, graph, topology, limited) from None
     if current().happened:
         return frontier
-    cache_dir = options.cache_dir
+    cache_dir = programs_folder(options)
     with Progress(options.progress) as report:
         if options.verify == AUTO:
+            if options.time_limit is not None:  # a compiler takes longer than any search
+                return frontier
             return verified_near_limit(frontier, options.choose, cache_dir=cache_dir, progress=report)
         return frontier if around is None else verify(frontier, around, cache_dir=cache_dir, progress=report)
 

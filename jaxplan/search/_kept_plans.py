@@ -53,6 +53,12 @@ def cache_of(options: Options) -> DiskCache | None:
     return None if isinstance(folder, bool) else DiskCache(folder=Path(folder).expanduser())
 
 
+def programs_folder(options: Options) -> str | os.PathLike[str] | None:
+    """Where programs that are compiled to verify are kept: the folder of the options, or beside the plans."""
+    cache = cache_of(options)
+    return options.cache_dir if options.cache_dir is not None or cache is None else cache.folder / "programs"
+
+
 def kept_frontier(cache: DiskCache, key: str, graph: StepGraph) -> Frontier | None:
     """The frontier that was kept for the key, its plans bound to the program; None where no whole one is."""
     data = cache.read(key)

@@ -195,14 +195,25 @@ def test_a_choice_near_the_limit_is_verified_by_default(
         found = jaxplan.plan(step, *make_args(), topology=topology, memory=limit).fastest()
         assert (found.verified is not None) == is_near == bool(compiler["seen"])
     compiler["seen"].clear()
-    jaxplan.plan(step, *make_args(), topology=topology, memory=fastest.memory_bytes, verify=False)
-    assert not compiler["seen"]
+    for options in ({"verify": False}, {"time_limit": 60.0}):
+        jaxplan.plan(step, *make_args(), topology=topology, memory=fastest.memory_bytes, **options)
+        assert not compiler["seen"]
     command = f"plan {__file__}:step --args {__file__}:make_args --topology {topology}"
     command += f" --memory {-(-fastest.memory_bytes // 1024)}KiB"
     assert _cli.main(command.split()) == 0
     assert "verified" in capsys.readouterr().out
     assert _cli.main([*command.split(), "--no-verify"]) == 0
     assert "verified" not in capsys.readouterr().out
+
+
+def test_programs_are_kept_beside_the_plans(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folders: list[Any] = []
+    monkeypatch.setattr(_verify, "_look", lambda plan, folder, cancelled: folders.append(folder) or None)
+    for options, folder in (({"plan_cache": tmp_path}, tmp_path / "programs"), ({}, None)):
+        with pytest.raises(jaxplan.InfeasibleError):  # this compiler refuses every program for its size
+            jaxplan.plan(step, *make_args(), topology="cpu:4", verify=True, **options)
+        assert set(folders) == {folder}
+        folders.clear()
 
 
 def test_the_plan_beyond_the_limit_by_the_compiler_is_not_chosen(
