@@ -101,7 +101,7 @@ EXPERIMENT = Experiment(
     name="tofu-figure10",
     title="Tofu, Figure 10 and Table 2: RNNs on eight K80",
     setting=(
-        "LSTMs over 20 time steps, unrolled (in a `lax.scan` on one GPU), batch 512, float32, Adagrad, 12 GB a "
+        "LSTMs over 20 time steps, unrolled (in a `lax.scan` on one GPU), batch 512, float32, Adagrad, 12 GiB a "
         "device. Ideal is eight times one GPU of any memory; small batch the same at the best batch that fits; "
         "swapping at most the bytes that do not fit over the host's 10 GB/s, shared, beside compute; placement a "
         "simulation of layers dealt to GPUs, time steps pipelined. Throughputs are samples per second."

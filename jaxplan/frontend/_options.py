@@ -144,8 +144,8 @@ class Options:
             "devices; compiled memory and collectives then count instead of predicted ones (docs/audit.md). "
             'The name of another choice, such as ``"knee"``, does so around that one. Default: ``"auto"``, which does '
             "so only where the limit lies within the error of the choice's predicted memory "
-            "(`Plan.memory_interval_bytes`), the compiler is installed, the devices are not here, and no ``time_limit`` "
-            "is set; False never does."
+            "(`Plan.memory_interval_bytes`), the compiler is installed, the devices are not here, and there is no "
+            "``time_limit``; False never does."
         },
     )
     cache_dir: str | os.PathLike[str] | None = field(
