@@ -120,6 +120,92 @@ def test_a_forbidden_dimension_is_split_nowhere():
         assert all(parts(plan, spec)[:1] in ((), (1,)) for spec in plan.in_specs[2].values())
 
 
+def token_step(params, batch):
+    """Examples are mixed along their sequence, and flattened to tokens for two dots."""
+
+    def objective(params):
+        x = jnp.tanh(jnp.einsum("bsd,st->btd", params["table"][batch["tokens"]], params["mix"]))
+        tokens = jax.nn.relu(x.reshape(-1, x.shape[-1]) @ params["up"]) @ params["down"]
+        return jnp.mean(tokens**2)
+
+    value, grads = jax.value_and_grad(objective)(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
+
+
+TOKENS = 4, 4096
+
+
+def token_arguments():
+    def shape(*dims, dtype=jnp.float32):
+        return jax.ShapeDtypeStruct(dims, dtype)
+
+    kernels = {"mix": shape(TOKENS[1], TOKENS[1]), "up": shape(256, 4096), "down": shape(4096, 256)}
+    return {"table": shape(512, 256), **kernels}, {"tokens": shape(*TOKENS, dtype=jnp.int32)}
+
+
+def axes_behind_the_batch(plan):
+    """The axes that split a dimension of flattened tokens into more parts than there are examples."""
+    sizes = [axis.size for axis in plan.topology.axes]
+    return {
+        axes[n]
+        for space, config in zip(plan.graph.spaces, plan.configurations, strict=True)
+        for cls, axes in zip(space.classes, config, strict=True)
+        if cls.sizes == (math.prod(TOKENS),)
+        for n in range(len(axes))
+        if math.prod(sizes[a] for a in axes[: n + 1]) > TOKENS[0]
+    }
+
+
+@pytest.mark.parametrize("pin", [jaxplan.Forbid(), jaxplan.Forbid("gpu2")])
+def test_a_forbidden_sequence_is_not_split_among_flattened_tokens_either(pin):
+    """Four examples on eight devices: the third axis that splits the tokens splits the sequence."""
+    free, found = (
+        jaxplan.plan(token_step, *token_arguments(), topology="h100:8", pins=pins)
+        for pins in (None, {"mix.1": pin})
+    )
+    assert any(map(axes_behind_the_batch, free.points))
+    axes = free.fastest().topology.axes
+    allowed = {a for a, axis in enumerate(axes) if pin.axes and axis.name not in pin.axes}
+    assert all(axes_behind_the_batch(plan) <= allowed for plan in found.points)
+
+
+def test_a_dimension_is_found_at_each_argument_that_has_it():
+    """The features between two layers are rows of one kernel and columns of the other, in any block."""
+    ways = [{f"block_{i}/{name}": jaxplan.Split(2) for i in range(2)} for name in ("up.1", "down.0")]
+    found = [planned(pins, "h100:8").fastest() for pins in (*ways, {"block_*/up.1": jaxplan.Split(2)})]
+    assert found[0].configurations == found[1].configurations == found[2].configurations
+    assert "tensor 2" in found[0].summary
+    with pytest.raises(jaxplan.ArgumentError, match="dimension of an argument such as"):
+        planned({"block_0/up.7": jaxplan.Split(2)}, "h100:8")
+
+
+def test_rows_of_images_are_pinned_by_their_name_where_patches_are_called_a_sequence():
+    """The two are one named dimension: patches are rows and columns merged, and begin with the rows."""
+
+    def step(params, images):
+        def objective(params):
+            x = jax.lax.conv_general_dilated(
+                images, params["patches"], (4, 4), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+            )
+            x = x.reshape(x.shape[0], -1, x.shape[-1]) + params["positions"]
+            scores = jax.nn.softmax(jnp.einsum("bqd,bkd->bqk", x @ params["query"], x @ params["key"]))
+            return jnp.mean(jnp.einsum("bqk,bkd->bqd", scores, x @ params["value"]) ** 2)
+
+        value, grads = jax.value_and_grad(objective)(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
+
+    def shape(*dims):
+        return jax.ShapeDtypeStruct(dims, jnp.float32)
+
+    kernels = {name: shape(16, 16) for name in ("query", "key", "value")}
+    params = {**kernels, "patches": shape(4, 4, 3, 16), "positions": shape(16, 16)}
+    for name in ("rows", "sequence"):
+        frontier = jaxplan.plan(step, params, shape(8, 16, 16, 3), topology="cpu:4", pins={name: jaxplan.Forbid()})
+        for plan in frontier.points:
+            assert parts(plan, plan.in_specs[1])[1:2] in ((), (1,))
+            assert parts(plan, plan.in_specs[0]["positions"])[:1] in ((), (1,))
+
+
 def test_families_hold_what_they_name():
     """Data parallelism stores everything whole; within fsdp no plan is faster than without pins."""
     for plan in planned("data").points:
@@ -231,8 +317,9 @@ def test_restricted_configurations_are_those_of_all_that_meet_the_limit():
         "parts": ClassLimit(classes=frozenset({1}), parts=2),
         "among": ClassLimit(classes=frozenset({0, 2}), among=frozenset({1, 2})),
         "split": ClassLimit(classes=frozenset({0, 1}), is_split=True),
+        "span": ClassLimit(classes=frozenset({1}), among=frozenset({0}), span=(2, 8)),
     }
-    for chosen in itertools.chain.from_iterable(itertools.combinations(limits, n) for n in (1, 2, 3)):
+    for chosen in itertools.chain.from_iterable(itertools.combinations(limits, n) for n in (1, 2, 3, 4)):
         of = [limits[name] for name in chosen]
 
         def keeps(config, chosen=chosen):
@@ -241,6 +328,7 @@ def test_restricted_configurations_are_those_of_all_that_meet_the_limit():
                 ("parts" not in chosen or size[1] == 2)
                 and ("among" not in chosen or not {0} & {a for c in (0, 2) for a in config[c]})
                 and ("split" not in chosen or size[0] > 1 or size[1] > 1)
+                and ("span" not in chosen or {0}.issuperset(config[1][1:]))  # all axes have size 2
             )
 
         assert set(enumerate_restricted(classes, sizes, levels, of)) == set(filter(keeps, every))

@@ -30,6 +30,7 @@ from jaxplan.ir._grouping import Group as Group
 from jaxplan.ir._grouping import Grouping as Grouping
 from jaxplan.ir._halo import Halo as Halo
 from jaxplan.ir._halo import Window as Window
+from jaxplan.ir._merged_dimensions import merged_dimensions as merged_dimensions
 from jaxplan.ir._micro_batches import CUT as CUT
 from jaxplan.ir._micro_batches import JOIN as JOIN
 from jaxplan.ir._model import StepGraph as StepGraph

@@ -7,6 +7,7 @@ dimension as people name it: batch, sequence, heads, vocabulary.
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import itertools
 import re
 from collections import defaultdict
@@ -64,6 +65,16 @@ class NamedDimensions:
         if (t, d) in self.names_at:
             return self.names_at[t, d]
         return self.dimensions[self.of[t, d]].name if (t, d) in self.of else ""
+
+    def called(self, pattern: str) -> tuple[int, ...]:
+        """Indices of the named dimensions that have a name of this pattern (`fnmatch`), as a whole or at some input.
+
+        Example: the rows of an image and the sequence of patches that begins with them are one named dimension, found
+        as ``rows`` and as ``sequence``.
+        """
+        found = {k for k, of in enumerate(self.dimensions) if fnmatch.fnmatchcase(of.name, pattern)}
+        found |= {self.of[node] for node, name in self.names_at.items() if fnmatch.fnmatchcase(name, pattern)}
+        return tuple(sorted(found))
 
     @property
     def front(self) -> int:

@@ -33,6 +33,8 @@ class ClassLimit:
       axes: each of them is split by exactly these axes, major to minor.
       parts: one of them is split into so many parts and the others are whole.
       among: they are split by no axes but these.
+      span: ``among`` is about the axes that divide between so many and so many parts alone: of 256 tokens that merge a
+        batch of 8 and a sequence of 32, those between 8 and 256 split the sequence.
       is_split: at least one of them is split.
       source: the pin that asks for it, as an error names it.
     """
@@ -41,6 +43,7 @@ class ClassLimit:
     axes: Axes | None = None
     parts: int | None = None
     among: frozenset[int] | None = None
+    span: tuple[int, int] | None = None
     is_split: bool = False
     source: str = ""
 
@@ -49,7 +52,7 @@ class ClassLimit:
         of = [config[c] for c in self.classes]
         if self.axes is not None and any(axes != self.axes for axes in of):
             return False
-        if self.among is not None and not self.among.issuperset(itertools.chain(*of)):
+        if not self._is_among(of, axis_sizes):
             return False
         if self.parts is not None and sorted(_parts(axes, axis_sizes) for axes in of) != [
             *[1] * (len(of) - 1),
@@ -61,9 +64,15 @@ class ClassLimit:
     def may_become(self, config: Configuration, axis_sizes: Sequence[int]) -> bool:
         """Whether a configuration can meet the condition once further axes are dealt."""
         of = [config[c] for c in self.classes]
-        if self.among is not None and not self.among.issuperset(itertools.chain(*of)):
+        if not self._is_among(of, axis_sizes):
             return False
         return self.parts is None or all(self.parts % _parts(axes, axis_sizes) == 0 for axes in of)
+
+    def _is_among(self, of: Sequence[Axes], axis_sizes: Sequence[int]) -> bool:
+        if self.among is None:
+            return True
+        within = of if self.span is None else [_between(axes, axis_sizes, *self.span) for axes in of]
+        return self.among.issuperset(itertools.chain(*within))
 
 
 def allowed_by(limits: Sequence[ClassLimit], config: Configuration, axis_sizes: Sequence[int]) -> bool:
@@ -174,6 +183,12 @@ def _is_possible(config, classes, places, taken, limits, axis_sizes) -> bool:
 
 def _parts(axes: Axes, axis_sizes: Sequence[int]) -> int:
     return math.prod(axis_sizes[a] for a in axes)
+
+
+def _between(axes: Axes, axis_sizes: Sequence[int], first: int, last: int) -> Axes:
+    """The axes that divide a dimension of ``first`` parts further, up to ``last`` parts; major to minor."""
+    before = itertools.accumulate((axis_sizes[a] for a in axes), initial=1, func=lambda n, size: n * size)
+    return tuple(a for a, n in zip(axes, before) if n * axis_sizes[a] > first and n < last)
 
 
 def each_alone(limits: Sequence[ClassLimit]) -> Iterator[tuple[str, tuple[ClassLimit, ...]]]:

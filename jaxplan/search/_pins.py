@@ -6,7 +6,7 @@ import fnmatch
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jax.sharding import PartitionSpec
@@ -24,6 +24,7 @@ from jaxplan.ir import (
     allowed_by,
     each_alone,
     enumerate_restricted,
+    merged_dimensions,
 )
 from jaxplan.mesh import AxesNames, Topology, axes_of, named_axes
 from jaxplan.plans._pinned import Pinned
@@ -121,6 +122,14 @@ class _Resolver:
     limits: list[list[ClassLimit]] = field(init=False)
     leaves: list[_Place] = field(init=False)
     hints: list[_Place] = field(init=False)
+    _merged: dict[tuple[int, int], tuple[tuple[int, int], ...]] | None = None
+
+    @property
+    def merged(self) -> dict[tuple[int, int], tuple[tuple[int, int], ...]]:
+        """Parts of the dimensions that merge several (`jaxplan.ir.merged_dimensions`)."""
+        if self._merged is None:
+            self._merged = merged_dimensions(self.graph.program, self.graph.rules, self.graph.named)
+        return self._merged
 
     def __post_init__(self) -> None:
         program = self.graph.program
@@ -140,13 +149,11 @@ class _Resolver:
             return _FAMILIES[pin.wish](self, str(pin))
         leaves = [place for place in self.leaves if matches(place.path, pin.pattern)]
         hints = [place for place in self.hints if fnmatch.fnmatchcase(place.path, pin.pattern)]
-        dimensions = [
-            k for k, of in enumerate(self.graph.named.dimensions) if fnmatch.fnmatchcase(of.name, pin.pattern)
-        ]
+        dimensions = self._called(pin.pattern)
         if isinstance(pin.wish, Split):
             if dimensions:
                 return self._split_dimensions(pin, pin.wish, dimensions)
-            raise self._unmatched(pin, "the name of a dimension", (d.name for d in self.graph.named.dimensions))
+            raise self._unmatched(pin, "the name of a dimension", self._names(), _DIMENSION_FIX)
         places = [*leaves, *hints]
         if places:
             for place in places:
@@ -155,15 +162,32 @@ class _Resolver:
             self._forbid_dimensions(pin, dimensions)
         else:
             known = [place.path for place in (*self.leaves, *self.hints)]
-            raise self._unmatched(pin, "a path of an argument, the name of a hint or of a dimension", known)
+            if isinstance(pin.wish, Forbid) or pin.wish == "whole":
+                known += self._names()
+            expected = "a path of an argument, the name of a hint or of a dimension"
+            raise self._unmatched(pin, expected, known, _PATH_FIX)
 
-    def _unmatched(self, pin: Pin, expected: str, known: Iterable[str]) -> UnmatchedPinError:
+    def _called(self, pattern: str) -> tuple[int, ...]:
+        """The named dimensions of a name, or of a dimension of arguments such as ``block_*/up.1``."""
+        found = set(self.graph.named.called(pattern))
+        path, _, d = pattern.rpartition(".")
+        if path and d.isdecimal():
+            of = self.graph.named.of
+            nodes = [(place.tensor, int(d)) for place in self.leaves if matches(place.path, path)]
+            found |= {of[node] for node in nodes if node in of}
+        return tuple(sorted(found))
+
+    def _names(self) -> list[str]:
+        named = self.graph.named
+        return [*(of.name for of in named.dimensions), *named.names_at.values()]
+
+    def _unmatched(self, pin: Pin, expected: str, known: Iterable[str], fix: str) -> UnmatchedPinError:
         known = list(dict.fromkeys(known))
         close = nearest(pin.pattern, known) or known[:5]
         return UnmatchedPinError(
             f"pin {pin} matches nothing in the step.\n"
             f"  expected: {expected}; nearest: {', '.join(close) or 'none'}\n"
-            "  fix: a pattern such as 'block_*/kernel'; leading parts of a path may be left out (docs/steering.md)"
+            f"  fix: {fix} (docs/steering.md)"
         )
 
     def _limit(self, v: int, classes: Iterable[int], source: str, **condition) -> None:
@@ -256,6 +280,21 @@ class _Resolver:
         for v, space in enumerate(self.graph.spaces):
             classes = [c for c, of in enumerate(space.classes) if of.named_dimension in dimensions]
             self._limit(v, classes, str(pin), among=among)
+            for c, span in self._spans(v, dimensions):
+                if c not in classes:
+                    self._limit(v, [c], str(pin), among=among, span=span)
+
+    def _spans(self, v: int, dimensions: Collection[int]) -> dict[tuple[int, tuple[int, int]], None]:
+        """Classes that merge one of the dimensions behind another, and between how many parts they split it."""
+        found: dict[tuple[int, tuple[int, int]], None] = {}
+        for t, dims in self.graph.spaces[v].tensor_dims.items():
+            for d, classes in enumerate(dims):
+                before = 1
+                for k, size in self.merged.get((t, d), ()):
+                    if k in dimensions:
+                        found.update(dict.fromkeys((c, (before, before * size)) for c in classes))
+                    before *= size
+        return found
 
     def _computing(self) -> list[int]:
         """Groups that compute with examples or contract: not those that only keep, cast or update parameters."""
@@ -298,6 +337,9 @@ def _data(resolver: _Resolver, source: str) -> None:
     resolver.only_batch(source)
     resolver.stored_whole(source)
 
+
+_PATH_FIX = "a pattern such as 'block_*/kernel'; leading parts of a path may be left out"
+_DIMENSION_FIX = "a name that plan.explain() prints, or a dimension of an argument such as 'block_*/up.1'"
 
 _FAMILIES: Mapping[str, Callable[[_Resolver, str], None]] = {
     "data": _data,

@@ -152,3 +152,5 @@ def test_rows_of_an_image_and_the_sequence_of_its_patches_have_names_of_their_ow
     names = _names(step, params, _floats(8, 16, 16, 3))
     assert [names[f"[1].{d}"] for d in range(4)] == ["batch", "rows", "columns", "channels"]
     assert names["[0]['positions'].0"] == "sequence"
+    named = analyse(trace(step, (params, _floats(8, 16, 16, 3)))).named
+    assert named.called("rows") == named.called("sequence") == named.called("r?ws") != ()
