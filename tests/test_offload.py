@@ -14,7 +14,6 @@ import jaxplan
 from jaxplan.cost import KEEP, REPEAT, ModelBuilder, Predictor
 from jaxplan.ir import Offload
 from jaxplan.search._make_plan import make_plan
-from tests.versions import SMALLER_WORKSPACE
 
 OPTIMIZERS = {
     "adam": optax.adam(1e-2, eps=1e-4),
@@ -222,7 +221,6 @@ def test_activations_of_compiled_programs_wait_on_the_host():
     assert saved == pytest.approx(lean.memory_bytes - plan.memory_bytes, abs=0.1 * waiting)
 
 
-@SMALLER_WORKSPACE
 @pytest.mark.gpu_aot
 def test_programs_compiled_for_gpus_have_the_bytes_on_the_host_that_were_planned():
     """Bytes on the device within 7 %, the moments' on the host exactly."""

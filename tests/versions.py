@@ -6,6 +6,8 @@ import jax
 import pytest
 
 IS_0_12 = jax.__version_info__ >= (0, 12)
+H100_DOT_SCRATCH = (4 if IS_0_12 else 32) * 2**20
+"""Bytes of scratch memory of a dot, read off programs compiled for H100 with each version."""
 
 
 def until_0_12(change: str) -> pytest.MarkDecorator:
@@ -13,5 +15,4 @@ def until_0_12(change: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(IS_0_12, reason=f"from JAX 0.12 on {change}")
 
 
-SMALLER_WORKSPACE = until_0_12("a dot on an H100 has 4 MiB of scratch memory in place of 32 (docs/prediction.md)")
 TRACED_OTHERWISE = until_0_12("derivatives are other equations (`one_minus_square`); figures on record are of 0.10")

@@ -8,45 +8,26 @@ two have one sharding. Subtrees are paired before leaves, the largest first, and
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from jaxplan.core import _compat
 from jaxplan.ir._assign import Score, assign, largest_matching
 from jaxplan.ir._dependence import Dependence
-from jaxplan.ir._program import PairFlow, StatePair, Tensor
+from jaxplan.ir._past_values import is_window, with_past_values, without_past_values
+from jaxplan.ir._program import PairFlow, StatePair
+from jaxplan.ir._state_leaves import (
+    Keys,
+    Leaf,
+    Subtree,
+    differ_by_name,
+    ends_alike,
+    is_named,
+    subtrees_below,
+    subtrees_of_arguments,
+)
 from jaxplan.ir._successors import Flow, Successors
-
-Keys = tuple[str | int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leaf:
-    """One leaf of the arguments or of the results.
-
-    Attributes:
-      keys: its path; of an argument, the name or number of the argument first.
-      aval: shape and dtype.
-      tensor: tensor index.
-    """
-
-    keys: Keys
-    aval: Any
-    tensor: int
-
-    @classmethod
-    def of(cls, path: Sequence[Any], tensor: Tensor) -> Leaf:
-        """A leaf by its key path, as `jax.tree_util.tree_flatten_with_path` has it."""
-        return cls(keys=tuple(map(_plain_key, path)), aval=(tensor.shape, tensor.dtype), tensor=tensor.index)
-
-
-@dataclass(frozen=True, slots=True)
-class _Node:
-    """A subtree of the arguments: its prefix, and its leaves as input positions."""
-
-    prefix: Keys
-    leaves: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,24 +126,24 @@ class _Pairing:
 
     def _subtrees(self) -> None:
         """The largest first; those without a place are looked for in parts."""
-        pending: dict[int, list[_Node]] = defaultdict(list)
-        for node in _roots(self.inputs):
+        pending: dict[int, list[Subtree]] = defaultdict(list)
+        for node in subtrees_of_arguments(self.inputs):
             pending[len(node.leaves)].append(node)
         while pending:
             nodes = pending.pop(max(pending))
             left = self._copies(self._place_nodes(nodes))
             for node in left:
-                for child in _children(self.inputs, node):
+                for child in subtrees_below(self.inputs, node):
                     pending[len(child.leaves)].append(child)
 
-    def _place_nodes(self, nodes: Iterable[_Node]) -> list[_Node]:
+    def _place_nodes(self, nodes: Iterable[Subtree]) -> list[Subtree]:
         """Pair subtrees with the places into which they flow; returns those without one."""
-        groups: dict[Any, list[_Node]] = defaultdict(list)
+        groups: dict[Any, list[Subtree]] = defaultdict(list)
         for node in sorted(nodes, key=lambda node: min(node.leaves)):
             groups[self._signature(node)].append(node)
-        left: list[_Node] = []
+        left: list[Subtree] = []
         for signature, group in groups.items():
-            places = self._places(group[0]) if _is_named(signature) else []
+            places = self._places(group[0]) if is_named(signature) else []
             found = self._assign_places(group, places)
             for a, node in enumerate(group):
                 if a in found:
@@ -174,7 +155,7 @@ class _Pairing:
                     left.append(node)
         return left
 
-    def _assign_places(self, nodes: Sequence[_Node], places: Sequence[_Place]) -> dict[int, int]:
+    def _assign_places(self, nodes: Sequence[Subtree], places: Sequence[_Place]) -> dict[int, int]:
         kinds: dict[tuple[int, int], PairFlow] = {}
         scores: dict[tuple[int, int], Score] = {}
         number = {i: a for a, node in enumerate(nodes) for i in node.leaves}
@@ -185,18 +166,18 @@ class _Pairing:
                 if score is not None:
                     scores[a, b] = score
                     kinds[a, b] = "unchanged" if score.is_unchanged else "updated"
-        if len(nodes) == len(places) > 1 and _is_window(kinds, len(nodes)):
+        if len(nodes) == len(places) > 1 and is_window(kinds, len(nodes)):
             return {a: a for a in range(len(nodes))}
         return {a: b for a, b in assign(scores).items() if self._holds(nodes[a], places[b])}
 
-    def _copies(self, nodes: Sequence[_Node]) -> list[_Node]:
+    def _copies(self, nodes: Sequence[Subtree]) -> list[Subtree]:
         """Pair subtrees with places that are computed of other state: a cast of master weights, a target that is
         replaced, the gradients of the last step; or that nothing else is computed of, as measurements that are
         overwritten. Returns the others.
         """
         left = []
         for node in nodes:
-            places = self._places(node) if _is_named(self._signature(node)) else []
+            places = self._places(node) if is_named(self._signature(node)) else []
             is_small, is_read = len(node.leaves) == 1, self._is_read(node)
             place = next(
                 (p for p in places if not is_read or self._is_of_state(p, gradients=not is_small)), None
@@ -217,7 +198,7 @@ class _Pairing:
             return True
         return gradients and all(self._phase(o) != "forward" for o in arrays or place.leaves)
 
-    def _is_read(self, node: _Node) -> bool:
+    def _is_read(self, node: Subtree) -> bool:
         """Whether any result depends on a subtree; a batch is read."""
         own = sum(1 << i for i in node.leaves)
         return any(self.dependence.of(leaf.tensor) & own for leaf in self.outputs)
@@ -234,11 +215,11 @@ class _Pairing:
             if placed:
                 self.placed.add(i)
 
-    def _signature(self, node: _Node) -> tuple[tuple[Keys, Any], ...]:
+    def _signature(self, node: Subtree) -> tuple[tuple[Keys, Any], ...]:
         depth = len(node.prefix)
         return tuple((self.inputs[i].keys[depth:], self.inputs[i].aval) for i in node.leaves)
 
-    def _places(self, node: _Node) -> list[_Place]:
+    def _places(self, node: Subtree) -> list[_Place]:
         """Prefixes of the results under which all leaves of a subtree are found and free, in order."""
         (first, aval), *rest = self._signature(node)
         found = []
@@ -252,7 +233,7 @@ class _Pairing:
                 found.append(_Place(prefix, tuple(leaves)))
         return found
 
-    def _score(self, node: _Node, place: _Place) -> Score | None:
+    def _score(self, node: Subtree, place: _Place) -> Score | None:
         """None where nothing in the subtree is updated at its place, unless all of it comes back unchanged."""
         flows = [self.flow(i, o) for i, o in zip(node.leaves, place.leaves, strict=True)]
         found = [flow for flow in flows if flow is not None]
@@ -261,13 +242,13 @@ class _Pairing:
             return None
         return Score(
             share=len(found) / len(flows),
-            is_named=_same_name(node.prefix, place.prefix),
+            is_named=ends_alike(node.prefix, place.prefix),
             is_donated=all(self.donated[i] for i in node.leaves),
             is_unchanged=not is_updated,
             steps=sum(flow.steps for flow in found) / max(1, len(found)),
         )
 
-    def _comes_back(self, node: _Node, place: _Place) -> bool:
+    def _comes_back(self, node: Subtree, place: _Place) -> bool:
         """Whether every leaf at a place is a leaf of the subtree unchanged, its own or another."""
         inside = set(node.leaves)
         for o in place.leaves:
@@ -276,7 +257,7 @@ class _Pairing:
                 return False
         return True
 
-    def _holds(self, node: _Node, place: _Place) -> bool:
+    def _holds(self, node: Subtree, place: _Place) -> bool:
         """Whether the leaves of a subtree are at their own places, although some flow to that of another.
 
         Keys that are names hold a place, and so do positions through which values move unchanged (a window of past
@@ -293,22 +274,22 @@ class _Pairing:
             for i in self.successors.flows(self.outputs[o].tensor)
             if i in number and (flow := self.flow(i, o)) is not None
         }
-        crossing = largest_matching(_without_past_values(flows), size)
+        crossing = largest_matching(without_past_values(flows), size)
         if len(crossing) == own:
             return True
         keys = [keys for keys, _ in self._signature(node)]
         moved = [(a, b) for a, b in crossing if a != b]
-        if all(_differ_by_name(keys[a], keys[b]) for a, b in moved):
+        if all(differ_by_name(keys[a], keys[b]) for a, b in moved):
             return True
-        return _is_window({pair: flow.kind for pair, flow in flows.items()}, size)
+        return is_window({pair: flow.kind for pair, flow in flows.items()}, size)
 
-    def _is_returned_data(self, node: _Node, place: _Place) -> bool:
+    def _is_returned_data(self, node: Subtree, place: _Place) -> bool:
         if self._comes_back(node, place) or self._counts(node, place):
             return False
         placed = [self.outputs[o].tensor for o in place.leaves]
         return self.dependence.is_returned_data(node.leaves, placed, [leaf.tensor for leaf in self.outputs])
 
-    def _counts(self, node: _Node, place: _Place) -> bool:
+    def _counts(self, node: Subtree, place: _Place) -> bool:
         """Whether a subtree has a count, a clock or a random key that comes back advanced: it is passed on and on."""
         for i, o in zip(node.leaves, place.leaves, strict=True):
             shape, dtype = self.inputs[i].aval
@@ -318,7 +299,7 @@ class _Pairing:
                     return True
         return False
 
-    def _is_coupled(self, node: _Node, place: _Place) -> bool:
+    def _is_coupled(self, node: Subtree, place: _Place) -> bool:
         placed = [self.outputs[o].tensor for o in place.leaves]
         return self.dependence.is_coupled(node.leaves, placed)
 
@@ -363,12 +344,12 @@ class _Pairing:
                     kinds[number[i], b] = flow.kind
                     scores[number[i], b] = Score(
                         share=1.0,
-                        is_named=_same_name(self.inputs[i].keys, self.outputs[o].keys),
+                        is_named=ends_alike(self.inputs[i].keys, self.outputs[o].keys),
                         is_unchanged=flow.kind == "unchanged",
                         steps=flow.steps,
                     )
-        found = _with_past_values(assign(scores), scores)
-        if len(sources) == len(targets) > 1 and _is_window(kinds, len(sources)):
+        found = with_past_values(assign(scores), scores)
+        if len(sources) == len(targets) > 1 and is_window(kinds, len(sources)):
             found = {a: a for a in range(len(sources))}
         for a, b in found.items():
             is_placed = (a, b) in scores and scores[a, b].is_named
@@ -399,102 +380,3 @@ def donated_by_default(inputs: Sequence[Leaf], pairs: Sequence[StatePair]) -> tu
     partial = {leaf.keys[0] for i, leaf in enumerate(inputs) if i not in paired}
     updated = {owner for owner, kinds in flows.items() if "updated" in kinds or kinds == {"none"}}
     return tuple(leaf.keys[0] in updated - partial for leaf in inputs)
-
-
-def _plain_key(key: Any) -> str | int:
-    """A position as a number, every other key as its name."""
-    for attribute in ("name", "key", "idx"):  # of an object or named tuple, of a dict, of a list
-        if hasattr(key, attribute):
-            value = getattr(key, attribute)
-            return value if isinstance(value, int) else str(value)
-    return str(key)
-
-
-def _roots(inputs: Sequence[Leaf]) -> Iterator[_Node]:
-    """One node per argument; a keyword argument has its name as a key."""
-    groups: dict[str | int, list[int]] = defaultdict(list)
-    for i, leaf in enumerate(inputs):
-        groups[leaf.keys[0]].append(i)
-    for owner, leaves in groups.items():
-        by_keys = sorted(
-            leaves, key=lambda i: tuple(map(str, inputs[i].keys))
-        )  # as any container orders them
-        yield _Node((owner,), tuple(by_keys))
-
-
-def _children(inputs: Sequence[Leaf], node: _Node) -> Iterator[_Node]:
-    """The subtrees one key below; leaves are not subtrees."""
-    depth = len(node.prefix)
-    groups: dict[str | int, list[int]] = defaultdict(list)
-    for i in node.leaves:
-        if len(inputs[i].keys) > depth + 1:
-            groups[inputs[i].keys[depth]].append(i)
-    for key, leaves in groups.items():
-        yield _Node((*node.prefix, key), tuple(leaves))
-
-
-def _is_named(signature: Sequence[tuple[Keys, Any]]) -> bool:
-    """Whether a subtree says more than a bare array: it has several leaves, or a name."""
-    return len(signature) > 1 or any(isinstance(key, str) for key in signature[0][0])
-
-
-def _same_name(a: Keys, b: Keys) -> bool:
-    """Whether two paths end in the same name; a position is no name."""
-    return bool(a and b) and isinstance(a[-1], str) and a[-1] == b[-1]
-
-
-def _differ_by_name(a: Keys, b: Keys) -> bool:
-    """Whether the first keys that differ are names."""
-    return next(
-        (isinstance(x, str) and isinstance(y, str) for x, y in zip(a, b, strict=False) if x != y), False
-    )
-
-
-def _with_past_values(
-    found: Mapping[int, int], scores: Mapping[tuple[int, int], Score]
-) -> dict[int, int]:
-    """The same assignment, but no value is continued by a copy of it while another that is farther takes its update.
-
-    Of ``before, now -> now, step(now, before)`` as bare arrays in any order, ``step(now, before)`` succeeds ``now``,
-    the nearer one, and the copy of ``now`` takes the place of ``before``.
-    """
-    result = dict(found)
-    for a, b in found.items():
-        if not scores[a, b].is_unchanged:
-            continue
-        for c, d in result.items():
-            if scores.get((c, d), scores[a, b]).is_unchanged or (a, d) not in scores:
-                continue
-            if scores[a, d].steps < scores[c, d].steps:
-                result[a], result[c] = d, b
-                break
-    return result
-
-
-def _without_past_values(flows: Mapping[tuple[int, int], Flow]) -> Iterator[tuple[int, int]]:
-    """Pairs of places, without copies of a value that is nearest to the update at its own place: past values."""
-    nearest: dict[int, int] = {}  # target -> source
-    for (a, b), flow in flows.items():
-        if b not in nearest or flow.steps < flows[nearest[b], b].steps:
-            nearest[b] = a
-    for (a, b), flow in flows.items():
-        own = flows.get((a, a))
-        is_updated = own is not None and own.kind == "updated" and nearest[a] == a
-        if a == b or flow.kind == "updated" or not is_updated:
-            yield a, b
-
-
-def _is_window(kinds: Mapping[tuple[int, int], PairFlow], size: int) -> bool:
-    """Whether values move along places unchanged: a window of past values, or buffers that are swapped.
-
-    In ``now, step(now, before)`` for ``before, now`` the value ``now`` is returned both unchanged and updated, so that
-    the unchanged one is a past value, at the place of another. A network that is frozen is only returned unchanged.
-
-    Args:
-      kinds: by (source, target), both numbered in order.
-      size: of sources and of targets.
-    """
-    unchanged = {a: b for (a, b), kind in kinds.items() if kind == "unchanged"}
-    updated = {a for (a, _), kind in kinds.items() if kind == "updated"}
-    moves = not updated.isdisjoint(unchanged) or len(set(unchanged.values())) == size
-    return moves and all(b in unchanged.values() or kinds.get((b, b)) == "updated" for b in range(size))

@@ -29,7 +29,8 @@ from jaxplan.ir._micro_batches import cut_freely
 from jaxplan.ir._model import rule_of
 from jaxplan.ir._program import MicroBatches, Program, Source
 from jaxplan.ir._sizes import check_sizes
-from jaxplan.ir._state import Leaf, donated_by_default, pair_state
+from jaxplan.ir._state import donated_by_default, pair_state
+from jaxplan.ir._state_leaves import Leaf
 from jaxplan.ir._static_slices import index_parts
 from jaxplan.ir._successors import Successors
 from jaxplan.ir.microbatch import Strata, sorted_strata, split_batch

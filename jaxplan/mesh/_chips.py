@@ -84,7 +84,7 @@ class ChipSpec:
       collective_launch_seconds: floor of one collective.
       device_link: between the devices of a node (or along one torus dimension).
       node_link: between nodes, or slices of TPUs; None where there is only one.
-      matmul_workspace_bytes: scratch of one matrix product, as the compiler hands it to the library.
+      matmul_workspace_bytes: most scratch memory that the compiler hands to the library for one dot.
       fuses_products: the compiler fuses the producers of a dot's operands into the dot and recomputes them at every
         use, instead of passing buffers to a library.
       on_chip_bytes: memory beside the cores in which the compiler keeps the residuals that loops of the forward pass

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+import jax
+
 from jaxplan.mesh import ChipSpec
 
 Backend = Literal["gpu", "tpu", "cpu"]
@@ -13,6 +15,9 @@ Arithmetic = Literal["bf16", "f32"]
 
 _PADDED_FORMATS = {"bf16": "bfloat16", "f16": "float16"}
 """Formats of the data sheet that tensor cores multiply -> dtypes of matrices that XLA pads for them."""
+_UNTUNED_WORKSPACE_SINCE, _UNTUNED_WORKSPACE = (0, 12), 4 << 20
+"""Version of JAX from which dots that are not tuned on a device have this many bytes of scratch at most, on every GPU:
+https://github.com/openxla/xla/blob/main/xla/backends/gpu/autotuner/cublaslt.cc (GetDefaultConfig)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +51,20 @@ class Target:
     without: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, chip: ChipSpec, num_devices: int | None = None, without: Iterable[str] = ()) -> Target:
-        """The target of a chip."""
+    def of(
+        cls,
+        chip: ChipSpec,
+        num_devices: int | None = None,
+        without: Iterable[str] = (),
+        jax_version: tuple[int, ...] = jax.__version_info__,
+    ) -> Target:
+        """The target of a chip, by the compiler that comes with a version of JAX (that which is installed).
+
+        >>> from jaxplan.mesh import Topology
+        >>> h100 = Topology.parse("h100:8").chip
+        >>> [Target.of(h100, jax_version=version).workspace_bytes >> 20 for version in ((0, 10), (0, 12))]
+        [32, 4]
+        """
         backend: Backend = "gpu" if chip.is_gpu else "tpu" if chip.is_tiled else "cpu"
         formats = dict(chip.flops_per_second) if backend == "gpu" else {}
         return cls(
@@ -55,7 +72,7 @@ class Target:
             arithmetic="bf16" if chip.elementwise_16bit else "f32",
             padded_dtypes=frozenset(_PADDED_FORMATS[f] for f in formats if f in _PADDED_FORMATS),
             multiprocessors=chip.multiprocessors,
-            workspace_bytes=chip.matmul_workspace_bytes,
+            workspace_bytes=_workspace_bytes(chip, jax_version),
             fuses_operands=chip.fuses_products,
             on_chip_bytes=chip.on_chip_bytes,
             num_devices=num_devices,
@@ -86,6 +103,13 @@ class Target:
     def reorders_after_all_to_all(self) -> bool:
         """Whether the result of an all-to-all is put in order at once, and not in the kernels that read it."""
         return self.backend == "gpu"
+
+
+def _workspace_bytes(chip: ChipSpec, jax_version: tuple[int, ...]) -> int:
+    """Scratch memory of a dot; a library that is tuned on a device may take up to the chip's own."""
+    if jax_version < _UNTUNED_WORKSPACE_SINCE:
+        return chip.matmul_workspace_bytes
+    return min(chip.matmul_workspace_bytes, _UNTUNED_WORKSPACE)
 
 
 def takes_combiner_options(platform: str | None) -> bool:

@@ -7,7 +7,6 @@ import pytest
 
 import jaxplan
 from benchmarks.accuracy._population import FAMILIES, draw_step
-from tests.versions import SMALLER_WORKSPACE
 
 
 @pytest.mark.parametrize("seed", range(len(FAMILIES)))
@@ -30,7 +29,7 @@ def test_a_seed_draws_one_step() -> None:
 
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize(
-    ("seed", "strategy"), [(3, "data"), (6, "data"), pytest.param(12, "zero2", marks=SMALLER_WORKSPACE)]
+    ("seed", "strategy"), [(3, "data"), (6, "data"), (12, "zero2")]
 )
 def test_plain_steps_take_the_memory_that_is_predicted(seed: int, strategy: str) -> None:
     """A regression with momentum, convolutions with norms, and a perceptron with gradients that are scattered."""

@@ -12,7 +12,7 @@ import pytest
 import jaxplan
 from tests.partition.edited_plans import with_lowering
 from tests.sampling import sampled
-from tests.versions import until_0_12
+from tests.versions import IS_0_12
 
 MIB = 2**20
 NUM_LAYERS, HEADS, HEAD_WIDTH, LENGTH = 3, 8, 64, 256
@@ -61,7 +61,6 @@ def test_large_products_are_left_to_the_compiler() -> None:
     assert not _plan(8192).lowering.merge_guards
 
 
-@until_0_12("the compiler writes the merged queries, keys and values of this step apart again")
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize(
     ("batch_size", "name", "result"), sampled([(128, "data", 4 * MIB), (512, "megatron", 16 * MIB)])
@@ -69,12 +68,17 @@ def test_large_products_are_left_to_the_compiler() -> None:
 def test_merged_products_take_more_memory(
     batch_size: int, name: str, result: int
 ) -> None:
-    """A result is 16 x 256 x 512 of two bytes on each device, or 512 x 256 x 64; merged ones are three times that."""
+    """A result is 16 x 256 x 512 of two bytes on each device, or 512 x 256 x 64; merged ones are three times that.
+
+    Compilers from JAX 0.12 on split the merged results of the first case at once, into copies in the layouts that the
+    backward pass reads: that of one layer is held, not those of all.
+    """
     plan = _plan(batch_size, name)
     apart = plan.audit()
     assert apart.compiled_memory_bytes < 1.05 * plan.memory_bytes, apart.table()
     merged = with_lowering(plan, merge_guards=()).audit()
-    least = apart.compiled_memory_bytes + (NUM_LAYERS - 1) * result
+    layers = 1 if IS_0_12 and name == "data" else NUM_LAYERS - 1
+    least = apart.compiled_memory_bytes + layers * result
     assert merged.compiled_memory_bytes >= least, merged.table()
 
 

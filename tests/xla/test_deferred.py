@@ -12,6 +12,7 @@ from jaxplan.mesh import Topology
 from jaxplan.search._traced import analyse_step
 from jaxplan.xla import Target, analyse_buffers
 from tests.cost.one_device import peak, shape
+from tests.versions import H100_DOT_SCRATCH
 
 
 def _step(weights: Any, x: jax.Array) -> Any:
@@ -77,7 +78,7 @@ def test_the_order_of_least_memory_is_taken() -> None:
 
         return jax.tree.map(lambda w, g: w - 0.1 * g, weights, jax.grad(loss)(weights))
 
-    matrix, workspace = 4 * rows * width, 32 * 2**20
-    found = peak(step, [shape(width, width)] * 4, shape(rows, width), topology="h100:1") - workspace
+    matrix = 4 * rows * width
+    found = peak(step, [shape(width, width)] * 4, shape(rows, width), topology="h100:1") - H100_DOT_SCRATCH
     assert found // matrix == 5
     assert found % matrix <= 4 * 4 * width * width  # the gradients of the weights

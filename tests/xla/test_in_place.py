@@ -10,10 +10,10 @@ import pytest
 from jax import lax
 
 from tests.cost.one_device import peak, shape
+from tests.versions import H100_DOT_SCRATCH
 
 SIZE = 64
 MATRIX = 4 * SIZE * SIZE
-WORKSPACE = 32 * 2**20
 """Scratch of a matrix product on an H100."""
 SCALARS = 256
 """Counters, flags and vectors of the loops, generously."""
@@ -88,7 +88,7 @@ def test_a_gpu_fusion_writes_over_an_operand_that_it_reads_last() -> None:
         return scaled @ a
 
     # The dot, and its scaled form in the same buffer; then that and the second dot.
-    assert matrices(peak(step, shape(SIZE, SIZE), topology="h100:1") - WORKSPACE) == 2
+    assert matrices(peak(step, shape(SIZE, SIZE), topology="h100:1") - H100_DOT_SCRATCH) == 2
 
 
 def test_a_reader_that_may_run_later_keeps_the_operand() -> None:

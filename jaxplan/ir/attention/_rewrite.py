@@ -14,7 +14,8 @@ from jaxplan.ir._program import Equation, Program
 from jaxplan.ir._rewrite import Rewrite
 from jaxplan.ir._rule import OperatorRule
 from jaxplan.ir.attention._chain import Reader
-from jaxplan.ir.attention._match import Found, Side, attention_at
+from jaxplan.ir.attention._found import Found, Side
+from jaxplan.ir.attention._match import attention_at
 from jaxplan.ir.attention._operator import (
     BACKWARD_PRIMITIVE,
     FORWARD_PRIMITIVE,
