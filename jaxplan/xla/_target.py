@@ -18,6 +18,9 @@ _PADDED_FORMATS = {"bf16": "bfloat16", "f16": "float16"}
 _UNTUNED_WORKSPACE_SINCE, _UNTUNED_WORKSPACE = (0, 12), 4 << 20
 """Version of JAX from which dots that are not tuned on a device have this many bytes of scratch at most, on every GPU:
 https://github.com/openxla/xla/blob/main/xla/backends/gpu/autotuner/cublaslt.cc (GetDefaultConfig)."""
+_SINCE_SWAPPED = (0, 11)
+"""Version of JAX from which operands of batched dots are exchanged: seen in programs compiled for
+H100 with 0.10.2, 0.11.2 and 0.12.0.1 (`tests/xla/test_transposed.py`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +35,8 @@ class Target:
       workspace_bytes: scratch memory of one dot.
       fuses_operands: a dot computes its operands inside of its kernel, instead of passing buffers to a library.
       on_chip_bytes: memory beside the cores of a TPU that the compiler uses for buffers.
+      swaps_operands: a batched dot of two free dimensions has its operands exchanged where its result is only read
+        transposed.
       num_devices: how many devices share the step; None where that is not known.
       without: names of compiler rules that are left out (`benchmarks.accuracy.ablation`).
 
@@ -47,6 +52,7 @@ class Target:
     workspace_bytes: int = 0
     fuses_operands: bool = False
     on_chip_bytes: int = 0
+    swaps_operands: bool = False
     num_devices: int | None = None
     without: frozenset[str] = frozenset()
 
@@ -75,6 +81,7 @@ class Target:
             workspace_bytes=_workspace_bytes(chip, jax_version),
             fuses_operands=chip.fuses_products,
             on_chip_bytes=chip.on_chip_bytes,
+            swaps_operands=jax_version >= _SINCE_SWAPPED,
             num_devices=num_devices,
             without=frozenset(without),
         )

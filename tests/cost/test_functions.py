@@ -14,6 +14,7 @@ from jax import lax
 import jaxplan
 from tests.cost.one_device import shape
 from tests.sampling import sampled
+from tests.versions import IS_0_12
 
 LAYERS, ROWS, WIDTH, INNER = 4, 512, 512, 2048
 BATCH = 32
@@ -48,12 +49,13 @@ def _perceptrons(function: Callable[[jax.Array], jax.Array]) -> Callable[..., An
     return lambda layers, x: jax.tree.map(lambda p, g: p - 0.1 * g, layers, jax.grad(loss)(layers, x))
 
 
-GAPS = pytest.mark.xfail(
-    strict=True,
-    reason="the order of least memory leaves gaps in the heap of the compiler, up to an array of 8 MiB here, which no "
-    "pass predicts: allocated memory is 1 to 6 % above the live bytes",
+_GAPS = (
+    "the order of least memory leaves gaps in the heap of the compiler, up to an array of 8 MiB here, which no "
+    "pass predicts: allocated memory is 1 to 8 % above the live bytes"
 )
-"""A known miss: strict, so that the marker goes when the prediction is right."""
+GAPS = pytest.mark.xfail(strict=True, reason=_GAPS)
+GAPS_UNTIL_0_12 = pytest.mark.xfail(condition=not IS_0_12, strict=True, reason=_GAPS)
+"""A known miss: strict, so that the marker goes when the prediction is right; functions have none from JAX 0.12 on."""
 
 
 @functools.cache
@@ -83,7 +85,7 @@ def test_what_gpus_save_of_a_function(name: str) -> None:
     assert audit.predicted_memory_bytes == _live(audit), audit.table()
 
 
-@GAPS
+@GAPS_UNTIL_0_12
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize("name", sampled(FUNCTIONS, 2))
 def test_memory_of_a_function_is_that_of_the_compiler(name: str) -> None:
@@ -105,7 +107,7 @@ def _exact_gelu_audited() -> Any:
     return _audited(lambda x: jax.nn.gelu(x, approximate=False), "h100:8")
 
 
-@GAPS
+@GAPS_UNTIL_0_12
 @pytest.mark.gpu_aot
 def test_memory_of_an_exact_gelu_is_that_of_the_compiler() -> None:
     audit = _exact_gelu_audited()

@@ -9,6 +9,7 @@ import pytest
 
 import jaxplan
 from jaxplan.mesh import Topology, enlarged
+from tests.versions import H100_DOT_SCRATCH
 
 
 def loss(w, x):
@@ -84,11 +85,12 @@ def test_a_larger_machine_has_more_nodes(name, factor, wanted):
 
 def test_ways_out_of_a_limit_do_fit():
     """The devices and the batch that the error names have plans within the limit."""
+    memory = 168 * 2**20 + H100_DOT_SCRATCH
     with pytest.raises(jaxplan.InfeasibleError) as refused:
-        plan(32_768, memory="200MiB", microbatches=False, remat=False)
+        plan(32_768, memory=memory, microbatches=False, remat=False)
     text = str(refused.value)
     assert "microbatches=False rules them out" in text
     machine = text.partition("would fit:")[2].partition("(")[2].partition(")")[0]
     batch = int(text.partition("a batch of ")[2].split()[0])
-    assert plan(32_768, machine, memory="200MiB", microbatches=False, remat=False).points
-    assert plan(batch, memory="200MiB", microbatches=False, remat=False).points
+    assert plan(32_768, machine, memory=memory, microbatches=False, remat=False).points
+    assert plan(batch, memory=memory, microbatches=False, remat=False).points

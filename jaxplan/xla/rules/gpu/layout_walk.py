@@ -49,12 +49,13 @@ class LayoutWalk:
       order: layout of results of dots and of values computed from them.
     """
 
-    def __init__(self, graph: StepGraph, materialised: Sequence[bool]) -> None:
+    def __init__(self, graph: StepGraph, materialised: Sequence[bool], swaps_operands: bool) -> None:
+        """``swaps_operands``: as in `Target`."""
         self.wanted: dict[int, dict[Order, list[int]]] = defaultdict(lambda: defaultdict(list))
         self.fixed: dict[int, Order] = {}
         self.joined: dict[int, Joined] = {}
         self.order: dict[int, Order] = {}
-        self._graph, self._materialised = graph, materialised
+        self._graph, self._materialised, self._swaps = graph, materialised, swaps_operands
         self._base: dict[int, tuple[int, Order]] = {}  # the buffer that a view is of, and its dimensions
         self._dot: dict[int, int] = {}  # the result of a dot that a value was computed from alone
         for eqn in graph.program.equations:
@@ -72,12 +73,13 @@ class LayoutWalk:
     def _visit_dot(self, eqn: Equation) -> None:
         contracted, batch = eqn.params["dimension_numbers"]
         tensors, is_fixed = self._graph.program.tensors, False
+        is_swapped = self._swaps and self._is_swapped(eqn)
         for side, t in enumerate(eqn.operands):
             shape = tensors[t].shape
             inner, outer = large(shape, contracted[side]), large(shape, batch[side])
             free = large(shape, [d for d in range(len(shape)) if d not in (*contracted[side], *batch[side])])
             if outer and max(len(inner), len(free)) > 1:
-                order = (*outer, *inner, *free) if side else (*outer, *free, *inner)
+                order = (*outer, *inner, *free) if side != is_swapped else (*outer, *free, *inner)
                 base, dims = self._base.get(t, (t, tuple(range(len(shape)))))
                 if self._materialised[base] and self._graph.values.producer[base] >= 0:
                     self.wanted[base][tuple(dims[d] for d in order)].append(eqn.index)
@@ -88,6 +90,16 @@ class LayoutWalk:
                 tensors[result].shape, range(len(tensors[result].shape))
             )
             self._dot[result] = result
+
+    def _is_swapped(self, dot: Equation) -> bool:
+        """Whether both operands have one free dimension, and only a transposition of these two reads the result."""
+        rank = len(self._graph.program.tensors[dot.results[0]].shape)
+        swapped = (*range(rank - 2), rank - 1, rank - 2)
+        readers = [self._graph.program.equations[e] for e in self._graph.values.consumers[dot.results[0]]]
+        num_batch = len(dot.params["dimension_numbers"][1][0])
+        return rank == num_batch + 2 and [tuple(e.params.get("permutation", ())) for e in readers] == [
+            swapped
+        ]
 
     def _transpose(self, eqn: Equation) -> None:
         (operand,), (result,) = eqn.operands, eqn.results

@@ -87,7 +87,7 @@ class OrderedCopy(Temporary):
 def _walk(facts: Facts) -> LayoutWalk:
     """The layouts of a step, found once for all rules."""
     if LayoutWalk not in facts.shared:
-        facts.shared[LayoutWalk] = LayoutWalk(facts.graph, facts.written)
+        facts.shared[LayoutWalk] = LayoutWalk(facts.graph, facts.written, facts.target.swaps_operands)
     return facts.shared[LayoutWalk]
 
 
