@@ -22,7 +22,6 @@ from jaxplan.cost._work import (
     CompiledWork,
     flops_of_equation,
     work_beside_halos,
-    written_border,
 )
 from jaxplan.ir import WHOLE, Group, GroupSpace, StepGraph
 from jaxplan.ir.attention import ATTENTIONS
@@ -46,7 +45,7 @@ def local_flops(
     """Floating-point operations of a group on one device, shape (K,)."""
     total = np.zeros(len(splits))
     for e in group.equations:
-        border = written_border(graph, e) if e in work.borders else None
+        border = work.borders.get(e)
         flops = flops_of(graph, e, border)
         if flops:
             share = _beside_halos(graph, space, splits, e, border) / equation_splits(space, splits, e)

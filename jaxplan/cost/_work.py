@@ -11,7 +11,6 @@ from jaxplan.ir.counts import convolution_products, pairs, window_sizes
 from jaxplan.xla._effects import PadMatrices
 from jaxplan.xla._found import Found
 from jaxplan.xla._plan_effects import MultiplyBorder, Repeat
-from jaxplan.xla.rules.gpu.borders import written_border as written_border
 
 
 def flops_of_equation(
@@ -23,7 +22,7 @@ def flops_of_equation(
 ) -> float:
     """FLOPs of a contraction or convolution, two per multiply-add; 0 for everything else.
 
-    They are those of its count, but for the zeros of ``border`` (`written_border`), which are multiplied as well.
+    They are those of its count, but for the zeros of ``border``, which are multiplied as well.
     """
     if rule.family not in CONTRACTION_FAMILIES:
         return 0.0
@@ -38,12 +37,12 @@ class CompiledWork:
 
     Attributes:
       padded: dots that multiply padded matrices.
-      borders: convolutions that multiply the zeros written around their image.
+      borders: convolution -> the zeros written around its image, which it multiplies.
       times: equation -> how often its work is done.
     """
 
     padded: frozenset[int]
-    borders: frozenset[int]
+    borders: Mapping[int, Border]
     times: Mapping[int, int]
 
     @classmethod
@@ -51,7 +50,7 @@ class CompiledWork:
         """By the effects of the compiler rules."""
         return cls(
             padded=frozenset(effect.equation for effect in found.of(PadMatrices)),
-            borders=frozenset(effect.equation for effect in found.of(MultiplyBorder)),
+            borders={effect.equation: effect.border for effect in found.of(MultiplyBorder)},
             times={effect.equation: effect.times for effect in found.of(Repeat)},
         )
 

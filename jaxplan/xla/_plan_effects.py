@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from jaxplan.ir.counts import Border
+
 
 class CopyWide(NamedTuple):
     """A resharded copy of a 16-bit tensor that the backward pass reads is saved once more in float32."""
@@ -162,6 +164,7 @@ class MultiplyBorder(NamedTuple):
     """Zeros that are written around the image of a convolution are multiplied."""
 
     equation: int
+    border: Border
 
 
 class Repeat(NamedTuple):

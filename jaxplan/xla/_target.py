@@ -18,9 +18,9 @@ _PADDED_FORMATS = {"bf16": "bfloat16", "f16": "float16"}
 _UNTUNED_WORKSPACE_SINCE, _UNTUNED_WORKSPACE = (0, 12), 4 << 20
 """Version of JAX from which dots that are not tuned on a device have this many bytes of scratch at most, on every GPU:
 https://github.com/openxla/xla/blob/main/xla/backends/gpu/autotuner/cublaslt.cc (GetDefaultConfig)."""
-_SINCE_SWAPPED = (0, 11)
-"""Version of JAX from which operands of batched dots are exchanged: seen in programs compiled for
-H100 with 0.10.2, 0.11.2 and 0.12.0.1 (`tests/xla/test_transposed.py`)."""
+_SINCE_SWAPPED = _SINCE_WHOLE_PADDING = (0, 11)
+"""Version of JAX from which operands of batched dots are exchanged, and images wholly padded for kernel gradients: seen
+in programs compiled for H100 with 0.10.2, 0.11.2 and 0.12.0.1 (`test_transposed.py` and `test_work.py` of the tests)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +37,8 @@ class Target:
       on_chip_bytes: memory beside the cores of a TPU that the compiler uses for buffers.
       swaps_operands: a batched dot of two free dimensions has its operands exchanged where its result is only read
         transposed.
+      pads_images_wholly: where the sides differ, all padding of an image without holes is written for the gradient of
+        a kernel, in place of the excess of one side.
       num_devices: how many devices share the step; None where that is not known.
       without: names of compiler rules that are left out (`benchmarks.accuracy.ablation`).
 
@@ -53,6 +55,7 @@ class Target:
     fuses_operands: bool = False
     on_chip_bytes: int = 0
     swaps_operands: bool = False
+    pads_images_wholly: bool = False
     num_devices: int | None = None
     without: frozenset[str] = frozenset()
 
@@ -82,6 +85,7 @@ class Target:
             fuses_operands=chip.fuses_products,
             on_chip_bytes=chip.on_chip_bytes,
             swaps_operands=jax_version >= _SINCE_SWAPPED,
+            pads_images_wholly=jax_version >= _SINCE_WHOLE_PADDING,
             num_devices=num_devices,
             without=frozenset(without),
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from jaxplan.ir import StepGraph
 from jaxplan.ir.counts import Border, window_sizes
 from jaxplan.xla._effects import Absorb, Temporary
 from jaxplan.xla._facts import Facts
@@ -43,20 +42,20 @@ class PaddedImage(Temporary):
         return whole if self.is_whole else whole - own
 
 
-def written_border(graph: StepGraph, equation: int) -> Border | None:
+def written_border(facts: Facts, equation: int) -> Border | None:
     """Zeros that XLA for GPUs writes around the image of a convolution, for its result or for a gradient of it.
 
     Its library pads both sides alike and takes no image with holes. Where a convolution does not pad so, or has holes
     (``SAME`` with a stride of two), all padding and the holes are written before it; for the gradients the excess of
-    one side over the other: that of the image is made with the border and cut (``CanonicalizeBackwardInputConvolution``
-    and its neighbours,
+    one side over the other (from JAX 0.11 on all of it for that of the kernel): that of the image is made with the
+    border and cut (``CanonicalizeBackwardInputConvolution`` and its neighbours,
     https://github.com/openxla/xla/blob/main/xla/service/gpu/transforms/conv_padding_legalization.cc).
     The gradient of the image where channels are in groups, and that of a dilated kernel, are convolutions like others
     (``MatchBackwardInput`` and ``MatchBackwardFilter``,
     https://github.com/openxla/xla/blob/main/xla/service/gpu/transforms/conv_rewriter.cc): of a depthwise one with a
     stride of two the first takes four times the work. None where nothing is written.
     """
-    eqn = graph.program.equations[equation]
+    graph, eqn = facts.graph, facts.equations[equation]
     if graph.rules[equation].family != "convolution":
         return None
     made_by = graph.values.producer[eqn.operands[1]]
@@ -77,8 +76,9 @@ def written_border(graph: StepGraph, equation: int) -> Border | None:
             after = _nearest(before, after, eqn.params["rhs_dilation"][axis])
         pads.append((max(before, 0), max(after, 0)))
     if of_image or of_kernel:
-        pads = [(b - min(b, a), a - min(b, a)) for b, a in pads]
-        return Border(tuple(pads), of_image) if any(map(any, pads)) else None
+        excess = [(b - min(b, a), a - min(b, a)) for b, a in pads]
+        is_whole = of_kernel and facts.target.pads_images_wholly and set(eqn.params["lhs_dilation"]) == {1}
+        return Border(tuple(pads if is_whole else excess), of_image) if any(map(any, excess)) else None
     is_dilated = set(eqn.params["lhs_dilation"]) != {1}
     is_written = is_dilated or any(before != after for before, after in pads)
     return Border(tuple(pads), False, is_dilated) if is_written else None
@@ -92,7 +92,7 @@ def _nearest(before: int, least: int, stride: int) -> int:
 def _images_with_borders(facts: Facts) -> Iterator[Absorb | PaddedImage]:
     """Copies of images with the zeros around them that convolutions read, and the border of image gradients."""
     for eqn in facts.equations:
-        border = written_border(facts.graph, eqn.index)
+        border = written_border(facts, eqn.index)
         if border is None:
             continue
         if not border.around_output:

@@ -57,7 +57,8 @@ def _reduced_in_place(facts: Facts) -> Iterator[ReduceInPlace]:
 
 
 def _borders(facts: Facts) -> Iterator[MultiplyBorder]:
-    return (MultiplyBorder(e.index) for e in facts.equations if written_border(facts.graph, e.index))
+    borders = ((e.index, written_border(facts, e.index)) for e in facts.equations)
+    return (MultiplyBorder(e, border) for e, border in borders if border is not None)
 
 
 def _ragged_dots(facts: Facts) -> Iterator[Repeat]:
