@@ -20,7 +20,7 @@ _UNTUNED_WORKSPACE_SINCE, _UNTUNED_WORKSPACE = (0, 12), 4 << 20
 https://github.com/openxla/xla/blob/main/xla/backends/gpu/autotuner/cublaslt.cc (GetDefaultConfig)."""
 _SINCE_SWAPPED = _SINCE_WHOLE_PADDING = (0, 11)
 """Version of JAX from which operands of batched dots are exchanged, and images wholly padded for kernel gradients: seen
-in programs compiled for H100 with 0.10.2, 0.11.2 and 0.12.0.1 (`test_transposed.py` and `test_work.py` of the tests)."""
+in programs compiled for H100 with 0.10.2, 0.11.2 and 0.12.0.1 (`test_transposed.py`, `test_work.py`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
