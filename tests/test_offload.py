@@ -83,7 +83,7 @@ def test_three_steps_with_state_on_the_host_equal_one_device(name):
 def test_bytes_on_the_host_are_those_of_the_moments_and_cost_the_link():
     """Adam's two moments of 6 matrices of 32 x 128 in float32, over the ways that they are split."""
     plan = plan_of()
-    ways = [int(np.prod(plan.in_layouts[i].num_splits(plan.topology.axes))) for i in plan.offload.inputs]
+    ways = [int(np.prod(plan.input_shardings[i].num_splits(plan.topology.axes))) for i in plan.offload.inputs]
     assert plan.host_bytes == sum(32 * 128 * 4 // n for n in ways) and len(ways) == 12
     assert plan.host_seconds == pytest.approx(plan.host_bytes / plan.topology.chip.host_bytes_per_second)
     assert plan.time_seconds == pytest.approx(plan.compute_seconds + plan.communication_seconds + plan.host_seconds)

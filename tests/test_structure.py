@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import functools
 import graphlib
+import re
+from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
 
@@ -82,4 +84,28 @@ def test_the_top_level_is_small() -> None:
 
 
 def test_few_files_are_long() -> None:
-    assert sum(len(path.read_text().splitlines()) > 400 for path in trees()) <= 3
+    long = [path.name for path in trees() if len(path.read_text().splitlines()) > 400]
+    assert len(long) <= 3, long
+
+
+def test_nothing_is_defined_that_nothing_uses() -> None:
+    """Functions and classes that no decorator registers are named again in the package, its pages or benchmarks."""
+    names = re.compile(r"[A-Za-z_]\w*")
+    words = Counter(name for path in trees() for name in names.findall(path.read_text()))
+    top = ROOT.parent
+    others = top / "README.md", *(top / "docs").glob("*.md"), *(top / "benchmarks").rglob("*.py")
+    outside = {name for path in others for name in names.findall(path.read_text())}
+    unused = {
+        f"{path.name}:{node.lineno} {node.name}"
+        for path, tree in trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not any(map(registers, node.decorator_list))
+        if words[node.name] == 1 and node.name not in outside and not node.name.startswith("__")
+    }
+    assert unused == set()
+
+
+def registers(decorator: ast.expr) -> bool:
+    """Whether a decorator may hand the function on; those of the standard library do not."""
+    name = ast.unparse(decorator).partition("(")[0].rpartition(".")[2]
+    return name not in ("property", "cached_property", "cache", "staticmethod", "classmethod", "dataclass")

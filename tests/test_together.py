@@ -92,7 +92,7 @@ def test_steps_decorated_like_the_first_keep_its_layout(case):
     for one, other in zip(jax.tree.leaves(alone), jax.tree.leaves(several), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
     layouts = {
-        name: dict(zip([row.path for row in leaf_rows(function.plan)], function.plan.in_layouts, strict=True))
+        name: dict(zip([row.path for row in leaf_rows(function.plan)], function.plan.input_shardings, strict=True))
         for name, function in functions.items()
     }
     split = 0

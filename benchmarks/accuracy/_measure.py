@@ -57,7 +57,7 @@ def _bisecting(count: int) -> Iterator[int]:
 def is_data_parallel(plan: jaxplan.Plan) -> bool:
     sums_only = all(c.kind == "all-reduce" for c in plan.prediction.collectives)
     stored = [i for i, path in enumerate(plan.in_paths) if i not in _batch(plan)]
-    return sums_only and all(not any(plan.in_layouts[i].dims) for i in stored)
+    return sums_only and all(not any(plan.input_shardings[i].dims) for i in stored)
 
 
 def _batch(plan: jaxplan.Plan) -> set[int]:

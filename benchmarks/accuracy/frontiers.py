@@ -30,7 +30,8 @@ TOPOLOGIES = ("h100:8", "v5e:2x4")
 def plan_digest(plan: jaxplan.Plan) -> dict[str, Any]:
     """Bytes and seconds of a plan in clear, and everything that decides its program as a hash."""
     decided = (
-        plan.configurations, plan.repeated, plan.remat, plan.in_layouts, plan.out_layouts, plan.donate_argnums,
+        plan.configurations, plan.repeated, plan.remat, plan.input_shardings, plan.output_shardings,
+        plan.donate_argnums,
     )  # fmt: skip
     return {
         "name": plan.name,

@@ -103,6 +103,6 @@ def stored_splits(plan: Plan, graph: StepGraph) -> dict[str, tuple[int, ...]]:
     """Devices that share each dimension of every parameter, by its path."""
     axes = plan.topology.axes
     found = {}
-    for path, sharding in zip(plan.in_paths, plan.in_layouts, strict=True):
+    for path, sharding in zip(plan.in_paths, plan.input_shardings, strict=True):
         found[path] = tuple(math.prod(axes[a].size for a in dim) for dim in sharding.dims)
     return found

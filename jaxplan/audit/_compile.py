@@ -113,7 +113,7 @@ def compile_plan(
 def _returned(plan: PlanLike, donate: Sequence[bool]) -> list[int]:
     """Positions of the results on the host among those that the compiled program returns."""
     hosted = plan.offload.outputs if plan.offload else ()
-    left = computed(range(len(plan.out_layouts)), handed_back(plan, donate))
+    left = computed(range(len(plan.output_shardings)), handed_back(plan, donate))
     return [place for place, o in enumerate(left) if o in hosted]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxplan.cost._measured import product_extents, product_seconds
+from jaxplan.cost._measured import dot_extents, dot_seconds
 from jaxplan.cost._passes import ROWS, WRITE, Pass, passes_of
 from jaxplan.cost._roofline import (
     arithmetic_seconds,
@@ -130,7 +130,7 @@ def _terms(
             yield e, trips * _body_seconds(body_cost(eqn), topology) * np.ones(len(splits)), 0
             continue
         if flops_of(graph, e):
-            yield e, trips * _product_seconds(graph, e, space, splits, buffers, topology), 0
+            yield e, trips * _dot_seconds(graph, e, space, splits, buffers, topology), 0
             continue
         passes = list(passes_of(graph, e, buffers, space, splits))
         for one in passes:
@@ -155,16 +155,16 @@ class _Reads:
         self.num_bytes = np.minimum(self.num_bytes + more.num_bytes, more.at_most)
 
 
-def _product_seconds(
+def _dot_seconds(
     graph: StepGraph, e: int, space: GroupSpace, splits: np.ndarray, buffers: Buffers, topology: Topology
 ) -> np.ndarray:
     """Seconds of a contraction or convolution, shape (K,): the larger of its arithmetic and its traffic."""
     if topology.profile is not None:
-        return product_seconds(graph, space, splits, e, topology.profile)
+        return dot_seconds(graph, space, splits, e, topology.profile)
     eqn, chip = graph.program.equations[e], topology.chip
     tensors = (*eqn.operands[:2], *eqn.results)
     traffic = sum(buffers.num_bytes[t] / tensor_splits(space, splits, t) for t in tensors)
-    smallest = np.minimum.reduce(product_extents(graph, space, splits, e)[1:])
+    smallest = np.minimum.reduce(dot_extents(graph, space, splits, e)[1:])
     share = chip.efficiency.products_at(smallest) / chip.efficiency.products
     rate = product_rate(chip, graph.program.tensors[eqn.operands[0]].dtype.name) * share
     flops = flops_of(graph, e) * next((r.times for r in buffers.found.of(Repeat) if r.equation == e), 1)

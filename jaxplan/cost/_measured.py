@@ -10,16 +10,16 @@ from jaxplan.ir import WHOLE, GroupSpace, StepGraph
 from jaxplan.mesh import ProfileTable
 
 
-def product_seconds(
+def dot_seconds(
     graph: StepGraph, space: GroupSpace, splits: np.ndarray, equation: int, profile: ProfileTable
 ) -> np.ndarray:
     """Seconds of a contraction or convolution on one device, shape (K,), its traffic included."""
     eqn = graph.program.equations[equation]
     dtype = graph.program.tensors[eqn.operands[0]].dtype.name
-    return profile.matmuls.seconds(dtype, *product_extents(graph, space, splits, equation))
+    return profile.matmuls.seconds(dtype, *dot_extents(graph, space, splits, equation))
 
 
-def product_extents(
+def dot_extents(
     graph: StepGraph, space: GroupSpace, splits: np.ndarray, equation: int
 ) -> tuple[np.ndarray, ...]:
     """Local batch, m, k and n, each of shape (K,), of a contraction or of the product that a convolution is."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +23,7 @@ from jaxplan.ir import _user_sharding as _user_sharding  # and how shardings of 
 from jaxplan.ir._builder import Builder
 from jaxplan.ir._dead_code import remove_dead
 from jaxplan.ir._dependence import Dependence
+from jaxplan.ir._fingerprint import fingerprint_of
 from jaxplan.ir._loop_slices import scan_over_slices
 from jaxplan.ir._micro_batches import cut_freely
 from jaxplan.ir._model import rule_of
@@ -297,7 +297,7 @@ def build_program(
         donated=donated,
         pairs=pairs,
         static_argnums=static_argnums,
-        fingerprint=_fingerprint(builder.tensors, equations, regions, inputs, outputs, donated),
+        fingerprint=fingerprint_of(builder.tensors, equations, regions, inputs, outputs, donated),
         regions=regions,
     )
 
@@ -305,52 +305,6 @@ def build_program(
 def _argument(path: tuple[Any, ...]) -> int | str:
     """Place or keyword of the argument that a leaf belongs to."""
     return path[1].idx if path[0].idx == 0 else path[1].key
-
-
-def _fingerprint(tensors, equations, regions, inputs, outputs, donated) -> str:
-    digest = hashlib.sha256()
-
-    def put(*items: Any) -> None:
-        digest.update(repr(items).encode())
-
-    for i in inputs:
-        put("in", tensors[i].shape, str(tensors[i].dtype), tensors[i].path)
-    for tensor in tensors:  # not their values: a plan does not depend on them
-        if tensor.kind == "constant":
-            put("constant", tensor.index, tensor.shape, str(tensor.dtype))
-    for eqn in equations:
-        operands = tuple(
-            ("lit", str(tensors[t].dtype), _literal_repr(tensors[t].value))
-            if tensors[t].kind == "literal"
-            else t
-            for t in eqn.operands
-        )
-        shapes = tuple((tensors[t].shape, str(tensors[t].dtype)) for t in eqn.results)
-        put(eqn.name, operands, eqn.results, shapes, stable_params(eqn.params))
-    for region in regions:
-        put(region.kind, region.selector, region.predicate, region.ranges, region.params.get("reverse"))
-    put("out", tuple(outputs), tuple(donated))
-    return digest.hexdigest()
-
-
-def _literal_repr(value: Any) -> str:
-    return repr(np.asarray(value).tolist()) if np.ndim(value) == 0 else "array"
-
-
-def stable_params(params: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Parameters as text that is equal across processes (no object addresses)."""
-    return tuple((key, _stable(params[key])) for key in sorted(params))
-
-
-def _stable(value: Any) -> str:
-    if value is None or isinstance(value, bool | int | float | str | np.dtype | np.generic):
-        return str(value)
-    if isinstance(value, tuple | list):
-        return "(" + ",".join(map(_stable, value)) + ")"
-    if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
-        return str(value)
-    text = str(value)
-    return getattr(value, "__name__", type(value).__name__) if " at 0x" in text or callable(value) else text
 
 
 def _trace_error(step: Callable[..., Any], error: Exception, call: Call) -> TraceError:

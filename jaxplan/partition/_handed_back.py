@@ -15,7 +15,7 @@ def handed_back(plan: PlanLike, donate: Sequence[bool]) -> dict[int, int]:
     return {
         o: position[t]
         for o, t in enumerate(program.outputs)
-        if t in position and not donate[position[t]] and plan.out_layouts[o] == plan.in_layouts[position[t]]
+        if t in position and not donate[position[t]] and plan.output_shardings[o] == plan.input_shardings[position[t]]
     }
 
 

@@ -42,13 +42,13 @@ _NOT_DONATED_MSG = (
 def in_shardings(plan: PlanLike, mesh: Any, *, on_host: bool = True) -> list[NamedSharding]:
     """Of each argument; ``on_host=False``: as if all lived on the devices."""
     hosted = plan.offload.inputs if plan.offload and on_host else ()
-    return _shardings(plan, plan.in_paths, plan.in_layouts, mesh, hosted)
+    return _shardings(plan, plan.in_paths, plan.input_shardings, mesh, hosted)
 
 
 def out_shardings(plan: PlanLike, mesh: Any, *, on_host: bool = True) -> list[NamedSharding]:
     """Of each result."""
     hosted = plan.offload.outputs if plan.offload and on_host else ()
-    return _shardings(plan, plan.out_paths, plan.out_layouts, mesh, hosted)
+    return _shardings(plan, plan.out_paths, plan.output_shardings, mesh, hosted)
 
 
 def _shardings(

@@ -27,7 +27,7 @@ class LoweredProgram:
       graph, program: the step; only its equations, their rules and its values are read, no groups.
       lowering: the decisions.
       target: the compiler that the program is compiled by.
-      out_layouts: of the outputs.
+      output_shardings: of the outputs.
       by_read: (tensor, sharding) -> the resharding that brings the one to the other.
       waiting: values that wait on the host -> the equation of the barrier behind which they come back.
       barriers_of_waiting: the same the other way round.
@@ -36,10 +36,10 @@ class LoweredProgram:
     """
 
     def __init__(
-        self, graph: StepGraph, lowering: Lowering, target: Target, out_layouts: Sequence[Sharding]
+        self, graph: StepGraph, lowering: Lowering, target: Target, output_shardings: Sequence[Sharding]
     ) -> None:
         self.graph, self.program, self.values = graph, graph.program, graph.values
-        self.lowering, self.target, self.out_layouts = lowering, target, tuple(out_layouts)
+        self.lowering, self.target, self.output_shardings = lowering, target, tuple(output_shardings)
         schedule = lowering.schedule
         self.by_read: dict[tuple[int, Sharding], Resharding] = {
             (r.tensor, r.target): r for r in lowering.reshardings

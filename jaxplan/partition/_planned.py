@@ -82,7 +82,7 @@ def planned_program(
 ) -> Callable[..., tuple[Any, ...]]:
     """The planned program as a function of flat leaves, without the results that are ``handed`` back."""
     target = Target.of(plan.topology.chip, plan.topology.num_devices)
-    lowered = LoweredProgram(plan.require_program(), plan.lowering, target, plan.out_layouts)
+    lowered = LoweredProgram(plan.require_program(), plan.lowering, target, plan.output_shardings)
     offload = plan.offload if on_host else None
     kind = ManualExecutor if backend == "shard_map" else Executor
     executor = kind(mesh, plan.topology.axes, tiled=target.tiles_arrays, ordered=target.reorders_after_all_to_all)
@@ -93,7 +93,7 @@ def planned_program(
             results = run_manually(lowered, executor, placed, handed)
         else:
             results = computed(run_program(lowered, executor, placed), handed)
-        return for_host(results, computed(range(len(plan.out_layouts)), handed), offload)
+        return for_host(results, computed(range(len(plan.output_shardings)), handed), offload)
 
     return planned_step
 

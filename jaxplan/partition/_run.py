@@ -41,7 +41,7 @@ def outputs_of(
     env.update({t.index: t.value for t in program.tensors if t.kind in ("literal", "constant")})
     end = len(program.equations)
     run.evaluate(0, end, -1)
-    outputs = zip(program.outputs, lowered.out_layouts, strict=True)
+    outputs = zip(program.outputs, lowered.output_shardings, strict=True)
     return [run.values.read(t, sharding, end, None) for t, sharding in outputs]
 
 

@@ -96,7 +96,7 @@ def diff(plan: PlanData, other: PlanData) -> Difference:
       ArgumentError: ``other`` is no plan.
       PlanMismatchError: the plans are of different programs.
     """
-    if not hasattr(other, "in_layouts"):
+    if not hasattr(other, "input_shardings"):
         raise ArgumentError(f"diff got a {type(other).__name__}; expected another plan of the same step")
     if plan.fingerprint != other.fingerprint:
         raise PlanMismatchError(

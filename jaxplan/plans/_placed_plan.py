@@ -55,8 +55,9 @@ class PlacedPlan(PlanData):
         """
         from jaxplan.partition import specs_over
 
-        inputs = specs_over(mesh, self.topology, self.in_paths, self.in_layouts)
-        return self._in_tree(inputs), self._out_tree(specs_over(mesh, self.topology, self.out_paths, self.out_layouts))
+        inputs = specs_over(mesh, self.topology, self.in_paths, self.input_shardings)
+        outputs = specs_over(mesh, self.topology, self.out_paths, self.output_shardings)
+        return self._in_tree(inputs), self._out_tree(outputs)
 
     @property
     def compiler_options(self) -> dict[str, str]:
@@ -93,9 +94,9 @@ class PlacedPlan(PlanData):
 
         program = self.require_program().program
         axes = self.topology.axes
-        specs = [sharding.partition_spec(axes) for sharding in self.in_layouts]
+        specs = [sharding.partition_spec(axes) for sharding in self.input_shardings]
         if mesh is not None:
-            specs = specs_over(mesh, self.topology, self.in_paths, self.in_layouts)
+            specs = specs_over(mesh, self.topology, self.in_paths, self.input_shardings)
         logical = self._in_tree(range(len(specs))) if logical is None else logical
         shapes = [program.tensors[t].shape for t in program.inputs]
         return logical_axis_rules(logical, self.in_paths, self.in_roles, specs, shapes)
@@ -103,12 +104,12 @@ class PlacedPlan(PlanData):
     @property
     def in_specs(self) -> Any:
         """PartitionSpecs in the tree of the arguments; by key path when the plan has no program."""
-        return self._in_tree([sharding.partition_spec(self.topology.axes) for sharding in self.in_layouts])
+        return self._in_tree([sharding.partition_spec(self.topology.axes) for sharding in self.input_shardings])
 
     @property
     def out_specs(self) -> Any:
         """PartitionSpecs in the tree of the results; by key path when the plan has no program."""
-        return self._out_tree([sharding.partition_spec(self.topology.axes) for sharding in self.out_layouts])
+        return self._out_tree([sharding.partition_spec(self.topology.axes) for sharding in self.output_shardings])
 
     def in_shardings(self, mesh: jax.sharding.Mesh | None = None) -> Any:
         """NamedShardings in the tree of the arguments, over a mesh as `specs` takes it (default: `mesh`)."""

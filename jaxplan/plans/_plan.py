@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from jaxplan.core._files import write_whole
 from jaxplan.errors import ArgumentError
 from jaxplan.frontend._backend import check_backend
-from jaxplan.mesh import AxesNames
+from jaxplan.mesh import AxesNames, Sharding
 from jaxplan.plans._placed_plan import PlacedPlan
 from jaxplan.plans._plan_json import plan_from_json, plan_to_json
 
@@ -41,7 +41,7 @@ class Plan(PlacedPlan):
       not_kept: dimensions that do not have the layout which ``like`` or ``keep_layout`` asks for, and why.
       pins: the pins that it was searched under, and the arguments that each limits.
       in_dims: of each argument, the name of each dimension; empty where it has none.
-      in_layouts, out_layouts: a layout for each.
+      input_shardings, output_shardings: the sharding of each argument and result, over the atomic axes.
       prediction: predicted cost of one step on one device.
       lower_bound_seconds: additive cost that no plan of at most this memory beats; 0 when unknown.
       gap: how far the plan's own additive cost is above that bound, a fraction of it; 0: proven optimal for the cost
@@ -228,6 +228,18 @@ class Plan(PlacedPlan):
         """Old name of `save_timeline`."""
         warnings.warn("Plan.trace(path) is now Plan.save_timeline(path)", DeprecationWarning, stacklevel=2)
         self.save_timeline(path)
+
+    @property
+    def in_layouts(self) -> tuple[Sharding, ...]:
+        """Old name of `input_shardings`."""
+        warnings.warn("Plan.in_layouts is now Plan.input_shardings", DeprecationWarning, stacklevel=2)
+        return self.input_shardings
+
+    @property
+    def out_layouts(self) -> tuple[Sharding, ...]:
+        """Old name of `output_shardings`."""
+        warnings.warn("Plan.out_layouts is now Plan.output_shardings", DeprecationWarning, stacklevel=2)
+        return self.output_shardings
 
     def compile_report(self, cache_dir: str | Path | None = None, backend: str = "jit") -> CompiledReport:
         """Compile this plan for its topology without the devices, in a child process; ``backend`` as for `jit`."""

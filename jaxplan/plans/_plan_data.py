@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from jaxplan.simulate import Simulation
 
 _DECISIONS = (
-    "fingerprint", "topology", "configurations", "repeated", "remat", "offload", "donate_argnums", "in_layouts",
-    "out_layouts",
+    "fingerprint", "topology", "configurations", "repeated", "remat", "offload", "donate_argnums", "input_shardings",
+    "output_shardings",
 )  # fmt: skip
 
 
@@ -40,8 +40,8 @@ class PlanData:
     in_roles: tuple[str, ...]
     in_dims: tuple[tuple[str, ...], ...]
     out_paths: tuple[str, ...]
-    in_layouts: tuple[Sharding, ...]
-    out_layouts: tuple[Sharding, ...]
+    input_shardings: tuple[Sharding, ...]
+    output_shardings: tuple[Sharding, ...]
     prediction: Prediction
     lower_bound_seconds: float
     outline: Outline

@@ -84,10 +84,10 @@ def plan_to_json(plan: PlanData) -> dict[str, Any]:
         "inputs": [
             leaf | {"aval": aval, "role": role, "dims": dims}
             for leaf, aval, role, dims in zip(
-                _leaves(plan.in_paths, plan.in_layouts), plan.in_avals, plan.in_roles, plan.in_dims, strict=True
+                _leaves(plan.in_paths, plan.input_shardings), plan.in_avals, plan.in_roles, plan.in_dims, strict=True
             )
         ],
-        "outputs": _leaves(plan.out_paths, plan.out_layouts),
+        "outputs": _leaves(plan.out_paths, plan.output_shardings),
         "lower_bound_seconds": plan.lower_bound_seconds,
         "gap": plan.gap,
         "most_configurations": plan.most_configurations,
@@ -150,8 +150,9 @@ def _fields(data: dict[str, Any]) -> dict[str, Any]:
     topology = Topology.from_json(required(data, "topology"))
     for leaf in inputs:
         _check_sharding(leaf, topology)
-    in_layouts, out_layouts = (tuple(Sharding(leaf.layout) for leaf in leaves) for leaves in (inputs, outputs))
-    _check_axes(saved, (*in_layouts, *out_layouts), len(topology.axes))
+    input_shardings = tuple(Sharding(leaf.layout) for leaf in inputs)
+    output_shardings = tuple(Sharding(leaf.layout) for leaf in outputs)
+    _check_axes(saved, (*input_shardings, *output_shardings), len(topology.axes))
     return {
         **{name: getattr(saved, name) for name in names},
         "topology": topology,
@@ -167,8 +168,8 @@ def _fields(data: dict[str, Any]) -> dict[str, Any]:
         "in_roles": tuple(leaf.role for leaf in inputs),
         "in_dims": tuple(leaf.dims for leaf in inputs),
         "out_paths": tuple(leaf.path for leaf in outputs),
-        "in_layouts": in_layouts,
-        "out_layouts": out_layouts,
+        "input_shardings": input_shardings,
+        "output_shardings": output_shardings,
         "decided": _decided(data),
     }
 

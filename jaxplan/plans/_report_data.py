@@ -109,7 +109,7 @@ def _aval(tensor: Any) -> str:
 
 def _arguments(plan: PlanData, cuts: dict[str, Any]) -> list[dict[str, Any]]:
     rows = leaf_rows(plan)
-    layouts = {row.path: layout for row, layout in zip(rows, plan.in_layouts, strict=True)}
+    layouts = {row.path: layout for row, layout in zip(rows, plan.input_shardings, strict=True)}
     found = []
     for of in fold_leaves(rows):
         layout, names = layouts[of.first.path], [name for name, _ in of.first.dims]

@@ -88,7 +88,7 @@ def leaf_rows(plan: PlanData) -> tuple[LeafRow, ...]:
     return tuple(
         _leaf_row(readable_path(path, names), aval, layout, plan.topology, role, dims)
         for path, aval, layout, role, dims in zip(
-            plan.in_paths, plan.in_avals, plan.in_layouts, plan.in_roles, plan.in_dims, strict=True
+            plan.in_paths, plan.in_avals, plan.input_shardings, plan.in_roles, plan.in_dims, strict=True
         )
     )
 

@@ -77,8 +77,8 @@ def staged_to_json(plan: Any) -> dict[str, Any]:
         "version": STAGED_VERSION,
         **saved,
         "topology": plan.topology.to_json(),
-        "in_layouts": [sharding.dims for sharding in plan.in_layouts],
-        "out_layouts": [sharding.dims for sharding in plan.out_layouts],
+        "in_layouts": [sharding.dims for sharding in plan.input_shardings],
+        "out_layouts": [sharding.dims for sharding in plan.output_shardings],
         "stages": [
             {"plan": plan_to_json(stage.plan)} | {name: getattr(stage, name) for name in _NUMBERS}
             for stage in plan.stages
@@ -106,15 +106,16 @@ def _read(data: Mapping[str, Any]) -> dict[str, Any]:
     names = [field.name for field in fields(_Saved)]
     saved = typed(_Saved, {name: required(data, name) for name in names}, "plan")
     dims = tuple[tuple[tuple[int, ...], ...], ...]
-    layouts = {
-        name: tuple(map(Sharding, typed(dims, required(data, name), name))) for name in ("in_layouts", "out_layouts")
+    shardings = {
+        field: tuple(map(Sharding, typed(dims, required(data, name), name)))
+        for field, name in (("input_shardings", "in_layouts"), ("output_shardings", "out_layouts"))
     }
     stages = tuple(_stage(item) for item in typed(tuple[dict[str, Any], ...], required(data, "stages"), "stages"))
     topology = Topology.from_json(required(data, "topology"))
-    _check(saved, layouts, stages, topology)
+    _check(saved, shardings, stages, topology)
     return {
         **{name: getattr(saved, name) for name in names},
-        **layouts,
+        **shardings,
         "topology": topology,
         "stages": stages,
         "configurations": (),
@@ -130,17 +131,17 @@ def _stage(item: dict[str, Any]) -> Stage:
 
 
 def _check(
-    saved: _Saved, layouts: Mapping[str, tuple[Sharding, ...]], stages: tuple[Stage, ...], topology: Topology
+    saved: _Saved, shardings: Mapping[str, tuple[Sharding, ...]], stages: tuple[Stage, ...], topology: Topology
 ) -> None:
     """The stages are at least two, on devices that the machine has, and every argument lives in one."""
-    count, given = len(saved.in_paths), (len(saved.in_avals), len(saved.in_stages), len(layouts["in_layouts"]))
+    count, given = len(saved.in_paths), (len(saved.in_avals), len(saved.in_stages), len(shardings["input_shardings"]))
     ends = [stage.devices.stop for stage in stages]
     if saved.schedule not in SCHEDULES:
         raise MalformedError(f"schedule is {saved.schedule!r}; expected one of {', '.join(SCHEDULES)}")
     if len(stages) < 2 or saved.microbatches.num < 2 or max(ends) > topology.num_devices:
         raise MalformedError(f"{len(stages)} stages on devices up to {max(ends, default=0)} of {topology.num_devices}")
-    if any(of != count for of in given) or len(layouts["out_layouts"]) != len(saved.out_paths):
-        raise MalformedError(f"{count} arguments, and {given} types, stages and layouts of them")
+    if any(of != count for of in given) or len(shardings["output_shardings"]) != len(saved.out_paths):
+        raise MalformedError(f"{count} arguments, and {given} types, stages and shardings of them")
     if any(not 0 <= s < len(stages) for s in saved.in_stages):
         raise MalformedError(f"in_stages is {saved.in_stages}, and there are {len(stages)} stages")
 

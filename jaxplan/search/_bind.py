@@ -226,8 +226,8 @@ def _check_same_groups(plan: Plan, graph: StepGraph) -> None:
         len(shardings) == len(places)
         and all(sharding.divides(tensors[t].shape, plan.topology.axes) for sharding, t in zip(shardings, places))
         for shardings, places in (
-            (plan.in_layouts, graph.program.inputs),
-            (plan.out_layouts, graph.program.outputs),
+            (plan.input_shardings, graph.program.inputs),
+            (plan.output_shardings, graph.program.outputs),
         )
     )
     if not (fits and leaves):
@@ -244,7 +244,7 @@ def _check_same_lowering(plan: Plan, graph: StepGraph) -> None:
     lowering, program = plan.lowering, graph.program
     homes = lowering.homes
     fits = len(homes) == len(program.tensors) and all(e < len(program.equations) for e in lowering.reads)
-    if not fits or any(homes[t] not in (None, layout) for t, layout in zip(program.inputs, plan.in_layouts)):
+    if not fits or any(homes[t] not in (None, layout) for t, layout in zip(program.inputs, plan.input_shardings)):
         raise PlanMismatchError(_OTHER_LOWERING_MSG.format(given=len(homes), found=len(program.tensors)))
 
 

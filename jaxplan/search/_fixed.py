@@ -42,7 +42,7 @@ def shardings_of(plan: Plan) -> tuple[FixedSharding, ...]:
     return tuple(
         FixedSharding(keys=of, shape=program.tensors[t].shape, dims=sharding.dims, is_data=role == "data")
         for of, t, sharding, role in zip(
-            _keys(program), program.inputs, plan.in_layouts, plan.in_roles, strict=True
+            _keys(program), program.inputs, plan.input_shardings, plan.in_roles, strict=True
         )
     )
 

@@ -70,7 +70,7 @@ def make_plan(
         prediction, _ = predictor.predict(assignment, choices)
     chosen, repeated = model.chosen(assignment), tuple(sorted(model.repeated(choices)))
     graph, topology = model.graph, model.topology
-    in_layouts, out_layouts = boundary_shardings(model.graph, chosen)
+    input_shardings, output_shardings = boundary_shardings(model.graph, chosen)
     program: Program = model.graph.program
     return Plan(
         name=name,
@@ -82,8 +82,8 @@ def make_plan(
         in_paths=program.in_paths,
         **_of_arguments(predictor),
         out_paths=program.out_paths,
-        in_layouts=in_layouts,
-        out_layouts=out_layouts,
+        input_shardings=input_shardings,
+        output_shardings=output_shardings,
         prediction=prediction,
         **proof.limited(prediction),
         outline=outline_of(model.graph, model.topology, chosen, transfers),

@@ -94,7 +94,7 @@ def _fixed(problem: JointProblem, step: str, layout: Sequence[Layout]) -> tuple[
 def _has(plan: Plan, problem: JointProblem, step: str, layout: Sequence[Layout]) -> bool:
     """Whether a plan lays out the shared arrays so."""
     return all(
-        (plan.out_layouts if leaf.is_output else plan.in_layouts)[leaf.position].dims == wanted
+        (plan.output_shardings if leaf.is_output else plan.input_shardings)[leaf.position].dims == wanted
         for shared, wanted in zip(problem.shared, layout, strict=True)
         for leaf in shared.of(step)
     )
@@ -106,7 +106,7 @@ def _part(problem: JointProblem, s: int, plan: Plan) -> Part:
         if plan.offload is not None and leaf.position in plan.offload.inputs:
             return 0
         layouts, sizes = problem.members[s].layouts(leaf), problem.members[s].num_bytes(leaf)
-        dims = plan.in_layouts[leaf.position].dims
+        dims = plan.input_shardings[leaf.position].dims
         return int(sizes[layouts.index(dims)] if dims in layouts else sizes.max())
 
     return Part(

@@ -35,7 +35,7 @@ def test_an_argument_that_nobody_reads_is_compiled_as_it_lies() -> None:
     plan = plan_of(sgd, shape(512, 512), {"edges": shape(4096, 64), "x": shape(4096, 512)})
     exported = export.deserialize(bytearray(export_plan(plan)))
     place = next(i for i, path in enumerate(plan.in_paths) if "edges" in path)
-    local = plan.in_layouts[place].num_splits(plan.topology.axes)
+    local = plan.input_shardings[place].num_splits(plan.topology.axes)
     assert int(np.prod(local)) == 8
     assert place in exported.module_kept_var_idx
     sizes, names = zip(*((axis.size, axis.name) for axis in plan.topology.axes), strict=True)

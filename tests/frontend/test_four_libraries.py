@@ -102,7 +102,7 @@ def layouts(plan: jaxplan.Plan, is_transposed: bool) -> list[Any]:
     """Shape and splits of every parameter, kernels as (in, out), in the order of the layers."""
     program = plan.require_program().program
     found = []
-    for t, sharding, role in zip(program.inputs, plan.in_layouts, plan.in_roles, strict=True):
+    for t, sharding, role in zip(program.inputs, plan.input_shardings, plan.in_roles, strict=True):
         shape, dims = program.tensors[t].shape, sharding.dims
         if role == "parameter":
             flip = slice(None, None, -1 if is_transposed and len(shape) == 2 else 1)

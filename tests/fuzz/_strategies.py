@@ -77,7 +77,7 @@ def draw_strategy(graph: StepGraph, topology: Topology, seed: str, backend: Back
 
 def plan_of(graph: StepGraph, topology: Topology, strategy: Strategy) -> Plan:
     """The plan of a strategy, unpredicted, as it would come out of a file."""
-    in_layouts, out_layouts = boundary_shardings(graph, strategy.configurations)
+    input_shardings, output_shardings = boundary_shardings(graph, strategy.configurations)
     program = graph.program
     return Plan(
         name="drawn",
@@ -91,8 +91,8 @@ def plan_of(graph: StepGraph, topology: Topology, strategy: Strategy) -> Plan:
         in_roles=input_roles(graph),
         in_dims=input_dims(graph),
         out_paths=program.out_paths,
-        in_layouts=in_layouts,
-        out_layouts=out_layouts,
+        input_shardings=input_shardings,
+        output_shardings=output_shardings,
         prediction=_UNPREDICTED,
         lower_bound_seconds=0.0,
         outline=Outline(),

@@ -113,7 +113,7 @@ def _hard_things(plan: jaxplan.Plan) -> set[str]:
         for step in transfer.path.steps:
             if step.source.partial and step.kind in ("all-reduce", "reduce-scatter"):
                 found.add(f"{step.kind} of a partial sum")
-    for path, sharding in zip(plan.in_paths, plan.in_layouts, strict=True):
+    for path, sharding in zip(plan.in_paths, plan.input_shardings, strict=True):
         if ".mu" in path and math.prod(sharding.num_splits(plan.topology.axes)) > 1:
             found.add("sharded slot")
     return found

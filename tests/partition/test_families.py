@@ -194,7 +194,7 @@ def test_dropout_draws_the_same_bits_wherever_they_are_split() -> None:
     split = [
         plan
         for plan in plans.values()
-        if any(plan.out_layouts[0].num_splits(plan.topology.axes)[d] > 1 for d in (0, 1))
+        if any(plan.output_shardings[0].num_splits(plan.topology.axes)[d] > 1 for d in (0, 1))
     ]
     assert split
     for plan in split[:4]:

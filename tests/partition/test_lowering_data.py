@@ -69,7 +69,7 @@ def lowered(plan: jaxplan.Plan) -> str:
             program.tensors[t].dtype,
             sharding=NamedSharding(mesh, sharding.partition_spec(topology.axes)),
         )
-        for t, sharding in zip(program.inputs, plan.in_layouts, strict=True)
+        for t, sharding in zip(program.inputs, plan.input_shardings, strict=True)
     ]
     traced = _planned.jit_flat(plan, mesh, program.donated, keep_unused=True).trace(*leaves)
     return traced.lower(lowering_platforms=(topology.chip.aot_platform,)).as_text()

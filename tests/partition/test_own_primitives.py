@@ -93,7 +93,7 @@ def test_five_lines_split_an_own_primitive(caplog: pytest.LogCaptureFixture) -> 
     assert not caplog.records
     for plan in frontier.points:
         np.testing.assert_allclose(plan.jit()(data, filters), step(data, filters), rtol=1e-5, atol=1e-5)
-    split = {axis for sharding in frontier.fastest().in_layouts for dim in sharding.dims for axis in dim}
+    split = {axis for sharding in frontier.fastest().input_shardings for dim in sharding.dims for axis in dim}
     assert split
     graph = _graph(step, data, filters)
     assert not graph.unknown and graph.rules[0].manual

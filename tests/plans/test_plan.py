@@ -318,3 +318,9 @@ def test_explain_names_the_rule_of_each_large_buffer() -> None:
     shapes = [jax.ShapeDtypeStruct((64, 64), jnp.float32), jax.ShapeDtypeStruct((512, 64), jnp.float32)]
     text = jaxplan.plan(step, *shapes, topology="h100:1", progress=False).fastest().explain()
     assert "1 x 0.125 MiB float32[512,64] of dot_general (forward): kernels-read-and-write-memory" in text
+
+
+@pytest.mark.parametrize(("old", "new"), [("in_layouts", "input_shardings"), ("out_layouts", "output_shardings")])
+def test_shardings_have_their_old_names_for_a_version(plan: jaxplan.Plan, old: str, new: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"now Plan.{new}"):
+        assert getattr(plan, old) == getattr(plan, new) != ()

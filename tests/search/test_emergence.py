@@ -71,7 +71,7 @@ def splits(plan: jaxplan.Plan, argument: int) -> list[tuple[int, ...]]:
     prefix = f"[{argument}]"
     return [
         sharding.num_splits(plan.topology.axes)
-        for path, sharding in zip(plan.in_paths, plan.in_layouts, strict=True)
+        for path, sharding in zip(plan.in_paths, plan.input_shardings, strict=True)
         if path.startswith(prefix)
     ]
 

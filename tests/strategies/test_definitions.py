@@ -90,8 +90,8 @@ def test_zero1_keeps_parameters_without_slots_whole() -> None:
     square, x = jax.ShapeDtypeStruct((1024, 1024), jnp.float32), jax.ShapeDtypeStruct((256, 1024), jnp.float32)
     arguments = square, square, square, x
     plan = jaxplan.plan(step, *arguments, topology=f"h100:{DEVICES}", donate_argnums=(0, 1, 2)).choose("zero1")
-    assert [sharding.num_splits(plan.topology.axes) for sharding in plan.in_layouts[:2]] == [(1, 1), (1, 1)]
-    assert sorted(plan.in_layouts[2].num_splits(plan.topology.axes)) == [1, DEVICES]
+    assert [sharding.num_splits(plan.topology.axes) for sharding in plan.input_shardings[:2]] == [(1, 1), (1, 1)]
+    assert sorted(plan.input_shardings[2].num_splits(plan.topology.axes)) == [1, DEVICES]
 
 
 def test_zero1_needs_slots() -> None:

@@ -79,7 +79,7 @@ def test_fsdp_holds_an_eighth_of_the_state(frontier: jaxplan.Frontier) -> None:
     assert plan.memory_parts["parameters"] == NUM_LAYERS * LEAF_BYTES // DEVICES
     assert plan.memory_parts["optimizer state"] == NUM_LAYERS * LEAF_BYTES // DEVICES
     assert plan.memory_parts["batch and other arguments"] == BATCH_BYTES // DEVICES
-    for sharding in plan.in_layouts:
+    for sharding in plan.input_shardings:
         assert math.prod(sharding.num_splits(plan.topology.axes)) == DEVICES
 
 

@@ -146,8 +146,8 @@ class _Writer:
         trees = ResultTrees(self._literals, self._arguments())
         results = trees.source(self._traced.out_tree)
         parts = [
-            self._specs("IN_SPECS", self._paths(self._plan.in_paths), self._plan.in_layouts, self._plan.in_avals),
-            self._specs("OUT_SPECS", self._paths(self._plan.out_paths), self._plan.out_layouts, ()),
+            self._specs("IN_SPECS", self._paths(self._plan.in_paths), self._plan.input_shardings, self._plan.in_avals),
+            self._specs("OUT_SPECS", self._paths(self._plan.out_paths), self._plan.output_shardings, ()),
             *self._functions.helpers.values(),
             *self._functions.written.values(),
             step,

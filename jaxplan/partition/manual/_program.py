@@ -37,7 +37,7 @@ def run_manually(
         on_device,
         mesh=executor.mesh,
         in_specs=specs([lowered.home(t) for t in program.inputs]),
-        out_specs=specs(computed(lowered.out_layouts, handed)),
+        out_specs=specs(computed(lowered.output_shardings, handed)),
         check_vma=False,
     )
     with jax.sharding.use_abstract_mesh(getattr(executor.mesh, "abstract_mesh", executor.mesh)):

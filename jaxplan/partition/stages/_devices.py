@@ -26,7 +26,7 @@ def port_sharding(plan: StagedLike, meshes: Sequence[Any], stage: int, port: Por
     part, of = plan.parts[stage], plan.stages[stage].plan
     if port not in part.inputs:
         return None
-    return placed(meshes[stage], of.in_layouts[part.inputs.index(port)], of)
+    return placed(meshes[stage], of.input_shardings[part.inputs.index(port)], of)
 
 
 def placed(mesh: Any, sharding: Sharding, of: Any) -> NamedSharding:
@@ -62,6 +62,6 @@ def _where_made(plan: StagedLike, meshes: Sequence[Any], o: int) -> NamedShardin
     for stage, part in enumerate(plan.parts):
         if port in part.outputs:
             of = plan.stages[stage].plan
-            return placed(meshes[stage], of.out_layouts[part.outputs.index(port)], of)
+            return placed(meshes[stage], of.output_shardings[part.outputs.index(port)], of)
     last = len(meshes) - 1
     return NamedSharding(meshes[last], PartitionSpec())

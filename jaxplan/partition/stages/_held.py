@@ -27,7 +27,7 @@ class Held(NamedTuple):
 def held_bytes(plan: Any, part: Part) -> Held:
     """Of the plan of a stage's part."""
     target = Target.of(plan.topology.chip, plan.topology.num_devices)
-    lowered = LoweredProgram(plan.require_program(), plan.lowering, target, plan.out_layouts)
+    lowered = LoweredProgram(plan.require_program(), plan.lowering, target, plan.output_shardings)
     tables = Tables(lowered, segments_of(lowered.program))
     inputs = dict(zip(lowered.program.inputs, part.inputs, strict=True))
 
@@ -49,7 +49,7 @@ def port_bytes(plan: Any, part: Part, port: Port) -> int:
     """Bytes on one device of an input of a stage's program."""
     k = part.inputs.index(port)
     tensor = part.program.tensors[part.program.inputs[k]]
-    return local_bytes(tensor, plan.in_layouts[k], plan.topology.axes)
+    return local_bytes(tensor, plan.input_shardings[k], plan.topology.axes)
 
 
 def local_bytes(tensor: Any, sharding: Sharding, axes: Any) -> int:

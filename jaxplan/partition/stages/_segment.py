@@ -71,7 +71,7 @@ class StageProgram:
         """``donate``: per input of the program, whether its buffer may be reused."""
         self.plan, self.mesh = plan, mesh
         target = Target.of(plan.topology.chip, plan.topology.num_devices)
-        self.lowered = LoweredProgram(plan.require_program(), plan.lowering, target, plan.out_layouts)
+        self.lowered = LoweredProgram(plan.require_program(), plan.lowering, target, plan.output_shardings)
         self.program = self.lowered.program
         self._executor = Executor(
             mesh, plan.topology.axes, tiled=target.tiles_arrays, ordered=target.reorders_after_all_to_all
@@ -119,7 +119,7 @@ class StageProgram:
             if item.tensor in self._donate and tables.last_reader(item) == number and item.copy is None
         )
         shardings = tuple(map(self._sharding_of, reads))
-        out = [*map(self._sharding_of, makes), *(self.sharding(self.plan.out_layouts[o]) for o in outputs)]
+        out = [*map(self._sharding_of, makes), *(self.sharding(self.plan.output_shardings[o]) for o in outputs)]
         run = jax.jit(
             functools.partial(self._evaluate, number, reads, makes, outputs),
             in_shardings=shardings,
@@ -144,7 +144,7 @@ class StageProgram:
         run.evaluate(start, stop, -1)
         crossing = [self._taken(values, item) for item in makes]
         end = len(program.equations)  # where copies that are outputs are read
-        made = [values.read(program.outputs[o], self.plan.out_layouts[o], end, None) for o in outputs]
+        made = [values.read(program.outputs[o], self.plan.output_shardings[o], end, None) for o in outputs]
         return (*crossing, *made)
 
     def _is_pinned(self, item: Item, leaf: Any) -> bool:

@@ -86,7 +86,7 @@ def staged_plan(layout: Layout, chosen: Sequence[StagePoint], schedule: str) -> 
     run = simulated(stages, schedule, layout.num_micro_batches)
     around = max(p.once for p in chosen) + max(p.update for p in chosen) + _copy_seconds(layout, chosen)
     program = layout.graph.program
-    in_layouts = tuple(_in_layout(layout, stages, i) for i in range(len(program.inputs)))
+    input_shardings = tuple(_in_layout(layout, stages, i) for i in range(len(program.inputs)))
     return StagedPlan(
         name="plan",
         topology=layout.topology,
@@ -100,8 +100,8 @@ def staged_plan(layout: Layout, chosen: Sequence[StagePoint], schedule: str) -> 
         in_dims=input_dims(layout.graph),
         argument_names=names_of_arguments(layout.graph),
         out_paths=program.out_paths,
-        in_layouts=in_layouts,
-        out_layouts=tuple(_out_layout(layout, stages, in_layouts, o) for o in range(len(program.outputs))),
+        input_shardings=input_shardings,
+        output_shardings=tuple(_out_layout(layout, stages, input_shardings, o) for o in range(len(program.outputs))),
         prediction=_prediction(layout, chosen, stages, run.seconds + around),
         lower_bound_seconds=0.0,
         outline=_outline(stages),
@@ -202,18 +202,18 @@ def _in_layout(layout: Layout, stages: Sequence[Stage], i: int) -> Sharding:
     part, plan = layout.parts[stage], stages[stage].plan
     for kind in ("input", "slice"):
         if (port := Port(kind, i)) in part.inputs:
-            sharding = plan.in_layouts[part.inputs.index(port)]
+            sharding = plan.input_shardings[part.inputs.index(port)]
             return _on_the_whole(sharding, plan.topology, layout.topology)
     program = layout.graph.program
     return Sharding.replicated(len(program.tensors[program.inputs[i]].shape))
 
 
-def _out_layout(layout: Layout, stages: Sequence[Stage], in_layouts: Sequence[Sharding], o: int) -> Sharding:
+def _out_layout(layout: Layout, stages: Sequence[Stage], input_shardings: Sequence[Sharding], o: int) -> Sharding:
     program = layout.graph.program
     if o in program.aliases:
-        return in_layouts[program.aliases[o]]
+        return input_shardings[program.aliases[o]]
     for part, stage in zip(layout.parts, stages, strict=True):
         if (port := Port("result", o)) in part.outputs:
-            sharding = stage.plan.out_layouts[part.outputs.index(port)]
+            sharding = stage.plan.output_shardings[part.outputs.index(port)]
             return _on_the_whole(sharding, stage.plan.topology, layout.topology)
     return Sharding.replicated(len(program.tensors[program.outputs[o]].shape))
