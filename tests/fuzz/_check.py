@@ -17,7 +17,7 @@ from jaxplan.frontend._backend import Backend
 from jaxplan.ir import StepGraph
 from jaxplan.mesh import Topology
 from jaxplan.search._traced import analyse_step
-from tests.fuzz._noise import deviations
+from tests.fuzz._noise import deviations, with_wide_sums
 from tests.fuzz._program import Program
 from tests.fuzz._strategies import TOPOLOGY, Strategy, draw_strategy, plan_of
 
@@ -25,6 +25,8 @@ TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 6e-2}
 """Of floats, relative to the largest of a result, by the least precise dtype of the program."""
 NOISE_MARGIN = 10.0
 """A difference is rounding if noise of a few roundings at every operator, times this, makes as large a one."""
+SUM_MARGIN = 2.0
+"""So it is if 16-bit sums made in float32, times this, make as large a one: pieces round less, and otherwise."""
 
 COMPILER_ERRORS = ("fft_thunk.cc",)
 """Internal errors of the compiler for CPU itself: of an FFT with an operand in a layout that its FFT refuses."""
@@ -128,6 +130,10 @@ class Subject:
             return "compiler", text
         noise = deviations(self.graph, self.args)
         if all(errors[i] <= NOISE_MARGIN * noise[i] for i in wrong):
+            return "ill-conditioned", text
+        wide = with_wide_sums(self.graph, self.args)
+        moved = [error_of(np.asarray(a, np.float64), np.asarray(b, np.float64)) for a, b in zip(expected, wide)]
+        if all(errors[i] <= SUM_MARGIN * moved[i] for i in wrong):
             return "ill-conditioned", text
         return "mismatch", text
 

@@ -18,6 +18,7 @@ from jaxplan.xla.rules.both import residuals as _both_residuals
 from jaxplan.xla.rules.both import schedule as _both_schedule
 from jaxplan.xla.rules.both import transfers as _both_transfers
 from jaxplan.xla.rules.gpu import borders as _gpu_borders
+from jaxplan.xla.rules.gpu import folded as _gpu_folded
 from jaxplan.xla.rules.gpu import functions as _gpu_functions
 from jaxplan.xla.rules.gpu import in_place_fusions as _gpu_in_place_fusions
 from jaxplan.xla.rules.gpu import kernels as _gpu_kernels
@@ -54,6 +55,7 @@ _MODULES = (
     _gpu_borders,
     _gpu_library_sums,
     _gpu_summands,
+    _gpu_folded,
     _gpu_functions,
     _gpu_transposed,
     _gpu_padding,
