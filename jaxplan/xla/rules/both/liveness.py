@@ -25,11 +25,6 @@ def _of_carries(facts: Facts) -> Iterator[Overwrite]:
             yield from _handed_on(facts, eqn)
 
 
-def _of_branches(facts: Facts) -> Iterator[Overwrite]:
-    exits = (e for e in facts.equations if e.name == REGION_OUT and e.params["role"] == "branch")
-    return (effect for eqn in exits for effect in _handed_on(facts, eqn))
-
-
 def _handed_on(facts: Facts, eqn: Equation) -> Iterator[Overwrite]:
     """Operands of an exit, and values that the loop or branch hands on unchanged."""
     for t in eqn.operands:
@@ -62,16 +57,6 @@ CARRIES_IN_PLACE = CompilerRule(
     made_after=("lstm",),
     test="tests/xla/test_in_place.py::test_a_product_of_a_carry_needs_a_second_buffer",
     find=_of_carries,
-)
-BRANCHES_IN_PLACE = CompilerRule(
-    name="branches-write-over-what-they-hand-on",
-    backends=ALL,
-    stage="liveness",
-    does="A `cond` of which one branch returns an operand unchanged writes its result over that operand.",
-    source=_ALIASES,
-    made_after=(),
-    test="tests/xla/test_in_place.py::test_a_branch_that_changes_nothing_makes_the_other_write_in_place",
-    find=_of_branches,
 )
 SHORTENED_SOURCES = CompilerRule(
     name="sources-of-resharded-values-die-early",
