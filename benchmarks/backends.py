@@ -3,6 +3,7 @@
     python -m benchmarks.backends                              # every tiny model, three points of its frontier
     python -m benchmarks.backends gpt-tiny moe-tiny --points all --dtype float64
     python -m benchmarks.backends --topology h100:8            # compiled without its devices: collectives alone
+    python -m benchmarks.backends --processes 2                # of four devices each, on loopback
 
 A line for each plan: the largest difference from one device relative to the largest value of an array, by backend, and
 the collectives of the manual program that the plan does not name (``=``: none, bytes by kind and group of devices
@@ -14,12 +15,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import socket
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tests.compiler_flags import devices, quick_compiler
+from tests.compiler_flags import NUM_DEVICES, devices, quick_compiler
 
 if TYPE_CHECKING:
     import jaxplan
@@ -36,7 +39,9 @@ POINTS = ("fastest", "knee", "leanest")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print a line for each plan; 1 if results or collectives differ."""
     options = _parser().parse_args(arguments)
-    _apply_settings(options.dtype)
+    if options.processes > 1 and options.rank is None:
+        return _in_processes(sys.argv[1:] if arguments is None else arguments, options.processes)
+    _apply_settings(options)
     from benchmarks.models import MODELS
 
     names = options.models or [name for name in MODELS if "-tiny" in name]
@@ -45,10 +50,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         start = time.perf_counter()
         lines = check_model(_spec(MODELS[name], options.dtype), options)
         bad += sum(not line.ok for line in lines)
+        if options.rank:
+            continue
         for line in lines:
             print(f"{name:22} {line}", flush=True)
         print(f"{name:22} {len(lines)} plans in {time.perf_counter() - start:.0f} s", flush=True)
-    print(f"{len(names)} models on {options.topology}, {options.dtype}: {bad} plans differ")
+    if not options.rank:
+        print(f"{len(names)} models on {options.topology}, {options.dtype}: {bad} plans differ")
     return 1 if bad else 0
 
 
@@ -180,7 +188,12 @@ def _numbers(x: Any) -> Any:
     import numpy as np
 
     is_key = jax.numpy.issubdtype(jax.numpy.result_type(x), jax.dtypes.prng_key)
-    return np.asarray(jax.random.key_data(x) if is_key else x)
+    x = jax.random.key_data(x) if is_key else x
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+        from jax.experimental import multihost_utils
+
+        x = multihost_utils.process_allgather(x, tiled=True)
+    return np.asarray(x)
 
 
 def _difference(path: str, found: Any, expected: Any) -> tuple[float, str]:
@@ -205,14 +218,28 @@ def _spec(spec: ModelSpec, dtype: str) -> ModelSpec:
     return spec.override(**{name: value for name, value in fields.items() if name in names})
 
 
-def _apply_settings(dtype: str) -> None:
+def _apply_settings(options: argparse.Namespace) -> None:
     import os
 
     os.environ["JAX_PLATFORMS"] = "cpu"
-    os.environ["XLA_FLAGS"] = " ".join([devices(), *quick_compiler()])
+    os.environ["XLA_FLAGS"] = " ".join([devices(NUM_DEVICES // options.processes), *quick_compiler()])
     import jax
 
-    jax.config.update("jax_enable_x64", dtype == "float64")
+    jax.config.update("jax_enable_x64", options.dtype == "float64")
+    if options.rank is not None:
+        options.topology = f"cpu:{options.processes}x{NUM_DEVICES // options.processes}"
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(f"127.0.0.1:{options.port}", options.processes, options.rank)
+
+
+def _in_processes(arguments: Sequence[str], number: int) -> int:
+    """The same command in so many processes, which share the devices; the first one prints."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port = server.getsockname()[1]
+    command = [sys.executable, "-m", "benchmarks.backends", *arguments, "--port", str(port)]
+    processes = [subprocess.Popen([*command, "--rank", str(rank)]) for rank in range(number)]
+    return max(abs(process.wait()) for process in processes)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -223,6 +250,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--points", choices=("three", "all"), default="three", help="of the frontier")
     parser.add_argument("--dtype", choices=tuple(TOLERANCE), default="float32")
     parser.add_argument("--topology", default="cpu:8", help="a GPU's is compiled without its devices")
+    parser.add_argument("--processes", type=int, default=1, help="that share the eight devices, on loopback")
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--backends", nargs="+", choices=("shard_map", "jit"), default=["shard_map"])
     return parser
 

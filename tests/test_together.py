@@ -126,6 +126,46 @@ def test_each_plan_is_saved_and_runs_under_auto(tmp_path):
         assert decorated.plan.is_same_program(joint[name])
 
 
+def test_a_joint_plan_is_saved_whole_and_runs_in_another_process(tmp_path):
+    """The file without the steps says what the plan says; with them each step runs, and gives what it gave."""
+    together, joint = planned(together_steps.train_and_evaluate)
+    joint.save(tmp_path / "joint.json")
+    again = jaxplan.load(tmp_path / "joint.json")
+    assert again.to_json() == joint.to_json() and again.explain() == joint.explain()
+    assert (again.time_seconds, again.memory_bytes) == (joint.time_seconds, joint.memory_bytes)
+    traced = {name: jaxplan.trace(step, *args) for name, (step, args) in together.steps.items()}
+    expected = run(together, {name: plan.jit() for name, plan in joint.items()})
+    for steps in (together.steps, traced):
+        bound = jaxplan.load(tmp_path / "joint.json", steps)
+        assert list(bound) == list(joint)
+        found = run(together, {name: plan.jit() for name, plan in bound.items()})
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_files_of_joint_plans_are_checked(tmp_path):
+    together, joint = planned(together_steps.train_and_evaluate)
+    path, one = tmp_path / "joint.json", tmp_path / "one.json"
+    joint.save(path)
+    joint["train"].save(one)
+    step, args = together.steps["train"]
+    with pytest.raises(jaxplan.PlanMismatchError, match="plans of several steps"):
+        jaxplan.load(path, step, *args)
+    with pytest.raises(jaxplan.PlanMismatchError, match="plans of several steps"):
+        jaxplan.auto(step, plan=path)(*args)
+    with pytest.raises(jaxplan.PlanMismatchError, match="plan of one step"):
+        jaxplan.load(one, together.steps)
+    with pytest.raises(jaxplan.PlanMismatchError, match="given:    test, train"):
+        jaxplan.load(path, {"train": together.steps["train"], "test": together.steps["eval"]})
+    with pytest.raises(jaxplan.PlanMismatchError, match="another program"):
+        jaxplan.load(path, {"train": together.steps["eval"], "eval": together.steps["train"]})
+    with pytest.raises(jaxplan.ArgumentError, match="given both"):
+        jaxplan.load(path, together.steps, *args)
+    data = joint.to_json()
+    for broken in ({**data, "version": 99}, {**data, "steps": ["train"]}, {**data, "weights": {"train": "often"}}):
+        with pytest.raises(jaxplan.PlanFileError):
+            jaxplan.JointPlan.from_json(broken)
+
+
 def pointers(array: jax.Array) -> list[int]:
     """Addresses of its pieces."""
     return [shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards]

@@ -1,31 +1,42 @@
-"""Read a plan or a frontier from its file, and bind it to the step that it was made for."""
+"""Read a plan, a frontier or a joint plan from its file, and bind it to the steps that it was made for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxplan._api._auto import Auto
+from jaxplan._api._together import steps_by_name
+from jaxplan.errors import ArgumentError
 from jaxplan.plans._frontier import Frontier
+from jaxplan.plans._joint import JointPlan
 from jaxplan.plans._plan import Plan
-from jaxplan.search._bind import Binder, read_plan_file
+from jaxplan.search._bind import Binder, read_joint_file, read_plan_file
+from jaxplan.search._entry import StepToPlan
+
+_BESIDE_STEPS_MSG = (
+    "load takes steps by name, or one step with its arguments, and was given both.\n"
+    '  fix: jaxplan.load(path, {"train": (train_step, (state, batch)), "eval": (eval_step, (params, x))}); a step with '
+    "settings is jaxplan.trace(step, *args, static_argnums=...)"
+)
 
 
 def load(
     path: str | Path,
-    step: Callable[..., Any] | None = None,
+    step: Callable[..., Any] | Mapping[str, Any] | None = None,
     *args: Any,
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
     **kwargs: Any,
-) -> Plan | Frontier:
-    """Read a plan or a frontier.
+) -> Plan | Frontier | JointPlan:
+    """Read a plan, a frontier or a joint plan.
 
     Args:
-      path: a file that `Plan.save` or `Frontier.save` wrote.
+      path: a file that `Plan.save`, `Frontier.save` or `JointPlan.save` wrote.
       step: the step; when given with its arguments the plan can run, and the program's fingerprint is checked.
-        A step decorated with `auto` that has been called needs no arguments.
+        A step decorated with `auto` that has been called needs no arguments. Of a joint plan: the steps by name, as
+        `jaxplan.plan_together` took them.
       args, kwargs: arguments of the step, arrays or `jax.ShapeDtypeStruct`.
       static_argnums, static_argnames: those of them that are Python values; a jitted step keeps its own.
 
@@ -44,6 +55,10 @@ def load(
     >>> plan.topology.name
     'cpu:8'
     """
+    if isinstance(step, Mapping):
+        if args or kwargs or static_argnums or static_argnames:
+            raise ArgumentError(_BESIDE_STEPS_MSG)
+        return read_joint_file(path, {name: _binder(of) for name, of in steps_by_name(step, "load").items()})
     binder = Binder(
         step=step._step if isinstance(step, Auto) else step,
         args=args,
@@ -53,3 +68,9 @@ def load(
         graph=step.graph if isinstance(step, Auto) else None,
     )
     return read_plan_file(path, binder)
+
+
+def _binder(of: StepToPlan) -> Binder:
+    """What gives the plan of one of several steps its program."""
+    static = {name: of.options.trace_arguments[name] for name in ("static_argnums", "static_argnames")}
+    return Binder(step=of.step, args=of.args, kwargs=of.kwargs, **static)

@@ -64,17 +64,22 @@ def plan_together(
     True
     """
     checked = only(options, TOGETHER, "plan_together")
+    return plan_together_on(steps_by_name(steps, "plan_together"), checked, weights, shared)
+
+
+def steps_by_name(steps: Any, entry: str) -> dict[str, StepToPlan]:
+    """Several steps with their arguments, as ``entry`` of the interface was given them."""
     if not isinstance(steps, Mapping) or len(steps) < 2 or not all(isinstance(name, str) for name in steps):
         given = f"{len(steps)} of them" if isinstance(steps, Mapping) else f"a {type(steps).__name__}"
         raise ArgumentError(
-            f"plan_together takes at least two steps by name, and was given {given}.\n"
-            '  fix: jaxplan.plan_together({"train": (train_step, (state, batch)), "eval": (eval_step, (params, x))})\n'
+            f"{entry} takes at least two steps by name, and was given {given}.\n"
+            '  fix: {"train": (train_step, (state, batch)), "eval": (eval_step, (params, x))}\n'
             "  one step alone is planned by jaxplan.plan"
         )
-    return plan_together_on({name: _step(name, of) for name, of in steps.items()}, checked, weights, shared)
+    return {name: _step(name, of, entry) for name, of in steps.items()}
 
 
-def _step(name: str, given: Any) -> StepToPlan:
+def _step(name: str, given: Any, entry: str) -> StepToPlan:
     """A step with its arguments, as it was given under a name."""
     if not name or "/" in name:
         raise ArgumentError(f"a step is called {name!r}; expected a name without slashes, such as 'train'")
@@ -89,7 +94,7 @@ def _step(name: str, given: Any) -> StepToPlan:
             "  likely cause: one argument without the comma that makes it a tuple\n"
             f'  fix: {{"{name}": (step, (state, batch))}}'
         )
-    return step_to_plan(step, tuple(args), dict(kwargs), frozenset(), f"plan_together, step {name!r}")[0]
+    return step_to_plan(step, tuple(args), dict(kwargs), frozenset(), f"{entry}, step {name!r}")[0]
 
 
 def _shown(given: Any) -> str:

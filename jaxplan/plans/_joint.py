@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from jaxplan.core._files import write_whole
 from jaxplan.core._units import format_bytes, format_gib, format_milliseconds, format_seconds
 from jaxplan.errors import ArgumentError
 from jaxplan.plans._frontier_data import FrontierData, spread
 from jaxplan.plans._frontier_view import print_table
 from jaxplan.plans._infeasible import infeasible_error
+from jaxplan.plans._joint_json import joint_from_json, joint_to_json
 from jaxplan.plans._plan import Plan
 from jaxplan.plans._rows import fold_leaves, leaf_rows
 from jaxplan.plans._undominated import undominated
@@ -145,6 +150,25 @@ class JointPlan:
                 size = sum(row.local_bytes for row in own)
                 lines.append(f"  {name}: {len(own)} arrays of {', '.join(roots)}, {format_bytes(size)} per device")
         return (["kept by one step", *lines]) if lines else []
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, the same for the same joint plan in every process."""
+        return joint_to_json(self)
+
+    @classmethod
+    def from_json(cls, data: Any, read: Callable[[str, Any], Plan] | None = None) -> JointPlan:
+        """Read the output of `to_json`; ``read(step, data)`` makes the plan of each step, by default without its
+        program."""
+        return cls(**joint_from_json(data, read or (lambda step, of: Plan.from_json(of))))
+
+    def save(self, path: str | Path) -> None:
+        """Write JSON that `jaxplan.load` reads; raises SaveError where it cannot be written.
+
+        Example:
+          >>> joint.save("joint.json")  # doctest: +SKIP
+          >>> jaxplan.load("joint.json", {"train": (step, args), "eval": (evaluate, eval_args)})  # doctest: +SKIP
+        """
+        write_whole(path, json.dumps(self.to_json(), indent=1, sort_keys=True) + "\n")
 
     def __repr__(self) -> str:
         return (

@@ -18,6 +18,8 @@ from jaxplan.ir import Program, StepGraph, recomputable_blocks, rematerialise, s
 from jaxplan.ir.attention import attention_graph
 from jaxplan.partition import decide_lowering
 from jaxplan.plans._frontier import Frontier
+from jaxplan.plans._joint import JointPlan
+from jaxplan.plans._joint_json import JOINT_SCHEMA
 from jaxplan.plans._plan import Plan
 from jaxplan.plans._plan_json import FRONTIER_SCHEMA, PLAN_SCHEMA
 from jaxplan.plans._staged_json import STAGED_SCHEMA
@@ -43,22 +45,37 @@ _OTHER_BLOCKS_MSG = (
     "  fix: plan again with jaxplan.plan"
 )
 
+_JOINT_FILE_MSG = (
+    "{path!r} has the plans of several steps.\n"
+    "  expected: the file of one step's plan, or all of the steps by name\n"
+    '  fix: jaxplan.load(path, {{"train": (train_step, args), "eval": (eval_step, args)}})["train"]'
+)
+_ONE_STEP_FILE_MSG = (
+    "{path!r} has the plan of one step, and several were given by name.\n"
+    "  expected: a file that JointPlan.save wrote\n"
+    "  fix: jaxplan.load(path, step, *args)"
+)
+_OTHER_STEPS_MSG = (
+    "the joint plan is of other steps.\n"
+    "  given:    {given}\n"
+    "  planned:  {planned}\n"
+    "  fix: give the steps that were planned together, under their names"
+)
 
-def read_plan_file(path: str | Path, binder: Binder) -> Plan | Frontier:
-    """A plan or a frontier from its file, each plan bound.
+
+def read_plan_file(path: str | Path, binder: Binder) -> Plan | Frontier | JointPlan:
+    """A plan or a frontier from its file, each plan bound; a joint plan, where there is no step to bind.
 
     Raises:
       PlanFileError: not a plan file, another schema version, or too large.
       PlanMismatchError: the step is not the one that the plan was made for; names the difference.
     """
-    data = read_json(
-        path,
-        kind="plan file",
-        writer="Plan.save or Frontier.save",
-        fix="save the plan again, or plan again with jaxplan.plan",
-        error=PlanFileError,
-    )
-    schema = data.get("schema") if isinstance(data, dict) else None
+    data = _plan_data(path)
+    schema = _schema_of(data)
+    if schema == JOINT_SCHEMA:
+        if binder.has_step:
+            raise PlanMismatchError(_JOINT_FILE_MSG.format(path=str(path)))
+        return JointPlan.from_json(data)
     if schema in (PLAN_SCHEMA, STAGED_SCHEMA):
         return binder.read(data)
     if schema == FRONTIER_SCHEMA:
@@ -69,6 +86,42 @@ def read_plan_file(path: str | Path, binder: Binder) -> Plan | Frontier:
         "  likely cause: it is another JSON file\n"
         "  fix: save the plan again, or plan again with jaxplan.plan"
     )
+
+
+def read_joint_file(path: str | Path, binders: Mapping[str, Binder]) -> JointPlan:
+    """A joint plan from its file, each plan bound to the step of its name.
+
+    Raises:
+      PlanFileError: not the file of a joint plan, another schema version, or too large.
+      PlanMismatchError: the steps are others than those of the plan; names the difference.
+    """
+    data = _plan_data(path)
+    if _schema_of(data) != JOINT_SCHEMA:
+        raise PlanMismatchError(_ONE_STEP_FILE_MSG.format(path=str(path)))
+    def read(step: str, of: Any) -> Plan:
+        return binders[step].read(of)
+
+    steps = data.get("steps")
+    if isinstance(steps, list) and set(map(str, steps)) != set(binders):
+        given, planned = (", ".join(sorted(map(str, names))) for names in (binders, steps))
+        raise PlanMismatchError(_OTHER_STEPS_MSG.format(given=given, planned=planned))
+    return JointPlan.from_json(data, read)
+
+
+def _plan_data(path: str | Path) -> Any:
+    """The content of a plan file."""
+    return read_json(
+        path,
+        kind="plan file",
+        writer="Plan.save or Frontier.save",
+        fix="save the plan again, or plan again with jaxplan.plan",
+        error=PlanFileError,
+    )
+
+
+def _schema_of(data: Any) -> Any:
+    """What a plan file is of; None: it is none."""
+    return data.get("schema") if isinstance(data, dict) else None
 
 
 def given_plan(
@@ -88,6 +141,7 @@ def given_plan(
     )
     found = options.plan
     found = binder.bind(found) if isinstance(found, Plan) else read_plan_file(found, binder)
+    assert not isinstance(found, JointPlan), "a binder with a step refuses the file of several"
     if isinstance(found, Plan):
         return Frontier(points=(found,), memory_limit_bytes=options.memory_limit_bytes), found
     return found, found.choose(options.choose)
@@ -111,6 +165,11 @@ class Binder:
         self._static = argnums(static_argnums, "static_argnums") or ()
         self._static_names = argnames(static_argnames, "static_argnames")
         self._graphs: dict[Any, StepGraph] = {}
+
+    @property
+    def has_step(self) -> bool:
+        """Whether plans are bound at all."""
+        return self._step is not None
 
     def read(self, data: Any) -> Plan:
         """A plan from its plain data, bound."""
