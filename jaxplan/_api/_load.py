@@ -71,6 +71,6 @@ def load(
 
 
 def _binder(of: StepToPlan) -> Binder:
-    """What gives the plan of one of several steps its program."""
+    """Binds the plan of one of several steps to its program."""
     static = {name: of.options.trace_arguments[name] for name in ("static_argnums", "static_argnames")}
     return Binder(step=of.step, args=of.args, kwargs=of.kwargs, **static)

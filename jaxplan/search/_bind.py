@@ -120,7 +120,7 @@ def _plan_data(path: str | Path) -> Any:
 
 
 def _schema_of(data: Any) -> Any:
-    """What a plan file is of; None: it is none."""
+    """The schema that a plan file names; None: it is no plan file."""
     return data.get("schema") if isinstance(data, dict) else None
 
 
