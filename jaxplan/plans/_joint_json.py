@@ -1,4 +1,4 @@
-"""Joint plans as JSON: the plan of each step as any plan file has it, and what they share."""
+"""Joint plans as JSON: the plan of each step as any plan file has it, and the arrays they share."""
 
 from __future__ import annotations
 
