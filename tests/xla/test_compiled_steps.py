@@ -1,4 +1,4 @@
-"""Rules that no plan on record depends on: small steps whose compiled bytes are those predicted with the rule alone."""
+"""Rules that no plan on record depends on: compiled bytes of small steps, predicted with the rule alone."""
 
 from __future__ import annotations
 
