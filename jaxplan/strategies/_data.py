@@ -66,11 +66,17 @@ def _batch_split(step: Step, state: Rule, *, repeat_gathers: bool = False) -> St
 
     strategy_plan = apply_rules(step, compute, state, repeat_gathers=repeat_gathers)
     if axes and not _splits_batch(step, strategy_plan):
-        sizes = ", ".join(str(step.size(k)) for k in graph.named.batch)
-        return Absent(
-            reason=f"the batch ({sizes}) does not divide by any of the {step.topology.num_devices} devices"
-        )
+        return Absent(reason=_why_not_split(step))
     return strategy_plan
+
+
+def _why_not_split(step: Step) -> str:
+    """Why splitting the batch spares no device a part of the arithmetic."""
+    batch = [step.size(k) for k in step.graph.named.batch]
+    sizes = ", ".join(map(str, batch))
+    if any(size % axis.size == 0 for size in batch for axis in step.topology.axes):
+        return f"no dot of the step can be split over the batch ({sizes}): every device would compute all of them"
+    return f"the batch ({sizes}) does not divide by any of the {step.topology.num_devices} devices"
 
 
 def _splits_batch(step: Step, strategy_plan: StrategyPlan) -> bool:

@@ -77,3 +77,14 @@ def test_a_stencil_has_no_parameters_to_split() -> None:
     found = absent(lambda u: u + jnp.roll(u, 1, 0) + jnp.roll(u, 1, 1), floats(512, 512))
     assert found["megatron"] == "no dot, convolution or look-up reads a parameter"
     assert "mixes" in found["data"] and "(512)" in found["data"]
+
+
+def test_a_batch_that_divides_but_meets_no_dot_is_said_so() -> None:
+    """Examples are the right sides of a triangular solve; the only dot makes the matrix, without them."""
+
+    def solved(a: jax.Array, x: jax.Array) -> jax.Array:
+        factor = jnp.linalg.cholesky(a @ a.T + jnp.eye(16))
+        return jax.scipy.linalg.solve_triangular(factor, x.T, lower=True)
+
+    reason = absent(solved, floats(16, 16), floats(64, 16))["data"]
+    assert "64" in reason and "no dot" in reason and "does not divide" not in reason
