@@ -41,6 +41,7 @@ GENERAL = frozenset(
         "updates-are-gathered-into-donated-arguments",
         "dot-operands-travel-rounded",
         "backward-dots-write-what-is-computed-of-them",
+        "dots-read-transposed-matrices-in-place",
     }
 )
 """Rules that find something in a perceptron of float32; those that find it in every step are known by their effect."""

@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 from tests.cost.one_device import peak, shape
-from tests.versions import H100_DOT_SCRATCH
+from tests.versions import H100_DOT_SCRATCH, IS_0_12
 
 SIZE = 64
 MATRIX = 4 * SIZE * SIZE
@@ -34,7 +34,8 @@ def loop(body: Any, start: Any) -> jax.Array:
 
 
 def test_a_branch_that_changes_nothing_has_its_own_result() -> None:
-    """As compiled: the operand of the branches, and the result of the one that adds."""
+    """As compiled: the operand of the branches, and the result of the one that adds. From JAX 0.12 on the compiler for
+    CPUs writes over the operand."""
 
     def step(column: jax.Array) -> jax.Array:
         def body(trip: jax.Array, total: jax.Array) -> jax.Array:
@@ -43,7 +44,8 @@ def test_a_branch_that_changes_nothing_has_its_own_result() -> None:
         return loop(body, jnp.zeros((SIZE, SIZE)))
 
     compiled = jax.jit(step).lower(shape(SIZE, 1)).compile().memory_analysis()
-    assert compiled.temp_size_in_bytes // MATRIX == matrices(peak(step, shape(SIZE, 1))) == 2
+    assert matrices(peak(step, shape(SIZE, 1))) == 2
+    assert compiled.temp_size_in_bytes // MATRIX == (1 if IS_0_12 else 2)
 
 
 def test_branches_that_both_read_late_need_their_own() -> None:
