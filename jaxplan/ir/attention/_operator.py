@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import jax
+import numpy as np
 
 from jaxplan.core import _compat
 from jaxplan.ir._count import Count
@@ -80,6 +83,27 @@ class Attention:
 
     __repr__ = __str__
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Attention) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    @property
+    def _key(self) -> tuple[Any, ...]:
+        """Equal for the attentions of repeated layers, which are blocks to recompute by that."""
+        chain = tuple(
+            (
+                score.primitive.name,
+                tuple((name, _key_of(score.params[name])) for name in sorted(score.params)),
+                tuple(i if isinstance(i, int) else _key_of(np.asarray(i[0])) for i in score.operands),
+                score.labels,
+            )
+            for score in self.chain
+        )
+        dtypes = str(self.dtype), *map(str, self.dtypes)
+        return self.operands, self.results, self.scores, self.key, self.query, self.form, dtypes, chain
+
     @property
     def is_backward(self) -> bool:
         return len(self.results) == len(("queries", "keys", "values"))
@@ -93,6 +117,14 @@ class Attention:
     def batch(self) -> frozenset[int]:
         """Labels of queries and keys alike: examples and heads."""
         return frozenset(self.operands[0]) & frozenset(self.operands[1]) - {WIDTH}
+
+
+def _key_of(value: Any) -> Any:
+    """A parameter or literal of the scores, hashable: arrays by value, other values that have no hash as themselves."""
+    if isinstance(value, Hashable) and not isinstance(value, np.ndarray | jax.Array):
+        return value
+    array = np.asarray(value)
+    return array.shape, str(array.dtype), array.tobytes()
 
 
 def _word(label: int) -> str:

@@ -116,3 +116,20 @@ def test_names_are_kept() -> None:
     assert [fused.named.name_at(first, d) for d in range(4)] == [
         graph.named.name_at(first, d) for d in range(4)
     ]
+
+
+def test_attentions_of_equal_layers_are_equal() -> None:
+    """Repeated layers are found by equal operators, so that they can be recomputed in blocks."""
+
+    def origins(scales: tuple[float, ...]) -> list[Any]:
+        def step(x: Array) -> Array:
+            for scale in scales:
+                x = x + causal(x * scale, x, x) if scale == 1 else x + by_hand(x, x, x)
+            return x
+
+        fused = attention_graph(analyse(trace(step, (HEADS,))), "ring")
+        return [eqn.params for eqn in fused.program.equations if eqn.name == FORWARD]
+
+    first, second, other = origins((1.0, 1.0, 2.0))
+    assert first == second and first != other
+    assert len({next(iter(params.values())) for params in (first, second, other)}) == 2
