@@ -7,6 +7,7 @@ import jax
 import pytest
 
 from benchmarks.models import MODELS, PAPER_MODELS, build
+from benchmarks.models._transformer import PRINTED_VOCABULARY
 
 GIB = 2**30
 
@@ -75,11 +76,43 @@ def test_networks_of_tensoropt_have_the_parameters_of_its_table(name: str) -> No
         ("rnnlm-100k", 102_400 * 1024 + _lstm(1024, 2048) + _lstm(2048, 2048) + 2049 * 102_400),
         ("nmt", 2 * 32_000 * 1024 + 4 * _lstm(1024, 1024) + 3 * 1024**2 + 1025 * 32_000),
         # Self-attention, attention to the encoder, perceptrons with their biases, and 5 normalisations per pair.
-        ("transformer-base", 37_000 * 512 + 6 * (28 * 512**2 + 12 * 512 + 2 * 5 * 512 + 2 * 5 * 512)),
+        ("transformer-base", 41_088 * 512 + 6 * (28 * 512**2 + 12 * 512 + 2 * 5 * 512 + 2 * 5 * 512)),
     ],
 )
 def test_closed_forms(name: str, expected: int) -> None:
     assert _num_parameters(name) == expected
+
+
+# Rows of arXiv 1706.03762, Table 3: layers on each side, width, width of keys, of the perceptron, millions printed.
+VARIANTS_OF_TRANSFORMER_BASE = [
+    (6, 512, 512, 2048, 65),
+    (6, 512, 128, 2048, 58),
+    (6, 512, 256, 2048, 60),
+    (2, 512, 512, 2048, 36),
+    (4, 512, 512, 2048, 50),
+    (8, 512, 512, 2048, 80),
+    (6, 256, 256, 2048, 28),
+    (6, 1024, 1024, 2048, 168),
+    (6, 512, 512, 1024, 53),
+    (6, 512, 512, 4096, 90),
+]
+
+
+def _parameters_beside_the_embedding(layers: int, width: int, keys: int, inner: int) -> int:
+    attention = 2 * width * keys + 2 * width * width
+    perceptron = 2 * width * inner + width + inner
+    return layers * (3 * attention + 2 * perceptron + 5 * 2 * width)
+
+
+def test_vocabulary_of_transformer_base_follows_from_all_printed_counts() -> None:
+    """The counts are printed in millions: each leaves a range, and the ranges of all ten rows have a part in common."""
+    ranges = [
+        ((1e6 * (millions - 0.5) - beside) / width, (1e6 * (millions + 0.5) - beside) / width)
+        for layers, width, keys, inner, millions in VARIANTS_OF_TRANSFORMER_BASE
+        for beside in [_parameters_beside_the_embedding(layers, width, keys, inner)]
+    ]
+    assert max(low for low, _ in ranges) <= PRINTED_VOCABULARY <= min(high for _, high in ranges)
+    assert _num_parameters("transformer-base") == pytest.approx(65e6, rel=0.01)
 
 
 @pytest.mark.parametrize("name", ["recurrent-tiny", "translation-tiny"])
