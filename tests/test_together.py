@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import jaxplan
+from jaxplan.cli._main import main
 from jaxplan.core._paths import keys
 from jaxplan.plans._rows import leaf_rows
 from tests import together_steps
@@ -164,6 +165,21 @@ def test_files_of_joint_plans_are_checked(tmp_path):
     for broken in ({**data, "version": 99}, {**data, "steps": ["train"]}, {**data, "weights": {"train": "often"}}):
         with pytest.raises(jaxplan.PlanFileError):
             jaxplan.JointPlan.from_json(broken)
+
+
+def test_the_command_line_shows_joint_plans(tmp_path, capsys):
+    _, joint = planned(together_steps.train_and_evaluate)
+    path = str(tmp_path / "joint.json")
+    joint.save(path)
+    for command, expected in (
+        (["show", path], joint.explain()),
+        (["show", path, "--choose", "eval"], jaxplan.load(path)["eval"].explain()),
+        (["explain", path, "--choose", "train"], jaxplan.load(path)["train"].explain()),
+    ):
+        assert main(command) == 0
+        assert capsys.readouterr().out.strip() == expected.strip()
+    assert main(["explain", path]) == 2
+    assert "--choose names one of them: train, eval" in capsys.readouterr().err
 
 
 def pointers(array: jax.Array) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from jaxplan._api._auto import Auto
 from jaxplan._api._together import steps_by_name
@@ -20,6 +20,25 @@ _BESIDE_STEPS_MSG = (
     '  fix: jaxplan.load(path, {"train": (train_step, (state, batch)), "eval": (eval_step, (params, x))}); a step with '
     "settings is jaxplan.trace(step, *args, static_argnums=...)"
 )
+
+
+@overload
+def load(path: str | Path, step: None = None) -> Plan | Frontier | JointPlan: ...
+
+
+@overload
+def load(path: str | Path, step: Mapping[str, Any]) -> JointPlan: ...
+
+
+@overload
+def load(
+    path: str | Path,
+    step: Callable[..., Any],
+    *args: Any,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    **kwargs: Any,
+) -> Plan | Frontier: ...
 
 
 def load(

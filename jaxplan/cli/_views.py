@@ -16,9 +16,13 @@ from jaxplan.plans._advice import advice_text
 
 if TYPE_CHECKING:
     from jaxplan.plans._frontier import Frontier
+    from jaxplan.plans._joint import JointPlan
     from jaxplan.plans._plan import Plan
 
-_CHOOSE_HELP = "fastest (default), knee, leanest, a number of the table, or a reference strategy such as fsdp"
+_CHOOSE_HELP = (
+    "fastest (default), knee, leanest, a number of the table, or a reference strategy such as fsdp; of a joint plan, "
+    "a step"
+)
 _DIFF_EPILOG = "`jaxplan diff frontier.json --choose knee fsdp` compares two plans of one frontier."
 
 
@@ -107,15 +111,20 @@ def show_frontier(frontier: Frontier, arguments: argparse.Namespace) -> Plan:
 def _run_show(arguments: argparse.Namespace) -> int:
     from jaxplan.plans._explain import explain_data
     from jaxplan.plans._frontier import Frontier
+    from jaxplan.plans._joint import JointPlan
 
     check_files(arguments)
     loaded = jaxplan.load(arguments.file)
     if isinstance(loaded, Frontier):
         show_frontier(loaded, arguments)
         return 0
-    if arguments.choose or arguments.plot or arguments.report:
-        raise ArgumentError(f"{arguments.file} holds one plan: --choose, --plot and --report need a frontier")
-    print_result(arguments, loaded.explain, lambda: explain_data(loaded))
+    if arguments.plot or arguments.report or (arguments.choose and not isinstance(loaded, JointPlan)):
+        raise ArgumentError(f"{arguments.file} holds no frontier: --choose, --plot and --report need one")
+    if isinstance(loaded, JointPlan) and not arguments.choose:
+        print_result(arguments, loaded.explain, loaded.to_json)
+        return 0
+    plan = _chosen(loaded, arguments.choose, arguments.file, "")
+    print_result(arguments, plan.explain, lambda: explain_data(plan))
     return 0
 
 
@@ -169,7 +178,7 @@ def _run_diff(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _loaded(file: str, arguments: argparse.Namespace) -> Plan | Frontier:
+def _loaded(file: str, arguments: argparse.Namespace) -> Plan | Frontier | JointPlan:
     if (arguments.step is None) != (arguments.args is None):
         raise ArgumentError("--step and --args go together: the step, and what returns its arguments")
     if arguments.step is None:
@@ -178,11 +187,17 @@ def _loaded(file: str, arguments: argparse.Namespace) -> Plan | Frontier:
     return jaxplan.load(file, step, *args, **static_options(arguments))
 
 
-def _chosen(loaded: Plan | Frontier, which: str | None, file: str, default: str) -> Plan:
+def _chosen(loaded: Plan | Frontier | JointPlan, which: str | None, file: str, default: str) -> Plan:
     from jaxplan.plans._frontier import Frontier
+    from jaxplan.plans._joint import JointPlan
 
     if isinstance(loaded, Frontier):
         return loaded.choose(which or default)
+    if isinstance(loaded, JointPlan):
+        if which is None or which not in loaded.plans:
+            steps = ", ".join(loaded.plans)
+            raise ArgumentError(f"{file} holds the plans of several steps: --choose names one of them: {steps}")
+        return loaded[which]
     if which:
         raise ArgumentError(f"{file} holds one plan: --choose needs a frontier")
     return loaded
