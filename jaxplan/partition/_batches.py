@@ -69,14 +69,22 @@ class Batches:
         """`place` for each of some parts, ``prefetch`` of them ahead of the one that is used.
 
         Raises:
+          ArgumentError: as `place`, once the batches before that part have been used.
           ProcessError: the parts of one process end before those of another; in every process.
         """
         ready: collections.deque[Any] = collections.deque()
+        refused: ArgumentError | None = None
         for part in self._same_number(parts):
-            ready.append(self._placed(part, self._problem(part)))
+            try:
+                ready.append(self.place(part))
+            except ArgumentError as error:
+                refused = error
+                break
             if len(ready) > prefetch:
                 yield ready.popleft()
         yield from ready
+        if refused is not None:
+            raise refused
 
     def _same_number(self, parts: Iterable[Any]) -> Iterator[Any]:
         end, parts = object(), iter(parts)
