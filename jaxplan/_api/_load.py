@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from jaxplan._api._auto import Auto
-from jaxplan._api._together import steps_by_name
 from jaxplan.errors import ArgumentError
 from jaxplan.plans._frontier import Frontier
-from jaxplan.plans._joint import JointPlan
 from jaxplan.plans._plan import Plan
 from jaxplan.search._bind import Binder, read_joint_file, read_plan_file
-from jaxplan.search._entry import StepToPlan
+
+if TYPE_CHECKING:
+    from jaxplan.plans._joint import JointPlan
+    from jaxplan.search._entry import StepToPlan
 
 _BESIDE_STEPS_MSG = (
     "load takes steps by name, or one step with its arguments, and was given both.\n"
@@ -77,6 +78,8 @@ def load(
     if isinstance(step, Mapping):
         if args or kwargs or static_argnums or static_argnames:
             raise ArgumentError(_BESIDE_STEPS_MSG)
+        from jaxplan._api._together import steps_by_name  # reading the plan of one step needs no search
+
         return read_joint_file(path, {name: _binder(of) for name, of in steps_by_name(step, "load").items()})
     binder = Binder(
         step=step._step if isinstance(step, Auto) else step,

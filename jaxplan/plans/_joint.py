@@ -9,15 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rich import box
-from rich.table import Table
-from rich.text import Text
-
 from jaxplan.core._files import write_whole
 from jaxplan.core._units import format_bytes, format_gib, format_milliseconds, format_seconds
 from jaxplan.errors import ArgumentError
 from jaxplan.plans._frontier_data import FrontierData, spread
-from jaxplan.plans._frontier_view import print_table
 from jaxplan.plans._infeasible import infeasible_error
 from jaxplan.plans._joint_json import joint_from_json, joint_to_json
 from jaxplan.plans._plan import Plan
@@ -224,6 +219,12 @@ class JointFrontier(FrontierData[JointPlan]):
 
     def table(self, *, max_rows: int = 12, width: int | None = None) -> str:
         """The frontier as text: weighted time, memory, and each step's time and splits."""
+        from rich import box  # printing alone needs it
+        from rich.table import Table
+        from rich.text import Text
+
+        from jaxplan.plans._frontier_view import print_table
+
         steps = list(self.points[0].plans)
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
         for header in ("#", "time ms", "GiB"):
