@@ -35,8 +35,8 @@ many.
 Some choices were made after a first run was seen, so their verdicts are weaker than the others: the size of TensorOpt's
 images (128, for the memory of its Table 1) and of its sequences; 12 GiB, not GB, for a K80; a turning point is twice as
 steep as the rest of a frontier (three times at first); a frontier within 2 % of memory counts as one point for
-Mesh-TensorFlow; PaSE's batches are read as per device and as shared, and its two ratios are met within a factor of two
-by either reading. `flexflow-figure6` was put together from several runs on fewer networks and devices.
+Mesh-TensorFlow; PaSE's batches are read as per device and as shared, and its two ratios may be met within a quarter by
+either reading.
 PaSE's two ratios and Tofu's search times were not read off the papers again.
 """
 

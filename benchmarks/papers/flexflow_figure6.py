@@ -106,7 +106,7 @@ def _nmt(rows: Sequence[Row]) -> Row:
 def _nmt_time(rows: Sequence[Row]) -> tuple[bool, str]:
     row = _nmt(rows)
     ratio = row["data_ms"] / min(row["mcmc_ms"], row["auto_ms"])
-    return ratio > 1.7 / 1.5, (
+    return abs(ratio / 1.7 - 1) < 0.25, (
         f"{row['data_ms']:,.0f} ms against {min(row['mcmc_ms'], row['auto_ms']):,.0f}: {ratio:.1f} times"
     )
 

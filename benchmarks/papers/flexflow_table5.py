@@ -43,7 +43,7 @@ def _row(network: str, count: int, num_proposals: int) -> Row:
 
 def _range(rows: Sequence[Row]) -> tuple[bool, str]:
     found = [row["speedup"] for row in rows]
-    return min(found) >= 2.0, f"{min(found):.1f} to {max(found):.1f} times as fast"
+    return min(found) >= 2.2, f"{min(found):.1f} to {max(found):.1f} times as fast"
 
 
 def _grows(rows: Sequence[Row]) -> tuple[bool, str]:

@@ -71,7 +71,7 @@ def _beats_data(rows: Sequence[Row]) -> tuple[bool, str]:
 
 
 def _most(chip: str, published: float) -> Judge:
-    """Within a factor of two of the largest speed-up, by either reading of the batch."""
+    """Within a quarter of the largest speed-up, by either reading of the batch."""
 
     def judge(rows: Sequence[Row]) -> tuple[bool, str]:
         found = {}
@@ -79,9 +79,8 @@ def _most(chip: str, published: float) -> Judge:
             of = [row for row in rows if row["chip"] == chip and row["batch"] == batch]
             found[batch] = max(of, key=lambda row: row["pase_speedup"])
         texts = (f"{r['pase_speedup']:.2f} times ({r['network']}, batch of {b})" for b, r in found.items())
-        return any(0.5 < r["pase_speedup"] / published < 2 for r in found.values()), "up to " + ", ".join(
-            texts
-        )
+        near = any(abs(r["pase_speedup"] / published - 1) < 0.25 for r in found.values())
+        return near, "up to " + ", ".join(texts)
 
     return judge
 
@@ -111,8 +110,9 @@ def _machines(rows: Sequence[Row]) -> tuple[bool, str]:
 
 _SOURCE = "PaSE IV-B, Figure 6"
 _BATCH = (
-    "with the batch shared by all devices, data parallelism on 64 of them has little to compute and as much to "
-    "send; with the batch of each device (rows `each`) the ratios are those of the paper's size"
+    "the batch is not said, and the published ratio lies between the two readings: shared by all devices, data "
+    "parallelism on 64 of them has little to compute and as much to send; of each device (rows `each`), it computes "
+    "more"
 )
 EXPERIMENT = Experiment(
     name="pase-figure6",

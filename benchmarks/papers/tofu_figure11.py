@@ -66,7 +66,7 @@ def _order(rows: Sequence[Row]) -> tuple[bool, str]:
 def _overhead(rows: Sequence[Row]) -> tuple[bool, str]:
     shares = {time: _of(rows, time)["tofu"]["share"] for time in dict.fromkeys(row["time"] for row in rows)}
     text = ", ".join(f"{share:.1%} {time}" for time, share in shares.items())
-    return shares["unrolled"] < 2 * 0.063, text
+    return all(abs(share / 0.063 - 1) < 0.25 for share in shares.values()), text
 
 
 _SOURCE = "Tofu 6.3, Figure 11"
@@ -119,6 +119,8 @@ EXPERIMENT = Experiment(
             source=_SOURCE,
             published="communication is 6.3 % of Tofu's step",
             judge=_overhead,
+            reason="communication is added to compute here; the paper's share is the time that a step gains when "
+            "copies are skipped, of which its engine runs some beside kernels",
             shown_by=_COMMAND,
         ),
     ),

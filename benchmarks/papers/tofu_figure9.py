@@ -39,7 +39,7 @@ def _shares(rows: Sequence[Row]) -> tuple[bool, str]:
         f"{min(added):.0%} to {max(added):.0%} with communication added, {min(hidden):.0%} to {max(hidden):.0%} "
         "with it hidden"
     )
-    return min(hidden) >= 0.5, text
+    return min(added) >= 0.6 and min(hidden) >= 0.6, text
 
 
 def _small_only(rows: Sequence[Row]) -> tuple[bool, str]:

@@ -46,7 +46,7 @@ def _seconds(rows: Sequence[Row]) -> tuple[bool, str]:
     texts = ", ".join(
         f"{row['network']} {row['search_s']:.1f} s (published {row['published_s']})" for row in rows
     )
-    return all(row["search_s"] < 2 * row["published_s"] for row in rows), texts
+    return all(row["search_s"] <= row["published_s"] for row in rows), texts
 
 
 def _coarsened(rows: Sequence[Row]) -> tuple[bool, str]:
