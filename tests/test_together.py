@@ -127,7 +127,7 @@ def test_each_plan_is_saved_and_runs_under_auto(tmp_path):
         assert decorated.plan.is_same_program(joint[name])
 
 
-def test_a_joint_plan_is_saved_whole_and_runs_in_another_process(tmp_path):
+def test_a_joint_plan_is_saved_whole_and_runs_when_loaded(tmp_path):
     """The file alone gives the same table and specs; with the steps each of them runs, with the same results."""
     together, joint = planned(together_steps.train_and_evaluate)
     joint.save(tmp_path / "joint.json")

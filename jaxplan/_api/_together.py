@@ -74,7 +74,7 @@ def steps_by_name(steps: Any, entry: str) -> dict[str, StepToPlan]:
         raise ArgumentError(
             f"{entry} takes at least two steps by name, and was given {given}.\n"
             '  fix: {"train": (train_step, (state, batch)), "eval": (eval_step, (params, x))}\n'
-            "  one step alone is planned by jaxplan.plan"
+            "  one step alone goes to jaxplan.plan, and its plan to jaxplan.load(path, step, *args)"
         )
     return {name: _step(name, of, entry) for name, of in steps.items()}
 

@@ -120,11 +120,12 @@ def _run_show(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.plot or arguments.report or (arguments.choose and not isinstance(loaded, JointPlan)):
         raise ArgumentError(f"{arguments.file} holds no frontier: --choose, --plot and --report need one")
-    if isinstance(loaded, JointPlan) and not arguments.choose:
-        print_result(arguments, loaded.explain, loaded.to_json)
-        return 0
-    plan = _chosen(loaded, arguments.choose, arguments.file, "")
-    print_result(arguments, plan.explain, lambda: explain_data(plan))
+    if isinstance(loaded, JointPlan):
+        if not arguments.choose:
+            print_result(arguments, loaded.explain, loaded.to_json)
+            return 0
+        loaded = _of_step(loaded, arguments.choose, arguments.file)
+    print_result(arguments, loaded.explain, lambda: explain_data(loaded))
     return 0
 
 
@@ -194,10 +195,15 @@ def _chosen(loaded: Plan | Frontier | JointPlan, which: str | None, file: str, d
     if isinstance(loaded, Frontier):
         return loaded.choose(which or default)
     if isinstance(loaded, JointPlan):
-        if which is None or which not in loaded.plans:
-            steps = ", ".join(loaded.plans)
-            raise ArgumentError(f"{file} holds the plans of several steps: --choose names one of them: {steps}")
-        return loaded[which]
+        return _of_step(loaded, which, file)
     if which:
         raise ArgumentError(f"{file} holds one plan: --choose needs a frontier")
     return loaded
+
+
+def _of_step(joint: JointPlan, step: str | None, file: str) -> Plan:
+    """The plan of one step of a joint plan, by its name."""
+    if step is None or step not in joint.plans:
+        steps = ", ".join(joint.plans)
+        raise ArgumentError(f"{file} holds the plans of several steps: --choose names one of them: {steps}")
+    return joint[step]

@@ -267,8 +267,8 @@ def build_program(
 ) -> Program:
     """Turn a closed jaxpr of ``f(dynamic_args, kwargs)`` into a `Program`.
 
-    donate: positions among ``dynamic_args`` and names among ``kwargs``; None: arguments that come back updated.
-      donate: positions among ``dynamic_args`` and names among ``kwargs``; None: what comes back updated.
+    Args:
+      donate: positions among ``dynamic_args`` and names among ``kwargs``; None: arguments that come back updated.
     """
     in_tree = jax.tree.structure(in_example)
     in_keys = [path for path, _ in jax.tree_util.tree_flatten_with_path(in_example)[0]]

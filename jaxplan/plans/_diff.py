@@ -136,7 +136,7 @@ def _seconds(plan: PlanData, other: PlanData) -> tuple[Amount, ...]:
 
 
 def _both(before: dict[str, float], after: dict[str, float]) -> tuple[Amount, ...]:
-    """Amounts of two tables by what they are of, equal ones left out but for the last."""
+    """Amounts of two tables by name, equal ones left out but for the last."""
     names = list(dict.fromkeys([*before, *after]))
     if "peak" in names:
         names = [*(name for name in names if name != "peak"), "peak"]

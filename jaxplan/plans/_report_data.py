@@ -27,7 +27,7 @@ _MOST_INSTANTS = 400
 
 
 def plan_data(plan: PlanData, label: str, frontier: FrontierData[PlanData]) -> dict[str, Any]:
-    """Everything that the report shows of one plan; without the program, what a saved plan knows."""
+    """Everything that the report shows of one plan; without the program, the parts that a saved plan keeps."""
     cuts: dict[str, Any] = {}
     program = plan.graph is not None
     return {

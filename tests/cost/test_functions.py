@@ -73,7 +73,7 @@ def _audited(function: Callable[[jax.Array], jax.Array], topology: str) -> Any:
 
 
 def _live(audit: Any) -> Any:
-    """Arguments and what is live at the peak of the compiled program: its memory but for the gaps of its heap."""
+    """Arguments and live bytes at the peak of the compiled program: its memory but for the gaps of its heap."""
     return pytest.approx(dict(audit.compiled_parts)["arguments"] + sum(h.num_bytes for h in audit.held), rel=0.03)
 
 

@@ -41,7 +41,7 @@ _UNPREDICTED = Prediction(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
-    """A strategy and what it splits.
+    """A strategy and the splits it makes.
 
     Attributes:
       splittable, split: names of the primitives of the operators that can be split, and that are.
@@ -59,8 +59,8 @@ class Strategy:
 def draw_strategy(graph: StepGraph, topology: Topology, seed: str, backend: Backend = "jit") -> Strategy:
     """A random strategy that splits at least `LEAST_SPLIT` of the splittable operators.
 
-    A group's configuration depends on ``seed`` and on what the group holds, not on its number, so that it stays while
-    the program around it is reduced.
+    A group's configuration depends on ``seed`` and on the content of the group, not on its number, so that it stays
+    while the program around it is reduced.
     """
     reads = find_reads(graph)
     for attempt in range(_MAX_DRAWS):

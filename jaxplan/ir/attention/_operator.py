@@ -120,7 +120,7 @@ class Attention:
 
 
 def _key_of(value: Any) -> Any:
-    """A parameter or literal of the scores, hashable: arrays by value, other values that have no hash as themselves."""
+    """A parameter or literal of the scores as a part of a key: hashable values as they are, arrays by their content."""
     if isinstance(value, Hashable) and not isinstance(value, np.ndarray | jax.Array):
         return value
     array = np.asarray(value)
