@@ -18,7 +18,7 @@ import dataclasses
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tests.compiler_flags import devices, quick_compiler
@@ -52,7 +52,9 @@ NUM_MICRO_BATCHES, EXAMPLES, TOPOLOGY = 4, 32, "cpu:8"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print a line for each cell; 1 if a result differs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("models", nargs="*", default=MODELS)
     parser.add_argument("--cells", nargs="+", default=CELLS)
     parser.add_argument("--dtype", choices=tuple(TOLERANCE), default="float32")
@@ -96,12 +98,17 @@ class Subject:
 
         spec, self.dtype = REGISTRY[name], dtype
         names = {field.name for field in dataclasses.fields(spec.config)}
-        optimizer = "sgd" if dtype == "float32" else "adamw"  # Adam follows the rounding of gradients that are zero
+        optimizer = (
+            "sgd" if dtype == "float32" else "adamw"
+        )  # Adam follows the rounding of gradients that are zero
         wanted = {"dtype": dtype, "param_dtype": dtype, "optimizer": optimizer, "batch_size": EXAMPLES}
         wanted |= {"num_layers": 4} if "num_layers" in names and name != "lstm-tiny" else {}
         self.spec = spec.override(**{key: value for key, value in wanted.items() if key in names})
         self.step = self.spec.make_step(self.spec.config)
-        self.args = (*self.spec.make_state(self.spec.config), self.spec.make_batch(self.spec.config, jax.random.key(0)))
+        self.args = (
+            *self.spec.make_state(self.spec.config),
+            self.spec.make_batch(self.spec.config, jax.random.key(0)),
+        )
         self.expected = jax.jit(self.step)(*self.args)
 
     def check(self, cell: str) -> Found:
@@ -119,13 +126,17 @@ class Subject:
         try:
             error, path = self.error(plan)
         except Exception as reason:  # a plan that does not run is a finding like any other
-            return Found(verdict="BAD", text=f"{type(reason).__name__}: {_first_line(reason)}; {plan.summary}")
+            return Found(
+                verdict="BAD", text=f"{type(reason).__name__}: {_first_line(reason)}; {plan.summary}"
+            )
         verdict = "ok" if error <= TOLERANCE[self.dtype] else "BAD"
         return Found(verdict=verdict, text=f"{error:.1e} at {path}; {plan.summary}")
 
     def plans(self, wanted: set[str]) -> Sequence[Any]:
         """Plans that were searched with all that is wanted, the leanest first."""
-        return self._in_stages(wanted) if any(of.startswith("stages") for of in wanted) else self._whole(wanted)
+        return (
+            self._in_stages(wanted) if any(of.startswith("stages") for of in wanted) else self._whole(wanted)
+        )
 
     def _in_stages(self, wanted: set[str]) -> Sequence[Any]:
         import jaxplan
@@ -171,9 +182,26 @@ class Subject:
             pins=pins,
         )
         topology = parse_topology(TOPOLOGY)
-        with Progress(False) as report:
-            found = plan_graph(graph, topology=topology, options=options.on(topology), report=report, name="step")
-        return [*found.points, *found.references.values()]
+        plans: list[Any] = []
+        for of, chosen in self._programs(graph, options):
+            with Progress(False) as report:
+                found = plan_graph(
+                    of, topology=topology, options=chosen.on(topology), report=report, name="step"
+                )
+            plans += [*found.points, *found.references.values()]
+            if "remat" not in wanted or any(plan.remat for plan in plans):
+                break
+        return plans
+
+    def _programs(self, graph: Any, options: Any) -> Iterator[tuple[Any, Any]]:
+        """The step; and with every block recomputed, where that saves too little for a frontier to have it."""
+        from jaxplan.ir import Remat, recomputable_blocks, rematerialise
+
+        yield graph, options
+        blocks = recomputable_blocks(graph)
+        if blocks:
+            remat = Remat(num_all=len(blocks), of=len(blocks))
+            yield rematerialise(graph, remat, blocks).graph, dataclasses.replace(options, remat=False)
 
     def error(self, plan: Any) -> tuple[float, str]:
         """The largest relative difference of a result from one device, and its path."""
@@ -182,7 +210,9 @@ class Subject:
 
         found = plan.jit()(*jax.tree.map(jnp.copy, self.args))
         pairs = zip(
-            jax.tree_util.tree_leaves_with_path(self.expected), jax.tree.leaves(jax.device_get(found)), strict=True
+            jax.tree_util.tree_leaves_with_path(self.expected),
+            jax.tree.leaves(jax.device_get(found)),
+            strict=True,
         )
         least = LEAST[self.dtype]
         return max((_difference(a, b, least), jax.tree_util.keystr(path)) for (path, a), b in pairs)

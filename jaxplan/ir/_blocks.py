@@ -3,6 +3,8 @@
 A block is a run of equations that comes again and again in the forward pass with equal operators, parameters and shapes
 (the layers of a transformer, the residual blocks of one stage of a ResNet). Where a block begins within its period is
 chosen so that the fewest bytes cross from one to the next: a recomputed block keeps just these.
+
+A step whose loop holds a forward and a backward pass (micro-batches) has its blocks in the body of that loop.
 """
 
 from __future__ import annotations
@@ -64,16 +66,33 @@ class Remat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Passes:
+    """A forward and a backward pass: equations ``start`` to ``stop`` (exclusive).
+
+    Attributes:
+      region: the loop that has them as its body, -1 outside of all.
+      turning: the first equation of the backward pass; ``stop`` when there is none.
+    """
+
+    region: int
+    start: int
+    turning: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
     """Equations ``start`` to ``stop`` (exclusive) of the forward pass.
 
     Attributes:
       kind: blocks of one kind have equal operators and shapes; kinds are numbered in order of appearance.
+      passes: the forward pass that it is a part of, and the backward pass behind that.
     """
 
     start: int
     stop: int
     kind: int
+    passes: Passes
 
 
 def turning_point(program: Program) -> int:
@@ -81,17 +100,53 @@ def turning_point(program: Program) -> int:
     return next((e.index for e in program.equations if e.phase == "backward"), len(program.equations))
 
 
+def find_passes(program: Program) -> tuple[Passes, ...]:
+    """Where the step computes forward and backward, in program order: outside of all loops, or in bodies of loops.
+
+    The passes outside are left out where the first backward equation is in such a loop.
+    """
+    phases: dict[int, set[str]] = {}
+    for eqn in program.equations:
+        phases.setdefault(eqn.region, set()).add(eqn.phase)
+    turning, found, is_inside = turning_point(program), list[Passes](), False
+    for region in program.regions:
+        if region.kind == "scan" and {"forward", "backward"} <= phases.get(region.index, set()):
+            start, stop = region.ranges[0]
+            found.append(_passes(program, region.index, start, stop))
+            is_inside = is_inside or region.start <= turning < region.stop
+    if not is_inside:
+        found.append(_passes(program, -1, 0, len(program.equations)))
+    return tuple(sorted(found, key=lambda of: of.start))
+
+
+def _passes(program: Program, region: int, start: int, stop: int) -> Passes:
+    backward = (e.index for e in program.equations[start:stop] if e.phase == "backward")
+    return Passes(region=region, start=start, turning=next(backward, stop), stop=stop)
+
+
 def find_blocks(program: Program, rules: Sequence[OperatorRule], values: Values) -> tuple[Block, ...]:
-    """The repeated blocks of the forward pass, in program order; none where nothing repeats.
+    """The repeated blocks of each forward pass, in program order; none where nothing repeats."""
+    found = [(cuts, of) for of in find_passes(program) for cuts in _repeats(program, rules, values, of)]
+    return tuple(
+        Block(start=start, stop=stop, kind=kind, passes=passes)
+        for kind, (cuts, passes) in enumerate(found)
+        for start, stop in itertools.pairwise(cuts)
+    )
+
+
+def _repeats(
+    program: Program, rules: Sequence[OperatorRule], values: Values, passes: Passes
+) -> list[tuple[int, ...]]:
+    """Where the blocks of one forward pass begin, and the last one ends; one tuple for each kind, in program order.
 
     Longest repeats first; then the repeats on both sides of one are looked for in turn.
     """
-    turning = turning_point(program)
+    turning = passes.turning
     words = _words(program, turning)
-    crossing = _crossing_bytes(program, values, turning)
+    crossing = _crossing_bytes(program, values, passes)
     heavy = np.cumsum([0, *(rule.family in CONTRACTION_FAMILIES for rule in rules[:turning])])
     found: list[tuple[int, ...]] = []
-    waiting = [(0, turning)]
+    waiting = [(passes.start, turning)]
     while waiting:
         low, high = waiting.pop()
         repeat = _longest_repeat(words[low:high], heavy[low : high + 1])
@@ -103,11 +158,7 @@ def find_blocks(program: Program, rules: Sequence[OperatorRule], values: Values)
         start = starts[int(np.argmin(costs))]
         found.append(tuple(range(start, last + 1, period)))
         waiting += [(low, first), (last, high)]
-    return tuple(
-        Block(start=start, stop=stop, kind=kind)
-        for kind, cuts in enumerate(sorted(found))
-        for start, stop in itertools.pairwise(cuts)
-    )
+    return sorted(found)
 
 
 def _words(program: Program, turning: int) -> np.ndarray:
@@ -126,10 +177,11 @@ def _words(program: Program, turning: int) -> np.ndarray:
     return np.array(words, dtype=np.int64)
 
 
-def _crossing_bytes(program: Program, values: Values, turning: int) -> np.ndarray:
-    """Bytes made before each equation of the forward pass and read by it or later ones of that pass, (turning + 1,)."""
+def _crossing_bytes(program: Program, values: Values, passes: Passes) -> np.ndarray:
+    """Bytes made before each equation of a forward pass and read by it or later ones of that pass, (turning + 1,)."""
+    turning = passes.turning
     change = np.zeros(turning + 2)
-    for eqn in program.equations[:turning]:
+    for eqn in program.equations[passes.start : turning]:
         for t in eqn.results:
             readers = [c for c in values.consumers[t] if c < turning]
             if readers and not values.free[t]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import jax
 
 from jaxplan.core import _compat
-from jaxplan.ir._blocks import Block, Remat, RematPolicy, find_blocks, turning_point
+from jaxplan.ir._blocks import Block, Passes, Remat, RematPolicy, find_blocks
 from jaxplan.ir._dead_code import remove_dead
 from jaxplan.ir._grouping import CONTRACTION_FAMILIES, STORED_KINDS, UNGROUPED
 from jaxplan.ir._model import StepGraph, analyse, rule_of
@@ -37,6 +37,7 @@ class Again:
       sources: values that they read and that are kept, ascending.
       residuals: values of the block that the backward pass reads and that they make.
       first, last: the equations of the backward pass that read these, from the first to the last.
+      passes: the passes that the block is a part of.
     """
 
     equations: tuple[int, ...]
@@ -44,6 +45,7 @@ class Again:
     residuals: frozenset[int]
     first: int
     last: int
+    passes: Passes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,9 +103,10 @@ class _Finder:
 
     def __init__(self, graph: StepGraph) -> None:
         self.graph, self.program = graph, graph.program
-        self.turning = turning_point(graph.program)
         self.outside = {t for r in self.program.regions for t in (r.selector, r.predicate) if t is not None}
         self.outside.update(self.program.outputs)
+        entries = (e for e in self.program.equations if e.name == REGION_IN)
+        self.unchanging = {e.results[0] for e in entries if e.params["role"] == "const"}
 
     def again(self, block: Block, policy: RematPolicy) -> Again | None:
         """None where the backward pass reads nothing that could be recomputed."""
@@ -112,7 +115,8 @@ class _Finder:
         given = self._given(block, equations)
         if policy == "contractions":
             given |= self._costly(equations)
-        residuals = [t for t in made if t not in given and self._readers(t)]
+        passes = block.passes
+        residuals = [t for t in made if t not in given and self._readers(t, passes)]
         needed, sources = set(), set()
         stack = list(residuals)
         while stack:
@@ -123,26 +127,28 @@ class _Finder:
                     stack.extend(made[t].operands)
             elif not self._is_there(t):
                 sources.add(t)
-        readers = [c for t in residuals if not self.graph.values.free[t] for c in self._readers(t)]
+        readers = [c for t in residuals if not self.graph.values.free[t] for c in self._readers(t, passes)]
         if not readers or not sources:
             return None
         return Again(
             equations=tuple(sorted(needed)),
             sources=tuple(sorted(sources)),
             residuals=frozenset(
-                t for e in needed for t in self.program.equations[e].results if self._readers(t)
+                t for e in needed for t in self.program.equations[e].results if self._readers(t, passes)
             ),
-            first=min(map(self._outermost, readers)),
+            first=min(self._outermost(c, passes) for c in readers),
             last=max(readers),
+            passes=passes,
         )
 
     def _is_there(self, t: int) -> bool:
         """Whether a value needs no barrier: it is free, or is a parameter, whose gathered copy a plan keeps
-        or re-gathers like any other."""
+        or re-gathers like any other, or it is the same in every trip of the loop around the passes."""
         return (
             self.program.tensors[t].kind in ("literal", "constant")
             or self.graph.values.free[t]
             or self._is_stored(t)
+            or t in self.unchanging
         )
 
     def _is_stored(self, t: int) -> bool:
@@ -152,12 +158,16 @@ class _Finder:
     def _given(self, block: Block, equations: Sequence[Equation]) -> set[int]:
         """The values that are kept anyway: results that the block hands on, and values that cannot be recomputed."""
         given: set[int] = set()
+        passes = block.passes
         for eqn in equations:
             is_fixed = (
-                eqn.region >= 0 or eqn.name in (REGION_IN, REGION_OUT) or getattr(eqn.origin, "effects", None)
+                eqn.region != passes.region
+                or eqn.name in (REGION_IN, REGION_OUT)
+                or getattr(eqn.origin, "effects", None)
             )
             for t in eqn.results:
-                goes_on = any(block.stop <= c < self.turning for c in self.graph.values.consumers[t])
+                readers = self.graph.values.consumers[t]
+                goes_on = any(block.stop <= c < passes.turning or c >= passes.stop for c in readers)
                 hands_on = goes_on and not self.graph.values.free[t]
                 if is_fixed or hands_on or t in self.outside or self._is_stored(t):
                     given.add(t)
@@ -184,17 +194,18 @@ class _Finder:
             total *= rule.factors[factor].size
         return total
 
-    def _readers(self, t: int) -> list[int]:
+    def _readers(self, t: int, passes: Passes) -> list[int]:
+        """The equations of the backward pass that read a value."""
         equations = self.program.equations
         return [
             c
             for c in self.graph.values.consumers[t]
-            if equations[c].phase == "backward" and c >= self.turning
+            if equations[c].phase == "backward" and passes.turning <= c < passes.stop
         ]
 
-    def _outermost(self, index: int) -> int:
-        """Where the loop or branch around an equation begins; the equation itself outside of all."""
-        starts = [r.start for r in self.program.regions if r.start <= index < r.stop]
+    def _outermost(self, index: int, passes: Passes) -> int:
+        """Where the outermost loop or branch of the passes around an equation begins; itself outside of all."""
+        starts = [r.start for r in self.program.regions if passes.start <= r.start <= index < r.stop]
         return min([index, *starts])
 
 
@@ -207,21 +218,22 @@ class _Rewriter:
         self.equations: list[Equation] = []
         self.name: dict[int, int] = {}
         self.origin: dict[int, int] = {}
-        self.turning = turning_point(graph.program)
 
     def run(self) -> tuple[Program, dict[int, int]]:
         place: list[int] = []
+        ends: list[int] = []
         waiting = list(self.parts)
         for eqn in self.program.equations:
+            ends.append(len(self.equations))
             while waiting and waiting[0].first == eqn.index:
-                self._insert(waiting.pop(0), waiting[0].first if waiting else None)
+                self._insert(waiting.pop(0), waiting[0] if waiting else None)
             place.append(len(self.equations))
             operands = eqn.operands
             if eqn.phase == "backward" and not self.name.keys().isdisjoint(operands):
                 operands = tuple([self.name.get(t, t) for t in operands])
             self._append(eqn.at(len(self.equations), operands, eqn.results), eqn.index)
-        place.append(len(self.equations))
-        regions = tuple(_moved(region, place) for region in self.program.regions)
+        ends.append(len(self.equations))
+        regions = tuple(_moved(region, place, ends) for region in self.program.regions)
         equations, regions = remove_dead(self.equations, self.program.outputs, regions)
         program = dataclasses.replace(
             self.program, tensors=tuple(self.tensors), equations=equations, regions=regions
@@ -236,24 +248,26 @@ class _Rewriter:
         if eqn.results:
             self.origin[eqn.results[0]] = original
 
-    def _insert(self, part: Again, next_first: int | None) -> None:
+    def _insert(self, part: Again, following: Again | None) -> None:
         """The barrier of one block and the equations behind it."""
-        last = part.last if next_first is None else min(part.last, next_first - 1)
+        is_last = following is None or following.passes != part.passes
+        last = part.last if is_last else min(part.last, following.first - 1)
         origin = _compat.fresh_equation(self.program.equations[part.equations[0]].origin)
-        self._barrier(part.sources, part.sources, origin)
-        gradients = self._gradients(part.first, last)
-        self._barrier(gradients, [self.name.get(t, t) for t in gradients], origin)
+        region = part.passes.region
+        self._barrier(part.sources, part.sources, origin, region)
+        gradients = self._gradients(part.first, last, part.passes.turning)
+        self._barrier(gradients, [self.name.get(t, t) for t in gradients], origin, region)
         inner = {t: self.name[t] for t in part.sources}
         for index in part.equations:
             eqn = self.program.equations[index]
             operands = tuple([inner.get(t, t) for t in eqn.operands])
             results = tuple([self._copy_of(t) for t in eqn.results])
             inner.update(zip(eqn.results, results, strict=True))
-            again = eqn.at(len(self.equations), operands, results, phase="backward", region=-1)
+            again = eqn.at(len(self.equations), operands, results, phase="backward", region=region)
             self._append(again, index)
         self.name.update((t, inner[t]) for t in part.residuals)
 
-    def _barrier(self, tensors: Sequence[int], operands: Sequence[int], origin: object) -> None:
+    def _barrier(self, tensors: Sequence[int], operands: Sequence[int], origin: object, region: int) -> None:
         """One equation for each tensor; they have one origin, and so are executed as one barrier."""
         for t, operand in zip(tensors, operands, strict=True):
             self.name[t] = self._copy_of(t)
@@ -267,10 +281,11 @@ class _Rewriter:
                     name_stack="rematerialised",
                     phase="backward",
                     origin=origin,
+                    region=region,
                 )
             )
 
-    def _gradients(self, first: int, last: int) -> list[int]:
+    def _gradients(self, first: int, last: int, turning: int) -> list[int]:
         """Values computed by the backward pass before an equation and read between it and another one."""
         found: dict[int, None] = {}
         for eqn in self.program.equations[first : last + 1]:
@@ -279,7 +294,7 @@ class _Rewriter:
             for t in eqn.operands:
                 made_by = self.graph.values.producer[t]
                 is_gradient = (
-                    self.turning <= made_by < first and self.program.equations[made_by].phase == "backward"
+                    turning <= made_by < first and self.program.equations[made_by].phase == "backward"
                 )
                 if is_gradient and self.program.tensors[t].shape and not self.graph.values.free[t]:
                     found.setdefault(t)
@@ -300,13 +315,13 @@ class _Rewriter:
         return index
 
 
-def _moved(region: Region, place: Sequence[int]) -> Region:
-    """``place[i]``: where equation ``i`` has gone."""
+def _moved(region: Region, place: Sequence[int], ends: Sequence[int]) -> Region:
+    """``place[i]``: where equation ``i`` has gone; ``ends[i]``: where the equations before it end."""
     return dataclasses.replace(
         region,
         start=place[region.start],
-        stop=place[region.stop],
+        stop=ends[region.stop],
         entries=tuple(tuple(place[e] for e in body) for body in region.entries),
         exits=tuple(place[e] for e in region.exits),
-        ranges=tuple((place[first], place[last]) for first, last in region.ranges),
+        ranges=tuple((place[first], ends[last]) for first, last in region.ranges),
     )

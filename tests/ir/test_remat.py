@@ -15,6 +15,7 @@ from jaxplan.core import _compat
 from jaxplan.core._interner import Memo
 from jaxplan.ir import Remat, analyse, recomputable_blocks, rematerialise, trace
 from jaxplan.mesh import Topology
+from jaxplan.search._microbatches import in_microbatches
 from jaxplan.xla import Target
 from jaxplan.xla._buffers import analyse_buffers
 
@@ -148,6 +149,25 @@ def test_it_is_the_program_of_checkpoint(graph):
     assert counts[0] == counts[1] and 0 < barriers[0] <= barriers[1]
     assert len(again.grouping.groups) == len(wanted.grouping.groups) == len(graph.grouping.groups)
     assert saved_bytes(again) == saved_bytes(wanted)
+
+
+def test_blocks_in_micro_batches_are_those_of_checkpoint():
+    """The blocks stand in the loop over slices, and so do their barriers; parameters, the same in each trip, pass by."""
+    arguments = make_args()
+    sliced = in_microbatches(analyse(trace(make_step(), arguments)), 2)
+    blocks = recomputable_blocks(sliced)
+    assert len(blocks) == LAYERS and {block.passes.region for block in blocks} == {0}
+    again = rematerialise(sliced, Remat(num_all=LAYERS, of=LAYERS), blocks).graph
+    wanted = in_microbatches(analyse(trace(make_step(jax.checkpoint(block)), arguments)), 2)
+    counts = [Counter(e.name for e in g.program.equations) for g in (again, wanted)]
+    barriers = [e for e in again.program.equations if e.name == "optimization_barrier"]
+    for count in counts:
+        del count["optimization_barrier"]
+    assert counts[0] == counts[1] and barriers
+    (region,) = again.program.regions
+    assert all(region.ranges[0][0] <= e.index < region.ranges[0][1] and e.region == 0 for e in barriers)
+    shapes = {again.program.tensors[e.operands[0]].shape for e in barriers}
+    assert shapes == {(BATCH // 2, WIDTH)}
 
 
 def test_values_are_the_same_bit_by_bit(graph):
