@@ -102,8 +102,9 @@ class _SpaceBuilder:
     def build(self) -> GroupSpace:
         equations = [self.program.equations[e] for e in self.group.equations]
         for t in self.group.inputs:
-            shape = self.program.tensors[t].shape
-            self.tensor_factors[t] = tuple((self._new(n),) if n > 1 else () for n in shape)
+            tensor = self.program.tensors[t]
+            self.tensor_factors[t] = tuple((self._new(n),) if n > 1 else () for n in tensor.shape)
+            self._keep_empty_whole(t, self.tensor_factors[t])
         for eqn in equations:
             self._add_equation(eqn)
         if self.group.kind != "user":  # one equation, with given shardings
@@ -140,7 +141,14 @@ class _SpaceBuilder:
             nodes = tuple(tuple(self.base[eqn.index] + f for f in factors) for factors in dims)
             if t in eqn.operands and t not in eqn.results and rule.family == "shape":
                 nodes = self._without_led(nodes, rule, self.base[eqn.index])
+            self._keep_empty_whole(t, nodes)
             self._meet(t, nodes)
+
+    def _keep_empty_whole(self, t: int, nodes: ClassDims) -> None:
+        """A tensor without elements is never split: a program that only returns a constant gives each device all of
+        it, whatever sharding is asked for."""
+        if not self.program.tensors[t].num_elements:
+            self.whole.update(node for dim in nodes for node in dim)
 
     @staticmethod
     def _without_led(nodes: ClassDims, rule: OperatorRule, base: int) -> ClassDims:

@@ -33,6 +33,13 @@ _SPLIT_MSG = (
     "  likely cause: the mesh has fewer axes than the plan needs\n"
     "  fix: plan.mesh() has all of them, {axes}"
 )
+_ORDER_MSG = (
+    "{path} is laid out {sharding}, which takes the axes of the mesh axis {name!r} in another order, {found}, than the "
+    "mesh does, {group}.\n"
+    "  expected: a mesh whose devices come in the order of the plan's axes\n"
+    "  likely cause: the plan splits from the other end; a spec over this mesh would give devices each other's pieces\n"
+    "  fix: plan.mesh(names={{{name!r}: {order}}}) where all arrays take this order, else plan.mesh()"
+)
 _Groups = Mapping[str, tuple[int, ...]]
 
 
@@ -127,13 +134,17 @@ def _spec(path: str, sharding: Sharding, groups: _Groups, axes: Sequence[AtomicA
         names, place = [], 0
         while place < len(dim):
             name, group = by_first.get(dim[place]) or next((n, g) for n, g in groups.items() if dim[place] in g)
-            if dim[place : place + len(group)] != group:
+            found = dim[place : place + len(group)]
+            if found != group:
+                is_order = sorted(found) == sorted(group)
                 raise PlanMismatchError(
-                    _SPLIT_MSG.format(
+                    (_ORDER_MSG if is_order else _SPLIT_MSG).format(
                         path=path,
                         sharding=sharding.describe(axes),
                         name=name,
+                        found=" ".join(axes[a].name for a in found),
                         group=" ".join(axes[a].name for a in group),
+                        order=tuple(axes[a].name for a in found),
                         axes=", ".join(axis.name for axis in axes),
                     )
                 )

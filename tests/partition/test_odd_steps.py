@@ -50,6 +50,27 @@ def test_scalars_and_empty_arrays_run_replicated(step: Callable[..., Any], args:
         np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
+@pytest.mark.parametrize("backend", ["jit", "shard_map"])
+@pytest.mark.parametrize(
+    "step",
+    [
+        lambda w, x: jnp.zeros((0, 4)) @ x,
+        lambda w, x: x[:, :0].T @ x @ w,
+        lambda w, x: jnp.concatenate([x, jnp.zeros((0, 4)) @ x]) @ w,
+        lambda w, x: (x @ w, jnp.sort(x[:0], axis=1)),
+    ],
+    ids=["product", "no-columns", "joined", "sorted"],
+)
+def test_empty_results_can_be_read_under_every_plan(step: Callable[..., Any], backend: Any) -> None:
+    w, x = jnp.full((8, 8), 0.5), jnp.arange(32.0).reshape(4, 8)
+    frontier = jaxplan.plan(step, w, x, topology="cpu:8", donate_argnums=())
+    for plan in (*frontier, *frontier.references.values()):
+        found, wanted = plan.jit(backend=backend)(w, x), step(w, x)
+        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+            np.testing.assert_allclose(np.asarray(a), b, rtol=1e-6)
+            assert a.size or a.sharding.is_fully_replicated
+
+
 def test_a_step_on_scalars_is_planned_saved_and_shown(tmp_path: Path) -> None:
     def step(a: Any, b: Any) -> Any:
         return a * b + 1

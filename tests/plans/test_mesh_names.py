@@ -96,6 +96,19 @@ def test_a_mesh_that_is_too_coarse_is_refused(plan: jaxplan.Plan) -> None:
         plan.specs(AbstractMesh((4,), ("a",)))
 
 
+def test_a_mesh_in_another_order_is_refused_with_the_order_that_fits() -> None:
+    """The fix that the error names is a mesh over which the plan's pieces have a spec."""
+    pins = {"x": P(("cpu2", "cpu1", "cpu0"), None)}
+    plan = jaxplan.plan(lambda x: x * 2, _arguments()[1], topology="cpu:8", pins=pins).fastest()
+    fix = r"(?s)in another order, cpu2 cpu1 cpu0.*plan.mesh\(names=\{'all': \('cpu2', 'cpu1', 'cpu0'\)\}\)"
+    with pytest.raises(jaxplan.PlanMismatchError, match=fix):
+        plan.specs(plan.mesh(names={"all": 8}))
+    mesh = plan.mesh(names={"all": ("cpu2", "cpu1", "cpu0")})
+    assert plan.specs(mesh)[0] == (P("all", None),)
+    (own,), (other,) = plan.in_shardings(), plan.in_shardings(mesh)
+    assert pieces(own, (64, 16)) == pieces(other, (64, 16))
+
+
 @pytest.mark.parametrize(
     ("names", "message"),
     [
