@@ -244,7 +244,7 @@ def test_a_batch_that_no_axis_divides_is_planned_without_that_split_and_said(
         frontier = plan(train_step, *shapes(batch=15), donate_argnums=())
     (note,) = frontier.notes
     assert note in caplog.messages
-    assert "dimension 'batch' (size 15, argument [1]['x'] axis 0) is split over at most one of 8" in note
+    assert "dimension 'batch' (size 15, axis 0 of batch/x) is split over at most one of 8" in note
     assert "padded to 16 it could be split over 8" in note
     for planned in frontier:
         assert all(spec[0] is None for spec in planned.in_specs[1].values() if spec)
@@ -279,7 +279,7 @@ def test_what_padding_would_spare_is_counted() -> None:
 def test_dimensions_of_parameters_are_spoken_of_too() -> None:
     uneven = _uneven("cpu:8", batch=32, hidden=50257)
     assert [(u.size, u.padded, u.where) for u in uneven.values()] == [
-        (50257, 50264, "argument [0][0]['in'] axis 1")
+        (50257, 50264, "axis 1 of state/0/in")
     ]
     assert _uneven("cpu:8", batch=32, hidden=12) == {}  # a third more would be too much
     assert set(_uneven("cpu:8", batch=3)) == {"batch"}  # not for a batch

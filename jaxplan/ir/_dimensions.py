@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jaxplan.core._interner import Memo
+from jaxplan.core._paths import readable_path
 from jaxplan.ir._program import Program
 from jaxplan.ir._rule import OperatorRule
 
@@ -228,5 +229,6 @@ def path_name(program: Program, members: Sequence[tuple[int, int]]) -> str:
     if not members:
         return ""
     _, t, d = min((-len(program.tensors[t].shape), t, d) for t, d in members)
-    keys = re.findall(r"\w+", re.sub(r"^\[\d+\]", "", program.tensors[t].path)) or ["argument"]
+    path = program.tensors[t].path
+    keys = re.findall(r"\w+", re.sub(r"^\[\d+\]", "", path) or readable_path(path, program.argument_names))
     return f"{'/'.join(keys[-2:])}.{d}"

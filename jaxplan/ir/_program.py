@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from jaxplan.core._paths import argument_names, readable_path
+
 TensorKind = Literal["input", "constant", "literal", "computed"]
 Phase = Literal["forward", "backward", "update"]
 
@@ -273,6 +275,17 @@ class Program:
         """Dtype and shape of each input, such as ``float32[16,32]``."""
         tensors = [self.tensors[t] for t in self.inputs]
         return tuple(f"{tensor.dtype}[{','.join(map(str, tensor.shape))}]" for tensor in tensors)
+
+    @property
+    def argument_names(self) -> tuple[str, ...]:
+        """Names of the step's positional parameters, as far as they are known."""
+        return argument_names(self.source.step if self.source else None)
+
+    @property
+    def readable_in_paths(self) -> tuple[str, ...]:
+        """`in_paths` as people write them, such as ``state/params/Dense_0/kernel``."""
+        names = self.argument_names
+        return tuple(readable_path(path, names) for path in self.in_paths)
 
     def __repr__(self) -> str:
         return (

@@ -20,7 +20,7 @@ def check_sizes(program: Program) -> None:
     """Raise ArgumentError for the first array above `MOST_BYTES`: an argument by its path, a result by its line."""
     if all(tensor.num_bytes <= MOST_BYTES for tensor in program.tensors):
         return
-    for path, index in zip(program.in_paths, program.inputs, strict=True):
+    for path, index in zip(program.readable_in_paths, program.inputs, strict=True):
         if program.tensors[index].num_bytes > MOST_BYTES:
             raise _error(program, index, f"argument {path}", "a dimension was mistyped", "mend its shape")
     for eqn in program.equations:

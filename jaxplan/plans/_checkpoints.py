@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxplan.core._paths import argument_names, keys
+from jaxplan.core._paths import keys
 from jaxplan.errors import ArgumentError, MissingExtraError, PlanMismatchError
 from jaxplan.frontend import _nnx
 from jaxplan.frontend._static_leaves import hold_statics, release_statics
@@ -177,7 +177,7 @@ class Checkpoints:
 def _state_arguments(plan: PlanData, shardings: Sequence[Any]) -> dict[str, tuple[Any, list[Any]]]:
     """By name, the arguments that hold state or parameters: their trees, and shapes and shardings of their arrays."""
     program = plan.require_program().program
-    names = argument_names(program.source.step if program.source else None)
+    names = program.argument_names
     batches = {start for start, _ in batch_arguments(plan)}
     tensors = [program.tensors[t] for t in program.inputs]
     shapes = [jax.ShapeDtypeStruct(t.shape, t.dtype, sharding=s) for t, s in zip(tensors, shardings, strict=True)]

@@ -13,7 +13,7 @@ from jaxplan.core._paths import readable_path
 from jaxplan.cost import KEEP, REPEAT, CostModel, ModelBuilder, Prediction, Predictor, Transfer
 from jaxplan.ir import VIEW_PRIMITIVES, Configuration, StepGraph
 from jaxplan.mesh import Topology, collective_seconds
-from jaxplan.plans._rows import names_of_arguments, short_source
+from jaxplan.plans._rows import short_source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +126,7 @@ class PricedPlan:
             if producer < 0 or self.graph.program.equations[producer].name not in VIEW_PRIMITIVES:
                 return f"{tensor.dtype}[{','.join(map(str, tensor.shape))}]"
             source = self.graph.program.equations[producer].operands[0]
-        return readable_path(self.graph.program.tensors[source].path, names_of_arguments(self.graph))
+        return readable_path(self.graph.program.tensors[source].path, self.graph.program.argument_names)
 
     def _edge(self, transfer: Transfer) -> Edge:
         program = self.graph.program

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jaxplan.core._paths import argument_names, readable_path
+from jaxplan.core._paths import readable_path
 from jaxplan.ir import FactorClass, StepGraph
 from jaxplan.mesh import Sharding, Topology, collective_seconds
 from jaxplan.plans._plan_data import PlanData
@@ -95,8 +95,7 @@ def leaf_rows(plan: PlanData) -> tuple[LeafRow, ...]:
 
 def names_of_arguments(graph: StepGraph | None) -> tuple[str, ...]:
     """Names of the positional arguments of the step, as far as they are known."""
-    source = graph.program.source if graph is not None else None
-    return argument_names(source.step if source else None)
+    return graph.program.argument_names if graph is not None else ()
 
 
 def _leaf_row(

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxplan.core._paths import argument_names, keys
+from jaxplan.core._paths import keys
 from jaxplan.ir import UNGROUPED, ClassLimit, Program, StepGraph
 from jaxplan.mesh import Topology
 from jaxplan.plans._plan import Plan
@@ -129,7 +129,7 @@ def _keep(asked: _Dimension, limits: list[list[ClassLimit]], graph: StepGraph, t
 
 def _keys(program: Program) -> list[tuple[str, ...]]:
     """Per argument leaf its keys, a position replaced by the name of the argument."""
-    names = argument_names(program.source.step if program.source else None)
+    names = program.argument_names
     found = []
     for path in program.in_paths:
         first, *rest = keys(path)

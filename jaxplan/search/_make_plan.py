@@ -12,7 +12,6 @@ from jaxplan.cost import Prediction, Predictor, boundary_shardings, sequences_of
 from jaxplan.ir import Program
 from jaxplan.partition import decide_lowering
 from jaxplan.plans._plan import Plan
-from jaxplan.plans._rows import names_of_arguments
 from jaxplan.plans._summary import input_dims, input_roles, outline_of
 
 
@@ -49,7 +48,7 @@ def _of_arguments(predictor: Predictor) -> Mapping[str, Any]:
             "in_avals": graph.program.in_avals,
             "in_roles": input_roles(graph),
             "in_dims": input_dims(graph),
-            "argument_names": names_of_arguments(graph),
+            "argument_names": graph.program.argument_names,
         }
     return found
 

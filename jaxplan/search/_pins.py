@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from jax.sharding import PartitionSpec
 
 from jaxplan.core import _compat
-from jaxplan.core._paths import argument_names, matches, nearest, readable_path
+from jaxplan.core._paths import matches, nearest
 from jaxplan.errors import ArgumentError, InfeasibleError
 from jaxplan.frontend._pins import Forbid, Pin, Split
 from jaxplan.ir import (
@@ -133,10 +133,9 @@ class _Resolver:
 
     def __post_init__(self) -> None:
         program = self.graph.program
-        names = argument_names(program.source.step if program.source else None)
         self.limits = [[] for _ in self.graph.spaces]
         self.leaves = [
-            _Place(tensor=t, path=readable_path(path, names)) for path, t in zip(program.in_paths, program.inputs)
+            _Place(tensor=t, path=path) for path, t in zip(program.readable_in_paths, program.inputs)
         ]
         self.hints = [
             _Place(tensor=eqn.results[0], path=eqn.params["name"])
@@ -378,10 +377,9 @@ _CONFLICT_MSG = (
 def _where(graph: StepGraph, v: int) -> str:
     """A group as people know it: a line of their step, or an argument."""
     group = graph.grouping.groups[v]
-    names = argument_names(graph.program.source.step if graph.program.source else None)
     if group.inputs and not group.equations:
         position = graph.program.inputs.index(group.inputs[0])
-        return f"the argument {readable_path(graph.program.in_paths[position], names)}"
+        return f"the argument {graph.program.readable_in_paths[position]}"
     eqn = graph.program.equations[group.equations[0]]
     line = _compat.eqn_source_line(eqn.origin)
     return f"the operator {eqn.name}" + (f" at {line}" if line else "")

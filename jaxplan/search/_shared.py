@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxplan.core._paths import argument_names, keys, nearest
+from jaxplan.core._paths import keys, nearest
 from jaxplan.errors import ArgumentError
 from jaxplan.ir import StepGraph
 
@@ -78,7 +78,7 @@ class Shared:
 def leaves_of(name: str, graph: StepGraph) -> tuple[Leaf, ...]:
     """The arguments and results of a step."""
     program = graph.program
-    names = argument_names(program.source.step if program.source else None)
+    names = program.argument_names
     found, carried = [], {pair.input for pair in program.pairs}
     for i, (path, t) in enumerate(zip(program.in_paths, program.inputs, strict=True)):
         first, *rest = keys(path)

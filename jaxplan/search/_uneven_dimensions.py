@@ -248,7 +248,7 @@ def _where(graph: StepGraph, k: int, size: int) -> str:
     if not holders:
         return "inside the step"
     _, position, axis = min(holders)
-    return f"argument {program.in_paths[position]} axis {axis}"
+    return f"axis {axis} of {program.readable_in_paths[position]}"
 
 
 def _flop(flops: float) -> str:

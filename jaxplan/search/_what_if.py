@@ -62,13 +62,14 @@ def resized(graph: StepGraph, batch: int) -> Program:
     sizes = batch_sizes(graph)
     examples = min(size for of in sizes.values() for size in of.values())
     shapes = {}
+    readable = dict(zip(program.in_paths, program.readable_in_paths, strict=True))
     for path, dims in sizes.items():
         t = program.inputs[program.in_paths.index(path)]
         shape = list(program.tensors[t].shape)
         for d, size in dims.items():
             if size * batch % examples:
                 raise ArgumentError(
-                    f"batch={batch}: the argument {path} has {size} where others have {examples} examples, and "
+                    f"batch={batch}: {readable[path]} has {size} where others have {examples} examples, and "
                     "does not scale to a whole number"
                 )
             shape[d] = size * batch // examples

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxplan.core._paths import argument_names, matches, readable_path
+from jaxplan.core._paths import matches
 from jaxplan.errors import ArgumentError
 from jaxplan.ir import UNGROUPED, Group, StepGraph, UserMesh, spec_dims
 from jaxplan.mesh import AxesNames, Topology, axes_of, named_axes
@@ -139,8 +139,7 @@ def _shardings(
 def _per_leaf(graph: StepGraph, shardings: Any, name: str) -> list[Any]:
     program = graph.program
     if isinstance(shardings, Mapping):
-        names = argument_names(program.source.step if program.source else None)
-        paths = [readable_path(path, names) for path in program.in_paths]
+        paths = program.readable_in_paths
         unused = [pattern for pattern in shardings if not any(matches(path, pattern) for path in paths)]
         if unused:
             raise ArgumentError(

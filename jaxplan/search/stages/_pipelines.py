@@ -11,7 +11,6 @@ from jaxplan.ir.stages import Cut, Part, Port
 from jaxplan.mesh import Sharding, Topology, collective_seconds
 from jaxplan.partition.stages import port_bytes
 from jaxplan.plans._outline import Outline
-from jaxplan.plans._rows import names_of_arguments
 from jaxplan.plans._stage_data import SCHEDULES, Stage, simulated
 from jaxplan.plans._staged_plan import StagedPlan
 from jaxplan.plans._summary import input_dims, input_roles
@@ -98,7 +97,7 @@ def staged_plan(layout: Layout, chosen: Sequence[StagePoint], schedule: str) -> 
         in_avals=program.in_avals,
         in_roles=input_roles(layout.graph),
         in_dims=input_dims(layout.graph),
-        argument_names=names_of_arguments(layout.graph),
+        argument_names=layout.graph.program.argument_names,
         out_paths=program.out_paths,
         input_shardings=input_shardings,
         output_shardings=tuple(_out_layout(layout, stages, input_shardings, o) for o in range(len(program.outputs))),
