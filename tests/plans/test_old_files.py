@@ -1,7 +1,7 @@
 """Plan files that earlier versions of jaxplan wrote: migrated, or refused with one error that says how to plan again.
 
-`old_files/plan_N.json` was written by the last version with plans of schema version N, `plan_3_pooled.json` by the
-first of version 3; all are the plan ``data`` of `_step` on ``cpu:4``.
+`old_files/plan_N.json` was written by the last version with plans of schema version N, `plan_3_pooled.json` and
+`plan_6.json` by the first of theirs; all are the plan ``data`` of `_step` on ``cpu:4``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import jaxplan
 from jaxplan.plans import _migrations
 
 FOLDER = Path(__file__).parent / "old_files"
-READ = ["plan_2", "plan_3_pooled", "plan_3", "plan_4"]
+READ = ["plan_2", "plan_3_pooled", "plan_3", "plan_4", "plan_5", "plan_6"]
 
 
 def _step(params: Any, x: Any, y: Any) -> Any:
@@ -42,10 +42,14 @@ def test_an_old_plan_says_what_it_said(name: str) -> None:
     """Batch over 4 CPUs, gradients of 16 x 4 and 8 x 16 float32 reduced."""
     plan = jaxplan.load(FOLDER / f"{name}.json")
     assert isinstance(plan, jaxplan.Plan)
-    assert (plan.name, plan.summary, plan.memory_bytes) == ("data", "batch /4; state 1/1", 2944)
+    in_words = "batch /4; state 1/1" if name < "plan_5" else "data 4"
+    assert (plan.name, plan.summary, plan.memory_bytes) == ("data", in_words, 2944)
     assert [c.num_bytes for c in plan.prediction.collectives] == [256, 512]
     assert all(c.latency_share == 1.0 for c in plan.prediction.collectives)
     assert plan.in_specs["[1]"] == jax.sharding.PartitionSpec(("cpu0", "cpu1"), None)
+    if name == "plan_6":
+        assert plan.lowering.reshardings
+        return
     with pytest.raises(jaxplan.PlanMismatchError, match="loaded without its program"):
         _ = plan.lowering
 
@@ -70,10 +74,11 @@ AS_IT_WAS = pytest.mark.skipif(
 
 
 @AS_IT_WAS
-def test_an_old_plan_runs_where_the_groups_are_the_same() -> None:
-    """Version 4 formed the groups of today; its lowering is decided when it is bound."""
+@pytest.mark.parametrize("name", READ[-3:])
+def test_an_old_plan_runs_where_the_groups_are_the_same(name: str) -> None:
+    """From version 4 on the groups are those of today; before 6 the lowering is decided when the plan is bound."""
     arguments = _arguments()
-    plan = jaxplan.load(FOLDER / "plan_4.json", _step, *arguments)
+    plan = jaxplan.load(FOLDER / f"{name}.json", _step, *arguments)
     assert isinstance(plan, jaxplan.Plan)
     for found, expected in zip(
         jax.tree.leaves(plan.jit(donate_argnums=())(*arguments)), jax.tree.leaves(_step(*arguments)), strict=True
