@@ -152,7 +152,7 @@ def test_it_is_the_program_of_checkpoint(graph):
 
 
 def test_blocks_in_micro_batches_are_those_of_checkpoint():
-    """The blocks stand in the loop over slices, and so do their barriers; parameters, the same in each trip, pass by."""
+    """The blocks and their barriers stand in the loop over slices; parameters, the same in each trip, pass by."""
     arguments = make_args()
     sliced = in_microbatches(analyse(trace(make_step(), arguments)), 2)
     blocks = recomputable_blocks(sliced)
