@@ -164,7 +164,7 @@ class StatePair:
         input itself, ``moved`` when it is another input unchanged (buffers that are swapped), ``none`` when it is
         computed of other arguments and the structure says that it takes the input's place.
       placed: whether the output stands at the same place in the structure: in a subtree that comes back whole, or
-        under the same key.
+        under the same key; and no other input that does not come back fits that place as well.
       is_state: whether the input is state (a parameter, an optimizer slot, a cache), not a batch of which something
         of its shape is computed: it is placed, or is donated by name, or its update is of gradients or writes into it.
     """

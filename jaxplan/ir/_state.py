@@ -75,6 +75,7 @@ class _Pairing:
         self.data: set[int] = set()  # returned changed, and no state
         self.evolving: set[int] = set()  # returned changed as nothing but each other makes them
         self.recurrent: set[int] = set()
+        self.rivals: dict[int, list[int]] = defaultdict(list)  # inputs that fit the partner's place as well
         self.by_keys = {leaf.keys: o for o, leaf in enumerate(outputs)}
         self.by_suffix: dict[tuple[Keys, Any], list[int]] = defaultdict(list)
         avals = {leaf.aval for leaf in inputs}
@@ -105,7 +106,7 @@ class _Pairing:
             input=i,
             output=o,
             flow=self._kind(i, o),
-            placed=placed,
+            placed=placed and all(rival in self.partner for rival in self.rivals[i]),
             is_state=self.donated[i] or (i not in self.data and (placed or is_update)),
         )
 
@@ -168,7 +169,19 @@ class _Pairing:
                     kinds[a, b] = "unchanged" if score.is_unchanged else "updated"
         if len(nodes) == len(places) > 1 and is_window(kinds, len(nodes)):
             return {a: a for a in range(len(nodes))}
-        return {a: b for a, b in assign(scores).items() if self._holds(nodes[a], places[b])}
+        found = {a: b for a, b in assign(scores).items() if self._holds(nodes[a], places[b])}
+        self._note_rivals(nodes, scores, found)
+        return found
+
+    def _note_rivals(
+        self, nodes: Sequence[Subtree], scores: dict[tuple[int, int], Score], found: dict[int, int]
+    ) -> None:
+        """Subtrees that fit a place as well as the one that got it: a mean of a policy and its target may be either."""
+        for (a, b), score in scores.items():
+            winner = next((other for other, place in found.items() if place == b), a)
+            if a not in found and winner != a and scores[winner, b] == score:
+                for ours, theirs in zip(nodes[winner].leaves, nodes[a].leaves, strict=True):
+                    self.rivals[ours].append(theirs)
 
     def _copies(self, nodes: Sequence[Subtree]) -> list[Subtree]:
         """Pair subtrees with places that are computed of other state: a cast of master weights, a target that is
@@ -370,7 +383,8 @@ def donated_by_default(inputs: Sequence[Leaf], pairs: Sequence[StatePair]) -> tu
     """Per input, whether its argument is donated without being named: it comes back whole, at its place, and updated.
 
     An argument that comes back in part, unchanged, or as a bare array that only shape and data flow tell is the
-    caller's to keep. One with all leaves computed from other state (low-precision copies of parameters) is updated.
+    caller's to keep, and so is one that another argument, not returned itself, equals in all of this. One with all
+    leaves computed from other state (low-precision copies of parameters) is updated.
     """
     flows: dict[str | int, set[PairFlow]] = defaultdict(set)
     for pair in pairs:

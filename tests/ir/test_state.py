@@ -88,6 +88,32 @@ def test_an_argument_donated_by_name_is_the_one_that_is_replaced(donated_by_name
     assert donated(program) == {f"[{donated_by_name}]"}
 
 
+@pytest.mark.parametrize("mean", [average, lambda policy, target: average(target, policy)])
+def test_a_mean_of_two_trees_takes_neither_from_the_caller(mean: Any) -> None:
+    """`optax.incremental_update(policy, target, 0.1)`: nothing in the step says which of the two is replaced."""
+    program = trace(lambda policy, target: mean(policy, target), (PARAMS, PARAMS))
+    assert successors(program) == place("[0]", "")
+    assert donated(program) == set()
+
+
+def test_a_mean_beside_the_other_tree_takes_both() -> None:
+    """A policy that is trained and its target: the policy has a successor of its own."""
+
+    def step(policy: Any, target: Any, x: jax.Array) -> Any:
+        new = sgd(policy, x)
+        return new, jax.tree.map(lambda p, t: 0.1 * p + 0.9 * t, policy, target)
+
+    program = trace(step, (PARAMS, PARAMS, X))
+    assert successors(program) == place("[0]", "[0]") | place("[1]", "[1]")
+    assert donated(program) == {"[0]", "[1]"}
+
+
+def test_updates_given_as_an_argument_do_not_keep_the_parameters() -> None:
+    program = trace(lambda p, g: jax.tree.map(lambda p, g: p - 0.1 * (g + 0.01 * p), p, g), (PARAMS, PARAMS))
+    assert successors(program) == place("[0]", "")
+    assert donated(program) == {"[0]"}
+
+
 def test_an_argument_may_be_returned_in_parts_and_under_other_keys() -> None:
     def step(state: Any, x: jax.Array) -> Any:
         return {"loss": jnp.sum(x), "new": sgd(state["params"], x), "count": state["count"] + 1}
