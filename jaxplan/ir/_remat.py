@@ -10,14 +10,16 @@ originals. A copy has the value number of its original, and so joins its group (
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import jax
 
 from jaxplan.core import _compat
+from jaxplan.ir._batch import Batch
 from jaxplan.ir._blocks import Block, Passes, Remat, RematPolicy, find_blocks
 from jaxplan.ir._dead_code import remove_dead
+from jaxplan.ir._dimensions import NamedDimensions
 from jaxplan.ir._grouping import CONTRACTION_FAMILIES, STORED_KINDS, UNGROUPED
 from jaxplan.ir._model import StepGraph, analyse, rule_of
 from jaxplan.ir._program import REGION_IN, REGION_OUT, Equation, Program, Region, Tensor
@@ -87,15 +89,33 @@ def rematerialise(
     finder = _Finder(graph)
     found = [finder.again(block, policy) for block, policy in zip(blocks, remat.policies)]
     parts = tuple(sorted((again for again in found if again is not None), key=lambda again: again.first))
-    program, original = _Rewriter(graph, parts).run()
+    rewriter = _Rewriter(graph, parts)
+    program, original = rewriter.run()
     rules = [
         graph.rules[original[e.index]] if e.index in original else rule_of(program, e)
         for e in program.equations
     ]
     again = dataclasses.replace(
-        analyse(program, rules=rules, structures=structures), remat=remat, traced=graph
+        analyse(program, rules=rules, structures=structures, known=_known(graph, rewriter.copies)),
+        remat=remat,
+        traced=graph,
     )
     return Rematerialised(graph=again, parts=parts, original=original)
+
+
+def _known(graph: StepGraph, copies: Mapping[int, int]) -> tuple[NamedDimensions, Batch] | None:
+    """Dimensions by name, and the batch, of a step whose operators no longer tell them (`jaxplan.ir.attention`).
+
+    Args:
+      copies: tensor -> the one of the step as it was traced that it equals.
+    """
+    if graph.program.sequences is None:
+        return None
+    of = dict(graph.named.of)
+    for copy, t in copies.items():
+        dims = range(len(graph.program.tensors[t].shape))
+        of.update({(copy, d): of[t, d] for d in dims if (t, d) in of})
+    return dataclasses.replace(graph.named, of=of), graph.batch
 
 
 class _Finder:
@@ -217,6 +237,7 @@ class _Rewriter:
         self.tensors: list[Tensor] = list(graph.program.tensors)
         self.equations: list[Equation] = []
         self.name: dict[int, int] = {}
+        self.copies: dict[int, int] = {}
         self.origin: dict[int, int] = {}
 
     def run(self) -> tuple[Program, dict[int, int]]:
@@ -250,8 +271,9 @@ class _Rewriter:
 
     def _insert(self, part: Again, following: Again | None) -> None:
         """The barrier of one block and the equations behind it."""
-        is_last = following is None or following.passes != part.passes
-        last = part.last if is_last else min(part.last, following.first - 1)
+        last = part.last
+        if following is not None and following.passes == part.passes:
+            last = min(last, following.first - 1)
         origin = _compat.fresh_equation(self.program.equations[part.equations[0]].origin)
         region = part.passes.region
         self._barrier(part.sources, part.sources, origin, region)
@@ -302,6 +324,7 @@ class _Rewriter:
 
     def _copy_of(self, t: int) -> int:
         like, index = self.program.tensors[t], len(self.tensors)
+        self.copies[index] = t
         self.tensors.append(
             Tensor(
                 index=index,

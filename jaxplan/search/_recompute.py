@@ -18,6 +18,7 @@ from jaxplan.ir import (
     WHOLE,
     Block,
     Configuration,
+    GroupSpace,
     Remat,
     Rematerialised,
     StepGraph,
@@ -166,7 +167,14 @@ def _class_map(graph: StepGraph, again: Rematerialised, v: int) -> tuple[int | N
             old = again.original[e]
             before = graph.grouping.equation_group[old]
             _match(classes, space.factor_class[e], graph.spaces[before].factor_class[old])
+    if before is not None:
+        _match(classes, _of_sums(space), _of_sums(graph.spaces[before]))
     return before, classes
+
+
+def _of_sums(space: GroupSpace) -> list[int]:
+    """The classes that no tensor has: partial sums are split along them (gradients of micro-batches)."""
+    return [c for c, of in enumerate(space.classes) if not of.sizes]
 
 
 def _match(classes: list[int], new: Sequence[int], old: Sequence[int]) -> None:

@@ -15,10 +15,11 @@ import pytest
 import jaxplan
 from jaxplan.core._progress import Progress
 from jaxplan.frontend._options import Options
-from jaxplan.ir import analyse, trace
+from jaxplan.ir import Remat, analyse, recomputable_blocks, rematerialise, trace
 from jaxplan.ir.attention import FORMS, attention_graph
 from jaxplan.mesh import parse_topology
 from jaxplan.plans._plan import Plan
+from jaxplan.search._microbatches import in_microbatches
 from jaxplan.search._planner import plan_graph
 
 Array = jax.Array
@@ -70,9 +71,15 @@ def arguments(layers: int = 0, dtype: Any = jnp.float32, scale: float = 0.3) -> 
     return params, jnp.asarray(x), jnp.asarray([LENGTH, 37])
 
 
-def context_plan(step: Callable[..., Any], args: Any, form: str) -> Plan:
-    """The sequence over all eight devices."""
-    graph, topology = attention_graph(analyse(trace(step, args)), form), parse_topology("cpu:8")
+def context_plan(
+    step: Callable[..., Any], args: Any, form: str, *, num: int = 0, again: bool = False
+) -> Plan:
+    """The sequence over all eight devices; ``num`` micro-batches, and with ``again`` every block recomputed."""
+    graph, topology = analyse(trace(step, args)), parse_topology("cpu:8")
+    graph = attention_graph(in_microbatches(graph, num) if num else graph, form)
+    if again:
+        blocks = recomputable_blocks(graph)
+        graph = rematerialise(graph, Remat(num_all=len(blocks), of=len(blocks)), blocks).graph
     options = Options(topology=topology).on(topology)
     with Progress(False) as report:
         frontier = plan_graph(graph, topology=topology, options=options, report=report, name="step")
@@ -93,6 +100,34 @@ def test_equals_one_device(attention: Callable[..., Array], form: str) -> None:
     assert plan.sequences is not None
     assert (plan.sequences.form, plan.sequences.parts) == (form, 8)
     assert largest_difference(plan.jit()(*args), jax.jit(step)(*args)) < 1e-5
+
+
+@pytest.mark.parametrize("num, again", [(2, False), (0, True), (2, True)])
+@pytest.mark.parametrize("form", FORMS)
+def test_micro_batches_and_recomputed_blocks_equal_one_device(form: str, num: int, again: bool) -> None:
+    """Positions of the mask are made outside of the loop over micro-batches, and read in it."""
+
+    def step(params: Any, x: Array, lengths: Array) -> Any:
+        def loss(params: Any) -> Array:
+            y = x
+            for of in params:
+                q, k, v = (jnp.einsum("btm,mhd->bthd", y, of[name]) for name in "qkv")
+                y = y + jnp.einsum("bthd,hdm->btm", causal(q, k, v, lengths), of["o"])
+            return (y**2).mean()
+
+        value, gradients = jax.value_and_grad(loss)(params)
+        return jax.tree.map(lambda p, g: p - g, params, gradients), value
+
+    with jax.enable_x64(True):
+        params, x, _ = arguments(3, jnp.float64)
+        layers = [{name: w[layer] for name, w in params.items()} for layer in range(3)]
+        args = layers, jnp.concatenate([x, x[::-1] / 2]), jnp.asarray([LENGTH, 37, 5, 50])
+        wanted = jax.jit(step)(*args)
+        plan = context_plan(step, args, form, num=num, again=again)
+        assert plan.sequences is not None and plan.sequences.parts == 8 and bool(plan.remat) == again
+        assert (plan.microbatches is None) == (num == 0)
+        found = plan.jit(donate_argnums=())(*plan.shard(args))
+    assert largest_difference(found, wanted) < 1e-12
 
 
 @pytest.mark.parametrize("form", FORMS)

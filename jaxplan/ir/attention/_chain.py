@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from jaxplan.ir._program import Equation, Program
+from jaxplan.ir._program import REGION_IN, Equation, Program
 from jaxplan.ir._rule import OperatorRule
 from jaxplan.ir.attention._operator import ONE, Labels, Score
 from jaxplan.ir.attention._terms import Terms, constant, multiplied, power, symbol
@@ -21,12 +21,13 @@ class Reader:
     """A program, and which equation makes each value.
 
     Attributes:
-      producer: tensor -> the equation that makes it, of one region.
+      producer: tensor -> the equation that makes it, of one region; ``makers``: of all.
     """
 
     program: Program
     rules: tuple[OperatorRule, ...]
     producer: dict[int, Equation]
+    makers: dict[int, Equation]
     consumers: dict[int, list[Equation]]
 
     def scalar(self, t: int) -> Terms | None:
@@ -197,15 +198,60 @@ def _side(chain: Chain, t: int, labels: Labels) -> Value:
     is_number = tensor.kind == "literal" and tensor.shape == ()
     if value in chain.steps or value in chain.sides or is_number:
         return value
+    entered = _of_positions(chain, t, labels)
+    if entered is not None:
+        return entered
     operands = [] if made is None else list(_operand_labels(reader, made, labels))
-    is_position = (
-        made is not None and made.name == "iota" and labels[made.params["dimension"]] in chain.positions
-    )
-    if made is None or not (operands or is_position):
+    if made is None or not (operands or _is_position(chain, made, labels)):
         chain.sides.append(value)
     else:
         chain.steps[value] = made, tuple(_side(chain, operand, of) for operand, of in operands)
     return value
+
+
+def _is_position(chain: Chain, made: Equation, labels: Labels) -> bool:
+    return made.name == "iota" and labels[made.params["dimension"]] in chain.positions
+
+
+def _of_positions(chain: Chain, t: int, labels: Labels) -> Value | None:
+    """A value that a loop reads from outside, made of positions alone, among the chain's steps; else None.
+
+    Example: ``jnp.arange(length)`` above a loop over micro-batches, in which queries and keys are compared by it.
+    """
+    reader = chain.reader
+    made = reader.makers.get(t)
+    if made is None or not _enters(made):
+        return None
+    steps: dict[Value, tuple[Equation, tuple[Value, ...]]] = {}
+    while made is not None and _enters(made):
+        t = made.operands[0]
+        made = reader.makers.get(t)
+    if not _add_positions(chain, t, labels, steps):
+        return None
+    chain.steps |= {value: step for value, step in steps.items() if value not in chain.steps}
+    return t, labels
+
+
+def _enters(made: Equation) -> bool:
+    return made.name == REGION_IN and made.params["role"] == "const"
+
+
+def _add_positions(
+    chain: Chain, t: int, labels: Labels, steps: dict[Value, tuple[Equation, tuple[Value, ...]]]
+) -> bool:
+    """Whether a value is made of positions and literals alone; ``steps``: the equations that make it, in order."""
+    tensor, made = chain.reader.program.tensors[t], chain.reader.makers.get(t)
+    if (t, labels) in steps or (tensor.kind == "literal" and tensor.shape == ()):
+        return True
+    if made is None:
+        return False
+    operands = list(_operand_labels(chain.reader, made, labels))
+    if not (operands or _is_position(chain, made, labels)):
+        return False
+    if not all(_add_positions(chain, operand, of, steps) for operand, of in operands):
+        return False
+    steps[t, labels] = made, tuple(operands)
+    return True
 
 
 def _operand_labels(reader: Reader, eqn: Equation, labels: Labels) -> Iterator[tuple[int, Labels]]:

@@ -37,9 +37,16 @@ def find_attentions(program: Program, rules: Sequence[OperatorRule]) -> list[Fou
     producers: dict[int, dict[int, Equation]] = defaultdict(dict)
     for eqn in program.equations:
         producers[eqn.region].update(dict.fromkeys(eqn.results, eqn))
+    makers = {t: eqn for of in producers.values() for t, eqn in of.items()}
     found = [
         attention_at(
-            Reader(program=program, rules=tuple(rules), producer=producers[eqn.region], consumers=consumers),
+            Reader(
+                program=program,
+                rules=tuple(rules),
+                producer=producers[eqn.region],
+                makers=makers,
+                consumers=consumers,
+            ),
             eqn,
         )
         for eqn in program.equations
