@@ -7,9 +7,9 @@ and `ByIdentity` do; `Watched` and `addresses` are for callers that may not.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -40,6 +40,38 @@ class Memo(dict[Hashable, Any]):
         numbers = tuple(map(id, values))
         self._kept.update(zip(numbers, values))
         return numbers
+
+    def to_find(self, values: Iterable[Any]) -> tuple[int, ...]:
+        """The number of each object for a look-up alone: a key that is stored needs `numbers`, which keeps them."""
+        return tuple(map(id, values))
+
+
+class Remembered(Generic[T]):
+    """What was found of each object, told apart by identity; it keeps the objects.
+
+    >>> sizes, table = Remembered(), [1.0, 2.0]
+    >>> sizes.of(table, len), sizes.of(table, lambda _: "not asked again")
+    (2, 2)
+    """
+
+    __slots__ = ("_found",)
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[Any, T]] = {}
+
+    def of(self, value: Any, find: Callable[[Any], T]) -> T:
+        """What ``find`` returns of an object, which is called once."""
+        return self.of_all((value,), find)[0]
+
+    def of_all(self, values: Iterable[Any], find: Callable[[Any], T]) -> list[T]:
+        """The same of each of many objects."""
+        known, found = self._found, list[T]()
+        for value in values:
+            pair = known.get(id(value))
+            if pair is None:
+                pair = known[id(value)] = value, find(value)
+            found.append(pair[1])
+        return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from jaxplan.core._interner import Memo
+from jaxplan.core._interner import Remembered
 from jaxplan.cost._model import CostModel
 from jaxplan.cost._prefetch import outer_operators, prefetched_from, views_of
 from jaxplan.cost._transfers import Transfer
 from jaxplan.cost._updated_parts import gathered_updates
 from jaxplan.ir import REGION_IN, STORED_KINDS, UNGROUPED, Tensor
 from jaxplan.xla._plan_effects import GatherInPieces, GatherInto, KeepUpdatedParts, StartEarly
+
+COPIES = "resharded copies"
+"""Label of the copies of transfers."""
+
+
+_Copy = tuple[tuple[int, int, float, str], ...]
 
 
 class Copies:
@@ -28,31 +35,33 @@ class Copies:
         self._axes, self._replaced = model.topology.axes, graph.program.replaced
         dots = (e.index for e in graph.program.equations if graph.rules[e.index].family == "contraction")
         self._products = frozenset(dots)
-        self._copies, self._arriving = Memo(), Memo()
+        self._copies, self._arriving = Remembered[_Copy](), Remembered[tuple[tuple[int, int, int], ...]]()
+        self._shared = Remembered[int]()
 
     def beside(self, transfers: Sequence[Transfer]) -> Iterator[tuple[int, int, int]]:
         """(first, last equation, bytes) of buffers of transfers beside their copies."""
-        yield from self._in_pieces(transfers)
+        yield from itertools.chain.from_iterable(self._arriving.of_all(transfers, self._in_pieces))
         yield from self._updates_in_pieces(transfers)
         yield from self._shared_copies(transfers)
         yield from self._updated_parts(transfers)
 
-    def of(self, transfer: Transfer) -> list[tuple[int, int, int]]:
-        """(first, last position, bytes) of the copy that each execution of a transfer makes."""
-        number = self._copies.number(transfer)
-        if number not in self._copies:
-            buffers, tensor, found = self.model.buffers, self._travelling(transfer), []
-            end = len(self.model.graph.program.equations)
-            for span in transfer.spans:
-                latest = max(span.readers, key=self._read_end.__getitem__)  # the readers are fused, not all at once
-                is_wide = transfer.carried in buffers.widened and buffers.is_kept(span.first, latest)
-                size = self.model.pricer.copy_bytes(tensor, transfer.target, is_wide)
-                if transfer.tensor in self._into_arguments and span.first == end:  # into the buffer that is replaced
-                    size = 0
-                first = self._started(transfer, max(span.first, buffers.birth[transfer.tensor]))
-                found.append((2 * first, 2 * max(first, min(self._read_end[latest], end)) + 1, size))
-            self._copies[number] = found
-        return self._copies[number]
+    def of(self, transfers: Sequence[Transfer]) -> list[_Copy]:
+        """(first, last position, bytes, label) of the copy that each execution of a transfer makes, for each."""
+        return self._copies.of_all(transfers, self._made_by)
+
+    def _made_by(self, transfer: Transfer) -> _Copy:
+        """(first, last position, bytes, label) of the copy that each execution of a transfer makes."""
+        buffers, tensor, found = self.model.buffers, self._travelling(transfer), []
+        end = len(self.model.graph.program.equations)
+        for span in transfer.spans:
+            latest = max(span.readers, key=self._read_end.__getitem__)  # the readers are fused, not all at once
+            is_wide = transfer.carried in buffers.widened and buffers.is_kept(span.first, latest)
+            size = self.model.pricer.copy_bytes(tensor, transfer.target, is_wide)
+            if transfer.tensor in self._into_arguments and span.first == end:  # into the buffer that is replaced
+                size = 0
+            first = self._started(transfer, max(span.first, buffers.birth[transfer.tensor]))
+            found.append((2 * first, 2 * max(first, min(self._read_end[latest], end)) + 1, size, COPIES))
+        return tuple(found)
 
     def _started(self, transfer: Transfer, first: int) -> int:
         """When a resharding starts that is needed at an equation: a gather, as soon as the compiler has its operand.
@@ -81,23 +90,18 @@ class Copies:
     def _travelling(self, transfer: Transfer) -> Tensor:
         return replace(self.model.graph.program.tensors[transfer.tensor], itemsize=transfer.itemsize)
 
-    def _in_pieces(self, transfers: Sequence[Transfer]) -> Iterator[tuple[int, int, int]]:
-        """(equation, the same, bytes) of gathered copies that are there once more while a dot first reads them.
+    def _in_pieces(self, transfer: Transfer) -> tuple[tuple[int, int, int], ...]:
+        """(equation, the same, bytes) of a gathered copy that is there once more while a dot first reads it.
 
         A gather writes the pieces one after the other. Where the gathered dimension lies between others (the positions
         of a sequence), compiled GPU programs were seen to transpose that for dots. Of a stack that loops read, each
         loop has a transposed copy, and the gathered one is live until the last is made.
         """
-        for transfer in transfers:
-            number = self._arriving.number(transfer)
-            if number not in self._arriving:
-                size = 0
-                if self._arrives_in_pieces(transfer):
-                    size = self.model.pricer.local_bytes(self._travelling(transfer), transfer.target)
-                self._arriving[number] = size
-            size = self._arriving[number]
-            for span in transfer.spans if size else ():
-                yield span.first, max([span.first, *self._loops_reading(span.readers)]), size
+        if not self._arrives_in_pieces(transfer):
+            return ()
+        size = self.model.pricer.local_bytes(self._travelling(transfer), transfer.target)
+        ends = ((span.first, max([span.first, *self._loops_reading(span.readers)])) for span in transfer.spans)
+        return tuple((first, last, size) for first, last in ends) if size else ()
 
     def _arrives_in_pieces(self, transfer: Transfer) -> bool:
         """Whether a gather needs its copy transposed: for a dot, or for loops, each of which has one of its own."""
@@ -143,11 +147,13 @@ class Copies:
         for transfer in transfers:
             first = transfer.spans[0].first
             if transfer.shared:
-                sharding = transfer.path.shardings[transfer.shared]
-                size = self.model.pricer.local_bytes(self._travelling(transfer), sharding)
-                yield made[number[transfer.carried]], first, size
+                yield made[number[transfer.carried]], first, self._shared.of(transfer, self._shared_bytes)
             elif len(transfer.spans) == 1:
                 made.setdefault(number[transfer.carried], first)
+
+    def _shared_bytes(self, transfer: Transfer) -> int:
+        sharding = transfer.path.shardings[transfer.shared]
+        return self.model.pricer.local_bytes(self._travelling(transfer), sharding)
 
     def _updated_parts(self, transfers: Sequence[Transfer]) -> Iterator[tuple[int, int, int]]:
         """(first, last equation, bytes) of arrays updated in parts, then gathered into the buffer that they replace."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import bisect
 import heapq
+import operator
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from jaxplan.core._interner import Memo
 from jaxplan.cost._dots_behind import DotsBehind
@@ -29,8 +31,8 @@ class HomeDeaths:
         self._reduced_in_place = {effect.tensor for effect in buffers.found.of(ReduceInPlace)}
         self._awaits_next, self._shortens = map(buffers.found.has, (AwaitNextGradient, ShortenSources))
         self._homes = Memo()
-        self._reads: dict[tuple[int, ...], dict[Sharding, int]] = {}
-        self._readers: dict[int, tuple[int, ...]] = {}
+        self._reads: dict[tuple[int, Any], dict[Sharding, int]] = {}
+        self._readers: dict[int, Callable[[Sequence[int]], Any]] = {}
         calls = (e for e in program.equations if graph.rules[e.index].family in CONTRACTION_FAMILIES)
         results = (e.results[0] for e in calls if e.region < 0)
         self._gradient_births = sorted(buffers.birth[t] for t in results if is_gradient(graph, t))
@@ -42,14 +44,17 @@ class HomeDeaths:
         of_tensor: dict[int, list[Transfer]] = defaultdict(list)
         for transfer in transfers:
             of_tensor[transfer.tensor].append(transfer)
-        result = {}
+        result: dict[int, int] = {}
+        homes, added_up = self._homes, self.model.buffers.added_up
         for t, moved in of_tensor.items():
-            key = (t, *self._homes.numbers(moved), -1, *[assignment[v] for v in self._readers_of(t)])
-            if key not in self._homes:
-                self._homes[key] = self._home_death(t, moved, assignment, chosen)
-            result[t] = self._homes[key]
-            if (dot := self.model.buffers.added_up.get(t)) is not None:
-                result.setdefault(dot, result[t])
+            key = t, homes.to_find(moved), self._read_by(t)(assignment)
+            found = homes.get(key)
+            if found is None:
+                homes.numbers(moved)
+                found = homes[key] = self._home_death(t, moved, assignment, chosen)
+            result[t] = found
+            if t in added_up:
+                result.setdefault(added_up[t], found)
         if self._shortens:
             self._shorten_sources(result)
         return result
@@ -75,20 +80,21 @@ class HomeDeaths:
         only_sums = all(step.kind == "all-reduce" for step in transfer.path.steps)
         return only_sums and transfer.tensor in self._reduced_in_place
 
-    def _readers_of(self, t: int) -> tuple[int, ...]:
-        """Groups that read a tensor."""
-        if t not in self._readers:
+    def _read_by(self, t: int) -> Callable[[Sequence[int]], Any]:
+        """A function from an assignment to the part of it that says how the groups which read a tensor read it."""
+        found = self._readers.get(t)
+        if found is None:
             graph = self.model.graph
-            groups = {graph.grouping.equation_group[c] for c in graph.values.consumers[t]}
-            self._readers[t] = tuple(sorted(groups - {UNGROUPED}))
-        return self._readers[t]
+            groups = sorted({graph.grouping.equation_group[c] for c in graph.values.consumers[t]} - {UNGROUPED})
+            found = self._readers[t] = operator.itemgetter(*groups) if groups else lambda assignment: ()
+        return found
 
     def _last_reads(
         self, t: int, assignment: Sequence[int], chosen: Sequence[Configuration]
     ) -> dict[Sharding, int]:
         """Layout in which a tensor is read -> the end of its last read, for the configurations of the readers."""
         graph = self.model.graph
-        key = (t, *[assignment[v] for v in self._readers_of(t)])
+        key = t, self._read_by(t)(assignment)
         if key not in self._reads:
             ends: dict[Sharding, int] = {}
             for c in graph.values.consumers[t]:

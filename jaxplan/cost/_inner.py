@@ -52,12 +52,22 @@ def inner_of_plan(
     groups: Sequence[int],
     chosen: Sequence[Configuration],
     transfers: Sequence[Transfer],
+    known: dict[tuple[int, Configuration], tuple[InnerCollective, ...]] | None = None,
 ) -> Iterator[InnerCollective]:
-    """The collectives inside the operators of a plan, in the order of ``groups``."""
+    """The collectives inside the operators of a plan, in the order of ``groups``.
+
+    ``known`` holds between calls those of groups without windows, which no other group and no transfer changes.
+    """
     sent: set[tuple] = set()
     repeated = {(t.tensor, t.target): [span.first for span in t.spans] for t in transfers if t.repeated}
+    known = {} if known is None else known
     for v in groups:
-        yield from inner_collectives(graph, topology, v, chosen[v], sent, repeated)
+        found = known.get((v, chosen[v]))
+        if found is None:
+            found = tuple(inner_collectives(graph, topology, v, chosen[v], sent, repeated))
+            if not any(graph.rules[e].windows for e in graph.grouping.groups[v].equations):
+                known[v, chosen[v]] = found
+        yield from found
 
 
 def may_communicate(graph: StepGraph, group: int) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxplan.cost._attention import AttentionBlocks
 from jaxplan.cost._buffer_sizes import BufferSizes
-from jaxplan.cost._copies import Copies
+from jaxplan.cost._copies import COPIES, Copies
 from jaxplan.cost._dots_behind import DotsBehind
 from jaxplan.cost._extended import ExtendedImages
 from jaxplan.cost._home_deaths import HomeDeaths
@@ -27,7 +27,7 @@ from jaxplan.xla._lifetimes import Lifetimes
 from jaxplan.xla._plan_effects import ClearTogether, Gaps, Scratch, TakeTurns
 from jaxplan.xla.rules.gpu.pooling import PoolBuffer
 
-TEMPORARIES, _COPIES = "gradients and temporaries", "resharded copies"
+TEMPORARIES = "gradients and temporaries"
 WORKSPACE = "workspace"
 """Label of the scratch of dots."""
 
@@ -87,18 +87,22 @@ class LiveRanges:
                 yield self._place[result], {dot, *views[dot]}
 
     def _sizes(self) -> list[int]:
-        """The buffers of all groups, in order; fills the tables of their bytes, (buffers, K) for each group."""
+        """The buffers of all groups, in order; fills the table of their bytes, K of each after the other."""
         graph, materialised = self.model.graph, self.model.buffers.materialised
         on_host, sizes_of = graph.on_host, BufferSizes(self.model)
         replaced = {t for t, old in graph.program.replaced.items() if old not in on_host}
         everyone: list[int] = []
-        self._bytes: list[np.ndarray] = []
+        tables: list[np.ndarray] = []
         for group in graph.grouping.groups:
             made = [t for e in group.equations for t in graph.program.equations[e].results]
             inputs = (t for t in group.inputs if t not in on_host)
             members = [*inputs, *(t for t in made if materialised[t] and t not in replaced)]
             everyone.extend(members)
-            self._bytes.append(sizes_of(group.index, members))
+            tables.append(sizes_of(group.index, members))
+        self._bytes = np.concatenate([table.ravel() for table in tables] or [np.zeros(0)])
+        self._holder = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
+        widths = np.repeat([table.shape[1] for table in tables], [len(table) for table in tables])
+        self._first_byte = np.cumsum(widths) - widths
         return everyone
 
     def of(
@@ -107,31 +111,28 @@ class LiveRanges:
         """From when to when everything lives that a plan holds in memory."""
         model = self.model
         end = len(model.graph.program.equations)
-        tables = [table[:, k] for table, k in zip(self._bytes, assignment, strict=True)]
-        held = np.concatenate(tables or [np.zeros(0)])
+        held = self._bytes[self._first_byte + np.asarray(assignment, dtype=np.int64)[self._holder]]
         death = self._death.copy()
         home_deaths = self._deaths.of(assignment, chosen, transfers)
         for t, last in home_deaths.items():
             if t in self._place:
                 death[self._place[t]] = last
+        made = held[~self._is_input]
         for t, sources in model.buffers.instead.items():
-            if not held[~self._is_input][self._place[t]]:
+            if not made[self._place[t]]:
                 longer = [self._place[u] for u in sources if u in self._place and u not in home_deaths]
                 death[longer] = np.maximum(death[longer], death[self._place[t]])
-        away, on_host = self._wait_on_host(held[~self._is_input], death, transfers)
+        away, on_host = self._wait_on_host(made, death, transfers)
         on_chip = 0.0
         if self.tpu:
-            held[~self._is_input], on_chip = self.tpu.in_main_memory(held[~self._is_input])
+            made, on_chip = self.tpu.in_main_memory(made)
         lives = np.flatnonzero(death >= self._birth)
-        num_homes, made, moved = len(lives), held[~self._is_input], {t.tensor for t in transfers}
+        num_homes, moved = len(lives), {t.tensor for t in transfers}
         made[[place for place, summands in self._added if not moved.isdisjoint(summands)]] = 0
         birth = self._births(made, moved)[lives]
-        born: list[tuple[int, int, float, str]] = []  # first and last position, bytes, label
-        copies: dict[tuple[int, int], int] = {}
-        for number, transfer in enumerate(transfers):
-            for turn, (first, last, size) in enumerate(self._copies.of(transfer)):
-                copies[number, turn] = num_homes + len(born)
-                born.append((first, last, size, _COPIES))
+        executions = self._copies.of(transfers)
+        turns = [(number, turn) for number, made_by in enumerate(executions) for turn in range(len(made_by))]
+        born = [copy for made_by in executions for copy in made_by]  # first and last position, bytes, label
         born += away
         born += self._besides(assignment, chosen, transfers, made)
         firsts, lasts, sizes, labels = zip(*born) if born else ((), (), (), ())
@@ -146,7 +147,7 @@ class LiveRanges:
             resident=resident,
             length=2 * end + 2,
             home=dict(zip(self._made[lives].tolist(), range(num_homes))),
-            copies=copies,
+            copies=dict(zip(turns, range(num_homes, num_homes + len(turns)))),
             on_chip=on_chip,
             on_host=on_host,
             has_gaps=model.buffers.found.has(Gaps),
@@ -194,11 +195,11 @@ class LiveRanges:
         if self.tpu:
             pieces.append(self.tpu.copies(chosen, transfers))
         for first, last, size in itertools.chain(*pieces):
-            yield 2 * first, 2 * last, size, _COPIES
+            yield 2 * first, 2 * last, size, COPIES
         for first, last, size in self._summands.of(assignment):
             yield 2 * first, 2 * last + 1, size, TEMPORARIES
         for first, last, size in self._extended.copies(assignment, chosen):
-            yield 2 * first, 2 * last + 1, size, _COPIES
+            yield 2 * first, 2 * last + 1, size, COPIES
         for first, last, size in self._ordered.copies(assignment, chosen, transfers):
             yield 2 * first, 2 * last + 1, size, TEMPORARIES
         for first, last, size in self._padded.copies(assignment, chosen):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 
+from jaxplan.core._interner import Remembered
 from jaxplan.cost._model import CostModel
 from jaxplan.cost._reads import sharding_of
 from jaxplan.cost._transfers import Transfer, parameter_gathers
@@ -19,6 +21,7 @@ class OrderedCopies:
         self._graph, self._axes, self._turning = model.graph, model.topology.axes, model.buffers.turning_point
         self._ordered = model.buffers.found.of(OrderedCopy)
         self._known: dict[tuple[int, ...], int] = {}
+        self._gathers = Remembered[bool]()
 
     def copies(
         self, assignment: Sequence[int], chosen: Sequence[Configuration], transfers: Sequence[Transfer]
@@ -38,9 +41,13 @@ class OrderedCopies:
 
     def _keeps_gathers(self, transfers: Sequence[Transfer]) -> bool:
         """Whether most parameters that are gathered for the forward pass are kept for the backward pass."""
-        gathers = parameter_gathers(self._graph, transfers)
-        kept = [not gather.repeated for gather in gathers if gather.spans[0].first < self._turning]
+        gathers = itertools.compress(transfers, self._gathers.of_all(transfers, self._is_gather))
+        kept = [not gather.repeated for gather in gathers]
         return sum(kept) > len(kept) / 2
+
+    def _is_gather(self, transfer: Transfer) -> bool:
+        """Whether a parameter is gathered for the forward pass."""
+        return bool(parameter_gathers(self._graph, [transfer])) and transfer.spans[0].first < self._turning
 
     def _shape(self, t: int, chosen: Sequence[Configuration]) -> tuple[int, ...]:
         sharding = sharding_of(self._graph, chosen, self._graph.grouping.tensor_group[t], t, produced=True)

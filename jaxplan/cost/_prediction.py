@@ -86,6 +86,7 @@ class Predictor:
         self._changed = ChangedReads(model)
         self._known: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[Transfer, ...]] = {}
         self._transfers = Memo()
+        self._inner: dict[tuple[int, Configuration], tuple[InnerCollective, ...]] = {}
         self._live_ranges = LiveRanges(model)
         in_order = model.buffers.in_order
         self._in_order = LiveRanges(replace(model, buffers=in_order)) if in_order else None
@@ -123,7 +124,7 @@ class Predictor:
     ) -> list[InnerCollective]:
         """Collectives inside operators, in order of their groups."""
         graph, topology = self.model.graph, self.model.topology
-        return list(inner_of_plan(graph, topology, self._communicating, chosen, transfers))
+        return list(inner_of_plan(graph, topology, self._communicating, chosen, transfers, self._inner))
 
     def transfers(self, assignment: Sequence[int], choices: Sequence[int]) -> tuple[Transfer, ...]:
         """The transfers that a solution executes; those of the last few solutions are remembered."""

@@ -155,10 +155,12 @@ def make_transfers(
         of_tensor[reads[item[0]].tensor].append(item)
     ordered: list[_Ordered] = []
     for t, items in of_tensor.items():
-        key = (t, *known.numbers(items), *[item[0] in repeated for item in items])
-        if key not in known:
-            known[key] = _of_tensor(graph, topology, buffers, reads, t, items, repeated)
-        ordered += known[key]
+        key = (t, known.to_find(items), *[item[0] in repeated for item in items])
+        found = known.get(key)
+        if found is None:
+            known.numbers(items)
+            found = known[key] = _of_tensor(graph, topology, buffers, reads, t, items, repeated)
+        ordered += found
     ordered.sort(key=operator.itemgetter(0))
     transfers = [transfer for _, transfer in ordered]
     if not buffers.found.has(ShareSteps):

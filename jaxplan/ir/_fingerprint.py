@@ -10,6 +10,8 @@ import numpy as np
 
 from jaxplan.ir._program import Equation, Region, Tensor
 
+_PRINTED = (bool, int, float, str, np.dtype, np.generic)
+
 
 def fingerprint_of(
     tensors: Sequence[Tensor],
@@ -20,24 +22,24 @@ def fingerprint_of(
     donated: Iterable[bool],
 ) -> str:
     """A hash of a program, equal in every process; values of constants do not count."""
-    digest = hashlib.sha256()
+    digest, dtypes = hashlib.sha256(), {dtype: str(dtype) for dtype in {tensor.dtype for tensor in tensors}}
 
     def put(*items: Any) -> None:
         digest.update(repr(items).encode())
 
     for i in inputs:
-        put("in", tensors[i].shape, str(tensors[i].dtype), tensors[i].path)
+        put("in", tensors[i].shape, dtypes[tensors[i].dtype], tensors[i].path)
     for tensor in tensors:  # not their values: a plan does not depend on them
         if tensor.kind == "constant":
-            put("constant", tensor.index, tensor.shape, str(tensor.dtype))
+            put("constant", tensor.index, tensor.shape, dtypes[tensor.dtype])
     for eqn in equations:
         operands = tuple(
-            ("lit", str(tensors[t].dtype), _literal_repr(tensors[t].value))
+            ("lit", dtypes[tensors[t].dtype], _literal_repr(tensors[t].value))
             if tensors[t].kind == "literal"
             else t
             for t in eqn.operands
         )
-        shapes = tuple((tensors[t].shape, str(tensors[t].dtype)) for t in eqn.results)
+        shapes = tuple((tensors[t].shape, dtypes[tensors[t].dtype]) for t in eqn.results)
         put(eqn.name, operands, eqn.results, shapes, _stable_params(eqn.params))
     for region in regions:
         put(region.kind, region.selector, region.predicate, region.ranges, region.params.get("reverse"))
@@ -55,7 +57,7 @@ def _stable_params(params: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 
 def _stable(value: Any) -> str:
-    if value is None or isinstance(value, bool | int | float | str | np.dtype | np.generic):
+    if value is None or isinstance(value, _PRINTED):
         return str(value)
     if isinstance(value, tuple | list):
         return "(" + ",".join(map(_stable, value)) + ")"

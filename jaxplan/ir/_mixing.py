@@ -39,10 +39,9 @@ def mixing_of(step: StepDimensions, k: int) -> Mixing:
     meets = step.leading_to(holds)
     passed = carried = 0.0
     mixes, summed = None, False
-    for eqn, rule in zip(step.program.equations, step.rules, strict=True):
+    for e in step.equations_with.get(k, ()):
+        eqn, rule = step.program.equations[e], step.rules[e]
         held = {t for t in (*eqn.operands, *eqn.results) if holds[t]}
-        if not held:
-            continue
         trips = step.trips(eqn)
         carried += trips * sum(tensors[t].num_bytes for t in held if step.dims[t].count(k) == 1)
         sums, moved = _uses(step, eqn, rule, k)
@@ -62,10 +61,10 @@ def _uses(step: StepDimensions, eqn: Equation, rule: OperatorRule, k: int) -> tu
     tensors = step.program.tensors
     indexed = {f for f, _ in rule.indexed}
     sums, moved, operands = False, 0, {}
-    for is_operand, t, named, f in step.holders(eqn, rule):
-        kind = rule.factors[f].kind
+    for is_operand, t, named, f in step.holders[eqn.index]:
         if named != k or not is_operand:
             continue
+        kind = rule.factors[f].kind
         operands.setdefault(f, t)
         if (kind in ("whole", "window") and rule.family != "unknown") or f in indexed:
             moved = max(moved, tensors[t].num_bytes)

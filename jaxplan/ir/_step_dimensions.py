@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from jaxplan.core._interner import Remembered
 from jaxplan.ir._dimensions import NamedDimensions
 from jaxplan.ir._grouping import CONTRACTION_FAMILIES
 from jaxplan.ir._program import Equation, Program
@@ -66,18 +67,29 @@ class StepDimensions:
         """Per equation the named dimensions that it can be split by."""
         found = []
         for eqn, rule in zip(self.program.equations, self.rules, strict=True):
-            held = {k: f for _, _, k, f in self.holders(eqn, rule)}
+            held = {k: f for _, _, k, f in self.holders[eqn.index]}
             found.append(frozenset(k for k, f in held.items() if rule.factors[f].kind != "whole"))
         return found
 
-    def holders(self, eqn: Equation, rule: OperatorRule) -> Iterator[tuple[bool, int, int, int]]:
-        """(is an operand, tensor, named dimension, leading factor) of each dimension that carries a factor."""
-        sides = ((True, eqn.operands, rule.operands), (False, eqn.results, rule.results))
-        for is_operand, tensors, held in sides:
-            for t, dims in zip(tensors, held, strict=True):
-                for d, factors in enumerate(dims):
-                    if factors and self.dims[t][d] >= 0:
-                        yield is_operand, t, self.dims[t][d], factors[0]
+    @cached_property
+    def holders(self) -> list[list[tuple[bool, int, int, int]]]:
+        """Per equation, (is an operand, tensor, named dimension, leading factor) of each dimension that carries one."""
+        dims, places = self.dims, Remembered[list[tuple[int, int, int]]]()
+        found = []
+        for eqn, rule in zip(self.program.equations, self.rules, strict=True):
+            tensors, num_operands = (*eqn.operands, *eqn.results), len(eqn.operands)
+            held = ((p < num_operands, tensors[p], dims[tensors[p]][d], f) for p, d, f in places.of(rule, _places))
+            found.append([holder for holder in held if holder[2] >= 0])
+        return found
+
+    @cached_property
+    def equations_with(self) -> dict[int, list[int]]:
+        """Named dimension -> the equations with a tensor that has it, in program order."""
+        found: dict[int, list[int]] = defaultdict(list)
+        for eqn in self.program.equations:
+            for k in {k for t in (*eqn.operands, *eqn.results) for k in self.dims[t]}:
+                found[k].append(eqn.index)
+        return found
 
     def covered(self, equations: Iterable[int]) -> dict[int, int]:
         """Named dimension -> arithmetic among ``equations`` that it is mapped by."""
@@ -147,11 +159,13 @@ class StepDimensions:
 
     def leading_to(self, wanted: Sequence[bool]) -> list[bool]:
         """Per tensor, whether one of the wanted is computed of it later in the program."""
-        leads = [False] * len(wanted)
+        leads, counts = [False] * len(wanted), list(wanted)
         for eqn in reversed(self.program.equations):
-            if any(wanted[t] or leads[t] for t in eqn.results):
-                for t in eqn.operands:
-                    leads[t] = True
+            for result in eqn.results:
+                if counts[result]:
+                    for t in eqn.operands:
+                        leads[t] = counts[t] = True
+                    break
         return leads
 
     @cached_property
@@ -161,3 +175,9 @@ class StepDimensions:
         for t in self.program.outputs:
             wanted[t] = t not in successors and bool(self.program.tensors[t].shape)
         return [w or leads for w, leads in zip(wanted, self.leading_to(wanted), strict=True)]
+
+
+def _places(rule: OperatorRule) -> list[tuple[int, int, int]]:
+    """(position among operands and results, dimension, leading factor) of each dimension that carries a factor."""
+    held = enumerate((*rule.operands, *rule.results))
+    return [(p, d, factors[0]) for p, dims in held for d, factors in enumerate(dims) if factors]

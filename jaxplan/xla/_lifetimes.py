@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -17,7 +18,7 @@ _SHORTLY = 300
 of these buffers, by the errors of plans compiled for v5e (`benchmarks.accuracy`); 150 or 600 do nearly as well."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Lifetimes:
     """N buffers of one device, each over a range of positions: two per equation, results are born at the first,
     operands die at the second.
@@ -49,17 +50,24 @@ class Lifetimes:
 
     def curve(self) -> np.ndarray:
         """(length + 2,) bytes alive in main memory at each position, resident ones not included."""
-        alive = self._alive(np.ones(len(self.sizes), dtype=bool))
-        return alive - np.minimum(self._alive(self._is_short), self.on_chip) if self.on_chip else alive
+        return self._curve
+
+    @cached_property
+    def _curve(self) -> np.ndarray:
+        alive = self._alive(self.first, self.last, self.sizes)
+        if not self.on_chip:
+            return alive
+        short = self._is_short
+        return alive - np.minimum(self._alive(self.first[short], self.last[short], self.sizes[short]), self.on_chip)
 
     @property
     def _is_short(self) -> np.ndarray:
         return self.last - self.first <= _SHORTLY
 
-    def _alive(self, counted: np.ndarray) -> np.ndarray:
+    def _alive(self, first: np.ndarray, last: np.ndarray, sizes: np.ndarray) -> np.ndarray:
         changes = np.zeros(self.length + 2)
-        np.add.at(changes, self.first[counted], self.sizes[counted])
-        np.add.at(changes, self.last[counted] + 1, -self.sizes[counted])
+        np.add.at(changes, first, sizes)
+        np.add.at(changes, last + 1, -sizes)
         return np.cumsum(changes)
 
     def peaks_after(self, equation: int) -> bool:
@@ -68,14 +76,19 @@ class Lifetimes:
 
     def peak(self) -> tuple[int, dict[str, int]]:
         """The largest sum of live bytes, and its parts by label."""
+        total, parts = self._peak
+        return total, dict(parts)
+
+    @cached_property
+    def _peak(self) -> tuple[int, dict[str, int]]:
         curve = self.curve()
         top = int(np.argmax(curve)) if len(self.sizes) else 0
         parts = {label: int(size) for label, size in self.resident.items() if size}
-        left, is_short = self.on_chip, self._is_short
-        for i in np.flatnonzero((self.first <= top) & (top <= self.last)).tolist():
-            beside = min(left, self.sizes[i]) if is_short[i] else 0
+        left, there = self.on_chip, np.flatnonzero((self.first <= top) & (top <= self.last))
+        for i, size, is_short in zip(there.tolist(), self.sizes[there].tolist(), self._is_short[there].tolist()):
+            beside = min(left, size) if is_short else 0
             left -= beside
-            parts[self.labels[i]] = parts.get(self.labels[i], 0) + int(self.sizes[i] - beside)
+            parts[self.labels[i]] = parts.get(self.labels[i], 0) + int(size - beside)
         if self.has_gaps and (gaps := int(COUNTED_GAPS * curve[top])):
             parts[GAPS] = gaps
         return sum(parts.values()), parts
