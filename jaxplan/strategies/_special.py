@@ -56,7 +56,10 @@ def one_weird_trick(step: Step) -> StrategyPlan | Absent:
 
 
 def experts(step: Step) -> StrategyPlan | Absent:
-    """Experts split over the devices, the rest data parallel, tokens exchanged (GShard, arXiv 2006.16668)."""
+    """Experts split over the devices, the rest data parallel, tokens exchanged (GShard, arXiv 2006.16668).
+
+    Of ragged products each device multiplies the rows of its experts, and the results add up.
+    """
     weights = step.weights
     dims = {
         d
@@ -104,7 +107,7 @@ def _without_experts(step: Step) -> str:
         return "the step has no experts: no dot with one parameter for each of several inputs"
     line = _compat.eqn_source_line(ragged[0].origin)
     place = f" at {line}" if line else ""
-    return f"{ragged[0].name!r}{place} learns at run time how many rows each expert has: no split makes equal parts"
+    return f"the groups of {ragged[0].name!r}{place} are no dimension of one parameter with one count of rows each"
 
 
 def _expert_axes(step: Step, number: int):

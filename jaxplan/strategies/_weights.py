@@ -110,15 +110,25 @@ class Weights:
         )
 
     def _batched(self, eqn: Equation) -> frozenset[int]:
-        """Named dimensions of the factors that both operands and the result of an equation have."""
+        """Named dimensions of the factors that both operands and the result of an equation have; or of the groups that
+        the rows of a ragged product belong to."""
         rule = self.graph.rules[eqn.index]
+        if eqn.name == "ragged_dot_general":
+            return self._groups(eqn)
         sides = (*rule.operands[:2], *rule.results[:1])
         shared = set.intersection(*({f for dim in dims for f in dim} for dims in sides))
         held = zip(self.dims(eqn.results[0]), rule.results[0], strict=True)
         return frozenset(d for d, factors in held if d >= 0 and shared & set(factors))
 
+    def _groups(self, eqn: Equation) -> frozenset[int]:
+        axes = eqn.params["ragged_dot_dimension_numbers"].rhs_group_dimensions
+        group = (eqn.operands[1], axes[0]) if axes else (eqn.results[0], 0)
+        found = self.graph.named.of.get(group, -1)
+        return frozenset(() if found < 0 else (found,))
+
     def _reduced(self, eqn: Equation) -> frozenset[int]:
-        return self._dims_with(eqn, "reduce")
+        found = self._dims_with(eqn, "reduce")
+        return found - self._groups(eqn) if eqn.name == "ragged_dot_general" else found
 
     def _dims_with(self, eqn: Equation, kind: str) -> frozenset[int]:
         """Named dimensions of operands that carry a factor of a kind."""

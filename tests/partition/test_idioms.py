@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import pallas as pl
+from jax.sharding import PartitionSpec
 
 import jaxplan
 
@@ -169,3 +170,22 @@ def test_a_kernel_is_split_over_batch_and_heads() -> None:
     (kernel,) = (e for e in graph.program.equations if e.name == "pallas_call")
     rule = graph.rules[kernel.index]
     assert [rule.factors[dim[0]].kind for dim in rule.results[0]][:2] == ["map", "map"]
+
+
+@pytest.mark.parametrize("backend", ["jit", "shard_map"])
+@pytest.mark.parametrize("skew", [0.0, 50.0], ids=["spread", "one-expert"])
+def test_experts_of_ragged_products_are_split(backend: Any, skew: float) -> None:
+    """Each device multiplies the rows of its own experts, also where all rows are those of one; weights stay apart."""
+    params, x = _expert_params(), jnp.abs(_normal(3, TOKENS, WIDTH))
+    params["router"] = params["router"].at[:, 1].add(skew)
+    step = _descent(_by_sorting)
+    frontier = jaxplan.plan(step, params, x, topology="cpu:4", progress=False, donate_argnums=())
+    plan = frontier.choose("experts")
+    for name in ("up", "down"):
+        assert plan.in_specs[0][name] == PartitionSpec(("cpu0", "cpu1"), None, None)
+    run = plan.jit(backend=backend)
+    found, expected = run(params, x), jax.jit(step)(params, x)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
+    program = run.lower(params, x).compile().as_text()
+    assert "all-gather" not in program  # no device ever has the experts of another

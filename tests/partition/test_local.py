@@ -73,7 +73,7 @@ def _splits(rule: OperatorRule) -> list[dict[int, tuple[str, ...]]]:
 def _manual_cases() -> list[Case]:
     """Cases of which some split runs in a manual region."""
     families = ("scatter", "gather", "reduce", "dot_general", "conv_general_dilated", "top_k", "igamma")
-    others = ("triangular_solve", "tridiagonal_solve", "fft", "regularized_incomplete_beta", "scaled_dot")
+    others = ("triangular_solve", "tridiagonal_solve", "fft", "regularized_incomplete_beta", "scaled_dot", "ragged_dot")
     return [case for case in _more_cases.PARTS if case.primitive.startswith((*families, *others))]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from jaxplan.ir._registry import Avals, Params, register_rule
@@ -20,32 +20,39 @@ def dot_general_rule(in_avals: Avals, out_avals: Avals, params: Params) -> Opera
     """
     factors = Factors()
     lhs, rhs, result = _dot_dims(
-        factors, in_avals[0].shape, in_avals[1].shape, params["dimension_numbers"], whole_lhs=(), whole_rhs=()
+        factors, in_avals[0].shape, in_avals[1].shape, params["dimension_numbers"], whole_lhs=(), groups={}
     )
     return factors.rule([lhs, rhs], [result], "contraction", _BILINEAR)
 
 
 @register_rule("ragged_dot_general")
 def ragged_dot_general_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorRule:
-    """A product per group of rows (experts): the ragged dimension and the groups are whole.
+    """A product per group of rows (experts), which may be split over the groups; the ragged dimension is whole.
 
-    The right operand has a dimension of groups, or the result one in front if the ragged one is contracted.
+    ``m k, g k n, g -> m n`` with g summed: a device multiplies the rows of its own groups and leaves zeros for the
+    others, so the results of all devices add up. Where the ragged dimension is contracted (weight gradients), the
+    groups are in front of the result and mapped: ``m k, m n, g -> g k n``. Every device reads all counts of rows, which
+    say where those of its groups begin. Counts that differ along other dimensions, and groups of batches, are whole.
     """
     numbers = params["ragged_dot_dimension_numbers"]
-    groups = tuple(numbers.rhs_group_dimensions)
+    dims, ragged = numbers.dot_dimension_numbers, numbers.lhs_ragged_dimensions[0]
+    may_split = len(in_avals[2].shape) == 1 and params.get("group_offset") is None and ragged not in dims[1][0]
     factors = Factors()
+    kind: tuple[Any, ...] = ("reduce", "sum") if may_split else ("whole",)
     lhs, rhs, result = _dot_dims(
         factors,
         in_avals[0].shape,
         in_avals[1].shape,
-        numbers.dot_dimension_numbers,
+        dims,
         whole_lhs=numbers.lhs_ragged_dimensions,
-        whole_rhs=groups,
+        groups={axis: factors.add(in_avals[1].shape[axis], *kind) for axis in numbers.rhs_group_dimensions},
     )
-    if len(result) < len(out_avals[0].shape):
-        result = (factors.whole(out_avals[0].shape[0]), *result)
+    makes_groups = len(result) < len(out_avals[0].shape)
+    if makes_groups:
+        result = (factors.add(out_avals[0].shape[0], "map" if may_split else "whole"), *result)
     counts = tuple(factors.whole(size) for size in in_avals[2].shape)
-    return factors.rule([lhs, rhs, counts], [result], "contraction", _BILINEAR)
+    is_manual = makes_groups and may_split  # the compiler does not split a dimension that no operand has
+    return factors.rule([lhs, rhs, counts], [result], "contraction", _BILINEAR, manual=is_manual)
 
 
 def _dot_dims(
@@ -55,19 +62,19 @@ def _dot_dims(
     dimension_numbers: Any,
     *,
     whole_lhs: Collection[int],
-    whole_rhs: Collection[int],
+    groups: Mapping[int, Dimension],
 ) -> tuple[TensorFactors, TensorFactors, TensorFactors]:
-    """Dimensions of both operands and the result; ``whole_rhs`` are in the right operand only."""
+    """Dimensions of both operands and the result; ``groups`` are in the right operand only."""
     (lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch) = dimension_numbers
     lhs: dict[int, Dimension] = {axis: factors.whole(lhs_shape[axis]) for axis in whole_lhs}
-    rhs: dict[int, Dimension] = {axis: factors.whole(rhs_shape[axis]) for axis in whole_rhs}
+    rhs: dict[int, Dimension] = dict(groups)
     for left, right in zip(lhs_batch, rhs_batch, strict=True):
         rhs[right] = lhs[left] if left in lhs else lhs.setdefault(left, factors.add(lhs_shape[left]))
     for left, right in zip(lhs_contracting, rhs_contracting, strict=True):
         rhs[right] = (
             lhs[left] if left in lhs else lhs.setdefault(left, factors.add(lhs_shape[left], "reduce", "sum"))
         )
-    lhs_used, rhs_used = {*lhs_batch, *lhs_contracting}, {*rhs_batch, *rhs_contracting, *whole_rhs}
+    lhs_used, rhs_used = {*lhs_batch, *lhs_contracting}, {*rhs_batch, *rhs_contracting, *groups}
     lhs_free = [axis for axis in range(len(lhs_shape)) if axis not in lhs_used]
     rhs_free = [axis for axis in range(len(rhs_shape)) if axis not in rhs_used]
     lhs.update({axis: factors.add(lhs_shape[axis]) for axis in lhs_free if axis not in lhs})

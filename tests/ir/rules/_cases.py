@@ -127,7 +127,7 @@ def _to_shape(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # Rows of each of three groups, eight in all.
-_GROUPS = np.array([2, 3, 3], np.int32)
+_GROUPS = np.array([2, 3, 0, 3], np.int32)
 
 
 def _ragged_contraction(lhs: Any, rhs: Any) -> Any:
@@ -171,8 +171,8 @@ CONTRACTION = [
     _case("dot_general", lambda out, x, y: lax.dot_general(x, y, (((), ()), ((), ()))), [(4,), (6,)], (4, 6)),
 ]
 RAGGED = [
-    _case("ragged_dot_general", lambda out, x, y: lax.ragged_dot(x, y, _GROUPS), [(8, 4), (3, 4, 6)], (8, 6)),
-    _case("ragged_dot_general", lambda out, x, y: _ragged_contraction(x, y), [(8, 4), (8, 6)], (3, 4, 6)),
+    _case("ragged_dot_general", lambda out, x, y: lax.ragged_dot(x, y, _GROUPS), [(8, 4), (4, 4, 6)], (8, 6)),
+    _case("ragged_dot_general", lambda out, x, y: _ragged_contraction(x, y), [(8, 4), (8, 6)], (4, 4, 6)),
 ]
 REDUCTION = [
     _case(

@@ -30,7 +30,10 @@ _NOT_LOWERED = frozenset({"mulhi"})
 # Some cases of these have no mapped factor that the compiler is asked to split: they run on a device's own pieces
 # (tests/partition/test_local.py), or have reduced factors only.
 _ON_PIECES = frozenset(
-    ["approx_top_k", "conv_general_dilated", "fft", "reduce_prod", "top_k", "triangular_solve", "tridiagonal_solve"]
+    (
+        *("approx_top_k", "conv_general_dilated", "fft", "ragged_dot_general", "reduce_prod", "top_k"),
+        *("triangular_solve", "tridiagonal_solve"),
+    )
 )
 _ELEMENTWISE = [*_cases.ELEMENTWISE, *filter(None, _more_cases.ELEMENTWISE)]
 _OTHERS = [case for case in _more_cases.WHOLES if case not in _ELEMENTWISE]
