@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from jaxplan.cli._output import add_output_arguments, print_result
+from jaxplan.cli._output import add_output_arguments, print_result, use_virtual_devices
 from jaxplan.core._files import check_writable, write_whole
 from jaxplan.core._units import format_bandwidth, format_bytes, format_seconds
-from jaxplan.errors import ArgumentError, JaxplanError
+from jaxplan.errors import JaxplanError
 
 if TYPE_CHECKING:
     from jaxplan.mesh import Topology
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _HELP = "print versions and devices, and run a small plan: predicted beside measured"
 _DESCRIPTION = (
     "Print versions, the devices and links found, and a small step that is planned and run here: its results against "
-    "one device, predicted time and memory beside measured. Exit code 1 where something is wrong."
+    "one device, predicted time and memory beside measured. Exit code 1 where something is wrong here."
 )
 _PACKAGES = (
     "jaxplan", "jax", "jaxlib", "numpy", "scipy", "networkx", "rich", "flax", "optax", "matplotlib", "plotly",
@@ -50,15 +50,14 @@ def add_doctor_command(commands: Any) -> None:
 
 def run_doctor(arguments: argparse.Namespace) -> int:
     """Look, run, print, and write the report."""
-    import jax
+    from jaxplan.mesh import parse_topology
 
     if arguments.output:
         check_writable(arguments.output)
     if arguments.virtual_devices is not None:
-        if arguments.virtual_devices < 1:
-            raise ArgumentError(f"--virtual-devices is {arguments.virtual_devices}; expected at least 1")
-        jax.config.update("jax_platforms", "cpu")
-        jax.config.update("jax_num_cpu_devices", arguments.virtual_devices)
+        use_virtual_devices(arguments.virtual_devices)
+    if arguments.topology:
+        parse_topology(arguments.topology)  # what is misspelt is no problem of the machine
     report = examine(arguments.topology)
     if arguments.output:
         write_whole(arguments.output, json.dumps(report, indent=1, sort_keys=True) + "\n")
@@ -75,6 +74,7 @@ def examine(topology: str | None) -> dict[str, Any]:
         "environment": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
         "devices": [],
         "topology": None,
+        "other_devices": [],
         "run": None,
         "problems": [],
     }
@@ -83,6 +83,7 @@ def examine(topology: str | None) -> dict[str, Any]:
     machine = _attempt(report, "topology", lambda: _machine(topology)) if found else None
     if machine is not None:
         report["topology"] = _topology_data(machine)
+        report["other_devices"] = _other_devices(machine)
         report["run"] = _attempt(report, "a small plan", lambda: _run(machine))
     if report["run"] and report["run"]["relative_difference"] > _TOLERANCE:
         report["problems"].append(
@@ -128,6 +129,15 @@ def _machine(topology: str | None) -> Topology:
     from jaxplan.mesh import Topology
 
     return Topology.parse(topology) if topology else Topology.detect()
+
+
+def _other_devices(topology: Topology) -> list[str]:
+    """Kinds of the devices present that the topology does not have: a plan of it runs on them, in another time."""
+    import jax
+
+    from jaxplan.mesh import other_kinds
+
+    return other_kinds(topology.chip, jax.devices())
 
 
 def _topology_data(topology: Topology) -> dict[str, Any]:
@@ -224,15 +234,37 @@ def _text(report: dict[str, Any]) -> str:
             f"{format_seconds(link['latency_seconds'])}"
             for link in machine["links"]
         ]
-    if (run := report["run"]) is not None:
-        compiled = "not known" if run["compiled_bytes"] is None else format_bytes(run["compiled_bytes"])
-        lines += [
-            f"plan      {run['plan']}",
-            f"results   differ from one device by {run['relative_difference']:.1e} of the largest value",
-            f"time      {format_seconds(run['predicted_seconds'])} predicted, "
-            f"{format_seconds(run['measured_seconds'])} measured; "
-            f"one device {format_seconds(run['one_device_seconds'])} measured",
-            f"memory    {format_bytes(run['predicted_bytes'])} per device predicted, {compiled} as compiled",
-        ]
+    lines += _run_lines(report)
     lines += [f"problem   {problem}" for problem in report["problems"]]
-    return "\n".join([*lines, "all is well" if not report["problems"] else "something is wrong: see the problems"])
+    return "\n".join([*lines, _verdict(report)])
+
+
+def _run_lines(report: dict[str, Any]) -> list[str]:
+    if (run := report["run"]) is None:
+        return []
+    compiled = "not known" if run["compiled_bytes"] is None else format_bytes(run["compiled_bytes"])
+    others, name = report["other_devices"], report["topology"]["name"]
+    where = f" on {', '.join(others)}, predicted for {name}" if others else ""
+    lines = [
+        f"plan      {run['plan']}",
+        f"results   differ from one device by {run['relative_difference']:.1e} of the largest value",
+        f"time      {format_seconds(run['predicted_seconds'])} predicted, "
+        f"{format_seconds(run['measured_seconds'])} measured{where}; "
+        f"one device {format_seconds(run['one_device_seconds'])} measured",
+        f"memory    {format_bytes(run['predicted_bytes'])} per device predicted, {compiled} as compiled{where}",
+    ]
+    if others:
+        lines.append(
+            f"note      these devices are {', '.join(others)}, not those of {name}: predicted and measured say nothing "
+            "about each other"
+        )
+    return lines
+
+
+def _verdict(report: dict[str, Any]) -> str:
+    if report["problems"]:
+        return "something is wrong: see the problems"
+    if report["other_devices"]:
+        name = report["topology"]["name"]
+        return f"the plan gives the results of one device here; on the devices of {name} nothing ran"
+    return "all is well"

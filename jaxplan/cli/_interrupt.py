@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 
+from jaxplan.cli._errors import print_json_error
 from jaxplan.core._interrupt import Interruption, interruptible
 
 EXIT_INTERRUPTED = 130
@@ -26,12 +27,13 @@ class Watch:
       rescue: saves the results so far, for when the main thread does not come to it; None where it need not.
       answers: the command answers KeyboardInterrupt itself, also when no plan is known.
       saved: the files asked for are written.
+      as_json: an object on stdout says that the command was interrupted, unless a result is there (``printed``).
     """
 
     def __init__(self, interruption: Interruption) -> None:
         self.interruption = interruption
         self.rescue: Callable[[], object] | None = None
-        self.answers = self.saved = False
+        self.answers = self.saved = self.as_json = self.printed = False
         self._pressed = False
         self._ended = threading.Event()
         self._writes = threading.Lock()
@@ -79,9 +81,17 @@ class Watch:
         if sys.stderr.isatty():
             sys.stderr.write(_SHOW_CURSOR)  # a progress bar hides it
         with contextlib.suppress(Exception):
-            print(f"\n{self.message}", file=sys.stderr, flush=True)
+            print(file=sys.stderr)
+            self.print_message()
             sys.stdout.flush()
         os._exit(EXIT_INTERRUPTED)
+
+    def print_message(self) -> None:
+        """Say that the command was interrupted, and whether something was saved."""
+        print(self.message, file=sys.stderr, flush=True)
+        if self.as_json and not self.printed:
+            message = self.message.removeprefix("jaxplan: ")
+            print_json_error({"type": "Interrupted", "message": message, "exit_code": EXIT_INTERRUPTED})
 
     @property
     def message(self) -> str:

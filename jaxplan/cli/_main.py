@@ -7,12 +7,14 @@ import contextlib
 import dataclasses
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jaxplan
 from jaxplan.cli._audit import add_audit_arguments, audit_of
 from jaxplan.cli._checks import check_before_planning
+from jaxplan.cli._compare import add_compare_command
 from jaxplan.cli._doctor import add_doctor_command
+from jaxplan.cli._errors import EXIT_AUDIT, EXIT_DONE, JsonParser, exit_code, print_error
 from jaxplan.cli._interrupt import EXIT_INTERRUPTED, watched
 from jaxplan.cli._output import add_output_arguments, print_result
 from jaxplan.cli._profile import add_profile_command
@@ -20,22 +22,14 @@ from jaxplan.cli._scaling import add_scaling_commands
 from jaxplan.cli._step import add_step_arguments, step_arguments
 from jaxplan.cli._views import add_choice_arguments, add_view_commands, show_frontier
 from jaxplan.core._interrupt import INTERRUPTED_NOTE
+from jaxplan.core._log import shorten_plugin_errors
 from jaxplan.core._progress import Progress
 from jaxplan.core._units import format_seconds
-from jaxplan.errors import (
-    ArgumentError,
-    AuditError,
-    InfeasibleError,
-    JaxplanError,
-    ProfileError,
-    TopologyError,
-)
+from jaxplan.errors import ArgumentError
 
 if TYPE_CHECKING:
     from jaxplan.plans._frontier import Frontier
     from jaxplan.plans._plan import Plan
-
-EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_INFEASIBLE, EXIT_AUDIT = 0, 1, 2, 3, 4
 
 _EPILOG = """\
 examples:
@@ -43,6 +37,7 @@ examples:
   jaxplan plan examples/train_gpt.py:train_step --args examples/train_gpt.py:make_args --topology a100:2x8
   jaxplan min-devices train:train_step --args train:make_args --topology h100:16x8 --memory 60GiB
   jaxplan scaling train:train_step --args train:make_args --topology h100:4x8 --device-counts 1 8 32
+  jaxplan compare train:train_step --args train:make_args --topologies h100:8 a100:16 --price h100=2.5 a100=1.1
   jaxplan show frontier.json
   jaxplan explain frontier.json block_3/up/kernel --step train:train_step --args train:make_args
   jaxplan diff frontier.json --choose knee fsdp
@@ -51,17 +46,20 @@ examples:
   jaxplan doctor --output doctor.json
   jaxplan profile --output here.json && jaxplan plan ... --profile here.json
 
-every command prints plain data with --json.
-exit codes: 0 done, 1 failed, 2 wrong usage, 3 no plan fits the memory, 4 the compiled program differs,
+every command prints plain data with --json, and {"error": {"type", "message", "exit_code", ...}} where it fails.
+exit codes: 0 done, 1 failed, 2 something given is wrong (an option, a file, a step of another plan), 3 no plan fits
+the memory or meets the pins, 4 the compiled program differs,
 130 interrupted: what was found until then is saved and printed
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code; an error is one line on stderr (--debug: a traceback)."""
-    arguments = _parser().parse_args(argv)
+    given = sys.argv[1:] if argv is None else argv
+    arguments = _parser(as_json="--json" in given).parse_args(given)
+    shorten_plugin_errors()
     with watched() as watch:
-        arguments.watch = watch
+        arguments.watch, watch.as_json = watch, arguments.json
         try:
             code = arguments.run(arguments)
         except KeyboardInterrupt:
@@ -70,34 +68,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             if arguments.debug:
                 raise
             if not watch.interrupted:
-                print(f"jaxplan: error: {_one_line(error)}", file=sys.stderr)
-            code = _exit_code(error)
+                print_error(error, as_json=arguments.json)
+            code = exit_code(error)
         if watch.interrupted or code == EXIT_INTERRUPTED:
-            print(watch.message, file=sys.stderr)
+            watch.print_message()
             return EXIT_INTERRUPTED
         return code
 
 
-def _exit_code(error: Exception) -> int:
-    codes = {
-        InfeasibleError: EXIT_INFEASIBLE,
-        AuditError: EXIT_AUDIT,
-        ArgumentError: EXIT_USAGE,
-        ProfileError: EXIT_USAGE,
-        TopologyError: EXIT_USAGE,
-    }
-    return next((code for kind, code in codes.items() if isinstance(error, kind)), EXIT_FAILED)
-
-
-def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    if isinstance(error, JaxplanError):
-        return text
-    return f"{type(error).__name__}: {text} (--debug shows where)"
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser(*, as_json: bool = False) -> argparse.ArgumentParser:
+    kind = JsonParser if as_json else argparse.ArgumentParser  # subcommands have the same
+    parser = kind(
         prog="jaxplan",
         description="Plans how a single-device JAX train step is sharded over several accelerators.",
         epilog=_EPILOG,
@@ -126,6 +107,7 @@ def _parser() -> argparse.ArgumentParser:
 
     add_view_commands(commands)
     add_scaling_commands(commands)
+    add_compare_command(commands)
     add_audit_arguments(commands).set_defaults(run=_run_audit)
     add_profile_command(commands)
     add_doctor_command(commands)
@@ -151,16 +133,15 @@ def _run_plan(arguments: argparse.Namespace) -> int:
             frontier = _verified_near_limit(frontier, arguments.choose, progress)
     print(f"planned: {progress}", file=sys.stderr)
     plan = _save(frontier, arguments)
-    show_frontier(frontier, arguments)
-    if arguments.watch.interrupted:
+    if not arguments.json:
+        show_frontier(frontier, arguments)
+    interrupted = arguments.watch.interrupted
+    data = {} if interrupted else _look_closer(plan, arguments)
+    if arguments.json:  # one object, after all that may fail
+        show_frontier(frontier, arguments, data)
+    if interrupted:
         return EXIT_INTERRUPTED
-    if arguments.trace:
-        _write_trace(plan, arguments.trace)
-    if not arguments.audit:
-        return EXIT_DONE
-    audit = plan.audit()
-    print(audit.table())
-    return EXIT_DONE if audit.ok else EXIT_AUDIT
+    return EXIT_DONE if data.get("audit", {"ok": True})["ok"] else EXIT_AUDIT
 
 
 def _verified_near_limit(frontier: Frontier, choose: str, progress: Progress) -> Frontier:
@@ -196,14 +177,29 @@ def _save_found(arguments: argparse.Namespace) -> None:
         frontier.choose(arguments.choose or "fastest").save(arguments.plan)
 
 
-def _write_trace(plan: Plan, file: str) -> None:
-    """Simulate a plan, write its timeline, and print the result."""
-    simulation = plan.simulate()
-    simulation.save_timeline(file)
-    print(
-        f"simulated: {format_seconds(simulation.time_seconds)} a step with overlap, "
-        f"{format_seconds(simulation.hidden_seconds)} of communication beside compute; timeline in {file}"
-    )
+def _look_closer(plan: Plan, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Simulate and audit the plan as was asked for; print the results, or with `--json` return them alone."""
+    found = {}
+    if arguments.trace:
+        simulation = plan.simulate()
+        simulation.save_timeline(arguments.trace)
+        found["simulated"] = {
+            "time_seconds": simulation.time_seconds,
+            "hidden_seconds": simulation.hidden_seconds,
+            "timeline": arguments.trace,
+        }
+        if not arguments.json:
+            print(
+                f"simulated: {format_seconds(simulation.time_seconds)} a step with overlap, "
+                f"{format_seconds(simulation.hidden_seconds)} of communication beside compute; "
+                f"timeline in {arguments.trace}"
+            )
+    if arguments.audit:
+        audit = plan.audit()
+        found["audit"] = dataclasses.asdict(audit) | {"ok": audit.ok}
+        if not arguments.json:
+            print(audit.table())
+    return found
 
 
 def _run_audit(arguments: argparse.Namespace) -> int:

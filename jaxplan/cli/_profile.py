@@ -8,10 +8,9 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from jaxplan.cli._interrupt import EXIT_INTERRUPTED
-from jaxplan.cli._output import add_output_arguments, print_result
+from jaxplan.cli._output import add_output_arguments, print_result, use_virtual_devices
 from jaxplan.core._progress import Progress
 from jaxplan.core._units import format_bytes, format_seconds, parse_memory
-from jaxplan.errors import ArgumentError
 
 if TYPE_CHECKING:
     from jaxplan.mesh._profile_table import ProfileTable
@@ -45,16 +44,11 @@ def add_profile_command(commands: Any) -> None:
 
 def run_profile(arguments: argparse.Namespace) -> int:
     """Measure, write, and print the result."""
-    import jax
-
     from jaxplan.mesh import Topology
     from jaxplan.mesh.profile import Settings, measure
 
     if arguments.virtual_devices is not None:
-        if arguments.virtual_devices < 1:
-            raise ArgumentError(f"--virtual-devices is {arguments.virtual_devices}; expected at least 1")
-        jax.config.update("jax_platforms", "cpu")
-        jax.config.update("jax_num_cpu_devices", arguments.virtual_devices)
+        use_virtual_devices(arguments.virtual_devices)
     topology = Topology.parse(arguments.topology) if arguments.topology else Topology.detect()
     file = arguments.output or f"profile-{topology.name.replace(':', '-')}.json"
     settings = Settings(max_bytes=1 << (parse_memory(arguments.max_bytes) - 1).bit_length())

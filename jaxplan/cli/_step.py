@@ -16,17 +16,22 @@ from jaxplan.errors import ArgumentError
 
 def add_step_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that name a step, its arguments and the machine."""
-    parser.add_argument(
-        "step", metavar="MODULE:FUNCTION", help="the step; MODULE may be a path that ends in .py"
-    )
-    parser.add_argument(
-        "--args", required=True, metavar="MODULE:FUNCTION", help="returns the tuple of the step's arguments"
-    )
+    add_planning_arguments(parser)
     parser.add_argument(
         "--topology", metavar="CHIP:SHAPE", help="such as h100:8 or a100:2x8; default: this machine"
     )
     parser.add_argument(
         "--profile", metavar="FILE", help="price with what `jaxplan profile` measured on that machine"
+    )
+
+
+def add_planning_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that name a step and its arguments, and how it is planned."""
+    parser.add_argument(
+        "step", metavar="MODULE:FUNCTION", help="the step; MODULE may be a path that ends in .py"
+    )
+    parser.add_argument(
+        "--args", required=True, metavar="MODULE:FUNCTION", help="returns the tuple of the step's arguments"
     )
     parser.add_argument(
         "--memory", metavar="AMOUNT", help="limit per device, such as 40GiB; default: the device's own"
@@ -204,7 +209,10 @@ def _resolve(reference: str) -> Any:
             raise ArgumentError(f"{reference!r}: there is no {name!r}; expected {expected}")
         found = getattr(found, name)
     if not callable(found):
-        raise ArgumentError(f"{reference!r} is a {type(found).__name__}, not a function")
+        raise ArgumentError(
+            f"{reference!r} is not a function: its type is {type(found).__name__}.\n"
+            "  expected: the name of a function of that module"
+        )
     return found
 
 

@@ -10,6 +10,7 @@ import jaxplan
 from jaxplan.cli._checks import check_files
 from jaxplan.cli._output import add_output_arguments, print_result
 from jaxplan.cli._step import add_static_argument, named_step, static_options
+from jaxplan.core._files import check_writable
 from jaxplan.core._units import format_bytes, format_seconds
 from jaxplan.errors import ArgumentError
 from jaxplan.plans._advice import advice_text
@@ -81,8 +82,14 @@ def _add_step(parser: argparse.ArgumentParser) -> None:
     add_output_arguments(parser)
 
 
-def show_frontier(frontier: Frontier, arguments: argparse.Namespace) -> Plan:
-    """Print the frontier and the plan chosen from it, draw the requested plots, and return the plan."""
+def show_frontier(
+    frontier: Frontier, arguments: argparse.Namespace, more: dict[str, Any] | None = None
+) -> None:
+    """Print the frontier and the plan chosen from it, and draw the requested plots.
+
+    Args:
+      more: printed beside them with `--json`.
+    """
     plan = frontier.choose(arguments.choose or "fastest")
     advised = getattr(arguments, "advice", False)
     advice = frontier.advice(choose=arguments.choose or "fastest") if advised else ()
@@ -98,14 +105,17 @@ def show_frontier(frontier: Frontier, arguments: argparse.Namespace) -> Plan:
 
     def data() -> dict[str, Any]:
         found = {"chosen": frontier.label(plan), "frontier": frontier.to_json()}
-        return found | ({"advice": list(map(dataclasses.asdict, advice))} if advised else {})
+        found |= {"advice": list(map(dataclasses.asdict, advice))} if advised else {}
+        return found | (more or {})
 
-    print_result(arguments, text, data)
+    if not arguments.json:
+        print_result(arguments, text, data)
     if arguments.plot:
         frontier.plot(arguments.plot, choose=arguments.choose or "fastest")
     if arguments.report:
         frontier.report(arguments.report, choose=arguments.choose or "fastest")
-    return plan
+    if arguments.json:  # one object, after all that may fail
+        print_result(arguments, text, data)
 
 
 def _run_show(arguments: argparse.Namespace) -> int:
@@ -149,8 +159,10 @@ def _run_explain(arguments: argparse.Namespace) -> int:
 
 
 def _run_export(arguments: argparse.Namespace) -> int:
+    names = _axis_sizes(arguments.names)
+    check_writable(arguments.output)
     plan = _chosen(_loaded(arguments.file, arguments), arguments.choose, arguments.file, "fastest")
-    plan.export(arguments.output, names=_axis_sizes(arguments.names))
+    plan.export(arguments.output, names=names)
     print_result(arguments, lambda: f"wrote {arguments.output}", lambda: {"written": arguments.output})
     return 0
 

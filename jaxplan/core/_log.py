@@ -11,6 +11,8 @@ from jaxplan.core._interrupt import EndedError, current
 
 logger = logging.getLogger("jaxplan")
 
+_PLUGINS = "jax._src.xla_bridge"
+"""The logger of JAX that says which plugins for devices could not be loaded, each with a traceback."""
 _given: set[str] = set()
 _lock = threading.Lock()
 
@@ -25,6 +27,26 @@ def inform_once(message: str, *, cause: str | None = None) -> None:
     """As `warn_once`, at the level INFO, which is not shown unless logging is configured."""
     if _is_new(cause or message):
         logger.info(message)
+
+
+def shorten_plugin_errors() -> None:
+    """Let JAX say in one line that a plugin finds no device, in place of a traceback (on a machine without the GPU).
+
+    For commands, whose error output belongs to jaxplan; the library leaves the logging of a program as it is. The
+    traceback stays at level DEBUG.
+    """
+    logging.getLogger(_PLUGINS).addFilter(_in_one_line)
+
+
+def _in_one_line(record: logging.LogRecord) -> bool:
+    if record.exc_info and record.exc_info[1] is not None and record.levelno >= logging.ERROR:
+        error = record.exc_info[1]
+        plugins = " ".join(map(str, record.args)) if isinstance(record.args, tuple) else ""
+        logger.debug("a plugin of JAX could not be loaded", exc_info=record.exc_info)
+        record.levelno, record.levelname = logging.WARNING, "WARNING"
+        record.msg = f"jaxplan: no devices through JAX's plugin {plugins}: {type(error).__name__}: {error}"
+        record.args, record.exc_info, record.exc_text = (), None, None
+    return True
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ from jaxplan.mesh._chips import ChipSpec as ChipSpec
 from jaxplan.mesh._chips import Link as Link
 from jaxplan.mesh._collectives import COLLECTIVES as COLLECTIVES
 from jaxplan.mesh._collectives import collective_seconds as collective_seconds
+from jaxplan.mesh._detect import other_kinds as other_kinds
 from jaxplan.mesh._efficiency import Efficiency as Efficiency
 from jaxplan.mesh._machine import Machine as Machine
 from jaxplan.mesh._named_axes import AxesNames as AxesNames

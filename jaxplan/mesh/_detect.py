@@ -31,6 +31,32 @@ def detect(devices: Sequence[Any] | None = None) -> tuple[ChipSpec, tuple[int, .
     return chip, _torus_shape(devices) if chip.torus_rank else _cluster_shape(devices)
 
 
+def other_kinds(chip: ChipSpec, devices: Sequence[Any]) -> list[str]:
+    """Kinds of the devices that are known not to be that chip, sorted: of another platform, or of another chip's name.
+
+    A kind that no chip names may stand for a similar chip, and is not among them.
+    """
+    platform = "tpu" if chip.torus_rank else "cpu" if chip.aot_platform == "cpu" else "gpu"
+    return sorted(
+        {
+            str(device.device_kind)
+            for device in devices
+            if device.platform != platform
+            or (chip.device_kinds and _is_another(chip, str(device.device_kind)))
+        }
+    )
+
+
+def _is_another(chip: ChipSpec, kind: str) -> bool:
+    if _names(chip, kind):
+        return False
+    return any(_names(other, kind) for other in CHIPS.values())
+
+
+def _names(chip: ChipSpec, kind: str) -> bool:
+    return any(part.lower() in kind.lower() for part in chip.device_kinds)
+
+
 def checked_devices(devices: Any) -> list[Any]:
     """The devices as a list; raises TopologyError for anything but devices of JAX in a sequence."""
     found = list(devices) if isinstance(devices, Iterable) and not isinstance(devices, str | bytes) else [devices]
@@ -55,7 +81,7 @@ def checked_devices(devices: Any) -> list[Any]:
 
 def _chip_of_kind(kind: str) -> ChipSpec:
     for chip in CHIPS.values():
-        if any(part.lower() in kind.lower() for part in chip.device_kinds):
+        if _names(chip, kind):
             return chip
     raise TopologyError(
         f"unknown device kind {kind!r}; known chips: {' '.join(CHIPS)}. Name a similar one with "

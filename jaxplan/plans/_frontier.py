@@ -18,6 +18,12 @@ from jaxplan.plans._plan import Plan
 from jaxplan.plans._undominated import undominated
 
 SCHEMA = "jaxplan.frontier"
+_MALFORMED_MSG = (
+    "the frontier file has a missing or malformed field: {error}.\n"
+    "  expected: the fields that Frontier.save writes\n"
+    "  likely cause: the file was edited\n"
+    "  fix: save the frontier again, or plan again with jaxplan.plan"
+)
 SCHEMA_VERSION = 1
 
 
@@ -214,20 +220,18 @@ class Frontier(FrontierData[Plan]):
         try:
             points = typed(tuple[dict[str, Any], ...], required(data, "points"), "points")
             references = typed(dict[str, dict[str, Any]], required(data, "references"), "references")
-            return cls(
-                points=tuple(map(read_plan, points)),
-                references={name: read_plan(plan) for name, plan in references.items()},
-                memory_limit_bytes=typed(int | None, required(data, "memory_limit_bytes"), "memory_limit_bytes"),
-                notes=typed(tuple[str, ...], required(data, "notes"), "notes"),
-                absent=typed(dict[str, str], data.get("absent", {}), "absent"),
-            )
-        except (MalformedError, ArgumentError) as error:
-            raise PlanFileError(
-                f"the frontier file has a missing or malformed field: {error}.\n"
-                "  expected: the fields that Frontier.save writes\n"
-                "  likely cause: the file was edited\n"
-                "  fix: save the frontier again, or plan again with jaxplan.plan"
-            ) from error
+            limit = typed(int | None, required(data, "memory_limit_bytes"), "memory_limit_bytes")
+            notes = typed(tuple[str, ...], required(data, "notes"), "notes")
+            absent = typed(dict[str, str], data.get("absent", {}), "absent")
+        except MalformedError as error:
+            raise PlanFileError(_MALFORMED_MSG.format(error=error)) from error
+        # outside the two blocks: what is wrong with a step that plans are bound to is not the file's
+        plans = tuple(map(read_plan, points))
+        others = {name: read_plan(plan) for name, plan in references.items()}
+        try:
+            return cls(points=plans, references=others, memory_limit_bytes=limit, notes=notes, absent=absent)
+        except ArgumentError as error:
+            raise PlanFileError(_MALFORMED_MSG.format(error=error)) from error
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the frontier as JSON, byte for byte the same for equal frontiers; `jaxplan.load` reads it.

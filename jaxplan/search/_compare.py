@@ -98,9 +98,27 @@ class Comparison:
             raise InfeasibleError(f"no machine can be chosen of {names}: the step {why}")
         return best
 
+    def to_json(self) -> dict[str, Any]:
+        """Plain data: for each machine the fastest plan that fits (``plan`` is None where none does), and its price."""
+        return {"offers": [_offer_data(offer) for offer in self.offers]}
+
     def table(self, *, width: int | None = None) -> str:
         """One line for each machine: the fastest plan that fits, and its price."""
         return _draw_table(self, width)
+
+
+def _offer_data(offer: Offer) -> dict[str, Any]:
+    plan = offer.plan
+    return {
+        "topology": offer.topology.name,
+        "num_devices": offer.topology.num_devices,
+        "time_seconds": None if plan is None else plan.time_seconds,
+        "memory_bytes": None if plan is None else plan.memory_bytes,
+        "smallest_memory_bytes": offer.smallest_memory_bytes,
+        "price_of_device_hour": offer.price,
+        "cost_of_1000_steps": offer.cost_of_1000_steps,
+        "plan": None if plan is None else plan.summary,
+    }
 
 
 def compare_on(

@@ -243,7 +243,7 @@ def test_a_saved_plan_is_audited(module, capsys):
             2,
             "there is no 'stop'; expected one of Steps, broken,",
         ),
-        ("user_step:number", "user_step:make_args", "", 2, "is a int, not a function"),
+        ("user_step:number", "user_step:make_args", "", 2, "is not a function: its type is int"),
         ("user_step:step", "user_step:broken", "", 2, "RuntimeError: first line second line"),
         ("user_step:step", "user_step:make_args", "--memory 40", 2, "memory='40' is not an amount of memory"),
         ("user_step:step", "user_step:make_args", "--choose best", 2, "choose='best' is no choice"),

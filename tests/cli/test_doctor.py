@@ -36,10 +36,19 @@ def test_what_fails_is_a_problem_of_the_report(capsys, monkeypatch):
     assert report["run"] is None and report["topology"]["name"] == "cpu:2"
 
 
-def test_an_unknown_machine_is_a_problem_too(capsys):
-    assert main(["doctor", "--topology", "h1000:8"]) == 1
+def test_a_misspelt_topology_is_wrong_usage_and_no_problem_of_the_machine(capsys):
+    assert main(["doctor", "--topology", "h1000:8"]) == 2
+    printed = capsys.readouterr()
+    assert not printed.out and "h1000:8" in printed.err and "h100" in printed.err
+
+
+def test_other_devices_than_those_of_the_topology_are_said(capsys):
+    """A plan for H100s runs on the CPU devices of a test, and its times are not compared with theirs."""
+    assert main(["doctor", "--topology", "h100:4"]) == 0
     printed = capsys.readouterr().out
-    assert "problem   topology:" in printed and "h100" in printed and "something is wrong" in printed
+    assert "not those of h100:4" in printed and "all is well" not in printed
+    assert main(["doctor", "--topology", "h100:4", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["other_devices"] == ["cpu"]
 
 
 def test_files_and_counts_that_cannot_be_are_refused(capsys):

@@ -224,6 +224,6 @@ def test_signals_are_as_before_when_a_command_has_ended(capsys: pytest.CaptureFi
     from jaxplan.cli import _main as _cli
 
     before = signal.getsignal(signal.SIGINT)
-    assert _cli.main(["show", "missing.json"]) == 1
+    assert _cli.main(["show", "missing.json"]) == 2
     assert signal.getsignal(signal.SIGINT) is before
     assert signal.set_wakeup_fd(-1) == -1

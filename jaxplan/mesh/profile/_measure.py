@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from jaxplan.core._files import check_writable
 from jaxplan.core._progress import Progress, ProgressFn
 from jaxplan.errors import ProfileError
-from jaxplan.mesh import Topology
+from jaxplan.mesh import Topology, other_kinds
 from jaxplan.mesh._machine import Machine
 from jaxplan.mesh._profile_table import Key, ProfileTable
 from jaxplan.mesh.profile._journal import Journal
@@ -61,7 +61,19 @@ def measure(
     where = Topology.parse(topology) if isinstance(topology, str) else topology or Topology.detect(devices)
     if len(devices) != where.num_devices:
         raise ProfileError(
-            f"{where.name} has {where.num_devices} devices, and {len(devices)} are there to measure"
+            f"{where.name} has {where.num_devices} devices, and {len(devices)} are there to measure.\n"
+            f"  given:        {_named(devices)}\n"
+            f"  expected:     the devices of {where.name}, all of them and no others\n"
+            "  likely cause: a part of a machine was named, or this is not the machine\n"
+            "  fix:          leave the topology out, which measures the devices present"
+        )
+    if others := other_kinds(where.chip, devices):
+        raise ProfileError(
+            f"the devices present are not those of {where.name}: {', '.join(others)}.\n"
+            f"  given:        {_named(devices)}\n"
+            f"  expected:     {where.num_devices} devices of the chip {where.chip.name!r}\n"
+            "  likely cause: this is not the machine to measure\n"
+            "  fix:          run it on that machine, or leave the topology out to measure this one"
         )
     settings = settings or Settings()
     mesh = Mesh(
@@ -72,6 +84,11 @@ def measure(
     with journal, _reporting(progress) as report:
         _fill(journal, settings.keys(where), where, mesh, settings, report)
         return journal.finish()
+
+
+def _named(devices: Sequence[Any]) -> str:
+    kinds = Counter(str(device.device_kind) for device in devices)
+    return ", ".join(f"{count} x {kind}" for kind, count in sorted(kinds.items()))
 
 
 def _reporting(progress: bool | ProgressFn | Progress | None) -> Progress:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import jax.numpy as jnp
+
 from jaxplan.errors import ArgumentError
 from jaxplan.mesh import COLLECTIVES, Topology
 from jaxplan.mesh._profile_check import group_shapes
@@ -48,6 +50,12 @@ class Settings:
                 raise ArgumentError(f"{name} is {value}; expected a power of two of at least 64")
         if self.min_bytes > self.max_bytes:
             raise ArgumentError(f"min_bytes {self.min_bytes} is above max_bytes {self.max_bytes}")
+        for dtype in self.dtypes:
+            if not _is_number(dtype):
+                raise ArgumentError(
+                    f"dtypes names {dtype!r}, which is no dtype of numbers that JAX knows.\n"
+                    "  expected: names such as float32, bfloat16, float16, int8"
+                )
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -71,3 +79,10 @@ class Settings:
         for dtype in self.dtypes:
             for shape in shapes:
                 yield "matmul", dtype, *shape
+
+
+def _is_number(dtype: str) -> bool:
+    try:
+        return bool(jnp.issubdtype(jnp.dtype(dtype), jnp.number))
+    except TypeError:
+        return False
