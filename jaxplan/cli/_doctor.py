@@ -57,7 +57,7 @@ def run_doctor(arguments: argparse.Namespace) -> int:
     if arguments.virtual_devices is not None:
         use_virtual_devices(arguments.virtual_devices)
     if arguments.topology:
-        parse_topology(arguments.topology)  # what is misspelt is no problem of the machine
+        parse_topology(arguments.topology)  # a misspelling is no problem of the machine
     report = examine(arguments.topology)
     if arguments.output:
         write_whole(arguments.output, json.dumps(report, indent=1, sort_keys=True) + "\n")

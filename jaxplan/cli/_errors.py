@@ -24,9 +24,9 @@ from jaxplan.errors import (
 
 EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_INFEASIBLE, EXIT_AUDIT = 0, 1, 2, 3, 4
 _GIVEN = (ArgumentError, PlanFileError, PlanMismatchError, ProblemError, ProfileError, TopologyError)
-"""Errors in what the command was given: arguments and files."""
+"""Errors in the arguments and files that a command was given."""
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
-"""Of files whose path is right, and that could not be written all the same."""
+"""Of files with a right path, which could not be written all the same."""
 _PART = re.compile(r"\n\s*(given|expected|got|at|because|likely cause|fix):\s*")
 
 

@@ -1,4 +1,4 @@
-"""What commands share: `--debug`, `--json`, `--virtual-devices`."""
+"""Options that commands share: `--debug`, `--json`, `--virtual-devices`."""
 
 from __future__ import annotations
 

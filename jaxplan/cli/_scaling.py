@@ -11,7 +11,7 @@ from jaxplan.cli._checks import check_files
 from jaxplan.cli._output import add_output_arguments, print_result
 from jaxplan.cli._step import add_step_arguments, step_arguments
 from jaxplan.core._progress import Progress
-from jaxplan.core._units import format_bytes, format_seconds
+from jaxplan.core._units import counted, format_bytes, format_seconds
 
 _MIN_HELP = "find the fewest devices on which a step fits"
 _MIN_DESCRIPTION = (
@@ -57,8 +57,8 @@ def _run_min_devices(arguments: argparse.Namespace) -> int:
         with arguments.watch.saving():
             plan.save(arguments.plan)
     fewest = (
-        f"fewest: {found.num_devices} devices ({plan.topology.name}), {format_seconds(plan.time_seconds)} a step, "
-        f"{format_bytes(plan.memory_bytes)} per device"
+        f"fewest: {counted(found.num_devices, 'device')} ({plan.topology.name}), "
+        f"{format_seconds(plan.time_seconds)} a step, {format_bytes(plan.memory_bytes)} per device"
     )
     print_result(arguments, lambda: f"{found.table()}\n{fewest}", found.to_json)
     return 0

@@ -148,7 +148,7 @@ _FURTHER_OPTIONS = ("pins", "axes", "references")
 
 
 def _further_options(reference: str) -> dict[str, Any]:
-    """The options that a function returns: what the command line has no spelling for."""
+    """The options that a function returns: those that the command line has no spelling for."""
     found = _resolve(reference)()
     if not isinstance(found, dict) or not set(found) <= set(_FURTHER_OPTIONS):
         raise ArgumentError(

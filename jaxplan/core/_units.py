@@ -86,6 +86,11 @@ def _memory_error(value: object, fix: str) -> ArgumentError:
     return ArgumentError(_MEMORY_MSG.format(value=shown, fix=fix))
 
 
+def counted(number: int, noun: str) -> str:
+    """A number and its noun: ``1 device``, ``8 devices``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def format_bytes(num_bytes: int | float) -> str:
     """Return bytes in GiB, or in MiB, KiB or B where that would round to less than 0.1 GiB."""
     sign = "-" if num_bytes < 0 else ""

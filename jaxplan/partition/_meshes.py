@@ -48,8 +48,9 @@ def device_mesh(topology: Topology, devices: Sequence[Any] | None = None) -> Mes
     is_given = devices is not None
     devices = checked_devices(devices) if devices is not None else jax.devices()
     if len(devices) < topology.num_devices:
+        are = "is" if len(devices) == 1 else "are"
         raise PlanMismatchError(
-            f"the plan needs {topology.num_devices} devices ({topology.name}), and {len(devices)} are there.\n"
+            f"the plan needs {topology.num_devices} devices ({topology.name}), and {len(devices)} {are} there.\n"
             f"  given:    {', '.join(map(str, devices[:4]))}{' ...' if len(devices) > 4 else ''}\n"
             f"  expected: at least {topology.num_devices} devices\n"
             "  likely cause: it was planned for another machine\n"

@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from jaxplan.core import _compat
 from jaxplan.core._log import logger
-from jaxplan.core._units import format_bytes
+from jaxplan.core._units import counted, format_bytes
 from jaxplan.errors import PlanMismatchError
 from jaxplan.frontend._host_arguments import PINNED, lives_on_host
 from jaxplan.partition._host_values import check_equal_leaves, put
@@ -28,7 +28,7 @@ _ON_HOST_MSG = (
     "  likely cause: they were put on the host after the step was planned, or by hand\n"
     "  fix: plan again with the arrays as they are, or jax.device_put(x, x.sharding.with_memory_kind('device'))"
 )
-_PLACED_MSG = "placed {count} arguments on {devices} devices: {moves}; {total} in all"
+_PLACED_MSG = "placed {count} arguments on {devices}: {moves}; {total} in all"
 
 
 class Placer:
@@ -87,7 +87,7 @@ class Placer:
             moves.append(f"and {len(which) - len(largest)} more")
         devices = self.shardings[0].mesh.size
         total = format_bytes(sum(sizes.values()))
-        say(message.format(count=len(which), moves=", ".join(moves), total=total, devices=devices))
+        say(message.format(count=len(which), moves=", ".join(moves), total=total, devices=counted(devices, "device")))
 
 
 def _is_there(leaf: Any, sharding: NamedSharding) -> bool:
@@ -113,4 +113,4 @@ def _where(leaf: Any) -> str:
 def _where_to(sharding: Any) -> str:
     spec = getattr(sharding, "spec", None)
     text = str(sharding) if spec is None else f"P({', '.join(map(repr, spec))})"
-    return f"{text} on {len(sharding.device_set)} devices"
+    return f"{text} on {counted(len(sharding.device_set), 'device')}"

@@ -204,6 +204,7 @@ class Frontier(FrontierData[Plan]):
             "notes": list(self.notes),
             "points": [plan.to_json() for plan in self.points],
             "references": {name: plan.to_json() for name, plan in self.references.items()},
+            "reference_order": list(self.references),  # the file has names in alphabetical order
             "absent": dict(self.absent),
         }
 
@@ -221,13 +222,16 @@ class Frontier(FrontierData[Plan]):
             points = typed(tuple[dict[str, Any], ...], required(data, "points"), "points")
             references = typed(dict[str, dict[str, Any]], required(data, "references"), "references")
             limit = typed(int | None, required(data, "memory_limit_bytes"), "memory_limit_bytes")
+            order = typed(tuple[str, ...], data.get("reference_order", tuple(references)), "reference_order")
+            if sorted(order) != sorted(references):
+                raise MalformedError(f"reference_order is {order!r}; expected the names of references")
             notes = typed(tuple[str, ...], required(data, "notes"), "notes")
             absent = typed(dict[str, str], data.get("absent", {}), "absent")
         except MalformedError as error:
             raise PlanFileError(_MALFORMED_MSG.format(error=error)) from error
-        # outside the two blocks: what is wrong with a step that plans are bound to is not the file's
+        # outside the two blocks: a fault of the step that plans are bound to is not one of the file
         plans = tuple(map(read_plan, points))
-        others = {name: read_plan(plan) for name, plan in references.items()}
+        others = {name: read_plan(references[name]) for name in order}
         try:
             return cls(points=plans, references=others, memory_limit_bytes=limit, notes=notes, absent=absent)
         except ArgumentError as error:

@@ -65,10 +65,11 @@ class Outline:
         return " and ".join(f"{split.text} ({split.share:.0%} of the arithmetic)" for split in (first, *rest))
 
     def _state(self) -> str:
-        return f"optimizer state sharded {self.state_ways:.3g} ways" if self.state_ways > 1 else ""
+        sharded = _sharded(self.state_ways)
+        return f"optimizer state {sharded}" if sharded else ""
 
     def _parameters(self) -> str:
-        sharded = f"sharded {self.parameter_ways:.3g} ways" if self.parameter_ways > 1 else ""
+        sharded = _sharded(self.parameter_ways)
         gathered = {"layer": "gathered per layer", "once": "gathered once", "both": "some gathered per layer"}
         parts = (sharded, gathered.get(self._gathers(), ""))
         return f"parameters {', '.join(filter(None, parts))}" if any(parts) else ""
@@ -95,6 +96,13 @@ class Outline:
         """Those of the columns that say something, such as ``data 8, state 1/8, params 1/8 layer``."""
         split, *others = self.cells()
         return ", ".join([split, *[f"{name} {cell}" for name, cell in zip(CELLS[1:], others) if cell != "-"]])
+
+
+def _sharded(ways: float) -> str:
+    """In words: ``sharded 8 ways``, or where arrays differ the share that a device holds."""
+    if ways <= 1:
+        return ""
+    return f"sharded {ways:.0f} ways" if ways == round(ways) else f"partly sharded ({1 / ways:.0%} on each device)"
 
 
 def _ways(ways: float) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxplan.core._interrupt import current
-from jaxplan.core._units import format_bytes, format_gib, format_milliseconds
+from jaxplan.core._units import counted, format_bytes, format_gib, format_milliseconds
 from jaxplan.errors import ArgumentError, InfeasibleError
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ _NO_COUNTS_MSG = (
 )
 _NONE_FITS_MSG = (
     "the step fits {limit} per device ({limit_bytes} bytes) on no part of {name}.\n"
-    "  expected:     a memory that some plan meets on at most {num_devices} devices\n"
-    "  but:          on {best} devices the leanest plan needs {smallest} per device ({smallest_bytes} bytes), "
+    "  expected:     a memory that some plan meets on at most {num_devices}\n"
+    "  but:          on {best} the leanest plan needs {smallest} per device ({smallest_bytes} bytes), "
     "the least of {tried}\n"
     "  likely cause: too few devices; what does not split over more of them is needed by each\n"
     "  fix:          a topology of more devices, a limit of at least that, a smaller batch, or rematerialisation "
@@ -63,7 +63,7 @@ class ScalePoint:
         """
         if self.frontier is None:
             raise InfeasibleError(
-                f"no plan fits on {self.num_devices} devices: the leanest needs "
+                f"no plan fits on {counted(self.num_devices, 'device')}: the leanest needs "
                 f"{format_bytes(self.smallest_memory_bytes)} per device",
                 smallest_memory_bytes=self.smallest_memory_bytes,
             )
@@ -71,7 +71,7 @@ class ScalePoint:
 
     def __repr__(self) -> str:
         found = repr(self.plan) if self.fits else f"needs {format_bytes(self.smallest_memory_bytes)}"
-        return f"ScalePoint({self.num_devices} devices: {found})"
+        return f"ScalePoint({counted(self.num_devices, 'device')}: {found})"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -187,8 +187,8 @@ def find_fewest(topology: Topology, memory_limit_bytes: int, plan_on: PlanFn, st
         limit=format_bytes(memory_limit_bytes),
         limit_bytes=memory_limit_bytes,
         name=topology.name,
-        num_devices=topology.num_devices,
-        best=best.num_devices,
+        num_devices=counted(topology.num_devices, "device"),
+        best=counted(best.num_devices, "device"),
         smallest=format_bytes(best.smallest_memory_bytes),
         smallest_bytes=best.smallest_memory_bytes,
         tried=", ".join(str(point.num_devices) for point in points),

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 
 from jaxplan.core._files import check_writable
 from jaxplan.core._progress import Progress, ProgressFn
+from jaxplan.core._units import counted
 from jaxplan.errors import ProfileError
 from jaxplan.mesh import Topology, other_kinds
 from jaxplan.mesh._machine import Machine
@@ -61,7 +62,8 @@ def measure(
     where = Topology.parse(topology) if isinstance(topology, str) else topology or Topology.detect(devices)
     if len(devices) != where.num_devices:
         raise ProfileError(
-            f"{where.name} has {where.num_devices} devices, and {len(devices)} are there to measure.\n"
+            f"{where.name} has {counted(where.num_devices, 'device')}, and {len(devices)} "
+            f"{'is' if len(devices) == 1 else 'are'} there to measure.\n"
             f"  given:        {_named(devices)}\n"
             f"  expected:     the devices of {where.name}, all of them and no others\n"
             "  likely cause: a part of a machine was named, or this is not the machine\n"
