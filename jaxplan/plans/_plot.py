@@ -132,7 +132,7 @@ def _draw_intervals(
     ]
     if bars:
         low, high, y = zip(*bars, strict=True)
-        axes.hlines(y, low, high, color="tab:blue", alpha=0.25, linewidth=4, label="9 of 10 compiled")
+        axes.hlines(y, low, high, color="tab:blue", alpha=0.25, linewidth=4, label="holds 9 of 10 such plans, compiled")
 
 
 def _draw_references(axes: Axes, references: Sequence[tuple[float, float]]) -> None:

@@ -21,6 +21,8 @@ from jaxplan.plans._priced import PricedPlan
 from jaxplan.plans._rows import collective_rows, fold_leaves, leaf_rows, short_source
 
 _MOST_EDGES = 10
+_LEAST_EDGE_SECONDS = 1e-9
+"""Of scalars that are reduced together with other arrays, less is left: the time is that of the others."""
 _MOST_HELD = 8
 _MOST_CELLS = 256
 _MOST_INSTANTS = 400
@@ -84,6 +86,7 @@ def _edges(plan: PlanData) -> list[list[str]]:
             edge.source,
         ]
         for edge in priced.edges()[:_MOST_EDGES]
+        if edge.seconds >= _LEAST_EDGE_SECONDS
     ]
 
 
@@ -169,8 +172,9 @@ def _cut_key(layout: Sharding, names: Sequence[str], topology: Topology, cuts: d
 def cut_of(layout: Sharding, names: Sequence[str], topology: Topology) -> dict[str, Any]:
     """A grid of the blocks of an array, and the devices that hold each.
 
-    Down goes the first dimension that is split, across the others together. ``cells`` is empty where there are too
-    many blocks to look at.
+    Across goes the last dimension of the array, down the others together, as a matrix is written; where the last is
+    whole and several others are split, the first of them goes down and the rest across. ``cells`` is empty where there
+    are too many blocks to look at.
 
     Example:
       >>> cut_of(Sharding(((0,), ())), ["batch", "hidden"], Topology.parse("h100:4"))["cells"]
@@ -178,7 +182,9 @@ def cut_of(layout: Sharding, names: Sequence[str], topology: Topology) -> dict[s
     """
     ways = layout.num_splits(topology.axes)
     split = [d for d, n in enumerate(ways) if n > 1]
-    rows, columns = split[:1], split[1:]
+    last = [d for d in split if d == len(ways) - 1]
+    columns = last if last or len(split) < 2 else split[1:]
+    rows = [d for d in split if d not in columns]
     shape = tuple(math.prod(ways[d] for d in dims) for dims in (rows, columns))
     titles = [" x ".join(f"{names[d] or f'dim {d}'}/{ways[d]}" for d in dims) for dims in (rows, columns)]
     if math.prod(shape) > _MOST_CELLS:

@@ -123,6 +123,12 @@ def test_an_array_is_cut_as_jax_cuts_it(dims):
     assert drawn == expected
 
 
+def test_the_columns_of_a_matrix_are_drawn_as_columns():
+    topology = Topology.parse("h100:4")
+    assert cut_of(Sharding(((), (0, 1))), ["rows", "columns"], topology)["cells"] == [["0", "1", "2", "3"]]
+    assert cut_of(Sharding(((0,), (1,))), ["rows", "columns"], topology)["cells"] == [["0", "1"], ["2", "3"]]
+
+
 def _run(text):
     first, _, last = text.partition("-")
     return range(int(first), int(last or first) + 1)
