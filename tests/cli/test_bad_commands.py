@@ -46,7 +46,7 @@ _GOOD = (
     "coverage",
 )
 _BAD = (
-    # command, exit code, the given value, what is expected or the way out
+    # command, exit code, the given value, the expected one or the way out
     (f"plan {_STEP} --topology cpu:4 --solver magic", 2, "'magic'", "auto, ft"),
     (f"plan {_STEP} --topology h100", 2, "'h100'", "fix: h100:8"),
     (f"plan {_STEP} --topology f.json", 2, "'f.json'", "jaxplan.topology"),
@@ -145,7 +145,7 @@ def _fill_profile(monkeypatch):
 
 @pytest.mark.parametrize("command", _GOOD, ids=[" ".join(c.split()[:3]) for c in _GOOD])
 def test_good_input_is_done(folder, monkeypatch, capsys, command):
-    """Text by default, and with `--json` one object that can be read, whatever the command."""
+    """Text by default, and with `--json` one object that can be read."""
     monkeypatch.chdir(folder)
     if command.startswith("profile"):
         _fill_profile(monkeypatch)
