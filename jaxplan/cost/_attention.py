@@ -1,7 +1,8 @@
 """Attention over a split sequence: transfers between devices while it computes, and the memory of its blocks.
 
-A ring of n devices passes keys and values on n - 1 times; in the backward pass their gradients, in float32, go round
-once. Gathering moves as many bytes in one collective for each, and holds all keys.
+A ring of n devices passes keys and values on n - 1 times, each time beside the block that it computes meanwhile; in the
+backward pass their gradients, in float32, go round once, each time behind a block. Gathering moves as many bytes in one
+collective for each, and holds all keys.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import math
 from collections.abc import Iterator, Sequence
 
 from jaxplan.cost._collective import InnerCollective
+from jaxplan.cost._compute import equation_seconds
 from jaxplan.cost._model import CostModel
 from jaxplan.cost._reads import required_sharding
-from jaxplan.cost._splits import trips_of
+from jaxplan.cost._splits import split_counts, trips_of
 from jaxplan.ir import WHOLE, Configuration, Equation, StepGraph
 from jaxplan.ir.attention import (
     ATTENTIONS,
@@ -25,6 +27,7 @@ from jaxplan.ir.attention import (
     sequence_factor,
 )
 from jaxplan.mesh import Topology
+from jaxplan.xla._buffers import Buffers
 
 _SUM_BYTES = 4
 """Of an element of a sum, at least: float32."""
@@ -55,7 +58,7 @@ def sequences_of(graph: StepGraph, topology: Topology, chosen: Sequence[Configur
 
 
 def attention_collectives(
-    graph: StepGraph, topology: Topology, group: int, equation: int, config: Configuration
+    graph: StepGraph, topology: Topology, group: int, equation: int, config: Configuration, buffers: Buffers
 ) -> Iterator[InnerCollective]:
     """Those of one attention: of keys and of values, and in the backward pass of their gradients."""
     eqn = graph.program.equations[equation]
@@ -66,18 +69,34 @@ def attention_collectives(
     if num == 1:
         return
     trips = trips_of(graph, equation)
-    for position in (1, 2):
-        local = _local(graph, topology, group, config, eqn, position)
-        size = math.prod(local) * graph.program.tensors[eqn.operands[position]].itemsize
-        sums = math.prod(local) * max(_SUM_BYTES, graph.program.tensors[eqn.operands[position]].itemsize)
+    elements = [math.prod(_local(graph, topology, group, config, eqn, position)) for position in (1, 2)]
+    for position, local in zip((1, 2), elements, strict=True):
+        itemsize = graph.program.tensors[eqn.operands[position]].itemsize
+        size, sums = local * itemsize, local * max(_SUM_BYTES, itemsize)
         if attention.form == RING:
-            yield InnerCollective(equation, "collective-permute", axes, size, trips * (num - 1))
+            beside = (
+                _block_seconds(graph, topology, group, equation, config, buffers)
+                / num
+                * local
+                / sum(elements)
+            )
+            yield InnerCollective(equation, "collective-permute", axes, size, trips * (num - 1), beside)
             if attention.is_backward:
                 yield InnerCollective(equation, "collective-permute", axes, sums, trips * num)
         else:
             yield InnerCollective(equation, "all-gather", axes, size * num, trips)
             if attention.is_backward:
                 yield InnerCollective(equation, "reduce-scatter", axes, sums * num, trips)
+
+
+def _block_seconds(
+    graph: StepGraph, topology: Topology, group: int, equation: int, config: Configuration, buffers: Buffers
+) -> float:
+    """Seconds that a device computes in one attention, all its blocks together."""
+    splits = split_counts((config,), topology)
+    of = graph.grouping.groups[group], graph.spaces[group], splits, buffers, topology
+    seconds = equation_seconds(graph, *of)
+    return float(seconds[equation][0]) / trips_of(graph, equation)
 
 
 class AttentionBlocks:

@@ -16,6 +16,7 @@ from jaxplan.cost._user_body import body_cost
 from jaxplan.ir import MESH, WHOLE, Configuration, Halo, StepGraph
 from jaxplan.ir.attention import ATTENTIONS
 from jaxplan.mesh import Sharding, Topology
+from jaxplan.xla._buffers import Buffers
 from jaxplan.xla._target import Target
 from jaxplan.xla.rules.gpu.pooling import waits_for_gradient
 
@@ -25,6 +26,7 @@ def inner_collectives(
     topology: Topology,
     group: int,
     config: Configuration,
+    buffers: Buffers,
     sent: set[tuple] | None = None,
     repeated: Mapping[tuple[int, Sharding], Sequence[int]] | None = None,
 ) -> Iterator[InnerCollective]:
@@ -39,7 +41,7 @@ def inner_collectives(
     for e in graph.grouping.groups[group].equations:
         yield from _of_body(graph, topology, e)
         yield from _of_extremes(graph, topology, group, e, config)
-        yield from attention_collectives(graph, topology, group, e, config)
+        yield from attention_collectives(graph, topology, group, e, config, buffers)
         for edge, collective in _of_windows(graph, topology, group, e, config, repeated):
             if edge not in sent:
                 sent.add(edge)
@@ -52,6 +54,7 @@ def inner_of_plan(
     groups: Sequence[int],
     chosen: Sequence[Configuration],
     transfers: Sequence[Transfer],
+    buffers: Buffers,
     known: dict[tuple[int, Configuration], tuple[InnerCollective, ...]] | None = None,
 ) -> Iterator[InnerCollective]:
     """The collectives inside the operators of a plan, in the order of ``groups``.
@@ -64,7 +67,7 @@ def inner_of_plan(
     for v in groups:
         found = known.get((v, chosen[v]))
         if found is None:
-            found = tuple(inner_collectives(graph, topology, v, chosen[v], sent, repeated))
+            found = tuple(inner_collectives(graph, topology, v, chosen[v], buffers, sent, repeated))
             if not any(graph.rules[e].windows for e in graph.grouping.groups[v].equations):
                 known[v, chosen[v]] = found
         yield from found
@@ -108,10 +111,14 @@ def extended_operands(
             shape, _ = shapes.setdefault(edge.tensor, (list(own), own))
             rows = own[edge.dim] + edge.halo.before + edge.halo.after
             shape[edge.dim] = max(shape[edge.dim], rows)
-        yield from (Extended(e, t, tuple(shape), own) for t, (shape, own) in shapes.items() if tuple(shape) != own)
+        yield from (
+            Extended(e, t, tuple(shape), own) for t, (shape, own) in shapes.items() if tuple(shape) != own
+        )
 
 
-def read_beside(graph: StepGraph, topology: Topology, group: int, config: Configuration) -> Iterator[tuple[int, int]]:
+def read_beside(
+    graph: StepGraph, topology: Topology, group: int, config: Configuration
+) -> Iterator[tuple[int, int]]:
     """(equation, tensor) of operands of a group's convolutions with edges that go to neighbours."""
     for e in graph.grouping.groups[group].equations:
         if graph.rules[e].family == "convolution":

@@ -50,8 +50,8 @@ class NodeTables:
             self._memo[key] = np.array(
                 [
                     sum(
-                        c.seconds(self._topology)
-                        for c in inner_collectives(self._graph, self._topology, v, config)
+                        c.visible_seconds(self._topology)
+                        for c in inner_collectives(self._graph, self._topology, v, config, self._buffers)
                     )
                     for config in configs
                 ]
@@ -64,8 +64,12 @@ class NodeTables:
         splits = split_counts(configs, self._topology)
         seconds = compute_seconds(self._graph, group, space, splits, self._buffers, self._topology).tolist()
         if may_communicate(self._graph, v):
-            inner = [inner_collectives(self._graph, self._topology, v, config) for config in configs]
-            seconds = [own + sum(c.seconds(self._topology) for c in of) for own, of in zip(seconds, inner)]
+            inner = [
+                inner_collectives(self._graph, self._topology, v, config, self._buffers) for config in configs
+            ]
+            seconds = [
+                own + sum(c.visible_seconds(self._topology) for c in of) for own, of in zip(seconds, inner)
+            ]
         return list(zip(seconds, self._memory(v, splits).astype(float).tolist(), strict=True))
 
     def _memory(self, v: int, splits: np.ndarray) -> np.ndarray:

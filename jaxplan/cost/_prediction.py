@@ -75,7 +75,6 @@ _MOST_REMEMBERED = 256
 """Solutions whose transfers are remembered: a frontier's, which are predicted first and made plans of later."""
 
 
-
 class Predictor:
     """Predicts plans of one cost model; holds the tables that no plan changes."""
 
@@ -100,31 +99,38 @@ class Predictor:
         transfers = self.transfers(assignment, choices)
         tpu = self._live_ranges.tpu
         sent = [(t, tpu.sent(t) if tpu else t.collectives) for t in transfers]
-        collectives = _collectives(sent, model.latency_shares, self.inner(chosen, transfers))
+        inner = self.inner(chosen, transfers)
+        collectives = _collectives(sent, model.latency_shares, inner)
         on_host = int(sum(h[k] for h, k in zip(model.host_bytes, assignment)))
-        peak, parts, waiting = self._memory(assignment, chosen, transfers) if assignment else (*self._scalars(), 0)
+        peak, parts, waiting = (
+            self._memory(assignment, chosen, transfers) if assignment else (*self._scalars(), 0)
+        )
         link = host_seconds(model.topology, on_host)
         if waiting:
             link += waiting_seconds(model.topology, waiting, forward_seconds(model, assignment))
         seconds = float(sum(c[k] for c, k in zip(self.model.compute, assignment, strict=True)))
         prediction = Prediction(
-            compute_seconds=seconds if assignment else model.topology.chip.launch_seconds,  # scalars only: a kernel
+            compute_seconds=seconds
+            if assignment
+            else model.topology.chip.launch_seconds,  # scalars only: a kernel
             communication_seconds=self._communication_seconds(collectives),
             flops=float(sum(f[k] for f, k in zip(self.model.flops, assignment, strict=True))),
             memory_bytes=peak,
             memory_parts=parts,
             collectives=collectives,
+            hidden_seconds=sum(
+                (c.seconds(model.topology) - c.visible_seconds(model.topology) for c in inner), 0.0
+            ),
             host_seconds=link,
             host_bytes=on_host + waiting,
         )
         return prediction, transfers
 
-    def inner(
-        self, chosen: Sequence[Configuration], transfers: Sequence[Transfer]
-    ) -> list[InnerCollective]:
+    def inner(self, chosen: Sequence[Configuration], transfers: Sequence[Transfer]) -> list[InnerCollective]:
         """Collectives inside operators, in order of their groups."""
         graph, topology = self.model.graph, self.model.topology
-        return list(inner_of_plan(graph, topology, self._communicating, chosen, transfers, self._inner))
+        of = chosen, transfers, self.model.buffers, self._inner
+        return list(inner_of_plan(graph, topology, self._communicating, *of))
 
     def transfers(self, assignment: Sequence[int], choices: Sequence[int]) -> tuple[Transfer, ...]:
         """The transfers that a solution executes; those of the last few solutions are remembered."""
@@ -152,7 +158,9 @@ class Predictor:
 
     def _communication_seconds(self, collectives: Sequence[Collective]) -> float:
         seconds = functools.partial(collective_seconds, self.model.topology)
-        total = sum((c.count * seconds(c.kind, c.num_bytes, c.axes, c.latency_share) for c in collectives), 0.0)
+        total = sum(
+            (c.count * seconds(c.kind, c.num_bytes, c.axes, c.latency_share) for c in collectives), 0.0
+        )
         together = {(c.kind, c.axes) for c in collectives if not c.latency_share}
         return total + sum(seconds(kind, 0, axes) for kind, axes in sorted(together))
 

@@ -24,7 +24,8 @@ class OverlappedPredictor(Predictor):
         """Cost of a solution, less the communication that compute hides, and the transfers that it executes. Kernels
         beside a collective are slower on GPUs, which takes a share of the gain (`Efficiency.contention`)."""
         prediction, transfers = super().predict(assignment, choices)
-        hidden = prediction.time_seconds - self._simulator.makespan(assignment, choices)
+        in_turn = prediction.time_seconds + prediction.hidden_seconds
+        hidden = in_turn - self._simulator.makespan(assignment, choices)
         hidden *= 1.0 - self.model.topology.chip.efficiency.contention
         bounded = min(max(0.0, hidden), prediction.communication_seconds)
         return dataclasses.replace(prediction, hidden_seconds=bounded), transfers

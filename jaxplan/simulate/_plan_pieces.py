@@ -114,14 +114,16 @@ class PlanPieces:
         transfers = [transfer for piece in pieces for transfer in piece.transfers]
         found: dict[int, list[float]] = defaultdict(list)
         chosen = model.chosen(assignment)
-        for c in inner_of_plan(model.graph, model.topology, self._communicating, chosen, transfers):
-            found[c.equation].append(c.seconds(model.topology))
+        of = chosen, transfers, model.buffers
+        for c in inner_of_plan(model.graph, model.topology, self._communicating, *of):
+            found[c.equation].append(c.visible_seconds(model.topology))
         return {e: tuple(of) for e, of in found.items()}
 
     def _may_talk(self, v: int, label: int) -> bool:
         if (v, label) not in self._talks:
             model = self.model
-            of = inner_collectives(model.graph, model.topology, v, model.configurations[v][label])
+            config = model.configurations[v][label]
+            of = inner_collectives(model.graph, model.topology, v, config, model.buffers)
             self._talks[v, label] = any(True for _ in of)
         return self._talks[v, label]
 
@@ -135,7 +137,9 @@ class PlanPieces:
                 for _, source, target in changed_reads(model.graph, (reads[index],), chosen)  # pyright: ignore[reportArgumentType]
             ]
         repeated = frozenset(index for index, *_ in changed if self._is_repeated(index, assignment))
-        transfers = make_transfers(model.graph, model.topology, reads, changed, repeated, Memo(), model.buffers)
+        transfers = make_transfers(
+            model.graph, model.topology, reads, changed, repeated, Memo(), model.buffers
+        )
         moves: list[Move] = []
         pooled: dict[PoolKey, int] = defaultdict(int)
         for place, transfer in enumerate(transfers):

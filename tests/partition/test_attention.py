@@ -17,7 +17,7 @@ from jaxplan.core._progress import Progress
 from jaxplan.frontend._options import Options
 from jaxplan.ir import Remat, analyse, recomputable_blocks, rematerialise, trace
 from jaxplan.ir.attention import FORMS, attention_graph
-from jaxplan.mesh import parse_topology
+from jaxplan.mesh import collective_seconds, parse_topology
 from jaxplan.plans._plan import Plan
 from jaxplan.search._microbatches import in_microbatches
 from jaxplan.search._planner import plan_graph
@@ -72,17 +72,23 @@ def arguments(layers: int = 0, dtype: Any = jnp.float32, scale: float = 0.3) -> 
 
 
 def context_plan(
-    step: Callable[..., Any], args: Any, form: str, *, num: int = 0, again: bool = False
+    step: Callable[..., Any],
+    args: Any,
+    form: str,
+    *,
+    num: int = 0,
+    again: bool = False,
+    topology: str = "cpu:8",
 ) -> Plan:
     """The sequence over all eight devices; ``num`` micro-batches, and with ``again`` every block recomputed."""
-    graph, topology = analyse(trace(step, args)), parse_topology("cpu:8")
+    graph, machine = analyse(trace(step, args)), parse_topology(topology)
     graph = attention_graph(in_microbatches(graph, num) if num else graph, form)
     if again:
         blocks = recomputable_blocks(graph)
         graph = rematerialise(graph, Remat(num_all=len(blocks), of=len(blocks)), blocks).graph
-    options = Options(topology=topology).on(topology)
+    options = Options(topology=machine).on(machine)
     with Progress(False) as report:
-        frontier = plan_graph(graph, topology=topology, options=options, report=report, name="step")
+        frontier = plan_graph(graph, topology=machine, options=options, report=report, name="step")
     return frontier.references["context"]
 
 
@@ -170,6 +176,37 @@ def test_compiled_ring_moves_what_was_predicted() -> None:
     assert row.predicted_count == 2 * 7 + 2 * 7 + 2 * 8
     assert row.predicted_bytes == row.compiled_bytes
     assert audit.predicted_flops == audit.compiled_flops
+
+
+@pytest.mark.parametrize("length", [8192, 64])
+def test_passes_of_a_ring_run_beside_its_blocks(length: int) -> None:
+    """Blocks that take longer than a pass hide all passes of keys and values, n - 1 of each in both directions; the
+    sums, which are passed on behind a block, are seen. Shorter blocks hide no more than the seconds that they take."""
+    num, itemsize, width = 8, 4, 4
+
+    def step(w: Array, x: Array) -> Array:
+        def loss(w: Array) -> Array:
+            q, k, v = (jnp.einsum("btm,mhd->bthd", x, w[i]) for i in range(3))
+            weights = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k), -1)
+            return (jnp.einsum("bhqk,bkhd->bqhd", weights, v) ** 2).sum()
+
+        return w - jax.grad(loss)(w)
+
+    args = (
+        jax.ShapeDtypeStruct((3, 4, HEADS, width), jnp.float32),
+        jax.ShapeDtypeStruct((1, length, 4), jnp.float32),
+    )
+    ring, gathered = (context_plan(step, args, form, topology="h100:8") for form in FORMS)
+    local = length // num * HEADS * width * itemsize
+    each = float(collective_seconds(ring.topology, "collective-permute", local, (0, 1, 2)))
+    passes = 2 * 2 * (num - 1) * each
+    assert gathered.hidden_seconds == 0.0
+    if length == 8192:
+        assert ring.hidden_seconds == pytest.approx(passes)
+    else:
+        assert 0.0 < ring.hidden_seconds < min(passes, ring.compute_seconds)
+    seconds = ring.compute_seconds + ring.communication_seconds - ring.hidden_seconds
+    assert ring.time_seconds == pytest.approx(seconds)
 
 
 def test_search_finds_it_where_scores_are_long(tmp_path: Any) -> None:

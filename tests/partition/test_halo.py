@@ -155,7 +155,7 @@ def test_edges_of_a_copy_that_is_made_again_are_sent_again(is_repeated: bool) ->
     repeated = tuple(i for i, read in enumerate(reads) if is_repeated and read.tensor == image)
     buffers = analyse_buffers(graph, Target.of(topology.chip))
     transfers = plan_transfers(graph, topology, reads, configurations, frozenset(repeated), buffers)
-    inner = inner_of_plan(graph, topology, range(len(configurations)), configurations, transfers)
+    inner = inner_of_plan(graph, topology, range(len(configurations)), configurations, transfers, buffers)
     found = [c.num_bytes for c in inner if c.kind == "collective-permute"]
     strategy = dataclasses.replace(strategy, configurations=configurations, repeated=repeated)
     report = compile_plan(plan_of(graph, topology, strategy))
