@@ -11,6 +11,10 @@ Row = Mapping[str, Any]
 Outcome = Literal["agrees", "disagrees", "not covered"]
 Judge = Callable[[Sequence[Row]], tuple[bool, str]]
 """From the rows of an experiment to whether its claim holds there, and the figures that say so."""
+Cause = Callable[[Sequence[Row], Sequence[Row]], tuple[bool, str]]
+"""From the rows and those measured for causes to whether they confirm a reason, and the figures that say so."""
+OPEN = "cause unknown"
+"""How the reason of a claim begins whose disagreement nothing measured explains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,24 +25,31 @@ class Claim:
       source: paper, section, table or figure.
       published: the sentence, or its figures.
       judge: reads the rows; None where the claim is not covered.
-      reason: why it disagrees, or is not covered.
-      shown_by: the command that shows the reason of a disagreement.
+      reason: why it disagrees, or is not covered; `OPEN` and which part is open where nothing explains it.
+      cause: measures the reason of a disagreement: the cause switched off, or the quantities that differ.
     """
 
     source: str
     published: str
     judge: Judge | None = None
     reason: str = ""
-    shown_by: str = ""
+    cause: Cause | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The outcome for one claim, with our figures."""
+    """The outcome for one claim, with our figures.
+
+    Attributes:
+      why: of one that does not agree, the reason and the figures that were measured for it.
+      confirmed: whether these figures confirm the reason; None where none is needed or the cause is unknown.
+    """
 
     claim: Claim
     outcome: Outcome
     ours: str
+    why: str = ""
+    confirmed: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +81,7 @@ class Experiment:
       title: paper, figure or table, and its subject.
       setting: networks, machine and everything that the paper leaves open.
       run: makes the rows; keyword arguments, if any, make it smaller.
+      measure_causes: makes the rows that reasons of disagreements are read off, if the others do not hold them.
       columns: of the table.
       claims: judged on the rows.
       shown: the rows of the table; all by default.
@@ -82,10 +94,11 @@ class Experiment:
     columns: Sequence[Column]
     claims: Sequence[Claim]
     shown: Callable[[Sequence[Row]], Sequence[Row]] = list
+    measure_causes: Callable[[], list[Row]] | None = None
 
-    def verdicts(self, rows: Sequence[Row]) -> list[Verdict]:
-        """Judge all claims on rows."""
-        return [_judged(claim, rows) for claim in self.claims]
+    def verdicts(self, rows: Sequence[Row], causes: Sequence[Row] = ()) -> list[Verdict]:
+        """Judge all claims on rows; reasons of those that do not hold are read off both."""
+        return [_judged(claim, rows, causes) for claim in self.claims]
 
     def table(self, rows: Sequence[Row]) -> str:
         """The rows as a table in Markdown."""
@@ -97,8 +110,17 @@ class Experiment:
         return "\n".join([head, rule, *lines])
 
 
-def _judged(claim: Claim, rows: Sequence[Row]) -> Verdict:
+def _judged(claim: Claim, rows: Sequence[Row], causes: Sequence[Row]) -> Verdict:
     if claim.judge is None:
-        return Verdict(claim=claim, outcome="not covered", ours="")
+        return Verdict(claim=claim, outcome="not covered", ours="", why=claim.reason)
     holds, ours = claim.judge(rows)
-    return Verdict(claim=claim, outcome="agrees" if holds else "disagrees", ours=ours)
+    if holds:
+        return Verdict(claim=claim, outcome="agrees", ours=ours)
+    if claim.cause is None:
+        return Verdict(claim=claim, outcome="disagrees", ours=ours, why=claim.reason)
+    confirmed, figures = claim.cause(rows, causes)
+    is_open = claim.reason.startswith(OPEN)
+    why = f"{claim.reason}. Measured: {figures}"
+    return Verdict(
+        claim=claim, outcome="disagrees", ours=ours, why=why, confirmed=None if is_open else confirmed
+    )

@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks.models import PAPER_MODELS
 from benchmarks.papers._baselines import (
+    HOST_BYTES_PER_SECOND,
     LIMIT_BYTES,
     NUM_GPUS,
     LayerOnGpu,
@@ -21,6 +22,7 @@ from benchmarks.papers._baselines import (
     swapping,
 )
 from benchmarks.papers._steps import partitioned, traced
+from benchmarks.papers._swap import swapped_bytes
 from jaxplan.cost import build_cost_model
 from jaxplan.mesh import Topology
 from jaxplan.simulate import predictor_of
@@ -101,6 +103,25 @@ def row_of(
         row |= {"tofu": global_batch / (compute + sent), "tofu_overlapped": global_batch / max(compute, sent)}
         row |= {"share": row["tofu"] / best, "share_overlapped": min(1.0, row["tofu_overlapped"] / best)}
     return row
+
+
+def swapping_by_use(name: str, single: Line, batches: Sequence[int], **overrides: Any) -> float:
+    """Examples per second where arrays go to the host by least recent use; of the best of some batches.
+
+    Bytes of tensors lie on a line through the two batches of `single`; transfers run beside compute.
+    """
+    small, large = (traced(name, batch_size=b, **overrides) for b in single.batches)
+    pairs = [
+        (a.num_bytes, b.num_bytes) for a, b in zip(small.program.tensors, large.program.tensors, strict=True)
+    ]
+    low, high = single.batches
+
+    def at(batch: int) -> float:
+        sizes = [a + (b - a) * (batch - low) / (high - low) for a, b in pairs]
+        moved = NUM_GPUS * swapped_bytes(small, sizes, LIMIT_BYTES)
+        return NUM_GPUS * batch / max(single.at(batch, "compute"), moved / HOST_BYTES_PER_SECOND)
+
+    return max(map(at, batches))
 
 
 def placed(name: str, single: Line, batch: int) -> dict[str, Any]:

@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks._record import read_lines
 from benchmarks.papers._experiment import Experiment, Verdict
 from benchmarks.papers._records import Record
 from benchmarks.papers._registry import EXPERIMENTS
+from benchmarks.papers._tolerance import WORDS
+
+SENTENCES = Path(__file__).parent / "sentences.jsonl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sentence:
+    """One sentence of an evaluation section, or a few that say one thing.
+
+    Attributes:
+      sentence: its first words, or what it is about.
+      claims: `Claim.published` of those that judge it.
+      no_claim: why there is none: it describes the setting, explains a claim, or is an opinion.
+    """
+
+    paper: str
+    section: str
+    sentence: str
+    claims: Sequence[str]
+    no_claim: str
+
 
 PAGE = Path(__file__).parents[2] / "docs" / "papers.md"
 
@@ -28,31 +52,63 @@ python -m benchmarks.papers all --save           # run all, keep the rows, and w
 ```
 
 This page is written by the last command (`tests/benchmarks/test_papers.py` holds it to the records). A verdict compares
-conclusions: an order, a ratio, what fits. Where it disagrees, the reason and the command that shows it stand beside it.
-Seconds are those of the processor, of some runs those by the clock beside other work, which are three to six times as
-many.
+conclusions: an order, a ratio, what fits. Where it disagrees, the reason stands beside it with what the command of the
+experiment measured for it: the cause switched off, or the quantities that differ. Where nothing measured explains a
+disagreement, it says "cause unknown". Seconds are those of the processor, of some runs those by the clock beside other
+work, which are three to six times as many.
 
+"""
+_CHOICES = """
 Some choices were made after a first run was seen, so their verdicts are weaker than the others: the size of TensorOpt's
 images (128, for the memory of its Table 1) and of its sequences; 12 GiB, not GB, for a K80; a turning point is twice as
-steep as the rest of a frontier (three times at first); a frontier within 2 % of memory counts as one point for
-Mesh-TensorFlow; PaSE's batches are read as per device and as shared, and its two ratios may be met within a quarter by
-either reading.
-PaSE's two ratios and Tofu's search times were not read off the papers again.
+steep as the rest of a frontier (three times at first); the operators whose results are counted for VGG16 (without bias,
+after a count with them); PaSE's batches are read as per device and as shared, and its two ratios may be met by either
+reading. PaSE's two ratios and Tofu's search times are not in the copies at hand.
 """
 
 
 def page(records: Mapping[str, Record]) -> str:
     """The page: all verdicts in numbers, then each experiment that is on record."""
     shown = {name: records[name] for name in EXPERIMENTS if name in records}
-    verdicts = {name: EXPERIMENTS[name].verdicts(record.rows) for name, record in shown.items()}
-    lines = [_HEAD, "| experiment | agrees | disagrees | not covered | seconds |", "|---|---|---|---|---|"]
+    verdicts = {
+        name: EXPERIMENTS[name].verdicts(record.rows, record.causes) for name, record in shown.items()
+    }
+    lines = [
+        _HEAD + "\n".join(textwrap.wrap(WORDS, 116)),
+        _CHOICES,
+        "| experiment | agrees | disagrees | not covered | seconds |",
+        "|---|---|---|---|---|",
+    ]
     for name, record in shown.items():
         counts = Counter(verdict.outcome for verdict in verdicts[name])
         cells = [str(counts[outcome]) for outcome in ("agrees", "disagrees", "not covered")]
         lines.append(f"| `{name}`: {EXPERIMENTS[name].title} | {' | '.join(cells)} | {record.seconds:.0f} |")
     for name, record in shown.items():
         lines += ["", *_section(EXPERIMENTS[name], record, verdicts[name])]
-    return "\n".join([*lines, *_not_run(records)]) + "\n"
+    return "\n".join([*lines, *_not_run(records), *_read()]) + "\n"
+
+
+def sentences() -> list[Sentence]:
+    """What the evaluation sections say, sentence by sentence, and the claims that judge each."""
+    return [Sentence(**{"no_claim": "", **line}) for line in read_lines(SENTENCES)]
+
+
+def _read() -> list[str]:
+    """How many sentences were read, and those that no claim judges."""
+    lines = [
+        "",
+        "## What was read",
+        "",
+        f"`benchmarks/papers/{SENTENCES.name}` lists the evaluation sections sentence by sentence, as far as each says",
+        "something of its own, with the claims that judge it. Those without one:",
+        "",
+        "| section | sentence | why no claim |",
+        "|---|---|---|",
+    ]
+    rows = [
+        f"| {of.paper} {of.section} | {of.sentence} | {of.no_claim} |" for of in sentences() if not of.claims
+    ]
+    return [*lines, *rows]
 
 
 def _not_run(records: Mapping[str, Record]) -> list[str]:
@@ -78,13 +134,11 @@ def _section(experiment: Experiment, record: Record, verdicts: list[Verdict]) ->
     ]
     if record.rows:
         lines += [experiment.table(record.rows), ""]
-    lines += ["| published | ours | verdict |", "|---|---|---|"]
+    lines += ["| section | published | ours | verdict | why |", "|---|---|---|---|---|"]
     return [*lines, *map(_verdict, verdicts)]
 
 
 def _verdict(verdict: Verdict) -> str:
     claim = verdict.claim
-    outcome = verdict.outcome
-    if outcome != "agrees" and claim.reason:
-        outcome += f": {claim.reason}" + (f" (`{claim.shown_by}`)" if claim.shown_by else "")
-    return f"| {claim.source}: {claim.published} | {verdict.ours or '-'} | {outcome} |"
+    cells = (claim.source, claim.published, verdict.ours or "-", verdict.outcome, verdict.why or "-")
+    return f"| {' | '.join(cells)} |"

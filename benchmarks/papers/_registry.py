@@ -5,6 +5,7 @@ from __future__ import annotations
 from benchmarks.papers import (
     cost_model,
     flexflow_figure6,
+    flexflow_placed,
     flexflow_section83,
     flexflow_table5,
     pase_figure6,
@@ -20,6 +21,7 @@ from benchmarks.papers import (
     tofu_figure10,
     tofu_figure11,
     tofu_search_time,
+    tofu_table1,
 )
 from benchmarks.papers._experiment import Experiment
 
@@ -37,8 +39,10 @@ EXPERIMENTS: dict[str, Experiment] = {
         pase_figure6,
         pase_table2,
         flexflow_figure6,
+        flexflow_placed,
         flexflow_table5,
         flexflow_section83,
+        tofu_table1,
         tofu_figure9,
         tofu_figure10,
         tofu_figure11,

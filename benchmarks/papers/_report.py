@@ -10,14 +10,14 @@ from benchmarks.papers._registry import EXPERIMENTS
 
 
 def verdict_line(verdict: Verdict) -> str:
-    """One line: source, published, ours, outcome, and the reason with its command where they differ."""
+    """One line: source, published, ours, outcome, and the reason with its figures where they differ."""
     claim = verdict.claim
     line = f"{verdict.outcome.upper():<12} {claim.source}: {claim.published}"
     if verdict.ours:
         line += f"  OURS: {verdict.ours}"
-    if verdict.outcome != "agrees" and claim.reason:
-        line += f"  WHY: {claim.reason}" + (f" (`{claim.shown_by}`)" if claim.shown_by else "")
-    return line
+    if verdict.why:
+        line += f"  WHY: {verdict.why}"
+    return line + ("  (NOT CONFIRMED)" if verdict.confirmed is False else "")
 
 
 def report(experiment: Experiment, record: Record | None) -> str:
@@ -25,7 +25,7 @@ def report(experiment: Experiment, record: Record | None) -> str:
     if record is None:
         return f"{experiment.name}: not on record; run it without --recorded"
     lines = [f"\n{experiment.title}", experiment.setting, "", experiment.table(record.rows), ""]
-    lines += [verdict_line(verdict) for verdict in experiment.verdicts(record.rows)]
+    lines += [verdict_line(verdict) for verdict in experiment.verdicts(record.rows, record.causes)]
     return "\n".join([*lines, f"{record.seconds:.0f} s"])
 
 
@@ -34,6 +34,6 @@ def tally(name: str, record: Record | None) -> str:
     experiment = EXPERIMENTS[name]
     if record is None:
         return f"{experiment.title} (not on record)"
-    counts = Counter(verdict.outcome for verdict in experiment.verdicts(record.rows))
+    counts = Counter(verdict.outcome for verdict in experiment.verdicts(record.rows, record.causes))
     words = ", ".join(f"{counts[outcome]} {outcome}" for outcome in ("agrees", "disagrees", "not covered"))
     return f"{experiment.title}: {words}; {record.seconds:.0f} s"

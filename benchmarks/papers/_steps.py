@@ -8,9 +8,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from benchmarks.models import MODELS, PAPER_MODELS, build
-from jaxplan.cost import CostModel, Predictor, build_cost_model
-from jaxplan.ir import Configuration, StepGraph
+from jaxplan.cost import REPEAT, CostModel, Predictor, build_cost_model
+from jaxplan.ir import STORED_KINDS, Configuration, StepGraph
 from jaxplan.mesh import CHIPS, Topology
 from jaxplan.plans._plan import Plan
 from jaxplan.plans._undominated import undominated
@@ -21,7 +23,7 @@ from jaxplan.search._published import search_arguments
 from jaxplan.search._tofu import partition
 from jaxplan.search._traced import analyse_step
 from jaxplan.simulate import predictor_of
-from jaxplan.solvers import frontier, solve, walk_chains
+from jaxplan.solvers import Edge, Problem, frontier, solve, walk_chains
 from jaxplan.solvers._restrict import restrict
 from jaxplan.strategies import StrategyPlan, apply_strategies, reference_solution
 
@@ -82,6 +84,37 @@ class Priced:
     def reference(self, name: str) -> Plan:
         """The plan of a reference strategy."""
         return make_plan(self.predictor, *reference_solution(self.model, self.strategies[name]), name=name)
+
+
+def without_gathers(priced: Priced) -> Plan:
+    """The plan of least additive time in which no weight or state of one is gathered: all lie as they are read."""
+    problem, groups = priced.model.problem, priced.graph.grouping.groups
+    edges = []
+    for edge in problem.edges:
+        table = edge.time
+        if groups[edge.source].kind in STORED_KINDS:
+            table = np.where(table > 0, np.inf, table)
+        edges.append(Edge(source=edge.source, target=edge.target, time=table, memory=edge.memory))
+    kept_problem = Problem(time=problem.time, memory=problem.memory, edges=edges, names=problem.names)
+    found = solve(kept_problem, "pase")
+    return make_plan(priced.predictor, found.assignment, found.choices, name="no gathers")
+
+
+def without_repeats(priced: Priced, solver: str) -> list[Plan]:
+    """The frontier of a solver where no copy is fetched again: that choice takes infinite time on every edge."""
+    problem = priced.model.problem
+    edges = []
+    for edge in problem.edges:
+        table = edge.time
+        if table.ndim == 3:
+            table = table.copy()
+            kept = np.isfinite(table).sum(axis=2) > np.isfinite(table[..., REPEAT])
+            table[..., REPEAT] = np.where(kept, np.inf, table[..., REPEAT])
+        edges.append(Edge(source=edge.source, target=edge.target, time=table, memory=edge.memory))
+    kept_problem = Problem(time=problem.time, memory=problem.memory, edges=edges, names=problem.names)
+    found = frontier(kept_problem, solver, max_points=_MOST_POINTS)
+    plans = [make_plan(priced.predictor, s.assignment, s.choices, name=solver) for s in found]
+    return list(undominated(plans))
 
 
 def partitioned(graph: StepGraph, topology: Topology | str, solver: str) -> tuple[Plan, float]:

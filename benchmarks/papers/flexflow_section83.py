@@ -36,16 +36,26 @@ def run(networks: Sequence[str] = tuple(NETWORKS), num_seeds: int = NUM_SEEDS) -
 
 def _reached(rows: Sequence[Row]) -> tuple[bool, str]:
     texts = ", ".join(f"{row['network']} in {row['reached']} of {row['seeds']} seeds" for row in rows)
-    return all(row["reached"] >= 0.9 * row["seeds"] for row in rows), texts
+    return all(row["reached"] == row["seeds"] for row in rows), texts
+
+
+def _counting(rows: Sequence[Row]) -> tuple[bool, str]:
+    """Another machine, and fewer strategies: by order alone."""
+    texts = ", ".join(
+        f"{r['network']} {r['counting_s']:.1f} s for {r['strategies']:,} strategies, a chain {r['chain_s']:.2f} s"
+        for r in rows
+    )
+    lenet, recurrent = rows
+    slower = all(row["counting_s"] > row["chain_s"] for row in rows)
+    return slower and lenet["counting_s"] < recurrent["counting_s"], texts
 
 
 def _in_a_second(rows: Sequence[Row]) -> tuple[bool, str]:
     texts = ", ".join(f"{row['network']} {row['chain_s']:.2f} s" for row in rows)
-    return all(row["chain_s"] < 2 for row in rows), texts
+    return all(row["chain_s"] < 1 for row in rows), texts
 
 
 _SOURCE = "FlexFlow 8.3"
-_COMMAND = "python -m benchmarks.papers flexflow-section83"
 EXPERIMENT = Experiment(
     name="flexflow-section83",
     title="FlexFlow, section 8.3: optimality on small problems",
@@ -70,8 +80,12 @@ EXPERIMENT = Experiment(
             source=_SOURCE,
             published="the chains find the global optimum of both",
             judge=_reached,
-            shown_by=_COMMAND,
         ),
-        Claim(source=_SOURCE, published="in less than a second", judge=_in_a_second, shown_by=_COMMAND),
+        Claim(source=_SOURCE, published="in less than a second", judge=_in_a_second),
+        Claim(
+            source=_SOURCE,
+            published="counting through all takes longer, most of all for the RNNLM (0.8 and 18 hours)",
+            judge=_counting,
+        ),
     ),
 )

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.papers._experiment import Claim, Column, Experiment, Row
+from benchmarks.papers._experiment import OPEN, Claim, Column, Experiment, Row
+from benchmarks.papers._tolerance import in_range, near
 from benchmarks.papers.flexflow_figure6 import NETWORKS
 from benchmarks.solvers.flexflow_steps import measure
 from jaxplan.mesh import Topology
@@ -43,7 +44,7 @@ def _row(network: str, count: int, num_proposals: int) -> Row:
 
 def _range(rows: Sequence[Row]) -> tuple[bool, str]:
     found = [row["speedup"] for row in rows]
-    return min(found) >= 2.2, f"{min(found):.1f} to {max(found):.1f} times as fast"
+    return in_range(found, 2.2, 6.9), f"{min(found):.1f} to {max(found):.1f} times as fast"
 
 
 def _grows(rows: Sequence[Row]) -> tuple[bool, str]:
@@ -51,7 +52,7 @@ def _grows(rows: Sequence[Row]) -> tuple[bool, str]:
     for row in rows:
         pairs.setdefault(row["network"], []).append(row["speedup"])
     texts = ", ".join(f"{network} {one:.1f} to {other:.1f}" for network, (one, other) in pairs.items())
-    return all(other > 0.9 * one for one, other in pairs.values()), texts
+    return all(other > one for one, other in pairs.values()), texts
 
 
 def _same(rows: Sequence[Row]) -> tuple[bool, str]:
@@ -65,11 +66,35 @@ def _at_least(rows: Sequence[Row]) -> tuple[bool, str]:
         row["network"]: row["speedup"] / row["published_speedup"] for row in rows if row["devices"] == 64
     }
     texts = ", ".join(f"{network} {ratio:.2f}" for network, ratio in found.items())
-    return min(found.values()) > 0.8, f"on 64 devices, our ratio over the published one: {texts}"
+    return all(near(ratio, 1.0) for ratio in found.values()), (
+        f"on 64 devices, our ratio over the published one: {texts}"
+    )
+
+
+def _one_device(rows: Sequence[Row], causes: Sequence[Row]) -> tuple[bool, str]:
+    """Milliseconds of a full simulation on 64 devices over those on 4, ours and published."""
+    ours, published = [], []
+    for network in dict.fromkeys(row["network"] for row in rows):
+        one, other = (row for row in rows if row["network"] == network)
+        ours.append(other["full_ms"] / one["full_ms"])
+        published.append(other["published_full_s"] / one["published_full_s"])
+    text = (
+        f"a full simulation takes {min(ours):.1f} to {max(ours):.1f} times as long on 64 devices as on 4, the "
+        f"published searches {min(published):.0f} to {max(published):.0f} times"
+    )
+    return max(ours) < 3 < min(published), text
+
+
+def _delta_touches_little(rows: Sequence[Row], causes: Sequence[Row]) -> tuple[bool, str]:
+    """Ratios above the published ones: of graphs in which a proposal changes few of many groups."""
+    above = [row for row in rows if row["speedup"] > 6.9 * 1.25]
+    texts = ", ".join(
+        f"{r['network']} on {r['devices']} {r['speedup']:.1f} ({r['groups']} groups)" for r in above
+    )
+    return False, texts
 
 
 _SOURCE = "FlexFlow 8.2, Table 5"
-_COMMAND = "python -m benchmarks.papers flexflow-table5"
 EXPERIMENT = Experiment(
     name="flexflow-table5",
     title="FlexFlow, Table 5: full and delta simulation",
@@ -95,29 +120,29 @@ EXPERIMENT = Experiment(
             source=_SOURCE,
             published="delta simulation is 2.2 to 6.9 times as fast as full simulation",
             judge=_range,
-            shown_by=_COMMAND,
+            reason=f"{OPEN}: ours saves more, and how much of the published full simulation is building the graph is "
+            "not said",
+            cause=_delta_touches_little,
         ),
         Claim(
             source=_SOURCE,
             published="the ratio grows with the number of devices",
             judge=_grows,
-            shown_by=_COMMAND,
             reason="all devices do the same here, so that one is simulated: its task graph does not grow with "
             "devices",
+            cause=_one_device,
         ),
         Claim(
             source=_SOURCE,
             published="3.0 to 6.9 times on 64 devices, per network",
             judge=_at_least,
-            shown_by=_COMMAND,
-            reason="a proposal that changes an early operator moves most tasks of a recurrent network "
-            "(docs/solvers.md)",
+            reason=f"{OPEN}: as above",
+            cause=_delta_touches_little,
         ),
         Claim(
             source="FlexFlow 5.3",
             published="full and delta simulation give the same timeline",
             judge=_same,
-            shown_by=_COMMAND,
         ),
         Claim(
             source="FlexFlow 8.2, Figure 11",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from benchmarks.papers._experiment import Claim, Column, Experiment, Judge, Row
+from benchmarks.papers._experiment import Cause, Claim, Column, Experiment, Judge, Row
 from benchmarks.papers._splits import (
     Parts,
     configuration,
@@ -17,10 +17,11 @@ from benchmarks.papers._splits import (
     roles,
     stored_splits,
 )
-from benchmarks.papers._steps import Priced, traced
+from benchmarks.papers._steps import Priced, received_bytes, traced
 from benchmarks.papers.pase_table1 import NETWORKS, machine
-from jaxplan.ir import Configuration, StepGraph
+from jaxplan.ir import STORED_KINDS, Configuration, StepGraph
 from jaxplan.mesh import Topology
+from jaxplan.plans._plan import Plan
 from jaxplan.strategies import apply_strategies
 
 DEVICES = 32
@@ -51,9 +52,42 @@ def _rows(network: str, num_devices: int) -> list[Row]:
         rows.append({"network": network, "layers": len(members), "first": shape, "split": text})
     best = plan.time_seconds * 1e3
     for claim, pins in wanted.items():
-        ms = priced.pinned(pins).time_seconds * 1e3
-        rows.append({"network": network, "first": "as published", "split": claim, "ms": ms, "best_ms": best})
+        pinned = priced.pinned(pins)
+        rows.append(
+            {"network": network, "first": "as published", "split": claim, "ms": pinned.time_seconds * 1e3,
+             "best_ms": best, **_parts_of(pinned, ""), **_parts_of(plan, "best_")}
+        )  # fmt: skip
     return rows
+
+
+def _parts_of(plan: Plan, prefix: str) -> dict[str, float]:
+    """Compute, communication, and bytes received by a device."""
+    return {
+        f"{prefix}compute_ms": plan.compute_seconds * 1e3,
+        f"{prefix}sent_ms": plan.communication_seconds * 1e3,
+        f"{prefix}mb": received_bytes(plan) / 1e6,
+    }
+
+
+def _dearer(network: str, word: str) -> Cause:
+    """The published split, priced beside the best: what of it is dearer."""
+
+    def cause(rows: Sequence[Row], causes: Sequence[Row]) -> tuple[bool, str]:
+        row = _published_row(rows, network, word)
+        text = (
+            f"with it {row['compute_ms']:.2f} ms of compute and {row['sent_ms']:.2f} of communication "
+            f"({row['mb']:.1f} MB "
+            f"received), without {row['best_compute_ms']:.2f} and {row['best_sent_ms']:.2f} ({row['best_mb']:.1f} MB)"
+        )
+        return row["ms"] > row["best_ms"] and row["sent_ms"] > row["best_sent_ms"], text
+
+    return cause
+
+
+def _published_row(rows: Sequence[Row], network: str, word: str) -> Row:
+    return next(
+        r for r in rows if r["network"] == network and r["first"] == "as published" and word in r["split"]
+    )
 
 
 def _pins(network: str, graph: StepGraph) -> dict[str, dict[int, Parts]]:
@@ -75,8 +109,12 @@ def _pins(network: str, graph: StepGraph) -> dict[str, dict[int, Parts]]:
     if network == "InceptionV3":
         return {"modules E batch 8 x out 4": {v: {"batch": 8, "out": 4} for v in order[-19:-1]}}
     if network == "RNNLM":
+        tables = _tables(graph)
         cells = [v for v, shape in shapes.items() if len(shape) == 3]
-        return {"cells batch 8 x out 4": {v: {"batch": 8, "out": 4} for v in cells}}
+        return {
+            "cells batch 8 x out 4": {v: {"batch": 8, "out": 4} for v in cells},
+            "embedding vocabulary 32": {v: {"vocabulary": DEVICES} for v in tables},
+        }
     inner: dict[int, Parts] = {}
     for v in order[:-1]:
         names = roles(graph, v, groups[v])
@@ -87,16 +125,33 @@ def _pins(network: str, graph: StepGraph) -> dict[str, dict[int, Parts]]:
 
 def _configurations(graph: StepGraph, topology: Topology, pins: dict[int, Parts]) -> dict[int, Configuration]:
     groups = contraction_groups(graph)
-    return {
-        v: configuration(graph, topology, v, roles(graph, v, groups[v]), parts) for v, parts in pins.items()
-    }
+    names = {v: roles(graph, v, groups[v]) if v in groups else _stored_names(graph, v) for v in pins}
+    return {v: configuration(graph, topology, v, names[v], parts) for v, parts in pins.items()}
+
+
+def _tables(graph: StepGraph) -> list[int]:
+    """Groups of the stored embeddings."""
+    tensors = graph.program.tensors
+    return [
+        group.index
+        for group in graph.grouping.groups
+        if group.kind in STORED_KINDS
+        and any(
+            "params" in tensors[t].path and "mbed" in tensors[t].path
+            for t in graph.spaces[group.index].tensor_dims
+        )
+    ]
+
+
+def _stored_names(graph: StepGraph, v: int) -> list[str]:
+    """The classes of a stored table: its rows are the vocabulary."""
+    (dims,) = list(graph.spaces[v].tensor_dims.values())[:1]
+    return ["vocabulary" if c in dims[0] else "width" for c in range(len(graph.spaces[v].classes))]
 
 
 def _cost(rows: Sequence[Row], network: str, word: str) -> str:
     """The time of the best plan with a published split beside that of the best plan."""
-    row = next(
-        r for r in rows if r["network"] == network and r["first"] == "as published" and word in r["split"]
-    )
+    row = _published_row(rows, network, word)
     return f"; best with `{row['split']}` {row['ms']:.2f} ms, without {row['best_ms']:.2f}"
 
 
@@ -192,7 +247,6 @@ def shown_rows(rows: Sequence[Row]) -> list[Row]:
 
 
 _SOURCE = "PaSE IV-C, Table II"
-_COMMAND = "python -m benchmarks.papers pase-table2"
 EXPERIMENT = Experiment(
     name="pase-table2",
     title="PaSE, Table II: strategies on 32 1080 Ti",
@@ -221,43 +275,40 @@ EXPERIMENT = Experiment(
             source=_SOURCE,
             published="AlexNet: the fifth splits its input channels into two",
             judge=_fifth,
-            reason="priced, it is slower: the input is sent once more, and 0.6 of 61 million parameters are summed "
-            "over half as many devices",
-            shown_by=_COMMAND,
+            reason="priced, it sends more and is slower",
+            cause=_dearer("AlexNet", "fifth"),
         ),
         Claim(
             source=_SOURCE,
             published="AlexNet: dense layers split output and input channels in turn (4 x 8, 8 x 4, 4 x 8), so that "
             "none is sent between them",
             judge=_alternate,
-            reason="the first two agree; the last reads as the second left it, because 1,000 outputs divide by 8 at "
-            "most",
-            shown_by=_COMMAND,
+            reason="priced, it sends more and is slower; the first two alternate here too, and 1,000 outputs of "
+            "the last "
+            "divide by 8 at most",
+            cause=_dearer("AlexNet", "dense"),
         ),
         Claim(source=_SOURCE, published="InceptionV3: data parallelism for modules A to D", judge=_modules),
         Claim(
             source=_SOURCE,
             published="InceptionV3: modules E mix data and parameter parallelism",
             judge=_last_modules,
-            reason="priced, such plans are slower: a module sends more activations then than gradients of weights "
-            "it saves",
-            shown_by=_COMMAND,
+            reason="priced, such plans send more and are slower",
+            cause=_dearer("InceptionV3", "modules E"),
         ),
         Claim(
             source=_SOURCE,
             published="RNNLM: the vocabulary of embedding and projection is split over all devices",
             judge=_vocabulary("RNNLM", whole=True),
-            reason="the projection agrees; the embedding is split along its width, so that looking words up sends "
-            "nothing",
-            shown_by=_COMMAND,
+            reason="the projection agrees; splitting the embedding's vocabulary sends more than its width",
+            cause=_dearer("RNNLM", "embedding"),
         ),
         Claim(
             source=_SOURCE,
             published="RNNLM: LSTM cells split batch, hidden and output dimensions to varying degrees",
             judge=_lstm,
-            reason="priced, it is slower: the sums of a time step's partial products are smaller than the weights "
-            "and the batches that such cells exchange",
-            shown_by=_COMMAND,
+            reason="priced, it sends more and is slower",
+            cause=_dearer("RNNLM", "cells"),
         ),
         Claim(
             source=_SOURCE,
@@ -268,13 +319,11 @@ EXPERIMENT = Experiment(
             source=_SOURCE,
             published="Transformer: parameter parallelism for embedding and softmax",
             judge=_vocabulary("Transformer", whole=False),
-            shown_by=_COMMAND,
         ),
         Claim(
             source=_SOURCE,
             published="Transformer: a mix of data and parameter parallelism for the other layers",
             judge=_layers,
-            shown_by=_COMMAND,
         ),
     ),
 )
