@@ -22,7 +22,7 @@ class Sentence:
     """One sentence of an evaluation section, or a few that say one thing.
 
     Attributes:
-      sentence: its first words, or what it is about.
+      sentence: its first words, or its subject.
       claims: `Claim.published` of those that judge it.
       no_claim: why there is none: it describes the setting, explains a claim, or is an opinion.
     """
@@ -52,16 +52,16 @@ python -m benchmarks.papers all --save           # run all, keep the rows, and w
 ```
 
 This page is written by the last command (`tests/benchmarks/test_papers.py` holds it to the records). A verdict compares
-conclusions: an order, a ratio, what fits. Where it disagrees, the reason stands beside it with what the command of the
-experiment measured for it: the cause switched off, or the quantities that differ. Where nothing measured explains a
-disagreement, it says "cause unknown". Seconds are those of the processor, of some runs those by the clock beside other
-work, which are three to six times as many.
+conclusions: an order, a ratio, the sizes that fit. Where it disagrees, the reason stands beside it with the figures
+that the command of the experiment measured for it: the cause switched off, or the quantities that differ. Where nothing
+measured explains a disagreement, it says "cause unknown". Seconds are those of the processor, of some runs those by the
+clock beside other work, which are three to six times as many.
 
 """
 _CHOICES = """
 Some choices were made after a first run was seen, so their verdicts are weaker than the others: the size of TensorOpt's
 images (128, for the memory of its Table 1) and of its sequences; 12 GiB, not GB, for a K80; a turning point is twice as
-steep as the rest of a frontier (three times at first); the operators whose results are counted for VGG16 (without bias,
+steep as the rest of a frontier (three times at first); the operators counted for VGG16 (without bias,
 after a count with them); PaSE's batches are read as per device and as shared, and its two ratios may be met by either
 reading. PaSE's two ratios and Tofu's search times are not in the copies at hand.
 """
@@ -89,7 +89,7 @@ def page(records: Mapping[str, Record]) -> str:
 
 
 def sentences() -> list[Sentence]:
-    """What the evaluation sections say, sentence by sentence, and the claims that judge each."""
+    """The evaluation sections, sentence by sentence, and the claims that judge each."""
     return [Sentence(**{"no_claim": "", **line}) for line in read_lines(SENTENCES)]
 
 
@@ -97,7 +97,7 @@ def _read() -> list[str]:
     """How many sentences were read, and those that no claim judges."""
     lines = [
         "",
-        "## What was read",
+        "## Sentences that were read",
         "",
         f"`benchmarks/papers/{SENTENCES.name}` lists the evaluation sections sentence by sentence, as far as each says",
         "something of its own, with the claims that judge it. Those without one:",

@@ -1,7 +1,8 @@
 """Bytes that swapping moves between a GPU and the host by least recent use, as Tofu's baseline does (section 6.1).
 
-Arrays go in and out whole, operator by operator in program order; what has a copy on the host is dropped, not written
-again; what no later operator reads is freed. An elementwise operator writes in place of an operand that it reads last.
+Arrays go in and out whole, operator by operator in program order; arrays with a copy on the host are dropped, not
+written again; those that no later operator reads are freed. An elementwise operator writes in place of an operand
+that it reads last.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def _time(prefixes: Sequence[str]) -> list[Row]:
 
 
 def _run(result: Result, kind: str) -> Row:
-    """One published run: its error, and what a device works through in a second, published and predicted."""
+    """One published run: its error, and the tokens of a device in a second, published and predicted."""
     row = result.row
     return {
         "run": row.name, "kind": kind, "source": row.fields["source"], "model": row.fields["model"],
@@ -104,9 +104,7 @@ def _safe(rows: Sequence[Row]) -> tuple[bool, str]:
     """Plans that take more than 1.1 times their prediction."""
     found = _of(rows, "memory")
     texts = ", ".join(f"{row['source']} {row['beyond_safe']:.1f} %" for row in found)
-    return all(
-        row["beyond_safe"] == 0 for row in found
-    ), f"take more than 1.1 times what was predicted: {texts}"
+    return all(row["beyond_safe"] == 0 for row in found), f"take more than 1.1 times the prediction: {texts}"
 
 
 def _runs(rows: Sequence[Row], part: str = "") -> list[Row]:
@@ -114,7 +112,7 @@ def _runs(rows: Sequence[Row], part: str = "") -> list[Row]:
 
 
 def _one_factor(rows: Sequence[Row], causes: Sequence[Row]) -> tuple[bool, str]:
-    """Errors once every source and chip has a factor, taken from its other runs: what a measured rate would leave."""
+    """Errors once every source and chip has a factor, taken from its other runs, as a measured rate would be."""
     errors = []
     for row in _runs(rows, "never"):
         like = [
@@ -152,7 +150,7 @@ def _outside(rows: Sequence[Row], causes: Sequence[Row]) -> tuple[bool, str]:
 
 
 def _out_of_order(rows: Sequence[Row], causes: Sequence[Row]) -> tuple[bool, str]:
-    """The pairs whose order is not kept: whether a larger slice was published as the slower."""
+    """The pairs out of order: whether a larger slice was published as the slower."""
     texts, holds = [], True
     for one, other in itertools.combinations(_runs(rows), 2):
         if any(one[key] != other[key] for key in ("source", "model", "hardware")):

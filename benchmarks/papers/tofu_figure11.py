@@ -72,7 +72,7 @@ def _overhead(rows: Sequence[Row]) -> tuple[bool, str]:
 
 
 def measure_causes() -> list[Row]:
-    """Tofu's plan of the unrolled steps with copies beside kernels: what a step gains when copies are skipped."""
+    """Tofu's plan of the unrolled steps with copies beside kernels: the gain of a step without copies."""
     graph = traced(NETWORK, scan=False)
     plan, _ = partitioned(graph, MACHINE, "tofu")
     simulation = simulate_plan(graph, plan.topology, plan.configurations, plan.repeated)
@@ -95,13 +95,13 @@ def _by_overlap(rows: Sequence[Row], causes: Sequence[Row]) -> tuple[bool, str]:
 
 
 def _kept_copies(rows: Sequence[Row], causes: Sequence[Row]) -> tuple[bool, str]:
-    """The share of what each receives that would have to be live at once to fill 12 GiB."""
+    """The share of the received bytes of each that would have to be live at once to fill 12 GiB."""
     found = {
         name: (LIMIT_BYTES / GIB - row["gib"]) / (row["received_gb"] * 1e9 / GIB)
         for name, row in _of(rows, "unrolled").items()
     }
     texts = ", ".join(f"`{name}` {share:.0%}" for name, share in found.items())
-    return False, f"of what is received has to be live at once to fill 12 GiB, unrolled: {texts}"
+    return False, f"share of the received bytes that has to be live at once to fill 12 GiB, unrolled: {texts}"
 
 
 _SOURCE = "Tofu 6.3, Figure 11"

@@ -52,7 +52,7 @@ def _seconds(rows: Sequence[Row]) -> tuple[bool, str]:
 
 
 def _coalesced(rows: Sequence[Row], causes: Sequence[Row]) -> tuple[bool, str]:
-    """What is left to decide once time steps are coalesced."""
+    """Decisions that are left once time steps are coalesced."""
     ratios = {row["network"]: row["groups"] / row["coalesced"] for row in rows}
     texts = ", ".join(
         f"{row['network']} {row['groups']:,} groups, {row['coalesced']:,} decided alone" for row in rows
