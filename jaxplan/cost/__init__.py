@@ -15,6 +15,8 @@ from jaxplan.cost._model_builder import build_cost_model as build_cost_model
 from jaxplan.cost._neighbourhood_cost import NeighbourhoodCost as NeighbourhoodCost
 from jaxplan.cost._offload import offloadable_inputs as offloadable_inputs
 from jaxplan.cost._offload import offloaded_model as offloaded_model
+from jaxplan.cost._plan_model import predictor_of_plan as predictor_of_plan
+from jaxplan.cost._plan_model import remembered as remembered
 from jaxplan.cost._prediction import Collective as Collective
 from jaxplan.cost._prediction import Prediction as Prediction
 from jaxplan.cost._prediction import Predictor as Predictor

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxplan.cost._model_builder import build_cost_model
-from jaxplan.cost._prediction import Predictor
+from jaxplan.cost._plan_model import predictor_of_plan
 from jaxplan.cost._pricing import KEEP, REPEAT
 from jaxplan.ir import Configuration, StepGraph
 from jaxplan.mesh import Topology
@@ -32,10 +31,10 @@ def held_at_peak(
     graph: StepGraph, topology: Topology, configurations: Sequence[Configuration], repeated: Sequence[int]
 ) -> list[Held]:
     """Largest first; ``repeated`` are the reads that gather their copy again."""
-    model = build_cost_model(graph, topology, configurations=[(config,) for config in configurations])
+    predictor = predictor_of_plan(graph, topology, configurations)
+    model = predictor.model
     wanted, zeros = frozenset(repeated), [0] * len(configurations)
     choices = [REPEAT if any(read in wanted for read in reads) else KEEP for reads in model.edge_reads]
-    predictor = Predictor(model)
     live = predictor.lifetimes(zeros, model.chosen(zeros), predictor.transfers(zeros, choices))
     top = int(np.argmax(live.curve())) if len(live.sizes) else 0
     found = [

@@ -11,7 +11,7 @@ from typing import Any
 from jaxplan.core._units import format_bytes, format_seconds
 from jaxplan.errors import ArgumentError, PlanMismatchError
 from jaxplan.plans._plan_data import PlanData
-from jaxplan.plans._priced import Edge, PricedPlan
+from jaxplan.plans._priced import Edge, priced_plan
 from jaxplan.plans._rows import LeafRow, collective_rows, fold_numbers, group_split, leaf_rows
 from jaxplan.plans._why import signed_bytes, signed_seconds
 
@@ -181,13 +181,9 @@ def _folded(rows: Iterable[tuple[str, str, str]]) -> tuple[Change, ...]:
 def _changed_edges(plan: PlanData, other: PlanData) -> tuple[Amount, ...]:
     if plan.graph is None or other.graph is None:
         return ()
-    tables = [_edge_seconds(_edges_of(p)) for p in (plan, other)]
+    tables = [_edge_seconds(priced_plan(p).edges) for p in (plan, other)]
     rows = _both(*tables)
     return tuple(sorted(rows, key=lambda row: (-abs(row.after - row.before), row.what)))
-
-
-def _edges_of(plan: PlanData) -> list[Edge]:
-    return PricedPlan(plan.require_program(), plan.topology, plan.configurations, plan.repeated).edges()
 
 
 def _edge_seconds(edges: Sequence[Edge]) -> dict[str, float]:

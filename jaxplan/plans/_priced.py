@@ -10,9 +10,20 @@ import numpy as np
 
 from jaxplan.core import _compat
 from jaxplan.core._paths import readable_path
-from jaxplan.cost import KEEP, REPEAT, CostModel, ModelBuilder, Prediction, Predictor, Transfer
+from jaxplan.cost import (
+    KEEP,
+    REPEAT,
+    CostModel,
+    ModelBuilder,
+    Prediction,
+    Predictor,
+    Transfer,
+    predictor_of_plan,
+    remembered,
+)
 from jaxplan.ir import VIEW_PRIMITIVES, Configuration, StepGraph
 from jaxplan.mesh import Topology, collective_seconds
+from jaxplan.plans._plan_data import PlanData
 from jaxplan.plans._rows import short_source
 
 
@@ -62,14 +73,16 @@ class PricedPlan:
         group: int | None = None,
     ) -> None:
         self.graph, self.topology, self.group = graph, topology, group
-        builder = ModelBuilder(graph, topology)
         chosen: list[tuple[Configuration, ...]] = [(config,) for config in configurations]
-        if group is not None:
+        if group is None:
+            self.predictor = predictor_of_plan(graph, topology, configurations)
+        else:
+            builder = ModelBuilder(graph, topology)
             others = builder.configurations()[group]
             chosen[group] = (configurations[group], *(c for c in others if c != configurations[group]))
+            self.predictor = Predictor(builder.build(chosen))
+        self.model: CostModel = self.predictor.model
         self._chosen = chosen
-        self.model: CostModel = builder.build(chosen)
-        self.predictor = Predictor(self.model)
         self.assignment = [0] * len(configurations)
         wanted = frozenset(repeated)
         self.choices = [REPEAT if wanted.intersection(reads) else KEEP for reads in self.model.edge_reads]
@@ -114,6 +127,7 @@ class PricedPlan:
             )
         return sorted(found, key=lambda other: (other.seconds, other.memory_bytes))
 
+    @cached_property
     def edges(self) -> list[Edge]:
         """Transfers that communicate, the longest first."""
         found = [self._edge(transfer) for transfer in self.transfers if transfer.collectives]
@@ -149,3 +163,18 @@ class PricedPlan:
             num_bytes=times * sum(int(size) for _, _, size in transfer.collectives),
             count=times,
         )
+
+
+def priced_plan(plan: PlanData) -> PricedPlan:
+    """A plan priced from its program, once for equal plans of a step.
+
+    Raises:
+      PlanMismatchError: the plan has no program.
+    """
+    graph = plan.require_program()
+    key = plan.configurations, plan.repeated
+
+    def price() -> PricedPlan:
+        return PricedPlan(graph, plan.topology, plan.configurations, plan.repeated)
+
+    return remembered(graph, plan.topology, "priced plans", key, price)

@@ -17,7 +17,7 @@ from jaxplan.mesh import Sharding, Topology
 from jaxplan.plans._diff import diff
 from jaxplan.plans._frontier_data import FrontierData
 from jaxplan.plans._plan_data import PlanData
-from jaxplan.plans._priced import PricedPlan
+from jaxplan.plans._priced import priced_plan
 from jaxplan.plans._rows import collective_rows, fold_leaves, leaf_rows, short_source
 
 _MOST_EDGES = 10
@@ -75,7 +75,6 @@ def _curve(plan: PlanData) -> list[tuple[float, float]]:
 
 
 def _edges(plan: PlanData) -> list[list[str]]:
-    priced = PricedPlan(plan.require_program(), plan.topology, plan.configurations, plan.repeated)
     return [
         [
             format_seconds(edge.seconds),
@@ -85,7 +84,7 @@ def _edges(plan: PlanData) -> list[list[str]]:
             format_bytes(edge.num_bytes),
             edge.source,
         ]
-        for edge in priced.edges()[:_MOST_EDGES]
+        for edge in priced_plan(plan).edges[:_MOST_EDGES]
         if edge.seconds >= _LEAST_EDGE_SECONDS
     ]
 

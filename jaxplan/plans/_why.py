@@ -103,7 +103,7 @@ def why(plan: PlanData, leaf: LeafRow) -> Why:
         split=group_split(graph, plan.topology, group, plan.configurations[group]),
         together=tuple(members),
         others=tuple(_other(plan, graph, group, other) for other in others),
-        edges=tuple(edge for edge in priced.edges() if edge.tensor == leaf.path),
+        edges=tuple(edge for edge in priced.edges if edge.tensor == leaf.path),
         forced=_forced(others),
         pins=tuple(pin.text for pin in plan.pins if plan.in_paths[position] in pin.paths),
     )

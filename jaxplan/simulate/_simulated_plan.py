@@ -32,8 +32,8 @@ import numpy as np
 from jaxplan.core._files import write_whole
 from jaxplan.cost._compute import equation_seconds
 from jaxplan.cost._model import CostModel
-from jaxplan.cost._model_builder import build_cost_model
 from jaxplan.cost._offload import host_seconds
+from jaxplan.cost._plan_model import predictor_of_plan
 from jaxplan.cost._prediction import Predictor
 from jaxplan.cost._pricing import KEEP, REPEAT
 from jaxplan.cost._splits import split_counts
@@ -113,10 +113,10 @@ def simulate_plan(
     graph: StepGraph, topology: Topology, configurations: Sequence[Configuration], repeated: Sequence[int]
 ) -> Simulation:
     """Simulate one step of a plan: its configuration of each group, and the reads that gather their copy again."""
-    model = build_cost_model(graph, topology, configurations=[(config,) for config in configurations])
+    predictor = predictor_of_plan(graph, topology, configurations)
     wanted = frozenset(repeated)
-    choices = [REPEAT if any(read in wanted for read in reads) else KEEP for reads in model.edge_reads]
-    return PlanSimulator(Predictor(model)).simulate([0] * len(configurations), choices)
+    choices = [REPEAT if any(read in wanted for read in reads) else KEEP for reads in predictor.model.edge_reads]
+    return PlanSimulator(predictor).simulate([0] * len(configurations), choices)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
