@@ -145,9 +145,10 @@ class _SpaceBuilder:
             self._meet(t, nodes)
 
     def _keep_empty_whole(self, t: int, nodes: ClassDims) -> None:
-        """A tensor without elements is never split: a program that only returns a constant gives each device all of
-        it, whatever sharding is asked for."""
-        if not self.program.tensors[t].num_elements:
+        """An argument or result without elements is never split: a program that only returns a constant gives each
+        device all of it, whatever sharding is asked for. Inside a step one (an empty half of a prefix sum) splits
+        like any other: its other dimensions are those of its neighbours."""
+        if not self.program.tensors[t].num_elements and t in (*self.program.inputs, *self.program.outputs):
             self.whole.update(node for dim in nodes for node in dim)
 
     @staticmethod

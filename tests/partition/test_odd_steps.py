@@ -71,6 +71,18 @@ def test_empty_results_can_be_read_under_every_plan(step: Callable[..., Any], ba
             assert a.size or a.sharding.is_fully_replicated
 
 
+def test_an_empty_value_inside_a_step_leaves_its_batch_splittable() -> None:
+    """Prefix sums join an empty half with a whole one: the batch of both is split all the same."""
+
+    def step(w: jax.Array, x: jax.Array) -> jax.Array:
+        joined = jnp.concatenate([x[:, :0], x @ w], axis=1)
+        return jnp.sum(joined @ w.T, axis=1)
+
+    frontier = jaxplan.plan(step, shape(64, 64), shape(512, 64), topology="cpu:8", donate_argnums=())
+    (batch,) = (s for path, s in zip(frontier[0].in_paths, frontier.references["data"].input_shardings) if "1" in path)
+    assert batch.dims[0], batch
+
+
 def test_a_step_on_scalars_is_planned_saved_and_shown(tmp_path: Path) -> None:
     def step(a: Any, b: Any) -> Any:
         return a * b + 1
