@@ -100,8 +100,8 @@ class LiveRanges:
             everyone.extend(members)
             tables.append(sizes_of(group.index, members))
         self._bytes = np.concatenate([table.ravel() for table in tables] or [np.zeros(0)])
-        self._holder = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
-        widths = np.repeat([table.shape[1] for table in tables], [len(table) for table in tables])
+        lengths, width_of = np.array([table.shape for table in tables], dtype=np.int64).reshape(-1, 2).T
+        self._holder, widths = np.repeat(np.arange(len(tables)), lengths), np.repeat(width_of, lengths)
         self._first_byte = np.cumsum(widths) - widths
         return everyone
 
