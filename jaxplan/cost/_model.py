@@ -35,8 +35,7 @@ class CostModel:
       latency_shares: tensor -> fraction of a latency, where its collectives are combined, see `latency_shares`.
       compute: per group (K,) seconds of compute.
       flops: per group (K,) floating-point operations on one device.
-      overlapped: the same problem where of parameters and gradients only that counts which compute cannot hide (see
-        `jaxplan.cost._hiding`); None unless overlap was asked for.
+      overlapped: whether predicted times count communication that runs beside compute; the problem never does.
       host_bytes: per group (K,) bytes of its inputs that live on the host; empty where none does.
     """
 
@@ -51,13 +50,8 @@ class CostModel:
     latency_shares: Mapping[int, float]
     compute: tuple[np.ndarray, ...]
     flops: tuple[np.ndarray, ...]
-    overlapped: Problem | None = None
+    overlapped: bool = False
     host_bytes: tuple[np.ndarray, ...] = ()
-
-    @property
-    def problems(self) -> tuple[Problem, ...]:
-        """The problems for a search; all have the same nodes, edges and choices."""
-        return (self.problem,) if self.overlapped is None else (self.problem, self.overlapped)
 
     def chosen(self, assignment: Sequence[int]) -> tuple[Configuration, ...]:
         """The configuration of each group."""

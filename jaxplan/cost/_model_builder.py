@@ -11,7 +11,6 @@ import numpy as np
 from jaxplan.core._interner import Memo
 from jaxplan.cost._combined import combined_bytes, evenly_split_peak, latency_shares
 from jaxplan.cost._configuration_table import ConfigurationTable
-from jaxplan.cost._hiding import hidden_shares, visible_seconds
 from jaxplan.cost._inner import may_communicate
 from jaxplan.cost._model import CostModel
 from jaxplan.cost._neighbourhood_cost import NeighbourhoodCost
@@ -72,7 +71,6 @@ class ModelBuilder:
         self.buffers = buffers = buffers or analyse_buffers(graph, target)
         self.pricer = Pricer(topology=topology, is_tiled=buffers.is_tiled, storage=buffers.storage)
         self.reads, self.memo = find_reads(graph), Memo()
-        self._hidden = hidden_shares(graph, self.reads) if overlap else {}
         self.table = ConfigurationTable(graph, topology, self.reads, always, limits, self.memo)
         self._nodes = NodeTables(graph, topology, buffers, self.memo)
         self.configs: tuple[tuple[Configuration, ...], ...] = ()
@@ -158,14 +156,10 @@ class ModelBuilder:
             computes.append(compute)
             flops.append(node_flops)
             progress(0.5 * v / len(self.graph.grouping.groups))
-        edges, edge_reads = self._edges(progress, self._tables)
+        edges, edge_reads = self._edges(progress)
         names = [f"group {g.index} ({g.kind})" for g in self.graph.grouping.groups]
         if not names:  # scalars only, which are replicated: a problem with one assignment
             times, memories, names = [np.zeros(1)], [np.zeros(1, np.int64)], ["no group"]
-        problem, overlapped = Problem(time=times, memory=memories, edges=edges, names=names), None
-        if self.overlap:
-            visible, _ = self._edges(lambda fraction: None, self._visible_tables)
-            overlapped = Problem(time=times, memory=memories, edges=visible, names=names)
         model = CostModel(
             graph=self.graph,
             topology=self.topology,
@@ -173,12 +167,12 @@ class ModelBuilder:
             pricer=self.pricer,
             configurations=self.configs,
             reads=self.reads,
-            problem=problem,
+            problem=Problem(time=times, memory=memories, edges=edges, names=names),
             edge_reads=edge_reads,
             latency_shares=self.latency_shares,
             compute=tuple(computes),
             flops=tuple(flops),
-            overlapped=overlapped,
+            overlapped=self.overlap,
         )
         return model if self.graph.offload is None else offloaded_model(model, self.graph.offload)
 
@@ -217,9 +211,7 @@ class ModelBuilder:
             )
         return self.memo[key]
 
-    def _edges(
-        self, progress: Callable[[float], None], tables_of: Callable[[int], tuple[np.ndarray, np.ndarray]]
-    ):
+    def _edges(self, progress: Callable[[float], None]):
         pairs: dict[tuple[int, int], list[int]] = defaultdict(list)
         for index, read in enumerate(self.reads):
             if read.producer != read.consumer and read.consumer != UNGROUPED:
@@ -229,13 +221,13 @@ class ModelBuilder:
         for done, ((u, v), indices) in enumerate(sorted(pairs.items())):
             for index in indices:
                 if self.reads[index].in_both_phases:
-                    edges.append((u, v, *tables_of(index)))
+                    edges.append((u, v, *self._tables(index)))
                     edge_reads.append((index,))
                 else:
                     merged[min(u, v), max(u, v)].append(index)
             progress(0.5 + 0.5 * done / len(pairs))
         for (u, v), indices in sorted(merged.items()):
-            tables = [tables_of(index) for index in indices]
+            tables = [self._tables(index) for index in indices]
             oriented = [
                 tuple(self._transposed(a) for a in table) if self.reads[i].producer == v else table
                 for i, table in zip(indices, tables, strict=True)
@@ -279,19 +271,6 @@ class ModelBuilder:
             pairs = pairs if ends in self.table.updates else np.ascontiguousarray(pairs.T)
             self.memo[key] = pairs if wanted is None else pairs & wanted
         return self.memo[key]
-
-    def _visible_tables(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """The same less the seconds that compute hides; equal arrays become one object."""
-        seconds, copies = self._tables(index)
-        if index not in self._hidden:
-            return seconds, copies
-        read, (group, share) = self.reads[index], self._hidden[index]
-        compute, axis = self._nodes.of(group, self.configs[group])[0], int(group == read.consumer)
-        key = ("visible", *self.memo.numbers((seconds, compute)), share, axis)
-        if key not in self.memo:
-            least = self.topology.chip.collective_launch_seconds
-            self.memo[key] = visible_seconds(seconds, compute, share, least, axis)
-        return self.memo[key], copies
 
     def _travelling(self, index: int) -> Tensor:
         """The tensor of a read as it travels; no configuration changes that."""

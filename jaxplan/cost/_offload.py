@@ -85,7 +85,6 @@ def offloaded_model(model: CostModel, offload: Offload) -> CostModel:
         model,
         graph=dataclasses.replace(graph, offload=offload),
         problem=_moved(model.problem, host, topology),
-        overlapped=None if model.overlapped is None else _moved(model.overlapped, host, topology),
         host_bytes=tuple(host),
     )
 

@@ -43,8 +43,9 @@ class Plan(PlacedPlan):
       in_dims: of each argument, the name of each dimension; empty where it has none.
       input_shardings, output_shardings: the sharding of each argument and result, over the atomic axes.
       prediction: predicted cost of one step on one device.
-      lower_bound_seconds: additive cost that no plan of at most this memory beats; 0 when unknown.
-      gap: how far the plan's own additive cost is above that bound, a fraction of it; 0: proven optimal for the cost
+      lower_bound_seconds: cost that no plan of at most this memory beats, additive, or with overlap simulated; 0 when
+        unknown.
+      gap: how far the plan's own cost is above that bound, a fraction of it; 0: proven optimal for the cost
         model; None: unknown.
       most_configurations: bound and gap are within so many configurations an operator; None: all that there are.
       outline: the dimensions split, and the arrays sharded, gathered and recomputed.
@@ -165,9 +166,7 @@ class Plan(PlacedPlan):
         with self.checkpoints(folder) as checkpoints:
             return checkpoints.restore(number)
 
-    def export(
-        self, path: str | Path, *, names: AxesNames | None = None, backend: str = "jit"
-    ) -> None:
+    def export(self, path: str | Path, *, names: AxesNames | None = None, backend: str = "jit") -> None:
         """Write the plan as a plain JAX script, which needs no jaxplan: mesh, specs by path, and the planned program.
 
         The script has a function of the name of the step, for the same arguments, and every constraint, collective and

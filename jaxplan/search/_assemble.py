@@ -16,7 +16,7 @@ from jaxplan.search._candidate import Candidate
 from jaxplan.search._make_plan import NOTHING_PROVEN, Proof, make_plan
 from jaxplan.search._operator_notes import operator_notes
 from jaxplan.search._price import Priced, model_of_strategies
-from jaxplan.search._score import Candidates
+from jaxplan.search._score import Candidates, overlapped_proof
 from jaxplan.search._shown_points import shown_points
 from jaxplan.search._solve import draw_references, known_references
 from jaxplan.search._uneven_dimensions import uneven_dimensions
@@ -32,7 +32,10 @@ NOTHING_MSG = (
 _UNPROVEN_NOTE = (
     "bounds and gaps are of the step as it is: of plans that compute blocks again nothing is proven (docs/remat.md)"
 )
-_OVERLAP_NOTE = "times are simulated with overlap: nothing is proven of them (docs/prediction.md)"
+_OVERLAP_NOTE = (
+    "times are simulated with overlap; bounds are of these: compute, and half of its sum with communication "
+    "(docs/prediction.md)"
+)
 
 
 def assemble(candidates: Candidates, options: Options, name: str) -> Frontier:
@@ -95,7 +98,7 @@ def _notes(priced: Priced, plans: Sequence[Plan], options: Options) -> list[str]
         notes.append(current().note)
     if options.overlap:
         notes.append(_OVERLAP_NOTE)
-    elif any(plan.remat for plan in plans):
+    if any(plan.remat for plan in plans):
         notes.append(_UNPROVEN_NOTE)
     return notes
 
@@ -114,8 +117,7 @@ def _with_forbidden(references: Mapping[str, Plan], priced: Priced) -> dict[str,
 
 def _draw(strategies: Mapping[str, StrategyPlan], of: CostModel) -> None:
     """Predict strategies that are no points of a model, as known references."""
-    overlap = of.overlapped is not None
-    model = model_of_strategies(strategies, of.graph, of.topology, overlap=overlap, buffers=of.buffers)
+    model = model_of_strategies(strategies, of.graph, of.topology, overlap=of.overlapped, buffers=of.buffers)
     draw_references(predictor_of(model), strategies)
 
 
@@ -134,9 +136,13 @@ def _all_finished(items: Sequence[Plan | Candidate], most_configurations: int | 
 def _finished(item: Plan | Candidate, most_configurations: int | None) -> Plan:
     if isinstance(item, Plan):
         return item
-    found, proof = item.solution, NOTHING_PROVEN
+    found = item.solution
     model = item.predictor.model
-    if model.graph.remat is None and model.graph.offload is None and not model.overlapped:
+    if model.graph.remat is not None or model.graph.offload is not None:
+        proof = NOTHING_PROVEN
+    elif model.overlapped:
+        proof = overlapped_proof(model, item.prediction, found.time, found.lower_bound, most_configurations)
+    else:
         proof = Proof(
             lower_bound_seconds=found.lower_bound, gap=found.gap, most_configurations=most_configurations
         )

@@ -100,16 +100,11 @@ class JointProblem:
         self._starts = [0, *itertools.accumulate(sizes)]
         self._memo = Memo()
 
-    @property
-    def num_forms(self) -> int:
-        """How many problems each step has: one, or with overlap two."""
-        return min(len(member.model.problems) for member in self.members)
-
-    def problem(self, dominating: int, form: int = 0) -> Problem:
+    def problem(self, dominating: int) -> Problem:
         """The problem whose memory is that of one step while it runs, and of what the others keep."""
         times, memories, edges, names = [], [], [], []
         for s, (member, start) in enumerate(zip(self.members, self._starts)):
-            of, is_running = member.model.problems[form], s == dominating
+            of, is_running = member.model.problem, s == dominating
             times += [self._scaled(array, member.weight) for array in of.time]
             memories += of.memory if is_running else self._resident_memory(s, dominating)
             names += [f"{name} of {member.name}" for name in of.names]

@@ -8,7 +8,6 @@ carried over, and only among them is searched.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
@@ -139,11 +138,10 @@ class _Search:
             or [((),) * len(classes)]
             for configs, (_, classes) in zip(sources, maps, strict=True)
         ]
-        builder = ModelBuilder(again.graph, self.model.topology, overlap=self.model.overlapped is not None)
+        builder = ModelBuilder(again.graph, self.model.topology, overlap=self.model.overlapped)
         model = builder.build([tuple(configs) for configs in carried])
         predictor, found = predictor_of(model), []
-        solved = [frontier(p, solver=self.solver, max_points=max_points) for p in model.problems]
-        for solution in itertools.chain(*solved):
+        for solution in frontier(model.problem, solver=self.solver, max_points=max_points):
             prediction, _ = predictor.predict(solution.assignment, solution.choices)
             found.append(Candidate(prediction=prediction, solution=solution, predictor=predictor))
             origin = [configs[0] for configs in self.model.configurations]

@@ -8,15 +8,16 @@ from collections.abc import Mapping, Sequence
 
 from jaxplan.core._interrupt import current
 from jaxplan.core._log import until_interrupted
-from jaxplan.cost import CostModel, Predictor
+from jaxplan.cost import CostModel, Prediction, Predictor
 from jaxplan.frontend._options import Options
 from jaxplan.plans._plan import Plan
 from jaxplan.search._candidate import Candidate
 from jaxplan.search._make_plan import NOTHING_PROVEN, Proof
 from jaxplan.search._offload import offloaded
 from jaxplan.search._recompute import ACTIVATION_PARTS, is_worth_it, recomputed
-from jaxplan.search._solve import Solutions
+from jaxplan.search._solve import Drawn, Solutions
 from jaxplan.search._traced import Report
+from jaxplan.simulate import overlapped_bound
 from jaxplan.solvers import FRONTIER_SOLVERS, Solution, bound_at, relative_gap
 
 
@@ -81,7 +82,7 @@ def _proven(solutions: Solutions, name: str) -> Plan:
     """A reference strategy with the solver's bounds for it."""
     drawn, priced = solutions.references[name], solutions.priced
     proof = _proof(
-        priced.model, solutions.found, drawn.assignment, drawn.choices, priced.most_configurations
+        priced.model, solutions.found, drawn, priced.most_configurations
     )
     return dataclasses.replace(drawn.plan, **proof.limited(drawn.plan.prediction))
 
@@ -123,18 +124,40 @@ def _wants_remat(options: Options, candidates: Sequence[Candidate]) -> bool:
     return is_worth_it(fastest.memory_bytes, activations, options.memory_limit_bytes)
 
 
+def overlapped_proof(
+    model: CostModel,
+    prediction: Prediction,
+    additive_seconds: float,
+    additive_bound: float,
+    most_configurations: int | None,
+) -> Proof:
+    """The bound of a simulated time, from an additive cost and its bound; none without one.
+
+    The problem may price a resharding more often than it is executed; the gap counts that on the plan's side too.
+    """
+    if not additive_bound > 0 or not math.isfinite(additive_seconds):
+        return NOTHING_PROVEN
+    bound = overlapped_bound(model, additive_bound)
+    executed = prediction.time_seconds + prediction.hidden_seconds
+    priced = prediction.time_seconds + max(0.0, additive_seconds - executed)
+    return Proof(
+        lower_bound_seconds=bound, gap=relative_gap(priced, bound), most_configurations=most_configurations
+    )
+
+
 def _proof(
     model: CostModel,
     solutions: Sequence[Solution],
-    assignment: Sequence[int],
-    choices: Sequence[int],
+    drawn: Drawn,
     most_configurations: int | None,
 ) -> Proof:
-    """The solver's bounds for an assignment that it did not find; none for simulated times."""
-    if model.overlapped or not solutions:
+    """The solver's bounds for an assignment that it did not find."""
+    if not solutions:
         return NOTHING_PROVEN
-    time, memory, _ = model.problem.evaluate(assignment, choices)
+    time, memory, _ = model.problem.evaluate(drawn.assignment, drawn.choices)
     bound = bound_at(solutions, memory)
+    if model.overlapped:
+        return overlapped_proof(model, drawn.plan.prediction, time, bound, most_configurations)
     return Proof(
         lower_bound_seconds=bound,
         gap=relative_gap(time, bound) if bound > 0 and math.isfinite(time) else None,

@@ -87,7 +87,7 @@ def draw_references(predictor: Predictor, strategies: Mapping[str, StrategyPlan]
 
 def known_references(model: CostModel) -> dict[tuple[str, StrategyPlan], Plan]:
     """The references of a step and machine that were predicted before, under other pins or another limit."""
-    return model.graph.derive("references", (model.topology, model.overlapped is not None), dict)
+    return model.graph.derive("references", (model.topology, model.overlapped), dict)
 
 
 def find_solutions(
@@ -107,14 +107,13 @@ def find_solutions(
     if options.solver in strategies:
         return [partition_solution(model, strategies[options.solver], options.solver)]
     given = search_arguments(options.solver, predictor, strategies)
-    for problem in model.problems if "chains" not in given else (model.problem,):  # chains are simulated as it is
-        with until_interrupted("the search"):
-            progress("solve", 0.0)
-            solutions += frontier(
-                problem,
-                solver=options.solver,
-                max_points=max(LEAST_CANDIDATES, min(MAX_CANDIDATES, CANDIDATE_READS // max(1, len(model.reads)))),
-                progress=progress,
-                **given,
-            )
+    with until_interrupted("the search"):
+        progress("solve", 0.0)
+        solutions += frontier(
+            model.problem,
+            solver=options.solver,
+            max_points=max(LEAST_CANDIDATES, min(MAX_CANDIDATES, CANDIDATE_READS // max(1, len(model.reads)))),
+            progress=progress,
+            **given,
+        )
     return solutions

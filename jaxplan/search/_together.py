@@ -171,28 +171,24 @@ class JointSearch:
 
     def _solve(self, dominating: int) -> None:
         """Solutions of the joint problem with the memory of one step."""
-        for form in range(self.problem.num_forms):
-            solutions = frontier(
-                self._problem_of(dominating, form),
-                solver=self.options.solver,
-                max_points=MAX_CANDIDATES,
-                progress=lambda stage, fraction: self.report("solve", fraction),
-            )
-            self.report("score")
-            for solution in solutions:
-                bound = solution.lower_bound if form == 0 and self.problem.num_forms == 1 else 0.0
-                self._add(self.problem.choices_of(solution.assignment, solution.choices), bound)
+        solutions = frontier(
+            self._problem_of(dominating),
+            solver=self.options.solver,
+            max_points=MAX_CANDIDATES,
+            progress=lambda stage, fraction: self.report("solve", fraction),
+        )
+        self.report("score")
+        is_additive = not any(member.model.overlapped for member in self.problem.members)
+        for solution in solutions:
+            bound = solution.lower_bound if is_additive else 0.0
+            self._add(self.problem.choices_of(solution.assignment, solution.choices), bound)
 
     def _around_steps(self) -> None:
         """Candidates in which one step is as it is best by itself, or as a strategy, and the others follow."""
         for s, (member, priced) in enumerate(zip(self.problem.members, self.priced, strict=True)):
             self.report("solve", s / len(self.priced))
             alone: dict[str, Choice] = {}
-            solutions = [
-                solution
-                for form in member.model.problems
-                for solution in _solutions(form)
-            ]
+            solutions = _solutions(member.model.problem)
             choices = [(of.assignment[: len(member.model.configurations)], of.choices) for of in solutions]
             parts = {choice: self.part(s, choice) for choice in choices}
             if parts:
@@ -207,7 +203,7 @@ class JointSearch:
 
     def _around(self, s: int, choice: Choice) -> list[JointCandidate]:
         """The best of the other steps around one; none where they cannot have the shared arrays so."""
-        problem = self._problem_of(s, 0)
+        problem = self._problem_of(s)
         fixed = [choice[0] if s == other else None for other in range(len(self.priced))]
         try:
             labels = self.problem.labels(fixed)
@@ -288,11 +284,10 @@ class JointSearch:
                 continue
             for s, member in enumerate(self.problem.members):
                 labels = self.problem.labels_of_layout(s, layout)
-                for form in member.model.problems:
-                    for solution in _solutions(restrict(form, labels)):
-                        assignment = tuple(of[k] for of, k in zip(labels, solution.assignment, strict=True))
-                        choice = (assignment[: len(member.model.configurations)], solution.choices)
-                        self.add_part(layout, s, self.part(s, choice))
+                for solution in _solutions(restrict(member.model.problem, labels)):
+                    assignment = tuple(of[k] for of, k in zip(labels, solution.assignment, strict=True))
+                    choice = (assignment[: len(member.model.configurations)], solution.choices)
+                    self.add_part(layout, s, self.part(s, choice))
 
 
 def _solutions(problem: Problem) -> Sequence[Any]:

@@ -2,6 +2,7 @@
 
 from jaxplan.simulate._operator_walk import simulated_walks as simulated_walks
 from jaxplan.simulate._overlapped import OverlappedPredictor as OverlappedPredictor
+from jaxplan.simulate._overlapped import overlapped_bound as overlapped_bound
 from jaxplan.simulate._overlapped import predictor_of as predictor_of
 from jaxplan.simulate._pipeline import PipelineRun as PipelineRun
 from jaxplan.simulate._pipeline import StageCost as StageCost

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from jaxplan.cost._model import CostModel
 from jaxplan.cost._prediction import Prediction, Predictor
 from jaxplan.cost._transfers import Transfer
+from jaxplan.simulate._makespan import Makespans
 from jaxplan.simulate._simulated_plan import PlanSimulator
 
 
@@ -16,7 +17,7 @@ class OverlappedPredictor(Predictor):
 
     def __init__(self, model: CostModel) -> None:
         super().__init__(model)
-        self._simulator = PlanSimulator(self)
+        self._makespans = Makespans(PlanSimulator(self))
 
     def predict(
         self, assignment: Sequence[int], choices: Sequence[int]
@@ -25,10 +26,25 @@ class OverlappedPredictor(Predictor):
         beside a collective are slower on GPUs, which takes a share of the gain (`Efficiency.contention`)."""
         prediction, transfers = super().predict(assignment, choices)
         in_turn = prediction.time_seconds + prediction.hidden_seconds
-        hidden = in_turn - self._simulator.makespan(assignment, choices)
+        hidden = in_turn - self._makespans.of(assignment, choices)
         hidden *= 1.0 - self.model.topology.chip.efficiency.contention
         bounded = min(max(0.0, hidden), prediction.communication_seconds)
         return dataclasses.replace(prediction, hidden_seconds=bounded), transfers
+
+
+def overlapped_bound(model: CostModel, additive_seconds: float) -> float:
+    """Seconds that no simulated step beats whose compute and communication cost at least so much one after the other.
+
+    A step takes at least its compute, and at least half of the sum, since one of both is as long as that; compute is at
+    least that of the fastest configuration of each group. Of the rest of the sum the share `Efficiency.contention` is
+    paid all the same.
+
+    Args:
+      additive_seconds: a bound of the additive problem, see `jaxplan.solvers.Solution`.
+    """
+    compute = float(sum(of.min() for of in model.compute))
+    longer = max(min(compute, additive_seconds), additive_seconds / 2)
+    return longer + model.topology.chip.efficiency.contention * (additive_seconds - longer)
 
 
 def predictor_of(model: CostModel) -> Predictor:

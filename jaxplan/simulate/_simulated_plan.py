@@ -200,6 +200,15 @@ class PlanSimulator:
         """Equation -> (name, seconds) of each of its own collectives."""
         return self._inner(assignment, self.predictor.transfers(assignment, choices))
 
+    def inner_seconds(
+        self, assignment: Sequence[int], transfers: Sequence[Transfer]
+    ) -> dict[int, list[float]]:
+        """Equation -> seconds of each of its own collectives."""
+        found: dict[int, list[float]] = defaultdict(list)
+        for c in self.predictor.inner(self.model.chosen(assignment), transfers):
+            found[c.equation].append(c.seconds(self.model.topology))
+        return found
+
     def _inner(
         self, assignment: Sequence[int], transfers: Sequence[Transfer]
     ) -> dict[int, list[tuple[str, float]]]:
