@@ -3,6 +3,7 @@
     python -m benchmarks.published                       # the rows of benchmarks/published/runs.csv
     python -m benchmarks.published --row v5p --row pax   # those whose names begin so
     python -m benchmarks.published --rows other.csv      # another table of the same columns
+    python -m benchmarks.published --choices             # the published shardings beside those of a search
 
 Every row is built in JAX from its dimensions (benchmarks/models/_decoder.py), traced on abstract arrays, given its
 published sharding as a strategy with its own degrees, and predicted with overlap; nothing is searched, compiled or run.
@@ -25,6 +26,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from benchmarks.published._choices import run_choices
 from benchmarks.published._predict import Predicted, predict
 from benchmarks.published._rows import TABLE, Row, UnknownRowError, read_rows
 
@@ -125,16 +127,27 @@ def run(rows: Iterable[Row]) -> list[Result]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="benchmarks.published", description="Published runs beside predictions.")
-    parser.add_argument("--rows", type=Path, default=TABLE, help="a table with the columns of benchmarks/published")
-    parser.add_argument("--row", metavar="NAME", action="append", help="rows whose names begin so; default: all")
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.published", description="Published runs beside predictions."
+    )
+    parser.add_argument(
+        "--rows", type=Path, default=TABLE, help="a table with the columns of benchmarks/published"
+    )
+    parser.add_argument(
+        "--row", metavar="NAME", action="append", help="rows whose names begin so; default: all"
+    )
     parser.add_argument("--usable", default="A", help="classes of rows in the column usable, such as AB")
+    parser.add_argument(
+        "--choices", action="store_true", help="search each step, and price the published sharding"
+    )
     options = parser.parse_args(arguments)
     jax.config.update("jax_platforms", "cpu")
     start = time.perf_counter()
     rows = [row for row in read_rows(options.rows) if row.fields["usable"] in options.usable]
     if options.row:
         rows = [row for row in rows if row.name.startswith(tuple(options.row))]
+    if options.choices:
+        return run_choices(rows)
     results = run(rows)
     print()
     print("\n".join(report(results)))

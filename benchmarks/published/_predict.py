@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ import jax
 from benchmarks.models import build
 from benchmarks.published._rows import Row, UnknownRowError
 from benchmarks.published._sharding import grid_of, sharded_grid
-from jaxplan.cost import ModelBuilder
+from jaxplan.cost import CostModel, ModelBuilder
 from jaxplan.frontend._absent_gpu import NEWEST_GPU
 from jaxplan.ir import StepGraph
 from jaxplan.search._traced import analyse_traced, trace_step
@@ -50,17 +51,7 @@ def predict(row: Row) -> Predicted:
 
 
 def _predicted(row: Row, overrides: dict[str, Any]) -> Predicted:
-    graph, topology = analysed(overrides), row.topology
-    strategy = sharded_grid(graph, topology, grid_of(topology, *row.degrees))
-    if isinstance(strategy, Absent):
-        raise UnknownRowError(strategy.reason)
-    builder = ModelBuilder(graph, topology, tuple(frozenset((config,)) for config in strategy.configurations))
-    wanted = [
-        configs[:1] if len(configs) == 1 else tuple(dict.fromkeys((configs[0], config)))
-        for configs, config in zip(builder.configurations(1), strategy.configurations, strict=True)
-    ]
-    model = builder.build(wanted)
-    solution = reference_solution(model, strategy)
+    model, solution = applied(row, analysed(overrides))
     prediction, _ = OverlappedPredictor(model).predict(*solution)
     return Predicted(
         seconds=prediction.time_seconds,
@@ -70,8 +61,25 @@ def _predicted(row: Row, overrides: dict[str, Any]) -> Predicted:
     )
 
 
+def applied(row: Row, graph: StepGraph) -> tuple[CostModel, tuple[Sequence[int], Sequence[int]]]:
+    """The published sharding of a row on a step: a cost model that has little else, and its point of it."""
+    topology = row.topology
+    strategy = sharded_grid(graph, topology, grid_of(topology, *row.degrees))
+    if isinstance(strategy, Absent):
+        raise UnknownRowError(strategy.reason)
+    builder = ModelBuilder(graph, topology, tuple(frozenset((config,)) for config in strategy.configurations))
+    wanted = [
+        configs[:1] if len(configs) == 1 else tuple(dict.fromkeys((configs[0], config)))
+        for configs, config in zip(builder.configurations(1), strategy.configurations, strict=True)
+    ]
+    model = builder.build(wanted)
+    return model, reference_solution(model, strategy)
+
+
 def analysed(overrides: dict[str, Any]) -> StepGraph:
     """The graph of a step, traced as for a GPU that knows all forms of fused attention."""
     jax.clear_caches()
     step, args = build("decoder-tiny", **overrides)
-    return analyse_traced(trace_step(step, args, {}, assumption=NEWEST_GPU, donate_argnums=(0,), static_argnums=()))
+    return analyse_traced(
+        trace_step(step, args, {}, assumption=NEWEST_GPU, donate_argnums=(0,), static_argnums=())
+    )

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from benchmarks.published.__main__ import Result, figures, main, order, report
+from benchmarks.published._choices import HEADER, choice, run_choices
 from benchmarks.published._predict import Predicted, _predicted, predict
 from benchmarks.published._rows import Row, UnknownRowError, read_rows
 from benchmarks.published._sharding import grid_of
@@ -101,3 +102,23 @@ def test_axes_are_dealt_from_the_slowest_link_on() -> None:
     assert (grid.data, grid.fsdp, grid.tensor) == ((0,), (1, 2), (3,))
     with pytest.raises(UnknownRowError, match="no product of neighbouring axes"):
         grid_of(Topology.parse("h100:2x8"), 3, 4, 2)
+
+
+def test_a_published_choice_is_priced_as_the_search_prices_its_own() -> None:
+    """Twice the devices for a tensor than is good: the search, which is not given that, finds what is faster."""
+    found = choice(small(dp="1", fsdp="1", tp="8"))
+    assert found.theirs.time_seconds == pytest.approx(found.theirs.simulate().time_seconds, rel=1e-6)
+    assert found.ours.time_seconds == pytest.approx(found.ours.simulate().time_seconds, rel=1e-6)
+    assert found.ratio > 1.03 and not found.is_missed
+    assert "less communication seen" in found.reason and found.theirs.summary in found.reason
+    missed = dataclasses.replace(found, theirs=found.ours, ours=found.theirs)
+    assert missed.is_missed and "more communication seen" in missed.reason
+    assert dataclasses.replace(found, ours=found.theirs).reason == "it does not"
+
+
+def test_choices_have_a_line_each_and_a_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_choices([small(fsdp="8", dp="1", tp="1"), small(remat="as you like")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == HEADER and lines[0].count("|") == lines[1].count("|") == lines[2].count("|")
+    assert "as you like" in lines[3]
+    assert lines[-1] == "1 published choices, 0 faster than ours by more than 3%"
