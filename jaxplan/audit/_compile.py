@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from jaxplan.partition._plan_like import PlanLike
 
 CALLBACKS = frozenset({"debug_callback", "debug_print", "io_callback", "pure_callback"})
-_READ_BACK = ("LayoutConstraint", "annotate_device_placement")
-"""Custom calls of an exported program: layout constraints, and copies to the host and back."""
+_READ_BACK = ("LayoutConstraint", "annotate_device_placement", "ragged_all_to_all")
+"""Custom calls of an exported program: layout constraints, copies to the host and back, and rows sent to experts."""
 _CALLS_BACK_MSG = (
     "a step that calls back into Python cannot be compiled without its devices.\n"
     "  given:        {name} at {where}\n"

@@ -72,6 +72,8 @@ class Batches:
           ArgumentError: as `place`, once the batches before that part have been used.
           ProcessError: the parts of one process end before those of another; in every process.
         """
+        if not isinstance(parts, Iterable) and not hasattr(parts, "__getitem__"):
+            raise ArgumentError(f"batches is given {parts!r}; expected an iterable of batches, such as a data loader")
         ready: collections.deque[Any] = collections.deque()
         refused: ArgumentError | None = None
         for part in self._same_number(parts):

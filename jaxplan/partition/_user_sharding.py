@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from jaxplan.core import _compat
 from jaxplan.ir import IN_DIMS, MESH, OUT_DIMS, Equation
@@ -22,7 +22,14 @@ def user_params(eqn: Equation, executor: Executor) -> dict[str, Any]:
     assert mesh.is_in_order, "checked when it was planned"
     if isinstance(executor.mesh, Mesh):
         return {**params, "mesh": Mesh(np.reshape(executor.mesh.devices, mesh.sizes), mesh.names)}
-    return {**params, "mesh": _compat.auto_abstract_mesh(mesh.sizes, mesh.names)}
+    return {**params, "mesh": _abstract(params["mesh"]) or _compat.auto_abstract_mesh(mesh.sizes, mesh.names)}
+
+
+def _abstract(traced: Any) -> AbstractMesh | None:
+    """The mesh that a body was traced over, without its devices: its equations name their kind, and are bound to it."""
+    if not isinstance(traced, Mesh):
+        return None
+    return traced.abstract_mesh.update_axis_types(dict.fromkeys(traced.axis_names, AxisType.Auto))
 
 
 def as_traced(eqn: Equation) -> dict[str, Any]:

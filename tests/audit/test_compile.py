@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 import jaxplan
 from jaxplan.audit._compile import export_plan
@@ -20,6 +21,29 @@ pytestmark = [
 
 def shape(*dims: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(dims, jnp.float32)
+
+
+def routed(x: jax.Array, w: jax.Array) -> jax.Array:
+    """Rows go to the device of their expert and back, as many to each; a body that names the mesh's own axis."""
+    parts = jax.lax.axis_size("e")
+    share = x.shape[0] // parts
+    sizes, starts = jnp.full(parts, share, jnp.int32), jnp.arange(parts, dtype=jnp.int32) * share
+    places = jnp.full(parts, share * jax.lax.axis_index("e"), jnp.int32)
+    sent = jax.lax.ragged_all_to_all(x, jnp.zeros_like(x), starts, sizes, places, sizes, axis_name="e")
+    done = sent @ w[0]
+    return jax.lax.ragged_all_to_all(done, jnp.zeros_like(done), starts, sizes, places, sizes, axis_name="e")
+
+
+@pytest.mark.parametrize("has_devices", [True, False])
+def test_rows_sent_to_experts_are_exported_over_any_mesh_of_the_step(has_devices: bool) -> None:
+    """`jax.lax.ragged_all_to_all` is the step's own: no compiler for CPU has it, and a mesh here is of CPU devices."""
+    mesh: Any = AbstractMesh((8,), ("e",))
+    if has_devices:
+        mesh = Mesh(np.array(jax.devices()), ("e",))
+    spec = PartitionSpec("e")
+    run = jax.shard_map(routed, mesh=mesh, in_specs=(spec, spec), out_specs=spec, check_vma=False)
+    plan = plan_of(lambda w, x: w - jax.grad(lambda w: jnp.mean(run(x, w) ** 2))(w), shape(8, 16, 16), shape(512, 16))
+    assert "ragged_all_to_all" in export.deserialize(bytearray(export_plan(plan))).mlir_module()
 
 
 def plan_of(step: Any, *args: Any) -> jaxplan.Plan:

@@ -29,3 +29,9 @@ def test_batches_before_one_that_is_refused_are_used(prefetch: int) -> None:
         for batch in plan.batches([*map(rows, range(4)), rows(4, 9), rows(5)], prefetch=prefetch):
             used.append(float(batch["x"][0, 0]))
     assert used == [0, 1, 2, 3]
+
+
+def test_what_is_no_iterable_is_named() -> None:
+    plan = jaxplan.plan(step, jnp.ones((8, 2)), rows(0), topology="cpu:4").fastest()
+    with pytest.raises(jaxplan.ArgumentError, match="given 5; expected an iterable of batches"):
+        next(plan.batches(5))  # type: ignore[arg-type]
