@@ -77,7 +77,9 @@ def attend(scores: jax.Array, v: jax.Array, subscripts: str, window: int = 0) ->
     seen = jnp.tril(jnp.ones(scores.shape[-2:], bool))
     if window:
         seen &= jnp.triu(jnp.ones(scores.shape[-2:], bool), 1 - window)
-    scores = jnp.where(seen, scores.astype(jnp.float32), jnp.finfo(jnp.float32).min)
+    scores = jnp.where(
+        seen, scores.astype(jnp.promote_types(scores.dtype, jnp.float32)), jnp.finfo(jnp.float32).min
+    )
     return jnp.einsum(subscripts, jax.nn.softmax(scores, axis=-1).astype(v.dtype), v)
 
 
