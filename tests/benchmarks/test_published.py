@@ -105,7 +105,7 @@ def test_axes_are_dealt_from_the_slowest_link_on() -> None:
 
 
 def test_a_published_choice_is_priced_as_the_search_prices_its_own() -> None:
-    """Twice the devices for a tensor than is good: the search, which is not given that, finds what is faster."""
+    """Twice the devices for a tensor than is good: the search, which is not given that, finds a faster plan."""
     found = choice(small(dp="1", fsdp="1", tp="8"))
     assert found.theirs.time_seconds == pytest.approx(found.theirs.simulate().time_seconds, rel=1e-6)
     assert found.ours.time_seconds == pytest.approx(found.ours.simulate().time_seconds, rel=1e-6)
