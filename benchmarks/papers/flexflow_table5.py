@@ -16,7 +16,7 @@ from jaxplan.mesh import Topology
 PUBLISHED = {  # seconds in full and by delta
     "AlexNet": {4: (0.11, 0.04), 64: (18, 5.9)}, "ResNet-101": {4: (1.4, 0.4), 64: (515, 158)},
     "Inception-v3": {4: (14, 4.1), 64: (8817, 1278)}, "RNNTC": {4: (16, 7.5), 64: (4404, 1489)},
-    "RNNLM": {4: (21, 9.2), 64: (3406, 969)}, "NMT": {4: (40, 16), 64: (8982, 2190)},
+    "RNNLM": {4: (21, 9.2), 64: (3406, 969)}, "NMT": {4: (40, 16), 16: (998, 328), 64: (8982, 2190)},
 }  # fmt: skip
 
 
@@ -27,7 +27,8 @@ MEASURED = ("AlexNet", "ResNet-101", "RNNLM", "NMT")
 def run(
     networks: Sequence[str] = MEASURED, device_counts: Sequence[int] = (4, 64), num_proposals: int = 20
 ) -> list[Row]:
-    return [_row(network, count, num_proposals) for network in networks for count in device_counts]
+    rows = [_row(network, count, num_proposals) for network in networks for count in device_counts]
+    return [*rows, {**_row("NMT", 16, num_proposals), "figure": 11}]
 
 
 def _row(network: str, count: int, num_proposals: int) -> Row:
@@ -43,13 +44,13 @@ def _row(network: str, count: int, num_proposals: int) -> Row:
 
 
 def _range(rows: Sequence[Row]) -> tuple[bool, str]:
-    found = [row["speedup"] for row in rows]
+    found = [row["speedup"] for row in rows if "figure" not in row]
     return in_range(found, 2.2, 6.9), f"{min(found):.1f} to {max(found):.1f} times as fast"
 
 
 def _grows(rows: Sequence[Row]) -> tuple[bool, str]:
     pairs = {}
-    for row in rows:
+    for row in (row for row in rows if "figure" not in row):
         pairs.setdefault(row["network"], []).append(row["speedup"])
     texts = ", ".join(f"{network} {one:.1f} to {other:.1f}" for network, (one, other) in pairs.items())
     return all(other > one for one, other in pairs.values()), texts
@@ -75,7 +76,7 @@ def _one_device(rows: Sequence[Row], causes: Sequence[Row]) -> tuple[bool, str]:
     """Milliseconds of a full simulation on 64 devices over those on 4, ours and published."""
     ours, published = [], []
     for network in dict.fromkeys(row["network"] for row in rows):
-        one, other = (row for row in rows if row["network"] == network)
+        one, other = (row for row in rows if row["network"] == network and "figure" not in row)
         ours.append(other["full_ms"] / one["full_ms"])
         published.append(other["published_full_s"] / one["published_full_s"])
     text = (
@@ -83,6 +84,11 @@ def _one_device(rows: Sequence[Row], causes: Sequence[Row]) -> tuple[bool, str]:
         f"published searches {min(published):.0f} to {max(published):.0f} times"
     )
     return max(ours) < 3 < min(published), text
+
+
+def _search_of_figure_11(rows: Sequence[Row]) -> tuple[bool, str]:
+    (row,) = [row for row in rows if "figure" in row]
+    return near(row["speedup"], 16 / 6), f"{row['speedup']:.1f} times (published 2.7)"
 
 
 def _delta_touches_little(rows: Sequence[Row], causes: Sequence[Row]) -> tuple[bool, str]:
@@ -146,10 +152,10 @@ EXPERIMENT = Experiment(
         ),
         Claim(
             source="FlexFlow 8.2, Figure 11",
-            published="NMT on 16 P100: the full search ends after 16 minutes, the delta search after 6; until 8 "
-            "minutes the full one has a worse strategy",
-            reason="the same chain is walked by both, so that the ratio above is the ratio of the times at which "
-            "each strategy is found",
+            published="NMT on 16 P100: the full search ends after 16 minutes, the delta search after 6",
+            judge=_search_of_figure_11,
+            reason=f"{OPEN}: as in Table 5, ours saves more",
+            cause=_delta_touches_little,
         ),
     ),
 )

@@ -312,11 +312,6 @@ EXPERIMENT = Experiment(
         ),
         Claim(
             source=_SOURCE,
-            published="RNNLM: the dimension of LSTM layers is split fully",
-            reason="layers are operators one after the other here, not one dimension",
-        ),
-        Claim(
-            source=_SOURCE,
             published="Transformer: parameter parallelism for embedding and softmax",
             judge=_vocabulary("Transformer", whole=False),
         ),
