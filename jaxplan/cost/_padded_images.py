@@ -18,14 +18,16 @@ class PaddedImages:
     def copies(self, assignment: Sequence[int], chosen: Sequence[Configuration]) -> Iterator[tuple[int, int, int]]:
         """(first, last equation, bytes) of each.
 
-        Blocks of images that are cut have a neighbour's edge in place of zeros (`ExtendedImages`).
+        An image that is gathered for its convolution is padded as it arrives there. Blocks of images that are cut have
+        a neighbour's edge in place of zeros (`ExtendedImages`).
         """
         graph, axes = self._model.graph, self._model.topology.axes
         for number, (image, first, last) in enumerate(self._model.buffers.bordered):
-            group, tensor = graph.grouping.tensor_group[image.tensor], graph.program.tensors[image.tensor]
+            group, tensor = graph.grouping.equation_group[image.equation], graph.program.tensors[image.tensor]
             key = number, assignment[group] if group != UNGROUPED else 0
             if key not in self._known:
-                sharding = sharding_of(graph, chosen, group, image.tensor, produced=True)
+                is_made = graph.values.producer[image.tensor] == image.equation
+                sharding = sharding_of(graph, chosen, group, image.tensor, produced=is_made)
                 shape = sharding.local_shape(tensor.shape, axes)
                 is_cut = any(shape[d] != tensor.shape[d] for d, _ in (*image.widths, *image.holes))
                 self._known[key] = 0 if is_cut else image.num_elements(shape) * tensor.itemsize

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field, replace
 
 from jaxplan.ir import StepGraph, turning_point
 from jaxplan.xla._copies import Bordered, bordered_images, layout_copies
-from jaxplan.xla._effects import ChooseOrder, Defer, Hold, Overwrite, Tile
+from jaxplan.xla._effects import ChooseOrder, Defer, Hold, Overwrite, Share, Tile
 from jaxplan.xla._facts import Facts
 from jaxplan.xla._found import Found, effects
 from jaxplan.xla._fusion import Fused, fuse
 from jaxplan.xla._kernels import with_kernels
 from jaxplan.xla._layouts import storage_of, with_storage
-from jaxplan.xla._liveness import births, deaths, read_ends, sources_that_live_longer
+from jaxplan.xla._liveness import births, deaths, read_ends, share, sources_that_live_longer
 from jaxplan.xla._plan_effects import CopyWide, ExtendSources
 from jaxplan.xla._residuals import save_residuals
 from jaxplan.xla._schedule import Schedule, schedule
@@ -136,10 +136,11 @@ def _scheduled(facts: Facts, certain: Facts, fused: Fused, found: Found, *, in_o
     for effect in effects(replace(facts, death=death), "reuse"):
         if isinstance(effect, Overwrite):
             death[effect.tensor] = effect.equation - 1
+    birth = births(graph, plan.after)
+    share(graph, found.of(Share), birth, death)
     facts = replace(facts, read_end=read_ends(graph, materialised, death, plan.late))
     found |= layout_copies(facts, death)
     found |= Found.of_effects([*effects(facts, "heap"), *effects(facts, "work")])
-    birth = births(graph, plan.after)
     some, instead = _conditional(certain, fused, plan, overwritten, death)
     made = range(len(graph.program.tensors))
     return Buffers(

@@ -196,6 +196,13 @@ class Overwrite(NamedTuple):
     tensor: int
 
 
+class Share(NamedTuple):
+    """A tensor is the buffer of another, which holds the same."""
+
+    tensor: int
+    buffer: int
+
+
 class Extend(NamedTuple):
     """A tensor lives until an equation, or longer."""
 
@@ -255,6 +262,7 @@ StepEffect = (
     | ChooseOrder
     | Order
     | Overwrite
+    | Share
     | Extend
     | End
     | WaitBeside

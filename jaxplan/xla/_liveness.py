@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from jaxplan.ir import REGION_IN, REGION_OUT, Equation, StepGraph
-from jaxplan.xla._effects import Accumulate, Overwrite
+from jaxplan.xla._effects import Accumulate, Overwrite, Share
 from jaxplan.xla._facts import walk
 from jaxplan.xla._in_place import reuse_in_place
 from jaxplan.xla._schedule import Schedule
@@ -70,6 +70,14 @@ def births(graph: StepGraph, after: Mapping[int, int]) -> list[int]:
             if eqn.params["role"] == "y":
                 birth[eqn.results[0]] = region.start
     return birth
+
+
+def share(graph: StepGraph, shared: Sequence[Share], birth: Sequence[int], death: list[int]) -> None:
+    """Let tensors lie in the buffer of another, which lives as long as any of them; ``death`` is changed."""
+    outputs = set(graph.program.outputs)
+    for t, buffer in ((effect.tensor, effect.buffer) for effect in shared if effect.tensor not in outputs):
+        death[buffer] = max(death[buffer], death[t])
+        death[t] = birth[t] - 1  # no buffer of its own
 
 
 def _is_carry_exit(eqn: Equation) -> bool:

@@ -9,6 +9,9 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
+import jaxplan
+from benchmarks.accuracy._population import draw_step
+from jaxplan.audit import compile_plan
 from tests.cost.one_device import peak, shape
 from tests.versions import H100_DOT_SCRATCH, IS_0_12
 
@@ -107,3 +110,14 @@ def test_a_reader_that_may_run_later_keeps_the_operand() -> None:
 
     kept = peak(step, shape(SIZE, SIZE), topology="h100:1") - peak(alone, shape(SIZE, SIZE), topology="h100:1")
     assert matrices(kept) == 1
+
+
+@pytest.mark.gpu_aot
+def test_a_carry_that_is_returned_and_saved_is_stacked_once() -> None:
+    """As compiled: the states that a recurrence returns are those that its backward pass needs.
+
+    Counted twice they are an eighth of the memory of this step.
+    """
+    drawn = draw_step(1500007)
+    plan = jaxplan.plan(drawn.step, *drawn.args, topology="h100:8", progress=False).choose("megatron")
+    assert plan.memory_bytes == pytest.approx(compile_plan(plan).memory_bytes, rel=0.02)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterator
 
-from jaxplan.xla._effects import ChooseOrder
+from jaxplan.xla._effects import ChooseOrder, Share
 from jaxplan.xla._facts import Facts
 from jaxplan.xla._plan_effects import (
     AwaitNextGradient,
@@ -65,6 +65,17 @@ def _ragged_dots(facts: Facts) -> Iterator[Repeat]:
     dots = (e for e in facts.equations if e.name == "ragged_dot_general")
     return (Repeat(e.index, facts.tensors[e.operands[2]].shape[-1]) for e in dots)
 
+
+def _equal_stacks(facts: Facts) -> Iterator[Share]:
+    """A scan that returns its carry and saves it for the backward pass stacks one value twice."""
+    program = facts.graph.program
+    for region in program.regions:
+        first: dict[int, int] = {}
+        for eqn in (program.equations[e] for e in region.exits):
+            if eqn.params["role"] == "y":
+                buffer = first.setdefault(eqn.operands[0], eqn.results[0])
+                if buffer != eqn.results[0]:
+                    yield Share(eqn.results[0], buffer)
 
 
 CLEARED_TOGETHER = CompilerRule(
@@ -127,6 +138,16 @@ ALL_REDUCES_IN_PLACE = CompilerRule(
     made_after=(),
     test="tests/cost/test_prediction.py::test_donated_state_is_not_counted_twice",
     find=_reduced_in_place,
+)
+EQUAL_STACKS = CompilerRule(
+    name="equal-stacks-of-a-loop-are-one",
+    backends=("gpu",),
+    stage="liveness",
+    does="A value that a loop stacks twice, as a result and for the backward pass, is one buffer.",
+    source=f"{XLA}service/while_loop_simplifier.cc",
+    made_after=(),
+    test="tests/xla/test_in_place.py::test_a_carry_that_is_returned_and_saved_is_stacked_once",
+    find=_equal_stacks,
 )
 COMBINED_COLLECTIVES = CompilerRule(
     name="collectives-are-combined",
