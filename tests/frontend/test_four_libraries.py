@@ -111,8 +111,12 @@ def layouts(plan: jaxplan.Plan, is_transposed: bool) -> list[Any]:
 
 
 POINTS = ["fastest", "knee", "leanest", "megatron", "fsdp"]
+# Compiled programs of Linen and of Equinox by `plan.audit()`: 200.0 and 200.0 MiB under `megatron`, 150.0 and 208.1
+# under `fsdp`, with the same layouts of parameters: under `fsdp` the programs differ, under `megatron` predictions.
+_TRANSPOSES = "dots of vmapped layers are priced with their transposes"
 KNOWN_MISSES = [
-    *(("equinox", point, "dots of vmapped layers are priced with their transposes") for point in POINTS),
+    *(("equinox", point, _TRANSPOSES) for point in POINTS if point != "fsdp"),
+    ("equinox", "fsdp", "the compiled programs differ by 39 % in memory"),
     ("haiku", "fsdp", "gradients of biases pay a latency less, 1.2 % of the step"),
 ]
 
