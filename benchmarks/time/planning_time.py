@@ -1,11 +1,11 @@
 """Planning time of one step beside the time of JAX itself for it, in a cold process.
 
-    python -m benchmarks.planning_time --model gpt2-small --topology h100:8
+    python -m benchmarks.time.planning_time --model gpt2-small --topology h100:8
 
-    python -m benchmarks.planning_time --model gpt-30b --set remat=True --topology h100:4x8 --no-compile
+    python -m benchmarks.time.planning_time --model gpt-30b --set remat=True --topology h100:4x8 --no-compile
 
-    python -m benchmarks.planning_time --model llama-1b --topology h100:8 --layers 12 24 48 96
-    python -m benchmarks.planning_time --model llama3-8b --topology h100:8x8 --layers 12 96 \\
+    python -m benchmarks.time.planning_time --model llama-1b --topology h100:8 --layers 12 24 48 96
+    python -m benchmarks.time.planning_time --model llama3-8b --topology h100:8x8 --layers 12 96 \\
         --set "ffn_widths=(8192,4096)" --most 3
 
 With `--layers` the same step is planned with so many layers each, in a cold process of its own: how the time grows.

@@ -9,7 +9,8 @@ sequence       a softmax over the scores of a dot of two activations normalises 
 heads          the dimension that both dots of attention map, comes from features, and is no batch
 head_dim       the first dot of attention sums over it, and the second takes it from the values
 hidden         projections to queries, keys or values sum over it, and the projection behind attention returns it
-vocabulary     rows of a table that integers of the data address along a sequence, with the scores of such rows
+vocabulary     rows of a table that integers of the data address along a sequence, with the scores of such rows; or rows
+               that are scores themselves, because one table is both (tied embeddings)
 classes        scores that integer labels pick from, where no table has as many rows
 experts        both operands of a dot with a parameter and its result have it, and a maximum, a sort or a top-k over it
                routes; or groups of a ragged dot
@@ -312,6 +313,7 @@ class _Evidence:
             vocabulary = {k for k in tables if k in scores or self.uses.named.dimensions[k].size in scored_sizes}
         sizes = {self.uses.named.dimensions[k].size for k in vocabulary}
         vocabulary |= {k for k in scored if self.uses.named.dimensions[k].size in sizes}
+        vocabulary |= picked.keys() & self._tables.keys()
         return vocabulary, picked.keys() - vocabulary
 
     def _experts(self) -> set[int]:

@@ -36,7 +36,7 @@ def plan_with_sequences(
     if not _are_long(graph, limit_bytes, num_devices):
         return plan_graph(graph)
     found, errors = [], []
-    for of in (graph, *(attention_graph(graph, form) for form in FORMS)):
+    for of in (graph, *(_in_blocks(graph, form) for form in FORMS)):
         try:
             found.append(plan_graph(of))
         except InfeasibleError as error:
@@ -46,6 +46,11 @@ def plan_with_sequences(
     if not found:
         raise min(errors, key=lambda error: error.smallest_memory_bytes or 0)
     return merged(found)
+
+
+def _in_blocks(graph: StepGraph, form: str) -> StepGraph:
+    """The step with its attention in blocks; the same one for each search, with all that the last has derived."""
+    return graph.derive(("attention", form), None, lambda: attention_graph(graph, form))
 
 
 def _are_long(graph: StepGraph, limit_bytes: int | None, num_devices: int) -> bool:

@@ -154,3 +154,21 @@ def test_rows_of_an_image_and_the_sequence_of_its_patches_have_names_of_their_ow
     assert names["[0]['positions'].0"] == "sequence"
     named = analyse(trace(step, (params, _floats(8, 16, 16, 3)))).named
     assert named.called("rows") == named.called("sequence") == named.called("r?ws") != ()
+
+
+def test_rows_of_a_table_that_are_scored_too_are_the_vocabulary():
+    """A linear recurrence with tied embeddings: neither attention nor a loop says that tokens are a sequence."""
+
+    def step(p, tokens):
+        def loss(p):
+            x = p["words"][tokens]
+            decay = jax.nn.sigmoid(p["decay"]) * jnp.ones_like(x)
+            _, x = jax.lax.associative_scan(lambda a, b: (a[0] * b[0], b[0] * a[1] + b[1]), (decay, x), axis=1)
+            scores = jax.nn.log_softmax(x @ p["words"].T)[:, :-1]
+            return -jnp.mean(jnp.take_along_axis(scores, tokens[:, 1:, None], 2))
+
+        value, gradients = jax.value_and_grad(loss)(p)
+        return jax.tree.map(jnp.subtract, p, gradients), value
+
+    names = _names(step, {"words": _floats(32, 16), "decay": _floats(16)}, _integers(8, 12))
+    assert names["[0]['words'].0"] == "vocabulary" and "classes" not in names.values()
