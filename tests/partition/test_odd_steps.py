@@ -113,7 +113,7 @@ def test_steps_that_do_nothing_are_refused_still() -> None:
     "argument", [shape(2**62, 8), shape(2**40, 2**40, dtype=jnp.int8), shape(2**62), shape(2**31, 2**31)]
 )
 def test_arguments_that_no_machine_holds_are_named(argument: Any) -> None:
-    with pytest.raises(ArgumentError, match=r"(?s)argument \[1\]\['x'\] is .*1 PiB.*likely cause.*fix"):
+    with pytest.raises(ArgumentError, match=r"(?s)argument b/x is .*1 PiB.*likely cause.*fix"):
         jaxplan.plan(lambda a, b: a + b["x"].sum(), shape(4), {"x": argument}, topology="h100:8")
 
 
@@ -214,7 +214,7 @@ def test_an_error_leaves_the_checks_as_they_were(no_cudnn: None) -> None:
         ("fails", "failed when it was called: RuntimeError: no data here"),
         ("takes_one", "failed when it was called: TypeError"),
         ("nothing", "returned None"),
-        ("VALUE", "is a int, not a function"),
+        ("VALUE", "is not a function: its type is int"),
         ("missing", "there is no 'missing'; expected one of"),
         ("one_short", "y missing"),
     ],
