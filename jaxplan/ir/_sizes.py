@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from jaxplan.core import _compat
+from jaxplan.core._paths import readable_path
 from jaxplan.errors import ArgumentError
 from jaxplan.ir._program import Program
 
@@ -16,13 +19,17 @@ _TOO_LARGE_MSG = (
 )
 
 
-def check_sizes(program: Program) -> None:
-    """Raise ArgumentError for the first array above `MOST_BYTES`: an argument by its path, a result by its line."""
+def check_sizes(program: Program, names: Sequence[str]) -> None:
+    """Raise ArgumentError for the first array above `MOST_BYTES`: an argument by its path, a result by its line.
+
+    ``names`` are those of the positional arguments.
+    """
     if all(tensor.num_bytes <= MOST_BYTES for tensor in program.tensors):
         return
-    for path, index in zip(program.readable_in_paths, program.inputs, strict=True):
+    for path, index in zip(program.in_paths, program.inputs, strict=True):
         if program.tensors[index].num_bytes > MOST_BYTES:
-            raise _error(program, index, f"argument {path}", "a dimension was mistyped", "mend its shape")
+            what = f"argument {readable_path(path, names)}"
+            raise _error(program, index, what, "a dimension was mistyped", "mend its shape")
     for eqn in program.equations:
         for index in eqn.results:
             if program.tensors[index].num_bytes > MOST_BYTES:

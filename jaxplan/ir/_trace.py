@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxplan.core import _compat
 from jaxplan.core._mesh_context import without_explicit_axes
+from jaxplan.core._paths import argument_names
 from jaxplan.errors import ArgumentError, TraceError
 from jaxplan.frontend._arguments import step_name
 from jaxplan.frontend._call import Call, argument_path, opened_call
@@ -182,7 +183,7 @@ def _trace(step: Callable[..., Any], call: Call, microbatches: MicroBatches | No
         argnums=call.dynamic,
         static_argnums=tuple(sorted(call.options.static.positions(call.args))),
     )
-    check_sizes(program)
+    check_sizes(program, argument_names(step))
     return dataclasses.replace(_with_free_micro_batches(program), microbatches=microbatches)
 
 
