@@ -40,14 +40,15 @@ class Copies:
 
     def beside(self, transfers: Sequence[Transfer]) -> Iterator[tuple[int, int, int]]:
         """(first, last equation, bytes) of buffers of transfers beside their copies."""
-        yield from itertools.chain.from_iterable(self._arriving.of_all(transfers, self._in_pieces))
+        arriving = self._arriving.of_all(transfers, lambda t: self._in_pieces(t))
+        yield from itertools.chain.from_iterable(arriving)
         yield from self._updates_in_pieces(transfers)
         yield from self._shared_copies(transfers)
         yield from self._updated_parts(transfers)
 
     def of(self, transfers: Sequence[Transfer]) -> list[_Copy]:
         """(first, last position, bytes, label) of the copy that each execution of a transfer makes, for each."""
-        return self._copies.of_all(transfers, self._made_by)
+        return self._copies.of_all(transfers, lambda t: self._made_by(t))
 
     def _made_by(self, transfer: Transfer) -> _Copy:
         """(first, last position, bytes, label) of the copy that each execution of a transfer makes."""
@@ -147,7 +148,8 @@ class Copies:
         for transfer in transfers:
             first = transfer.spans[0].first
             if transfer.shared:
-                yield made[number[transfer.carried]], first, self._shared.of(transfer, self._shared_bytes)
+                num_bytes = self._shared.of(transfer, lambda t: self._shared_bytes(t))
+                yield made[number[transfer.carried]], first, num_bytes
             elif len(transfer.spans) == 1:
                 made.setdefault(number[transfer.carried], first)
 

@@ -41,7 +41,7 @@ class OrderedCopies:
 
     def _keeps_gathers(self, transfers: Sequence[Transfer]) -> bool:
         """Whether most parameters that are gathered for the forward pass are kept for the backward pass."""
-        gathers = itertools.compress(transfers, self._gathers.of_all(transfers, self._is_gather))
+        gathers = itertools.compress(transfers, self._gathers.of_all(transfers, lambda t: self._is_gather(t)))
         kept = [not gather.repeated for gather in gathers]
         return sum(kept) > len(kept) / 2
 

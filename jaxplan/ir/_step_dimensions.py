@@ -78,7 +78,8 @@ class StepDimensions:
         found = []
         for eqn, rule in zip(self.program.equations, self.rules, strict=True):
             tensors, num_operands = (*eqn.operands, *eqn.results), len(eqn.operands)
-            held = ((p < num_operands, tensors[p], dims[tensors[p]][d], f) for p, d, f in places.of(rule, _places))
+            of_rule = places.of(rule, lambda rule: _places(rule))
+            held = ((p < num_operands, tensors[p], dims[tensors[p]][d], f) for p, d, f in of_rule)
             found.append([holder for holder in held if holder[2] >= 0])
         return found
 

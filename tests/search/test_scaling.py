@@ -113,7 +113,7 @@ def test_the_command_line(tmp_path, capsys):
         ["min-devices", *named, "--topology", "h100:2", "--memory", "8GiB", "--plan", str(file)]
     )
     out = capsys.readouterr().out
-    assert code == 0 and "fewest: 1 devices (h100:1)" in out
+    assert code == 0 and "fewest: 1 device (h100:1)" in out
     saved = jaxplan.load(file)
     assert isinstance(saved, jaxplan.Plan) and saved.topology.num_devices == 1
     assert _cli.main(["scaling", *named, "--topology", "h100:2x2", "--device-counts", "2"]) == 0
