@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from jaxplan.core._collector import paused_collector
 from jaxplan.core._files import check_folder
 from jaxplan.core._interrupt import current, interruptible
 from jaxplan.core._progress import Progress
+from jaxplan.core._units import format_bytes
 from jaxplan.errors import InfeasibleError
 from jaxplan.frontend._absent_gpu import NEWEST_GPU, Assumption, assumption_for
 from jaxplan.frontend._arguments import step_name
@@ -27,6 +29,14 @@ from jaxplan.search._traced import Report, Traced, analyse_traced, trace_step
 from jaxplan.search._verify import AUTO, check_verifiable, checked_choice, verified_near_limit, verify
 from jaxplan.search._would_fit import with_ways_out
 from jaxplan.strategies import checked_names
+
+MOST_SEARCHES = 3
+"""The first, and those for leaner plans where the compiler needs more than predicted."""
+
+_LEANER_NOTE = (
+    "compiled, the leanest plan of an earlier search takes {compiled}: leaner ones were searched, at most {limit} by "
+    "their prediction"
+)
 
 
 class StepToPlan:
@@ -72,15 +82,17 @@ def plan_on(step: StepToPlan, options: Options) -> Frontier:
     topology = parse_topology(options.topology)
     options, hosted = with_host_arguments(options, step.step, step.args, step.kwargs)
     around = _checked_before_search(options, topology)
+    limited = options.on(topology)
+
+    def search(options: Options, report: Progress) -> Frontier:
+        found = plan_graph(graph, topology=topology, options=options, report=report, name=step_name(step.step))
+        return keeping(found, hosted)
+
     with Progress(options.progress) as report:
         graph = step.graph(topology, report)
         check_hosted(graph, hosted)
-        limited = options.on(topology)
         try:
-            frontier = plan_graph(
-                graph, topology=topology, options=limited, report=report, name=step_name(step.step)
-            )
-            frontier = keeping(frontier, hosted)
+            frontier = search(limited, report)
         except InfeasibleError as error:
             # planned again without them, nobody waits, or pins that no machine meets
             if options.kept or current().happened or error.smallest_memory_bytes is None:
@@ -88,13 +100,46 @@ def plan_on(step: StepToPlan, options: Options) -> Frontier:
             raise with_ways_out(error, graph, topology, limited) from None
     if current().happened:
         return frontier
-    cache_dir = programs_folder(options)
     with Progress(options.progress) as report:
-        if options.verify == AUTO:
+        try:
+            return _verified(frontier, limited, around, report, search)
+        except InfeasibleError as error:
+            raise with_ways_out(error, graph, topology, limited) from None
+
+
+def _verified(
+    frontier: Frontier,
+    options: Options,
+    around: str | int | None,
+    report: Progress,
+    search: Callable[[Options, Progress], Frontier],
+) -> Frontier:
+    """The frontier as its compiled plans have it; where none of them fits, that of a search for leaner ones.
+
+    Raises:
+      InfeasibleError: no plan fits as compiled, and leaner ones are not found or do not fit either.
+    """
+    limit, cache_dir = options.memory_limit_bytes, programs_folder(options)
+    for remaining in reversed(range(MOST_SEARCHES)):
+        try:
+            if options.verify != AUTO:
+                return frontier if around is None else verify(frontier, around, cache_dir=cache_dir, progress=report)
             if options.time_limit is not None:  # a compiler takes longer than any search
                 return frontier
             return verified_near_limit(frontier, options.choose, cache_dir=cache_dir, progress=report)
-        return frontier if around is None else verify(frontier, around, cache_dir=cache_dir, progress=report)
+        except InfeasibleError as error:
+            compiled = error.smallest_memory_bytes
+            if not remaining or compiled is None or limit is None or current().happened:
+                raise
+            predicted = min(plan.prediction.memory_bytes for plan in frontier.points)
+            lower = min(limit * limit // max(compiled, limit), predicted - 1)
+            try:
+                frontier = search(dataclasses.replace(options, memory_limit_bytes=lower), report)
+            except InfeasibleError:
+                raise error from None
+        note = _LEANER_NOTE.format(compiled=format_bytes(compiled), limit=format_bytes(lower))
+        frontier = dataclasses.replace(frontier, memory_limit_bytes=limit, notes=(*frontier.notes, note))
+    raise AssertionError("the last search returns or raises")
 
 
 def _checked_before_search(options: Options, topology: Topology) -> str | int | None:

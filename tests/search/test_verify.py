@@ -12,10 +12,11 @@ import jax.numpy as jnp
 import pytest
 
 import jaxplan
+from benchmarks.models import build
 from jaxplan.audit import compile_plan
 from jaxplan.cli import _main as _cli
 from jaxplan.partition._verified import Verified
-from jaxplan.search import _verify
+from jaxplan.search import _entry, _planner, _verify
 
 WIDTH, BATCH = 512, 256
 
@@ -260,3 +261,41 @@ def test_verified_on_gpus_that_are_not_there(tmp_path: Path) -> None:
     assert fastest.verified_memory_bytes == fastest.compile_report(cache_dir=tmp_path).memory_bytes
     assert fastest.memory_bytes == fastest.verified_memory_bytes != fastest.prediction.memory_bytes
     assert "verified" in found.table()
+
+
+@pytest.mark.parametrize("verify", ["auto", True])
+def test_leaner_plans_are_searched_where_none_fits_as_compiled(verify: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every program takes 3 % more than predicted, and the plan of the first search just fits by its prediction."""
+    monkeypatch.setattr(_verify, "can_verify", lambda topology: True)
+
+    def look(plan: jaxplan.Plan, *_: Any) -> Verified:
+        memory = int(1.03 * plan.prediction.memory_bytes)
+        return Verified(memory_bytes=memory, communication_seconds=plan.prediction.communication_seconds)
+
+    monkeypatch.setattr(_verify, "_look", look)
+    settings: Any = {"topology": "h100:8", "microbatches": False, "offload": False}
+    gpt, args = build("gpt-tiny", batch_size=1024)
+    plain = jaxplan.plan(gpt, *args, **settings, remat=False, verify=False)
+    limit = plain.leanest().memory_bytes
+    limits: list[int] = []
+
+    def search(graph: Any, *, options: Any, **rest: Any) -> jaxplan.Frontier:
+        limits.append(options.memory_limit_bytes)
+        if len(limits) == 1:
+            return dataclasses.replace(plain, points=(plain.leanest(),), memory_limit_bytes=limit)
+        return _planner.plan_graph(graph, options=options, **rest)
+
+    monkeypatch.setattr(_entry, "plan_graph", search)
+    found = jaxplan.plan(gpt, *args, **settings, memory=limit, verify=verify)
+    chosen = found.fastest()
+    assert limits[0] == limit and limits[1] < limit / 1.02
+    assert chosen.verified is not None and chosen.memory_bytes <= limit == found.memory_limit_bytes
+    assert any("leaner ones were searched" in note for note in found.notes)
+
+    monkeypatch.undo()
+    monkeypatch.setattr(_verify, "can_verify", lambda topology: True)
+    monkeypatch.setattr(_verify, "_look", look)
+    limit = jaxplan.plan(step, *make_args(), **settings, verify=False).leanest().memory_bytes
+    with pytest.raises(jaxplan.InfeasibleError, match="would fit") as refused:
+        jaxplan.plan(step, *make_args(), **settings, memory=limit, verify=verify)
+    assert refused.value.smallest_memory_bytes == int(1.03 * limit)
