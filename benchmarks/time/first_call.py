@@ -4,7 +4,8 @@
     python -m benchmarks.first_call --model unet dlrm --repeats 3
     python -m benchmarks.first_call --compile --layers 2 --model gpt2-small lstm moe-8x resnet50
 
-Without the compiler of the machine (`verify=False`). Processor seconds, each repeat in a cold process of its own, in which JAX has lowered one small step before; medians.
+Processor seconds without the machine's compiler (``verify=False``), each repeat in a cold process of its own, in which
+JAX has lowered one small step before; medians.
 JAX traces and lowers the step as it is, forgets it, then the step is planned. With ``--compile`` the fastest plan is
 replayed, lowered and compiled too, beside `jax.jit` with the batch split over the devices (``data``), both without
 their devices; what a child process takes to start and to compile nothing is taken off both.

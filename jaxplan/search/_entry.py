@@ -132,7 +132,7 @@ def _verified(
             if not remaining or compiled is None or limit is None or current().happened:
                 raise
             predicted = min(plan.prediction.memory_bytes for plan in frontier.points)
-            lower = min(limit * limit // max(compiled, limit), predicted - 1)
+            lower = min(limit * predicted // compiled, predicted - 1)
             try:
                 frontier = search(dataclasses.replace(options, memory_limit_bytes=lower), report)
             except InfeasibleError:
