@@ -289,7 +289,8 @@ def test_leaner_plans_are_searched_where_none_fits_as_compiled(verify: Any, monk
     found = jaxplan.plan(gpt, *args, **settings, memory=limit, verify=verify)
     chosen = found.fastest()
     assert limits[0] == limit and limits[1] < limit / 1.02
-    assert chosen.verified is not None and chosen.memory_bytes <= limit == found.memory_limit_bytes
+    assert chosen.verified is not None or (verify == "auto" and not _verify.is_near_limit(found, "fastest"))
+    assert chosen.memory_bytes <= limit == found.memory_limit_bytes
     assert any("leaner ones were searched" in note for note in found.notes)
 
     monkeypatch.undo()
