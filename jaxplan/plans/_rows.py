@@ -84,18 +84,13 @@ def fold_numbers(path: str) -> str:
 
 def leaf_rows(plan: PlanData) -> tuple[LeafRow, ...]:
     """Every argument, in order."""
-    names = plan.argument_names or names_of_arguments(plan.graph)
+    names = plan.argument_names or (plan.graph.program.argument_names if plan.graph is not None else ())
     return tuple(
         _leaf_row(readable_path(path, names), aval, layout, plan.topology, role, dims)
         for path, aval, layout, role, dims in zip(
             plan.in_paths, plan.in_avals, plan.input_shardings, plan.in_roles, plan.in_dims, strict=True
         )
     )
-
-
-def names_of_arguments(graph: StepGraph | None) -> tuple[str, ...]:
-    """Names of the positional arguments of the step, as far as they are known."""
-    return graph.program.argument_names if graph is not None else ()
 
 
 def _leaf_row(

@@ -94,17 +94,22 @@ def plan_on(step: StepToPlan, options: Options) -> Frontier:
         try:
             frontier = search(limited, report)
         except InfeasibleError as error:
-            # planned again without them, nobody waits, or pins that no machine meets
-            if options.kept or current().happened or error.smallest_memory_bytes is None:
-                raise
-            raise with_ways_out(error, graph, topology, limited) from None
+            raise _with_ways_out(error, graph, limited) from None
     if current().happened:
         return frontier
     with Progress(options.progress) as report:
         try:
             return _verified(frontier, limited, around, report, search)
         except InfeasibleError as error:
-            raise with_ways_out(error, graph, topology, limited) from None
+            raise _with_ways_out(error, graph, limited) from None
+
+
+def _with_ways_out(error: InfeasibleError, graph: StepGraph, options: Options) -> InfeasibleError:
+    """`with_ways_out`; the error as it is where the step is planned again without pins, nobody waits, or pins that no
+    machine meets are the cause."""
+    if options.kept or current().happened or error.smallest_memory_bytes is None:
+        return error
+    return with_ways_out(error, graph, parse_topology(options.topology), options)
 
 
 def _verified(
@@ -113,6 +118,7 @@ def _verified(
     around: str | int | None,
     report: Progress,
     search: Callable[[Options, Progress], Frontier],
+    searches: int = MOST_SEARCHES,
 ) -> Frontier:
     """The frontier as its compiled plans have it; where none of them fits, that of a search for leaner ones.
 
@@ -120,26 +126,25 @@ def _verified(
       InfeasibleError: no plan fits as compiled, and leaner ones are not found or do not fit either.
     """
     limit, cache_dir = options.memory_limit_bytes, programs_folder(options)
-    for remaining in reversed(range(MOST_SEARCHES)):
+    try:
+        if options.verify != AUTO:
+            return frontier if around is None else verify(frontier, around, cache_dir=cache_dir, progress=report)
+        if options.time_limit is not None:  # a compiler takes longer than any search
+            return frontier
+        return verified_near_limit(frontier, options.choose, cache_dir=cache_dir, progress=report)
+    except InfeasibleError as error:
+        compiled = error.smallest_memory_bytes
+        if searches == 1 or compiled is None or limit is None or current().happened:
+            raise
+        predicted = min(plan.prediction.memory_bytes for plan in frontier.points)
+        lower = min(limit * predicted // compiled, predicted - 1)
         try:
-            if options.verify != AUTO:
-                return frontier if around is None else verify(frontier, around, cache_dir=cache_dir, progress=report)
-            if options.time_limit is not None:  # a compiler takes longer than any search
-                return frontier
-            return verified_near_limit(frontier, options.choose, cache_dir=cache_dir, progress=report)
-        except InfeasibleError as error:
-            compiled = error.smallest_memory_bytes
-            if not remaining or compiled is None or limit is None or current().happened:
-                raise
-            predicted = min(plan.prediction.memory_bytes for plan in frontier.points)
-            lower = min(limit * predicted // compiled, predicted - 1)
-            try:
-                frontier = search(dataclasses.replace(options, memory_limit_bytes=lower), report)
-            except InfeasibleError:
-                raise error from None
-        note = _LEANER_NOTE.format(compiled=format_bytes(compiled), limit=format_bytes(lower))
-        frontier = dataclasses.replace(frontier, memory_limit_bytes=limit, notes=(*frontier.notes, note))
-    raise AssertionError("the last search returns or raises")
+            leaner = search(dataclasses.replace(options, memory_limit_bytes=lower), report)
+        except InfeasibleError:
+            raise error from None
+    note = _LEANER_NOTE.format(compiled=format_bytes(compiled), limit=format_bytes(lower))
+    leaner = dataclasses.replace(leaner, memory_limit_bytes=limit, notes=(*leaner.notes, note))
+    return _verified(leaner, options, around, report, search, searches - 1)
 
 
 def _checked_before_search(options: Options, topology: Topology) -> str | int | None:

@@ -203,20 +203,20 @@ class PlanSimulator:
     def inner_seconds(
         self, assignment: Sequence[int], transfers: Sequence[Transfer]
     ) -> dict[int, list[float]]:
-        """Equation -> seconds of each of its own collectives."""
+        """Equation -> seconds that it waits for each of its own collectives."""
         found: dict[int, list[float]] = defaultdict(list)
         for c in self.predictor.inner(self.model.chosen(assignment), transfers):
-            found[c.equation].append(c.seconds(self.model.topology))
+            found[c.equation].append(c.visible_seconds(self.model.topology))
         return found
 
     def _inner(
         self, assignment: Sequence[int], transfers: Sequence[Transfer]
     ) -> dict[int, list[tuple[str, float]]]:
-        """Equation -> (name, seconds) of each of its own collectives."""
+        """Equation -> (name, seconds that it waits) of each of its own collectives."""
         found: dict[int, list[tuple[str, float]]] = defaultdict(list)
         for c in self.predictor.inner(self.model.chosen(assignment), transfers):
             name = f"{c.kind} inside of {self._equation_name(c.equation)}"
-            found[c.equation].append((name, c.seconds(self.model.topology)))
+            found[c.equation].append((name, c.visible_seconds(self.model.topology)))
         return found
 
     def _compute_seconds(self, assignment: Sequence[int]) -> dict[int, float]:

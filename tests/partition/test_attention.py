@@ -207,6 +207,7 @@ def test_passes_of_a_ring_run_beside_its_blocks(length: int) -> None:
         assert 0.0 < ring.hidden_seconds < min(passes, ring.compute_seconds)
     seconds = ring.compute_seconds + ring.communication_seconds - ring.hidden_seconds
     assert ring.time_seconds == pytest.approx(seconds)
+    assert ring.simulate().time_seconds <= seconds * (1 + 1e-9)  # no schedule is longer than all in turn
 
 
 def test_search_finds_it_where_scores_are_long(tmp_path: Any) -> None:
