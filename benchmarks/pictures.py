@@ -37,7 +37,7 @@ def frontier_of_page() -> Any:
 
 
 def shoot(browser: str, page: Path, picture: Path, *, height: int = _HEIGHT) -> None:
-    """Write what a browser shows of a page, from its top to ``height`` pixels below, as PNG."""
+    """Write a browser's view of a page, from its top to ``height`` pixels below, as PNG."""
     with tempfile.TemporaryDirectory() as profile:
         command = [
             browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={profile}",

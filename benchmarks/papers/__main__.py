@@ -34,7 +34,7 @@ def run(name: str) -> Record:
 
 
 def with_causes(record: Record) -> Record:
-    """The record with what its causes are read off measured now."""
+    """The record, the figures of its causes measured now."""
     measure, start = EXPERIMENTS[record.experiment].measure_causes, time.process_time()
     causes = tuple(measure()) if measure else ()
     spent = round(time.process_time() - start, 1)

@@ -70,7 +70,7 @@ def _parts_of(plan: Plan, prefix: str) -> dict[str, float]:
 
 
 def _dearer(network: str, word: str) -> Cause:
-    """The published split, priced beside the best: what of it is dearer."""
+    """The published split, priced beside the best: the parts of it that are dearer."""
 
     def cause(rows: Sequence[Row], causes: Sequence[Row]) -> tuple[bool, str]:
         row = _published_row(rows, network, word)

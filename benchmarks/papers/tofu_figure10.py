@@ -130,7 +130,7 @@ def _imbalance(rows: Sequence[Row]) -> tuple[bool, str]:
 
 
 def _pipeline_alone(rows: Sequence[Row], causes: Sequence[Row]) -> tuple[bool, str]:
-    """What the two reasons of the paper leave: diagonals of (step, layer), and layers on the fullest GPU."""
+    """The throughput that the paper's two reasons leave: diagonals of (step, layer), and layers on the fullest GPU."""
     texts, holds = [], True
     for name in PUBLISHED:
         config = PAPER_MODELS[name].config
@@ -215,7 +215,7 @@ EXPERIMENT = Experiment(
             source=_SOURCE,
             published="Tofu is better than all baselines in all RNNs",
             judge=_best_of_all,
-            reason="what swapping wins by is Tofu's communication, added to compute here",
+            reason="swapping wins by Tofu's communication, which is added to compute here",
             cause=_swaps_little,
         ),
         Claim(
@@ -243,7 +243,7 @@ EXPERIMENT = Experiment(
             source=_SOURCE,
             published="operator placement reaches 38 to 61 % of Tofu's throughput",
             judge=_share("placement", "tofu", 0.38, 0.61),
-            reason="ours reaches what the two causes that the paper names leave, unequal layers and the pipeline's "
+            reason="ours reaches the throughput that the paper's two causes leave, unequal layers and the pipeline's "
             "filling; the published throughput lies below that, so that something else costs there",
             cause=_pipeline_alone,
         ),

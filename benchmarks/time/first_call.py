@@ -1,4 +1,4 @@
-"""What a person waits for: planning with its trace, and the whole first call, beside the same step under `jax.jit`.
+"""The time until a step runs: planning with its trace, and the whole first call, beside the same step under `jax.jit`.
 
     python -m benchmarks.first_call                                       # planning of every model of the registry
     python -m benchmarks.first_call --model unet dlrm --repeats 3
@@ -8,7 +8,7 @@ Processor seconds without the machine's compiler (``verify=False``), each repeat
 JAX has lowered one small step before; medians.
 JAX traces and lowers the step as it is, forgets it, then the step is planned. With ``--compile`` the fastest plan is
 replayed, lowered and compiled too, beside `jax.jit` with the batch split over the devices (``data``), both without
-their devices; what a child process takes to start and to compile nothing is taken off both.
+their devices; the start of a child process that compiles nothing is taken off both.
 
 Bars: planning with its trace takes at most `MOST` of JAX's trace and lower where these take more than a second, and at
 most `MOST_SMALL` seconds more where they take less; the first call takes at most `MOST_CALL` of `jax.jit`'s.

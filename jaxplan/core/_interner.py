@@ -47,7 +47,7 @@ class Memo(dict[Hashable, Any]):
 
 
 class Remembered(Generic[T]):
-    """What was found of each object, told apart by identity; it keeps the objects.
+    """Results of a function for objects told apart by identity; it keeps the objects.
 
     >>> sizes, table = Remembered(), [1.0, 2.0]
     >>> sizes.of(table, len), sizes.of(table, lambda _: "not asked again")
@@ -60,7 +60,7 @@ class Remembered(Generic[T]):
         self._found: dict[int, tuple[Any, T]] = {}
 
     def of(self, value: Any, find: Callable[[Any], T]) -> T:
-        """What ``find`` returns of an object, which is called once."""
+        """The result of ``find`` for an object, computed once."""
         return self.of_all((value,), find)[0]
 
     def of_all(self, values: Iterable[Any], find: Callable[[Any], T]) -> list[T]:

@@ -32,7 +32,7 @@ def inform_once(message: str, *, cause: str | None = None) -> None:
 def shorten_plugin_errors() -> None:
     """Let JAX say in one line that a plugin finds no device, in place of a traceback (on a machine without the GPU).
 
-    For commands, whose error output belongs to jaxplan; the library leaves the logging of a program as it is. The
+    For commands: their error output belongs to jaxplan; the library leaves the logging of a program as it is. The
     traceback stays at level DEBUG.
     """
     logging.getLogger(_PLUGINS).addFilter(_in_one_line)

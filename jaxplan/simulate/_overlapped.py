@@ -33,7 +33,7 @@ class OverlappedPredictor(Predictor):
 
 
 def overlapped_bound(model: CostModel, additive_seconds: float) -> float:
-    """Seconds that no simulated step beats whose compute and communication cost at least so much one after the other.
+    """Seconds that no simulated step beats, its compute and communication costing at least so much one after the other.
 
     A step takes at least its compute, and at least half of the sum, since one of both is as long as that; compute is at
     least that of the fastest configuration of each group. Of the rest of the sum the share `Efficiency.contention` is
