@@ -82,3 +82,28 @@ def test_where_nothing_fits_the_reason_against_slices_is_said():
 def test_a_number_of_slices_that_cannot_be_is_refused(value, message):
     with pytest.raises(jaxplan.ArgumentError, match=message):
         jaxplan.plan(train_step, *arguments(), topology="cpu:2", microbatches=value)
+
+
+def test_slices_are_found_where_only_attention_in_blocks_fits_otherwise():
+    """Scores of 2,048 tokens, half of which fit: slices read them once each, blocks compute them again."""
+
+    def step(w, x):
+        def loss(w):
+            q, k, v = (jnp.einsum("btm,mhd->bthd", x, w[i]) for i in range(3))
+            weights = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k), -1)
+            return jnp.mean(jnp.einsum("bhqk,bkhd->bqhd", weights, v) ** 2)
+
+        return w - 0.1 * jax.grad(loss)(w)
+
+    args = jax.ShapeDtypeStruct((3, 64, 8, 64), jnp.float32), jax.ShapeDtypeStruct((64, 2048, 64), jnp.float32)
+    traced = jaxplan.trace(step, *args)
+    settings = {"topology": "h100:8", "remat": False, "verify": False}
+    points = traced.plan(**settings, microbatches=False).points
+    least = min(plan.memory_bytes for plan in points if plan.sequences is None)
+    settings["memory"] = int(0.7 * least)
+    blocks = traced.plan(**settings, microbatches=False)
+    assert all(plan.sequences is not None for plan in blocks.points)
+    found = traced.plan(**settings)
+    assert found.fastest().microbatches is not None
+    assert found.fastest().time_seconds < blocks.fastest().time_seconds
+    assert {plan.name for plan in found.references.values()} == {plan.name for plan in blocks.references.values()}

@@ -101,7 +101,8 @@ class Options:
         default=None,
         metadata={
             "doc": "slices in which the batch is worked through, gradients added up (docs/microbatches.md): a number; "
-            "True: plans with some are looked for; False: none; default: where no plan fits otherwise."
+            "True: plans with some are looked for; False: none; default: where no plan fits otherwise, or the memory "
+            "limit costs a tenth of the time."
         },
     )
     offload: bool | None = field(
@@ -276,7 +277,7 @@ def _microbatches(value: Any) -> bool | int | None:
         return value if value > 1 else False
     raise ArgumentError(
         f"microbatches is {value!r}; expected a number of slices of the batch, True (look for plans with some), False "
-        "(none), or None (where no plan fits otherwise)"
+        "(none), or None (where no plan fits otherwise, or the memory limit costs time)"
     )
 
 

@@ -7,6 +7,7 @@ holds the plans of all of them that nothing beats.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 from jaxplan.core._interrupt import current
@@ -20,6 +21,8 @@ NUMBERS = (2, 4, 8, 16)
 """Numbers of micro-batches that are looked at."""
 MORE_NUMBERS = (*NUMBERS, 32, 64, 128)
 """... and where none of these fits."""
+LEAST_LOSS = 0.1
+"""By default slices are looked at where the memory limit costs this share of the time of a step."""
 
 PlanGraph = Callable[[StepGraph], Frontier]
 
@@ -54,11 +57,17 @@ def plan_with_microbatches(
         return plan_graph(graph)
     if asked is None:
         try:
-            return plan_graph(graph)
+            whole = plan_graph(graph)
         except InfeasibleError as error:
             if most_bytes is not None and sum(graph.program.tensors[t].num_bytes for t in graph.stored) > most_bytes:
                 raise  # what is stored from step to step does not fit, and slices do not change that
             return _first_that_fits(graph, plan_graph, error)
+        if current().happened or not _is_slowed(whole):
+            return whole
+        try:
+            return merged([whole, _first_that_fits(graph, plan_graph, InfeasibleError("no slices fit"))])
+        except InfeasibleError:  # or the examples are not independent: there is the step as it is
+            return whole
     if asked is not True:
         return plan_graph(in_microbatches(graph, asked))
     found, first = [], None
@@ -77,6 +86,16 @@ def plan_with_microbatches(
         assert first is not None
         raise first
     return merged(found)
+
+
+def _is_slowed(whole: Frontier) -> bool:
+    """Whether a reference that does not fit is faster by `LEAST_LOSS`, or nothing fits without attention in blocks."""
+    limit = whole.memory_limit_bytes
+    if limit is None:
+        return False
+    beyond = [plan.time_seconds for plan in whole.references.values() if plan.memory_bytes > limit]
+    is_beaten = min(beyond, default=math.inf) < (1 - LEAST_LOSS) * whole.fastest().time_seconds
+    return is_beaten or all(plan.sequences is not None for plan in whole.points)
 
 
 def _sliced_graphs(graph: StepGraph, numbers: Sequence[int]) -> Iterator[StepGraph]:
