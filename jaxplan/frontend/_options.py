@@ -102,7 +102,7 @@ class Options:
         metadata={
             "doc": "slices in which the batch is worked through, gradients added up (docs/microbatches.md): a number; "
             "True: plans with some are looked for; False: none; default: where no plan fits otherwise, or the memory "
-            "limit costs a tenth of the time."
+            "limit costs a quarter of the time."
         },
     )
     offload: bool | None = field(

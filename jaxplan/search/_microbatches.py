@@ -21,8 +21,9 @@ NUMBERS = (2, 4, 8, 16)
 """Numbers of micro-batches that are looked at."""
 MORE_NUMBERS = (*NUMBERS, 32, 64, 128)
 """... and where none of these fits."""
-LEAST_LOSS = 0.1
-"""By default slices are looked at where the memory limit costs this share of the time of a step."""
+LEAST_LOSS = 0.25
+"""By default slices are looked at where the memory limit costs this share of the time of a step. Recomputing the whole
+forward pass costs as much: it is a third of the arithmetic of a step, so four thirds are computed."""
 
 PlanGraph = Callable[[StepGraph], Frontier]
 
