@@ -136,17 +136,26 @@ def train(
     num_steps: int,
     save: Callable[[int, TrainState], None] = lambda number, state: None,
 ) -> np.ndarray:
-    """Run the steps under a progress bar and return their losses; ``save`` is given each new state."""
-    losses = []
+    """Run the steps under a progress bar, print their median time, and return their losses.
+
+    ``save`` is given each new state.
+    """
+    losses, seconds = [], []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     shown = TextColumn("loss {task.fields[loss]:.4f}")
     with Progress(*columns, shown, disable=jax.process_index() > 0) as progress:
         task = progress.add_task(title, total=num_steps, loss=float("nan"))
         for batch in batches:
+            started = time.perf_counter()
             state, loss = step(state, batch)
             losses.append(float(loss))
+            seconds.append(time.perf_counter() - started)
             save(len(losses), state)
             progress.update(task, advance=1, loss=losses[-1])
+    if seconds:
+        num_tokens = batch["inputs"].size  # of all devices
+        median = float(np.median(seconds))
+        say(f"{title}: {1e3 * median:.2f} ms a step, {num_tokens / median:,.0f} tokens/s")
     return np.array(losses)
 
 

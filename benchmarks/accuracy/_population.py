@@ -53,6 +53,7 @@ class Drawn:
       traits: what else was drawn, in words.
       step: (params, optimizer state, batch) -> (params, optimizer state, loss).
       args: shapes of its arguments.
+      num_classes: integers of the batch are smaller.
     """
 
     seed: int
@@ -60,6 +61,7 @@ class Drawn:
     traits: tuple[str, ...]
     step: Callable[..., Any]
     args: tuple[Any, ...]
+    num_classes: int
 
     @property
     def name(self) -> str:
@@ -121,4 +123,4 @@ def draw_step(seed: int) -> Drawn:
     traits = (*model.traits, precision, activation, loss, optimizer, f"batch {regime.batch}")
     state = jax.eval_shape(update.init, model.params)
     args = (model.params, state, {"inputs": model.inputs, "targets": targets})
-    return Drawn(seed=seed, family=family, traits=traits, step=step, args=args)
+    return Drawn(seed=seed, family=family, traits=traits, step=step, args=args, num_classes=model.outputs[-1])

@@ -17,7 +17,7 @@ from benchmarks.calibration._record import Operator
 from jaxplan.cost import Predictor, build_cost_model
 from jaxplan.mesh import ChipSpec, Topology
 from jaxplan.mesh.profile import Settings
-from jaxplan.mesh.profile._programs import lower_repeated
+from jaxplan.mesh.profile._programs import lower_repeated, varied
 from jaxplan.mesh.profile._timing import seconds_per_operation
 from jaxplan.search._traced import analyse_step
 
@@ -248,7 +248,7 @@ def _values(shape: tuple[int, ...], dtype: Any, num_rows: int) -> Any:
     if jnp.issubdtype(dtype, jnp.integer):
         # Wraps around before it is taken modulo the rows, which keeps rows apart all the same.
         return (jnp.arange(shape[0], dtype=jnp.uint32) * _STRIDE % num_rows).astype(dtype)
-    return jnp.ones(shape, dtype)
+    return varied(shape, dtype)
 
 
 def _peak(case: Case, chip: ChipSpec) -> float:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ import numpy as np
 
 import jaxplan
 from benchmarks import accuracy
+from benchmarks.accuracy._population import Drawn, draw_step
 from benchmarks.calibration import order
+from benchmarks.calibration._kernels import write_kernels
 from benchmarks.calibration._record import Step
 from benchmarks.models import MODELS as REGISTRY
 from benchmarks.models import ModelSpec
@@ -41,16 +44,18 @@ ON_CPU: dict[str, tuple[str, dict[str, Any]]] = {
 USED_SHARE = 0.6
 """Of the memory that a plan may fill: the states of the other points that take turns are there beside it."""
 POINTS = ("fastest", "leanest", "data", "knee")
+_NUM_DRAWN = 1_000_003  # numbers that larger arrays repeat; a prime, so that rows differ
+NUM_TRACED = 3
 SAMPLE_SECONDS, MOST_STEPS = 0.2, 20
 """A sample lasts so long, about, so that the call from Python is a small part of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sized:
-    """A model at a size at which its plans fit, and the points of its frontier that are run, by name."""
+    """A step at a size at which its plans fit, what makes its flat arguments, and the points that are run, by name."""
 
     size: str
-    spec: ModelSpec
+    make_leaves: Callable[[], list[np.ndarray]]
     points: Mapping[str, jaxplan.Plan]
 
 
@@ -123,7 +128,28 @@ def sized(model: str, topology: Topology, overrides: Mapping[str, Any], most_poi
             batch //= 2
             continue
         text = ", ".join([name, *(f"{k}={v}" for k, v in {**fields, "batch_size": batch}.items())])
-        return Sized(size=text, spec=spec, points=chosen_points(frontier, most_points))
+        return Sized(
+            size=text, make_leaves=partial(leaves_of_model, spec), points=chosen_points(frontier, most_points)
+        )
+
+
+def drawn(seed: int, topology: Topology, most_points: int) -> Sized:
+    """The random step of a seed (`benchmarks.accuracy.population`), planned.
+
+    Raises:
+      InfeasibleError: no plan of it fits.
+    """
+    step = draw_step(seed)
+    frontier = jaxplan.plan(
+        step.step,
+        *step.args,
+        topology=topology,
+        memory=int(USED_SHARE * topology.memory_limit_bytes),
+        progress=False,
+    )
+    return Sized(
+        size=step.name, make_leaves=partial(leaves_of_drawn, step), points=chosen_points(frontier, most_points)
+    )
 
 
 def chosen_points(frontier: jaxplan.Frontier, most: int) -> dict[str, jaxplan.Plan]:
@@ -137,8 +163,24 @@ def chosen_points(frontier: jaxplan.Frontier, most: int) -> dict[str, jaxplan.Pl
     return chosen
 
 
-def make_leaves(spec: ModelSpec) -> list[np.ndarray]:
-    """Real arguments, flat, in the memory of the host."""
+def leaves_of_drawn(step: Drawn) -> list[np.ndarray]:
+    """Arguments of a random step, flat, in the memory of the host: its state is zero, all else is drawn."""
+    draw = np.random.default_rng(step.seed)
+    normal = 0.05 * draw.standard_normal(_NUM_DRAWN)  # zeros are multiplied faster than other numbers on GPUs
+    numbers = draw.integers(step.num_classes, size=_NUM_DRAWN)
+
+    def value(leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+        base = numbers if np.issubdtype(leaf.dtype, np.integer) else normal
+        return np.resize(base.astype(leaf.dtype), leaf.shape)
+
+    params, state, batch = step.args
+    made = jax.tree.map(value, (params, batch))
+    zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), state)
+    return jax.tree.leaves((made[0], zeros, made[1]))
+
+
+def leaves_of_model(spec: ModelSpec) -> list[np.ndarray]:
+    """Arguments of a model of the registry, flat, in the memory of the host."""
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         made = *spec.make_state(spec.config), spec.make_batch(spec.config, jax.random.key(0))
     return [np.asarray(leaf) for leaf in jax.tree.leaves(made)]
@@ -185,6 +227,11 @@ class RunningStep:
         jax.block_until_ready(results)
         return (time.perf_counter() - start) / self.steps_per_sample
 
+    def write_kernels(self, folder: Path, title: str) -> None:
+        """Run once more under the profiler; a file in the folder gets the kernels and the compiled program."""
+        self.steps_per_sample = NUM_TRACED
+        write_kernels(folder, title, self._compiled.as_text(), NUM_TRACED, self.sample)
+
 
 def _memory(device: Any) -> tuple[int, int] | None:
     """Peak bytes in use since the process began, and bytes in use; None where the platform does not say."""
@@ -195,17 +242,30 @@ def _memory(device: Any) -> tuple[int, int] | None:
 
 
 def measure_points(
-    model: str, these: Sized, devices: Sequence[Any], num_samples: int, *, is_mocked: bool
+    model: str,
+    these: Sized,
+    devices: Sequence[Any],
+    num_samples: int,
+    *,
+    is_mocked: bool,
+    kernels: Path | None = None,
 ) -> list[Step]:
-    """Run the points in turns; small ones begin, so that each raises the device's peak."""
+    """Run the points in turns; small ones begin, so that each raises the device's peak.
+
+    Args:
+      kernels: folder for what `write_kernels` keeps of each; None: nothing.
+    """
     load = os.getloadavg()[0]
-    leaves = make_leaves(these.spec)
+    leaves = these.make_leaves()
     ascending = sorted(these.points.items(), key=lambda item: item[1].memory_bytes)
     running = {name: RunningStep(plan, leaves, devices) for name, plan in ascending}
     samples: dict[str, list[float]] = {name: [] for name in running}
     for _ in range(num_samples):
         for name, step in running.items():
             samples[name].append(step.sample())
+    if kernels is not None:
+        for name, step in running.items():
+            step.write_kernels(kernels, f"{these.size}, {name}")
     return [
         Step(
             model=model,

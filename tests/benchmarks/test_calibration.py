@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,14 +17,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.calibration import __main__ as calibration
+from benchmarks.calibration import _jobs
+from benchmarks.calibration.__main__ import main
+from benchmarks.calibration._jobs import require_devices
 from benchmarks.calibration._operators import SHAPES, Case, _values, cases, is_too_long, measure_operator
 from benchmarks.calibration._record import Operator, Origin, RecordFile, Step, read_records
 from benchmarks.calibration._report import judged, median_error, report
 from benchmarks.calibration._steps import (
     ON_CPU,
     RunningStep,
-    make_leaves,
     measure_points,
     priced_topology,
     sized,
@@ -179,7 +181,7 @@ def test_what_would_take_long_is_left_out() -> None:
 def test_a_step_is_run_on_what_the_one_before_left(num_devices: int) -> None:
     these = sized("mlp", Topology.parse(f"cpu:{num_devices}"), TINY, 2)
     plan = list(these.points.values())[-1]
-    running = RunningStep(plan, make_leaves(these.spec), jax.devices())
+    running = RunningStep(plan, these.make_leaves(), jax.devices())
     running.steps_per_sample = 2
     running.sample()
     paths = plan.require_program().program.in_paths
@@ -195,9 +197,10 @@ def test_a_step_is_run_on_what_the_one_before_left(num_devices: int) -> None:
 
 def test_a_batch_is_halved_until_it_fits() -> None:
     chip = replace(Topology.parse("cpu:1").chip, memory_bytes=1 << 19)
-    spec = sized("mlp", Topology.of(chip, (1,)), {**TINY, "batch_size": 1 << 12}, 1).spec
-    assert spec.config.batch_size < 1 << 12
-    assert spec.config.batch_size & (spec.config.batch_size - 1) == 0
+    these = sized("mlp", Topology.of(chip, (1,)), {**TINY, "batch_size": 1 << 12}, 1)
+    batch_size = int(re.findall(r"batch_size=(\d+)", these.size)[0])
+    assert batch_size < 1 << 12
+    assert batch_size & (batch_size - 1) == 0
     with pytest.raises(JaxplanError, match="no small variant for CPU; expected one of mlp"):
         sized("gemma", Topology.parse("cpu:1"), {}, 1)
     assert set(ON_CPU) >= {"mlp", "gpt", "vit"}
@@ -225,27 +228,27 @@ def test_one_gpu_stands_for_eight_with_links_of_data_sheets(tmp_path: Path) -> N
 
 def test_devices_that_are_not_there() -> None:
     gpu = SimpleNamespace(platform="gpu")
-    calibration.require_devices([gpu] * 8, 8, is_mocked=True)
+    require_devices([gpu] * 8, 8, is_mocked=True)
     with pytest.raises(JaxplanError, match="8 devices are asked for, and 1 are there"):
-        calibration.require_devices([gpu], 8, is_mocked=False)
+        require_devices([gpu], 8, is_mocked=False)
     with pytest.raises(JaxplanError, match="--mock is for GPUs"):
-        calibration.require_devices(jax.devices(), 8, is_mocked=True)
+        require_devices(jax.devices(), 8, is_mocked=True)
 
 
 def test_the_command_measures_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here both parts run in this process, and of operators one."""
-    monkeypatch.setattr(calibration, "in_fresh_process", lambda function, *arguments: function(*arguments))
-    monkeypatch.setattr(calibration, "start_devices", lambda *_, **__: jax.devices())
-    monkeypatch.setattr(calibration, "cases", lambda: [_case("sum over rows", 4, 8)])
-    monkeypatch.setattr(calibration, "Settings", lambda: QUICK)
+    monkeypatch.setattr(_jobs, "in_fresh_process", lambda function, *arguments: function(*arguments))
+    monkeypatch.setattr(_jobs, "start_devices", lambda *_, **__: jax.devices())
+    monkeypatch.setattr(_jobs, "cases", lambda: [_case("sum over rows", 4, 8)])
+    monkeypatch.setattr(_jobs, "Settings", lambda: QUICK)
     path = tmp_path / "cpu.jsonl"
     given = ["--records", str(path), "--model", "mlp", "--samples", "1", "--points", "1"]
     given += [text for name, value in TINY.items() for text in ("--set", f"{name}={value}")]
-    assert calibration.main(given) == 0
+    assert main(given) == 0
     _, records = read_records(path)
     assert [type(record) for record in records] == [Operator, Step]
     before = path.read_text()
-    assert calibration.main(given) == calibration.main(["--read", str(path)]) == 0
+    assert main(given) == main(["--read", str(path)]) == 0
     assert path.read_text() == before
 
 
