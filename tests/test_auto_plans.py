@@ -99,7 +99,7 @@ def test_a_plan_that_runs_by_itself_tells_it_too(frontier: jaxplan.Frontier) -> 
 
 
 def test_above_the_limit_a_plan_that_fits_is_taken(caplog: pytest.LogCaptureFixture) -> None:
-    """Without help of the test: bfloat16 products run in float32 on CPUs, so that programs need more than predicted."""
+    """Without help of the test: bfloat16 dots run in float32 on CPUs, so that programs need more than predicted."""
 
     def narrow(w: jax.Array, x: jax.Array) -> jax.Array:
         y = jnp.tanh(x @ w)

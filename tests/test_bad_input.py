@@ -264,12 +264,12 @@ def _uneven(topology: str, **sizes: int) -> dict[str, Any]:
 
 
 def test_what_padding_would_spare_is_counted() -> None:
-    """Forward two products, backward three (nobody wants the gradient of x): 2 batch width hidden operations each."""
+    """Forward two dots, backward three (nobody wants the gradient of x): 2 batch width hidden operations each."""
     (batch,) = _uneven("cpu:8").values()
-    product = 2 * BATCH * WIDTH * HIDDEN
+    dot = 2 * BATCH * WIDTH * HIDDEN
     assert (batch.name, batch.size, batch.parts, batch.padded, batch.wanted) == ("batch", 30, 2, 32, 8)
-    assert batch.flops == 5 * product
-    np.testing.assert_allclose(batch.padded_flops, 5 * product * 32 / 30 / 8)
+    assert batch.flops == 5 * dot
+    np.testing.assert_allclose(batch.padded_flops, 5 * dot * 32 / 30 / 8)
     assert batch.gains
     kept = 4 * BATCH * (2 * WIDTH + HIDDEN)  # x, y and the result of tanh, at least
     assert kept <= batch.kept_bytes <= kept + 4 * BATCH * WIDTH

@@ -54,8 +54,8 @@ def local_flops(
             share *= work.times.get(e, 1)
             total += flops * trips_of(graph, e) * share
         if graph.program.equations[e].name in ATTENTIONS and (count := graph.counts[e]) is not None:
-            products = sum(number for _, number in count.matrix)
-            total += products * trips_of(graph, e) / equation_splits(space, splits, e)
+            dots = sum(number for _, number in count.matrix)
+            total += dots * trips_of(graph, e) / equation_splits(space, splits, e)
         total += body_cost(graph.program.equations[e]).flops * trips_of(graph, e)
     return total
 

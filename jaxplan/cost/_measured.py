@@ -22,7 +22,7 @@ def dot_seconds(
 def dot_extents(
     graph: StepGraph, space: GroupSpace, splits: np.ndarray, equation: int
 ) -> tuple[np.ndarray, ...]:
-    """Local batch, m, k and n, each of shape (K,), of a contraction or of the product that a convolution is."""
+    """Local batch, m, k and n, each of shape (K,), of a contraction or of the dot that a convolution is."""
     return _EXTENTS[graph.rules[equation].family](graph, space, splits, equation)
 
 
@@ -51,7 +51,7 @@ def _contraction_extents(
 def _convolution_extents(
     graph: StepGraph, space: GroupSpace, splits: np.ndarray, equation: int
 ) -> tuple[np.ndarray, ...]:
-    """A convolution as the product that it is: positions by taps and input features by output features."""
+    """A convolution as the dot that it is: positions by taps and input features by output features."""
     eqn, rule, tensors = graph.program.equations[equation], graph.rules[equation], graph.program.tensors
     spec = eqn.params["dimension_numbers"]
     kernel = tensors[eqn.operands[1]]

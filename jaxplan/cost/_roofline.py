@@ -6,7 +6,7 @@ from jaxplan.ir import Count
 from jaxplan.mesh import ChipSpec
 
 EXACT_EFFICIENCY = 0.5
-"""Share of the peak in full precision that factorisations reach: a blocked one spends its time in products, as far as
+"""Share of the peak in full precision that factorisations reach: a blocked one spends its time in dots, as far as
 its panels, which are narrow, do not hold it up; assumed until calibrated on the device."""
 VECTOR_EFFICIENCY = 0.5
 """Share of the peak of vector units: a peak counts two operations for a fused multiply-add, which a lone addition,
@@ -24,7 +24,7 @@ def arithmetic_seconds(count: Count, chip: ChipSpec) -> float:
 
 
 def product_rate(chip: ChipSpec, dtype: str) -> float:
-    """Achievable FLOP/s of large products in a dtype; of complex ones, which take four real ones each, a quarter."""
+    """Achievable FLOP/s of large dots in a dtype; of complex ones, which take four real ones each, a quarter."""
     rate = chip.matmul_flops_per_second(dtype) * chip.efficiency.products
     return rate / _COMPLEX_PRODUCT if dtype.startswith("complex") else rate
 

@@ -23,7 +23,7 @@ Origin = Literal["free", "integers", "other"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dot:
-    """A product of two operands, by named dimensions; -1 (no name) is left out.
+    """A dot of two operands, by named dimensions; -1 (no name) is left out.
 
     Attributes:
       equation: its index.
@@ -91,7 +91,7 @@ class DimensionUses:
 
     @cached_property
     def dots(self) -> dict[int, Dot]:
-        """Products of two operands in the forward pass, by equation."""
+        """Dots of two operands in the forward pass, by equation."""
         found = {}
         for eqn, rule in self.forward:
             if rule.family == "contraction" and len(eqn.operands) >= 2:

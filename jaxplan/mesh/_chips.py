@@ -302,7 +302,7 @@ _ALL = (
                     "int8": 2614.9}, 304, 5300, 192 * 10**9, _nvlink(7, 0.8 * 64e9), _HOPPER_NODES, ("MI300X",),
          "https://www.amd.com/content/dam/amd/en/documents/instinct-tech-docs/data-sheets/"
          "amd-instinct-mi300x-data-sheet.pdf", False),
-    # Boards of PaSE, section IV-B; nodes on 100 Gbit/s InfiniBand assumed. Half-precision products summed in
+    # Boards of PaSE, section IV-B; nodes on 100 Gbit/s InfiniBand assumed. Half-precision dots summed in
     # float32. The 2080 Ti has no access to other cards over PCIe (same section): it sends through host memory, at half
     # of the bus.
     _gpu("2080ti", {"f64": 0.42, "f32": 13.45, "f16": 53.8, "int8": 215.2}, 68, 616, 11 * _GIB,

@@ -17,7 +17,7 @@ class Efficiency:
 
     Attributes:
       products: share of the dense peak that large matrix products sustain.
-      half_extent: smallest of m, k and n at which products reach half of that: edges of the tiles that a kernel fills.
+      half_extent: smallest of m, k and n at which dots reach half of that: edges of the tiles that a kernel fills.
       attention: share of the dense peak that fused attention kernels reach, forward and backward, masked blocks left
         out.
       memory: share of the memory bandwidth that streaming kernels reach.
@@ -33,7 +33,7 @@ class Efficiency:
     source: str = "assumed"
 
     def products_at(self, smallest: float | npt.NDArray[np.floating]) -> float | npt.NDArray[np.floating]:
-        """Share of the peak of products with a given smallest extent.
+        """Share of the peak of dots with a given smallest extent.
 
         Example:
           >>> float(Efficiency(products=0.6, half_extent=128.0).products_at(128.0))
@@ -43,7 +43,7 @@ class Efficiency:
 
 
 _MAMF = (
-    "https://github.com/stas00/ml-engineering/tree/master/compute/accelerator (largest rate of bf16 products found: "
+    "https://github.com/stas00/ml-engineering/tree/master/compute/accelerator (largest rate of bf16 dots found: "
     "A100 0.869 of the peak, H100 0.803, B200 0.776, GB200 0.729, MI300X 0.514)"
 )
 _SUSTAINED = 0.75

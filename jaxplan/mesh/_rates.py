@@ -21,7 +21,7 @@ _ITEMSIZES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MatmulRates:
-    """Products (batch, m, k) x (batch, k, n) on a grid of extents, per dtype.
+    """Dots (batch, m, k) x (batch, k, n) on a grid of extents, per dtype.
 
     Attributes:
       extents: per dtype, the ascending extents of batch, m, k and n that were measured.
@@ -49,7 +49,7 @@ class MatmulRates:
         return cls(extents=extents, log_rates=rates)
 
     def seconds(self, dtype: str, batch: Array, m: Array, k: Array, n: Array) -> Array:
-        """Seconds of products of these extents.
+        """Seconds of dots of these extents.
 
         Log of the rate is multilinear in the logs of the extents. Beyond the largest extent the rate is constant,
         below the smallest the time is. A dtype that was not measured takes the rate of the next wider one

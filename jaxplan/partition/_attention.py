@@ -59,7 +59,7 @@ class _Local:
         return jnp.expand_dims(row, self.axis)
 
     def dot(self, x: Any, of_x: Labels, y: Any, of_y: Labels, of: Labels) -> Any:
-        """Their product, summed over dimensions that the result lacks, in float32 or more."""
+        """Their dot, summed over dimensions that the result lacks, in float32 or more."""
         sides = [_letters(labels) for labels in (of_x, of_y, of)]
         equation = f"{sides[0]},{sides[1]}->{sides[2]}"
         sums = jnp.promote_types(_SUM, jnp.result_type(x, y))
@@ -73,7 +73,7 @@ class _Local:
         return lax.platform_dependent(x, y, cpu=lambda x, y: dot(x.astype(sums), y.astype(sums)), default=dot)
 
     def scores(self, keys: Any, first: Any) -> tuple[Any, Callable[[Any], Any]]:
-        """Scores of a block, as the softmax reads them, and the gradient of its product from theirs."""
+        """Scores of a block, as the softmax reads them, and the gradient of its dot from theirs."""
         of = self.of
         product = self.dot(self.queries, of.operands[0], keys, of.operands[1], of.scores).astype(of.dtype)
         sizes = self.sizes | {of.key: keys.shape[of.operands[1].index(of.key)], ONE: 1}
@@ -206,7 +206,7 @@ def _backward(local: _Local) -> list[Any]:
 def _chained(
     of: Attention, product: Any, sides: Sequence[Any], sizes: dict[int, int], firsts: dict[int, Any]
 ) -> Any:
-    """Scores in the order of the product: scaled, biased, masked."""
+    """Scores in the order of the dot: scaled, biased, masked."""
     values, labels = [product, *sides], of.scores
     for score in of.chain:
         operands = [values[i] if isinstance(i, int) else i[0] for i in score.operands]

@@ -1,7 +1,7 @@
-"""Ragged products of which the devices hold the groups in parts: each multiplies the rows of its own groups (experts).
+"""Ragged dots of which the devices hold the groups in parts: each multiplies the rows of its own groups (experts).
 
 Every device has all rows, sorted by group, and all counts. It rolls the rows so that those of its groups come first,
-multiplies these, and rolls the products back; the rows of other groups are zeros, so that the products of all devices
+multiplies these, and rolls the results back; the rows of other groups are zeros, so that the results of all devices
 add up. Of a weight gradient, whose rows are contracted, it makes the matrices of its own groups.
 (https://docs.jax.dev/en/latest/_autosummary/jax.lax.ragged_dot_general.html: rows of no group give zeros.)
 """
@@ -20,14 +20,14 @@ Bind = Callable[[Mapping[str, Any], Sequence[Any]], list[Any]]
 
 
 def group_axes(rule: OperatorRule, params: Mapping[str, Any], split: Mapping[int, tuple[str, ...]]) -> tuple[str, ...]:
-    """The mesh axes over which the groups of a ragged product are split."""
+    """The mesh axes over which the groups of a ragged dot are split."""
     axes = params["ragged_dot_dimension_numbers"].rhs_group_dimensions
     dimension = rule.operands[1][axes[0]] if axes else rule.results[0][0]
     return split.get(dimension[0], ()) if dimension else ()
 
 
 def own_groups(bind: Bind, params: Mapping[str, Any], pieces: Sequence[Any], names: tuple[str, ...]) -> list[Any]:
-    """A ragged product with the groups of this device.
+    """A ragged dot with the groups of this device.
 
     Args:
       bind: applies the primitive: (parameters, operands) -> results.

@@ -58,7 +58,7 @@ def one_weird_trick(step: Step) -> StrategyPlan | Absent:
 def experts(step: Step) -> StrategyPlan | Absent:
     """Experts split over the devices, the rest data parallel, tokens exchanged (GShard, arXiv 2006.16668).
 
-    Of ragged products each device multiplies the rows of its experts, and the results add up.
+    Of ragged dots each device multiplies the rows of its experts, and the results add up.
     """
     weights = step.weights
     dims = {

@@ -111,7 +111,7 @@ class Weights:
 
     def _batched(self, eqn: Equation) -> frozenset[int]:
         """Named dimensions of the factors that both operands and the result of an equation have; or of the groups that
-        the rows of a ragged product belong to."""
+        the rows of a ragged dot belong to."""
         rule = self.graph.rules[eqn.index]
         if eqn.name == "ragged_dot_general":
             return self._groups(eqn)

@@ -37,7 +37,7 @@ memory = jax.jit(step, donate_argnums=0).lower(*arguments).compile().memory_anal
 names = ("argument", "output", "alias", "temp")
 print(json.dumps({f"{name}_bytes": getattr(memory, f"{name}_size_in_bytes") for name in names}))
 """
-# Larger than the memory beside its arithmetic units: the product is written to main memory.
+# Larger than the memory beside its arithmetic units: the dot is written to main memory.
 ARGUMENTS = (
     jax.ShapeDtypeStruct((16384, 8192), jnp.bfloat16),
     jax.ShapeDtypeStruct((8192, 8192), jnp.bfloat16),

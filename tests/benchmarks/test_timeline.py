@@ -107,7 +107,7 @@ ENTRY %main (a: f32[1000,2000], b: f32[2000,3000]) -> f32[1000,3000] {
 """
 
 
-def test_a_product_takes_the_longer_of_its_arithmetic_and_its_bytes() -> None:
+def test_a_dot_takes_the_longer_of_its_arithmetic_and_its_bytes() -> None:
     """12 GFLOP at 60 % of 1 TFLOP/s are 20 ms; 44 MB at 80 % of 16 GB/s 3.4 ms."""
     machine = _machine()
     assert timeline(PRODUCT, machine).compute_seconds == pytest.approx(0.020)

@@ -119,7 +119,7 @@ def test_as_much_is_combined_as_one_percent_of_memory(memory: float, limit: int)
 
 
 def test_an_even_split_of_what_lives() -> None:
-    """Two products in a row: the first result, both operands of the second and its result live together."""
+    """Two dots in a row: the first result, both operands of the second and its result live together."""
 
     def forward(x: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
         return jnp.tanh(x @ first) @ second
@@ -147,7 +147,7 @@ def test_large_ones_pay_in_full() -> None:
 
 
 def test_a_mean_and_a_mean_of_squares_are_one_sum() -> None:
-    """Two statistics of one activation, taken between the same two products."""
+    """Two statistics of one activation, taken between the same two dots."""
 
     def forward(x: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
         hidden = jnp.tanh(x @ first)

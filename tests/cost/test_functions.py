@@ -155,7 +155,7 @@ IMAGES = sampled([(56, 96, 24), (28, 240, 40), (14, 480, 80)])
 
 @functools.cache
 def _weighing_audited(side: int, channels: int, width: int) -> Any:
-    """Squeeze and excitation behind a norm and a swish, three times; beside the product and the weighed image there is
+    """Squeeze and excitation behind a norm and a swish, three times; beside the dot and the weighed image there is
     the image that is weighed."""
 
     def loss(layers: Any, x: jax.Array) -> jax.Array:

@@ -1,6 +1,6 @@
 """Predicted seconds of operators on one device and on several: arithmetic at data-sheet rates, bytes that are touched.
 
-H100: 66.9 TFLOP/s in float32, 494.7 of float32 products at default precision, 989.4 in bfloat16, 3.352 TB/s.
+H100: 66.9 TFLOP/s in float32, 494.7 of float32 dots at default precision, 989.4 in bfloat16, 3.352 TB/s.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ def test_a_step_with_a_factorisation_of_a_constant_runs() -> None:
 
 
 def test_a_dot_that_is_added_to_a_sum_costs_one_more_read() -> None:
-    """A B + C is one library call that reads C besides: no product is written and read again, two passes more."""
+    """A B + C is one library call that reads C besides: no dot is written and read again, two passes more."""
     matrix = _s(N, N)
     extra = seconds(lambda a, b, c: a @ b + c, matrix, matrix, matrix) - seconds(jnp.matmul, matrix, matrix)
     assert 0.8 < extra / (4 * N * N / BANDWIDTH) < 1.5

@@ -91,7 +91,7 @@ def test_what_is_saved_for_the_backward_pass(model: CostModel) -> None:
 
 
 def test_a_rectifier_saves_what_it_read_and_not_its_mask() -> None:
-    """The mask of its derivative is compared again from the product; the next product's gradient reads the result."""
+    """The mask of its derivative is compared again from the dot; the next dot's gradient reads the result."""
 
     def step(params: Any, x: jax.Array) -> Any:
         def loss_fn(params: Any) -> jax.Array:
@@ -105,7 +105,7 @@ def test_a_rectifier_saves_what_it_read_and_not_its_mask() -> None:
     assert [t.dtype for t in hidden] == [np.dtype(np.float32)] * 2
 
 
-def test_peak_of_a_chain_of_products() -> None:
+def test_peak_of_a_chain_of_dots() -> None:
     """x w1 w2 w3 w4 without gradients: all weights, and at each dot its operand and its result."""
     widths = [16, 512, 8, 1024, 64]
     weights = [shape(a, b) for a, b in itertools.pairwise(widths)]
@@ -227,7 +227,7 @@ def test_a_kept_copy_is_made_once_and_a_repeated_one_twice(model: CostModel) -> 
 
 
 @pytest.mark.parametrize(("dim", "times"), [(0, 1), (1, 2), (2, 1)])
-def test_what_is_gathered_between_dimensions_is_transposed_for_a_product(dim: int, times: int) -> None:
+def test_what_is_gathered_between_dimensions_is_transposed_for_a_dot(dim: int, times: int) -> None:
     """Pieces lie one after the other: in order where rows are split, a transposed matrix where columns are."""
     dims = (8, 64, 128)
     model = model_of(lambda x, w: x @ w, shape(*dims), shape(128, 16), topology="h100:8")

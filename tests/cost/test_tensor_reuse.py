@@ -27,7 +27,7 @@ def _step(between: Callable[[jax.Array], jax.Array]) -> Any:
 
 
 def _forced(between: Callable[[jax.Array], jax.Array]) -> tuple[CostModel, int]:
-    """The first product on columns, the second on rows: the value between them is exchanged; and its tensor."""
+    """The first dot on columns, the second on rows: the value between them is exchanged; and its tensor."""
     weights = shape(WIDTH, WIDTH), shape(WIDTH, WIDTH)
     graph = analyse_step(_step(between), (*weights, shape(ROWS, WIDTH)), {}, donate_argnums=(), static_argnums=())
     program, groups = graph.program, graph.grouping.equation_group
@@ -73,6 +73,6 @@ KEEP, REPEAT = 0, 1
     ids=["before", "after", "both"],
 )
 def test_what_is_kept(between: Any, choice: int, before: list[int], after: list[int]) -> None:
-    """The gradient of tanh reads its result where it was made; that of a product does not."""
+    """The gradient of tanh reads its result where it was made; that of a dot does not."""
     model, t = _forced(between)
     assert _alive_at_the_turn(model, t, choice) == (before, after)

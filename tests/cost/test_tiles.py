@@ -66,8 +66,8 @@ def _buffers(function, *shapes, topology: str = "v5e:2x4"):
 
 
 @pytest.mark.parametrize("experts", [True, False])
-def test_rows_that_products_read_in_batches_are_written(experts: bool) -> None:
-    """The activation of tokens is a buffer for a batch of experts, and computed inside of one product."""
+def test_rows_that_dots_read_in_batches_are_written(experts: bool) -> None:
+    """The activation of tokens is a buffer for a batch of experts, and computed inside of one dot."""
     letters = "ebch,ehd->ebcd" if experts else "ebch,hd->ebcd"
 
     def step(x: jax.Array, weights: jax.Array) -> jax.Array:
@@ -92,7 +92,7 @@ def test_rows_that_are_buffers_anyway_are_so_with_one_expert_on_a_device() -> No
 
 
 def test_equal_buffers_of_two_widths_have_sizes_of_their_own() -> None:
-    """Of two equal inputs of a loop the one that a product reads is rounded, and only that."""
+    """Of two equal inputs of a loop the one that a dot reads is rounded, and only that."""
 
     def step(kernel: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
         def cell(h: jax.Array, xs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
@@ -109,7 +109,7 @@ def test_equal_buffers_of_two_widths_have_sizes_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(("precision", "is_rounded"), [(None, True), ("highest", False)])
-def test_what_loops_read_through_products_is_rounded(precision: str | None, is_rounded: bool) -> None:
+def test_what_loops_read_through_dots_is_rounded(precision: str | None, is_rounded: bool) -> None:
     """The joined kernels of a recurrent cell, and its inputs; neither the carry nor the summand."""
 
     def step(kernel: jax.Array, bias: jax.Array, xs: jax.Array) -> jax.Array:
@@ -148,7 +148,7 @@ def test_matrices_of_a_batch_are_innermost() -> None:
 
 
 @pytest.mark.parametrize(("pixels", "is_turned"), [(56, True), (28, False), (64, True), (7, False)])
-def test_normalised_images_are_turned_for_products_where_rows_of_pixels_are_not_padded(
+def test_normalised_images_are_turned_for_dots_where_rows_of_pixels_are_not_padded(
     pixels: int, is_turned: bool
 ) -> None:
     """The operand of the first dot, and the one computed from its result for the second; on a device with 32 images."""
@@ -171,7 +171,7 @@ def test_normalised_images_are_turned_for_products_where_rows_of_pixels_are_not_
 
 
 @pytest.mark.parametrize(("batch", "is_turned"), [(128, True), (64, False), (256, True), (8, False)])
-def test_tokens_are_turned_for_products_of_batches_of_whole_columns(batch: int, is_turned: bool) -> None:
+def test_tokens_are_turned_for_dots_of_batches_of_whole_columns(batch: int, is_turned: bool) -> None:
     """A mixer's perceptron over features, behind one over tokens: its operand, and its rectifier. The operand of the
     perceptron over tokens is not."""
 
@@ -189,7 +189,7 @@ def test_tokens_are_turned_for_products_of_batches_of_whole_columns(batch: int, 
     assert found == (whole if is_turned else dict.fromkeys(whole, 0))
 
 
-def test_tokens_that_products_of_matrices_make_are_not_turned() -> None:
+def test_tokens_that_dots_of_matrices_make_are_not_turned() -> None:
     """Attention's, or the combined results of experts, though tokens and features are innermost in them, too."""
 
     def step(tokens: jax.Array, weights: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
@@ -252,9 +252,9 @@ def test_fewer_tokens_than_sequences_are_turned(batch: int, tokens: int, is_turn
 
 
 @pytest.mark.parametrize("frames", [1496, 30])
-def test_what_a_product_makes_is_kept_where_what_is_computed_of_it_is_not_written(frames: int) -> None:
-    """A product with a bias behind a convolution, read by another product and by the gradient of its kernel: where rows
-    fill tiles the sum with the bias is written and kept, else the product's result is, as compiled for a Whisper: one
+def test_what_a_dot_makes_is_kept_where_what_is_computed_of_it_is_not_written(frames: int) -> None:
+    """A dot with a bias behind a convolution, read by another dot and by the gradient of its kernel: where rows
+    fill tiles the sum with the bias is written and kept, else the dot's result is, as compiled for a Whisper: one
     of them in the backward pass, whatever the rows."""
 
     def step(params: list[jax.Array], frames: jax.Array) -> list[jax.Array]:
@@ -274,7 +274,7 @@ def test_what_a_product_makes_is_kept_where_what_is_computed_of_it_is_not_writte
     lives = predictor.lifetimes(whole, model.chosen(whole), predictor.transfers(whole, choices))
     forward = [e for e in graph.program.equations if e.phase == "forward" and e.results]
     made = [t for e in forward for t in e.results if graph.program.tensors[t].shape == (8, frames, 256)]
-    product, total = made[0], next(e.results[0] for e in forward if e.name == "add")
+    dot, total = made[0], next(e.results[0] for e in forward if e.name == "add")
     read = max(graph.values.consumers[total])
     assert graph.program.equations[read].phase == "backward"
 
@@ -282,7 +282,7 @@ def test_what_a_product_makes_is_kept_where_what_is_computed_of_it_is_not_writte
         buffer = lives.home[t]
         return lives.sizes[buffer] if lives.last[buffer] >= 2 * read else 0
 
-    assert kept(product) + kept(total) == 8 * frames * 256 * 4  # whole tiles: of 1496 rows, or of the 8 of the batch
+    assert kept(dot) + kept(total) == 8 * frames * 256 * 4  # whole tiles: of 1496 rows, or of the 8 of the batch
 
 
 def test_copies_have_the_innermost_dimensions_of_what_they_copy() -> None:

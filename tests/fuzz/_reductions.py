@@ -237,7 +237,7 @@ def of_matrices(s: Scope) -> None:
 
 @operator(2, differentiable=False)
 def ragged(s: Scope) -> None:
-    """A product per group of rows."""
+    """A dot per group of rows."""
     x = s.pick(lambda v: v.rank == 2 and v.dtype == "float64" and v.bound <= 20)
     groups = s.integer(2, 3)
     w = s.matching((groups, x.shape[1], s.size()), x.dtype)

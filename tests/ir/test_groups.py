@@ -289,11 +289,11 @@ def test_the_dimension_graph_joins_dimensions_by_the_operator_that_carries_them(
     graph = analyse(program)
     dimensions = dimension_graph(program, graph.rules)
     x, w = program.inputs
-    (product,), (transposed,) = (e.results for e in program.equations)
+    (dot,), (transposed,) = (e.results for e in program.equations)
     components = {frozenset(c) for c in nx.connected_components(dimensions)}
     assert components == {
-        frozenset({(x, 0), (product, 0), (transposed, 1)}),
-        frozenset({(w, 1), (product, 1), (transposed, 0)}),
+        frozenset({(x, 0), (dot, 0), (transposed, 1)}),
+        frozenset({(w, 1), (dot, 1), (transposed, 0)}),
         frozenset({(x, 1), (w, 0)}),
     }
     assert dimensions.edges[(x, 1), (w, 0)]["equation"] == 0

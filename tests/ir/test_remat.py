@@ -133,7 +133,7 @@ def test_saved_bytes_of_a_perceptron(graph, num_all):
 
 
 def test_contractions_are_kept(graph):
-    """A block keeps the dot before ``tanh`` instead of its result; no product is made again."""
+    """A block keeps the dot before ``tanh`` instead of its result; no dot is made again."""
     again = rematerialise(graph, Remat(num_contractions=LAYERS, of=LAYERS)).graph
     names = [Counter(e.name for e in g.program.equations) for g in (graph, again)]
     assert names[1]["dot_general"] == names[0]["dot_general"]

@@ -21,7 +21,7 @@ def _rule(
     return OperatorRule(factors=factors, operands=operands, results=results, family="elementwise", **options)
 
 
-def test_factor_string_gives_the_rule_of_a_batched_product() -> None:
+def test_factor_string_gives_the_rule_of_a_batched_dot() -> None:
     rule = factor_rule(
         "b i k, b k j -> b i j",
         {"b": 2, "i": 4, "k": 6, "j": 8},

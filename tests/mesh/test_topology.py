@@ -61,7 +61,7 @@ def test_memory_limit_is_below_the_capacity() -> None:
     assert 50e9 < topology.memory_limit_bytes < topology.chip.memory_bytes < 81e9
 
 
-def test_float32_products_run_as_jax_runs_them() -> None:
+def test_float32_dots_run_as_jax_runs_them() -> None:
     """TF32 on Ampere and later, full float32 before."""
     assert CHIPS["a100"].matmul_flops_per_second("float32") == 156e12
     assert CHIPS["a100"].peak_flops_per_second("float32") == 19.5e12

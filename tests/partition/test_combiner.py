@@ -73,7 +73,7 @@ def test_large_gradients_are_reduced_one_by_one() -> None:
 @pytest.mark.gpu_aot
 def test_latencies_are_those_of_the_combined_collectives() -> None:
     """Six gradients and six parameters of 1 MiB in a program of 450 MiB: the rest pays a latency each. Where a
-    product waits for gradients, those before it are not combined with those after it: one latency more."""
+    dot waits for gradients, those before it are not combined with those after it: one latency more."""
     plan = _zero2_of_matrices(6, 512, 3 * 2**16)
     waiting = compile_plan(plan)
     report = compile_plan(with_schedule(plan, barriers=()))

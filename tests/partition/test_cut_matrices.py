@@ -1,4 +1,4 @@
-"""Keys that are cut out of one product with queries and values, and padded, are written by themselves."""
+"""Keys that are cut out of one dot with queries and values, and padded, are written by themselves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WIDTH = HEADS * HEAD_WIDTH
 
 
 def _step(layers: Any, x: Any) -> Any:
-    """Attention in windows with one product for queries, keys and values."""
+    """Attention in windows with one dot for queries, keys and values."""
 
     def loss_fn(layers: Any) -> Any:
         h = x

@@ -67,7 +67,7 @@ def test_sums_that_are_scattered_at_once_do_not_hide_what_waits(monkeypatch: pyt
 @pytest.mark.slow
 def test_what_waits_close_to_the_peak_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Conformer with split sequences: the image of its first convolution, 550 MiB, stays until the end, and above it
-    wait 25 MiB for each product of 512 columns."""
+    wait 25 MiB for each dot of 512 columns."""
     step, arguments = build("conformer-l", num_layers=4)
     plan = jaxplan.plan(step, *arguments, topology="h100:8", progress=False).references["megatron_sequence"]
     audit = plan.audit()

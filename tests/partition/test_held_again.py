@@ -38,7 +38,7 @@ def make_args():
 
 
 def model_on(topology):
-    """Products that are kept: ``tanh`` alone is computed again."""
+    """Dots that are kept: ``tanh`` alone is computed again."""
     graph = analyse_step(step, make_args(), {}, donate_argnums=(), static_argnums=())
     blocks = recomputable_blocks(graph)
     remat = Remat(num_contractions=len(blocks), of=len(blocks))
@@ -46,7 +46,7 @@ def model_on(topology):
 
 
 def plan_of(model, choice):
-    """Products with the batch split over 8, ``tanh`` with the hidden dimension split over 8."""
+    """Dots with the batch split over 8, ``tanh`` with the hidden dimension split over 8."""
     graph, assignment = model.graph, [0] * len(model.configurations)
     tanhs = {graph.grouping.equation_group[e.index] for e in graph.program.equations if e.name == "tanh"}
     for eqn in graph.program.equations:

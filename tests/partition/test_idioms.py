@@ -41,7 +41,7 @@ def _expert_params() -> dict[str, jax.Array]:
 
 
 def _by_einsum(params: Any, x: jax.Array) -> jax.Array:
-    """Tokens reach experts by products with one-hot rows (Shazeer et al., 2018, section 3)."""
+    """Tokens reach experts by dots with one-hot rows (Shazeer et al., 2018, section 3)."""
     gates = jax.nn.softmax(x @ params["router"])
     chosen = jax.nn.one_hot(jnp.argmax(gates, axis=1), EXPERTS)
     place = jnp.cumsum(chosen, axis=0) * chosen - 1
@@ -54,7 +54,7 @@ def _by_einsum(params: Any, x: jax.Array) -> jax.Array:
 
 
 def _by_sorting(params: Any, x: jax.Array) -> jax.Array:
-    """Tokens are sorted by their expert, go through ragged products, and back."""
+    """Tokens are sorted by their expert, go through ragged dots, and back."""
     gates = jax.nn.softmax(x @ params["router"])
     expert = jnp.argmax(gates, axis=1)
     order = jnp.argsort(expert)
@@ -174,7 +174,7 @@ def test_a_kernel_is_split_over_batch_and_heads() -> None:
 
 @pytest.mark.parametrize("backend", ["jit", "shard_map"])
 @pytest.mark.parametrize("skew", [0.0, 50.0], ids=["spread", "one-expert"])
-def test_experts_of_ragged_products_are_split(backend: Any, skew: float) -> None:
+def test_experts_of_ragged_dots_are_split(backend: Any, skew: float) -> None:
     """Each device multiplies the rows of its own experts, also where all rows are those of one; weights stay apart."""
     params, x = _expert_params(), jnp.abs(_normal(3, TOKENS, WIDTH))
     params["router"] = params["router"].at[:, 1].add(skew)

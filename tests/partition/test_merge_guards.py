@@ -1,4 +1,4 @@
-"""Queries, keys and values of attention are three products, so that each dies where it is no longer needed."""
+"""Queries, keys and values of attention are three dots, so that each dies where it is no longer needed."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ def _plan(batch_size: int, name: str = "data") -> jaxplan.Plan:
 
 
 @pytest.mark.parametrize(("batch_size", "name"), [(64, "data"), (512, "megatron")])
-def test_three_products_of_an_operand_are_kept_apart(batch_size: int, name: str) -> None:
+def test_three_dots_of_an_operand_are_kept_apart(batch_size: int, name: str) -> None:
     """However large their shared operand is: 128 MiB under Megatron, where a device has one head."""
     plan = _plan(batch_size, name)
     program, guards = plan.require_program().program, plan.lowering.merge_guards
-    products = [program.equations[guard.equation] for guard in guards]
-    assert len(products) == 3 * NUM_LAYERS
+    dots = [program.equations[guard.equation] for guard in guards]
+    assert len(dots) == 3 * NUM_LAYERS
     assert len({guard.shared for guard in guards}) == NUM_LAYERS
-    assert all(eqn.phase != "backward" for eqn in products)
-    assert all(program.tensors[eqn.results[0]].shape[-2:] == (HEADS, HEAD_WIDTH) for eqn in products)
+    assert all(eqn.phase != "backward" for eqn in dots)
+    assert all(program.tensors[eqn.results[0]].shape[-2:] == (HEADS, HEAD_WIDTH) for eqn in dots)
 
 
-def test_large_products_are_left_to_the_compiler() -> None:
+def test_large_dots_are_left_to_the_compiler() -> None:
     """1,024 sequences a device: 256 MiB of operand and as much of result, which it would not merge."""
     assert not _plan(8192).lowering.merge_guards
 
@@ -65,7 +65,7 @@ def test_large_products_are_left_to_the_compiler() -> None:
 @pytest.mark.parametrize(
     ("batch_size", "name", "result"), sampled([(128, "data", 4 * MIB), (512, "megatron", 16 * MIB)])
 )
-def test_merged_products_take_more_memory(
+def test_merged_dots_take_more_memory(
     batch_size: int, name: str, result: int
 ) -> None:
     """A result is 16 x 256 x 512 of two bytes on each device, or 512 x 256 x 64; merged ones are three times that.
@@ -82,8 +82,8 @@ def test_merged_products_take_more_memory(
     assert merged.compiled_memory_bytes >= least, merged.table()
 
 
-def test_a_product_that_shares_both_operands_reads_each_as_its_own() -> None:
-    """The first product has its rows in common with the second, its weight with the third."""
+def test_a_dot_that_shares_both_operands_reads_each_as_its_own() -> None:
+    """The first dot has its rows in common with the second, its weight with the third."""
 
     def step(w: dict[str, jax.Array], x: jax.Array, z: jax.Array) -> Any:
         def loss(w: dict[str, jax.Array]) -> jax.Array:

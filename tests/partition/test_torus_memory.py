@@ -50,8 +50,8 @@ def test_compiled_memory_is_the_predicted_one(
 
 
 @pytest.mark.slow
-def test_tables_are_gathered_in_the_width_in_which_products_read_their_rows() -> None:
-    """Rows of four f32 tables are read by products alone, which round them to bfloat16: half of the bytes travel."""
+def test_tables_are_gathered_in_the_width_in_which_dots_read_their_rows() -> None:
+    """Rows of four f32 tables are read by dots alone, which round them to bfloat16: half of the bytes travel."""
     rows, width = 20000, 64
     step, arguments = build("dlrm", rows=rows, num_tables=4, width=width)
     audit = jaxplan.plan(step, *arguments, topology="v5e:2x4", progress=False).choose("zero2").audit()
@@ -74,7 +74,7 @@ def test_images_have_batch_and_features_innermost(
 
 
 def test_gradients_are_there_before_the_peak() -> None:
-    """Products that make gradients, put off, keep 36 MiB of each of a Mixer's blocks twice; with four blocks a program
+    """Dots that make gradients, put off, keep 36 MiB of each of a Mixer's blocks twice; with four blocks a program
     took 587 MiB beside its arguments, and 419 where they were asked for."""
     step, arguments = build("mixer-b16", num_layers=3)
     plan = jaxplan.plan(step, *arguments, topology="v5e:2x4", progress=False).references["data1x4_tensor2x1"]
@@ -85,7 +85,7 @@ def test_gradients_are_there_before_the_peak() -> None:
 
 @pytest.mark.slow
 def test_what_a_gather_waits_for_is_in_memory_anyway() -> None:
-    """The probabilities of a T5's attention, bfloat16[8, 12, 512, 512] on each device, are computed inside of products;
+    """The probabilities of a T5's attention, bfloat16[8, 12, 512, 512] on each device, are computed inside of dots;
     in a barrier they were written, and kept for the backward pass."""
     step, arguments = build("t5-base", num_layers=2)
     plan = jaxplan.plan(step, *arguments, topology="v5e:2x4", progress=False).references["zero2"]
@@ -100,8 +100,8 @@ def test_what_a_gather_waits_for_is_in_memory_anyway() -> None:
     assert written.compiled_memory_bytes > audit.compiled_memory_bytes + 0.9 * probabilities, written.table()
 
 
-def test_the_gradient_of_capped_logits_is_computed_inside_of_products() -> None:
-    """Logits that a tanh caps, split by the vocabulary: 250 MiB a device. A product that waits for other gradients was
+def test_the_gradient_of_capped_logits_is_computed_inside_of_dots() -> None:
+    """Logits that a tanh caps, split by the vocabulary: 250 MiB a device. A dot that waits for other gradients was
     asked to wait through their gradient, which is computed where it is read, and which that wrote."""
     configuration = {"num_layers": 1, "batch_size": 32, "sequence_length": 512, "window": 256, "vocab_size": 64000}
     step, arguments = build("gemma2-2b", **configuration)

@@ -143,7 +143,7 @@ def test_of_scalars_too() -> None:
 
 
 def tensor_parallel(own_mesh: Any, **options: Any) -> Any:
-    """A product over split features by hand: a sum over ``model``, and in the backward pass over ``data``."""
+    """A dot over split features by hand: a sum over ``model``, and in the backward pass over ``data``."""
     return jax.shard_map(
         lambda h, v: lax.psum(h @ v, "model"),
         mesh=own_mesh,

@@ -115,7 +115,7 @@ def test_cost_around_a_group_is_what_the_problem_says() -> None:
 
 
 def test_equal_costs_do_not_make_groups_one_kind() -> None:
-    """Two square products, one with its rows split and the other its columns: each keeps its own configurations."""
+    """Two square dots, one with its rows split and the other its columns: each keeps its own configurations."""
 
     def step(a, b, c, d):
         return a @ b, c @ d
@@ -123,15 +123,15 @@ def test_equal_costs_do_not_make_groups_one_kind() -> None:
     topology, square = Topology.parse("h100:2x2"), jax.ShapeDtypeStruct((64, 64), jnp.float32)
     graph = analyse_step(step, (square,) * 4, {}, donate_argnums=(), static_argnums=())
     builder = ModelBuilder(graph, topology)
-    configurations, products = list(builder.configurations()), []
+    configurations, dots = list(builder.configurations()), []
     for dim, eqn in enumerate(graph.program.equations):
         group = graph.grouping.tensor_group[eqn.results[0]]
         (split,) = graph.spaces[group].tensor_dims[eqn.results[0]][dim]  # the rows of one, the columns of the other
         config = tuple((0, 1) if c == split else () for c in range(3))
         configurations[group] = ((), (), ()), config
-        products.append(group)
+        dots.append(group)
     model = builder.build(configurations)
-    first, second = products
+    first, second = dots
     assert model.problem.time[first].tolist() == model.problem.time[second].tolist()
     kind = next(members for members in _hierarchy._kinds(model) if first in members)
     assert second not in kind

@@ -83,10 +83,10 @@ def test_gathers_are_made_one_ahead(frontier: jaxplan.Frontier) -> None:
     simulation = frontier.references["fsdp"].simulate()
     timeline, names = simulation.timeline, simulation.names
     gathers = sorted(timeline.start[n] for n, name in names.items() if name.startswith("all-gather"))
-    products = sorted(timeline.start[n] for n, name in names.items() if name.startswith("dot_general"))
-    assert gathers[0] == 0.0 < products[0]
-    assert gathers[1] == products[0]  # the second weight's, while the first layer computes
-    assert gathers[2] >= products[1]
+    dots = sorted(timeline.start[n] for n, name in names.items() if name.startswith("dot_general"))
+    assert gathers[0] == 0.0 < dots[0]
+    assert gathers[1] == dots[0]  # the second weight's, while the first layer computes
+    assert gathers[2] >= dots[1]
 
 
 def test_nothing_is_communicated_on_one_device() -> None:
@@ -220,7 +220,7 @@ def test_delta_simulation_costs_as_much_as_full_simulation(topology: str) -> Non
 
 
 def test_weights_follow_the_operator_that_reads_them() -> None:
-    """No single group can leave data parallelism: parameter, update and product go together."""
+    """No single group can leave data parallelism: parameter, update and dot go together."""
     graph = analyse_step(step, ARGS, {}, donate_argnums=(0,), static_argnums=())
     model = build_cost_model(graph, Topology.parse("h100:4"))
     walk = simulated_walks(model)([0] * model.problem.num_nodes)

@@ -35,7 +35,7 @@ def sorted_experts(p: Any, x: jax.Array) -> jax.Array:
 
 
 @pytest.mark.parametrize("before", [(TOKENS, WIDTH), (8, TOKENS // 8, WIDTH)])
-def test_tokens_that_are_sorted_for_ragged_products_are_no_examples(before: tuple[int, ...]) -> None:
+def test_tokens_that_are_sorted_for_ragged_dots_are_no_examples(before: tuple[int, ...]) -> None:
     """A sort moves tokens between devices; experts may be split, each device multiplies the rows of its own."""
     params = {"router": floats(WIDTH, EXPERTS), "up": floats(EXPERTS, WIDTH, HIDDEN)}
     params["down"] = floats(EXPERTS, HIDDEN, WIDTH)

@@ -27,10 +27,10 @@ def test_a_gradient_waits_for_two_input_gradients(machine: str, is_late: bool) -
     """Of x A B C D: x A B C is read for the gradient of D, which is there after those of x A B C and of x A B."""
     arguments = [shape(32, 32)] * 4, shape(16, 32)
     graph = analyse_step(_step, arguments, {}, donate_argnums=None, static_argnums=())
-    products = [e for e in graph.program.equations if e.name == "dot_general"]
-    _, _, third, fourth = [e for e in products if e.phase == "forward"]
+    dots = [e for e in graph.program.equations if e.name == "dot_general"]
+    _, _, third, fourth = [e for e in dots if e.phase == "forward"]
     of_fourth, of_input, of_input_before = [
-        next(e for e in products if e.phase == "backward" and t in e.operands)
+        next(e for e in dots if e.phase == "backward" and t in e.operands)
         for t in (fourth.operands[0], fourth.operands[1], third.operands[1])
     ]
     assert fourth.operands[0] == third.results[0] and of_fourth.index < of_input.index < of_input_before.index
@@ -54,9 +54,9 @@ def test_so_does_that_of_a_convolution() -> None:
 
     arguments = [shape(3, 3, 8, 8)] * 4, shape(2, 8, 8, 8)
     graph = analyse_step(step, arguments, {}, donate_argnums=None, static_argnums=())
-    products = [e for e in graph.program.equations if e.name == "conv_general_dilated"]
-    last = [e for e in products if e.phase == "forward"][-1]
-    backward = [e for e in products if e.phase == "backward"]
+    dots = [e for e in graph.program.equations if e.name == "conv_general_dilated"]
+    last = [e for e in dots if e.phase == "forward"][-1]
+    backward = [e for e in dots if e.phase == "backward"]
     inputs = [e for e in backward if graph.program.tensors[e.results[0]].shape == (2, 8, 8, 8)]
     assert len(inputs) == 3
     death = analyse_buffers(graph, Target.of(Topology.parse("h100:1").chip)).death[last.operands[0]]

@@ -83,7 +83,7 @@ def test_scores_that_a_tanh_caps_are_kept_beside_what_is_made_of_them() -> None:
     assert _saved_scores(_capped, "v5e:2x4") == ["bfloat16", "float32"]
 
 
-def test_logits_are_kept_as_products_make_them() -> None:
+def test_logits_are_kept_as_dots_make_them() -> None:
     assert _saved_scores(_biased, "v5e:2x4", attends=False) == ["bfloat16"]
 
 
@@ -99,7 +99,7 @@ def test_scores_that_are_shown_are_kept_as_they_are_shown() -> None:
 
 @pytest.mark.parametrize("groups", [1, 4])
 def test_weights_of_wide_scores_are_not_written_for_groups_of_queries(groups: int) -> None:
-    """Rows of the weights are queries of every group; they are computed as the product reads them."""
+    """Rows of the weights are queries of every group; they are computed as the dot reads them."""
 
     def step(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         s = jnp.einsum("btkgd,bskd->bkgts", q, k).astype(jnp.float32) * 0.125
@@ -116,7 +116,7 @@ def test_weights_of_wide_scores_are_not_written_for_groups_of_queries(groups: in
 
 
 @pytest.mark.parametrize(("topology", "gradients"), [("v5e:2x4", 1), ("h100:8", 2)])
-def test_the_gradient_in_front_of_a_gelu_is_what_its_product_writes(topology: str, gradients: int) -> None:
+def test_the_gradient_in_front_of_a_gelu_is_what_its_dot_writes(topology: str, gradients: int) -> None:
     """A compiled Mixer held one array of hidden size beside those that its forward pass saved, GPUs two."""
     hidden = (B, T, 4 * D)
 
@@ -183,11 +183,11 @@ def test_gradients_of_scores_that_are_kept_wide_are_written(scores: Scores, topo
     if written is None:
         assert not found
         return
-    products = [e for e in graph.program.equations if e.phase == "backward" and e.name == "dot_general"]
+    dots = [e for e in graph.program.equations if e.phase == "backward" and e.name == "dot_general"]
     assert len(found) == written
     for t in found:
         assert graph.program.tensors[t].dtype == jnp.bfloat16
-        assert sum(t in e.operands for e in products) == 2
+        assert sum(t in e.operands for e in dots) == 2
         assert buffers.materialised[t]
 
 

@@ -64,7 +64,7 @@ def test_branches_that_both_read_late_need_their_own() -> None:
     assert matrices(peak(step, shape(SIZE, 1))) == 3
 
 
-def test_a_product_of_a_carry_needs_a_second_buffer() -> None:
+def test_a_dot_of_a_carry_needs_a_second_buffer() -> None:
     """A dot cannot write over its operand."""
 
     def step(column: jax.Array) -> jax.Array:
@@ -75,7 +75,7 @@ def test_a_product_of_a_carry_needs_a_second_buffer() -> None:
 
 @pytest.mark.parametrize(("reads_later", "count"), [(False, 1), (True, 2)])
 def test_an_update_of_a_table_is_written_over_it(reads_later: bool, count: int) -> None:
-    """Rows are added to a product that nobody, or somebody, wants as it was."""
+    """Rows are added to a dot that nobody, or somebody, wants as it was."""
 
     def step(left: jax.Array, rows: jax.Array, places: jax.Array) -> Any:
         table = left @ left
@@ -90,8 +90,8 @@ def test_a_gpu_fusion_writes_over_an_operand_that_it_reads_last() -> None:
     """The scaled tanh lies in the buffer of the dot: it depends on the other reader, the maximum."""
 
     def step(a: jax.Array) -> jax.Array:
-        product = a @ a
-        scaled = jnp.tanh(product) * jnp.max(product)
+        dot = a @ a
+        scaled = jnp.tanh(dot) * jnp.max(dot)
         return scaled @ a
 
     # The dot, and its scaled form in the same buffer; then that and the second dot.
@@ -102,8 +102,8 @@ def test_a_reader_that_may_run_later_keeps_the_operand() -> None:
     """The sum is not needed for the last dot, so the compiler may take it after the fusion has run."""
 
     def step(a: jax.Array) -> Any:
-        product = a @ a
-        return jnp.tanh(product) @ a, jnp.sum(product)
+        dot = a @ a
+        return jnp.tanh(dot) @ a, jnp.sum(dot)
 
     def alone(a: jax.Array) -> jax.Array:
         return jnp.tanh(a @ a) @ a

@@ -1,4 +1,4 @@
-"""Values that never become buffers: look-ups and updates of message passing, products that sum nothing."""
+"""Values that never become buffers: look-ups and updates of message passing, dots that sum nothing."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_backward_pass_looks_up_again() -> None:
     assert bytes_above < FLOAT * EDGES * WIDTH
 
 
-def test_a_product_that_sums_nothing_is_fused() -> None:
+def test_a_dot_that_sums_nothing_is_fused() -> None:
     """The outer products of all samples, of which only the largest number is wanted."""
     count, width = 256, 64
 

@@ -1,4 +1,4 @@
-"""Sums of products have one buffer where a library adds up while it multiplies, and one a product elsewhere."""
+"""Sums of dots have one buffer where a library adds up while it multiplies, and one a dot elsewhere."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ MATRIX = 4 * SIZE * SIZE
 
 
 def matrices(step: Any, machine: str, num_arguments: int) -> int:
-    """How many matrices are alive at the peak; the scratch of a product is an eighth of one."""
+    """How many matrices are alive at the peak; the scratch of a dot is an eighth of one."""
     return round(peak(step, *[shape(SIZE, SIZE)] * num_arguments, topology=machine) / MATRIX)
 
 
 @pytest.mark.parametrize(("machine", "count"), [("h100:1", 1), ("cpu:1", 4)])
-def test_products_are_added_up_in_one_buffer(machine: str, count: int) -> None:
+def test_dots_are_added_up_in_one_buffer(machine: str, count: int) -> None:
     def step(a: jax.Array, b: jax.Array, c: jax.Array, d: jax.Array) -> jax.Array:
         return a @ b + c @ d + a @ d
 
@@ -34,21 +34,21 @@ def test_products_are_added_up_in_one_buffer(machine: str, count: int) -> None:
 
 @pytest.mark.parametrize(("reads_later", "count"), [(False, 2), (True, 3)])
 def test_what_is_read_later_is_not_written_over(reads_later: bool, count: int) -> None:
-    """A residual stream: the sum of a value and a product, where the value is wanted again, or not."""
+    """A residual stream: the sum of a value and a dot, where the value is wanted again, or not."""
 
     def step(a: jax.Array, b: jax.Array) -> Any:
         stream = a @ b
         total = stream + a @ (b * 2)
         return (total, jnp.max(stream @ b)) if reads_later else total
 
-    # The stream and b * 2, then the sum over the stream; or the stream, the sum, and the product for the maximum.
+    # The stream and b * 2, then the sum over the stream; or the stream, the sum, and the dot for the maximum.
     assert matrices(step, "h100:1", 2) == count
 
 
-def test_a_product_with_other_readers_keeps_its_own() -> None:
+def test_a_dot_with_other_readers_keeps_its_own() -> None:
     def step(a: jax.Array, b: jax.Array) -> Any:
-        product = a @ b
-        return product + b @ a, jnp.max(product)
+        dot = a @ b
+        return dot + b @ a, jnp.max(dot)
 
     assert matrices(step, "h100:1", 2) == 2  # that which nothing else reads has none
 

@@ -71,7 +71,7 @@ def test_an_array_without_elements_is_no_error() -> None:
 
 
 def _attention(x: jax.Array) -> jax.Array:
-    """Mean of the attention in windows of an image, of a product of the normalised image."""
+    """Mean of the attention in windows of an image, of a dot of the normalised image."""
 
     def loss(x: jax.Array) -> jax.Array:
         windows = VIEWS["windows"](jnp.sin(x))
@@ -82,7 +82,7 @@ def _attention(x: jax.Array) -> jax.Array:
 
 
 def test_windows_are_written_on_tpus_and_kept_for_the_backward_pass() -> None:
-    """Without the rule they are computed again of the image, inside of the products that read them."""
+    """Without the rule they are computed again of the image, inside of the dots that read them."""
     graph = _graph(_attention, IMAGE)
     forward = (e for e in graph.program.equations if e.phase == "forward")
     (windows,) = [e.results[0] for e in forward if is_rearranged(graph, e.index)]
@@ -98,7 +98,7 @@ def _convolution(x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 @pytest.mark.parametrize("scale", [1.0, 255.0])
 def test_images_of_the_batch_are_written_for_convolutions_alone(scale: float) -> None:
-    """Compiled programs hold the cast of the images that come in; of a batch of rows, products compute it."""
+    """Compiled programs hold the cast of the images that come in; of a batch of rows, dots compute it."""
 
     def step(images: jax.Array, kernel: jax.Array, rows: jax.Array, weights: jax.Array) -> jax.Array:
         made = _convolution(jnp.sin(images / scale), kernel)
@@ -121,9 +121,9 @@ def test_images_are_written_where_their_features_are_flattened(rows: tuple[int, 
 
     shapes = [IMAGE, (3, 3, D, D), (rows[-1], 16)]
     graph = analyse(trace(step, [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes], {}))
-    (product,) = [e for e in graph.program.equations if e.name == "dot_general"]
+    (dot,) = [e for e in graph.program.equations if e.name == "dot_general"]
     written = analyse_buffers(graph, Target.of(Topology.parse("v5e:1x1").chip)).materialised
-    assert written[product.operands[0]] == is_written
+    assert written[dot.operands[0]] == is_written
 
 
 @pytest.mark.parametrize(("wide", "itemsize"), [(True, 4), (False, 2)])
@@ -141,7 +141,7 @@ def test_what_is_only_read_widened_is_written_so(wide: bool, itemsize: int) -> N
     assert (buffers.storage_of(merged).itemsize or 2) == itemsize
 
 
-def test_what_batched_products_read_has_its_matrices_innermost() -> None:
+def test_what_batched_dots_read_has_its_matrices_innermost() -> None:
     """49 tokens and 32 features of 2048 windows and 3 heads: a slice of queries was compiled to 48 MiB; with windows
     innermost it would take 36.75."""
 
@@ -153,7 +153,7 @@ def test_what_batched_products_read_has_its_matrices_innermost() -> None:
     storage = analyse_buffers(graph, Target.of(Topology.parse("v5e:1x1").chip)).storage
     inner = {t: of.inner for t, of in storage.items() if of.inner}
     slices = [t for e in graph.program.equations if e.name in ("slice", "unstack") for t in e.results if t in inner]
-    assert len(slices) == 2  # the values are in no product
+    assert len(slices) == 2  # the values are in no dot
     for t in slices:
         shape = graph.program.tensors[t].shape
         assert sorted(shape[d] for d in inner[t]) == [32, 49]

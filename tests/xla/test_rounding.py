@@ -1,4 +1,4 @@
-"""The width in which values travel where products of float32 are made in bfloat16, as compiled TPU programs showed."""
+"""The width in which values travel where dots of float32 are made in bfloat16, as compiled TPU programs showed."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def _travels(graph: StepGraph, topology: str, t: int, reader: int) -> int:
 @pytest.mark.parametrize(
     ("cell", "itemsize"), [("plain", 2), ("rolled", 2), ("mixed", 4), ("stacked", 4), ("shown", 4)]
 )
-def test_a_carry_that_products_alone_read_in_the_next_trip_is_rounded(cell: str, itemsize: int) -> None:
+def test_a_carry_that_dots_alone_read_in_the_next_trip_is_rounded(cell: str, itemsize: int) -> None:
     assert _carried(cell) == {itemsize}
     assert _carried(cell, "h100:8") == {4}
 
 
 def test_sums_are_taken_in_float32() -> None:
-    """The result of a product over a dimension that may be split, read by another product."""
+    """The result of a dot over a dimension that may be split, read by another dot."""
 
     def step(x: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
         return (x @ first) @ second

@@ -39,7 +39,7 @@ def _saved(graph: StepGraph, topology: str) -> Counter[tuple[int, str]]:
 
 
 def test_every_level_of_a_scan_saves_what_it_combines_and_both_halves_of_its_result() -> None:
-    """A compiled Mamba held, of 256 steps: decays and summands; of each level below, two products of pairs and two
+    """A compiled Mamba held, of 256 steps: decays and summands; of each level below, two dots of pairs and two
     arrays that are padded between their elements, and no slices."""
     saved = _saved(_scan(), "v5e:2x4")
     assert saved[T, "exp"] == saved[T, "sin"] == 1

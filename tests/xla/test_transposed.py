@@ -1,4 +1,4 @@
-"""Values that products read in an order of their own: by hand, and against compiled GPU programs."""
+"""Values that dots read in an order of their own: by hand, and against compiled GPU programs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _copies(graph: StepGraph, topology: str = "h100:8") -> tuple[OrderedCopy, ..
 
 
 def _read_twice(num_batch: int, num_left: int, num_right: int) -> tuple[Callable[..., Any], list[tuple[int, ...]]]:
-    """One value (batch, left, right) of which one product contracts the left dimensions and one the right ones."""
+    """One value (batch, left, right) of which one dot contracts the left dimensions and one the right ones."""
     batch, left, right = (4, 8)[:num_batch], (64, 16)[:num_left], (128, 4)[:num_right]
     b = tuple(range(num_batch))
     inner = tuple(range(num_batch, num_batch + num_left))
@@ -47,7 +47,7 @@ def _read_twice(num_batch: int, num_left: int, num_right: int) -> tuple[Callable
     return step, [(*batch, *left, *right), (*batch, *left, 32), (*batch, *right, 32)]
 
 
-# Values that the compiler was seen to write for each of these programs: one value, or one for each product.
+# Values that the compiler was seen to write for each of these programs: one value, or one for each dot.
 @pytest.mark.parametrize(
     ("num_batch", "num_left", "num_right", "written"),
     [(0, 1, 1, 1), (0, 2, 2, 1), (1, 1, 1, 1), (2, 1, 1, 1), (1, 1, 2, 2), (1, 2, 1, 2), (2, 1, 2, 2), (2, 2, 2, 2)],
@@ -144,7 +144,7 @@ def test_tiles_are_moved_where_both_dimensions_fill_them(shape: tuple[int, ...],
 
 @pytest.mark.parametrize(("groups", "again"), [(4, [2, 2, 4]), (8, [2, 2, 2, 4])])
 def test_gradients_of_grouped_attention_are_transposed_in_float32(groups: int, again: list[int]) -> None:
-    """The weights for two products, the gradient of the scores for two, that of the weights in float32; and where that
+    """The weights for two dots, the gradient of the scores for two, that of the weights in float32; and where that
     is transposed in tiles by each that reads it, which is read once more."""
     graph = analyse(trace(_step, _arguments(16, 1024, groups=groups), {}))
     tensors, local = graph.program.tensors, (2, 2, groups, 1024, 1024)
@@ -176,7 +176,7 @@ def test_memory_of_grouped_attention_is_the_compiled_one(sizes: dict[str, int]) 
 
 
 def _dispatch(is_spread: bool, groups: int, tokens: int, experts: int, slots: int, width: int) -> tuple[Any, list[Any]]:
-    """A mask that sends tokens to slots of experts, which one product of each pass reads in an order of its own."""
+    """A mask that sends tokens to slots of experts, which one dot of each pass reads in an order of its own."""
 
     def loss(values: jax.Array, place: jax.Array) -> jax.Array:
         wide = jnp.broadcast_to(place[..., None], (groups, tokens, experts, slots)) if is_spread else jnp.tanh(place)

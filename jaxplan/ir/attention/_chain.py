@@ -1,4 +1,4 @@
-"""The way from the product of queries and keys to the scores that a softmax reads: scales, biases, masks."""
+"""The way from the dot of queries and keys to the scores that a softmax reads: scales, biases, masks."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Chain:
     """The equations found so far.
 
     Attributes:
-      product: the dot's result, and its labels.
+      product: the result of the dot of queries and keys, and its labels.
       positions: labels of which a position is computed in blocks: of queries and of keys.
       steps: the equations that the attention computes itself, with their operands and their result.
       sides: operands of the attention beside queries, keys and values.

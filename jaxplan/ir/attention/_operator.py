@@ -29,16 +29,16 @@ _SOFTMAX_OPERATIONS = 20
 """Per score: scale, mask, maximum, difference, exponential (eight), sum, cast, and the same once more as rescaling."""
 _PASSES = {FORWARD: 5, BACKWARD: 10}
 """Passes of four bytes over each score: written by its dot, read for the maximum and for the exponential, the weights
-written and read; the backward pass has a second product of that size, and two more readers."""
+written and read; the backward pass has a second array of that size, and two more readers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """An equation between the product of queries and keys and the softmax: a scale, a bias, a mask.
+    """An equation between the dot of queries and keys and the softmax: a scale, a bias, a mask.
 
     Attributes:
       primitive, params: as in the program.
-      operands: numbers of earlier values: 0 is the product, then come operands of the attention, then results of
+      operands: numbers of earlier values: 0 is the dot's result, then come operands of the attention, then results of
         earlier equations; literals stand as they are, in a tuple of one.
       labels: of the result.
     """
@@ -59,10 +59,10 @@ class Attention:
 
     Attributes:
       operands, results: labels of each.
-      scores: labels of the product of queries and keys: its positions.
+      scores: labels of the dot of queries and keys: its positions.
       key, query: labels of the sequence of keys, and of the dimension of queries that is split with it.
       chain: the equations that make the scores, the last of which is read by the softmax.
-      dtype: of the product; ``dtypes``: of the results.
+      dtype: of the dot's result; ``dtypes``: of the results.
       form: where the sequence is split, ``ring`` passes blocks of keys and values on, ``gather`` gathers all of them.
     """
 
@@ -167,13 +167,13 @@ def sequence_factor(rule: OperatorRule, attention: Attention) -> int | None:
     return dim[0] if dim else None
 
 
-@register_count(FORWARD, kind="two products, scores in blocks")
+@register_count(FORWARD, kind="two dots, scores in blocks")
 def forward_count(in_avals: Avals, out_avals: Avals, params: Params) -> Count:
     """Scores and weighted values of all pairs: masked blocks are computed too."""
     return _count(FORWARD, in_avals, params, 1, 1)
 
 
-@register_count(BACKWARD, kind="five products, scores in blocks")
+@register_count(BACKWARD, kind="five dots, scores in blocks")
 def backward_count(in_avals: Avals, out_avals: Avals, params: Params) -> Count:
     """Scores again, and the gradients of values, weights, queries and keys."""
     return _count(BACKWARD, in_avals, params, 3, 2)

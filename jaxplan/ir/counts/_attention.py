@@ -14,34 +14,34 @@ _HEADS_FIRST = 1
 _CAUSAL_MASKS = (2, 3)
 """``MaskType.CAUSAL`` and ``PADDING_CAUSAL`` of JAX's cuDNN attention."""
 _FORWARD_PRODUCTS, _BACKWARD_PRODUCTS = 2, 5
-"""Products of queries x keys x width: scores and weighted values; the backward pass computes scores again and makes
-four gradients of products (Dao, "FlashAttention-2", section 4.1: 2.5 times the forward pass)."""
+"""Dots of queries x keys x width: scores and weighted values; the backward pass computes scores again and makes
+four gradients of dots (Dao, "FlashAttention-2", section 4.1: 2.5 times the forward pass)."""
 _SOFTMAX_OPERATIONS = 20
 """Per score: scale, mask, maximum, difference, exponential (eight), sum, cast, and the same once more as rescaling."""
 
 
-@register_count("dot_product_attention_fwd", "dot_product_attention_fwd_wrapper", kind="two products")
-@register_count("dot_product_attention_fp8_fwd", "dot_product_attention_fp8_fwd_wrapper", kind="two products")
+@register_count("dot_product_attention_fwd", "dot_product_attention_fwd_wrapper", kind="two dots")
+@register_count("dot_product_attention_fp8_fwd", "dot_product_attention_fp8_fwd_wrapper", kind="two dots")
 def forward(in_avals: Avals, out_avals: Avals, params: Params) -> Count:
     """Scores and weighted values; masked blocks of scores are skipped."""
     return _attention(in_avals, params, _FORWARD_PRODUCTS)
 
 
-@register_count("dot_product_attention_bwd", "dot_product_attention_bwd_wrapper", kind="five products")
+@register_count("dot_product_attention_bwd", "dot_product_attention_bwd_wrapper", kind="five dots")
 @register_count(
-    "dot_product_attention_fp8_bwd", "dot_product_attention_fp8_bwd_wrapper", kind="five products"
+    "dot_product_attention_fp8_bwd", "dot_product_attention_fp8_bwd_wrapper", kind="five dots"
 )
 def backward(in_avals: Avals, out_avals: Avals, params: Params) -> Count:
     """Scores again, and the gradients of values, weights, queries and keys."""
     return _attention(in_avals, params, _BACKWARD_PRODUCTS)
 
 
-def _attention(in_avals: Avals, params: Params, products: int) -> Count:
+def _attention(in_avals: Avals, params: Params, dots: int) -> Count:
     query, key, value = in_avals[:3]
     heads, queries, width = _dims(query, params)
     _, keys, _ = _dims(key, params)
     scores = query.shape[0] * heads * _score_pairs(queries, keys, params)
-    of_keys, of_values = (products + 1) // 2, products // 2
+    of_keys, of_values = (dots + 1) // 2, dots // 2
     flops = 2.0 * scores * (of_keys * width + of_values * value.shape[-1])
     dtype = str(query.dtype)
     return Count(matrix=((dtype, flops),), vector=(("float32", float(_SOFTMAX_OPERATIONS * scores)),))
@@ -66,15 +66,15 @@ def _score_pairs(queries: int, keys: int, params: Params) -> int:
     return sum(min(n, window) if window > 0 else n for n in seen)
 
 
-@register_count("rnn_fwd", kind="products of an LSTM")
+@register_count("rnn_fwd", kind="dots of an LSTM")
 def rnn_forward(in_avals: Avals, out_avals: Avals, params: Params) -> Count:
     """Four gates of every layer and direction read the layer below and the hidden state."""
     return _lstm(in_avals[0], params, 1)
 
 
-@register_count("rnn_bwd", kind="products of an LSTM")
+@register_count("rnn_bwd", kind="dots of an LSTM")
 def rnn_backward(in_avals: Avals, out_avals: Avals, params: Params) -> Count:
-    """Gradients of inputs and of weights: twice the products of the forward pass."""
+    """Gradients of inputs and of weights: twice the dots of the forward pass."""
     return _lstm(in_avals[3], params, 2)
 
 

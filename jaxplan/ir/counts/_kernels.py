@@ -1,4 +1,4 @@
-"""Primitives that stand in kernels only: transfers between memories, synchronisation, and products of the hardware."""
+"""Primitives that stand in kernels only: transfers between memories, synchronisation, and dots of the hardware."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _PRODUCTS = frozenset({"wgmma", "wgmma_ref", "tcgen05_mma"})
 
 
 def kernel_product(name: str, in_avals: list[Any]) -> Count | None:
-    """A product of the tensor cores, accumulated: rows and columns of the accumulator, times the width of the left
+    """A dot of the tensor cores, accumulated: rows and columns of the accumulator, times the width of the left
     factor; None for every other primitive."""
     if name not in _PRODUCTS:
         return None

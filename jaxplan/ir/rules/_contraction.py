@@ -27,7 +27,7 @@ def dot_general_rule(in_avals: Avals, out_avals: Avals, params: Params) -> Opera
 
 @register_rule("ragged_dot_general")
 def ragged_dot_general_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorRule:
-    """A product per group of rows (experts), which may be split over the groups; the ragged dimension is whole.
+    """A dot per group of rows (experts), which may be split over the groups; the ragged dimension is whole.
 
     ``m k, g k n, g -> m n`` with g summed: a device multiplies the rows of its own groups and leaves zeros for the
     others, so the results of all devices add up. Where the ragged dimension is contracted (weight gradients), the

@@ -12,7 +12,7 @@ _KERNEL = "stands inside of a Pallas kernel only"
 _TRACING = "does not outlive tracing or differentiation"
 _REFERENCE = "reads or writes a mutable array: it runs replicated, in order"
 _HOST = "calls the host, once, with whole values"
-_SPARSE = "a library's product: it stands inside of the lowering of a sparse one only"
+_SPARSE = "a library's dot: it stands inside of the lowering of a sparse one only"
 _EXPORT = "belongs to exported programs of symbolic shape"
 
 _NAMES = {

@@ -1,4 +1,4 @@
-"""Products of block-scaled operands (microscaling formats): one scale per block of the contracted dimension."""
+"""Dots of block-scaled operands (microscaling formats): one scale per block of the contracted dimension."""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@ class Settings:
       min_bytes, max_bytes: of collectives, as `jaxplan.mesh.collective_seconds` counts them, and of element-wise
         passes (read and written). Powers of two.
       dtypes: of matrix products.
-      extents: of m, k and n of a single product, ascending.
-      batch, batch_extents: the same for a batch of products.
+      extents: of m, k and n of a single dot, ascending.
+      batch, batch_extents: the same for a batch of dots.
       longest_seconds: shapes with a longer expected dot are left out.
       sample_seconds: how long one sample runs, about.
       num_samples: of each measurement; the quickest counts, since other programs only ever add time.

@@ -45,7 +45,7 @@ def _xla(fn: Any, *args: Any) -> dict[str, float]:
         (((), ()), ((), ())),
     ],
 )
-def test_products_are_counted_as_xla_does(numbers: Any) -> None:
+def test_dots_are_counted_as_xla_does(numbers: Any) -> None:
     shapes = {1: ((5, 7), (7, 3)), 2: ((4, 5, 7), (4, 7, 3))}
     rank = 2 if numbers[1][0] or 2 in numbers[0][0] else 1
     fn = lambda a, b: lax.dot_general(a, b, numbers)  # noqa: E731

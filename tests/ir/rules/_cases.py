@@ -131,7 +131,7 @@ _GROUPS = np.array([2, 3, 0, 3], np.int32)
 
 
 def _ragged_contraction(lhs: Any, rhs: Any) -> Any:
-    """Weight gradient of a ragged product: rows are contracted group by group."""
+    """Weight gradient of a ragged dot: rows are contracted group by group."""
     numbers = lax.RaggedDotDimensionNumbers(
         dot_dimension_numbers=(((0,), (0,)), ((), ())), lhs_ragged_dimensions=[0], rhs_group_dimensions=[]
     )

@@ -113,11 +113,11 @@ def test_every_primitive_of_a_train_step_has_a_rule_that_fits(model: str, optimi
         assert rule.family != "unknown"
 
 
-def test_batch_of_a_gpt_step_is_a_factor_of_every_product() -> None:
+def test_batch_of_a_gpt_step_is_a_factor_of_every_dot() -> None:
     """The batch of 4 is mapped forwards and in input gradients, and reduced in weight gradients."""
-    products = [
+    dots = [
         rule_of(eqn) for eqn in equations(_jaxpr("gpt", "adamw")) if eqn.primitive.name == "dot_general"
     ]
-    kinds = [{factor.kind for factor in rule.factors if factor.size == _TOKENS.shape[0]} for rule in products]
+    kinds = [{factor.kind for factor in rule.factors if factor.size == _TOKENS.shape[0]} for rule in dots]
     assert all(kinds)
     assert {"map"} in kinds and {"reduce"} in kinds

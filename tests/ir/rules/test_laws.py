@@ -49,7 +49,7 @@ def _part(rule: OperatorRule, dims: Any, shape: Sequence[int], factor: int, part
 
 
 def _free(rule: OperatorRule) -> list[int]:
-    """Factors of the right operand of a product that its result carries too."""
+    """Factors of the right operand of a dot that its result carries too."""
     carried = {f for dim in rule.results[0] for f in dim}
     return [f for dim in rule.operands[1] for f in dim if f in carried]
 

@@ -195,7 +195,7 @@ def test_operations_slower_than_larger_ones_are_measured_again(
     assert set(dict(table.entries).values()) == {1e-5}
 
 
-def test_products_that_would_take_too_long_are_left_out(clockless: list[Any]) -> None:
+def test_dots_that_would_take_too_long_are_left_out(clockless: list[Any]) -> None:
     """Each takes microseconds here, and 256 times as much work more than a millisecond."""
     settings = dataclasses.replace(QUICK, extents=(16, 4096), longest_seconds=1e-3)
     table = jaxplan.mesh.profile.measure(settings=settings, progress=False)

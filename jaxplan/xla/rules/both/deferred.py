@@ -90,7 +90,7 @@ def sums_over_trips(graph: StepGraph) -> dict[int, int]:
     """Additions to a carry that nothing else in the body reads -> the equation they run behind: that of the summand.
 
     Programs compiled for GPUs add each gradient of a micro-batch up before they make the next, though the step may add
-    all of them at the end of the body. Products that share an operand (gates of a recurrent cell) are made together.
+    all of them at the end of the body. Dots that share an operand (gates of a recurrent cell) are made together.
     """
     values, equations = graph.values, graph.program.equations
     found: dict[int, int] = {}
@@ -181,6 +181,6 @@ SUMS_OVER_TRIPS = CompilerRule(
     does="An addition to a carry that nothing else reads runs as soon as its summand is made.",
     source=_SCHEDULER,
     made_after=(),
-    test="tests/xla/test_in_place.py::test_a_product_of_a_carry_needs_a_second_buffer",
+    test="tests/xla/test_in_place.py::test_a_dot_of_a_carry_needs_a_second_buffer",
     find=_sums_of_trips,
 )

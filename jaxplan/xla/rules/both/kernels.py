@@ -22,7 +22,7 @@ OUTER_PRODUCTS = CompilerRule(
     does="A dot that sums nothing becomes a multiplication, which is fused.",
     source=f"{XLA}hlo/transforms/simplifiers/algebraic_simplifier.cc",
     made_after=("dlrm",),
-    test="tests/xla/test_kernels.py::test_a_product_that_sums_nothing_is_fused",
+    test="tests/xla/test_kernels.py::test_a_dot_that_sums_nothing_is_fused",
     find=_outer_products,
 )
 
@@ -63,6 +63,6 @@ KERNELS = CompilerRule(
     does="Operands that a kernel does not compute inside of it are buffers, and so are its results.",
     source=_FUSION,
     made_after=(),
-    test="tests/cost/test_prediction.py::test_peak_of_a_chain_of_products",
+    test="tests/cost/test_prediction.py::test_peak_of_a_chain_of_dots",
     find=_touched_by_kernels,
 )

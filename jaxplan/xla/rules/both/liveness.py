@@ -55,7 +55,7 @@ CARRIES_IN_PLACE = CompilerRule(
     does="A carry takes the buffer that it starts from, and its next value takes it when it was read last.",
     source=_ALIASES,
     made_after=("lstm",),
-    test="tests/xla/test_in_place.py::test_a_product_of_a_carry_needs_a_second_buffer",
+    test="tests/xla/test_in_place.py::test_a_dot_of_a_carry_needs_a_second_buffer",
     find=_of_carries,
 )
 SHORTENED_SOURCES = CompilerRule(

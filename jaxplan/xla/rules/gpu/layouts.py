@@ -24,7 +24,7 @@ GATHERS_IN_PIECES = CompilerRule(
     does="An array gathered along an inner dimension arrives in pieces and is transposed: live twice for a dot.",
     source=_LAYOUTS,
     made_after=("gpt",),
-    test="tests/cost/test_prediction.py::test_what_is_gathered_between_dimensions_is_transposed_for_a_product",
+    test="tests/cost/test_prediction.py::test_what_is_gathered_between_dimensions_is_transposed_for_a_dot",
     find=always(GatherInPieces()),
 )
 IMAGES_WITH_EDGES = CompilerRule(
@@ -46,6 +46,6 @@ DOT_WORKSPACE = CompilerRule(
     does="A dot has scratch memory while it runs, also where it waits for the scatter of its partial sum.",
     source=f"{XLA}service/gpu/transforms/gemm_workspace_rewriter.cc",
     made_after=("gpt",),
-    test="tests/cost/test_prediction.py::test_peak_of_a_chain_of_products",
+    test="tests/cost/test_prediction.py::test_peak_of_a_chain_of_dots",
     find=_workspaces,
 )

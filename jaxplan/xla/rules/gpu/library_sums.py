@@ -142,7 +142,7 @@ MERGED_DOTS = CompilerRule(
     does="Small dots that share an operand are merged into one, which is then part of no sum.",
     source=f"{XLA}hlo/transforms/simplifiers/dot_merger.h",
     made_after=("gpt",),
-    test="tests/xla/test_library_sums.py::test_a_product_with_other_readers_keeps_its_own",
+    test="tests/xla/test_library_sums.py::test_a_dot_with_other_readers_keeps_its_own",
     find=_merged_dots,
 )
 GEMM_ADDS_C = CompilerRule(
@@ -152,7 +152,7 @@ GEMM_ADDS_C = CompilerRule(
     does="A dot that only a sum reads is one library call with it, D = alpha A B + C, written over C.",
     source=f"{XLA}service/gpu/transforms/gemm_rewriter.cc",
     made_after=("dlrm", "gpt"),
-    test="tests/xla/test_library_sums.py::test_products_are_added_up_in_one_buffer",
+    test="tests/xla/test_library_sums.py::test_dots_are_added_up_in_one_buffer",
     find=_of_dots,
     priority=2,
 )

@@ -148,7 +148,7 @@ ROWS_OF_BATCHES = CompilerRule(
     does="Operands of batched dots with rows of several dimensions (tokens of experts) are written.",
     source=Observed(evidence="mixtures of experts and Llama compiled for v5e", command=zoo("v5e:2x4", "moe", "llama")),
     made_after=("moe", "llama"),
-    test="tests/cost/test_tiles.py::test_rows_that_products_read_in_batches_are_written",
+    test="tests/cost/test_tiles.py::test_rows_that_dots_read_in_batches_are_written",
     find=_batches_of_rows,
 )
 TRANSPOSED_FOR_DOTS = CompilerRule(
@@ -161,7 +161,7 @@ TRANSPOSED_FOR_DOTS = CompilerRule(
         command=zoo("v5e:2x4", "convnext", "mixer", "whisper", "mae", "clip"),
     ),
     made_after=("convnext", "mixer", "whisper", "mae", "clip"),
-    test="tests/cost/test_tiles.py::test_normalised_images_are_turned_for_products_where_rows_of_pixels_are_not_padded",
+    test="tests/cost/test_tiles.py::test_normalised_images_are_turned_for_dots_where_rows_of_pixels_are_not_padded",
     find=_transposed,
 )
 FLATTENED_IMAGES = CompilerRule(

@@ -161,7 +161,7 @@ DOTS_WRITE_FUSED = CompilerRule(
     does="A backward dot of which one value of its size is computed, element by element, writes that value.",
     source=Observed(evidence="GELUs of GPT and ViT compiled for v5e", command=zoo("v5e:2x4", "gpt", "vit")),
     made_after=("gpt", "vit"),
-    test="tests/xla/test_dot_results.py::test_the_gradient_in_front_of_a_gelu_is_what_its_product_writes",
+    test="tests/xla/test_dot_results.py::test_the_gradient_in_front_of_a_gelu_is_what_its_dot_writes",
     find=_written_behind,
     priority=3,
 )

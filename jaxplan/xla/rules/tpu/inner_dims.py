@@ -105,6 +105,6 @@ MIXED_TOKENS = CompilerRule(
     does="Tokens that are transposed for a dot over tokens have tokens and features innermost.",
     source=Observed(evidence="a Mixer compiled for v5e", command=zoo("v5e:2x4", "mixer")),
     made_after=("mixer",),
-    test="tests/cost/test_tiles.py::test_tokens_are_turned_for_products_of_batches_of_whole_columns",
+    test="tests/cost/test_tiles.py::test_tokens_are_turned_for_dots_of_batches_of_whole_columns",
     find=_of_tokens,
 )

@@ -59,7 +59,7 @@ RECOMPUTED_SOURCES = CompilerRule(
     does="Where a transposed operand is not written, the buffers that it is computed of live to its last use.",
     source=Observed(evidence="a Whisper compiled for v5e", command=zoo("v5e:2x4", "whisper")),
     made_after=("whisper",),
-    test="tests/cost/test_tiles.py::test_what_a_product_makes_is_kept_where_what_is_computed_of_it_is_not_written",
+    test="tests/cost/test_tiles.py::test_what_a_dot_makes_is_kept_where_what_is_computed_of_it_is_not_written",
     find=always(ExtendSources()),
 )
 POOLINGS_WITH_EDGES = CompilerRule(

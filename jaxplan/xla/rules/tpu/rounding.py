@@ -85,7 +85,7 @@ ROUNDED_FOR_LOOPS = CompilerRule(
     does="Float32 that the dots of a loop alone read is rounded to bfloat16 once, before the first loop.",
     source=Observed(evidence="an LSTM compiled for v5e", command=zoo("v5e:2x4", "lstm")),
     made_after=("lstm",),
-    test="tests/cost/test_tiles.py::test_what_loops_read_through_products_is_rounded",
+    test="tests/cost/test_tiles.py::test_what_loops_read_through_dots_is_rounded",
     find=_rounded_for_loops,
 )
 ROUNDED_TRANSFERS = CompilerRule(
@@ -95,7 +95,7 @@ ROUNDED_TRANSFERS = CompilerRule(
     does="Float32 that dots alone read is rounded to bfloat16 before it is gathered.",
     source=Observed(evidence="ResNet-50 and an LSTM compiled for v5e", command=zoo("v5e:2x4", "resnet50", "lstm")),
     made_after=("resnet50", "lstm"),
-    test="tests/xla/test_rounding.py::test_a_carry_that_products_alone_read_in_the_next_trip_is_rounded",
+    test="tests/xla/test_rounding.py::test_a_carry_that_dots_alone_read_in_the_next_trip_is_rounded",
     find=_rounded_transfers,
 )
 ROUNDED_TABLES = CompilerRule(
@@ -105,6 +105,6 @@ ROUNDED_TABLES = CompilerRule(
     does="A table in which dots alone look up rows is rounded as a whole where it is stored, all tables at once.",
     source=Observed(evidence="DLRM compiled for v5e", command=zoo("v5e:2x4", "dlrm")),
     made_after=("dlrm",),
-    test="tests/partition/test_torus_memory.py::test_tables_are_gathered_in_the_width_in_which_products_read_their_rows",
+    test="tests/partition/test_torus_memory.py::test_tables_are_gathered_in_the_width_in_which_dots_read_their_rows",
     find=_rounded_tables,
 )
