@@ -45,7 +45,7 @@ def module_name(path: Path) -> str:
 
 
 def imported_modules(tree: ast.Module, modules: Collection[str]) -> set[str]:
-    """Modules of the package that a module imports, at its top, inside functions, and for type checkers."""
+    """Modules of the package that a module imports: at its top, in functions, by name, and for type checkers."""
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -55,6 +55,8 @@ def imported_modules(tree: ast.Module, modules: Collection[str]) -> set[str]:
             source = node.module or ""
             inside = {alias.name: f"{source}.{alias.name}" for alias in node.names}
             found |= {inner if inner in modules else source for inner in inside.values()}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            found |= {name.value for name in node.args if isinstance(name, ast.Constant)}
     return found.intersection(modules)
 
 

@@ -1,5 +1,10 @@
-"""From jaxpr to a graph of tensor dimensions: trace, operator rules, groups, iteration spaces."""
+"""From jaxpr to a graph of tensor dimensions: trace, operator rules, groups, iteration spaces.
 
+Importing it registers the rules and the counts of all operators of JAX.
+"""
+
+from jaxplan.ir import counts as counts
+from jaxplan.ir import rules as rules
 from jaxplan.ir._barriers import backward_barriers as backward_barriers
 from jaxplan.ir._batch import Batch as Batch
 from jaxplan.ir._batch import find_batch as find_batch

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -73,7 +71,6 @@ def register_count(*primitives: Any, kind: str = "registered") -> Callable[[_Cou
       RuleError: no primitive.
     """
     names = primitive_names("register_count", primitives)
-    _load_builtin_counts()  # first, so that they do not replace the caller's
 
     def register(count_fn: _CountFnT) -> _CountFnT:
         _COUNTS.update({name: _Entry(count=count_fn, kind=kind) for name in names})
@@ -85,7 +82,6 @@ def register_count(*primitives: Any, kind: str = "registered") -> Callable[[_Cou
 
 def count_kind(primitive_name: str) -> str:
     """How the work of a primitive is counted, in a few words; '' where it is not."""
-    _load_builtin_counts()
     return _COUNTS[primitive_name].kind if primitive_name in _COUNTS else ""
 
 
@@ -140,7 +136,6 @@ def _hashable(value: Any) -> Any:
 
 
 def _count(name: str, in_avals: Avals, out_avals: Avals, params: Params) -> Count | None:
-    _load_builtin_counts()
     entry = next((_COUNTS[key] for key in names_of(name, params) if key in _COUNTS), None)
     found = None if entry is None else entry.count(in_avals, out_avals, params)
     if found is None or isinstance(found, Count):
@@ -181,9 +176,3 @@ def _dtype_name(avals: Avals) -> str:
 
 def _text(aval: Any) -> str:
     return f"{aval.dtype}[{','.join(map(str, aval.shape))}]"
-
-
-@functools.cache
-def _load_builtin_counts() -> None:
-    """Import the families, which register themselves; late, because they import this module."""
-    importlib.import_module("jaxplan.ir.counts")

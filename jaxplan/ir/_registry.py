@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -152,7 +151,6 @@ def register_rule(
     if len(arguments) == 2 and not _is_primitive(arguments[1]):
         primitives, described = arguments[:1], arguments[1]
     names = primitive_names("register_rule", primitives)
-    _load_builtin_rules()  # first, so that they do not replace the caller's
 
     def register(rule_fn: _RuleFnT) -> _RuleFnT:
         for name in names:
@@ -197,7 +195,6 @@ def local_params(
     primitive_name: str, params: Params, in_shapes: Sequence[Shape], out_shapes: Sequence[Shape]
 ) -> Mapping[str, Any]:
     """An equation's parameters for pieces of these shapes; most parameters hold no sizes of split dimensions."""
-    _load_builtin_rules()
     for name in names_of(primitive_name, params):
         if name in _LOCAL_PARAMS:
             return _LOCAL_PARAMS[name](params, in_shapes, out_shapes)
@@ -216,13 +213,11 @@ def names_of(primitive_name: str, params: Params) -> tuple[str, ...]:
 
 def has_rule(primitive_name: str) -> bool:
     """Whether a rule is registered for a primitive."""
-    _load_builtin_rules()
     return primitive_name in _RULES
 
 
 def description_of(primitive_name: str, params: Params) -> DescribedRule | None:
     """The description that an equation's rule stands for, None where a function gave the rule."""
-    _load_builtin_rules()
     rules = (_RULES[key] for key in names_of(primitive_name, params) if key in _RULES)
     rule_fn = next(rules, None)
     return rule_fn if isinstance(rule_fn, DescribedRule) else None
@@ -230,7 +225,6 @@ def description_of(primitive_name: str, params: Params) -> DescribedRule | None:
 
 def registered_primitives() -> tuple[str, ...]:
     """Names of all primitives with a rule, sorted."""
-    _load_builtin_rules()
     return tuple(sorted(_RULES))
 
 
@@ -288,7 +282,6 @@ def unknown_rule(in_avals: Avals, out_avals: Avals) -> OperatorRule:
 
 
 def _compute_rule(name: str, in_avals: Avals, out_avals: Avals, params: Params) -> OperatorRule:
-    _load_builtin_rules()
     ins = tuple(_Value(shape=tuple(aval.shape), dtype=aval.dtype) for aval in in_avals)
     outs = tuple(_Value(shape=tuple(aval.shape), dtype=aval.dtype) for aval in out_avals)
     rule_fn = next((_RULES[key] for key in names_of(name, params) if key in _RULES), None)
@@ -338,9 +331,3 @@ def _hashable(value: Any) -> Any:
     if isinstance(value, dict):
         return tuple((key, _hashable(item)) for key, item in value.items())
     return value
-
-
-@functools.cache
-def _load_builtin_rules() -> None:
-    """Import the families, which register themselves; late, because they import this module."""
-    importlib.import_module("jaxplan.ir.rules")
