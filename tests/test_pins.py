@@ -350,8 +350,8 @@ def test_a_plan_says_which_pins_limit_an_argument(tmp_path):
 
 def test_pins_after_another_search_give_what_they_give_at_first():
     traced = jaxplan.trace(train_step, *arguments())
-    traced.plan(topology="cpu:8")
-    traced.plan(topology="cpu:4", pins="data")
+    for topology, pins in (("cpu:8", None), ("cpu:4", "data"), ("cpu:8", "data"), ("cpu:8", None)):
+        traced.plan(topology=topology, pins=pins)
     again = traced.plan(topology="cpu:8", pins={"batch": jaxplan.Split(2)})
     first = planned({"batch": jaxplan.Split(2)})
     figures = [

@@ -13,11 +13,13 @@ from jaxplan.cost._tiles import local_bytes
 
 
 class BufferSizes:
-    """Bytes of a group's buffers on one device, under each of its configurations; equal groups share the table."""
+    """Bytes of a group's buffers on one device, under each of its configurations; equal groups share the table, as do
+    the models of one step on one topology."""
 
     def __init__(self, model: CostModel) -> None:
         self._model = model
-        self._splits, self._tables = Memo(), Memo()
+        machine = model.topology, model.buffers.target
+        self._splits, self._tables = model.graph.derive("bytes", machine, lambda: (Memo(), Memo()))
 
     def __call__(self, v: int, members: Sequence[int]) -> np.ndarray:
         """(members, K) bytes."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from jaxplan.core._interner import Memo
+from jaxplan.core._interner import ByIdentity, Memo
 from jaxplan.cost._combined import combined_bytes, evenly_split_peak, latency_shares
 from jaxplan.cost._configuration_table import ConfigurationTable
 from jaxplan.cost._inner import may_communicate
@@ -52,6 +53,37 @@ def build_cost_model(
     return builder.build(configurations if configurations is not None else builder.configurations(), progress)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Known:
+    """What the builders of one step on one topology have in common, whatever their configurations and limits.
+
+    Attributes:
+      combined_bytes: collectives are combined up to so many bytes.
+    """
+
+    pricer: Pricer
+    reads: tuple[Read, ...]
+    memo: Memo
+    nodes: NodeTables
+    combined_bytes: int
+
+    @classmethod
+    def of(cls, graph: StepGraph, topology: Topology, buffers: Buffers) -> _Known:
+        """Found once for each step: a step that is planned again under other pins has its prices."""
+
+        def find() -> _Known:
+            memo = Memo()
+            return cls(
+                pricer=Pricer(topology=topology, is_tiled=buffers.is_tiled, storage=buffers.storage),
+                reads=find_reads(graph),
+                memo=memo,
+                nodes=NodeTables(graph, topology, buffers, memo),
+                combined_bytes=combined_bytes(evenly_split_peak(graph, buffers, topology.num_devices)),
+            )
+
+        return graph.derive("prices", (topology, ByIdentity(buffers, None)), find)
+
+
 class ModelBuilder:
     """Builds cost models of one step on one topology, for different configurations; prices are kept between them."""
 
@@ -69,15 +101,13 @@ class ModelBuilder:
         target = target or Target.of(topology.chip, topology.num_devices)
         self.graph, self.topology, self.overlap = graph, topology, overlap
         self.buffers = buffers = buffers or analyse_buffers(graph, target)
-        self.pricer = Pricer(topology=topology, is_tiled=buffers.is_tiled, storage=buffers.storage)
-        self.reads, self.memo = find_reads(graph), Memo()
+        known = _Known.of(graph, topology, buffers)
+        self.pricer, self.reads, self.memo, self._nodes = known.pricer, known.reads, known.memo, known.nodes
         self.table = ConfigurationTable(graph, topology, self.reads, always, limits, self.memo)
-        self._nodes = NodeTables(graph, topology, buffers, self.memo)
         self.configs: tuple[tuple[Configuration, ...], ...] = ()
         self._priced_pairs: PricedPairs | None = None
-        peak = evenly_split_peak(graph, self.buffers, topology.num_devices)
         self.latency_shares = latency_shares(
-            graph, self.reads, buffers.found, self.table.is_splittable, combined_bytes(peak)
+            graph, self.reads, buffers.found, self.table.is_splittable, known.combined_bytes
         )
 
     def configurations(self, most: int = MAX_CONFIGURATIONS) -> tuple[tuple[Configuration, ...], ...]:

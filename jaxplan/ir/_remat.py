@@ -66,10 +66,14 @@ class Rematerialised:
 
 
 def recomputable_blocks(graph: StepGraph) -> tuple[Block, ...]:
-    """The repeated blocks of a step that the backward pass can recompute, at least in part."""
-    blocks = find_blocks(graph.program, graph.rules, graph.values)
-    finder = _Finder(graph)
-    return tuple(block for block in blocks if finder.again(block, "all") is not None)
+    """The repeated blocks of a step that the backward pass can recompute, at least in part; found once."""
+
+    def find() -> tuple[Block, ...]:
+        blocks = find_blocks(graph.program, graph.rules, graph.values)
+        finder = _Finder(graph)
+        return tuple(block for block in blocks if finder.again(block, "all") is not None)
+
+    return graph.derive("blocks", None, find)
 
 
 def rematerialise(

@@ -122,14 +122,12 @@ class _Resolver:
     limits: list[list[ClassLimit]] = field(init=False)
     leaves: list[_Place] = field(init=False)
     hints: list[_Place] = field(init=False)
-    _merged: dict[tuple[int, int], tuple[tuple[int, int], ...]] | None = None
 
     @property
     def merged(self) -> dict[tuple[int, int], tuple[tuple[int, int], ...]]:
         """Parts of the dimensions that merge several (`jaxplan.ir.merged_dimensions`)."""
-        if self._merged is None:
-            self._merged = merged_dimensions(self.graph.program, self.graph.rules, self.graph.named)
-        return self._merged
+        graph = self.graph
+        return graph.derive("merged", None, lambda: merged_dimensions(graph.program, graph.rules, graph.named))
 
     def __post_init__(self) -> None:
         program = self.graph.program

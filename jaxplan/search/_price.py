@@ -92,7 +92,7 @@ def _strategies_of(
     graph: StepGraph, topology: Topology, options: Options
 ) -> tuple[dict[str, StrategyPlan], dict[str, str]]:
     """Reference strategies that apply, the person's own among them, and why others do not."""
-    references = apply_strategies(graph, topology)
+    references = graph.derive("strategies", topology, lambda: apply_strategies(graph, topology))
     strategies = {**references.plans, **partitions(graph, topology, options.solver)} if graph.spaces else {}
     names = checked_names(options.references, topology)
     own: dict[str, Any] = own_strategies(graph, topology, names, options.axes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 from jaxplan.core._interrupt import current
 from jaxplan.core._log import until_interrupted
@@ -75,13 +75,18 @@ def solve(priced: Priced, options: Options, report: Report) -> Solutions:
 
 def draw_references(predictor: Predictor, strategies: Mapping[str, StrategyPlan]) -> dict[str, Drawn]:
     """Reference strategies on the configurations of a model, predicted; fewer after an interrupt."""
-    references: dict[str, Drawn] = {}
+    model, references = predictor.model, dict[str, Drawn]()
+    machine = model.topology, model.overlapped, frozenset(model.latency_shares.items())
+    known: dict[Hashable, Plan] = model.graph.derive("drawn", machine, dict)
     with until_interrupted("pricing the reference strategies"):
         for name, strategy in strategies.items():
-            assignment, choices = reference_solution(predictor.model, strategy)
-            plan = make_plan(predictor, assignment, choices, name=name)
+            assignment, choices = reference_solution(model, strategy)
+            key = name, model.chosen(assignment), model.repeated(choices)
+            plan = known[key] if key in known else known.setdefault(
+                key, make_plan(predictor, assignment, choices, name=name)
+            )
             references[name] = Drawn(plan=plan, assignment=assignment, choices=choices)
-            known_references(predictor.model)[name, strategy] = plan
+            known_references(model)[name, strategy] = plan
     return references
 
 
