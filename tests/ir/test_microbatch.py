@@ -9,6 +9,7 @@ import optax
 import pytest
 
 from jaxplan.core import _compat
+from jaxplan.ir import trace, turning_point
 from jaxplan.ir.microbatch import NotSeparableError, split_batch
 from jaxplan.ir.microbatch._loop import cut, fronted, joined, placed
 
@@ -71,6 +72,24 @@ def test_weight_decay_in_the_loss_counts_once():
         return jnp.mean((forward(w, x) - y) ** 2) + 0.1 * sum(jnp.sum(p**2) for p in jax.tree.leaves(w))
 
     assert_equal(trained(loss), (W, X, Y), (NONE, 0, 0))
+
+
+@pytest.mark.parametrize("decay", [0.0, 1e-2])
+def test_the_backward_pass_begins_in_the_loop(decay):
+    """Zeros that the gradient of a table is added to, and the gradient of a weight decay, come before the loop."""
+    table, ids = normal(5, 12, 16), jnp.arange(32) % 12
+
+    def step(w, table, ids, y):
+        def loss(w, table):
+            return jnp.mean((forward(w, table[ids]) - y) ** 2) + decay * jnp.sum(w["up"] ** 2)
+
+        return jax.grad(loss, (0, 1))(w, table)
+
+    leaves, full, loops = sliced(step, (W, table, ids, Y), (NONE, None, 0, 0))
+    assert any("transpose" in str(eqn.source_info.name_stack) for eqn in full.jaxpr.eqns)
+    program = trace(jax.extend.core.jaxpr_as_fun(loops), leaves)
+    (loop,) = (region for region in program.regions if region.trips == NUM)
+    assert loop.start < turning_point(program) < loop.stop
 
 
 def test_a_normaliser_of_the_data_takes_a_second_loop():

@@ -63,12 +63,12 @@ class _Run:
     def run(self) -> list[Any]:
         whole = list(self.strata.whole)
         for stratum, loop in enumerate((*self.strata.loops, None)):
-            self._once(self.strata.between[stratum], whole)
+            self._once(self.strata.between[stratum], whole, is_first=stratum == 0)
             if loop is not None:
                 self._loop(loop)
         return [read_atom(self.known, atom) for atom in self.strata.paired.outputs]
 
-    def _once(self, equations: Sequence[Pair], whole: list[Pair]) -> None:
+    def _once(self, equations: Sequence[Pair], whole: list[Pair], *, is_first: bool) -> None:
         """Equations that run once, in an order in which their operands are known; whole values as soon as they can."""
         waiting = sorted([*equations, *whole], key=lambda eqn: eqn.outputs)
         for eqn in waiting:
@@ -76,8 +76,8 @@ class _Run:
                 if eqn in whole:
                     whole.remove(eqn)
                 values = [read_atom(self.known, atom) for atom in eqn.inputs]
-                params = eqn.full.params
-                results = _compat.bind_like(eqn.full, eqn.full.primitive, params, values, eqn.stack)
+                params, stack = eqn.full.params, outside_of_passes(eqn.stack) if is_first else eqn.stack
+                results = _compat.bind_like(eqn.full, eqn.full.primitive, params, values, stack)
                 self.known.update(zip(eqn.outputs, results, strict=True))
 
     def _loop(self, loop: Loop) -> None:
@@ -104,6 +104,12 @@ class _Run:
         self.known.update((t, value[0]) for t, value in zip(loop.same, alike, strict=True))
         for t, value in zip(loop.stacked, stacked, strict=True):
             self.known[t] = joined(value, *place[t])
+
+
+def outside_of_passes(stack: str) -> str:
+    """The name stack of an equation that runs before the first slice: zeros that a gradient starts from, or the
+    gradient of a weight decay, are no begin of a backward pass."""
+    return stack.replace("transpose(", "(")
 
 
 def read_atom(known: Mapping[int, Any], atom: Atom) -> Any:

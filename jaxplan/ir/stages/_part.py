@@ -17,7 +17,7 @@ from jaxplan.core import _compat
 from jaxplan.core._mesh_context import without_explicit_axes
 from jaxplan.ir._program import Program
 from jaxplan.ir._trace import build_program
-from jaxplan.ir.microbatch._loop import read_atom, sum_dtype
+from jaxplan.ir.microbatch._loop import outside_of_passes, read_atom, sum_dtype
 from jaxplan.ir.microbatch._pairs import Pair, small_params
 from jaxplan.ir.stages._cut import Cut
 from jaxplan.ir.stages._needs import Needs, Port, needs_of, sent_of
@@ -137,8 +137,8 @@ class _PartFunction:
 
 
 def _once(eqn: Pair, values: list[Any]) -> Any:
-    """On the whole batch; transposed equations among them belong to no backward pass of a slice."""
-    stack = eqn.stack.replace("transpose(", "(")
+    """On the whole batch."""
+    stack = outside_of_passes(eqn.stack)
     return _compat.bind_like(eqn.full, eqn.full.primitive, eqn.full.params, values, stack)
 
 

@@ -193,8 +193,8 @@ def _equations(jaxpr: Any) -> Iterator[Any]:
     yield from _compat.open_jaxpr(jaxpr)[0].eqns
 
 
-def cut_places(step: PipelineStep, most: int) -> Sequence[int]:
-    """Places in `PipelineStep.forward` where a stage may begin; at most so many, evenly spread.
+def cut_places(step: PipelineStep) -> Sequence[int]:
+    """Places in `PipelineStep.forward` where a stage may begin.
 
     Between two dots that is the place where the fewest bytes cross, the last of several; of these, places count that
     send little more than the first quarter of them, in order of bytes, does.
@@ -211,5 +211,4 @@ def cut_places(step: PipelineStep, most: int) -> Sequence[int]:
     if not best:
         return []
     quarter = sorted(crossing[p] for p in best)[len(best) // 4]
-    found = [p for p in best if crossing[p] <= _MOST_CROSSING * quarter]
-    return found if len(found) <= most else [found[k * len(found) // most] for k in range(most)]
+    return [p for p in best if crossing[p] <= _MOST_CROSSING * quarter]

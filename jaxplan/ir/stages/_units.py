@@ -6,6 +6,7 @@ read one parameter belong together: the parts of a block of which the backward p
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 
@@ -18,11 +19,12 @@ ends of it (tied embeddings)."""
 
 
 def units_of(step: PipelineStep, most: int) -> Cut:
-    """A step cut into as many units as it has, at most so many."""
-    made = cut(step, [0, *cut_places(step, most)])
+    """A step cut into as many units as it has; of more than so many, neighbours are together, as many everywhere."""
+    made = cut(step, [0, *cut_places(step)])
     while tied := _tied(made):
         made = cut(step, [start for unit, start in enumerate(made.starts) if unit not in tied])
-    return made
+    together = math.ceil(made.num_stages / most)
+    return made if together == 1 else cut(step, made.starts[::together])
 
 
 def _tied(made: Cut) -> set[int]:

@@ -9,6 +9,7 @@ section 5).
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -42,14 +43,16 @@ def partitions(
     limit_bytes: int | None,
 ) -> list[Partition]:
     """The best partitions into each number of stages, by ascending seconds; all devices are used."""
-    spans = {size: of.spans() for size, of in costs.items()}
+    share = math.gcd(num_devices, *costs)  # the tables count devices in such shares
+    spans = {size // share: of.spans() for size, of in costs.items()}
     stage_seconds = [
         _fitting(spans, min(s, num_micro_batches), limit_bytes) for s in range(1, max(stage_counts) + 1)
     ]
     found: dict[tuple[tuple[int, ...], tuple[int, ...]], Partition] = {}
     for bound in _bounds(costs, num_devices, stage_counts):
-        tables = _tables(stage_seconds, num_devices, bound)
-        for partition in _best(tables, num_devices, stage_counts, num_micro_batches, bound):
+        tables = _tables(stage_seconds, num_devices // share, bound)
+        for partition in _best(tables, num_devices // share, stage_counts, num_micro_batches):
+            partition = dataclasses.replace(partition, sizes=tuple(size * share for size in partition.sizes))
             key = partition.starts, partition.sizes
             if key not in found or partition.seconds < found[key].seconds:
                 found[key] = partition
@@ -114,7 +117,7 @@ def _with_one_more(rest: _Table, of_stage: Mapping[int, np.ndarray], num_devices
 
 
 def _best(
-    tables: Sequence[_Table], num_devices: int, stage_counts: Sequence[int], num_micro_batches: int, bound: float
+    tables: Sequence[_Table], num_devices: int, stage_counts: Sequence[int], num_micro_batches: int
 ) -> Iterator[Partition]:
     for count in stage_counts:
         seconds = float(tables[count].seconds[0, num_devices])

@@ -23,7 +23,7 @@ from jaxplan.search.stages._unit_costs import unit_costs
 
 MOST_STAGES = 16
 """Stages at most, where no number is given; a sub-mesh has at least that part of the devices."""
-MOST_UNITS = 48
+MOST_UNITS = 96
 """Units of a step at most: of more layers some are together."""
 MOST_REALISED = 2
 """Partitions that are planned stage by stage, of each number of micro-batches, the best by their estimates."""
