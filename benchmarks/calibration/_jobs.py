@@ -8,7 +8,7 @@ import sys
 import traceback
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +16,14 @@ from typing import Any
 
 import jax
 
-from benchmarks.calibration._operators import cases, is_too_long, measure_operator
+from benchmarks.calibration._operators import (
+    cases,
+    compile_case,
+    is_too_long,
+    measure_operator,
+    measure_sustained,
+    sustained_cases,
+)
 from benchmarks.calibration._record import Operator, Origin, RecordFile
 from benchmarks.calibration._steps import (
     MODELS,
@@ -31,6 +38,7 @@ from jaxplan import InfeasibleError, JaxplanError
 from jaxplan.mesh.profile import Settings
 
 PARTS = ("operators", "steps")
+SUSTAINED_SECONDS = 8.0
 _TURNS: list[Any] = []
 _TOO_FEW_MSG = (
     "{wanted} devices are asked for, and {present} are there.\n"
@@ -90,15 +98,35 @@ def take_turn(records: Path) -> None:
 def measure_operators(file: RecordFile, devices: Sequence[Any], options: Namespace) -> None:
     topology = topology_of(devices, 1)
     priced = priced_topology(topology, options.profile, is_mocked=False) if options.profile else None
-    settings = Settings()
+    settings, device = Settings(), devices[0]
+    if device.platform != "cpu":
+        for case in sustained_cases():
+            if not any(r.operator.startswith(f"{case.operator}, ") and r.dtype == case.dtype for r in _known(file)):
+                _add(file, measure_sustained(compile_case(case, device), topology, SUSTAINED_SECONDS))
+    wanted = []
     for case in cases():
-        known = [r for r in file.records.values() if isinstance(r, Operator)]
-        same = [r for r in known if (r.operator, r.dtype, r.shape) == (case.operator, case.dtype, case.shape)]
-        if is_too_long(case, known, settings) or (same and (same[0].profile_seconds or not priced)):
-            continue
-        record = measure_operator(case, devices[0], topology, priced, settings)
-        file.add(record)
-        print(f"{record.operator} {record.dtype} {record.shape}: {record.seconds:.3g} s", flush=True)
+        same = [
+            r for r in _known(file) if (r.operator, r.dtype, r.shape) == (case.operator, case.dtype, case.shape)
+        ]
+        if not same or (priced and not same[0].profile_seconds):
+            wanted.append(case)
+    at_once = 4 * options.prepare
+    for first in range(0, len(wanted), at_once):
+        some = [case for case in wanted[first : first + at_once] if not is_too_long(case, _known(file), settings)]
+        with ThreadPoolExecutor(options.prepare) as pool:
+            ready = list(pool.map(lambda case: compile_case(case, device), some))
+        for compiled in ready:
+            if not is_too_long(compiled.case, _known(file), settings):
+                _add(file, measure_operator(compiled, topology, priced, settings))
+
+
+def _known(file: RecordFile) -> list[Operator]:
+    return [record for record in file.records.values() if isinstance(record, Operator)]
+
+
+def _add(file: RecordFile, record: Operator) -> None:
+    file.add(record)
+    print(f"{record.operator} {record.dtype} {record.shape}: {record.seconds:.3g} s", flush=True)
 
 
 def measure_steps(

@@ -20,7 +20,16 @@ import pytest
 from benchmarks.calibration import _jobs
 from benchmarks.calibration.__main__ import main
 from benchmarks.calibration._jobs import require_devices
-from benchmarks.calibration._operators import SHAPES, Case, _values, cases, is_too_long, measure_operator
+from benchmarks.calibration._operators import (
+    SHAPES,
+    Case,
+    _values,
+    cases,
+    compile_case,
+    is_too_long,
+    measure_operator,
+    measure_sustained,
+)
 from benchmarks.calibration._record import Operator, Origin, RecordFile, Step, read_records
 from benchmarks.calibration._report import judged, median_error, report
 from benchmarks.calibration._steps import (
@@ -147,12 +156,13 @@ def test_work_is_counted_by_hand() -> None:
     ones = [jnp.ones(x.shape, x.dtype) for x in case.abstract()]
     assert case.flops == 2 * int(case.function(*ones).sum()) == 200
     assert _case("convolution 1x1", 1, 2, 4, 3, 5).flops == 2 * 2 * 16 * 3 * 5
+    assert _case("convolution 16x16 stride 16", 16, 1, 32, 1, 1, 16).flops == 2 * 2**2 * 16**2  # patches
     assert _case("batched product", 2, 3, 4, 5).flops == 2 * 2 * 3 * 4 * 5
     assert _case("matrix product", 2, 3, 4).num_bytes == 4 * (6 + 12 + 8)
     assert _case("transposition", 2, 3).num_bytes == 4 * 3 * 6
     assert _case("look-up", 10, 4, 3).num_bytes == 4 * 2 * 3 * 4 + 3 * 4
     assert _case("scatter-add", 10, 4, 3).num_bytes == 4 * (10 * 4 + 3 * 3 * 4) + 3 * 4
-    assert len({(c.operator, c.dtype, c.shape) for c in cases()}) == 2 * 28
+    assert len({(c.operator, c.dtype, c.shape) for c in cases()}) == 2 * 49
 
 
 @pytest.mark.parametrize(
@@ -163,10 +173,18 @@ def test_work_is_counted_by_hand() -> None:
 def test_an_operator_is_measured(case: Case) -> None:
     """No profile: the model says its launch at least, and has no other source than the data sheet."""
     topology = Topology.parse("cpu:1")
-    record = measure_operator(case, jax.devices()[0], topology, None, QUICK)
+    compiled = compile_case(case, jax.devices()[0])
+    record = measure_operator(compiled, topology, None, QUICK)
     assert record.seconds > 0 and record.profile_seconds is None
     assert record.predicted_seconds >= topology.chip.launch_seconds
     assert record.peak_per_second == (40e9 if case.flops else 10e9)
+
+
+def test_a_product_is_repeated_for_seconds() -> None:
+    case = _case("matrix product", 64, 64, 64)
+    record = measure_sustained(compile_case(case, jax.devices()[0]), Topology.parse("cpu:1"), 0.01)
+    assert (record.operator, record.shape) == ("matrix product, 0 s", case.shape)
+    assert 0 < record.seconds < 0.01
 
 
 def test_what_would_take_long_is_left_out() -> None:

@@ -63,7 +63,8 @@ def lower_repeated(
         def body(_: Any, first: Any) -> Any:
             for _ in range(unroll):
                 result = lax.optimization_barrier(operation(first, *pieces[1:]))
-                first = first.at[(0,) * first.ndim].set(result.ravel()[-1] * _HALF)
+                last = sum(leaf.ravel()[-1] for leaf in jax.tree.leaves(result))
+                first = first.at[(0,) * first.ndim].set((last * _HALF).astype(first.dtype))
             return first
 
         return lax.fori_loop(0, rounds, body, pieces[0])
