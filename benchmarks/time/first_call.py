@@ -5,7 +5,7 @@
     python -m benchmarks.first_call --compile --layers 2 --model gpt2-small lstm moe-8x resnet50
 
 Processor seconds without the machine's compiler (``verify=False``), each repeat in a cold process of its own, in which
-JAX has lowered one small step before; medians.
+JAX has lowered one small step before and the modules of the planner are loaded, as those of JAX are; medians.
 JAX traces and lowers the step as it is, forgets it, then the step is planned. With ``--compile`` the fastest plan is
 replayed, lowered and compiled too, beside `jax.jit` with the batch split over the devices (``data``), both without
 their devices; the start of a child process that compiles nothing is taken off both.
@@ -104,6 +104,7 @@ def _in_cold_process(given: tuple[Any, ...]) -> FirstCall:
 def measure(model: str, topology: str, memory: str | None, layers: int | None, compiles: bool) -> FirstCall:
     """Measure in this process, which has planned nothing before."""
     jax.config.update("jax_platforms", "cpu")  # nothing runs here, and a plugin without its device complains
+    plan = jaxplan.plan  # loads the modules
     overrides = {} if layers is None else layer_overrides(model, layers)[0]
     step, args = build(model, **overrides)
     jax.jit(jax.grad(lambda x: (x @ x).sum())).lower(jax.ShapeDtypeStruct((8, 8), "float32"))
@@ -118,7 +119,7 @@ def measure(model: str, topology: str, memory: str | None, layers: int | None, c
     stages = Progress(False, clock=time.process_time)
     planning_at = time.process_time()
     with stages:
-        frontier = jaxplan.plan(step, *args, topology=topology, memory=memory, progress=stages, verify=False)
+        frontier = plan(step, *args, topology=topology, memory=memory, progress=stages, verify=False)
     total = time.process_time() - planning_at
     call, jitted = _compiled(step, args, frontier.fastest(), Topology.parse(topology)) if compiles else (None, None)
     return FirstCall(

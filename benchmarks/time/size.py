@@ -96,6 +96,7 @@ def arguments(layers: int) -> tuple[Any, Any]:
 def measure(layers: int, topology: str) -> Row:
     """Measure in this process, which has planned nothing before."""
     jax.config.update("jax_platforms", "cpu")  # nothing runs here, and a plugin without its device complains
+    plan = jaxplan.plan  # loads the modules
     args = arguments(layers)
     start = time.process_time()
     traced = jax.jit(train_step).trace(*args)
@@ -107,7 +108,7 @@ def measure(layers: int, topology: str) -> Row:
     jax.clear_caches()
     before, stages, planning_at = _resident_gib(), Progress(False, clock=time.process_time), time.process_time()
     with stages:
-        jaxplan.plan(train_step, *args, topology=topology, memory="100000GiB", progress=stages)
+        plan(train_step, *args, topology=topology, memory="100000GiB", progress=stages)
     planning = time.process_time() - planning_at
     return Row(
         layers=layers,

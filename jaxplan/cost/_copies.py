@@ -6,12 +6,13 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from jaxplan.core._interner import Remembered
 from jaxplan.cost._model import CostModel
 from jaxplan.cost._prefetch import outer_operators, prefetched_from, views_of
 from jaxplan.cost._transfers import Transfer
-from jaxplan.cost._updated_parts import gathered_updates
+from jaxplan.cost._updated_parts import is_gathered_update
 from jaxplan.ir import REGION_IN, STORED_KINDS, UNGROUPED, Tensor
 from jaxplan.xla._plan_effects import GatherInPieces, GatherInto, KeepUpdatedParts, StartEarly
 
@@ -20,6 +21,20 @@ COPIES = "resharded copies"
 
 
 _Copy = tuple[tuple[int, int, float, str], ...]
+
+
+class _Beside(NamedTuple):
+    """Buffers of one transfer beside its copies.
+
+    Attributes:
+      arriving: (first, last equation, bytes) of each copy that is transposed when it has arrived.
+      in_pieces: bytes of an update that is gathered along an inner dimension; None where it is no such update.
+      part: (first, last equation, bytes) of an array that is updated in parts.
+    """
+
+    arriving: tuple[tuple[int, int, int], ...]
+    in_pieces: int | None
+    part: tuple[int, int, int] | None
 
 
 class Copies:
@@ -35,16 +50,21 @@ class Copies:
         self._axes, self._replaced = model.topology.axes, graph.program.replaced
         dots = (e.index for e in graph.program.equations if graph.rules[e.index].family == "contraction")
         self._products = frozenset(dots)
-        self._copies, self._arriving = Remembered[_Copy](), Remembered[tuple[tuple[int, int, int], ...]]()
-        self._shared = Remembered[int]()
+        self._copies, self._beside, self._shared = Remembered[_Copy](), Remembered[_Beside](), Remembered[int]()
 
     def beside(self, transfers: Sequence[Transfer]) -> Iterator[tuple[int, int, int]]:
         """(first, last equation, bytes) of buffers of transfers beside their copies."""
-        arriving = self._arriving.of_all(transfers, lambda t: self._in_pieces(t))
-        yield from itertools.chain.from_iterable(arriving)
-        yield from self._updates_in_pieces(transfers)
+        known = self._beside.of_all(transfers, lambda t: self._beside_of(t))
+        yield from itertools.chain.from_iterable([of.arriving for of in known])
+        in_pieces = [of.in_pieces for of in known if of.in_pieces is not None]
+        if in_pieces:  # the largest update, in a buffer of its own
+            end = len(self.model.graph.program.equations)
+            yield end, end, max(in_pieces)
         yield from self._shared_copies(transfers)
-        yield from self._updated_parts(transfers)
+        yield from [of.part for of in known if of.part is not None]
+
+    def _beside_of(self, transfer: Transfer) -> _Beside:
+        return _Beside(self._in_pieces(transfer), self._update_in_pieces(transfer), self._updated_part(transfer))
 
     def of(self, transfers: Sequence[Transfer]) -> list[_Copy]:
         """(first, last position, bytes, label) of the copy that each execution of a transfer makes, for each."""
@@ -89,7 +109,8 @@ class Copies:
         return source if graph.values.producer[source] < 0 and is_stored else None
 
     def _travelling(self, transfer: Transfer) -> Tensor:
-        return replace(self.model.graph.program.tensors[transfer.tensor], itemsize=transfer.itemsize)
+        tensor = self.model.graph.program.tensors[transfer.tensor]
+        return tensor if tensor.itemsize == transfer.itemsize else replace(tensor, itemsize=transfer.itemsize)
 
     def _in_pieces(self, transfer: Transfer) -> tuple[tuple[int, int, int], ...]:
         """(equation, the same, bytes) of a gathered copy that is there once more while a dot first reads it.
@@ -121,22 +142,17 @@ class Copies:
         equations = self.model.graph.program.equations
         return [e for e in readers if e < len(equations) and equations[e].name == REGION_IN]
 
-    def _updates_in_pieces(self, transfers: Sequence[Transfer]) -> Iterator[tuple[int, int, int]]:
-        """(equation, the same, bytes) of the largest update that is gathered along an inner dimension.
+    def _update_in_pieces(self, transfer: Transfer) -> int | None:
+        """Bytes of an update that is gathered along an inner dimension; None for other transfers.
 
         It arrives in pieces, in a buffer of its own, and is transposed into the argument that it replaces.
         """
-        end = len(self.model.graph.program.equations)
-        sizes = [
-            self.model.pricer.local_bytes(self._travelling(transfer), transfer.target)
-            for transfer in gathered_updates(self._into_arguments, end, transfers)
-            if self._in_pieces_of_gathers
-            and (step := transfer.path.steps[-1]).kind == "all-gather"
-            and step.dim is not None
-            and math.prod(self._local_shape(transfer)[: step.dim]) > 1
-        ]
-        if sizes:
-            yield end, end, max(sizes)
+        end, step = len(self.model.graph.program.equations), transfer.path.steps[-1]
+        if not self._in_pieces_of_gathers or not is_gathered_update(self._into_arguments, end, transfer):
+            return None
+        if step.kind != "all-gather" or step.dim is None or math.prod(self._local_shape(transfer)[: step.dim]) <= 1:
+            return None
+        return self.model.pricer.local_bytes(self._travelling(transfer), transfer.target)
 
     def _local_shape(self, transfer: Transfer) -> tuple[int, ...]:
         """Of the copy that a transfer makes."""
@@ -157,9 +173,10 @@ class Copies:
         sharding = transfer.path.shardings[transfer.shared]
         return self.model.pricer.local_bytes(self._travelling(transfer), sharding)
 
-    def _updated_parts(self, transfers: Sequence[Transfer]) -> Iterator[tuple[int, int, int]]:
-        """(first, last equation, bytes) of arrays updated in parts, then gathered into the buffer that they replace."""
+    def _updated_part(self, transfer: Transfer) -> tuple[int, int, int] | None:
+        """(first, last equation, bytes) of an array updated in parts, then gathered into the buffer it replaces."""
         values, end = self.model.graph.values, len(self.model.graph.program.equations)
-        for transfer in gathered_updates(self._replaced, end, transfers) if self._keeps_parts else ():
-            size = self.model.pricer.local_bytes(self._travelling(transfer), transfer.path.shardings[0])
-            yield values.producer[transfer.tensor], end, size
+        if not self._keeps_parts or not is_gathered_update(self._replaced, end, transfer):
+            return None
+        size = self.model.pricer.local_bytes(self._travelling(transfer), transfer.path.shardings[0])
+        return values.producer[transfer.tensor], end, size

@@ -80,7 +80,7 @@ class LiveRanges:
             views[dot].update((view, dot))
         for equation, other in buffers.sums.items():
             (result,) = program.equations[equation].results
-            is_its = equation in buffers.sums_alone and result not in program.outputs
+            is_its = equation in buffers.sums_alone and result not in program.returned
             summand = next(t for t in program.equations[equation].operands if t != other)
             if is_its and result in self._place:
                 dot = buffers.added_up.get(summand, summand)

@@ -117,7 +117,7 @@ def is_overwritten(graph: StepGraph, eqn: Equation) -> bool:
     by = program.equations[made_by] if made_by >= 0 else None
     if by is not None and by.name == REGION_IN and by.params["role"] != "carry":
         return False  # read again in the next trip, or by another branch
-    if t in program.outputs:
+    if t in program.returned:
         return False
     return all(c <= eqn.index or _is_carry_exit(program.equations[c], t) for c in graph.values.consumers[t])
 

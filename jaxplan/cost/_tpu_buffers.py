@@ -14,7 +14,7 @@ from jaxplan.cost._model import CostModel
 from jaxplan.cost._reads import sharding_of
 from jaxplan.cost._tiles import padded_bytes, row_by_row_bytes, scattered_in_tiles
 from jaxplan.cost._transfers import Transfer
-from jaxplan.cost._updated_parts import gathered_updates
+from jaxplan.cost._updated_parts import is_gathered_update
 from jaxplan.ir import Configuration
 from jaxplan.mesh import COLLECTIVES
 from jaxplan.xla._plan_effects import (
@@ -176,7 +176,8 @@ class TpuBuffers:
         end = len(program.equations)
         sizes = {
             transfer.tensor: self._model.pricer.local_bytes(program.tensors[transfer.tensor], transfer.target)
-            for transfer in gathered_updates(self._replaced, end, transfers)
+            for transfer in transfers
+            if is_gathered_update(self._replaced, end, transfer)
         }
         if sizes:
             t = max(sizes, key=sizes.__getitem__)

@@ -230,12 +230,12 @@ def _with_shared_steps(
 
 def parameter_gathers(graph: StepGraph, transfers: Sequence[Transfer]) -> list[Transfer]:
     """Those that gather a parameter as it is stored, or cast."""
-    kinds, groups = [group.kind for group in graph.grouping.groups], graph.grouping.tensor_group
+    groups, group_of = graph.grouping.groups, graph.grouping.tensor_group
     return [
         transfer
         for transfer in transfers
-        if groups[transfer.tensor] >= 0
-        and kinds[groups[transfer.tensor]] in STORED_KINDS
+        if group_of[transfer.tensor] >= 0
+        and groups[group_of[transfer.tensor]].kind in STORED_KINDS
         and any(step.kind == "all-gather" for step in transfer.path.steps)
     ]
 

@@ -224,6 +224,7 @@ class Program:
 
     Attributes:
       inputs, outputs: tensor indices, in the order of the flattened arguments and results.
+      given, returned: the same tensors as sets, to ask whether one is among them.
       in_tree, out_tree: pytree structures of ``(args, kwargs)`` and of the result.
       in_paths, out_paths: key paths, such as ``[0].params['Dense_0']['kernel']``.
       donated: per input, whether its buffer may be reused by an output.
@@ -256,9 +257,13 @@ class Program:
     microbatches: MicroBatches | None = None
     sequences: str | None = None
     aliases: Mapping[int, int] = field(init=False, repr=False, compare=False)
+    given: frozenset[int] = field(init=False, repr=False, compare=False)
+    returned: frozenset[int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "aliases", {pair.output: pair.input for pair in self.pairs})
+        object.__setattr__(self, "given", frozenset(self.inputs))
+        object.__setattr__(self, "returned", frozenset(self.outputs))
 
     @property
     def state(self) -> dict[int, int]:

@@ -77,8 +77,8 @@ def stage_costs(problem: Problem, lean: Point, fast: Point, slope: float) -> Sta
       slope: seconds per byte, for the choices in between.
     """
     a, b = np.array(lean.assignment), np.array(fast.assignment)
-    node_time, node_memory, _ = problem.costs(np.stack([a, b]))
-    num_nodes, num_edges = problem.num_nodes, len(problem.edges)
+    node_time, node_memory = problem.node_costs(np.stack([a, b]))
+    num_edges = len(problem.edges)
     edge_time, edge_memory = np.empty((num_edges, 4)), np.empty((num_edges, 4), np.int64)
     edge_choice = np.zeros((num_edges, 4), np.intp)
     ends = np.array([lean.choices, fast.choices], np.intp).reshape(2, num_edges).T
@@ -92,8 +92,8 @@ def stage_costs(problem: Problem, lean: Point, fast: Point, slope: float) -> Sta
         edge_choice[indices] = picked
         edge_time[indices], edge_memory[indices] = at_choice(time, picked), at_choice(memory, picked)
     return Stages(
-        node_time=np.where(a == b, 0.0, node_time[1, :num_nodes] - node_time[0, :num_nodes]),
-        node_memory=node_memory[1, :num_nodes] - node_memory[0, :num_nodes],
+        node_time=np.where(a == b, 0.0, node_time[1] - node_time[0]),
+        node_memory=node_memory[1] - node_memory[0],
         edge_time=edge_time,
         edge_memory=edge_memory,
         edge_choice=edge_choice,

@@ -151,15 +151,22 @@ class Problem:
         times = np.empty((num_rows, self.num_nodes + len(self.edges)))
         memories = np.zeros(times.shape, np.int64)
         picked = np.zeros((num_rows, len(self.edges)), np.intp)
-        for nodes, time, memory in self._groups.nodes:
-            labels = assignments[:, nodes]
-            times[:, nodes], memories[:, nodes] = time[labels], memory[labels]
+        times[:, : self.num_nodes], memories[:, : self.num_nodes] = self.node_costs(assignments)
         for indices, sources, targets, edge in self._groups.edges:
             given = None if choices is None else choices[:, indices]
             terms = _edge_costs(edge, assignments[:, sources], assignments[:, targets], given, weights)
             columns = self.num_nodes + indices
             times[:, columns], memories[:, columns], picked[:, indices] = terms
         return times, memories, picked
+
+    def node_costs(self, assignments: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the (N, V) seconds and bytes of the nodes alone."""
+        times = np.empty(assignments.shape)
+        memories = np.empty(assignments.shape, np.int64)
+        for nodes, time, memory in self._groups.nodes:
+            labels = assignments[:, nodes]
+            times[:, nodes], memories[:, nodes] = time[labels], memory[labels]
+        return times, memories
 
     def edge_groups(self) -> list[tuple[np.ndarray, np.ndarray, np.ndarray, Edge]]:
         """Return, for each different pair of an edge's arrays, the edges that have it and their two ends."""

@@ -37,7 +37,7 @@ def deaths(
     reuse_in_place(graph, overwritten, materialised, death, plan.late)
     for a in added_up:
         death[a.dot] = producer[a.dot] - 1  # no buffer of its own, unless it is resharded first
-        if a.in_place and death[a.other] == a.equation and a.other not in program.inputs:
+        if a.in_place and death[a.other] == a.equation and a.other not in program.given:
             death[a.other] = a.equation - 1
     return death
 

@@ -51,7 +51,7 @@ def result_shardings(plan: StagedLike, meshes: Sequence[Any], arguments: Sequenc
     found: list[NamedSharding] = []
     for o, t in enumerate(program.outputs):
         successor = program.aliases.get(o)
-        if successor is None and t in program.inputs:
+        if successor is None and t in program.given:
             successor = program.inputs.index(t)
         found.append(arguments[successor] if successor is not None else _where_made(plan, meshes, o))
     return found

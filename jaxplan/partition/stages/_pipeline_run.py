@@ -128,7 +128,7 @@ def key_of(program: StageProgram, part: Any, item: Item) -> Any:
     kind = program.program.tensors[item.tensor].kind
     if kind == "input":
         return part.inputs[program.program.inputs.index(item.tensor)]
-    if item.tensor in program.program.outputs:
+    if item.tensor in program.program.returned:
         port = part.outputs[program.program.outputs.index(item.tensor)]
         if port.kind == "sum":
             return port

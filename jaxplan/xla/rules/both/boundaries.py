@@ -67,7 +67,7 @@ def _is_argument(facts: Facts, t: int) -> bool:
     """Whether a tensor is an argument of the step, as outer loops hand it in or not."""
     made_by = facts.maker(t)
     if made_by is None:
-        return t in facts.graph.program.inputs
+        return t in facts.graph.program.given
     is_constant = made_by.name == REGION_IN and made_by.params["role"] == "const"
     return is_constant and _is_argument(facts, made_by.operands[0])
 
@@ -99,7 +99,7 @@ def _is_bitcast(facts: Facts, eqn: Equation) -> bool:
     (source,), (result,) = eqn.operands, eqn.results
     shapes = [program.tensors[t].shape for t in (source, result)]
     is_same = not facts.is_tiled or (min(map(len, shapes)) > 2 and shapes[0][-2:] == shapes[1][-2:])
-    return is_same and source in program.inputs and result not in program.outputs
+    return is_same and source in program.given and result not in program.returned
 
 
 CUT_ARGUMENTS = CompilerRule(

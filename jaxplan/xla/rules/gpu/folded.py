@@ -16,7 +16,7 @@ def _folded(facts: Facts) -> Iterator[Fuse]:
         if eqn.name != "transpose" or not facts.written[eqn.operands[0]]:
             continue
         (result,) = eqn.results
-        if result not in facts.graph.program.outputs and all(
+        if result not in facts.graph.program.returned and all(
             _takes_either_order(facts, reader, eqn) for reader in facts.readers(result)
         ):
             yield Fuse(result)

@@ -18,7 +18,7 @@ MERGED_BYTES = 32 * 2**20
 shared operands were seen not to count."""
 
 
-def library_sums(facts: Facts) -> Iterator[Accumulate]:
+def library_sums(facts: Facts) -> tuple[Accumulate, ...]:
     """Sums of which one summand is a dot that nothing else reads, D = alpha A B + C.
 
     XLA makes one library call of them that writes over C, or over a copy where C is read later: the
@@ -29,6 +29,13 @@ def library_sums(facts: Facts) -> Iterator[Accumulate]:
     https://github.com/openxla/xla/blob/main/xla/service/gpu/transforms/gemm_rewriter.cc (``FuseMatrixBiasAdd``) and
     https://github.com/openxla/xla/blob/main/xla/service/gpu/transforms/cudnn_fused_conv_rewriter.cc
     """
+    key = library_sums, facts.merged
+    if key not in facts.shared:
+        facts.shared[key] = tuple(_library_sums(facts))
+    return facts.shared[key]
+
+
+def _library_sums(facts: Facts) -> Iterator[Accumulate]:
     graph, program, values = facts.graph, facts.graph.program, facts.graph.values
     replaced = program.replaced
     for eqn in program.equations:
@@ -92,7 +99,7 @@ def _dot_behind(graph: StepGraph, t: int, equation: int) -> tuple[int, ...]:
     region = program.equations[equation].region
     while True:
         made = values.producer[t]
-        if made < 0 or values.consumers[t] != (equation,) or t in program.outputs:
+        if made < 0 or values.consumers[t] != (equation,) or t in program.returned:
             return ()
         eqn = program.equations[made]
         if eqn.region != region:

@@ -43,7 +43,7 @@ def _written_behind(facts: Facts) -> Iterator[Fuse]:
         if eqn.phase != "backward" or graph.rules[eqn.index].family not in CONTRACTION_FAMILIES:
             continue
         t = eqn.results[0]
-        stack, written = [t] if materialised[t] and t not in program.outputs else [], set()
+        stack, written = [t] if materialised[t] and t not in program.returned else [], set()
         while stack:
             u = stack.pop()
             readers = [program.equations[e] for e in consumers[u]]

@@ -60,7 +60,7 @@ def _written_wider(facts: Facts) -> Iterator[Hold]:
     """Rearranged tensors that are read only as cast to a wider dtype: they are written so."""
     graph, program = facts.graph, facts.graph.program
     for eqn in program.equations:
-        if is_rearranged(graph, eqn.index) and eqn.results[0] not in program.outputs:
+        if is_rearranged(graph, eqn.index) and eqn.results[0] not in program.returned:
             (t,) = eqn.results
             readers = [program.equations[e] for e in graph.values.consumers[t]]
             casts = {program.tensors[e.results[0]].itemsize if e.name == "convert_element_type" else 0 for e in readers}
