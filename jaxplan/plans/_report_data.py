@@ -18,7 +18,7 @@ from jaxplan.plans._diff import diff
 from jaxplan.plans._frontier_data import FrontierData
 from jaxplan.plans._plan_data import PlanData
 from jaxplan.plans._priced import priced_plan
-from jaxplan.plans._rows import collective_rows, fold_leaves, leaf_rows, short_source
+from jaxplan.plans._rows import collective_rows, fold_leaves, leaf_rows, own_name, short_source
 
 _MOST_EDGES = 10
 _LEAST_EDGE_SECONDS = 1e-9
@@ -38,7 +38,7 @@ def plan_data(plan: PlanData, label: str, frontier: FrontierData[PlanData]) -> d
         "time": format_seconds(plan.time_seconds),
         "memory": format_bytes(plan.memory_bytes),
         "memory_parts": _bars(plan.memory_parts.items(), format_bytes),
-        "curve": _curve(plan) if program else [],
+        "curve": _curve(plan) if program else None,
         "times": _bars(_times(plan), format_seconds),
         "edges": _edges(plan) if program else [],
         "held": _held(plan) if program else [],
@@ -66,12 +66,22 @@ def _times(plan: PlanData) -> list[tuple[str, float]]:
     return [*rows, ("of communication hidden beside compute", plan.hidden_seconds)]
 
 
-def _curve(plan: PlanData) -> list[tuple[float, float]]:
-    """(ms, MiB) over one simulated step; of a long step the highest of every few instants."""
-    curve = plan.simulate().memory_curve
+def _curve(plan: PlanData) -> dict[str, Any]:
+    """Times in ms over one simulated step, and the MiB of each kind of array; of a long step the highest of every few
+    instants."""
+    simulated = plan.simulate()
+    curve = simulated.memory_curve
     stride = max(1, math.ceil(len(curve) / _MOST_INSTANTS))
-    highest = (max(curve[i : i + stride], key=lambda at: at[1]) for i in range(0, len(curve), stride))
-    return [(round(seconds * 1e3, 6), round(size / 2**20, 3)) for seconds, size in highest]
+    spans = (range(i, min(i + stride, len(curve))) for i in range(0, len(curve), stride))
+    chosen = [max(span, key=lambda at: curve[at][1]) for span in spans]
+    return {
+        "times": [round(curve[i][0] * 1e3, 6) for i in chosen],
+        "end": round(simulated.timeline.makespan * 1e3, 6),
+        "parts": [
+            {"name": name, "sizes": [round(sizes[i] / 2**20, 3) for i in chosen]}
+            for name, sizes in simulated.curve_parts.items()
+        ],
+    }
 
 
 def _edges(plan: PlanData) -> list[list[str]]:
@@ -114,7 +124,7 @@ def _arguments(plan: PlanData, cuts: dict[str, Any]) -> list[dict[str, Any]]:
     layouts = {row.path: layout for row, layout in zip(rows, plan.input_shardings, strict=True)}
     found = []
     for of in fold_leaves(rows):
-        layout, names = layouts[of.first.path], [name for name, _ in of.first.dims]
+        layout, names = layouts[of.first.path], [own_name(name, d) for d, (name, _) in enumerate(of.first.dims)]
         found.append(
             {
                 "path": of.path,
@@ -149,7 +159,7 @@ def _activations(graph: StepGraph, plan: PlanData, cuts: dict[str, Any]) -> list
             names = [graph.named.name_at(t, d) for d in range(len(dims))]
             ways = layout.num_splits(plan.topology.axes)
             split = " x ".join(
-                f"{name or f'dim {d}'}/{n}" for d, (name, n) in enumerate(zip(names, ways)) if n > 1
+                f"{name or f'axis {d}'}/{n}" for d, (name, n) in enumerate(zip(names, ways)) if n > 1
             )
             key = _cut_key(layout, names, plan.topology, cuts)
             where = short_source(_compat.eqn_source_line(eqn.origin)) or "no source line"
@@ -185,7 +195,7 @@ def cut_of(layout: Sharding, names: Sequence[str], topology: Topology) -> dict[s
     columns = last if last or len(split) < 2 else split[1:]
     rows = [d for d in split if d not in columns]
     shape = tuple(math.prod(ways[d] for d in dims) for dims in (rows, columns))
-    titles = [" x ".join(f"{names[d] or f'dim {d}'}/{ways[d]}" for d in dims) for dims in (rows, columns)]
+    titles = [" x ".join(f"{names[d] or f'axis {d}'}/{ways[d]}" for d in dims) for dims in (rows, columns)]
     if math.prod(shape) > _MOST_CELLS:
         return {"down": titles[0], "across": titles[1], "cells": []}
     sizes = tuple(axis.size for axis in topology.axes)

@@ -13,6 +13,8 @@ from jaxplan.ir import FactorClass, StepGraph
 from jaxplan.mesh import Sharding, Topology, collective_seconds
 from jaxplan.plans._plan_data import PlanData
 
+_OF_AN_ARRAY = re.compile(r"\.\d+$")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeafRow:
@@ -22,7 +24,7 @@ class LeafRow:
       path: as people write it, such as ``state/params/block_0/up/kernel``.
       role: ``parameter``, ``state`` (optimizer slots, statistics, caches) or ``data``.
       aval: dtype and shape, such as ``float32[64,256]``.
-      dims: per dimension its name (empty where it has none), and over how many devices it is split.
+      dims: per dimension its name in the step (empty where it has none), and over how many devices it is split.
       spec: the PartitionSpec over the atomic axes of the plan, as text.
       num_bytes, local_bytes: of the whole array, and of the piece on one device.
     """
@@ -37,8 +39,9 @@ class LeafRow:
 
     @property
     def split(self) -> str:
-        """Such as ``hidden/4 x vocabulary/2``, ``whole`` where nothing is split."""
-        parts = [f"{name or f'dim {d}'}/{ways}" for d, (name, ways) in enumerate(self.dims) if ways > 1]
+        """Such as ``hidden/4 x vocabulary/2``, ``whole`` where nothing is split; a dimension without a common name is
+        an axis of this array."""
+        parts = [f"{own_name(name, d)}/{ways}" for d, (name, ways) in enumerate(self.dims) if ways > 1]
         return " x ".join(parts) or "whole"
 
 
@@ -75,6 +78,18 @@ class OperatorRow:
 def short_source(line: str) -> str:
     """A source line without the folders of its file: ``train.py:52 (step)``."""
     return line.rpartition("/")[2]
+
+
+def own_name(name: str, axis: int) -> str:
+    """The name of a dimension beside an array that has it.
+
+    It is ``axis 1`` where there is no common name; elsewhere such a dimension has that of another array (``down.0``).
+
+    Example:
+      >>> own_name("heads", 1), own_name("params/down.0", 1), own_name("", 1)
+      ('heads', 'axis 1', 'axis 1')
+    """
+    return f"axis {axis}" if not name or _OF_AN_ARRAY.search(name) else name
 
 
 def fold_numbers(path: str) -> str:

@@ -58,6 +58,7 @@ class Simulation:
       memory_bytes: peak with overlap, in which gathered copies are live earlier.
       memory_parts: bytes of that peak by kind of array.
       memory_curve: (seconds, bytes) from then on, ascending.
+      curve_parts: kind of array -> its bytes at each instant of that curve.
       contention: seconds by which kernels take longer for a second of a collective beside them, which the timeline does
         not show (`jaxplan.mesh.Efficiency`).
     """
@@ -67,6 +68,7 @@ class Simulation:
     memory_bytes: int
     memory_parts: Mapping[str, int]
     memory_curve: tuple[tuple[float, int], ...]
+    curve_parts: Mapping[str, tuple[int, ...]]
     contention: float = 0.0
 
     @property
@@ -170,12 +172,16 @@ class PlanSimulator:
         lifetimes = self.predictor.lifetimes(assignment, self.model.chosen(assignment), transfers)
         lifetimes = _overlapped(lifetimes, moves, ends, timeline, clock)
         peak, parts = lifetimes.peak()
+        instants = _instants(lifetimes, timeline, clock)
+        curves = _curves(lifetimes, [position for _, position in instants])
+        sizes = map(sum, zip(*curves.values(), strict=True))
         return Simulation(
             timeline=timeline,
             names=names,
             memory_bytes=peak,
             memory_parts=parts,
-            memory_curve=_memory_curve(lifetimes, timeline, clock),
+            memory_curve=tuple(zip([seconds for seconds, _ in instants], sizes, strict=True)),
+            curve_parts=curves,
             contention=self.model.topology.chip.efficiency.contention,
         )
 
@@ -383,13 +389,19 @@ def _overlapped(
     return dataclasses.replace(lifetimes, first=first, last=last)
 
 
-def _memory_curve(lifetimes: Lifetimes, timeline: Timeline, clock: _Clock) -> tuple[tuple[float, int], ...]:
-    """(seconds, the most bytes alive while the equations of a kernel are at work)."""
-    resident = sum(int(size) for size in lifetimes.resident.values())
+def _instants(lifetimes: Lifetimes, timeline: Timeline, clock: _Clock) -> list[tuple[float, int]]:
+    """When each kernel begins, and the position at which most bytes are alive while its equations are at work."""
     if not clock.tasks:
-        return ((0.0, resident),)
-    places = np.array([0, *(2 * e for e in clock.equations[1:])])
-    most = np.maximum.reduceat(lifetimes.curve(), places)
-    return tuple(
-        (timeline.start[task], resident + int(size)) for task, size in zip(clock.tasks, most, strict=True)
-    )
+        return [(0.0, 0)]
+    curve = lifetimes.curve()
+    begins = [0, *(2 * e for e in clock.equations[1:])]
+    ends = [*begins[1:], len(curve)]
+    most = [begin + int(np.argmax(curve[begin:end])) for begin, end in zip(begins, ends, strict=True)]
+    return list(zip([timeline.start[task] for task in clock.tasks], most, strict=True))
+
+
+def _curves(lifetimes: Lifetimes, positions: Sequence[int]) -> dict[str, tuple[int, ...]]:
+    """Kind of array -> its bytes at each of some positions."""
+    labels = dict.fromkeys([*lifetimes.resident, *lifetimes.labels])
+    at = {label: lifetimes.curve_of(label)[positions] + int(lifetimes.resident.get(label, 0)) for label in labels}
+    return {label: tuple(map(int, of)) for label, of in at.items() if of.any()}

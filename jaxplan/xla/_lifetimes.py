@@ -60,6 +60,17 @@ class Lifetimes:
         short = self._is_short
         return alive - np.minimum(self._alive(self.first[short], self.last[short], self.sizes[short]), self.on_chip)
 
+    def curve_of(self, label: str) -> np.ndarray:
+        """The part of `curve` that arrays of one kind take; what is beside the cores is shared by all short ones."""
+        mine = np.array([other == label for other in self.labels], dtype=bool)
+        alive = self._alive(self.first[mine], self.last[mine], self.sizes[mine])
+        if not self.on_chip:
+            return alive
+        short, some = self._is_short, self._is_short & mine
+        total = self._alive(self.first[short], self.last[short], self.sizes[short])
+        share = np.minimum(total, self.on_chip) / np.maximum(total, 1.0)
+        return alive - share * self._alive(self.first[some], self.last[some], self.sizes[some])
+
     @property
     def _is_short(self) -> np.ndarray:
         return self.last - self.first <= _SHORTLY

@@ -258,6 +258,23 @@ def test_labels_of_a_plot_do_not_overlap():
     assert "10" in ticks and all(float(tick) for tick in ticks)
 
 
+@pytest.mark.parametrize("limit_gib", [80, 2000])
+def test_the_legend_of_a_plot_is_inside_the_picture_and_above_the_axes(limit_gib, monkeypatch):
+    pytest.importorskip("matplotlib")
+    from jaxplan.plans._plot import figure_of
+
+    monkeypatch.setattr(FakePlan, "verified", None, raising=False)
+    monkeypatch.setattr(FakePlan, "memory_interval_bytes", (GIB, 2 * GIB))
+    references = {"data": make_plan(9, 6, "data")}
+    figure = figure_of(make_frontier(*CURVE, references=references, memory_limit_bytes=limit_gib * GIB), "knee")
+    figure.draw_without_rendering()
+    (axes,), (legend,) = figure.axes, figure.legends
+    box = legend.get_window_extent()
+    assert len(legend.get_texts()) == 5
+    assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1
+    assert not box.overlaps(axes.get_window_extent())
+
+
 def test_without_matplotlib_the_error_names_the_extra(tmp_path, monkeypatch):
     real_import = builtins.__import__
 

@@ -18,6 +18,7 @@ import jaxplan
 from jaxplan.cli._main import main
 from jaxplan.errors import ArgumentError, MissingExtraError
 from jaxplan.mesh import Sharding, Topology
+from jaxplan.plans._report import figure_of
 from jaxplan.plans._report_data import cut_of
 
 pytest.importorskip("plotly")
@@ -84,6 +85,12 @@ def test_the_page_loads_nothing_and_has_a_row_for_every_plan(frontier, file):
     assert plans[0]["label"].startswith("#0 leanest")
 
 
+def test_references_and_choices_are_named_in_the_picture(frontier):
+    figure = figure_of(frontier, [frontier.leanest()])
+    names = {name for of in figure.layout.annotations for name in of.text.split(", ")}
+    assert names == {*frontier.references, "leanest", "knee", "fastest"}
+
+
 def test_the_data_are_those_of_the_plans(frontier, file):
     plan = json.loads(Page(file.read_text(encoding="utf-8")).scripts["data"])[0]
     leanest = frontier.leanest()
@@ -95,7 +102,7 @@ def test_the_data_are_those_of_the_plans(frontier, file):
     assert any("dot_general" in leaf["what"] for leaf in plan["activations"])
     assert plan["held"] and all(row[-1] for row in plan["held"])
     assert plan["difference"]["reference"] in frontier.references
-    highest = max(size for _, size in plan["curve"])
+    highest = max(map(sum, zip(*(part["sizes"] for part in plan["curve"]["parts"]), strict=True)))
     assert highest == pytest.approx(leanest.simulate().memory_bytes / 2**20, rel=1e-3)
 
 
@@ -165,16 +172,24 @@ def test_a_browser_draws_the_page_and_a_click_changes_the_plan(frontier, file, t
     text = file.read_text(encoding="utf-8")
     second = json.loads(Page(text).scripts["data"])[1]
     click = """<script>window.addEventListener("load", () =>
-        setTimeout(() => picture.emit("plotly_click", {points: [{customdata: 1}]}), 500));</script>"""
+        setTimeout(() => picture.emit("plotly_click", {points: [{customdata: 1}]}), 500));
+      window.addEventListener("load", () => setTimeout(() => {
+        const boxes = Array.from(picture.querySelectorAll(".annotation-text"), of => of.getBoundingClientRect());
+        const meet = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+        const pairs = boxes.flatMap((a, i) => boxes.slice(i + 1).filter(b => meet(a, b)));
+        document.title = `${boxes.length} names, ${pairs.length} pairs of them overlap`;
+      }, 1000));</script>"""
     clicked = tmp_path / "clicked.html"
     clicked.write_text(text.replace("</body>", f"{click}</body>"), encoding="utf-8")
     command = [
         "chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
-        "--virtual-time-budget=4000", "--dump-dom", clicked.as_uri(),
+        "--window-size=1280,1000", "--virtual-time-budget=4000", "--dump-dom", clicked.as_uri(),
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     picture, told = done.stdout.split('<main id="plan">')
     assert "main-svg" in picture
+    num_names, _, rest = picture.partition("<title>")[2].partition(" ")
+    assert int(num_names) > 3 and rest.startswith("names, 0 pairs of them overlap")
     assert f"{second['label']}: {second['time']} a step" in told
     for title in ("Memory at the peak", "The most expensive transfers", "From the nearest reference"):
         assert title in told

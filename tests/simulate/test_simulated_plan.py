@@ -57,6 +57,9 @@ def test_makespan_and_memory_lie_within_their_bounds(frontier: jaxplan.Frontier)
         assert longer * (1 - 1e-9) <= simulation.time_seconds <= plan.time_seconds * (1 + 1e-9)
         assert plan.memory_bytes <= simulation.memory_bytes == max(size for _, size in simulation.memory_curve)
         assert sum(simulation.memory_parts.values()) == simulation.memory_bytes
+        top = max(range(len(simulation.memory_curve)), key=lambda i: simulation.memory_curve[i][1])
+        at_top = {part: sizes[top] for part, sizes in simulation.curve_parts.items() if sizes[top]}
+        assert at_top == simulation.memory_parts
 
 
 def test_data_parallelism_hides_all_reduces_behind_the_rest_of_the_backward_pass(
