@@ -107,3 +107,23 @@ def test_slices_are_found_where_only_attention_in_blocks_fits_otherwise():
     assert found.fastest().microbatches is not None
     assert found.fastest().time_seconds < blocks.fastest().time_seconds
     assert {plan.name for plan in found.references.values()} == {plan.name for plan in blocks.references.values()}
+
+
+def test_a_step_that_writes_down_its_batch_size_is_refused_in_slices_alone():
+    """Without slices it is planned; advice, which tries them, leaves them out."""
+
+    def step(w, batch):
+        def total(w):
+            return jnp.sum((batch["x"] @ w + jnp.ones((64, 1))) ** 2)
+
+        value, gradient = jax.value_and_grad(total)(w)
+        return w - 0.1 * gradient, value
+
+    shape = jax.ShapeDtypeStruct
+    args = shape((32, 32), jnp.float32), {"x": shape((64, 32), jnp.float32)}
+    with pytest.raises(jaxplan.errors.UnsupportedError, match=r"(?s)it cannot be traced with fewer.*fix"):
+        jaxplan.plan(step, *args, topology="cpu:8", microbatches=4)
+    with pytest.raises(jaxplan.InfeasibleError, match=r"micro-batches: .*cannot be traced with fewer examples"):
+        jaxplan.plan(step, *args, topology="cpu:8", memory="1000B")
+    frontier = jaxplan.plan(step, *args, topology="cpu:8")
+    assert "microbatches" not in {advice.kind for advice in frontier.advice()}

@@ -121,7 +121,8 @@ class HomeDeaths:
 
         GPU programs start a reduce-scatter and make the next gradient before they wait for it.
         """
-        is_scattered = self._awaits_next and transfer.path.steps[0].kind == "reduce-scatter"
+        first_step = next(iter(transfer.path.steps), None)  # zeros become partial sums without any
+        is_scattered = self._awaits_next and first_step is not None and first_step.kind == "reduce-scatter"
         dot = self._behind.of(transfer.tensor) if is_scattered else None
         if dot is None or not is_gradient(self.model.graph, transfer.tensor):
             return -1

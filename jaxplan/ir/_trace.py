@@ -34,7 +34,7 @@ from jaxplan.ir._state import donated_by_default, pair_state
 from jaxplan.ir._state_leaves import Leaf
 from jaxplan.ir._static_slices import index_parts
 from jaxplan.ir._successors import Successors
-from jaxplan.ir.microbatch import Strata, sorted_strata, split_batch
+from jaxplan.ir.microbatch import Strata, not_separable, sorted_strata, split_batch
 
 _TRACE_FAILED_MSG = (
     "jaxplan could not trace the step {name}.\n"
@@ -227,7 +227,10 @@ def _on_a_slice(
 
     paths, tree = jax.tree_util.tree_flatten_with_path(example)
     leaves = [shrink((position, path), leaf) for position, (path, leaf) in enumerate(paths)]
-    small, _ = _traced(step, call, jax.tree.unflatten(tree, leaves))
+    try:
+        small, _ = _traced(step, call, jax.tree.unflatten(tree, leaves))
+    except TraceError as error:
+        raise not_separable(f"it cannot be traced with fewer examples: {error.__cause__}".partition("\n")[0]) from error
     return small, batch
 
 

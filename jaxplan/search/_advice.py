@@ -7,7 +7,7 @@ gradients, overlap), or the step is planned again (padded, recomputed, in slices
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -154,21 +154,24 @@ def _children(level: str) -> str:
 
 
 def _operators(subject: _Subject) -> Iterator[Advice]:
-    """Operators without a rule, which every device runs whole."""
+    """Operators that every device runs whole: those without a rule, and those that no layout splits."""
     graph, plan, model = subject.graph, subject.plan, subject.priced.model
-    seconds: dict[str, float] = defaultdict(float)
-    places: dict[str, str] = {}
-    for e in graph.unknown:
-        eqn = graph.program.equations[e]
-        name = _compat.callee_name(eqn.name, eqn.params) or eqn.name
-        seconds[name] += float(model.problem.time[graph.grouping.equation_group[e]][0])
-        places.setdefault(name, short_source(_compat.eqn_source_line(eqn.origin)))
-    for name, taken in seconds.items():
+    seconds: dict[tuple[str, bool], float] = defaultdict(float)
+    places: dict[tuple[str, bool], str] = {}
+    for group in graph.grouping.groups:
+        unruled = set(graph.unknown).intersection(group.equations)
+        if unruled or (group.equations and not graph.spaces[group.index].classes):
+            eqn = graph.program.equations[min(unruled or group.equations)]
+            key = _compat.callee_name(eqn.name, eqn.params) or eqn.name, bool(unruled)
+            seconds[key] += float(model.problem.time[group.index][0])
+            places.setdefault(key, short_source(_compat.eqn_source_line(eqn.origin)))
+    for (name, is_unknown), taken in seconds.items():
         saved = taken * (1 - 1 / plan.topology.num_devices)
+        why = "has no rule" if is_unknown else "has no dimension that its rule splits"
+        fix = "by a rule (jaxplan.register_rule)" if is_unknown else "by other operators (docs/operators.md)"
         text = (
-            f"{name!r} at {places[name] or 'an unknown line'} has no rule and runs whole on every device for "
-            f"{format_seconds(taken)}; split over all of them by a rule (jaxplan.register_rule) it takes "
-            f"{format_seconds(taken - saved)}"
+            f"{name!r} at {places[name, is_unknown] or 'an unknown line'} {why} and runs whole on every device for "
+            f"{format_seconds(taken)}; split over all of them {fix} it takes {format_seconds(taken - saved)}"
         )
         yield from subject.advice("operator", text, -saved)
 
@@ -190,7 +193,8 @@ def _more_devices(subject: _Subject) -> Iterator[Advice]:
 
 def _recomputation(subject: _Subject) -> Iterator[Advice]:
     if subject.plan.remat is None:
-        yield from _leaner(subject, "remat", "blocks recomputed (remat=True)", subject.again(remat=True))
+        found = [of for of in subject.again(remat=True) or () if of.remat is not None]
+        yield from _leaner(subject, "remat", "blocks recomputed (remat=True)", found)
 
 
 def _micro_batches(subject: _Subject) -> Iterator[Advice]:
@@ -204,10 +208,10 @@ def _micro_batches(subject: _Subject) -> Iterator[Advice]:
             return
 
 
-def _leaner(subject: _Subject, kind: str, how: str, frontier: Frontier | None) -> Iterator[Advice]:
+def _leaner(subject: _Subject, kind: str, how: str, plans: Iterable[Plan]) -> Iterator[Advice]:
     """The fastest plan that takes noticeably less memory."""
     plan = subject.plan
-    lean = [of for of in frontier or () if of.memory_bytes <= (1 - LEAST_SAVING) * plan.memory_bytes]
+    lean = [of for of in plans if of.memory_bytes <= (1 - LEAST_SAVING) * plan.memory_bytes]
     if lean:
         other = min(lean, key=lambda of: of.time_seconds)
         yield from subject.advice(
