@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, over
 
 from jaxplan.core import _compat
 from jaxplan.core._log import warn_once
-from jaxplan.errors import ArgumentError, InfeasibleError
+from jaxplan.errors import ArgumentError, InfeasibleError, PlanMismatchError
 from jaxplan.frontend._arguments import check_call, step_name
 from jaxplan.frontend._call import Call, opened_call
 from jaxplan.frontend._call_key import CallKey
@@ -80,6 +80,9 @@ _DISABLED_MSG = (
 _MOVES_MSG = (
     "{step}: no plan for these arguments fits the memory with the layout that the state has: it moves to another. "
     "Likely cause: a larger batch. Give more memory, or keep_layout=False to plan each kind of arguments by itself"
+)
+_OTHER_BATCH_MSG = (
+    "{step}: the plan that was given is for another batch ({changed}): this call is planned anew, {layout}"
 )
 
 
@@ -247,11 +250,10 @@ class Auto(Generic[P, R]):
 
     def _new(self, call: Call) -> Ready:
         from jaxplan.partition import device_mesh
-        from jaxplan.search._bind import given_plan
 
         check_call(self._step, call.args, call.kwargs, entry=step_name(self._step))
         if self._options.plan is not None:
-            frontier, plan = given_plan(self._step, call.args, call.kwargs, self._options)
+            frontier, plan = self._given(call)
         else:
             device_mesh(parse_topology(self._topology))  # too few devices: said before the search
             frontier = self._searched(call)
@@ -261,20 +263,37 @@ class Auto(Generic[P, R]):
         self._plans.plans += 1
         return Ready(run=run, results_of=run.calls.results_of(call), frontier=frontier)
 
-    def _searched(self, call: Call) -> Frontier:
-        """A new frontier; state keeps the layout that it has, or has it as in the plan to be like."""
+    def _given(self, call: Call) -> tuple[Frontier, Plan]:
+        """The plan that was given; for another batch a new one, in which the state has the layout of that plan."""
+        from jaxplan.search._bind import given_plan
+        from jaxplan.search._other_batch import plan_of_other_batch
+
+        given = self._step, call.args, call.kwargs, self._options
+        try:
+            return given_plan(*given)
+        except PlanMismatchError as mismatch:
+            before = plan_of_other_batch(*given, mismatch)
+            changed = next(line.strip() for line in str(mismatch).splitlines() if "differs:" in line)
+        layout = "with the layout of the state as it is there" if self._options.keep_layout else "by itself"
+        warn_once(_OTHER_BATCH_MSG.format(step=step_name(self._step), changed=changed, layout=layout))
+        frontier = self._searched(call, before)
+        return frontier, frontier.choose(self._options.choose)
+
+    def _searched(self, call: Call, before: Plan | None = None) -> Frontier:
+        """A new frontier; state keeps the layout of the last plan, or of ``before``, or is laid out as in ``like``."""
         from jaxplan.search._entry import StepToPlan
         from jaxplan.search._every_process import plan_everywhere
         from jaxplan.search._fixed import shardings_of
 
         verify = False if self._options.verify == "auto" else self._options.verify  # it reads what it compiles to run
-        options = dataclasses.replace(self._options, topology=self._topology, verify=verify)
+        topology = self._topology if before is None else self._topology or before.topology
+        options = dataclasses.replace(self._options, topology=topology, verify=verify)
         step = StepToPlan(self._step, call.args, call.kwargs, options)
         if options.like is not None:
             kept = shardings_of(_on_same_axes(followed_plan(options.like), parse_topology(self._topology)))
             return plan_everywhere(step, dataclasses.replace(options, kept=kept))
         is_point = options.choose in POINT_NAMES or point_number(options.choose) is not None
-        latest = None if self._latest is None else self._latest[1].plan
+        latest = before if self._latest is None else self._latest[1].plan
         if options.keep_layout and is_point and latest is not None and not latest.stages:
             try:
                 return plan_everywhere(step, dataclasses.replace(options, kept=shardings_of(latest)))

@@ -189,7 +189,8 @@ class Options:
         default=None,
         metadata={
             "doc": "a plan, or the file of one or of a frontier: it runs, checked against the step, and nothing is "
-            "searched; other arguments than its own are an error (docs/training.md)."
+            "searched. For a batch of another size the step is planned anew, with the layout that the plan gives the "
+            "state; other differences are an error (docs/training.md)."
         },
     )
     like: Any = field(
