@@ -31,10 +31,10 @@ def names():
         query = batch["x"] @ params["block_0"]["query"]["kernel"]
         return jnp.mean((jnp.tanh(query) @ params["block_0"]["up"] @ params["embedding"] - batch["y"]) ** 2)
 
-    def train_step(params, slots, batch):
+    def train_step(params, opt_state, batch):
         value, gradients = jax.value_and_grad(loss)(params, batch)
-        updates, slots = optimizer.update(gradients, slots, params)
-        return optax.apply_updates(params, updates), slots, value
+        updates, opt_state = optimizer.update(gradients, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, value
 
     def shape(*dims):
         return jax.ShapeDtypeStruct(dims, jnp.float32)
@@ -52,13 +52,13 @@ def names():
         return params, optimizer.init(params)
 
     model, key, x = Model(), jax.random.key(0), jnp.ones((8, 1024))
-    params, slots = jax.eval_shape(init, key)
+    params, opt_state = jax.eval_shape(init, key)
     batch = {"x": shape(4096, 1024), "y": shape(4096, 1024)}
     return {
         "jax": jax, "jnp": jnp, "jaxplan": jaxplan, "optax": optax, "optimizer": optimizer, "train_step": train_step,
-        "params": params, "slots": slots, "batch": batch, "in_shardings": (None, None, None),
+        "params": params, "opt_state": opt_state, "batch": batch, "in_shardings": (None, None, None),
         "model": model, "key": key, "x": x, "init": init,
-        "frontier": jaxplan.plan(train_step, params, slots, batch, topology="h100:2x4"),
+        "frontier": jaxplan.plan(train_step, params, opt_state, batch, topology="h100:2x4"),
     }  # fmt: skip
 
 

@@ -99,7 +99,9 @@ def _memory(plan: PlanData) -> str:
     if plan.verified is None:
         between = plan.memory_interval_bytes
         text = f"{format_bytes(plan.memory_bytes)} per device"
-        return text if between is None else f"{text}; compiled, {' to '.join(map(format_bytes, between))} in 9 of 10"
+        if between is None:
+            return text
+        return f"{text} predicted; such plans compile to {' to '.join(map(format_bytes, between))} in 9 of 10 cases"
     predicted = format_bytes(plan.prediction.memory_bytes)
     return f"{format_bytes(plan.memory_bytes)} per device as compiled; {predicted} predicted"
 

@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+from jaxplan.core._paths import readable_path
 from jaxplan.ir import Program, StatePair
 
 _KEY = re.compile(r"\['[^']*'\]|\[[^\]]*\]|\.[^.\[]+")
@@ -20,7 +21,7 @@ def state_rows(program: Program) -> list[str]:
     for name, inputs in _arguments(program).items():
         found = [pairs[i] for i in inputs if i in pairs]
         if not found:
-            rest.append(name)
+            rest.append(readable_path(name, program.argument_names))
             continue
         rows.append(f"  {_places(program, found)}: {_donation(program, name, inputs, found)}")
     if len(rows) > _MOST_ROWS:
@@ -43,13 +44,13 @@ def _keys(path: str) -> list[str]:
 
 
 def _places(program: Program, pairs: Sequence[StatePair]) -> str:
-    """``[0] -> [0][1], 5 leaves``: subtrees of an argument and where they are returned."""
+    """``params -> result[0][1], 5 leaves``: subtrees of an argument and where they are returned."""
     counts: dict[str, int] = defaultdict(int)
     for pair in pairs:
         source, target = _keys(program.in_paths[pair.input]), _keys(program.out_paths[pair.output])
         while len(source) > 1 and target and source[-1] == target[-1]:
             del source[-1], target[-1]
-        counts[f"{''.join(source)} -> {''.join(target) or 'the result'}"] += 1
+        counts[f"{readable_path(''.join(source), program.argument_names)} -> result{''.join(target)}"] += 1
     return _listed(f"{place}{f', {count} leaves' if count > 1 else ''}" for place, count in counts.items())
 
 

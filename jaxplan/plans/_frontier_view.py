@@ -149,7 +149,8 @@ def _interval(points: Sequence[PlanData]) -> str | None:
     if not known:
         return None
     low, high = min(of.low for of in known) - 1, max(of.high for of in known) - 1
-    return f"compiled, 9 of 10 such plans take {low:+.0%} to {high:+.0%} of that memory"
+    least, most = (f"{abs(bound):.0%} {'more' if bound > 0 else 'less'}" for bound in (low, high))
+    return f"compiled, 9 of 10 such plans take {least} to {most} memory than predicted"
 
 
 def _compact_references(frontier: FrontierData[PlanData], columns: int) -> list[str]:

@@ -434,9 +434,9 @@ def test_explain_lists_the_arguments_that_come_back() -> None:
 
     plan = jaxplan.plan(step, PARAMS, shape(6), PARAMS, X, topology="cpu:2", progress=False).fastest()
     text = plan.explain()
-    assert "[0] -> [0], 2 leaves: donated\n" in text
+    assert "params -> result[0], 2 leaves: donated\n" in text
     assert (
-        "[1] -> [1]['v']: kept, nothing but shape and data flow says that it is state; donate_argnums" in text
+        "vector -> result[1]['v']: kept, nothing but shape and data flow says that it is state; donate_argnums" in text
     )
-    assert "[2] -> [2], 2 leaves: kept, it comes back unchanged\n" in text
-    assert "not returned: [3]" in text
+    assert "frozen -> result[2], 2 leaves: kept, it comes back unchanged\n" in text
+    assert "not returned: x" in text
