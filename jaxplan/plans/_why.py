@@ -9,6 +9,7 @@ from typing import Any
 from jaxplan.core import _compat
 from jaxplan.core._paths import matches, nearest
 from jaxplan.core._units import format_bytes, format_seconds
+from jaxplan.cost import tiny_groups
 from jaxplan.errors import ArgumentError
 from jaxplan.ir import UNGROUPED, StepGraph
 from jaxplan.plans._plan_data import PlanData
@@ -17,6 +18,7 @@ from jaxplan.plans._rows import LeafRow, fold_leaves, group_split, leaf_rows, sh
 
 _MOST_ALTERNATIVES = 8
 _MOST_LEAVES = 12
+_TINY = "its size: arrays this small are whole in every plan (at most 16,384 elements, and 1/16 of the largest)"
 _NO_LEAF_MSG = (
     "{pattern!r} matches no argument of the step.\n"
     "  expected: a path such as {example!r}, or a pattern of it; leading parts may be left out\n"
@@ -104,7 +106,7 @@ def why(plan: PlanData, leaf: LeafRow) -> Why:
         together=tuple(members),
         others=tuple(_other(plan, graph, group, other) for other in others),
         edges=tuple(edge for edge in priced.edges if edge.tensor == leaf.path),
-        forced=_forced(others),
+        forced=_TINY if group in tiny_groups(graph) else _forced(others),
         pins=tuple(pin.text for pin in plan.pins if plan.in_paths[position] in pin.paths),
     )
 
@@ -157,12 +159,17 @@ def _forced(others: Sequence[Alternative]) -> str:
 
 
 def explain_leaves(plan: PlanData, pattern: str) -> str:
-    """`Why` of the arguments that a pattern selects; those of repeated layers, alike in layout, are told once."""
+    """`Why` of the arguments that a pattern selects; those of repeated layers, and of one group, are told once."""
     folded = fold_leaves(find_leaves(plan, pattern))
-    texts = []
+    texts, told = [], dict[str, str]()
     for of in folded[:_MOST_LEAVES]:
         head = f"{of.path} ({of.count} alike, told of {of.first.path})" if of.count > 1 else of.path
-        texts.append("\n".join([head, *_lines(why(plan, of.first))]))
+        if of.first.path in told:
+            texts.append(f"{head}\n  as above    it is laid out together with {told[of.first.path]}")
+            continue
+        reasons = why(plan, of.first)
+        told |= dict.fromkeys(reasons.together, of.first.path)
+        texts.append("\n".join([head, *_lines(reasons)]))
     if len(folded) > _MOST_LEAVES:
         texts.append(f"and {len(folded) - _MOST_LEAVES} more kinds of arguments: a longer pattern selects some of them")
     return "\n\n".join(texts)

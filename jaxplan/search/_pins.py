@@ -349,14 +349,16 @@ def _conflict(graph: StepGraph, topology: Topology, v: int, limits: Sequence[Cla
     """The error for a group that no configuration is left for, with the fewest pins that rule all of them out."""
     for source, alone in each_alone(limits):
         if not configurations_within(graph, topology, v, alone):
-            return InfeasibleError(_ALONE_MSG.format(pin=source, where=_where(graph, v), sizes=_sizes(graph, v, alone)))
+            where, sizes = _where(graph, v, alone), _sizes(graph, v, alone)
+            return InfeasibleError(_ALONE_MSG.format(pin=source, where=where, sizes=sizes))
     kept = dict(each_alone(limits))
     for source in list(kept):
         rest = [limit for other, of in kept.items() if other != source for limit in of]
         if not configurations_within(graph, topology, v, rest):
             del kept[source]
     pins = "\n".join(f"    {source}" for source in kept)
-    return InfeasibleError(_CONFLICT_MSG.format(pins=pins, where=_where(graph, v), devices=topology.num_devices))
+    where = _where(graph, v, limits)
+    return InfeasibleError(_CONFLICT_MSG.format(pins=pins, where=where, devices=topology.num_devices))
 
 
 _ALONE_MSG = (
@@ -372,13 +374,18 @@ _CONFLICT_MSG = (
 )
 
 
-def _where(graph: StepGraph, v: int) -> str:
-    """A group as people know it: a line of their step, or an argument."""
+def _where(graph: StepGraph, v: int, limits: Sequence[ClassLimit]) -> str:
+    """A group as people know it: an argument, or the line of its first operator with a limited dimension."""
     group = graph.grouping.groups[v]
     if group.inputs and not group.equations:
         position = graph.program.inputs.index(group.inputs[0])
         return f"the argument {graph.program.readable_in_paths[position]}"
-    eqn = graph.program.equations[group.equations[0]]
+    limited, dims = {c for limit in limits for c in limit.classes}, graph.spaces[v].tensor_dims
+    concerned = (
+        e for e in group.equations
+        if any(limited.intersection(of) for t in graph.program.equations[e].results for of in dims.get(t, ()))
+    )  # fmt: skip
+    eqn = graph.program.equations[next(concerned, group.equations[0])]
     line = _compat.eqn_source_line(eqn.origin)
     return f"the operator {eqn.name}" + (f" at {line}" if line else "")
 

@@ -40,6 +40,28 @@ def test_a_path_tells_layout_and_alternatives(frontier):
     assert plan.explain("up") == text and "params/down" in plan.explain("*")
 
 
+def test_small_arrays_and_arrays_of_one_group_say_so():
+    """Both moments of a parameter are updated by one group; a scale is too small to split."""
+
+    def adam(params, moments, x):
+        def loss(params):
+            return jnp.mean((jnp.tanh(x @ params["up"] * params["scale"])) ** 2)
+
+        gradients = jax.grad(loss)(params)
+        mu = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, moments["mu"], gradients)
+        nu = jax.tree.map(lambda v, g: 0.9 * v + 0.1 * g * g, moments["nu"], gradients)
+        params = jax.tree.map(lambda p, m, v: p - 0.1 * m / jnp.sqrt(v + 1e-8), params, mu, nu)
+        return params, {"mu": mu, "nu": nu}
+
+    params = {"up": ARGS[0]["up"], "scale": jax.ShapeDtypeStruct((2048,), FLOAT)}
+    plan = jaxplan.plan(adam, params, {"mu": params, "nu": params}, ARGS[1], topology="h100:8").fastest()
+    scale = plan.explain("params/scale")
+    assert "because of  its size: arrays this small are whole" in scale and "instead" not in scale
+    up = plan.explain("moments/*/up")
+    assert up.count("because of") == 1
+    assert "moments/nu/up\n  as above    it is laid out together with moments/mu/up" in up
+
+
 def test_a_path_that_matches_nothing_names_the_nearest(frontier):
     with pytest.raises(ArgumentError, match=r"(?s)'upp' matches no argument.*did you mean 'up'"):
         frontier.fastest().explain("upp")
