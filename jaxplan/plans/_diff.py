@@ -136,10 +136,11 @@ def _seconds(plan: PlanData, other: PlanData) -> tuple[Amount, ...]:
 
 
 def _both(before: dict[str, float], after: dict[str, float]) -> tuple[Amount, ...]:
-    """Amounts of two tables by name, equal ones left out but for the last."""
+    """Amounts of two tables by name, equal ones left out; bytes the largest first, their peak last."""
     names = list(dict.fromkeys([*before, *after]))
     if "peak" in names:
-        names = [*(name for name in names if name != "peak"), "peak"]
+        largest = {name: max(before.get(name, 0), after.get(name, 0)) for name in names}
+        names = [*sorted((name for name in names if name != "peak"), key=lambda name: -largest[name]), "peak"]
     rows = [Amount(what=name, before=before.get(name, 0), after=after.get(name, 0)) for name in names]
     return tuple(row for row in rows if row.before != row.after or row.what == "peak")
 
@@ -151,11 +152,18 @@ def _by_collective(plan: PlanData) -> dict[str, float]:
 def _changed_leaves(before: Sequence[LeafRow], after: Sequence[LeafRow]) -> tuple[Change, ...]:
     """Leaves by position: the two plans may have been read with and without the step, which names the paths."""
     pairs = (
-        (one if "/" in one.path and not one.path[0].isdigit() else two, one.split, two.split)
+        (one if "/" in one.path and not one.path[0].isdigit() else two, *_told_apart(one, two))
         for one, two in zip(before, after, strict=True)
         if (one.spec, one.split) != (two.spec, two.split)
     )
     return _folded((fold_numbers(leaf.path), old, new) for leaf, old, new in pairs)
+
+
+def _told_apart(one: LeafRow, two: LeafRow) -> tuple[str, str]:
+    """How an array is split in two plans: in words, and where these are equal with the specs that differ."""
+    if one.split != two.split:
+        return one.split, two.split
+    return f"{one.split} {one.spec}", f"{two.split} {two.spec}"
 
 
 def _changed_operators(plan: PlanData, other: PlanData) -> tuple[Change, ...]:
@@ -165,8 +173,8 @@ def _changed_operators(plan: PlanData, other: PlanData) -> tuple[Change, ...]:
     found = []
     for group, one, two in zip(graph.grouping.groups, plan.configurations, other.configurations, strict=True):
         if one != two:
-            splits = [group_split(graph, plan.topology, group.index, config) for config in (one, two)]
-            found.append((group.kind, *splits))
+            old, new = (group_split(graph, plan.topology, group.index, config) for config in (one, two))
+            found.append((group.kind, old, new if new != old else f"{new}, by other axes"))
     return _folded(found)
 
 

@@ -29,7 +29,8 @@ def explain(plan: PlanData) -> str:
         f"bound   {certificate(plan)}",
         f"memory  {_memory(plan)}",
     ]
-    lines += [f"  {part:<26} {format_bytes(size)}" for part, size in plan.memory_parts.items()]
+    parts = sorted(plan.memory_parts.items(), key=lambda part: -part[1])
+    lines += [f"  {part:<26} {format_bytes(size)}" for part, size in parts]
     if plan.offload is not None:
         of = f"{plan.offload}, {len(plan.offload.inputs)} leaves"
         lines += [f"host    {format_bytes(plan.host_bytes)} per device: {of}"]
@@ -139,7 +140,7 @@ def _leaves(plan: PlanData) -> list[str]:
         for of in shown
     ]
     lines += _rest(folded[_MOST_ROWS:], sum(of.count for of in folded[_MOST_ROWS:]), "leaves")
-    return lines + ([f"  {len(like):>5} slots of the optimizer, laid out like their parameters"] if like else [])
+    return lines + ([f"  {len(like):>5} leaves of optimizer state, laid out like their parameters"] if like else [])
 
 
 def _slots_like_parameters(rows: Sequence[LeafRow]) -> frozenset[str]:
