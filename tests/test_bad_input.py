@@ -326,3 +326,56 @@ def test_devices_arguments_and_options_that_contradict_are_refused() -> None:
         plan.shard(None)
     with pytest.raises(ArgumentError, match=r"(?s)both plan= and like=.*expected.*likely cause.*fix"):
         jaxplan.auto(train_step, plan=plan, like=plan)
+
+
+def _yields(state: Any, batch: Any) -> Any:
+    yield state
+
+
+async def _awaited(state: Any, batch: Any) -> Any:
+    return state
+
+
+def _compiled() -> Any:
+    return jax.jit(train_step).lower(*shapes()).compile()
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (lambda: _yields, "_yields is a generator"),
+        (lambda: _awaited, "_awaited is a coroutine"),
+        (_compiled, "is a compiled program"),
+        (lambda: jax.pmap(train_step), "train_step is a function of jax.pmap"),
+    ],
+)
+def test_a_step_that_is_no_plain_function_is_named_as_what_it_is(step: Callable[[], Any], said: str) -> None:
+    assert said in message_of(ArgumentError, lambda: plan(step(), *shapes()))
+
+
+def test_a_tuple_of_numbers_in_the_place_of_a_shape() -> None:
+    def step(w: Any, x: Any) -> Any:
+        return jax.grad(lambda w: jnp.mean(x @ w))(w)
+
+    text = message_of(TraceError, lambda: plan(step, (16, 16), (8, 16)))
+    assert "argument [0], (16, 16), holds numbers, and a shape was meant" in text
+
+
+@pytest.mark.parametrize(("number", "expected"), [(7, "2, 3, 5, 6, 10 or 15"), (30, "2, 3, 5, 6, 10 or 15")])
+def test_micro_batches_that_do_not_divide_the_batch_say_which_do(number: int, expected: str) -> None:
+    text = message_of(ArgumentError, lambda: plan(train_step, *shapes(), microbatches=number))
+    assert f"a batch of {BATCH} examples" in text and f"expected: {expected}:" in text
+
+
+def test_a_choice_to_verify_is_named_by_its_option() -> None:
+    assert message_of(ArgumentError, lambda: plan(train_step, *shapes(), verify="always")).startswith("verify='always'")
+
+
+def test_an_initialiser_that_makes_another_array_is_told_both_shapes() -> None:
+    def step(w: Any, x: Any) -> Any:
+        return w - jnp.mean(x)
+
+    shape = jax.ShapeDtypeStruct((16, 16), jnp.float32)
+    found = plan(step, shape, shape).fastest()
+    text = message_of(ArgumentError, lambda: found.init(lambda: jnp.ones(3)))
+    assert "it is float32[3], and float32[16,16] in the plan." in text and "1 array: float32[3]\n" in text

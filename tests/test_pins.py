@@ -285,6 +285,22 @@ def test_own_shardings_are_a_reference():
     np.testing.assert_allclose(found[2], expected[2], rtol=1e-4)
 
 
+def test_own_shardings_that_one_operator_cannot_run_on_are_absent_with_the_reason():
+    """An update alone reads both arrays, and runs on one split of them."""
+    shape = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    split = P(("gpu0", "gpu1", "gpu2"))
+
+    def step(params, slots):
+        slots = [0.9 * m + jnp.cos(m) for m in slots]
+        return [w - 0.1 * m for w, m in zip(params, slots, strict=True)], slots
+
+    own = {"slots split": (P(), split), "both split": (split, split)}
+    frontier = jaxplan.plan(step, [shape] * 2, [shape] * 2, topology="h100:8", references=own)
+    assert frontier.references["both split"].in_specs == ([P(split[0], None)] * 2,) * 2
+    assert "slots split" not in frontier.references
+    assert frontier.absent["slots split"] == "the argument params/0 cannot be stored so: slots/0 is updated with it"
+
+
 def test_own_shardings_are_compared_with_beside_pins_that_rule_them_out():
     frontier = planned({"params/*": "whole"}, references={"mine": shardings()})
     assert {"data", "fsdp", "mine"} <= set(frontier.references)
@@ -297,7 +313,7 @@ def test_own_shardings_are_compared_with_beside_pins_that_rule_them_out():
     ("references", "message"),
     [
         ({"data": None}, "name of another plan"),
-        ({"mine": (None,)}, "1 entries"),
+        ({"mine": (None,)}, "is for 1 argument, and the step takes 3"),
         ({"mine": ({}, None, None)}, "structure"),
         ({"mine": {"nothing": P("data")}}, "matches no argument"),
         ([1], "shardings of the arguments by name"),

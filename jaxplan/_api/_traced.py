@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Unpack
+
+import jax
 
 from jaxplan._api._auto import Auto
 from jaxplan.core._interrupt import interruptible
 from jaxplan.core._progress import Progress
 from jaxplan.errors import ArgumentError
-from jaxplan.frontend._arguments import check_call
+from jaxplan.frontend._arguments import check_call, step_name
 from jaxplan.frontend._options import PARTS, PLAN, TRACE, Keywords, Options, only, taken, takes_options
 from jaxplan.mesh import Topology
 from jaxplan.plans._frontier import Frontier
@@ -134,11 +137,55 @@ def step_to_plan(
 
 
 def _callable_step(step: Any, entry: str) -> Callable[..., Any]:
-    """The step itself, undecorated; an error where it is none."""
+    """The step itself, undecorated; an error where it is none, or one that JAX cannot trace."""
     if not callable(step):
         raise ArgumentError(
             f"step is {step!r}, of type {type(step).__name__}; expected the function to plan, and then its arguments.\n"
             "  likely cause: the arguments were given without the step, or the step was called\n"
             f"  fix: {entry}(train_step, state, batch)"
         )
-    return step._step if isinstance(step, Auto) else step
+    if isinstance(step, Auto):
+        return step._step
+    for is_one, given, cause, fix in _UNTRACEABLE:
+        if is_one(step):
+            raise ArgumentError(_UNTRACEABLE_MSG.format(name=step_name(step), given=given, cause=cause, fix=fix))
+    return step
+
+
+def _is_pmapped(step: Any) -> bool:
+    """Whether `jax.pmap` made it: a function of Python that can be lowered, unlike what `jax.jit` makes."""
+    return inspect.isfunction(step) and hasattr(step, "lower")
+
+
+_UNTRACEABLE: tuple[tuple[Callable[[Any], bool], str, str, str], ...] = (
+    (
+        inspect.isgeneratorfunction,
+        "a generator",
+        "it has a `yield`",
+        "return the results in place of it",
+    ),
+    (
+        inspect.iscoroutinefunction,
+        "a coroutine",
+        "it is an `async def`",
+        "plan a plain function, and await around it",
+    ),
+    (
+        lambda step: isinstance(step, jax.stages.Compiled),
+        "a compiled program",
+        "it comes of jax.jit(...).lower(...).compile()",
+        "plan the function inside of jax.jit",
+    ),
+    (
+        _is_pmapped,
+        "a function of jax.pmap",
+        "its batch is split over devices by hand",
+        "plan the function inside of jax.pmap, on a batch without the dimension of devices",
+    ),
+)
+_UNTRACEABLE_MSG = (
+    "the step {name} is {given}.\n"
+    "  expected: a function of arrays that returns arrays, as jax.jit takes it\n"
+    "  likely cause: {cause}\n"
+    "  fix: {fix}"
+)

@@ -107,6 +107,14 @@ class Call:
         more = f", and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
         return ", ".join(found[:_MOST_NAMED]) + more
 
+    def numbers(self) -> str:
+        """The first argument that is a tuple or list of ints of Python alone, for an error; '' where there is none."""
+        for i in self.dynamic:
+            value = self.args[i]
+            if isinstance(value, tuple | list) and value and all(type(number) is int for number in value):
+                return f"argument [{i}], {shortened(value)},"
+        return ""
+
     def paths(self) -> tuple[str, ...]:
         """Key path of each leaf, such as ``[0]['w']``, or ``['x']`` of a keyword argument."""
         example = jax.tree.unflatten(self.tree, self.leaves)

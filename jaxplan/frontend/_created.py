@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from jaxplan.core._units import counted
 from jaxplan.errors import ArgumentError
 from jaxplan.frontend import _nnx
 from jaxplan.frontend._arguments import is_array_like, step_name
@@ -114,17 +115,19 @@ def _unmatched(name: str, leaves: Leaves, arguments: Mapping[str, Leaves]) -> st
     near = max(arguments, key=lambda label: len({*arguments[label]} & {*leaves}), default="")
     ours, theirs = dict(_by_path(leaves)), dict(_by_path(arguments.get(near, ())))
     added, missing = [p for p in ours if p not in theirs], [p for p in theirs if p not in ours]
-    changed = [f"{p} is {ours[p]}, and {theirs[p]} in the plan" for p in ours if p in theirs and ours[p] != theirs[p]]
+    unlike = [p for p in ours if p in theirs and ours[p] != theirs[p]]
+    changed = [f"{p or 'it'} is {ours[p]}, and {theirs[p]} in the plan" for p in unlike]
     parts = [
         f"argument {near} has no {', '.join(added[:_MOST_NAMED])}" if added else "",
         f"argument {near} also has {', '.join(missing[:_MOST_NAMED])}" if missing else "",
         "; ".join(changed[:_MOST_NAMED]),
     ]
+    first, more = [*ours.items()][:_MOST_NAMED], " ..." if len(ours) > _MOST_NAMED else ""
     return _UNMATCHED_MSG.format(
         name=name,
         differs="; ".join(filter(None, parts)) or "the order of its arrays differs",
-        given=f"{len(leaves)} arrays: {', '.join(f'{p} {t}' for p, t in [*ours.items()][:_MOST_NAMED])} ...",
-        expected=", ".join(f"{label} ({len(of)} arrays)" for label, of in arguments.items()),
+        given=f"{counted(len(leaves), 'array')}: {', '.join(f'{p} {t}'.strip() for p, t in first)}{more}",
+        expected=", ".join(f"{label} ({counted(len(of), 'array')})" for label, of in arguments.items()),
     )
 
 

@@ -56,6 +56,8 @@ _DELETED_MSG = (
     "  likely cause: it is part of a state that a planned step, or jax.jit with donate_argnums, returned updated\n"
     "  fix: pass it to the step as an argument, or close over a copy (jnp.copy)"
 )
+_STEP_FAILS = "the step itself fails on these shapes and dtypes", "mend that line, or the arguments"
+_MOST_NUMBERS = 6
 _CAUSES: tuple[tuple[type[Exception], str, str], ...] = (
     (
         jax.errors.TracerBoolConversionError,
@@ -219,8 +221,10 @@ def _on_a_slice(
         shape = list(leaf.shape)
         if shape[dim] % microbatches.num or shape[dim] < 2 * microbatches.num:
             raise ArgumentError(
-                f"a batch of {shape[dim]} examples cannot be worked through in {microbatches.num} micro-batches: each "
-                "needs the same number of examples, at least 2"
+                f"a batch of {shape[dim]} examples cannot be worked through in {microbatches.num} micro-batches.\n"
+                f"  expected: {_numbers_of_slices(shape[dim])}: each needs the same number of examples, at least 2\n"
+                "  likely cause: the number does not divide the batch\n"
+                "  fix: one of these, or another batch size"
             )
         shape[dim] //= microbatches.num
         return jax.ShapeDtypeStruct(tuple(shape), leaf.dtype, weak_type=leaf.weak_type)
@@ -232,6 +236,13 @@ def _on_a_slice(
     except TraceError as error:
         raise not_separable(f"it cannot be traced with fewer examples: {error.__cause__}".partition("\n")[0]) from error
     return small, batch
+
+
+def _numbers_of_slices(examples: int) -> str:
+    """The numbers of micro-batches that a batch can be worked through in."""
+    numbers = [n for n in range(2, examples // 2 + 1) if examples % n == 0]
+    first = [*map(str, numbers[:_MOST_NUMBERS])]
+    return " or ".join(filter(None, (", ".join(first[:-1]), *first[-1:]))) or "no micro-batches"
 
 
 def _with_free_micro_batches(program: Program) -> Program:
@@ -314,9 +325,9 @@ def _argument(path: tuple[Any, ...]) -> int | str:
 def _trace_error(step: Callable[..., Any], error: Exception, call: Call) -> TraceError:
     frame = _user_frame(error)
     causes = ((cause, fix) for kind, cause, fix in _CAUSES if isinstance(error, kind))
-    cause, fix = next(
-        causes, ("the step itself fails on these shapes and dtypes", "mend that line, or the arguments")
-    )
+    cause, fix = next(causes, _STEP_FAILS)
+    if (cause, fix) == _STEP_FAILS and (given := call.numbers()):
+        cause, fix = f"{given} holds numbers, and a shape was meant", "jax.ShapeDtypeStruct(shape, dtype)"
     if isinstance(error, NameError) and "unbound axis name" in str(error):
         cause = "a reduction by hand over the axis of a mesh or a pmap (jax.lax.pmean, psum, axis_index)"
         fix = "drop it, since the planner puts the reductions where they are needed; or bind the axis by jax.shard_map"

@@ -24,15 +24,19 @@ def point_number(which: Any) -> int | None:
         return None
 
 
-def check_choice(which: Any, topology: Topology) -> None:
-    """Raise ArgumentError for a choice that no frontier on the topology has: neither a name of a plan nor a number."""
+def check_choice(which: Any, topology: Topology, option: str = "choose") -> None:
+    """Raise ArgumentError for a choice that no frontier on the topology has: neither a name of a plan nor a number.
+
+    ``option``: the name under which it was given.
+    """
     from jaxplan.strategies import reference_names
 
     names = (*POINT_NAMES, *reference_names(topology))
     number = point_number(which)
     if (number is None or number < 0) and (not isinstance(which, str) or which not in names):
         raise ArgumentError(
-            f"choose={which!r} is no choice from a frontier.\n"
+            f"{option}={which!r} is no choice from a frontier.\n"
             f"  expected: {', '.join(map(repr, names))} or a number from 0\n"
-            f"  likely cause: a misspelt name, or a strategy of another topology than {topology.name}"
+            f"  likely cause: a misspelt name, or a strategy of another topology than {topology.name}\n"
+            "  fix: one of these"
         )

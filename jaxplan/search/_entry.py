@@ -151,9 +151,9 @@ def _checked_before_search(options: Options, topology: Topology) -> str | int | 
     """Raise the errors that the options would raise after the search; returns the choice to verify around, if any."""
     around = checked_choice(options.verify, options.choose)
     names = checked_names(options.references, topology)
-    for which in (options.choose, around):
+    for option, which in (("choose", options.choose), ("verify", around)):
         if which is not None and which not in names:
-            check_choice(which, topology)
+            check_choice(which, topology, option)
     if around is not None:
         check_verifiable(topology)
         if options.cache_dir is not None:

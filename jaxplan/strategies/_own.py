@@ -15,8 +15,10 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxplan.core._paths import matches
+from jaxplan.core._units import counted
+from jaxplan.cost import sharding_of
 from jaxplan.errors import ArgumentError
-from jaxplan.ir import UNGROUPED, Group, StepGraph, UserMesh, spec_dims
+from jaxplan.ir import STORED_KINDS, UNGROUPED, Group, StepGraph, UserMesh, spec_dims
 from jaxplan.mesh import AxesNames, Topology, axes_of, named_axes
 from jaxplan.strategies._axes import Axes
 from jaxplan.strategies._reference import reference_names
@@ -28,6 +30,8 @@ _TREE_MSG = (
     "  expected: a tuple with one tree of NamedSharding per argument, as jax.jit takes in_shardings (a single sharding "
     "stands for a whole subtree, None for arrays that are whole), or a mapping from path patterns to specs"
 )
+
+_MOST_NAMED = 3
 
 
 def checked_names(references: Any, topology: Topology) -> dict[str, Any]:
@@ -98,7 +102,23 @@ def sketch_of_shardings(
                 wishes[c] = rest
         return wishes
 
-    return apply_rules(step, compute, stored)
+    plan = apply_rules(step, compute, stored)
+    if found := _stored_otherwise(graph, plan, shardings):
+        return Absent(reason=found)
+    return plan
+
+
+def _stored_otherwise(graph: StepGraph, plan: StrategyPlan, shardings: Mapping[int, Sequence[Axes]]) -> str:
+    """Why a parameter or state is not stored as asked for; empty where all are."""
+    paths = dict(zip(graph.program.inputs, graph.program.readable_in_paths, strict=True))
+    for t, dims in shardings.items():
+        v = graph.grouping.tensor_group[t]
+        if v == UNGROUPED or graph.grouping.groups[v].kind not in STORED_KINDS:
+            continue
+        if sharding_of(graph, plan.configurations, v, t, produced=True).dims != tuple(dims):
+            others = ", ".join([paths[u] for u in graph.grouping.groups[v].inputs if u != t][:_MOST_NAMED])
+            return f"the argument {paths[t]} cannot be stored so" + (f": {others} is updated with it" if others else "")
+    return ""
 
 
 def _by_dimension(graph: StepGraph, shardings: Mapping[int, Sequence[Axes]]) -> dict[int, Axes]:
@@ -151,7 +171,8 @@ def _per_leaf(graph: StepGraph, shardings: Any, name: str) -> list[Any]:
     if not isinstance(shardings, tuple | list):
         shardings = (shardings,)
     if len(shardings) != len(arguments):
-        error = f"it has {len(shardings)} entries, and the step takes {len(arguments)} arguments of arrays"
+        given, taken = (counted(len(of), "argument") for of in (shardings, arguments))
+        error = f"it is for {given}, and the step takes {taken} of arrays"
         raise ArgumentError(_TREE_MSG.format(name=name, error=error))
     try:
         full = jax.tree.broadcast(tuple(shardings), tuple(arguments), is_leaf=_is_sharding)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
-from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
 import jaxplan
 from jaxplan.audit._compile import export_plan
@@ -37,7 +37,7 @@ def routed(x: jax.Array, w: jax.Array) -> jax.Array:
 @pytest.mark.parametrize("has_devices", [True, False])
 def test_rows_sent_to_experts_are_exported_over_any_mesh_of_the_step(has_devices: bool) -> None:
     """`jax.lax.ragged_all_to_all` is the step's own: no compiler for CPU has it, and a mesh here is of CPU devices."""
-    mesh: Any = AbstractMesh((8,), ("e",))
+    mesh: Any = AbstractMesh((8,), ("e",), axis_types=(AxisType.Auto,))
     if has_devices:
         mesh = Mesh(np.array(jax.devices()), ("e",))
     spec = PartitionSpec("e")
