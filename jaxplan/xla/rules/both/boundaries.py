@@ -79,7 +79,7 @@ LOOP_CONSTANTS = CompilerRule(
     does="An argument of the step that a loop reads unchanged is the same buffer inside of it.",
     source=f"{XLA}service/while_loop_invariant_code_motion.cc",
     made_after=("lstm",),
-    test="tests/cost/test_operator_times.py::test_loops_run_their_operators_each_trip",
+    test="tests/xla/test_compiled_steps.py::test_compiled_bytes_are_those_with_the_rule",
     find=_constants_of_loops,
 )
 
@@ -109,6 +109,6 @@ CUT_ARGUMENTS = CompilerRule(
     does="An argument in another shape is the same buffer: micro-batches that a loop reads, a stack of one.",
     source=f"{XLA}hlo/transforms/simplifiers/algebraic_simplifier.cc",
     made_after=(),
-    test="tests/cost/test_prediction.py::test_resident_bytes_are_state_and_batch",
+    test="tests/xla/test_compiled_steps.py::test_compiled_bytes_are_those_with_the_rule",
     find=_reshapes_of_arguments,
 )

@@ -181,6 +181,6 @@ SUMS_OVER_TRIPS = CompilerRule(
     does="An addition to a carry that nothing else reads runs as soon as its summand is made.",
     source=_SCHEDULER,
     made_after=(),
-    test="tests/xla/test_in_place.py::test_a_dot_of_a_carry_needs_a_second_buffer",
+    test="tests/xla/test_compiled_steps.py::test_compiled_bytes_are_those_with_the_rule",
     find=_sums_of_trips,
 )

@@ -45,7 +45,7 @@ SCATTERS_IN_PLACE = CompilerRule(
     does="A scatter writes over the array that it adds to where nothing reads that later.",
     source=f"{XLA}hlo/analysis/hlo_dataflow_analysis.cc",
     made_after=("dlrm",),
-    test="tests/xla/test_in_place.py::test_an_update_of_a_table_is_written_over_it",
+    test="tests/xla/test_compiled_steps.py::test_compiled_bytes_are_those_with_the_rule",
     find=_of_scatters,
 )
 CARRIES_IN_PLACE = CompilerRule(
@@ -75,7 +75,7 @@ UPDATED_PARTS = CompilerRule(
     does="A shard that is updated and then gathered (ZeRO-1) lives until the end of the step.",
     source=f"{XLA}service/buffer_assignment.cc",
     made_after=("gpt",),
-    test="tests/partition/test_plan_compiles.py::test_zero1_gathers_into_the_parameters_that_it_replaces",
+    test="tests/xla/test_compiled_steps.py::test_compiled_bytes_are_those_with_the_rule",
     find=always(KeepUpdatedParts()),
 )
 GATHERED_INTO_ARGUMENTS = CompilerRule(
@@ -85,6 +85,6 @@ GATHERED_INTO_ARGUMENTS = CompilerRule(
     does="A gathered update is written into the donated argument that it replaces, not into a buffer of its own.",
     source=f"{XLA}service/buffer_assignment.cc",
     made_after=("gpt",),
-    test="tests/partition/test_plan_compiles.py::test_zero1_gathers_into_the_parameters_that_it_replaces",
+    test="tests/xla/test_compiled_steps.py::test_compiled_bytes_are_those_with_the_rule",
     find=_updates,
 )

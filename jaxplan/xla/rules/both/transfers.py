@@ -53,7 +53,7 @@ NARROW_TRANSFERS = CompilerRule(
     does="A value that was cast to a wider dtype is resharded as it was before the cast, as the lowering spells it.",
     source=JAXPLAN_LOWERING,
     made_after=("moe",),
-    test="tests/partition/test_replay.py::test_a_widened_value_travels_as_it_was",
+    test="tests/xla/test_compiled_steps.py::test_compiled_gathers_of_casts_are_narrow",
     find=_casts,
 )
 SHARED_STEPS = CompilerRule(

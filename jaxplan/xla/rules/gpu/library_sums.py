@@ -149,7 +149,7 @@ MERGED_DOTS = CompilerRule(
     does="Small dots that share an operand are merged into one, which is then part of no sum.",
     source=f"{XLA}hlo/transforms/simplifiers/dot_merger.h",
     made_after=("gpt",),
-    test="tests/xla/test_library_sums.py::test_a_dot_with_other_readers_keeps_its_own",
+    test="tests/xla/test_compiled_steps.py::test_compiled_bytes_are_those_with_the_rule",
     find=_merged_dots,
 )
 GEMM_ADDS_C = CompilerRule(

@@ -176,6 +176,6 @@ RAGGED_DOTS = CompilerRule(
     does="A dot of groups of rows is lowered to one over all groups, in which the rows of others are zeros.",
     source=f"{XLA}hlo/transforms/expanders/ragged_dot_rewriter.cc",
     made_after=(),
-    test="tests/cost/test_operator_times.py::test_no_operator_is_faster_than_its_arithmetic",
+    test="tests/xla/test_compiled_steps.py::test_compiled_ragged_dots_multiply_all_groups",
     find=_ragged_dots,
 )

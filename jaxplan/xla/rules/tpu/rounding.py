@@ -105,6 +105,6 @@ ROUNDED_TABLES = CompilerRule(
     does="A table in which dots alone look up rows is rounded as a whole where it is stored, all tables at once.",
     source=Observed(evidence="DLRM compiled for v5e", command=zoo("v5e:2x4", "dlrm")),
     made_after=("dlrm",),
-    test="tests/partition/test_torus_memory.py::test_tables_are_gathered_in_the_width_in_which_dots_read_their_rows",
+    test="tests/xla/test_compiled_steps.py::test_compiled_bytes_are_those_with_the_rule",
     find=_rounded_tables,
 )
