@@ -22,6 +22,8 @@ class FakePlan:
     memory_bytes: int
     compute_seconds: float = 0.001
     communication_seconds: float = 0.0
+    hidden_seconds: float = 0.0
+    overlapped: bool = False
     lower_bound_seconds: float = 0.0
     gap: float | None = None
     most_configurations: int | None = None

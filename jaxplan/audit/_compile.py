@@ -15,7 +15,7 @@ from jaxplan.audit._audit import Audit, PredictedProgram, compare
 from jaxplan.core import _compat
 from jaxplan.errors import UnsupportedError
 from jaxplan.frontend._backend import Backend
-from jaxplan.partition._combiner import combiner_options
+from jaxplan.partition._compiler_options import compiler_options
 from jaxplan.partition._handed_back import computed, handed_back
 from jaxplan.partition._host_memory import in_shardings
 from jaxplan.partition._meshes import abstract_mesh
@@ -106,7 +106,7 @@ def compile_plan(
         cancelled=cancelled,
         host_argnums=plan.offload.inputs if plan.offload else (),
         host_results=_returned(plan, program.donated) if plan.offload else (),
-        compiler_options=combiner_options(plan, plan.topology.chip.aot_platform),
+        compiler_options=compiler_options(plan, plan.topology.chip.aot_platform),
     )
 
 

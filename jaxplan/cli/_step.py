@@ -52,8 +52,9 @@ def add_planning_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--overlap",
-        action="store_true",
-        help="times count communication that runs beside compute, as simulated; default: the sum of both",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="rank plans by simulated times, communication beside compute (the default), or by the sum of both",
     )
     parser.add_argument(
         "--time-limit",
@@ -121,8 +122,8 @@ def step_arguments(
     }
     if arguments.time_limit is not None:
         options["time_limit"] = arguments.time_limit
-    if arguments.overlap:
-        options["overlap"] = True
+    if not arguments.overlap:
+        options["overlap"] = False
     if arguments.remat is not None:
         options["remat"] = arguments.remat
     if arguments.microbatches is not None:

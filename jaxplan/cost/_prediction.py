@@ -47,13 +47,15 @@ class Prediction:
 
     Attributes:
       compute_seconds, communication_seconds: of everything, one after the other.
-      hidden_seconds: communication that runs beside compute; zero unless overlap was asked for.
+      hidden_seconds: communication that runs beside compute: where overlapped that of all collectives, otherwise of the
+        passes inside of an operator alone.
       flops: floating-point operations of contractions and convolutions on one device.
       memory_bytes: peak, arguments + outputs - aliased + temporaries.
       memory_parts: bytes of the peak by kind of array; sums to ``memory_bytes``.
       collectives: everything that is communicated.
       host_seconds: on the link to the host, for arguments that live there (`jaxplan.cost._offload`).
       host_bytes: of these arguments.
+      overlapped: whether collectives run beside compute (`jaxplan.simulate.OverlappedPredictor`) or in turn with it.
     """
 
     compute_seconds: float
@@ -65,6 +67,7 @@ class Prediction:
     hidden_seconds: float = 0.0
     host_seconds: float = 0.0
     host_bytes: int = 0
+    overlapped: bool = False
 
     @property
     def time_seconds(self) -> float:

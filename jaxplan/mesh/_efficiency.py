@@ -70,6 +70,7 @@ EFFICIENCIES: dict[str, Efficiency] = {
     "a100": _gpu(0.869), "a100-40": _gpu(0.869), "a100-pcie": _gpu(0.811),
     "h100": _gpu(0.803, _ATTENTION_H100), "h200": _gpu(0.803, _ATTENTION_H100),
     "b200": _gpu(0.776, _ATTENTION_H100), "gb200": _gpu(0.729, _ATTENTION_H100), "mi300x": _gpu(0.514, 0.3),
+    "cpu": Efficiency(contention=1.0, source="the cores that compute carry out the collectives"),
     "v4": _TPU, "v5e": _TPU, "v5p": _TPU, "v6e": _TPU, "v7x": _TPU,
 }  # fmt: skip
 """By chip; every other one has `Efficiency()`."""

@@ -66,6 +66,11 @@ class TopologyData:
         return math.prod(level.size for level in self.levels if level.name == "node")
 
     @property
+    def hides_communication(self) -> bool:
+        """Whether collectives run beside compute: not on one device, nor where the computing cores carry them out."""
+        return self.num_devices > 1 and self.chip.efficiency.contention < 1.0
+
+    @property
     def memory_limit_bytes(self) -> int:
         """Bytes per device that a plan may fill: the capacity times the chip's usable fraction."""
         return int(self.chip.memory_bytes * self.chip.usable_fraction)

@@ -2,7 +2,7 @@
 
 from jaxplan.partition._batches import Batches as Batches
 from jaxplan.partition._batches import batch_arguments as batch_arguments
-from jaxplan.partition._combiner import combiner_options as combiner_options
+from jaxplan.partition._compiler_options import compiler_options as compiler_options
 from jaxplan.partition._decide import decide_lowering as decide_lowering
 from jaxplan.partition._host_memory import in_shardings as in_shardings
 from jaxplan.partition._host_memory import out_shardings as out_shardings

@@ -6,7 +6,7 @@ import os
 
 from jaxplan.cost import COMPILERS_OWN_BYTES, combined_bytes
 from jaxplan.partition._plan_like import PlanLike
-from jaxplan.xla import takes_combiner_options
+from jaxplan.xla import is_gpu
 
 _FLAG = "xla_gpu_{kind}_combine_threshold_bytes"
 
@@ -25,7 +25,7 @@ def combiner_options(plan: PlanLike, platform: str | None) -> dict[str, str]:
       platform: of the devices, such as ``cuda`` or ``gpu``; others get no options.
     """
     limit = combined_bytes(plan.prediction.memory_bytes)
-    if not takes_combiner_options(platform) or limit == COMPILERS_OWN_BYTES:
+    if not is_gpu(platform) or limit == COMPILERS_OWN_BYTES:
         return {}
     # The compiler counts results, and a reduce-scatter's is a shard of its operand.
     limits = {

@@ -24,7 +24,7 @@ from jaxplan.frontend._call import Call, opened_call
 from jaxplan.frontend._static_leaves import release_statics
 from jaxplan.frontend._step_options import which
 from jaxplan.partition import _find_nan
-from jaxplan.partition._combiner import combiner_options
+from jaxplan.partition._compiler_options import compiler_options
 from jaxplan.partition._donation import DonatedBuffers, unaliased
 from jaxplan.partition._handed_back import all_results, computed, handed_back
 from jaxplan.partition._host_memory import (
@@ -139,7 +139,7 @@ class PlannedFunction:
         self._donate = [d and bool(t.num_elements) for d, t in zip(donate, tensors, strict=True)]
         check_donated(plan.offload, program, self._donate)
         platform = mesh.devices.flat[0].platform
-        options = combiner_options(plan, platform)
+        options = compiler_options(plan, platform)
         if backend == "shard_map":
             options |= barrier_options(plan, platform)
         self._jitted = jit_flat(plan, mesh, self._donate, options, backend=backend)

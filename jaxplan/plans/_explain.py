@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxplan.core._units import format_bytes, format_seconds
 from jaxplan.cost import held_at_peak
-from jaxplan.partition import combiner_options
+from jaxplan.partition import compiler_options
 from jaxplan.plans._certificate import certificate
 from jaxplan.plans._explain_lowering import lowering_rows
 from jaxplan.plans._explain_state import state_rows
@@ -36,12 +36,13 @@ def explain(plan: PlanData) -> str:
         lines += [f"host    {format_bytes(plan.host_bytes)} per device: {of}"]
     if plan.graph is not None:
         lines += ["  largest buffers at the peak, and the compiler rule of each (docs/compiler_rules.md)", *_held(plan)]
-        simulated = plan.simulate()
-        lines.insert(
-            2,
-            f"        {format_seconds(simulated.time_seconds)} simulated with overlap: "
-            f"{format_seconds(simulated.hidden_seconds)} of communication beside compute",
-        )
+        if not plan.overlapped:
+            simulated = plan.simulate()
+            lines.insert(
+                2,
+                f"        {format_seconds(simulated.time_seconds)} simulated with overlap: "
+                f"{format_seconds(simulated.hidden_seconds)} of communication beside compute",
+            )
     if plan.pins:
         lines += ["pins", *pin_lines(plan.pins)]
     lines += ["collectives per step", *(_collectives(plan) or ["  none"])]
@@ -51,7 +52,7 @@ def explain(plan: PlanData) -> str:
     if plan.graph is not None:
         lines += ["state (laid out alike as argument and as result)", *state_rows(plan.graph.program)]
         lines += ["operators by split", *_operators(plan)]
-    options = combiner_options(plan, plan.topology.chip.aot_platform)
+    options = compiler_options(plan, plan.topology.chip.aot_platform)
     if options:
         flags = " ".join(f"--{name}={value}" for name, value in options.items())
         lines += ["compiler options, used by jit() and audit(); for other programs", f"  XLA_FLAGS='{flags}'"]
@@ -69,13 +70,14 @@ def explain_data(plan: PlanData) -> dict[str, Any]:
         "time_seconds": plan.time_seconds,
         "compute_seconds": plan.compute_seconds,
         "communication_seconds": plan.communication_seconds,
+        "hidden_seconds": plan.hidden_seconds,
         "host_seconds": plan.host_seconds,
         "host_bytes": plan.host_bytes,
         "memory_bytes": plan.memory_bytes,
         "memory_interval_bytes": plan.memory_interval_bytes,
         "memory_parts": dict(plan.memory_parts),
         "proven": certificate(plan),
-        "compiler_options": combiner_options(plan, plan.topology.chip.aot_platform),
+        "compiler_options": compiler_options(plan, plan.topology.chip.aot_platform),
         "pins": [_fields(pin) for pin in plan.pins],
         "collectives": [_fields(row) for row in collective_rows(plan)],
         "not_kept": list(plan.not_kept),

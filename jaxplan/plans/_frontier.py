@@ -107,8 +107,9 @@ class Frontier(FrontierData[Plan]):
         """What would make a plan faster or leaner, each with its figures, the largest saving first.
 
         Looked at are padding of dimensions that the devices do not divide, the slowest links, operators without a
-        rule, twice the devices, recomputed blocks, micro-batches, the dtype of gradients, and communication beside
-        compute. The step is planned again for some of them, so this takes several times as long as planning it.
+        rule, twice the devices, recomputed blocks, micro-batches, the dtype of gradients, and, with
+        ``overlap=False``, communication beside compute. The step is planned again for some of them, so this takes
+        several times as long as planning it.
 
         Raises:
           UnsupportedError: the frontier was read from a file.
@@ -165,7 +166,7 @@ class Frontier(FrontierData[Plan]):
         One line a point: time and memory of a step per device; how most of the arithmetic is split (``+2``: other
         operators are split in two other ways); the share of optimizer state and of parameters that a device holds,
         and whether a parameter is gathered per layer or once in a step; the blocks that are recomputed (``*``: but
-        for dots). With `verbose`, compute and communication, proofs, and each plan in a sentence.
+        for dots). With `verbose`, compute, communication and its hidden part, proofs, and each plan in a sentence.
         """
         from jaxplan.plans._frontier_view import draw_table
 

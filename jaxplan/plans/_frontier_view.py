@@ -65,8 +65,8 @@ def _cells(plan: PlanData) -> tuple[str, ...]:
 
 
 def _verbose_table(frontier: FrontierData[PlanData], shown: Sequence[int]) -> Table:
-    """Parts of the time, proofs, each plan in a sentence, and the references."""
-    table = _empty_table("#", "time ms", "GiB", "compute", "comm.", "gap")
+    """Parts of the time, proofs, each plan in a sentence, and the references; ``comm.`` less ``hidden`` adds up."""
+    table = _empty_table("#", "time ms", "GiB", "compute", "comm.", "hidden", "gap")
     table.add_column("", max_width=_MARK_WIDTH, overflow="fold")
     table.add_column("plan", overflow="fold")
     for index in shown:
@@ -111,7 +111,7 @@ def _columns(width: int | None) -> int:
 
 def _row(plan: PlanData, mark: str) -> tuple[str | Text, ...]:
     gap = "-" if plan.gap is None else "0" if plan.gap == 0 else f"{plan.gap:.{1 if plan.gap < 1 else 0}%}"
-    seconds = (plan.compute_seconds, plan.communication_seconds)
+    seconds = (plan.compute_seconds, plan.communication_seconds, plan.hidden_seconds)
     return (*_time_and_memory(plan), *map(format_milliseconds, seconds), gap, Text(mark), Text(plan.summary))
 
 

@@ -43,7 +43,8 @@ def plan_html(plan: PlanData) -> str:
     """The figures of a plan, and its arguments, repeated layers folded and the largest first."""
     figures = [
         ("step", f"{format_seconds(plan.time_seconds)}: {format_seconds(plan.compute_seconds)} compute, "
-         f"{format_seconds(plan.communication_seconds)} communication"),
+         f"{format_seconds(plan.communication_seconds)} communication, "
+         f"{format_seconds(plan.hidden_seconds)} of it beside compute"),
         ("memory", f"{format_bytes(plan.memory_bytes)} per device"),
         *((part, format_bytes(size)) for part, size in plan.memory_parts.items()),
         *((f"{row.count} x {row.kind} over {row.num_devices}", format_seconds(row.seconds))

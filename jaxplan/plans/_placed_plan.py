@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from jaxplan.frontend import _nnx
 from jaxplan.frontend._static_leaves import release_statics
 from jaxplan.mesh import AxesNames, axis_groups
-from jaxplan.partition import combiner_options
+from jaxplan.partition import compiler_options
 from jaxplan.plans._plan_data import PlanData
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class PlacedPlan(PlanData):
         >>> jaxplan.plan(lambda x: x * 2, x, topology="cpu:8").fastest().compiler_options
         {}
         """
-        return combiner_options(self, self.topology.chip.aot_platform)
+        return compiler_options(self, self.topology.chip.aot_platform)
 
     def logical_axis_rules(self, logical: Any = None, *, mesh: Any = None) -> LogicalAxisRules:
         """The table of Flax's logical axis names that reproduces most of the plan, and the parameters that break it.

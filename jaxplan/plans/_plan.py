@@ -43,9 +43,9 @@ class Plan(PlacedPlan):
       in_dims: of each argument, the name of each dimension; empty where it has none.
       input_shardings, output_shardings: the sharding of each argument and result, over the atomic axes.
       prediction: predicted cost of one step on one device.
-      lower_bound_seconds: cost that no plan of at most this memory beats, additive, or with overlap simulated; 0 when
-        unknown.
-      gap: how far the plan's own cost is above that bound, a fraction of it; 0: proven optimal for the cost
+      lower_bound_seconds: seconds that no plan of at most this memory beats, simulated, or with ``overlap=False`` of
+        compute and communication in turn; 0 when unknown.
+      gap: how far the plan's own seconds are above that bound, a fraction of it; 0: proven optimal for the cost
         model; None: unknown.
       most_configurations: bound and gap are within so many configurations an operator; None: all that there are.
       outline: the dimensions split, and the arrays sharded, gathered and recomputed.

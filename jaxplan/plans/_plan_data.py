@@ -97,8 +97,13 @@ class PlanData:
 
     @property
     def hidden_seconds(self) -> float:
-        """Seconds of communication that run beside compute; zero unless the plan was searched with overlap."""
+        """Seconds of communication beside compute, as simulated; ``overlap=False`` counts none but a ring's."""
         return min(self.prediction.hidden_seconds, self.communication_seconds)
+
+    @property
+    def overlapped(self) -> bool:
+        """Whether its seconds count communication that runs beside compute; with ``overlap=False`` they are a sum."""
+        return self.prediction.overlapped
 
     @property
     def memory_bytes(self) -> int:
@@ -166,9 +171,9 @@ class PlanData:
     def simulate(self) -> Simulation:
         """Run one step on the execution simulator: communication beside compute, where the plan lets it.
 
-        ``time_seconds`` of the result lies between the larger of compute and communication, and their sum,
-        which is that of the plan; ``memory_bytes`` counts gathers that are made ahead. `docs/prediction.md` lists the
-        assumptions.
+        ``time_seconds`` of the result is that of the plan, unless it was searched with ``overlap=False`` or verified.
+        It lies between the larger of compute and communication, and their sum; ``memory_bytes`` counts gathers that
+        are made ahead. `docs/prediction.md` lists the assumptions.
 
         Raises:
           PlanMismatchError: the plan has no program.

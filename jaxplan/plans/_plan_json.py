@@ -101,6 +101,7 @@ def plan_to_json(plan: PlanData) -> dict[str, Any]:
             "memory_parts": dict(prediction.memory_parts),
             "collectives": [asdict(c) for c in prediction.collectives],
             **({} if plan.offload is None else _on_host(prediction)),
+            **({"overlapped": True} if prediction.overlapped else {}),
         },
     }
     lowering = None if plan.decided is None else lowering_to_json(plan.lowering, _decided_for(data))

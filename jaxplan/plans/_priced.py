@@ -25,6 +25,7 @@ from jaxplan.ir import VIEW_PRIMITIVES, Configuration, StepGraph
 from jaxplan.mesh import Topology, collective_seconds
 from jaxplan.plans._plan_data import PlanData
 from jaxplan.plans._rows import short_source
+from jaxplan.simulate import OverlappedPredictor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +53,10 @@ class Edge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
-    """Another configuration of one group, all else as it is; differences to the plan."""
+    """Another configuration of one group, all else as it is; differences to the plan.
+
+    Communication is that which no compute hides.
+    """
 
     configuration: Configuration
     seconds: float
@@ -71,44 +75,41 @@ class PricedPlan:
         configurations: Sequence[Configuration],
         repeated: Sequence[int],
         group: int | None = None,
+        overlap: bool = False,
     ) -> None:
         self.graph, self.topology, self.group = graph, topology, group
         chosen: list[tuple[Configuration, ...]] = [(config,) for config in configurations]
         if group is None:
-            self.predictor = predictor_of_plan(graph, topology, configurations)
+            predictor = predictor_of_plan(graph, topology, configurations)
         else:
             builder = ModelBuilder(graph, topology)
             others = builder.configurations()[group]
             chosen[group] = (configurations[group], *(c for c in others if c != configurations[group]))
-            self.predictor = Predictor(builder.build(chosen))
-        self.model: CostModel = self.predictor.model
-        self._chosen = chosen
+            predictor = Predictor(builder.build(chosen))
+        self.predictor = OverlappedPredictor(predictor.model) if overlap else predictor
+        self.model: CostModel = predictor.model
         self.assignment = [0] * len(configurations)
         wanted = frozenset(repeated)
         self.choices = [REPEAT if wanted.intersection(reads) else KEEP for reads in self.model.edge_reads]
 
     @cached_property
-    def _predicted(self) -> tuple[Prediction, tuple[Transfer, ...]]:
-        return self.predictor.predict(self.assignment, self.choices)
+    def _predicted(self) -> Prediction:
+        return self.predictor.predict(self.assignment, self.choices)[0]
 
     @property
     def seconds(self) -> float:
         """Of a step."""
-        return self._predicted[0].time_seconds
-
-    def overlapped_model(self) -> CostModel:
-        """The same with times that count communication beside compute."""
-        return ModelBuilder(self.graph, self.topology, overlap=True).build(self._chosen)
+        return self._predicted.time_seconds
 
     @property
     def transfers(self) -> tuple[Transfer, ...]:
         """All reshardings of the plan."""
-        return self._predicted[1]
+        return self.predictor.transfers(self.assignment, self.choices)
 
     def alternatives(self) -> list[Alternative]:
         """The other configurations of the group, the cheapest in time first."""
         assert self.group is not None
-        base = self._predicted[0]
+        base = self._predicted
         found = []
         for k, config in enumerate(self.model.configurations[self.group]):
             if k == 0 or not np.isfinite(self.model.problem.time[self.group][k]):
@@ -121,7 +122,7 @@ class PricedPlan:
                     configuration=config,
                     seconds=other.time_seconds - base.time_seconds,
                     compute_seconds=other.compute_seconds - base.compute_seconds,
-                    communication_seconds=other.communication_seconds - base.communication_seconds,
+                    communication_seconds=_exposed(other) - _exposed(base),
                     memory_bytes=other.memory_bytes - base.memory_bytes,
                 )
             )
@@ -165,6 +166,10 @@ class PricedPlan:
         )
 
 
+def _exposed(prediction: Prediction) -> float:
+    return prediction.communication_seconds - prediction.hidden_seconds
+
+
 def priced_plan(plan: PlanData) -> PricedPlan:
     """A plan priced from its program, once for equal plans of a step.
 
@@ -172,9 +177,10 @@ def priced_plan(plan: PlanData) -> PricedPlan:
       PlanMismatchError: the plan has no program.
     """
     graph = plan.require_program()
-    key = plan.configurations, plan.repeated
+    overlap = plan.overlapped
+    key = plan.configurations, plan.repeated, overlap
 
     def price() -> PricedPlan:
-        return PricedPlan(graph, plan.topology, plan.configurations, plan.repeated)
+        return PricedPlan(graph, plan.topology, plan.configurations, plan.repeated, overlap=overlap)
 
     return remembered(graph, plan.topology, "priced plans", key, price)

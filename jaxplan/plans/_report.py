@@ -121,6 +121,7 @@ def _rows(frontier: FrontierData[PlanData], shown: list[PlanData]) -> list[dict[
                 + (" (over the limit)" if limit and plan.memory_bytes > limit else ""),
                 format_seconds(plan.compute_seconds),
                 format_seconds(plan.communication_seconds),
+                format_seconds(plan.hidden_seconds),
                 plan.summary,
             ),
         }

@@ -94,7 +94,8 @@ def why(plan: PlanData, leaf: LeafRow) -> Why:
             leaf=leaf, group="no group", split="whole", together=(), others=(), edges=(),
             forced="it is a scalar, which every device has",
         )  # fmt: skip
-    priced = PricedPlan(graph, plan.topology, plan.configurations, plan.repeated, group)
+    overlap = plan.overlapped
+    priced = PricedPlan(graph, plan.topology, plan.configurations, plan.repeated, group, overlap)
     others = priced.alternatives()
     rows = leaf_rows(plan)
     places = {t: i for i, t in enumerate(graph.program.inputs)}

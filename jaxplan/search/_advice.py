@@ -25,7 +25,6 @@ from jaxplan.plans._priced import PricedPlan
 from jaxplan.plans._rows import short_source
 from jaxplan.search._uneven_dimensions import UnevenDimension, uneven_dimensions
 from jaxplan.search._what_if import Replanner
-from jaxplan.simulate import predictor_of
 
 LEAST_GAIN = 0.02
 """Advice is given where it saves at least this share of the time or the memory of the plan."""
@@ -63,7 +62,8 @@ class _Subject:
         return self.priced_on(self.plan.topology)
 
     def priced_on(self, topology: Topology) -> PricedPlan:
-        return PricedPlan(self.graph, topology, self.plan.configurations, self.plan.repeated)
+        plan, overlap = self.plan, self.plan.overlapped
+        return PricedPlan(self.graph, topology, plan.configurations, plan.repeated, overlap=overlap)
 
     def again(self, topology: Topology | None = None, **changes: Any) -> Frontier | None:
         """The step planned again with other options; None where that is not possible."""
@@ -247,16 +247,14 @@ def _gradient_dtype(subject: _Subject) -> Iterator[Advice]:
 def _overlap(subject: _Subject) -> Iterator[Advice]:
     """Collectives beside compute, as a scheduler that hides latencies runs them."""
     plan = subject.plan
-    if plan.prediction.hidden_seconds or not plan.communication_seconds:
+    if plan.overlapped or not plan.communication_seconds:
         return
-    simulated = predictor_of(subject.priced.overlapped_model()).predict(
-        subject.priced.assignment, subject.priced.choices
-    )[0]
+    simulated = PricedPlan(subject.graph, plan.topology, plan.configurations, plan.repeated, overlap=True)
     text = (
-        f"communication beside compute, simulated: {format_seconds(simulated.time_seconds)} instead of "
-        f"{format_seconds(plan.time_seconds)}; overlap=True ranks plans so"
+        f"communication beside compute, simulated: {format_seconds(simulated.seconds)} instead of "
+        f"{format_seconds(plan.time_seconds)}; overlap=True, the default, ranks plans so"
     )
-    yield from subject.advice("overlap", text, simulated.time_seconds - plan.time_seconds)
+    yield from subject.advice("overlap", text, simulated.seconds - plan.time_seconds)
 
 
 _MAKERS: tuple[Callable[[_Subject], Iterator[Advice]], ...] = (

@@ -32,10 +32,6 @@ NOTHING_MSG = (
 _UNPROVEN_NOTE = (
     "bounds and gaps are of the step as it is: of plans that compute blocks again nothing is proven (docs/remat.md)"
 )
-_OVERLAP_NOTE = (
-    "times are simulated with overlap; bounds are of these: compute, and half of its sum with communication "
-    "(docs/prediction.md)"
-)
 
 
 def assemble(candidates: Candidates, options: Options, name: str) -> Frontier:
@@ -96,8 +92,6 @@ def _notes(priced: Priced, plans: Sequence[Plan], options: Options) -> list[str]
         warn_once(line)
     if current().happened:
         notes.append(current().note)
-    if options.overlap:
-        notes.append(_OVERLAP_NOTE)
     if any(plan.remat for plan in plans):
         notes.append(_UNPROVEN_NOTE)
     return notes

@@ -72,7 +72,7 @@ def price(graph: StepGraph, topology: Topology, options: Options, report: Report
         topology,
         lambda fraction: report("costs", fraction),
         [strategy.configurations for strategy in allowed.values()],
-        options.overlap,
+        options.overlap and topology.hides_communication,
         limits,
     )
     return Priced(

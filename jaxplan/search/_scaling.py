@@ -264,7 +264,7 @@ def _draw_table(scaling: Scaling, width: int | None) -> str:
     from jaxplan.plans._frontier_view import print_table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for header in ("devices", "time ms", "compute", "comm.", "GiB", "leanest", "speed-up", "share"):
+    for header in ("devices", "time ms", "compute", "exposed", "GiB", "leanest", "speed-up", "share"):
         table.add_column(header, justify="right", no_wrap=True)
     table.add_column("plan", overflow="fold")
     first = next((point for point in scaling if point.fits), None)
@@ -279,7 +279,7 @@ def _draw_table(scaling: Scaling, width: int | None) -> str:
             str(point.num_devices),
             format_milliseconds(plan.time_seconds),
             format_milliseconds(plan.compute_seconds),
-            format_milliseconds(plan.communication_seconds),
+            format_milliseconds(plan.communication_seconds - plan.hidden_seconds),
             format_gib(plan.memory_bytes),
             leanest,
             f"{faster:.2f}",
@@ -290,4 +290,5 @@ def _draw_table(scaling: Scaling, width: int | None) -> str:
     footer = [limit]
     if first is not None:
         footer[0] += f"; speed-up over {first.num_devices}, and its share of the linear one"
+        footer.append("exposed: communication that no compute hides")
     return print_table(table, footer, width)

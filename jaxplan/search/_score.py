@@ -137,7 +137,7 @@ def overlapped_proof(
     """
     if not additive_bound > 0 or not math.isfinite(additive_seconds):
         return NOTHING_PROVEN
-    bound = overlapped_bound(model, additive_bound)
+    bound = overlapped_bound([(model, 1.0)], additive_bound)
     executed = prediction.time_seconds + prediction.hidden_seconds
     priced = prediction.time_seconds + max(0.0, additive_seconds - executed)
     return Proof(

@@ -30,7 +30,7 @@ from jaxplan.search._recompute import ACTIVATION_PARTS
 from jaxplan.search._shared import Shared
 from jaxplan.search._shown_points import shown_points
 from jaxplan.search._traced import Report
-from jaxplan.simulate import predictor_of
+from jaxplan.simulate import overlapped_bound, predictor_of
 from jaxplan.solvers import Problem, frontier, outline, restrict
 from jaxplan.strategies import reference_solution
 
@@ -178,9 +178,11 @@ class JointSearch:
             progress=lambda stage, fraction: self.report("solve", fraction),
         )
         self.report("score")
-        is_additive = not any(member.model.overlapped for member in self.problem.members)
+        models = [(member.model, member.weight) for member in self.problem.members]
         for solution in solutions:
-            bound = solution.lower_bound if is_additive else 0.0
+            bound = solution.lower_bound
+            if bound > 0 and models[0][0].overlapped:
+                bound = overlapped_bound(models, bound)
             self._add(self.problem.choices_of(solution.assignment, solution.choices), bound)
 
     def _around_steps(self) -> None:

@@ -29,22 +29,23 @@ class OverlappedPredictor(Predictor):
         hidden = in_turn - self._makespans.of(assignment, choices)
         hidden *= 1.0 - self.model.topology.chip.efficiency.contention
         bounded = min(max(0.0, hidden), prediction.communication_seconds)
-        return dataclasses.replace(prediction, hidden_seconds=bounded), transfers
+        return dataclasses.replace(prediction, hidden_seconds=bounded, overlapped=True), transfers
 
 
-def overlapped_bound(model: CostModel, additive_seconds: float) -> float:
+def overlapped_bound(models: Sequence[tuple[CostModel, float]], additive_seconds: float) -> float:
     """Seconds that no simulated step beats, its compute and communication costing at least so much one after the other.
 
     A step takes at least its compute, and at least half of the sum, since one of both is as long as that; compute is at
     least that of the fastest configuration of each group. Of the rest of the sum the share `Efficiency.contention` is
-    paid all the same.
+    paid all the same. Each of these holds of a weighted sum of steps too.
 
     Args:
+      models: each step on the machine, and its weight.
       additive_seconds: a bound of the additive problem, see `jaxplan.solvers.Solution`.
     """
-    compute = float(sum(of.min() for of in model.compute))
+    compute = sum(weight * float(of.min()) for model, weight in models for of in model.compute)
     longer = max(min(compute, additive_seconds), additive_seconds / 2)
-    return longer + model.topology.chip.efficiency.contention * (additive_seconds - longer)
+    return longer + models[0][0].topology.chip.efficiency.contention * (additive_seconds - longer)
 
 
 def predictor_of(model: CostModel) -> Predictor:

@@ -6,8 +6,8 @@ from jaxplan.xla._effects import PadMatrices as PadMatrices
 from jaxplan.xla._lifetimes import COUNTED_GAPS as COUNTED_GAPS
 from jaxplan.xla._lifetimes import GAPS as GAPS
 from jaxplan.xla._target import Target as Target
+from jaxplan.xla._target import is_gpu as is_gpu
 from jaxplan.xla._target import is_host as is_host
-from jaxplan.xla._target import takes_combiner_options as takes_combiner_options
 from jaxplan.xla.rules.both.deferred import is_gradient as is_gradient
 from jaxplan.xla.rules.both.schedule import LARGE_PARAMETER_BYTES as LARGE_PARAMETER_BYTES
 from jaxplan.xla.rules.gpu.library_sums import MERGED_BYTES as MERGED_BYTES

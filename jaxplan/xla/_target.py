@@ -123,11 +123,10 @@ def _workspace_bytes(chip: ChipSpec, jax_version: tuple[int, ...]) -> int:
     return min(chip.matmul_workspace_bytes, _UNTUNED_WORKSPACE)
 
 
-def takes_combiner_options(platform: str | None) -> bool:
-    """Whether the compiler of a platform of JAX (``cuda``, ``gpu``, ``tpu``, ``cpu``) takes limits for combined
-    collectives.
+def is_gpu(platform: str | None) -> bool:
+    """Whether a platform of JAX (``cuda``, ``gpu``, ``tpu``, ``cpu``) is compiled for by XLA's backend for GPUs.
 
-    >>> takes_combiner_options("cuda"), takes_combiner_options("tpu")
+    >>> is_gpu("cuda"), is_gpu("tpu")
     (True, False)
     """
     return platform in ("cuda", "gpu")

@@ -36,7 +36,8 @@ ARGS = (
 
 @pytest.fixture(scope="module")
 def planned():
-    return jaxplan.plan(step, *ARGS, topology="h100:4", progress=False)
+    """By the sum of compute and communication, whose optimum is proven."""
+    return jaxplan.plan(step, *ARGS, topology="h100:4", progress=False, overlap=False)
 
 
 def test_bounds_hold_at_any_memory_for_all_assignments():
@@ -66,6 +67,18 @@ def test_table_and_explanation_say_what_is_proven(planned):
     assert "optimal for the cost model: nothing of at most its memory" in planned.fastest().explain()
 
 
+def test_simulated_times_have_a_bound_in_table_and_explanation():
+    frontier = jaxplan.plan(step, *ARGS, topology="h100:4", progress=False)
+    for plan in (*frontier, *frontier.references.values()):
+        assert plan.overlapped and plan.gap is not None and plan.gap > 0
+        assert plan.compute_seconds / 2 < plan.lower_bound_seconds <= plan.time_seconds
+        assert plan.time_seconds <= plan.lower_bound_seconds * (1 + plan.gap) * (1 + 1e-9)
+    most = max(plan.gap for plan in frontier)
+    assert f"times are simulated, with overlap; none is over {most:.1%} above its bound" in frontier.table()
+    assert "nothing of at most its memory costs over " in frontier.fastest().explain()
+    assert "optimal" not in frontier.table() + frontier.fastest().explain()
+
+
 def test_certificates_are_saved_with_the_plan(planned, tmp_path):
     plan = dataclasses.replace(planned.fastest(), gap=0.125, most_configurations=40)
     plan.save(tmp_path / "plan.json")
@@ -81,7 +94,7 @@ def test_certificates_are_saved_with_the_plan(planned, tmp_path):
 
 def test_where_configurations_were_capped_optimal_is_within_them(monkeypatch):
     monkeypatch.setattr(_hierarchy.ModelBuilder, "has_all", lambda self: False)
-    capped = jaxplan.plan(step, *ARGS, topology="h100:2", progress=False)
+    capped = jaxplan.plan(step, *ARGS, topology="h100:2", progress=False, overlap=False)
     most = {plan.most_configurations for plan in capped}
     assert len(most) == 1 and 1 < (most.pop() or 0) <= COARSE_CONFIGURATIONS
     assert " configurations an operator: " in capped.table() and "optimal for the cost model within" in capped.table()
@@ -105,6 +118,12 @@ def fake(gib, milliseconds, gap, most=None):
 )
 def test_proven_points_in_words(gaps, text):
     points = [fake(1 + i, 100 - i, gap) for i, gap in enumerate(gaps)]
+    assert proven_points(points) == text  # pyright: ignore[reportArgumentType]
+
+
+def test_bounds_of_simulated_points_in_words():
+    points = [dataclasses.replace(fake(1 + i, 100 - i, 0.01 * i, 40), overlapped=True) for i in (1, 2)]
+    text = "times are simulated, with overlap; none is over 2.0% above its bound within 40 configurations an operator"
     assert proven_points(points) == text  # pyright: ignore[reportArgumentType]
 
 

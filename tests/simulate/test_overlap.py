@@ -68,7 +68,7 @@ def test_no_plan_of_a_small_step_is_below_its_bound() -> None:
     every = list(itertools.product(*(range(len(configs)) for configs in model.configurations)))
     assert len(every) < 5000
     evaluated = [model.problem.evaluate(assignment) for assignment in every]
-    bound = overlapped_bound(model, min(seconds for seconds, _, _ in evaluated))
+    bound = overlapped_bound([(model, 1.0)], min(seconds for seconds, _, _ in evaluated))
     predictor, least = predictor_of(model), float("inf")
     for assignment, (seconds, _, choices) in zip(every, evaluated, strict=True):
         if np.isfinite(seconds):
@@ -103,9 +103,33 @@ def test_a_search_with_overlap_is_no_slower_when_simulated() -> None:
     assert fastest.time_seconds <= min(p.simulate().time_seconds for p in _plan(overlap=False).points) * (
         1 + 1e-9
     )
-    assert any("simulated with overlap" in note for note in with_overlap.notes)
+    assert "simulated, with overlap; none is over" in with_overlap.table()
     assert fastest.gap is not None
     assert fastest.time_seconds <= fastest.lower_bound_seconds * (1 + fastest.gap) * (1 + 1e-9)
+
+
+def test_overlap_is_the_default_and_the_parts_of_a_step_add_up() -> None:
+    """Without an option times are simulated; compute and communication less its hidden part are the step."""
+    frontier = jaxplan.plan(autoencoder_step, *AUTOENCODER_ARGS, topology="a100-pcie:8", progress=False)
+    for plan, same in zip(frontier, _plan(overlap=True), strict=True):
+        assert plan.is_same_program(same)
+        assert plan.time_seconds == same.time_seconds
+    for plan in (*frontier, *frontier.references.values()):
+        shown = plan.compute_seconds + plan.communication_seconds - plan.hidden_seconds
+        assert plan.time_seconds == pytest.approx(shown, rel=1e-12)
+        assert plan.time_seconds == pytest.approx(plan.simulate().time_seconds, rel=1e-9)
+
+
+def test_virtual_devices_hide_nothing() -> None:
+    """The cores that compute also carry out the collectives: a step takes the sum, whose optimum is proven."""
+    counted, summed = (
+        jaxplan.plan(autoencoder_step, *AUTOENCODER_ARGS, topology="cpu:8", progress=False, overlap=overlap)
+        for overlap in (True, False)
+    )
+    assert [plan.time_seconds for plan in counted] == pytest.approx([plan.time_seconds for plan in summed], rel=1e-12)
+    assert [plan.hidden_seconds for plan in counted] == pytest.approx([0.0] * len(counted), abs=1e-15)
+    assert [plan.gap for plan in counted] == [plan.gap for plan in summed] == [0.0] * len(counted)
+    assert counted.fastest().simulate().hidden_seconds == pytest.approx(0.0, abs=1e-15)
 
 
 def test_a_saved_plan_keeps_its_hidden_seconds(tmp_path) -> None:
@@ -115,6 +139,7 @@ def test_a_saved_plan_keeps_its_hidden_seconds(tmp_path) -> None:
     assert isinstance(loaded, jaxplan.Plan)
     assert (loaded.time_seconds, loaded.hidden_seconds) == (plan.time_seconds, plan.hidden_seconds)
     assert json.loads((tmp_path / "plan.json").read_text())["prediction"]["hidden_seconds"] > 0
+    assert loaded.overlapped and not _plan(overlap=False).choose("fastest").overlapped
     assert " - hidden " in plan.explain()
     assert " - hidden " not in _plan(overlap=False).choose("fastest").explain()
 

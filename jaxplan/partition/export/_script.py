@@ -25,7 +25,7 @@ from jaxplan.frontend._arguments import step_name
 from jaxplan.frontend._nnx import GraphNode
 from jaxplan.frontend._static_leaves import is_static
 from jaxplan.mesh import AxesNames, axis_groups
-from jaxplan.partition._combiner import combiner_options
+from jaxplan.partition._compiler_options import compiler_options
 from jaxplan.partition._host_memory import HOST_KIND
 from jaxplan.partition._meshes import abstract_mesh, device_mesh
 from jaxplan.partition._plan_like import PlanLike
@@ -218,7 +218,7 @@ class _Writer:
     def _jitted(self) -> str:
         program, offload = self._program, self._plan.offload
         donated = tuple(i for i, is_donated in enumerate(program.donated) if is_donated)
-        options = combiner_options(self._plan, self._plan.topology.chip.aot_platform or "gpu")
+        options = compiler_options(self._plan, self._plan.topology.chip.aot_platform or "gpu")
         compiled = f"\n    compiler_options={options} if jax.default_backend() == 'gpu' else None," if options else ""
         shapes = [
             f"jax.ShapeDtypeStruct({t.shape}, {self._dtype(t.dtype)})"
