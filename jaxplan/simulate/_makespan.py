@@ -75,13 +75,16 @@ class Makespans:
 
     def _column(self, v: int, label: int) -> np.ndarray:
         """Seconds of the equations of a group; of groups with equal tables once."""
-        table = self._model.compute[v]
-        key = (self._columns.number(table), label) if not self._model.host_bytes else ("host", v, label)
-        if key not in self._columns:
+        equations = self._model.graph.grouping.groups[v].equations
+        if self._model.host_bytes:
             seconds = self._simulator.compute_seconds(v, label)
-            group = self._model.graph.grouping.groups[v]
-            self._columns[key] = np.array([seconds.get(e, 0.0) for e in group.equations])
-        return self._columns[key]
+            return np.array([seconds.get(e, 0.0) for e in equations])
+        table = self._model.compute[v]
+        number = self._columns.number(table)
+        if number not in self._columns:
+            seconds, none = self._simulator.group_table(v), np.zeros(len(table))
+            self._columns[number] = np.array([seconds.get(e, none) for e in equations]).reshape(-1, len(table)).T
+        return self._columns[number][label]
 
     def _events(
         self, equations: np.ndarray, transfers: Sequence[Transfer], inner: dict[int, list[float]]

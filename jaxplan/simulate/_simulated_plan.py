@@ -149,6 +149,7 @@ class PlanSimulator:
         self.model: CostModel = predictor.model
         self.kernel = self._kernels()
         self._seconds: dict[tuple[int, int], dict[int, float]] = {}
+        self._tables: dict[int, dict[int, np.ndarray]] = {}
 
     def _kernels(self) -> list[int]:
         """Per equation, the equation of the kernel that it is fused into: the first that materialises a value of it."""
@@ -238,12 +239,18 @@ class PlanSimulator:
             self._seconds[v, label] = self._group_seconds(v, label)
         return self._seconds[v, label]
 
+    def group_table(self, v: int) -> Mapping[int, np.ndarray]:
+        """Equation -> seconds of compute under each configuration of its group, shape (K,)."""
+        if v not in self._tables:
+            graph, topology = self.model.graph, self.model.topology
+            splits = split_counts(self.model.configurations[v], topology)
+            group, space = graph.grouping.groups[v], graph.spaces[v]
+            self._tables[v] = equation_seconds(graph, group, space, splits, self.model.buffers, topology)
+        return self._tables[v]
+
     def _group_seconds(self, v: int, label: int) -> dict[int, float]:
-        graph, topology = self.model.graph, self.model.topology
-        splits = split_counts((self.model.configurations[v][label],), topology)
-        group, space = graph.grouping.groups[v], graph.spaces[v]
-        shares = equation_seconds(graph, group, space, splits, self.model.buffers, topology)
-        seconds = {e: float(share[0]) for e, share in shares.items() if share[0] > 0}
+        topology, group = self.model.topology, self.model.graph.grouping.groups[v]
+        seconds = {e: float(share[label]) for e, share in self.group_table(v).items() if share[label] > 0}
         num_bytes = float(self.model.host_bytes[v][label]) if self.model.host_bytes else 0.0
         if num_bytes:  # the kernel of the update reads over the link
             last = max(seconds, default=group.equations[-1])
