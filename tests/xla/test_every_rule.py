@@ -1,8 +1,9 @@
-"""Every rule of the registry has an effect on some step, and none on a step without its operators."""
+"""Every rule of the registry has an effect on some step, and none on a near one that lacks its condition."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,32 +20,15 @@ from jaxplan.xla import Target, _found, _fusion, _residuals, analyse_buffers
 from jaxplan.xla._facts import Facts
 from jaxplan.xla._rule import CompilerRule
 from jaxplan.xla.rules import RULES, rules_of
+from tests.xla import near_steps
 
 MACHINES = ("h100:8", "v5e:2x4", "a100-pcie:8")
 MODELS = (
     *("bert", "conformer", "convnext", "densenet", "dlrm", "efficientnet", "gemma", "gpt", "llama", "lstm", "mae"),
     *("mamba", "moe", "regnet", "resnet", "swin", "transformer", "unet", "vgg", "vit", "wav2vec2", "whisper"),
 )
-GENERAL = frozenset(
-    {
-        "arguments-and-results-are-buffers",
-        "kernels-read-and-write-memory",
-        "large-sums-are-reduced-at-once",
-        "residual-sums-are-written-once",
-        "weight-gradients-are-deferred",
-        "weight-gradients-are-born-after-input-gradients",
-        "costly-functions-are-saved",
-        "fusions-write-over-operands",
-        "dots-have-workspace",
-        "dots-compute-their-operands",
-        "all-reduces-are-in-place",
-        "updates-are-gathered-into-donated-arguments",
-        "dot-operands-travel-rounded",
-        "backward-dots-write-what-is-computed-of-them",
-        "dots-read-transposed-matrices-in-place",
-    }
-)
-"""Rules that find something in a perceptron of float32; those that find it in every step are known by their effect."""
+IN_EVERY_STEP = frozenset({"arguments-and-results-are-buffers", "large-sums-are-reduced-at-once"})
+"""Rules that find something in a step without dots too; those that do for every plan are known by their effect."""
 
 
 def _shape(*dims: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
@@ -100,6 +84,12 @@ def _analysed(step: Callable[..., Any], arguments: tuple[Any, ...]) -> StepGraph
 def found(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Names of the rules that have had an effect."""
     names: set[str] = set()
+    _watch(names, monkeypatch)
+    return names
+
+
+def _watch(names: set[str], patch: pytest.MonkeyPatch) -> None:
+    """Note the name of each rule that finds something."""
 
     def watched(rule: CompilerRule) -> CompilerRule:
         def find(facts: Facts) -> Iterator[Any]:
@@ -110,8 +100,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> set[str]:
         return dataclasses.replace(rule, find=find)
 
     for module in (_found, _fusion, _residuals):
-        monkeypatch.setattr(module, "rules_of", lambda target, stage: map(watched, rules_of(target, stage)))
-    return names
+        patch.setattr(module, "rules_of", lambda target, stage: map(watched, rules_of(target, stage)))
 
 
 def _analyse_on_all(graph: StepGraph) -> None:
@@ -119,23 +108,26 @@ def _analyse_on_all(graph: StepGraph) -> None:
         analyse_buffers(graph, Target.of(machine.chip, machine.num_devices))
 
 
-def test_rules_on_operators_that_a_step_lacks_have_no_effect(found: set[str]) -> None:
-    """A perceptron has no images, loops, tables, batches of matrices and 16-bit values."""
+@functools.cache
+def _found_in(name: str) -> frozenset[str]:
+    """The rules that find something in a small step."""
+    names: set[str] = set()
+    with pytest.MonkeyPatch.context() as patch:
+        _watch(names, patch)
+        _analyse_on_all(_analysed(*near_steps.STEPS[name]))
+    return frozenset(names)
 
-    def step(layers: Any, x: jax.Array) -> Any:
-        def loss(layers: Any) -> jax.Array:
-            h = x
-            for w in layers:
-                z = h @ w
-                h = z * jnp.tanh(z)
-            return jnp.sum(h)
 
-        return jax.tree.map(lambda w, g: w - 0.1 * g, layers, jax.grad(loss)(layers))
-
-    graph = _analysed(step, ([_shape(64, 64)] * 3, _shape(32, 64)))
-    _analyse_on_all(graph)
+def test_each_rule_has_a_near_step() -> None:
     everywhere = {name for name, rule in RULES.items() if rule.find.__qualname__.startswith("always.")}
-    assert found - everywhere == GENERAL
+    assert near_steps.APPLIES.keys() == RULES.keys() - everywhere - IN_EVERY_STEP
+
+
+@pytest.mark.parametrize("rule", near_steps.APPLIES)
+def test_a_rule_finds_nothing_where_its_condition_fails(rule: str) -> None:
+    applies, near = near_steps.APPLIES[rule]
+    assert not applies or rule in _found_in(applies)
+    assert rule not in _found_in(near)
 
 
 @pytest.mark.slow
