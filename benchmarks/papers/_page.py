@@ -59,11 +59,21 @@ clock beside other work, which are three to six times as many.
 
 """
 _CHOICES = """
-Some choices were made after a first run was seen, so their verdicts are weaker than the others: the size of TensorOpt's
-images (128, for the memory of its Table 1) and of its sequences; 12 GiB, not GB, for a K80; a turning point is twice as
-steep as the rest of a frontier (three times at first); the operators counted for VGG16 (without bias,
-after a count with them); PaSE's batches are read as per device and as shared, and its two ratios may be met by either
-reading. PaSE's two ratios and Tofu's search times are not in the copies at hand.
+Some choices were made after a first run was seen, so the verdicts that rest on them are weaker than the others:
+
+- TensorOpt gives neither the size of its images (128 here) nor its numbers of tokens (64). Where a verdict turns on one
+  of them, another value stands beside it: images of 144, whose memory is nearest to the paper's Table 1; 32 tokens.
+- GB of a K80 and of the tables are taken as GiB (the parameters of VGG16 in TensorOpt's Table 1 show it).
+- A turning point is twice as steep as the rest of a frontier; three times was asked for at first.
+- The operators of VGG16 are counted without bias, after a count with them.
+- PaSE does not say whether its batches are those of each device: both are shown, and its ratios may be met by either.
+- FlexFlow's K80 reaches half of its rate on products of 128 rows; with 25, which its Figure 7c asks for, verdicts that
+  turn on it are shown too. Its chains start from data parallelism, as the paper's do; the random start that the paper
+  has besides is left out where operators have devices of their own.
+- Tofu's swapping drops the least recently used array; the paper's drops none that is read soon, without saying how
+  soon. Both ends are shown: least recent use, and the best replacement there is.
+
+PaSE's two ratios and Tofu's search times are not in the copies at hand.
 """
 
 

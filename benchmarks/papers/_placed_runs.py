@@ -217,13 +217,21 @@ def measure_causes() -> list[Row]:
             {"cause": "rows", "half_extent": half_extent, **_row(("NMT", "k80", 64), who, model, chosen, 0.0)}
             for who, chosen in labels.items()
         ]
-    for chip in ("p100", "k80"):
-        layers = [dataclasses.replace(layer, weight_bytes=0.0) for layer in inception(4 * PER_DEVICE)]
-        bare = PlacedModel(layers, 1, placements(4), machine(chip, 4))
-        whole = build("Inception-v3", chip, 4)
+    for chip, count in (("p100", 4), ("k80", 4), ("p100", 16)):
+        layers = [dataclasses.replace(layer, weight_bytes=0.0) for layer in inception(count * PER_DEVICE)]
+        bare = PlacedModel(layers, 1, placements(count), machine(chip, count))
+        whole = build("Inception-v3", chip, count)
         cut, ms = bare.makespan(_data(bare)) * 1e3, whole.makespan(_data(whole)) * 1e3
-        rows.append({"cause": "exchange", "chip": chip, "ms": ms, "without_ms": cut})
-    return rows
+        rows.append({"cause": "exchange", "chip": chip, "devices": count, "ms": ms, "without_ms": cut})
+    return [*rows, *map(_on_few, (1, 2))]
+
+
+def _on_few(count: int) -> Row:
+    """NMT on so many of four K80, one device for each operator."""
+    alone = [Placement(samples=1, channels=1, devices=(d,)) for d in range(count)]
+    model = build("NMT", "k80", 4, configurations=alone)
+    placed = _walked(model, [[k * count // len(model.layers) for k in range(len(model.layers))]], 1)
+    return {"cause": "few", "devices": count, "ms": model.makespan(placed) * 1e3}
 
 
 LOWEST_HALF_EXTENT = 25.0

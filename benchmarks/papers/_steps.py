@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +13,8 @@ import numpy as np
 
 from benchmarks.models import MODELS, PAPER_MODELS, build
 from jaxplan.cost import REPEAT, CostModel, Predictor, build_cost_model
-from jaxplan.ir import STORED_KINDS, Configuration, StepGraph
+from jaxplan.cost._prediction import Collective
+from jaxplan.ir import Configuration, StepGraph
 from jaxplan.mesh import CHIPS, Topology
 from jaxplan.plans._plan import Plan
 from jaxplan.plans._undominated import undominated
@@ -86,18 +88,37 @@ class Priced:
         return make_plan(self.predictor, *reference_solution(self.model, self.strategies[name]), name=name)
 
 
-def without_gathers(priced: Priced) -> Plan:
-    """The plan of least additive time in which no weight or state of one is gathered: all lie as they are read."""
-    problem, groups = priced.model.problem, priced.graph.grouping.groups
+def split_alone(priced: Priced) -> Plan:
+    """The plan of least time in which every tensor is split as far as its group allows, and one copy of it is kept.
+
+    So TensorOpt simulated ToFu in its cost model: "by splitting all the tensors among all the devices and disabling
+    tensor replication" (section 5.1).
+    """
+    sizes = [axis.size for axis in priced.topology.axes]
+
+    def parts(configuration: Configuration) -> int:
+        return math.prod(sizes[axis] for split in configuration for axis in split)
+
+    most = [max(map(parts, of)) for of in priced.model.configurations]
+    labels = [
+        tuple(k for k, configuration in enumerate(of) if parts(configuration) == n)
+        for of, n in zip(priced.model.configurations, most, strict=True)
+    ]
+    found = solve(_one_copy(restrict(priced.model.problem, labels)), "pase")
+    assignment = [of[k] for of, k in zip(labels, found.assignment, strict=True)]
+    return make_plan(priced.predictor, assignment, found.choices, name="split alone")
+
+
+def _one_copy(problem: Problem) -> Problem:
+    """The problem in which what may be fetched again is: every other choice takes infinite time."""
     edges = []
     for edge in problem.edges:
         table = edge.time
-        if groups[edge.source].kind in STORED_KINDS:
-            table = np.where(table > 0, np.inf, table)
+        if table.ndim == 3:
+            again = np.isfinite(table[..., REPEAT])[..., None] & (np.arange(table.shape[2]) != REPEAT)
+            table = np.where(again, np.inf, table)
         edges.append(Edge(source=edge.source, target=edge.target, time=table, memory=edge.memory))
-    kept_problem = Problem(time=problem.time, memory=problem.memory, edges=edges, names=problem.names)
-    found = solve(kept_problem, "pase")
-    return make_plan(priced.predictor, found.assignment, found.choices, name="no gathers")
+    return Problem(time=problem.time, memory=problem.memory, edges=edges, names=problem.names)
 
 
 def without_repeats(priced: Priced, solver: str) -> list[Plan]:
@@ -129,14 +150,13 @@ def partitioned(graph: StepGraph, topology: Topology | str, solver: str) -> tupl
 
 def received_bytes(plan: Plan) -> float:
     """Bytes that one device receives in a step: (n - 1) / n of a collective's larger side, twice for an all-reduce."""
-    total = 0.0
-    for collective in plan.prediction.collectives:
-        devices = 1
-        for axis in collective.axes:
-            devices *= plan.topology.axes[axis].size
-        share = (devices - 1) / devices * (2 if collective.kind == "all-reduce" else 1)
-        total += collective.count * collective.num_bytes * share
-    return total
+    return sum(c.count * c.num_bytes * received_share(plan.topology, c) for c in plan.prediction.collectives)
+
+
+def received_share(topology: Topology, collective: Collective) -> float:
+    """Bytes that one device of a group of n receives over those of the larger side, twice (n - 1) / n if all reduce."""
+    devices = math.prod(topology.axes[axis].size for axis in collective.axes)
+    return (devices - 1) / devices * (2 if collective.kind == "all-reduce" else 1)
 
 
 def figures(plan: Plan) -> dict[str, float]:

@@ -112,22 +112,21 @@ def _runs(rows: Sequence[Row], part: str = "") -> list[Row]:
 
 
 def _one_factor(rows: Sequence[Row], causes: Sequence[Row]) -> tuple[bool, str]:
-    """Errors once every source and chip has a factor, taken from its other runs, as a measured rate would be."""
-    errors = []
-    for row in _runs(rows, "never"):
-        like = [
-            r
-            for r in _runs(rows)
-            if (r["source"], r["chip"]) == (row["source"], row["chip"]) and r is not row
-        ]
-        if like:
-            factor = statistics.median(1 + r["error"] / 100 for r in like)
-            errors.append(abs((1 + row["error"] / 100) / factor - 1))
-    mean = 100 * statistics.fmean(errors)
-    return (
-        mean < 8,
-        f"with one factor for each source and chip, taken from its other runs, {mean:.1f} % in the mean",
-    )
+    """Errors once the runs of a source on a chip, then those of one model among them, have a factor: their other runs'.
+
+    A measured rate would be such a factor; TensorOpt measured the operators of each of its networks.
+    """
+    means = []
+    for keys in (("source", "chip"), ("source", "chip", "model")):
+        errors = []
+        for row in _runs(rows, "never"):
+            like = [r for r in _runs(rows) if all(r[k] == row[k] for k in keys) and r is not row]
+            if like:
+                factor = statistics.median(1 + r["error"] / 100 for r in like)
+                errors.append(abs((1 + row["error"] / 100) / factor - 1))
+        means.append(f"{100 * statistics.fmean(errors):.1f} % of {len(errors)} runs")
+    holds = 100 * statistics.fmean(errors) < 8
+    return holds, f"in the mean, with a factor for each source and chip {means[0]}, for each model there {means[1]}"
 
 
 def _outside(rows: Sequence[Row], causes: Sequence[Row]) -> tuple[bool, str]:
@@ -163,6 +162,15 @@ def _out_of_order(rows: Sequence[Row], causes: Sequence[Row]) -> tuple[bool, str
             )
             holds &= max(ours, 1 / ours) < DIFFERENT
     return holds and bool(texts), "; ".join(texts)
+
+
+def _beyond(rows: Sequence[Row], causes: Sequence[Row]) -> tuple[bool, str]:
+    texts = [
+        f"{line['model']} `{line['point']}` on {line['topology']} {ratio:.2f} times"
+        for line in read_lines(_RECORDS / "accuracy.jsonl")
+        if line["compiled_memory"] and (ratio := line["compiled_memory"] / line["predicted_memory"]) > 1.1
+    ]
+    return False, f"these plans: {', '.join(texts)}"
 
 
 def _overestimated(rows: Sequence[Row], causes: Sequence[Row]) -> tuple[bool, str]:
@@ -214,7 +222,8 @@ EXPERIMENT = Experiment(
             source="TensorOpt 5.2, Table 2",
             published="the mean error of execution time is below 8 %",
             judge=_time_error,
-            reason=f"{OPEN} in part: rates of operators are those of data sheets, and one measured rate would not do",
+            reason="rates are those of data sheets here, and other programs' than ours ran; TensorOpt measured the "
+            "operators of each of its networks, for which a factor for each model on its chip stands",
             cause=_one_factor,
         ),
         Claim(
@@ -233,7 +242,8 @@ EXPERIMENT = Experiment(
             source="TensorOpt 5.2",
             published="a plan predicted at 1/1.1 of the memory is safe",
             judge=_safe,
-            reason=f"{OPEN} in general: each plan has its own (docs/prediction.md)",
+            reason=f"{OPEN}: each plan has its own (docs/prediction.md)",
+            cause=_beyond,
         ),
         Claim(
             source="TensorOpt 5.2",

@@ -337,11 +337,6 @@ EXPERIMENT = Experiment(
             reason="no other framework is modelled",
         ),
         Claim(
-            source="FlexFlow 8.1.2, Figure 8, Table 4",
-            published="training Inception-v3 to 72 % takes 38 % less time; accuracies are the state of the art",
-            reason="nothing is trained; that plans compute the same values is tested (tests/partition)",
-        ),
-        Claim(
             source="FlexFlow 8.1.3, Figure 9b",
             published="FlexFlow and OptCNN find the same strategies for AlexNet and ResNet",
             judge=_as_optcnn,

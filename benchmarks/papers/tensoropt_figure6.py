@@ -14,6 +14,7 @@ from benchmarks.papers._steps import (
     Priced,
     figures,
     partitioned,
+    split_alone,
     tensoropt_machine,
     traced,
     without_repeats,
@@ -168,7 +169,8 @@ def measure_causes() -> list[Row]:
         {"cause": "tofu", "gib": plan.memory_bytes / GIB, "stored_gib": stored / GIB, "weights_gib": whole / GIB,
          "largest_gib": max((c.num_bytes for c in plan.prediction.collectives), default=0) / GIB}
     )  # fmt: skip
-    return rows
+    split = split_alone(Priced(graph, tensoropt_machine(16)))
+    return [*rows, {"cause": "split", **figures(split)}]
 
 
 def _argument_bytes(plan: Plan) -> list[tuple[str, float]]:
@@ -201,12 +203,13 @@ def _gradients(rows: Sequence[Row], causes: Sequence[Row]) -> tuple[bool, str]:
     ), f"{data['gib']:.0f} GiB less {cause['weights_gib']:.0f} of gradients are {rest:.0f}"
 
 
-def _fetched_weights(rows: Sequence[Row], causes: Sequence[Row]) -> tuple[bool, str]:
-    (cause,), points = [r for r in causes if r["cause"] == "tofu"], of(rows, "RNN", "ft")
-    rest = cause["gib"] - cause["largest_gib"]
-    return rest <= SAME * points[turning_point(points)]["gib"], (
-        f"RNN: {cause['gib']:.1f} GiB, of them {cause['stored_gib']:.1f} stored; the largest array fetched has "
-        f"{cause['largest_gib']:.1f}, without it {rest:.1f} (turning point {points[turning_point(points)]['gib']:.1f})"
+def _as_simulated_there(rows: Sequence[Row], causes: Sequence[Row]) -> tuple[bool, str]:
+    """The paper's own ToFu: whether it is lean and slow."""
+    (split,), points = [r for r in causes if r["cause"] == "split"], of(rows, "RNN", "ft")
+    middle, slower = points[turning_point(points)]["gib"], split["ms"] / points[-1]["ms"]
+    return split["gib"] <= SAME * middle and slower > SAME, (
+        f"RNN split so takes {split['gib']:.1f} GiB (turning point {middle:.1f}) and {slower:.2f} times the fastest "
+        "point's time"
     )
 
 
@@ -216,15 +219,15 @@ def _significantly(rows: Sequence[Row], network: str) -> tuple[bool, str]:
     return other >= NOTABLE * ours, f"{network}: {other / ours:.2f} times as fast"
 
 
-def _sent_alike(rows: Sequence[Row], causes: Sequence[Row]) -> tuple[bool, str]:
-    """Whether compute alike in both hides a significant difference of communication."""
-    texts = []
-    for network in ("WideResNet", "Transformer"):
-        ours, other = (min(of(rows, network, who), key=lambda p: p["ms"]) for who in ("ft", "one_mesh"))
-        texts.append(
-            f"{network} {other['communication_ms'] / ours['communication_ms']:.2f} times the communication"
-        )
-    return False, f"Mesh-TensorFlow's fastest plans have {', '.join(texts)}"
+def _by_memory(rows: Sequence[Row], causes: Sequence[Row]) -> tuple[bool, str]:
+    """The memory of TensorOpt's leanest plan that is no slower than Mesh-TensorFlow's fastest."""
+    found = {}
+    for network in NETWORKS:
+        other = min(of(rows, network, "one_mesh"), key=lambda p: p["ms"])
+        least = min(p["gib"] for p in of(rows, network, "ft") if p["ms"] <= SAME * other["ms"])
+        found[network] = other["gib"] / least
+    texts = ", ".join(f"{network} {times:.1f} times" for network, times in found.items())
+    return min(found.values()) >= NOTABLE, f"less memory at the time of Mesh-TensorFlow's fastest plan: {texts}"
 
 
 def shown_points(rows: Sequence[Row]) -> list[Row]:
@@ -301,8 +304,9 @@ EXPERIMENT = Experiment(
             source=_SOURCE,
             published="TensorOpt significantly outperforms Mesh-TensorFlow, in all three",
             judge=per_network(_significantly),
-            reason=f"{OPEN} for WideResNet and Transformer: their fastest plans on one mesh send little more",
-            cause=_sent_alike,
+            reason="the claim is judged by the time of the fastest plans; what the restriction costs WideResNet and "
+            "Transformer here is memory",
+            cause=_by_memory,
         ),
         Claim(
             source=_SOURCE,
@@ -331,9 +335,9 @@ EXPERIMENT = Experiment(
             source=_SOURCE,
             published="ToFu takes little memory and long",
             judge=per_network(_tofu_is_lean),
-            reason=f"{OPEN} for RNN, which fetches parts of weights of 13 GB before it runs; WideResNet and "
-            "Transformer agree",
-            cause=_fetched_weights,
+            reason="Tofu's own search is run here, which fetches large parts of the RNN's weights; TensorOpt "
+            "simulated ToFu in its cost model, all tensors split over all devices and one copy kept",
+            cause=_as_simulated_there,
         ),
     ),
 )
