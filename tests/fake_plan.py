@@ -30,6 +30,7 @@ class FakePlan:
     outline: Outline = dataclasses.field(default_factory=Outline)
     memory_parts: dict[str, int] = dataclasses.field(default_factory=dict)
     microbatches: None = None
+    recomputed_loops: None = None
     offload: None = None
     sequences: None = None
     stages: None = None

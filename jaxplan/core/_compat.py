@@ -245,6 +245,13 @@ def bind_like(eqn: Any, primitive: Any, params: dict, operands: Sequence[Any], n
     return list(results) if primitive.multiple_results else [results]
 
 
+def scan_like(eqn: Any, body: Any, carry: Any, slices: Any, name_stack: str) -> Any:
+    """`jax.lax.scan` of another body in the context of a ``scan``, as often and in its direction."""
+    names = {"length", "reverse", "unroll"} & eqn.params.keys()
+    with _context_of(eqn, name_stack, keeps_mesh=True):
+        return jax.lax.scan(body, carry, slices, **{name: eqn.params[name] for name in names})
+
+
 @contextlib.contextmanager
 def _context_of(eqn: Any, name_stack: str, *, keeps_mesh: bool) -> Iterator[None]:
     """Operations bound here get the source line and settings of ``eqn``, with the surrounding mesh if wanted."""

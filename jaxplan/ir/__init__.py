@@ -40,6 +40,7 @@ from jaxplan.ir._micro_batches import CUT as CUT
 from jaxplan.ir._micro_batches import JOIN as JOIN
 from jaxplan.ir._model import StepGraph as StepGraph
 from jaxplan.ir._model import analyse as analyse
+from jaxplan.ir._model import loop_recomputed_graph as loop_recomputed_graph
 from jaxplan.ir._model import sliced_graph as sliced_graph
 from jaxplan.ir._offload import Offload as Offload
 from jaxplan.ir._offload import Waiting as Waiting
@@ -48,9 +49,11 @@ from jaxplan.ir._offload import waiting_values as waiting_values
 from jaxplan.ir._program import REGION_IN as REGION_IN
 from jaxplan.ir._program import REGION_OUT as REGION_OUT
 from jaxplan.ir._program import Equation as Equation
+from jaxplan.ir._program import LoopRemat as LoopRemat
 from jaxplan.ir._program import MicroBatches as MicroBatches
 from jaxplan.ir._program import Program as Program
 from jaxplan.ir._program import Region as Region
+from jaxplan.ir._program import RematPolicy as RematPolicy
 from jaxplan.ir._program import Source as Source
 from jaxplan.ir._program import StatePair as StatePair
 from jaxplan.ir._program import Tensor as Tensor

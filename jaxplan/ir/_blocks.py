@@ -12,17 +12,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from jaxplan.core._interner import Memo
 from jaxplan.ir._grouping import CONTRACTION_FAMILIES
-from jaxplan.ir._program import Equation, Program
+from jaxplan.ir._program import Equation, Program, RematPolicy
 from jaxplan.ir._rule import OperatorRule
 from jaxplan.ir._values import Values, frozen_params
 
-RematPolicy = Literal["contractions", "all"]
+LEAST_INTENSITY = 0.5
+"""A contraction is kept when it takes at least this share of the block's mean FLOPs for each element of its result:
+attention scores, large and cheap, are not."""
 LEAST_EQUATIONS = 2
 """A shorter run of equations is no block."""
 

@@ -17,7 +17,7 @@ from jaxplan.ir._dimensions import NamedDimensions, named_dimensions
 from jaxplan.ir._grouping import UNGROUPED, Grouping
 from jaxplan.ir._groups import coarsen
 from jaxplan.ir._offload import Offload, Waiting, waiting_values
-from jaxplan.ir._program import Equation, MicroBatches, Program
+from jaxplan.ir._program import Equation, LoopRemat, MicroBatches, Program
 from jaxplan.ir._registry import operator_rule
 from jaxplan.ir._rule import OperatorRule
 from jaxplan.ir._space import GroupSpace, SpaceFacts
@@ -181,6 +181,18 @@ def sliced_graph(graph: StepGraph, microbatches: MicroBatches | None) -> StepGra
         raise ArgumentError("micro-batches need the step itself, which is not at hand")
     sliced = program.source.sliced(microbatches)
     return analyse(dataclasses.replace(sliced, donate_argnums=program.donate_argnums))
+
+
+def loop_recomputed_graph(graph: StepGraph, recomputed_loops: LoopRemat | None) -> StepGraph:
+    """The step of ``graph`` traced and analysed again, with layers of its loops computed again; itself where that
+    changes nothing."""
+    program = graph.program
+    if program.source is None:
+        return graph
+    again = program.source.recomputed(recomputed_loops)
+    if again.fingerprint == program.fingerprint:
+        return graph
+    return analyse(dataclasses.replace(again, donate_argnums=program.donate_argnums))
 
 
 def _place_as(spaces: list[GroupSpace], group: int, new: int, old: int) -> None:

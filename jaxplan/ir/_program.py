@@ -11,6 +11,7 @@ from jaxplan.core._paths import argument_names, readable_path
 
 TensorKind = Literal["input", "constant", "literal", "computed"]
 Phase = Literal["forward", "backward", "update"]
+RematPolicy = Literal["contractions", "all"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +193,21 @@ class MicroBatches:
         return f"{self.num} micro-batches"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopRemat:
+    """Layers of loops that the backward pass computes again (`jaxplan.ir._loop_remat`).
+
+    Attributes:
+      policy: ``all`` keeps what enters each layer alone, ``contractions`` results of contractions too.
+    """
+
+    policy: RematPolicy
+
+    def __str__(self) -> str:
+        """Such as ``recomputes layers of loops``."""
+        return "recomputes layers of loops" + (" but contractions" if self.policy == "contractions" else "")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Source:
     """Where a program came from, and how to get the program of other arguments from there.
@@ -205,6 +221,7 @@ class Source:
       resized: traces it again with other shapes at some key paths: ``{path: shape} -> Program``.
       sliced: the program of the same arguments that works through its batch in slices.
       strata: its equations, sorted into a loop over slices of the batch and the rest (`jaxplan.ir.microbatch`).
+      recomputed: the program of the same arguments that computes layers of its loops again.
     """
 
     step: Callable[..., Any]
@@ -216,6 +233,7 @@ class Source:
     resized: Callable[[Mapping[str, tuple[int, ...]]], Program]
     sliced: Callable[[MicroBatches | None], Program]
     strata: Callable[[MicroBatches], Any]
+    recomputed: Callable[[LoopRemat | None], Program]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,6 +255,7 @@ class Program:
       source: the step that it was traced from; None where it was put together otherwise.
       microbatches: the slices in which it works through its batch; None: as the step says.
       sequences: how attention over a split sequence gets its keys (`jaxplan.ir.attention`); None: as the step says.
+      recomputed_loops: what it computes again of the layers of its loops; None: as the step says.
     """
 
     tensors: tuple[Tensor, ...]
@@ -256,6 +275,7 @@ class Program:
     source: Source | None = field(default=None, repr=False, compare=False)
     microbatches: MicroBatches | None = None
     sequences: str | None = None
+    recomputed_loops: LoopRemat | None = None
     aliases: Mapping[int, int] = field(init=False, repr=False, compare=False)
     given: frozenset[int] = field(init=False, repr=False, compare=False)
     returned: frozenset[int] = field(init=False, repr=False, compare=False)

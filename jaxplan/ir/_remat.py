@@ -17,17 +17,13 @@ import jax
 
 from jaxplan.core import _compat
 from jaxplan.ir._batch import Batch
-from jaxplan.ir._blocks import Block, Passes, Remat, RematPolicy, find_blocks
+from jaxplan.ir._blocks import LEAST_INTENSITY, Block, Passes, Remat, find_blocks
 from jaxplan.ir._dead_code import remove_dead
 from jaxplan.ir._dimensions import NamedDimensions
 from jaxplan.ir._grouping import CONTRACTION_FAMILIES, STORED_KINDS, UNGROUPED
 from jaxplan.ir._model import StepGraph, analyse, rule_of
-from jaxplan.ir._program import REGION_IN, REGION_OUT, Equation, Program, Region, Tensor
+from jaxplan.ir._program import REGION_IN, REGION_OUT, Equation, Program, Region, RematPolicy, Tensor
 from jaxplan.ir._spaces import Structures
-
-LEAST_INTENSITY = 0.5
-"""A contraction is kept when it takes at least this share of the block's mean FLOPs for each element of its result:
-attention scores, large and cheap, are not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,10 +25,11 @@ from jaxplan.ir._builder import Builder
 from jaxplan.ir._dead_code import remove_dead
 from jaxplan.ir._dependence import Dependence
 from jaxplan.ir._fingerprint import fingerprint_of
+from jaxplan.ir._loop_remat import recompute_in_loops
 from jaxplan.ir._loop_slices import scan_over_slices
 from jaxplan.ir._micro_batches import cut_freely
 from jaxplan.ir._model import rule_of
-from jaxplan.ir._program import MicroBatches, Program, Source
+from jaxplan.ir._program import LoopRemat, MicroBatches, Program, Source
 from jaxplan.ir._sizes import check_sizes
 from jaxplan.ir._state import donated_by_default, pair_state
 from jaxplan.ir._state_leaves import Leaf
@@ -114,11 +115,12 @@ class _Source:
     step: Callable[..., Any]
     options: StepOptions
     microbatches: MicroBatches | None = None
+    recomputed_loops: LoopRemat | None = None
 
     def trace(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Program:
         self.options.check_numbers(args)
         with opened_call(self.step, self.options, args, kwargs) as call:
-            program = _trace(self.step, call, self.microbatches)
+            program = _trace(self.step, call, self.microbatches, self.recomputed_loops)
             return dataclasses.replace(
                 program,
                 source=Source(
@@ -131,6 +133,7 @@ class _Source:
                     resized=functools.partial(self._resized, *_abstract(args, kwargs)),
                     sliced=functools.partial(self._sliced, *_abstract(args, kwargs)),
                     strata=functools.partial(self._strata, *_abstract(args, kwargs)),
+                    recomputed=functools.partial(self._recomputed, *_abstract(args, kwargs)),
                 ),
             )
 
@@ -151,12 +154,18 @@ class _Source:
         """The program of the same arguments, its batch in slices."""
         return dataclasses.replace(self, microbatches=microbatches).trace(args, kwargs)
 
+    def _recomputed(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], recomputed_loops: LoopRemat | None
+    ) -> Program:
+        """The program of the same arguments, layers of its loops computed again."""
+        return dataclasses.replace(self, recomputed_loops=recomputed_loops).trace(args, kwargs)
+
     def _strata(self, args: Sequence[Any], kwargs: Mapping[str, Any], microbatches: MicroBatches) -> Strata:
         """The equations of the same arguments' step, sorted into a loop over slices of the batch and the rest."""
         with opened_call(self.step, self.options, args, kwargs) as call:
             example = _example(call)
-            closed, _ = _traced(self.step, call, example)
-            small, batch = _on_a_slice(self.step, call, example, microbatches)
+            closed, _ = _traced(self.step, call, example, self.recomputed_loops)
+            small, batch = _on_a_slice(self.step, call, example, microbatches, self.recomputed_loops)
             return sorted_strata(closed, small, batch)
 
 
@@ -170,12 +179,18 @@ def _abstract(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any]
     return jax.tree.map(abstract, (list(args), dict(kwargs)))
 
 
-def _trace(step: Callable[..., Any], call: Call, microbatches: MicroBatches | None = None) -> Program:
+def _trace(
+    step: Callable[..., Any],
+    call: Call,
+    microbatches: MicroBatches | None = None,
+    recomputed_loops: LoopRemat | None = None,
+) -> Program:
     """`trace`, with NNX objects opened."""
     example = _example(call)
-    closed, out_shape = _traced(step, call, example)
+    closed, out_shape = _traced(step, call, example, recomputed_loops)
     if microbatches is not None:
-        closed = split_batch(closed, *_on_a_slice(step, call, example, microbatches), microbatches.num)
+        small = _on_a_slice(step, call, example, microbatches, recomputed_loops)
+        closed = split_batch(closed, *small, microbatches.num)
     donated = call.options.donated
     program = build_program(
         closed,
@@ -186,7 +201,8 @@ def _trace(step: Callable[..., Any], call: Call, microbatches: MicroBatches | No
         static_argnums=tuple(sorted(call.options.static.positions(call.args))),
     )
     check_sizes(program, argument_names(step))
-    return dataclasses.replace(_with_free_micro_batches(program), microbatches=microbatches)
+    chosen = {"microbatches": microbatches, "recomputed_loops": recomputed_loops}
+    return dataclasses.replace(_with_free_micro_batches(program), **chosen)
 
 
 def _example(call: Call) -> Any:
@@ -195,7 +211,9 @@ def _example(call: Call) -> Any:
     return jax.tree.unflatten(call.tree, leaves)
 
 
-def _traced(step: Callable[..., Any], call: Call, example: Any) -> tuple[Any, Any]:
+def _traced(
+    step: Callable[..., Any], call: Call, example: Any, recomputed_loops: LoopRemat | None
+) -> tuple[Any, Any]:
     """The closed jaxpr of a step, and the shapes of its results."""
     try:
         with without_explicit_axes():
@@ -203,11 +221,18 @@ def _traced(step: Callable[..., Any], call: Call, example: Any) -> tuple[Any, An
     except Exception as error:
         raise _trace_error(step, error, call) from error
     _check_constants(step, closed.consts)
+    if recomputed_loops is not None:
+        with without_explicit_axes():
+            closed = recompute_in_loops(closed, recomputed_loops.policy)
     return closed, out_shape
 
 
 def _on_a_slice(
-    step: Callable[..., Any], call: Call, example: Any, microbatches: MicroBatches
+    step: Callable[..., Any],
+    call: Call,
+    example: Any,
+    microbatches: MicroBatches,
+    recomputed_loops: LoopRemat | None,
 ) -> tuple[Any, dict[int, int]]:
     """The jaxpr of a step on one slice of its batch; position of each input that holds examples -> that dimension."""
     batch: dict[int, int] = {}
@@ -232,7 +257,7 @@ def _on_a_slice(
     paths, tree = jax.tree_util.tree_flatten_with_path(example)
     leaves = [shrink((position, path), leaf) for position, (path, leaf) in enumerate(paths)]
     try:
-        small, _ = _traced(step, call, jax.tree.unflatten(tree, leaves))
+        small, _ = _traced(step, call, jax.tree.unflatten(tree, leaves), recomputed_loops)
     except TraceError as error:
         raise not_separable(f"it cannot be traced with fewer examples: {error.__cause__}".partition("\n")[0]) from error
     return small, batch

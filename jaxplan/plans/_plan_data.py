@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from jaxplan.core._once import Once
 from jaxplan.cost import MemoryInterval, Prediction, memory_interval
 from jaxplan.errors import PlanMismatchError
-from jaxplan.ir import Configuration, MicroBatches, Offload, Remat, StepGraph
+from jaxplan.ir import Configuration, LoopRemat, MicroBatches, Offload, Remat, StepGraph
 from jaxplan.ir.attention import Sequences
 from jaxplan.mesh import Sharding, Topology
 from jaxplan.partition import Lowering, Verified
@@ -51,6 +51,7 @@ class PlanData:
     microbatches: MicroBatches | None = None
     sequences: Sequences | None = None
     offload: Offload | None = None
+    recomputed_loops: LoopRemat | None = None
     argument_names: tuple[str, ...] = ()
     not_kept: tuple[str, ...] = ()
     pins: tuple[Pinned, ...] = ()
@@ -61,7 +62,8 @@ class PlanData:
     @property
     def summary(self) -> str:
         """One line on the splits, such as ``data 4 x tensor 2, optimizer state sharded 8 ways``."""
-        return ", ".join(map(str, filter(None, (self.outline, self.sequences, self.microbatches, self.offload))))
+        parts = self.outline, self.recomputed_loops, self.sequences, self.microbatches, self.offload
+        return ", ".join(map(str, filter(None, parts)))
 
     @property
     def stages(self) -> tuple[Any, ...]:

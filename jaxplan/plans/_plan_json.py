@@ -6,13 +6,13 @@ import math
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, get_args
 
 from jaxplan.core._json import MOST_INT, MalformedError, required, typed, whole
 from jaxplan.core._once import Once
 from jaxplan.cost import Prediction
 from jaxplan.errors import PlanFileError
-from jaxplan.ir import Configuration, MicroBatches, Offload, Remat
+from jaxplan.ir import Configuration, LoopRemat, MicroBatches, Offload, Remat, RematPolicy
 from jaxplan.ir.attention import FORMS, Sequences
 from jaxplan.mesh import COLLECTIVES, Sharding, Topology
 from jaxplan.partition import Lowering, Verified, lowering_from_json, lowering_to_json
@@ -77,6 +77,7 @@ def plan_to_json(plan: PlanData) -> dict[str, Any]:
         "remat": None if plan.remat is None else asdict(plan.remat),
         **({} if plan.microbatches is None else {"microbatches": asdict(plan.microbatches)}),
         **({} if plan.sequences is None else {"sequences": asdict(plan.sequences)}),
+        **({} if plan.recomputed_loops is None else {"recomputed_loops": plan.recomputed_loops.policy}),
         **({} if plan.offload is None else {"offload": asdict(plan.offload)}),
         **({"argument_names": plan.argument_names} if plan.argument_names else {}),
         **({"not_kept": plan.not_kept} if plan.not_kept else {}),
@@ -159,6 +160,7 @@ def _fields(data: dict[str, Any]) -> dict[str, Any]:
         "topology": topology,
         "microbatches": _microbatches(data.get("microbatches"), {leaf.path for leaf in inputs}),
         "sequences": _sequences(data.get("sequences")),
+        "recomputed_loops": _recomputed_loops(data.get("recomputed_loops")),
         "offload": _offload(data.get("offload"), len(inputs), len(outputs)),
         "argument_names": typed(tuple[str, ...], data.get("argument_names", ()), "argument_names"),
         "not_kept": typed(tuple[str, ...], data.get("not_kept", ()), "not_kept"),
@@ -193,6 +195,15 @@ def _sequences(value: Any) -> Sequences | None:
     if found.parts < 1 or found.form not in FORMS:
         raise MalformedError(f"sequences is {value!r}; expected a form of {FORMS} and at least one part")
     return found
+
+
+def _recomputed_loops(value: Any) -> LoopRemat | None:
+    """What layers of loops compute again; files without the field have none."""
+    if value is None:
+        return None
+    if value not in get_args(RematPolicy):
+        raise MalformedError(f"recomputed_loops is {value!r}; expected one of {get_args(RematPolicy)}")
+    return LoopRemat(policy=value)
 
 
 def _offload(value: Any, num_inputs: int, num_outputs: int) -> Offload | None:

@@ -14,7 +14,16 @@ from jaxplan.cost import offloadable_inputs
 from jaxplan.errors import PlanFileError, PlanMismatchError
 from jaxplan.frontend._arguments import argnames, argnums, check_call
 from jaxplan.frontend._options import Options
-from jaxplan.ir import Program, StepGraph, recomputable_blocks, rematerialise, sliced_graph
+from jaxplan.ir import (
+    LoopRemat,
+    MicroBatches,
+    Program,
+    StepGraph,
+    loop_recomputed_graph,
+    recomputable_blocks,
+    rematerialise,
+    sliced_graph,
+)
 from jaxplan.ir.attention import attention_graph
 from jaxplan.partition import decide_lowering
 from jaxplan.plans._frontier import Frontier
@@ -184,7 +193,7 @@ class Binder:
         if isinstance(plan, StagedPlan):
             _check_same_program(plan, graph.program)
             return bound_in_stages(plan, graph, _bound_to)
-        if graph.program.microbatches != plan.microbatches or graph.program.sequences not in (None, _form(plan)):
+        if _rewritten(graph.program) != _rewritten(plan) or graph.program.sequences not in (None, _form(plan)):
             graph = self._sliced(plan, graph)
         if graph.program.sequences != _form(plan):
             graph = self._in_blocks(plan, graph)
@@ -201,25 +210,27 @@ class Binder:
         return dataclasses.replace(plan, graph=graph)
 
     def _sliced(self, plan: Plan, graph: StepGraph) -> StepGraph:
-        """The step with its batch in the slices of the plan."""
-        key = (plan.donate_argnums, repr(plan.microbatches))
+        """The step with its batch in the slices of the plan, and its loops as they are there."""
+        key = (plan.donate_argnums, repr(_rewritten(plan)))
         if key not in self._graphs:
             unknown = set(plan.microbatches.dims if plan.microbatches else ()) - set(graph.program.in_paths)
             if not unknown:
-                graph = sliced_graph(graph, plan.microbatches)
+                graph = loop_recomputed_graph(graph, plan.recomputed_loops)
+                if graph.program.microbatches != plan.microbatches:
+                    graph = sliced_graph(graph, plan.microbatches)
             self._graphs[key] = graph
         return self._graphs[key]
 
     def _in_blocks(self, plan: Plan, graph: StepGraph) -> StepGraph:
         """The step with its attention in blocks of keys, as the plan has it."""
-        key = (plan.donate_argnums, repr(plan.microbatches), _form(plan))
+        key = (plan.donate_argnums, repr(_rewritten(plan)), _form(plan))
         if key not in self._graphs:
             assert plan.sequences is not None
             self._graphs[key] = attention_graph(graph, plan.sequences.form)
         return self._graphs[key]
 
     def _rematerialised(self, plan: Plan, graph: StepGraph) -> StepGraph:
-        key = (plan.donate_argnums, plan.remat, repr(plan.microbatches), _form(plan))
+        key = (plan.donate_argnums, plan.remat, repr(_rewritten(plan)), _form(plan))
         if key not in self._graphs:
             assert plan.remat is not None
             blocks = recomputable_blocks(graph)
@@ -247,6 +258,11 @@ class Binder:
             static_argnames=self._static_names,
             topology=plan.topology,
         )
+
+
+def _rewritten(of: Plan | Program) -> tuple[MicroBatches | None, LoopRemat | None]:
+    """How a step is traced for a plan."""
+    return of.microbatches, of.recomputed_loops
 
 
 def _form(plan: Plan) -> str | None:

@@ -114,7 +114,8 @@ def _versions() -> str:
 def _of_program(program: Program) -> Iterator[str]:
     """Equations, literals, arguments and results (the fingerprint), constants by value, and how state is paired."""
     yield program.fingerprint
-    yield repr((program.donate_argnums, program.static_argnums, program.pairs, program.microbatches))
+    rewritten = program.microbatches, program.recomputed_loops
+    yield repr((program.donate_argnums, program.static_argnums, program.pairs, rewritten))
     # Functions in the structure of a state (`apply_fn`, an optimizer's) have another address in every process; where
     # one is another function, the equations are others.
     yield _ADDRESS.sub("", f"{program.in_tree} {program.out_tree}")

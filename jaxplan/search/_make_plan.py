@@ -89,6 +89,7 @@ def make_plan(
         remat=model.graph.remat,
         offload=model.graph.offload,
         microbatches=program.microbatches,
+        recomputed_loops=program.recomputed_loops,
         sequences=sequences_of(graph, topology, chosen),
         graph=graph,
         decided=Once(lambda: decide_lowering(graph, topology, chosen, repeated)),

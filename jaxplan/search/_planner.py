@@ -21,6 +21,7 @@ from jaxplan.plans._frontier import Frontier
 from jaxplan.search._advice import advise
 from jaxplan.search._assemble import NOTHING_MSG, assemble
 from jaxplan.search._kept_plans import cache_of, keep_frontier, kept_frontier, search_key
+from jaxplan.search._loops import plan_with_loops
 from jaxplan.search._microbatches import plan_with_microbatches
 from jaxplan.search._offload import plan_with_offload
 from jaxplan.search._price import price
@@ -87,12 +88,17 @@ def _search(
             def plan_one(of: StepGraph) -> Frontier:
                 return _plan_graph(of, topology, chosen, report, name)
 
-            return plan_with_microbatches(
-                graph,
-                options.microbatches,
-                lambda of: plan_with_sequences(of, plan_one, limit, topology.num_devices),
-                None if limit is None or offload else limit * topology.num_devices,
-            )
+            most_bytes = None if limit is None or offload else limit * topology.num_devices
+
+            def in_slices(of: StepGraph) -> Frontier:
+                return plan_with_microbatches(
+                    of,
+                    options.microbatches,
+                    lambda of: plan_with_sequences(of, plan_one, limit, topology.num_devices),
+                    most_bytes,
+                )
+
+            return plan_with_loops(graph, options.remat, in_slices)
 
         def search() -> StageSearch:
             _check_stageable(options)

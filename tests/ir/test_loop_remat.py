@@ -1,0 +1,109 @@
+"""Layers of a loop computed again: the values of the step as it is, and fewer bytes in stacks."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxplan.ir._loop_remat import recompute_in_loops
+
+LAYERS, BATCH, WIDTH = 6, 8, 4
+
+
+def layer(key, x, w):
+    """A perceptron with dropout: two dots, functions between them, a mask of random bits, a constant of the loop."""
+    hidden = jnp.einsum("bd,de->be", x, w["up"])
+    hidden = jax.nn.gelu(hidden) * jax.random.bernoulli(jax.random.fold_in(key, w["number"]), 0.8, hidden.shape)
+    return x + jnp.tanh(hidden @ w["down"]) * w["scale"], jnp.mean(hidden)
+
+
+def step(weights, x, key, *, reverse=False, around=lambda f: f):
+    def loss(floats):
+        w = {**floats, "number": weights["number"]}
+        y, means = jax.lax.scan(around(partial(layer, key)), x, w, reverse=reverse)
+        return jnp.mean(y**2) + jnp.sum(means**3)
+
+    floats = {name: w for name, w in weights.items() if name != "number"}
+    value, gradients = jax.value_and_grad(loss)(floats)
+    return value, gradients
+
+
+def arguments():
+    keys = jax.random.split(jax.random.key(0), 4)
+    weights = {
+        "up": jax.random.normal(keys[0], (LAYERS, WIDTH, 4 * WIDTH)) / 2,
+        "down": jax.random.normal(keys[1], (LAYERS, 4 * WIDTH, WIDTH)) / 4,
+        "scale": 1 + jax.random.normal(keys[2], (LAYERS, WIDTH)) / 8,
+        "number": jnp.arange(LAYERS),
+    }
+    return weights, jax.random.normal(keys[3], (BATCH, WIDTH)), jax.random.key(7)
+
+
+def stacks_of(closed):
+    """Bytes of one trip of the stacks that the first loop over layers returns, by shape."""
+    scan = next(eqn for eqn in flat(closed.jaxpr) if eqn.primitive.name == "scan")
+    carries = [v.aval.shape for v in scan.outvars if v.aval.shape[:1] != (LAYERS,)]
+    return sorted(math.prod(v.aval.shape[1:]) for v in scan.outvars[len(carries) :])
+
+
+def flat(jaxpr):
+    for eqn in jaxpr.eqns:
+        inner = eqn.params.get("jaxpr") if eqn.primitive.name in ("jit", "pjit") else None
+        if inner is None:
+            yield eqn
+        else:
+            yield from flat(inner.jaxpr)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("policy, kept", [("all", ()), ("contractions", (BATCH * 4 * WIDTH, BATCH * WIDTH))])
+def test_values_are_those_of_the_step_and_stacks_the_carry_and_what_is_kept(policy, kept, reverse):
+    """Beside the carry, BATCH x WIDTH, and the mean of each layer stacks hold the results of both dots or nothing."""
+    leaves, tree = jax.tree.flatten(arguments())
+
+    def run(*leaves):
+        return jax.tree.leaves(step(*jax.tree.unflatten(tree, leaves), reverse=reverse))
+
+    closed = jax.make_jaxpr(run)(*leaves)
+    again = recompute_in_loops(closed, policy)
+    assert again is not closed
+    assert stacks_of(again) == sorted([1, BATCH * WIDTH, *kept])
+    assert sum(stacks_of(again)) < sum(stacks_of(closed))
+    expected, found = (jax.jit(jax.extend.core.jaxpr_as_fun(of))(*leaves) for of in (closed, again))
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
+
+
+def test_layers_that_are_checkpointed_stay_as_they_are():
+    leaves, tree = jax.tree.flatten(arguments())
+
+    def run(*leaves):
+        return jax.tree.leaves(step(*jax.tree.unflatten(tree, leaves), around=jax.checkpoint))
+
+    closed = jax.make_jaxpr(run)(*leaves)
+    assert recompute_in_loops(closed, "all") is closed
+
+
+def test_a_stack_that_the_step_returns_is_kept():
+    def run(w, x):
+        def loss(w):
+            def body(y, w):
+                y = jnp.tanh(y @ w)
+                return y, y
+
+            y, all_of_them = jax.lax.scan(body, x, w)
+            return jnp.sum(y), all_of_them
+
+        return jax.value_and_grad(loss, has_aux=True)(w)
+
+    w, x = jnp.ones((LAYERS, WIDTH, WIDTH)) / WIDTH, jnp.ones((BATCH, WIDTH))
+    closed = jax.make_jaxpr(run)(w, x)
+    again = recompute_in_loops(closed, "all")
+    expected, found = (jax.extend.core.jaxpr_as_fun(of)(w, x) for of in (closed, again))
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
