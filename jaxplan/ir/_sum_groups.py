@@ -69,7 +69,7 @@ class SumGroups(GroupPass):
         chain: list[Equation] = []
         while len(self.values.consumers[t]) == 1:
             eqn = self.producer(t)
-            if eqn is None or eqn.name not in _LINEAR_CHAIN_PRIMITIVES or not self.rules[eqn.index].linear:
+            if eqn is None or not self._passes_sums(eqn):
                 break
             chain.append(eqn)
             t = eqn.operands[0]
@@ -78,6 +78,13 @@ class SumGroups(GroupPass):
             while chain and chain[-1].name in VIEW_PRIMITIVES and self.hands_on(chain[-1]):
                 chain.pop()
         return chain
+
+    def _passes_sums(self, eqn: Equation) -> bool:
+        """Whether a partial sum passes through as it is: a view, or a sum over dimensions of size 1."""
+        adds_nothing = eqn.name == "reduce_sum" and (
+            self.program.tensors[eqn.operands[0]].num_elements == self.program.tensors[eqn.results[0]].num_elements
+        )
+        return (adds_nothing or eqn.name in _LINEAR_CHAIN_PRIMITIVES) and bool(self.rules[eqn.index].linear)
 
     def _linear_splits(self) -> None:
         """Values taken apart only to be added up piece by piece (gates of a recurrent cell) may be partial sums."""

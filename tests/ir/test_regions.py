@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
+import jaxplan
 from jaxplan.ir import StepGraph, analyse, trace
 
 
@@ -44,6 +46,36 @@ def test_a_gradient_that_accumulates_over_the_trips_may_be_a_partial_sum() -> No
     names = [graph.program.equations[e].name for e in accumulating[0].equations]
     assert names == ["region_in", "add_any", "region_out"]
     assert graph.spaces[index].operand_partial
+
+
+def decay(rate: jax.Array, x: jax.Array) -> jax.Array:
+    """A recurrence in which every example forgets at the rates of the channels."""
+
+    def cell(h: jax.Array, row: jax.Array) -> tuple[jax.Array, None]:
+        return jnp.tanh(rate[None] * h + row), None
+
+    return jnp.sum(jax.lax.scan(cell, jnp.ones((8, 16)), x)[0] ** 2)
+
+
+def test_a_sum_over_examples_accumulates_over_the_trips_as_a_partial_sum_too() -> None:
+    """JAX sums over the examples, then over the dimension of size 1 that ``rate[None]`` has."""
+    graph = graph_of(jax.grad(decay), shape(16), shape(5, 8, 16))
+    (accumulating,) = [g for g in graph.grouping.groups if g.kind == "sum"]
+    names = [graph.program.equations[e].name for e in accumulating.equations]
+    assert names == ["region_in", "reshape", "reduce_sum", "add_any", "region_out"]
+    (summand,) = graph.program.equations[accumulating.equations[1]].operands
+    assert graph.spaces[graph.grouping.tensor_group[summand]].tensor_partial[summand]
+
+
+@pytest.mark.parametrize("backend", ["jit", "shard_map"])
+def test_examples_are_summed_over_devices_once_and_not_in_every_trip(backend: str) -> None:
+    args = (jnp.linspace(0.1, 1.0, 16), jax.random.normal(jax.random.key(0), (5, 8, 16)))
+    pins = {"x": P(None, "data")}
+    plan = jaxplan.plan(jax.grad(decay), *args, topology="cpu:8", pins=pins, axes={"data": 8}).fastest()
+    sums = [c for c in plan.prediction.collectives if c.kind == "all-reduce"]
+    assert sums and all(c.count == 1 for c in sums)
+    found = plan.jit(backend=backend, donate_argnums=())(*plan.shard(args))
+    np.testing.assert_allclose(found, jax.grad(decay)(*args), rtol=1e-5)
 
 
 def test_a_carry_that_starts_elsewhere_than_at_zero_is_no_partial_sum() -> None:
