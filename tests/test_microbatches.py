@@ -127,3 +127,5 @@ def test_a_step_that_writes_down_its_batch_size_is_refused_in_slices_alone():
         jaxplan.plan(step, *args, topology="cpu:8", memory="1000B")
     frontier = jaxplan.plan(step, *args, topology="cpu:8")
     assert "microbatches" not in {advice.kind for advice in frontier.advice()}
+    with pytest.raises(jaxplan.errors.ArgumentError, match="batch=32 cannot be asked for: the step cannot be traced"):
+        frontier.what_if(batch=32)

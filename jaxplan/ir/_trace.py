@@ -259,7 +259,8 @@ def _on_a_slice(
     try:
         small, _ = _traced(step, call, jax.tree.unflatten(tree, leaves), recomputed_loops)
     except TraceError as error:
-        raise not_separable(f"it cannot be traced with fewer examples: {error.__cause__}".partition("\n")[0]) from error
+        said = str(error.__cause__).partition("\n")[0].rstrip(".")
+        raise not_separable(f"it cannot be traced with fewer examples: {said}") from error
     return small, batch
 
 

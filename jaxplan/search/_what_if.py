@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxplan.core._units import parse_limit
-from jaxplan.errors import ArgumentError
+from jaxplan.errors import ArgumentError, TraceError
 from jaxplan.ir import Program, StepGraph
 from jaxplan.mesh import Topology, with_bandwidth
 from jaxplan.plans._advice import Advice
@@ -74,7 +74,14 @@ def resized(graph: StepGraph, batch: int) -> Program:
                 )
             shape[d] = size * batch // examples
         shapes[path] = tuple(shape)
-    resized = program.source.resized(shapes)
+    try:
+        resized = program.source.resized(shapes)
+    except TraceError as error:
+        said = str(error.__cause__).partition("\n")[0]
+        raise ArgumentError(
+            f"batch={batch} cannot be asked for: the step cannot be traced with arguments of that size: {said}\n"
+            "  likely cause: a size that the step has written down, or takes from a constant"
+        ) from error
     return dataclasses.replace(resized, donate_argnums=program.donate_argnums)
 
 
