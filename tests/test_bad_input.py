@@ -210,7 +210,7 @@ def test_files_that_are_no_plans_of_this_step(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     plan(train_step, *shapes(batch=64)).fastest().save(path)
     text = message_of(PlanMismatchError, lambda: jaxplan.load(path, train_step, *shapes(batch=32)))
-    assert "[1]['x'] is float32[32,32], and float32[64,32] in the plan" in text
+    assert "batch/x is float32[32,32], and float32[64,32] in the plan" in text
     state, batch = shapes(batch=64)
     other = {**batch, "mask": batch["x"]}
     text = message_of(PlanMismatchError, lambda: jaxplan.load(path, train_step, state, other))

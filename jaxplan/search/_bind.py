@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxplan.core._json import read_json
 from jaxplan.core._once import Once
+from jaxplan.core._paths import readable_path
 from jaxplan.cost import offloadable_inputs
 from jaxplan.errors import PlanFileError, PlanMismatchError
 from jaxplan.frontend._arguments import argnames, argnums, check_call
@@ -340,12 +341,17 @@ def _check_same_program(plan: Plan, program: Program) -> None:
 def _difference(plan: Plan, program: Program) -> str:
     """Which input differs, or that it is the step."""
     ours, theirs = dict(zip(program.in_paths, program.in_avals)), dict(zip(plan.in_paths, plan.in_avals))
-    missing, added = [p for p in theirs if p not in ours], [p for p in ours if p not in theirs]
+
+    def named(paths: Iterable[str]) -> list[str]:
+        return [readable_path(path, program.argument_names) for path in paths]
+
+    missing, added = named(p for p in theirs if p not in ours), named(p for p in ours if p not in theirs)
     if missing or added:
         return f"arguments only in the plan: {_few(missing)}; only in the step: {_few(added)}"
-    changed = [f"{p} is {ours[p]}, and {theirs[p]} in the plan" for p in ours if ours[p] != theirs[p]]
+    changed = [path for path in ours if ours[path] != theirs[path]]
     if changed:
-        return _few(changed)
+        pairs = zip(named(changed), changed, strict=True)
+        return _few([f"{name} is {ours[path]}, and {theirs[path]} in the plan" for name, path in pairs])
     return (
         "the arguments are the same; the step's own code does (or its static arguments, or settings or another "
         "version of JAX, which trace it otherwise)"
