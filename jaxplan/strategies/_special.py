@@ -58,13 +58,14 @@ def one_weird_trick(step: Step) -> StrategyPlan | Absent:
 def experts(step: Step) -> StrategyPlan | Absent:
     """Experts split over the devices, the rest data parallel, tokens exchanged (GShard, arXiv 2006.16668).
 
-    Of ragged dots each device multiplies the rows of its experts, and the results add up.
+    Of ragged dots each device multiplies the rows of its experts, and the results add up. A dot that sums nothing
+    scales its input, one number for each feature, and has none.
     """
     weights = step.weights
     dims = {
         d
         for use in weights.uses
-        if use.kind == "dot"
+        if use.kind == "dot" and use.reduced
         for d in use.batched
         if d >= 0 and not weights.is_batch(d)
     }
@@ -79,7 +80,7 @@ def experts(step: Step) -> StrategyPlan | Absent:
     own = set().union(*(leaf_dims for leaf_dims in holding if leaf_dims & dims)) - elsewhere - dims
     front = all_front(step.topology).front
     holders = tuple(sorted(split.back))  # in the order of the batch, so that one all-to-all sends the tokens
-    multiplied = {use.equation for use in weights.uses if dims & use.batched}
+    multiplied = {use.equation for use in weights.uses if use.reduced and dims & use.batched}
 
     def wishes(group: Group) -> Wishes:
         named = step.named(group.index)

@@ -73,6 +73,18 @@ def test_a_matrix_times_its_transpose_has_no_experts() -> None:
     assert "no experts" in found["experts"] and "'dot_general'" in found["data"]
 
 
+def test_filters_of_frequencies_are_no_experts() -> None:
+    """One number scales each frequency of each channel: a dot that sums nothing."""
+
+    def loss(p: Any, x: jax.Array) -> jax.Array:
+        found = jnp.einsum("btc,tc->btc", jnp.fft.rfft(x, axis=1), p["filter"])
+        return jnp.mean((jnp.fft.irfft(found, n=64, axis=1) @ p["out"]) ** 2)
+
+    frequencies = jax.ShapeDtypeStruct((33, 64), jnp.complex64)
+    found = absent(descent(loss), {"filter": frequencies, "out": floats(64, 64)}, floats(16, 64, 64))
+    assert "no experts" in found["experts"] and "data" not in found
+
+
 def test_a_stencil_has_no_parameters_to_split() -> None:
     found = absent(lambda u: u + jnp.roll(u, 1, 0) + jnp.roll(u, 1, 1), floats(512, 512))
     assert found["megatron"] == "no dot, convolution or look-up reads a parameter"
