@@ -236,7 +236,7 @@ class Auto(Generic[P, R]):
         return dataclasses.replace(ready, run=run, fits=True)
 
     def _shared(self, key: CallKey, call: Call) -> Ready | None:
-        """A plan made for other settings than the call's: a closure that was made anew is another object."""
+        """A plan made for other settings than the call's: a closure that was defined again is another object."""
         others = {ready.run: ready for other, ready in self._plans.items() if other.may_share(key)}
         if not others:
             return None

@@ -82,7 +82,7 @@ def read_assigned(folder: Path, platform: str) -> Assigned | None:
 
 
 def assigned_memory(assignment: str) -> dict[str, int]:
-    """Bytes in the main memory of the device, and of the host where any are there, from the text of an assignment."""
+    """Bytes in the main memory of the device, and of the host where there are any, from the text of an assignment."""
     memory: dict[str, int] = dict.fromkeys(("argument_bytes", "output_bytes", "alias_bytes", "temp_bytes"), 0)
     memory |= dict.fromkeys([f"host_{name}" for name in memory], 0) if _HOST in assignment else {}
     for match in _ALLOCATION.finditer(assignment):

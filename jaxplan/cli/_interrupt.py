@@ -27,7 +27,7 @@ class Watch:
       rescue: saves the results so far, for when the main thread does not come to it; None where it need not.
       answers: the command answers KeyboardInterrupt itself, also when no plan is known.
       saved: the files asked for are written.
-      as_json: an object on stdout says that the command was interrupted, unless a result is there (``printed``).
+      as_json: an object on stdout says that the command was interrupted, unless a result was printed (``printed``).
     """
 
     def __init__(self, interruption: Interruption) -> None:

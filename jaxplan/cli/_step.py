@@ -226,7 +226,7 @@ def _import(module_name: str) -> Any:
             return importlib.import_module(module_name)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-                raise  # the module is there; something that it imports is not
+                raise  # the module was found; something that it imports was not
             raise ArgumentError(
                 f"there is no module {module_name!r}: looked in {os.getcwd()} and where Python imports from"
             ) from error

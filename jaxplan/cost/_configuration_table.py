@@ -27,7 +27,7 @@ class ConfigurationTable:
     """Of the groups of one step on one topology; equal groups share one object.
 
     Args:
-      always: per group, configurations that are there whatever the cap on their number leaves out.
+      always: per group, configurations that the cap on their number never leaves out.
       limits: per group, those of its classes of dimensions.
       memo: of the cost model that is built.
 
@@ -50,7 +50,7 @@ class ConfigurationTable:
         self.tiny = tiny_groups(graph)
 
     def of(self, most: int) -> list[tuple[tuple[Configuration, ...], frozenset[Configuration]]]:
-        """Of each group its configurations, and which of them are there because they always are."""
+        """Of each group its configurations, and which of them are kept under every cap."""
         sizes, levels = self.axes
         front = self._graph.named.front
         spaces = [space.classes for space in self._graph.spaces]

@@ -113,7 +113,7 @@ class Copies:
         return tensor if tensor.itemsize == transfer.itemsize else replace(tensor, itemsize=transfer.itemsize)
 
     def _in_pieces(self, transfer: Transfer) -> tuple[tuple[int, int, int], ...]:
-        """(equation, the same, bytes) of a gathered copy that is there once more while a dot first reads it.
+        """(equation, the same, bytes) of a second, transposed copy that is live while a dot first reads a gathered one.
 
         A gather writes the pieces one after the other. Where the gathered dimension lies between others (the positions
         of a sequence), compiled GPU programs were seen to transpose that for dots. Of a stack that loops read, each

@@ -186,7 +186,7 @@ def _of_windows(
 
 
 def _extremes(graph: StepGraph, equation: int) -> list[tuple[int, str]]:
-    """Factors over which an equation takes a maximum, a minimum or a product, and which: only sums can be put off."""
+    """Factors over which an equation takes a maximum, a minimum or a product, and which: only sums can be deferred."""
     factors = graph.rules[equation].factors
     return [(f, factor.reducer) for f, factor in enumerate(factors) if factor.reducer not in (None, "sum")]
 

@@ -47,7 +47,7 @@ def build_cost_model(
 
     Args:
       configurations: of each group; default: those that `enumerate_configurations` gives, and `always`.
-      always: per group, configurations that are there whatever the cap on their number leaves out.
+      always: per group, configurations that the cap on their number never leaves out.
     """
     builder = ModelBuilder(graph, topology, always)
     return builder.build(configurations if configurations is not None else builder.configurations(), progress)

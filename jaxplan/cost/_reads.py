@@ -49,7 +49,7 @@ class Read:
 
     @property
     def in_both_phases(self) -> bool:
-        """Both phases read it: a resharded copy can be kept in between, or made again."""
+        """Both phases read it: a resharded copy can be kept in between, or gathered again."""
         return bool(self.forward) and bool(self.later)
 
 

@@ -381,7 +381,7 @@ class _Walk:
 
 
 def _are_all_there(terms: Sequence[Term]) -> bool:
-    """Whether each summand is there of every one of its numbered micro-batches, equally often."""
+    """Whether each summand occurs for every one of its numbered micro-batches, equally often."""
     counts = Counter(terms)
     by_signature: dict[int, dict[tuple[Place, ...], int]] = {}
     for (signature, places), count in counts.items():

@@ -34,7 +34,7 @@ def stored_entries(
     """In program order, entries into loops with an operand in a group of stored arrays.
 
     Whole values count where the loop makes whole passes, forward and backward (micro-batches): a loop over time reads
-    its kernels in every trip of one pass, and they are there throughout.
+    its kernels in every trip of one pass, and they are live throughout.
     """
     found, again = [], _computing_again(program, rules, values)
     for eqn in program.equations:

@@ -63,7 +63,7 @@ def _run_everywhere(initialiser: Initialiser, run: Any, mesh: Mesh) -> Any:
 
 
 def _on(mesh: Mesh, array: Any) -> Any:
-    """An argument of an initialiser on the devices of the plan: as it is there, or whole on each."""
+    """An argument of an initialiser on the devices of the plan: as it lies there, or whole on each."""
     sharding = getattr(array, "sharding", None)
     if sharding is not None and sharding.device_set == set(mesh.devices.flat):
         return array

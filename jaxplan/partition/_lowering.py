@@ -155,7 +155,7 @@ class MergeGuard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unpooling:
-    """How the gradient of a max pooling recomputes the pooled array once its cotangent is there.
+    """How the gradient of a max pooling recomputes the pooled array once its cotangent is computed.
 
     Attributes:
       equation: the gradient of the pooling.

@@ -45,7 +45,7 @@ class Placer:
         self._told: set[str] = set()
 
     def __call__(self, leaves: Sequence[Any]) -> list[Any]:
-        """The arguments where they belong; those that are there already are passed on as they are."""
+        """The arguments where they belong; those that already lie so are passed on."""
         wanted = zip(leaves, self.shardings, strict=True)
         astray = [i for i, (leaf, sharding) in enumerate(wanted) if not _is_there(leaf, sharding)]
         if not astray:

@@ -43,7 +43,7 @@ class Executor:
     """
 
     keeps_free = False
-    """Whether values computed from constants alone stay whole, or are put off, until they are read."""
+    """Whether values computed from constants alone stay whole, or are deferred until they are read."""
 
     def __init__(
         self, mesh: Any, axes: tuple[AtomicAxis, ...], *, tiled: bool = False, ordered: bool = False

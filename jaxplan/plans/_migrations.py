@@ -80,7 +80,7 @@ def _with_outline(fields: _Fields) -> _Fields:
 
 
 def _without_lowering(fields: _Fields) -> _Fields:
-    """5 -> 6: the lowering decisions, which were made anew whenever a plan was lowered."""
+    """5 -> 6: the lowering decisions, which were computed whenever a plan was lowered."""
     return {**fields, "lowering": None}
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from jaxplan.plans._frontier import Frontier
 
 MAX_CALLS_PER_PLAN = 16
-"""Kinds of calls that share a plan; closures that are made anew for every call are such kinds."""
+"""Kinds of calls that share a plan; closures that every call defines again are such kinds."""
 
 _FORGOTTEN_MSG = (
     "{name} was called with more kinds of arguments than the {max_plans} plans that it keeps: the one used longest ago "

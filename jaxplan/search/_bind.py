@@ -271,7 +271,7 @@ def _form(plan: Plan) -> str | None:
 
 
 def _bound_to(plan: Plan, graph: StepGraph) -> Plan:
-    """A plan bound to a program that is there already."""
+    """A plan bound to a program that was traced before."""
     return Binder(step=graph, args=(), kwargs={}, graph=graph).bind(plan)
 
 

@@ -1,4 +1,4 @@
-"""Rematerialisation in the search: the step with blocks computed again, on the configurations that plans use.
+"""Rematerialisation in the search: the step with recomputed blocks, on the configurations that plans use.
 
 The choice is a ladder: the first blocks of the forward pass hold their residuals longest, so they are recomputed first,
 up to their contractions, ever more of them; then the contractions too. A rung is a program of its own
@@ -34,7 +34,7 @@ from jaxplan.solvers import frontier
 RUNGS = 5
 """Numbers of blocks that are tried in each way: so many even steps up to all of them."""
 MAX_AT_ENDS, MAX_BETWEEN = 16, 6
-"""Solutions that are predicted where all blocks are computed again in one way, and on the other rungs."""
+"""Solutions that are predicted where all blocks are recomputed in one way, and on the other rungs."""
 LEAST_SHARE = 0.25
 """Where the fastest plan needs at most this share of the memory there is, no rematerialisation is looked for."""
 LEAST_ACTIVATIONS = 0.15
@@ -78,7 +78,7 @@ def rungs_between(num_blocks: int, *, light: bool, heavy: bool) -> list[Remat]:
 def recomputed(
     model: CostModel, candidates: Sequence[Candidate], solver: str, progress: Callable[[float], None]
 ) -> list[Candidate]:
-    """Solutions of the step with blocks computed again, a few for each rung of the ladder.
+    """Solutions of the step with recomputed blocks, a few for each rung of the ladder.
 
     The ends are searched on the configurations that the undominated of ``candidates`` use, the other rungs on those
     that the solutions of the ends use.
@@ -126,7 +126,7 @@ class _Search:
         return result
 
     def solve(self, remat: Remat, used: _Used, max_points: int) -> list[Candidate]:
-        """Solutions of one rung, predicted; none where nothing is computed again."""
+        """Solutions of one rung, predicted; none where nothing is recomputed."""
         graph = self.model.graph
         again = rematerialise(graph, remat, self.blocks, self._structures)
         if not again.parts:

@@ -1,7 +1,7 @@
 """A step on parts of a machine: the fewest devices that hold it, and the best time for each number of devices.
 
 Source: TensorOpt, section 4.1 (mini-parallelism and profiling; mini-time is `Frontier.within`). The step is
-traced and analysed once; configurations, costs and plans are made again for each part.
+traced and analysed once; each part has its own configurations, costs and plans.
 """
 
 from __future__ import annotations

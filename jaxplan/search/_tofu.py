@@ -33,7 +33,7 @@ from jaxplan.strategies import StrategyPlan
 
 PARTITION_SOLVERS = ("tofu", "equal-chop", "all-row-greedy", "greedy-by-size")
 PARTITION_SEARCHES = (*PARTITION_SOLVERS, "all-row-random")
-"""Those that `partition` knows: random draws are there to be compared with, and are no solver."""
+"""Those that `partition` knows: random draws are a baseline, and no solver."""
 _UNIT_LINK = Link(bandwidth_bytes_per_second=1e9, latency_seconds=0.0)
 
 Options = tuple[tuple[Configuration, ...], ...]

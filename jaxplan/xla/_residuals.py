@@ -104,7 +104,7 @@ class _Residuals:
         tensors, producer = self._facts.tensors, self._facts.graph.values.producer
         missing = self._missing(t)
         if sum(tensors[u].num_bytes for u in missing) <= self._share * tensors[t].num_bytes:
-            return missing  # the statistics that a normalised value, and its mask, are computed again from
+            return missing  # the statistics that a normalised value, and its mask, are recomputed from
         keep: list[int] = []
         while True:
             index = producer[t]

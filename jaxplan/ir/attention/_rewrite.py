@@ -57,7 +57,7 @@ def find_attentions(program: Program, rules: Sequence[OperatorRule]) -> list[Fou
 
 
 def _is_ordered(found: Found, made: Mapping[int, int]) -> bool:
-    """Whether everything that the operators read is there where they stand."""
+    """Whether everything that the operators read is computed before they run."""
     read = [
         found.queries,
         found.keys,

@@ -163,7 +163,7 @@ def resized_dims(factors: Factors, in_shape: Shape, out_shape: Shape) -> tuple[T
 
 
 def axes_param(params: Mapping[str, Any], *names: str) -> tuple[int, ...]:
-    """The first of the named parameters that is there, as a tuple of dimension numbers."""
+    """The first of the named parameters that is given, as a tuple of dimension numbers."""
     for name in names:
         if name in params:
             value = params[name]

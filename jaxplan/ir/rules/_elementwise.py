@@ -192,7 +192,7 @@ def barrier_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorR
 
 @register_rule("tie")
 def tie_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorRule:
-    """The second operand, once the first is there, of which nothing else is known."""
+    """The second operand, once the first is known, of which nothing else is known."""
     factors = Factors()
     first = factors.add_except(in_avals[0].shape, range(len(in_avals[0].shape)))
     dims = factors.add_all(out_avals[0].shape)

@@ -171,7 +171,7 @@ class Functions:
         return f"{self.function(jaxpr, str(params.get('name', 'function')))}({', '.join(operands)})", True
 
     def checkpoint(self, params: Any, operands: list[str]) -> tuple[str, bool]:
-        """A block that is computed again lies behind a barrier, as JAX lowers it."""
+        """A recomputed block lies behind a barrier, as JAX lowers it."""
         name = self.function(params["jaxpr"], "checkpointed")
         if params["differentiated"] and params["prevent_cse"]:
             return f"{name}(*lax.optimization_barrier({_tuple(operands)}))", True

@@ -44,7 +44,7 @@ class ManualExecutor(Executor):
         return value
 
     def whole(self, value: Any) -> Any:
-        """A value that is whole, computed if it was put off."""
+        """A value that is whole, computed if it was deferred."""
         return self.free.whole(value) if isinstance(value, FreeValue) else value
 
     def zeros(self, shape: Sequence[int], dtype: Any, sharding: Sharding) -> Any:

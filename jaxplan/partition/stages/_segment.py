@@ -1,7 +1,7 @@
 """The program of a stage in segments, each compiled by itself; values that cross from one to a later one are arrays.
 
 A value crosses as it is made, or as the copy in another sharding that the later segment reads, where an earlier one has
-made that copy for itself. Copies of values that are there for all micro-batches (parameters) do not cross: each segment
+made that copy for itself. Copies of values that all micro-batches share (parameters) do not cross: each segment
 gathers its own.
 """
 

@@ -24,7 +24,7 @@ def _weighed(facts: Facts, is_written: Callable[[int], bool]) -> Iterator[Write]
 
     The dots part the two kernels that read such a value. Programs compiled for GPUs wrote it for the second one
     where it takes a transcendental function (the swish of an EfficientNet) or is a rectifier's result on normalised
-    values (a RegNet), and kept it; on TPUs it was computed again, but where a convolution of groups of channels is
+    values (a RegNet), and kept it; on TPUs it was recomputed, but where a convolution of groups of channels is
     before it.
     """
     graph, materialised = facts.graph, facts.written

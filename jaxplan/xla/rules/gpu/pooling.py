@@ -69,7 +69,7 @@ def _in_float32(facts: Facts) -> Iterator[PoolBuffer]:
 
 
 def waits_for_gradient(eqn: Equation, t: int, target: Target) -> bool:
-    """Whether an operand of an equation is the pooled one, held back until the gradient is computed."""
+    """Whether an operand of an equation is the pooled one, behind a barrier until the gradient is computed."""
     return target.scatters_pooling_gradients and eqn.name == UNPOOLING and t == eqn.operands[1]
 
 
