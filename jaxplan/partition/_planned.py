@@ -23,6 +23,7 @@ from jaxplan.frontend._backend import Backend
 from jaxplan.frontend._call import Call, opened_call
 from jaxplan.frontend._static_leaves import release_statics
 from jaxplan.frontend._step_options import which
+from jaxplan.ir import Tensor
 from jaxplan.partition import _find_nan
 from jaxplan.partition._compiler_options import compiler_options
 from jaxplan.partition._donation import DonatedBuffers, unaliased
@@ -127,30 +128,20 @@ class PlannedFunction:
             raise PlanMismatchError(
                 "the plan's program was not traced from a step, and has nothing to be called as"
             )
-        self._step, self._options, self._spelling = (
-            traced.source.step,
-            traced.source.options,
-            traced.source.spelling,
-        )
-        self.calls = KnownCalls(traced, traced.source)
-        tensors = [program.tensors[t] for t in program.inputs]
+        source = traced.source
+        self._step, self._options, self._spelling = source.step, source.options, source.spelling
+        self.calls = KnownCalls(traced, source)
         donate = program.donated if donate_argnums is None else self._donated(donate_argnums)
         # An empty array has no memory to reuse, and no address that would tell it from another one.
-        self._donate = [d and bool(t.num_elements) for d, t in zip(donate, tensors, strict=True)]
+        self._donate = [d and bool(tensor.num_elements) for d, tensor in zip(donate, self._inputs(), strict=True)]
         check_donated(plan.offload, program, self._donate)
-        platform = mesh.devices.flat[0].platform
-        options = compiler_options(plan, platform)
-        if backend == "shard_map":
-            options |= barrier_options(plan, platform)
-        self._jitted = jit_flat(plan, mesh, self._donate, options, backend=backend)
+        self._jitted = jit_flat(plan, mesh, self._donate, self._compiler_options(), backend=backend)
         self._handed = handed_back(plan, self._donate)
         self._handed_undonated = handed_back(plan, [False] * len(self._donate))
         shardings = in_shardings(plan, mesh)
         self._place = Placer(program.in_paths, shardings)
-        local_types = [
-            (sharding.shard_shape(tensor.shape), tensor.dtype)
-            for sharding, tensor in zip(shardings, tensors, strict=True)
-        ]
+        inputs = zip(shardings, self._inputs(), strict=True)
+        local_types = [(sharding.shard_shape(tensor.shape), tensor.dtype) for sharding, tensor in inputs]
         self._buffers = DonatedBuffers(program.in_paths, self._donate, local_types)
         self._lock = threading.Lock()
         self._last_results: tuple[weakref.ref[Any], ...] = ()
@@ -158,6 +149,16 @@ class PlannedFunction:
         self._compiled: Any = None
         self._nested: Any = None
         self._checked: Any = None
+
+    def _inputs(self) -> list[Tensor]:
+        program = self._graph.program
+        return [program.tensors[t] for t in program.inputs]
+
+    def _compiler_options(self) -> dict[str, str]:
+        """Limits for combined collectives, and what keeps barriers in a program of pieces."""
+        platform = self.mesh.devices.flat[0].platform
+        options = compiler_options(self.plan, platform)
+        return options | barrier_options(self.plan, platform) if self.backend == "shard_map" else options
 
     def _donated(self, donate_argnums: Sequence[int]) -> list[bool]:
         """Per leaf, whether it belongs to one of the arguments."""

@@ -16,7 +16,7 @@ from jaxplan.partition._operators import Operators
 from jaxplan.partition.manual._effects import has_outside_effects, on_first_device
 from jaxplan.partition.manual._executor import ManualExecutor
 from jaxplan.partition.manual._free_values import FreeCall, FreeValue
-from jaxplan.partition.manual._positions import POSITIONAL
+from jaxplan.partition.manual._positions import POSITIONAL, Piece
 from jaxplan.partition.manual._splits import Split, factor_split, minor_factors
 from jaxplan.partition.manual._user_body import run_body
 
@@ -93,7 +93,7 @@ class ManualOperators(Operators):
                 self._executor.place_along(split[factors[0]]) * n if factors and factors[0] in split else 0
                 for factors, n in zip(rule.results[0], out_shapes[0], strict=True)
             ]
-            return positional(eqn.params, pieces, whole, tuple(out_shapes[0]), starts)
+            return positional(eqn.params, pieces, Piece(whole, tuple(out_shapes[0]), starts))
         names = {f: self._executor.names(axes) for f, axes in split.items()}
         rule = self._lowered.graph.rules[eqn.index]
         return run_local(eqn, rule, lambda params, xs: self.bind(eqn, xs, params), pieces, names, out_shapes)

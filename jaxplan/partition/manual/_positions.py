@@ -7,7 +7,7 @@ Element i of the random bits of one key is a hash of the key and of i, the flat 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,44 +21,34 @@ _LOW = (1 << _HALF) - 1
 _WORD = 1 << (2 * _HALF)
 _WIDTHS = {8: jnp.uint8, 16: jnp.uint16, 32: jnp.uint32, 64: jnp.uint64}
 
-Starts = Sequence[Any]
-"""Per dimension of the result, the position of the piece's first element in the whole."""
-Positional = Callable[[Mapping[str, Any], Sequence[Any], tuple[int, ...], tuple[int, ...], Starts], list[Any]]
-"""(parameters, local operands, shape of the whole result, shape of the piece, starts) -> local results."""
+
+class Piece(NamedTuple):
+    """A piece of an array: shape of the whole, its own, and per dimension the position of its first element."""
+
+    whole: tuple[int, ...]
+    shape: tuple[int, ...]
+    starts: Sequence[Any]
 
 
-def _iota(
-    params: Mapping[str, Any],
-    _: Sequence[Any],
-    whole: tuple[int, ...],
-    shape: tuple[int, ...],
-    starts: Starts,
-) -> list[Any]:
+Positional = Callable[[Mapping[str, Any], Sequence[Any], Piece], list[Any]]
+"""(parameters, local operands, piece of the result) -> local results."""
+
+
+def _iota(params: Mapping[str, Any], _: Sequence[Any], piece: Piece) -> list[Any]:
     dimension, dtype = params["dimension"], params["dtype"]
-    if isinstance(starts[dimension], int):
-        return [lax.broadcasted_iota(dtype, shape, dimension)]
-    counts = lax.broadcasted_iota(jnp.int32, shape, dimension) + starts[dimension]
+    start = piece.starts[dimension]
+    if isinstance(start, int):
+        return [lax.broadcasted_iota(dtype, piece.shape, dimension)]
+    counts = lax.broadcasted_iota(jnp.int32, piece.shape, dimension) + start
     return [lax.convert_element_type(counts, dtype)]
 
 
-def _counter(
-    params: Mapping[str, Any],
-    _: Sequence[Any],
-    whole: tuple[int, ...],
-    shape: tuple[int, ...],
-    starts: Starts,
-) -> list[Any]:
-    return list(counters(whole, shape, starts))
+def _counter(params: Mapping[str, Any], _: Sequence[Any], piece: Piece) -> list[Any]:
+    return list(counters(piece))
 
 
-def _random_bits(
-    params: Mapping[str, Any],
-    operands: Sequence[Any],
-    whole: tuple[int, ...],
-    shape: tuple[int, ...],
-    starts: Starts,
-) -> list[Any]:
-    high, low = _hashed(operands[0], whole, shape, starts)
+def _random_bits(params: Mapping[str, Any], operands: Sequence[Any], piece: Piece) -> list[Any]:
+    high, low = _hashed(operands[0], piece)
     width = params["bit_width"]
     dtype = _WIDTHS[width]
     if width == 64:
@@ -66,14 +56,8 @@ def _random_bits(
     return [(high ^ low).astype(dtype)]
 
 
-def _random_split(
-    params: Mapping[str, Any],
-    operands: Sequence[Any],
-    whole: tuple[int, ...],
-    shape: tuple[int, ...],
-    starts: Starts,
-) -> list[Any]:
-    words = jnp.stack(_hashed(operands[0], whole, shape, starts), axis=-1)
+def _random_split(params: Mapping[str, Any], operands: Sequence[Any], piece: Piece) -> list[Any]:
+    words = jnp.stack(_hashed(operands[0], piece), axis=-1)
     return [jax.random.wrap_key_data(words, impl=jax.random.key_impl(operands[0]))]
 
 
@@ -86,29 +70,29 @@ POSITIONAL: dict[str, Positional] = {
 """Primitive -> its results on a piece. Random primitives: of threefry keys alone, the only ones that are split."""
 
 
-def _hashed(keys: Any, whole: tuple[int, ...], shape: tuple[int, ...], starts: Starts) -> tuple[Any, Any]:
+def _hashed(keys: Any, piece: Piece) -> tuple[Any, Any]:
     """The two words of each position of each key."""
     leading = len(np.shape(keys))
     words = jax.random.key_data(keys)
-    ones = (1,) * (len(shape) - leading)
+    ones = (1,) * (len(piece.shape) - leading)
     first, second = (jnp.reshape(words[..., i], (*np.shape(keys), *ones)) for i in (0, 1))
-    counts = counters(whole[leading:], shape[leading:], starts[leading:])
-    operands = [jnp.broadcast_to(x, shape) for x in (first, second, *counts)]
+    counts = counters(Piece(piece.whole[leading:], piece.shape[leading:], piece.starts[leading:]))
+    operands = [jnp.broadcast_to(x, piece.shape) for x in (first, second, *counts)]
     high, low = jex_random.threefry2x32_p.bind(*operands)
     return high, low
 
 
-def counters(whole: Sequence[int], shape: tuple[int, ...], starts: Starts) -> tuple[Any, Any]:
+def counters(piece: Piece) -> tuple[Any, Any]:
     """High and low word of the flat index, in the whole array, of each element of a piece: two uint32 arrays."""
-    high = low = jnp.zeros(shape, jnp.uint32)
+    high = low = jnp.zeros(piece.shape, jnp.uint32)
     stride = 1
-    for dim in reversed(range(len(shape))):
-        index = lax.broadcasted_iota(jnp.uint32, shape, dim) + jnp.asarray(starts[dim]).astype(jnp.uint32)
+    for dim in reversed(range(len(piece.shape))):
+        index = lax.broadcasted_iota(jnp.uint32, piece.shape, dim) + jnp.asarray(piece.starts[dim]).astype(jnp.uint32)
         more_high, more_low = _times(index, stride)
         total = low + more_low
         high = high + more_high + (total < low).astype(jnp.uint32)
         low = total
-        stride *= whole[dim]
+        stride *= piece.whole[dim]
     return high, low
 
 

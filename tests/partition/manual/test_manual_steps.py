@@ -94,10 +94,10 @@ def test_random_bits_are_those_of_one_device() -> None:
 
 
 def test_counters_count_beyond_one_word() -> None:
-    from jaxplan.partition.manual._positions import counters
+    from jaxplan.partition.manual._positions import Piece, counters
 
     whole, starts, shape = (7, 2**17, 2**19), (5, 2**16 + 3, 2**18 + 1), (2, 3, 4)
-    high, low = counters(whole, shape, starts)
+    high, low = counters(Piece(whole, shape, starts))
     places = [np.arange(s, s + n, dtype=object) for s, n in zip(starts, shape, strict=True)]
     flat = (places[0][:, None, None] * whole[1] + places[1][:, None]) * whole[2] + places[2]
     np.testing.assert_array_equal(np.asarray(high), (flat // 2**32).astype(np.uint32))
