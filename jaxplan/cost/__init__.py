@@ -4,6 +4,13 @@ from jaxplan.cost._attention import sequences_of as sequences_of
 from jaxplan.cost._combined import COMPILERS_OWN_BYTES as COMPILERS_OWN_BYTES
 from jaxplan.cost._combined import combined_bytes as combined_bytes
 from jaxplan.cost._compute import flops_of as flops_of
+from jaxplan.cost._gradient_barriers import LEAST_HELD as LEAST_HELD
+from jaxplan.cost._gradient_barriers import NEAR as NEAR
+from jaxplan.cost._gradient_barriers import barrier_places as barrier_places
+from jaxplan.cost._gradient_barriers import gradient_makers as gradient_makers
+from jaxplan.cost._gradient_barriers import makes_table_gradient as makes_table_gradient
+from jaxplan.cost._gradient_barriers import reads_gradient as reads_gradient
+from jaxplan.cost._gradient_barriers import reads_sum as reads_sum
 from jaxplan.cost._held import held_at_peak as held_at_peak
 from jaxplan.cost._live_ranges import WORKSPACE as WORKSPACE
 from jaxplan.cost._live_ranges import LiveRanges as LiveRanges

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from jaxplan.core._interner import Memo
 from jaxplan.cost._changed import ChangedReads
+from jaxplan.cost._gradient_barriers import AskedGradients
 from jaxplan.cost._inner import InnerCollective, inner_of_plan, may_communicate
 from jaxplan.cost._live_ranges import TEMPORARIES, LiveRanges
 from jaxplan.cost._model import CostModel
@@ -92,6 +93,7 @@ class Predictor:
         self._live_ranges = LiveRanges(model)
         in_order = model.buffers.in_order
         self._in_order = LiveRanges(replace(model, buffers=in_order)) if in_order else None
+        self._asked = AskedGradients(model) if in_order else None
 
     def predict(
         self, assignment: Sequence[int], choices: Sequence[int]
@@ -190,11 +192,19 @@ class Predictor:
     def lifetimes(
         self, assignment: Sequence[int], chosen: Sequence[Configuration], transfers: Sequence[Transfer]
     ) -> Lifetimes:
-        """From when to when everything lives that a plan holds in memory, in the order that needs least of it."""
+        """From when to when everything lives that a plan holds in memory.
+
+        Without collectives the compiler takes the order of least memory. With some it defers gradients, to run compute
+        beside them, except where the lowering asks for these.
+        """
         found = self._live_ranges.of(assignment, chosen, transfers)
         if self._in_order is None or not found.peaks_after(self.model.buffers.turning_point):
             return found
-        return min(found, self._in_order.of(assignment, chosen, transfers), key=lambda lives: lives.peak()[0])
+        in_order = self._in_order.of(assignment, chosen, transfers)
+        if in_order.peak()[0] >= found.peak()[0]:
+            return found
+        communicates = any(transfer.collectives for transfer in transfers)
+        return found if communicates and not self._asked.are_asked(transfers, in_order) else in_order
 
 
 def _collectives(

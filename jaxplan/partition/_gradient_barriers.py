@@ -7,12 +7,10 @@ costs memory before it, so the lowering asks for the gradients there, and only t
 
 from __future__ import annotations
 
-import bisect
-import itertools
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
-from jaxplan.cost import Transfer
-from jaxplan.ir import CONTRACTION_FAMILIES, Equation, StepGraph, backward_barriers
+from jaxplan.cost import LEAST_HELD, NEAR, Transfer, barrier_places, gradient_makers
+from jaxplan.ir import Equation, backward_barriers
 from jaxplan.mesh import Sharding
 from jaxplan.partition._gradients import Gradients
 from jaxplan.partition._lowering import Barrier
@@ -21,17 +19,8 @@ from jaxplan.partition._resident import Resident
 _Array = int | tuple[int, Sharding]
 """An array in memory: a tensor as it is made, or its copy in another sharding."""
 
-LEAST_HELD = 0.03
-"""Of the peak without arguments, held by deferred gradients: a barrier costs a little time, as operators on its two
-sides are no longer fused."""
-NEAR = 0.1
-"""How far below the peak, of it, live arrays and held ones must stay together: the compiler holds more than is counted
-here, results of fusions of both sides and other operators that it defers: in a Conformer 10 % of the peak."""
 NEAR_IN_TILES = 0.05
-"""The same on TPUs: at 0.07 a ConvNeXt kept both sides of a rectifier, 75 MiB of 787."""
-A_BLOCK = 8
-"""Dots before one where the peak would be higher, about a block of a transformer, get no barrier as well: two barriers
-so close made programs larger, a Llama by the probabilities of its attention, 1 GiB. Not so before convolutions."""
+"""`NEAR` on TPUs: at 0.07 a ConvNeXt kept both sides of a rectifier, 75 MiB of 787."""
 
 
 def find_barriers(resident: Resident, gradients: Gradients) -> tuple[Barrier, ...]:
@@ -40,58 +29,12 @@ def find_barriers(resident: Resident, gradients: Gradients) -> tuple[Barrier, ..
     None in loops, which begin with all gradients that are complete.
     """
     graph = resident.shardings.graph
-    making = _makers(graph, gradients.complete)
+    making = gradient_makers(graph, gradients.complete)
     if not making:
         return ()
-    search = _BarrierSearch(resident, making)
-    above = search.above()
     near = NEAR_IN_TILES if resident.shardings.target.tiles_arrays else NEAR
-    matrices = {place for place in above if graph.rules[place].family == "contraction"}
-    places: set[int] = set()
-    for number, (place, following) in enumerate(search.stretches):
-        most, size = search.held(place, following, places)
-        is_alone = matrices.isdisjoint(search.dots[number + 1 : number + 1 + A_BLOCK])
-        is_near = most > (1 - near) * search.peak and is_alone
-        if size > LEAST_HELD * search.peak and (is_near or most > (1 + LEAST_HELD) * search.peak):
-            places.add(place)
-    equations = graph.program.equations
-    return tuple(_barrier(resident, equations[place]) for place in sorted(places))
-
-
-class _BarrierSearch:
-    """Live bytes between each two dots of the backward pass, with those that deferred gradients hold.
-
-    Attributes:
-      peak: bytes on a device, arguments excluded, as if no gradient was deferred.
-      dots: those of the backward pass that make no gradient of a parameter.
-      stretches: each of these with the next, or the end of the program.
-    """
-
-    def __init__(self, resident: Resident, making: set[int]) -> None:
-        graph = resident.shardings.graph
-        self._making, self._curve, self._held = making, resident.curve, _Held(resident, making)
-        self.peak = self._curve.max()
-        backward = (e for e in graph.program.equations if e.phase == "backward" and e.region < 0)
-        self.dots = [e.index for e in backward if _is_dot(graph, e) and e.index not in making]
-        self.stretches = list(itertools.pairwise([*self.dots, len(graph.program.equations)]))
-        self._loops = [region.start for region in graph.program.regions if region.parent < 0]
-        # At each barrier, the gradients made before the one before are complete anyway.
-        self._barriers = [-1, -1, *(equations.start for equations in backward_barriers(graph.program))]
-
-    def held(self, place: int, following: int, places: Collection[int]) -> tuple[float, int]:
-        """The most bytes between a dot and the next, with held ones, and the held bytes; ``places`` have barriers."""
-        passed = [start for start in (*self._loops, *places) if start < place]
-        complete = max([*passed, self._barriers[bisect.bisect_right(self._barriers, place) - 2]])
-        size = self._held.num_bytes(place, (e for e in self._making if complete < e < place))
-        return self._curve[place:following].max() + size, size
-
-    def above(self) -> set[int]:
-        """Dots at which deferred gradients alone would raise the peak."""
-        found: set[int] = set()
-        for place, following in self.stretches:
-            if self.held(place, following, found)[0] > (1 + LEAST_HELD) * self.peak:
-                found.add(place)
-        return found
+    places = barrier_places(graph, making, resident.curve, _Held(resident, making).num_bytes, near)
+    return tuple(_barrier(resident, graph.program.equations[place]) for place in places)
 
 
 def find_recompute_barriers(resident: Resident, gradients: Gradients) -> tuple[int, ...]:
@@ -102,8 +45,8 @@ def find_recompute_barriers(resident: Resident, gradients: Gradients) -> tuple[i
     """
     graph = resident.shardings.graph
     starts = [equations.start for equations in backward_barriers(graph.program)]
-    parts = _makers(graph, gradients.summands)
-    making = _makers(graph, gradients.complete) | parts
+    parts = gradient_makers(graph, gradients.summands)
+    making = gradient_makers(graph, gradients.complete) | parts
     if not starts or not making:
         return ()
     curve, held = resident.curve, _Held(resident, making)
@@ -150,27 +93,6 @@ def _barrier(resident: Resident, eqn: Equation) -> Barrier:
 
     operand = min(range(1 if graph.rules[eqn.index].family == "convolution" else 2), key=cost)
     return Barrier(equation=eqn.index, operand=operand, is_resident=resident.is_resident(eqn, operand))
-
-
-def _is_dot(graph: StepGraph, eqn: Equation) -> bool:
-    return graph.rules[eqn.index].family in CONTRACTION_FAMILIES
-
-
-def _makers(graph: StepGraph, gradients: Iterable[int]) -> set[int]:
-    """The dots and sums, outside of loops, that make gradients, or the tensors that are cast or transposed to one."""
-    found: set[int] = set()
-    for t in gradients:
-        stack = [t]
-        while stack:
-            index = graph.values.producer[stack.pop()]
-            if index < 0 or graph.program.equations[index].region >= 0:
-                continue
-            eqn = graph.program.equations[index]
-            if _is_dot(graph, eqn) or graph.rules[index].family == "reduction":
-                found.add(index)
-            elif graph.rules[index].family in ("elementwise", "shape") and len(eqn.operands) == 1:
-                stack.extend(eqn.operands)
-    return found
 
 
 def _deaths_without(resident: Resident, making: set[int]) -> Mapping[_Array, int]:

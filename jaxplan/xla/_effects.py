@@ -169,7 +169,7 @@ class Defer(NamedTuple):
 
 
 class ChooseOrder(NamedTuple):
-    """The order of least memory is taken: gradients deferred, or as the program has them."""
+    """Gradients are deferred; or made in order, where that is less and a plan communicates nothing or asks for them."""
 
 
 class Order(NamedTuple):

@@ -29,10 +29,11 @@ def test_a_seed_draws_one_step() -> None:
 
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize(
-    ("seed", "strategy"), [(3, "data"), (6, "data"), (12, "zero2")]
+    ("seed", "strategy"), [(3, "data"), (6, "data"), (12, "zero2"), (1500005, "megatron")]
 )
 def test_plain_steps_take_the_memory_that_is_predicted(seed: int, strategy: str) -> None:
-    """A regression with momentum, convolutions with norms, and a perceptron with gradients that are scattered."""
+    """A regression with momentum, convolutions with norms, a perceptron with gradients that are scattered, and
+    attention with gradients that nothing asks for."""
     drawn = draw_step(seed)
     frontier = jaxplan.plan(drawn.step, *drawn.args, topology="h100:8", remat=False, progress=False)
     plan = frontier.references[strategy]

@@ -1,0 +1,192 @@
+"""Where a plan asks the compiler for weight gradients: the decision that prediction and lowering share.
+
+A dot that makes the gradient of a parameter, or a sum that makes one of a scale, may run at any time before the update.
+The compiler was seen to defer all of them, and to keep their operands. That is harmless after the peak of a plan and
+costs memory before it, so the lowering asks for the gradients there, and only there.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from jaxplan.cost._live_ranges import WORKSPACE
+from jaxplan.cost._model import CostModel
+from jaxplan.cost._reads import Read
+from jaxplan.cost._transfers import Transfer
+from jaxplan.ir import (
+    CONTRACTION_FAMILIES,
+    UNGROUPED,
+    VIEW_PRIMITIVES,
+    Equation,
+    StepGraph,
+    backward_barriers,
+)
+from jaxplan.xla._lifetimes import Lifetimes
+from jaxplan.xla.rules.both.schedule import LARGE_PARAMETER_BYTES
+
+LEAST_HELD = 0.03
+"""Of the peak without arguments, held by deferred gradients: a barrier costs a little time, as operators on its two
+sides are no longer fused."""
+NEAR = 0.1
+"""How far below the peak, of it, live arrays and held ones must stay together: the compiler holds more than is counted
+here, results of fusions of both sides and other operators that it defers: in a Conformer 10 % of the peak."""
+A_BLOCK = 8
+"""Dots before one where the peak would be higher, about a block of a transformer, get no barrier as well: two barriers
+so close made programs larger, a Llama by the probabilities of its attention, 1 GiB. Not so before convolutions."""
+
+Held = Callable[[int, Iterable[int]], float]
+"""(equation, equations that make gradients) -> bytes on a device that these hold there if they are deferred."""
+
+
+def barrier_places(graph: StepGraph, making: Collection[int], curve: np.ndarray, held: Held, near: float) -> list[int]:
+    """Dots of the backward pass that run only after all earlier weight gradients, ascending.
+
+    Args:
+      making: equations that make gradients (`gradient_makers`).
+      curve: (equations + 1,) live bytes on a device, arguments and scratch of dots excluded, as if none was deferred.
+      held: what deferred ones hold.
+      near: as `NEAR`.
+    """
+    search = _Search(graph, making, curve, held)
+    above = search.above()
+    matrices = {place for place in above if graph.rules[place].family == "contraction"}
+    places: set[int] = set()
+    for number, (place, following) in enumerate(search.stretches):
+        most, size = search.held(place, following, places)
+        is_alone = matrices.isdisjoint(search.dots[number + 1 : number + 1 + A_BLOCK])
+        is_near = most > (1 - near) * search.peak and is_alone
+        if size > LEAST_HELD * search.peak and (is_near or most > (1 + LEAST_HELD) * search.peak):
+            places.add(place)
+    return sorted(places)
+
+
+class _Search:
+    """Live bytes between each two dots of the backward pass, with those that deferred gradients hold.
+
+    Attributes:
+      peak: bytes on a device, arguments excluded, as if no gradient was deferred.
+      dots: those of the backward pass that make no gradient of a parameter.
+      stretches: each of these with the next, or the end of the program.
+    """
+
+    def __init__(self, graph: StepGraph, making: Collection[int], curve: np.ndarray, held: Held) -> None:
+        self._making, self._curve, self._held = making, curve, held
+        self.peak = curve.max()
+        backward = (e for e in graph.program.equations if e.phase == "backward" and e.region < 0)
+        self.dots = [e.index for e in backward if is_dot(graph, e) and e.index not in making]
+        self.stretches = list(itertools.pairwise([*self.dots, len(graph.program.equations)]))
+        self._loops = [region.start for region in graph.program.regions if region.parent < 0]
+        # At each barrier, the gradients made before the one before are complete anyway.
+        self._barriers = [-1, -1, *(equations.start for equations in backward_barriers(graph.program))]
+
+    def held(self, place: int, following: int, places: Collection[int]) -> tuple[float, float]:
+        """The most bytes between a dot and the next, with held ones, and the held bytes; ``places`` have barriers."""
+        passed = [start for start in (*self._loops, *places) if start < place]
+        complete = max([*passed, self._barriers[bisect.bisect_right(self._barriers, place) - 2]])
+        size = self._held(place, (e for e in self._making if complete < e < place))
+        return self._curve[place:following].max() + size, size
+
+    def above(self) -> set[int]:
+        """Dots at which deferred gradients alone would raise the peak."""
+        found: set[int] = set()
+        for place, following in self.stretches:
+            if self.held(place, following, found)[0] > (1 + LEAST_HELD) * self.peak:
+                found.add(place)
+        return found
+
+
+def is_dot(graph: StepGraph, eqn: Equation) -> bool:
+    """Whether an equation is a dot or a convolution."""
+    return graph.rules[eqn.index].family in CONTRACTION_FAMILIES
+
+
+def gradient_makers(graph: StepGraph, gradients: Iterable[int]) -> set[int]:
+    """The dots and sums, outside of loops, that make gradients, or the tensors that are cast or transposed to one."""
+    found: set[int] = set()
+    for t in gradients:
+        stack = [t]
+        while stack:
+            index = graph.values.producer[stack.pop()]
+            if index < 0 or graph.program.equations[index].region >= 0:
+                continue
+            eqn = graph.program.equations[index]
+            if is_dot(graph, eqn) or graph.rules[index].family == "reduction":
+                found.add(index)
+            elif graph.rules[index].family in ("elementwise", "shape") and len(eqn.operands) == 1:
+                stack.extend(eqn.operands)
+    return found
+
+
+def reads_gradient(graph: StepGraph, read: Read, kind: str = "state") -> bool:
+    """Whether a group of a kind reads the result of a contraction, or of a sum, of the backward pass."""
+    groups, made_by = graph.grouping.groups, graph.values.producer[read.tensor]
+    return (
+        read.consumer != UNGROUPED
+        and groups[read.consumer].kind == kind
+        and groups[read.producer].kind in ("contraction", "sum")
+        and made_by >= 0
+        and graph.program.equations[made_by].phase == "backward"
+    )
+
+
+def reads_sum(graph: StepGraph, read: Read) -> bool:
+    """Whether a state group reads the result of a reduction of the backward pass: the gradient of a bias or scale.
+
+    The compiler combines its sum over the devices with others, so only a device's own part can be waited for.
+    """
+    made_by = graph.values.producer[read.tensor]
+    if read.consumer == UNGROUPED or made_by < 0:
+        return False
+    eqn = graph.program.equations[made_by]
+    while eqn.name in VIEW_PRIMITIVES and (source := graph.values.producer[eqn.operands[0]]) >= 0:
+        eqn = graph.program.equations[source]
+    is_reduction = graph.rules[eqn.index].family == "reduction"
+    return graph.grouping.groups[read.consumer].kind == "state" and eqn.phase == "backward" and is_reduction
+
+
+def makes_table_gradient(graph: StepGraph, equation: int) -> bool:
+    """Whether an equation makes the gradient of a large table, all of which take turns: it adds to zeros."""
+    eqn, program = graph.program.equations[equation], graph.program
+    if eqn.name != "scatter-add" or program.tensors[eqn.operands[0]].num_bytes < LARGE_PARAMETER_BYTES:
+        return False
+    made_by = graph.values.producer[eqn.operands[0]]
+    if made_by < 0 or program.equations[made_by].name != "broadcast_in_dim":
+        return False
+    return all(program.tensors[t].kind == "literal" for t in program.equations[made_by].operands)
+
+
+class AskedGradients:
+    """Whether plans of one model ask the compiler for weight gradients in the order of the program."""
+
+    def __init__(self, model: CostModel) -> None:
+        graph = self._graph = model.graph
+        self._gradients = {read.tensor for read in model.reads if reads_gradient(graph, read)}
+        self._sums = {read.tensor for read in model.reads if reads_sum(graph, read)}
+        made = ((t, graph.values.producer[t]) for t in self._gradients)
+        self._tables = {t for t, e in made if makes_table_gradient(graph, e)}
+        self._recomputes = bool(backward_barriers(graph.program))
+
+    def are_asked(self, transfers: Sequence[Transfer], in_order: Lifetimes) -> bool:
+        """Whether the lowering of a plan asks for some; ``in_order``: what lives as if none was deferred."""
+        executed = {t.tensor: len(t.spans) for t in transfers}
+        if self._recomputes or any(executed.get(t) == 1 for t in self._tables):
+            return True
+        complete = {t for t in self._gradients if executed.get(t, 1) == 1} | self._sums
+        making = gradient_makers(self._graph, complete)
+        if not making:
+            return False
+        end = len(self._graph.program.equations)
+        sizes = np.where(np.array(in_order.labels) == WORKSPACE, 0, in_order.sizes)
+        curve = replace(in_order, sizes=sizes).curve()[: 2 * end + 2].reshape(end + 1, 2).max(axis=1)
+        last = in_order.last // 2
+        read_last = {e: float(sizes[last == e].sum()) for e in making}  # what nothing else reads from there on
+
+        def held(place: int, waiting: Iterable[int]) -> float:
+            return sum(read_last[e] for e in waiting)
+
+        return bool(barrier_places(self._graph, making, curve, held, NEAR))
