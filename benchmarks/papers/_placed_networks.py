@@ -95,6 +95,14 @@ class _Images:
         return len(self.layers) - 1, side, channels
 
 
+    def added(self, one: tuple[int, int, int], other: tuple[int, int, int]) -> tuple[int, int, int]:
+        """The sum of two results of equal shape."""
+        _, side, channels = one
+        reads = tuple(sorted((k, 0) for k, _, _ in (one, other)))
+        self.layers.append(Layer(name="sum", result_bytes=4.0 * self.batch * side * side * channels, reads=reads))
+        return len(self.layers) - 1, side, channels
+
+
 _ONE, _THREE, _FIVE = (1, 1), (3, 3), (5, 5)
 
 
@@ -134,15 +142,33 @@ def inception(batch: int) -> list[Layer]:
             for size in ((1, 3), (3, 1))
         ]
         x = net.joined("concat", [net.conv(x, 320, _ONE), *forks, pooled(x, 192)])
-    net.layers.append(
-        Layer(
-            name="dense",
-            rows=batch,
-            inner=2048,
-            columns=1000,
-            result_bytes=4.0 * batch * 1000,
-            weight_bytes=4.0 * 2049 * 1000,
-            reads=((x[0], 0),),
-        )
-    )
+    return [*net.layers, _dense("dense", batch, 2048, 1000, (x[0], 0))]
+
+
+def alexnet(batch: int) -> list[Layer]:
+    """AlexNet on images of 227 x 227, in one column: five convolutions, three poolings, three dense layers."""
+    net = _Images(batch, 227, 3)
+    x = net.joined("pool", [net.conv(net.image, 64, (11, 11), 4, valid=True)], 2)
+    x = net.joined("pool", [net.conv(x, 192, _FIVE)], 2)
+    for width in (384, 256, 256):
+        x = net.conv(x, width, _THREE)
+    place, side, channels = net.joined("pool", [x], 2)
+    inner = side * side * channels
+    for columns in (4096, 4096, 1000):
+        net.layers.append(_dense("dense", batch, inner, columns, (place, 0)))
+        place, inner = len(net.layers) - 1, columns
     return net.layers
+
+
+def resnet(batch: int, stages: tuple[int, ...] = (3, 4, 23, 3)) -> list[Layer]:
+    """ResNet-101 on images of 224 x 224: blocks of three convolutions and a sum."""
+    net = _Images(batch, 224, 3)
+    x = net.joined("pool", [net.conv(net.image, 64, (7, 7), 2)], 2)
+    for stage, count in enumerate(stages):
+        width = 64 * 2**stage
+        for block in range(count):
+            stride = 2 if stage and not block else 1
+            long = net.conv(net.conv(net.conv(x, width, _ONE), width, _THREE, stride), 4 * width, _ONE)
+            short = x if block else net.conv(x, 4 * width, _ONE, stride)
+            x = net.added(long, short)
+    return [*net.layers, _dense("dense", batch, 2048, 1000, (x[0], 0))]

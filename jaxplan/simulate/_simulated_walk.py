@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from jaxplan.simulate._delta_simulator import DeltaSimulation
@@ -48,6 +48,9 @@ def follow_changes(tasks: Mapping[int, Task]) -> DeltaSimulation | InstantSimula
     return InstantSimulation(tasks) if by_instant else DeltaSimulation(tasks)
 
 
+Follow = Callable[[Mapping[int, Task]], DeltaSimulation | InstantSimulation]
+
+
 class FullWalk:
     """Builds and simulates the whole graph for every proposal."""
 
@@ -71,11 +74,13 @@ class FullWalk:
 class DeltaWalk:
     """Changes the timeline where a proposal reaches it, and back if it is not accepted."""
 
-    def __init__(self, model: TaskModel, assignment: Sequence[int]) -> None:
+    def __init__(
+        self, model: TaskModel, assignment: Sequence[int], follow: Follow = follow_changes
+    ) -> None:
         self._model = model
         self.assignment = list(assignment)
         self._pieces = [dict(model.tasks_of(piece, assignment)) for piece in range(model.num_pieces)]
-        self._simulation = follow_changes({n: task for piece in self._pieces for n, task in piece.items()})
+        self._simulation = follow({n: task for piece in self._pieces for n, task in piece.items()})
         self.cost = self._simulation.makespan
         self._proposed: tuple[int, int, float, dict[int, dict[int, Task]]] | None = None
 

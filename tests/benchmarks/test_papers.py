@@ -20,7 +20,7 @@ from benchmarks.papers._baselines import (
 from benchmarks.papers._experiment import OPEN, Claim, Column, Experiment
 from benchmarks.papers._page import PAGE, page, sentences
 from benchmarks.papers._placed import Layer, Machine, PlacedModel, placements
-from benchmarks.papers._placed_networks import inception, translation
+from benchmarks.papers._placed_networks import alexnet, inception, resnet, translation
 from benchmarks.papers._records import Record, read, save
 from benchmarks.papers._registry import EXPERIMENTS
 from benchmarks.papers._swap import swapped_bytes
@@ -183,8 +183,13 @@ def test_weights_of_all_time_steps_are_exchanged_once() -> None:
         assert model.sent_bytes([data, data])["weights"] == 2 * 2 * 3 * 1e9
 
 
-def test_inception_and_translation_placed_have_the_weights_of_the_networks() -> None:
-    """Batch normalisation has no operator of its own: 17,216 scales and as many offsets; 131.1M of NMT's 134M."""
+def test_networks_placed_have_the_weights_of_the_networks() -> None:
+    """Batch normalisation has no operator of its own: 17,216 scales and as many offsets; 131.1M of NMT's 134M.
+
+    Those of AlexNet and ResNet-101 are the parameters of their checkpoints without biases, scales and offsets.
+    """
+    assert sum(of.weight_bytes for of in alexnet(1)) / 4 == 61_100_840 - 10_344
+    assert sum(of.weight_bytes for of in resnet(1)) / 4 == 44_549_160 - 105_344 - 1000
     assert sum(of.weight_bytes for of in inception(1)) / 4 == pytest.approx(23_834_568 - 2 * 17_216, rel=1e-4)
     counted = 2 * 32_000 * 1024 + 4 * 8 * 1024**2 + 2 * 1024**2 + 1024 * 32_000
     assert sum(of.weight_bytes for of in translation(1)) / 4 == counted
