@@ -5,16 +5,18 @@
     python -m benchmarks.space gpt-tiny --cells ring+micro stages2
 
 A cell names the parts of its plan: `micro` (four micro-batches), `host` (optimizer state or activations in memory of
-the host), `remat` (blocks recomputed), `ring` and `gather` (attention in blocks over a split sequence), `stages2` and
-`stages4`. The plan is the leanest that has all of it, on 8 virtual CPU devices. A line for each: the largest difference
-from one device relative to the largest value of an array. Cells that a step cannot have are `refused`, with the reason;
-where no plan of the frontier has all of it, the cell is `absent`.
+the host), `remat` (blocks recomputed), `ring`, `gather` and `heads` (attention in blocks over a split sequence),
+`stages2` and `stages4`. The plan is the leanest that has all of it, on 8 virtual CPU devices. A line for each: the
+largest difference from one device relative to the largest value of an array. Cells that a step cannot have are
+`refused`, with the reason; where no plan of the frontier has all of it, the cell is `absent`. SGD has momentum where
+something is to live on the host.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import os
 import sys
 import time
@@ -30,6 +32,7 @@ CELLS = (
     "remat",
     "ring",
     "gather",
+    "heads",
     "stages2",
     "stages4",
     "micro+host",
@@ -39,6 +42,7 @@ CELLS = (
     "ring+micro",
     "ring+host",
     "ring+remat",
+    "heads+micro+remat",
     "gather+micro+host+remat",
     "ring+micro+host+remat",
     "stages2+remat",
@@ -66,10 +70,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     jax.config.update("jax_enable_x64", options.dtype == "float64")
     counts: dict[str, int] = {}
     for name in options.models:
-        subject = Subject(name, options.dtype)
+        subject = functools.cache(functools.partial(Subject, name, options.dtype))
         for cell in options.cells:
             start = time.process_time()
-            found = subject.check(cell)
+            found = subject(needs_state="host" in cell.split("+")).check(cell)
             counts[found.verdict] = counts.get(found.verdict, 0) + 1
             print(f"{name:12} {cell:24} {found}  ({time.process_time() - start:.0f} s)", flush=True)
         jax.clear_caches()
@@ -91,16 +95,16 @@ class Found:
 class Subject:
     """A tiny model in one dtype, and the results of one device."""
 
-    def __init__(self, name: str, dtype: str) -> None:
+    def __init__(self, name: str, dtype: str, *, needs_state: bool) -> None:
+        """``needs_state``: of the optimizer, which SGD has where it has momentum."""
         import jax
 
         from benchmarks.models import MODELS as REGISTRY
 
         spec, self.dtype = REGISTRY[name], dtype
         names = {field.name for field in dataclasses.fields(spec.config)}
-        optimizer = (
-            "sgd" if dtype == "float32" else "adamw"
-        )  # Adam follows the rounding of gradients that are zero
+        sgd = "sgd-momentum" if needs_state else "sgd"
+        optimizer = sgd if dtype == "float32" else "adamw"  # Adam follows the rounding of gradients that are zero
         wanted = {"dtype": dtype, "param_dtype": dtype, "optimizer": optimizer, "batch_size": EXAMPLES}
         wanted |= {"remat": False}  # the step's own checkpoints leave nothing to recompute
         wanted |= {"num_layers": 4} if "num_layers" in names and name != "lstm-tiny" else {}
@@ -141,8 +145,11 @@ class Subject:
 
     def _in_stages(self, wanted: set[str]) -> Sequence[Any]:
         import jaxplan
+        from jaxplan.ir.attention import FORMS
 
         num = next(int(of.removeprefix("stages")) for of in wanted if of.startswith("stages"))
+        if wanted & set(FORMS):
+            return self._in_stages_and_blocks(num, *(wanted & set(FORMS)), remat="remat" in wanted)
         return jaxplan.plan(
             self.step,
             *self.args,
@@ -154,12 +161,37 @@ class Subject:
             progress=False,
         ).points
 
-    def _whole(self, wanted: set[str]) -> Sequence[Any]:
+    def _in_stages_and_blocks(self, num: int, form: str, *, remat: bool) -> Sequence[Any]:
+        """Plans in stages with every attention in blocks over a split sequence, which no option asks for."""
         import jaxplan
         from jaxplan.core._progress import Progress
         from jaxplan.frontend._options import Options
         from jaxplan.ir import analyse, trace
         from jaxplan.ir.attention import attention_graph
+        from jaxplan.mesh import parse_topology
+        from jaxplan.search._planner import plan_graph
+        from jaxplan.search.stages import StagePricer, StageSearch
+
+        alone = {"offload": False, "microbatches": False, "stages": False}
+        options = Options(topology=TOPOLOGY, memory="60GiB", remat=remat, **alone)
+
+        def plan(of: Any, part: Any) -> Any:
+            fused = attention_graph(of, form)
+            pins = None if fused is of else {"sequence": jaxplan.Split(2)}
+            chosen = dataclasses.replace(options, topology=part, pins=pins).on(part)
+            with Progress(False) as report:
+                return plan_graph(fused, topology=part, options=chosen, report=report, name="step")
+
+        graph = analyse(trace(self.step, self.args, donate_argnums=self.spec.donate_argnums))
+        search = StageSearch(graph, parse_topology(TOPOLOGY), StagePricer(plan), NUM_MICRO_BATCHES, None)
+        return search.plans(num)
+
+    def _whole(self, wanted: set[str]) -> Sequence[Any]:
+        import jaxplan
+        from jaxplan.core._progress import Progress
+        from jaxplan.frontend._options import Options
+        from jaxplan.ir import analyse, trace
+        from jaxplan.ir.attention import FORMS, attention_graph
         from jaxplan.mesh import parse_topology
         from jaxplan.search._microbatches import in_microbatches
         from jaxplan.search._planner import plan_graph
@@ -168,7 +200,7 @@ class Subject:
         if "micro" in wanted:
             graph = in_microbatches(graph, NUM_MICRO_BATCHES)
         pins = None
-        for form in wanted & {"ring", "gather"}:
+        for form in wanted & set(FORMS):
             fused = attention_graph(graph, form)
             if fused is graph:
                 raise jaxplan.UnsupportedError("the step has no attention that is found")
@@ -229,7 +261,11 @@ def _has(plan: Any, dimension: str) -> bool:
     if dimension.startswith("stages"):
         return len(plan.stages) == int(dimension.removeprefix("stages"))
     of = [stage.plan.sequences for stage in plan.stages] if plan.stages else [plan.sequences]
-    return any(sequences and sequences.form == dimension and sequences.parts > 1 for sequences in of)
+    return any(found and found.form == dimension and _parts(found) > 1 for found in of)
+
+
+def _parts(sequences: Any) -> int:
+    return sequences.exchanged if sequences.form == "heads" else sequences.parts
 
 
 def _difference(expected: Any, found: Any, least: float) -> float:

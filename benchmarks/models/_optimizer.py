@@ -44,6 +44,7 @@ def _accumulating() -> optax.GradientTransformation:
 
 OPTIMIZERS: dict[str, Callable[[], optax.GradientTransformation]] = {
     "sgd": lambda: optax.sgd(SGD_LEARNING_RATE),
+    "sgd-momentum": lambda: optax.sgd(SGD_LEARNING_RATE, momentum=0.9),
     "momentum": _scheduled_momentum,
     "adamw": lambda: optax.adamw(LEARNING_RATE, weight_decay=WEIGHT_DECAY),
     "masked-adamw": lambda: optax.adamw(LEARNING_RATE, weight_decay=WEIGHT_DECAY, mask=_decays),

@@ -2,7 +2,7 @@
 
 A ring of n devices passes keys and values on n - 1 times, each time beside the block that it computes meanwhile; in the
 backward pass their gradients, in float32, go round once, each time behind a block. Gathering moves as many bytes in one
-collective for each, and holds all keys.
+collective for each, and holds all keys. An exchange of heads is an all-to-all of each operand and result.
 """
 
 from __future__ import annotations
@@ -18,12 +18,17 @@ from jaxplan.cost._splits import split_counts, trips_of
 from jaxplan.ir import WHOLE, Configuration, Equation, StepGraph
 from jaxplan.ir.attention import (
     ATTENTIONS,
-    GATHER,
+    HEADS,
     RING,
+    VALUE_WIDTH,
     WIDTH,
     Attention,
+    Exchange,
     Sequences,
     block_keys,
+    exchange_of,
+    exchanged_arrays,
+    move_of,
     sequence_factor,
 )
 from jaxplan.mesh import Topology
@@ -49,12 +54,30 @@ def sequences_of(graph: StepGraph, topology: Topology, chosen: Sequence[Configur
     if graph.program.sequences is None:
         return None
     group_of = graph.grouping.equation_group
-    parts = [
-        sequence_parts(graph, topology, group_of[eqn.index], eqn.index, chosen[group_of[eqn.index]])[1]
-        for eqn in graph.program.equations
-        if eqn.name in ATTENTIONS
-    ]
-    return Sequences(form=graph.program.sequences, parts=max(parts, default=1))
+    parts, exchanged = [1], [1]
+    for eqn in graph.program.equations:
+        if eqn.name in ATTENTIONS:
+            group = group_of[eqn.index]
+            parts.append(sequence_parts(graph, topology, group, eqn.index, chosen[group])[1])
+            among = _exchange(graph, topology, group, eqn.index, chosen[group])
+            exchanged.append(1 if among is None else among[1])
+    return Sequences(form=graph.program.sequences, parts=max(parts), exchanged=max(exchanged))
+
+
+def _exchange(
+    graph: StepGraph, topology: Topology, group: int, equation: int, config: Configuration
+) -> tuple[Exchange, int] | None:
+    """The exchange of heads of an attention, and the number of devices that exchange; None where there is none."""
+    eqn = graph.program.equations[equation]
+    attention: Attention = eqn.params["attention"]
+    axes, _ = sequence_parts(graph, topology, group, equation, config)
+    if attention.form != HEADS or not axes:
+        return None
+    shapes = [_local(graph, topology, group, config, eqn, i) for i in range(len(eqn.operands))]
+    exchange = exchange_of(attention, shapes, [topology.axes[a].size for a in axes])
+    if exchange is None:
+        return None
+    return exchange, math.prod(topology.axes[a].size for a in axes[-exchange.num_axes :])
 
 
 def attention_collectives(
@@ -69,6 +92,14 @@ def attention_collectives(
     if num == 1:
         return
     trips = trips_of(graph, equation)
+    exchange = _exchange(graph, topology, group, equation, config)
+    if exchange is not None:
+        (label, num_axes), among = exchange
+        shapes = [_local(graph, topology, group, config, eqn, i) for i in range(len(eqn.operands))]
+        yield from _exchanges(graph, eqn, shapes, label, axes[-num_axes:], among, trips)
+        axes, num = axes[:-num_axes], num // among
+        if num == 1:
+            return
     elements = [math.prod(_local(graph, topology, group, config, eqn, position)) for position in (1, 2)]
     for position, local in zip((1, 2), elements, strict=True):
         itemsize = graph.program.tensors[eqn.operands[position]].itemsize
@@ -87,6 +118,27 @@ def attention_collectives(
             yield InnerCollective(equation, "all-gather", axes, size * num, trips)
             if attention.is_backward:
                 yield InnerCollective(equation, "reduce-scatter", axes, sums * num, trips)
+
+
+def _exchanges(
+    graph: StepGraph,
+    eqn: Equation,
+    shapes: Sequence[tuple[int, ...]],
+    label: int,
+    axes: tuple[int, ...],
+    num: int,
+    trips: int,
+) -> Iterator[InnerCollective]:
+    """The collectives by which one attention exchanges heads."""
+    attention: Attention = eqn.params["attention"]
+    operands, results = exchanged_arrays(attention, shapes)
+    tensors = [*(graph.program.tensors[t] for t in eqn.operands), *(graph.program.tensors[t] for t in eqn.results)]
+    for (labels, shape), tensor in zip((*operands, *results), tensors, strict=True):
+        move = move_of(attention, labels, shape, label)
+        if move is not None and move.kind != "slice":
+            itemsize = tensor.itemsize if {WIDTH, VALUE_WIDTH} & set(labels) else max(_SUM_BYTES, tensor.itemsize)
+            size = math.prod(shape) * itemsize * (num if move.kind == "all-gather" else 1)
+            yield InnerCollective(eqn.index, move.kind, axes, size, trips)
 
 
 def _block_seconds(
@@ -126,13 +178,16 @@ class AttentionBlocks:
         num_rows = math.prod(queries) // queries[attention.operands[0].index(WIDTH)]
         scores = num_rows * block_keys(num_rows, keys[attention.operands[1].index(attention.key)])
         held = math.prod(keys) + math.prod(values)
-        at_hand = 0 if num == 1 else num if attention.form == GATHER else 2
+        exchange = _exchange(self._model.graph, topology, group, equation, config)
+        exchanged = 0 if exchange is None else 2 * math.prod(queries)  # in the backward pass the cotangent, else result
+        gathered = num if exchange is None else num // exchange[1]
+        at_hand = 0 if num == 1 else 2 if attention.form == RING else gathered
         of_sums = max(_SUM_BYTES, itemsize)
         if attention.is_backward:
             blocks, sums = 2 * scores, math.prod(queries) + max(1, at_hand) * held
         else:
             blocks, sums = scores, 2 * math.prod(queries)
-        return at_hand * held * itemsize + blocks * (of_sums + itemsize) + sums * of_sums
+        return (at_hand * held + exchanged) * itemsize + blocks * (of_sums + itemsize) + sums * of_sums
 
 
 def _local(

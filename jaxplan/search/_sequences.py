@@ -1,8 +1,9 @@
 """Long sequences in the search: the step as it is, and the same step with its attention in blocks of keys.
 
-Where a sequence is split, keys and values go round a ring or are gathered: two programs (`jaxplan.ir.attention`) that
-are planned like any other. The frontier holds the plans of all that nothing beats. Both are looked at where scores are
-long enough to matter, so that other steps are planned in the time that they took.
+Where a sequence is split, keys and values go round a ring, or heads are exchanged and keys gathered, whichever receives
+fewer bytes: two programs (`jaxplan.ir.attention`) that are planned like any other. The frontier holds the plans of all
+that nothing beats. Both are looked at where scores are long enough to matter, so that other steps are planned in the
+time that they took.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from jaxplan.core._interrupt import current
 from jaxplan.errors import InfeasibleError
 from jaxplan.ir import StepGraph
-from jaxplan.ir.attention import FORMS, attention_graph, largest_scores
+from jaxplan.ir.attention import HEADS, RING, attention_graph, largest_scores
 from jaxplan.plans._frontier import Frontier
 from jaxplan.search._microbatches import merged
 
@@ -36,7 +37,7 @@ def plan_with_sequences(
     if not _are_long(graph, limit_bytes, num_devices):
         return plan_graph(graph)
     found, errors = [], []
-    for of in (graph, *(_in_blocks(graph, form) for form in FORMS)):
+    for of in (graph, *(_in_blocks(graph, form) for form in (RING, HEADS))):
         try:
             found.append(plan_graph(of))
         except InfeasibleError as error:

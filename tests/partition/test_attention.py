@@ -1,4 +1,4 @@
-"""Attention over a split sequence equals one device: in a ring, and with keys gathered."""
+"""Attention over a split sequence equals one device: in a ring, with keys gathered, and with heads exchanged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import jaxplan
 from jaxplan.core._progress import Progress
 from jaxplan.frontend._options import Options
 from jaxplan.ir import Remat, analyse, recomputable_blocks, rematerialise, trace
-from jaxplan.ir.attention import FORMS, attention_graph
+from jaxplan.ir.attention import FORMS, GATHER, RING, attention_graph, exchange_of
 from jaxplan.mesh import collective_seconds, parse_topology
 from jaxplan.plans._plan import Plan
 from jaxplan.search._microbatches import in_microbatches
@@ -108,8 +108,10 @@ def test_equals_one_device(attention: Callable[..., Array], form: str) -> None:
     assert largest_difference(plan.jit()(*args), jax.jit(step)(*args)) < 1e-5
 
 
-@pytest.mark.parametrize("num, again", [(2, False), (0, True), (2, True)])
-@pytest.mark.parametrize("form", FORMS)
+ALONE = [(form, *of) for form in (RING, GATHER) for of in ((2, False), (0, True))]
+
+
+@pytest.mark.parametrize("form, num, again", [*ALONE, *((form, 2, True) for form in FORMS)])
 def test_micro_batches_and_recomputed_blocks_equal_one_device(form: str, num: int, again: bool) -> None:
     """Positions of the mask are made outside of the loop over micro-batches, and read in it."""
 
@@ -178,6 +180,41 @@ def test_compiled_ring_moves_what_was_predicted() -> None:
     assert audit.predicted_flops == audit.compiled_flops
 
 
+def test_compiled_exchange_moves_what_was_predicted() -> None:
+    """Four heads of keys are exchanged among 4 of 8 GPUs: an all-to-all of queries, keys, values, the result and its
+    row sums; back of the first three, the cotangent, two numbers for each row and three gradients. From the other half
+    keys and values are gathered twice, and their gradients are summed. CPUs keep the arrays of the forward pass."""
+    plan = context_plan(make_step(causal), arguments(), "heads", topology="h100:8")
+    assert plan.sequences is not None
+    assert plan.sequences.exchanged == 4
+    rows = {row.kind: row for row in plan.audit().rows}
+    assert rows["all-to-all"].predicted_count == rows["all-to-all"].compiled_count == 5 + 4 + 2 + 3
+    for kind in ("all-to-all", "all-gather", "reduce-scatter"):
+        assert rows[kind].predicted_bytes == rows[kind].compiled_bytes
+
+
+def test_an_exchange_receives_fewer_bytes_than_a_gather_where_heads_are_many() -> None:
+    """Of n devices with Q bytes of queries and r times as many of keys each, an exchange receives (n - 1)/n of
+    2 (1 + r) Q in the forward pass, and gathering (n - 1) 2 r Q: more where r is 1, less where r is 1/8 and n is 2."""
+    equal, shared = (attention_of(num_keys) for num_keys in (16, 2))
+    assert exchange_of(*equal, (2, 2, 2)) is not None
+    assert exchange_of(*equal, (2, 2, 2)).num_axes == 3
+    assert exchange_of(*shared, (2,)) is None
+
+
+def attention_of(num_keys: int) -> tuple[Any, list[tuple[int, ...]]]:
+    """An attention of 16 heads on so many heads of keys, and shapes on a device with 64 positions."""
+    q = jax.ShapeDtypeStruct((1, 64, num_keys, 16 // num_keys, 8), jnp.float32)
+    k = jax.ShapeDtypeStruct((1, 64, num_keys, 8), jnp.float32)
+
+    def attend(q: Array, k: Array, v: Array) -> Array:
+        return jnp.einsum("bhgqk,bkhd->bqhgd", jax.nn.softmax(jnp.einsum("bqhgd,bkhd->bhgqk", q, k), -1), v)
+
+    program = attention_graph(analyse(trace(attend, (q, k, k))), "heads").program
+    (eqn,) = (eqn for eqn in program.equations if "attention" in eqn.params)
+    return eqn.params["attention"], [program.tensors[t].shape for t in eqn.operands]
+
+
 @pytest.mark.parametrize("length", [8192, 64])
 def test_passes_of_a_ring_run_beside_its_blocks(length: int) -> None:
     """Blocks that take longer than a pass hide all passes of keys and values, n - 1 of each in both directions; the
@@ -196,7 +233,7 @@ def test_passes_of_a_ring_run_beside_its_blocks(length: int) -> None:
         jax.ShapeDtypeStruct((3, 4, HEADS, width), jnp.float32),
         jax.ShapeDtypeStruct((1, length, 4), jnp.float32),
     )
-    ring, gathered = (context_plan(step, args, form, topology="h100:8") for form in FORMS)
+    ring, gathered = (context_plan(step, args, form, topology="h100:8") for form in (RING, GATHER))
     local = length // num * HEADS * width * itemsize
     each = float(collective_seconds(ring.topology, "collective-permute", local, (0, 1, 2)))
     passes = 2 * 2 * (num - 1) * each

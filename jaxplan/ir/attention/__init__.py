@@ -1,11 +1,17 @@
 """Attention as one operator for each pass, found by structure: `fused_attention` rewrites a program."""
 
 from jaxplan.ir.attention._blocks import block_keys as block_keys
+from jaxplan.ir.attention._exchange import Exchange as Exchange
+from jaxplan.ir.attention._exchange import exchange_of as exchange_of
+from jaxplan.ir.attention._exchange import exchanged_arrays as exchanged_arrays
+from jaxplan.ir.attention._exchange import move_of as move_of
+from jaxplan.ir.attention._exchange import places_of as places_of
 from jaxplan.ir.attention._operator import ATTENTIONS as ATTENTIONS
 from jaxplan.ir.attention._operator import BACKWARD as BACKWARD
 from jaxplan.ir.attention._operator import FORMS as FORMS
 from jaxplan.ir.attention._operator import FORWARD as FORWARD
 from jaxplan.ir.attention._operator import GATHER as GATHER
+from jaxplan.ir.attention._operator import HEADS as HEADS
 from jaxplan.ir.attention._operator import ONE as ONE
 from jaxplan.ir.attention._operator import RING as RING
 from jaxplan.ir.attention._operator import VALUE_WIDTH as VALUE_WIDTH

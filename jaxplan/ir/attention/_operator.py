@@ -20,8 +20,8 @@ from jaxplan.ir.rules._builder import Factors
 FORWARD, BACKWARD = "attention_of_blocks", "attention_of_blocks_gradient"
 FORWARD_PRIMITIVE, BACKWARD_PRIMITIVE = _compat.Primitive(FORWARD), _compat.Primitive(BACKWARD)
 ATTENTIONS = (FORWARD, BACKWARD)
-FORMS = RING, GATHER = "ring", "gather"
-"""Where the sequence is split, blocks of keys and values are passed on, or all are gathered."""
+FORMS = RING, GATHER, HEADS = "ring", "gather", "heads"
+"""Where the sequence is split, blocks of keys and values are passed on, or all are gathered, or heads are exchanged."""
 Labels = tuple[int, ...]
 """The meaning of each dimension of an array: a position in the scores, `WIDTH`, `VALUE_WIDTH`, or `ONE`."""
 ONE, WIDTH, VALUE_WIDTH = -1, -2, -3
@@ -63,7 +63,8 @@ class Attention:
       key, query: labels of the sequence of keys, and of the dimension of queries that is split with it.
       chain: the equations that make the scores, the last of which is read by the softmax.
       dtype: of the dot's result; ``dtypes``: of the results.
-      form: where the sequence is split, ``ring`` passes blocks of keys and values on, ``gather`` gathers all of them.
+      form: where the sequence is split, ``ring`` passes blocks of keys and values on, ``gather`` gathers all of them,
+        ``heads`` exchanges heads, or gathers where that moves less.
     """
 
     operands: tuple[Labels, ...]
@@ -112,6 +113,11 @@ class Attention:
     def num_sides(self) -> int:
         """Number of operands that the scores are made with, beside queries and keys."""
         return len(self.operands) - (6 if self.is_backward else 3)
+
+    @property
+    def rows(self) -> Labels:
+        """Labels of the rows of scores, that is of all but the keys."""
+        return tuple(label for label in self.scores if label != self.key)
 
     @property
     def batch(self) -> frozenset[int]:

@@ -18,24 +18,31 @@ class Sequences:
     """How a plan works through attention.
 
     Attributes:
-      form: of the operators; ``ring`` passes blocks of keys and values on, ``gather`` gathers all of them.
+      form: of the operators; ``ring`` passes blocks of keys and values on, ``gather`` gathers all of them, ``heads``
+        exchanges heads, or gathers where that moves less.
       parts: the most parts that an attention has its sequence in; 1 where devices share examples and heads alone.
+      exchanged: the most devices among which an attention exchanges heads.
 
     >>> str(Sequences(form="ring", parts=8)), str(Sequences(form="ring", parts=1))
     ('attention in a ring of 8', 'attention in blocks')
     >>> str(Sequences(form="gather", parts=4))
     'attention in blocks, keys gathered from 4'
+    >>> str(Sequences(form="heads", parts=8, exchanged=4))
+    'attention in blocks, heads exchanged among 4, keys gathered from 2'
     """
 
     form: str
     parts: int
+    exchanged: int = 1
 
     def __str__(self) -> str:
         if self.parts == 1:
             return "attention in blocks"
         if self.form == "ring":
             return f"attention in a ring of {self.parts}"
-        return f"attention in blocks, keys gathered from {self.parts}"
+        exchanged = f", heads exchanged among {self.exchanged}" if self.exchanged > 1 else ""
+        gathered = f", keys gathered from {self.parts // self.exchanged}" if self.exchanged < self.parts else ""
+        return f"attention in blocks{exchanged}{gathered}"
 
 
 def attention_graph(graph: StepGraph, form: str) -> StepGraph:

@@ -104,7 +104,7 @@ def test_sizes() -> None:
     """4 bytes for each of 2 x 4 x 8 x 8 scores; a block has a number of keys that divides all, and 2**25 scores."""
     assert largest_scores(graph_of(causal)) == 4 * 2 * 4 * 8 * 8
     assert block_keys(2**20, 96) == 32
-    assert FORMS == ("ring", "gather")
+    assert FORMS == ("ring", "gather", "heads")
 
 
 def test_names_are_kept() -> None:
