@@ -17,7 +17,7 @@ from jaxplan.search._offload import offloaded
 from jaxplan.search._recompute import ACTIVATION_PARTS, is_worth_it, recomputed
 from jaxplan.search._solve import Drawn, Solutions
 from jaxplan.search._traced import Report
-from jaxplan.simulate import overlapped_bound
+from jaxplan.simulate import OverlappedPredictor, overlapped_bound
 from jaxplan.solvers import FRONTIER_SOLVERS, Solution, bound_at, relative_gap
 
 
@@ -92,14 +92,34 @@ def predict_all(
 ) -> list[Candidate]:
     """Solutions with their predictions; those predicted before an interruption."""
     candidates: list[Candidate] = []
+    is_overlapped = isinstance(predictor, OverlappedPredictor)
+    predict = predictor.predict_in_turn if is_overlapped else predictor.predict
     with until_interrupted("predicting what was found"):
         for done, solution in enumerate(_spread(solutions) if current().happened else solutions):
             if not current().time_is_left:
                 break
-            prediction, _ = predictor.predict(solution.assignment, solution.choices)
+            prediction, _ = predict(solution.assignment, solution.choices)
             candidates.append(Candidate(prediction=prediction, solution=solution, predictor=predictor))
             report("score", done / len(solutions))
-    return candidates
+    return _simulated(predictor, candidates) if isinstance(predictor, OverlappedPredictor) else candidates
+
+
+def _simulated(predictor: OverlappedPredictor, in_turn: Sequence[Candidate]) -> list[Candidate]:
+    """The candidates with the communication that compute hides, in their order.
+
+    Those that another of no more memory beats whatever they hide stay as they are: they are on no frontier.
+    """
+    found, known = list(in_turn), list[Candidate]()
+    for i in sorted(range(len(found)), key=lambda i: in_turn[i].time_seconds):
+        one = in_turn[i]
+        least = predictor.least_seconds(one.prediction)
+        if any(other.memory_bytes <= one.memory_bytes and other.time_seconds < least for other in known):
+            continue
+        of = one.solution
+        prediction = predictor.hidden(one.prediction, of.assignment, of.choices)
+        found[i] = dataclasses.replace(one, prediction=prediction)
+        known.append(found[i])
+    return found
 
 
 def _spread(solutions: Sequence[Solution]) -> list[Solution]:

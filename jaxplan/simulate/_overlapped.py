@@ -22,14 +22,31 @@ class OverlappedPredictor(Predictor):
     def predict(
         self, assignment: Sequence[int], choices: Sequence[int]
     ) -> tuple[Prediction, tuple[Transfer, ...]]:
-        """Cost of a solution, less the communication that compute hides, and the transfers that it executes. Kernels
-        beside a collective are slower on GPUs, which takes a share of the gain (`Efficiency.contention`)."""
-        prediction, transfers = super().predict(assignment, choices)
+        """Cost of a solution, less the communication that compute hides, and the transfers that it executes."""
+        prediction, transfers = self.predict_in_turn(assignment, choices)
+        return self.hidden(prediction, assignment, choices), transfers
+
+    def predict_in_turn(
+        self, assignment: Sequence[int], choices: Sequence[int]
+    ) -> tuple[Prediction, tuple[Transfer, ...]]:
+        """The same without simulation: communication after compute."""
+        return super().predict(assignment, choices)
+
+    def least_seconds(self, prediction: Prediction) -> float:
+        """Seconds that the simulation of a solution, predicted in turn, never goes below: the longer stream, and of the
+        other what contention takes."""
+        longer = max(prediction.compute_seconds, prediction.communication_seconds - prediction.hidden_seconds)
+        in_turn = prediction.time_seconds + prediction.hidden_seconds
+        return longer + self.model.topology.chip.efficiency.contention * (in_turn - longer)
+
+    def hidden(self, prediction: Prediction, assignment: Sequence[int], choices: Sequence[int]) -> Prediction:
+        """A solution predicted in turn, less the communication that compute hides. Kernels beside a collective are
+        slower on GPUs, which takes a share of the gain (`Efficiency.contention`)."""
         in_turn = prediction.time_seconds + prediction.hidden_seconds
         hidden = in_turn - self._makespans.of(assignment, choices)
         hidden *= 1.0 - self.model.topology.chip.efficiency.contention
         bounded = min(max(0.0, hidden), prediction.communication_seconds)
-        return dataclasses.replace(prediction, hidden_seconds=bounded, overlapped=True), transfers
+        return dataclasses.replace(prediction, hidden_seconds=bounded, overlapped=True)
 
 
 def overlapped_bound(models: Sequence[tuple[CostModel, float]], additive_seconds: float) -> float:

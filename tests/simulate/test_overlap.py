@@ -132,6 +132,25 @@ def test_virtual_devices_hide_nothing() -> None:
     assert counted.fastest().simulate().hidden_seconds == pytest.approx(0.0, abs=1e-15)
 
 
+def test_solutions_that_are_not_simulated_are_on_no_frontier(monkeypatch) -> None:
+    """Some solutions are beaten whatever they hide; the frontier is that of all, simulated."""
+    simulated: list[object] = []
+    hide = OverlappedPredictor.hidden
+
+    def counted(self, prediction, *solution):
+        simulated.append(solution)
+        return hide(self, prediction, *solution)
+
+    monkeypatch.setattr(OverlappedPredictor, "hidden", counted)
+    few = _plan(overlap=True)
+    num_few = len(simulated)
+    monkeypatch.setattr(OverlappedPredictor, "least_seconds", lambda self, prediction: 0.0)
+    everything = _plan(overlap=True)
+    assert num_few < len(simulated) - num_few
+    assert [(p.time_seconds, p.memory_bytes) for p in few] == [(p.time_seconds, p.memory_bytes) for p in everything]
+    assert all(one.is_same_program(other) for one, other in zip(few, everything, strict=True))
+
+
 def test_a_saved_plan_keeps_its_hidden_seconds(tmp_path) -> None:
     plan = _plan(overlap=True).choose("fastest")
     plan.save(tmp_path / "plan.json")
