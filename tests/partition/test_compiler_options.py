@@ -1,4 +1,4 @@
-"""The scheduler that hides communication: which plans name it, who is asked, and the compiled program."""
+"""The scheduler that hides communication: plans that name it, flags of the user, and the compiled program."""
 
 import dataclasses
 import re

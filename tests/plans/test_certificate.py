@@ -36,7 +36,7 @@ ARGS = (
 
 @pytest.fixture(scope="module")
 def planned():
-    """By the sum of compute and communication, whose optimum is proven."""
+    """By the sum of compute and communication: its optimum is proven."""
     return jaxplan.plan(step, *ARGS, topology="h100:4", progress=False, overlap=False)
 
 
