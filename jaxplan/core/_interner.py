@@ -54,24 +54,27 @@ class Remembered(Generic[T]):
     (2, 2)
     """
 
-    __slots__ = ("_found",)
+    __slots__ = ("_found", "_kept")
 
     def __init__(self) -> None:
-        self._found: dict[int, tuple[Any, T]] = {}
+        self._found: dict[int, T] = {}
+        self._kept: list[Any] = []
 
     def of(self, value: Any, find: Callable[[Any], T]) -> T:
         """The result of ``find`` for an object, computed once."""
         return self.of_all((value,), find)[0]
 
-    def of_all(self, values: Iterable[Any], find: Callable[[Any], T]) -> list[T]:
+    def of_all(self, values: Sequence[Any], find: Callable[[Any], T]) -> list[T]:
         """The same of each of many objects."""
-        known, found = self._found, list[T]()
-        for value in values:
-            pair = known.get(id(value))
-            if pair is None:
-                pair = known[id(value)] = value, find(value)
-            found.append(pair[1])
-        return found
+        found = self._found
+        try:  # without a loop in Python: mostly all are known
+            return list(map(found.__getitem__, map(id, values)))
+        except KeyError:
+            for value in values:
+                if id(value) not in found:
+                    found[id(value)] = find(value)
+                    self._kept.append(value)
+            return [found[id(value)] for value in values]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

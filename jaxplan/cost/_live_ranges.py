@@ -30,6 +30,7 @@ from jaxplan.xla.rules.gpu.pooling import PoolBuffer
 TEMPORARIES = "gradients and temporaries"
 WORKSPACE = "workspace"
 """Label of the scratch of dots."""
+_RESIDENT = (PARAMETERS, OTHER_STATE, BATCH)
 
 
 class LiveRanges:
@@ -42,7 +43,8 @@ class LiveRanges:
         inputs = set(graph.program.inputs)
         labels = resident_labels(graph)
         self._is_input = np.array([t in inputs for t in members], dtype=bool)
-        self._input_label = [labels[t] for t in members if t in inputs]
+        kinds = [_RESIDENT.index(labels[t]) for t in members if t in inputs]
+        self._kind_of_input = np.array(kinds, dtype=np.int64)
         self._made = np.array([t for t in members if t not in inputs], dtype=np.int64)
         self._place = {t: i for i, t in enumerate(self._made.tolist())}
         groups = graph.grouping.groups
@@ -114,9 +116,8 @@ class LiveRanges:
         held = self._bytes[self._first_byte + np.asarray(assignment, dtype=np.int64)[self._holder]]
         death = self._death.copy()
         home_deaths = self._deaths.of(assignment, chosen, transfers)
-        for t, last in home_deaths.items():
-            if t in self._place:
-                death[self._place[t]] = last
+        shortened = {self._place[t]: last for t, last in home_deaths.items() if t in self._place}
+        death[[*shortened]] = [*shortened.values()]
         made = held[~self._is_input]
         for t, sources in model.buffers.instead.items():
             if not made[self._place[t]]:
@@ -136,15 +137,13 @@ class LiveRanges:
         born += away
         born += self._besides(assignment, chosen, transfers, made)
         firsts, lasts, sizes, labels = zip(*born) if born else ((), (), (), ())
-        resident: dict[str, float] = dict.fromkeys((PARAMETERS, OTHER_STATE, BATCH), 0.0)
-        for label, size in zip(self._input_label, held[self._is_input].tolist(), strict=True):
-            resident[label] += size
+        resident = np.bincount(self._kind_of_input, held[self._is_input], len(_RESIDENT)).tolist()
         return Lifetimes(
             first=np.concatenate([2 * birth, np.array(firsts, dtype=np.int64)]),
             last=np.concatenate([2 * death[lives] + 1, np.array(lasts, dtype=np.int64)]),
             sizes=np.concatenate([made[lives], np.array(sizes, dtype=np.float64)]),
             labels=(*self._label[lives].tolist(), *labels),
-            resident=resident,
+            resident=dict(zip(_RESIDENT, resident, strict=True)),
             length=2 * end + 2,
             home=dict(zip(self._made[lives].tolist(), range(num_homes))),
             copies=dict(zip(turns, range(num_homes, num_homes + len(turns)))),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from jaxplan.core._interner import Memo
+from jaxplan.core._interner import Memo, Remembered
 from jaxplan.cost._changed import ChangedReads
 from jaxplan.cost._gradient_barriers import AskedGradients
 from jaxplan.cost._inner import InnerCollective, inner_of_plan, may_communicate
@@ -15,7 +16,6 @@ from jaxplan.cost._live_ranges import TEMPORARIES, LiveRanges
 from jaxplan.cost._model import CostModel
 from jaxplan.cost._offload import forward_seconds, host_seconds, waiting_seconds
 from jaxplan.cost._residents import BATCH
-from jaxplan.cost._tpu_buffers import SentBytes
 from jaxplan.cost._transfers import ChangedRead, Transfer, make_transfers
 from jaxplan.ir import Configuration
 from jaxplan.mesh import collective_seconds
@@ -75,6 +75,8 @@ class Prediction:
         return self.compute_seconds + self.communication_seconds + self.host_seconds - self.hidden_seconds
 
 
+_Collective = tuple[str, tuple[int, ...], int, float]
+"""Kind, axes ascending, bytes and share of a latency."""
 _MOST_REMEMBERED = 256
 """Solutions whose transfers are remembered: a frontier's, which are predicted first and made plans of later."""
 
@@ -89,6 +91,7 @@ class Predictor:
         self._changed = ChangedReads(model)
         self._known: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[Transfer, ...]] = {}
         self._transfers = Memo()
+        self._sent = Remembered[list[tuple[_Collective, int]]]()
         self._inner: dict[tuple[int, Configuration], tuple[InnerCollective, ...]] = {}
         self._live_ranges = LiveRanges(model)
         in_order = model.buffers.in_order
@@ -102,10 +105,9 @@ class Predictor:
         model = self.model
         chosen = model.chosen(assignment)
         transfers = self.transfers(assignment, choices)
-        tpu = self._live_ranges.tpu
-        sent = [(t, tpu.sent(t) if tpu else t.collectives) for t in transfers]
         inner = self.inner(chosen, transfers)
-        collectives = _collectives(sent, model.latency_shares, inner)
+        sent = self._sent.of_all(transfers, lambda transfer: self._collectives_of(transfer))
+        collectives = _added_up([_counted(inner), *sent])
         on_host = int(sum(h[k] for h, k in zip(model.host_bytes, assignment)))
         peak, parts, waiting = (
             self._memory(assignment, chosen, transfers) if assignment else (*self._scalars(), 0)
@@ -130,6 +132,18 @@ class Predictor:
             host_bytes=on_host + waiting,
         )
         return prediction, transfers
+
+    def _collectives_of(self, transfer: Transfer) -> list[tuple[_Collective, int]]:
+        """The collectives of a transfer, counted; a copy that is gathered again waits for a dot of its own, so that
+        none is combined with it."""
+        share, again = self.model.latency_shares.get(transfer.tensor, 1.0), len(transfer.spans) - 1
+        tpu, counts = self._live_ranges.tpu, list[tuple[_Collective, int]]()
+        for kind, axes, num_bytes in tpu.sent(transfer) if tpu else transfer.collectives:
+            what = kind, tuple(sorted(axes)), int(num_bytes)
+            counts.append(((*what, share), transfer.trips))
+            if again:
+                counts.append(((*what, 1.0), transfer.trips * again))
+        return counts
 
     def inner(self, chosen: Sequence[Configuration], transfers: Sequence[Transfer]) -> list[InnerCollective]:
         """Collectives inside operators, in order of their groups."""
@@ -207,21 +221,16 @@ class Predictor:
         return found if communicates and not self._asked.are_asked(transfers, in_order) else in_order
 
 
-def _collectives(
-    transfers: Sequence[tuple[Transfer, Sequence[SentBytes]]],
-    shares: Mapping[int, float],
-    inner: Sequence[InnerCollective],
-) -> tuple[Collective, ...]:
-    """Collectives of a re-gathered copy wait for a dot of their own, so that none is combined with them."""
-    counts: dict[tuple[str, tuple[int, ...], int, float], int] = defaultdict(int)
-    for c in inner:
-        counts[c.kind, tuple(sorted(c.axes)), int(c.num_bytes), 1.0] += int(c.count)
-    for transfer, sent in transfers:
-        for kind, axes, num_bytes in sent:
-            what = kind, tuple(sorted(axes)), int(num_bytes)
-            counts[*what, shares.get(transfer.tensor, 1.0)] += transfer.trips
-            if len(transfer.spans) > 1:
-                counts[*what, 1.0] += transfer.trips * (len(transfer.spans) - 1)
+def _counted(inner: Sequence[InnerCollective]) -> list[tuple[_Collective, int]]:
+    """Collectives inside operators, and how often they run."""
+    return [((c.kind, tuple(sorted(c.axes)), int(c.num_bytes), 1.0), int(c.count)) for c in inner]
+
+
+def _added_up(counted: Iterable[Sequence[tuple[_Collective, int]]]) -> tuple[Collective, ...]:
+    """Equal collectives as one, in their order."""
+    counts: dict[_Collective, int] = defaultdict(int)
+    for what, count in itertools.chain.from_iterable(counted):
+        counts[what] += count
     return tuple(
         Collective(kind=kind, axes=axes, num_bytes=size, count=count, latency_share=share)
         for (kind, axes, size, share), count in sorted(counts.items())

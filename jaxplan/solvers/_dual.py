@@ -51,7 +51,8 @@ class Tightened:
         has these alone.
       reduced: how far above `bound`, at least, each of `labels` is.
       upper: the weighted cost up to which assignments are kept.
-      assignment: the best found, of cost `upper` unless that was given; None where none is finite.
+      assignment: the best found, of cost `upper`; None where none is finite, and where `upper` was given: then nobody
+        asks for one.
     """
 
     bound: float
@@ -127,13 +128,14 @@ class _Tightening:
         before = self.bound
         self._spent += 2 * sum(table.size for table in self.network.tables)
         least = [np.full(len(rows), -np.inf) for rows in self.labels]
-        for result in self.messages.sweep():
-            self._remember(result.assignment)
+        for result in self.messages.sweep(decides=self.given is None):
+            if result.assignment is not None:
+                self._remember(result.assignment)
             if self.bound > -np.inf:
                 least = [np.maximum(low, self.bound + costs) for low, costs in zip(least, result.reduced)]
             self.bound = max(self.bound, result.bound)
         self._swept += 1
-        if self.assignment is None and self._swept.bit_count() == 1:  # a sweep costs as much
+        if self.given is None and self.assignment is None and self._swept.bit_count() == 1:  # a sweep costs as much
             self._round()
         if self.bound >= self.network.ceiling:
             raise InfeasibleError(NOTHING_FEASIBLE_MSG)

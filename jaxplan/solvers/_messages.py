@@ -105,12 +105,12 @@ class Sweep:
     Attributes:
       bound: no assignment costs less.
       reduced: V arrays (K_v,): how far above `bound`, at least, every assignment with that configuration is.
-      assignment: configurations decided one after the other, each given those before it.
+      assignment: configurations decided one after the other, each given those before it; None where none was asked for.
     """
 
     bound: float
     reduced: tuple[np.ndarray, ...]
-    assignment: tuple[int, ...]
+    assignment: tuple[int, ...] | None
 
 
 class Messages:
@@ -125,45 +125,47 @@ class Messages:
             upper[u].append((edge, v))
             lower[v].append((edge, u))
         self.lower, self.upper = lower, upper
-        self._sweep(
-            forward=False
-        )  # from zero messages to ones that point down, as a forward sweep wants them
+        # From zero messages to ones that point down, as a forward sweep wants them.
+        self._sweep(forward=False, decides=False)
 
-    def sweep(self) -> tuple[Sweep, Sweep]:
-        """Pass messages up the order of nodes, then down."""
-        return self._sweep(forward=True), self._sweep(forward=False)
+    def sweep(self, *, decides: bool = True) -> tuple[Sweep, Sweep]:
+        """Pass messages up the order of nodes, then down; without an assignment where ``decides`` is False."""
+        return self._sweep(forward=True, decides=decides), self._sweep(forward=False, decides=decides)
 
     def cut(self, network: Network, kept: Sequence[np.ndarray]) -> None:
         """Go on with the same network after some entries are gone."""
         self.network = network
         self.current = [message[kept[u]] for message, (u, _) in zip(self.current, network.pairs)]
 
-    def _sweep(self, forward: bool) -> Sweep:
+    def _sweep(self, *, forward: bool, decides: bool) -> Sweep:
         network, current = self.network, self.current
         ahead, behind = (self.upper, self.lower) if forward else (self.lower, self.upper)
         tables = network.tables if forward else network.flipped
-        decided = [0] * len(network.nodes)
+        decided = [0] * len(network.nodes) if decides else None
         reduced: list[np.ndarray] = [np.empty(0)] * len(network.nodes)
         bound = 0.0
         nodes = range(len(network.nodes))
         for node in nodes if forward else reversed(nodes):
-            given = network.nodes[node]
-            costs = given
-            for edge, other in behind[node]:
+            if decided is not None:
+                given = network.nodes[node]
+                for edge, other in behind[node]:
+                    given = given + tables[edge][decided[other]]
+                for edge, _ in ahead[node]:
+                    given = given + current[edge]
+                decided[node] = int(given.argmin())
+            costs = network.nodes[node]
+            for edge, _ in behind[node]:
                 costs = costs + current[edge]
-                given = given + tables[edge][decided[other]]
             for edge, _ in ahead[node]:
                 costs = costs + current[edge]
-                given = given + current[edge]
-            decided[node] = int(given.argmin())
-            least = float(costs.min())
+            least = float(np.minimum.reduce(costs))
             bound += least
             costs = costs - least
             reduced[node] = costs
             share = costs / max(len(ahead[node]), len(behind[node]), 1)
             for edge, _ in ahead[node]:
-                message = (tables[edge] + (share - current[edge])[:, None]).min(axis=0)
-                least = float(message.min())
+                message = np.minimum.reduce(tables[edge] + (share - current[edge])[:, None])
+                least = float(np.minimum.reduce(message))
                 bound += least
                 current[edge] = message - least
-        return Sweep(bound=bound, reduced=tuple(reduced), assignment=tuple(decided))
+        return Sweep(bound=bound, reduced=tuple(reduced), assignment=None if decided is None else tuple(decided))
