@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxplan.core._compat import itemsize
 from jaxplan.cost._measured import dot_extents, dot_seconds
 from jaxplan.cost._passes import ROWS, WRITE, Pass, passes_of
 from jaxplan.cost._roofline import (
@@ -29,6 +30,11 @@ from jaxplan.mesh import Topology
 from jaxplan.xla._buffers import Buffers
 from jaxplan.xla._plan_effects import Repeat
 from jaxplan.xla.rules.gpu.padding import padded_work
+
+_WHOLE_WORD = 4
+"""Bytes of the numbers that a GPU adds to in memory with one instruction."""
+_ALIGNED_BYTES = 16
+"""Kernels of convolutions read channels in pieces of so many bytes."""
 
 
 def flops_of(graph: StepGraph, equation: int, border: Border | None = None) -> float:
@@ -138,6 +144,9 @@ def _terms(
         beyond = _beyond_passes(graph, e, passes, space, splits, topology)
         if beyond is not None:
             yield e, trips * beyond, 0
+        waiting = _atomic_seconds(graph, e, space, splits, topology)
+        if waiting is not None:
+            yield e, trips * waiting, 0
     for kind, t in sorted(reads):
         of, trips = reads[kind, t], graph.program.tensors[t].trips
         seconds = _memory_seconds(topology, of.num_bytes)
@@ -167,9 +176,20 @@ def _dot_seconds(
     smallest = np.minimum.reduce(dot_extents(graph, space, splits, e)[1:])
     share = chip.efficiency.products_at(smallest) / chip.efficiency.products
     rate = product_rate(chip, graph.program.tensors[eqn.operands[0]].dtype.name) * share
+    if _is_narrow(graph, e):
+        rate = np.minimum(rate, chip.peak_flops_per_second("bfloat16") * chip.efficiency.narrow_convolutions)
     flops = flops_of(graph, e) * next((r.times for r in buffers.found.of(Repeat) if r.equation == e), 1)
     arithmetic = flops / equation_splits(space, splits, e) / rate
     return np.maximum(arithmetic, traffic / memory_bytes_per_second(chip)) + chip.launch_seconds
+
+
+def _is_narrow(graph: StepGraph, e: int) -> bool:
+    """Whether a convolution's image has fewer channels than fill `_ALIGNED_BYTES`."""
+    eqn = graph.program.equations[e]
+    if eqn.name != "conv_general_dilated":
+        return False
+    image, numbers = graph.program.tensors[eqn.operands[0]], eqn.params["dimension_numbers"]
+    return image.shape[numbers.lhs_spec[1]] * itemsize(image.dtype) < _ALIGNED_BYTES
 
 
 def _beyond_passes(
@@ -198,6 +218,19 @@ def _beyond_passes(
     seconds = np.maximum(arithmetic / parts, _memory_seconds(topology, moved))
     beyond = seconds - _memory_seconds(topology, own) + (count.kernels - 1) * chip.launch_seconds
     return beyond if beyond.any() else None
+
+
+def _atomic_seconds(
+    graph: StepGraph, e: int, space: GroupSpace, splits: np.ndarray, topology: Topology
+) -> np.ndarray | None:
+    """Seconds that additions to one number wait for each other, shape (K,); None where no two need to be to one."""
+    count, eqn = graph.counts[e], graph.program.equations[e]
+    result = eqn.results[0]
+    each = topology.chip.efficiency.atomic_seconds[itemsize(graph.program.tensors[result].dtype) < _WHOLE_WORD]
+    if count is None or not count.added_to or not each:
+        return None
+    in_turn = count.added_to * tensor_splits(space, splits, result) / equation_splits(space, splits, e)
+    return each * np.maximum(0.0, in_turn - 1.0)
 
 
 def _memory_seconds(topology: Topology, num_bytes: Any) -> Any:

@@ -34,6 +34,7 @@ class Count:
         whole, () where all are.
       rewrites: result 0 is operand 0 with so many bytes read and written anew, in place where nothing else reads
         operand 0; None for every other operator.
+      added_to: additions to each number of result 0, where several updates may name one; 0 for other operators.
       kernels: kernels that run one after the other because each reads the results of the one before.
       streams: the compiler fuses the operator into its neighbours: it pays for the buffers that it touches, and for
         arithmetic as far as that takes longer than streaming its operands and results.
@@ -50,6 +51,7 @@ class Count:
     moved: float = 0.0
     touched: tuple[float | None, ...] = ()
     rewrites: float | None = None
+    added_to: float = 0.0
     kernels: int = 1
     streams: bool = False
     caveat: str = ""
@@ -60,7 +62,7 @@ class Count:
                 if not (isinstance(pair, tuple) and len(pair) == 2 and _is_amount(pair[1])):
                     text = " for each dtype, as in (('float32', 2e9),)"
                     raise RuleError(_BAD_AMOUNT_MSG.format(field=unit, given=getattr(self, unit), pairs=text))
-        for field in ("moved", "kernels"):
+        for field in ("moved", "added_to", "kernels"):
             if not _is_amount(getattr(self, field)):
                 raise RuleError(_BAD_AMOUNT_MSG.format(field=field, given=getattr(self, field), pairs=""))
 

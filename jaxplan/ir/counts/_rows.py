@@ -21,12 +21,14 @@ def rows_read(in_avals: Avals, out_avals: Avals, params: Params) -> Count:
 
 @register_count(*_COMBINING, kind="rows touched")
 def rows_combined(in_avals: Avals, out_avals: Avals, params: Params) -> Count:
-    """Each update is combined with the row that it names, which is read and written."""
+    """Each update is combined with the row that it names, which is read and written; rows are named equally often."""
     updates = in_avals[2]
     number = math.prod(updates.shape)
+    is_once = bool(params.get("unique_indices"))
     return Count(
         vector=((str(updates.dtype), float(number)),),
         rewrites=2.0 * _row_bytes(in_avals[0], updates),
+        added_to=0.0 if is_once else number / max(1, math.prod(in_avals[0].shape)),
         streams=True,
     )
 
