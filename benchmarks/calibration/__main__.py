@@ -8,6 +8,8 @@
     python -m benchmarks.calibration --records FILE --part steps --devices 8 --mock   # one GPU stands for all 8
     python -m benchmarks.calibration --records FILE --drawn 7000 60    # random steps: seeds 7000 to 7059
     python -m benchmarks.calibration --read FILE ...                               # report the measurements
+    python -m benchmarks.calibration --read FILE --again            # and write predictions of today into the file
+    python -m benchmarks.calibration --read FILE --kernels ARCHIVE  # predicted and measured by kind of kernel
 
 Operators are timed as `jaxplan profile` times products. Steps are planned for the devices (with `--profile`, repeated
 for tables of other topologies, at measured prices) and run: points of a frontier in turns, median and quartiles.
@@ -16,7 +18,8 @@ runs, so it is compared with predicted compute, and the record says so.
 
 Each step runs in a process of its own, because devices remember the peak of a process. With `--prepare N` so many
 processes trace and plan at a time, and take turns on the device. With `--kernels FOLDER` each is run once more under
-the profiler: a file there holds the seconds of its kernels and its program. Steps in FILE are not measured
+the profiler: a file there holds the seconds of its kernels and its program (an archive of such files is read again with
+`--read`). Steps in FILE are not measured
 again; a file of another machine or other versions is refused. Exit status 1 when the bar (10 %, median error
 of step time on one device) is missed on an accelerator.
 """
@@ -31,8 +34,10 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks._options import add_overrides
+from benchmarks.calibration._again import predicted_again, seconds_by_kind
 from benchmarks.calibration._jobs import PARTS, done, jobs_of
-from benchmarks.calibration._report import report
+from benchmarks.calibration._record import Step, read_records, write_records
+from benchmarks.calibration._report import print_kinds, report
 from benchmarks.calibration._steps import MODELS
 
 # Compiling for several processes, XLA shares its search for kernels among them, and there is one.
@@ -64,7 +69,8 @@ def _parser() -> argparse.ArgumentParser:
         "--drawn", type=int, nargs=2, metavar=("FIRST", "COUNT"), help="random steps, of seeds from FIRST on"
     )
     parser.add_argument("--prepare", type=int, default=1, help="processes that trace and plan at a time")
-    parser.add_argument("--kernels", type=Path, help="folder for the seconds of each step's kernels")
+    parser.add_argument("--kernels", type=Path, help="folder for seconds of kernels; with --read: archive")
+    parser.add_argument("--again", action="store_true", help="with --read: write predictions of today into the file")
     add_overrides(parser)
     return parser
 
@@ -73,6 +79,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.read:
+        for path in options.read if options.again else ():
+            origin, records = read_records(path)
+            write_records(path, origin, [predicted_again(record, origin.chip) for record in records])
+        if options.kernels:
+            steps = [r for path in options.read for r in read_records(path)[1] if isinstance(r, Step)]
+            print_kinds(seconds_by_kind(iter(steps), options.kernels))
+            return 0
         return report(options.read)
     if options.records is None:
         parser.error("name a file: --records to measure, --read to report")

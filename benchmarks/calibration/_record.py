@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -170,7 +170,6 @@ class RecordFile:
 
     def __init__(self, path: Path, origin: Origin) -> None:
         self.records: dict[Hashable, Record] = {}
-        head = {"schema": _SCHEMA, "version": _VERSION, **asdict(origin)}
         lines = _lines(path)
         if lines:
             found = _origin(path, lines[0])
@@ -181,8 +180,7 @@ class RecordFile:
                     "  fix: write to another file, or remove this one to measure everything again"
                 )
             self.records = {record.key: record for record in map(_record, lines[1:])}
-        whole = (head, *map(_body, self.records.values()))
-        write_whole(path, "".join(encode(body) + "\n" for body in whole))
+        write_records(path, origin, self.records.values())
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115
 
     def __enter__(self) -> RecordFile:
@@ -195,6 +193,12 @@ class RecordFile:
         self.records[record.key] = record
         self._file.write(encode(_body(record)) + "\n")
         self._file.flush()
+
+
+def write_records(path: Path, origin: Origin, records: Iterable[Record]) -> None:
+    """A whole file of measurements."""
+    head = {"schema": _SCHEMA, "version": _VERSION, **asdict(origin)}
+    write_whole(path, "".join(encode(body) + "\n" for body in (head, *map(_body, records))))
 
 
 def read_records(path: Path) -> tuple[Origin, list[Record]]:

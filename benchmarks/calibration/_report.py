@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
+
+from benchmarks.calibration._again import Seconds
 from benchmarks.calibration._record import Operator, Origin, Step, read_records
 
 TIME_MEDIAN = 0.10
@@ -16,6 +19,22 @@ TIME_MEDIAN = 0.10
 def report(paths: Sequence[Path]) -> int:
     """Print the records of files, each with its machine; 1 where the bar is missed on an accelerator."""
     return max([_report(*read_records(path)) for path in paths])
+
+
+def print_kinds(steps: Iterable[Seconds]) -> None:
+    """Of each step, milliseconds by kind, predicted and measured, and of all the median ratio."""
+    ratios: dict[str, list[float]] = defaultdict(list)
+    for step in steps:
+        print(f"{step.size}; {step.num_kernels:.0f} kernels")
+        for kind in dict.fromkeys((*step.predicted, *step.measured)):
+            predicted, measured = step.predicted.get(kind, 0.0), step.measured.get(kind, 0.0)
+            print(f"    {kind:<14} predicted {predicted * 1e3:>9.3f} ms   measured {measured * 1e3:>9.3f} ms")
+            if predicted and measured:
+                ratios[kind].append(predicted / measured)
+    for kind, each in ratios.items():
+        low, middle, high = np.quantile(each, (0.25, 0.5, 0.75))
+        spread = f"quartiles {low:.2f} and {high:.2f}, of {len(each)} steps"
+        print(f"{kind:<14} predicted over measured: {middle:.2f}, {spread}")
 
 
 def _report(origin: Origin, records: Sequence[Operator | Step]) -> int:
