@@ -1,9 +1,9 @@
-"""Memory of a GPT whose layers are one loop, as it is and with layers of it computed again, predicted and compiled.
+"""Memory of a GPT whose layers are one loop, as it is and with layers recomputed, predicted and compiled.
 
     python -m benchmarks.loop_remat                                   # 12 layers on h100:8, the strategy fsdp
     python -m benchmarks.loop_remat --layers 24 --width 1024 --batch 64
 
-Compiled without devices. Each line has the same shardings, so that the difference is what the loops stack.
+Compiled without devices. Each line has the same shardings, so that stacks of the loops alone differ.
 """
 
 from __future__ import annotations

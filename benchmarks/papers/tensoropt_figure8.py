@@ -135,7 +135,7 @@ def measure_causes() -> list[Row]:
 
 
 def _larger_images() -> Row:
-    """The fastest plans of WideResNet with images whose memory is that of Table 1."""
+    """The fastest plans of WideResNet with images of Table 1's memory."""
     graph = traced(NETWORKS["WideResNet"], image_size=IMAGES_OF_TABLE_1)
     fastest = {n: Priced(graph, tensoropt_machine(n)).plans("pase")[-1] for n in (8, 16)}
     return {"network": "WideResNet", **{f"images_{n}_gib": plan.memory_bytes / GIB for n, plan in fastest.items()}}

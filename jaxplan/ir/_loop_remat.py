@@ -1,4 +1,4 @@
-"""Layers of a loop computed again: what the forward loop stacks for the backward loop is rewritten.
+"""Layers of a loop recomputed: the stacks that the forward loop leaves to the backward loop are rewritten.
 
 A differentiated `scan` over layers is two loops: the first one returns stacks of the values that the second one reads,
 its *residuals*. Here the forward loop stacks the carry that enters each layer in their place, and the body of the
@@ -67,7 +67,7 @@ class _Body:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Again:
-    """What one backward loop computes again.
+    """The values that one backward loop recomputes.
 
     Attributes:
       forward, backward: the two bodies.
@@ -87,7 +87,7 @@ class _Again:
 
 
 def recompute_in_loops(closed: Any, policy: RematPolicy) -> Any:
-    """The closed jaxpr of a step with layers of its loops computed again; itself where that saves no memory.
+    """The closed jaxpr of a step with layers of its loops recomputed; itself where that saves no memory.
 
     Args:
       policy: ``all`` keeps the carry between layers alone, ``contractions`` results of costly contractions too.
@@ -134,7 +134,7 @@ def _as_backward(flat: Paired, place: int, forward: _Body) -> _Body | None:
 
 
 def _again(forward: _Body, backward: _Body, stacks: Sequence[int], policy: RematPolicy) -> _Again | None:
-    """What a backward loop can compute again of these stacks; None where that saves no memory."""
+    """The values of these stacks that a backward loop can recompute; None where that saves no memory."""
     made = {t: eqn for eqn in forward.of.equations for t in eqn.outputs}
     fixed = {t for t, eqn in made.items() if eqn.full.effects or any(inner_jaxprs(eqn.full.params))}
     fixed |= _costly(forward.of.equations) if policy == "contractions" else set()
@@ -228,7 +228,7 @@ class _Run:
         return [*carry, *stacks]
 
     def _backward(self, again: _Again) -> list[Any]:
-        """Results of a backward loop, whose body computes what it read in stacks."""
+        """Results of a backward loop, which computes values in place of reading stacks."""
         body, forward = again.backward, again.forward
         operands = [
             None if i in again.places else read_atom(self.known, atom) for i, atom in enumerate(body.eqn.inputs)
