@@ -1,4 +1,4 @@
-"""Memory of a GPT whose layers are one loop, as it is and with layers recomputed, predicted and compiled.
+"""Memory of a GPT with all layers in one loop, as it is and with layers recomputed, predicted and compiled.
 
     python -m benchmarks.loop_remat                                   # 12 layers on h100:8, the strategy fsdp
     python -m benchmarks.loop_remat --layers 24 --width 1024 --batch 64

@@ -157,7 +157,7 @@ class _Source:
     def _recomputed(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], recomputed_loops: LoopRemat | None
     ) -> Program:
-        """The program of the same arguments, layers of its loops computed again."""
+        """The program of the same arguments, layers of its loops recomputed."""
         return dataclasses.replace(self, recomputed_loops=recomputed_loops).trace(args, kwargs)
 
     def _strata(self, args: Sequence[Any], kwargs: Mapping[str, Any], microbatches: MicroBatches) -> Strata:

@@ -1,4 +1,4 @@
-"""Layers of loops in the search: the step as it is, and the same step with layers of its loops computed again.
+"""Layers of loops in the search: the step as it is, and the same step with layers of its loops recomputed.
 
 Each way is a program of its own (`jaxplan.ir._loop_remat`) that is planned like any other; the frontier holds the plans
 of all of them that nothing beats.
@@ -18,7 +18,7 @@ PlanGraph = Callable[[StepGraph], Frontier]
 
 
 def plan_with_loops(graph: StepGraph, asked: bool | None, plan_graph: PlanGraph) -> Frontier:
-    """The frontier of a step, with layers of its loops computed again as asked for; by default, where nothing fits.
+    """The frontier of a step, with layers of its loops recomputed as asked for; by default, where nothing fits.
 
     Raises:
       InfeasibleError: no plan fits; that of the leanest.

@@ -1,4 +1,4 @@
-"""Layers of a loop computed again: the values of the step as it is, and fewer bytes in stacks."""
+"""Layers of a loop recomputed: the values of the step as it is, and fewer bytes in stacks."""
 
 from __future__ import annotations
 
