@@ -328,6 +328,8 @@ def test_the_figures_of_an_h200_in_the_docs() -> None:
     memory = statistics.median(abs(r.predicted_bytes / r.peak_bytes - 1) for r in single)
     text = " ".join((DOCS / "measured.md").read_text().split())
     assert f"{100 * median_error(single):.1f} % of {len(single)} steps on an H200" in text
+    readme = " ".join((DOCS.parent / "README.md").read_text().split())
+    assert f"{len(single)} steps were predicted {100 * median_error(single):.1f} % off in the median" in readme
     assert f"Memory is {100 * memory:.1f} % off in the median against" in text
     for step in (step for step in single if step.model not in ("drawn", "mlp")):
         row = f"| {step.predicted_seconds * 1e3:.2f} | {step.measured_seconds * 1e3:.2f} | {100 * step.error:+.0f} % |"
