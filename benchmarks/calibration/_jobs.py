@@ -39,7 +39,8 @@ from jaxplan.mesh.profile import Settings
 
 PARTS = ("operators", "steps")
 SUSTAINED_SECONDS = 8.0
-_TURNS: list[Any] = []
+_TURNS: dict[Path, Any] = {}
+"""Locks that this process holds until it ends, by their file."""
 _TOO_FEW_MSG = (
     "{wanted} devices are asked for, and {present} are there.\n"
     "  fix: --mock lets one GPU stand for all of them, with collectives that take no time"
@@ -90,9 +91,11 @@ def run_job(job: Job, options: Namespace) -> None:
 
 def take_turn(records: Path) -> None:
     """Wait until no other process measures for this file; the turn ends with this process and its memory."""
-    lock = open(records.with_name(f"{records.name}.lock"), "w")  # noqa: SIM115
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    _TURNS.append(lock)
+    path = records.with_name(f"{records.name}.lock")
+    if path not in _TURNS:
+        lock = open(path, "w")  # noqa: SIM115
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _TURNS[path] = lock
 
 
 def measure_operators(file: RecordFile, devices: Sequence[Any], options: Namespace) -> None:
