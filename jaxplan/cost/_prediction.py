@@ -212,7 +212,7 @@ class Predictor:
         beside them, except where the lowering asks for these.
         """
         found = self._live_ranges.of(assignment, chosen, transfers)
-        if self._in_order is None or not found.peaks_after(self.model.buffers.turning_point):
+        if self._in_order is None or self._asked is None or not found.peaks_after(self.model.buffers.turning_point):
             return found
         in_order = self._in_order.of(assignment, chosen, transfers)
         if in_order.peak()[0] >= found.peak()[0]:

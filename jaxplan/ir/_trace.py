@@ -84,7 +84,7 @@ def trace(
     kwargs: Mapping[str, Any] | None = None,
     *,
     donate_argnums: Sequence[int] | None = None,
-    static_argnums: Sequence[int] = (),
+    static_argnums: int | Sequence[int] = (),
     static_argnames: Sequence[str] = (),
 ) -> Program:
     """Trace ``step`` on abstract values; nothing is allocated.

@@ -63,7 +63,7 @@ def lower_repeated(
         def body(_: Any, first: Any) -> Any:
             for _ in range(unroll):
                 result = lax.optimization_barrier(operation(first, *pieces[1:]))
-                last = sum(leaf.ravel()[-1] for leaf in jax.tree.leaves(result))
+                last = jnp.asarray(sum(leaf.ravel()[-1] for leaf in jax.tree.leaves(result)))
                 first = first.at[(0,) * first.ndim].set((last * _HALF).astype(first.dtype))
             return first
 
