@@ -14,13 +14,13 @@ _SMALL: dict[str, dict[str, int]] = {
             "xla.rules.both.deferred",
             "xla.rules.gpu.schedule",
             "partition._gather_guards",
-            "partition._gradients",
+            "cost._gradient_barriers",
         ],
         256,
     ),
     "COMBINED_BYTES": {"xla.rules.both.schedule": 64},
     "PREFETCH_CONTRACTIONS": {"cost._prefetch": 1},
-    "A_BLOCK": {"partition._gradient_barriers": 1},
+    "A_BLOCK": {"cost._gradient_barriers": 1},
 }
 """Name of a limit -> module of `jaxplan` that reads it -> its value (bytes, contractions) for small steps."""
 

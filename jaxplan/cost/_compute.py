@@ -224,10 +224,12 @@ def _atomic_seconds(
     graph: StepGraph, e: int, space: GroupSpace, splits: np.ndarray, topology: Topology
 ) -> np.ndarray | None:
     """Seconds that additions to one number wait for each other, shape (K,); None where no two need to be to one."""
-    count, eqn = graph.counts[e], graph.program.equations[e]
-    result = eqn.results[0]
+    count = graph.counts[e]
+    if count is None or not count.added_to:
+        return None
+    result = graph.program.equations[e].results[0]
     each = topology.chip.efficiency.atomic_seconds[itemsize(graph.program.tensors[result].dtype) < _WHOLE_WORD]
-    if count is None or not count.added_to or not each:
+    if not each:
         return None
     in_turn = count.added_to * tensor_splits(space, splits, result) / equation_splits(space, splits, e)
     return each * np.maximum(0.0, in_turn - 1.0)

@@ -17,7 +17,8 @@ import pytest
 from benchmarks.lowering import _offered, _optimizers
 from benchmarks.lowering._limits import small_limits
 from benchmarks.lowering._subjects import STEPS, subject_of
-from jaxplan.partition import PlannedFunction, _gradients
+from jaxplan.cost import _gradient_barriers
+from jaxplan.partition import PlannedFunction
 from tests.fuzz._check import Subject
 from tests.sampling import sampled
 
@@ -82,10 +83,10 @@ def test_a_step_that_jax_refuses_is_counted_apart() -> None:
 
 
 def test_small_limits_end_with_the_block() -> None:
-    before = _gradients.LARGE_PARAMETER_BYTES
+    before = _gradient_barriers.LARGE_PARAMETER_BYTES
     with small_limits():
-        assert _gradients.LARGE_PARAMETER_BYTES < 1024
-    assert before == _gradients.LARGE_PARAMETER_BYTES
+        assert _gradient_barriers.LARGE_PARAMETER_BYTES < 1024
+    assert before == _gradient_barriers.LARGE_PARAMETER_BYTES
 
 
 def test_topologies_of_every_kind_are_met_with_every_option() -> None:
