@@ -85,7 +85,7 @@ def test_a_number_of_slices_that_cannot_be_is_refused(value, message):
 
 
 def test_slices_are_found_where_only_attention_in_blocks_fits_otherwise():
-    """Scores of 2,048 tokens, half of which fit: slices read them once each, blocks compute them again."""
+    """Scores of 2,048 tokens, half of which fit: slices read them once each, blocks recompute them."""
 
     def step(w, x):
         def loss(w):

@@ -7,7 +7,7 @@ import json
 import re
 import tarfile
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from jaxplan.cost import build_cost_model
 from jaxplan.cost._compute import equation_seconds
 from jaxplan.mesh import Topology
 
+LONG_SHARE = 0.05
 _FAMILIES = {"contraction": "dots", "convolution": "convolutions", "scatter": "scatters"}
 # The first that a kernel's name, or the instruction that it belongs to, contains; a scatter's is the compiler's own.
 _NAMES = (
@@ -79,24 +80,30 @@ class Seconds:
     predicted: Mapping[str, float]
     measured: Mapping[str, float]
     num_kernels: float
+    longest: tuple[tuple[str, float], ...]
+    """Kernels that take at least a twentieth of the step, and their seconds, longest first."""
 
 
-def seconds_by_kind(records: Iterator[Step], archive: Path) -> Iterator[Seconds]:
+def seconds_by_kind(records: Iterable[Step], archive: Path) -> Iterator[Seconds]:
     """Of each step on one device whose kernels are in an archive of files of `write_kernels`."""
     kernels = _kernels(archive)
     for record in records:
         of = kernels.get(f"{record.size}, {record.point}")
         if of is None or record.num_devices > 1:
             continue
-        measured: dict[str, float] = defaultdict(float)
+        measured, by_name = defaultdict[str, float](float), defaultdict[str, float](float)
         for name, instruction, seconds, _ in of:
             kind = next((k for k, text in _NAMES if re.search(text, name) or re.search(text, instruction)), "passes")
             measured[kind] += seconds
+            by_name[instruction or name] += seconds
+        total = sum(by_name.values())
+        longest = [item for item in by_name.items() if item[1] >= LONG_SHARE * total]
         yield Seconds(
             size=record.size,
             predicted=_predicted(_plan(record)),
             measured=measured,
             num_kernels=sum(count for *_, count in of),
+            longest=tuple(sorted(longest, key=lambda item: -item[1])),
         )
 
 

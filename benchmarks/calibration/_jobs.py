@@ -188,11 +188,16 @@ def jobs_of(options: Namespace) -> list[Job]:
 
 
 def done(job: Job, options: Namespace) -> bool:
-    """Take the measurements of a job; False, and the reason on stderr, where that failed."""
+    """Take the measurements of a job; False, and the reason on stderr, where that failed.
+
+    A random step of which no plan fits is left out; a model has a batch for which plans fit, so that it fails.
+    """
     try:
         in_fresh_process(run_job, job, options)
     except InfeasibleError as error:
-        print(f"{job}: left out, no plan fits: {str(error).splitlines()[0]}", file=sys.stderr)
+        is_drawn = job.seed is not None
+        print(f"{job}: {'left out, ' if is_drawn else ''}no plan fits: {str(error).splitlines()[0]}", file=sys.stderr)
+        return is_drawn
     except JaxplanError as error:
         print(f"{job}: {error}", file=sys.stderr)
         return False

@@ -22,7 +22,7 @@ def report(paths: Sequence[Path]) -> int:
 
 
 def print_kinds(steps: Iterable[Seconds]) -> None:
-    """Of each step, milliseconds by kind, predicted and measured, and of all the median ratio."""
+    """Of each step, milliseconds by kind, predicted and measured, and its long kernels; of all, the median ratio."""
     ratios: dict[str, list[float]] = defaultdict(list)
     for step in steps:
         print(f"{step.size}; {step.num_kernels:.0f} kernels")
@@ -31,6 +31,8 @@ def print_kinds(steps: Iterable[Seconds]) -> None:
             print(f"    {kind:<14} predicted {predicted * 1e3:>9.3f} ms   measured {measured * 1e3:>9.3f} ms")
             if predicted and measured:
                 ratios[kind].append(predicted / measured)
+        for name, seconds in step.longest:
+            print(f"    {name:<50} {seconds * 1e3:>9.3f} ms")
     for kind, each in ratios.items():
         low, middle, high = np.quantile(each, (0.25, 0.5, 0.75))
         spread = f"quartiles {low:.2f} and {high:.2f}, of {len(each)} steps"

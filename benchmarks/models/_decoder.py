@@ -1,7 +1,7 @@
 """A decoder-only transformer of any published dimensions in plain JAX: bf16 compute, f32 parameters.
 
 Llama, MPT and GPT-3 and its relatives in Pax and MaxText differ in few points, which are fields: perceptron, norm,
-positions, shared heads of keys, tied embeddings. Runs of them differ in what is computed again, in fused attention, and
+positions, shared heads of keys, tied embeddings. Runs of them differ in what is recomputed, in fused attention, and
 in whether a loop runs the layers.
 """
 
@@ -70,7 +70,7 @@ POLICIES: dict[str, Any] = {
     "minimal": _saved.save_only_these_names("query", "key", "value", "out", "gate", "up", "down"),
     "minimal and mixed": _saved.save_only_these_names("query", "key", "value", "mixed", "out", "gate", "up", "down"),
 }
-"""Name -> values of a block that the backward pass reads; all others it computes again. "none": no checkpoint."""
+"""Name -> values of a block that the backward pass reads; all others it recomputes. "none": no checkpoint."""
 
 
 def _normed(config: PlainDecoderConfig, params: dict[str, jax.Array], name: str, x: jax.Array) -> jax.Array:

@@ -19,7 +19,7 @@ class GPTConfig(Precision):
     """Sizes of a GPT and of its batch: `batch_size` sequences of `sequence_length` tokens per step.
 
     `tied` shares the token embedding with the output projection, as GPT-2 does. `remat` puts each block under
-    `flax.linen.remat` (`jax.checkpoint`): its activations are computed again in the backward pass. `scan` stacks the
+    `flax.linen.remat` (`jax.checkpoint`): its activations are recomputed in the backward pass. `scan` stacks the
     blocks' parameters and runs one block in a `lax.scan`. `dropout` is the rate after each half of a block;
     `optimizer` a name in `OPTIMIZERS`; `dtype` that of the computation, and parameters have `param_dtype`.
     """

@@ -21,6 +21,7 @@ from benchmarks.papers._steps import (
 )
 from benchmarks.papers._tolerance import NOTABLE, SAME, near
 from benchmarks.papers._turning_point import slopes, turning_point
+from jaxplan.ir import parse_aval
 from jaxplan.plans._plan import Plan
 
 NETWORKS = {"RNN": "rnn-116gb", "WideResNet": "wresnet-7.3gb", "Transformer": "transformer-9.7gb"}
@@ -177,7 +178,7 @@ def _argument_bytes(plan: Plan) -> list[tuple[str, float]]:
     """Role and bytes on one device of every argument."""
     found = []
     for role, aval, sharding in zip(plan.in_roles, plan.in_avals, plan.input_shardings, strict=True):
-        shape = [int(n) for n in aval.rpartition("[")[2].rstrip("]").split(",") if n]
+        _, shape = parse_aval(aval)
         parts = math.prod(plan.topology.axes[a].size for dim in sharding.dims for a in dim)
         found.append((role, 4.0 * math.prod(shape) / parts))
     return found

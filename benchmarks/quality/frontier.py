@@ -1,7 +1,7 @@
 """The compiler as referee of a frontier: every shown point compiled without its devices, beside the baselines.
 
-    python -m benchmarks.frontier --model gpt-1.3b --topology a100-pcie:8 --cache .aot
-    python -m benchmarks.frontier --model gpt2-small --topology h100:8 --separate 2 --cache .aot
+    python -m benchmarks.quality.frontier --model gpt-1.3b --topology a100-pcie:8 --cache .aot
+    python -m benchmarks.quality.frontier --model gpt2-small --topology h100:8 --separate 2 --cache .aot
 
 Checks, each printed with its figures: points pairwise 3 % apart in memory and 1 % in time, as predicted, and so in
 compiled memory, which is in the order of the prediction and spans the requested range; collectives of fastest, knee and

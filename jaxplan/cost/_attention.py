@@ -20,6 +20,7 @@ from jaxplan.ir.attention import (
     ATTENTIONS,
     HEADS,
     RING,
+    SUM_BYTES,
     VALUE_WIDTH,
     WIDTH,
     Attention,
@@ -33,9 +34,6 @@ from jaxplan.ir.attention import (
 )
 from jaxplan.mesh import Topology
 from jaxplan.xla._buffers import Buffers
-
-_SUM_BYTES = 4
-"""Of an element of a sum, at least: float32."""
 
 
 def sequence_parts(
@@ -103,7 +101,7 @@ def attention_collectives(
     elements = [math.prod(_local(graph, topology, group, config, eqn, position)) for position in (1, 2)]
     for position, local in zip((1, 2), elements, strict=True):
         itemsize = graph.program.tensors[eqn.operands[position]].itemsize
-        size, sums = local * itemsize, local * max(_SUM_BYTES, itemsize)
+        size, sums = local * itemsize, local * max(SUM_BYTES, itemsize)
         if attention.form == RING:
             beside = (
                 _block_seconds(graph, topology, group, equation, config, buffers)
@@ -136,7 +134,7 @@ def _exchanges(
     for (labels, shape), tensor in zip((*operands, *results), tensors, strict=True):
         move = move_of(attention, labels, shape, label)
         if move is not None and move.kind != "slice":
-            itemsize = tensor.itemsize if {WIDTH, VALUE_WIDTH} & set(labels) else max(_SUM_BYTES, tensor.itemsize)
+            itemsize = tensor.itemsize if {WIDTH, VALUE_WIDTH} & set(labels) else max(SUM_BYTES, tensor.itemsize)
             size = math.prod(shape) * itemsize * (num if move.kind == "all-gather" else 1)
             yield InnerCollective(eqn.index, move.kind, axes, size, trips)
 
@@ -182,7 +180,7 @@ class AttentionBlocks:
         exchanged = 0 if exchange is None else 2 * math.prod(queries)  # in the backward pass the cotangent, else result
         gathered = num if exchange is None else num // exchange[1]
         at_hand = 0 if num == 1 else 2 if attention.form == RING else gathered
-        of_sums = max(_SUM_BYTES, itemsize)
+        of_sums = max(SUM_BYTES, itemsize)
         if attention.is_backward:
             blocks, sums = 2 * scores, math.prod(queries) + max(1, at_hand) * held
         else:

@@ -106,7 +106,7 @@ class HomeDeaths:
     def _executed_by(self, transfer: Transfer, first: int) -> int:
         """By when a transfer is executed at the latest.
 
-        Between regions of the backward pass that are computed again, the compiler was seen to defer the dot that
+        Between regions of the backward pass that are recomputed, the compiler was seen to defer the dot that
         makes a gradient for as long as it may: until the barrier after the next, where the lowering asks for it.
         """
         if not transfer.path.shardings[0].partial or not self._barriers or first <= self._barriers[0]:

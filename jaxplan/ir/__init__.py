@@ -57,6 +57,7 @@ from jaxplan.ir._program import RematPolicy as RematPolicy
 from jaxplan.ir._program import Source as Source
 from jaxplan.ir._program import StatePair as StatePair
 from jaxplan.ir._program import Tensor as Tensor
+from jaxplan.ir._program import parse_aval as parse_aval
 from jaxplan.ir._registry import local_params as local_params
 from jaxplan.ir._registry import operator_rule as operator_rule
 from jaxplan.ir._registry import register_rule as register_rule

@@ -2,7 +2,7 @@
 
 A differentiated `scan` over layers is two loops: the first one returns stacks of the values that the second one reads,
 its *residuals*. Here the forward loop stacks the carry that enters each layer in their place, and the body of the
-backward loop computes them of it, as it would with `jax.checkpoint` around the body. Results of contractions may be
+backward loop recomputes them from it, as it would with `jax.checkpoint` around the body. Results of contractions may be
 kept. No barrier is needed: nothing merges the bodies of two loops.
 """
 
@@ -66,7 +66,7 @@ class _Body:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Again:
+class _Recomputed:
     """The values that one backward loop recomputes.
 
     Attributes:
@@ -74,7 +74,7 @@ class _Again:
       places: slice of the backward body -> the residual, a value of the forward body, that is computed in its place.
       gone: the stacks of these.
       kept: values of the forward body that are read for that, in stacks; ``slices``: slices of it that are.
-      equations: of the forward body, those that are computed again.
+      equations: of the forward body, those that are recomputed.
     """
 
     forward: _Body
@@ -104,7 +104,7 @@ def recompute_in_loops(closed: Any, policy: RematPolicy) -> Any:
     return jax.make_jaxpr(run)(*avals)
 
 
-def _find(flat: Paired, policy: RematPolicy) -> list[_Again]:
+def _find(flat: Paired, policy: RematPolicy) -> list[_Recomputed]:
     readers: dict[int, set[int]] = defaultdict(set)
     for e, eqn in enumerate(flat.equations):
         for t in eqn.operands:
@@ -119,7 +119,8 @@ def _find(flat: Paired, policy: RematPolicy) -> list[_Again]:
             if len(readers[t]) == 1 and t not in returned:
                 by_loop[min(readers[t])].append(t)
         backward = [_as_backward(flat, place, forward) for place in sorted(by_loop)]
-        found += [again for of in backward if of and (again := _again(forward, of, by_loop[of.place], policy))]
+        tried = [_recomputed(forward, of, by_loop[of.place], policy) for of in backward if of]
+        found += [each for each in tried if each]
     return found
 
 
@@ -133,27 +134,27 @@ def _as_backward(flat: Paired, place: int, forward: _Body) -> _Body | None:
     return None if whole & forward.stacked.keys() else body
 
 
-def _again(forward: _Body, backward: _Body, stacks: Sequence[int], policy: RematPolicy) -> _Again | None:
+def _recomputed(forward: _Body, backward: _Body, stacks: Sequence[int], policy: RematPolicy) -> _Recomputed | None:
     """The values of these stacks that a backward loop can recompute; None where that saves no memory."""
     made = {t: eqn for eqn in forward.of.equations for t in eqn.outputs}
     fixed = {t for t, eqn in made.items() if eqn.full.effects or any(inner_jaxprs(eqn.full.params))}
     fixed |= _costly(forward.of.equations) if policy == "contractions" else set()
-    again = {t: value for t in stacks if (value := forward.stacked[t]) in made and value not in fixed}
-    read, waiting = set[int](), list(again.values())
+    recomputed = {t: value for t in stacks if (value := forward.stacked[t]) in made and value not in fixed}
+    read, waiting = set[int](), list(recomputed.values())
     while waiting:
         t = waiting.pop()
         if t not in read:
             read.add(t)
             waiting += made[t].operands if t in made and t not in fixed else ()
     kept = {t for t in read if t in fixed or t in forward.carries}
-    there = {value for t, value in forward.stacked.items() if t not in again}
-    if forward.num_bytes(again.values()) <= forward.num_bytes(kept - there):
+    there = {value for t, value in forward.stacked.items() if t not in recomputed}
+    if forward.num_bytes(recomputed.values()) <= forward.num_bytes(kept - there):
         return None
-    return _Again(
+    return _Recomputed(
         forward=forward,
         backward=backward,
-        places={i: again[t] for i in backward.slices if (t := backward.eqn.inputs[i]) in again},
-        gone=frozenset(again),
+        places={i: recomputed[t] for i in backward.slices if (t := backward.eqn.inputs[i]) in recomputed},
+        gone=frozenset(recomputed),
         kept=tuple(sorted(kept)),
         slices=tuple(sorted(read & set(forward.slices))),
         equations=tuple(eqn for eqn in forward.of.equations if (read - kept) & {*eqn.outputs}),
@@ -180,16 +181,16 @@ def _summed(eqn: Any) -> int:
 
 
 class _Run:
-    """One execution of a step that computes layers of its loops again."""
+    """One execution of a step that recomputes layers of its loops."""
 
-    def __init__(self, flat: Paired, found: Sequence[_Again], inputs: Sequence[Any]) -> None:
+    def __init__(self, flat: Paired, found: Sequence[_Recomputed], inputs: Sequence[Any]) -> None:
         self.flat = flat
         self.known: dict[int, Any] = dict(enumerate(inputs))
         self.known |= _constants(flat)
-        self.forward: dict[int, list[_Again]] = defaultdict(list)
-        for again in found:
-            self.forward[again.forward.place].append(again)
-        self.backward = {again.backward.place: again for again in found}
+        self.forward: dict[int, list[_Recomputed]] = defaultdict(list)
+        for recomputed in found:
+            self.forward[recomputed.forward.place].append(recomputed)
+        self.backward = {recomputed.backward.place: recomputed for recomputed in found}
         self.stacks: dict[tuple[int, int], Any] = {}  # forward loop, value of its body -> the stack of it
 
     def run(self) -> list[Any]:
@@ -204,13 +205,13 @@ class _Run:
             self.known.update(zip(eqn.outputs, results, strict=True))
         return [read_atom(self.known, atom) for atom in self.flat.outputs]
 
-    def _forward(self, agains: Sequence[_Again]) -> list[Any]:
+    def _forward(self, all_recomputed: Sequence[_Recomputed]) -> list[Any]:
         """Results of a forward loop; None for stacks that nothing reads any more."""
-        body = agains[0].forward
-        gone = frozenset().union(*(again.gone for again in agains))
+        body = all_recomputed[0].forward
+        gone = frozenset().union(*(recomputed.gone for recomputed in all_recomputed))
         ends, outs = body.of.outputs[: body.num_carry], body.of.outputs[body.num_carry :]
         stacked = [None if t in gone else out for t, out in body.stacked.items()]
-        kept = dict.fromkeys(t for again in agains for t in again.kept)
+        kept = dict.fromkeys(t for recomputed in all_recomputed for t in recomputed.kept)
         more = [t for t in kept if t not in stacked]
         equations = _needed(body.of, [*ends, *stacked, *more])
         operands = [read_atom(self.known, atom) for atom in body.eqn.inputs]
@@ -227,21 +228,21 @@ class _Run:
         self.stacks |= {(body.place, t): x for t, x in there if t in kept}
         return [*carry, *stacks]
 
-    def _backward(self, again: _Again) -> list[Any]:
+    def _backward(self, recomputed: _Recomputed) -> list[Any]:
         """Results of a backward loop, which computes values in place of reading stacks."""
-        body, forward = again.backward, again.forward
+        body, forward = recomputed.backward, recomputed.forward
         operands = [
-            None if i in again.places else read_atom(self.known, atom) for i, atom in enumerate(body.eqn.inputs)
+            None if i in recomputed.places else read_atom(self.known, atom) for i, atom in enumerate(body.eqn.inputs)
         ]
         given = {i: read_atom(self.known, atom) for i, atom in enumerate(forward.eqn.inputs)}
         start = _constants(forward.of) | {i: given[i] for i in range(forward.num_consts)}
-        held = {t: self.stacks[forward.place, t] for t in again.kept} | {t: given[t] for t in again.slices}
+        held = {t: self.stacks[forward.place, t] for t in recomputed.kept} | {t: given[t] for t in recomputed.slices}
 
         def trip(carry: list[Any], slices: Any) -> tuple[list[Any], list[Any]]:
             own, of_forward = slices
             known = start | of_forward
-            _evaluate(again.equations, known)
-            own = [known[again.places[i]] if x is None else x for i, x in zip(body.slices, own, strict=True)]
+            _evaluate(recomputed.equations, known)
+            own = [known[recomputed.places[i]] if x is None else x for i, x in zip(body.slices, own, strict=True)]
             inside = _constants(body.of) | dict(enumerate([*operands[: body.num_consts], *carry, *own]))
             _evaluate(body.of.equations, inside)
             results = [read_atom(inside, out) for out in body.of.outputs]

@@ -45,7 +45,7 @@ class StepGraph:
       offload: the arrays that live on the host between two uses; None: none does.
       traced: the step as it was traced, where ``remat`` is something.
       derived: results of later stages that depend on the step and the machine alone, so that pins or another limit
-        need not compute them again; by stage, the machine of the last call and its result.
+        need not recompute them; by stage, the machine of the last call and its result.
     """
 
     program: Program
@@ -184,7 +184,7 @@ def sliced_graph(graph: StepGraph, microbatches: MicroBatches | None) -> StepGra
 
 
 def loop_recomputed_graph(graph: StepGraph, recomputed_loops: LoopRemat | None) -> StepGraph:
-    """The step of ``graph`` traced and analysed again, with layers of its loops computed again; itself where that
+    """The step of ``graph`` traced and analysed again, with layers of its loops recomputed; itself where that
     changes nothing."""
     program = graph.program
     if program.source is None:

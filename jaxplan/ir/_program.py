@@ -195,7 +195,7 @@ class MicroBatches:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopRemat:
-    """Layers of loops that the backward pass computes again (`jaxplan.ir._loop_remat`).
+    """Layers of loops that the backward pass recomputes (`jaxplan.ir._loop_remat`).
 
     Attributes:
       policy: ``all`` keeps what enters each layer alone, ``contractions`` results of contractions too.
@@ -255,7 +255,7 @@ class Program:
       source: the step that it was traced from; None where it was put together otherwise.
       microbatches: the slices in which it works through its batch; None: as the step says.
       sequences: how attention over a split sequence gets its keys (`jaxplan.ir.attention`); None: as the step says.
-      recomputed_loops: what it computes again of the layers of its loops; None: as the step says.
+      recomputed_loops: what it recomputes of the layers of its loops; None: as the step says.
     """
 
     tensors: tuple[Tensor, ...]
@@ -317,3 +317,14 @@ class Program:
             f"Program({len(self.equations)} equations, {len(self.inputs)} inputs, {len(self.outputs)} outputs, "
             f"{self.fingerprint[:12]})"
         )
+
+
+def parse_aval(text: str) -> tuple[str, tuple[int, ...]]:
+    """Dtype and shape of a text of `Program.in_avals`.
+
+    Example:
+      >>> parse_aval("float32[16,32]"), parse_aval("int32[]")
+      (('float32', (16, 32)), ('int32', ()))
+    """
+    dtype, _, sizes = text.rstrip("]").rpartition("[")
+    return dtype, tuple(int(size) for size in sizes.split(",") if size)

@@ -48,7 +48,7 @@ class Again:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rematerialised:
-    """A step that computes blocks again.
+    """A step that recomputes blocks.
 
     Attributes:
       graph: its program analysed; the fingerprint is that of the step as it was traced.

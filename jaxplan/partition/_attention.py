@@ -1,7 +1,7 @@
 """Attention in blocks of keys, on one device or on those that a sequence is split over.
 
 Softmax is accumulated online (running maximum, normaliser, weighted sum of values; Milakov and Gimelshein,
-arXiv 1805.02867), so no more scores exist than those of one block. The backward pass computes them again with the
+arXiv 1805.02867), so no more scores exist than those of one block. The backward pass recomputes them with the
 logarithms of the row sums (Dao, arXiv 2307.08691, algorithm 2). Over a split sequence, blocks of keys and values are
 passed on round a ring of devices (Liu et al., arXiv 2310.01889), or all are gathered first, or heads are exchanged for
 positions (Jacobs et al., arXiv 2309.14509).

@@ -33,7 +33,7 @@ class Outline:
       parameter_ways: the same of parameters.
       gathered_once: gathers of parameters with a copy that is kept for the backward pass.
       gathered_twice: those that are done for the forward pass and again for the backward pass.
-      recomputed: which blocks the backward pass computes again, such as ``blocks 1-6 of 12``; empty for none.
+      recomputed: which blocks the backward pass recomputes, such as ``blocks 1-6 of 12``; empty for none.
       partly: those of which the results of dots are kept.
 
     Example:

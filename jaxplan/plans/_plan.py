@@ -49,7 +49,7 @@ class Plan(PlacedPlan):
         model; None: unknown.
       most_configurations: bound and gap are within so many configurations an operator; None: all that there are.
       outline: the dimensions split, and the arrays sharded, gathered and recomputed.
-      remat: which blocks of the forward pass the backward pass computes again; None: as the step says.
+      remat: which blocks of the forward pass the backward pass recomputes; None: as the step says.
       sequences: how attention is worked through in blocks of keys (docs/long_sequences.md); None: as the step says.
       microbatches: the slices in which the batch is worked through; None: as the step says.
       recomputed_loops: what is recomputed of layers in loops (docs/remat.md); None: as the step says.

@@ -198,7 +198,7 @@ def _sequences(value: Any) -> Sequences | None:
 
 
 def _recomputed_loops(value: Any) -> LoopRemat | None:
-    """What layers of loops compute again; files without the field have none."""
+    """What layers of loops recompute; files without the field have none."""
     if value is None:
         return None
     if value not in get_args(RematPolicy):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxplan.core._paths import readable_path
-from jaxplan.ir import FactorClass, StepGraph
+from jaxplan.ir import FactorClass, StepGraph, parse_aval
 from jaxplan.mesh import Sharding, Topology, collective_seconds
 from jaxplan.plans._plan_data import PlanData
 
@@ -125,9 +125,9 @@ def _leaf_row(
 
 def _shape_and_itemsize(aval: str) -> tuple[tuple[int, ...], int]:
     """Of text such as ``float32[16,32]``; bytes of an element by the digits of its dtype, 1 where there are none."""
-    dtype, _, sizes = aval.rstrip("]").partition("[")
+    dtype, shape = parse_aval(aval)
     bits = re.search(r"\d+", dtype)
-    return tuple(int(n) for n in sizes.split(",") if n), max(1, int(bits[0]) // 8) if bits else 1
+    return shape, max(1, int(bits[0]) // 8) if bits else 1
 
 
 def _spec(layout: Sharding, topology: Topology) -> str:

@@ -30,7 +30,7 @@ NOTHING_MSG = (
     "  fix: pass the arrays as arguments, or plan the function that trains"
 )
 _UNPROVEN_NOTE = (
-    "bounds and gaps are of the step as it is: of plans that compute blocks again nothing is proven (docs/remat.md)"
+    "bounds and gaps are of the step as it is: of plans that recompute blocks nothing is proven (docs/remat.md)"
 )
 
 

@@ -50,7 +50,7 @@ _NOT_OFFLOADABLE_MSG = (
     "  fix: plan again with jaxplan.plan"
 )
 _OTHER_BLOCKS_MSG = (
-    "the plan computes again some of {of} repeated blocks, and this jaxplan finds {found} in the step.\n"
+    "the plan recomputes some of {of} repeated blocks, and this jaxplan finds {found} in the step.\n"
     "  likely cause: another version of jaxplan wrote the file, or it was edited\n"
     "  fix: plan again with jaxplan.plan"
 )

@@ -9,7 +9,7 @@ from typing import Any
 from jaxplan.errors import PlanMismatchError
 from jaxplan.frontend._absent_gpu import assumption_for, traced_under
 from jaxplan.frontend._options import Options
-from jaxplan.ir import Program, analyse, trace
+from jaxplan.ir import Program, analyse, parse_aval, trace
 from jaxplan.plans._frontier import Frontier
 from jaxplan.plans._plan import Plan
 from jaxplan.search._bind import Binder, read_plan_file
@@ -62,8 +62,8 @@ def _shapes_of_data(plan: Plan, program: Program) -> dict[str, tuple[int, ...]]:
     found = {}
     for path, aval, now, role in zip(plan.in_paths, plan.in_avals, program.in_avals, plan.in_roles, strict=True):
         if aval != now:
-            (dtype, sizes), (dtype_now, sizes_now) = (of.rstrip("]").split("[") for of in (aval, now))
-            if role != "data" or dtype != dtype_now or sizes.count(",") != sizes_now.count(","):
+            (dtype, shape), (dtype_now, shape_now) = parse_aval(aval), parse_aval(now)
+            if role != "data" or dtype != dtype_now or len(shape) != len(shape_now):
                 return {}
-            found[path] = tuple(map(int, filter(None, sizes.split(","))))
+            found[path] = shape
     return found

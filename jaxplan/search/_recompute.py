@@ -40,7 +40,7 @@ LEAST_SHARE = 0.25
 LEAST_ACTIVATIONS = 0.15
 """... nor where activations, and copies of them, are at most this share of its memory."""
 LEAST_SAVING = 0.03
-"""A way to compute blocks again is tried on some of them where on all it saves at least this share of memory."""
+"""A way to recompute blocks is tried on some of them where on all it saves at least this share of memory."""
 ACTIVATION_PARTS = ("activations", "resharded copies")
 
 _Used = list[tuple[Configuration, ...]]

@@ -47,7 +47,7 @@ def score(solutions: Solutions, options: Options, report: Report) -> Candidates:
             references[name] = _proven(solutions, name)
         found += predict_all(solutions.predictor, solutions.found, report)
         if found and not current().happened and _wants_remat(options, found):
-            with until_interrupted("looking for blocks to compute again"):
+            with until_interrupted("looking for blocks to recompute"):
                 report("remat")
                 model = solutions.priced.model
                 found += recomputed(model, found, options.solver, lambda fraction: report("remat", fraction))

@@ -30,7 +30,7 @@ def save_residuals(facts: Facts, fused: Fused) -> tuple[bool, ...]:
     """Materialise values that backward fusions need and cannot recompute from buffers; changes ``fused``.
 
     Returns:
-      Per equation, whether the fusions of the backward pass compute it again.
+      Per equation, whether the fusions of the backward pass recompute it.
     """
     consumers, free, turning = facts.graph.values.consumers, facts.graph.values.free, facts.turning
     again = [not has_kernel for has_kernel in facts.kernels]

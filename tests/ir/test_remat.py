@@ -1,4 +1,4 @@
-"""Blocks found by structure, and programs that compute them again, against `jax.checkpoint` and closed forms."""
+"""Blocks found by structure, and programs that recompute them, against `jax.checkpoint` and closed forms."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_step_without_repeats_has_no_blocks():
 
 @pytest.mark.parametrize("num_all", range(1, LAYERS + 1))
 def test_saved_bytes_of_a_perceptron(graph, num_all):
-    """A block saves its stream and its hidden values, one computed again only the stream; the first stream is the
+    """A block saves its stream and its hidden values, one recomputed only the stream; the first stream is the
     batch, and the last is read by the loss."""
     stream, hidden = 4 * BATCH * WIDTH, 4 * BATCH * HIDDEN
     assert saved_bytes(graph) == LAYERS * (stream + hidden)
@@ -141,7 +141,7 @@ def test_contractions_are_kept(graph):
 
 
 def test_it_is_the_program_of_checkpoint(graph):
-    """Blocks computed again equal those of `jax.checkpoint` around each block, group by group."""
+    """Recomputed blocks equal those of `jax.checkpoint` around each block, group by group."""
     again = rematerialise(graph, Remat(num_all=LAYERS, of=LAYERS)).graph
     wanted = analyse(trace(make_step(jax.checkpoint(block)), make_args()))
     counts = [Counter(e.name for e in g.program.equations) for g in (again, wanted)]

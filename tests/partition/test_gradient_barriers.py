@@ -116,7 +116,7 @@ def test_logits_are_gone_before_blocks_are_computed_again() -> None:
 
 
 def _tied_step(params: Any, tokens: Any) -> Any:
-    """A table is read by rows and as the output projection; layers between them are computed again."""
+    """A table is read by rows and as the output projection; layers between them are recomputed."""
 
     def block(x: Any, layers: Any) -> Any:
         for up, down in layers:

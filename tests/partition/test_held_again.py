@@ -1,4 +1,4 @@
-"""Values that a region computed again begins with, in another layout than the one in which they are made."""
+"""Values that a recomputed region begins with, in another layout than the one in which they are made."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def make_args():
 
 
 def model_on(topology):
-    """Dots that are kept: ``tanh`` alone is computed again."""
+    """Dots that are kept: ``tanh`` alone is recomputed."""
     graph = analyse_step(step, make_args(), {}, donate_argnums=(), static_argnums=())
     blocks = recomputable_blocks(graph)
     remat = Remat(num_contractions=len(blocks), of=len(blocks))

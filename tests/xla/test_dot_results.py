@@ -79,7 +79,7 @@ def test_scores_that_are_widened_and_changed_are_kept_wide(scores: Scores, kept:
 
 
 def test_scores_that_a_tanh_caps_are_kept_beside_what_is_made_of_them() -> None:
-    """Every compiled plan of a Gemma held both: the tanh is computed again of the scores."""
+    """Every compiled plan of a Gemma held both: the tanh is recomputed of the scores."""
     assert _saved_scores(_capped, "v5e:2x4") == ["bfloat16", "float32"]
 
 

@@ -82,7 +82,7 @@ def _attention(x: jax.Array) -> jax.Array:
 
 
 def test_windows_are_written_on_tpus_and_kept_for_the_backward_pass() -> None:
-    """Without the rule they are computed again of the image, inside of the dots that read them."""
+    """Without the rule they are recomputed of the image, inside of the dots that read them."""
     graph = _graph(_attention, IMAGE)
     forward = (e for e in graph.program.equations if e.phase == "forward")
     (windows,) = [e.results[0] for e in forward if is_rearranged(graph, e.index)]

@@ -1,6 +1,7 @@
 """Attention as one operator for each pass, found by structure: `fused_attention` rewrites a program."""
 
 from jaxplan.ir.attention._blocks import block_keys as block_keys
+from jaxplan.ir.attention._exchange import SUM_BYTES as SUM_BYTES
 from jaxplan.ir.attention._exchange import Exchange as Exchange
 from jaxplan.ir.attention._exchange import exchange_of as exchange_of
 from jaxplan.ir.attention._exchange import exchanged_arrays as exchanged_arrays

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxplan.ir.attention._operator import ONE, VALUE_WIDTH, WIDTH, Attention, Labels
 
-_SUM_BYTES = 4
+SUM_BYTES = 4
 """Of an element of a sum, at least: float32."""
 Shape = tuple[int, ...]
 
@@ -93,7 +93,7 @@ def places_of(attention: Attention, labels: Labels, label: int) -> tuple[int, in
 def _gathered_bytes(attention: Attention, shapes: Sequence[Shape], num: int) -> float:
     """Bytes that a device receives where keys and values are gathered from so many, and their gradients summed."""
     itemsize = np.dtype(attention.dtype).itemsize
-    each = itemsize + (max(_SUM_BYTES, itemsize) if attention.is_backward else 0)
+    each = itemsize + (max(SUM_BYTES, itemsize) if attention.is_backward else 0)
     return (num - 1) * each * float(math.prod(shapes[1]) + math.prod(shapes[2]))
 
 

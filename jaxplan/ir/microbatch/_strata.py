@@ -1,7 +1,7 @@
 """Which equations of a step run inside of a loop over slices of the batch, and in which loop.
 
 A sum over the batch is complete after the loop that adds it up. Values that need complete sums for each example (a mean
-that depends on the data, statistics of a normalisation) run in the next loop, which computes again its operands of
+that depends on the data, statistics of a normalisation) run in the next loop, which recomputes its operands of
 earlier ones. The *stratum* of a value is the number of loops that must be over before it can be computed.
 """
 

@@ -24,7 +24,7 @@ from jaxplan.ir.microbatch._pairs import Pair, Value, inner_jaxprs
 SMALL_ELEMENTS = 8
 """A value of at most so many elements (a counter, a key, a rate) is copied wherever it is read."""
 _HEAVY = frozenset({"dot_general", "conv_general_dilated", "ragged_dot", "sort", "custom_call", "ffi_call"})
-"""Operators that no second stage computes again."""
+"""Operators that no second stage recomputes."""
 _MOST_CROSSING = 1.25
 """Places that send so many times the bytes of a good one are no ends of blocks."""
 _MANY_LOOPS_MSG = (
