@@ -95,7 +95,7 @@ def seconds_by_kind(records: Iterable[Step], archive: Path) -> Iterator[Seconds]
         for name, instruction, seconds, _ in of:
             kind = next((k for k, text in _NAMES if re.search(text, name) or re.search(text, instruction)), "passes")
             measured[kind] += seconds
-            by_name[instruction or name] += seconds
+            by_name[name] += seconds
         total = sum(by_name.values())
         longest = [item for item in by_name.items() if item[1] >= LONG_SHARE * total]
         yield Seconds(
