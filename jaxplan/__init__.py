@@ -7,9 +7,9 @@ Names are imported when they are first used, so that `import jaxplan` is quick a
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from jaxplan.core._lazy import lazy_names
 from jaxplan.core._version import __version__ as __version__
 from jaxplan.errors import ArgumentError as ArgumentError
 from jaxplan.errors import AuditError as AuditError
@@ -106,16 +106,4 @@ _HOMES = {
     "register_count": "jaxplan.ir",
     "register_rule": "jaxplan.ir.rules",
 }
-
-
-def __getattr__(name: str) -> Any:
-    """Import a public name from the module that defines it."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'jaxplan' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)
