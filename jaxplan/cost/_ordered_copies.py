@@ -22,22 +22,38 @@ class OrderedCopies:
         self._ordered = model.buffers.found.of(OrderedCopy)
         self._known: dict[tuple[int, ...], int] = {}
         self._gathers = Remembered[bool]()
+        self._asked = frozenset[int]().union(*[copy.if_scattered for copy in self._ordered])
+        self._scatters = Remembered[bool]()
 
     def copies(
         self, assignment: Sequence[int], chosen: Sequence[Configuration], transfers: Sequence[Transfer]
     ) -> Iterator[tuple[int, int, int]]:
         """(first, last equation, bytes) of each; those of a combination of configurations are remembered."""
         keeps = bool(self._ordered) and self._keeps_gathers(transfers)
+        scattered = self._scattered(transfers)
         groups = self._graph.grouping.tensor_group
         for number, copy in enumerate(self._ordered):
             homes = [groups[t] for t in copy.tensors]
-            key = number, keeps, *[assignment[v] if v != UNGROUPED else 0 for v in homes]
+            is_met = bool(copy.if_scattered & scattered)
+            key = number, keeps, is_met, *[assignment[v] if v != UNGROUPED else 0 for v in homes]
             if key not in self._known:
                 self._known[key] = 0
-                if copy.is_there(lambda t: self._shape(t, chosen), keeps):
+                if copy.is_there(lambda t: self._shape(t, chosen), keeps, scattered):
                     self._known[key] = math.prod(self._shape(copy.tensor, chosen)) * copy.itemsize
             if self._known[key]:
                 yield copy.first, copy.last, self._known[key]
+
+    def _scattered(self, transfers: Sequence[Transfer]) -> frozenset[int]:
+        """Of the tensors that copies ask for, those that are reduce-scattered."""
+        if not self._asked:
+            return frozenset()
+        return frozenset(
+            t.tensor for t in itertools.compress(transfers, self._scatters.of_all(transfers, self._is_scatter))
+        )
+
+    def _is_scatter(self, transfer: Transfer) -> bool:
+        is_asked = transfer.tensor in self._asked
+        return is_asked and any(kind == "reduce-scatter" for kind, _, _ in transfer.collectives)
 
     def _keeps_gathers(self, transfers: Sequence[Transfer]) -> bool:
         """Whether most parameters that are gathered for the forward pass are kept for the backward pass."""

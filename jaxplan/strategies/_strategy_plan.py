@@ -123,6 +123,7 @@ def apply_rules(step: Step, compute: Rule, state: Rule, *, repeat_gathers: bool 
         wishes = (state if group.kind in STORED_KINDS else compute)(group)
         configurations.append(_configuration(step, group.index, wishes))
     _gather_in_trips(step, configurations, repeat_gathers)
+    _scatter_in_trips(step, configurations)
     _add_first(step, configurations)
     return StrategyPlan(configurations=tuple(configurations), repeat_gathers=repeat_gathers)
 
@@ -143,6 +144,27 @@ def _gather_in_trips(step: Step, configurations: list[Configuration], repeat_gat
             continue
         (slice_,) = graph.program.equations[entry.equation].results
         stored = sharding_of(graph, configurations, home, entry.stored, produced=True).dims[entry.is_slice :]
+        for classes, axes in zip(graph.spaces[group].tensor_dims[slice_], stored, strict=True):
+            wishes[group].update(dict.fromkeys(classes, axes))
+    for group, wished in wishes.items():
+        configurations[group] = _configuration(step, group, wished)
+
+
+def _scatter_in_trips(step: Step, configurations: list[Configuration]) -> None:
+    """Cast a gradient that a loop stacks as the stack is sharded, so that each trip scatters what it sums."""
+    graph = step.graph
+    groups, equations = graph.grouping.tensor_group, graph.program.equations
+    wishes: dict[int, dict[int, Axes]] = defaultdict(dict)
+    for exit_ in (equations[e] for region in graph.program.regions for e in region.exits):
+        if exit_.params["role"] != "y":
+            continue
+        (slice_, *_), (stack,) = exit_.operands, exit_.results
+        home, group = groups[stack], groups[slice_]
+        if home == UNGROUPED or graph.grouping.groups[home].kind not in STORED_KINDS:
+            continue
+        if home in step.tiny or not _is_of_entries(step, group):
+            continue
+        stored = sharding_of(graph, configurations, home, stack, produced=True).dims[1:]
         for classes, axes in zip(graph.spaces[group].tensor_dims[slice_], stored, strict=True):
             wishes[group].update(dict.fromkeys(classes, axes))
     for group, wished in wishes.items():

@@ -21,8 +21,12 @@ def _layer(w: Any, x: jax.Array) -> jax.Array:
     return x + jax.nn.relu(x @ w["up"]) @ w["down"]
 
 
-def scanned(remat: bool) -> Case:
-    layer = jax.checkpoint(_layer) if remat else _layer
+def _narrow_layer(w: Any, x: jax.Array) -> jax.Array:
+    return _layer(jax.tree.map(lambda p: p.astype(jnp.bfloat16), w), x.astype(jnp.bfloat16)).astype(x.dtype)
+
+
+def scanned(remat: bool, layer: Any = _layer) -> Case:
+    layer = jax.checkpoint(layer) if remat else layer
 
     def loss(layers: Any, x: jax.Array) -> jax.Array:
         return jnp.mean(jax.lax.scan(lambda h, w: (layer(w, h), None), x, layers)[0] ** 2)
@@ -51,6 +55,15 @@ def test_fsdp_of_a_stack_gathers_and_scatters_one_layer_in_each_trip(remat: bool
     assert plan.memory_bytes < stored + saved + 2 * LAYER_BYTES + 40 * MIB  # 32 MiB are the library's
     (up, down), *_ = [[leaf["up"], leaf["down"]] for leaf in plan.in_specs[:1]]
     assert up[0] is None and down[0] is None  # never the layers
+
+
+@pytest.mark.parametrize("remat", [False, True])
+@pytest.mark.parametrize("strategy", ["zero1", "zero2", "fsdp"])
+def test_gradients_that_a_trip_casts_are_scattered_in_it(strategy: str, remat: bool) -> None:
+    """As they are computed, in 16 bits: two bytes an element."""
+    plan = draw(scanned(remat, _narrow_layer), "h100:8", (strategy,))[strategy]
+    assert counts(plan, "reduce-scatter") == {LAYER_BYTES // 4: 2 * LAYERS}
+    assert counts(plan, "all-reduce") == {}
 
 
 def test_zero2_gathers_a_stack_once_unless_its_layers_are_computed_again() -> None:

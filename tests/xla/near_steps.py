@@ -155,24 +155,43 @@ def _patches(window: int) -> Step:
 
 
 def _attention(
-    kv_heads: int = 4, cap: float = 0.0, scores: Any = jnp.float32
+    kv_heads: int | None = 4, cap: float = 0.0, scores: Any = jnp.float32, *, is_scanned: bool = False
 ) -> Step:
+    """Queries are grouped by key; without `kv_heads` they are not. The groups of 4 key heads have one query each."""
     batch, tokens, width, heads = BATCH, 64, 64, 4
+    groups = kv_heads or heads
+
+    def layer(params: Any, x: jax.Array) -> jax.Array:
+        query, key, value, out = params
+        q, k, v = (jnp.einsum("btd,dhk->bthk", x, w) for w in (query, key, value))
+        if kv_heads is None:
+            found = jnp.einsum("bthk,bshk->bhts", q, k)
+        else:
+            q = q.reshape(batch, tokens, kv_heads, heads // kv_heads, -1)
+            found = jnp.einsum("btghk,bsgk->bghts", q, k)
+        found = found.astype(scores) * 0.1
+        found = cap * jnp.tanh(found / cap) if cap else found
+        weights = jax.nn.softmax(found, -1).astype(x.dtype)
+        if kv_heads is None:
+            y = jnp.einsum("bhts,bshk->bthk", weights, v)
+        else:
+            y = jnp.einsum("bghts,bsgk->btghk", weights, v).reshape(batch, tokens, heads, -1)
+        return x + jnp.einsum("bthk,hkd->btd", y, out)
 
     def loss(params: Any, x: jax.Array) -> jax.Array:
-        for query, key, value, out in params:
-            q, k, v = (jnp.einsum("btd,dhk->bthk", x, w) for w in (query, key, value))
-            q = q.reshape(batch, tokens, kv_heads, heads // kv_heads, -1)
-            found = jnp.einsum("btghk,bsgk->bghts", q, k).astype(scores) * 0.1
-            found = cap * jnp.tanh(found / cap) if cap else found
-            weights = jax.nn.softmax(found, -1).astype(x.dtype)
-            y = jnp.einsum("bghts,bsgk->btghk", weights, v).reshape(batch, tokens, heads, -1)
-            x = x + jnp.einsum("bthk,hkd->btd", y, out)
+        if is_scanned:
+            return _square(lax.scan(lambda x, layer_: (layer(layer_, x), None), x, params)[0])
+        for layer_ in params:
+            x = layer(layer_, x)
         return _square(x)
 
     of = width // heads
-    query, key = (shape(width, n, of, dtype=HALF) for n in (heads, kv_heads))
-    params = query, key, key, shape(heads, of, width, dtype=HALF)
+    shapes = (width, heads, of), (width, groups, of), (width, groups, of), (heads, of, width)
+    if is_scanned:
+        return _trained(
+            loss, tuple(shape(2, *dims, dtype=HALF) for dims in shapes), shape(batch, tokens, width, dtype=HALF)
+        )
+    params = tuple(shape(*dims, dtype=HALF) for dims in shapes)
     return _trained(loss, [params] * 2, shape(batch, tokens, width, dtype=HALF))
 
 
@@ -289,7 +308,9 @@ STEPS: dict[str, Step] = {
     "attention": _attention(),
     "attention in 16 bits": _attention(scores=HALF),
     "shared heads": _attention(kv_heads=2),
-    "capped scores": _attention(cap=30.0),
+    "plain attention": _attention(kv_heads=None),
+    "scanned shared heads": _attention(kv_heads=2, is_scanned=True),
+    "capped scores": _attention(kv_heads=None, cap=30.0),
     "mixer": _trained(_mixed, (shape(16, 64), shape(64, 128)), shape(32, 16, 64)),
     "two large tables": _tables(),
     "a large table": _tables(number=1),
@@ -345,9 +366,10 @@ APPLIES: dict[str, tuple[str, str]] = {
     "erfc-of-convolutions-recomputes-its-argument": ("exact gelu of images", "exact gelu"),
     "saved-functions-are-float32": ("exact gelu of 16 bits", "exact gelu"),
     "resharded-copies-are-saved-in-float32": ("exact gelu of 16 bits", "exact gelu"),
-    "batched-dots-read-one-layout": ("shared heads", "attention"),
-    "results-meet-transposed-in-float32": ("shared heads", "attention"),
-    "one-fusion-writes-both-layouts": ("shared heads", "attention"),
+    "batched-dots-read-one-layout": ("shared heads", "plain attention"),
+    "results-meet-transposed-in-float32": ("shared heads", "plain attention"),
+    "one-fusion-writes-both-layouts": ("shared heads", "plain attention"),
+    "stacks-are-transposed-between-loops": ("scanned shared heads", "scanned layers"),
     "exponentials-of-many-capped-scores-are-saved": ("", "capped scores"),
     "matrices-of-16-bits-are-padded": ("exact gelu of 16 bits", "exact gelu"),
     "pooling-gradients-write-indices": ("disjoint maxima", "disjoint means"),

@@ -24,6 +24,7 @@ from jaxplan.xla.rules.gpu import in_place_fusions as _gpu_in_place_fusions
 from jaxplan.xla.rules.gpu import kernels as _gpu_kernels
 from jaxplan.xla.rules.gpu import layouts as _gpu_layouts
 from jaxplan.xla.rules.gpu import library_sums as _gpu_library_sums
+from jaxplan.xla.rules.gpu import loop_stacks as _gpu_loop_stacks
 from jaxplan.xla.rules.gpu import padding as _gpu_padding
 from jaxplan.xla.rules.gpu import pooling as _gpu_pooling
 from jaxplan.xla.rules.gpu import schedule as _gpu_schedule
@@ -58,6 +59,7 @@ _MODULES = (
     _gpu_folded,
     _gpu_functions,
     _gpu_transposed,
+    _gpu_loop_stacks,
     _gpu_padding,
     _gpu_pooling,
     _gpu_layouts,

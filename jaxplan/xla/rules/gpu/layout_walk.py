@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxplan.ir import Equation, StepGraph
+from jaxplan.xla._facts import Facts
 from jaxplan.xla._storage import Exchange, Order
 
 
@@ -46,7 +47,7 @@ class LayoutWalk:
       wanted: buffer -> order of its dimensions -> dots that read it in that order.
       fixed: results of dots that come in one order -> that order.
       joined: results of dots that are transposed where they meet something else.
-      order: layout of results of dots and of values computed from them.
+      order: layout of results of dots with a batch, and of values computed from them.
     """
 
     def __init__(self, graph: StepGraph, materialised: Sequence[bool], swaps_operands: bool) -> None:
@@ -78,18 +79,26 @@ class LayoutWalk:
             shape = tensors[t].shape
             inner, outer = large(shape, contracted[side]), large(shape, batch[side])
             free = large(shape, [d for d in range(len(shape)) if d not in (*contracted[side], *batch[side])])
-            if outer and max(len(inner), len(free)) > 1:
+            order = None
+            if max(len(inner), len(free)) > 1:
                 order = (*outer, *inner, *free) if side != is_swapped else (*outer, *free, *inner)
-                base, dims = self._base.get(t, (t, tuple(range(len(shape)))))
-                if self._materialised[base] and self._graph.values.producer[base] >= 0:
-                    self.wanted[base][tuple(dims[d] for d in order)].append(eqn.index)
+            elif _loses_dimensions(shape, batch[side]) and outer == tuple(range(len(outer))):
+                order = tuple(sorted((*outer, *inner, *free)))
+            if outer and order is not None:
+                self._read(t, order, eqn.index)
             is_fixed |= bool(outer) and len(free) > 1
-        if is_fixed:
+        if batch[0] and not is_swapped:
             (result,) = eqn.results
-            self.order[result] = self.fixed[result] = large(
-                tensors[result].shape, range(len(tensors[result].shape))
-            )
+            self.order[result] = large(tensors[result].shape, range(len(tensors[result].shape)))
             self._dot[result] = result
+            if is_fixed:
+                self.fixed[result] = self.order[result]
+
+    def _read(self, t: int, order: Order, dot: int) -> None:
+        """Note the order in which a dot reads an operand, in the dimensions of the buffer that it is a view of."""
+        base, dims = self._base.get(t, (t, tuple(range(len(self._graph.program.tensors[t].shape)))))
+        if self._materialised[base] and self._graph.values.producer[base] >= 0:
+            self.wanted[base][tuple(dims[d] for d in order)].append(dot)
 
     def _is_swapped(self, dot: Equation) -> bool:
         """Whether both operands have one free dimension, and only a transposition of these two reads the result."""
@@ -135,6 +144,19 @@ class LayoutWalk:
         return self._graph.values.producer[self._dot.get(t, t)]
 
 
+def _loses_dimensions(shape: Sequence[int], batch: Sequence[int]) -> bool:
+    """Whether a free or contracted dimension has one element: the compiler removes it in front of the dot, by a reshape
+    that reads its operand in the order of the program."""
+    return any(size == 1 and d not in batch for d, size in enumerate(shape))
+
+
 def large(shape: Sequence[int], dims: Sequence[int]) -> Order:
     """Those of more than one element: the others are no dimensions to the compiler."""
     return tuple(d for d in dims if shape[d] > 1)
+
+
+def layouts_of(facts: Facts) -> LayoutWalk:
+    """The layouts of a step, found once for all rules."""
+    if LayoutWalk not in facts.shared:
+        facts.shared[LayoutWalk] = LayoutWalk(facts.graph, facts.written, facts.target.swaps_operands)
+    return facts.shared[LayoutWalk]

@@ -3,8 +3,9 @@
 A batched dot with several free or several contracted dimensions in an operand reads it as a batch of matrices, and
 so in one order of dimensions only: batch, free, contracted for the left operand, batch, contracted, free for the right
 one; its result has the order batch, free of the left, free of the right. With one free and one contracted
-dimension, or without a batch, dots read and write either order. Seen on dots compiled one by one, with none to
-two batch dimensions and one or two of the others.
+dimension, or without a batch, dots read either order. Seen on dots compiled one by one, with none to
+two batch dimensions and one or two of the others. A free or contracted dimension of one element is removed in front of
+the dot, which then reads the others in the order of the program.
 
 Fusions write the operands of a dot in the order in which it reads them. Attention with grouped heads has several
 orders: the softmax runs in the order in which the scores were computed, the gradient of the weights
@@ -29,7 +30,7 @@ from jaxplan.xla._effects import End, Extend, Rewrite, Temporary, WaitBeside
 from jaxplan.xla._facts import Facts
 from jaxplan.xla._rule import XLA, CompilerRule, Fitted, zoo
 from jaxplan.xla._storage import Exchange, Order, ShapeOf
-from jaxplan.xla.rules.gpu.layout_walk import Joined, LayoutWalk, exchange, large
+from jaxplan.xla.rules.gpu.layout_walk import Joined, exchange, large, layouts_of
 
 _LAYOUTS = f"{XLA}service/gpu/transforms/layout_assignment.cc"
 _TILED = f"{XLA}service/gpu/ir_emission_utils.cc"
@@ -52,6 +53,7 @@ class OrderedCopy(Temporary):
       first, last: equations between which it lives.
       tiled, untiled: it exists if the kernels of these transpositions move tiles, and of those do not.
       if_gathers_kept: it exists if most gathered parameters are kept for the backward pass; None for either.
+      if_scattered: it exists if one of these tensors is reduce-scattered; empty: in any case.
       summed: dimensions over which sums were taken that the value is computed with.
       if_long: it exists if these have `_LONG_COLUMN` elements, or if they have less; None for either.
       least_elements: it exists if a device has so many elements of it.
@@ -64,6 +66,7 @@ class OrderedCopy(Temporary):
     tiled: tuple[Exchange, ...] = ()
     untiled: tuple[Exchange, ...] = ()
     if_gathers_kept: bool | None = None
+    if_scattered: frozenset[int] = frozenset()
     summed: Order = ()
     if_long: bool | None = None
     least_elements: int = 0
@@ -73,9 +76,11 @@ class OrderedCopy(Temporary):
         """Tensors with local shapes that decide whether the copy is made, and its bytes."""
         return (self.tensor, *(e.tensor for e in (*self.tiled, *self.untiled)))
 
-    def is_there(self, shape_of: ShapeOf, keeps_gathers: bool) -> bool:
-        """Whether a device has the copy."""
-        if self.if_gathers_kept not in (None, keeps_gathers):
+    def is_there(self, shape_of: ShapeOf, keeps_gathers: bool, scattered: frozenset[int] = frozenset()) -> bool:
+        """Whether a device has the copy; ``scattered``: the tensors that the plan reduce-scatters."""
+        if self.if_gathers_kept not in (None, keeps_gathers) or (
+            self.if_scattered and not self.if_scattered & scattered
+        ):
             return False
         shape = shape_of(self.tensor)
         is_long = not self.summed or math.prod(shape[d] for d in self.summed) >= _LONG_COLUMN
@@ -84,20 +89,13 @@ class OrderedCopy(Temporary):
         return all(e.is_tiled(shape_of) for e in self.tiled) and not any(e.is_tiled(shape_of) for e in self.untiled)
 
 
-def _walk(facts: Facts) -> LayoutWalk:
-    """The layouts of a step, found once for all rules."""
-    if LayoutWalk not in facts.shared:
-        facts.shared[LayoutWalk] = LayoutWalk(facts.graph, facts.written, facts.target.swaps_operands)
-    return facts.shared[LayoutWalk]
-
-
 def _meet_transposed(facts: Facts) -> Iterator[OrderedCopy | End | WaitBeside]:
     """Results of dots, transposed in float32 where they meet values of another layout.
 
     A dot beside the one with a transposed result (both read one gradient) was mostly seen to run after the last use of
     the transposed result, and its operands are live until then.
     """
-    for t, joined in _walk(facts).joined.items():
+    for t, joined in layouts_of(facts).joined.items():
         made, end = facts.equations[facts.graph.values.producer[t]], facts.death[t]
         if made.phase == "backward":
             yield from (WaitBeside(u, end, joined.exchange) for u in made.operands)
@@ -107,7 +105,7 @@ def _meet_transposed(facts: Facts) -> Iterator[OrderedCopy | End | WaitBeside]:
 
 def _written_in_both(facts: Facts) -> Iterator[OrderedCopy | End | Rewrite]:
     """Values that the backward pass reads in another layout than the one in which the forward pass reads them."""
-    walk = _walk(facts)
+    walk = layouts_of(facts)
     for t, wanted in walk.wanted.items():
         again = _rewritten(facts, t, wanted) if walk.fixed.get(t) is None else {}
         if not again:
@@ -129,7 +127,7 @@ def _written_in_both(facts: Facts) -> Iterator[OrderedCopy | End | Rewrite]:
 
 def _in_read_layouts(facts: Facts) -> Iterator[OrderedCopy | Extend]:
     """Copies in the layouts in which batched dots read a value; of these layouts, the one read last is no copy."""
-    walk, exchange_at = _walk(facts), {wait.until: wait.exchange for wait in facts.beside.values()}
+    walk, exchange_at = layouts_of(facts), {wait.until: wait.exchange for wait in facts.beside.values()}
     for t, wanted in walk.wanted.items():
         natural, made = walk.fixed.get(t), facts.graph.values.producer[t]
         orders = {order: readers for order, readers in wanted.items() if (t, order) not in facts.rewritten}
@@ -194,7 +192,7 @@ def _written_again(
 def _saved_exponentials(facts: Facts) -> Iterator[OrderedCopy]:
     """Exponentials of scores that a tanh caps, where the sum over them runs over columns: saved beside the tanh where
     they are many."""
-    walk = _walk(facts)
+    walk = layouts_of(facts)
     for eqn in facts.equations:
         if eqn.name != "exp" or eqn.phase == "backward" or not _is_computed_with(facts.graph, eqn.results[0], "tanh"):
             continue

@@ -1,0 +1,83 @@
+"""Stacks that one loop writes and another reads in other orders of dimensions: by hand, and compiled for GPUs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import jaxplan
+from jaxplan.ir import StepGraph, analyse, trace
+from jaxplan.mesh import Topology
+from jaxplan.xla import Target, analyse_buffers
+from jaxplan.xla.rules.gpu.transposed import OrderedCopy
+
+LAYERS, BATCH, TOKENS, HEADS, WIDTH = 4, 16, 512, 8, 32
+QUERIES_BY_KEYS, KEYS_BY_QUERIES = ("bthk,bshk->bhts", "bhts,bshk->bthk"), ("btghk,bsgk->bghts", "bghts,bsgk->btghk")
+
+
+def _step(einsums: Sequence[str], groups: int) -> Callable[..., Any]:
+    """Layers of attention in a loop, and their gradients; ``groups`` queries share a key, 0: no such dimension."""
+
+    def layer(x: jax.Array, params: Any) -> Any:
+        query, key, value, out = (w.astype(x.dtype) for w in params)
+        q, k, v = (jnp.einsum("btd,dhk->bthk", x, w) for w in (query, key, value))
+        q = q.reshape(*q.shape[:2], HEADS // groups, groups, -1) if groups else q
+        weights = jax.nn.softmax(jnp.einsum(einsums[0], q, k).astype(jnp.float32), axis=-1)
+        y = jnp.einsum(einsums[1], weights.astype(x.dtype), v).reshape(*x.shape[:2], HEADS, -1)
+        return x + jnp.einsum("bthk,hkd->btd", y, out), None
+
+    def step(params: Any, x: jax.Array) -> Any:
+        def loss(params: Any) -> jax.Array:
+            return jnp.sum(lax.scan(layer, x, params)[0].astype(jnp.float32) ** 2)
+
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params))
+
+    return step
+
+
+def _arguments(groups: int) -> tuple[Any, ...]:
+    kv_heads = HEADS // max(groups, 1)
+    shapes = [(WIDTH * HEADS, HEADS, WIDTH), *[(WIDTH * HEADS, kv_heads, WIDTH)] * 2, (HEADS, WIDTH, WIDTH * HEADS)]
+    params = tuple(jax.ShapeDtypeStruct((LAYERS, *dims), jnp.float32) for dims in shapes)
+    return params, jax.ShapeDtypeStruct((BATCH, TOKENS, WIDTH * HEADS), jnp.bfloat16)
+
+
+def _copies_of_scores(graph: StepGraph, scattered: frozenset[int] = frozenset()) -> list[OrderedCopy]:
+    found = analyse_buffers(graph, Target.of(Topology.parse("h100:8").chip)).found.of(OrderedCopy)
+    tensors = graph.program.tensors
+    of_scores = [c for c in found if math.prod(tensors[c.tensor].shape) >= LAYERS * BATCH * HEADS * TOKENS**2]
+    return [c for c in of_scores if c.is_there(lambda t: tensors[t].shape, True, scattered)]
+
+
+@pytest.mark.parametrize(
+    ("einsums", "groups", "copies"), [(QUERIES_BY_KEYS, 0, 0), (KEYS_BY_QUERIES, 1, 2), (KEYS_BY_QUERIES, 2, 2)]
+)
+def test_a_stack_in_another_order_is_transposed_between_the_loops(
+    einsums: Sequence[str], groups: int, copies: int
+) -> None:
+    """Scores in float32 and weights in bfloat16 are stacked; `einsum` computes grouped scores as keys times queries."""
+    graph = analyse(trace(_step(einsums, groups), _arguments(groups), {}))
+    found = _copies_of_scores(graph)
+    assert sorted(c.itemsize for c in found) == [2, 4][:copies]
+    backward = graph.program.regions[1]
+    assert all(backward.start <= c.first < c.last == backward.stop - 1 for c in found)
+
+
+@pytest.mark.gpu_aot
+@pytest.mark.parametrize(("einsums", "groups"), [(QUERIES_BY_KEYS, 0), (KEYS_BY_QUERIES, 1), (KEYS_BY_QUERIES, 2)])
+@pytest.mark.parametrize("strategy", ["data", "fsdp"])
+def test_both_orders_are_live_at_the_peak(einsums: Sequence[str], groups: int, strategy: str) -> None:
+    """Without the copies grouped heads were a quarter low. Where gradients are scattered, the order of copies and first
+    reads is not always the one that is predicted: 12 %."""
+    frontier = jaxplan.plan(
+        _step(einsums, groups), *_arguments(groups), topology="h100:8", donate_argnums=(0,), progress=False
+    )
+    audit = frontier.references[strategy].audit()
+    within = 0.12 if strategy == "fsdp" else 0.05
+    assert audit.predicted_memory_bytes == pytest.approx(audit.compiled_memory_bytes, rel=within)
