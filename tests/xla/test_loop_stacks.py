@@ -17,7 +17,7 @@ from jaxplan.mesh import Topology
 from jaxplan.xla import Target, analyse_buffers
 from jaxplan.xla.rules.gpu.transposed import OrderedCopy
 
-LAYERS, BATCH, TOKENS, HEADS, WIDTH = 4, 16, 512, 8, 32
+LAYERS, BATCH, TOKENS, HEADS, WIDTH = 6, 16, 1024, 16, 32
 QUERIES_BY_KEYS, KEYS_BY_QUERIES = ("bthk,bshk->bhts", "bhts,bshk->bthk"), ("btghk,bsgk->bghts", "bghts,bsgk->btghk")
 
 

@@ -7,9 +7,8 @@ loops, one stack after the other, and both are live meanwhile. Seen in decoders 
 that are scanned over layers: their scores are a dot of keys and queries, and are read as queries by keys.
 
 Where the later loop reduce-scatters a value that it stacks, the compiler starts each trip with the collective of the
-last one, and runs the first trip in front of the loop. Then all transposed stacks were seen to be written before it,
-while it reads the stacks as they were saved: a stack in the order of the program until its last use, of others
-a slice that it transposes at once.
+last one, and runs the first trip in front of the loop. That trip reads stacks as they were saved: one in the
+order of the program until its last use, of others a slice that it transposes as soon as the stack is.
 https://github.com/openxla/xla/blob/main/xla/service/collective_pipeliner.cc
 """
 
@@ -40,29 +39,21 @@ def _transposed_between_loops(facts: Facts) -> Iterator[OrderedCopy | End]:
             if _read_in(facts, entry.results[0]) != order[saved]:
                 entries[entry.params["region"]].append(entry)
     for region, found in entries.items():
-        scattered, first = _scattered_in(facts, region), min(entry.index for entry in found)
+        scattered = _scattered_in(facts, region)
         for entry in found:
-            yield from _copies(facts, entry, first, scattered)
+            yield from _copies(facts, entry, scattered)
             yield End(entry.operands[0], entry.index)
 
 
-def _copies(facts: Facts, entry: Equation, first: int, scattered: frozenset[int]) -> Iterator[OrderedCopy]:
-    """Of a stack that enters a loop in another order, and what the first trip reads if one of ``scattered`` is so.
-
-    ``first``: the entry of the first such stack.
-    """
-    (stack,), (slice_,) = entry.operands, entry.results
-    at, walked = entry.index, layouts_of(facts)
+def _copies(facts: Facts, entry: Equation, scattered: frozenset[int]) -> Iterator[OrderedCopy]:
+    """Of a stack that enters a loop in another order, and what the first trip reads if one of ``scattered`` is so."""
+    (stack,), (slice_,), at = entry.operands, entry.results, entry.index
     copy = OrderedCopy(tensor=stack, itemsize=facts.tensors[stack].itemsize, first=at, last=facts.death[stack])
     yield copy
-    if not scattered:
-        return
-    if first < at:
-        yield replace(copy, first=first, last=at - 1, if_scattered=scattered)
-    saved = walked.order[facts.equations[facts.graph.values.producer[stack]].operands[0]]
-    if saved == tuple(sorted(saved)):
+    saved = layouts_of(facts).order[facts.equations[facts.graph.values.producer[stack]].operands[0]]
+    if scattered and saved == tuple(sorted(saved)):
         yield replace(copy, first=at + 1, last=facts.death[slice_], if_scattered=scattered)
-    else:
+    elif scattered:
         yield replace(copy, tensor=slice_, last=at, if_scattered=scattered)
 
 
