@@ -6,6 +6,7 @@ of all of them that nothing beats.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 
 from jaxplan.core._interrupt import current
@@ -26,7 +27,7 @@ def plan_with_loops(graph: StepGraph, asked: bool | None, plan_graph: PlanGraph)
     if asked is False or not _may_have_layers(graph):
         return plan_graph(graph)
     found, errors = list[Frontier](), list[InfeasibleError]()
-    for of in (graph, *_recomputed(graph)):
+    for of in itertools.chain([graph], _recomputed(graph)):  # one by one: each traces the step again
         try:
             found.append(plan_graph(of))
         except InfeasibleError as error:

@@ -63,3 +63,15 @@ def test_it_is_looked_for_where_nothing_fits_otherwise(frontier):
     assert all(plan.recomputed_loops is not None for plan in found.points)
     with pytest.raises(jaxplan.InfeasibleError):
         jaxplan.plan(train_step, *arguments(), remat=False, **options)
+
+
+def test_the_step_is_traced_once_where_a_plan_fits():
+    traces = []
+
+    def counted(weights, x):
+        traces.append(None)
+        return train_step(weights, x)
+
+    found = jaxplan.plan(counted, *arguments(), topology="cpu:8", progress=False)
+    assert found.fastest().recomputed_loops is None
+    assert len(traces) == 1
