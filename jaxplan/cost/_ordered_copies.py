@@ -34,7 +34,7 @@ class OrderedCopies:
         groups = self._graph.grouping.tensor_group
         for number, copy in enumerate(self._ordered):
             homes = [groups[t] for t in copy.tensors]
-            is_met = bool(copy.if_scattered & scattered)
+            is_met = not copy.if_scattered.isdisjoint(scattered)
             key = number, keeps, is_met, *[assignment[v] if v != UNGROUPED else 0 for v in homes]
             if key not in self._known:
                 self._known[key] = 0
@@ -47,11 +47,11 @@ class OrderedCopies:
         """Of the tensors that copies ask for, those that are reduce-scattered."""
         if not self._asked:
             return frozenset()
-        return frozenset(
-            t.tensor for t in itertools.compress(transfers, self._scatters.of_all(transfers, self._is_scatter))
-        )
+        found = itertools.compress(transfers, self._scatters.of_all(transfers, self._is_scatter))
+        return frozenset(transfer.tensor for transfer in found)
 
     def _is_scatter(self, transfer: Transfer) -> bool:
+        """Whether one of the tensors that copies ask for is reduce-scattered."""
         is_asked = transfer.tensor in self._asked
         return is_asked and any(kind == "reduce-scatter" for kind, _, _ in transfer.collectives)
 

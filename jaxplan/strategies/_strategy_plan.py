@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -133,46 +133,48 @@ def _gather_in_trips(step: Step, configurations: list[Configuration], repeat_gat
 
     Without repeated gathers this applies to recomputed layers only: their gathered copies would be read just once.
     """
-    graph = step.graph
-    wishes: dict[int, dict[int, Axes]] = defaultdict(dict)
-    groups = graph.grouping.equation_group
+    equations, groups = step.graph.program.equations, step.graph.grouping.equation_group
     again = {groups[entry.equation] for entry in step.entries if entry.again or repeat_gathers}
-    for entry in step.entries:
-        home = graph.grouping.tensor_group[entry.stored]
-        group = groups[entry.equation]
-        if group not in again or home in step.tiny or not _is_of_entries(step, group):
-            continue
-        (slice_,) = graph.program.equations[entry.equation].results
-        stored = sharding_of(graph, configurations, home, entry.stored, produced=True).dims[entry.is_slice :]
-        for classes, axes in zip(graph.spaces[group].tensor_dims[slice_], stored, strict=True):
-            wishes[group].update(dict.fromkeys(classes, axes))
-    for group, wished in wishes.items():
-        configurations[group] = _configuration(step, group, wished)
+    read = (
+        (entry.stored, equations[entry.equation].results[0], int(entry.is_slice))
+        for entry in step.entries
+        if groups[entry.equation] in again
+    )
+    _shard_as_stored(step, configurations, read)
 
 
 def _scatter_in_trips(step: Step, configurations: list[Configuration]) -> None:
     """Cast a gradient that a loop stacks as the stack is sharded, so that each trip scatters what it sums."""
-    graph = step.graph
-    groups, equations = graph.grouping.tensor_group, graph.program.equations
+    equations = step.graph.program.equations
+    exits = (equations[e] for region in step.graph.program.regions for e in region.exits)
+    written = ((e.results[0], e.operands[0], 1) for e in exits if e.params["role"] == "y")
+    _shard_as_stored(step, configurations, written)
+
+
+def _shard_as_stored(
+    step: Step, configurations: list[Configuration], pairs: Iterable[tuple[int, int, int]]
+) -> None:
+    """Shard groups inside of loops, without a batch, as the stored arrays that they read or write.
+
+    Args:
+      pairs: a stored array, its value in the loop, and how many dimensions in front that value lacks: 1 for a slice.
+    """
+    graph, groups = step.graph, step.graph.grouping.tensor_group
     wishes: dict[int, dict[int, Axes]] = defaultdict(dict)
-    for exit_ in (equations[e] for region in graph.program.regions for e in region.exits):
-        if exit_.params["role"] != "y":
+    for array, value, missing in pairs:
+        home, group = groups[array], groups[value]
+        is_stored = home != UNGROUPED and graph.grouping.groups[home].kind in STORED_KINDS
+        if not is_stored or home in step.tiny or not _is_without_batch(step, group):
             continue
-        (slice_, *_), (stack,) = exit_.operands, exit_.results
-        home, group = groups[stack], groups[slice_]
-        if home == UNGROUPED or graph.grouping.groups[home].kind not in STORED_KINDS:
-            continue
-        if home in step.tiny or not _is_of_entries(step, group):
-            continue
-        stored = sharding_of(graph, configurations, home, stack, produced=True).dims[1:]
-        for classes, axes in zip(graph.spaces[group].tensor_dims[slice_], stored, strict=True):
+        stored = sharding_of(graph, configurations, home, array, produced=True).dims[missing:]
+        for classes, axes in zip(graph.spaces[group].tensor_dims[value], stored, strict=True):
             wishes[group].update(dict.fromkeys(classes, axes))
     for group, wished in wishes.items():
         configurations[group] = _configuration(step, group, wished)
 
 
-def _is_of_entries(step: Step, group: int) -> bool:
-    """Whether a group holds arrays that a loop takes in, and no value computed from the batch."""
+def _is_without_batch(step: Step, group: int) -> bool:
+    """Whether a group is element-wise and holds no value computed from the batch."""
     if group == UNGROUPED or step.graph.grouping.groups[group].kind != "elementwise":
         return False
     return not any(dimension in step.graph.named.batch for dimension in step.named(group))

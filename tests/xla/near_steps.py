@@ -157,7 +157,7 @@ def _patches(window: int) -> Step:
 def _attention(
     kv_heads: int | None = 4, cap: float = 0.0, scores: Any = jnp.float32, *, is_scanned: bool = False
 ) -> Step:
-    """Queries are grouped by key; without `kv_heads` they are not. The groups of 4 key heads have one query each."""
+    """Queries grouped by key, one query in each group of 4 key heads; no groups without `kv_heads`."""
     batch, tokens, width, heads = BATCH, 64, 64, 4
     groups = kv_heads or heads
 

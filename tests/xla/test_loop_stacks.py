@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from jax import lax
 
 import jaxplan
-from jaxplan.ir import StepGraph, analyse, trace
+from jaxplan.ir import REGION_IN, REGION_OUT, StepGraph, analyse, trace
 from jaxplan.mesh import Topology
 from jaxplan.xla import Target, analyse_buffers
 from jaxplan.xla.rules.gpu.transposed import OrderedCopy
@@ -50,8 +49,10 @@ def _arguments(groups: int) -> tuple[Any, ...]:
 
 def _copies_of_scores(graph: StepGraph, scattered: frozenset[int] = frozenset()) -> list[OrderedCopy]:
     found = analyse_buffers(graph, Target.of(Topology.parse("h100:8").chip)).found.of(OrderedCopy)
-    tensors = graph.program.tensors
-    of_scores = [c for c in found if math.prod(tensors[c.tensor].shape) >= LAYERS * BATCH * HEADS * TOKENS**2]
+    stacks = {e.results[0] for e in graph.program.equations if e.name == REGION_OUT and e.params["role"] == "y"}
+    slices = {e.results[0] for e in graph.program.equations if e.name == REGION_IN and e.params["role"] == "x"}
+    tensors, trip = graph.program.tensors, BATCH * HEADS * TOKENS**2
+    of_scores = [c for c in found if c.tensor in stacks | slices and tensors[c.tensor].num_elements >= trip]
     return [c for c in of_scores if c.is_there(lambda t: tensors[t].shape, True, scattered)]
 
 
@@ -67,6 +68,19 @@ def test_a_stack_in_another_order_is_transposed_between_the_loops(
     assert sorted(c.itemsize for c in found) == [2, 4][:copies]
     backward = graph.program.regions[1]
     assert all(backward.start <= c.first < c.last == backward.stop - 1 for c in found)
+
+
+def test_a_first_trip_in_front_of_the_loop_transposes_a_slice_of_each() -> None:
+    """That is so where the loop scatters a gradient that it stacks; no dot of scores or activations makes it so."""
+    graph = analyse(trace(_step(KEYS_BY_QUERIES, 2), _arguments(2), {}))
+    dots = [e.results[0] for e in graph.program.equations if e.name == "dot_general" and e.region == 1]
+    tensors = graph.program.tensors
+    gradients = frozenset(t for t in dots if TOKENS not in tensors[t].shape)
+    assert len(gradients) == 4  # of the four kernels of a layer
+    copied = sorted(tensors[c.tensor].num_bytes for c in _copies_of_scores(graph, gradients))
+    scores = BATCH * HEADS * TOKENS**2
+    assert copied == sorted([2 * scores, 4 * scores, 2 * LAYERS * scores, 4 * LAYERS * scores])
+    assert len(_copies_of_scores(graph, frozenset(dots) - gradients)) == 2
 
 
 @pytest.mark.gpu_aot

@@ -47,7 +47,7 @@ class LayoutWalk:
       wanted: buffer -> order of its dimensions -> dots that read it in that order.
       fixed: results of dots that come in one order -> that order.
       joined: results of dots that are transposed where they meet something else.
-      order: layout of results of dots with a batch, and of values computed from them.
+      order: layout of results of dots that have one, and of values computed from them.
     """
 
     def __init__(self, graph: StepGraph, materialised: Sequence[bool], swaps_operands: bool) -> None:
@@ -73,7 +73,8 @@ class LayoutWalk:
 
     def _visit_dot(self, eqn: Equation) -> None:
         contracted, batch = eqn.params["dimension_numbers"]
-        tensors, is_fixed = self._graph.program.tensors, False
+        tensors, (result,) = self._graph.program.tensors, eqn.results
+        is_fixed = is_reshaped = False
         is_swapped = self._swaps and self._is_swapped(eqn)
         for side, t in enumerate(eqn.operands):
             shape = tensors[t].shape
@@ -87,12 +88,12 @@ class LayoutWalk:
             if outer and order is not None:
                 self._read(t, order, eqn.index)
             is_fixed |= bool(outer) and len(free) > 1
-        if batch[0] and not is_swapped:
-            (result,) = eqn.results
+            is_reshaped |= bool(outer) and _loses_dimensions(shape, batch[side])
+        if is_fixed or is_reshaped:
             self.order[result] = large(tensors[result].shape, range(len(tensors[result].shape)))
             self._dot[result] = result
-            if is_fixed:
-                self.fixed[result] = self.order[result]
+        if is_fixed:
+            self.fixed[result] = self.order[result]
 
     def _read(self, t: int, order: Order, dot: int) -> None:
         """Note the order in which a dot reads an operand, in the dimensions of the buffer that it is a view of."""
@@ -145,8 +146,8 @@ class LayoutWalk:
 
 
 def _loses_dimensions(shape: Sequence[int], batch: Sequence[int]) -> bool:
-    """Whether a free or contracted dimension has one element: the compiler removes it in front of the dot, by a reshape
-    that reads its operand in the order of the program."""
+    """Whether a free or contracted dimension has one element: the compiler removes it in front of the dot, and restores
+    it behind, by reshapes that read and write the order of the program."""
     return any(size == 1 and d not in batch for d, size in enumerate(shape))
 
 

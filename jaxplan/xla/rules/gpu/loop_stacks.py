@@ -8,7 +8,7 @@ that are scanned over layers: their scores are a dot of keys and queries, and ar
 
 Where the later loop reduce-scatters a value that it stacks, the compiler starts each trip with the collective of the
 last one, and runs the first trip in front of the loop. That trip reads stacks as they were saved: one in the
-order of the program until its last use, of others a slice that it transposes as soon as the stack is.
+order of the program until its last use; of another one it transposes a slice right after the stack.
 https://github.com/openxla/xla/blob/main/xla/service/collective_pipeliner.cc
 """
 
@@ -46,7 +46,8 @@ def _transposed_between_loops(facts: Facts) -> Iterator[OrderedCopy | End]:
 
 
 def _copies(facts: Facts, entry: Equation, scattered: frozenset[int]) -> Iterator[OrderedCopy]:
-    """Of a stack that enters a loop in another order, and what the first trip reads if one of ``scattered`` is so."""
+    """The stack that enters a loop in another order. If one of ``scattered`` is reduce-scattered, also what the first
+    trip reads: the stack as it was saved, or a slice of it."""
     (stack,), (slice_,), at = entry.operands, entry.results, entry.index
     copy = OrderedCopy(tensor=stack, itemsize=facts.tensors[stack].itemsize, first=at, last=facts.death[stack])
     yield copy
@@ -77,28 +78,28 @@ def _takes_slices(eqn: Equation) -> bool:
 
 
 def _read_in(facts: Facts, slices: int) -> Order:
-    """The order of dimensions in which a loop reads the slices of a stack."""
-    shape = facts.tensors[slices].shape
-    return _met_in(facts, slices) or large(shape, range(len(shape)))
+    """The order of dimensions in which a loop reads the slices of a stack: that of the first value computed from a dot
+    which they meet element by element, else that of the program."""
+    order, shape = layouts_of(facts).order, facts.tensors[slices].shape
+    dims = {slices: tuple(range(len(shape)))}  # of each value, the dimension of a slice that each of its own is
 
+    def following(t: int) -> Sequence[int]:
+        kept = [eqn for eqn in facts.readers(t) if _keeps_elements(facts, eqn, t)]
+        for eqn in kept:
+            moved = eqn.params["permutation"] if eqn.name == "transpose" else range(len(shape))
+            dims.setdefault(eqn.results[0], tuple(dims[t][d] for d in moved))
+        return [eqn.results[0] for eqn in reversed(kept)]
 
-def _met_in(facts: Facts, t: int) -> Order:
-    """The order of the dot whose result meets a value in an element-wise operator; empty where it meets none."""
-    order, shape = layouts_of(facts).order, facts.tensors[t].shape
-    for eqn in facts.readers(t):
-        if len(eqn.results) != 1:
-            continue
-        result = eqn.results[0]
-        found = order.get(result) or _met_in(facts, result) if _keeps_elements(facts, eqn, t) else ()
-        if found and eqn.name == "transpose":
-            found = tuple(eqn.params["permutation"][d] for d in found)
-        if found:
-            return large(shape, found)
-    return ()
+    for t in walk([slices], following):
+        if t in order:
+            return large(shape, tuple(dims[t][d] for d in order[t]))
+    return large(shape, range(len(shape)))
 
 
 def _keeps_elements(facts: Facts, eqn: Equation, t: int) -> bool:
-    """Whether the result has the elements of an operand in their places, or transposed."""
+    """Whether an equation has one result, with the elements of an operand in their places, or transposed."""
+    if len(eqn.results) != 1:
+        return False
     is_alike = facts.tensors[eqn.results[0]].shape == facts.tensors[t].shape
     return eqn.name == "transpose" or (facts.family(eqn.index) == "elementwise" and is_alike)
 

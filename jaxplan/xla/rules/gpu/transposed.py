@@ -3,9 +3,9 @@
 A batched dot with several free or several contracted dimensions in an operand reads it as a batch of matrices, and
 so in one order of dimensions only: batch, free, contracted for the left operand, batch, contracted, free for the right
 one; its result has the order batch, free of the left, free of the right. With one free and one contracted
-dimension, or without a batch, dots read either order. Seen on dots compiled one by one, with none to
+dimension, or without a batch, dots read and write either order. Seen on dots compiled one by one, with none to
 two batch dimensions and one or two of the others. A free or contracted dimension of one element is removed in front of
-the dot, which then reads the others in the order of the program.
+the dot and restored behind it, by reshapes that read and write the order of the program.
 
 Fusions write the operands of a dot in the order in which it reads them. Attention with grouped heads has several
 orders: the softmax runs in the order in which the scores were computed, the gradient of the weights
@@ -78,9 +78,9 @@ class OrderedCopy(Temporary):
 
     def is_there(self, shape_of: ShapeOf, keeps_gathers: bool, scattered: frozenset[int] = frozenset()) -> bool:
         """Whether a device has the copy; ``scattered``: the tensors that the plan reduce-scatters."""
-        if self.if_gathers_kept not in (None, keeps_gathers) or (
-            self.if_scattered and not self.if_scattered & scattered
-        ):
+        if self.if_gathers_kept not in (None, keeps_gathers):
+            return False
+        if self.if_scattered and self.if_scattered.isdisjoint(scattered):
             return False
         shape = shape_of(self.tensor)
         is_long = not self.summed or math.prod(shape[d] for d in self.summed) >= _LONG_COLUMN
