@@ -18,6 +18,7 @@ from jaxplan.xla.rules.gpu.transposed import OrderedCopy
 
 LAYERS, BATCH, TOKENS, HEADS, WIDTH = 6, 16, 1024, 16, 32
 QUERIES_BY_KEYS, KEYS_BY_QUERIES = ("bthk,bshk->bhts", "bhts,bshk->bthk"), ("btghk,bsgk->bghts", "bghts,bsgk->btghk")
+KEYS_FIRST = "bshk,bthk->bhst", "bhst,bshk->bthk"
 
 
 def _step(einsums: Sequence[str], groups: int) -> Callable[..., Any]:
@@ -27,7 +28,8 @@ def _step(einsums: Sequence[str], groups: int) -> Callable[..., Any]:
         query, key, value, out = (w.astype(x.dtype) for w in params)
         q, k, v = (jnp.einsum("btd,dhk->bthk", x, w) for w in (query, key, value))
         q = q.reshape(*q.shape[:2], HEADS // groups, groups, -1) if groups else q
-        weights = jax.nn.softmax(jnp.einsum(einsums[0], q, k).astype(jnp.float32), axis=-1)
+        scores = jnp.einsum(einsums[0], *((k, q) if einsums == KEYS_FIRST else (q, k)))
+        weights = jax.nn.softmax(scores.astype(jnp.float32), axis=-2 if einsums == KEYS_FIRST else -1)
         y = jnp.einsum(einsums[1], weights.astype(x.dtype), v).reshape(*x.shape[:2], HEADS, -1)
         return x + jnp.einsum("bthk,hkd->btd", y, out), None
 
@@ -57,12 +59,14 @@ def _copies_of_scores(graph: StepGraph, scattered: frozenset[int] = frozenset())
 
 
 @pytest.mark.parametrize(
-    ("einsums", "groups", "copies"), [(QUERIES_BY_KEYS, 0, 0), (KEYS_BY_QUERIES, 1, 2), (KEYS_BY_QUERIES, 2, 2)]
+    ("einsums", "groups", "copies"),
+    [(QUERIES_BY_KEYS, 0, 0), (KEYS_FIRST, 0, 0), (KEYS_BY_QUERIES, 1, 2), (KEYS_BY_QUERIES, 2, 2)],
 )
 def test_a_stack_in_another_order_is_transposed_between_the_loops(
     einsums: Sequence[str], groups: int, copies: int
 ) -> None:
-    """Scores in float32 and weights in bfloat16 are stacked; `einsum` computes grouped scores as keys times queries."""
+    """Scores in float32 and weights in bfloat16 are stacked; `einsum` computes grouped scores as keys times queries.
+    A dot without groups writes its result in the order of the values that it meets."""
     graph = analyse(trace(_step(einsums, groups), _arguments(groups), {}))
     found = _copies_of_scores(graph)
     assert sorted(c.itemsize for c in found) == [2, 4][:copies]
@@ -84,7 +88,9 @@ def test_a_first_trip_in_front_of_the_loop_transposes_a_slice_of_each() -> None:
 
 
 @pytest.mark.gpu_aot
-@pytest.mark.parametrize(("einsums", "groups"), [(QUERIES_BY_KEYS, 0), (KEYS_BY_QUERIES, 1), (KEYS_BY_QUERIES, 2)])
+@pytest.mark.parametrize(
+    ("einsums", "groups"), [(QUERIES_BY_KEYS, 0), (KEYS_FIRST, 0), (KEYS_BY_QUERIES, 1), (KEYS_BY_QUERIES, 2)]
+)
 @pytest.mark.parametrize("strategy", ["data", "fsdp"])
 def test_both_orders_are_live_at_the_peak(einsums: Sequence[str], groups: int, strategy: str) -> None:
     """Without the copies grouped heads were a quarter low. Where gradients are scattered, the order of copies and first
