@@ -28,7 +28,12 @@ from jaxplan.mesh._profile_check import group_shapes, read_profile
 from jaxplan.mesh.profile import Settings
 from jaxplan.mesh.profile._programs import group_axes
 
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {"mlp": ("mlp", {}), **accuracy.MODELS}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mlp": ("mlp", {}),
+    "fused": ("llama2-7b", {"num_layers": 2, "fused": True, "batch_size": 8}),
+    "scanned": ("llama2-7b", {"num_layers": 2, "scan": True, "remat": "full", "batch_size": 8}),
+    **accuracy.MODELS,
+}
 DEVICES_OF_SIZES = 8
 """The batches of `benchmarks.accuracy.MODELS` are for so many devices; fewer get their part."""
 ON_CPU: dict[str, tuple[str, dict[str, Any]]] = {
