@@ -32,7 +32,7 @@ from jaxplan.errors import AuditError, MissingExtraError
 if TYPE_CHECKING:
     from jaxplan.mesh import Topology
 
-CACHE_VERSION = 1  # raise when the child compiles differently
+CACHE_VERSION = 2  # raise when the child compiles differently
 
 _PLUGINS = {
     "cuda": ("gpu-aot", ("jax_cuda12_plugin", "jax_cuda13_plugin")),

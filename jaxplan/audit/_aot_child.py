@@ -10,6 +10,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ def compile_request(request: dict[str, Any]) -> dict[str, Any]:
     )
     start = time.perf_counter()
     lowered = step.lower(*arguments)
+    _mark_on_host(lowered, frozenset(request.get("host_argnums", ())))
     lowered_at = time.perf_counter()
     options, dumps = request["compiler_options"], Path(request["dumps"])
     if exported.platforms[0] in PLATFORMS:
@@ -75,6 +77,25 @@ def compile_request(request: dict[str, Any]) -> dict[str, Any]:
 def _on_host(shardings: Any, positions: Any) -> list[Any]:
     """Shardings, some of them of arrays in the memory of the host; an exported program forgets which."""
     return [s.with_memory_kind("pinned_host") if i in positions else s for i, s in enumerate(shardings)]
+
+
+def _mark_on_host(lowered: Any, positions: Collection[int]) -> None:
+    """Say in the program which arguments are in the memory of the host.
+
+    Compile-only GPU devices have one memory, so that JAX leaves out where arguments are. Without that the compiler
+    reads them from kernels; with it, as on devices that are there, it copies them to the device first.
+    """
+    from jaxlib.mlir import ir
+
+    if not positions:
+        return
+    module = lowered.compiler_ir("stablehlo")
+    with module.context:
+        (main,) = (f for f in module.body.operations if ir.StringAttr(f.attributes["sym_name"]).value == "main")
+        attributes = [{a.name: a.attr for a in of} for of in main.arg_attrs]
+        for i in positions:
+            attributes[i]["mhlo.memory_kind"] = ir.StringAttr.get("pinned_host")
+        main.arg_attrs = ir.ArrayAttr.get([ir.DictAttr.get(of) for of in attributes])
 
 
 def _mesh(platform: str, request: dict[str, Any]) -> Any:

@@ -15,7 +15,7 @@ from jaxplan.cost._dots_behind import DotsBehind
 from jaxplan.cost._extended import ExtendedImages
 from jaxplan.cost._home_deaths import HomeDeaths
 from jaxplan.cost._model import CostModel
-from jaxplan.cost._offload import copied_to_host, sent_by
+from jaxplan.cost._offload import sent_by, staged_on_device
 from jaxplan.cost._ordered_copies import OrderedCopies
 from jaxplan.cost._padded_images import PaddedImages
 from jaxplan.cost._residents import BATCH, OTHER_STATE, PARAMETERS, resident_labels
@@ -64,7 +64,10 @@ class LiveRanges:
         cleared = (effect.tensors for effect in buffers.found.of(ClearTogether))
         self._cleared = [[t for t in together if t in self._place] for together in cleared]
         self._birth = np.array([buffers.birth[t] for t in self._place], dtype=np.int64)
-        death = {**dict(enumerate(buffers.death)), **copied_to_host(graph, buffers.birth)}
+        self._staged = staged_on_device(graph, buffers.birth, buffers.sums.keys())
+        death = dict(enumerate(buffers.death))
+        for t, (born, dead) in self._staged.successors.items():
+            self._birth[self._place[t]], death[t] = born, dead
         self._death = np.array([death[t] for t in self._place], dtype=np.int64)
         kinds = (TEMPORARIES, "activations")
         self._waiting = [w for w in graph.waiting_on_host if w.tensor in self._place]
@@ -206,6 +209,8 @@ class LiveRanges:
         for beside in self._pooled:
             share = made[self._place[beside.tensor]] / model.buffers.num_bytes[beside.tensor]
             yield 2 * beside.first, 2 * beside.last + 1, share * beside.num_bytes, TEMPORARIES
+        for t, first, last in self._staged.beside:
+            yield 2 * first, 2 * last + 1, made[self._place[t]], TEMPORARIES
         for e, size in self._attentions.of(chosen):
             yield 2 * e, 2 * e + 1, size, TEMPORARIES
         workspace = max(self._workspaces.values(), default=0)

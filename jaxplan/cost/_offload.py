@@ -1,8 +1,7 @@
 """The price of arguments that live on the host: bytes there, and seconds on the link to the device.
 
-The kernel of an update reads such an argument over the link and writes its successor to the device, from where a copy
-takes it to the host while the next updates read theirs: the two directions of the link run at once
-(`jaxplan.mesh._chips.ChipSpec.host_bytes_per_second`).
+Such an argument is copied to the device for its update, and its successor from there to the host while the next updates
+run: the two directions of the link run at once (`jaxplan.mesh._chips.ChipSpec.host_bytes_per_second`).
 """
 
 from __future__ import annotations
@@ -10,7 +9,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,11 +19,12 @@ from jaxplan.cost._model import CostModel
 from jaxplan.cost._residents import PARAMETERS, resident_labels
 from jaxplan.cost._splits import split_counts
 from jaxplan.cost._tiles import local_bytes
-from jaxplan.ir import UNGROUPED, Offload, StepGraph, offloadable
+from jaxplan.ir import UNGROUPED, Offload, StepGraph, hosted_updates, offloadable
 from jaxplan.mesh import Topology
 from jaxplan.solvers import Problem
 
-_COPIES_IN_FLIGHT = 2
+_AHEAD = 2
+"""An update's arrays are copied to the device once the update so many before it has run."""
 
 
 def offloadable_inputs(graph: StepGraph) -> dict[int, int]:
@@ -99,15 +100,46 @@ def _moved(problem: Problem, host: list[np.ndarray], topology: Topology) -> Prob
     return Problem(time=time, memory=memory, edges=problem.edges, names=problem.names)
 
 
-def copied_to_host(graph: StepGraph, birth: Sequence[int]) -> dict[int, int]:
-    """Results that go to the host -> the equation until which they are on the device: their copy is done by then.
+class Staged(NamedTuple):
+    """The arrays of the host that updates read, while they are on the device.
 
-    A copy runs beside the updates after it; programs compiled for H100 wait for it before they begin the second copy
-    after it. So the bytes of about three results are on the device at once.
+    Attributes:
+      successors: what replaces each -> the equations from and until which it is on the device.
+      beside: (successor, first and last equation) of buffers as large: the copy of the array that it replaces, and the
+        gradient that waits for that copy where it would otherwise be no buffer (a sum that a library adds), until the
+        update after the next.
     """
-    program, offload = graph.program, graph.offload
-    if offload is None:
-        return {}
-    queue = sorted((program.outputs[o] for o in offload.outputs), key=lambda t: (birth[t], t))
-    ends = [birth[t] for t in queue[_COPIES_IN_FLIGHT:]] + [len(program.equations)] * _COPIES_IN_FLIGHT
-    return dict(zip(queue, ends))
+
+    successors: dict[int, tuple[int, int]]
+    beside: list[tuple[int, int, int]]
+
+
+def staged_on_device(graph: StepGraph, birth: Sequence[int], sums: Set[int]) -> Staged:
+    """When arrays of the host are on the device.
+
+    An update runs once its gradient is there, beside the copies to the host of the one before it, and those to the
+    device of the next (`jaxplan.partition._hosted_updates`); results take the buffers of what they replace. So the
+    arrays of three updates are on the device. Arrays of updates that cannot run one by one are copied when the step
+    begins.
+
+    Args:
+      birth: of each tensor, the equation from which on it is a buffer.
+      sums: equations of sums that the library call of a dot adds.
+    """
+    staged = Staged({}, [])
+    if graph.offload is None:
+        return staged
+    updates = hosted_updates(graph.program, graph.values, graph.offload)
+    ends = [max(birth[t] for t in u.outputs) for u in updates]
+    runs = [birth[u.waits_for[1]] if u.waits_for else end for u, end in zip(updates, ends, strict=True)]
+    runs = list(itertools.accumulate(runs, max))
+    last = len(graph.program.equations)
+    for turn, (update, run) in enumerate(zip(updates, runs, strict=True)):
+        first = min(runs[turn - _AHEAD] + 1, run) if turn >= _AHEAD else run
+        death = runs[turn + 1] if turn + 1 < len(runs) else last
+        for t in update.outputs:
+            staged.successors[t] = run, max(death, run)
+            staged.beside.append((t, first if update.equations else 0, max(run - 1, first)))
+        if not sums.isdisjoint(update.equations):
+            staged.beside.append((update.outputs[0], run, (*runs, *[last] * _AHEAD)[turn + _AHEAD]))
+    return staged

@@ -42,8 +42,10 @@ from jaxplan.ir._model import StepGraph as StepGraph
 from jaxplan.ir._model import analyse as analyse
 from jaxplan.ir._model import loop_recomputed_graph as loop_recomputed_graph
 from jaxplan.ir._model import sliced_graph as sliced_graph
+from jaxplan.ir._offload import HostedUpdate as HostedUpdate
 from jaxplan.ir._offload import Offload as Offload
 from jaxplan.ir._offload import Waiting as Waiting
+from jaxplan.ir._offload import hosted_updates as hosted_updates
 from jaxplan.ir._offload import offloadable as offloadable
 from jaxplan.ir._offload import waiting_values as waiting_values
 from jaxplan.ir._program import REGION_IN as REGION_IN

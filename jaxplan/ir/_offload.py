@@ -26,8 +26,8 @@ LEAST_OPERAND = 0.01
 class Offload:
     """The arrays that a plan keeps in the memory of the host between two uses.
 
-    An argument is donated and read by element-wise operators alone, and its successor goes back to the host. The kernel
-    of the update reads it from the host as it is; the successor is written on the device and copied to the host.
+    An argument is donated and read by element-wise operators alone, and its successor goes back to the host. It is
+    copied to the device for its update (`HostedUpdate`).
 
     A recomputed region of the backward pass keeps its operands behind a barrier (`jaxplan.ir._remat`,
     `jax.checkpoint`): those of the first regions, in the order of the forward pass, wait on the host
@@ -114,3 +114,100 @@ def offloadable(
     }
     least = LEAST_SHARE * sum(sizes.values())
     return {i: state[i] for i, size in sizes.items() if size and size >= least}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostedUpdate:
+    """Arrays on the host that one update reads together, such as both moments of a parameter.
+
+    Attributes:
+      inputs, outputs: these tensors, and their successors.
+      equations: what reads them, and what that needs, from the first equation on that reads an array on the host; none
+        where a loop is among them.
+      waits_for: (equation, tensor) of the value, made before, without which the update cannot run: a gradient.
+    """
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    equations: tuple[int, ...]
+    waits_for: tuple[int, int] | None
+
+
+def hosted_updates(program: Program, values: Values, offload: Offload) -> tuple[HostedUpdate, ...]:
+    """The updates of the arrays on the host, in the order in which what they wait for is made.
+
+    Each begins once its gradient is there and ends before the one after the next begins, so that the arrays of two
+    are on the device at a time. Where one value depends on all of them (a norm of all updates) there is one update.
+    """
+    hosted = {program.inputs[i]: program.outputs[o] for i, o in zip(offload.inputs, offload.outputs, strict=True)}
+    if not hosted:
+        return ()
+    start = min(e for t in hosted for e in values.consumers[t])
+    parent = {t: t for t in hosted}
+
+    def root(t: int) -> int:
+        while parent[t] != t:
+            t = parent[t]
+        return t
+
+    of: dict[int, int] = {t: t for t in hosted}  # a value that depends on arrays on the host -> one of them
+    by_equation: dict[int, int] = {}
+    for eqn in program.equations[start:]:
+        read = [root(of[t]) for t in eqn.operands if t in of]
+        for other in read[1:]:
+            parent[root(other)] = root(read[0])
+        if read:
+            by_equation[eqn.index] = read[0]
+            of.update(dict.fromkeys(eqn.results, read[0]))
+    found = []
+    for first in dict.fromkeys(root(t) for t in hosted):
+        inputs = tuple(t for t in hosted if root(t) == first)
+        reading = [e for e, t in by_equation.items() if root(t) == first]
+        equations = _with_what_they_need(program, values, reading, start)
+        outputs = tuple(hosted[t] for t in inputs)
+        if any(program.equations[e].region >= 0 for e in equations):
+            found.append(HostedUpdate(inputs=inputs, outputs=outputs, equations=(), waits_for=None))
+            continue
+        waits_for = _awaited(program, values, equations, start, program.tensors[inputs[0]].num_elements)
+        found.append(HostedUpdate(inputs=inputs, outputs=outputs, equations=equations, waits_for=waits_for))
+    return tuple(sorted(found, key=lambda u: (values.producer[u.waits_for[1]] if u.waits_for else -1, u.equations)))
+
+
+def _with_what_they_need(
+    program: Program, values: Values, equations: Sequence[int], start: int
+) -> tuple[int, ...]:
+    """Equations and those from ``start`` on that make their operands, in program order."""
+    found, left = set(equations), list(equations)
+    while left:
+        for t in program.equations[left.pop()].operands:
+            if (made_by := values.producer[t]) >= start and made_by not in found:
+                found.add(made_by)
+                left.append(made_by)
+    return tuple(sorted(found))
+
+
+def _awaited(
+    program: Program, values: Values, equations: Sequence[int], start: int, num_elements: int
+) -> tuple[int, int] | None:
+    """The value of so many elements that equations read and that is made last before ``start``, and its reader.
+
+    What was computed from it alone (its cast, its square) is recomputed, so the value itself counts.
+    """
+    found: tuple[int, int] | None = None
+    for e in equations:
+        for t in program.equations[e].operands:
+            reader, made_by = e, values.producer[t]
+            while 0 <= made_by < start and (source := _only_array(program, made_by)) is not None:
+                reader, t = made_by, source
+                made_by = values.producer[t]
+            is_wanted = 0 <= made_by < start and program.tensors[t].num_elements == num_elements
+            if is_wanted and (found is None or made_by > values.producer[found[1]]):
+                found = reader, t
+    return found
+
+
+def _only_array(program: Program, equation: int) -> int | None:
+    """The array that an equation of the update computes its result from, where there is one alone."""
+    eqn = program.equations[equation]
+    arrays = [t for t in eqn.operands if program.tensors[t].kind != "literal"]
+    return arrays[0] if eqn.phase == "update" and len(arrays) == 1 and len(eqn.results) == 1 else None

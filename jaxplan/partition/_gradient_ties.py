@@ -68,6 +68,10 @@ class GradientTies:
         """A barrier of the forward pass: there is nothing earlier to wait for."""
         self._earlier = []
 
+    def behind(self, values: Sequence[Any], others: Sequence[Gradient]) -> list[Any]:
+        """Values that wait for ``others`` alone."""
+        return self._after(values, others) if others else list(values)
+
     def _after(self, values: Sequence[Any], gradients: Sequence[Gradient]) -> list[Any]:
         """Values that wait for gradients.
 

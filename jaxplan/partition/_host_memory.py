@@ -1,8 +1,9 @@
 """Arguments that live in the memory of the host: their shardings, and the copies inside the step.
 
 A sharding's ``memory_kind`` alone is dropped without a word by compile-only GPU devices. Counted, with donation kept,
-is an argument with that kind that is put on the device inside the step, whose successor is put on the host there
-and has that kind too. See https://docs.jax.dev/en/latest/notebooks/host-offloading.html .
+is an argument with that kind that is put on the device inside the step (`jaxplan.partition._hosted_updates`), whose
+successor is put on the host there and has that kind too. See
+https://docs.jax.dev/en/latest/notebooks/host-offloading.html .
 """
 
 from __future__ import annotations
@@ -58,12 +59,6 @@ def _shardings(
         NamedSharding(mesh, spec, memory_kind=HOST_KIND) if i in hosted else NamedSharding(mesh, spec)
         for i, spec in enumerate(specs_over(mesh, plan.topology, paths, layouts))
     ]
-
-
-def from_host(leaves: Sequence[Any], offload: Offload | None) -> Sequence[Any]:
-    """The arguments of a step, those that live on the host put on the device; part of the compiled program."""
-    hosted = offload.inputs if offload else ()
-    return [jax.device_put(x, jax.memory.Space.Device) if i in hosted else x for i, x in enumerate(leaves)]
 
 
 def for_host(results: Sequence[Any], places: Sequence[int], offload: Offload | None) -> tuple[Any, ...]:

@@ -32,7 +32,6 @@ from jaxplan.partition._host_memory import (
     check_donated,
     check_host_bytes,
     for_host,
-    from_host,
     in_shardings,
     out_shardings,
 )
@@ -89,11 +88,10 @@ def planned_program(
     executor = kind(mesh, plan.topology.axes, tiled=target.tiles_arrays, ordered=target.reorders_after_all_to_all)
 
     def planned_step(*leaves: Any) -> tuple[Any, ...]:
-        placed = from_host(leaves, offload)
         if isinstance(executor, ManualExecutor):
-            results = run_manually(lowered, executor, placed, handed)
+            results = run_manually(lowered, executor, leaves, handed, offload)
         else:
-            results = computed(run_program(lowered, executor, placed), handed)
+            results = computed(run_program(lowered, executor, leaves, offload), handed)
         return for_host(results, computed(range(len(plan.output_shardings)), handed), offload)
 
     return planned_step

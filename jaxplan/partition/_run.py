@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from jaxplan.ir import CONTRACTION_FAMILIES, Equation
+from jaxplan.ir import CONTRACTION_FAMILIES, Equation, Offload
 from jaxplan.mesh import Sharding
 from jaxplan.partition._environment import Environment, Place
 from jaxplan.partition._gradient_ties import GradientTies
+from jaxplan.partition._hosted_updates import HostedUpdates
 from jaxplan.partition._lowered_program import LoweredProgram
 from jaxplan.partition._operators import Operators
 from jaxplan.partition._regions import run_region
@@ -25,19 +26,26 @@ from jaxplan.partition._steps import Executor
 from jaxplan.partition._waiting_operands import not_gathered_before, not_merged, ordered, unpooled
 
 
-def run_program(lowered: LoweredProgram, executor: Executor, arguments: Sequence[Any]) -> list[Any]:
-    """Outputs of the program for flat global arguments; call under `jax.jit`."""
-    return outputs_of(lowered, executor, Operators(lowered, executor), arguments)
+def run_program(
+    lowered: LoweredProgram, executor: Executor, arguments: Sequence[Any], offload: Offload | None
+) -> list[Any]:
+    """Outputs of the program for flat global arguments; call under `jax.jit`. ``offload``: which are on the host."""
+    return outputs_of(lowered, executor, Operators(lowered, executor), arguments, offload)
 
 
 def outputs_of(
-    lowered: LoweredProgram, executor: Executor, operators: Operators, arguments: Sequence[Any]
+    lowered: LoweredProgram,
+    executor: Executor,
+    operators: Operators,
+    arguments: Sequence[Any],
+    offload: Offload | None,
 ) -> list[Any]:
     """Outputs of the program, by operators of one kind; arguments and outputs are in the plan's shardings."""
-    run = Run(lowered, executor, operators, {}, {})
+    run = Run(lowered, executor, operators, {}, {}, HostedUpdates(lowered, offload))
     env, program = run.values.env, lowered.program
     for t, value in zip(program.inputs, arguments, strict=True):
-        env[t] = executor.constrain(value, lowered.home(t)) if np.ndim(value) else value
+        is_placed = np.ndim(value) and t not in run.hosted.tensors
+        env[t] = executor.constrain(value, lowered.home(t)) if is_placed else value
     env.update({t.index: t.value for t in program.tensors if t.kind in ("literal", "constant")})
     end = len(program.equations)
     run.evaluate(0, end, -1)
@@ -49,10 +57,17 @@ class Run:
     """One evaluation of a program, or of the body of a loop in it (see `jaxplan.partition._evaluation.Evaluation`)."""
 
     def __init__(
-        self, lowered: LoweredProgram, executor: Executor, operators: Operators, env: Any, copies: Any
+        self,
+        lowered: LoweredProgram,
+        executor: Executor,
+        operators: Operators,
+        env: Any,
+        copies: Any,
+        hosted: HostedUpdates | None = None,
     ) -> None:
         self.lowered, self._program = lowered, lowered.program
         self._operators = operators
+        self.hosted = hosted or HostedUpdates(lowered, None)
         self.values = Environment(lowered, executor, self._operators.bind, env, copies)
         self.gradients = GradientTies(lowered, self.values, self._evaluate)
         self._last_dot: tuple[int, ...] = ()
@@ -69,6 +84,7 @@ class Run:
                 run_region(self, inner)
                 last = inner.stop
             else:
+                self.hosted.run_before(self, index)
                 if index not in self._early:
                     self._evaluate(self._program.equations[index])
                     self._sent.send(self._program.equations[index])
@@ -90,7 +106,7 @@ class Run:
     def child(self) -> Run:
         values = self.values
         env, copies = ChainMap({}, values.env), ChainMap({}, values.copies)
-        return Run(self.lowered, values.executor, self._operators, env, copies)
+        return Run(self.lowered, values.executor, self._operators, env, copies, self.hosted)
 
     def equations(self, indices: Sequence[int]) -> list[Equation]:
         return [self._program.equations[i] for i in indices]

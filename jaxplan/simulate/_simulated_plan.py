@@ -252,7 +252,7 @@ class PlanSimulator:
         topology, group = self.model.topology, self.model.graph.grouping.groups[v]
         seconds = {e: float(share[label]) for e, share in self.group_table(v).items() if share[label] > 0}
         num_bytes = float(self.model.host_bytes[v][label]) if self.model.host_bytes else 0.0
-        if num_bytes:  # the kernel of the update reads over the link
+        if num_bytes:  # the update waits for the link
             last = max(seconds, default=group.equations[-1])
             seconds[last] = seconds.get(last, 0.0) + host_seconds(topology, num_bytes)
         return seconds

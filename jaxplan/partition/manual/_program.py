@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from jaxplan.ir import Offload
 from jaxplan.partition._handed_back import computed
 from jaxplan.partition._lowered_program import LoweredProgram
 from jaxplan.partition._run import outputs_of
@@ -17,14 +18,21 @@ from jaxplan.partition.manual._operators import ManualOperators
 
 
 def run_manually(
-    lowered: LoweredProgram, executor: ManualExecutor, arguments: Sequence[Any], handed: Mapping[int, int]
+    lowered: LoweredProgram,
+    executor: ManualExecutor,
+    arguments: Sequence[Any],
+    handed: Mapping[int, int],
+    offload: Offload | None,
 ) -> tuple[Any, ...]:
-    """Outputs of the program for flat global arguments, without those that are ``handed`` back; under `jax.jit`."""
+    """Outputs of the program for flat global arguments, without those that are ``handed`` back; under `jax.jit`.
+
+    ``offload``: the arguments that are on the host.
+    """
     program = lowered.program
     operators = ManualOperators(lowered, executor)
 
     def on_device(*pieces: Any) -> tuple[Any, ...]:
-        outputs = outputs_of(lowered, executor, operators, pieces)
+        outputs = outputs_of(lowered, executor, operators, pieces, offload)
         arrays = [
             _as_array(x, program.tensors[t].dtype) for x, t in zip(outputs, program.outputs, strict=True)
         ]

@@ -1,0 +1,53 @@
+"""Arguments that live on the host, brought to the device by the update that reads them.
+
+A compiler that may copy all of them when the step begins does so, and the device holds them throughout the step. So the
+copies of an update wait for its gradient and for the result of the update before the last, and the update is evaluated
+as a whole before the next one.
+"""
+
+from __future__ import annotations
+
+import jax
+
+from jaxplan.ir import HostedUpdate, Offload, hosted_updates
+from jaxplan.partition._evaluation import Evaluation
+from jaxplan.partition._lowered_program import LoweredProgram
+
+AT_ONCE = 2
+"""Updates whose arrays are on the device together: one is computed while the copies of the next run."""
+
+
+class HostedUpdates:
+    """The updates of one evaluation that read arguments on the host, until they have run."""
+
+    def __init__(self, lowered: LoweredProgram, offload: Offload | None) -> None:
+        program = lowered.program
+        self._updates = hosted_updates(program, lowered.values, offload) if offload else ()
+        self.tensors = frozenset(t for update in self._updates for t in update.inputs)
+        self._left = set(self.tensors)
+
+    def run_before(self, run: Evaluation, equation: int) -> None:
+        """Bring what an equation reads from the host; with the first of them all updates run, one after the other."""
+        if not self._left.intersection(run.lowered.program.equations[equation].operands):
+            return
+        self._left.clear()
+        done: list[HostedUpdate] = []
+        for update in self._updates:
+            self._bring(run, update, done[-AT_ONCE] if len(done) >= AT_ONCE else None)
+            for e in update.equations:
+                run.evaluate_early(e)
+            done += [update] if update.equations else []
+
+    def _bring(self, run: Evaluation, update: HostedUpdate, before: HostedUpdate | None) -> None:
+        env = run.values.env
+        on_host = [env[t] for t in update.inputs]
+        places = []
+        if update.waits_for is not None and before is None:
+            reader, t = update.waits_for
+            places.append(run.values.place_of(run.lowered.program.equations[reader], t))
+        if before is not None:
+            places.append((env, before.outputs[0]))
+        on_host = run.gradients.behind(on_host, [(key, values[key]) for values, key in places])
+        for t, value in zip(update.inputs, on_host, strict=True):
+            placed = jax.device_put(value, jax.memory.Space.Device)
+            env[t] = run.values.executor.constrain(placed, run.lowered.home(t))
