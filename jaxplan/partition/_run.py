@@ -27,7 +27,7 @@ from jaxplan.partition._waiting_operands import not_gathered_before, not_merged,
 
 
 def run_program(
-    lowered: LoweredProgram, executor: Executor, arguments: Sequence[Any], offload: Offload | None
+    lowered: LoweredProgram, executor: Executor, arguments: Sequence[Any], offload: Offload | None = None
 ) -> list[Any]:
     """Outputs of the program for flat global arguments; call under `jax.jit`. ``offload``: which are on the host."""
     return outputs_of(lowered, executor, Operators(lowered, executor), arguments, offload)
@@ -38,7 +38,7 @@ def outputs_of(
     executor: Executor,
     operators: Operators,
     arguments: Sequence[Any],
-    offload: Offload | None,
+    offload: Offload | None = None,
 ) -> list[Any]:
     """Outputs of the program, by operators of one kind; arguments and outputs are in the plan's shardings."""
     run = Run(lowered, executor, operators, {}, {}, HostedUpdates(lowered, offload))
