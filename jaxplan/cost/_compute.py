@@ -16,6 +16,7 @@ from jaxplan.cost._roofline import (
     memory_bytes_per_second,
     product_rate,
 )
+from jaxplan.cost._row_kernels import row_factors, rows_in_blocks
 from jaxplan.cost._splits import equation_splits, tensor_splits, trips_of
 from jaxplan.cost._user_body import BodyCost, body_cost
 from jaxplan.cost._work import (
@@ -24,7 +25,7 @@ from jaxplan.cost._work import (
     flops_of_equation,
     work_beside_halos,
 )
-from jaxplan.ir import WHOLE, Group, GroupSpace, StepGraph
+from jaxplan.ir import REGION_OUT, WHOLE, Group, GroupSpace, StepGraph
 from jaxplan.ir.attention import ATTENTIONS
 from jaxplan.mesh import Topology
 from jaxplan.xla._buffers import Buffers
@@ -129,6 +130,7 @@ def _terms(
     a profile in the topology, dots and memory take the measured seconds.
     """
     reads: dict[tuple[str, int], _Reads] = {}
+    launches = buffers.target.launches_kernels
     for e in group.equations:
         eqn = graph.program.equations[e]
         trips = trips_of(graph, e)
@@ -138,6 +140,8 @@ def _terms(
         if flops_of(graph, e):
             yield e, trips * _dot_seconds(graph, e, space, splits, buffers, topology), 0
             continue
+        if launches and (copied := _kernels_at_exits(graph, e)):
+            yield e, np.zeros(len(splits)), copied
         passes = list(passes_of(graph, e, buffers, space, splits))
         for one in passes:
             reads.setdefault((one.kind, one.tensor), _Reads(e)).add(one)
@@ -147,10 +151,22 @@ def _terms(
         waiting = _atomic_seconds(graph, e, space, splits, topology)
         if waiting is not None:
             yield e, trips * waiting, 0
+    slower = graph.derive("row kernels", topology.chip, lambda: row_factors(graph, buffers, topology.chip.efficiency))
     for kind, t in sorted(reads):
         of, trips = reads[kind, t], graph.program.tensors[t].trips
-        seconds = _memory_seconds(topology, of.num_bytes)
+        seconds = _memory_seconds(topology, of.num_bytes) * slower.get((kind, t), 1.0)
+        if kind == WRITE and launches:
+            seconds = seconds + np.minimum(seconds, topology.chip.launch_seconds)  # until memory streams
         yield of.equation, trips * seconds, trips if kind in (WRITE, ROWS) else 0
+
+
+def _kernels_at_exits(graph: StepGraph, e: int) -> int:
+    """Kernels of a step that write an array that leaves a trip: into a stack, or into the buffer of a carry."""
+    eqn = graph.program.equations[e]
+    if eqn.name != REGION_OUT or eqn.params["role"] not in ("y", "carry"):
+        return 0
+    leaving = [graph.program.tensors[t] for t in eqn.operands[:1] if graph.program.tensors[t].shape]
+    return sum(tensor.trips for tensor in leaving)
 
 
 class _Reads:
@@ -189,7 +205,8 @@ def _is_narrow(graph: StepGraph, e: int) -> bool:
     if eqn.name != "conv_general_dilated":
         return False
     image, numbers = graph.program.tensors[eqn.operands[0]], eqn.params["dimension_numbers"]
-    return image.shape[numbers.lhs_spec[1]] * itemsize(image.dtype) < _ALIGNED_BYTES
+    channels = image.shape[numbers.lhs_spec[1]] // eqn.params["feature_group_count"]
+    return channels * itemsize(image.dtype) < _ALIGNED_BYTES
 
 
 def _beyond_passes(
@@ -214,7 +231,8 @@ def _beyond_passes(
     own = sum((one.num_bytes for one in passes), np.zeros(len(splits)))
     if is_fused:
         own = sum((tensors[t].num_bytes / tensor_splits(space, splits, t) for t in ends), np.zeros(len(splits)))
-    moved = np.maximum(own, count.moved / parts)
+    slower = rows_in_blocks(eqn.phase, chip.efficiency) if eqn.name in ATTENTIONS else 1.0
+    moved = np.maximum(own, slower * count.moved / parts)
     seconds = np.maximum(arithmetic / parts, _memory_seconds(topology, moved))
     beyond = seconds - _memory_seconds(topology, own) + (count.kernels - 1) * chip.launch_seconds
     return beyond if beyond.any() else None

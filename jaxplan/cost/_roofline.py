@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import jax.numpy as jnp
+
 from jaxplan.ir import Count
 from jaxplan.mesh import ChipSpec
 
@@ -11,6 +13,8 @@ its panels, which are narrow, do not hold it up; assumed until calibrated on the
 VECTOR_EFFICIENCY = 0.5
 """Share of the peak of vector units: a peak counts two operations for a fused multiply-add, which a lone addition,
 comparison or step of a function is not."""
+_NARROW = 2
+"""Bytes of the operands of dots that run on matrix units as they are."""
 _COMPLEX_PRODUCT = 4
 """Real multiply-adds of a complex one."""
 
@@ -25,7 +29,9 @@ def arithmetic_seconds(count: Count, chip: ChipSpec) -> float:
 
 def product_rate(chip: ChipSpec, dtype: str) -> float:
     """Achievable FLOP/s of large dots in a dtype; of complex ones, which take four real ones each, a quarter."""
-    rate = chip.matmul_flops_per_second(dtype) * chip.efficiency.products
+    is_wide = chip.efficiency.wide_products and jnp.dtype(dtype).itemsize > _NARROW
+    share = chip.efficiency.wide_products if is_wide else chip.efficiency.products
+    rate = chip.matmul_flops_per_second(dtype) * share
     return rate / _COMPLEX_PRODUCT if dtype.startswith("complex") else rate
 
 

@@ -29,9 +29,9 @@ _PCIE_P2_8XLARGE = 21.0e9 / 2
 # NCCL, tuning.cc: seconds per ring step over NVLink, PCIe and the network, and per collective.
 _NVLINK_LATENCY, _PCIE_LATENCY, _NET_LATENCY = 0.6e-6, 1.0e-6, 2.7e-6
 _NCCL_LAUNCH = 6.6e-6
-# Time between dependent kernels on a GPU stream, order of magnitude of "Kernel launch overhead" in
-# https://developer.nvidia.com/blog/cuda-graphs/ (a few microseconds).
-_GPU_KERNEL_LAUNCH = 3.0e-6
+# What a kernel of few bytes takes in the CUDA graph of a step on an H200: 1 to 2 us
+# (benchmarks/records/kernels_h200.tar). Without graphs launches take a few, which run ahead of the device.
+_GPU_KERNEL_LAUNCH = 1.5e-6
 # Scratch output of a `__cublas$` custom call, read off programs compiled for H100 and A100.
 _CUBLAS_WORKSPACE_HOPPER, _CUBLAS_WORKSPACE = 32 << 20, 4 << 20
 # JAX preallocates this fraction of a GPU: https://docs.jax.dev/en/latest/gpu_memory_allocation.html

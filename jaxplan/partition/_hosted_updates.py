@@ -14,7 +14,7 @@ from jaxplan.partition._evaluation import Evaluation
 from jaxplan.partition._lowered_program import LoweredProgram
 
 AT_ONCE = 2
-"""Updates whose arrays are on the device together: one is computed while the copies of the next run."""
+"""Updates of which the arrays are on the device together: one is computed while the copies of the next run."""
 
 
 class HostedUpdates:
@@ -27,7 +27,7 @@ class HostedUpdates:
         self._left = set(self.tensors)
 
     def run_before(self, run: Evaluation, equation: int) -> None:
-        """Bring what an equation reads from the host; with the first of them all updates run, one after the other."""
+        """Bring arrays that an equation reads from the host; with the first of them all updates run in turns."""
         if not self._left.intersection(run.lowered.program.equations[equation].operands):
             return
         self._left.clear()

@@ -59,6 +59,11 @@ class Target:
     num_devices: int | None = None
     without: frozenset[str] = frozenset()
 
+    @property
+    def launches_kernels(self) -> bool:
+        """Whether a program is a sequence of kernels that are launched, also to copy results where a trip ends."""
+        return self.backend == "gpu"
+
     @classmethod
     def of(
         cls,
