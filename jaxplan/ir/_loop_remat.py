@@ -67,7 +67,7 @@ class _Body:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Recomputed:
-    """The values that one backward loop recomputes.
+    """The values of one forward loop that a backward loop recomputes.
 
     Attributes:
       forward, backward: the two bodies.
@@ -110,10 +110,10 @@ def _find(flat: Paired, policy: RematPolicy) -> list[_Recomputed]:
         for t in eqn.operands:
             readers[t].add(e)
     returned = {t for t in flat.outputs if isinstance(t, int)}
-    found = []
+    found, rewritten = list[_Recomputed](), set[int]()
     for e, eqn in enumerate(flat.equations):
-        if eqn.full.primitive.name != "scan" or _compat.has_effects(eqn.full):
-            continue
+        if eqn.full.primitive.name != "scan" or _compat.has_effects(eqn.full) or e in rewritten:
+            continue  # a loop that recomputes what it reads leaves its own stacks as they are
         forward, by_loop = _Body.read(flat, e), defaultdict[int, list[int]](list)
         for t in forward.stacked:
             if len(readers[t]) == 1 and t not in returned:
@@ -121,6 +121,7 @@ def _find(flat: Paired, policy: RematPolicy) -> list[_Recomputed]:
         backward = [_as_backward(flat, place, forward) for place in sorted(by_loop)]
         tried = [_recomputed(forward, of, by_loop[of.place], policy) for of in backward if of]
         found += [each for each in tried if each]
+        rewritten |= {each.backward.place for each in tried if each}
     return found
 
 
@@ -190,7 +191,9 @@ class _Run:
         self.forward: dict[int, list[_Recomputed]] = defaultdict(list)
         for recomputed in found:
             self.forward[recomputed.forward.place].append(recomputed)
-        self.backward = {recomputed.backward.place: recomputed for recomputed in found}
+        self.backward: dict[int, list[_Recomputed]] = defaultdict(list)
+        for recomputed in found:
+            self.backward[recomputed.backward.place].append(recomputed)
         self.stacks: dict[tuple[int, int], Any] = {}  # forward loop, value of its body -> the stack of it
 
     def run(self) -> list[Any]:
@@ -228,29 +231,36 @@ class _Run:
         self.stacks |= {(body.place, t): x for t, x in there if t in kept}
         return [*carry, *stacks]
 
-    def _backward(self, recomputed: _Recomputed) -> list[Any]:
-        """Results of a backward loop, which computes values in place of reading stacks."""
-        body, forward = recomputed.backward, recomputed.forward
-        operands = [
-            None if i in recomputed.places else read_atom(self.known, atom) for i, atom in enumerate(body.eqn.inputs)
-        ]
-        given = {i: read_atom(self.known, atom) for i, atom in enumerate(forward.eqn.inputs)}
-        start = _constants(forward.of) | {i: given[i] for i in range(forward.num_consts)}
-        held = {t: self.stacks[forward.place, t] for t in recomputed.kept} | {t: given[t] for t in recomputed.slices}
+    def _backward(self, all_recomputed: Sequence[_Recomputed]) -> list[Any]:
+        """Results of a backward loop, which computes values in place of reading stacks of one or more forward loops."""
+        body = all_recomputed[0].backward
+        places = {i for recomputed in all_recomputed for i in recomputed.places}
+        operands = [None if i in places else read_atom(self.known, atom) for i, atom in enumerate(body.eqn.inputs)]
+        starts, held = zip(*map(self._entering, all_recomputed), strict=True)
 
         def trip(carry: list[Any], slices: Any) -> tuple[list[Any], list[Any]]:
             own, of_forward = slices
-            known = start | of_forward
-            _evaluate(recomputed.equations, known)
-            own = [known[recomputed.places[i]] if x is None else x for i, x in zip(body.slices, own, strict=True)]
-            inside = _constants(body.of) | dict(enumerate([*operands[: body.num_consts], *carry, *own]))
+            inside = dict(zip(body.slices, own, strict=True))
+            for recomputed, start, values in zip(all_recomputed, starts, of_forward, strict=True):
+                known = start | values
+                _evaluate(recomputed.equations, known)
+                inside |= {i: known[t] for i, t in recomputed.places.items()}
+            inside |= _constants(body.of) | dict(enumerate([*operands[: body.num_consts], *carry]))
             _evaluate(body.of.equations, inside)
             results = [read_atom(inside, out) for out in body.of.outputs]
             return results[: body.num_carry], results[body.num_carry :]
 
         carry, slices = operands[body.num_consts : body.slices.start], operands[body.slices.start :]
-        carry, stacks = _compat.scan_like(body.eqn.full, trip, carry, (slices, held), body.eqn.stack)
+        carry, stacks = _compat.scan_like(body.eqn.full, trip, carry, (slices, list(held)), body.eqn.stack)
         return [*carry, *stacks]
+
+    def _entering(self, recomputed: _Recomputed) -> tuple[dict[int, Any], dict[int, Any]]:
+        """Values of a forward body that are alike in all trips, and stacks of those that are not."""
+        forward = recomputed.forward
+        given = {i: read_atom(self.known, atom) for i, atom in enumerate(forward.eqn.inputs)}
+        start = _constants(forward.of) | {i: given[i] for i in range(forward.num_consts)}
+        stacks = {t: self.stacks[forward.place, t] for t in recomputed.kept}
+        return start, stacks | {t: given[t] for t in recomputed.slices}
 
 
 def _needed(of: Paired, results: Iterable[Any]) -> list[Pair]:

@@ -114,3 +114,45 @@ def test_a_stack_that_the_step_returns_is_kept():
     expected, found = (jax.extend.core.jaxpr_as_fun(of)(w, x) for of in (closed, again))
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12)
+
+
+def tower(x, w):
+    """A loop over layers that stacks a value of each."""
+
+    def body(h, w):
+        h = jnp.tanh(h @ w)
+        return h, jnp.sin(h) * jnp.cos(h) * jnp.tanh(h + 1)
+
+    return jax.lax.scan(body, x, w)[1]
+
+
+def two_towers(w, x):
+    """A third loop reads the stacks of two others, and so does its gradient."""
+    stacks = tower(x, w[0]), tower(2 * x, w[1])
+    return jax.lax.scan(lambda c, pair: (c + jnp.sum(pair[0] * pair[1]), None), jnp.zeros(()), stacks)[0]
+
+
+def one_after_the_other(w, x):
+    """The second loop reads the stack of the first one, and the third that of the second."""
+
+    def body(h, both):
+        stack, w = both
+        h = jnp.tanh(h @ w + jnp.sin(stack))
+        return h, jnp.cos(h) * jnp.tanh(h + 1)
+
+    first = tower(x, w[0])
+    second = jax.lax.scan(body, x, (first, w[1]))[1]
+    return jnp.sum(jax.lax.scan(body, x, (second, w[0]))[0])
+
+
+@pytest.mark.parametrize("policy", ["all", "contractions"])
+@pytest.mark.parametrize("loss", [two_towers, one_after_the_other])
+def test_a_loop_may_read_stacks_of_several_and_leave_some_itself(loss, policy):
+    w = jax.random.normal(jax.random.key(1), (2, LAYERS, WIDTH, WIDTH)) / 2
+    x = jax.random.normal(jax.random.key(2), (BATCH, WIDTH))
+    closed = jax.make_jaxpr(jax.value_and_grad(loss))(w, x)
+    again = recompute_in_loops(closed, policy)
+    assert again is not closed
+    expected, found = (jax.extend.core.jaxpr_as_fun(of)(w, x) for of in (closed, again))
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12)
