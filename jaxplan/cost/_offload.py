@@ -19,12 +19,9 @@ from jaxplan.cost._model import CostModel
 from jaxplan.cost._residents import PARAMETERS, resident_labels
 from jaxplan.cost._splits import split_counts
 from jaxplan.cost._tiles import local_bytes
-from jaxplan.ir import UNGROUPED, Offload, StepGraph, hosted_updates, offloadable
+from jaxplan.ir import UNGROUPED, UPDATES_AT_ONCE, Offload, StepGraph, hosted_updates, offloadable
 from jaxplan.mesh import Topology
 from jaxplan.solvers import Problem
-
-_AHEAD = 2
-"""An update's arrays are copied to the device once the update so many before it has run."""
 
 
 def offloadable_inputs(graph: StepGraph) -> dict[int, int]:
@@ -135,11 +132,11 @@ def staged_on_device(graph: StepGraph, birth: Sequence[int], sums: Set[int]) -> 
     runs = list(itertools.accumulate(runs, max))
     last = len(graph.program.equations)
     for turn, (update, run) in enumerate(zip(updates, runs, strict=True)):
-        first = min(runs[turn - _AHEAD] + 1, run) if turn >= _AHEAD else run
+        first = min(runs[turn - UPDATES_AT_ONCE] + 1, run) if turn >= UPDATES_AT_ONCE else run
         death = runs[turn + 1] if turn + 1 < len(runs) else last
         for t in update.outputs:
             staged.successors[t] = run, max(death, run)
             staged.beside.append((t, first if update.equations else 0, max(run - 1, first)))
         if not sums.isdisjoint(update.equations):
-            staged.beside.append((update.outputs[0], run, (*runs, *[last] * _AHEAD)[turn + _AHEAD]))
+            staged.beside.append((update.outputs[0], run, (*runs, *[last] * UPDATES_AT_ONCE)[turn + UPDATES_AT_ONCE]))
     return staged

@@ -42,6 +42,7 @@ from jaxplan.ir._model import StepGraph as StepGraph
 from jaxplan.ir._model import analyse as analyse
 from jaxplan.ir._model import loop_recomputed_graph as loop_recomputed_graph
 from jaxplan.ir._model import sliced_graph as sliced_graph
+from jaxplan.ir._offload import UPDATES_AT_ONCE as UPDATES_AT_ONCE
 from jaxplan.ir._offload import HostedUpdate as HostedUpdate
 from jaxplan.ir._offload import Offload as Offload
 from jaxplan.ir._offload import Waiting as Waiting

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
+
+import networkx as nx
 
 from jaxplan.ir._barriers import backward_barriers
 from jaxplan.ir._blocks import turning_point
@@ -115,6 +117,9 @@ def offloadable(
     least = LEAST_SHARE * sum(sizes.values())
     return {i: state[i] for i, size in sizes.items() if size and size >= least}
 
+UPDATES_AT_ONCE = 2
+"""Updates of which the arrays are copied to the device together: one is computed while the copies of the next run."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostedUpdate:
@@ -143,37 +148,35 @@ def hosted_updates(program: Program, values: Values, offload: Offload) -> tuple[
     if not hosted:
         return ()
     start = min(e for t in hosted for e in values.consumers[t])
-    parent = {t: t for t in hosted}
-
-    def root(t: int) -> int:
-        while parent[t] != t:
-            t = parent[t]
-        return t
-
-    of: dict[int, int] = {t: t for t in hosted}  # a value that depends on arrays on the host -> one of them
-    by_equation: dict[int, int] = {}
-    for eqn in program.equations[start:]:
-        read = [root(of[t]) for t in eqn.operands if t in of]
-        for other in read[1:]:
-            parent[root(other)] = root(read[0])
-        if read:
-            by_equation[eqn.index] = read[0]
-            of.update(dict.fromkeys(eqn.results, read[0]))
     found = []
-    for first in dict.fromkeys(root(t) for t in hosted):
-        inputs = tuple(t for t in hosted if root(t) == first)
-        reading = [e for e, t in by_equation.items() if root(t) == first]
-        equations = _with_what_they_need(program, values, reading, start)
+    for inputs, reading in _read_together(program, hosted, start):
         outputs = tuple(hosted[t] for t in inputs)
-        if any(program.equations[e].region >= 0 for e in equations):
-            found.append(HostedUpdate(inputs=inputs, outputs=outputs, equations=(), waits_for=None))
-            continue
+        equations = _with_their_operands(program, values, reading, start)
         waits_for = _awaited(program, values, equations, start, program.tensors[inputs[0]].num_elements)
+        if any(program.equations[e].region >= 0 for e in equations):
+            equations, waits_for = (), None
         found.append(HostedUpdate(inputs=inputs, outputs=outputs, equations=equations, waits_for=waits_for))
     return tuple(sorted(found, key=lambda u: (values.producer[u.waits_for[1]] if u.waits_for else -1, u.equations)))
 
 
-def _with_what_they_need(
+def _read_together(
+    program: Program, hosted: Iterable[int], start: int
+) -> Iterator[tuple[tuple[int, ...], list[int]]]:
+    """The arrays on the host that one value depends on, directly or through others, and the equations that do."""
+    joined = nx.utils.UnionFind(hosted)
+    of: dict[int, int] = {t: t for t in hosted}  # a value that depends on arrays on the host -> one of them
+    reading: dict[int, int] = {}
+    for eqn in program.equations[start:]:
+        read = [of[t] for t in eqn.operands if t in of]
+        if read:
+            joined.union(*read)
+            reading[eqn.index] = read[0]
+            of.update(dict.fromkeys(eqn.results, read[0]))
+    for members in joined.to_sets():
+        yield tuple(t for t in hosted if t in members), [e for e, t in reading.items() if t in members]
+
+
+def _with_their_operands(
     program: Program, values: Values, equations: Sequence[int], start: int
 ) -> tuple[int, ...]:
     """Equations and those from ``start`` on that make their operands, in program order."""

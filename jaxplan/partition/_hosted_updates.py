@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import jax
 
-from jaxplan.ir import HostedUpdate, Offload, hosted_updates
+from jaxplan.ir import UPDATES_AT_ONCE, HostedUpdate, Offload, hosted_updates
 from jaxplan.partition._evaluation import Evaluation
 from jaxplan.partition._lowered_program import LoweredProgram
-
-AT_ONCE = 2
-"""Updates of which the arrays are on the device together: one is computed while the copies of the next run."""
 
 
 class HostedUpdates:
@@ -32,10 +29,13 @@ class HostedUpdates:
             return
         self._left.clear()
         done: list[HostedUpdate] = []
+        evaluated = set[int]()  # equations that several updates need
         for update in self._updates:
-            self._bring(run, update, done[-AT_ONCE] if len(done) >= AT_ONCE else None)
+            self._bring(run, update, done[-UPDATES_AT_ONCE] if len(done) >= UPDATES_AT_ONCE else None)
             for e in update.equations:
-                run.evaluate_early(e)
+                if e not in evaluated:
+                    run.evaluate_early(e)
+            evaluated.update(update.equations)
             done += [update] if update.equations else []
 
     def _bring(self, run: Evaluation, update: HostedUpdate, before: HostedUpdate | None) -> None:
