@@ -299,6 +299,21 @@ def test_state_that_is_given_on_the_host_stays_there(is_abstract):
     assert {leaf.sharding.memory_kind for leaf in jax.tree.leaves(results[1]) if leaf.ndim} == {HOST}
 
 
+@pytest.mark.parametrize("backend", ["jit", "shard_map"])
+def test_updates_from_the_host_run_behind_the_loop_of_micro_batches(backend):
+    """Products of the moments with a constant stand before that loop in the program."""
+    optimizer = OPTIMIZERS["adam"]
+    params, slots, x = arguments(optimizer)
+    plan = jaxplan.plan(
+        step_of(optimizer), params, on_host(slots), x, topology="cpu:8", microbatches=2, progress=False
+    ).fastest()
+    found = plan.jit(backend=backend)(jax.tree.map(jnp.copy, params), on_host(slots), x)
+    expected = jax.jit(step_of(optimizer))(*arguments(optimizer))
+    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        ours, theirs = (np.asarray(a, np.float32) for a in (ours, theirs))
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4 * max(np.abs(theirs).max(), 1e-30))
+
+
 def test_arguments_that_no_plan_keeps_on_the_host_are_named():
     optimizer = OPTIMIZERS["adam"]
     params, slots, x = arguments(optimizer)

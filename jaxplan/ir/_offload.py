@@ -127,14 +127,16 @@ class HostedUpdate:
 
     Attributes:
       inputs, outputs: these tensors, and their successors.
-      equations: what reads them, and what that needs, from the first equation on that reads an array on the host; none
-        where a loop is among them.
+      equations: all that depend on them, and from ``begin`` on those that make their operands; none where a loop is
+        among them, and the arrays cannot be copied to the device one update after the other.
+      begin: the equation before which they can run: no loop that they depend on comes later.
       waits_for: (equation, tensor) of the value, made before, without which the update cannot run: a gradient.
     """
 
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     equations: tuple[int, ...]
+    begin: int
     waits_for: tuple[int, int] | None
 
 
@@ -145,28 +147,28 @@ def hosted_updates(program: Program, values: Values, offload: Offload) -> tuple[
     are on the device at a time. Where one value depends on all of them (a norm of all updates) there is one update.
     """
     hosted = {program.inputs[i]: program.outputs[o] for i, o in zip(offload.inputs, offload.outputs, strict=True)}
-    if not hosted:
-        return ()
-    start = min(e for t in hosted for e in values.consumers[t])
     found = []
-    for inputs, reading in _read_together(program, hosted, start):
-        outputs = tuple(hosted[t] for t in inputs)
-        equations = _with_their_operands(program, values, reading, start)
-        waits_for = _awaited(program, values, equations, start, program.tensors[inputs[0]].num_elements)
-        if any(program.equations[e].region >= 0 for e in equations):
-            equations, waits_for = (), None
-        found.append(HostedUpdate(inputs=inputs, outputs=outputs, equations=equations, waits_for=waits_for))
+    for inputs, reading in _read_together(program, hosted):
+        of = {"inputs": inputs, "outputs": tuple(hosted[t] for t in inputs)}
+        needed = _with_their_operands(program, values, reading)
+        loops = [r for r in program.regions if any(e in needed for e in range(r.start, r.stop))]
+        begin = max((r.stop for r in loops), default=min(reading))
+        equations = tuple(sorted({*reading, *(e for e in needed if e >= begin)}))
+        if any(r.start <= e < r.stop for r in loops for e in reading):
+            found.append(HostedUpdate(**of, equations=(), begin=min(reading), waits_for=None))
+            continue
+        num_elements = program.tensors[inputs[0]].num_elements
+        waits_for = _awaited(program, values, equations, num_elements)
+        found.append(HostedUpdate(**of, equations=equations, begin=begin, waits_for=waits_for))
     return tuple(sorted(found, key=lambda u: (values.producer[u.waits_for[1]] if u.waits_for else -1, u.equations)))
 
 
-def _read_together(
-    program: Program, hosted: Iterable[int], start: int
-) -> Iterator[tuple[tuple[int, ...], list[int]]]:
+def _read_together(program: Program, hosted: Iterable[int]) -> Iterator[tuple[tuple[int, ...], list[int]]]:
     """The arrays on the host that one value depends on, directly or through others, and the equations that do."""
     joined = nx.utils.UnionFind(hosted)
     of: dict[int, int] = {t: t for t in hosted}  # a value that depends on arrays on the host -> one of them
     reading: dict[int, int] = {}
-    for eqn in program.equations[start:]:
+    for eqn in program.equations:
         read = [of[t] for t in eqn.operands if t in of]
         if read:
             joined.union(*read)
@@ -176,34 +178,33 @@ def _read_together(
         yield tuple(t for t in hosted if t in members), [e for e, t in reading.items() if t in members]
 
 
-def _with_their_operands(
-    program: Program, values: Values, equations: Sequence[int], start: int
-) -> tuple[int, ...]:
-    """Equations and those from ``start`` on that make their operands, in program order."""
+def _with_their_operands(program: Program, values: Values, equations: Sequence[int]) -> set[int]:
+    """Equations and all that make their operands."""
     found, left = set(equations), list(equations)
     while left:
         for t in program.equations[left.pop()].operands:
-            if (made_by := values.producer[t]) >= start and made_by not in found:
+            if (made_by := values.producer[t]) >= 0 and made_by not in found:
                 found.add(made_by)
                 left.append(made_by)
-    return tuple(sorted(found))
+    return found
 
 
 def _awaited(
-    program: Program, values: Values, equations: Sequence[int], start: int, num_elements: int
+    program: Program, values: Values, equations: Sequence[int], num_elements: int
 ) -> tuple[int, int] | None:
-    """The value of so many elements that equations read and that is made last before ``start``, and its reader.
+    """The value of so many elements that equations read, and that is made last by another one, and its reader.
 
     What was computed from it alone (its cast, its square) is recomputed, so the value itself counts.
     """
     found: tuple[int, int] | None = None
+    own = set(equations)
     for e in equations:
         for t in program.equations[e].operands:
             reader, made_by = e, values.producer[t]
-            while 0 <= made_by < start and (source := _only_array(program, made_by)) is not None:
+            while made_by >= 0 and made_by not in own and (source := _only_array(program, made_by)) is not None:
                 reader, t = made_by, source
                 made_by = values.producer[t]
-            is_wanted = 0 <= made_by < start and program.tensors[t].num_elements == num_elements
+            is_wanted = made_by >= 0 and made_by not in own and program.tensors[t].num_elements == num_elements
             if is_wanted and (found is None or made_by > values.producer[found[1]]):
                 found = reader, t
     return found

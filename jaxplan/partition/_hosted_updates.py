@@ -15,19 +15,28 @@ from jaxplan.partition._lowered_program import LoweredProgram
 
 
 class HostedUpdates:
-    """The updates of one evaluation that read arguments on the host, until they have run."""
+    """The updates of one evaluation that read arguments on the host.
+
+    Attributes:
+      tensors: these arguments.
+      equations: those that run with the updates, also where the program has them earlier.
+      held: values that such an equation reads.
+    """
 
     def __init__(self, lowered: LoweredProgram, offload: Offload | None) -> None:
         program = lowered.program
         self._updates = hosted_updates(program, lowered.values, offload) if offload else ()
         self.tensors = frozenset(t for update in self._updates for t in update.inputs)
-        self._left = set(self.tensors)
+        self.equations = frozenset(e for update in self._updates for e in update.equations)
+        self._begin = max((update.begin for update in self._updates), default=len(program.equations))
+        early = (program.equations[e] for e in self.equations if e < self._begin)
+        self.held = frozenset(t for eqn in early for t in eqn.operands)
 
     def run_before(self, run: Evaluation, equation: int) -> None:
-        """Bring arrays that an equation reads from the host; with the first of them all updates run in turns."""
-        if not self._left.intersection(run.lowered.program.equations[equation].operands):
+        """Bring the arrays of each update to the device and run it, before the first equation after ``begin``."""
+        if equation < self._begin:
             return
-        self._left.clear()
+        self._begin = len(run.lowered.program.equations)
         done: list[HostedUpdate] = []
         evaluated = set[int]()  # equations that several updates need
         for update in self._updates:

@@ -84,15 +84,17 @@ class Run:
                 run_region(self, inner)
                 last = inner.stop
             else:
-                self.hosted.run_before(self, index)
-                if index not in self._early:
+                if region < 0:
+                    self.hosted.run_before(self, index)
+                if index not in self._early and index not in self.hosted.equations:
                     self._evaluate(self._program.equations[index])
                     self._sent.send(self._program.equations[index])
                 last = index + 1
             if region < 0:  # a body sees the values around it, and they are not its own to forget
                 for done in range(index, last):
                     for t in self.lowered.last_use.get(done, ()):
-                        self.values.forget(t)
+                        if t not in self.hosted.held:
+                            self.values.forget(t)
             index = last
 
     def evaluate_again(self, indices: Sequence[int]) -> None:
