@@ -13,19 +13,21 @@ from typing import Any
 
 import jax
 
+_LONG_PATH = re.compile(r'(?<=")/[^"\n]*/(?=[^"/\n]+/[^"/\n]+")')
+
 
 def write_kernels(folder: Path, title: str, hlo_text: str, num_steps: int, run: Callable[[], Any]) -> None:
     """Trace a run of so many steps, and write `<title>.json.gz`.
 
     The file holds ``kernels``, a list of (name, instruction of the program or "", seconds of a step, times a step), and
-    ``program``, the text of the compiled program.
+    ``program``, the text of the compiled program, paths of source files cut to folder and name.
     """
     with tempfile.TemporaryDirectory() as scratch:
         with jax.profiler.trace(scratch):
             run()
         traces = sorted(Path(scratch).rglob("*.xplane.pb"))
         kernels = [kernel for trace in traces for kernel in _kernels(trace, num_steps)]
-    body = {"title": title, "kernels": kernels, "program": hlo_text}
+    body = {"title": title, "kernels": kernels, "program": _LONG_PATH.sub("", hlo_text)}
     folder.mkdir(parents=True, exist_ok=True)
     name = re.sub(r"[^A-Za-z0-9]+", "-", title)[:120]
     (folder / f"{name}.json.gz").write_bytes(gzip.compress(json.dumps(body).encode()))
