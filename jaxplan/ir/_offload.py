@@ -6,11 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-import networkx as nx
-
 from jaxplan.ir._barriers import backward_barriers
 from jaxplan.ir._blocks import turning_point
 from jaxplan.ir._rule import OperatorRule
+from jaxplan.ir._union import UnionFind
 
 if TYPE_CHECKING:
     from jaxplan.ir._program import Program
@@ -165,17 +164,24 @@ def hosted_updates(program: Program, values: Values, offload: Offload) -> tuple[
 
 def _read_together(program: Program, hosted: Iterable[int]) -> Iterator[tuple[tuple[int, ...], list[int]]]:
     """The arrays on the host that one value depends on, directly or through others, and the equations that do."""
-    joined = nx.utils.UnionFind(hosted)
-    of: dict[int, int] = {t: t for t in hosted}  # a value that depends on arrays on the host -> one of them
+    hosted = tuple(hosted)
+    joined = UnionFind(len(hosted))
+    of = {t: k for k, t in enumerate(hosted)}  # a value that depends on arrays on the host -> the index of one of them
     reading: dict[int, int] = {}
     for eqn in program.equations:
         read = [of[t] for t in eqn.operands if t in of]
         if read:
-            joined.union(*read)
+            for other in read[1:]:
+                joined.join(read[0], other)
             reading[eqn.index] = read[0]
             of.update(dict.fromkeys(eqn.results, read[0]))
-    for members in joined.to_sets():
-        yield tuple(t for t in hosted if t in members), [e for e, t in reading.items() if t in members]
+    together: dict[int, tuple[list[int], list[int]]] = {}
+    for k, t in enumerate(hosted):
+        together.setdefault(joined.find(k), ([], []))[0].append(t)
+    for e, k in reading.items():
+        together[joined.find(k)][1].append(e)
+    for arrays, equations in together.values():
+        yield tuple(arrays), equations
 
 
 def _with_their_operands(program: Program, values: Values, equations: Sequence[int]) -> set[int]:
