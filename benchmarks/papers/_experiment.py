@@ -13,8 +13,6 @@ Judge = Callable[[Sequence[Row]], tuple[bool, str]]
 """From the rows of an experiment to whether its claim holds there, and the figures that say so."""
 Cause = Callable[[Sequence[Row], Sequence[Row]], tuple[bool, str]]
 """From the rows and those measured for causes to whether they confirm a reason, and the figures that say so."""
-OPEN = "cause unknown"
-"""How the reason of a claim begins whose disagreement nothing measured explains."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +23,7 @@ class Claim:
       source: paper, section, table or figure.
       published: the sentence, or its figures.
       judge: reads the rows; None where the claim is not covered.
-      reason: why it disagrees, or is not covered; `OPEN` and which part is open where nothing explains it.
+      reason: why it disagrees, or is not covered.
       cause: measures the reason of a disagreement: the cause switched off, or the quantities that differ.
     """
 
@@ -42,7 +40,7 @@ class Verdict:
 
     Attributes:
       why: of one that does not agree, the reason and the figures that were measured for it.
-      confirmed: whether these figures confirm the reason; None where none is needed or the cause is unknown.
+      confirmed: whether these figures confirm the reason; None where none is needed.
     """
 
     claim: Claim
@@ -119,8 +117,5 @@ def _judged(claim: Claim, rows: Sequence[Row], causes: Sequence[Row]) -> Verdict
     if claim.cause is None:
         return Verdict(claim=claim, outcome="disagrees", ours=ours, why=claim.reason)
     confirmed, figures = claim.cause(rows, causes)
-    is_open = claim.reason.startswith(OPEN)
     why = f"{claim.reason}. Measured: {figures}"
-    return Verdict(
-        claim=claim, outcome="disagrees", ours=ours, why=why, confirmed=None if is_open else confirmed
-    )
+    return Verdict(claim=claim, outcome="disagrees", ours=ours, why=why, confirmed=confirmed)

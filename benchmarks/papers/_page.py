@@ -53,8 +53,8 @@ python -m benchmarks.papers all --save           # run all, keep the rows, and w
 
 This page is written by the last command (`tests/benchmarks/test_papers.py` holds it to the records). A verdict compares
 conclusions: an order, a ratio, the sizes that fit. Where it disagrees, the reason stands beside it with the figures
-that the command of the experiment measured for it: the cause switched off, or the quantities that differ. Where nothing
-measured explains a disagreement, it says "cause unknown". Seconds are those of the processor, of some runs those by the
+that the command of the experiment measured for it: the cause switched off, or the quantities that differ.
+Seconds are those of the processor, of some runs those by the
 clock beside other work, which are three to six times as many.
 
 """

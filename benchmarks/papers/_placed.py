@@ -144,6 +144,10 @@ class PlacedModel(Model):
         tasks = all_tasks(self, self.expand(of_layers))
         return (InstantSimulation(tasks) if self.num_devices > 4 else simulate(tasks)).makespan
 
+    def part_seconds(self, place: int, label: int) -> float:
+        """Forward seconds of one part of a layer at one time step."""
+        return self._seconds(place, label)
+
     def layer_problem(self) -> Problem:
         """Layers and configurations alone."""
         return Problem(time=[np.zeros(len(self.configurations))] * len(self.layers))

@@ -7,6 +7,7 @@ import functools
 import time
 from collections.abc import Callable, Sequence
 
+from benchmarks.papers._beside_optcnn import NUM_DEVICES, compared
 from benchmarks.papers._experiment import Row
 from benchmarks.papers._placed import Layer, Machine, PlacedModel, Placement, placements
 from benchmarks.papers._placed_networks import NUM_STEPS, classifier, inception, language_model, translation
@@ -24,7 +25,7 @@ NETWORKS: dict[str, Callable[[int], list[Layer]]] = {
 }
 _DEPTH = {"NMT": (0, 1, 2, 0, 1, 2, 3, 3)}
 """GPU of a node by layer in the experts' strategy: operators of one depth on one GPU (Wu et al. 2016)."""
-NUM_PROPOSALS = {4: 400, 16: 30}
+NUM_PROPOSALS = 400
 """Of a chain over layers; an operator of Inception-v3 has ten."""
 
 
@@ -111,7 +112,7 @@ def _descend(model: PlacedModel, *starts: Sequence[int]) -> list[int]:
 def _walked(model: PlacedModel, starts: Sequence[Sequence[int]], num_random: int = 0) -> list[int]:
     """FlexFlow's chains on simulated seconds, by layers; by operators where there is one time step."""
     by_operator = model.num_steps == 1
-    count = 10 * len(model.layers) if by_operator else NUM_PROPOSALS[model.num_devices]
+    count = 10 * len(model.layers) if by_operator else NUM_PROPOSALS
     options = ChainOptions(num_random=num_random, num_proposals=count)
     problem = model.problem() if by_operator else model.layer_problem()
     if by_operator:
@@ -158,37 +159,10 @@ def _embeddings_alone(model: PlacedModel, labels: Sequence[int]) -> list[int]:
 
 
 def _beside_optcnn(network: str) -> list[Row]:
-    """On 16 P100: the best with every operator on all devices (OptCNN's space), and chains from there."""
-    case = (network, "p100", 16)
-    model = build(*case)
-    everywhere = [k for k, of in enumerate(model.placements) if len(of.devices) == 16]
-    narrow = build(*case, configurations=[model.placements[k] for k in everywhere])
-    fused = [everywhere[k] for k in _descend(narrow, _data(narrow))]
-    start = time.process_time()
-    apart = min((_in_halves(model, of) for of in everywhere_of(8)), key=model.makespan)
-    found = _walked(model, [fused, apart])
-    spent = time.process_time() - start
-    return [
-        _row(case, who, model, labels, s)
-        for who, labels, s in (("optcnn", fused, 0.0), ("found", found, spent))
-    ]
-
-
-def everywhere_of(count: int) -> list[tuple[int, int]]:
-    """(parts of the batch, of the channels) that use so many devices."""
-    return [(2**k, count // 2**k) for k in range(count.bit_length())]
-
-
-def _in_halves(model: PlacedModel, split: tuple[int, int]) -> list[int]:
-    """The first half of the layers on the first half of the devices, the others on the others."""
-    size = model.num_devices // 2
-    halves = [
-        model.placements.index(
-            Placement(samples=split[0], channels=split[1], devices=tuple(range(size * n, size * (n + 1))))
-        )
-        for n in range(2)
-    ]
-    return [halves[2 * k // len(model.layers)] for k in range(len(model.layers))]
+    """On 16 P100: layers fused over time steps on all devices, and time steps on all devices or half of them."""
+    case = (network, "p100", NUM_DEVICES)
+    compared_with = compared(NETWORKS[network](PER_DEVICE * NUM_DEVICES), NUM_STEPS)
+    return [_row(case, who, model, labels, seconds) for who, model, labels, seconds in compared_with]
 
 
 def measure_causes() -> list[Row]:
@@ -223,7 +197,16 @@ def measure_causes() -> list[Row]:
         whole = build("Inception-v3", chip, count)
         cut, ms = bare.makespan(_data(bare)) * 1e3, whole.makespan(_data(whole)) * 1e3
         rows.append({"cause": "exchange", "chip": chip, "devices": count, "ms": ms, "without_ms": cut})
-    return [*rows, *map(_on_few, (1, 2))]
+    return [*rows, *map(_on_few, (1, 2)), *_without_softmax()]
+
+
+def _without_softmax() -> list[Row]:
+    """RNNLM on 16 P100 with its LSTMs alone."""
+    layers = NETWORKS["RNNLM"](PER_DEVICE * NUM_DEVICES)[:-1]
+    return [
+        {"cause": "without softmax", "who": who, "ms": model.makespan(labels) * 1e3}
+        for who, model, labels, _ in compared(layers, NUM_STEPS)
+    ]
 
 
 def _on_few(count: int) -> Row:

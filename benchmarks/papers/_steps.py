@@ -94,19 +94,38 @@ def split_alone(priced: Priced) -> Plan:
     So TensorOpt simulated ToFu in its cost model: "by splitting all the tensors among all the devices and disabling
     tensor replication" (section 5.1).
     """
+    labels = _split_furthest(priced)
+    found = solve(_one_copy(restrict(priced.model.problem, labels)), "pase")
+    assignment = [of[k] for of, k in zip(labels, found.assignment, strict=True)]
+    return make_plan(priced.predictor, assignment, found.choices, name="split alone")
+
+
+def without_redundancy(priced: Priced, solver: str) -> list[Plan]:
+    """The frontier of a solver where every group is split as far as it goes: no work is done on several devices."""
+    labels = _split_furthest(priced)
+    found = frontier(restrict(priced.model.problem, labels), solver, max_points=_MOST_POINTS)
+    plans = [
+        make_plan(
+            priced.predictor,
+            [of[k] for of, k in zip(labels, s.assignment, strict=True)], s.choices, name=solver,
+        )
+        for s in found
+    ]  # fmt: skip
+    return list(undominated(plans))
+
+
+def _split_furthest(priced: Priced) -> list[tuple[int, ...]]:
+    """The configurations of each group that split it over the most devices."""
     sizes = [axis.size for axis in priced.topology.axes]
 
     def parts(configuration: Configuration) -> int:
         return math.prod(sizes[axis] for split in configuration for axis in split)
 
     most = [max(map(parts, of)) for of in priced.model.configurations]
-    labels = [
+    return [
         tuple(k for k, configuration in enumerate(of) if parts(configuration) == n)
         for of, n in zip(priced.model.configurations, most, strict=True)
     ]
-    found = solve(_one_copy(restrict(priced.model.problem, labels)), "pase")
-    assignment = [of[k] for of, k in zip(labels, found.assignment, strict=True)]
-    return make_plan(priced.predictor, assignment, found.choices, name="split alone")
 
 
 def _one_copy(problem: Problem) -> Problem:
@@ -119,23 +138,6 @@ def _one_copy(problem: Problem) -> Problem:
             table = np.where(again, np.inf, table)
         edges.append(Edge(source=edge.source, target=edge.target, time=table, memory=edge.memory))
     return Problem(time=problem.time, memory=problem.memory, edges=edges, names=problem.names)
-
-
-def without_repeats(priced: Priced, solver: str) -> list[Plan]:
-    """The frontier of a solver where no copy is fetched again: that choice takes infinite time on every edge."""
-    problem = priced.model.problem
-    edges = []
-    for edge in problem.edges:
-        table = edge.time
-        if table.ndim == 3:
-            table = table.copy()
-            kept = np.isfinite(table).sum(axis=2) > np.isfinite(table[..., REPEAT])
-            table[..., REPEAT] = np.where(kept, np.inf, table[..., REPEAT])
-        edges.append(Edge(source=edge.source, target=edge.target, time=table, memory=edge.memory))
-    kept_problem = Problem(time=problem.time, memory=problem.memory, edges=edges, names=problem.names)
-    found = frontier(kept_problem, solver, max_points=_MOST_POINTS)
-    plans = [make_plan(priced.predictor, s.assignment, s.choices, name=solver) for s in found]
-    return list(undominated(plans))
 
 
 def partitioned(graph: StepGraph, topology: Topology | str, solver: str) -> tuple[Plan, float]:

@@ -5,15 +5,18 @@ python -m benchmarks.papers tensoropt-table4
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.papers._experiment import OPEN, Claim, Column, Experiment, Judge, Row
+from benchmarks.papers._experiment import Claim, Column, Experiment, Judge, Row
 from benchmarks.papers._steps import Priced, figures, tensoropt_machine, traced
 from benchmarks.papers._tolerance import NOTABLE, near, near_gain
 from benchmarks.papers._turning_point import slopes
 from benchmarks.papers.tensoropt_figure8 import IMAGES_OF_TABLE_1
 from jaxplan.ir._program import Equation
+from jaxplan.mesh._collectives import collective_terms
+from jaxplan.plans._plan import Plan
 from jaxplan.simulate import PlanSimulator
 from jaxplan.strategies import reference_solution
 
@@ -44,7 +47,8 @@ def _row(network: str, num_devices: int) -> Row:
     return {
         "network": network, "fastest_s": best.time_seconds, "data_s": data.time_seconds,
         "compute_s": data.compute_seconds, "fastest_compute_s": best.compute_seconds,
-        "threes_s": _threes_seconds(priced), "ms_per_gib_below": below, "ms_per_gib_above": above,
+        "threes_s": _threes_seconds(priced), "ring_s": _ring_seconds(data), "fastest_ring_s": _ring_seconds(best),
+        "ms_per_gib_below": below, "ms_per_gib_above": above,
         "tensors": sum(c.count for c in data.prediction.collectives if c.kind == "all-reduce"),
         "ratio": data.time_seconds / best.time_seconds, "published_fastest_s": fastest,
         "published_data_s": in_tensoropt, "published_horovod_s": in_horovod, "published_ratio": in_tensoropt / fastest,
@@ -76,20 +80,44 @@ WINOGRAD = 2.25
 """Fewer multiplications of a 3 x 3 convolution in tiles of 2 x 2: https://arxiv.org/abs/1509.09308 , section 4.1."""
 
 
-def _by_winograd(row: Row) -> tuple[float, float]:
-    """Seconds of data parallelism, and times as fast as it, with Winograd's multiplications in both plans."""
+def _ring_seconds(plan: Plan) -> float:
+    """Seconds that a step takes longer where what all devices sum is summed in one ring over all of them.
+
+    A ring of 16 sends 2 x 15/16 of the bytes through the card of each machine; the plan sums within a machine first, so
+    that as many bytes pass it once. Horovod's ring: https://arxiv.org/abs/1802.05799 , section 3.
+    """
+    topology = plan.topology
+    node, *inside = range(len(topology.axes))
+    devices = math.prod(topology.axes[axis].size for axis in inside)
+
+    def bytes_of(kind: str, axes: Sequence[int]) -> float:
+        of = (c for c in plan.prediction.collectives if (c.kind, c.axes) == (kind, tuple(axes)))
+        return float(sum(c.count * c.num_bytes for c in of))
+
+    def seconds_per_byte(kind: str, axes: Sequence[int]) -> float:
+        return collective_terms(topology, kind, tuple(axes))[1]
+
+    summed = min(bytes_of("reduce-scatter", inside), devices * bytes_of("all-reduce", [node]))
+    in_steps = 2 * seconds_per_byte("reduce-scatter", inside) + seconds_per_byte("all-reduce", [node]) / devices
+    link = topology.chip.node_link
+    assert link is not None
+    share = (topology.num_devices - 1) / topology.num_devices
+    return summed * (2 * share / link.bandwidth_bytes_per_second - in_steps)
+
+
+def _as_they_ran(row: Row) -> tuple[float, float]:
+    """Seconds of data parallelism, and of the fastest plan, by Winograd and with one ring in both."""
     less = row["threes_s"] * (1 - 1 / WINOGRAD)
-    data, best = row["data_s"] - less, row["fastest_s"] - less
-    return data, data / best
+    return row["data_s"] + row["ring_s"] - less, row["fastest_s"] + row["fastest_ring_s"] - less
 
 
-def _winograd_ratio(rows: Sequence[Row], causes: Sequence[Row]) -> tuple[bool, str]:
-    found = {r["network"]: _by_winograd(r) for r in rows if r["network"] in ("VGG16", "WideResNet")}
-    texts = ", ".join(f"{n} {ratio:.2f} times" for n, (_, ratio) in found.items())
-    holds = all(
-        near_gain(found[r["network"]][1], r["published_ratio"]) for r in rows if r["network"] in found
-    )
-    return holds, f"with 2.25 times fewer multiplications in 3 x 3 convolutions of stride 1: {texts}"
+def _ring_and_winograd(rows: Sequence[Row], causes: Sequence[Row]) -> tuple[bool, str]:
+    of = {row["network"]: _as_they_ran(row) for row in rows}
+    found = {network: data / best for network, (data, best) in of.items()}
+    tested = {network: found[network] for network in ("VGG16", "WideResNet")}
+    texts = ", ".join(f"{network} {ratio:.2f} times" for network, ratio in found.items())
+    holds = all(near_gain(ratio, _row_of(rows, n)["published_ratio"]) for n, ratio in tested.items())
+    return holds, f"with one ring, and 2.25 times fewer multiplications in 3 x 3 convolutions of stride 1: {texts}"
 
 
 OPEN_SIZES: dict[str, dict[str, Any]] = {
@@ -196,10 +224,10 @@ EXPERIMENT = Experiment(
             source="TensorOpt 5.3, Table 4",
             published="mini-time is significantly shorter than data parallelism for VGG16 and WideResNet",
             judge=_shorter("VGG16", "WideResNet"),
-            reason=f"{OPEN} as a whole: most of both steps is compute, alike in both, of which cuDNN's 3 x 3 "
-            "convolutions "
-            "by Winograd's algorithm take part away",
-            cause=_winograd_ratio,
+            reason="there one ring over all devices sums gradients, and sends nearly twice their bytes through the "
+            "card of a machine, where here sums within a machine come first; and cuDNN computes 3 x 3 convolutions by "
+            "Winograd's algorithm",
+            cause=_ring_and_winograd,
         ),
         Claim(
             source="TensorOpt 5.1",
