@@ -213,8 +213,8 @@ EXPERIMENT = Experiment(
         "configuration, so that a strategy of NMT is 8 choices; Inception-v3's is one of each of 119 operators. 64 "
         "examples a device. On 64 K80 uses of all nodes are tried layer by layer, on four devices chains walk from "
         "data parallelism, on 16 layers are tried one after the other on all devices and on either half: FlexFlow has "
-        "half an hour for that. OptCNN is the best with every operator on all devices, the time steps of a layer fused to "
-        "one as in the paper, ColocRL the best that chains find with one device for each."
+        "half an hour for that. OptCNN is the best with every operator on all devices, the time steps of a layer "
+        "fused to one as in the paper, ColocRL the best that chains find with one device for each."
     ),
     run=run,
     columns=(
