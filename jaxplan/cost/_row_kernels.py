@@ -21,10 +21,9 @@ _ONE_KERNEL = frozenset({"elementwise", "reduction", "shape", "source"})
 def row_factors(graph: StepGraph, buffers: Buffers, efficiency: Efficiency) -> Mapping[tuple[str, int], float]:
     """(Phase or `WRITE`, tensor) -> seconds of that pass over those of a streaming kernel, where rows are reduced."""
     factors = dict[tuple[str, int], float]()
-    if not efficiency.row_statistics:
+    if efficiency.rows is None:
         return factors
-    statistics = efficiency.memory / efficiency.row_statistics
-    norms, gradients = efficiency.memory / efficiency.row_norms, efficiency.memory / efficiency.row_gradients
+    statistics, norms, gradients = efficiency.rows
     for eqn in graph.program.equations:
         if graph.rules[eqn.index].family == "reduction":
             factors.update({(eqn.phase, t): norms for t in _reduced(graph, buffers, eqn)})
@@ -54,11 +53,10 @@ def rows_in_blocks(phase: str, efficiency: Efficiency) -> float:
     Of the five passes forward three are kernels of rows, of the ten of the backward pass the gradient's three
     (`jaxplan.ir.attention`).
     """
-    if not efficiency.row_statistics:
+    if efficiency.rows is None:
         return 1.0
-    if phase == "backward":
-        return (7 + 3 * efficiency.memory / efficiency.row_gradients) / 10
-    return (2 + efficiency.memory * (1 / efficiency.row_statistics + 2 / efficiency.row_norms)) / 5
+    statistics, norms, gradients = efficiency.rows
+    return (7 + 3 * gradients) / 10 if phase == "backward" else (2 + statistics + 2 * norms) / 5
 
 
 def _reduced(graph: StepGraph, buffers: Buffers, reduction: Equation) -> set[int]:

@@ -45,6 +45,16 @@ class Efficiency:
     contention: float = 0.0
     source: str = "assumed"
 
+    @property
+    def rows(self) -> tuple[float, float, float] | None:
+        """Seconds of kernels that hold rows over those of streaming ones: for statistics, values and gradients; None
+        where all are as fast."""
+        shares = (self.row_statistics, self.row_norms, self.row_gradients)
+        if not any(shares):
+            return None
+        statistics, norms, gradients = (self.memory / share if share else 1.0 for share in shares)
+        return statistics, norms, gradients
+
     def products_at(self, smallest: float | npt.NDArray[np.floating]) -> float | npt.NDArray[np.floating]:
         """Share of the peak of dots with a given smallest extent.
 

@@ -20,6 +20,8 @@ _LEAST_RATE = 1.0
 """Bytes or operations per second: with less, the seconds of a step leave the range of numbers."""
 _MOST_LATENCY = 1e3
 """Seconds: beyond this, the part of a transfer above the latency is lost in rounding, and all paths cost the same."""
+_LEAST_SHARE = 1e-6
+"""Of a peak: with less, the seconds of a step leave the range of numbers."""
 
 
 def topology_to_json(topology: TopologyData) -> dict[str, Any]:
@@ -93,14 +95,16 @@ def _check(topology: TopologyData, path: str) -> None:
     chip = topology.chip
     positive = {"chip.memory_bytes": chip.memory_bytes, "chip.usable_fraction": chip.usable_fraction}
     positive |= {"chip.multiprocessors": chip.multiprocessors} if chip.is_gpu else {}
-    positive |= {} if chip.vector_flops is None else {"chip.vector_flops": chip.vector_flops}
     positive |= {f"levels.{level.name}.size": level.size for level in topology.levels}
     rates, latencies = _rates(topology), _latencies(topology)
+    needed, others = _shares(topology)
     checks = (
         (rates, lambda value: value >= _LEAST_RATE, "at least 1 per second"),
         (latencies, lambda value: value <= _MOST_LATENCY, f"at most {_MOST_LATENCY:g} seconds"),
         (positive, lambda value: value > 0, "a positive number"),
         ({"chip.usable_fraction": chip.usable_fraction}, lambda value: value <= 1, "at most 1"),
+        (needed, lambda value: _LEAST_SHARE <= value <= 1, f"between {_LEAST_SHARE:g} and 1"),
+        (others, lambda value: value == 0 or _LEAST_SHARE <= value <= 1, f"0, or between {_LEAST_SHARE:g} and 1"),
     )
     for figures, holds, expected in checks:
         for name, value in figures.items():
@@ -124,6 +128,7 @@ def _links(topology: TopologyData) -> dict[str, Link]:
 def _rates(topology: TopologyData) -> dict[str, float]:
     rates = {f"chip.flops_per_second.{format}": rate for format, rate in topology.chip.flops_per_second}
     rates["chip.memory_bytes_per_second"] = topology.chip.memory_bytes_per_second
+    rates |= {} if topology.chip.vector_flops is None else {"chip.vector_flops": topology.chip.vector_flops}
     rates["chip.host_bytes_per_second"] = topology.chip.host_bytes_per_second
     for where, link in _links(topology).items():
         rates[f"{where}.bandwidth_bytes_per_second"] = link.bandwidth_bytes_per_second
@@ -132,7 +137,18 @@ def _rates(topology: TopologyData) -> dict[str, float]:
     return rates
 
 
+def _shares(topology: TopologyData) -> tuple[dict[str, float], dict[str, float]]:
+    """Shares of peaks that programs reach, which prices divide by; and those that may be 0."""
+    needed = ("products", "attention", "memory", "narrow_convolutions")
+    others = ("wide_products", "row_statistics", "row_norms", "row_gradients", "contention")
+    efficiency = topology.chip.efficiency
+    found = [{f"chip.efficiency.{name}": getattr(efficiency, name) for name in names} for names in (needed, others)]
+    return found[0], found[1]
+
+
 def _latencies(topology: TopologyData) -> dict[str, float]:
     names = ("launch_seconds", "collective_launch_seconds")
     latencies = {f"chip.{name}": getattr(topology.chip, name) for name in names}
+    atomic = topology.chip.efficiency.atomic_seconds
+    latencies |= {f"chip.efficiency.atomic_seconds[{i}]": seconds for i, seconds in enumerate(atomic)}
     return latencies | {f"{where}.latency_seconds": link.latency_seconds for where, link in _links(topology).items()}

@@ -59,7 +59,7 @@ class Outline:
         if not self.splits:
             return "replicated"
         first, *others = self.splits
-        if first.share >= _MAIN_SPLIT:
+        if first.share >= _MAIN_SPLIT or not others:
             return first.text
         rest = others[:1] if others[0].share >= 1 - _MAIN_SPLIT else []
         return " and ".join(f"{split.text} ({split.share:.0%} of the arithmetic)" for split in (first, *rest))

@@ -5,8 +5,11 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+import jaxplan
 from jaxplan import JaxplanError, TopologyError
 from jaxplan.mesh import CHIPS, Topology
 from jaxplan.mesh._aot import target_config
@@ -112,6 +115,10 @@ def test_save_and_load(tmp_path: Path) -> None:
         (lambda b: b["levels"][1].update(size=7.5), "size is 7.5"),
         (lambda b: b.update(profile={"schema": "other"}), "not a profile table"),
         (lambda b: b.update(chip="h10"), "did you mean"),
+        (lambda b: b["chip"].update(vector_flops=5e-324), "chip.vector_flops is 5e-324"),
+        (lambda b: b["chip"]["efficiency"].update(products=0), "efficiency.products is 0"),
+        (lambda b: b["chip"]["efficiency"].update(row_norms=2**31), "efficiency.row_norms is 2147483648"),
+        (lambda b: b["chip"]["efficiency"].update(row_statistics=1e-300), "efficiency.row_statistics is 1e-300"),
     ],
 )
 def test_bad_files_name_the_field(tmp_path: Path, change, message: str) -> None:
@@ -122,6 +129,26 @@ def test_bad_files_name_the_field(tmp_path: Path, change, message: str) -> None:
     file.write_text(json.dumps(body))
     with pytest.raises(JaxplanError, match=message):
         Topology.load(file)
+
+
+@pytest.mark.parametrize("name", ["row_statistics", "row_norms", "row_gradients"])
+def test_a_share_of_rows_that_is_left_out_is_that_of_streaming_kernels(tmp_path: Path, name: str) -> None:
+    """Such kernels are slower, so that the same step takes less time with the share of one of them left out."""
+    file = tmp_path / "machine.json"
+    Topology.parse("h100:8").save(file)
+    body = json.loads(file.read_text())
+    del body["chip"]["efficiency"][name]
+    file.write_text(json.dumps(body))
+    shape = jax.ShapeDtypeStruct((512, 4096), jnp.bfloat16)
+
+    def seconds(topology: Topology) -> float:
+        def loss(p: jax.Array, x: jax.Array) -> jax.Array:
+            return jnp.sum((jax.nn.softmax(x @ p) @ p.T).astype(jnp.float32) ** 2)
+
+        x = shape.update(shape=(65536, 512))
+        return jaxplan.plan(jax.grad(loss), shape, x, topology=topology, progress=False).fastest().compute_seconds
+
+    assert 0 < seconds(Topology.load(file)) < seconds(Topology.parse("h100:8"))
 
 
 def test_a_file_that_is_no_json_is_one_clear_error(tmp_path: Path) -> None:

@@ -43,6 +43,11 @@ def test_the_three_choices():
     assert [plan.name for plan in frontier[2:]] == ["mid", "fast"]
 
 
+@pytest.mark.parametrize("share", [1.0, 0.3, 1e-30])
+def test_one_split_is_that_of_the_plan_whatever_its_share(share):
+    assert str(Outline(splits=(Split(text="data 8", share=share),))) == "data 8"
+
+
 @pytest.mark.parametrize("scale_memory, scale_time", [(1, 1), (1000, 1), (1, 1e-4), (7, 13)])
 def test_the_knee_does_not_depend_on_units(scale_memory, scale_time):
     frontier = make_frontier(*((m * scale_memory, t * scale_time, name) for m, t, name in CURVE))
