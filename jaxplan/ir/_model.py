@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -125,6 +125,7 @@ def analyse(
     rules: Sequence[OperatorRule] | None = None,
     structures: Structures | None = None,
     known: tuple[NamedDimensions, Batch] | None = None,
+    counts: Mapping[int, Count | None] | None = None,
 ) -> StepGraph:
     """Rules, values, named dimensions, groups and spaces of a program; ``stage`` is told what begins.
 
@@ -132,7 +133,9 @@ def analyse(
       gradients_apart: the gradients of a contraction are groups of their own, to measure the cost of sharing.
       rules: one per equation, where they are known already.
       structures: those of a program that differs in few places; new ones are added.
-      known: dimensions by name, and the batch, where the operators of the program no longer tell them.
+      known: dimensions by name, and the batch, of a program made from one that has them: its own operators may no
+        longer tell them.
+      counts: the work of some equations, where it is known already.
     """
     stage("rules")
     rules = tuple([rule_of(program, eqn) for eqn in program.equations] if rules is None else rules)
@@ -150,7 +153,7 @@ def analyse(
     return StepGraph(
         program=program,
         rules=rules,
-        counts=tuple([count_of(program, eqn, rule) for eqn, rule in zip(program.equations, rules, strict=True)]),
+        counts=tuple(_counts(program, rules, counts or {})),
         values=values,
         named=named,
         grouping=grouping,
@@ -158,6 +161,14 @@ def analyse(
         state=state,
         batch=batch,
     )
+
+
+def _counts(
+    program: Program, rules: Sequence[OperatorRule], known: Mapping[int, Count | None]
+) -> Iterator[Count | None]:
+    """The work of each equation, as known or by its rule."""
+    for eqn, rule in zip(program.equations, rules, strict=True):
+        yield known[eqn.index] if eqn.index in known else count_of(program, eqn, rule)
 
 
 def _named(

@@ -95,22 +95,22 @@ def rematerialise(
         graph.rules[original[e.index]] if e.index in original else rule_of(program, e)
         for e in program.equations
     ]
+    counts = {e.index: graph.counts[original[e.index]] for e in program.equations if e.index in original}
+    known = _known(graph, rewriter.copies)
     again = dataclasses.replace(
-        analyse(program, rules=rules, structures=structures, known=_known(graph, rewriter.copies)),
+        analyse(program, rules=rules, structures=structures, known=known, counts=counts),
         remat=remat,
         traced=graph,
     )
     return Rematerialised(graph=again, parts=parts, original=original)
 
 
-def _known(graph: StepGraph, copies: Mapping[int, int]) -> tuple[NamedDimensions, Batch] | None:
-    """Dimensions by name, and the batch, of a step whose operators no longer tell them (`jaxplan.ir.attention`).
+def _known(graph: StepGraph, copies: Mapping[int, int]) -> tuple[NamedDimensions, Batch]:
+    """Dimensions by name, and the batch: those of the step as it was traced.
 
     Args:
       copies: tensor -> the one of the step as it was traced that it equals.
     """
-    if graph.program.sequences is None:
-        return None
     of = dict(graph.named.of)
     for copy, t in copies.items():
         dims = range(len(graph.program.tensors[t].shape))

@@ -43,12 +43,17 @@ def in_microbatches(graph: StepGraph, num: int) -> StepGraph:
 
 
 def plan_with_microbatches(
-    graph: StepGraph, asked: bool | int | None, plan_graph: PlanGraph, most_bytes: int | None = None
+    graph: StepGraph,
+    asked: bool | int | None,
+    plan_graph: PlanGraph,
+    limit_bytes: int | None = None,
+    most_bytes: int | None = None,
 ) -> Frontier:
     """The frontier of a step, in as many slices as asked for.
 
     Args:
-      most_bytes: that all devices hold together, if it is limited.
+      limit_bytes: that a device holds, if it is limited.
+      most_bytes: that what is stored from step to step takes on all devices together, if it is limited.
 
     Raises:
       InfeasibleError: no plan fits, in slices neither.
@@ -62,11 +67,12 @@ def plan_with_microbatches(
         except InfeasibleError as error:
             if most_bytes is not None and sum(graph.program.tensors[t].num_bytes for t in graph.stored) > most_bytes:
                 raise  # what is stored from step to step does not fit, and slices do not change that
-            return _first_that_fits(graph, plan_graph, error)
+            return _first_that_fits(graph, plan_graph, error, limit_bytes)
         if current().happened or not _is_slowed(whole):
             return whole
         try:
-            return merged([whole, _first_that_fits(graph, plan_graph, InfeasibleError("no slices fit"))])
+            slices = _first_that_fits(graph, plan_graph, InfeasibleError("no slices fit"), limit_bytes)
+            return merged([whole, slices])
         except InfeasibleError:  # or the examples are not independent: there is the step as it is
             return whole
     if asked is not True:
@@ -107,16 +113,26 @@ def _sliced_graphs(graph: StepGraph, numbers: Sequence[int]) -> Iterator[StepGra
             yield in_microbatches(graph, num)
 
 
-def _first_that_fits(graph: StepGraph, plan_graph: PlanGraph, error: InfeasibleError) -> Frontier:
-    """The plans in the fewest slices that fit, with those of the next number; else the error of the step as it is."""
+def _first_that_fits(
+    graph: StepGraph, plan_graph: PlanGraph, error: InfeasibleError, limit_bytes: int | None
+) -> Frontier:
+    """The plans in the fewest slices that fit, with those of the next number; else the error of the step as it is.
+
+    What a slice holds halves with each number, so from four slices on all further numbers together save no more than
+    the last one did: where that is not enough, they are not tried.
+    """
     found: list[Frontier] = []
+    before: int | None = None
     try:
         for sliced in _sliced_graphs(graph, MORE_NUMBERS):
             try:
                 found.append(plan_graph(sliced))
             except InfeasibleError as other:
-                better = (other.smallest_memory_bytes or 0) < (error.smallest_memory_bytes or 0)
-                error = other if better else error
+                least = other.smallest_memory_bytes
+                error = other if (least or 0) < (error.smallest_memory_bytes or 0) else error
+                if limit_bytes and before and least and least - (before - least) > limit_bytes:
+                    break
+                before = least
             if len(found) == 2 or (found and current().happened):
                 break
     except (NotSeparableError, ArgumentError) as reason:

@@ -95,6 +95,7 @@ def _search(
                     of,
                     options.microbatches,
                     lambda of: plan_with_sequences(of, plan_one, limit, topology.num_devices),
+                    limit,
                     most_bytes,
                 )
 

@@ -76,12 +76,19 @@ def rungs_between(num_blocks: int, *, light: bool, heavy: bool) -> list[Remat]:
 
 
 def recomputed(
-    model: CostModel, candidates: Sequence[Candidate], solver: str, progress: Callable[[float], None]
+    model: CostModel,
+    candidates: Sequence[Candidate],
+    solver: str,
+    progress: Callable[[float], None],
+    limit_bytes: int | None = None,
 ) -> list[Candidate]:
     """Solutions of the step with recomputed blocks, a few for each rung of the ladder.
 
     The ends are searched on the configurations that the undominated of ``candidates`` use, the other rungs on those
     that the solutions of the ends use.
+
+    Args:
+      limit_bytes: where not even the ends take at most so much, the rungs between them are left out.
     """
     blocks = recomputable_blocks(model.graph)
     search, best = _Search(model, blocks, solver), undominated(candidates)
@@ -92,8 +99,8 @@ def recomputed(
         found += search.solve(remat, used, MAX_AT_ENDS)
         least.append(min((c.memory_bytes for c in found), default=least[0]))
         progress(len(least) / (2 * RUNGS))
-    if not found:
-        return []
+    if not found or (limit_bytes is not None and min(least) > limit_bytes):
+        return found
     light, heavy = (after < (1 - LEAST_SAVING) * before for before, after in pairwise(least))
     rungs = rungs_between(len(blocks), light=light, heavy=heavy)
     used = search.used([search.before[search.before.number(c.solution)] for c in undominated(found)])

@@ -50,7 +50,8 @@ def score(solutions: Solutions, options: Options, report: Report) -> Candidates:
             with until_interrupted("looking for blocks to recompute"):
                 report("remat")
                 model = solutions.priced.model
-                found += recomputed(model, found, options.solver, lambda fraction: report("remat", fraction))
+                limit = None if options.offload else options.memory_limit_bytes  # with state away more of them fit
+                found += recomputed(model, found, options.solver, lambda of: report("remat", of), limit)
         if found and not current().happened and options.offload:
             with until_interrupted("looking for state to keep on the host"):
                 report("offload")
