@@ -31,7 +31,7 @@ _FREE = frozenset(
     {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "iota", "after-all", "partition-id"}
     | {"replica-id", "opt-barrier", "optimization-barrier", "domain"}
 )
-_READS_PART = frozenset({"gather", "dynamic-slice"})
+_READS_PART = frozenset({"gather", "slice", "dynamic-slice"})
 _IN_PLACE = {"dynamic-update-slice": 1, "scatter": 2}  # which operand is the update
 
 

@@ -60,6 +60,8 @@ def _touched(
     """(kind, tensor, bytes of the whole that are touched; None: all)."""
     if eqn.name in (CUT, JOIN) or _is_operand_of_dots(graph, eqn, buffers):  # the same buffer
         return
+    if eqn.name == "optimization_barrier" and eqn.phase == "update" and buffers.materialised[eqn.results[0]]:
+        return  # sums of gradients stay where they are
     if eqn.index in buffers.sums:  # the dot's library call reads the other summand and writes the dot's result
         yield eqn.phase, buffers.sums[eqn.index], None
         return

@@ -106,7 +106,8 @@ class SumGroups(GroupPass):
         for eqn in self.program.equations:
             result = eqn.results[0] if eqn.results else -1
             is_view = eqn.name in VIEW_PRIMITIVES and eqn.operands[0] in summands and self.hands_on(eqn)
-            if is_view or (self.is_contraction(eqn) and not self.values.free[result]):
+            is_handed_on = self._is_order(eqn) and eqn.operands[0] in summands
+            if is_view or is_handed_on or (self.is_contraction(eqn) and not self.values.free[result]):
                 summands.add(result)
             elif self._adds_gradients(eqn) and all(t in summands or self.is_zero(t) for t in eqn.operands):
                 summands.add(result)
@@ -114,11 +115,25 @@ class SumGroups(GroupPass):
                     firsts.add(eqn.index)
                     continue
                 self.kind[eqn.index] = "sum"
-                for t in eqn.operands:
-                    producer = self.producer(t)
-                    if producer is not None and (producer.index in firsts or self.kind.get(producer.index) == "sum"):
-                        self.kind[producer.index] = "sum"
-                        self.union.join(producer.index, eqn.index)
+                self._join_summands(eqn, firsts)
+
+    def _join_summands(self, eqn: Equation, firsts: set[int]) -> None:
+        """Sums that a sum takes up are of its group, and barriers on the way to its summands."""
+        for t in eqn.operands:
+            producer = self.producer(t)
+            if producer is None:
+                continue
+            is_barrier = self._is_order(producer)
+            if is_barrier or producer.index in firsts or self.kind.get(producer.index) == "sum":
+                self.kind[producer.index] = "sum"
+                self.union.join(producer.index, eqn.index)
+            if is_barrier:
+                self._join_summands(producer, firsts)
+
+    @staticmethod
+    def _is_order(eqn: Equation) -> bool:
+        """Whether a barrier makes the next micro-batch wait (`jaxplan.ir._micro_batch_order`)."""
+        return eqn.name == "optimization_barrier" and eqn.phase == "update"
 
     def _adds_gradients(self, eqn: Equation) -> bool:
         if eqn.name == "add_any":

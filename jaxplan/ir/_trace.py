@@ -27,6 +27,7 @@ from jaxplan.ir._dependence import Dependence
 from jaxplan.ir._fingerprint import fingerprint_of
 from jaxplan.ir._loop_remat import recompute_in_loops
 from jaxplan.ir._loop_slices import scan_over_slices
+from jaxplan.ir._micro_batch_order import one_after_another
 from jaxplan.ir._micro_batches import cut_freely
 from jaxplan.ir._model import rule_of
 from jaxplan.ir._program import LoopRemat, MicroBatches, Program, Source
@@ -275,8 +276,8 @@ def _with_free_micro_batches(program: Program) -> Program:
     """`cut_freely`, of micro-batches that are sliced by themselves too; these slices stay where it cuts nothing."""
     for form in (scan_over_slices(index_parts(program)), scan_over_slices(program), index_parts(program)):
         if form is not program and (cut := cut_freely(form, rule_of)) is not form:
-            return cut
-    return cut_freely(program, rule_of)
+            return one_after_another(cut)
+    return one_after_another(cut_freely(program, rule_of))
 
 
 def _check_constants(step: Callable[..., Any], constants: Sequence[Any]) -> None:

@@ -108,9 +108,18 @@ def python_in_a_scan(p: Params, *data: jax.Array) -> Params:
     return lax.scan(add, _zeros(p), _cut(OUTER)(data))[0]
 
 
+def loops_in_python(p: Params, *data: jax.Array) -> Params:
+    def loss(p: Params, x: jax.Array, weight: jax.Array) -> jax.Array:
+        h, _ = lax.scan(lambda h, _: (jnp.tanh(h @ p["up"] @ p["down"]), None), x, None, length=3)
+        return jnp.mean(h * weight[:, None])
+
+    parts = [jax.grad(loss)(p, *part) for part in zip(*(jnp.split(x, NUMBER) for x in data))]
+    return jax.tree.map(lambda *g: sum(g), *parts)
+
+
 FREE = (
     in_python, in_python_from_zero, in_python_scaled, differentiated_sum, two_scans, inner_sum_of_its_own, two_counters,
-    python_in_a_scan,
+    python_in_a_scan, loops_in_python,
 )  # fmt: skip
 
 
@@ -212,6 +221,8 @@ def test_each_step_of_a_call_cuts_its_own_batch() -> None:
         pytest.param(in_python_scaled, marks=until_0_12("the CPU compiler leaves one sum out of the combined ones")),
         two_counters,
         python_in_a_scan,
+        loops_in_python,
+        differentiated_sum,
     ],
     ids=lambda f: f.__name__,
 )
