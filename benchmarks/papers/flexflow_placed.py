@@ -65,7 +65,7 @@ def _placement_by_learning(rows: Sequence[Row], causes: Sequence[Row]) -> tuple[
 
 
 def _halves_leave_the_softmax(rows: Sequence[Row], causes: Sequence[Row]) -> tuple[bool, str]:
-    """RNNLM with its LSTMs alone: whether they gain what the paper has."""
+    """RNNLM with its LSTMs alone, and the gain of the paper."""
     ms = {row["who"]: row["ms"] for row in causes if row["cause"] == "without softmax"}
     ratio = ms["optcnn"] / ms["found"]
     return gains_in_range([ratio], 1.2, 1.6), f"RNNLM without its softmax {ratio:.2f} times"

@@ -3,6 +3,7 @@
     python -m benchmarks.quality.references
     python -m benchmarks.quality.references --topology a100:8 --only recurrent
     python -m benchmarks.quality.references --only accumulation --compile   # needs the GPU compiler, no GPU
+    python -m benchmarks.quality.references --write docs/strategies.md      # the lines over 5 %
 
 First table: a model in its plain form and in others (time before the batch, features before it, under `jax.vmap`,
 scanned over layers): time and memory of `data`, `zero2` and `fsdp`, and their ratio to the plain form's. Second table:
@@ -16,8 +17,8 @@ Exit status 1 where a predicted ratio is over 5 % and the programs do not differ
 from __future__ import annotations
 
 import argparse
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +27,7 @@ import jax
 from benchmarks import _record
 from benchmarks.quality._forms import Case, accumulated, accumulations, descent, floats, variants
 from benchmarks.quality._timeline import timeline
+from benchmarks.solvers.reshard_pairs import write_table
 from jaxplan import Plan
 from jaxplan.audit import compile_plan
 from jaxplan.cost import ModelBuilder, tiny_groups
@@ -37,6 +39,7 @@ from jaxplan.simulate import predictor_of
 from jaxplan.strategies import apply_strategies, reference_solution
 
 MOST = 0.05
+START, END = "<!-- forms: begin -->", "<!-- forms: end -->"
 NAMES = ("data", "zero2", "fsdp")
 MIB = 2**20
 RECORDS = Path(__file__).parents[1] / "records" / "references.jsonl"
@@ -218,6 +221,38 @@ def compare_accumulations(
                 yield Line(what=what, predicted=(Figures.predicted(plan), wanted), compiled=both)
 
 
+def all_lines(compiler: Compiler, only: str = "") -> Iterator[Line]:
+    """The lines of both tables, of models whose name holds a text."""
+    for model, forms in variants().items():
+        if only in model:
+            yield from compare_forms(forms, model, compiler)
+    for model in accumulated():
+        if only in f"accumulation {model}":
+            yield from compare_accumulations(compiler, models=(model,))
+
+
+def table(lines: Iterable[Line]) -> list[str]:
+    """The lines over 5 %, for the documentation; forms, or strategies, of equal figures are one row."""
+    rows: dict[tuple[str, str, str], list[str]] = {}
+    for line in lines:
+        if max(line.ratios) > 1 + MOST:
+            both = line.ratios, line.compiled_ratios or (math.nan, math.nan)
+            figures = " | ".join("x{:.3f}, x{:.3f}".format(*pair) for pair in both)
+            model, form, rest = _parts(line.what)
+            rows.setdefault((model, rest, figures), []).append(form)
+    head = ["| form | predicted time, memory | compiled |", "|---|---|---|"]
+    return head + [f"| {model}{', '.join(forms)}{rest} | {figures} |" for (model, rest, figures), forms in rows.items()]
+
+
+def _parts(what: str) -> tuple[str, str, str]:
+    """The form of micro-batches, or the strategy, between what stands before and behind it."""
+    if ", K=" in what:
+        model, form, rest = what.split(", ", 2)
+        return f"{model}, ", form, f", {rest}"
+    before, _, name = what.rpartition(": ")
+    return f"{before}: ", name, ""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -228,21 +263,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--compile", action="store_true", help="compile the plans anew and keep their figures"
     )
     parser.add_argument("--records", type=Path, default=RECORDS, help="the file of compiled figures")
+    parser.add_argument("--write", type=Path, default=None, help="put the lines over 5 %% into this document")
     options = parser.parse_args(argv)
     compiler = Compiler(options.topology, options.compile, options.records)
-    tables = [
-        compare_forms(forms, model, compiler) for model, forms in variants().items() if options.only in model
-    ]
-    for model in accumulated():
-        if options.only in f"accumulation {model}":
-            tables.append(compare_accumulations(compiler, models=(model,)))
+    lines = list[Line]()
     worst, missed, total = 0.0, 0, 0
-    for line in itertools.chain(*tables):
+    for line in all_lines(compiler, options.only):
         print(line, flush=True)
+        lines.append(line)
         worst, missed, total = max(worst, *line.ratios), missed + bool(line.missed), total + 1
     print(
         f"{total} lines, worst predicted ratio {worst:.3f}, {missed} over 5 % although the programs are not"
     )
+    if options.write:
+        write_table(table(lines), options.write, START, END)
     return int(missed > 0)
 
 

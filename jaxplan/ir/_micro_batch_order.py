@@ -3,7 +3,7 @@
 The compiler sees independent micro-batches and one sum of their gradients at the end. It was seen to run the forward
 passes of several first, and to make the gradients of all before it adds them up. So here the equations are sorted by
 the last micro-batch that they are computed of, each sum as early as its summands allow, and a barrier stands in front
-of every micro-batch but the first: what it reads of the batch waits for all that is kept of the earlier ones.
+of every micro-batch but the first: its part of the batch waits for all values that are kept of the earlier ones.
 """
 
 from __future__ import annotations
