@@ -158,7 +158,8 @@ class Weights:
     @cached_property
     def compared(self) -> frozenset[int]:
         """Named dimensions that a dot of the forward pass without a parameter has in two factors: sequences, in the
-        scores of attention, and batches, in a loss that compares examples."""
+        scores of attention, and batches, in a loss that compares examples. A dot that sums over examples compares
+        parameters: second moments of activations, and Gauss-Newton matrices."""
         with_weight = {use.equation for use in self.uses}
         found: set[int] = set()
         for eqn in self.program.equations:
@@ -168,6 +169,8 @@ class Weights:
                 continue
             is_dot = rule.family in _DOT_FAMILIES and eqn.index not in with_weight
             if not is_dot or eqn.phase != "forward":  # the gradient of a square weight has its dimension twice
+                continue
+            if any(self.is_batch(d) for d in self._reduced(eqn)):
                 continue
             factors: dict[int, set[int]] = defaultdict(set)
             sides = ((eqn.operands, rule.operands), (eqn.results, rule.results))

@@ -100,3 +100,45 @@ def test_a_batch_that_divides_but_meets_no_dot_is_said_so() -> None:
 
     reason = absent(solved, floats(16, 16), floats(64, 16))["data"]
     assert "64" in reason and "no dot" in reason and "does not divide" not in reason
+
+
+def _gauss_newton(w: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
+    def residual(w: jax.Array) -> jax.Array:
+        return jnp.tanh(x @ w) - y
+
+    jacobian = jax.jacfwd(residual)(w)
+    matrix = jacobian.T @ jacobian + 0.1 * jnp.eye(WIDTH)
+    return w - jnp.linalg.solve(matrix, jacobian.T @ residual(w))
+
+
+def _second_moments(w: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
+    """Gradients whitened by the activations that they are made of, as in K-FAC."""
+    gradient = jax.grad(lambda w: jnp.mean((jnp.tanh(x @ w) - y) ** 2))(w)
+    return w - jnp.linalg.solve(x.T @ x / TOKENS + jnp.eye(WIDTH), gradient)
+
+
+def _correlated_features(w: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
+    """A loss on the correlations of two views' features, over the examples (Barlow twins)."""
+
+    def loss(w: jax.Array) -> jax.Array:
+        correlation = jnp.tanh(x @ w).T @ jnp.tanh(y @ w) / TOKENS
+        return jnp.sum((correlation - jnp.eye(HIDDEN)) ** 2)
+
+    return w - jax.grad(loss)(w)
+
+
+@pytest.mark.parametrize(
+    ("step", "shapes"),
+    [
+        (_gauss_newton, ((WIDTH,), (TOKENS, WIDTH), (TOKENS,))),
+        (_second_moments, ((WIDTH, HIDDEN), (TOKENS, WIDTH), (TOKENS, HIDDEN))),
+        (_correlated_features, ((WIDTH, HIDDEN), (TOKENS, WIDTH), (TOKENS, WIDTH))),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_matrix_summed_over_examples_is_no_attention(
+    step: Callable[..., Any], shapes: tuple[tuple[int, ...], ...]
+) -> None:
+    found = absent(step, *(floats(*shape) for shape in shapes))
+    assert "data" not in found
+    assert found["context"] == "the step has no attention over a sequence"
