@@ -56,11 +56,11 @@ def gpt_params(s: Sizes) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _norm(x: jax.Array) -> jax.Array:
+def norm(x: jax.Array) -> jax.Array:
     return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6)
 
 
-def _attention(p: Mapping[str, jax.Array], i: int, x: jax.Array) -> jax.Array:
+def attention(p: Mapping[str, jax.Array], i: int, x: jax.Array) -> jax.Array:
     q, k, v = (jnp.einsum("btd,dhk->bthk", x, p[f"{i}{name}"]) for name in "qkv")
     scores = jax.nn.softmax(jnp.einsum("bthk,bshk->bhts", q, k) / k.shape[-1] ** 0.5)
     return jnp.einsum("bthk,hkd->btd", jnp.einsum("bhts,bshk->bthk", scores, v), p[f"{i}o"])
@@ -76,12 +76,12 @@ def _experts(p: Mapping[str, jax.Array], i: int, x: jax.Array, place: jax.Array)
 def gpt_logits(s: Sizes, p: Mapping[str, jax.Array], batch: Mapping[str, jax.Array]) -> jax.Array:
     x = p["embed"][batch["inputs"]]
     for i in range(s.layers):
-        x = x + _attention(p, i, _norm(x))
+        x = x + attention(p, i, norm(x))
         if s.experts:
-            x = x + _experts(p, i, _norm(x), batch["place"])
+            x = x + _experts(p, i, norm(x), batch["place"])
         else:
-            x = x + jax.nn.relu(_norm(x) @ p[f"{i}up"]) @ p[f"{i}down"]
-    return _norm(x) @ p["unembed"]
+            x = x + jax.nn.relu(norm(x) @ p[f"{i}up"]) @ p[f"{i}down"]
+    return norm(x) @ p["unembed"]
 
 
 def gpt_loss(s: Sizes, p: Mapping[str, jax.Array], batch: Mapping[str, jax.Array]) -> jax.Array:
