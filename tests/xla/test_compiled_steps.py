@@ -119,6 +119,16 @@ def _frozen_tables(tables: Any, w: jax.Array, ids: jax.Array) -> Any:
     return [t * (1 - 1e-3 * jnp.mean(gradient)) for t in tables], w - 0.1 * gradient
 
 
+def _two_layers(left: jax.Array, right: jax.Array, x: jax.Array) -> Any:
+    """The second layer's products are summed over devices: 128 MiB, of which one copy is live."""
+
+    def loss(left: jax.Array, right: jax.Array) -> jax.Array:
+        return jnp.mean(jnp.tanh(jnp.tanh(x @ left) @ right) ** 2)
+
+    gradients = jax.grad(loss, (0, 1))(left, right)
+    return left - 0.1 * gradients[0], right - 0.1 * gradients[1]
+
+
 _LAYERS = [shape(WHOLE, WHOLE)] * 4
 _TRIPS = Case(step=_trips, args=(shape(SIZE, SIZE), shape(TRIPS * SIZE, SIZE)))
 CASES: dict[str, Case] = {
@@ -135,6 +145,13 @@ CASES: dict[str, Case] = {
         args=(_LAYERS, _LAYERS, shape(256, WHOLE)),
         topology="h100:8",
         strategy="zero1",
+        donate_argnums=(0, 1),
+    ),
+    "all-reduces-are-in-place": Case(
+        step=_two_layers,
+        args=(shape(256, 1024), shape(1024, SIZE), shape(2 * SIZE, 256)),
+        topology="h100:8",
+        strategy="megatron",
         donate_argnums=(0, 1),
     ),
     "merged-dots-are-added-to-nothing": Case(

@@ -42,7 +42,7 @@ def _large_tables(facts: Facts) -> Iterator[TakeTurns]:
 
 
 def _reduced_in_place(facts: Facts) -> Iterator[ReduceInPlace]:
-    """Gradients of parameters only: input gradients that are summed side by side were seen in buffers of their own.
+    """Results of dots, and gradients of parameters.
 
     NCCL reduces in place, and XLA lets an all-reduce share the buffer of an operand that is read last. The operand has
     to be a buffer: element-wise operators in front of it write one of their own.
@@ -52,7 +52,7 @@ def _reduced_in_place(facts: Facts) -> Iterator[ReduceInPlace]:
         u = t
         while not facts.written[u] and producer[u] >= 0 and facts.equations[producer[u]].name in VIEWS:
             u = facts.equations[producer[u]].operands[0]
-        if facts.written[u] and producer[u] >= 0 and is_gradient(facts.graph, t):
+        if facts.written[u] and producer[u] >= 0 and (is_gradient(facts.graph, t) or facts.is_dot(producer[u])):
             yield ReduceInPlace(t)
 
 
@@ -133,10 +133,10 @@ ALL_REDUCES_IN_PLACE = CompilerRule(
     name="all-reduces-are-in-place",
     backends=("gpu",),
     stage="liveness",
-    does="An all-reduce of a weight gradient writes over the partial sum where that is a buffer.",
+    does="An all-reduce of a dot's result or a weight gradient writes over the partial sum where that is a buffer.",
     source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/inplace.html",
     made_after=(),
-    test="tests/cost/test_prediction.py::test_donated_state_is_not_counted_twice",
+    test="tests/xla/test_compiled_steps.py::test_compiled_bytes_are_those_with_the_rule",
     find=_reduced_in_place,
 )
 EQUAL_STACKS = CompilerRule(
