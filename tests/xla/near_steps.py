@@ -386,7 +386,7 @@ APPLIES: dict[str, tuple[str, str]] = {
     "dots-have-workspace": ("tanh", "element-wise"),
     "zeros-of-scatters-are-made-together": ("two large tables", "a large table"),
     "gradients-of-large-tables-take-turns": ("two large tables", "small tables"),
-    "all-reduces-are-in-place": ("tanh", "forward loop"),
+    "all-reduces-are-in-place": ("tanh", "element-wise"),
     "equal-stacks-of-a-loop-are-one": ("stacked twice", "returned sums"),
     "borders-of-images-are-multiplied": ("strides", "convolutions"),
     "ragged-dots-multiply-all-groups": ("ragged experts", "one-hot experts"),
