@@ -7,6 +7,7 @@ the backward pass. Recomputed layers communicate once more for all but their las
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -43,7 +44,7 @@ TOTAL, LAYERS = _bytes(GPT)
 EMBED = (TOTAL - LAYERS) // 2
 
 
-def _case(s: Sizes, *, recomputed: bool) -> Any:
+def _case(s: Sizes, *, recomputed: bool) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """The transformer of `small_models`, its layers stacked."""
     shapes = gpt_params(s)
     params: dict[str, Any] = {name: jax.ShapeDtypeStruct(shapes[name], jnp.float32) for name in ("embed", "unembed")}
