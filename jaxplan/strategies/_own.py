@@ -102,7 +102,7 @@ def sketch_of_shardings(
                 wishes[c] = rest
         return wishes
 
-    plan = apply_rules(step, compute, stored)
+    plan = apply_rules(step, compute, stored, is_given=True)
     if found := _stored_otherwise(graph, plan, shardings):
         return Absent(reason=found)
     return plan

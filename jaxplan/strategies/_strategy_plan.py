@@ -112,20 +112,31 @@ Wishes = Mapping[int, Axes]
 Rule = Callable[[Group], Wishes]
 
 
-def apply_rules(step: Step, compute: Rule, state: Rule, *, repeat_gathers: bool = False) -> StrategyPlan:
+def apply_rules(
+    step: Step, compute: Rule, state: Rule, *, repeat_gathers: bool = False, is_given: bool = False
+) -> StrategyPlan:
     """Configure every group: stored arrays by the rule ``state``, all other groups by ``compute``.
+
+    State that examples have each for themselves (a cache of keys and values, environments) is computed with like other
+    values of the examples, unless the shardings of all arguments are given.
 
     The summands of a sum group stay partial sums over every axis over which all of them are partial: they are added
     first and reduced once.
     """
     configurations: list[Configuration] = []
     for group in step.graph.grouping.groups:
-        wishes = (state if group.kind in STORED_KINDS else compute)(group)
+        is_stored = group.kind in STORED_KINDS and (is_given or not _is_of_examples(step, group))
+        wishes = (state if is_stored else compute)(group)
         configurations.append(_configuration(step, group.index, wishes))
     _gather_in_trips(step, configurations, repeat_gathers)
     _scatter_in_trips(step, configurations)
     _add_first(step, configurations)
     return StrategyPlan(configurations=tuple(configurations), repeat_gathers=repeat_gathers)
+
+
+def _is_of_examples(step: Step, group: Group) -> bool:
+    """Whether a group is state with the dimension of the examples."""
+    return group.kind == "state" and any(d in step.graph.named.batch for d in step.named(group.index))
 
 
 def _gather_in_trips(step: Step, configurations: list[Configuration], repeat_gathers: bool) -> None:

@@ -118,3 +118,50 @@ def test_frozen_weights_are_sharded_by_fsdp_and_megatron() -> None:
     assert held["data"] == LAYER_BYTES + 4 * 64 * 5 * WIDTH
     assert held["fsdp"] == held["data"] // 8
     assert held["megatron"] < held["data"] / 4
+
+
+SEQUENCES, LENGTH, HEADS, SIZE = 64, 512, 8, 64
+CACHE_BYTES = 4 * SEQUENCES * LENGTH * HEADS * SIZE
+
+
+def _decoding() -> Case:
+    """A token of attention against caches that are state, with frozen parameters."""
+
+    def step(cache: Any, at: jax.Array, params: Any, x: jax.Array) -> Any:
+        query, key, value = ((x @ params[name]).reshape(-1, 1, HEADS, SIZE) for name in "qkv")
+        keys, values = (
+            jax.lax.dynamic_update_slice(cache[name], now, (0, at, 0, 0)) for name, now in (("k", key), ("v", value))
+        )
+        scores = jnp.where(jnp.arange(LENGTH) <= at, jnp.einsum("bqhd,bkhd->bhqk", query, keys), -1e9)
+        out = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), values).reshape(-1, HEADS * SIZE)
+        return {"k": keys, "v": values}, at + 1, out @ params["o"]
+
+    width = HEADS * SIZE
+    cache = {name: floats(SEQUENCES, LENGTH, HEADS, SIZE) for name in "kv"}
+    params = {name: floats(width, width) for name in "qkvo"}
+    return step, (cache, jax.ShapeDtypeStruct((), jnp.int32), params, floats(SEQUENCES, width))
+
+
+@pytest.mark.parametrize("strategy", ["data", "zero2", "fsdp", "data4_tensor2", "data2_tensor4", "megatron"])
+def test_caches_are_split_as_their_sequences_are(strategy: str) -> None:
+    """By sequences or heads, over all devices in all strategies: a device keeps its eighth, and sends nothing of it."""
+    plan = draw(_decoding(), "h100:8", (strategy,))[strategy]
+    assert plan.memory_parts["optimizer state"] == 2 * CACHE_BYTES // 8
+    assert max((c.num_bytes for c in plan.prediction.collectives), default=0) < CACHE_BYTES // 16
+    batch, _, heads, _ = plan.in_specs[0]["k"]
+    tensor = {"data4_tensor2": 1, "data2_tensor4": 2, "megatron": 3}.get(strategy, 0)
+    assert [len([of] if isinstance(of, str) else of or ()) for of in (batch, heads)] == [3 - tensor, tensor]
+
+
+def test_environments_are_split_as_the_batch_is() -> None:
+    """State that each environment has, beside a policy that all have."""
+
+    def step(params: Any, env: jax.Array, goal: jax.Array) -> Any:
+        def loss(params: Any) -> jax.Array:
+            return jnp.mean((jnp.tanh(env @ params) - goal) ** 2)
+
+        return params - jax.grad(loss)(params), env + jnp.tanh(env @ params)
+
+    plan = draw((step, (floats(WIDTH, WIDTH), floats(TOKENS, WIDTH), floats(TOKENS, WIDTH))), "h100:8", ("data",))
+    assert [spec[0] for spec in plan["data"].in_specs] == [None, *(("gpu0", "gpu1", "gpu2"),) * 2]
+    assert counts(plan["data"], "all-gather") == {}
