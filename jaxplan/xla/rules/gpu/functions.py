@@ -62,26 +62,19 @@ def _wide(facts: Facts) -> Iterator[Hold]:
 
 
 def _wide_copies(facts: Facts) -> Iterator[CopyWide]:
-    """16-bit tensors that the fusions of both passes cast to float32, logits excluded."""
-    for eqn in facts.equations:
+    """16-bit tensors that the fusions of both passes cast to float32.
+
+    Nothing behind the last dot of the forward pass: a loss and its gradient are one fusion.
+    """
+    forward = (e.index for e in facts.equations if e.phase == "forward" and facts.is_dot(e.index))
+    last_dot = max(forward, default=-1)
+    for eqn in facts.equations[:last_dot + 1]:
         if eqn.name != "convert_element_type" or eqn.phase == "backward" or facts.written[eqn.results[0]]:
             continue
         narrow, wide = facts.tensors[eqn.operands[0]], facts.tensors[eqn.results[0]]
         is_wider = narrow.itemsize < _WIDE_BYTES == wide.itemsize and wide.dtype.kind == "f"
-        if is_wider and not _is_normalised(facts, wide.index):
+        if is_wider:
             yield CopyWide(narrow.index)
-
-
-def _is_normalised(facts: Facts, t: int) -> bool:
-    """Whether the maximum is taken of a value, or of a sum with it: fusions recompute both (logits)."""
-    readers = facts.readers(t)
-    readers += [
-        reader
-        for eqn in readers
-        if facts.family(eqn.index) == "elementwise"
-        for reader in facts.readers(eqn.results[0])
-    ]
-    return any(eqn.name == "reduce_max" for eqn in readers)
 
 
 SAVED_FUNCTIONS = CompilerRule(
@@ -142,7 +135,7 @@ WIDE_COPIES = CompilerRule(
     name="resharded-copies-are-saved-in-float32",
     backends=("gpu",),
     stage="layouts",
-    does="A resharded 16-bit value that both passes cast to float32 is saved once more in float32, but for logits.",
+    does="A resharded 16-bit value that both passes cast to float32 is saved in float32 too, if a dot follows.",
     source=Observed(
         evidence="ResNet-50 with activations moved between layouts, BERT with logits that are a sum over all devices",
         command=zoo("h100:8", "resnet50", "bert"),
