@@ -374,7 +374,7 @@ APPLIES: dict[str, tuple[str, str]] = {
     "arguments-of-erfc-are-saved": ("exact gelu of 16 bits", "tanh gelu of 16 bits"),
     "erfc-of-convolutions-recomputes-its-argument": ("exact gelu of images", "exact gelu"),
     "saved-functions-are-float32": ("exact gelu of 16 bits", "exact gelu"),
-    "resharded-copies-are-saved-in-float32": ("group norms of 16 bits", "exact gelu of 16 bits"),  # the loss alone casts
+    "resharded-copies-are-saved-in-float32": ("group norms of 16 bits", "exact gelu of 16 bits"),  # a loss casts
     "batched-dots-read-one-layout": ("shared heads", "plain attention"),
     "results-meet-transposed-in-float32": ("shared heads", "plain attention"),
     "one-fusion-writes-both-layouts": ("shared heads", "plain attention"),
