@@ -35,7 +35,9 @@ class HomeDeaths:
         self._readers: dict[int, Callable[[Sequence[int]], Any]] = {}
         calls = (e for e in program.equations if graph.rules[e.index].family in CONTRACTION_FAMILIES)
         results = (e.results[0] for e in calls if e.region < 0)
-        self._gradient_births = sorted(buffers.birth[t] for t in results if is_gradient(graph, t))
+        born = sorted((buffers.birth[t], t) for t in results if is_gradient(graph, t))
+        self._gradient_births, self._gradients = [birth for birth, _ in born], [t for _, t in born]
+        self._computed: dict[int, frozenset[int]] = {}
 
     def of(
         self, assignment: Sequence[int], chosen: Sequence[Configuration], transfers: Sequence[Transfer]
@@ -119,7 +121,8 @@ class HomeDeaths:
     def _scattered_by(self, transfer: Transfer, first: int) -> int:
         """The dot that runs beside the scatter of a gradient, which keeps the scatter's operand live; -1: none.
 
-        GPU programs start a reduce-scatter and make the next gradient before they wait for it.
+        GPU programs start a reduce-scatter and make the next gradient before they wait for it. One that is computed of
+        the scattered gradient (of a network that is trained against another, after its update) cannot be made so early.
         """
         first_step = next(iter(transfer.path.steps), None)  # zeros become partial sums without any
         is_scattered = self._awaits_next and first_step is not None and first_step.kind == "reduce-scatter"
@@ -128,7 +131,22 @@ class HomeDeaths:
             return -1
         made = self.model.buffers.birth[self.model.graph.program.equations[dot].results[0]]
         following = bisect.bisect_right(self._gradient_births, max(first, made))
+        computed = self._computed_of(transfer.tensor) if following < len(self._gradients) else ()
+        while following < len(self._gradients) and self._gradients[following] in computed:
+            following += 1
         return self._gradient_births[following] if following < len(self._gradient_births) else -1
+
+    def _computed_of(self, t: int) -> frozenset[int]:
+        """The tensors that are computed of one."""
+        if t not in self._computed:
+            equations, consumers = self.model.graph.program.equations, self.model.graph.values.consumers
+            found, left = {t}, [t]
+            while left:
+                new = {r for c in consumers[left.pop()] for r in equations[c].results} - found
+                found |= new
+                left += new
+            self._computed[t] = frozenset(found)
+        return self._computed[t]
 
     def _shorten_sources(self, deaths: dict[int, int]) -> None:
         """Sources of a fused, resharded value are live no longer than that value: a weight gradient that is
