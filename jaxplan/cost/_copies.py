@@ -57,9 +57,9 @@ class Copies:
         known = self._beside.of_all(transfers, lambda t: self._beside_of(t))
         yield from itertools.chain.from_iterable([of.arriving for of in known])
         in_pieces = [of.in_pieces for of in known if of.in_pieces is not None]
-        if in_pieces:  # the largest update, in a buffer of its own
+        if in_pieces:  # transposed into the arguments when all of them have arrived
             end = len(self.model.graph.program.equations)
-            yield end, end, max(in_pieces)
+            yield end, end, sum(in_pieces)
         yield from self._shared_copies(transfers)
         yield from [of.part for of in known if of.part is not None]
 

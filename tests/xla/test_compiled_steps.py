@@ -213,6 +213,32 @@ def test_compiled_ragged_dots_multiply_all_groups() -> None:
 
 
 @pytest.mark.gpu_aot
+def test_compiled_updates_that_are_gathered_along_an_inner_dimension_live_together() -> None:
+    """Stacks of a scan, three of 96 MiB: each is gathered into a buffer of its own, and all of these are transposed
+    at the end of the step."""
+    width = 2048
+
+    def step(params: Any, slots: Any, x: jax.Array) -> Any:
+        def body(x: jax.Array, layer: Any) -> tuple[jax.Array, None]:
+            for w in layer:
+                x = jnp.tanh(x @ w)
+            return x, None
+
+        gradients = jax.grad(lambda params: jnp.mean(lax.scan(body, x, params)[0] ** 2))(params)
+        slots = jax.tree.map(lambda s, g: 0.9 * s + 0.1 * g * g, slots, gradients)
+        new = jax.tree.map(lambda p, s, g: p - 0.1 * g / (1e-6 + jnp.sqrt(s)), params, slots, gradients)
+        return new, slots
+
+    stacks = (shape(6, width, width),) * 3
+    case = Case(
+        step=step, args=(stacks, stacks, shape(512, width)), topology="h100:8", strategy="zero1",
+        donate_argnums=(0, 1),
+    )  # fmt: skip
+    compiled = compile_plan(case.plan()).memory_bytes
+    assert case.predicted().memory_bytes == pytest.approx(compiled, rel=0.03)
+
+
+@pytest.mark.gpu_aot
 def test_compiled_losses_keep_no_wide_copy() -> None:
     """A loss and its gradient are one fusion: of products in 16 bits that are summed over devices, and cast to float32
     for the loss, no float32 copy of 128 MiB is saved."""
