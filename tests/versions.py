@@ -15,4 +15,9 @@ def until_0_12(change: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(IS_0_12, reason=f"from JAX 0.12 on {change}")
 
 
+def missed_from_0_12(miss: str) -> pytest.MarkDecorator:
+    """A known miss from JAX 0.12 on, strict, so that the marker goes when it is mended; ``miss`` has its figures."""
+    return pytest.mark.xfail(IS_0_12, strict=True, reason=f"from JAX 0.12 on {miss}")
+
+
 TRACED_OTHERWISE = until_0_12("derivatives are other equations (`one_minus_square`); figures on record are of 0.10")

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.quality.references import END, START, Compiler, all_lines, table
+from tests.versions import until_0_12
 
 
+@until_0_12("dots keep less scratch: the ratio of the document is x1.061 for x1.105")
 def test_forms_that_cost_more_are_those_of_the_documentation() -> None:
     lines = list(all_lines(Compiler("h100:8", compiles=False)))
     assert all(line.compiled is not None for line in lines)

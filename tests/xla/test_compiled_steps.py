@@ -177,7 +177,10 @@ _LOOPS_OF_0_12 = (
     "from JAX 0.12 on a dot reads the slice of a trip from the stack (dynamic-slice fusion), which no rule has: 64 MiB "
     "(8 %) less than is predicted"
 )
+_SCRATCH_OF_0_12 = "from JAX 0.12 on some dots keep 4 MiB of scratch, and 32 are counted"
 _MISSES = {
+    "all-reduces-are-in-place": pytest.mark.xfail(IS_0_12, strict=True, reason=_SCRATCH_OF_0_12),
+    "gradients-of-trips-are-added-at-once": pytest.mark.xfail(IS_0_12, strict=True, reason=_SCRATCH_OF_0_12),
     "arguments-in-loops-are-no-copies": pytest.mark.xfail(IS_0_12, strict=True, reason=_LOOPS_OF_0_12),
     "reshaped-arguments-are-no-copies": pytest.mark.xfail(IS_0_12, strict=True, reason=_LOOPS_OF_0_12),
     "updated-shards-live-beside-their-gather": pytest.mark.xfail(
