@@ -4,6 +4,7 @@ from jaxplan.cost._attention import sequences_of as sequences_of
 from jaxplan.cost._combined import COMPILERS_OWN_BYTES as COMPILERS_OWN_BYTES
 from jaxplan.cost._combined import combined_bytes as combined_bytes
 from jaxplan.cost._compute import flops_of as flops_of
+from jaxplan.cost._deferred_arrays import DeferredArrays as DeferredArrays
 from jaxplan.cost._gradient_barriers import LEAST_HELD as LEAST_HELD
 from jaxplan.cost._gradient_barriers import NEAR as NEAR
 from jaxplan.cost._gradient_barriers import barrier_places as barrier_places

@@ -14,14 +14,17 @@ from dataclasses import replace
 
 import numpy as np
 
+from jaxplan.cost._deferred_arrays import DeferredArrays
 from jaxplan.cost._live_ranges import WORKSPACE
 from jaxplan.cost._model import CostModel
+from jaxplan.cost._plan_shardings import PlanShardings
 from jaxplan.cost._reads import Read
 from jaxplan.cost._transfers import Transfer
 from jaxplan.ir import (
     CONTRACTION_FAMILIES,
     UNGROUPED,
     VIEW_PRIMITIVES,
+    Configuration,
     Equation,
     StepGraph,
     backward_barriers,
@@ -165,14 +168,26 @@ class AskedGradients:
 
     def __init__(self, model: CostModel) -> None:
         graph = self._graph = model.graph
+        self._topology, self._buffers = model.topology, model.buffers.in_order or model.buffers
         self._gradients = {read.tensor for read in model.reads if reads_gradient(graph, read)}
         self._sums = {read.tensor for read in model.reads if reads_sum(graph, read)}
         made = ((t, graph.values.producer[t]) for t in self._gradients)
         self._tables = {t for t, e in made if makes_table_gradient(graph, e)}
         self._recomputes = bool(backward_barriers(graph.program))
 
-    def are_asked(self, transfers: Sequence[Transfer], in_order: Lifetimes) -> bool:
-        """Whether the lowering of a plan asks for some; ``in_order``: what lives as if none was deferred."""
+    def are_asked(
+        self, configurations: Sequence[Configuration], transfers: Sequence[Transfer], in_order: Lifetimes
+    ) -> bool:
+        """Whether the lowering of a plan asks for some, or the compiler does not defer them by itself.
+
+        It was seen not to, in perceptrons, where a gradient is the last reader of so much in the order of the program
+        that deferring it would raise the peak.
+
+        Args:
+          configurations: one for each group.
+          transfers: those of the plan.
+          in_order: what lives as if none was deferred.
+        """
         executed = {t.tensor: len(t.spans) for t in transfers}
         if self._recomputes or any(executed.get(t) == 1 for t in self._tables):
             return True
@@ -184,9 +199,11 @@ class AskedGradients:
         sizes = np.where(np.array(in_order.labels) == WORKSPACE, 0, in_order.sizes)
         curve = replace(in_order, sizes=sizes).curve()[: 2 * end + 2].reshape(end + 1, 2).max(axis=1)
         last = in_order.last // 2
-        read_last = {e: float(sizes[last == e].sum()) for e in making}  # what nothing else reads from there on
+        read_last = {e: float(sizes[last == e].sum()) for e in making}
 
-        def held(place: int, waiting: Iterable[int]) -> float:
+        def read_last_by(place: int, waiting: Iterable[int]) -> float:
             return sum(read_last[e] for e in waiting)
 
-        return bool(barrier_places(self._graph, making, curve, held, NEAR))
+        shardings = PlanShardings(self._graph, self._topology, configurations, transfers)
+        asked_for = DeferredArrays(shardings, self._buffers, making).num_bytes
+        return any(barrier_places(self._graph, making, curve, held, NEAR) for held in (read_last_by, asked_for))

@@ -22,7 +22,7 @@ from jaxplan.cost._residents import BATCH, OTHER_STATE, PARAMETERS, resident_lab
 from jaxplan.cost._tpu_buffers import TpuBuffers
 from jaxplan.cost._transfers import Transfer
 from jaxplan.cost._written_summands import WrittenSummands
-from jaxplan.ir import UNGROUPED, Configuration
+from jaxplan.ir import CONTRACTION_FAMILIES, UNGROUPED, Configuration
 from jaxplan.xla._lifetimes import Lifetimes
 from jaxplan.xla._plan_effects import ClearTogether, Gaps, Scratch, TakeTurns
 from jaxplan.xla.rules.gpu.pooling import PoolBuffer
@@ -51,6 +51,8 @@ class LiveRanges:
         self._updates = {
             f.tensor for f in model.reads if f.consumer != UNGROUPED and groups[f.consumer].kind == "state"
         }
+        families = enumerate(rule.family for rule in graph.rules)
+        self._calls = frozenset(e for e, family in families if family in CONTRACTION_FAMILIES)
         self._workspaces = {effect.equation: effect.num_bytes for effect in buffers.found.of(Scratch)}
         self._large_tables = {effect.tensor for effect in buffers.found.of(TakeTurns)}
         self._behind = DotsBehind(model)
@@ -126,6 +128,7 @@ class LiveRanges:
             if not made[self._place[t]]:
                 longer = [self._place[u] for u in sources if u in self._place and u not in home_deaths]
                 death[longer] = np.maximum(death[longer], death[self._place[t]])
+        ordered = list(self._copied_in_order(assignment, chosen, transfers, death))
         away, on_host = self._wait_on_host(made, death, transfers)
         on_chip = 0.0
         if self.tpu:
@@ -138,6 +141,7 @@ class LiveRanges:
         turns = [(number, turn) for number, made_by in enumerate(executions) for turn in range(len(made_by))]
         born = [copy for made_by in executions for copy in made_by]  # first and last position, bytes, label
         born += away
+        born += ordered
         born += self._besides(assignment, chosen, transfers, made)
         firsts, lasts, sizes, labels = zip(*born) if born else ((), (), (), ())
         resident = np.bincount(self._kind_of_input, held[self._is_input], len(_RESIDENT)).tolist()
@@ -181,6 +185,27 @@ class LiveRanges:
                 death[i] = last
         return back, on_host
 
+    def _copied_in_order(
+        self,
+        assignment: Sequence[int],
+        chosen: Sequence[Configuration],
+        transfers: Sequence[Transfer],
+        death: np.ndarray,
+    ) -> Iterator[tuple[int, int, float, str]]:
+        """(first, last position, bytes, label) of copies with the dimensions in another order.
+
+        A kernel of its own makes the copy in front of its first reader, so a value that nothing else reads dies there,
+        before the reader, a dot outside of loops, makes its result: ``death`` is changed.
+        """
+        moved, equations = {t.tensor for t in transfers}, self.model.graph.program.equations
+        for t, first, last, size in self._ordered.copies(assignment, chosen, transfers):
+            place = self._place.get(t)
+            is_read_once = place is not None and t not in moved and death[place] == first > self._birth[place]
+            is_last = is_read_once and first in self._calls and equations[first].region < 0
+            if is_last:
+                death[place] = first - 1
+            yield 2 * first - is_last, 2 * last + 1, size, TEMPORARIES
+
     def _besides(
         self,
         assignment: Sequence[int],
@@ -202,8 +227,6 @@ class LiveRanges:
             yield 2 * first, 2 * last + 1, size, TEMPORARIES
         for first, last, size in self._extended.copies(assignment, chosen):
             yield 2 * first, 2 * last + 1, size, COPIES
-        for first, last, size in self._ordered.copies(assignment, chosen, transfers):
-            yield 2 * first, 2 * last + 1, size, TEMPORARIES
         for first, last, size in self._padded.copies(assignment, chosen):
             yield 2 * first, 2 * last + 1, size, TEMPORARIES
         for beside in self._pooled:

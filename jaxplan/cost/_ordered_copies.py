@@ -27,8 +27,8 @@ class OrderedCopies:
 
     def copies(
         self, assignment: Sequence[int], chosen: Sequence[Configuration], transfers: Sequence[Transfer]
-    ) -> Iterator[tuple[int, int, int]]:
-        """(first, last equation, bytes) of each; those of a combination of configurations are remembered."""
+    ) -> Iterator[tuple[int, int, int, int]]:
+        """(tensor, first, last equation, bytes) of each; those of a combination of configurations are remembered."""
         keeps = bool(self._ordered) and self._keeps_gathers(transfers)
         scattered = self._scattered(transfers)
         groups = self._graph.grouping.tensor_group
@@ -41,7 +41,7 @@ class OrderedCopies:
                 if copy.is_there(lambda t: self._shape(t, chosen), keeps, scattered):
                     self._known[key] = math.prod(self._shape(copy.tensor, chosen)) * copy.itemsize
             if self._known[key]:
-                yield copy.first, copy.last, self._known[key]
+                yield copy.tensor, copy.first, copy.last, self._known[key]
 
     def _scattered(self, transfers: Sequence[Transfer]) -> frozenset[int]:
         """Of the tensors that copies ask for, those that are reduce-scattered."""

@@ -218,7 +218,7 @@ class Predictor:
         if in_order.peak()[0] >= found.peak()[0]:
             return found
         communicates = any(transfer.collectives for transfer in transfers)
-        return found if communicates and not self._asked.are_asked(transfers, in_order) else in_order
+        return found if communicates and not self._asked.are_asked(chosen, transfers, in_order) else in_order
 
 
 def _counted(inner: Sequence[InnerCollective]) -> list[tuple[_Collective, int]]:

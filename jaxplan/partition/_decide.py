@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxplan.cost import build_cost_model, plan_transfers
+from jaxplan.cost._plan_shardings import PlanShardings
 from jaxplan.ir import CUT, UNGROUPED, WHOLE, Configuration, Equation, StepGraph
 from jaxplan.mesh import Sharding, Topology
 from jaxplan.partition._gather_guards import find_gather_guards, is_written_look_up
@@ -16,7 +17,6 @@ from jaxplan.partition._lowering import Deferred, Lowering, Resharding, Schedule
 from jaxplan.partition._merge_guards import find_merge_guards, find_written_slices
 from jaxplan.partition._micro_batches import num_parts
 from jaxplan.partition._orders import find_orders
-from jaxplan.partition._plan_shardings import PlanShardings
 from jaxplan.partition._resident import Resident
 from jaxplan.partition._sliced_reads import find_sliced_reads
 from jaxplan.partition._unpooling import find_unpoolings

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from jaxplan.cost import Transfer, outer_operators, place_of_guard, views_of
+from jaxplan.cost._plan_shardings import PlanShardings
 from jaxplan.ir import Equation, StepGraph
 from jaxplan.partition._lowering import GatherGuard
-from jaxplan.partition._plan_shardings import PlanShardings
 from jaxplan.partition._resident import Resident
 from jaxplan.xla import LARGE_PARAMETER_BYTES
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxplan.cost import Read, makes_table_gradient, reads_gradient, reads_sum
-from jaxplan.partition._plan_shardings import PlanShardings
+from jaxplan.cost._plan_shardings import PlanShardings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Container, Hashable, Sequence
 
+from jaxplan.cost._plan_shardings import PlanShardings
 from jaxplan.ir import Equation, StepGraph
 from jaxplan.partition._lowering import MergeGuard
-from jaxplan.partition._plan_shardings import PlanShardings
 from jaxplan.partition._resident import Resident
 from jaxplan.xla import MERGED_BYTES, PadMatrices, is_padded, matrix_dims
 

@@ -8,8 +8,8 @@ import functools
 import numpy as np
 
 from jaxplan.cost import WORKSPACE, CostModel, LiveRanges, Transfer
+from jaxplan.cost._plan_shardings import PlanShardings
 from jaxplan.ir import Equation
-from jaxplan.partition._plan_shardings import PlanShardings
 from jaxplan.xla import Buffers, analyse_buffers
 
 

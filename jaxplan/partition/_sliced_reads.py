@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jaxplan.cost import Transfer
+from jaxplan.cost._plan_shardings import PlanShardings
 from jaxplan.ir import CONTRACTION_FAMILIES, Equation
 from jaxplan.mesh import Sharding
-from jaxplan.partition._plan_shardings import PlanShardings
 
 _OF_A_ROW = 1 / 64
 """The property of a row (its label) has at most this many elements to one of the row."""

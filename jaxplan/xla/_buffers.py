@@ -133,7 +133,7 @@ def _scheduled(facts: Facts, certain: Facts, fused: Fused, found: Found, *, in_o
     found |= plan.found | Found.of_effects(effects(facts, "liveness"))
     overwritten = found.of(Overwrite)
     death = deaths(graph, overwritten, materialised, plan, fused.sums)
-    for effect in effects(replace(facts, death=death), "reuse"):
+    for effect in effects(replace(facts, death=death, in_order=in_order), "reuse"):
         if isinstance(effect, Overwrite):
             death[effect.tensor] = effect.equation - 1
     birth = births(graph, plan.after)

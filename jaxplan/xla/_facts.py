@@ -28,6 +28,7 @@ class Facts:
       tokens: tensors whose innermost dimensions are a default (`jaxplan.xla._effects.Innermost`).
       written: per tensor, whether it is a buffer; a rule sees the effects of the rules before it, and its own.
       deferred: weight gradients that run later than the program has them.
+      in_order: whether every dot runs where the program has it.
       recomputed: per equation, whether the backward pass recomputes it.
       read_end: per equation, the one whose fusion really reads its operands; one more, for outputs of the program.
       death: per tensor, the last equation that reads it; a rule sees the effects of the rules before it, and its own.
@@ -48,6 +49,7 @@ class Facts:
     tokens: frozenset[int] = frozenset()
     written: Sequence[bool] = ()
     deferred: Mapping[int, Defer] = field(default_factory=dict)
+    in_order: bool = False
     recomputed: Sequence[bool] = ()
     read_end: Sequence[int] = ()
     death: Sequence[int] = ()

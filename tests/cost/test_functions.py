@@ -64,10 +64,9 @@ def _function_audited(name: str) -> Any:
     return _audited(lambda x: 0.5 * x * (1 + function(x)), "h100:8")
 
 
-def _audited(function: Callable[[jax.Array], jax.Array], topology: str) -> Any:
-    half = jnp.bfloat16
-    layer = shape(WIDTH, INNER, dtype=half), shape(INNER, dtype=half), shape(INNER, WIDTH, dtype=half)
-    x = shape(BATCH, ROWS, WIDTH, dtype=half)
+def _audited(function: Callable[[jax.Array], jax.Array], topology: str, dtype: Any = jnp.bfloat16) -> Any:
+    layer = shape(WIDTH, INNER, dtype=dtype), shape(INNER, dtype=dtype), shape(INNER, WIDTH, dtype=dtype)
+    x = shape(BATCH, ROWS, WIDTH, dtype=dtype)
     frontier = jaxplan.plan(_perceptrons(function), [layer] * LAYERS, x, topology=topology, progress=False)
     return frontier.references["data"].audit()
 
@@ -122,6 +121,25 @@ def test_gpus_save_what_erfc_reads() -> None:
     inner = BATCH // 8 * ROWS * INNER * 2
     held = sum(h.num_bytes for h in audit.held if str(INNER) in h.array and h.num_bytes // h.count == inner)
     assert held >= 4 * LAYERS * inner
+
+
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "gelu": jax.nn.gelu,
+    "exact gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "mish": lambda x: x * jnp.tanh(jax.nn.softplus(x)),
+    "snake": lambda x: x + jnp.sin(x) ** 2,
+    "atan": lambda x: x * lax.atan(x),
+    "erf_inv": lambda x: x * lax.erf_inv(0.1 * x),
+    "capped": lambda x: jax.nn.softmax(50 * jnp.tanh(x / 50)) * x,
+}
+
+
+@pytest.mark.gpu_aot
+@pytest.mark.parametrize("name", sampled(ACTIVATIONS, 3))
+def test_what_gpus_save_of_a_gelu(name: str) -> None:
+    """In float32, one array of 16 MiB a layer more or less would be a fifth of these programs."""
+    audit = _audited(ACTIVATIONS[name], "h100:8", jnp.float32)
+    assert audit.predicted_memory_bytes == _live(audit), audit.table()
 
 
 @pytest.mark.gpu_aot

@@ -54,6 +54,29 @@ def test_what_a_perceptron_keeps_is_gone_before_the_peak() -> None:
     assert put_off.compiled_memory_bytes > audit.compiled_memory_bytes + 4 * 32 * MIB, put_off.table()
 
 
+@pytest.mark.gpu_aot
+@pytest.mark.parametrize("channels", [(64, 128, 128, 64), (128, 64, 256, 64, 128)])
+def test_gradients_that_are_asked_for_hold_nothing_in_the_prediction_either(channels: tuple[int, ...]) -> None:
+    """Images between convolutions of one pixel, in bfloat16: the kernel's gradient comes before that of its image in
+    the program, and reads the image last if it is deferred. It is not, as the lowering asks for it."""
+
+    def loss(kernels: Any, x: jax.Array) -> jax.Array:
+        for kernel in kernels:
+            numbers = ("NHWC", "HWIO", "NHWC")
+            x = jnp.tanh(jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=numbers))
+        return jnp.mean(x.astype(jnp.float32) ** 2)
+
+    def step(kernels: Any, x: jax.Array) -> Any:
+        return jax.tree.map(lambda p, g: p - 0.1 * g, kernels, jax.grad(loss)(kernels, x))
+
+    half = jnp.bfloat16
+    kernels = [jax.ShapeDtypeStruct((1, 1, *pair), half) for pair in itertools.pairwise(channels)]
+    images = jax.ShapeDtypeStruct((512, 32, 32, channels[0]), half)
+    plan = jaxplan.plan(step, kernels, images, topology="h100:8", progress=False).references["data"]
+    assert plan.lowering.schedule.barriers
+    assert plan.memory_bytes == pytest.approx(plan.compile_report().memory_bytes, rel=0.06)
+
+
 def test_sums_that_are_scattered_at_once_do_not_hide_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A DiT with split sequences gathers its activations: sums of 24 MiB are a quarter of that at once. Counted whole,
     they are a peak above which nothing seems to wait."""

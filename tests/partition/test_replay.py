@@ -20,9 +20,9 @@ import pytest
 
 import jaxplan
 from jaxplan.cost import REPEAT, CostModel, Predictor, build_cost_model, find_reads, plan_transfers
+from jaxplan.cost._plan_shardings import PlanShardings
 from jaxplan.mesh import COLLECTIVES, Topology
 from jaxplan.partition._lowering import Resharding
-from jaxplan.partition._plan_shardings import PlanShardings
 from jaxplan.partition._sliced_reads import find_sliced_reads
 from jaxplan.plans._plan import Plan
 from jaxplan.search._make_plan import make_plan

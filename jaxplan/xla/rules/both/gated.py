@@ -12,7 +12,7 @@ from jaxplan.xla.rules.tpu.channel_groups import grouped_results
 
 _PRIORITY_FUSION = f"{XLA}service/gpu/transforms/priority_fusion.cc"
 
-_TRANSCENDENTAL = frozenset(
+TRANSCENDENTAL = frozenset(
     {"exp", "exp2", "expm1", "log", "log1p", "logistic", "tanh", "erf", "erfc", "sin", "cos", "pow"}
 )
 """Functions that make it dearer to compute a value twice than to write it."""
@@ -82,7 +82,7 @@ def _is_costly(graph: StepGraph, t: int, materialised: Sequence[bool]) -> bool:
         if materialised[u] or graph.values.producer[u] < 0 or program.tensors[u].num_elements != size:
             continue
         eqn = program.equations[graph.values.producer[u]]
-        if eqn.name in _TRANSCENDENTAL:
+        if eqn.name in TRANSCENDENTAL:
             return True
         if eqn.name in _RECTIFIERS and not all(materialised[v] or graph.values.free[v] for v in eqn.operands):
             return True

@@ -30,7 +30,7 @@ def _write_over_operands(facts: Facts) -> Iterator[Overwrite]:
                 continue
             for t in _elementwise_sources(graph, result, written):
                 is_last = death[t] == eqn.index and t not in kept and graph.values.producer[t] >= 0
-                if is_last and _is_read_in_order(graph, t, result, written):
+                if is_last and _is_read_in_order(facts, t, result):
                     yield Overwrite(eqn.index, t)
                     break
 
@@ -55,18 +55,21 @@ def _elementwise_sources(graph: StepGraph, result: int, materialised: Sequence[b
                 yield t
 
 
-def _is_read_in_order(graph: StepGraph, t: int, result: int, materialised: Sequence[bool]) -> bool:
+def _is_read_in_order(facts: Facts, t: int, result: int) -> bool:
     """Whether a fusion reads a buffer, element by element, where it writes its result, and is sure to read it last.
 
-    Another reader that the result depends on has run before. One that it does not depend on, such as the loss beside
-    the gradient of the logits, may run later.
+    Another reader that the result depends on has run before, and so has an earlier dot where dots run in the order of
+    the program. Any other, such as the loss beside the gradient of the logits, may run later.
     """
+    graph, materialised = facts.graph, facts.written
     program, values = graph.program, graph.values
     last = values.producer[result]
     shape = program.tensors[result].shape
     stack, seen = [t], {t}
     while stack:
         for c in values.consumers[stack.pop()]:
+            if facts.in_order and c < last and facts.is_dot(c):
+                continue
             if not _leads_to(graph, c, last):
                 return False
             for r in program.equations[c].results:

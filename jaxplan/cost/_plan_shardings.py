@@ -6,7 +6,9 @@ import functools
 import math
 from collections.abc import Sequence
 
-from jaxplan.cost import Transfer, padded_bytes, passes_partial, sharding_of
+from jaxplan.cost._reads import passes_partial, sharding_of
+from jaxplan.cost._tiles import padded_bytes
+from jaxplan.cost._transfers import Transfer
 from jaxplan.ir import STORED_KINDS, UNGROUPED, Configuration, Equation, StepGraph
 from jaxplan.mesh import Sharding, Topology
 from jaxplan.xla import Target

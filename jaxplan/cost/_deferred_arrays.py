@@ -1,0 +1,89 @@
+"""Arrays in memory that weight gradients read, and how long anything else reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+
+from jaxplan.cost._plan_shardings import PlanShardings
+from jaxplan.cost._transfers import Transfer
+from jaxplan.ir import Equation
+from jaxplan.mesh import Sharding
+from jaxplan.xla import Buffers
+
+_Array = int | tuple[int, Sharding]
+"""An array in memory: a tensor as it is made, or its copy in another sharding."""
+
+
+class DeferredArrays:
+    """What the gradients of one plan keep alive while they are deferred.
+
+    Args:
+      shardings: of the plan.
+      buffers: as if every dot ran where the program has it.
+      making: equations that make gradients.
+    """
+
+    def __init__(self, shardings: PlanShardings, buffers: Buffers, making: Collection[int]) -> None:
+        self._shardings, self._materialised, self._making = shardings, buffers.materialised, frozenset(making)
+        self._graph = shardings.graph
+        self._end = len(self._graph.program.equations)
+        self._outputs = frozenset(self._graph.program.outputs)
+        self._deaths: dict[_Array, int] = {}
+        self._read: dict[int, frozenset[_Array]] = {}
+
+    def num_bytes(self, place: int, waiting: Iterable[int]) -> int:
+        """On one device, of the arrays that the ``waiting`` gradients read and nothing else does from ``place`` on."""
+        arrays = {array for e in waiting for array in self._read_by(e) if self._death(array) < place}
+        return sum(self._shardings.local_bytes(*(a if isinstance(a, tuple) else (a, None))) for a in arrays)
+
+    def _read_by(self, equation: int) -> frozenset[_Array]:
+        """The arrays in memory, made by the step, that an equation reads, or computes its operands from."""
+        if equation not in self._read:
+            self._read[equation] = frozenset(self._sources(self._graph.program.equations[equation]))
+        return self._read[equation]
+
+    def _sources(self, eqn: Equation) -> Iterator[_Array]:
+        copy_of, producer = self._shardings.copy_of, self._graph.values.producer
+        stack, seen = [_array_held(t, copy_of(eqn, t)) for t in eqn.operands], set[_Array]()
+        while stack:
+            array = stack.pop()
+            if array in seen:
+                continue
+            seen.add(array)
+            t = array[0] if isinstance(array, tuple) else array
+            if self._graph.values.free[t] or (producer[t] < 0 and array == t):
+                continue
+            if array != t or self._materialised[t]:
+                yield array
+            else:
+                made_by = self._graph.program.equations[producer[t]]
+                stack.extend(_array_held(u, copy_of(made_by, u)) for u in made_by.operands)
+
+    def _death(self, array: _Array) -> int:
+        """The last equation, no gradient among them, that reads an array, itself or fused; -1: none."""
+        stack = [array]
+        while stack:
+            now = stack[-1]
+            if now in self._deaths:
+                stack.pop()
+                continue
+            readers = list(self._readers(now))
+            fused = [r for e in readers for r in self._graph.program.equations[e].results if not self._materialised[r]]
+            if unknown := [r for r in fused if r not in self._deaths]:
+                stack.extend(unknown)
+                continue
+            last = self._end if now in self._outputs else -1
+            self._deaths[stack.pop()] = max([last, *readers, *(self._deaths[r] for r in fused)])
+        return self._deaths[array]
+
+    def _readers(self, array: _Array) -> Iterator[int]:
+        t = array[0] if isinstance(array, tuple) else array
+        for e in self._graph.values.consumers[t]:
+            copy = self._shardings.copy_of(self._graph.program.equations[e], t)
+            if e not in self._making and _array_held(t, copy) == array:
+                yield e
+
+
+def _array_held(t: int, copy: Transfer | None) -> _Array:
+    """The array in memory for a read: a slice of an array that every device has is cut out where it is read."""
+    return (t, copy.target) if copy and copy.collectives else t
