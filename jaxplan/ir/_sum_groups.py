@@ -6,6 +6,7 @@ from jaxplan.ir._coarsening import GroupPass
 from jaxplan.ir._program import REGION_OUT, Equation
 from jaxplan.ir._values import VIEW_PRIMITIVES
 
+_SCALING_PRIMITIVES = frozenset({"mul", "div", "neg"})
 _LINEAR_CHAIN_PRIMITIVES = VIEW_PRIMITIVES | {"slice", "neg"}
 
 
@@ -55,6 +56,9 @@ class SumGroups(GroupPass):
             inner, (start,) = self._taken_up(entry, eqn), entry.operands
             before = [] if start == carry else self._added(carry, start)
             return [entry, eqn, *inner, *before] if inner and (before or start == carry) else []
+        if self._is_order(eqn):
+            before = self._added(carry, eqn.operands[eqn.results.index(out)])
+            return [eqn, *before] if before else []
         if eqn.name not in ("add", "add_any") or eqn.operands[0] == eqn.operands[1]:
             return []
         for first, summand in (eqn.operands, eqn.operands[::-1]):
@@ -99,7 +103,8 @@ class SumGroups(GroupPass):
     def _sum_groups(self) -> None:
         """Chains of additions behind the forward pass with results of contractions as their only summands.
 
-        Those of the update add up gradients of micro-batches.
+        Those of the update add up gradients of micro-batches, each times a number perhaps, or of carries that accumulate
+        such results.
         """
         summands: set[int] = set()
         firsts: set[int] = set()  # a gradient added to zeros: by itself it is that gradient
@@ -107,7 +112,9 @@ class SumGroups(GroupPass):
             result = eqn.results[0] if eqn.results else -1
             is_view = eqn.name in VIEW_PRIMITIVES and eqn.operands[0] in summands and self.hands_on(eqn)
             is_handed_on = self._is_order(eqn) and eqn.operands[0] in summands
-            if is_view or is_handed_on or (self.is_contraction(eqn) and not self.values.free[result]):
+            is_accumulated = eqn.name == REGION_OUT and self.kind.get(eqn.index) == "sum"
+            is_made = (self.is_contraction(eqn) and not self.values.free[result]) or is_accumulated
+            if is_view or is_handed_on or is_made or self._is_scaled(eqn, summands):
                 summands.add(result)
             elif self._adds_gradients(eqn) and all(t in summands or self.is_zero(t) for t in eqn.operands):
                 summands.add(result)
@@ -118,17 +125,26 @@ class SumGroups(GroupPass):
                 self._join_summands(eqn, firsts)
 
     def _join_summands(self, eqn: Equation, firsts: set[int]) -> None:
-        """Sums that a sum takes up are of its group, and barriers on the way to its summands."""
+        """Sums that a sum takes up are of its group, and barriers and factors on the way to its summands."""
         for t in eqn.operands:
             producer = self.producer(t)
-            if producer is None:
+            if producer is None or self.values.free[t]:
                 continue
-            is_barrier = self._is_order(producer)
-            if is_barrier or producer.index in firsts or self.kind.get(producer.index) == "sum":
+            is_first = producer.index in firsts and self.kind.get(producer.index) != "sum"
+            is_on_the_way = is_first or self._is_order(producer) or producer.name in _SCALING_PRIMITIVES
+            if is_on_the_way or self.kind.get(producer.index) == "sum":
                 self.kind[producer.index] = "sum"
                 self.union.join(producer.index, eqn.index)
-            if is_barrier:
+            if is_on_the_way:
                 self._join_summands(producer, firsts)
+
+    def _is_scaled(self, eqn: Equation, summands: set[int]) -> bool:
+        """Whether a sum alone reads an equation that multiplies a summand by a number, or divides it by one."""
+        if eqn.name not in _SCALING_PRIMITIVES or eqn.operands[0] not in summands or eqn.phase == "forward":
+            return False
+        is_number = all(self.values.free[t] and not self.program.tensors[t].shape for t in eqn.operands[1:])
+        readers = self.values.consumers[eqn.results[0]]
+        return is_number and len(readers) == 1 and self._adds_gradients(self.program.equations[readers[0]])
 
     @staticmethod
     def _is_order(eqn: Equation) -> bool:
