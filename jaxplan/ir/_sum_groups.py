@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import jax.numpy as jnp
+
 from jaxplan.ir._coarsening import GroupPass
 from jaxplan.ir._program import REGION_OUT, Equation
 from jaxplan.ir._values import VIEW_PRIMITIVES
@@ -68,15 +70,20 @@ class SumGroups(GroupPass):
         return []
 
     def _linear_chain(self, t: int) -> list[Equation]:
-        """The casts, slices and views between a contraction and the sum that alone takes them up: they may hold partial
-        sums too. Views of the contraction itself stay with it."""
+        """The casts, slices, views and factors between a contraction and the sum that alone takes them up.
+
+        They may hold partial sums too. Views of the contraction itself stay with it.
+        """
         chain: list[Equation] = []
         while len(self.values.consumers[t]) == 1:
             eqn = self.producer(t)
-            if eqn is None or not self._passes_sums(eqn):
+            if eqn is None:
+                break
+            before = eqn.operands[0] if self._passes_sums(eqn) else self._scaled(eqn)
+            if before is None:
                 break
             chain.append(eqn)
-            t = eqn.operands[0]
+            t = before
         source = self.producer(t)
         if source is not None and self.is_contraction(source):
             while chain and chain[-1].name in VIEW_PRIMITIVES and self.hands_on(chain[-1]):
@@ -103,10 +110,11 @@ class SumGroups(GroupPass):
     def _sum_groups(self) -> None:
         """Chains of additions behind the forward pass with results of contractions as their only summands.
 
-        Those of the update add up gradients of micro-batches, each times a number perhaps, or of carries that accumulate
+        Those of the update add up gradients of micro-batches, each times a number perhaps, or carries that accumulate
         such results.
         """
         summands: set[int] = set()
+        scaled: set[int] = set()  # factors of summands, and views of these
         firsts: set[int] = set()  # a gradient added to zeros: by itself it is that gradient
         for eqn in self.program.equations:
             result = eqn.results[0] if eqn.results else -1
@@ -114,7 +122,11 @@ class SumGroups(GroupPass):
             is_handed_on = self._is_order(eqn) and eqn.operands[0] in summands
             is_accumulated = eqn.name == REGION_OUT and self.kind.get(eqn.index) == "sum"
             is_made = (self.is_contraction(eqn) and not self.values.free[result]) or is_accumulated
-            if is_view or is_handed_on or is_made or self._is_scaled(eqn, summands):
+            source = self.producer(eqn.operands[0]) if is_view else None
+            is_scaled = self._is_scaled(eqn, summands) or (source is not None and source.index in scaled)
+            if is_scaled:
+                scaled.add(eqn.index)
+            if is_view or is_handed_on or is_made or is_scaled:
                 summands.add(result)
             elif self._adds_gradients(eqn) and all(t in summands or self.is_zero(t) for t in eqn.operands):
                 summands.add(result)
@@ -122,29 +134,43 @@ class SumGroups(GroupPass):
                     firsts.add(eqn.index)
                     continue
                 self.kind[eqn.index] = "sum"
-                self._join_summands(eqn, firsts)
+                self._join_summands(eqn, firsts, scaled)
 
-    def _join_summands(self, eqn: Equation, firsts: set[int]) -> None:
+    def _join_summands(self, eqn: Equation, firsts: set[int], scaled: set[int]) -> None:
         """Sums that a sum takes up are of its group, and barriers and factors on the way to its summands."""
         for t in eqn.operands:
             producer = self.producer(t)
             if producer is None or self.values.free[t]:
                 continue
             is_first = producer.index in firsts and self.kind.get(producer.index) != "sum"
-            is_on_the_way = is_first or self._is_order(producer) or producer.name in _SCALING_PRIMITIVES
+            is_on_the_way = is_first or self._is_order(producer) or producer.index in scaled
             if is_on_the_way or self.kind.get(producer.index) == "sum":
                 self.kind[producer.index] = "sum"
                 self.union.join(producer.index, eqn.index)
             if is_on_the_way:
-                self._join_summands(producer, firsts)
+                self._join_summands(producer, firsts, scaled)
 
     def _is_scaled(self, eqn: Equation, summands: set[int]) -> bool:
-        """Whether a sum alone reads an equation that multiplies a summand by a number, or divides it by one."""
-        if eqn.name not in _SCALING_PRIMITIVES or eqn.operands[0] not in summands or eqn.phase == "forward":
+        """Whether an equation multiplies a summand by a number, divides it by one, or widens it, for one reader."""
+        t = eqn.operands[0] if self._widens(eqn) else self._scaled(eqn)
+        return t in summands and eqn.phase != "forward" and len(self.values.consumers[eqn.results[0]]) == 1
+
+    def _scaled(self, eqn: Equation) -> int | None:
+        """The operand that an equation multiplies by a number or divides by one; None: it does not."""
+        if eqn.name not in _SCALING_PRIMITIVES:
+            return None
+        numbers = [t for t in eqn.operands if self.values.free[t] and not self.program.tensors[t].shape]
+        others = [t for t in eqn.operands if t not in numbers]
+        is_first = others == [eqn.operands[0]] or eqn.name == "mul"
+        return others[0] if len(others) == 1 and is_first else None
+
+    def _widens(self, eqn: Equation) -> bool:
+        """Whether an equation casts to a wider floating-point number."""
+        if eqn.name != "convert_element_type":
             return False
-        is_number = all(self.values.free[t] and not self.program.tensors[t].shape for t in eqn.operands[1:])
-        readers = self.values.consumers[eqn.results[0]]
-        return is_number and len(readers) == 1 and self._adds_gradients(self.program.equations[readers[0]])
+        narrow, wide = (self.program.tensors[t].dtype for t in (eqn.operands[0], eqn.results[0]))
+        is_real = jnp.issubdtype(narrow, jnp.floating) and jnp.issubdtype(wide, jnp.floating)
+        return is_real and narrow.itemsize < wide.itemsize
 
     @staticmethod
     def _is_order(eqn: Equation) -> bool:

@@ -13,10 +13,8 @@ from jax import lax
 
 from benchmarks.quality.references import draw
 from jaxplan.ir import CUT, trace
-from tests.versions import missed_from_0_12, until_0_12
 
 EXAMPLES, WIDTH = 64, 8
-_SUMMED_IN_LOOPS = "the CPU's partitioner sums gradients in front of each barrier in a loop, 8 and 16 times for 2"
 OUTER, INNER = 2, 4
 NUMBER = OUTER * INNER
 PART = EXAMPLES // NUMBER
@@ -107,6 +105,27 @@ def python_in_a_scan(p: Params, *data: jax.Array) -> Params:
         return g, None
 
     return lax.scan(add, _zeros(p), _cut(OUTER)(data))[0]
+
+
+def scaled_in_a_scan(p: Params, *data: jax.Array) -> Params:
+    """As in mixed precision: gradients of 16 bits are cast, divided by their number, and added up in float32."""
+
+    def add(g: Params, part: Any) -> tuple[Params, None]:
+        return jax.tree.map(lambda a, b: a + b.astype(jnp.float32) / NUMBER, g, _narrow_grad(p, *part)), None
+
+    return lax.scan(add, _zeros(p), _cut(NUMBER)(data))[0]
+
+
+def narrow_in_python(p: Params, *data: jax.Array) -> Params:
+    g = _zeros(p)
+    for part in zip(*(jnp.split(x, NUMBER) for x in data)):
+        g = jax.tree.map(lambda a, b: a + 0.125 * b.astype(jnp.float32), g, _narrow_grad(p, *part))
+    return g
+
+
+def _narrow_grad(p: Params, *part: jax.Array) -> Params:
+    half = jnp.bfloat16
+    return jax.grad(lambda p: _loss(p, *(x.astype(half) for x in part)))(jax.tree.map(lambda x: x.astype(half), p))
 
 
 def loops_in_python(p: Params, *data: jax.Array) -> Params:
@@ -219,11 +238,13 @@ def test_each_step_of_a_call_cuts_its_own_batch() -> None:
     "gradients",
     [
         in_python_from_zero,
-        pytest.param(in_python_scaled, marks=until_0_12("the CPU compiler leaves one sum out of the combined ones")),
+        in_python_scaled,
         two_counters,
-        pytest.param(python_in_a_scan, marks=missed_from_0_12(_SUMMED_IN_LOOPS)),
-        pytest.param(loops_in_python, marks=missed_from_0_12(_SUMMED_IN_LOOPS)),
+        python_in_a_scan,
+        loops_in_python,
         differentiated_sum,
+        scaled_in_a_scan,
+        narrow_in_python,
     ],
     ids=lambda f: f.__name__,
 )
@@ -232,8 +253,11 @@ def test_they_compute_the_same_without_sending_examples(gradients: Callable[...,
     plan = draw((step, values), "cpu:8", ("data",))["data"]
     assert plan.in_specs[1][0] == plan.in_specs[2][0] == ("cpu0", "cpu1", "cpu2")
     found = plan.jit(donate_argnums=())
+    is_narrow = gradients in (scaled_in_a_scan, narrow_in_python)
     for a, b in zip(jax.tree.leaves(found(*values)), jax.tree.leaves(jax.jit(step)(*values)), strict=True):
-        np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-6)
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-4 if is_narrow else 1e-6)
+    sums = [c for c in plan.prediction.collectives if c.kind == "all-reduce"]
+    assert max(c.count for c in sums) == len(values[0]), "each gradient is summed over the devices once"
     text = found.lower(*values).compile().as_text()
     assert text is not None and text.count("all-reduce(") <= 2
     assert not any(kind in text for kind in ("all-to-all", "all-gather", "collective-permute"))
