@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import heapq
 import operator
 from collections import defaultdict
@@ -14,7 +15,7 @@ from jaxplan.cost._dots_behind import DotsBehind
 from jaxplan.cost._model import CostModel
 from jaxplan.cost._reads import sharding_of
 from jaxplan.cost._transfers import Transfer
-from jaxplan.ir import CONTRACTION_FAMILIES, REGION_IN, UNGROUPED, Configuration
+from jaxplan.ir import CONTRACTION_FAMILIES, REGION_IN, UNGROUPED, Configuration, StepGraph
 from jaxplan.mesh import Sharding
 from jaxplan.xla._plan_effects import AwaitBarriers, AwaitNextGradient, ReduceInPlace, ShortenSources
 from jaxplan.xla.rules.both.deferred import is_gradient
@@ -37,7 +38,7 @@ class HomeDeaths:
         results = (e.results[0] for e in calls if e.region < 0)
         born = sorted((buffers.birth[t], t) for t in results if is_gradient(graph, t))
         self._gradient_births, self._gradients = [birth for birth, _ in born], [t for _, t in born]
-        self._computed: dict[int, frozenset[int]] = {}
+        self._behind_tensors = graph.derive("gradients behind", None, lambda: _gradients_behind(graph))
 
     def of(
         self, assignment: Sequence[int], chosen: Sequence[Configuration], transfers: Sequence[Transfer]
@@ -131,22 +132,10 @@ class HomeDeaths:
             return -1
         made = self.model.buffers.birth[self.model.graph.program.equations[dot].results[0]]
         following = bisect.bisect_right(self._gradient_births, max(first, made))
-        computed = self._computed_of(transfer.tensor) if following < len(self._gradients) else ()
-        while following < len(self._gradients) and self._gradients[following] in computed:
+        own = self._behind_tensors[transfer.tensor]
+        while following < len(self._gradients) and own & ~self._behind_tensors[self._gradients[following]] == 0:
             following += 1
         return self._gradient_births[following] if following < len(self._gradient_births) else -1
-
-    def _computed_of(self, t: int) -> frozenset[int]:
-        """The tensors that are computed of one."""
-        if t not in self._computed:
-            equations, consumers = self.model.graph.program.equations, self.model.graph.values.consumers
-            found, left = {t}, [t]
-            while left:
-                new = {r for c in consumers[left.pop()] for r in equations[c].results} - found
-                found |= new
-                left += new
-            self._computed[t] = frozenset(found)
-        return self._computed[t]
 
     def _shorten_sources(self, deaths: dict[int, int]) -> None:
         """Sources of a fused, resharded value are live no longer than that value: a weight gradient that is
@@ -172,3 +161,19 @@ class HomeDeaths:
                     deaths[u] = last
                     if not buffers.materialised[u]:
                         heapq.heappush(waiting, (-values.producer[u], u))
+
+
+def _gradients_behind(graph: StepGraph) -> dict[int, int]:
+    """Tensor -> the set of gradients that it is computed of, a bit for each; gradients and their views count too."""
+    behind: dict[int, int] = {}
+    gradients = set[int]()
+    for eqn in graph.program.equations:
+        of = functools.reduce(operator.or_, (behind.get(t, 0) for t in eqn.operands), 0)
+        for t in eqn.results:
+            own = of
+            if is_gradient(graph, t):
+                own |= 0 if gradients.intersection(eqn.operands) else 1 << len(gradients)
+                gradients.add(t)
+            if own:
+                behind[t] = own
+    return behind

@@ -30,9 +30,10 @@ def merged_dimensions(
     alike, merged = UnionFind(len(nodes)), []
     for holders in _holders(program, rules):
         for held in holders.values():
-            for node in held[1:]:
-                if held[0] in nodes and node in nodes:
-                    alike.join(nodes[held[0]], nodes[node])
+            first = nodes.get(held[0], -1)
+            for node in held[1:] if first >= 0 else ():
+                if (other := nodes.get(node, -1)) >= 0:
+                    alike.join(first, other)
         merged += [(held[0], factors, holders) for factors, held in holders.items() if len(factors) > 1]
     found: dict[int, tuple[MergedPart, ...]] = {}
     for node, factors, holders in merged:

@@ -284,10 +284,11 @@ class _Resolver:
     def _spans(self, v: int, dimensions: Collection[int]) -> dict[tuple[int, tuple[int, int]], None]:
         """Classes that merge one of the dimensions behind another, and between how many parts they split it."""
         found: dict[tuple[int, tuple[int, int]], None] = {}
+        merged = self.merged
         for t, dims in self.graph.spaces[v].tensor_dims.items():
             for d, classes in enumerate(dims):
                 before = 1
-                for k, size in self.merged.get((t, d), ()):
+                for k, size in merged.get((t, d), ()):
                     if k in dimensions:
                         found.update(dict.fromkeys((c, (before, before * size)) for c in classes))
                     before *= size
