@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Collection, Iterable, Iterator
 
 from jaxplan.cost._plan_shardings import PlanShardings
@@ -25,6 +26,7 @@ class DeferredArrays:
 
     def __init__(self, shardings: PlanShardings, buffers: Buffers, making: Collection[int]) -> None:
         self._shardings, self._materialised, self._making = shardings, buffers.materialised, frozenset(making)
+        self._in_order = sorted(making)
         self._graph = shardings.graph
         self._end = len(self._graph.program.equations)
         self._outputs = frozenset(self._graph.program.outputs)
@@ -35,6 +37,11 @@ class DeferredArrays:
         """On one device, of the arrays that the ``waiting`` gradients read and nothing else does from ``place`` on."""
         arrays = {array for e in waiting for array in self._read_by(e) if self._death(array) < place}
         return sum(self._shardings.local_bytes(*(a if isinstance(a, tuple) else (a, None))) for a in arrays)
+
+    def num_bytes_between(self, place: int, complete: int) -> int:
+        """`num_bytes` of the gradients that equations after ``complete`` and before ``place`` make."""
+        first, last = bisect.bisect_right(self._in_order, complete), bisect.bisect_left(self._in_order, place)
+        return self.num_bytes(place, self._in_order[first:last])
 
     def _read_by(self, equation: int) -> frozenset[_Array]:
         """The arrays in memory, made by the step, that an equation reads, or computes its operands from."""

@@ -42,8 +42,8 @@ A_BLOCK = 8
 """Dots before one where the peak would be higher, about a block of a transformer, get no barrier as well: two barriers
 so close made programs larger, a Llama by the probabilities of its attention, 1 GiB. Not so before convolutions."""
 
-Held = Callable[[int, Iterable[int]], float]
-"""(equation, equations that make gradients) -> bytes on a device that these hold there if they are deferred."""
+Held = Callable[[int, int], float]
+"""(equation, an earlier one) -> bytes on a device, at the first, that gradients made between the two hold deferred."""
 
 
 def barrier_places(graph: StepGraph, making: Collection[int], curve: np.ndarray, held: Held, near: float) -> list[int]:
@@ -56,16 +56,15 @@ def barrier_places(graph: StepGraph, making: Collection[int], curve: np.ndarray,
       near: as `NEAR`.
     """
     search = _Search(graph, making, curve, held)
-    above = search.above()
-    matrices = {place for place in above if graph.rules[place].family == "contraction"}
-    places: set[int] = set()
+    matrices = {place for place in search.above() if graph.rules[place].family == "contraction"}
+    places: list[int] = []
     for number, (place, following) in enumerate(search.stretches):
         most, size = search.held(place, following, places)
         is_alone = matrices.isdisjoint(search.dots[number + 1 : number + 1 + A_BLOCK])
         is_near = most > (1 - near) * search.peak and is_alone
         if size > LEAST_HELD * search.peak and (is_near or most > (1 + LEAST_HELD) * search.peak):
-            places.add(place)
-    return sorted(places)
+            places.append(place)
+    return places
 
 
 class _Search:
@@ -78,28 +77,36 @@ class _Search:
     """
 
     def __init__(self, graph: StepGraph, making: Collection[int], curve: np.ndarray, held: Held) -> None:
-        self._making, self._curve, self._held = making, curve, held
+        self._curve, self._held = curve, held
         self.peak = curve.max()
         backward = (e for e in graph.program.equations if e.phase == "backward" and e.region < 0)
         self.dots = [e.index for e in backward if is_dot(graph, e) and e.index not in making]
         self.stretches = list(itertools.pairwise([*self.dots, len(graph.program.equations)]))
-        self._loops = [region.start for region in graph.program.regions if region.parent < 0]
+        self._loops = sorted(region.start for region in graph.program.regions if region.parent < 0)
         # At each barrier, the gradients made before the one before are complete anyway.
         self._barriers = [-1, -1, *(equations.start for equations in backward_barriers(graph.program))]
 
-    def held(self, place: int, following: int, places: Collection[int]) -> tuple[float, float]:
-        """The most bytes between a dot and the next, with held ones, and the held bytes; ``places`` have barriers."""
-        passed = [start for start in (*self._loops, *places) if start < place]
-        complete = max([*passed, self._barriers[bisect.bisect_right(self._barriers, place) - 2]])
-        size = self._held(place, (e for e in self._making if complete < e < place))
+    def held(self, place: int, following: int, places: Sequence[int]) -> tuple[float, float]:
+        """The most bytes between a dot and the next, with held ones, and the held bytes.
+
+        Args:
+          places: dots before it that have barriers, ascending.
+        """
+        loop = bisect.bisect_left(self._loops, place)
+        complete = max(
+            self._barriers[bisect.bisect_right(self._barriers, place) - 2],
+            self._loops[loop - 1] if loop else -1,
+            places[-1] if places else -1,
+        )
+        size = self._held(place, complete)
         return self._curve[place:following].max() + size, size
 
-    def above(self) -> set[int]:
-        """Dots at which deferred gradients alone would raise the peak."""
-        found: set[int] = set()
+    def above(self) -> list[int]:
+        """Dots at which deferred gradients alone would raise the peak, ascending."""
+        found: list[int] = []
         for place, following in self.stretches:
             if self.held(place, following, found)[0] > (1 + LEAST_HELD) * self.peak:
-                found.add(place)
+                found.append(place)
         return found
 
 
@@ -199,11 +206,12 @@ class AskedGradients:
         sizes = np.where(np.array(in_order.labels) == WORKSPACE, 0, in_order.sizes)
         curve = replace(in_order, sizes=sizes).curve()[: 2 * end + 2].reshape(end + 1, 2).max(axis=1)
         last = in_order.last // 2
-        read_last = {e: float(sizes[last == e].sum()) for e in making}
+        makes = np.isin(np.arange(end + 1), list(making))
+        until = np.cumsum(np.bincount(last, weights=sizes, minlength=end + 1)[: end + 1] * makes)
 
-        def read_last_by(place: int, waiting: Iterable[int]) -> float:
-            return sum(read_last[e] for e in waiting)
+        def read_last_by(place: int, complete: int) -> float:
+            return until[place - 1] - (until[complete] if complete >= 0 else 0)
 
         shardings = PlanShardings(self._graph, self._topology, configurations, transfers)
-        asked_for = DeferredArrays(shardings, self._buffers, making).num_bytes
+        asked_for = DeferredArrays(shardings, self._buffers, making).num_bytes_between
         return any(barrier_places(self._graph, making, curve, held, NEAR) for held in (read_last_by, asked_for))

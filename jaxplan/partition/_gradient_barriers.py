@@ -28,7 +28,7 @@ def find_barriers(resident: Resident, gradients: Gradients) -> tuple[Barrier, ..
         return ()
     near = NEAR_IN_TILES if resident.shardings.target.tiles_arrays else NEAR
     held = DeferredArrays(resident.shardings, resident.in_order, making)
-    places = barrier_places(graph, making, resident.curve, held.num_bytes, near)
+    places = barrier_places(graph, making, resident.curve, held.num_bytes_between, near)
     return tuple(_barrier(resident, graph.program.equations[place]) for place in places)
 
 
