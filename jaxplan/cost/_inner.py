@@ -29,16 +29,17 @@ def inner_collectives(
     buffers: Buffers,
     sent: set[tuple] | None = None,
     repeated: Mapping[tuple[int, Sharding], Sequence[int]] | None = None,
+    among: Sequence[int] | None = None,
 ) -> Iterator[InnerCollective]:
     """The collectives inside the equations of a group under a configuration, in program order.
 
     Equal edges of one value (a convolution's image, for its result and for its weight gradient) are sent once: the
     compiler was seen to merge them, except those of equations that wait for the gradient of a pooling. ``sent`` holds
     the edges of other groups. ``repeated`` are re-gathered copies, tensor and sharding -> the first reader of each: the
-    edges of each copy are sent.
+    edges of each copy are sent. ``among`` is `communicating`, where a caller has it.
     """
     sent, repeated = set() if sent is None else sent, repeated or {}
-    for e in graph.grouping.groups[group].equations:
+    for e in graph.grouping.groups[group].equations if among is None else among:
         yield from _of_body(graph, topology, e)
         yield from _of_extremes(graph, topology, group, e, config)
         yield from attention_collectives(graph, topology, group, e, config, buffers)
@@ -73,16 +74,22 @@ def inner_of_plan(
         yield from found
 
 
-def may_communicate(graph: StepGraph, group: int) -> bool:
-    """Whether an equation of a group communicates by itself under some configuration."""
+def communicating(graph: StepGraph, group: int) -> list[int]:
+    """The equations of a group that communicate by themselves under some configuration."""
     equations = graph.program.equations
-    return any(
-        graph.rules[e].windows
+    return [
+        e
+        for e in graph.grouping.groups[group].equations
+        if graph.rules[e].windows
         or body_cost(equations[e]).collectives
         or _extremes(graph, e)
         or equations[e].name in ATTENTIONS
-        for e in graph.grouping.groups[group].equations
-    )
+    ]
+
+
+def may_communicate(graph: StepGraph, group: int) -> bool:
+    """Whether an equation of a group communicates by itself under some configuration."""
+    return bool(communicating(graph, group))
 
 
 class Extended(NamedTuple):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
+from collections.abc import Sequence
 
 import numpy as np
 
 from jaxplan.core._interner import Memo
 from jaxplan.cost._compute import compute_seconds, local_flops
-from jaxplan.cost._inner import inner_collectives, may_communicate
+from jaxplan.cost._inner import communicating, inner_collectives
 from jaxplan.cost._passes import is_rewriting
 from jaxplan.cost._splits import split_counts
 from jaxplan.cost._tiles import local_bytes
@@ -47,29 +48,25 @@ class NodeTables:
         """Seconds of the collectives inside of a group's operators, per configuration (`inner_collectives`)."""
         key = ("operators", self._node_key(v, configs))
         if key not in self._memo:
-            self._memo[key] = np.array(
-                [
-                    sum(
-                        c.visible_seconds(self._topology)
-                        for c in inner_collectives(self._graph, self._topology, v, config, self._buffers)
-                    )
-                    for config in configs
-                ]
-            )
+            self._memo[key] = np.array(self._inner_seconds(v, configs))
         return self._memo[key]
+
+    def _inner_seconds(self, v: int, configs: Sequence[Configuration]) -> list[float]:
+        among = communicating(self._graph, v)
+        of = self._graph, self._topology, v
+        return [
+            sum(c.visible_seconds(self._topology) for c in inner_collectives(*of, config, self._buffers, among=among))
+            if among
+            else 0
+            for config in configs
+        ]
 
     def own_costs(self, v: int, configs: tuple[Configuration, ...]) -> list[tuple[float, float]]:
         """Seconds and bytes of a group alone under each of some configurations."""
         group, space = self._graph.grouping.groups[v], self._graph.spaces[v]
         splits = split_counts(configs, self._topology)
         seconds = compute_seconds(self._graph, group, space, splits, self._buffers, self._topology).tolist()
-        if may_communicate(self._graph, v):
-            inner = [
-                inner_collectives(self._graph, self._topology, v, config, self._buffers) for config in configs
-            ]
-            seconds = [
-                own + sum(c.visible_seconds(self._topology) for c in of) for own, of in zip(seconds, inner)
-            ]
+        seconds = [own + inner for own, inner in zip(seconds, self._inner_seconds(v, configs), strict=True)]
         return list(zip(seconds, self._memory(v, splits).astype(float).tolist(), strict=True))
 
     def _memory(self, v: int, splits: np.ndarray) -> np.ndarray:

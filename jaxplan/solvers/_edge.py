@@ -71,4 +71,5 @@ def cheapest_choice(
 
 def at_choice(costs: np.ndarray, choices: np.ndarray) -> np.ndarray:
     """Return for (..., C) costs those at the choices (...)."""
-    return np.take_along_axis(costs, choices[..., None], axis=-1)[..., 0]
+    rows = costs.reshape(-1, costs.shape[-1])
+    return rows[np.arange(len(rows)), choices.reshape(-1)].reshape(choices.shape)

@@ -82,11 +82,12 @@ def stage_costs(problem: Problem, lean: Point, fast: Point, slope: float) -> Sta
     edge_time, edge_memory = np.empty((num_edges, 4)), np.empty((num_edges, 4), np.int64)
     edge_choice = np.zeros((num_edges, 4), np.intp)
     ends = np.array([lean.choices, fast.choices], np.intp).reshape(2, num_edges).T
+    switched_source, switched_target = np.stack([a, b, a, b], axis=1), np.stack([a, a, b, b], axis=1)
     for indices, sources, targets, edge in problem.edge_groups():
-        time, memory = edge.costs_at(
-            np.stack([a[sources], b[sources], a[sources], b[sources]], axis=1),
-            np.stack([a[targets], a[targets], b[targets], b[targets]], axis=1),
-        )
+        time, memory = edge.costs_at(switched_source[sources], switched_target[targets])
+        if edge.num_choices == 1:
+            edge_time[indices], edge_memory[indices] = time[..., 0], memory[..., 0]
+            continue
         picked = cheapest_choice(time, memory, 1.0, slope)
         picked[:, [0, 3]] = ends[indices]
         edge_choice[indices] = picked
