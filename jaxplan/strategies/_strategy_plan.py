@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -130,6 +130,7 @@ def apply_rules(
         configurations.append(_configuration(step, group.index, wishes))
     _gather_in_trips(step, configurations, repeat_gathers)
     _scatter_in_trips(step, configurations)
+    _measure_as_stored(step, configurations)
     _add_first(step, configurations)
     return StrategyPlan(configurations=tuple(configurations), repeat_gathers=repeat_gathers)
 
@@ -147,7 +148,7 @@ def _gather_in_trips(step: Step, configurations: list[Configuration], repeat_gat
     equations, groups = step.graph.program.equations, step.graph.grouping.equation_group
     again = {groups[entry.equation] for entry in step.entries if entry.again or repeat_gathers}
     read = (
-        (entry.stored, equations[entry.equation].results[0], int(entry.is_slice))
+        (entry.stored, equations[entry.equation].results[0], groups[entry.equation], int(entry.is_slice))
         for entry in step.entries
         if groups[entry.equation] in again
     )
@@ -158,24 +159,56 @@ def _scatter_in_trips(step: Step, configurations: list[Configuration]) -> None:
     """Cast a gradient that a loop stacks as the stack is sharded, so that each trip scatters what it sums."""
     equations = step.graph.program.equations
     exits = (equations[e] for region in step.graph.program.regions for e in region.exits)
-    written = ((e.results[0], e.operands[0], 1) for e in exits if e.params["role"] == "y")
+    group_of = step.graph.grouping.tensor_group
+    written = ((e.results[0], e.operands[0], group_of[e.operands[0]], 1) for e in exits if e.params["role"] == "y")
     _shard_as_stored(step, configurations, written)
 
 
+def _measure_as_stored(step: Step, configurations: list[Configuration]) -> None:
+    """Compute norms of stored arrays from their shards.
+
+    Adafactor and LAMB scale an update by the norm of its parameter. The sum of squares needs no gathered parameter.
+    """
+    graph = step.graph
+    for group in graph.grouping.groups:
+        if not _is_without_batch(step, group.index):
+            continue
+        read = {t for e in group.equations for t in graph.program.equations[e].operands}
+        stored = [t for t in read if _is_stored(step, t) and graph.program.tensors[t].shape]
+        least = min((graph.program.tensors[t].num_elements for t in stored), default=0)
+        if all(graph.program.tensors[t].num_elements < least for t in _leaving(step, group)):
+            _shard_as_stored(step, configurations, ((t, t, group.index, 0) for t in stored))
+
+
+def _is_stored(step: Step, t: int) -> bool:
+    home = step.graph.grouping.tensor_group[t]
+    return home != UNGROUPED and step.graph.grouping.groups[home].kind in STORED_KINDS
+
+
+def _leaving(step: Step, group: Group) -> Iterator[int]:
+    """Results of a group that anything outside of it reads."""
+    graph = step.graph
+    for e in group.equations:
+        for t in graph.program.equations[e].results:
+            readers = {graph.grouping.equation_group[c] for c in graph.values.consumers[t]}
+            if t in graph.program.returned or readers - {group.index}:
+                yield t
+
+
 def _shard_as_stored(
-    step: Step, configurations: list[Configuration], pairs: Iterable[tuple[int, int, int]]
+    step: Step, configurations: list[Configuration], read: Iterable[tuple[int, int, int, int]]
 ) -> None:
-    """Shard groups inside of loops, without a batch, as the stored arrays that they read or write.
+    """Shard groups without a batch as the stored arrays that they read or write.
 
     Args:
-      pairs: a stored array, its value in the loop, and how many dimensions in front that value lacks: 1 for a slice.
+      read: a stored array, the tensor that stands for it in a group, the group, and how many dimensions in front that
+        tensor lacks: 1 for a slice of a loop.
     """
     graph, groups = step.graph, step.graph.grouping.tensor_group
     wishes: dict[int, dict[int, Axes]] = defaultdict(dict)
-    for array, value, missing in pairs:
-        home, group = groups[array], groups[value]
-        is_stored = home != UNGROUPED and graph.grouping.groups[home].kind in STORED_KINDS
-        if not is_stored or home in step.tiny or not _is_without_batch(step, group):
+    for array, value, group, missing in read:
+        home = groups[array]
+        if not _is_stored(step, array) or home in step.tiny or not _is_without_batch(step, group):
             continue
         stored = sharding_of(graph, configurations, home, array, produced=True).dims[missing:]
         for classes, axes in zip(graph.spaces[group].tensor_dims[value], stored, strict=True):
