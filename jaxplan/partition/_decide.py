@@ -14,7 +14,7 @@ from jaxplan.partition._gradient_barriers import find_barriers, find_recompute_b
 from jaxplan.partition._gradients import Gradients, find_gradients
 from jaxplan.partition._local import runs_on_pieces
 from jaxplan.partition._lowering import Deferred, Lowering, Resharding, Schedule
-from jaxplan.partition._merge_guards import find_merge_guards, find_written_slices
+from jaxplan.partition._merge_guards import find_merge_guards, find_padded, find_written_slices
 from jaxplan.partition._micro_batches import num_parts
 from jaxplan.partition._orders import find_orders
 from jaxplan.partition._resident import Resident
@@ -56,6 +56,7 @@ def decide_lowering(
         written_copies=sliced.copies,
         unpoolings=find_unpoolings(resident),
         relaid=frozenset(e.index for e in equations if _is_relaid(shardings, e)),
+        padded=find_padded(resident),
     )
 
 

@@ -33,6 +33,8 @@ class LoweredProgram:
       barriers_of_waiting: the same the other way round.
       could_wait: these, and those that wait on the device: when one is made, the copy of the one before is done.
       repeated: tensors with a copy that is gathered again in the backward pass.
+      waiting_alike: (the first dot that reads a padded tensor, that tensor) -> later dots that read it, with a copy
+        that is gathered again behind it: the gather is behind it for all of them, so that the tensor is padded once.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class LoweredProgram:
             (r.tensor, r.target): r for r in lowering.reshardings
         }
         self.repeated = frozenset(r.tensor for r in lowering.reshardings if r.repeated)
+        self.waiting_alike = self._waiting_alike()
         self.orders: dict[int, Order] = {order.equation: order for order in schedule.orders}
         self.barriers: dict[int, Barrier] = {barrier.equation: barrier for barrier in schedule.barriers}
         self.recompute_barriers = frozenset(schedule.recompute_barriers)
@@ -55,6 +58,19 @@ class LoweredProgram:
         self.barriers_of_waiting = {barrier: t for t, barrier in self.waiting.items()}
         self.could_wait = frozenset(w.tensor for of in graph.waiting for w in of) if self.waiting else frozenset()
         self._alike = {self.source_of(r) for r in lowering.reshardings if r.is_shared}
+
+    def _waiting_alike(self) -> dict[tuple[int, int], list[tuple[int, Resharding]]]:
+        found: dict[tuple[int, int], list[tuple[int, Resharding]]] = defaultdict(list)
+        equations = self.program.equations
+        again = [r for r in self.lowering.reshardings if r.repeated and r.spans[-1].first < len(equations)]
+        for resharding in again if self.lowering.padded else ():
+            reader = resharding.spans[-1].first
+            for t in self.lowering.padded.intersection(equations[reader].operands):
+                first = min(self.values.consumers[t])
+                is_together = equations[first].region == equations[reader].region
+                if is_together and self.values.producer[resharding.tensor] < first < reader:
+                    found[first, t].append((reader, resharding))
+        return found
 
     def _waits_as_it_is(self, waiting: Waiting) -> bool:
         """Whether a value is read behind its barrier in the sharding in which it is made."""

@@ -196,6 +196,7 @@ class Lowering:
       written_copies: (tensor, sharding) of copies that are materialised whole although only slices of them are read.
       unpoolings: gradients of max pooling.
       relaid: equations whose results are stored in the order of dimensions that takes the least padding.
+      padded: tensors that several dots read with padding, and so pass no barrier in between.
     """
 
     homes: tuple[Sharding | None, ...]
@@ -217,6 +218,7 @@ class Lowering:
     written_copies: frozenset[tuple[int, Sharding]] = frozenset()
     unpoolings: tuple[Unpooling, ...] = ()
     relaid: frozenset[int] = frozenset()
+    padded: frozenset[int] = frozenset()
 
     def home(self, tensor: int, rank: int) -> Sharding:
         """The sharding in which a tensor of so many dimensions is made or comes in."""

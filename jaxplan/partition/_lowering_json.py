@@ -13,7 +13,10 @@ from jaxplan.cost import Span
 from jaxplan.mesh import Sharding, Step
 from jaxplan.partition._lowering import GatherGuard, Lowering, MergeGuard, Resharding, Schedule, Unpooling
 
-_SETS = ("pinned", "stored_gradients", "sums", "summands", "table_gradients", "regather_anchors", "written", "relaid")
+_SETS = (
+    *("pinned", "stored_gradients", "sums", "summands", "table_gradients"),
+    *("regather_anchors", "written", "relaid", "padded"),
+)
 _GUARDS = ("gather_guards", "merge_guards", "unpoolings")
 _Dims = tuple[tuple[int, ...], ...]
 
@@ -82,6 +85,7 @@ class _Saved:
     regather_anchors: tuple[int, ...]
     written: tuple[int, ...]
     relaid: tuple[int, ...]
+    padded: tuple[int, ...] = ()
 
 
 class _Numbers:

@@ -172,8 +172,11 @@ class Run:
         """The operands; copies that are gathered again first, because the one that they wait for is read after."""
         tie, copies = self.tie(eqn.operands), self.values.copies
         if tie is not None and tie[1] in eqn.operands:
+            shared = self.lowered.waiting_alike.get((eqn.index, tie[1]), ())
             sharding = shardings[eqn.operands.index(tie[1])]
             tie = next(((copies, key) for key in copies if key[:2] == (tie[1], sharding)), tie)
+            for reader, resharding in shared:
+                self.values.read(resharding.tensor, resharding.target, reader, tie)
         found: dict[int, Any] = {}
         for i in sorted(range(len(shardings)), key=lambda i: eqn.operands[i] not in self.lowered.repeated):
             found[i] = self.values.read(eqn.operands[i], shardings[i], eqn.index, tie)
