@@ -148,7 +148,7 @@ def _gather_in_trips(step: Step, configurations: list[Configuration], repeat_gat
     equations, groups = step.graph.program.equations, step.graph.grouping.equation_group
     again = {groups[entry.equation] for entry in step.entries if entry.again or repeat_gathers}
     read = (
-        (entry.stored, equations[entry.equation].results[0], groups[entry.equation], int(entry.is_slice))
+        (entry.stored, equations[entry.equation].results[0], int(entry.is_slice))
         for entry in step.entries
         if groups[entry.equation] in again
     )
@@ -159,30 +159,40 @@ def _scatter_in_trips(step: Step, configurations: list[Configuration]) -> None:
     """Cast a gradient that a loop stacks as the stack is sharded, so that each trip scatters what it sums."""
     equations = step.graph.program.equations
     exits = (equations[e] for region in step.graph.program.regions for e in region.exits)
-    group_of = step.graph.grouping.tensor_group
-    written = ((e.results[0], e.operands[0], group_of[e.operands[0]], 1) for e in exits if e.params["role"] == "y")
+    written = ((e.results[0], e.operands[0], 1) for e in exits if e.params["role"] == "y")
     _shard_as_stored(step, configurations, written)
 
 
 def _measure_as_stored(step: Step, configurations: list[Configuration]) -> None:
-    """Compute norms of stored arrays from their shards.
+    """Compute norms of parameters and of their gradients from the shards that are stored and updated.
 
-    Adafactor and LAMB scale an update by the norm of its parameter. The sum of squares needs no gathered parameter.
+    Adafactor, LAMB and LARS scale an update by the norm of its parameter. A sum of squares needs no whole array.
     """
     graph = step.graph
     for group in graph.grouping.groups:
         if not _is_without_batch(step, group.index):
             continue
         read = {t for e in group.equations for t in graph.program.equations[e].operands}
-        stored = [t for t in read if _is_stored(step, t) and graph.program.tensors[t].shape]
-        least = min((graph.program.tensors[t].num_elements for t in stored), default=0)
-        if all(graph.program.tensors[t].num_elements < least for t in _leaving(step, group)):
-            _shard_as_stored(step, configurations, ((t, t, group.index, 0) for t in stored))
+        arrays = (t for t in read if graph.program.tensors[t].shape)
+        homes = {t: home for t in arrays if (home := _stored_group(step, t)) != UNGROUPED}
+        least = min((graph.program.tensors[t].num_elements for t in homes), default=0)
+        if any(graph.program.tensors[t].num_elements >= least for t in _leaving(step, group)):
+            continue
+        wishes: dict[int, Axes] = {}
+        for t, home in homes.items():
+            is_home = home == graph.grouping.tensor_group[t]
+            stored = sharding_of(graph, configurations, home, t, produced=is_home).dims
+            for classes, axes in zip(graph.spaces[group.index].tensor_dims[t], stored, strict=True):
+                wishes.update(dict.fromkeys(classes, axes))
+        configurations[group.index] = _configuration(step, group.index, wishes)
 
 
-def _is_stored(step: Step, t: int) -> bool:
-    home = step.graph.grouping.tensor_group[t]
-    return home != UNGROUPED and step.graph.grouping.groups[home].kind in STORED_KINDS
+def _stored_group(step: Step, t: int) -> int:
+    """The group of a stored array, or one that updates a stored array by this one."""
+    grouping = step.graph.grouping
+    readers = (grouping.equation_group[e] for e in step.graph.values.consumers[t])
+    found = (g for g in (grouping.tensor_group[t], *readers) if g != UNGROUPED and g not in step.tiny)
+    return next((g for g in found if grouping.groups[g].kind in STORED_KINDS), UNGROUPED)
 
 
 def _leaving(step: Step, group: Group) -> Iterator[int]:
@@ -196,19 +206,19 @@ def _leaving(step: Step, group: Group) -> Iterator[int]:
 
 
 def _shard_as_stored(
-    step: Step, configurations: list[Configuration], read: Iterable[tuple[int, int, int, int]]
+    step: Step, configurations: list[Configuration], pairs: Iterable[tuple[int, int, int]]
 ) -> None:
-    """Shard groups without a batch as the stored arrays that they read or write.
+    """Shard groups inside of loops, without a batch, as the stored arrays that they read or write.
 
     Args:
-      read: a stored array, the tensor that stands for it in a group, the group, and how many dimensions in front that
-        tensor lacks: 1 for a slice of a loop.
+      pairs: a stored array, its value in the loop, and how many dimensions in front that value lacks: 1 for a slice.
     """
     graph, groups = step.graph, step.graph.grouping.tensor_group
     wishes: dict[int, dict[int, Axes]] = defaultdict(dict)
-    for array, value, group, missing in read:
-        home = groups[array]
-        if not _is_stored(step, array) or home in step.tiny or not _is_without_batch(step, group):
+    for array, value, missing in pairs:
+        home, group = groups[array], groups[value]
+        is_stored = home != UNGROUPED and graph.grouping.groups[home].kind in STORED_KINDS
+        if not is_stored or home in step.tiny or not _is_without_batch(step, group):
             continue
         stored = sharding_of(graph, configurations, home, array, produced=True).dims[missing:]
         for classes, axes in zip(graph.spaces[group].tensor_dims[value], stored, strict=True):
