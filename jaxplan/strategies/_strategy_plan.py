@@ -170,9 +170,12 @@ def _measure_as_stored(step: Step, configurations: list[Configuration]) -> None:
     """
     graph = step.graph
     for group in graph.grouping.groups:
-        if not _is_without_batch(step, group.index):
+        equations = [graph.program.equations[e] for e in group.equations]
+        is_in_loop = any(eqn.region >= 0 for eqn in equations)
+        is_sum = any(graph.rules[eqn.index].family == "reduction" for eqn in equations)
+        if is_in_loop or not is_sum or not _is_without_batch(step, group.index):
             continue
-        read = {t for e in group.equations for t in graph.program.equations[e].operands}
+        read = {t for eqn in equations for t in eqn.operands}
         arrays = (t for t in read if graph.program.tensors[t].shape)
         homes = {t: home for t in arrays if (home := _stored_group(step, t)) != UNGROUPED}
         least = min((graph.program.tensors[t].num_elements for t in homes), default=0)
