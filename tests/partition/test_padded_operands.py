@@ -65,7 +65,7 @@ def test_a_saved_plan_keeps_what_is_padded(tmp_path) -> None:
 def test_the_padded_gradient_is_in_memory_once() -> None:
     """Gradients pass a barrier with the weight that is gathered again. Behind it they were padded once more.
 
-    A language model of a bfloat16 vocabulary of 50257, of whose logits each of 8 devices has 4096 rows.
+    A language model over 50257 words in bfloat16; each of 8 devices has 4096 rows of its logits.
     """
     drawn = draw_step(544220)
     frontier = jaxplan.plan(drawn.step, *drawn.args, topology="h100:8", progress=False)
