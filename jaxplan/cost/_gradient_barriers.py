@@ -8,9 +8,8 @@ costs memory before it, so the lowering asks for the gradients there, and only t
 from __future__ import annotations
 
 import bisect
-import itertools
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -58,8 +57,8 @@ def barrier_places(graph: StepGraph, making: Collection[int], curve: np.ndarray,
     search = _Search(graph, making, curve, held)
     matrices = {place for place in search.above() if graph.rules[place].family == "contraction"}
     places: list[int] = []
-    for number, (place, following) in enumerate(search.stretches):
-        most, size = search.held(place, following, places)
+    for number, place in enumerate(search.dots):
+        most, size = search.held(number, places)
         is_alone = matrices.isdisjoint(search.dots[number + 1 : number + 1 + A_BLOCK])
         is_near = most > (1 - near) * search.peak and is_alone
         if size > LEAST_HELD * search.peak and (is_near or most > (1 + LEAST_HELD) * search.peak):
@@ -73,25 +72,24 @@ class _Search:
     Attributes:
       peak: bytes on a device, arguments excluded, as if no gradient was deferred.
       dots: those of the backward pass that make no gradient of a parameter.
-      stretches: each of these with the next, or the end of the program.
     """
 
     def __init__(self, graph: StepGraph, making: Collection[int], curve: np.ndarray, held: Held) -> None:
-        self._curve, self._held = curve, held
+        self._held = held
         self.peak = curve.max()
-        backward = (e for e in graph.program.equations if e.phase == "backward" and e.region < 0)
-        self.dots = [e.index for e in backward if is_dot(graph, e) and e.index not in making]
-        self.stretches = list(itertools.pairwise([*self.dots, len(graph.program.equations)]))
-        self._loops = sorted(region.start for region in graph.program.regions if region.parent < 0)
-        # At each barrier, the gradients made before the one before are complete anyway.
-        self._barriers = [-1, -1, *(equations.start for equations in backward_barriers(graph.program))]
+        backward = graph.derive("backward pass", None, lambda: _BackwardPass.of(graph))
+        self._loops, self._barriers = backward.loops, backward.barriers
+        self.dots = [e for e in backward.dots if e not in making]
+        before_end = curve[: len(graph.program.equations)]
+        self._most = np.maximum.reduceat(before_end, self.dots).tolist() if self.dots else []
 
-    def held(self, place: int, following: int, places: Sequence[int]) -> tuple[float, float]:
-        """The most bytes between a dot and the next, with held ones, and the held bytes.
+    def held(self, number: int, places: Sequence[int]) -> tuple[float, float]:
+        """The most bytes from a dot, by its place in `dots`, to the next, with held ones, and the held bytes.
 
         Args:
           places: dots before it that have barriers, ascending.
         """
+        place = self.dots[number]
         loop = bisect.bisect_left(self._loops, place)
         complete = max(
             self._barriers[bisect.bisect_right(self._barriers, place) - 2],
@@ -99,15 +97,41 @@ class _Search:
             places[-1] if places else -1,
         )
         size = self._held(place, complete)
-        return self._curve[place:following].max() + size, size
+        return self._most[number] + size, size
 
     def above(self) -> list[int]:
         """Dots at which deferred gradients alone would raise the peak, ascending."""
         found: list[int] = []
-        for place, following in self.stretches:
-            if self.held(place, following, found)[0] > (1 + LEAST_HELD) * self.peak:
+        for number, place in enumerate(self.dots):
+            if self.held(number, found)[0] > (1 + LEAST_HELD) * self.peak:
                 found.append(place)
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class _BackwardPass:
+    """Equations of the backward pass, outside of loops, ascending.
+
+    Attributes:
+      dots: all of them.
+      loops: the first of each loop of the program.
+      barriers: the first of each, behind two that stand for the beginning: at each barrier, the gradients made before
+        the one before are complete anyway.
+    """
+
+    dots: list[int]
+    loops: list[int]
+    barriers: list[int]
+
+    @classmethod
+    def of(cls, graph: StepGraph) -> _BackwardPass:
+        program = graph.program
+        backward = (e for e in program.equations if e.phase == "backward" and e.region < 0)
+        return cls(
+            [e.index for e in backward if is_dot(graph, e)],
+            sorted(region.start for region in program.regions if region.parent < 0),
+            [-1, -1, *(equations.start for equations in backward_barriers(program))],
+        )
 
 
 def is_dot(graph: StepGraph, eqn: Equation) -> bool:
@@ -117,19 +141,26 @@ def is_dot(graph: StepGraph, eqn: Equation) -> bool:
 
 def gradient_makers(graph: StepGraph, gradients: Iterable[int]) -> set[int]:
     """The dots and sums, outside of loops, that make gradients, or the tensors that are cast or transposed to one."""
+    known: dict[int, list[int]] = graph.derive("makers of gradients", None, dict)
     found: set[int] = set()
     for t in gradients:
-        stack = [t]
-        while stack:
-            index = graph.values.producer[stack.pop()]
-            if index < 0 or graph.program.equations[index].region >= 0:
-                continue
-            eqn = graph.program.equations[index]
-            if is_dot(graph, eqn) or graph.rules[index].family == "reduction":
-                found.add(index)
-            elif graph.rules[index].family in ("elementwise", "shape") and len(eqn.operands) == 1:
-                stack.extend(eqn.operands)
+        if t not in known:
+            known[t] = list(_makers(graph, t))
+        found.update(known[t])
     return found
+
+
+def _makers(graph: StepGraph, t: int) -> Iterator[int]:
+    stack = [t]
+    while stack:
+        index = graph.values.producer[stack.pop()]
+        if index < 0 or graph.program.equations[index].region >= 0:
+            continue
+        eqn = graph.program.equations[index]
+        if is_dot(graph, eqn) or graph.rules[index].family == "reduction":
+            yield index
+        elif graph.rules[index].family in ("elementwise", "shape") and len(eqn.operands) == 1:
+            stack.extend(eqn.operands)
 
 
 def reads_gradient(graph: StepGraph, read: Read, kind: str = "state") -> bool:
