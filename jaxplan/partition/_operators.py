@@ -38,6 +38,8 @@ class Operators:
             return self._island(eqn, operands, shardings, homes, split)
         if eqn.name == CUT:
             return [self._cut(eqn, operands[0], homes[0])]
+        if eqn.name == "transpose" and shardings[0].partial and self._is_batched_dot(eqn.operands[0]):
+            return executor.manual(lambda x: [self.bind(eqn, [x[0]])[0][None]], operands, shardings, homes)
         if any(sharding.partial for sharding in shardings):
             summed = tuple(0 if np.ndim(x) else None for x in operands)  # a scalar is a factor, or zero
             mapped = jax.vmap(lambda *args: self.bind(eqn, args), summed)(*operands)
@@ -52,6 +54,16 @@ class Operators:
         if eqn.index in self._lowered.lowering.relaid:
             return [executor.least_padded(r, home) for r, home in zip(results, homes, strict=True)]
         return results
+
+    def _is_batched_dot(self, t: int) -> bool:
+        """Whether a tensor is the result of a dot with batch dimensions.
+
+        The compiler makes a transposed gradient of experts in the order of the parameter, so that the update is written
+        over it, where it sees the dot and the transpose of a device's own piece, without the dimension of the summands.
+        """
+        made_by = self._lowered.values.producer[t]
+        eqn = self._program.equations[made_by] if made_by >= 0 else None
+        return eqn is not None and eqn.name == "dot_general" and any(eqn.params["dimension_numbers"][1])
 
     def deferred(self, eqn: Equation, operands: Sequence[Any]) -> list[Any]:
         """The results of an equation on constants and scalars alone, which may be evaluated when they are read."""
