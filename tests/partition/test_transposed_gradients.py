@@ -36,7 +36,8 @@ def _params(width: int, hidden: int) -> Any:
 
 def test_gradients_of_experts_are_those_of_one_device() -> None:
     params = _params(16, 32)
-    args = params, UPDATE.init(params), jnp.asarray(np.random.default_rng(1).normal(size=(EXPERTS, 64, 16)), jnp.float32)
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(EXPERTS, 64, 16)), jnp.float32)
+    args = params, UPDATE.init(params), x
     plan = jaxplan.plan(_step, *args, topology="cpu:8", progress=False).references["data"]
     alone, planned = jax.jit(_step)(*args), plan.jit()(*plan.shard(args))
     for one, other in zip(jax.tree.leaves(alone), jax.tree.leaves(planned), strict=True):
