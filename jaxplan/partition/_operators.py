@@ -39,7 +39,7 @@ class Operators:
         if eqn.name == CUT:
             return [self._cut(eqn, operands[0], homes[0])]
         if eqn.name == "transpose" and shardings[0].partial and self._is_batched_dot(eqn.operands[0]):
-            return executor.manual(lambda x: [self.bind(eqn, [x[0]])[0][None]], operands, shardings, homes)
+            return executor.manual(lambda x: [self.bind(eqn, [x[0]])[0][None]], [*operands], [*shardings], homes)
         if any(sharding.partial for sharding in shardings):
             summed = tuple(0 if np.ndim(x) else None for x in operands)  # a scalar is a factor, or zero
             mapped = jax.vmap(lambda *args: self.bind(eqn, args), summed)(*operands)
