@@ -31,6 +31,20 @@ def _trained(loss: Callable[..., jax.Array], params: Any, *data: Any) -> Step:
     return step, (params, *data)
 
 
+def _fitted(rows: int) -> Step:
+    """A step with its loss, of two layers of which the last has a bias."""
+
+    def step(params: Any, x: jax.Array, y: jax.Array) -> Any:
+        def loss(params: Any) -> jax.Array:
+            hidden, last, bias = params
+            return jnp.mean((jnp.tanh(x @ hidden) @ last + bias - y) ** 2)
+
+        value, gradients = jax.value_and_grad(loss)(params)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
+
+    return step, ((shape(64, 64), shape(64, 32), shape(32)), shape(rows, 64), shape(rows, 32))
+
+
 def _square(x: jax.Array) -> jax.Array:
     return jnp.sum(x.astype(jnp.float32) ** 2)
 
@@ -292,6 +306,8 @@ STEPS: dict[str, Step] = {
     "tanh gelu of 16 bits": _layers(jax.nn.gelu, HALF),
     "sin of 16 bits": _layers(jnp.sin, HALF),
     "recomputed": _layers(jnp.tanh, is_recomputed=True),
+    "loss of many rows": _fitted(2**19),
+    "loss of few rows": _fitted(2**10),
     "norm": _trained(_normed_layer, _SQUARE, shape(32, 64)),
     "convolutions": _convolutions(),
     "convolutions of 16 bits": _convolutions(dtype=HALF),
@@ -377,6 +393,7 @@ APPLIES: dict[str, tuple[str, str]] = {
     "erfc-of-convolutions-recomputes-its-argument": ("exact gelu of images", "exact gelu"),
     "saved-functions-are-float32": ("exact gelu of 16 bits", "exact gelu"),
     "resharded-copies-are-saved-in-float32": ("group norms of 16 bits", "exact gelu of 16 bits"),  # a loss casts
+    "losses-beside-bias-gradients-are-summed-late": ("loss of many rows", "loss of few rows"),
     "batched-dots-read-one-layout": ("shared heads", "plain attention"),
     "results-meet-transposed-in-float32": ("shared heads", "plain attention"),
     "one-fusion-writes-both-layouts": ("shared heads", "plain attention"),
