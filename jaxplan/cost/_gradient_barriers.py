@@ -113,7 +113,7 @@ class _BackwardPass:
     """Equations of the backward pass, outside of loops, ascending.
 
     Attributes:
-      dots: all of them.
+      dots: those that make no part of a gradient, such as that of one layer of a stack: these may run late.
       loops: the first of each loop of the program.
       barriers: the first of each, behind two that stand for the beginning: at each barrier, the gradients made before
         the one before are complete anyway.
@@ -127,11 +127,29 @@ class _BackwardPass:
     def of(cls, graph: StepGraph) -> _BackwardPass:
         program = graph.program
         backward = (e for e in program.equations if e.phase == "backward" and e.region < 0)
+        parts = _parts_of_gradients(graph)
         return cls(
-            [e.index for e in backward if is_dot(graph, e)],
+            [e.index for e in backward if is_dot(graph, e) and not parts[e.results[0]]],
             sorted(region.start for region in program.regions if region.parent < 0),
             [-1, -1, *(equations.start for equations in backward_barriers(program))],
         )
+
+
+def _parts_of_gradients(graph: StepGraph) -> list[bool]:
+    """Of each tensor, whether updates alone read it, or arrays that are put together or computed element by element of
+    it, and that updates alone read."""
+    program, consumers = graph.program, graph.values.consumers
+    found = [False] * len(program.tensors)
+
+    def leads_to_update(eqn: Equation) -> bool:
+        is_part = graph.rules[eqn.index].family in ("elementwise", "shape") and all(found[r] for r in eqn.results)
+        return is_part or eqn.phase == "update"
+
+    for eqn in reversed(program.equations):
+        for t in eqn.results:
+            readers = [program.equations[e] for e in consumers[t]]
+            found[t] = bool(readers) and t not in program.returned and all(map(leads_to_update, readers))
+    return found
 
 
 def is_dot(graph: StepGraph, eqn: Equation) -> bool:

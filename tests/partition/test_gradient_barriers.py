@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import jaxplan
+from benchmarks.accuracy._population import draw_step
 from benchmarks.models import build
 from jaxplan.partition import _gradient_barriers, decide_lowering
 from tests.partition.edited_plans import with_schedule
@@ -52,6 +54,40 @@ def test_what_a_perceptron_keeps_is_gone_before_the_peak() -> None:
     assert audit.compiled_memory_bytes < 1.05 * plan.memory_bytes, audit.table()
     put_off = with_schedule(plan, barriers=()).audit()
     assert put_off.compiled_memory_bytes > audit.compiled_memory_bytes + 4 * 32 * MIB, put_off.table()
+
+
+@pytest.mark.gpu_aot
+def test_gradients_of_layers_of_a_stack_are_no_barriers() -> None:
+    """A transformer whose layers are slices of stacks, unrolled, and a head of 1000 words in float32.
+
+    The gradient of one layer may run late like any other, and what waits in front of it late with it: the gradient of
+    the head, which keeps the one of the logits.
+    """
+    drawn = draw_step(544221)
+    plan = jaxplan.plan(drawn.step, *drawn.args, topology="h100:8", progress=False).references["zero1"]
+    equations = plan.require_program().program.equations
+    barriers = [equations[barrier.equation] for barrier in plan.lowering.schedule.barriers]
+    assert barriers and all(barrier.results[0] in _read_by_dots(plan) for barrier in barriers)
+    audit = plan.audit()
+    asked = plan.lowering.schedule.barriers
+    before = tuple(replace(barrier, equation=_dot_before(plan, barrier.equation)) for barrier in asked)
+    late = with_schedule(plan, barriers=before).audit()
+    assert late.compiled_memory_bytes > audit.compiled_memory_bytes + 4 * MIB, late.table()
+
+
+def _read_by_dots(plan: jaxplan.Plan) -> set[int]:
+    """Tensors of which a dot of the backward pass is computed."""
+    program, found = plan.require_program().program, set[int]()
+    for eqn in reversed(program.equations):
+        is_dot = eqn.name == "dot_general" and eqn.phase == "backward"
+        if is_dot or (eqn.phase == "backward" and not found.isdisjoint(eqn.results)):
+            found.update(eqn.operands)
+    return found
+
+
+def _dot_before(plan: jaxplan.Plan, equation: int) -> int:
+    equations = plan.require_program().program.equations
+    return max(e.index for e in equations if e.name == "dot_general" and e.index < equation)
 
 
 @pytest.mark.gpu_aot
