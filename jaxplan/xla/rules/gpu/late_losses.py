@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from jaxplan.ir import VIEW_PRIMITIVES, Equation
 from jaxplan.xla._effects import Extend
 from jaxplan.xla._facts import Facts, walk
-from jaxplan.xla._rule import CompilerRule, Observed
+from jaxplan.xla._rule import XLA, CompilerRule, Observed
 from jaxplan.xla.rules.both.deferred import is_gradient
 
 SPLIT_ROWS = 4096
@@ -23,11 +23,21 @@ https://github.com/openxla/xla/blob/main/xla/service/gpu/transforms/tree_reducti
 
 def _late_losses(facts: Facts) -> Iterator[Extend]:
     for eqn in facts.equations if facts.target.num_devices != 1 else ():  # there the order of least memory is taken
-        if _is_loss(facts, eqn):
-            for t in _predictions(facts, eqn):
-                dots = [dot for g in _gradients(facts, t) if _gives_bias(facts, g) for dot in _dots(facts, g)]
-                if dots:
-                    yield Extend(t, min(dots))
+        if not _is_loss(facts, eqn):
+            continue
+        for t in _predictions(facts, eqn):
+            gradients = _gradients(facts, t)
+            dots = [dot for g in gradients if _gives_bias(facts, g) for dot in _dots(facts, g)]
+            if dots:
+                yield Extend(t, min(dots))
+
+
+def _read_again(facts: Facts) -> Iterator[Extend]:
+    """Predictions of 16 bits, and the kernel of their gradient, also where it is computed of other arrays."""
+    for eqn in filter(lambda eqn: _is_loss(facts, eqn), facts.equations):
+        predictions = _predictions(facts, eqn)
+        made = [facts.graph.values.producer[g] for t in predictions for g in _gradients(facts, t)]
+        yield from (Extend(t, max(made)) for t in predictions if made and facts.tensors[t].itemsize < 4)
 
 
 def _is_loss(facts: Facts, eqn: Equation) -> bool:
@@ -53,16 +63,18 @@ def _predictions(facts: Facts, loss: Equation) -> list[int]:
 
 
 def _gradients(facts: Facts, t: int) -> list[int]:
-    """Arrays of the backward pass that are computed from one element by element."""
+    """Arrays of the backward pass that are computed from one element by element, also by way of saved ones."""
+
+    def is_gradient_of(u: int) -> bool:
+        made = facts.maker(u)
+        return facts.written[u] and made is not None and made.phase == "backward"
 
     def results(u: int) -> list[int]:
-        if facts.written[u] and u != t:
+        if is_gradient_of(u):
             return []
         return [r for e in facts.readers(u) if facts.family(e.index) in ("elementwise", "shape") for r in e.results]
 
-    shape = facts.tensors[t].shape
-    found = (u for u in walk([t], results) if facts.written[u] and u != t and facts.tensors[u].shape == shape)
-    return [u for u in found if (made := facts.maker(u)) is not None and made.phase == "backward"]
+    return [u for u in walk([t], results) if is_gradient_of(u) and facts.tensors[u].shape == facts.tensors[t].shape]
 
 
 def _gives_bias(facts: Facts, gradient: int) -> bool:
@@ -95,4 +107,14 @@ LATE_LOSSES = CompilerRule(
     made_after=(),
     test="tests/xla/test_late_losses.py::test_predictions_live_to_the_next_dot",
     find=_late_losses,
+)
+READ_AGAIN = CompilerRule(
+    name="narrow-predictions-are-read-with-their-gradient",
+    backends=("gpu",),
+    stage="layouts",
+    does="Predictions of 16 bits, cast for a loss, live to the kernel of their gradient, which casts them again.",
+    source=f"{XLA}service/gpu/transforms/priority_fusion.cc",
+    made_after=(),
+    test="tests/xla/test_late_losses.py::test_narrow_predictions_live_to_the_kernel_of_their_gradient",
+    find=_read_again,
 )
