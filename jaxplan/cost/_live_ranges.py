@@ -24,7 +24,7 @@ from jaxplan.cost._transfers import Transfer
 from jaxplan.cost._written_summands import WrittenSummands
 from jaxplan.ir import CONTRACTION_FAMILIES, UNGROUPED, Configuration
 from jaxplan.xla._lifetimes import Lifetimes
-from jaxplan.xla._plan_effects import ClearTogether, Gaps, Scratch, TakeTurns
+from jaxplan.xla._plan_effects import ClearTogether, Gaps, Pack, Scratch, TakeTurns
 from jaxplan.xla.rules.gpu.pooling import PoolBuffer
 
 TEMPORARIES = "gradients and temporaries"
@@ -157,6 +157,7 @@ class LiveRanges:
             on_chip=on_chip,
             on_host=on_host,
             has_gaps=model.buffers.found.has(Gaps),
+            is_packed=model.buffers.found.has(Pack),
         )
 
     def _wait_on_host(

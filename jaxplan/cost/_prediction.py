@@ -215,7 +215,7 @@ class Predictor:
         if self._in_order is None or self._asked is None or not found.peaks_after(self.model.buffers.turning_point):
             return found
         in_order = self._in_order.of(assignment, chosen, transfers)
-        if in_order.peak()[0] >= found.peak()[0]:
+        if in_order.live_bytes() >= found.live_bytes():
             return found
         communicates = any(transfer.collectives for transfer in transfers)
         return found if communicates and not self._asked.are_asked(chosen, transfers, in_order) else in_order

@@ -8,6 +8,8 @@ from functools import cached_property
 
 import numpy as np
 
+from jaxplan.xla._heap import heap_gaps
+
 GAPS = "gaps in the heap"
 COUNTED_GAPS = 0.03
 """Share of the live bytes in main memory at the peak that gaps in the heap of a compiled TPU program add, chosen by
@@ -34,6 +36,7 @@ class Lifetimes:
       on_chip: bytes of short-lived buffers beside the cores, not in main memory, at any position (TPU).
       on_host: bytes of values that wait on the host for the backward pass.
       has_gaps: the compiler's heap has gaps (TPU), see `COUNTED_GAPS`.
+      is_packed: these buffers are packed into one heap (GPU), see `jaxplan.xla._heap`.
     """
 
     first: np.ndarray
@@ -46,6 +49,7 @@ class Lifetimes:
     copies: Mapping[tuple[int, int], int]
     on_chip: float = 0.0
     has_gaps: bool = False
+    is_packed: bool = False
     on_host: float = 0.0
 
     def curve(self) -> np.ndarray:
@@ -85,8 +89,12 @@ class Lifetimes:
         """Whether the most bytes are live at an equation or later."""
         return bool(len(self.sizes)) and int(np.argmax(self.curve())) >= 2 * equation
 
+    def live_bytes(self) -> float:
+        """The largest sum of live bytes, without gaps between them."""
+        return float(self.curve().max(initial=0.0)) + sum(self.resident.values())
+
     def peak(self) -> tuple[int, dict[str, int]]:
-        """The largest sum of live bytes, and its parts by label."""
+        """The largest sum of live bytes with the gaps between them, and its parts by label."""
         total, parts = self._peak
         return total, dict(parts)
 
@@ -100,6 +108,11 @@ class Lifetimes:
             beside = min(left, size) if is_short else 0
             left -= beside
             parts[self.labels[i]] = parts.get(self.labels[i], 0) + int(size - beside)
-        if self.has_gaps and (gaps := int(COUNTED_GAPS * curve[top])):
+        if gaps := int(self._gaps(curve[top])):
             parts[GAPS] = gaps
         return sum(parts.values()), parts
+
+    def _gaps(self, most: float) -> float:
+        if self.has_gaps:
+            return COUNTED_GAPS * most
+        return heap_gaps(self.first, self.last, self.sizes, most) if self.is_packed else 0.0

@@ -160,6 +160,10 @@ class Gaps(NamedTuple):
     """The heap has gaps between its buffers (`jaxplan.xla.COUNTED_GAPS`)."""
 
 
+class Pack(NamedTuple):
+    """Buffers are packed into one heap, which has gaps between them (`jaxplan.xla._heap`)."""
+
+
 class MultiplyBorder(NamedTuple):
     """Zeros that are written around the image of a convolution are multiplied."""
 
@@ -204,6 +208,7 @@ PlanEffect = (
     | OnChip
     | ShortLivedOnChip
     | Gaps
+    | Pack
     | MultiplyBorder
     | Repeat
 )

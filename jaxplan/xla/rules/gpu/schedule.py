@@ -12,6 +12,7 @@ from jaxplan.xla._plan_effects import (
     ClearTogether,
     Combine,
     MultiplyBorder,
+    Pack,
     ReduceInPlace,
     Repeat,
     StartEarly,
@@ -138,6 +139,16 @@ ALL_REDUCES_IN_PLACE = CompilerRule(
     made_after=(),
     test="tests/xla/test_compiled_steps.py::test_compiled_bytes_are_those_with_the_rule",
     find=_reduced_in_place,
+)
+PACKED_HEAP = CompilerRule(
+    name="temporaries-are-packed",
+    backends=("gpu",),
+    stage="heap",
+    does="Temporaries are packed into one heap, largest or longest first; gaps between them are allocated too.",
+    source=f"{XLA}service/heap_simulator/heap_simulator.cc",
+    made_after=(),
+    test="tests/xla/test_heap.py::test_the_heap_of_a_compiled_program",
+    find=always(Pack()),
 )
 EQUAL_STACKS = CompilerRule(
     name="equal-stacks-of-a-loop-are-one",
