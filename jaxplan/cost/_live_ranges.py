@@ -157,7 +157,7 @@ class LiveRanges:
             on_chip=on_chip,
             on_host=on_host,
             has_gaps=model.buffers.found.has(Gaps),
-            is_packed=model.buffers.found.has(Pack),
+            is_packed=model.buffers.found.has(Pack) and not model.buffers.deferred,
         )
 
     def _wait_on_host(
