@@ -15,6 +15,7 @@ import jaxplan
 from benchmarks.accuracy._population import draw_step
 from benchmarks.models import build
 from jaxplan.partition import _gradient_barriers, decide_lowering
+from jaxplan.xla import GAPS
 from tests.partition.edited_plans import with_schedule
 
 MIB = 2**20
@@ -110,7 +111,8 @@ def test_gradients_that_are_asked_for_hold_nothing_in_the_prediction_either(chan
     images = jax.ShapeDtypeStruct((512, 32, 32, channels[0]), half)
     plan = jaxplan.plan(step, kernels, images, topology="h100:8", progress=False).references["data"]
     assert plan.lowering.schedule.barriers
-    assert plan.memory_bytes == pytest.approx(plan.compile_report().memory_bytes, rel=0.06)
+    live = plan.memory_bytes - plan.memory_parts.get(GAPS, 0)  # the heap of the first has none, an image is counted
+    assert live == pytest.approx(plan.compile_report().memory_bytes, rel=0.06)
 
 
 def test_sums_that_are_scattered_at_once_do_not_hide_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
