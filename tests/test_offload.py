@@ -103,7 +103,7 @@ def test_without_the_option_nothing_is_on_the_host_unless_nothing_fits():
     with_room = frontier_of(topology="h100:8", shapes=shapes)
     assert not any(plan.offload for plan in with_room.points)
     leanest = with_room.leanest()
-    limit = leanest.memory_bytes - leanest.memory_parts["optimizer state"] // 4
+    limit = leanest.memory_bytes - leanest.memory_parts["optimizer state"] // 2
     with pytest.raises(jaxplan.InfeasibleError):
         frontier_of(topology="h100:8", shapes=shapes, memory=limit, offload=False, microbatches=False)
     short = frontier_of(topology="h100:8", shapes=shapes, memory=limit, microbatches=False)

@@ -16,7 +16,7 @@ _Array = int | tuple[int, Sharding]
 
 
 class DeferredArrays:
-    """What the gradients of one plan keep alive while they are deferred.
+    """The arrays that gradients of one plan keep alive while they are deferred.
 
     Args:
       shardings: of the plan.

@@ -42,7 +42,7 @@ A_BLOCK = 8
 so close made programs larger, a Llama by the probabilities of its attention, 1 GiB. Not so before convolutions."""
 
 Held = Callable[[int, int], float]
-"""(equation, an earlier one) -> bytes on a device, at the first, that gradients made between the two hold deferred."""
+"""(equation, an earlier one) -> bytes on a device that deferred gradients, made between the two, hold at the first."""
 
 
 def barrier_places(graph: StepGraph, making: Collection[int], curve: np.ndarray, held: Held, near: float) -> list[int]:
@@ -113,7 +113,7 @@ class _BackwardPass:
     """Equations of the backward pass, outside of loops, ascending.
 
     Attributes:
-      dots: those that make no part of a gradient, such as that of one layer of a stack: these may run late.
+      dots: those that make no part of a gradient; parts, such as the gradient of one layer of a stack, may run late.
       loops: the first of each loop of the program.
       barriers: the first of each, behind two that stand for the beginning: at each barrier, the gradients made before
         the one before are complete anyway.

@@ -36,8 +36,9 @@ _RESIDENT = (PARAMETERS, OTHER_STATE, BATCH)
 class LiveRanges:
     """Of the plans of one model: its buffers, their bytes under each configuration, and when they live."""
 
-    def __init__(self, model: CostModel) -> None:
+    def __init__(self, model: CostModel, *, order_is_known: bool = False) -> None:
         self.model, self._target = model, model.buffers.target
+        self._is_packed = order_is_known and model.buffers.found.has(Pack)
         graph, buffers = model.graph, model.buffers
         members = self._sizes()
         inputs = set(graph.program.inputs)
@@ -157,7 +158,7 @@ class LiveRanges:
             on_chip=on_chip,
             on_host=on_host,
             has_gaps=model.buffers.found.has(Gaps),
-            is_packed=model.buffers.found.has(Pack) and not model.buffers.deferred,
+            is_packed=self._is_packed,
         )
 
     def _wait_on_host(

@@ -70,6 +70,9 @@ def cheapest_choice(
 
 
 def at_choice(costs: np.ndarray, choices: np.ndarray) -> np.ndarray:
-    """Return for (..., C) costs those at the choices (...)."""
+    """Return for (..., C) costs those at the choices (...).
+
+    `np.take_along_axis` takes three times as long on arrays of one edge, of which a frontier reads 100,000.
+    """
     rows = costs.reshape(-1, costs.shape[-1])
     return rows[np.arange(len(rows)), choices.reshape(-1)].reshape(choices.shape)

@@ -175,11 +175,10 @@ def _measure_as_stored(step: Step, configurations: list[Configuration]) -> None:
         is_sum = any(graph.rules[eqn.index].family == "reduction" for eqn in equations)
         if is_in_loop or not is_sum or not _is_without_batch(step, group.index):
             continue
-        read = {t for eqn in equations for t in eqn.operands}
-        arrays = (t for t in read if graph.program.tensors[t].shape)
+        arrays = (t for eqn in equations for t in eqn.operands if graph.program.tensors[t].shape)
         homes = {t: home for t in arrays if (home := _stored_group(step, t)) != UNGROUPED}
-        least = min((graph.program.tensors[t].num_elements for t in homes), default=0)
-        if any(graph.program.tensors[t].num_elements >= least for t in _leaving(step, group)):
+        sizes = [graph.program.tensors[t].num_elements for t in homes]
+        if not homes or any(graph.program.tensors[t].num_elements >= min(sizes) for t in _leaving(step, group)):
             continue
         wishes: dict[int, Axes] = {}
         for t, home in homes.items():

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 import numpy as np
 
 LEAST_SHARE = 0.01
-"""Of the live bytes at the peak: smaller buffers fill gaps, and are not placed. With 0.002 errors are the same."""
+"""Of the live bytes at the peak, no unit: smaller buffers fill gaps, and are not placed. Chosen: errors of 197 plans of
+`benchmarks.accuracy.population` are the same with 0.002."""
 MOST_BUFFERS = 256
-"""Buffers that are placed, the largest."""
+"""How many are placed, the largest: time grows with the square. Chosen: no plan of these has more."""
 
 
 def heap_gaps(first: np.ndarray, last: np.ndarray, sizes: np.ndarray, peak: float) -> float:
@@ -26,11 +27,9 @@ def heap_gaps(first: np.ndarray, last: np.ndarray, sizes: np.ndarray, peak: floa
       sizes: (N,) bytes.
       peak: the most bytes that live at once.
 
-    >>> first, last = np.array([0, 1, 2]), np.array([1, 2, 3])  # each overlaps the one before
-    >>> heap_gaps(first, last, np.array([30.0, 10.0, 35.0]), peak=45.0)  # the third does not fit below the second
-    0.0
-    >>> heap_gaps(first, last, np.array([30.0, 30.0, 35.0]), peak=65.0)
-    0.0
+    >>> first, last = np.array([4, 0, 2, 1]), np.array([5, 2, 4, 2])
+    >>> heap_gaps(first, last, np.array([6.0, 5.0, 4.0, 3.0]), peak=12.0)  # 5 + 4 + 3 live, and 1 is between 5 and 4
+    1.0
     """
     placed = np.flatnonzero((sizes > LEAST_SHARE * peak) & (last >= first))
     if len(placed) > MOST_BUFFERS:

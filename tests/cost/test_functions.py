@@ -12,9 +12,9 @@ import pytest
 from jax import lax
 
 import jaxplan
-from jaxplan.xla import GAPS
 from tests.cost.one_device import shape
 from tests.sampling import sampled
+from tests.versions import IS_0_12
 
 LAYERS, ROWS, WIDTH, INNER = 4, 512, 512, 2048
 BATCH = 32
@@ -49,9 +49,13 @@ def _perceptrons(function: Callable[[jax.Array], jax.Array]) -> Callable[..., An
     return lambda layers, x: jax.tree.map(lambda p, g: p - 0.1 * g, layers, jax.grad(loss)(layers, x))
 
 
-AN_ARRAY = 9 * 2**20
-"""Bytes. The gaps of a heap hang on the order of all its buffers: an array of 8 MiB more or less."""
-
+_GAPS = (
+    "the order of least memory leaves gaps in the heap of the compiler, up to an array of 8 MiB here, which no "
+    "pass predicts: allocated memory is 1 to 8 % above the live bytes"
+)
+GAPS = pytest.mark.xfail(strict=True, reason=_GAPS)
+GAPS_UNTIL_0_12 = pytest.mark.xfail(condition=not IS_0_12, strict=True, reason=_GAPS)
+"""A known miss: strict, so that the marker goes when the prediction is right; functions have none from JAX 0.12 on."""
 
 
 @functools.cache
@@ -67,11 +71,6 @@ def _audited(function: Callable[[jax.Array], jax.Array], topology: str, dtype: A
     return frontier.references["data"].audit()
 
 
-def _predicted_live(audit: Any) -> int:
-    """Predicted memory but for the gaps of the heap."""
-    return audit.predicted_memory_bytes - dict(audit.predicted_parts).get(GAPS, 0)
-
-
 def _live(audit: Any) -> Any:
     """Arguments and live bytes at the peak of the compiled program: its memory but for the gaps of its heap."""
     return pytest.approx(dict(audit.compiled_parts)["arguments"] + sum(h.num_bytes for h in audit.held), rel=0.03)
@@ -82,14 +81,15 @@ def _live(audit: Any) -> Any:
 def test_what_gpus_save_of_a_function(name: str) -> None:
     """One array of 8 MiB a layer more or less would be 12 % of these programs and more."""
     audit = _function_audited(name)
-    assert _predicted_live(audit) == _live(audit), audit.table()
+    assert audit.predicted_memory_bytes == _live(audit), audit.table()
 
 
+@GAPS_UNTIL_0_12
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize("name", sampled(FUNCTIONS, 2))
 def test_memory_of_a_function_is_that_of_the_compiler(name: str) -> None:
     audit = _function_audited(name)
-    assert audit.predicted_memory_bytes == pytest.approx(audit.compiled_memory_bytes, abs=AN_ARRAY), audit.table()
+    assert audit.predicted_memory_bytes == pytest.approx(audit.compiled_memory_bytes, rel=0.03), audit.table()
 
 
 @pytest.mark.gpu_aot
@@ -106,17 +106,18 @@ def _exact_gelu_audited() -> Any:
     return _audited(lambda x: jax.nn.gelu(x, approximate=False), "h100:8")
 
 
+@GAPS_UNTIL_0_12
 @pytest.mark.gpu_aot
 def test_memory_of_an_exact_gelu_is_that_of_the_compiler() -> None:
     audit = _exact_gelu_audited()
-    assert audit.predicted_memory_bytes == pytest.approx(audit.compiled_memory_bytes, abs=AN_ARRAY), audit.table()
+    assert audit.predicted_memory_bytes == pytest.approx(audit.compiled_memory_bytes, rel=0.03), audit.table()
 
 
 @pytest.mark.gpu_aot
 def test_gpus_save_what_erfc_reads() -> None:
     """Four arrays a layer: the dot, the exact GELU of it, ``erfc`` and its argument."""
     audit = _exact_gelu_audited()
-    assert _predicted_live(audit) == _live(audit), audit.table()
+    assert audit.predicted_memory_bytes == _live(audit), audit.table()
     inner = BATCH // 8 * ROWS * INNER * 2
     held = sum(h.num_bytes for h in audit.held if str(INNER) in h.array and h.num_bytes // h.count == inner)
     assert held >= 4 * LAYERS * inner
@@ -138,7 +139,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 def test_what_gpus_save_of_a_gelu(name: str) -> None:
     """In float32, one array of 16 MiB a layer more or less would be a fifth of these programs."""
     audit = _audited(ACTIVATIONS[name], "h100:8", jnp.float32)
-    assert _predicted_live(audit) == _live(audit), audit.table()
+    assert audit.predicted_memory_bytes == _live(audit), audit.table()
 
 
 @pytest.mark.gpu_aot
@@ -200,18 +201,19 @@ def _weighing_audited(side: int, channels: int, width: int) -> Any:
 @pytest.mark.parametrize(("side", "channels", "width"), IMAGES)
 def test_images_that_weigh_themselves_are_written(side: int, channels: int, width: int) -> None:
     audit = _weighing_audited(side, channels, width)
-    assert _predicted_live(audit) == _live(audit), audit.table()
+    assert audit.predicted_memory_bytes == _live(audit), audit.table()
     image = 32 * side * side * channels * 2
     held = [h for h in audit.held if h.num_bytes // h.count == image]
     assert sum(h.count for h in held) >= 9
 
 
+@GAPS
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize(("side", "channels", "width"), IMAGES)
 def test_memory_of_weighed_images_is_that_of_the_compiler(side: int, channels: int, width: int) -> None:
     audit = _weighing_audited(side, channels, width)
     ratio = audit.predicted_memory_bytes / audit.compiled_memory_bytes
-    assert 0.97 < ratio < 1.03, audit.table()
+    assert 1 <= ratio < 1.12, audit.table()
 
 
 @pytest.mark.parametrize(

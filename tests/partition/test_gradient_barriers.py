@@ -15,7 +15,6 @@ import jaxplan
 from benchmarks.accuracy._population import draw_step
 from benchmarks.models import build
 from jaxplan.partition import _gradient_barriers, decide_lowering
-from jaxplan.xla import GAPS
 from tests.partition.edited_plans import with_schedule
 
 MIB = 2**20
@@ -59,16 +58,16 @@ def test_what_a_perceptron_keeps_is_gone_before_the_peak() -> None:
 
 @pytest.mark.gpu_aot
 def test_gradients_of_layers_of_a_stack_are_no_barriers() -> None:
-    """A transformer whose layers are slices of stacks, unrolled, and a head of 1000 words in float32.
+    """An unrolled transformer with layers that are slices of stacks, and a head of 1000 words in float32.
 
-    The gradient of one layer may run late like any other, and what waits in front of it late with it: the gradient of
-    the head, which keeps the one of the logits.
+    The gradient of one layer may run late like any other, and with it the gradient that waits in front of it: that of
+    the head, which keeps the gradient of the logits.
     """
     drawn = draw_step(544221)
     plan = jaxplan.plan(drawn.step, *drawn.args, topology="h100:8", progress=False).references["zero1"]
     equations = plan.require_program().program.equations
     barriers = [equations[barrier.equation] for barrier in plan.lowering.schedule.barriers]
-    assert barriers and all(barrier.results[0] in _read_by_dots(plan) for barrier in barriers)
+    assert barriers and _read_by_dots(plan).issuperset(barrier.results[0] for barrier in barriers)
     audit = plan.audit()
     asked = plan.lowering.schedule.barriers
     before = tuple(replace(barrier, equation=_dot_before(plan, barrier.equation)) for barrier in asked)
@@ -111,8 +110,7 @@ def test_gradients_that_are_asked_for_hold_nothing_in_the_prediction_either(chan
     images = jax.ShapeDtypeStruct((512, 32, 32, channels[0]), half)
     plan = jaxplan.plan(step, kernels, images, topology="h100:8", progress=False).references["data"]
     assert plan.lowering.schedule.barriers
-    live = plan.memory_bytes - plan.memory_parts.get(GAPS, 0)  # the heap of the first has none, an image is counted
-    assert live == pytest.approx(plan.compile_report().memory_bytes, rel=0.06)
+    assert plan.memory_bytes == pytest.approx(plan.compile_report().memory_bytes, rel=0.06)
 
 
 def test_sums_that_are_scattered_at_once_do_not_hide_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,7 +132,7 @@ def _branches(pixels: int) -> Step:
 
 
 def _gated(function: Function = jax.nn.silu, groups: int = 1) -> Step:
-    """Squeeze and excitation of what a convolution makes."""
+    """Squeeze and excitation of the result of a convolution."""
 
     def loss(params: Any, x: jax.Array) -> jax.Array:
         kernel, down, up = params

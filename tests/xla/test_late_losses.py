@@ -14,12 +14,11 @@ import jaxplan
 from benchmarks.accuracy._references import predict_references
 from jaxplan.mesh import Topology
 from jaxplan.search._traced import analyse_step
-from tests.versions import until_0_12
+from tests.versions import H100_DOT_SCRATCH
 
 MIB = 2**20
 DEVICES, INPUTS, HIDDEN, OUTPUTS, ROWS = 8, 512, 1024, 4096, 65536
 RULE = "losses-beside-bias-gradients-are-summed-late"
-WORKSPACE = 32 * MIB
 Loss = Callable[[jax.Array, jax.Array], jax.Array]
 
 
@@ -58,12 +57,11 @@ def _more_bytes(step: Any, args: tuple[Any, ...], topology: str = f"h100:{DEVICE
     return by[strategy].memory_bytes - without[strategy].memory_bytes
 
 
-@until_0_12("dots keep less scratch")
 @pytest.mark.parametrize("loss", [_mean_squares, _mean_distance])
 def test_predictions_live_to_the_next_dot(loss: Loss) -> None:
     """Beside its result and its scratch memory, where they died before it: so much is the peak higher."""
     hidden = 4 * ROWS // DEVICES * HIDDEN
-    assert _more_bytes(*_case(loss)) == pytest.approx(hidden + WORKSPACE, abs=MIB)
+    assert _more_bytes(*_case(loss)) == pytest.approx(hidden + H100_DOT_SCRATCH, abs=MIB)
 
 
 @pytest.mark.parametrize(
