@@ -31,19 +31,18 @@ def _trained(loss: Callable[..., jax.Array], params: Any, *data: Any) -> Step:
     return step, (params, *data)
 
 
-def _fitted(rows: int, dtype: Any = jnp.float32) -> Step:
+def _fitted(rows: int) -> Step:
     """A step with its loss, of two layers of which the last has a bias."""
 
     def step(params: Any, x: jax.Array, y: jax.Array) -> Any:
         def loss(params: Any) -> jax.Array:
             hidden, last, bias = params
-            return jnp.mean(((jnp.tanh(x @ hidden) @ last + bias).astype(jnp.float32) - y) ** 2)
+            return jnp.mean((jnp.tanh(x @ hidden) @ last + bias - y) ** 2)
 
         value, gradients = jax.value_and_grad(loss)(params)
-        return jax.tree.map(lambda p, g: p - (0.1 * g).astype(p.dtype), params, gradients), value
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
 
-    params = shape(64, 64, dtype=dtype), shape(64, 32, dtype=dtype), shape(32, dtype=dtype)
-    return step, (params, shape(rows, 64, dtype=dtype), shape(rows, 32))
+    return step, ((shape(64, 64), shape(64, 32), shape(32)), shape(rows, 64), shape(rows, 32))
 
 
 def _square(x: jax.Array) -> jax.Array:
@@ -309,7 +308,6 @@ STEPS: dict[str, Step] = {
     "recomputed": _layers(jnp.tanh, is_recomputed=True),
     "loss of many rows": _fitted(2**19),
     "loss of few rows": _fitted(2**10),
-    "narrow predictions": _fitted(2**10, HALF),
     "norm": _trained(_normed_layer, _SQUARE, shape(32, 64)),
     "convolutions": _convolutions(),
     "convolutions of 16 bits": _convolutions(dtype=HALF),
@@ -396,7 +394,6 @@ APPLIES: dict[str, tuple[str, str]] = {
     "saved-functions-are-float32": ("exact gelu of 16 bits", "exact gelu"),
     "resharded-copies-are-saved-in-float32": ("group norms of 16 bits", "exact gelu of 16 bits"),  # a loss casts
     "losses-beside-bias-gradients-are-summed-late": ("loss of many rows", "loss of few rows"),
-    "narrow-predictions-are-read-with-their-gradient": ("narrow predictions", "loss of many rows"),
     "batched-dots-read-one-layout": ("shared heads", "plain attention"),
     "results-meet-transposed-in-float32": ("shared heads", "plain attention"),
     "one-fusion-writes-both-layouts": ("shared heads", "plain attention"),

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 import pytest
 
 import jaxplan
@@ -84,27 +83,3 @@ def test_compiled_memory_of_a_late_loss(has_bias: bool) -> None:
     step, args = _case(has_bias=has_bias)
     audit = jaxplan.plan(step, *args, topology=f"h100:{DEVICES}", progress=False).references["data"].audit()
     assert audit.predicted_memory_bytes == pytest.approx(audit.compiled_memory_bytes, rel=0.01), audit.table()
-
-
-def test_narrow_predictions_live_to_the_kernel_of_their_gradient() -> None:
-    """The cross entropy of two classes saves two float32 arrays, of which alone its gradient is computed."""
-
-    def step(w: Any, x: Any, y: Any) -> Any:
-        def loss_fn(w: Any) -> Any:
-            return jnp.mean(optax.sigmoid_binary_cross_entropy((x @ w).astype(jnp.float32), y))
-
-        value, grad = jax.value_and_grad(loss_fn)(w)
-        return w - (0.1 * grad).astype(w.dtype), value
-
-    def bytes_with(dtype: Any, without: tuple[str, ...]) -> int:
-        w, x = jax.ShapeDtypeStruct((INPUTS, OUTPUTS), dtype), jax.ShapeDtypeStruct((ROWS, INPUTS), dtype)
-        args = w, x, jax.ShapeDtypeStruct((ROWS, OUTPUTS), jnp.float32)
-        graph = analyse_step(step, args, {}, donate_argnums=None, static_argnums=())
-        topology = Topology.parse(f"h100:{DEVICES}")
-        return dict(predict_references(graph, topology, without))["data"].memory_bytes
-
-    rule = "narrow-predictions-are-read-with-their-gradient"
-    narrow = 2 * ROWS // DEVICES * OUTPUTS
-    more = bytes_with(jnp.bfloat16, ()) - bytes_with(jnp.bfloat16, (rule,))
-    assert more == pytest.approx(narrow, abs=MIB)
-    assert bytes_with(jnp.float32, ()) == bytes_with(jnp.float32, (rule,))

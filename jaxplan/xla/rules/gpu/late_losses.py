@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from jaxplan.ir import VIEW_PRIMITIVES, Equation
 from jaxplan.xla._effects import Extend
 from jaxplan.xla._facts import Facts, walk
-from jaxplan.xla._rule import XLA, CompilerRule, Observed
+from jaxplan.xla._rule import CompilerRule, Observed
 from jaxplan.xla.rules.both.deferred import is_gradient
 
 SPLIT_ROWS = 4096
@@ -30,14 +30,6 @@ def _late_losses(facts: Facts) -> Iterator[Extend]:
             dots = [dot for g in gradients if _gives_bias(facts, g) for dot in _dots(facts, g)]
             if dots:
                 yield Extend(t, min(dots))
-
-
-def _read_again(facts: Facts) -> Iterator[Extend]:
-    """Predictions of 16 bits, and the kernel of their gradient, also where it is computed of other arrays."""
-    for eqn in filter(lambda eqn: _is_loss(facts, eqn), facts.equations):
-        predictions = _predictions(facts, eqn)
-        made = [facts.graph.values.producer[g] for t in predictions for g in _gradients(facts, t)]
-        yield from (Extend(t, max(made)) for t in predictions if made and facts.tensors[t].itemsize < 4)
 
 
 def _is_loss(facts: Facts, eqn: Equation) -> bool:
@@ -107,14 +99,4 @@ LATE_LOSSES = CompilerRule(
     made_after=(),
     test="tests/xla/test_late_losses.py::test_predictions_live_to_the_next_dot",
     find=_late_losses,
-)
-READ_AGAIN = CompilerRule(
-    name="narrow-predictions-are-read-with-their-gradient",
-    backends=("gpu",),
-    stage="layouts",
-    does="Predictions of 16 bits, cast for a loss, live to the kernel of their gradient, which casts them again.",
-    source=f"{XLA}service/gpu/transforms/priority_fusion.cc",
-    made_after=(),
-    test="tests/xla/test_late_losses.py::test_narrow_predictions_live_to_the_kernel_of_their_gradient",
-    find=_read_again,
 )
