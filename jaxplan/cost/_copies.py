@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from jaxplan.cost._prefetch import outer_operators, prefetched_from, views_of
 from jaxplan.cost._transfers import Transfer
 from jaxplan.cost._updated_parts import is_gathered_update
 from jaxplan.ir import REGION_IN, STORED_KINDS, UNGROUPED, Tensor
+from jaxplan.xla._copies import Bordered
 from jaxplan.xla._plan_effects import GatherInPieces, GatherInto, KeepUpdatedParts, StartEarly
 
 COPIES = "resharded copies"
@@ -47,6 +49,9 @@ class Copies:
         self._in_pieces_of_gathers, self._starts_early = map(found.has, (GatherInPieces, StartEarly))
         self._keeps_parts = found.has(KeepUpdatedParts)
         self._outer = outer_operators(graph)
+        self._padded = defaultdict[int, list[Bordered]](list)
+        for bordered in model.buffers.bordered:
+            self._padded[bordered.image.tensor] += [bordered] if bordered.image.is_whole else []
         self._axes, self._replaced = model.topology.axes, graph.program.replaced
         dots = (e.index for e in graph.program.equations if graph.rules[e.index].family == "contraction")
         self._products = frozenset(dots)
@@ -75,7 +80,8 @@ class Copies:
         buffers, tensor, found = self.model.buffers, self._travelling(transfer), []
         end = len(self.model.graph.program.equations)
         for span in transfer.spans:
-            latest = max(span.readers, key=self._read_end.__getitem__)  # the readers are fused, not all at once
+            readers = self._reading(transfer, span.readers)
+            latest = max(readers, key=self._read_end.__getitem__)  # the readers are fused, not all at once
             is_wide = transfer.carried in buffers.widened and buffers.is_kept(span.first, latest)
             size = self.model.pricer.copy_bytes(tensor, transfer.target, is_wide)
             if transfer.tensor in self._into_arguments and span.first == end:  # into the buffer that is replaced
@@ -83,6 +89,14 @@ class Copies:
             first = self._started(transfer, max(span.first, buffers.birth[transfer.tensor]))
             found.append((2 * first, 2 * max(first, min(self._read_end[latest], end)) + 1, size, COPIES))
         return tuple(found)
+
+    def _reading(self, transfer: Transfer, readers: Sequence[int]) -> list[int]:
+        """Of the readers of a copy, those that do not read a padded copy of it that another one had made."""
+        shape, own = self.model.graph.program.tensors[transfer.tensor].shape, self._local_shape(transfer)
+        cut = [d for d, size in enumerate(own) if size != shape[d]]
+        padded = [b.readers for b in self._padded.get(transfer.tensor, ()) if b.image.num_elements(own, cut)]
+        later = {e for first, *others in padded if first in readers for e in others}
+        return [e for e in readers if e not in later]
 
     def _started(self, transfer: Transfer, first: int) -> int:
         """When a resharding starts that is needed at an equation: a gather, as soon as the compiler has its operand.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from jaxplan.cost._plan_shardings import PlanShardings
 from jaxplan.cost._transfers import Transfer
@@ -22,11 +22,14 @@ class DeferredArrays:
       shardings: of the plan.
       buffers: as if every dot ran where the program has it.
       making: equations that make gradients.
+      padded: convolution -> bytes of the padded copy that it is the last to read, instead of its image.
     """
 
-    def __init__(self, shardings: PlanShardings, buffers: Buffers, making: Collection[int]) -> None:
+    def __init__(
+        self, shardings: PlanShardings, buffers: Buffers, making: Collection[int], padded: Mapping[int, int]
+    ) -> None:
         self._shardings, self._materialised, self._making = shardings, buffers.materialised, frozenset(making)
-        self._in_order = sorted(making)
+        self._in_order, self._padded = sorted(making), {e: size for e, size in padded.items() if size}
         self._graph = shardings.graph
         self._end = len(self._graph.program.equations)
         self._outputs = frozenset(self._graph.program.outputs)
@@ -35,8 +38,10 @@ class DeferredArrays:
 
     def num_bytes(self, place: int, waiting: Iterable[int]) -> int:
         """On one device, of the arrays that the ``waiting`` gradients read and nothing else does from ``place`` on."""
+        waiting = list(waiting)
         arrays = {array for e in waiting for array in self._read_by(e) if self._death(array) < place}
-        return sum(self._shardings.local_bytes(*(a if isinstance(a, tuple) else (a, None))) for a in arrays)
+        padded = sum(self._padded.get(e, 0) for e in waiting)
+        return padded + sum(self._shardings.local_bytes(*(a if isinstance(a, tuple) else (a, None))) for a in arrays)
 
     def num_bytes_between(self, place: int, complete: int) -> int:
         """`num_bytes` of the gradients that equations after ``complete`` and before ``place`` make."""
@@ -51,7 +56,8 @@ class DeferredArrays:
 
     def _sources(self, eqn: Equation) -> Iterator[_Array]:
         copy_of, producer = self._shardings.copy_of, self._graph.values.producer
-        stack, seen = [_array_held(t, copy_of(eqn, t)) for t in eqn.operands], set[_Array]()
+        operands = eqn.operands[1:] if eqn.index in self._padded else eqn.operands
+        stack, seen = [_array_held(t, copy_of(eqn, t)) for t in operands], set[_Array]()
         while stack:
             array = stack.pop()
             if array in seen:

@@ -32,9 +32,13 @@ class ExtendedImages:
         ]
         self._groups = convolved if model.buffers.found.has(ExtendImages) else []
         self._known: dict[tuple[int, int], tuple[Extended, ...]] = {}
+        self._padded = [(b.readers, b.image) for b in model.buffers.bordered if b.image.is_whole]
 
     def copies(self, assignment: Sequence[int], chosen: Sequence[Configuration]) -> Iterator[tuple[int, int, int]]:
-        """(first, last equation, bytes) of each; only the edges, for values that have no other form."""
+        """(first, last equation, bytes) of each; only the edges, for values that have no other form.
+
+        None where all of its readers read one padded copy of it (`PaddedImages`): one fusion writes that.
+        """
         graph, topology = self._model.graph, self._model.topology
         readers: dict[tuple[int, tuple[int, ...], tuple[int, ...]], list[int]] = defaultdict(list)
         for v in self._groups:
@@ -44,6 +48,9 @@ class ExtendedImages:
             for read in self._known[key]:
                 readers[read.tensor, read.shape, read.own].append(read.equation)
         for (t, shape, own), equations in readers.items():
+            cut = [d for d, (size, whole) in enumerate(zip(own, graph.program.tensors[t].shape)) if size != whole]
+            if any(set(equations) <= set(read) and image.num_elements(shape, cut) for read, image in self._padded):
+                continue
             is_beside = graph.values.producer[t] < 0 or set(graph.values.consumers[t]).difference(equations)
             elements = math.prod(shape) - (0 if is_beside else math.prod(own))
             last = max(self._read_end[e] for e in equations)

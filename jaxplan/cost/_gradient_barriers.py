@@ -16,6 +16,7 @@ import numpy as np
 from jaxplan.cost._deferred_arrays import DeferredArrays
 from jaxplan.cost._live_ranges import WORKSPACE
 from jaxplan.cost._model import CostModel
+from jaxplan.cost._padded_images import PaddedImages
 from jaxplan.cost._plan_shardings import PlanShardings
 from jaxplan.cost._reads import Read
 from jaxplan.cost._transfers import Transfer
@@ -230,9 +231,14 @@ class AskedGradients:
         made = ((t, graph.values.producer[t]) for t in self._gradients)
         self._tables = {t for t, e in made if makes_table_gradient(graph, e)}
         self._recomputes = bool(backward_barriers(graph.program))
+        self._padded = PaddedImages(replace(model, buffers=self._buffers))
 
     def are_asked(
-        self, configurations: Sequence[Configuration], transfers: Sequence[Transfer], in_order: Lifetimes
+        self,
+        assignment: Sequence[int],
+        configurations: Sequence[Configuration],
+        transfers: Sequence[Transfer],
+        in_order: Lifetimes,
     ) -> bool:
         """Whether the lowering of a plan asks for some, or the compiler does not defer them by itself.
 
@@ -240,7 +246,7 @@ class AskedGradients:
         that deferring it would raise the peak.
 
         Args:
-          configurations: one for each group.
+          assignment, configurations: one for each group, by number and itself.
           transfers: those of the plan.
           in_order: what lives as if none was deferred.
         """
@@ -262,5 +268,6 @@ class AskedGradients:
             return until[place - 1] - (until[complete] if complete >= 0 else 0)
 
         shardings = PlanShardings(self._graph, self._topology, configurations, transfers)
-        asked_for = DeferredArrays(shardings, self._buffers, making).num_bytes_between
+        padded = self._padded.read_last_by(assignment, configurations)
+        asked_for = DeferredArrays(shardings, self._buffers, making, padded).num_bytes_between
         return any(barrier_places(self._graph, making, curve, held, NEAR) for held in (read_last_by, asked_for))

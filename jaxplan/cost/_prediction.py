@@ -218,7 +218,8 @@ class Predictor:
         if in_order.live_bytes() >= found.live_bytes():
             return found
         communicates = any(transfer.collectives for transfer in transfers)
-        return found if communicates and not self._asked.are_asked(chosen, transfers, in_order) else in_order
+        is_deferred = communicates and not self._asked.are_asked(assignment, chosen, transfers, in_order)
+        return found if is_deferred else in_order
 
 
 def _counted(inner: Sequence[InnerCollective]) -> list[tuple[_Collective, int]]:

@@ -27,7 +27,7 @@ def find_barriers(resident: Resident, gradients: Gradients) -> tuple[Barrier, ..
     if not making:
         return ()
     near = NEAR_IN_TILES if resident.shardings.target.tiles_arrays else NEAR
-    held = DeferredArrays(resident.shardings, resident.in_order, making)
+    held = DeferredArrays(resident.shardings, resident.in_order, making, resident.padded)
     places = barrier_places(graph, making, resident.curve, held.num_bytes_between, near)
     return tuple(_barrier(resident, graph.program.equations[place]) for place in places)
 
@@ -44,7 +44,8 @@ def find_recompute_barriers(resident: Resident, gradients: Gradients) -> tuple[i
     making = gradient_makers(graph, gradients.complete) | parts
     if not starts or not making:
         return ()
-    curve, held = resident.curve, DeferredArrays(resident.shardings, resident.in_order, making)
+    held = DeferredArrays(resident.shardings, resident.in_order, making, resident.padded)
+    curve = resident.curve
     peak, found = curve.max(), list[int]()
     for before, place, following in zip([-1, *starts[:-1]], starts, [*starts[1:], len(curve)], strict=True):
         last = found[-1] if found else -1

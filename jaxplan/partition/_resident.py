@@ -8,6 +8,7 @@ import functools
 import numpy as np
 
 from jaxplan.cost import WORKSPACE, CostModel, LiveRanges, Transfer
+from jaxplan.cost._padded_images import PaddedImages
 from jaxplan.cost._plan_shardings import PlanShardings
 from jaxplan.ir import Equation
 from jaxplan.xla import Buffers, analyse_buffers
@@ -36,13 +37,22 @@ class Resident:
 
         Arguments are excluded, and the workspace of dots: every stretch that is compared begins with one.
         """
-        live = LiveRanges(dataclasses.replace(self._model, buffers=self.in_order))
         shardings = self.shardings
         assignment = [0] * len(shardings.configurations)
-        ranges = live.of(assignment, shardings.configurations, shardings.transfers)
+        ranges = LiveRanges(self._in_order_model).of(assignment, shardings.configurations, shardings.transfers)
         ranges = dataclasses.replace(ranges, sizes=np.where(np.array(ranges.labels) == WORKSPACE, 0, ranges.sizes))
         end = len(shardings.graph.program.equations)
         return ranges.curve()[: 2 * end + 2].reshape(end + 1, 2).max(axis=1)
+
+    @functools.cached_property
+    def padded(self) -> dict[int, int]:
+        """Convolution -> bytes of the padded copy that it is the last to read."""
+        configurations = self.shardings.configurations
+        return PaddedImages(self._in_order_model).read_last_by([0] * len(configurations), configurations)
+
+    @property
+    def _in_order_model(self) -> CostModel:
+        return dataclasses.replace(self._model, buffers=self.in_order)
 
     def is_resident(self, eqn: Equation, position: int) -> bool:
         """Whether an operand is in memory, not computed inside of the dot that reads it."""

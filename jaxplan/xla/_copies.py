@@ -30,11 +30,12 @@ def layout_copies(facts: Facts, death: list[int]) -> Found:
 
 
 class Bordered(NamedTuple):
-    """A padded image and the equations between which it lives."""
+    """A padded image, the equations between which it lives, and those that read it."""
 
     image: PaddedImage
     first: int
     last: int
+    readers: tuple[int, ...]
 
 
 def bordered_images(facts: Facts, images: Iterable[PaddedImage], death: Sequence[int]) -> tuple[Bordered, ...]:
@@ -46,9 +47,10 @@ def bordered_images(facts: Facts, images: Iterable[PaddedImage], death: Sequence
     found: dict[tuple[int, tuple, tuple], Bordered] = {}
     for image in images:
         first, last = image.equation, image.equation if image.is_whole else death[image.tensor]
+        readers: tuple[int, ...] = (image.equation,)
         key = facts.graph.values.number[image.tensor], image.widths, image.holes
         known = found.get(key)
         if known is not None and known.image.is_whole:
-            first, last = known.first, facts.read_end[image.equation]
-        found[key] = Bordered(image, first, last)
+            first, last, readers = known.first, facts.read_end[image.equation], known.readers + readers
+        found[key] = Bordered(image, first, last, readers)
     return tuple(found.values())

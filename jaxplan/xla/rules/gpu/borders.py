@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from jaxplan.ir.counts import Border, window_sizes
@@ -20,6 +20,7 @@ class PaddedImage(Temporary):
       equation: the convolution that reads the copy, or makes the border.
       tensor: the image.
       widths: dimension -> elements that it has more.
+      uneven: dimensions with more of them on one side; the copy is made for these, or for its holes.
       holes: dimension -> distance of its elements.
       is_whole: a buffer beside the tensor's own; else only its additional cells are.
     """
@@ -27,12 +28,19 @@ class PaddedImage(Temporary):
     equation: int
     tensor: int
     widths: tuple[tuple[int, int], ...]
+    uneven: frozenset[int]
     holes: tuple[tuple[int, int], ...]
     is_whole: bool
 
-    def num_elements(self, shape: Sequence[int]) -> int:
-        """How many elements a device holds for it, of a local shape of the tensor."""
-        whole, sizes = 1, dict(self.widths)
+    def num_elements(self, shape: Sequence[int], cut: Collection[int] = ()) -> int:
+        """How many elements a device holds for it, of a local shape of the tensor; 0: it makes no copy.
+
+        Along dimensions that are ``cut`` over devices, a neighbour's edge is in place of zeros.
+        """
+        remains = self.uneven.difference(cut) or (self.holes and not cut)
+        if not remains or any(d in cut for d, _ in self.holes):
+            return 0
+        whole, sizes = 1, {d: size for d, size in self.widths if d not in cut}
         distances = dict(self.holes)
         for d, size in enumerate(shape):
             whole *= (size - 1) * distances.get(d, 1) + 1 + sizes.get(d, 0)
@@ -103,6 +111,7 @@ def _images_with_borders(facts: Facts) -> Iterator[Absorb | PaddedImage]:
             equation=eqn.index,
             tensor=eqn.results[0] if border.around_output else eqn.operands[0],
             widths=tuple((d, before + after) for d, (before, after) in zip(dims, border.widths) if before + after),
+            uneven=frozenset(d for d, (before, after) in zip(dims, border.widths) if before != after),
             holes=tuple((d, step) for d, step in zip(dims, steps) if step > 1),
             is_whole=not border.around_output,
         )
