@@ -203,6 +203,13 @@ class Share(NamedTuple):
     buffer: int
 
 
+class RunLate(NamedTuple):
+    """An equation runs at another in either order of weight gradients, with all that is fused into it."""
+
+    equation: int
+    at: int
+
+
 class Extend(NamedTuple):
     """A tensor lives until an equation, or longer."""
 
@@ -263,6 +270,7 @@ StepEffect = (
     | Order
     | Overwrite
     | Share
+    | RunLate
     | Extend
     | End
     | WaitBeside

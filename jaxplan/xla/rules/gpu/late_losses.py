@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from jaxplan.ir import VIEW_PRIMITIVES, Equation
-from jaxplan.xla._effects import Extend
+from jaxplan.xla._effects import RunLate
 from jaxplan.xla._facts import Facts, walk
 from jaxplan.xla._rule import CompilerRule, Observed
 from jaxplan.xla.rules.both.deferred import is_gradient
@@ -21,15 +21,13 @@ https://github.com/openxla/xla/blob/main/xla/service/gpu/transforms/tree_reducti
 (``ReductionDimensionRaceFreeBound``)."""
 
 
-def _late_losses(facts: Facts) -> Iterator[Extend]:
+def _late_losses(facts: Facts) -> Iterator[RunLate]:
     for eqn in facts.equations if facts.target.num_devices != 1 else ():  # there the order of least memory is taken
         if not _is_loss(facts, eqn):
             continue
-        for t in _predictions(facts, eqn):
-            gradients = _gradients(facts, t)
-            dots = [dot for g in gradients if _gives_bias(facts, g) for dot in _dots(facts, g)]
-            if dots:
-                yield Extend(t, min(dots))
+        gradients = [g for t in _predictions(facts, eqn) for g in _gradients(facts, t) if _gives_bias(facts, g)]
+        if dots := [dot for g in gradients for dot in _dots(facts, g)]:
+            yield RunLate(eqn.index, min(dots))
 
 
 def _is_loss(facts: Facts, eqn: Equation) -> bool:
@@ -90,7 +88,7 @@ def _dots(facts: Facts, gradient: int) -> list[int]:
 LATE_LOSSES = CompilerRule(
     name="losses-beside-bias-gradients-are-summed-late",
     backends=("gpu",),
-    stage="layouts",
+    stage="schedule",
     does="Predictions live to the next dot where their gradient is fused with that of a bias: the loss is summed late.",
     source=Observed(
         evidence="perceptrons and autoencoders drawn at random, compiled for H100",
