@@ -128,7 +128,7 @@ class _BackwardPass:
     def of(cls, graph: StepGraph) -> _BackwardPass:
         program = graph.program
         backward = (e for e in program.equations if e.phase == "backward" and e.region < 0)
-        parts = _parts_of_gradients(graph)
+        parts = parts_of_gradients(graph)
         return cls(
             [e.index for e in backward if is_dot(graph, e) and not parts[e.results[0]]],
             sorted(region.start for region in program.regions if region.parent < 0),
@@ -136,9 +136,13 @@ class _BackwardPass:
         )
 
 
-def _parts_of_gradients(graph: StepGraph) -> list[bool]:
+def parts_of_gradients(graph: StepGraph) -> list[bool]:
     """Of each tensor, whether updates alone read it, or arrays that are put together or computed element by element of
     it, and that updates alone read."""
+    return graph.derive("parts of gradients", None, lambda: _parts_of_gradients(graph))
+
+
+def _parts_of_gradients(graph: StepGraph) -> list[bool]:
     program, consumers = graph.program, graph.values.consumers
     found = [False] * len(program.tensors)
 
@@ -183,11 +187,14 @@ def _makers(graph: StepGraph, t: int) -> Iterator[int]:
 
 
 def reads_gradient(graph: StepGraph, read: Read, kind: str = "state") -> bool:
-    """Whether a group of a kind reads the result of a contraction, or of a sum, of the backward pass."""
+    """Whether a group of a kind reads the result of a contraction, or of a sum, of the backward pass.
+
+    State groups also read what is put together, elsewhere, of the gradients of the layers of a stack.
+    """
     groups, made_by = graph.grouping.groups, graph.values.producer[read.tensor]
     return (
         read.consumer != UNGROUPED
-        and groups[read.consumer].kind == kind
+        and (groups[read.consumer].kind == kind or (kind == "state" and parts_of_gradients(graph)[read.tensor]))
         and groups[read.producer].kind in ("contraction", "sum")
         and made_by >= 0
         and graph.program.equations[made_by].phase == "backward"

@@ -19,6 +19,7 @@ from jaxplan.cost._offload import sent_by, staged_on_device
 from jaxplan.cost._ordered_copies import OrderedCopies
 from jaxplan.cost._padded_images import PaddedImages
 from jaxplan.cost._residents import BATCH, OTHER_STATE, PARAMETERS, resident_labels
+from jaxplan.cost._summed_losses import SummedLosses
 from jaxplan.cost._tpu_buffers import TpuBuffers
 from jaxplan.cost._transfers import Transfer
 from jaxplan.cost._written_summands import WrittenSummands
@@ -60,7 +61,7 @@ class LiveRanges:
         self._deaths, self._copies = HomeDeaths(model, self._behind), Copies(model)
         self._summands, self._ordered = WrittenSummands(model), OrderedCopies(model)
         self._extended, self._padded = ExtendedImages(model, buffers.read_end), PaddedImages(model)
-        self._attentions = AttentionBlocks(model)
+        self._attentions, self._losses = AttentionBlocks(model), SummedLosses(model)
         self.tpu = TpuBuffers(model, self._place) if self._target.tiles_arrays else None
         self._added = list(self._sums_of_a_library())
         self._pooled = [b for b in buffers.found.of(PoolBuffer) if b.tensor in self._place]
@@ -124,6 +125,9 @@ class LiveRanges:
         home_deaths = self._deaths.of(assignment, chosen, transfers)
         shortened = {self._place[t]: last for t, last in home_deaths.items() if t in self._place}
         death[[*shortened]] = [*shortened.values()]
+        read_by_losses, copied_for_losses = self._losses.of(chosen, transfers)
+        for t, last in read_by_losses.items():
+            death[self._place[t]] = max(death[self._place[t]], last)
         made = held[~self._is_input]
         for t, sources in model.buffers.instead.items():
             if not made[self._place[t]]:
@@ -139,6 +143,11 @@ class LiveRanges:
         made[[place for place, summands in self._added if not moved.isdisjoint(summands)]] = 0
         birth = self._births(made, moved)[lives]
         executions = self._copies.of(transfers)
+        for (number, turn), at in copied_for_losses.items():
+            made_by = list(executions[number])
+            first, last, size, label = made_by[turn]
+            made_by[turn] = first, max(last, 2 * at + 1), size, label
+            executions[number] = tuple(made_by)
         turns = [(number, turn) for number, made_by in enumerate(executions) for turn in range(len(made_by))]
         born = [copy for made_by in executions for copy in made_by]  # first and last position, bytes, label
         born += away

@@ -203,13 +203,6 @@ class Share(NamedTuple):
     buffer: int
 
 
-class RunLate(NamedTuple):
-    """An equation runs at another in either order of weight gradients, with all that is fused into it."""
-
-    equation: int
-    at: int
-
-
 class Extend(NamedTuple):
     """A tensor lives until an equation, or longer."""
 
@@ -270,7 +263,6 @@ StepEffect = (
     | Order
     | Overwrite
     | Share
-    | RunLate
     | Extend
     | End
     | WaitBeside

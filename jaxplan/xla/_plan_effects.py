@@ -137,6 +137,24 @@ class CopyLargestUpdate(NamedTuple):
     """The largest parameter that is gathered after its update is copied at the beginning."""
 
 
+class SumLoss(NamedTuple):
+    """Predictions live until their loss is summed: with their gradient, or later where that of a bias is a split sum.
+
+    Attributes:
+      predictions: tensors that the loss is fused with.
+      readers: the equations that read them for it.
+      gradient: that of the predictions, or of one of them.
+      after_bias: the dot that reads the gradient, if the gradient of a bias may be summed with it; None otherwise.
+      most_rows: on a device, of the gradient, with which the sum of the bias is not split.
+    """
+
+    predictions: tuple[int, ...]
+    readers: frozenset[int]
+    gradient: int
+    after_bias: int | None
+    most_rows: int
+
+
 class Scratch(NamedTuple):
     """An equation has scratch memory while it runs."""
 
@@ -204,6 +222,7 @@ PlanEffect = (
     | TransposeUpdates
     | HoldPieces
     | CopyLargestUpdate
+    | SumLoss
     | Scratch
     | OnChip
     | ShortLivedOnChip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from jaxplan.xla._effects import Accumulate, Defer, Effect, Order, RunLate
+from jaxplan.xla._effects import Accumulate, Defer, Effect, Order
 from jaxplan.xla._facts import Facts
 from jaxplan.xla._found import Found, effects
 
@@ -34,19 +34,16 @@ class Schedule:
 def schedule(facts: Facts, library_sums: Sequence[Accumulate], *, in_order: bool) -> Schedule:
     """The schedule of a step; with ``in_order`` that of the program, but for sums that a library call makes."""
     orders, deferred, others = list[Order](), dict[int, Defer](), list[Effect]()
-    at_another = dict[int, int]()
     for effect in effects(replace(facts, deferred=deferred), "schedule"):
         if isinstance(effect, Order):
             orders.append(effect)
         elif isinstance(effect, Defer):
             deferred[effect.equation] = effect
-        elif isinstance(effect, RunLate):
-            at_another[effect.equation] = effect.at
         else:
             others.append(effect)
     taken = [] if in_order else orders
     producer = facts.graph.values.producer
-    late = at_another if in_order else at_another | {e: defer.by for e, defer in deferred.items()}
+    late = {} if in_order else {e: defer.by for e, defer in deferred.items()}
     late |= {order.equation: order.by for order in taken if order.by is not None}
     late |= {producer[a.dot]: a.equation for a in library_sums if not a.in_place}
     return Schedule(

@@ -31,7 +31,7 @@ def _trained(loss: Callable[..., jax.Array], params: Any, *data: Any) -> Step:
     return step, (params, *data)
 
 
-def _fitted(rows: int) -> Step:
+def _fitted() -> Step:
     """A step with its loss, of two layers of which the last has a bias."""
 
     def step(params: Any, x: jax.Array, y: jax.Array) -> Any:
@@ -42,7 +42,7 @@ def _fitted(rows: int) -> Step:
         value, gradients = jax.value_and_grad(loss)(params)
         return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
 
-    return step, ((shape(64, 64), shape(64, 32), shape(32)), shape(rows, 64), shape(rows, 32))
+    return step, ((shape(64, 64), shape(64, 32), shape(32)), shape(512, 64), shape(512, 32))
 
 
 def _square(x: jax.Array) -> jax.Array:
@@ -306,8 +306,7 @@ STEPS: dict[str, Step] = {
     "tanh gelu of 16 bits": _layers(jax.nn.gelu, HALF),
     "sin of 16 bits": _layers(jnp.sin, HALF),
     "recomputed": _layers(jnp.tanh, is_recomputed=True),
-    "loss of many rows": _fitted(2**19),
-    "loss of few rows": _fitted(2**10),
+    "returned loss": _fitted(),
     "norm": _trained(_normed_layer, _SQUARE, shape(32, 64)),
     "convolutions": _convolutions(),
     "convolutions of 16 bits": _convolutions(dtype=HALF),
@@ -393,7 +392,7 @@ APPLIES: dict[str, tuple[str, str]] = {
     "erfc-of-convolutions-recomputes-its-argument": ("exact gelu of images", "exact gelu"),
     "saved-functions-are-float32": ("exact gelu of 16 bits", "exact gelu"),
     "resharded-copies-are-saved-in-float32": ("group norms of 16 bits", "exact gelu of 16 bits"),  # a loss casts
-    "losses-beside-bias-gradients-are-summed-late": ("loss of many rows", "loss of few rows"),
+    "losses-are-summed-with-gradients-or-late": ("returned loss", "tanh"),
     "batched-dots-read-one-layout": ("shared heads", "plain attention"),
     "results-meet-transposed-in-float32": ("shared heads", "plain attention"),
     "one-fusion-writes-both-layouts": ("shared heads", "plain attention"),

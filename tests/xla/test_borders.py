@@ -55,7 +55,7 @@ def test_an_image_is_padded_as_it_arrives_at_its_convolution(made: int, read: in
     graph = analyse_step(step, args, {}, donate_argnums=(), static_argnums=())
     builder = ModelBuilder(graph, Topology.parse("h100:8"))
     model = builder.build(builder.configurations())
-    ((image, _, _),) = model.buffers.bordered
+    ((image, *_),) = model.buffers.bordered
     assignment = [0] * len(model.configurations)
     groups = graph.grouping.tensor_group[image.tensor], graph.grouping.equation_group[image.equation]
     for group, parts, produced in zip(groups, (made, read), (True, False), strict=True):

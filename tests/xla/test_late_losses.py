@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 
 import jaxplan
@@ -16,8 +17,9 @@ from jaxplan.search._traced import analyse_step
 from tests.versions import H100_DOT_SCRATCH
 
 MIB = 2**20
-DEVICES, INPUTS, HIDDEN, OUTPUTS, ROWS = 8, 512, 1024, 4096, 65536
-RULE = "losses-beside-bias-gradients-are-summed-late"
+DEVICES, ROWS = 8, 65536
+SIZES = INPUTS, HIDDEN, OUTPUTS = 512, 1024, 4096
+RULE = "losses-are-summed-with-gradients-or-late"
 Loss = Callable[[jax.Array, jax.Array], jax.Array]
 
 
@@ -34,18 +36,26 @@ def _root(z: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.sqrt(jnp.mean((z - y) ** 2))
 
 
-def _case(loss: Loss = _mean_squares, has_bias: bool = True, rows: int = ROWS) -> tuple[Any, tuple[Any, ...]]:
+def _case(
+    loss: Loss = _mean_squares,
+    has_bias: bool = True,
+    rows: int = ROWS,
+    sizes: tuple[int, int, int] = SIZES,
+    function: Callable[[jax.Array], jax.Array] = jnp.tanh,
+) -> tuple[Any, tuple[Any, ...]]:
+    inputs, hidden, outputs = sizes
+
     def step(params: Any, x: Any, y: Any) -> Any:
         def loss_fn(params: Any) -> Any:
-            z = jnp.tanh(x @ params["a"]) @ params["b"]
+            z = function(x @ params["a"]) @ params["b"]
             return loss(z + params["c"] if has_bias else z, y)
 
         value, grads = jax.value_and_grad(loss_fn)(params)
         return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
 
-    shapes = {"a": (INPUTS, HIDDEN), "b": (HIDDEN, OUTPUTS), "c": (OUTPUTS,)}
+    shapes = {"a": (inputs, hidden), "b": (hidden, outputs), "c": (outputs,)}
     params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
-    data = (jax.ShapeDtypeStruct((rows, n), jnp.float32) for n in (INPUTS, OUTPUTS))
+    data = (jax.ShapeDtypeStruct((rows, n), jnp.float32) for n in (inputs, outputs))
     return step, (params, *data)
 
 
@@ -83,3 +93,37 @@ def test_compiled_memory_of_a_late_loss(has_bias: bool) -> None:
     step, args = _case(has_bias=has_bias)
     audit = jaxplan.plan(step, *args, topology=f"h100:{DEVICES}", progress=False).references["data"].audit()
     assert audit.predicted_memory_bytes == pytest.approx(audit.compiled_memory_bytes, rel=0.01), audit.table()
+
+
+def test_narrow_predictions_live_to_the_kernel_of_their_gradient() -> None:
+    """The cross entropy of two classes saves two float32 arrays, of which alone its gradient is computed."""
+
+    def step(w: Any, x: Any, y: Any) -> Any:
+        def loss_fn(w: Any) -> Any:
+            return jnp.mean(optax.sigmoid_binary_cross_entropy((x @ w).astype(jnp.float32), y))
+
+        value, grad = jax.value_and_grad(loss_fn)(w)
+        return w - (0.1 * grad).astype(w.dtype), value
+
+    def bytes_with(dtype: Any, without: tuple[str, ...]) -> int:
+        w, x = jax.ShapeDtypeStruct((INPUTS, OUTPUTS), dtype), jax.ShapeDtypeStruct((ROWS, INPUTS), dtype)
+        args = w, x, jax.ShapeDtypeStruct((ROWS, OUTPUTS), jnp.float32)
+        graph = analyse_step(step, args, {}, donate_argnums=None, static_argnums=())
+        topology = Topology.parse(f"h100:{DEVICES}")
+        return dict(predict_references(graph, topology, without))["data"].memory_bytes
+
+    narrow = 2 * ROWS // DEVICES * OUTPUTS
+    more = bytes_with(jnp.bfloat16, ()) - bytes_with(jnp.bfloat16, (RULE,))
+    assert more == pytest.approx(narrow, abs=MIB)
+    assert bytes_with(jnp.float32, ()) == pytest.approx(bytes_with(jnp.float32, (RULE,)), abs=MIB)
+
+
+@pytest.mark.gpu_aot
+def test_predictions_that_are_reduced_live_to_the_next_dot() -> None:
+    """Under ``megatron`` the last dot makes a partial sum, and the loss reads the copy that is reduced.
+
+    Each device has all rows: 16,384, the sum of which for the bias is split.
+    """
+    step, args = _case(rows=16384, sizes=(512, 4096, 1024), function=jax.nn.relu)
+    audit = jaxplan.plan(step, *args, topology=f"h100:{DEVICES}", progress=False).references["megatron"].audit()
+    assert audit.predicted_memory_bytes == pytest.approx(audit.compiled_memory_bytes, rel=0.02), audit.table()

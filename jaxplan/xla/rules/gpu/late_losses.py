@@ -1,8 +1,8 @@
-"""Losses that are summed after the next dot of the backward pass.
+"""When losses are summed: with the gradient of their predictions, or after the next dot of the backward pass.
 
 A loss and its gradient read the same array, the predictions. XLA fuses the gradient with one sum: that of the bias, if
 it is a sum over many rows, or else the loss. A loss that is left alone is needed at the end of the step only. It runs
-after the dot that the gradient is read by, and the predictions live until then.
+after the dot that the gradient is read by. The predictions live until the loss is summed.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from jaxplan.ir import VIEW_PRIMITIVES, Equation
-from jaxplan.xla._effects import RunLate
 from jaxplan.xla._facts import Facts, walk
-from jaxplan.xla._rule import CompilerRule, Observed
+from jaxplan.xla._plan_effects import SumLoss
+from jaxplan.xla._rule import XLA, CompilerRule
 from jaxplan.xla.rules.both.deferred import is_gradient
 
 SPLIT_ROWS = 4096
@@ -21,13 +21,24 @@ https://github.com/openxla/xla/blob/main/xla/service/gpu/transforms/tree_reducti
 (``ReductionDimensionRaceFreeBound``)."""
 
 
-def _late_losses(facts: Facts) -> Iterator[RunLate]:
-    for eqn in facts.equations if facts.target.num_devices != 1 else ():  # there the order of least memory is taken
-        if not _is_loss(facts, eqn):
+def _losses(facts: Facts) -> Iterator[SumLoss]:
+    for eqn in filter(lambda eqn: _is_loss(facts, eqn), facts.equations):
+        fused = _fused(facts, eqn)
+        size = facts.tensors[eqn.operands[0]].num_elements
+        made = [t for t in fused if facts.written[t] and facts.maker(t) is not None]
+        predictions = [t for t in made if facts.tensors[t].num_elements == size]
+        gradients = [g for t in predictions for g in _gradients(facts, t)]
+        if not gradients:
             continue
-        gradients = [g for t in _predictions(facts, eqn) for g in _gradients(facts, t) if _gives_bias(facts, g)]
-        if dots := [dot for g in gradients for dot in _dots(facts, g)]:
-            yield RunLate(eqn.index, min(dots))
+        dots = [dot for g in gradients if _gives_bias(facts, g) for dot in _dots(facts, g)]
+        is_reading = (e for t in predictions for e in facts.readers(t) if e is eqn or not fused.isdisjoint(e.results))
+        yield SumLoss(
+            predictions=tuple(predictions),
+            readers=frozenset(e.index for e in is_reading),
+            gradient=min(gradients, key=facts.graph.values.producer.__getitem__),
+            after_bias=min(dots) if dots and facts.target.num_devices != 1 else None,  # there memory decides the order
+            most_rows=SPLIT_ROWS,
+        )
 
 
 def _is_loss(facts: Facts, eqn: Equation) -> bool:
@@ -40,16 +51,14 @@ def _is_loss(facts: Facts, eqn: Equation) -> bool:
     return all(not facts.tensors[t].shape for t in computed)
 
 
-def _predictions(facts: Facts, loss: Equation) -> list[int]:
-    """The largest arrays in memory, made by the step, that a loss is fused with."""
+def _fused(facts: Facts, loss: Equation) -> set[int]:
+    """The tensors that a loss is computed of in one kernel, and those in memory that it reads."""
 
     def operands(t: int) -> tuple[int, ...]:
         made = facts.maker(t)
         return () if made is None or (facts.written[t] and t not in loss.operands) else made.operands
 
-    size = facts.tensors[loss.operands[0]].num_elements
-    found = (t for t in walk(loss.operands, operands) if facts.written[t] and facts.maker(t) is not None)
-    return [t for t in found if facts.tensors[t].num_elements == size]
+    return set(walk(loss.operands, operands))
 
 
 def _gradients(facts: Facts, t: int) -> list[int]:
@@ -68,14 +77,10 @@ def _gradients(facts: Facts, t: int) -> list[int]:
 
 
 def _gives_bias(facts: Facts, gradient: int) -> bool:
-    """Whether the gradient of a bias is fused with a gradient, of which each device has a part of the rows."""
-    tensor = facts.tensors[gradient]
-    rows = tensor.num_elements // max(tensor.shape[-1], 1) // (facts.target.num_devices or 1)
-    if rows <= SPLIT_ROWS:
-        return False
+    """Whether the gradient of a bias is fused with a gradient."""
     views = walk([gradient], lambda t: [r for e in facts.readers(t) if e.name in VIEW_PRIMITIVES for r in e.results])
     sums = (e for t in views for e in facts.readers(t) if facts.family(e.index) == "reduction")
-    last = len(tensor.shape) - 1
+    last = len(facts.tensors[gradient].shape) - 1
     return any(last not in e.params.get("axes", (last,)) and facts.tensors[e.results[0]].shape for e in sums)
 
 
@@ -85,16 +90,14 @@ def _dots(facts: Facts, gradient: int) -> list[int]:
     return [e.index for e in dots if not is_gradient(facts.graph, e.results[0])]
 
 
-LATE_LOSSES = CompilerRule(
-    name="losses-beside-bias-gradients-are-summed-late",
+SUMMED_LOSSES = CompilerRule(
+    name="losses-are-summed-with-gradients-or-late",
     backends=("gpu",),
-    stage="schedule",
-    does="Predictions live to the next dot where their gradient is fused with that of a bias: the loss is summed late.",
-    source=Observed(
-        evidence="perceptrons and autoencoders drawn at random, compiled for H100",
-        command="python -m benchmarks.accuracy.population --first 880010 --count 1",
-    ),
+    stage="liveness",
+    does="A loss is summed by the kernel that writes the gradient of its predictions, or, where that sums the gradient "
+    "of a bias over many rows, behind the next dot; what it reads lives until then.",
+    source=f"{XLA}service/gpu/transforms/multi_output_fusion.cc",
     made_after=(),
     test="tests/xla/test_late_losses.py::test_predictions_live_to_the_next_dot",
-    find=_late_losses,
+    find=_losses,
 )
