@@ -31,18 +31,20 @@ def _trained(loss: Callable[..., jax.Array], params: Any, *data: Any) -> Step:
     return step, (params, *data)
 
 
-def _fitted() -> Step:
-    """A step with its loss, of two layers of which the last has a bias."""
+def _fitted(dtype: Any = jnp.float32) -> Step:
+    """A step with its loss, the cross entropy of two classes, of two layers of which the last has a bias."""
 
     def step(params: Any, x: jax.Array, y: jax.Array) -> Any:
         def loss(params: Any) -> jax.Array:
             hidden, last, bias = params
-            return jnp.mean((jnp.tanh(x @ hidden) @ last + bias - y) ** 2)
+            scores = (jnp.tanh(x @ hidden) @ last + bias).astype(jnp.float32)
+            return jnp.mean(jax.nn.softplus(scores) - y * scores)
 
         value, gradients = jax.value_and_grad(loss)(params)
-        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), value
+        return jax.tree.map(lambda p, g: p - (0.1 * g).astype(p.dtype), params, gradients), value
 
-    return step, ((shape(64, 64), shape(64, 32), shape(32)), shape(512, 64), shape(512, 32))
+    params = shape(64, 64, dtype=dtype), shape(64, 32, dtype=dtype), shape(32, dtype=dtype)
+    return step, (params, shape(512, 64, dtype=dtype), shape(512, 32))
 
 
 def _square(x: jax.Array) -> jax.Array:
@@ -307,6 +309,7 @@ STEPS: dict[str, Step] = {
     "sin of 16 bits": _layers(jnp.sin, HALF),
     "recomputed": _layers(jnp.tanh, is_recomputed=True),
     "returned loss": _fitted(),
+    "returned loss of 16 bits": _fitted(HALF),
     "norm": _trained(_normed_layer, _SQUARE, shape(32, 64)),
     "convolutions": _convolutions(),
     "convolutions of 16 bits": _convolutions(dtype=HALF),
@@ -393,6 +396,8 @@ APPLIES: dict[str, tuple[str, str]] = {
     "saved-functions-are-float32": ("exact gelu of 16 bits", "exact gelu"),
     "resharded-copies-are-saved-in-float32": ("group norms of 16 bits", "exact gelu of 16 bits"),  # a loss casts
     "losses-are-summed-with-gradients-or-late": ("returned loss", "tanh"),
+    "losses-are-recomputed-for-gradients": ("returned loss", "tanh"),
+    "logarithms-of-narrow-predictions-are-saved": ("returned loss of 16 bits", "returned loss"),
     "batched-dots-read-one-layout": ("shared heads", "plain attention"),
     "results-meet-transposed-in-float32": ("shared heads", "plain attention"),
     "one-fusion-writes-both-layouts": ("shared heads", "plain attention"),
