@@ -113,6 +113,17 @@ def test_a_reader_that_may_run_later_keeps_the_operand() -> None:
 
 
 @pytest.mark.gpu_aot
+def test_a_result_that_its_fusion_sums_too_has_a_buffer_of_its_own() -> None:
+    """Two convolutions with norms, whose gradients need sums of what they are computed of: one kernel writes both.
+
+    As if written over the saved `tanh`, the gradient was predicted to take no memory, a fifth of this step.
+    """
+    drawn = draw_step(319734)
+    audit = jaxplan.plan(drawn.step, *drawn.args, topology="h100:8", progress=False).references["data"].audit()
+    assert audit.predicted_memory_bytes == pytest.approx(audit.compiled_memory_bytes, rel=0.02), audit.table()
+
+
+@pytest.mark.gpu_aot
 @pytest.mark.xfail(
     IS_0_12,
     strict=True,

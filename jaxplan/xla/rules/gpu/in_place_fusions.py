@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator, Sequence
 
 from jaxplan.ir import StepGraph
 from jaxplan.xla._effects import Overwrite
-from jaxplan.xla._facts import Facts
+from jaxplan.xla._facts import Facts, walk
 from jaxplan.xla._rule import XLA, CompilerRule
+from jaxplan.xla.rules.gpu.late_losses import SPLIT_ROWS
 
 
 def _write_over_operands(facts: Facts) -> Iterator[Overwrite]:
@@ -26,7 +28,7 @@ def _write_over_operands(facts: Facts) -> Iterator[Overwrite]:
     kept = {*program.inputs, *program.outputs, *(t for e in calls for t in e.results)}
     for eqn in program.equations:
         for result in eqn.results:
-            if not written[result] or facts.family(eqn.index) != "elementwise":
+            if not written[result] or facts.family(eqn.index) != "elementwise" or _is_summed_with(facts, result):
                 continue
             for t in _elementwise_sources(graph, result, written):
                 is_last = death[t] == eqn.index and t not in kept and graph.values.producer[t] >= 0
@@ -53,6 +55,19 @@ def _elementwise_sources(graph: StepGraph, result: int, materialised: Sequence[b
                 stack.append(t)
             elif tensor.itemsize == like.itemsize:
                 yield t
+
+
+def _is_summed_with(facts: Facts, result: int) -> bool:
+    """Whether a fusion also sums its result over many rows of a device, which is not element by element."""
+    shape = facts.tensors[result].shape
+    rows = math.prod(shape[:-1]) // (facts.target.num_devices or 1)
+
+    def fused(t: int) -> list[int]:
+        computed = (r for e in facts.readers(t) if facts.family(e.index) == "elementwise" for r in e.results)
+        return [r for r in computed if not facts.written[r] and facts.tensors[r].shape == shape]
+
+    sums = (e for t in walk([result], fused) for e in facts.readers(t) if facts.family(e.index) == "reduction")
+    return rows > SPLIT_ROWS and any(len(shape) - 1 not in e.params.get("axes", (len(shape) - 1,)) for e in sums)
 
 
 def _is_read_in_order(facts: Facts, t: int, result: int) -> bool:
@@ -105,7 +120,7 @@ FUSIONS_IN_PLACE = CompilerRule(
     name="fusions-write-over-operands",
     backends=("gpu",),
     stage="reuse",
-    does="An element-wise fusion writes over an operand of equal shape and element size that it reads last.",
+    does="An element-wise fusion writes over an operand of equal shape and element size that it reads last, if it sums nothing.",
     source=f"{XLA}service/gpu/alias_info.cc",
     made_after=(),
     test="tests/xla/test_in_place.py::test_a_gpu_fusion_writes_over_an_operand_that_it_reads_last",
