@@ -120,7 +120,8 @@ FUSIONS_IN_PLACE = CompilerRule(
     name="fusions-write-over-operands",
     backends=("gpu",),
     stage="reuse",
-    does="An element-wise fusion writes over an operand of equal shape and element size that it reads last, if it sums nothing.",
+    does="An element-wise fusion writes over an operand of equal shape and element size that it reads last, unless it "
+    "sums its result too.",
     source=f"{XLA}service/gpu/alias_info.cc",
     made_after=(),
     test="tests/xla/test_in_place.py::test_a_gpu_fusion_writes_over_an_operand_that_it_reads_last",
