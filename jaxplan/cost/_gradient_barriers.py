@@ -194,10 +194,18 @@ def reads_gradient(graph: StepGraph, read: Read, kind: str = "state") -> bool:
     groups, made_by = graph.grouping.groups, graph.values.producer[read.tensor]
     return (
         read.consumer != UNGROUPED
-        and (groups[read.consumer].kind == kind or (kind == "state" and parts_of_gradients(graph)[read.tensor]))
+        and (groups[read.consumer].kind == kind or (kind == "state" and is_put_in_place(graph, read.tensor)))
         and groups[read.producer].kind in ("contraction", "sum")
         and made_by >= 0
         and graph.program.equations[made_by].phase == "backward"
+    )
+
+
+def is_put_in_place(graph: StepGraph, t: int) -> bool:
+    """Whether a tensor is a part of a gradient, one layer of a stack, that is put in its place and not added to others."""
+    equations, consumers = graph.program.equations, graph.values.consumers
+    return parts_of_gradients(graph)[t] and all(
+        equations[e].phase != "update" and graph.rules[e].family == "shape" for e in consumers[t]
     )
 
 
