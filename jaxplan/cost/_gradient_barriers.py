@@ -202,7 +202,7 @@ def reads_gradient(graph: StepGraph, read: Read, kind: str = "state") -> bool:
 
 
 def is_put_in_place(graph: StepGraph, t: int) -> bool:
-    """Whether a tensor is a part of a gradient, one layer of a stack, that is put in its place and not added to others."""
+    """Whether a tensor is the gradient of one layer of a stack, and is put in its place, not added to others."""
     equations, consumers = graph.program.equations, graph.values.consumers
     return parts_of_gradients(graph)[t] and all(
         equations[e].phase != "update" and graph.rules[e].family == "shape" for e in consumers[t]
