@@ -13,7 +13,6 @@ from benchmarks.quality._forms import accumulated, accumulations
 from benchmarks.quality.references import draw
 from jaxplan.audit import compile_plan
 from jaxplan.ir import CUT, Program, trace
-from tests.versions import missed_from_0_12
 
 NUMBER, PART = 4, 2
 Params = dict[str, jax.Array]
@@ -123,10 +122,7 @@ def test_steps_without_micro_batches_are_left_alone() -> None:
 
 
 @pytest.mark.gpu_aot
-@pytest.mark.parametrize(
-    "model",
-    ["convolutions", pytest.param("perceptron", marks=missed_from_0_12("104 MiB are compiled and 84 predicted"))],
-)
+@pytest.mark.parametrize("model", ["convolutions", "perceptron"])
 def test_the_compiled_step_needs_the_memory_of_a_loop(model: str) -> None:
     """Without the order, eight micro-batches took 2.6 and 1.8 times as much."""
     loss, params, batch = accumulated()[model]

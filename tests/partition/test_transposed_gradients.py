@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import jaxplan
-from tests.versions import H100_DOT_SCRATCH
+from tests.versions import H100_DOT_SCRATCH, missed_from_0_12
 
 EXPERTS, ROWS, WIDTH, HIDDEN = 4, 512, 512, 2048
 F32 = 4
@@ -45,6 +45,7 @@ def test_gradients_of_experts_are_those_of_one_device() -> None:
         np.testing.assert_allclose(other, one, rtol=2e-4, atol=2e-5)
 
 
+@missed_from_0_12("156 MiB are compiled and 172 predicted")
 @pytest.mark.gpu_aot
 def test_the_update_of_experts_is_written_over_them() -> None:
     """A transposed gradient was read by the update, which then had six arrays of its own, as large as the state."""

@@ -13,7 +13,7 @@ import jaxplan
 from benchmarks.accuracy._population import draw_step
 from jaxplan.audit import compile_plan
 from tests.cost.one_device import peak, shape
-from tests.versions import H100_DOT_SCRATCH, IS_0_12
+from tests.versions import H100_DOT_SCRATCH, IS_0_12, missed_from_0_12
 
 SIZE = 64
 MATRIX = 4 * SIZE * SIZE
@@ -112,6 +112,7 @@ def test_a_reader_that_may_run_later_keeps_the_operand() -> None:
     assert matrices(kept) == 1
 
 
+@missed_from_0_12("53 MiB are compiled and 42 predicted")
 @pytest.mark.gpu_aot
 def test_a_result_that_its_fusion_sums_too_has_a_buffer_of_its_own() -> None:
     """Two convolutions with norms, whose gradients need sums of what they are computed of: one kernel writes both.
