@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from jaxplan.core._interner import Remembered
 from jaxplan.cost._model import CostModel
+from jaxplan.cost._padded_images import cut_dims
 from jaxplan.cost._prefetch import outer_operators, prefetched_from, views_of
 from jaxplan.cost._transfers import Transfer
 from jaxplan.cost._updated_parts import is_gathered_update
@@ -51,7 +52,8 @@ class Copies:
         self._outer = outer_operators(graph)
         self._padded = defaultdict[int, list[Bordered]](list)
         for bordered in model.buffers.bordered:
-            self._padded[bordered.image.tensor] += [bordered] if bordered.image.is_whole else []
+            if bordered.image.is_whole:
+                self._padded[bordered.image.tensor].append(bordered)
         self._axes, self._replaced = model.topology.axes, graph.program.replaced
         dots = (e.index for e in graph.program.equations if graph.rules[e.index].family == "contraction")
         self._products = frozenset(dots)
@@ -92,8 +94,8 @@ class Copies:
 
     def _reading(self, transfer: Transfer, readers: Sequence[int]) -> list[int]:
         """Of the readers of a copy, those that do not read a padded copy of it that another one had made."""
-        shape, own = self.model.graph.program.tensors[transfer.tensor].shape, self._local_shape(transfer)
-        cut = [d for d, size in enumerate(own) if size != shape[d]]
+        own = self._local_shape(transfer)
+        cut = cut_dims(own, self.model.graph.program.tensors[transfer.tensor].shape)
         padded = [b.readers for b in self._padded.get(transfer.tensor, ()) if b.image.num_elements(own, cut)]
         later = {e for first, *others in padded if first in readers for e in others}
         return [e for e in readers if e not in later]

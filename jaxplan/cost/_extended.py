@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from jaxplan.cost._inner import Extended, extended_operands
 from jaxplan.cost._model import CostModel
+from jaxplan.cost._padded_images import cut_dims
 from jaxplan.ir import Configuration
 from jaxplan.xla._plan_effects import ExtendImages
 
@@ -48,7 +49,7 @@ class ExtendedImages:
             for read in self._known[key]:
                 readers[read.tensor, read.shape, read.own].append(read.equation)
         for (t, shape, own), equations in readers.items():
-            cut = [d for d, (size, whole) in enumerate(zip(own, graph.program.tensors[t].shape)) if size != whole]
+            cut = cut_dims(own, graph.program.tensors[t].shape)
             if any(set(equations) <= set(read) and image.num_elements(shape, cut) for read, image in self._padded):
                 continue
             is_beside = graph.values.producer[t] < 0 or set(graph.values.consumers[t]).difference(equations)

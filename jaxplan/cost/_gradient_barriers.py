@@ -52,7 +52,7 @@ def barrier_places(graph: StepGraph, making: Collection[int], curve: np.ndarray,
     Args:
       making: equations that make gradients (`gradient_makers`).
       curve: (equations + 1,) live bytes on a device, arguments and scratch of dots excluded, as if none was deferred.
-      held: what deferred ones hold.
+      held: bytes that deferred ones hold.
       near: as `NEAR`.
     """
     search = _Search(graph, making, curve, held)
@@ -128,7 +128,7 @@ class _BackwardPass:
     def of(cls, graph: StepGraph) -> _BackwardPass:
         program = graph.program
         backward = (e for e in program.equations if e.phase == "backward" and e.region < 0)
-        parts = parts_of_gradients(graph)
+        parts = _parts_of_gradients(graph)
         return cls(
             [e.index for e in backward if is_dot(graph, e) and not parts[e.results[0]]],
             sorted(region.start for region in program.regions if region.parent < 0),
@@ -136,13 +136,13 @@ class _BackwardPass:
         )
 
 
-def parts_of_gradients(graph: StepGraph) -> list[bool]:
+def _parts_of_gradients(graph: StepGraph) -> list[bool]:
     """Of each tensor, whether updates alone read it, or arrays that are put together or computed element by element of
     it, and that updates alone read."""
-    return graph.derive("parts of gradients", None, lambda: _parts_of_gradients(graph))
+    return graph.derive("parts of gradients", None, lambda: _found_parts(graph))
 
 
-def _parts_of_gradients(graph: StepGraph) -> list[bool]:
+def _found_parts(graph: StepGraph) -> list[bool]:
     program, consumers = graph.program, graph.values.consumers
     found = [False] * len(program.tensors)
 
@@ -189,22 +189,22 @@ def _makers(graph: StepGraph, t: int) -> Iterator[int]:
 def reads_gradient(graph: StepGraph, read: Read, kind: str = "state") -> bool:
     """Whether a group of a kind reads the result of a contraction, or of a sum, of the backward pass.
 
-    State groups also read what is put together, elsewhere, of the gradients of the layers of a stack.
+    State groups also read gradients of the layers of a stack, which another group puts together.
     """
     groups, made_by = graph.grouping.groups, graph.values.producer[read.tensor]
     return (
         read.consumer != UNGROUPED
-        and (groups[read.consumer].kind == kind or (kind == "state" and is_put_in_place(graph, read.tensor)))
+        and (groups[read.consumer].kind == kind or (kind == "state" and _is_put_in_place(graph, read.tensor)))
         and groups[read.producer].kind in ("contraction", "sum")
         and made_by >= 0
         and graph.program.equations[made_by].phase == "backward"
     )
 
 
-def is_put_in_place(graph: StepGraph, t: int) -> bool:
+def _is_put_in_place(graph: StepGraph, t: int) -> bool:
     """Whether a tensor is the gradient of one layer of a stack, and is put in its place, not added to others."""
     equations, consumers = graph.program.equations, graph.values.consumers
-    return parts_of_gradients(graph)[t] and all(
+    return _parts_of_gradients(graph)[t] and all(
         equations[e].phase != "update" and graph.rules[e].family == "shape" for e in consumers[t]
     )
 
@@ -263,7 +263,7 @@ class AskedGradients:
         Args:
           assignment, configurations: one for each group, by number and itself.
           transfers: those of the plan.
-          in_order: what lives as if none was deferred.
+          in_order: live ranges as if none was deferred.
         """
         executed = {t.tensor: len(t.spans) for t in transfers}
         if self._recomputes or any(executed.get(t) == 1 for t in self._tables):

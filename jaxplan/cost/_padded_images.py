@@ -10,6 +10,15 @@ from jaxplan.cost._reads import sharding_of
 from jaxplan.ir import UNGROUPED, Configuration
 
 
+def cut_dims(local: Sequence[int], shape: Sequence[int]) -> list[int]:
+    """The dimensions of which a device has a part.
+
+    >>> cut_dims((4, 32, 32, 3), (32, 32, 32, 3))
+    [0]
+    """
+    return [d for d, (part, whole) in enumerate(zip(local, shape, strict=True)) if part != whole]
+
+
 class PaddedImages:
     """Of the plans of one model; those of a configuration are remembered."""
 
@@ -45,6 +54,5 @@ class PaddedImages:
                 extended = extended_operands(graph, self._model.topology, group, chosen[group], "convolution")
                 of = {(read.equation, read.tensor): read.shape for read in extended}
                 shape = of.get((image.equation, image.tensor), own)
-            cut = [d for d, _ in (*image.widths, *image.holes) if own[d] != tensor.shape[d]]
-            self._known[key] = image.num_elements(shape, cut) * tensor.itemsize
+            self._known[key] = image.num_elements(shape, cut_dims(own, tensor.shape)) * tensor.itemsize
         return self._known[key]

@@ -1,4 +1,4 @@
-"""Until when the predictions of a plan live for its loss (`jaxplan.xla.rules.gpu.late_losses`)."""
+"""Until when the predictions of a plan live for its loss (`jaxplan.xla.rules.gpu.losses`)."""
 
 from __future__ import annotations
 

@@ -22,10 +22,10 @@ from jaxplan.xla.rules.gpu import folded as _gpu_folded
 from jaxplan.xla.rules.gpu import functions as _gpu_functions
 from jaxplan.xla.rules.gpu import in_place_fusions as _gpu_in_place_fusions
 from jaxplan.xla.rules.gpu import kernels as _gpu_kernels
-from jaxplan.xla.rules.gpu import late_losses as _gpu_late_losses
 from jaxplan.xla.rules.gpu import layouts as _gpu_layouts
 from jaxplan.xla.rules.gpu import library_sums as _gpu_library_sums
 from jaxplan.xla.rules.gpu import loop_stacks as _gpu_loop_stacks
+from jaxplan.xla.rules.gpu import losses as _gpu_losses
 from jaxplan.xla.rules.gpu import padding as _gpu_padding
 from jaxplan.xla.rules.gpu import pooling as _gpu_pooling
 from jaxplan.xla.rules.gpu import schedule as _gpu_schedule
@@ -63,7 +63,7 @@ _MODULES = (
     _gpu_loop_stacks,
     _gpu_padding,
     _gpu_pooling,
-    _gpu_late_losses,
+    _gpu_losses,
     _gpu_layouts,
     _gpu_schedule,
     _gpu_in_place_fusions,

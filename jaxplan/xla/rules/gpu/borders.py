@@ -37,8 +37,7 @@ class PaddedImage(Temporary):
 
         Along dimensions that are ``cut`` over devices, a neighbour's edge is in place of zeros.
         """
-        remains = self.uneven.difference(cut) or (self.holes and not cut)
-        if not remains or any(d in cut for d, _ in self.holes):
+        if not (self.uneven.difference(cut) or self.holes) or any(d in cut for d, _ in self.holes):
             return 0
         whole, sizes = 1, {d: size for d, size in self.widths if d not in cut}
         distances = dict(self.holes)

@@ -10,7 +10,7 @@ from jaxplan.ir import StepGraph
 from jaxplan.xla._effects import Overwrite
 from jaxplan.xla._facts import Facts, walk
 from jaxplan.xla._rule import XLA, CompilerRule
-from jaxplan.xla.rules.gpu.late_losses import SPLIT_ROWS
+from jaxplan.xla.rules.gpu.row_sums import SPLIT_ROWS, row_sums
 
 
 def _write_over_operands(facts: Facts) -> Iterator[Overwrite]:
@@ -58,7 +58,10 @@ def _elementwise_sources(graph: StepGraph, result: int, materialised: Sequence[b
 
 
 def _is_summed_with(facts: Facts, result: int) -> bool:
-    """Whether a fusion also sums its result over many rows of a device, which is not element by element."""
+    """Whether a fusion also sums its result over many rows, which is not element by element.
+
+    The rows count as if they were split over all devices.
+    """
     shape = facts.tensors[result].shape
     rows = math.prod(shape[:-1]) // (facts.target.num_devices or 1)
 
@@ -66,8 +69,7 @@ def _is_summed_with(facts: Facts, result: int) -> bool:
         computed = (r for e in facts.readers(t) if facts.family(e.index) == "elementwise" for r in e.results)
         return [r for r in computed if not facts.written[r] and facts.tensors[r].shape == shape]
 
-    sums = (e for t in walk([result], fused) for e in facts.readers(t) if facts.family(e.index) == "reduction")
-    return rows > SPLIT_ROWS and any(len(shape) - 1 not in e.params.get("axes", (len(shape) - 1,)) for e in sums)
+    return rows > SPLIT_ROWS and bool(row_sums(facts, walk([result], fused)))
 
 
 def _is_read_in_order(facts: Facts, t: int, result: int) -> bool:

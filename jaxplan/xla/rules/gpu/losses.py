@@ -16,11 +16,7 @@ from jaxplan.xla._facts import Facts, walk
 from jaxplan.xla._plan_effects import SumLoss
 from jaxplan.xla._rule import XLA, CompilerRule
 from jaxplan.xla.rules.both.deferred import is_gradient
-
-SPLIT_ROWS = 4096
-"""A sum over more rows than these is split into two, the first of which is fused with its operand:
-https://github.com/openxla/xla/blob/main/xla/service/gpu/transforms/tree_reduction_rewriter.cc
-(``ReductionDimensionRaceFreeBound``)."""
+from jaxplan.xla.rules.gpu.row_sums import SPLIT_ROWS, row_sums
 
 _WIDE_BYTES = 4
 
@@ -115,9 +111,7 @@ def _gradients(facts: Facts, t: int) -> list[int]:
 def _gives_bias(facts: Facts, gradient: int) -> bool:
     """Whether the gradient of a bias is fused with a gradient."""
     views = walk([gradient], lambda t: [r for e in facts.readers(t) if e.name in VIEW_PRIMITIVES for r in e.results])
-    sums = (e for t in views for e in facts.readers(t) if facts.family(e.index) == "reduction")
-    last = len(facts.tensors[gradient].shape) - 1
-    return any(last not in e.params.get("axes", (last,)) and facts.tensors[e.results[0]].shape for e in sums)
+    return any(facts.tensors[e.results[0]].shape for e in row_sums(facts, views))
 
 
 def _dots(facts: Facts, gradient: int) -> list[int]:
@@ -131,10 +125,10 @@ SUMMED_LOSSES = CompilerRule(
     backends=("gpu",),
     stage="liveness",
     does="A loss is summed by the kernel that writes the gradient of its predictions, or, where that sums the gradient "
-    "of a bias over many rows, behind the next dot; what it reads lives until then.",
+    "of a bias over many rows, behind the next dot; its operands live until then.",
     source=f"{XLA}service/gpu/transforms/multi_output_fusion.cc",
     made_after=(),
-    test="tests/xla/test_late_losses.py::test_predictions_live_to_the_next_dot",
+    test="tests/xla/test_losses.py::test_predictions_live_to_the_next_dot",
     find=_losses,
 )
 RECOMPUTED_LOSSES = CompilerRule(
@@ -144,7 +138,7 @@ RECOMPUTED_LOSSES = CompilerRule(
     does="The gradient of predictions is computed of these, which its kernel reads for their loss anyway.",
     source=f"{XLA}service/gpu/transforms/priority_fusion.cc",
     made_after=(),
-    test="tests/xla/test_late_losses.py::test_what_is_saved_of_a_loss",
+    test="tests/xla/test_losses.py::test_what_is_saved_of_a_loss",
     find=_recomputed,
 )
 SAVED_LOGARITHMS = CompilerRule(
@@ -154,6 +148,6 @@ SAVED_LOGARITHMS = CompilerRule(
     does="`log1p` of predictions of 16 bits, in a loss, is saved in float32 for their gradient.",
     source=f"{XLA}service/gpu/transforms/priority_fusion.cc",
     made_after=(),
-    test="tests/xla/test_late_losses.py::test_what_is_saved_of_a_loss",
+    test="tests/xla/test_losses.py::test_what_is_saved_of_a_loss",
     find=_saved_logarithms,
 )
