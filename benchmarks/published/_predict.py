@@ -17,7 +17,7 @@ from jaxplan.ir import StepGraph
 from jaxplan.search._traced import analyse_traced, trace_step
 from jaxplan.simulate import OverlappedPredictor
 from jaxplan.strategies import reference_solution
-from jaxplan.strategies._strategy_plan import Absent
+from jaxplan.strategies._step import Absent
 
 TRACED_LAYERS = (2, 4)
 """Of a program that has every layer: its figures grow by equal steps, so two sizes give them all."""

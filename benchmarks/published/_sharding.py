@@ -9,15 +9,8 @@ from benchmarks.published._rows import UnknownRowError
 from jaxplan.ir import Group, StepGraph
 from jaxplan.mesh import Topology
 from jaxplan.strategies._axes import Axes, levels_of
-from jaxplan.strategies._strategy_plan import (
-    Absent,
-    Step,
-    StrategyPlan,
-    Wishes,
-    apply_rules,
-    batch_wishes,
-    largest_split,
-)
+from jaxplan.strategies._rules import apply_rules, batch_wishes, largest_split
+from jaxplan.strategies._step import Absent, Step, StrategyPlan, Wishes
 from jaxplan.strategies._tensor import tensor_dims
 from jaxplan.strategies._weights import Weights
 

@@ -49,6 +49,7 @@ from jaxplan.ir._offload import Waiting as Waiting
 from jaxplan.ir._offload import hosted_updates as hosted_updates
 from jaxplan.ir._offload import offloadable as offloadable
 from jaxplan.ir._offload import waiting_values as waiting_values
+from jaxplan.ir._parameter_reads import ParameterReads as ParameterReads
 from jaxplan.ir._program import REGION_IN as REGION_IN
 from jaxplan.ir._program import REGION_OUT as REGION_OUT
 from jaxplan.ir._program import Equation as Equation

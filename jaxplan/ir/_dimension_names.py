@@ -32,9 +32,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from jaxplan.ir._batch import Batch
-from jaxplan.ir._dimension_uses import PASSED_ON, DimensionUses, Dot
+from jaxplan.ir._dimension_uses import DimensionUses, Dot
 from jaxplan.ir._dimensions import NamedDimensions
 from jaxplan.ir._image_rows import names_of_rows
+from jaxplan.ir._parameter_reads import PASSED_ON
 from jaxplan.ir._program import Equation, Program
 from jaxplan.ir._rule import OperatorRule
 from jaxplan.ir._union import UnionFind

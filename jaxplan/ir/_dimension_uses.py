@@ -12,12 +12,11 @@ import jax.numpy as jnp
 from jaxplan.core import _compat
 from jaxplan.ir._batch import Batch
 from jaxplan.ir._dimensions import NamedDimensions
-from jaxplan.ir._program import REGION_IN, Equation, Program
+from jaxplan.ir._parameter_reads import ParameterReads
+from jaxplan.ir._program import Equation, Program
 from jaxplan.ir._rule import OperatorRule
-from jaxplan.ir._values import VIEW_PRIMITIVES, Values
+from jaxplan.ir._values import Values
 
-PASSED_ON = VIEW_PRIMITIVES | {"optimization_barrier", "copy", "stop_gradient"}
-"""Primitives that return their operand in another form."""
 Origin = Literal["free", "integers", "other"]
 
 
@@ -59,22 +58,13 @@ class DimensionUses:
         return [(eqn, rule) for eqn, rule in pairs if eqn.phase == "forward"]
 
     @cached_property
-    def _inputs(self) -> frozenset[int]:
-        return frozenset(self.program.inputs)
+    def _parameters(self) -> ParameterReads:
+        return ParameterReads(self.program, self.rules, self.values, self.named, self.batch.dimensions)
 
     def leaf(self, t: int) -> int | None:
-        """The parameter that a tensor is a view, a cast or a slice per trip of; None for everything else."""
-        while t not in self._inputs:
-            producer = self.values.producer[t]
-            if producer < 0:
-                return None
-            eqn = self.program.equations[producer]
-            if eqn.name not in PASSED_ON and eqn.name != REGION_IN:
-                return None
-            t = eqn.operands[0]
-        tensor = self.program.tensors[t]
-        is_data = any(k in self.batch.dimensions for k in self.dims(t)) or not _is_float(tensor.dtype)
-        return None if is_data or not tensor.shape else t
+        """The parameter of floats whose elements a tensor holds; None for everything else."""
+        held = self._parameters.held(t)
+        return held if held is not None and _is_float(self.program.tensors[held].dtype) else None
 
     @cached_property
     def origins(self) -> list[Origin]:

@@ -9,5 +9,5 @@ from jaxplan.strategies._reference import Strategy as Strategy
 from jaxplan.strategies._reference import apply_strategies as apply_strategies
 from jaxplan.strategies._reference import reference_names as reference_names
 from jaxplan.strategies._reference import reference_solution as reference_solution
-from jaxplan.strategies._strategy_plan import Absent as Absent
-from jaxplan.strategies._strategy_plan import StrategyPlan as StrategyPlan
+from jaxplan.strategies._step import Absent as Absent
+from jaxplan.strategies._step import StrategyPlan as StrategyPlan

@@ -4,17 +4,8 @@ from __future__ import annotations
 
 from jaxplan.ir import STORED_KINDS, Group
 from jaxplan.strategies._axes import Axes, all_back, all_front, innermost, node_back
-from jaxplan.strategies._strategy_plan import (
-    Absent,
-    Rule,
-    Step,
-    StrategyPlan,
-    Wishes,
-    apply_rules,
-    batch_wishes,
-    largest_split,
-    nothing,
-)
+from jaxplan.strategies._rules import apply_rules, batch_wishes, largest_split, nothing
+from jaxplan.strategies._step import Absent, Rule, Step, StrategyPlan, Wishes
 
 
 def data(step: Step) -> StrategyPlan | Absent:

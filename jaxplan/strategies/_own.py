@@ -22,7 +22,8 @@ from jaxplan.ir import STORED_KINDS, UNGROUPED, Group, StepGraph, UserMesh, spec
 from jaxplan.mesh import AxesNames, Topology, axes_of, named_axes
 from jaxplan.strategies._axes import Axes
 from jaxplan.strategies._reference import reference_names
-from jaxplan.strategies._strategy_plan import Absent, Step, StrategyPlan, Wishes, apply_rules, batch_wishes
+from jaxplan.strategies._rules import apply_rules, batch_wishes
+from jaxplan.strategies._step import Absent, Step, StrategyPlan, Wishes
 from jaxplan.strategies._weights import Weights
 
 _TREE_MSG = (

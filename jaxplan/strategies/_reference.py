@@ -18,7 +18,7 @@ from jaxplan.mesh import Topology
 from jaxplan.strategies._axes import grid_name, grids
 from jaxplan.strategies._data import data, fsdp, hybrid_fsdp, zero1, zero2
 from jaxplan.strategies._special import context, experts, one_weird_trick, spatial
-from jaxplan.strategies._strategy_plan import Absent, Step, StrategyPlan
+from jaxplan.strategies._step import Absent, Step, StrategyPlan
 from jaxplan.strategies._tensor import grid, megatron, megatron_sequence
 from jaxplan.strategies._weights import Weights
 

@@ -12,15 +12,8 @@ from jaxplan.strategies._axes import (
     num_devices,
     split_axes,
 )
-from jaxplan.strategies._strategy_plan import (
-    Absent,
-    Step,
-    StrategyPlan,
-    Wishes,
-    apply_rules,
-    batch_wishes,
-    nothing,
-)
+from jaxplan.strategies._rules import apply_rules, batch_wishes, nothing
+from jaxplan.strategies._step import Absent, Step, StrategyPlan, Wishes
 from jaxplan.strategies._tensor import sequence_dims
 
 LEAST_CONVOLUTIONS = 0.5
@@ -58,14 +51,14 @@ def one_weird_trick(step: Step) -> StrategyPlan | Absent:
 def experts(step: Step) -> StrategyPlan | Absent:
     """Experts split over the devices, the rest data parallel, tokens exchanged (GShard, arXiv 2006.16668).
 
-    Of ragged dots each device multiplies the rows of its experts, and the results add up. A dot that sums nothing
-    scales its input, one number for each feature, and has none.
+    Of ragged dots each device multiplies the rows of its experts, and the results add up. An expert is a matrix: a dot
+    that sums nothing scales its input, and one whose parameter has no outputs of its own weighs states by channel.
     """
     weights = step.weights
     dims = {
         d
         for use in weights.uses
-        if use.kind == "dot" and use.reduced
+        if use.kind == "dot" and use.reduced and set(use.weight) - use.reduced - use.batched
         for d in use.batched
         if d >= 0 and not weights.is_batch(d)
     }

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from jaxplan.ir import Group
 from jaxplan.strategies._axes import AxisSplit, innermost, levels_of, num_devices, split_axes
-from jaxplan.strategies._strategy_plan import Absent, Step, StrategyPlan, Wishes, apply_rules, batch_wishes
+from jaxplan.strategies._rules import apply_rules, batch_wishes
+from jaxplan.strategies._step import Absent, Step, StrategyPlan, Wishes
 from jaxplan.strategies._weights import Weights
 
 LEAST_SHARE = 0.5
@@ -87,13 +88,15 @@ def _independent(weights: Weights, candidates: frozenset[int]) -> frozenset[int]
     for use in weights.uses:
         for d in use.reduced & candidates:
             cost[d] += use.result_bytes
+    holders = Counter(d for dims in weights.leaf_dims.values() for d in dims)
+    order = {d: (holders[d] < 2, cost[d], d) for d in neighbours}
     chosen: set[int] = set()
     seen: set[int] = set()
     for start in neighbours:
         if start not in seen:
             sides = _sides(neighbours, start)
             seen |= sides[0] | sides[1]
-            chosen |= _better(sides, neighbours, cost)
+            chosen |= _better(sides, neighbours, order)
     return frozenset(chosen)
 
 
@@ -108,19 +111,26 @@ def _sides(neighbours: dict[int, set[int]], start: int) -> tuple[set[int], set[i
     return sides
 
 
-def _better(sides: Iterable[set[int]], neighbours: dict[int, set[int]], cost: dict[int, int]) -> set[int]:
-    """The side with the smaller sums; of an odd cycle an independent set, the smallest sums first."""
+def _better(
+    sides: Iterable[set[int]], neighbours: dict[int, set[int]], order: dict[int, tuple[bool, int, int]]
+) -> set[int]:
+    """The side with the smaller sums; of an odd cycle an independent set: dimensions of several parameters first (not
+    the three of a kernel that holds queries, keys and values), and of these the smallest sums.
+
+    Args:
+      order: of each dimension whether one parameter alone has it, the bytes of sums over it, and its index.
+    """
     best: set[int] = set()
-    best_key: tuple[int, float] | None = None
+    best_key: tuple[int, int] | None = None
     for side in sides:
         taken: set[int] = set()
-        for d in sorted(side, key=lambda d: (cost[d], d)):
+        for d in sorted(side, key=order.__getitem__):
             if not neighbours[d] & taken:
                 taken.add(d)
         untouched = sum(
             1 for d in neighbours if d in set().union(*sides) and not ({d} | neighbours[d]) & taken
         )
-        key = (untouched, float(sum(cost[d] for d in taken)))
+        key = (untouched, sum(order[d][1] for d in taken))
         if taken and (best_key is None or key < best_key):
             best, best_key = taken, key
     return best

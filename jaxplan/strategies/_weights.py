@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from jaxplan.cost import flops_of
-from jaxplan.ir import CONTRACTION_FAMILIES, REGION_IN, VIEW_PRIMITIVES, Equation, StepGraph
+from jaxplan.ir import CONTRACTION_FAMILIES, Equation, ParameterReads, StepGraph
 from jaxplan.ir.attention import ATTENTIONS, Attention
 
 _DOT_FAMILIES = CONTRACTION_FAMILIES | {"attention"}
-_STORED_VIEWS = VIEW_PRIMITIVES | {"optimization_barrier", "copy", "stop_gradient", "rev"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +19,7 @@ class WeightUse:
 
     Attributes:
       equation: its index.
-      leaf: tensor index of the parameter, a program input.
+      leaf: tensor index of the parameter that the operand holds, a program input.
       kind: ``dot``, ``convolution`` or ``look-up``.
       weight: named dimensions of the parameter as the equation reads it.
       data: named dimensions of the other operand.
@@ -49,7 +48,9 @@ class Weights:
     def __init__(self, graph: StepGraph) -> None:
         self.graph = graph
         self.program = graph.program
-        self.inputs = frozenset(graph.program.inputs)
+        self._reads = ParameterReads(
+            graph.program, graph.rules, graph.values, graph.named, graph.named.batch
+        )
 
     def dims(self, t: int) -> tuple[int, ...]:
         """Named dimension of each dimension of a tensor, -1 where it has none."""
@@ -57,21 +58,6 @@ class Weights:
 
     def is_batch(self, dimension: int) -> bool:
         return dimension in self.graph.named.batch
-
-    def leaf(self, t: int) -> int | None:
-        """The parameter that a tensor is a view, a cast or a slice per trip of; None for everything else."""
-        while t not in self.inputs:
-            producer = self.graph.values.producer[t]
-            if producer < 0:
-                return None
-            eqn = self.program.equations[producer]
-            sliced = eqn.name == REGION_IN and eqn.params["role"] in ("x", "const", "operand")
-            if eqn.name not in _STORED_VIEWS and not sliced:
-                return None
-            t = eqn.operands[0]
-        if any(map(self.is_batch, self.dims(t))) or not self.program.tensors[t].shape:
-            return None
-        return t
 
     @cached_property
     def uses(self) -> tuple[WeightUse, ...]:
@@ -81,8 +67,9 @@ class Weights:
             kind = self._kind(eqn)
             if kind is None:
                 continue
-            leaves = [(position, self.leaf(t)) for position, t in enumerate(eqn.operands[:2])]
-            read = [(p, leaf) for p, leaf in leaves if leaf is not None and (kind != "look-up" or p == 0)]
+            sides = enumerate(eqn.operands[: 1 if kind == "look-up" else 2])
+            read = [(p, leaf) for p, t in sides if (leaf := self._reads.held(t)) is not None]
+            read.sort(key=lambda of: self._reads.stored(eqn.operands[of[0]]) is None)
             if not self.graph.named.batch:  # data has no batch dimension that tells it from parameters
                 read.sort(key=lambda of: of[1] not in self.graph.state)
             found += [self._use(eqn, kind, *of) for of in read[:1]]

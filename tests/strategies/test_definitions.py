@@ -278,6 +278,29 @@ def test_heads_that_do_not_divide_leave_fewer_devices_to_a_tensor() -> None:
     assert "does not divide by the 2 devices of a tensor" in references.absent["megatron"]
 
 
+def test_kernels_that_hold_several_projections_are_split_by_heads_and_hidden() -> None:
+    """One kernel of queries, keys and values, one of gate and up: the 3 and the 2 are no dimensions of tensors."""
+
+    def loss(p: Any, x: jax.Array) -> jax.Array:
+        q, k, v = jnp.einsum("btd,cdhk->cbthk", x, p["qkv"])
+        scores = jax.nn.softmax(jnp.einsum("bthk,bshk->bhts", q, k) / 8)
+        x = x + jnp.einsum("bthk,hkd->btd", jnp.einsum("bhts,bshk->bthk", scores, v), p["out"])
+        gate, up = jnp.einsum("btd,cdf->cbtf", x, p["up"])
+        return jnp.mean((x + (jax.nn.silu(gate) * up) @ p["down"]) ** 2)
+
+    shapes = {"qkv": (3, 512, 8, 64), "out": (8, 64, 512), "up": (2, 512, 2048), "down": (2048, 512)}
+    params = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+    args = (params, params, jax.ShapeDtypeStruct((16, 64, 512), jnp.float32))
+    plans, _ = references_of(momentum_step(loss), args, f"h100:{DEVICES}")
+    split = {name: [bool(axes) for axes in spec] for name, spec in plans["megatron"].in_specs[0].items()}
+    assert split == {
+        "qkv": [False, False, True, False],
+        "out": [True, False, False],
+        "up": [False, False, True],
+        "down": [True, False],
+    }
+
+
 def test_one_device_has_one_strategy() -> None:
     plans, references = references_of(*cnn_case(), "cpu:1")
     assert list(plans) == ["data"] and set(references.absent.values()) == {"there is one device"}

@@ -73,6 +73,18 @@ def test_a_matrix_times_its_transpose_has_no_experts() -> None:
     assert "no experts" in found["experts"] and "'dot_general'" in found["data"]
 
 
+def test_channels_of_a_state_space_are_no_experts() -> None:
+    """Each channel weighs its own states: a vector for each, no matrix."""
+
+    def loss(p: Any, x: jax.Array) -> jax.Array:
+        drive = jax.nn.silu(x @ p["inputs"])
+        states = drive[..., None] * jnp.exp(p["decay"])
+        return jnp.mean(jnp.einsum("btds,sd->btd", states, p["outputs"]) ** 2)
+
+    params = {"inputs": floats(64, 64), "decay": floats(64, 16), "outputs": floats(16, 64)}
+    assert absent(descent(loss), params, floats(16, 32, 64))["experts"].startswith("the step has no experts")
+
+
 def test_filters_of_frequencies_are_no_experts() -> None:
     """One number scales each frequency of each channel: a dot that sums nothing."""
 
