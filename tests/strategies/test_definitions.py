@@ -301,6 +301,36 @@ def test_kernels_that_hold_several_projections_are_split_by_heads_and_hidden() -
     }
 
 
+def test_grouped_queries_are_split_by_the_heads_of_their_keys_in_every_layer() -> None:
+    """Eight heads of keys, two of queries for each: no device computes more than an eighth of any dot."""
+    batch, tokens, width, keys, group, size, hidden, layers = 8, 64, 256, 8, 2, 32, 1024, 3
+
+    def loss(p: Any, x: jax.Array) -> jax.Array:
+        for i in range(layers):
+            q = jnp.einsum("btd,dkgh->btkgh", x, p[f"{i}q"])
+            k, v = (jnp.einsum("btd,dkh->btkh", x, p[f"{i}{name}"]) for name in "kv")
+            scores = jax.nn.softmax(jnp.einsum("btkgh,bskh->bkgts", q, k) / 8)
+            read = jnp.einsum("bkgts,bskh->btkgh", scores, v)
+            x = x + jnp.einsum("btkgh,kghd->btd", read, p[f"{i}o"])
+            x = x + (jax.nn.silu(x @ p[f"{i}gate"]) * (x @ p[f"{i}up"])) @ p[f"{i}down"]
+        return jnp.mean(x**2)
+
+    shapes = {"q": (width, keys, group, size), "k": (width, keys, size), "v": (width, keys, size)}
+    shapes |= {"o": (keys, group, size, width), "gate": (width, hidden), "up": (width, hidden), "down": (hidden, width)}
+    params = {f"{i}{n}": jax.ShapeDtypeStruct(s, jnp.float32) for i in range(layers) for n, s in shapes.items()}
+    x = jax.ShapeDtypeStruct((batch, tokens, width), jnp.float32)
+    plans, _ = references_of(momentum_step(loss), (params, params, x), f"h100:{DEVICES}")
+    rows, heads = batch * tokens, keys * group * size
+    projections = 2 * rows * width * (2 * heads + 2 * keys * size + 3 * hidden)
+    attention = 2 * 2 * rows * tokens * heads
+    first = 2 * rows * width * (heads + 2 * keys * size)  # the input has no gradient
+    assert plans["megatron"].prediction.flops == (3 * layers * (projections + attention) - first) / DEVICES
+    for i in range(layers):
+        specs = {name: plans["megatron"].in_specs[0][f"{i}{name}"] for name in "qkvo"}
+        assert specs["q"][1] and specs["k"][1] and specs["v"][1] and specs["o"][0]
+        assert not any(axes for name in "qkv" for d, axes in enumerate(specs[name]) if d != 1)
+
+
 def test_one_device_has_one_strategy() -> None:
     plans, references = references_of(*cnn_case(), "cpu:1")
     assert list(plans) == ["data"] and set(references.absent.values()) == {"there is one device"}
