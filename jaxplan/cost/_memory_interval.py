@@ -31,7 +31,7 @@ _INTERVALS = {
     ("cuda", True): MemoryInterval(low=0.950, high=1.186, num_plans=40, source=_FRESH),
     ("cuda", False): MemoryInterval(low=0.969, high=1.131, num_plans=58, source=_FRESH),
     ("tpu", True): MemoryInterval(low=0.887, high=1.048, num_plans=109, source=_ZOO),
-    ("tpu", False): MemoryInterval(low=0.885, high=1.075, num_plans=183, source=_ZOO),
+    ("tpu", False): MemoryInterval(low=0.885, high=1.070, num_plans=183, source=_ZOO),
 }
 
 

@@ -1,4 +1,4 @@
-"""Computing on the shards of stored arrays: what is made of them alone, and their gradients."""
+"""Operators on stored arrays and on their gradients are computed on the shards that are stored."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def gather_in_trips(step: Step, configurations: list[Configuration], repeat_gath
 
 
 def scatter_in_trips(step: Step, configurations: list[Configuration]) -> None:
-    """Cast a gradient that a loop stacks as the stack is sharded, so that each trip scatters what it sums."""
+    """Cast a gradient that a loop stacks as the stack is sharded, so that each trip scatters its sum."""
     equations = step.graph.program.equations
     exits = (equations[e] for region in step.graph.program.regions for e in region.exits)
     written = ((e.results[0], e.operands[0], 1) for e in exits if e.params["role"] == "y")
@@ -61,7 +61,7 @@ def measure_as_stored(step: Step, configurations: list[Configuration]) -> None:
 
 
 def compute_as_stored(step: Step, configurations: list[Configuration]) -> None:
-    """Compute what a step makes of a parameter before a dot reads it, and of its gradient, on the stored shards.
+    """Change a parameter, before a dot reads it, and its gradient on the stored shards.
 
     A kernel that is normalised, rounded or cut out of a stack is gathered behind that, and its gradient is scattered as
     the dot sums it.
@@ -110,8 +110,8 @@ def _dims(step: Step, t: int) -> set[int]:
 
 
 def _moves_less(step: Step, group: Group, changed: Collection[int]) -> bool:
-    """Whether a group moves no more bytes on shards than on whole arrays: what leaves it is gathered instead of what it
-    reads, unless others gather that as well, and gradients that enter are scattered instead of summed everywhere.
+    """Whether a group moves no more bytes on shards than on whole arrays: its results are gathered instead of its
+    operands, unless others gather these as well, and gradients that enter are scattered instead of summed everywhere.
 
     ``changed``: groups that compute on shards.
     """
