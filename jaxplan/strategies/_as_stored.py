@@ -66,17 +66,30 @@ def compute_as_stored(step: Step, configurations: list[Configuration]) -> None:
     A kernel that is normalised, rounded or cut out of a stack is gathered behind that, and its gradient is scattered as
     the dot sums it.
     """
-    stored = list(_split_arrays(step, configurations))
+    changing = step.once("changing", lambda: list(_changing(step)))
+    stored = list(_split_arrays(step, configurations)) if changing else []
     homes: dict[int, dict[int, Axes]] = {}
-    for group in step.graph.grouping.groups:
-        if group.kind == "elementwise" and not _is_in_loop(step, group):
-            of = next((dims for dims in stored if _is_of(step, group, dims)), None)
-            if of is not None:
-                homes[group.index] = of
+    for index, held, arrays in changing:
+        of = next((dims for dims in stored if held <= dims.keys() and _is_whole_of(dims, arrays)), None)
+        if of is not None:
+            homes[index] = of
     for index, home in homes.items():
         if _moves_less(step, step.graph.grouping.groups[index], homes.keys()):
             wishes = {c: home[d] for c, d in enumerate(step.named(index)) if home.get(d)}
             configurations[index] = configuration(step, index, wishes)
+
+
+def _changing(step: Step) -> Iterator[tuple[int, set[int], list[set[int]]]]:
+    """Groups that may change parameters, with the dimensions of their results, and of each array of two or more."""
+    for group in step.graph.grouping.groups:
+        if not _is_without_batch(step, group.index) or _is_in_loop(step, group):
+            continue
+        equations = [step.graph.program.equations[e] for e in group.equations]
+        written = {t: _dims(step, t) for eqn in equations for t in eqn.results}
+        read = {t: _dims(step, t) for eqn in equations for t in eqn.operands}
+        arrays = [dims for dims in (read | written).values() if len(dims) > 1]
+        if arrays:
+            yield group.index, set().union(*written.values()), arrays
 
 
 def _split_arrays(step: Step, configurations: list[Configuration]) -> Iterator[dict[int, Axes]]:
@@ -92,15 +105,10 @@ def _split_arrays(step: Step, configurations: list[Configuration]) -> Iterator[d
                 yield dims
 
 
-def _is_of(step: Step, group: Group, dims: Mapping[int, Axes]) -> bool:
-    """Whether all that a group computes has dimensions of an array, and it reads or writes two at least, all that are
-    split among them."""
+def _is_whole_of(dims: Mapping[int, Axes], arrays: Iterable[set[int]]) -> bool:
+    """Whether one of some arrays has all dimensions that are split, and no other than those of ``dims``."""
     split = {d for d, axes in dims.items() if axes}
-    equations = [step.graph.program.equations[e] for e in group.equations]
-    read = [_dims(step, t) for eqn in equations for t in eqn.operands]
-    written = [_dims(step, t) for eqn in equations for t in eqn.results]
-    is_held = all(of <= dims.keys() for of in written)
-    return is_held and any(len(of) > 1 and split <= of <= dims.keys() for of in (*read, *written))
+    return any(split <= array <= dims.keys() for array in arrays)
 
 
 def _dims(step: Step, t: int) -> set[int]:
