@@ -62,7 +62,7 @@ class DimensionUses:
         return ParameterReads(self.program, self.rules, self.values, self.named, self.batch.dimensions)
 
     def leaf(self, t: int) -> int | None:
-        """The parameter of floats whose elements a tensor holds; None for everything else."""
+        """The parameter of floats that a tensor holds the elements of; None for everything else."""
         held = self._parameters.held(t)
         return held if held is not None and _is_float(self.program.tensors[held].dtype) else None
 

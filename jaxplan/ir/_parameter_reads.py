@@ -36,7 +36,6 @@ class ParameterReads:
         self._program, self._rules, self._values, self._named = program, rules, values, named
         self._batch = frozenset(batch)
         self._inputs = frozenset(program.inputs)
-        self._known: dict[int, int | None] = {}
 
     def stored(self, t: int) -> int | None:
         """The parameter that a tensor is a view, a cast or a slice per trip of; None for everything else."""
@@ -48,21 +47,26 @@ class ParameterReads:
         return None if self._is_data(t) or not self._program.tensors[t].shape else t
 
     def held(self, t: int) -> int | None:
-        """The parameter whose elements a tensor holds, changed without data; None for everything else.
+        """The parameter that a tensor holds the elements of, changed without data; None for everything else.
 
         In a step without a batch nothing tells data from parameters, and only views are followed.
         """
-        if t not in self._known:
-            self._known[t] = self._found(t)
-        return self._known[t]
+        return self._held.get(t)
 
-    def _found(self, t: int) -> int | None:
-        stored = self.stored(t)
-        eqn = self._producer(t)
-        if stored is not None or eqn is None or not self._batch or t in self._of_data:
-            return stored
-        whole = (o for o in eqn.operands if self._keeps(eqn, o, t))
-        return next((leaf for o in whole if (leaf := self.held(o)) is not None), None)
+    @cached_property
+    def _held(self) -> dict[int, int]:
+        """Of each tensor that holds a parameter, that parameter."""
+        found = {t: t for t in self._inputs if self.stored(t) is not None}
+        for eqn in self._program.equations:
+            if not self._batch and not _is_stored_view(eqn):
+                continue
+            for t in eqn.results:
+                stored = self.stored(t)
+                if stored is None and t not in self._of_data:
+                    stored = next((found[o] for o in eqn.operands if o in found and self._keeps(eqn, o, t)), None)
+                if stored is not None:
+                    found[t] = stored
+        return found
 
     def _keeps(self, eqn: Equation, operand: int, result: int) -> bool:
         """Whether a result may hold all elements of an operand, or a slice of it."""

@@ -73,10 +73,13 @@ def compute_as_stored(step: Step, configurations: list[Configuration]) -> None:
         of = next((dims for dims in stored if held <= dims.keys() and _is_whole_of(dims, arrays)), None)
         if of is not None:
             homes[index] = of
+    groups, before = step.graph.grouping.groups, -1
+    while before != len(homes):  # a group that is turned down is whole for its neighbours
+        before = len(homes)
+        homes = {index: home for index, home in homes.items() if _moves_less(step, groups[index], homes.keys())}
     for index, home in homes.items():
-        if _moves_less(step, step.graph.grouping.groups[index], homes.keys()):
-            wishes = {c: home[d] for c, d in enumerate(step.named(index)) if home.get(d)}
-            configurations[index] = configuration(step, index, wishes)
+        wishes = {c: home[d] for c, d in enumerate(step.named(index)) if home.get(d)}
+        configurations[index] = configuration(step, index, wishes)
 
 
 def _changing(step: Step) -> Iterator[tuple[int, set[int], list[set[int]]]]:

@@ -52,7 +52,7 @@ def experts(step: Step) -> StrategyPlan | Absent:
     """Experts split over the devices, the rest data parallel, tokens exchanged (GShard, arXiv 2006.16668).
 
     Of ragged dots each device multiplies the rows of its experts, and the results add up. An expert is a matrix: a dot
-    that sums nothing scales its input, and one whose parameter has no outputs of its own weighs states by channel.
+    that sums nothing scales its input, and one with a parameter without outputs of its own weighs states by channel.
     """
     weights = step.weights
     dims = {

@@ -115,6 +115,21 @@ def test_numbers_are_those_of_one_device(strategy: str, step: str) -> None:
         np.testing.assert_allclose(found, wanted, atol=1e-4 * float(jnp.max(jnp.abs(wanted))))
 
 
+def test_a_kernel_that_is_changed_by_hundreds_of_operators_is_a_parameter() -> None:
+    """Rows and columns of a kernel normalised in turn, written out (Sinkhorn)."""
+
+    def loss(p: Any, x: jax.Array) -> jax.Array:
+        up = p["up"]
+        for _ in range(300):
+            up = up - jnp.mean(up, axis=0, keepdims=True)
+            up = up - jnp.mean(up, axis=1, keepdims=True)
+        return jnp.mean((jax.nn.relu(x @ up) @ p["down"]) ** 2)
+
+    params = {"up": floats(WIDTH, HIDDEN), "down": floats(HIDDEN, WIDTH)}
+    plan = draw((momentum(loss), (params, params, floats(ROWS, WIDTH))), "h100:8", ("megatron",))["megatron"]
+    assert plan.in_specs[0]["up"][1] and plan.in_specs[0]["down"][0]
+
+
 def test_learned_queries_are_no_parameters_of_the_attention_that_reads_them() -> None:
     """Latents times a kernel are computed: attention between them and data sums over the size of its heads."""
 

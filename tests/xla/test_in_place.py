@@ -115,7 +115,7 @@ def test_a_reader_that_may_run_later_keeps_the_operand() -> None:
 @missed_from_0_12("53 MiB are compiled and 42 predicted")
 @pytest.mark.gpu_aot
 def test_a_result_that_its_fusion_sums_too_has_a_buffer_of_its_own() -> None:
-    """Two convolutions with norms, whose gradients need sums of their own operands: one kernel writes both.
+    """Two convolutions with norms; their gradients need sums of their own operands: one kernel writes both.
 
     As if written over the saved `tanh`, the gradient was predicted to take no memory, a fifth of this step.
     """
