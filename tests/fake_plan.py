@@ -31,6 +31,7 @@ class FakePlan:
     memory_parts: dict[str, int] = dataclasses.field(default_factory=dict)
     microbatches: None = None
     recomputed_loops: None = None
+    sort_blocks: None = None
     offload: None = None
     sequences: None = None
     stages: None = None

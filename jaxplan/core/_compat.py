@@ -240,7 +240,7 @@ def bind_like(eqn: Any, primitive: Any, params: dict, operands: Sequence[Any], n
     if keeps_mesh:
         params = {name: None if _is_open_sharding(value) else value for name, value in params.items()}
     bind_params = primitive.get_bind_params(params)
-    with _context_of(eqn, name_stack, keeps_mesh=keeps_mesh):
+    with context_of(eqn, name_stack, keeps_mesh=keeps_mesh):
         results = primitive.bind(*operands, **bind_params)
     return list(results) if primitive.multiple_results else [results]
 
@@ -248,12 +248,12 @@ def bind_like(eqn: Any, primitive: Any, params: dict, operands: Sequence[Any], n
 def scan_like(eqn: Any, body: Any, carry: Any, slices: Any, name_stack: str) -> Any:
     """`jax.lax.scan` of another body in the context of a ``scan``, as often and in its direction."""
     names = {"length", "reverse", "unroll"} & eqn.params.keys()
-    with _context_of(eqn, name_stack, keeps_mesh=True):
+    with context_of(eqn, name_stack, keeps_mesh=True):
         return jax.lax.scan(body, carry, slices, **{name: eqn.params[name] for name in names})
 
 
 @contextlib.contextmanager
-def _context_of(eqn: Any, name_stack: str, *, keeps_mesh: bool) -> Iterator[None]:
+def context_of(eqn: Any, name_stack: str, *, keeps_mesh: bool) -> Iterator[None]:
     """Operations bound here get the source line and settings of ``eqn``, with the surrounding mesh if wanted."""
     stack = source_info_util.current_name_stack()
     if name_stack:
@@ -276,7 +276,7 @@ def select_and_scatter_add(
     is_max = params["select_prim"].name == "ge"
     identity = lax_internal._get_max_identity if is_max else lax_internal._get_min_identity
     padding = params["padding"]
-    with _context_of(eqn, name_stack, keeps_mesh=True):
+    with context_of(eqn, name_stack, keeps_mesh=True):
         padded = jax.lax.pad(operand, identity(operand.dtype), [(low, high, 0) for low, high in padding])
         result = windowed_reductions._select_and_scatter(
             padded,

@@ -42,6 +42,7 @@ from jaxplan.ir._model import StepGraph as StepGraph
 from jaxplan.ir._model import analyse as analyse
 from jaxplan.ir._model import loop_recomputed_graph as loop_recomputed_graph
 from jaxplan.ir._model import sliced_graph as sliced_graph
+from jaxplan.ir._model import sorted_graph as sorted_graph
 from jaxplan.ir._offload import UPDATES_AT_ONCE as UPDATES_AT_ONCE
 from jaxplan.ir._offload import HostedUpdate as HostedUpdate
 from jaxplan.ir._offload import Offload as Offload
@@ -58,6 +59,7 @@ from jaxplan.ir._program import MicroBatches as MicroBatches
 from jaxplan.ir._program import Program as Program
 from jaxplan.ir._program import Region as Region
 from jaxplan.ir._program import RematPolicy as RematPolicy
+from jaxplan.ir._program import SortBlocks as SortBlocks
 from jaxplan.ir._program import Source as Source
 from jaxplan.ir._program import StatePair as StatePair
 from jaxplan.ir._program import Tensor as Tensor
@@ -93,3 +95,4 @@ from jaxplan.ir._user_mesh import spec_dims as spec_dims
 from jaxplan.ir._user_sharding import inline_body as inline_body
 from jaxplan.ir._values import VIEW_PRIMITIVES as VIEW_PRIMITIVES
 from jaxplan.ir._values import Values as Values
+from jaxplan.ir.rules._contraction import block_dimensions as block_dimensions

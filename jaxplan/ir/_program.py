@@ -208,6 +208,17 @@ class LoopRemat:
         return "recomputes layers of loops" + (" but contractions" if self.policy == "contractions" else "")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SortBlocks:
+    """Rows that are sorted for ragged dots, in ``num`` blocks each sorted by itself (`jaxplan.ir.local_sorts`)."""
+
+    num: int
+
+    def __str__(self) -> str:
+        """Such as ``rows sorted in 8 blocks``."""
+        return f"rows sorted in {self.num} blocks"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Source:
     """Where a program came from, and how to get the program of other arguments from there.
@@ -222,6 +233,7 @@ class Source:
       sliced: the program of the same arguments that works through its batch in slices.
       strata: its equations, sorted into a loop over slices of the batch and the rest (`jaxplan.ir.microbatch`).
       recomputed: the program of the same arguments that computes layers of its loops again.
+      sorted_in_blocks: the program of the same arguments that sorts rows for ragged dots in blocks.
     """
 
     step: Callable[..., Any]
@@ -234,6 +246,7 @@ class Source:
     sliced: Callable[[MicroBatches | None], Program]
     strata: Callable[[MicroBatches], Any]
     recomputed: Callable[[LoopRemat | None], Program]
+    sorted_in_blocks: Callable[[SortBlocks | None], Program]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,6 +269,7 @@ class Program:
       microbatches: the slices in which it works through its batch; None: as the step says.
       sequences: how attention over a split sequence gets its keys (`jaxplan.ir.attention`); None: as the step says.
       recomputed_loops: what it recomputes of the layers of its loops; None: as the step says.
+      sort_blocks: the blocks in which it sorts rows for ragged dots; None: as the step says.
     """
 
     tensors: tuple[Tensor, ...]
@@ -276,6 +290,7 @@ class Program:
     microbatches: MicroBatches | None = None
     sequences: str | None = None
     recomputed_loops: LoopRemat | None = None
+    sort_blocks: SortBlocks | None = None
     aliases: Mapping[int, int] = field(init=False, repr=False, compare=False)
     given: frozenset[int] = field(init=False, repr=False, compare=False)
     returned: frozenset[int] = field(init=False, repr=False, compare=False)

@@ -30,12 +30,13 @@ from jaxplan.ir._loop_slices import scan_over_slices
 from jaxplan.ir._micro_batch_order import one_after_another
 from jaxplan.ir._micro_batches import cut_freely
 from jaxplan.ir._model import rule_of
-from jaxplan.ir._program import LoopRemat, MicroBatches, Program, Source
+from jaxplan.ir._program import LoopRemat, MicroBatches, Program, SortBlocks, Source
 from jaxplan.ir._sizes import check_sizes
 from jaxplan.ir._state import donated_by_default, pair_state
 from jaxplan.ir._state_leaves import Leaf
 from jaxplan.ir._static_slices import index_parts
 from jaxplan.ir._successors import Successors
+from jaxplan.ir.local_sorts import sort_in_blocks
 from jaxplan.ir.microbatch import Strata, not_separable, sorted_strata, split_batch
 
 _TRACE_FAILED_MSG = (
@@ -117,11 +118,12 @@ class _Source:
     options: StepOptions
     microbatches: MicroBatches | None = None
     recomputed_loops: LoopRemat | None = None
+    sort_blocks: SortBlocks | None = None
 
     def trace(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Program:
         self.options.check_numbers(args)
         with opened_call(self.step, self.options, args, kwargs) as call:
-            program = _trace(self.step, call, self.microbatches, self.recomputed_loops)
+            program = _trace(self.step, call, self.microbatches, self.recomputed_loops, self.sort_blocks)
             return dataclasses.replace(
                 program,
                 source=Source(
@@ -135,6 +137,7 @@ class _Source:
                     sliced=functools.partial(self._sliced, *_abstract(args, kwargs)),
                     strata=functools.partial(self._strata, *_abstract(args, kwargs)),
                     recomputed=functools.partial(self._recomputed, *_abstract(args, kwargs)),
+                    sorted_in_blocks=functools.partial(self._sorted_in_blocks, *_abstract(args, kwargs)),
                 ),
             )
 
@@ -161,6 +164,12 @@ class _Source:
         """The program of the same arguments, layers of its loops recomputed."""
         return dataclasses.replace(self, recomputed_loops=recomputed_loops).trace(args, kwargs)
 
+    def _sorted_in_blocks(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], sort_blocks: SortBlocks | None
+    ) -> Program:
+        """The program of the same arguments, rows for its ragged dots sorted in blocks."""
+        return dataclasses.replace(self, sort_blocks=sort_blocks).trace(args, kwargs)
+
     def _strata(self, args: Sequence[Any], kwargs: Mapping[str, Any], microbatches: MicroBatches) -> Strata:
         """The equations of the same arguments' step, sorted into a loop over slices of the batch and the rest."""
         with opened_call(self.step, self.options, args, kwargs) as call:
@@ -185,6 +194,7 @@ def _trace(
     call: Call,
     microbatches: MicroBatches | None = None,
     recomputed_loops: LoopRemat | None = None,
+    sort_blocks: SortBlocks | None = None,
 ) -> Program:
     """`trace`, with NNX objects opened."""
     example = _example(call)
@@ -192,6 +202,9 @@ def _trace(
     if microbatches is not None:
         small = _on_a_slice(step, call, example, microbatches, recomputed_loops)
         closed = split_batch(closed, *small, microbatches.num)
+    if sort_blocks is not None:
+        with without_explicit_axes():
+            closed = sort_in_blocks(closed, sort_blocks.num)
     donated = call.options.donated
     program = build_program(
         closed,
@@ -202,7 +215,7 @@ def _trace(
         static_argnums=tuple(sorted(call.options.static.positions(call.args))),
     )
     check_sizes(program, argument_names(step))
-    chosen = {"microbatches": microbatches, "recomputed_loops": recomputed_loops}
+    chosen = {"microbatches": microbatches, "recomputed_loops": recomputed_loops, "sort_blocks": sort_blocks}
     return dataclasses.replace(_with_free_micro_batches(program), **chosen)
 
 

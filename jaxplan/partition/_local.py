@@ -1,9 +1,9 @@
 """Run one equation on the devices' own pieces, inside a manual region.
 
 An equation runs so when one of its reduced factors is split, when the indices of a look-up or an update address a split
-dimension, when windows (`_halo.py`) or groups of rows (`_ragged.py`) are split, or when the compiler would not split it
-by itself. What is left to do afterwards is to combine the pieces: a sum stays partial (the plan's transfers take it
-where it is wanted), a maximum, minimum or product is combined on the spot.
+dimension, when windows (`_halo.py`) or the groups or blocks of a ragged dot (`_ragged.py`) are split, or when the
+compiler would not split it by itself. What is left to do afterwards is to combine the pieces: a sum stays partial (the
+plan's transfers take it where it is wanted), a maximum, minimum or product is combined on the spot.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jaxplan.ir.attention import ATTENTIONS, sequence_factor
 from jaxplan.partition._attention import attend
 from jaxplan.partition._halo import run_windows
 from jaxplan.partition._indexed import own_look_ups, own_updates
-from jaxplan.partition._ragged import group_axes, own_groups
+from jaxplan.partition._ragged import RAGGED_DOT, group_axes, run_ragged
 
 _COMBINE: dict[str, Callable[[Any, tuple[str, ...]], Any]] = {
     "max": lax.pmax,
@@ -78,8 +78,8 @@ def run_local(
     elif any(f in split for f, _ in rule.indexed):
         on_own = own_look_ups if rule.family == "gather" else own_updates
         results = on_own(rule, bind, params, pieces, split)
-    elif eqn.name == "ragged_dot_general" and (axes := group_axes(rule, params, split)):
-        results = own_groups(bind, params, pieces, axes)
+    elif eqn.name == RAGGED_DOT:
+        results = run_ragged(bind, params, pieces, group_axes(rule, params, split))
     elif any(window.factor in split for window in rule.windows):
         results = run_windows(eqn.name, rule, bind, params, pieces, split)
     else:

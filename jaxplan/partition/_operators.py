@@ -19,6 +19,7 @@ from jaxplan.partition._indexed import in_bounds
 from jaxplan.partition._local import run_local
 from jaxplan.partition._lowered_program import LoweredProgram
 from jaxplan.partition._micro_batches import cut, join
+from jaxplan.partition._ragged import RAGGED_DOT, run_ragged
 from jaxplan.partition._steps import Executor
 from jaxplan.partition._user_sharding import user_params
 from jaxplan.xla import UNPOOLING
@@ -87,7 +88,12 @@ class Operators:
         operands = in_bounds(eqn.name, params, operands)
         if eqn.name == UNPOOLING and self._lowered.target.scatters_pooling_gradients:
             return _scatter_to_own_zeros(eqn, params, operands)
-        return _compat.bind_like(eqn.origin, eqn.primitive, params, operands, eqn.name_stack)
+        if eqn.name == RAGGED_DOT and np.ndim(operands[2]) > 1:
+            return run_ragged(lambda params, xs: self._bind_as_is(eqn, xs, params), params, operands, ())
+        return self._bind_as_is(eqn, operands, params)
+
+    def _bind_as_is(self, eqn: Equation, operands: Sequence[Any], params: Mapping[str, Any]) -> list[Any]:
+        return _compat.bind_like(eqn.origin, eqn.primitive, dict(params), operands, eqn.name_stack)
 
     def _cut(self, eqn: Equation, x: Any, home: Sharding) -> Any:
         """Micro-batches of which each device cuts its own out of its part of the batch."""

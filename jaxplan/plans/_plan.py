@@ -53,6 +53,7 @@ class Plan(PlacedPlan):
       sequences: how attention is worked through in blocks of keys (docs/long_sequences.md); None: as the step says.
       microbatches: the slices in which the batch is worked through; None: as the step says.
       recomputed_loops: what is recomputed of layers in loops (docs/remat.md); None: as the step says.
+      sort_blocks: the blocks in which rows are sorted for ragged dots (docs/experts.md); None: as the step says.
       offload: the arguments that live in the memory of the host between two steps; None: none.
       verified: the compiler's figures of the plan, once `jaxplan.plan(..., verify=True)` has asked for them, or it was
         compiled to run.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from jaxplan.core._once import Once
 from jaxplan.cost import MemoryInterval, Prediction, memory_interval
 from jaxplan.errors import PlanMismatchError
-from jaxplan.ir import Configuration, LoopRemat, MicroBatches, Offload, Remat, StepGraph
+from jaxplan.ir import Configuration, LoopRemat, MicroBatches, Offload, Remat, SortBlocks, StepGraph
 from jaxplan.ir.attention import Sequences
 from jaxplan.mesh import Sharding, Topology
 from jaxplan.partition import Lowering, Verified
@@ -52,6 +52,7 @@ class PlanData:
     sequences: Sequences | None = None
     offload: Offload | None = None
     recomputed_loops: LoopRemat | None = None
+    sort_blocks: SortBlocks | None = None
     argument_names: tuple[str, ...] = ()
     not_kept: tuple[str, ...] = ()
     pins: tuple[Pinned, ...] = ()
@@ -62,7 +63,8 @@ class PlanData:
     @property
     def summary(self) -> str:
         """One line on the splits, such as ``data 4 x tensor 2, optimizer state sharded 8 ways``."""
-        parts = self.outline, self.recomputed_loops, self.sequences, self.microbatches, self.offload
+        rewritten = self.recomputed_loops, self.sequences, self.sort_blocks, self.microbatches, self.offload
+        parts = self.outline, *rewritten
         return ", ".join(map(str, filter(None, parts)))
 
     @property

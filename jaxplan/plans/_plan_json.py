@@ -12,7 +12,7 @@ from jaxplan.core._json import MOST_INT, MalformedError, required, typed, whole
 from jaxplan.core._once import Once
 from jaxplan.cost import Prediction
 from jaxplan.errors import PlanFileError
-from jaxplan.ir import Configuration, LoopRemat, MicroBatches, Offload, Remat, RematPolicy
+from jaxplan.ir import Configuration, LoopRemat, MicroBatches, Offload, Remat, RematPolicy, SortBlocks
 from jaxplan.ir.attention import FORMS, Sequences
 from jaxplan.mesh import COLLECTIVES, Sharding, Topology
 from jaxplan.partition import Lowering, Verified, lowering_from_json, lowering_to_json
@@ -78,6 +78,7 @@ def plan_to_json(plan: PlanData) -> dict[str, Any]:
         **({} if plan.microbatches is None else {"microbatches": asdict(plan.microbatches)}),
         **({} if plan.sequences is None else {"sequences": asdict(plan.sequences)}),
         **({} if plan.recomputed_loops is None else {"recomputed_loops": plan.recomputed_loops.policy}),
+        **({} if plan.sort_blocks is None else {"sort_blocks": plan.sort_blocks.num}),
         **({} if plan.offload is None else {"offload": asdict(plan.offload)}),
         **({"argument_names": plan.argument_names} if plan.argument_names else {}),
         **({"not_kept": plan.not_kept} if plan.not_kept else {}),
@@ -161,6 +162,7 @@ def _fields(data: dict[str, Any]) -> dict[str, Any]:
         "microbatches": _microbatches(data.get("microbatches"), {leaf.path for leaf in inputs}),
         "sequences": _sequences(data.get("sequences")),
         "recomputed_loops": _recomputed_loops(data.get("recomputed_loops")),
+        "sort_blocks": _sort_blocks(data.get("sort_blocks")),
         "offload": _offload(data.get("offload"), len(inputs), len(outputs)),
         "argument_names": typed(tuple[str, ...], data.get("argument_names", ()), "argument_names"),
         "not_kept": typed(tuple[str, ...], data.get("not_kept", ()), "not_kept"),
@@ -204,6 +206,15 @@ def _recomputed_loops(value: Any) -> LoopRemat | None:
     if value not in get_args(RematPolicy):
         raise MalformedError(f"recomputed_loops is {value!r}; expected one of {get_args(RematPolicy)}")
     return LoopRemat(policy=value)
+
+
+def _sort_blocks(value: Any) -> SortBlocks | None:
+    """The blocks in which rows are sorted; files without the field have none."""
+    if value is None:
+        return None
+    if (num := typed(int, value, "sort_blocks")) < 2:
+        raise MalformedError(f"sort_blocks is {value!r}; expected at least 2")
+    return SortBlocks(num=num)
 
 
 def _offload(value: Any, num_inputs: int, num_outputs: int) -> Offload | None:

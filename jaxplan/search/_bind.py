@@ -19,11 +19,13 @@ from jaxplan.ir import (
     LoopRemat,
     MicroBatches,
     Program,
+    SortBlocks,
     StepGraph,
     loop_recomputed_graph,
     recomputable_blocks,
     rematerialise,
     sliced_graph,
+    sorted_graph,
 )
 from jaxplan.ir.attention import attention_graph
 from jaxplan.partition import decide_lowering
@@ -219,6 +221,8 @@ class Binder:
                 graph = loop_recomputed_graph(graph, plan.recomputed_loops)
                 if graph.program.microbatches != plan.microbatches:
                     graph = sliced_graph(graph, plan.microbatches)
+                if graph.program.sort_blocks != plan.sort_blocks:
+                    graph = sorted_graph(graph, plan.sort_blocks)
             self._graphs[key] = graph
         return self._graphs[key]
 
@@ -261,9 +265,9 @@ class Binder:
         )
 
 
-def _rewritten(of: Plan | Program) -> tuple[MicroBatches | None, LoopRemat | None]:
+def _rewritten(of: Plan | Program) -> tuple[MicroBatches | None, LoopRemat | None, SortBlocks | None]:
     """How a step is traced for a plan."""
-    return of.microbatches, of.recomputed_loops
+    return of.microbatches, of.recomputed_loops, of.sort_blocks
 
 
 def _form(plan: Plan) -> str | None:

@@ -114,7 +114,7 @@ def _versions() -> str:
 def _of_program(program: Program) -> Iterator[str]:
     """Equations, literals, arguments and results (the fingerprint), constants by value, and how state is paired."""
     yield program.fingerprint
-    rewritten = program.microbatches, program.recomputed_loops
+    rewritten = program.microbatches, program.recomputed_loops, program.sort_blocks
     yield repr((program.donate_argnums, program.static_argnums, program.pairs, rewritten))
     # Functions in the structure of a state (`apply_fn`, an optimizer's) have another address in every process; where
     # one is another function, the equations are others.

@@ -90,6 +90,7 @@ def make_plan(
         offload=model.graph.offload,
         microbatches=program.microbatches,
         recomputed_loops=program.recomputed_loops,
+        sort_blocks=program.sort_blocks,
         sequences=sequences_of(graph, topology, chosen),
         graph=graph,
         decided=Once(lambda: decide_lowering(graph, topology, chosen, repeated)),

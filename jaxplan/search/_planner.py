@@ -28,6 +28,7 @@ from jaxplan.search._price import price
 from jaxplan.search._score import score
 from jaxplan.search._sequences import plan_with_sequences
 from jaxplan.search._solve import solve
+from jaxplan.search._sort_blocks import plan_with_sort_blocks
 from jaxplan.search._verify import verify
 from jaxplan.search._what_if import Replanner
 from jaxplan.search.stages import StagePricer, StageSearch, plan_with_stages
@@ -88,13 +89,16 @@ def _search(
             def plan_one(of: StepGraph) -> Frontier:
                 return _plan_graph(of, topology, chosen, report, name)
 
+            def in_blocks(of: StepGraph) -> Frontier:
+                return plan_with_sort_blocks(of, plan_one, topology.num_devices)
+
             most_bytes = None if limit is None or offload else limit * topology.num_devices
 
             def in_slices(of: StepGraph) -> Frontier:
                 return plan_with_microbatches(
                     of,
                     options.microbatches,
-                    lambda of: plan_with_sequences(of, plan_one, limit, topology.num_devices),
+                    lambda of: plan_with_sequences(of, in_blocks, limit, topology.num_devices),
                     limit,
                     most_bytes,
                 )

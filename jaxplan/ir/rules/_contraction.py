@@ -32,11 +32,14 @@ def ragged_dot_general_rule(in_avals: Avals, out_avals: Avals, params: Params) -
     ``m k, g k n, g -> m n`` with g summed: a device multiplies the rows of its own groups and leaves zeros for the
     others, so the results of all devices add up. Where the ragged dimension is contracted (weight gradients), the
     groups are in front of the result and mapped: ``m k, m n, g -> g k n``. Every device reads all counts of rows, which
-    say where those of its groups begin. Counts that differ along other dimensions, and groups of batches, are whole.
+    say where those of its groups begin. Blocks of rows, each with counts of its own, are mapped, or summed where they
+    are contracted: ``b m k, g k n, b g -> b m n`` and ``b m k, b m n, b g -> g k n``. Groups of batches are whole.
     """
     numbers = params["ragged_dot_dimension_numbers"]
     dims, ragged = numbers.dot_dimension_numbers, numbers.lhs_ragged_dimensions[0]
-    may_split = len(in_avals[2].shape) == 1 and params.get("group_offset") is None and ragged not in dims[1][0]
+    blocks = block_dimensions(in_avals, params)
+    is_batch = ragged in dims[1][0] or not {*blocks}.isdisjoint(dims[1][0])
+    may_split = len(blocks) <= 1 and params.get("group_offset") is None and not is_batch
     factors = Factors()
     kind: tuple[Any, ...] = ("reduce", "sum") if may_split else ("whole",)
     lhs, rhs, result = _dot_dims(
@@ -50,9 +53,26 @@ def ragged_dot_general_rule(in_avals: Avals, out_avals: Avals, params: Params) -
     makes_groups = len(result) < len(out_avals[0].shape)
     if makes_groups:
         result = (factors.add(out_avals[0].shape[0], "map" if may_split else "whole"), *result)
-    counts = tuple(factors.whole(size) for size in in_avals[2].shape)
-    is_manual = makes_groups and may_split  # the compiler does not split a dimension that no operand has
+    counts = (*(lhs[d] for d in blocks), factors.whole(in_avals[2].shape[-1]))
+    # The compiler does not split a dimension that no operand has; one block of rows is a plain ragged dot.
+    is_manual = (makes_groups and may_split) or len(blocks) > 0
     return factors.rule([lhs, rhs, counts], [result], "contraction", _BILINEAR, manual=is_manual)
+
+
+def block_dimensions(in_avals: Avals, params: Params) -> tuple[int, ...]:
+    """The dimensions of the left operand of a ragged dot along which the counts of rows differ.
+
+    (https://docs.jax.dev/en/latest/_autosummary/jax.lax.ragged_dot_general.html: ``group_sizes`` are ``[b..., x..., g]``
+    with the dimensions of the same kind as the ragged one that stand before it.)
+    """
+    if len(in_avals[2].shape) == 1:
+        return ()
+    numbers = params["ragged_dot_dimension_numbers"]
+    ((contracted, _), (batch, _)), ragged = numbers.dot_dimension_numbers, numbers.lhs_ragged_dimensions[0]
+    free = [d for d in range(len(in_avals[0].shape)) if d not in (*contracted, *batch)]
+    alike = next(of for of in (list(batch), list(contracted), free) if ragged in of)
+    before = alike[: alike.index(ragged)]
+    return tuple(before if ragged in batch else (*batch, *before))
 
 
 def _dot_dims(

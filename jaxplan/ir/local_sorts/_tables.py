@@ -1,0 +1,137 @@
+"""Values of a jaxpr that are known when it is traced, as NumPy arrays: positions, fills, and what is computed of them.
+
+A value with one element, repeated, is a view without strides, so that a fill of any shape costs nothing.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+MOST_ELEMENTS = 1 << 24
+"""Of a table with more elements nothing is known."""
+
+
+def _quotient(a: Any, b: Any) -> Any:
+    """XLA's division: of integers towards zero; by zero it is not asked for."""
+    if not np.issubdtype(np.asarray(a).dtype, np.integer):
+        return np.divide(a, b)
+    return (np.sign(a) * np.sign(b) * (np.abs(a) // np.maximum(np.abs(b), 1))).astype(np.asarray(a).dtype)
+
+
+def _select(which: Any, *cases: Any) -> Any:
+    return np.choose(np.asarray(which).astype(np.intp), cases)
+
+
+_ELEMENTWISE: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "add_any": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "div": _quotient,
+    "rem": np.fmod,
+    "neg": operator.neg,
+    "sign": np.sign,
+    "abs": np.abs,
+    "max": np.maximum,
+    "min": np.minimum,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "and": operator.and_,
+    "or": operator.or_,
+    "xor": operator.xor,
+    "not": operator.invert,
+    "copy": lambda x: x,
+    "copy_p": lambda x: x,
+    "stop_gradient": lambda x: x,
+    "select_n": _select,
+    "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
+}
+
+
+def evaluate(name: str, params: Mapping[str, Any], operands: Sequence[np.ndarray], aval: Any) -> np.ndarray | None:
+    """The result of an equation with known operands; None where it is not computed here.
+
+    Args:
+      aval: of the only result.
+    """
+    shape = tuple(aval.shape)
+    if not _is_plain(aval.dtype) or any(not _is_plain(x.dtype) for x in operands):
+        return None
+    if name == "iota":
+        return _iota(params, aval)
+    is_one = bool(operands) and all(x.size and is_uniform(x) for x in operands)
+    if is_one and name in (*_ELEMENTWISE, *_SHAPES, "convert_element_type"):
+        return np.broadcast_to(_of_one(name, [x[(0,) * x.ndim] for x in operands], aval), shape)
+    if not operands or aval.size > MOST_ELEMENTS or any(x.size == 0 for x in operands):
+        return None
+    if name == "convert_element_type":
+        return operands[0].astype(aval.dtype)
+    if name in _ELEMENTWISE:
+        with np.errstate(all="ignore"):
+            return np.asarray(_ELEMENTWISE[name](*operands)).astype(aval.dtype)
+    if name == "broadcast_in_dim":
+        unit = [1] * len(shape)
+        for axis, size in zip(params["broadcast_dimensions"], operands[0].shape, strict=True):
+            unit[axis] = size
+        return np.broadcast_to(operands[0].reshape(unit), shape)
+    if name == "transpose":
+        return operands[0].transpose(params["permutation"])
+    if name in ("reshape", "squeeze", "expand_dims") and params.get("dimensions") is None or name == "squeeze":
+        return operands[0].reshape(shape)
+    return _counted(name, params, operands, aval)
+
+
+_SHAPES = ("broadcast_in_dim", "transpose", "reshape", "squeeze", "expand_dims")
+
+
+def _of_one(name: str, elements: Sequence[np.ndarray], aval: Any) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        found = elements[0] if name not in _ELEMENTWISE else _ELEMENTWISE[name](*elements)
+    return np.asarray(found).astype(aval.dtype)
+
+
+def _iota(params: Mapping[str, Any], aval: Any) -> np.ndarray:
+    axis = params["dimension"]
+    unit = [1] * len(aval.shape)
+    unit[axis] = aval.shape[axis]
+    return np.broadcast_to(np.arange(aval.shape[axis]).astype(aval.dtype).reshape(unit), aval.shape)
+
+
+def _counted(name: str, params: Mapping[str, Any], operands: Sequence[np.ndarray], aval: Any) -> np.ndarray | None:
+    """Sums, as rows are counted by: along axes, or at indices of a vector."""
+    if name == "reduce_sum":
+        return operands[0].sum(tuple(params["axes"]), dtype=aval.dtype)
+    if name != "scatter-add" or len(aval.shape) != 1 or operands[1].shape[-1] != 1:
+        return None
+    start, at, added = operands
+    at = at.reshape(-1)
+    inside = (at >= 0) & (at < start.size)
+    result = start.copy()
+    np.add.at(result, at[inside], added.reshape(-1)[inside])
+    return result.astype(aval.dtype)
+
+
+def _is_plain(dtype: Any) -> bool:
+    return isinstance(dtype, np.dtype)  # no random keys
+
+
+def is_uniform(x: np.ndarray, axis: int | None = None) -> bool:
+    """Whether all elements are one, or those along an axis."""
+    if axis is not None:
+        return x.shape[axis] == 1 or x.strides[axis] == 0 or bool((x == x.take([0], axis)).all())
+    return all(size == 1 or stride == 0 for size, stride in zip(x.shape, x.strides, strict=True))
+
+
+def folded(x: np.ndarray) -> np.ndarray:
+    """The same array without strides where all its elements are one."""
+    if x.size and not is_uniform(x) and bool((x == (one := x[(0,) * x.ndim])).all()):
+        return np.broadcast_to(one, x.shape)
+    return x
