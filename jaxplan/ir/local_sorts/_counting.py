@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from jaxplan.ir.local_sorts._kinds import Rows, Sort, SortRows
+from jaxplan.ir.local_sorts._body import Body
+from jaxplan.ir.local_sorts._kinds import Sort, SortRows
 from jaxplan.ir.local_sorts._tables import evaluate
-
-if TYPE_CHECKING:
-    from jaxplan.ir.local_sorts._analysis import Body
 
 _SAME = frozenset({"reshape", "convert_element_type", "squeeze", "expand_dims", "copy", "optimization_barrier"})
 """Equations with the same elements in the same order."""

@@ -52,14 +52,18 @@ class Counts:
     num_groups: int
 
 
+Kind = Rows | Index | Counts
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
     """A stack of what the trips of a loop leave."""
 
-    of: Rows | Index | Counts
+    of: Kind
 
-
-Kind = Rows | Index | Counts | Stack
+    @property
+    def sort(self) -> Sort:
+        return self.of.sort
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,14 +110,14 @@ class RowLookUp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SortRows:
-    """The sort itself; operands at ``orders`` hold positions, all others are sorted along."""
+    """The sort itself."""
 
     sort: Sort
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invert:
-    """The places after the sort, of those before it: by a sort of these, or by writing them there."""
+    """The place of each row after the sort: by a sort of the places before it, or by a scatter to these."""
 
     sort: Sort
 

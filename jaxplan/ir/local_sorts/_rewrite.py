@@ -16,10 +16,12 @@ import numpy as np
 from jax import lax
 
 from jaxplan.core import _compat
-from jaxplan.ir.local_sorts._analysis import Body, analyse
+from jaxplan.ir.local_sorts._analysis import analyse
+from jaxplan.ir.local_sorts._body import Body
 from jaxplan.ir.local_sorts._kinds import (
     AddRows,
     Counts,
+    Index,
     Invert,
     RaggedDot,
     RowLookUp,
@@ -117,13 +119,13 @@ class _Run:
             index = self._read(eqn.inputs[step.operand])
             aval = self.body.flat.values[out].aval
             return [None if out in self.body.constants else index.reshape(aval.shape)]
-        operands = [self._read(atom) for atom in eqn.inputs]
+        first, second, *others = [self._read(atom) for atom in eqn.inputs]
         if isinstance(step, TakeRows):
-            return [self._take(eqn, step, *operands)]
+            return [self._take(eqn, step, first, second)]
         if isinstance(step, AddRows):
-            return [self._add(eqn, step, *operands)]
+            return [self._add(eqn, step, first, second, others[0])]
         assert isinstance(step, RaggedDot)
-        return [self._multiply(eqn, *operands[:2], self._counts(step.counts))]
+        return [self._multiply(eqn, first, second, self._counts(step.counts))]
 
     def _sort(self, eqn: Pair, sort: Sort) -> list[Any]:
         shape = self.num, sort.num_rows // self.num
@@ -135,7 +137,7 @@ class _Run:
         return [order.reshape(sort.num_rows) if self._is_index(t) else next(found) for t in eqn.outputs]
 
     def _is_index(self, t: int) -> bool:
-        return hasattr(self.body.kinds.get(t), "table")
+        return isinstance(self.body.kinds.get(t), Index)
 
     def _invert(self, eqn: Pair, sort: Sort) -> list[Any]:
         """Places after the sort; of a sort, what is sorted comes first and is known."""
@@ -209,7 +211,8 @@ class _Run:
         operands = [self._read(atom) for atom in eqn.inputs]
         kinds = dict(enumerate(map(self.body.kind, eqn.inputs)))
         fixed = {i: self._counts(eqn.inputs[i]) for i, kind in kinds.items() if isinstance(kind, Counts) and i < start}
-        sliced = {i: self.counts[eqn.inputs[i]] for i, kind in kinds.items() if isinstance(kind, Stack) and _counts(kind)}
+        stacks = {i for i, kind in kinds.items() if isinstance(kind, Stack) and isinstance(kind.of, Counts)}
+        sliced = {i: self.counts[eqn.inputs[i]] for i in stacks}
 
         def trip(carry: list[Any], slices: Any) -> tuple[list[Any], Any]:
             own, counts = slices
@@ -221,10 +224,6 @@ class _Run:
         )
         self.counts |= {eqn.outputs[i]: x for i, x in found.items()}
         return [*carry, *stacks]
-
-
-def _counts(kind: Stack) -> bool:
-    return isinstance(kind.of, Counts)
 
 
 def _joined(x: Any, dim: int) -> Any:

@@ -84,7 +84,7 @@ def evaluate(name: str, params: Mapping[str, Any], operands: Sequence[np.ndarray
         return np.broadcast_to(operands[0].reshape(unit), shape)
     if name == "transpose":
         return operands[0].transpose(params["permutation"])
-    if name in ("reshape", "squeeze", "expand_dims") and params.get("dimensions") is None or name == "squeeze":
+    if name in ("reshape", "squeeze", "expand_dims") and (name != "reshape" or params.get("dimensions") is None):
         return operands[0].reshape(shape)
     return _counted(name, params, operands, aval)
 

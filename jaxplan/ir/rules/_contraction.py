@@ -62,8 +62,8 @@ def ragged_dot_general_rule(in_avals: Avals, out_avals: Avals, params: Params) -
 def block_dimensions(in_avals: Avals, params: Params) -> tuple[int, ...]:
     """The dimensions of the left operand of a ragged dot along which the counts of rows differ.
 
-    (https://docs.jax.dev/en/latest/_autosummary/jax.lax.ragged_dot_general.html: ``group_sizes`` are ``[b..., x..., g]``
-    with the dimensions of the same kind as the ragged one that stand before it.)
+    ``group_sizes`` are ``[b..., x..., g]``, x the dimensions of the same kind as the ragged one that stand before it
+    (https://docs.jax.dev/en/latest/_autosummary/jax.lax.ragged_dot_general.html).
     """
     if len(in_avals[2].shape) == 1:
         return ()
