@@ -22,6 +22,8 @@ from jaxplan.ir.microbatch._pairs import Pair, Paired
 
 BODIES = ("scan", "checkpoint", "remat", "remat2")
 """Equations of which the bodies are looked into."""
+_SAME = ("reshape", "convert_element_type", "squeeze", "expand_dims", "copy", "optimization_barrier")
+"""Operators with the same elements in the same order, as far as keys go: these are small integers."""
 _KEEPING = ("convert_element_type", "copy", "neg", "optimization_barrier")
 """Operators of one operand, along each dimension of which their result varies as that does."""
 
@@ -64,6 +66,8 @@ class _Reader:
                 body.constants[t] = known
         for place, eqn in enumerate(body.flat.equations):
             kinds = [body.kind(atom) for atom in eqn.inputs]
+            if eqn.full.primitive.name in _SAME and isinstance(eqn.inputs[0], int):
+                body.sources[eqn.outputs[0]] = body.source(eqn.inputs[0])
             if eqn.full.primitive.name in BODIES:
                 self._read_inner(body, place, eqn)
             elif all(kind is None or _is_counts(kind) for kind in kinds):
@@ -100,8 +104,14 @@ class _Reader:
             return False
         (num_rows,) = keys.shape
         sort = Sort(place=(*body.place, place), num_rows=num_rows)
-        if num_rows % self.num or num_rows == self.num or sort in self.whole or body.constant(eqn.inputs[0]) is not None:
+        does_divide = num_rows % self.num == 0 and num_rows > self.num
+        if not does_divide or sort in self.whole or body.constant(eqn.inputs[0]) is not None:
             return False
+        source = body.source(eqn.inputs[0])
+        if params["is_stable"]:  # the same keys are sorted the same way
+            sort = next((other for other, (keys, _) in body.keys.items() if keys == source), sort)
+            body.keys.setdefault(sort, (source, eqn.outputs[0]))
+        body.sources[eqn.outputs[0]] = body.keys.get(sort, (source, eqn.outputs[0]))[1]
         self.found.add(sort)
         body.steps[place] = SortRows(sort=sort)
         for atom, result in zip(eqn.inputs, eqn.outputs, strict=True):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxplan.ir.local_sorts._kinds import Kind, Stack, Step
+from jaxplan.ir.local_sorts._kinds import Kind, Sort, Stack, Step
 from jaxplan.ir.local_sorts._tables import is_uniform
 from jaxplan.ir.microbatch._pairs import Paired
 
@@ -20,6 +20,8 @@ class Body:
       place: positions of the equations around it.
       kinds: of values between a sort and its inverse.
       constants: values that are known.
+      sources: value -> the one that has the same elements in the same order; itself where it is not among them.
+      keys: sort -> the source of its keys, and that of the sorted keys.
       alike: value -> dimensions along which all its elements are the same.
       steps: position of an equation that runs in blocks -> how.
       inner: position of a loop or checkpoint -> its body.
@@ -29,6 +31,8 @@ class Body:
     place: tuple[int, ...] = ()
     kinds: dict[int, Kind | Stack] = field(default_factory=dict)
     constants: dict[int, np.ndarray] = field(default_factory=dict)
+    sources: dict[int, Any] = field(default_factory=dict)
+    keys: dict[Sort, tuple[Any, Any]] = field(default_factory=dict)
     alike: dict[int, frozenset[int]] = field(default_factory=dict)
     steps: dict[int, Step] = field(default_factory=dict)
     inner: dict[int, Body] = field(default_factory=dict)
@@ -42,6 +46,9 @@ class Body:
 
     def constant(self, atom: Any) -> np.ndarray | None:
         return self.constants.get(atom) if isinstance(atom, int) else known_value(atom.val)
+
+    def source(self, atom: Any) -> Any:
+        return self.sources.get(atom, atom) if isinstance(atom, int) else atom
 
     def alike_dims(self, atom: Any) -> frozenset[int]:
         return self.alike.get(atom, frozenset()) if isinstance(atom, int) else frozenset()

@@ -126,6 +126,9 @@ def _take(body: Body, eqn: Pair, index: Index, source: Kind | None, num: int) ->
     copies = _copies(index, eqn.full.invars[0].aval.shape[look_up.dim], num)
     if index.is_order:
         _require(source is None)
+        keys, sorted_keys = body.keys.get(index.sort, (None, None))
+        if copies == 1 and keys is not None and body.source(eqn.inputs[0]) == keys:
+            body.sources[out] = sorted_keys
         body.kinds[out] = Rows(sort=index.sort, dim=look_up.result_dim)
     else:
         _require(source == Rows(sort=index.sort, dim=look_up.dim))
