@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxplan.cost._deferred_arrays import DeferredArrays
 from jaxplan.cost._live_ranges import WORKSPACE
+from jaxplan.cost._masked_rows import MaskedCopies
 from jaxplan.cost._model import CostModel
 from jaxplan.cost._padded_images import PaddedImages
 from jaxplan.cost._plan_shardings import PlanShardings
@@ -247,6 +248,7 @@ class AskedGradients:
         self._tables = {t for t, e in made if makes_table_gradient(graph, e)}
         self._recomputes = bool(backward_barriers(graph.program))
         self._padded = PaddedImages(replace(model, buffers=self._buffers))
+        self._masked = MaskedCopies(replace(model, buffers=self._buffers))
 
     def are_asked(
         self,
@@ -284,5 +286,6 @@ class AskedGradients:
 
         shardings = PlanShardings(self._graph, self._topology, configurations, transfers)
         padded = self._padded.read_last_by(assignment, configurations)
+        padded |= self._masked.read_by_gradients(configurations)
         asked_for = DeferredArrays(shardings, self._buffers, making, padded).num_bytes_between
         return any(barrier_places(self._graph, making, curve, held, NEAR) for held in (read_last_by, asked_for))

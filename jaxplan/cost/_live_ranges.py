@@ -14,6 +14,7 @@ from jaxplan.cost._copies import COPIES, Copies
 from jaxplan.cost._dots_behind import DotsBehind
 from jaxplan.cost._extended import ExtendedImages
 from jaxplan.cost._home_deaths import HomeDeaths
+from jaxplan.cost._masked_rows import MaskedCopies
 from jaxplan.cost._model import CostModel
 from jaxplan.cost._offload import sent_by, staged_on_device
 from jaxplan.cost._ordered_copies import OrderedCopies
@@ -61,6 +62,7 @@ class LiveRanges:
         self._deaths, self._copies = HomeDeaths(model, self._behind), Copies(model)
         self._summands, self._ordered = WrittenSummands(model), OrderedCopies(model)
         self._extended, self._padded = ExtendedImages(model, buffers.read_end), PaddedImages(model)
+        self._masked = MaskedCopies(model)
         self._attentions, self._losses = AttentionBlocks(model), SummedLosses(model)
         self.tpu = TpuBuffers(model, self._place) if self._target.tiles_arrays else None
         self._added = list(self._sums_of_a_library())
@@ -239,6 +241,8 @@ class LiveRanges:
         for first, last, size in self._extended.copies(assignment, chosen):
             yield 2 * first, 2 * last + 1, size, COPIES
         for first, last, size in self._padded.copies(assignment, chosen):
+            yield 2 * first, 2 * last + 1, size, TEMPORARIES
+        for first, last, size in self._masked.of(chosen):
             yield 2 * first, 2 * last + 1, size, TEMPORARIES
         for beside in self._pooled:
             share = made[self._place[beside.tensor]] / model.buffers.num_bytes[beside.tensor]

@@ -8,6 +8,7 @@ import functools
 import numpy as np
 
 from jaxplan.cost import WORKSPACE, CostModel, LiveRanges, Transfer
+from jaxplan.cost._masked_rows import MaskedCopies
 from jaxplan.cost._padded_images import PaddedImages
 from jaxplan.cost._plan_shardings import PlanShardings
 from jaxplan.ir import Equation
@@ -46,9 +47,10 @@ class Resident:
 
     @functools.cached_property
     def padded(self) -> dict[int, int]:
-        """Convolution -> bytes of the padded copy that it is the last to read."""
-        configurations = self.shardings.configurations
-        return PaddedImages(self._in_order_model).read_last_by([0] * len(configurations), configurations)
+        """Convolution or ragged dot -> bytes of the copies that it reads in place of its first operand, as the last."""
+        configurations, model = self.shardings.configurations, self._in_order_model
+        padded = PaddedImages(model).read_last_by([0] * len(configurations), configurations)
+        return padded | MaskedCopies(model).read_by_gradients(configurations)
 
     @property
     def _in_order_model(self) -> CostModel:

@@ -28,6 +28,7 @@ from jaxplan.xla.rules.gpu import loop_stacks as _gpu_loop_stacks
 from jaxplan.xla.rules.gpu import losses as _gpu_losses
 from jaxplan.xla.rules.gpu import padding as _gpu_padding
 from jaxplan.xla.rules.gpu import pooling as _gpu_pooling
+from jaxplan.xla.rules.gpu import ragged as _gpu_ragged
 from jaxplan.xla.rules.gpu import schedule as _gpu_schedule
 from jaxplan.xla.rules.gpu import summands as _gpu_summands
 from jaxplan.xla.rules.gpu import transposed as _gpu_transposed
@@ -63,6 +64,7 @@ _MODULES = (
     _gpu_loop_stacks,
     _gpu_padding,
     _gpu_pooling,
+    _gpu_ragged,
     _gpu_losses,
     _gpu_layouts,
     _gpu_schedule,

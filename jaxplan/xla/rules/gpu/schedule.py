@@ -14,7 +14,6 @@ from jaxplan.xla._plan_effects import (
     MultiplyBorder,
     Pack,
     ReduceInPlace,
-    Repeat,
     StartEarly,
     TakeTurns,
 )
@@ -60,11 +59,6 @@ def _reduced_in_place(facts: Facts) -> Iterator[ReduceInPlace]:
 def _borders(facts: Facts) -> Iterator[MultiplyBorder]:
     borders = ((e.index, written_border(facts, e.index)) for e in facts.equations)
     return (MultiplyBorder(e, border) for e, border in borders if border is not None)
-
-
-def _ragged_dots(facts: Facts) -> Iterator[Repeat]:
-    dots = (e for e in facts.equations if e.name == "ragged_dot_general")
-    return (Repeat(e.index, facts.tensors[e.operands[2]].shape[-1]) for e in dots)
 
 
 def _equal_stacks(facts: Facts) -> Iterator[Share]:
@@ -179,14 +173,4 @@ WRITTEN_BORDERS = CompilerRule(
     made_after=("conformer", "resnet50", "efficientnet"),
     test="tests/cost/test_work.py::test_zeros_that_are_written_around_images_are_multiplied",
     find=_borders,
-)
-RAGGED_DOTS = CompilerRule(
-    name="ragged-dots-multiply-all-groups",
-    backends=("gpu",),
-    stage="work",
-    does="A dot of groups of rows is lowered to one over all groups, in which the rows of others are zeros.",
-    source=f"{XLA}hlo/transforms/expanders/ragged_dot_rewriter.cc",
-    made_after=(),
-    test="tests/xla/test_compiled_steps.py::test_compiled_ragged_dots_multiply_all_groups",
-    find=_ragged_dots,
 )
