@@ -138,6 +138,22 @@ def _ragged_contraction(lhs: Any, rhs: Any) -> Any:
     return lax.ragged_dot_general(lhs, rhs, _GROUPS, numbers)
 
 
+def _ragged_blocks(lhs: Any, rhs: Any, counts: Any) -> Any:
+    """Two blocks of rows, each with counts of its own."""
+    numbers = lax.RaggedDotDimensionNumbers(
+        dot_dimension_numbers=(((2,), (1,)), ((), ())), lhs_ragged_dimensions=[1], rhs_group_dimensions=[0]
+    )
+    return lax.ragged_dot_general(lhs, rhs, counts, numbers)
+
+
+def _ragged_block_contraction(lhs: Any, rhs: Any, counts: Any) -> Any:
+    """Weight gradient of it: the blocks are summed."""
+    numbers = lax.RaggedDotDimensionNumbers(
+        dot_dimension_numbers=(((0, 1), (0, 1)), ((), ())), lhs_ragged_dimensions=[1], rhs_group_dimensions=[]
+    )
+    return lax.ragged_dot_general(lhs, rhs, counts, numbers)
+
+
 ELEMENTWISE = [
     _case("exp", lambda out, x: lax.exp(x), [(4, 6)], (4, 6)),
     _case("neg", lambda out, x: lax.neg(x), [(4, 6)], (4, 6)),
@@ -173,6 +189,20 @@ CONTRACTION = [
 RAGGED = [
     _case("ragged_dot_general", lambda out, x, y: lax.ragged_dot(x, y, _GROUPS), [(8, 4), (4, 4, 6)], (8, 6)),
     _case("ragged_dot_general", lambda out, x, y: _ragged_contraction(x, y), [(8, 4), (8, 6)], (4, 4, 6)),
+    _case(
+        "ragged_dot_general",
+        lambda out, *xs: _ragged_blocks(*xs),
+        [(2, 4, 6), (4, 6, 8), (2, 4)],
+        (2, 4, 8),
+        bounds={2: 2},
+    ),
+    _case(
+        "ragged_dot_general",
+        lambda out, *xs: _ragged_block_contraction(*xs),
+        [(2, 4, 6), (2, 4, 8), (2, 4)],
+        (4, 6, 8),
+        bounds={2: 2},
+    ),
 ]
 REDUCTION = [
     _case(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from jaxplan.ir import Equation
 from jaxplan.xla._effects import Absorb, Temporary
@@ -17,19 +18,31 @@ RAGGED_DOT = "ragged_dot_general"
 _REWRITER = f"{XLA}hlo/transforms/expanders/ragged_dot_rewriter.cc"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MaskedRows(Temporary):
-    """The rows of an operand once for each group, with zeros in place of those of other groups.
+class MaskedRead(NamedTuple):
+    """One ragged dot that reads masked rows.
 
     Attributes:
-      reads: (equation, operand, its last equation) of each ragged dot that reads it, in program order.
-      groups: (tensor, dimension) along which the groups of the first are; ``is_result``: that tensor is its result.
+      equation: the dot; ``tensor``: its operand, the rows or a view of them; ``end``: the equation that has read them.
+      groups: (tensor, dimension) along which its groups are.
+      is_gradient: that tensor is its result, and the copy has groups outside of rows.
+    """
+
+    equation: int
+    tensor: int
+    end: int
+    groups: tuple[int, int]
+    is_gradient: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskedRows(Temporary):
+    """Rows once for each group, with zeros in place of those of other groups, in the orders that dots read.
+
+    Attributes:
       first: the equation that computes the rows.
     """
 
-    reads: tuple[tuple[int, int, int], ...]
-    groups: tuple[int, int]
-    is_result: bool
+    reads: tuple[MaskedRead, ...]
     first: int
 
 
@@ -57,19 +70,15 @@ def _masked_rows(facts: Facts) -> Iterator[MaskedRows]:
 
     A dot with matrices reads rows outside of groups, a weight gradient groups outside of rows, of both operands.
     """
-    found = defaultdict[tuple[int, bool], list[tuple[int, int, int]]](list)
+    found = defaultdict[int, list[MaskedRead]](list)
     for eqn, operands, is_gradient in _reads(facts):
-        for t in operands:
-            found[_viewed(facts, t), is_gradient].append((eqn.index, t, facts.read_end[eqn.index]))
-    for (source, is_gradient), reads in found.items():
-        eqn = facts.equations[reads[0][0]]
         axes = eqn.params["ragged_dot_dimension_numbers"].rhs_group_dimensions
-        yield MaskedRows(
-            reads=tuple(reads),
-            groups=(eqn.results[0], 0) if is_gradient else (eqn.operands[1], axes[0]),
-            is_result=is_gradient,
-            first=max(facts.graph.values.producer[source], 0),
-        )
+        groups = (eqn.results[0], 0) if is_gradient else (eqn.operands[1], axes[0])
+        for t in operands:
+            read = MaskedRead(eqn.index, t, facts.read_end[eqn.index], groups, is_gradient)
+            found[_viewed(facts, t)].append(read)
+    for source, reads in found.items():
+        yield MaskedRows(reads=tuple(reads), first=max(facts.graph.values.producer[source], 0))
 
 
 def _viewed(facts: Facts, t: int) -> int:

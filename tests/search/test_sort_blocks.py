@@ -1,0 +1,81 @@
+"""A mixture that sorts its tokens, planned with a sort for each device too."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxplan
+from tests.ir.local_sorts.routed import WHOLE, WIDTH, dense, parameters, routed, sorted_back
+
+BATCH, LENGTH, LAYERS = 16, 8, 2
+
+
+def train_step(params, x, mixture=sorted_back):
+    def loss(params):
+        y = x
+        for layer in params:
+            y = y + mixture(layer, y.reshape(-1, WIDTH)).reshape(y.shape)
+        return jnp.mean(y**2)
+
+    value, gradients = jax.value_and_grad(loss)(params)
+    return jax.tree.map(lambda w, g: w - 0.1 * g, params, gradients), value
+
+
+def arguments():
+    return [parameters(seed) for seed in range(LAYERS)], jax.random.normal(jax.random.key(9), (BATCH, LENGTH, WIDTH))
+
+
+@pytest.fixture(scope="module")
+def frontier():
+    return jaxplan.plan(train_step, *arguments(), topology="cpu:8", progress=False)
+
+
+def check(run):
+    expected = jax.tree.leaves(train_step(*arguments(), dense))
+    for a, b in zip(jax.tree.leaves(run(*arguments())), expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=2e-5 * float(jnp.max(jnp.abs(b))))
+
+
+@pytest.mark.parametrize("name", ["data", "zero2", "fsdp", "experts", "data4_tensor2"])
+def test_references_run_as_one_device_does(frontier, name):
+    check(frontier.references[name].jit())
+
+
+@pytest.mark.parametrize("backend", ["jit", "shard_map"])
+def test_the_fastest_and_the_leanest_run_as_one_device_does(frontier, backend):
+    for plan in (frontier.fastest(), frontier.leanest(), frontier.references["fsdp"]):
+        check(plan.jit(backend=backend))
+
+
+def test_each_device_sorts_and_multiplies_its_own_tokens(frontier):
+    """Under `data` an eighth of the arithmetic; without a sort for each device nothing of the experts is split so."""
+    plan = frontier.references["data"]
+    assert plan.sort_blocks is not None
+    assert "rows sorted in 8 blocks" in plan.summary
+    alone = jaxplan.plan(train_step, *arguments(), topology="cpu:1", progress=False).fastest()
+    assert plan.prediction.flops == pytest.approx(alone.prediction.flops / 8, rel=0.02)
+
+
+def test_a_saved_plan_sorts_in_as_many_blocks(frontier, tmp_path):
+    path = tmp_path / "plan.json"
+    frontier.references["fsdp"].save(path)
+    plan = jaxplan.load(path, train_step, *arguments())
+    assert plan.sort_blocks == frontier.references["fsdp"].sort_blocks
+    check(plan.jit())
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"sort_blocks": 1}))
+    with pytest.raises(jaxplan.PlanFileError, match="sort_blocks is 1; expected at least 2"):
+        jaxplan.load(path, train_step, *arguments())
+
+
+def test_what_depends_on_the_order_of_all_rows_is_planned_as_it_is():
+    def step(params, x):
+        return train_step(params, x, routed(WHOLE["sums up to a row"]))
+
+    frontier = jaxplan.plan(step, *arguments(), topology="cpu:8", progress=False)
+    assert all(plan.sort_blocks is None for plan in frontier.points)
+    assert "'sort' mixes" in frontier.absent["data"]
