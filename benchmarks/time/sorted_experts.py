@@ -1,4 +1,4 @@
-"""A language model whose experts sort their tokens: planned as the step says, and with a sort for each device.
+"""A language model with experts that sort their tokens, planned as the step says, and with a sort for each device.
 
     python -m benchmarks.time.sorted_experts                        # four layers of 8 experts on h100:8
     python -m benchmarks.time.sorted_experts --topology v5e:2x4 --audit

@@ -413,6 +413,8 @@ APPLIES: dict[str, tuple[str, str]] = {
     "equal-stacks-of-a-loop-are-one": ("stacked twice", "returned sums"),
     "borders-of-images-are-multiplied": ("strides", "convolutions"),
     "ragged-dots-multiply-all-groups": ("ragged experts", "one-hot experts"),
+    "ragged-dots-compute-their-rows": ("ragged experts", "one-hot experts"),
+    "ragged-dots-read-masked-copies": ("ragged experts", "one-hot experts"),
     "fusions-write-over-operands": ("tanh", "element-wise"),
     "images-have-batch-and-features-innermost": ("convolutions", "relu"),
     "batched-dots-have-their-matrices-innermost": ("attention", "tanh"),

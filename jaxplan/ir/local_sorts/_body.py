@@ -1,4 +1,4 @@
-"""A jaxpr with what is known of its values."""
+"""A jaxpr with the kinds and constants of its values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the values between a sort of rows and its inverse hold, and the equations that relate them to other values."""
+"""Kinds of values between a sort of rows and its inverse, and the equations that relate them to other values."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Index:
-    """Positions of rows, or what is computed of them.
+    """Positions of rows, or values computed from them.
 
     Attributes:
       is_order: whether there is one for each sorted row, of its place before the sort; else one for each row before
@@ -57,7 +57,7 @@ Kind = Rows | Index | Counts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
-    """A stack of what the trips of a loop leave."""
+    """A stack of the results of the trips of a loop."""
 
     of: Kind
 

@@ -1,4 +1,4 @@
-"""The equations that read sorted rows, their positions or their counts, and what their results are.
+"""The equations that read sorted rows, their positions or their counts, and the kinds of their results.
 
 Each function here adds the kinds of an equation's results to its body and returns how it runs in blocks, None where it
 runs as it is; or it raises, and the sort stays whole.
@@ -72,7 +72,7 @@ def _require(holds: bool | np.bool_) -> None:
 
 
 def _invert(body: Body, eqn: Pair, kinds: Sequence[Kind | None]) -> Step:
-    """Positions sorted: in order they are known, and what is sorted along holds the place of each."""
+    """Positions sorted: in order they are known, and positions sorted along with them are the place of each."""
     order = kinds[0]
     if not isinstance(order, Index) or not order.is_order:
         raise StaysWholeError

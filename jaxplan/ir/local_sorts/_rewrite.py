@@ -140,7 +140,7 @@ class _Run:
         return isinstance(self.body.kinds.get(t), Index)
 
     def _invert(self, eqn: Pair, sort: Sort) -> list[Any]:
-        """Places after the sort; of a sort, what is sorted comes first and is known."""
+        """Places after the sort; the first result of a sort is known."""
         shape = self.num, sort.num_rows // self.num
         at = lax.broadcasted_iota(np.int32, shape, 1)
         if eqn.full.primitive.name == "sort":

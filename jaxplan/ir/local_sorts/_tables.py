@@ -1,4 +1,4 @@
-"""Values of a jaxpr that are known when it is traced, as NumPy arrays: positions, fills, and what is computed of them.
+"""Values of a jaxpr that are known when it is traced, as NumPy arrays: positions, fills, and values computed from them.
 
 A value with one element, repeated, is a view without strides, so that a fill of any shape costs nothing.
 """

@@ -32,7 +32,7 @@ def tokens(num: int = TOKENS, seed: int = 1) -> jax.Array:
 
 
 def dense(p: Any, x: jax.Array) -> jax.Array:
-    """Every expert on all tokens: what all forms compute."""
+    """Every expert on all tokens: all forms compute the same."""
     weights, chosen = route(p, x)
     hidden = jax.nn.silu(jnp.einsum("nd,edf->enf", x, p["gate"]) + p["bias"][:, None])
     hidden *= jnp.einsum("nd,edf->enf", x, p["up"])
