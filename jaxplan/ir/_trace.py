@@ -176,6 +176,7 @@ class _Source:
             example = _example(call)
             closed, _ = _traced(self.step, call, example, self.recomputed_loops)
             small, batch = _on_a_slice(self.step, call, example, microbatches, self.recomputed_loops)
+            closed, small = _sorted_alike(closed, small, microbatches.num, self.sort_blocks)
             return sorted_strata(closed, small, batch)
 
 
@@ -200,11 +201,11 @@ def _trace(
     example = _example(call)
     closed, out_shape = _traced(step, call, example, recomputed_loops)
     if microbatches is not None:
-        small = _on_a_slice(step, call, example, microbatches, recomputed_loops)
-        closed = split_batch(closed, *small, microbatches.num)
-    if sort_blocks is not None:
-        with without_explicit_axes():
-            closed = sort_in_blocks(closed, sort_blocks.num)
+        small, batch = _on_a_slice(step, call, example, microbatches, recomputed_loops)
+        closed, small = _sorted_alike(closed, small, microbatches.num, sort_blocks)
+        closed = split_batch(closed, small, batch, microbatches.num)
+    else:
+        closed = _sorted(closed, sort_blocks)
     donated = call.options.donated
     program = build_program(
         closed,
@@ -217,6 +218,19 @@ def _trace(
     check_sizes(program, argument_names(step))
     chosen = {"microbatches": microbatches, "recomputed_loops": recomputed_loops, "sort_blocks": sort_blocks}
     return dataclasses.replace(_with_free_micro_batches(program), **chosen)
+
+
+def _sorted(closed: Any, sort_blocks: SortBlocks | None, num_slices: int = 1) -> Any:
+    """The closed jaxpr of a step, rows for its ragged dots sorted in so many blocks for each slice of its batch."""
+    if sort_blocks is None:
+        return closed
+    with without_explicit_axes():
+        return sort_in_blocks(closed, num_slices * sort_blocks.num)
+
+
+def _sorted_alike(full: Any, small: Any, num_slices: int, sort_blocks: SortBlocks | None) -> tuple[Any, Any]:
+    """The jaxpr of a step, and of it on a slice of its batch, with rows sorted in blocks of one size."""
+    return _sorted(full, sort_blocks, num_slices), _sorted(small, sort_blocks)
 
 
 def _example(call: Call) -> Any:

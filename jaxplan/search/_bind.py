@@ -219,10 +219,10 @@ class Binder:
             unknown = set(plan.microbatches.dims if plan.microbatches else ()) - set(graph.program.in_paths)
             if not unknown:
                 graph = loop_recomputed_graph(graph, plan.recomputed_loops)
-                if graph.program.microbatches != plan.microbatches:
-                    graph = sliced_graph(graph, plan.microbatches)
                 if graph.program.sort_blocks != plan.sort_blocks:
                     graph = sorted_graph(graph, plan.sort_blocks)
+                if graph.program.microbatches != plan.microbatches:
+                    graph = sliced_graph(graph, plan.microbatches)
             self._graphs[key] = graph
         return self._graphs[key]
 

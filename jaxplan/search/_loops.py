@@ -7,15 +7,11 @@ of all of them that nothing beats.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from jaxplan.core._interrupt import current
-from jaxplan.errors import InfeasibleError
 from jaxplan.ir import LoopRemat, StepGraph, loop_recomputed_graph
 from jaxplan.plans._frontier import Frontier
-from jaxplan.search._microbatches import merged
-
-PlanGraph = Callable[[StepGraph], Frontier]
+from jaxplan.search._programs import PlanGraph, merged, plan_programs
 
 
 def plan_with_loops(graph: StepGraph, asked: bool | None, plan_graph: PlanGraph) -> Frontier:
@@ -26,17 +22,7 @@ def plan_with_loops(graph: StepGraph, asked: bool | None, plan_graph: PlanGraph)
     """
     if asked is False or not _may_have_layers(graph):
         return plan_graph(graph)
-    found, errors = list[Frontier](), list[InfeasibleError]()
-    for of in itertools.chain([graph], _recomputed(graph)):  # one by one: each traces the step again
-        try:
-            found.append(plan_graph(of))
-        except InfeasibleError as error:
-            errors.append(error)
-        if found and (not asked or current().happened):
-            break
-    if not found:
-        raise min(errors, key=lambda error: error.smallest_memory_bytes or 0)
-    return merged(found)
+    return merged(plan_programs(itertools.chain([graph], _recomputed(graph)), plan_graph, first_only=not asked))
 
 
 def _may_have_layers(graph: StepGraph) -> bool:

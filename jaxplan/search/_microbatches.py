@@ -6,15 +6,15 @@ holds the plans of all of them that nothing beats.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from jaxplan.core._interrupt import current
 from jaxplan.errors import ArgumentError, InfeasibleError
 from jaxplan.ir import MicroBatches, StepGraph, sliced_graph
 from jaxplan.ir.microbatch import NotSeparableError
 from jaxplan.plans._frontier import Frontier
+from jaxplan.search._programs import PlanGraph, merged
 from jaxplan.search._what_if import batch_sizes
 
 NUMBERS = (2, 4, 8, 16)
@@ -24,8 +24,6 @@ MORE_NUMBERS = (*NUMBERS, 32, 64, 128)
 LEAST_LOSS = 0.25
 """By default slices are looked at where the memory limit costs this share of the time of a step. Recomputing the whole
 forward pass costs as much: it is a third of the arithmetic of a step, so four thirds are computed."""
-
-PlanGraph = Callable[[StepGraph], Frontier]
 
 
 def in_microbatches(graph: StepGraph, num: int) -> StepGraph:
@@ -150,17 +148,3 @@ def _with_reason(error: InfeasibleError, reason: Exception) -> InfeasibleError:
         smallest_memory_bytes=error.smallest_memory_bytes,
         memory_parts=error.memory_parts,
     )
-
-
-def merged(found: list[Frontier]) -> Frontier:
-    """One frontier of several programs of a step; references and notes of the first, which is changed least."""
-    first = found[0]
-    merged = Frontier.from_plans(
-        [plan for frontier in found for plan in frontier.points],
-        references=first.references,
-        absent=first.absent,
-        memory_limit_bytes=first.memory_limit_bytes,
-        search_seconds=sum(frontier.search_seconds or 0 for frontier in found),
-        notes=dict.fromkeys(note for frontier in found for note in frontier.notes),
-    )
-    return dataclasses.replace(merged, replan=first.replan)

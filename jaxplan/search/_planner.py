@@ -89,21 +89,21 @@ def _search(
             def plan_one(of: StepGraph) -> Frontier:
                 return _plan_graph(of, topology, chosen, report, name)
 
-            def in_blocks(of: StepGraph) -> Frontier:
-                return plan_with_sort_blocks(of, plan_one, topology.num_devices)
-
             most_bytes = None if limit is None or offload else limit * topology.num_devices
 
             def in_slices(of: StepGraph) -> Frontier:
                 return plan_with_microbatches(
                     of,
                     options.microbatches,
-                    lambda of: plan_with_sequences(of, in_blocks, limit, topology.num_devices),
+                    lambda of: plan_with_sequences(of, plan_one, limit, topology.num_devices),
                     limit,
                     most_bytes,
                 )
 
-            return plan_with_loops(graph, options.remat, in_slices)
+            def in_blocks(of: StepGraph) -> Frontier:
+                return plan_with_sort_blocks(of, in_slices, topology.num_devices)
+
+            return plan_with_loops(graph, options.remat, in_blocks)
 
         def search() -> StageSearch:
             _check_stageable(options)

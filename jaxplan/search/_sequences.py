@@ -8,19 +8,13 @@ time that they took.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from jaxplan.core._interrupt import current
-from jaxplan.errors import InfeasibleError
 from jaxplan.ir import StepGraph
 from jaxplan.ir.attention import HEADS, RING, attention_graph, largest_scores
 from jaxplan.plans._frontier import Frontier
-from jaxplan.search._microbatches import merged
+from jaxplan.search._programs import PlanGraph, merged, plan_programs
 
 LEAST_SHARE = 0.01
 """Blocks are looked at where a device's share of the scores of one attention takes this share of its memory."""
-
-PlanGraph = Callable[[StepGraph], Frontier]
 
 
 def plan_with_sequences(
@@ -36,17 +30,7 @@ def plan_with_sequences(
     """
     if not _are_long(graph, limit_bytes, num_devices):
         return plan_graph(graph)
-    found, errors = [], []
-    for of in (graph, *(_in_blocks(graph, form) for form in (RING, HEADS))):
-        try:
-            found.append(plan_graph(of))
-        except InfeasibleError as error:
-            errors.append(error)
-        if found and current().happened:
-            break
-    if not found:
-        raise min(errors, key=lambda error: error.smallest_memory_bytes or 0)
-    return merged(found)
+    return merged(plan_programs((graph, *(_in_blocks(graph, form) for form in (RING, HEADS))), plan_graph))
 
 
 def _in_blocks(graph: StepGraph, form: str) -> StepGraph:

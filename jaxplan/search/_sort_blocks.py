@@ -8,17 +8,14 @@ program of its own that is planned like any other. The frontier holds the plans 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
-from jaxplan.core._interrupt import current
-from jaxplan.errors import InfeasibleError
+from jaxplan.errors import ArgumentError
 from jaxplan.ir import SortBlocks, StepGraph, sorted_graph
+from jaxplan.ir.microbatch import NotSeparableError
 from jaxplan.plans._frontier import Frontier
-from jaxplan.search._microbatches import merged
+from jaxplan.search._programs import PlanGraph, merged, plan_programs
 
 RAGGED_DOT = "ragged_dot_general"
-
-PlanGraph = Callable[[StepGraph], Frontier]
 
 
 def plan_with_sort_blocks(graph: StepGraph, plan_graph: PlanGraph, num_devices: int) -> Frontier:
@@ -26,20 +23,13 @@ def plan_with_sort_blocks(graph: StepGraph, plan_graph: PlanGraph, num_devices: 
 
     Raises:
       InfeasibleError: no plan fits; that of the leanest.
+      NotSeparableError, ArgumentError: slices of the batch were asked for that neither program has.
     """
     blocks = _in_blocks(graph, num_devices)
     if blocks is graph:
         return plan_graph(graph)
-    found, errors = list[Frontier](), list[InfeasibleError]()
-    for of in (graph, blocks):
-        try:
-            found.append(plan_graph(of))
-        except InfeasibleError as error:
-            errors.append(error)
-        if found and current().happened:
-            break
-    if not found:
-        raise min(errors, key=lambda error: error.smallest_memory_bytes or 0)
+    # One sort mixes all slices of a batch.
+    found = plan_programs((graph, blocks), plan_graph, refusals=(NotSeparableError, ArgumentError))
     return _with_faster_references(merged(found), found)
 
 

@@ -79,3 +79,14 @@ def test_what_depends_on_the_order_of_all_rows_is_planned_as_it_is():
     frontier = jaxplan.plan(step, *arguments(), topology="cpu:8", progress=False)
     assert all(plan.sort_blocks is None for plan in frontier.points)
     assert "'sort' mixes" in frontier.absent["data"]
+
+
+def test_micro_batches_sort_their_own_tokens(tmp_path):
+    """In two slices of the batch each device sorts those of its part of a slice."""
+    frontier = jaxplan.plan(train_step, *arguments(), topology="cpu:4", microbatches=2, progress=False)
+    plan = frontier.references["fsdp"]
+    assert plan.summary.endswith("rows sorted in 4 blocks, 2 micro-batches")
+    for backend in ("jit", "shard_map"):
+        check(plan.jit(backend=backend))
+    plan.save(tmp_path / "plan.json")
+    check(jaxplan.load(tmp_path / "plan.json", train_step, *arguments()).jit())
