@@ -11,16 +11,15 @@ from jax import lax
 
 import jaxplan
 from tests.cost.one_device import peak, shape
-from tests.versions import IS_0_12
+from tests.versions import H100_DOT_SCRATCH
 
 ROWS, WIDTH, GROUPS, HIDDEN = 4096, 512, 8, 1024
-WORKSPACE = (4 if IS_0_12 else 32) * 2**20  # of the library of dots, on H100
 ARGS = shape(ROWS, WIDTH), shape(GROUPS, WIDTH, HIDDEN), shape(GROUPS, dtype=jnp.int32)
 
 
 def test_rows_are_copied_for_each_group() -> None:
     """Beside the result, and the scratch of the dot."""
-    expected = 4 * ROWS * HIDDEN + 4 * GROUPS * ROWS * WIDTH + WORKSPACE
+    expected = 4 * ROWS * HIDDEN + 4 * GROUPS * ROWS * WIDTH + H100_DOT_SCRATCH
     assert peak(lax.ragged_dot, *ARGS, topology="h100:1") == expected
 
 
@@ -38,7 +37,7 @@ def test_a_weight_gradient_copies_both_operands() -> None:
         return jax.vjp(lambda w: lax.ragged_dot(x, w, counts), jnp.zeros((GROUPS, WIDTH, HIDDEN)))[1](g)
 
     args = ARGS[0], ARGS[2], shape(ROWS, HIDDEN)
-    expected = 4 * GROUPS * (WIDTH * HIDDEN + ROWS * WIDTH + ROWS * HIDDEN) + WORKSPACE
+    expected = 4 * GROUPS * (WIDTH * HIDDEN + ROWS * WIDTH + ROWS * HIDDEN) + H100_DOT_SCRATCH
     assert peak(step, *args, topology="h100:1") == expected
 
 

@@ -83,8 +83,8 @@ class _Run:
                 with _compat.context_of(eqn.full, eqn.stack, keeps_mesh=True):
                     results = self._step(eqn, step)
             else:
-                operands = [self._read(atom) for atom in eqn.inputs]
-                results = _compat.bind_like(eqn.full, eqn.full.primitive, eqn.full.params, operands, eqn.stack)
+                operands, params = [self._read(atom) for atom in eqn.inputs], self._params(eqn)
+                results = _compat.bind_like(eqn.full, eqn.full.primitive, params, operands, eqn.stack)
             self.known.update(zip(eqn.outputs, results, strict=True))
         outputs = self.body.flat.outputs
         counts = {i: self._counts(t) for i, t in enumerate(outputs) if isinstance(self.body.kind(t), Counts)}
@@ -98,6 +98,11 @@ class _Run:
             table, dtype = self.body.constants[atom], self.body.flat.values[atom].aval.dtype
             found = jnp.asarray(np.ascontiguousarray(table), dtype)
         return found
+
+    def _params(self, eqn: Pair) -> dict[str, Any]:
+        """Those of the equation; keys and positions that were sorted are no longer, in blocks."""
+        is_sorted = eqn.full.params.get("indices_are_sorted") and self.body.kind(eqn.inputs[1]) is not None
+        return {**eqn.full.params, "indices_are_sorted": False} if is_sorted else dict(eqn.full.params)
 
     def _counts(self, t: int) -> Any:
         """Rows of each block by key."""
@@ -147,20 +152,19 @@ class _Run:
             order = self._read(eqn.inputs[0]).reshape(shape)
             place = lax.sort((order, at), dimension=1, num_keys=1)[1].reshape(sort.num_rows)
             return [None, *(place for _ in eqn.outputs[1:])]
-        order = self._read(eqn.inputs[1]).reshape(*shape, 1)
-        params = eqn.full.params
-        (place,) = [jax.vmap(lambda i, x: eqn.full.primitive.bind(jnp.zeros_like(x), i, x, **params))(order, at)]
+        order, bind, params = self._read(eqn.inputs[1]).reshape(*shape, 1), eqn.full.primitive.bind, self._params(eqn)
+        place = jax.vmap(lambda i, x: bind(jnp.zeros_like(x), i, x, **params))(order, at)
         return [place.reshape(sort.num_rows)]
 
     def _take(self, eqn: Pair, step: TakeRows, operand: Any, index: Any) -> Any:
-        dim, bind, params = step.look_up.dim, eqn.full.primitive.bind, eqn.full.params
+        dim, bind, params = step.look_up.dim, eqn.full.primitive.bind, self._params(eqn)
         at = self._positions(index, step.copies)
         taken = jax.vmap(lambda x, i: bind(x, i, **params), (dim, 0))(self._cut(operand, dim), at)
         return _joined(taken, step.look_up.result_dim)
 
     def _add(self, eqn: Pair, step: AddRows, operand: Any, index: Any, updates: Any) -> Any:
         look_up: RowLookUp = step.look_up
-        bind, params, at = eqn.full.primitive.bind, eqn.full.params, self._positions(index, step.copies)
+        bind, params, at = eqn.full.primitive.bind, self._params(eqn), self._positions(index, step.copies)
         added = jax.vmap(lambda x, i, u: bind(x, i, u, **params), (look_up.dim, 0, look_up.result_dim))(
             self._cut(operand, look_up.dim), at, self._cut(updates, look_up.result_dim)
         )

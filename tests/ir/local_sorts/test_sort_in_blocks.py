@@ -26,6 +26,7 @@ from tests.ir.local_sorts.routed import (
     routed,
     sorted_back,
     tokens,
+    usual,
 )
 
 BLOCKS = 4
@@ -100,6 +101,25 @@ def test_counts_may_be_read_otherwise_too() -> None:
         return dense(p, x) + (shares * jax.nn.softmax(x @ p["router"]).mean(0)).sum()
 
     check(loss_of(balanced), loss_of(expected), parameters(), tokens())
+
+
+def test_keys_in_blocks_are_not_said_to_be_sorted() -> None:
+    """A sum for each key, of sorted keys: in blocks these begin anew."""
+
+    def with_sums(p: Any, rows: jax.Array, counts: jax.Array, keys: jax.Array, order: jax.Array, *others: Any) -> Any:
+        sums = jax.ops.segment_sum(rows, keys[order], EXPERTS, indices_are_sorted=True)
+        return usual(p, rows, counts, keys, order, *others) + jnp.sum(sums**2)
+
+    summed = routed(with_sums)
+
+    def expected(p: Any, x: jax.Array) -> jax.Array:
+        sums = jnp.einsum("nke,nd->ed", jax.nn.one_hot(route(p, x)[1], EXPERTS), x)
+        return dense(p, x) + jnp.sum(sums**2)
+
+    check(summed, expected, parameters(), tokens())
+    closed = jax.make_jaxpr(summed)(parameters(), tokens())
+    assert "indices_are_sorted=True" in str(closed)
+    assert "indices_are_sorted=True" not in str(sort_in_blocks(closed, BLOCKS))
 
 
 def test_rows_may_be_joined_in_any_order() -> None:
