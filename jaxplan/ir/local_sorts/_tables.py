@@ -54,6 +54,7 @@ _ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "select_n": _select,
     "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
 }
+_SHAPES = ("broadcast_in_dim", "transpose", "reshape", "squeeze", "expand_dims")
 
 
 def evaluate(name: str, params: Mapping[str, Any], operands: Sequence[np.ndarray], aval: Any) -> np.ndarray | None:
@@ -62,6 +63,11 @@ def evaluate(name: str, params: Mapping[str, Any], operands: Sequence[np.ndarray
     Args:
       aval: of the only result.
     """
+    with np.errstate(all="ignore"):  # as XLA does
+        return _evaluate(name, params, operands, aval)
+
+
+def _evaluate(name: str, params: Mapping[str, Any], operands: Sequence[np.ndarray], aval: Any) -> np.ndarray | None:
     shape = tuple(aval.shape)
     if not _is_plain(aval.dtype) or any(not _is_plain(x.dtype) for x in operands):
         return None
@@ -75,8 +81,7 @@ def evaluate(name: str, params: Mapping[str, Any], operands: Sequence[np.ndarray
     if name == "convert_element_type":
         return operands[0].astype(aval.dtype)
     if name in _ELEMENTWISE:
-        with np.errstate(all="ignore"):
-            return np.asarray(_ELEMENTWISE[name](*operands)).astype(aval.dtype)
+        return np.asarray(_ELEMENTWISE[name](*operands)).astype(aval.dtype)
     if name == "broadcast_in_dim":
         unit = [1] * len(shape)
         for axis, size in zip(params["broadcast_dimensions"], operands[0].shape, strict=True):
@@ -89,12 +94,8 @@ def evaluate(name: str, params: Mapping[str, Any], operands: Sequence[np.ndarray
     return _counted(name, params, operands, aval)
 
 
-_SHAPES = ("broadcast_in_dim", "transpose", "reshape", "squeeze", "expand_dims")
-
-
 def _of_one(name: str, elements: Sequence[np.ndarray], aval: Any) -> np.ndarray:
-    with np.errstate(all="ignore"):
-        found = elements[0] if name not in _ELEMENTWISE else _ELEMENTWISE[name](*elements)
+    found = elements[0] if name not in _ELEMENTWISE else _ELEMENTWISE[name](*elements)
     return np.asarray(found).astype(aval.dtype)
 
 
