@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -88,6 +89,7 @@ def trace(
     donate_argnums: Sequence[int] | None = None,
     static_argnums: int | Sequence[int] = (),
     static_argnames: Sequence[str] = (),
+    under: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
 ) -> Program:
     """Trace ``step`` on abstract values; nothing is allocated.
 
@@ -96,6 +98,7 @@ def trace(
       donate_argnums: numbers of arguments whose buffers the step may reuse; None: those that its own `jax.jit` names,
         else every argument that the step returns updated, leaf by leaf.
       static_argnums, static_argnames: arguments that are Python values, by number and name, as `jax.jit` has them.
+      under: the context in which this and every later form of the step is traced (`Source`).
 
     Raises:
       TraceError: the step cannot be traced; names the user's own line.
@@ -104,7 +107,7 @@ def trace(
     options = StepOptions.of(
         step, static_argnums=static_argnums, static_argnames=static_argnames, donate_argnums=donate_argnums
     )
-    program = _Source(step=step, options=options).trace(args, kwargs or {})
+    program = _Source(step=step, options=options, under=under).trace(args, kwargs or {})
     if donate_argnums is None:
         return program
     return dataclasses.replace(program, donate_argnums=tuple(donate_argnums))
@@ -116,13 +119,14 @@ class _Source:
 
     step: Callable[..., Any]
     options: StepOptions
+    under: Callable[[], contextlib.AbstractContextManager[Any]]
     microbatches: MicroBatches | None = None
     recomputed_loops: LoopRemat | None = None
     sort_blocks: SortBlocks | None = None
 
     def trace(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Program:
         self.options.check_numbers(args)
-        with opened_call(self.step, self.options, args, kwargs) as call:
+        with self.under(), opened_call(self.step, self.options, args, kwargs) as call:
             program = _trace(self.step, call, self.microbatches, self.recomputed_loops, self.sort_blocks)
             return dataclasses.replace(
                 program,
@@ -172,7 +176,7 @@ class _Source:
 
     def _strata(self, args: Sequence[Any], kwargs: Mapping[str, Any], microbatches: MicroBatches) -> Strata:
         """The equations of the same arguments' step, sorted into a loop over slices of the batch and the rest."""
-        with opened_call(self.step, self.options, args, kwargs) as call:
+        with self.under(), opened_call(self.step, self.options, args, kwargs) as call:
             example = _example(call)
             closed, _ = _traced(self.step, call, example, self.recomputed_loops)
             small, batch = _on_a_slice(self.step, call, example, microbatches, self.recomputed_loops)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -40,7 +41,7 @@ def trace_step(
 ) -> Traced:
     """Trace a step for devices that need not be present; ``options`` are those of `jaxplan.ir.trace`."""
     with traced_under(assumption) as asked:
-        program = trace(step, args, kwargs, **options)
+        program = trace(step, args, kwargs, under=functools.partial(traced_under, assumption), **options)
     return Traced(program=program, name=step_name(step), assumption=assumption, is_general=asked == [])
 
 
