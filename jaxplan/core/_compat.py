@@ -258,10 +258,14 @@ def context_of(eqn: Any, name_stack: str, *, keeps_mesh: bool) -> Iterator[None]
     stack = source_info_util.current_name_stack()
     if name_stack:
         stack = stack + source_info_util.new_name_stack(name_stack)
-    mesh: Any = contextlib.nullcontext()
-    if keeps_mesh:
-        mesh = jax.sharding.use_abstract_mesh(jax.sharding.get_abstract_mesh())
-    with source_info_util.user_context(eqn.source_info.traceback, name_stack=stack), eqn.ctx.manager, mesh:
+    around = jax.sharding.get_abstract_mesh()
+    with contextlib.ExitStack() as contexts:
+        contexts.enter_context(source_info_util.user_context(eqn.source_info.traceback, name_stack=stack))
+        contexts.enter_context(eqn.ctx.manager)
+        if keeps_mesh:
+            if around.size != jax.sharding.get_abstract_mesh().size:  # a part of the devices: JAX asks to unset first
+                contexts.enter_context(jax.sharding.use_abstract_mesh(AbstractMesh((), ())))
+            contexts.enter_context(jax.sharding.use_abstract_mesh(around))
         yield
 
 

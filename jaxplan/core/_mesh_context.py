@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import jax
 from jax.sharding import AbstractMesh, AxisType, use_abstract_mesh
@@ -31,6 +31,11 @@ def without_explicit_axes() -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
     kinds = tuple(AxisType.Auto if kind == AxisType.Explicit else kind for kind in mesh.axis_types)
     return use_abstract_mesh(AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=kinds))
+
+
+def without_mesh() -> contextlib.AbstractContextManager[Any]:
+    """While programs on parts of the devices run, no mesh is set, whatever is set around them."""
+    return contextlib.nullcontext() if jax.sharding.get_abstract_mesh().empty else jax.set_mesh(cast("Any", None))
 
 
 def under(mesh: Any) -> contextlib.AbstractContextManager[Any]:

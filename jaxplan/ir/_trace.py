@@ -126,7 +126,7 @@ class _Source:
 
     def trace(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Program:
         self.options.check_numbers(args)
-        with self.under(), opened_call(self.step, self.options, args, kwargs) as call:
+        with self.under(), without_explicit_axes(), opened_call(self.step, self.options, args, kwargs) as call:
             program = _trace(self.step, call, self.microbatches, self.recomputed_loops, self.sort_blocks)
             return dataclasses.replace(
                 program,
@@ -176,7 +176,7 @@ class _Source:
 
     def _strata(self, args: Sequence[Any], kwargs: Mapping[str, Any], microbatches: MicroBatches) -> Strata:
         """The equations of the same arguments' step, sorted into a loop over slices of the batch and the rest."""
-        with self.under(), opened_call(self.step, self.options, args, kwargs) as call:
+        with self.under(), without_explicit_axes(), opened_call(self.step, self.options, args, kwargs) as call:
             example = _example(call)
             closed, _ = _traced(self.step, call, example, self.recomputed_loops)
             small, batch = _on_a_slice(self.step, call, example, microbatches, self.recomputed_loops)
@@ -228,8 +228,7 @@ def _sorted(closed: Any, sort_blocks: SortBlocks | None, num_slices: int = 1) ->
     """The closed jaxpr of a step, rows for its ragged dots sorted in so many blocks for each slice of its batch."""
     if sort_blocks is None:
         return closed
-    with without_explicit_axes():
-        return sort_in_blocks(closed, num_slices * sort_blocks.num)
+    return sort_in_blocks(closed, num_slices * sort_blocks.num)
 
 
 def _sorted_alike(full: Any, small: Any, num_slices: int, sort_blocks: SortBlocks | None) -> tuple[Any, Any]:
@@ -248,14 +247,12 @@ def _traced(
 ) -> tuple[Any, Any]:
     """The closed jaxpr of a step, and the shapes of its results."""
     try:
-        with without_explicit_axes():
-            closed, out_shape = jax.make_jaxpr(call.functional(step), return_shape=True)(*example)
+        closed, out_shape = jax.make_jaxpr(call.functional(step), return_shape=True)(*example)
     except Exception as error:
         raise _trace_error(step, error, call) from error
     _check_constants(step, closed.consts)
     if recomputed_loops is not None:
-        with without_explicit_axes():
-            closed = recompute_in_loops(closed, recomputed_loops.policy)
+        closed = recompute_in_loops(closed, recomputed_loops.policy)
     return closed, out_shape
 
 

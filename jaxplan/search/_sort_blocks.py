@@ -16,6 +16,8 @@ from jaxplan.plans._frontier import Frontier
 from jaxplan.search._programs import PlanGraph, merged, plan_programs
 
 RAGGED_DOT = "ragged_dot_general"
+SORT_BLOCKS = "sort_blocks"
+"""The stage that `StepGraph.derive` knows the other program by."""
 
 
 def plan_with_sort_blocks(graph: StepGraph, plan_graph: PlanGraph, num_devices: int) -> Frontier:
@@ -33,6 +35,12 @@ def plan_with_sort_blocks(graph: StepGraph, plan_graph: PlanGraph, num_devices: 
     return _with_faster_references(merged(found), found)
 
 
+def in_sort_blocks(graph: StepGraph) -> StepGraph:
+    """The step with rows sorted in blocks, where it was planned so and only then has a batch; else itself."""
+    known = graph.derived.get(SORT_BLOCKS)
+    return graph if graph.named.batch or known is None else known[1]
+
+
 def _in_blocks(graph: StepGraph, num_devices: int) -> StepGraph:
     """The step with rows sorted in blocks; the same one for each search, and itself where it sorts none so."""
     program = graph.program
@@ -40,7 +48,7 @@ def _in_blocks(graph: StepGraph, num_devices: int) -> StepGraph:
         return graph
     if not any(eqn.name == RAGGED_DOT for eqn in program.equations):
         return graph
-    return graph.derive("sort_blocks", num_devices, lambda: sorted_graph(graph, SortBlocks(num=num_devices)))
+    return graph.derive(SORT_BLOCKS, num_devices, lambda: sorted_graph(graph, SortBlocks(num=num_devices)))
 
 
 def _with_faster_references(frontier: Frontier, found: list[Frontier]) -> Frontier:

@@ -11,6 +11,7 @@ from jaxplan.errors import ArgumentError, TraceError
 from jaxplan.ir import Program, StepGraph
 from jaxplan.mesh import Topology, with_bandwidth
 from jaxplan.plans._advice import Advice
+from jaxplan.search._sort_blocks import in_sort_blocks
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -56,10 +57,11 @@ def resized(graph: StepGraph, batch: int) -> Program:
     program = graph.program
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
         raise ArgumentError(f"batch is {batch!r}; expected the number of examples, an integer of at least 1")
-    if not graph.named.batch or program.source is None:
+    batched = in_sort_blocks(graph)
+    if not batched.named.batch or program.source is None:
         reason = graph.batch.reason or "the step is not at hand"
         raise ArgumentError(f"batch={batch} cannot be asked for: the step has no batch ({reason})")
-    sizes = batch_sizes(graph)
+    sizes = batch_sizes(batched)
     examples = min(size for of in sizes.values() for size in of.values())
     shapes = {}
     readable = dict(zip(program.in_paths, program.readable_in_paths, strict=True))

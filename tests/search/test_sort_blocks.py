@@ -90,3 +90,9 @@ def test_micro_batches_sort_their_own_tokens(tmp_path):
         check(plan.jit(backend=backend))
     plan.save(tmp_path / "plan.json")
     check(jaxplan.load(tmp_path / "plan.json", train_step, *arguments()).jit())
+
+
+def test_another_batch_is_planned_in_blocks(frontier):
+    other = frontier.what_if(batch=2 * BATCH)
+    assert other.references["data"].sort_blocks is not None
+    assert other.references["megatron"].time_seconds > frontier.references["megatron"].time_seconds

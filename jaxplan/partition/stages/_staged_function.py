@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from jaxplan.core import _compat
+from jaxplan.core._mesh_context import without_mesh
 from jaxplan.core._processes import spans_processes
 from jaxplan.errors import ArgumentError, UnsupportedError
 from jaxplan.frontend import _nnx
@@ -107,10 +108,11 @@ class StagedFunction:
         call.check_alive()
         if any(isinstance(leaf, _compat.Tracer) for leaf in call.leaves):
             raise UnsupportedError(_TRACED_MSG)
-        placed = self._place(call.leaves)
-        placed = self._buffers.own(call.leaves, placed)
-        results = self.pipeline(placed)
-        self._buffers.remember(placed, results)
+        with without_mesh():
+            placed = self._place(call.leaves)
+            placed = self._buffers.own(call.leaves, placed)
+            results = self.pipeline(placed)
+            self._buffers.remember(placed, results)
         self._has_run = True
         return call.opened.close(results_of(results))
 
