@@ -35,7 +35,9 @@ def without_explicit_axes() -> contextlib.AbstractContextManager[Any]:
 
 def without_mesh() -> contextlib.AbstractContextManager[Any]:
     """While programs on parts of the devices run, no mesh is set, whatever is set around them."""
-    return contextlib.nullcontext() if jax.sharding.get_abstract_mesh().empty else jax.set_mesh(cast("Any", None))
+    if jax.sharding.get_abstract_mesh().empty:
+        return contextlib.nullcontext()
+    return jax.set_mesh(cast("Any", None))  # accepted, though its type does not say so
 
 
 def under(mesh: Any) -> contextlib.AbstractContextManager[Any]:

@@ -95,4 +95,5 @@ from jaxplan.ir._user_mesh import spec_dims as spec_dims
 from jaxplan.ir._user_sharding import inline_body as inline_body
 from jaxplan.ir._values import VIEW_PRIMITIVES as VIEW_PRIMITIVES
 from jaxplan.ir._values import Values as Values
+from jaxplan.ir.rules._contraction import RAGGED_DOT as RAGGED_DOT
 from jaxplan.ir.rules._contraction import block_dimensions as block_dimensions

@@ -17,7 +17,7 @@ from jaxplan.ir._dimensions import NamedDimensions, named_dimensions
 from jaxplan.ir._grouping import UNGROUPED, Grouping
 from jaxplan.ir._groups import coarsen
 from jaxplan.ir._offload import Offload, Waiting, waiting_values
-from jaxplan.ir._program import Equation, LoopRemat, MicroBatches, Program, SortBlocks
+from jaxplan.ir._program import Equation, LoopRemat, MicroBatches, Program, SortBlocks, Source
 from jaxplan.ir._registry import operator_rule
 from jaxplan.ir._rule import OperatorRule
 from jaxplan.ir._space import GroupSpace, SpaceFacts
@@ -197,22 +197,21 @@ def sliced_graph(graph: StepGraph, microbatches: MicroBatches | None) -> StepGra
 def loop_recomputed_graph(graph: StepGraph, recomputed_loops: LoopRemat | None) -> StepGraph:
     """The step of ``graph`` traced and analysed again, with layers of its loops recomputed; itself where that
     changes nothing."""
-    program = graph.program
-    if program.source is None:
-        return graph
-    again = program.source.recomputed(recomputed_loops)
-    if again.fingerprint == program.fingerprint:
-        return graph
-    return analyse(dataclasses.replace(again, donate_argnums=program.donate_argnums))
+    return _traced_again(graph, lambda source: source.recomputed(recomputed_loops))
 
 
 def sorted_graph(graph: StepGraph, sort_blocks: SortBlocks | None) -> StepGraph:
     """The step of ``graph`` traced and analysed again, its rows for ragged dots sorted in blocks; itself where that
     changes nothing."""
+    return _traced_again(graph, lambda source: source.sorted_in_blocks(sort_blocks))
+
+
+def _traced_again(graph: StepGraph, trace: Callable[[Source], Program]) -> StepGraph:
+    """The step in another form; itself where that is the same program, or the step is not at hand."""
     program = graph.program
     if program.source is None:
         return graph
-    again = program.source.sorted_in_blocks(sort_blocks)
+    again = trace(program.source)
     if again.fingerprint == program.fingerprint:
         return graph
     return analyse(dataclasses.replace(again, donate_argnums=program.donate_argnums))

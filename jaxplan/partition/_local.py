@@ -16,12 +16,12 @@ import numpy as np
 from jax import lax
 
 from jaxplan.errors import RuleError
-from jaxplan.ir import Equation, OperatorRule, local_params
+from jaxplan.ir import RAGGED_DOT, Equation, OperatorRule, local_params
 from jaxplan.ir.attention import ATTENTIONS, sequence_factor
 from jaxplan.partition._attention import attend
 from jaxplan.partition._halo import run_windows
 from jaxplan.partition._indexed import own_look_ups, own_updates
-from jaxplan.partition._ragged import RAGGED_DOT, group_axes, run_ragged
+from jaxplan.partition._ragged import group_axes, run_ragged
 
 _COMBINE: dict[str, Callable[[Any, tuple[str, ...]], Any]] = {
     "max": lax.pmax,

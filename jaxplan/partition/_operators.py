@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from jaxplan.core import _compat
-from jaxplan.ir import CUT, JOIN, Equation
+from jaxplan.ir import CUT, JOIN, RAGGED_DOT, Equation
 from jaxplan.ir.attention import ATTENTIONS
 from jaxplan.mesh import Sharding
 from jaxplan.partition._attention import attend
@@ -19,7 +19,7 @@ from jaxplan.partition._indexed import in_bounds
 from jaxplan.partition._local import run_local
 from jaxplan.partition._lowered_program import LoweredProgram
 from jaxplan.partition._micro_batches import cut, join
-from jaxplan.partition._ragged import RAGGED_DOT, run_ragged
+from jaxplan.partition._ragged import run_ragged
 from jaxplan.partition._steps import Executor
 from jaxplan.partition._user_sharding import user_params
 from jaxplan.xla import UNPOOLING

@@ -2,7 +2,7 @@
 
 Groups (experts): every device has all rows, sorted by group, and all counts. It rolls the rows so that those of its
 groups come first, multiplies these, and rolls the results back; the rows of other groups are zeros, so that the results
-of all devices add up. Of a weight gradient, whose rows are contracted, it makes the matrices of its own groups.
+of all devices add up. Of a weight gradient, where rows are contracted, it makes the matrices of its own groups.
 (https://docs.jax.dev/en/latest/_autosummary/jax.lax.ragged_dot_general.html: rows of no group give zeros.)
 
 Blocks of rows, each with counts of its own: a device with one block runs a plain ragged dot.
@@ -17,8 +17,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxplan.ir import OperatorRule, block_dimensions
-
-RAGGED_DOT = "ragged_dot_general"
 
 Bind = Callable[[Mapping[str, Any], Sequence[Any]], list[Any]]
 """Applies the primitive: (parameters, operands) -> results."""

@@ -37,7 +37,7 @@ class _Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Input(_Output):
-    """An argument: besides, dtype and shape, what it is, and names of its dimensions."""
+    """An argument: besides, dtype and shape, its role, and names of its dimensions."""
 
     aval: str
     role: str
@@ -200,7 +200,7 @@ def _sequences(value: Any) -> Sequences | None:
 
 
 def _recomputed_loops(value: Any) -> LoopRemat | None:
-    """What layers of loops recompute; files without the field have none."""
+    """Recomputed layers of loops; files without the field have none."""
     if value is None:
         return None
     if value not in get_args(RematPolicy):

@@ -51,7 +51,7 @@ def plan_with_microbatches(
 
     Args:
       limit_bytes: that a device holds, if it is limited.
-      most_bytes: that what is stored from step to step takes on all devices together, if it is limited.
+      most_bytes: of all devices together, for the arrays that are stored from step to step, if they are limited.
 
     Raises:
       InfeasibleError: no plan fits, in slices neither.
@@ -64,7 +64,7 @@ def plan_with_microbatches(
             whole = plan_graph(graph)
         except InfeasibleError as error:
             if most_bytes is not None and sum(graph.program.tensors[t].num_bytes for t in graph.stored) > most_bytes:
-                raise  # what is stored from step to step does not fit, and slices do not change that
+                raise  # the arrays that are stored from step to step do not fit, in slices neither
             return _first_that_fits(graph, plan_graph, error, limit_bytes)
         if current().happened or not _is_slowed(whole):
             return whole
@@ -116,7 +116,7 @@ def _first_that_fits(
 ) -> Frontier:
     """The plans in the fewest slices that fit, with those of the next number; else the error of the step as it is.
 
-    What a slice holds halves with each number, so from four slices on all further numbers together save no more than
+    The memory of a slice halves with each number, so from four slices on all further numbers together save no more than
     the last one did: where that is not enough, they are not tried.
     """
     found: list[Frontier] = []

@@ -6,11 +6,15 @@ import dataclasses
 from collections.abc import Callable, Iterable
 
 from jaxplan.core._interrupt import current
-from jaxplan.errors import InfeasibleError
+from jaxplan.errors import ArgumentError, InfeasibleError
 from jaxplan.ir import StepGraph
 from jaxplan.plans._frontier import Frontier
 
 PlanGraph = Callable[[StepGraph], Frontier]
+
+
+class NoBatchError(ArgumentError):
+    """A form of a step was asked for that needs a batch, and the program has none."""
 
 
 def plan_programs(

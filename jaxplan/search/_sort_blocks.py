@@ -9,15 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from jaxplan.errors import ArgumentError
-from jaxplan.ir import SortBlocks, StepGraph, sorted_graph
+from jaxplan.ir import RAGGED_DOT, SortBlocks, StepGraph, sorted_graph
 from jaxplan.ir.microbatch import NotSeparableError
 from jaxplan.plans._frontier import Frontier
-from jaxplan.search._programs import PlanGraph, merged, plan_programs
-
-RAGGED_DOT = "ragged_dot_general"
-SORT_BLOCKS = "sort_blocks"
-"""The stage that `StepGraph.derive` knows the other program by."""
+from jaxplan.search._programs import NoBatchError, PlanGraph, merged, plan_programs
 
 
 def plan_with_sort_blocks(graph: StepGraph, plan_graph: PlanGraph, num_devices: int) -> Frontier:
@@ -27,28 +22,22 @@ def plan_with_sort_blocks(graph: StepGraph, plan_graph: PlanGraph, num_devices: 
       InfeasibleError: no plan fits; that of the leanest.
       NotSeparableError, ArgumentError: slices of the batch were asked for that neither program has.
     """
-    blocks = _in_blocks(graph, num_devices)
+    blocks = in_sort_blocks(graph, num_devices)
     if blocks is graph:
         return plan_graph(graph)
     # One sort mixes all slices of a batch.
-    found = plan_programs((graph, blocks), plan_graph, refusals=(NotSeparableError, ArgumentError))
+    found = plan_programs((graph, blocks), plan_graph, refusals=(NotSeparableError, NoBatchError))
     return _with_faster_references(merged(found), found)
 
 
-def in_sort_blocks(graph: StepGraph) -> StepGraph:
-    """The step with rows sorted in blocks, where it was planned so and only then has a batch; else itself."""
-    known = graph.derived.get(SORT_BLOCKS)
-    return graph if graph.named.batch or known is None else known[1]
-
-
-def _in_blocks(graph: StepGraph, num_devices: int) -> StepGraph:
+def in_sort_blocks(graph: StepGraph, num_devices: int) -> StepGraph:
     """The step with rows sorted in blocks; the same one for each search, and itself where it sorts none so."""
     program = graph.program
     if num_devices == 1 or program.sort_blocks is not None or program.source is None:
         return graph
     if not any(eqn.name == RAGGED_DOT for eqn in program.equations):
         return graph
-    return graph.derive(SORT_BLOCKS, num_devices, lambda: sorted_graph(graph, SortBlocks(num=num_devices)))
+    return graph.derive("sort_blocks", num_devices, lambda: sorted_graph(graph, SortBlocks(num=num_devices)))
 
 
 def _with_faster_references(frontier: Frontier, found: list[Frontier]) -> Frontier:

@@ -11,6 +11,7 @@ from jaxplan.errors import ArgumentError, TraceError
 from jaxplan.ir import Program, StepGraph
 from jaxplan.mesh import Topology, with_bandwidth
 from jaxplan.plans._advice import Advice
+from jaxplan.search._programs import NoBatchError
 from jaxplan.search._sort_blocks import in_sort_blocks
 
 
@@ -43,13 +44,17 @@ class Replanner:
     ) -> Any:
         """See `jaxplan.Frontier.what_if`."""
         topology = self.topology if bandwidth is None else with_bandwidth(self.topology, bandwidth)
-        graph = self.graph if batch is None else self.analyse(resized(self.graph, batch))
+        num_devices = self.topology.num_devices
+        graph = self.graph if batch is None else self.analyse(resized(self.graph, batch, num_devices))
         changes = {} if memory is None else {"memory_limit_bytes": parse_limit(memory)}
         return self.plan_graph(graph, topology, changes)
 
 
-def resized(graph: StepGraph, batch: int) -> Program:
+def resized(graph: StepGraph, batch: int, num_devices: int) -> Program:
     """The program of another batch size, traced again.
+
+    Args:
+      num_devices: for which the step is planned: it may have a batch only where each sorts its own rows.
 
     Raises:
       ArgumentError: the step has no batch, or an argument does not scale to a whole number of examples.
@@ -57,7 +62,7 @@ def resized(graph: StepGraph, batch: int) -> Program:
     program = graph.program
     if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
         raise ArgumentError(f"batch is {batch!r}; expected the number of examples, an integer of at least 1")
-    batched = in_sort_blocks(graph)
+    batched = graph if graph.named.batch else in_sort_blocks(graph, num_devices)
     if not batched.named.batch or program.source is None:
         reason = graph.batch.reason or "the step is not at hand"
         raise ArgumentError(f"batch={batch} cannot be asked for: the step has no batch ({reason})")
@@ -99,5 +104,5 @@ def batch_sizes(graph: StepGraph) -> dict[str, dict[int, int]]:
         if dims:
             found[path] = dims
     if not found:
-        raise ArgumentError("batch: no argument of the step but its state holds examples, so its size is not an input")
+        raise NoBatchError("batch: no argument of the step but its state holds examples, so its size is not an input")
     return found

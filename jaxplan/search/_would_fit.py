@@ -68,7 +68,7 @@ def _batch(graph: StepGraph, topology: Topology, options: Options) -> Iterator[s
         if examples % factor:
             return
         try:
-            plan = _leanest(analyse(resized(graph, examples // factor)), topology, options)
+            plan = _leanest(analyse(resized(graph, examples // factor, topology.num_devices)), topology, options)
         except JaxplanError:
             return
         if plan is not None and plan.memory_bytes <= limit:

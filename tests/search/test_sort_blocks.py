@@ -96,3 +96,10 @@ def test_another_batch_is_planned_in_blocks(frontier):
     other = frontier.what_if(batch=2 * BATCH)
     assert other.references["data"].sort_blocks is not None
     assert other.references["megatron"].time_seconds > frontier.references["megatron"].time_seconds
+
+
+def test_a_kept_frontier_is_planned_for_another_batch_too(tmp_path):
+    """Its second search reads the file, and plans neither program."""
+    for _ in range(2):
+        frontier = jaxplan.plan(train_step, *arguments(), topology="cpu:8", cache_dir=tmp_path, progress=False)
+    assert frontier.what_if(batch=2 * BATCH).references["data"].sort_blocks is not None

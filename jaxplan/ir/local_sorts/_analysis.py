@@ -15,15 +15,15 @@ import numpy as np
 
 from jaxplan.core import _compat
 from jaxplan.ir.local_sorts._body import Body, known_value
+from jaxplan.ir.local_sorts._counting import keeps_integers
 from jaxplan.ir.local_sorts._kinds import Counts, Index, Kind, Rows, Sort, SortRows, Stack
 from jaxplan.ir.local_sorts._relations import StaysWholeError, relate
 from jaxplan.ir.local_sorts._tables import evaluate
 from jaxplan.ir.microbatch._pairs import Pair, Paired
+from jaxplan.ir.rules._contraction import RAGGED_DOT
 
 BODIES = ("scan", "checkpoint", "remat", "remat2")
 """Equations of which the bodies are looked into."""
-_SAME = ("reshape", "convert_element_type", "squeeze", "expand_dims", "copy", "optimization_barrier")
-"""Operators with the same elements in the same order, as far as keys go: these are small integers."""
 _KEEPING = ("convert_element_type", "copy", "neg", "optimization_barrier")
 """Operators of one operand, along each dimension of which their result varies as that does."""
 
@@ -66,7 +66,7 @@ class _Reader:
                 body.constants[t] = known
         for place, eqn in enumerate(body.flat.equations):
             kinds = [body.kind(atom) for atom in eqn.inputs]
-            if eqn.full.primitive.name in _SAME and isinstance(eqn.inputs[0], int):
+            if keeps_integers(eqn) and isinstance(eqn.inputs[0], int):
                 body.sources[eqn.outputs[0]] = body.source(eqn.inputs[0])
             if eqn.full.primitive.name in BODIES:
                 self._read_inner(body, place, eqn)
@@ -80,7 +80,7 @@ class _Reader:
                     continue
                 if step is not None:
                     body.steps[place] = step
-                if eqn.full.primitive.name == "ragged_dot_general":
+                if eqn.full.primitive.name == RAGGED_DOT:
                     self.multiplied |= {kind.sort for kind in kinds if isinstance(kind, Rows)}
 
     def _read_plain(self, body: Body, place: int, eqn: Pair) -> None:

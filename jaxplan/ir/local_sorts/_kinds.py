@@ -130,16 +130,8 @@ class SameIndex:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TakeRows:
-    """Rows into sorted order, or back; ``copies``: sorted rows for each row that is taken."""
-
-    look_up: RowLookUp
-    copies: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AddRows:
-    """Rows added or written to where they were before the sort, or after it."""
+class MoveRows:
+    """Rows taken, or added or written, into sorted order or back; ``copies``: sorted rows for each other row."""
 
     look_up: RowLookUp
     copies: int
@@ -152,4 +144,4 @@ class RaggedDot:
     counts: int
 
 
-Step = SortRows | Invert | SameIndex | TakeRows | AddRows | RaggedDot
+Step = SortRows | Invert | SameIndex | MoveRows | RaggedDot

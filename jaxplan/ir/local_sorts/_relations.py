@@ -14,21 +14,21 @@ from jaxplan.ir._registry import operator_rule
 from jaxplan.ir.local_sorts._body import Body
 from jaxplan.ir.local_sorts._counting import are_counts
 from jaxplan.ir.local_sorts._kinds import (
-    AddRows,
     Counts,
     Index,
     Invert,
     Kind,
+    MoveRows,
     RaggedDot,
     RowLookUp,
     Rows,
     SameIndex,
     Stack,
     Step,
-    TakeRows,
 )
 from jaxplan.ir.local_sorts._tables import evaluate, folded, is_uniform
 from jaxplan.ir.microbatch._pairs import Pair
+from jaxplan.ir.rules._contraction import RAGGED_DOT
 
 _CONTROL = ("cond", "while")
 _SCATTERS = ("scatter", "scatter-add")
@@ -51,7 +51,7 @@ def relate(body: Body, eqn: Pair, num: int) -> Step | None:
         return _take(body, eqn, index, kinds[0], num)
     if name in _SCATTERS and isinstance(index := kinds[1], Index):
         return _add(body, eqn, index, kinds, num)
-    if name == "ragged_dot_general":
+    if name == RAGGED_DOT:
         return _multiply(body, eqn, kinds)
     if any(isinstance(kind, Index) for kind in kinds):
         return _compute_index(body, eqn, kinds)
@@ -132,7 +132,7 @@ def _take(body: Body, eqn: Pair, index: Index, source: Kind | None, num: int) ->
         body.kinds[out] = Rows(sort=index.sort, dim=look_up.result_dim)
     else:
         _require(source == Rows(sort=index.sort, dim=look_up.dim))
-    return TakeRows(look_up=look_up, copies=copies)
+    return MoveRows(look_up=look_up, copies=copies)
 
 
 def _add(body: Body, eqn: Pair, index: Index, kinds: Sequence[Kind | None], num: int) -> Step:
@@ -156,7 +156,7 @@ def _add(body: Body, eqn: Pair, index: Index, kinds: Sequence[Kind | None], num:
         rows = Rows(sort=index.sort, dim=look_up.dim)
         _require(updates is None and (operand == rows or body.is_alike(eqn.inputs[0], look_up.dim)))
         body.kinds[out] = rows
-    return AddRows(look_up=look_up, copies=copies)
+    return MoveRows(look_up=look_up, copies=copies)
 
 
 def _copies(index: Index, size: int, num: int) -> int:

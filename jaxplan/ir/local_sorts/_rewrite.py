@@ -19,10 +19,10 @@ from jaxplan.core import _compat
 from jaxplan.ir.local_sorts._analysis import analyse
 from jaxplan.ir.local_sorts._body import Body
 from jaxplan.ir.local_sorts._kinds import (
-    AddRows,
     Counts,
     Index,
     Invert,
+    MoveRows,
     RaggedDot,
     RowLookUp,
     SameIndex,
@@ -30,11 +30,9 @@ from jaxplan.ir.local_sorts._kinds import (
     SortRows,
     Stack,
     Step,
-    TakeRows,
 )
 from jaxplan.ir.microbatch._pairs import Pair, inner_jaxprs
-
-RAGGED_DOT = "ragged_dot_general"
+from jaxplan.ir.rules._contraction import RAGGED_DOT
 
 
 def sort_in_blocks(closed: Any, num: int) -> Any:
@@ -125,10 +123,8 @@ class _Run:
             aval = self.body.flat.values[out].aval
             return [None if out in self.body.constants else index.reshape(aval.shape)]
         first, second, *others = [self._read(atom) for atom in eqn.inputs]
-        if isinstance(step, TakeRows):
-            return [self._take(eqn, step, first, second)]
-        if isinstance(step, AddRows):
-            return [self._add(eqn, step, first, second, others[0])]
+        if isinstance(step, MoveRows):
+            return [(self._add if others else self._take)(eqn, step, first, second, *others)]
         assert isinstance(step, RaggedDot)
         return [self._multiply(eqn, first, second, self._counts(step.counts))]
 
@@ -156,13 +152,13 @@ class _Run:
         place = jax.vmap(lambda i, x: bind(jnp.zeros_like(x), i, x, **params))(order, at)
         return [place.reshape(sort.num_rows)]
 
-    def _take(self, eqn: Pair, step: TakeRows, operand: Any, index: Any) -> Any:
+    def _take(self, eqn: Pair, step: MoveRows, operand: Any, index: Any) -> Any:
         dim, bind, params = step.look_up.dim, eqn.full.primitive.bind, self._params(eqn)
         at = self._positions(index, step.copies)
         taken = jax.vmap(lambda x, i: bind(x, i, **params), (dim, 0))(self._cut(operand, dim), at)
         return _joined(taken, step.look_up.result_dim)
 
-    def _add(self, eqn: Pair, step: AddRows, operand: Any, index: Any, updates: Any) -> Any:
+    def _add(self, eqn: Pair, step: MoveRows, operand: Any, index: Any, updates: Any) -> Any:
         look_up: RowLookUp = step.look_up
         bind, params, at = eqn.full.primitive.bind, self._params(eqn), self._positions(index, step.copies)
         added = jax.vmap(lambda x, i, u: bind(x, i, u, **params), (look_up.dim, 0, look_up.result_dim))(

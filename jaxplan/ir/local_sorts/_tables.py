@@ -1,6 +1,7 @@
 """Values of a jaxpr that are known when it is traced, as NumPy arrays: positions, fills, and values computed from them.
 
-A value with one element, repeated, is a view without strides, so that a fill of any shape costs nothing.
+A value with one element, repeated, is a view without strides, so that a fill of any shape costs nothing. JAX itself
+would compile each operator, and put its operands on a device.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def _evaluate(name: str, params: Mapping[str, Any], operands: Sequence[np.ndarra
         return operands[0].transpose(params["permutation"])
     if name in ("reshape", "squeeze", "expand_dims") and (name != "reshape" or params.get("dimensions") is None):
         return operands[0].reshape(shape)
-    return _counted(name, params, operands, aval)
+    return None
 
 
 def _of_one(name: str, elements: Sequence[np.ndarray], aval: Any) -> np.ndarray:
@@ -104,20 +105,6 @@ def _iota(params: Mapping[str, Any], aval: Any) -> np.ndarray:
     unit = [1] * len(aval.shape)
     unit[axis] = aval.shape[axis]
     return np.broadcast_to(np.arange(aval.shape[axis]).astype(aval.dtype).reshape(unit), aval.shape)
-
-
-def _counted(name: str, params: Mapping[str, Any], operands: Sequence[np.ndarray], aval: Any) -> np.ndarray | None:
-    """Sums, as rows are counted by: along axes, or at indices of a vector."""
-    if name == "reduce_sum":
-        return operands[0].sum(tuple(params["axes"]), dtype=aval.dtype)
-    if name != "scatter-add" or len(aval.shape) != 1 or operands[1].shape[-1] != 1:
-        return None
-    start, at, added = operands
-    at = at.reshape(-1)
-    inside = (at >= 0) & (at < start.size)
-    result = start.copy()
-    np.add.at(result, at[inside], added.reshape(-1)[inside])
-    return result.astype(aval.dtype)
 
 
 def _is_plain(dtype: Any) -> bool:

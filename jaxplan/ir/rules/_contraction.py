@@ -9,6 +9,7 @@ from jaxplan.ir._registry import Avals, Params, register_rule
 from jaxplan.ir._rule import Dimension, OperatorRule, Shape, TensorFactors
 from jaxplan.ir.rules._builder import Factors
 
+RAGGED_DOT = "ragged_dot_general"
 _BILINEAR = ((0,), (1,))
 
 
@@ -25,7 +26,7 @@ def dot_general_rule(in_avals: Avals, out_avals: Avals, params: Params) -> Opera
     return factors.rule([lhs, rhs], [result], "contraction", _BILINEAR)
 
 
-@register_rule("ragged_dot_general")
+@register_rule(RAGGED_DOT)
 def ragged_dot_general_rule(in_avals: Avals, out_avals: Avals, params: Params) -> OperatorRule:
     """A dot per group of rows (experts), which may be split over the groups; the ragged dimension is whole.
 

@@ -147,6 +147,13 @@ WHOLE: dict[str, Callable[..., jax.Array]] = {
         p, rows, jnp.full_like(counts, keys.size // EXPERTS), keys, *others
     ),
     "counts up to a capacity": lambda p, rows, counts, *others: usual(p, rows, jnp.minimum(counts, 8), *others),
+    "counts up to nearly all rows": lambda p, rows, counts, *others: usual(
+        p, rows, jnp.minimum(counts, TOKENS * CHOSEN - 1), *others
+    ),
+    "counts of halves up to a capacity": lambda p, rows, counts, keys, *others: usual(
+        p, rows, jnp.minimum(jax.nn.one_hot(keys, EXPERTS, dtype=jnp.int32).reshape(2, -1, EXPERTS).sum(1), 60).sum(0),
+        keys, *others,
+    ),
     "some of the sorted results": lambda p, rows, counts, keys, order, weights: experts(
         p, rows, counts, keys[order]
     )[::CHOSEN],
@@ -156,4 +163,30 @@ WHOLE: dict[str, Callable[..., jax.Array]] = {
     "results of other rows": lambda p, rows, counts, keys, order, weights: joined(
         experts(p, rows, counts, keys[order]), jnp.argsort(order) ^ 1, weights
     ),
+}
+
+
+def keyed(keys_of: Callable[..., tuple[jax.Array, jax.Array]]) -> Mixture:
+    """Rows sorted by one key and counted by another one, given all that are routed to."""
+
+    def mixture(p: Any, x: jax.Array) -> jax.Array:
+        keys, counted = keys_of(jnp.abs(x[:, :CHOSEN].reshape(-1)), x @ p["router"])
+        order = jnp.argsort(keys)
+        counts = jnp.sum(counted[:, None] == jnp.arange(EXPERTS), axis=0).astype(jnp.int32)
+        return jnp.zeros_like(x).at[order // CHOSEN].add(experts(p, x[order // CHOSEN], counts, keys[order]))
+
+    return mixture
+
+
+def _largest_scores(scores: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Their values, not their numbers: there may be more of them than experts, and negative ones."""
+    keys = lax.top_k((10 * scores).astype(jnp.int32), CHOSEN)[0].reshape(-1)
+    return keys, keys
+
+
+# Keys that are not those that are counted, or not those of an expert.
+OTHER_KEYS: dict[str, Mixture] = {
+    "narrowed": keyed(lambda x, scores: ((300 * x).astype(jnp.int32).astype(jnp.int8), (300 * x).astype(jnp.int32))),
+    "rounded otherwise": keyed(lambda x, scores: (x.astype(jnp.int32), (x + 0.5).astype(jnp.int32))),
+    "largest scores": keyed(lambda x, scores: _largest_scores(scores)),
 }

@@ -16,6 +16,7 @@ from tests.ir.local_sorts.routed import (
     CHOSEN,
     EXPERTS,
     FORMS,
+    OTHER_KEYS,
     WHOLE,
     Mixture,
     dense,
@@ -140,6 +141,12 @@ def test_rows_may_be_joined_in_any_order() -> None:
 @pytest.mark.parametrize("name", WHOLE)
 def test_what_depends_on_the_order_of_all_rows_stays_whole(name: str) -> None:
     closed = jax.make_jaxpr(loss_of(routed(WHOLE[name])))(parameters(), tokens())
+    assert sort_in_blocks(closed, BLOCKS) is closed
+
+
+@pytest.mark.parametrize("name", OTHER_KEYS)
+def test_rows_of_other_keys_than_are_counted_stay_whole(name: str) -> None:
+    closed = jax.make_jaxpr(loss_of(OTHER_KEYS[name]))(parameters(), tokens())
     assert sort_in_blocks(closed, BLOCKS) is closed
 
 

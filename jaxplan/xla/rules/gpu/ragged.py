@@ -7,14 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from jaxplan.ir import Equation
+from jaxplan.ir import RAGGED_DOT, Equation
 from jaxplan.xla._effects import Absorb, Temporary
 from jaxplan.xla._facts import Facts
 from jaxplan.xla._plan_effects import Repeat
 from jaxplan.xla._rule import XLA, CompilerRule
 from jaxplan.xla.rules.gpu.library_sums import VIEWS
 
-RAGGED_DOT = "ragged_dot_general"
 _REWRITER = f"{XLA}hlo/transforms/expanders/ragged_dot_rewriter.cc"
 
 
