@@ -39,13 +39,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     machine = parse_topology(options.topology)
     chosen = Options(topology=machine, remat=False, microbatches=False, stages=False).on(machine)
     print("| layers | predicted GiB | compiled GiB | step |\n|---|---|---|---|")
-    for name in ("as they are", "contractions", "all"):
-        of = graph if name == "as they are" else loop_recomputed_graph(graph, LoopRemat(policy=name))
+    some = LoopRemat(policy="all", share=0.5, rest="contractions")
+    forms = [None, LoopRemat(policy="contractions"), some, LoopRemat(policy="all")]
+    for form in forms:
+        of = graph if form is None else loop_recomputed_graph(graph, form)
         with Progress(False) as report:
             found = plan_graph(of, topology=machine, options=chosen, report=report, name="step")
         plan = found.references[options.strategy]
         compiled = plan.audit().compiled_memory_bytes
-        words = str(plan.recomputed_loops or name)
+        words = str(plan.recomputed_loops or "as they are")
         print(
             f"| {words} | {plan.memory_bytes / 2**30:.3f} | {compiled / 2**30:.3f} "
             f"| {plan.time_seconds * 1e3:.1f} ms |",

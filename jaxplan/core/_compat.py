@@ -245,11 +245,11 @@ def bind_like(eqn: Any, primitive: Any, params: dict, operands: Sequence[Any], n
     return list(results) if primitive.multiple_results else [results]
 
 
-def scan_like(eqn: Any, body: Any, carry: Any, slices: Any, name_stack: str) -> Any:
-    """`jax.lax.scan` of another body in the context of a ``scan``, as often and in its direction."""
-    names = {"length", "reverse", "unroll"} & eqn.params.keys()
+def scan_like(eqn: Any, body: Any, carry: Any, slices: Any, name_stack: str, length: int) -> Any:
+    """`jax.lax.scan` of another body in the context of a ``scan``, in its direction."""
+    names = {"reverse", "unroll"} & eqn.params.keys()
     with context_of(eqn, name_stack, keeps_mesh=True):
-        return jax.lax.scan(body, carry, slices, **{name: eqn.params[name] for name in names})
+        return jax.lax.scan(body, carry, slices, length=length, **{name: eqn.params[name] for name in names})
 
 
 @contextlib.contextmanager

@@ -71,7 +71,8 @@ def typed(hint: Any, value: Any, where: str) -> Any:
     """A value of JSON as the type that an annotation says: numbers that are not negative, text, and structures of them.
 
     Args:
-      hint: bool, int, float, str or Any; one of them or None; a tuple, a Mapping or a dataclass of such types.
+      hint: bool, int, float, str or Any; one of them or None; a Literal; a tuple, a Mapping or
+        a dataclass of such types.
       where: the place of the value in the file, such as ``chip.node_link``.
 
     Raises:
@@ -85,6 +86,9 @@ def typed(hint: Any, value: Any, where: str) -> Any:
         return typed(hint, value, where)
     if dataclasses.is_dataclass(hint):
         return _object(hint, value, where)
+    if origin is typing.Literal:
+        _expect(value in arguments, value, where, f"one of {arguments}")
+        return value
     if origin is tuple:
         return _tuple(arguments, value, where)
     if origin is not None and issubclass(origin, Mapping):

@@ -55,6 +55,7 @@ from jaxplan.ir._program import REGION_IN as REGION_IN
 from jaxplan.ir._program import REGION_OUT as REGION_OUT
 from jaxplan.ir._program import Equation as Equation
 from jaxplan.ir._program import LoopRemat as LoopRemat
+from jaxplan.ir._program import LoopRematPolicy as LoopRematPolicy
 from jaxplan.ir._program import MicroBatches as MicroBatches
 from jaxplan.ir._program import Program as Program
 from jaxplan.ir._program import Region as Region

@@ -3,7 +3,11 @@
 A differentiated `scan` over layers is two loops: the first one returns stacks of the values that the second one reads,
 its *residuals*. Here the forward loop stacks the carry that enters each layer in their place, and the body of the
 backward loop recomputes them from it, as it would with `jax.checkpoint` around the body. Results of contractions may be
-kept. No barrier is needed: nothing merges the bodies of two loops.
+kept, or values with a name. No barrier is needed: nothing merges the bodies of two loops.
+
+Where a share of the layers is recomputed, both loops are cut in two: one loop over the layers that run first, which are
+recomputed, and one over the others, which are as they were, or keep more. Each reads a slice of the stacked parameters;
+a stack that comes in two pieces is concatenated where something reads it whole, such as the gradients.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ import jax
 
 from jaxplan.core import _compat
 from jaxplan.ir._blocks import LEAST_INTENSITY
-from jaxplan.ir._program import RematPolicy
+from jaxplan.ir._program import LoopRemat, LoopRematPolicy
 from jaxplan.ir.microbatch._loop import read_atom
 from jaxplan.ir.microbatch._pairs import Pair, Paired, inner_jaxprs
 
@@ -56,6 +60,14 @@ class _Body:
         return range(self.num_consts + self.num_carry, len(self.eqn.inputs))
 
     @property
+    def length(self) -> int:
+        return self.eqn.full.params["length"]
+
+    @property
+    def reverse(self) -> bool:
+        return self.eqn.full.params["reverse"]
+
+    @property
     def stacked(self) -> dict[int, Any]:
         """Value of the step that is a stack of results -> the result of the body."""
         return dict(zip(self.eqn.outputs[self.num_carry :], self.of.outputs[self.num_carry :], strict=True))
@@ -86,25 +98,24 @@ class _Recomputed:
     equations: tuple[Pair, ...]
 
 
-def recompute_in_loops(closed: Any, policy: RematPolicy) -> Any:
-    """The closed jaxpr of a step with layers of its loops recomputed; itself where that saves no memory.
-
-    Args:
-      policy: ``all`` keeps the carry between layers alone, ``contractions`` results of costly contractions too.
-    """
+def recompute_in_loops(closed: Any, chosen: LoopRemat) -> Any:
+    """The closed jaxpr of a step with layers of its loops recomputed as chosen; itself where that saves no memory."""
     flat = Paired.of(closed, closed)
-    found = _find(flat, policy)
-    if not found:
+    first = _find(flat, chosen.policy)
+    rest = _find(flat, chosen.rest) if chosen.rest else []
+    if chosen.share < 1:  # both are cut at one layer: not where gradients alone pass from loop to loop
+        first, rest = ([of for of in found if of.forward.reverse != of.backward.reverse] for found in (first, rest))
+    if not first:
         return closed
 
     def run(*inputs: Any) -> list[Any]:
-        return _Run(flat, found, inputs).run()
+        return _Run(flat, chosen, first, rest, inputs).run()
 
     avals = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in closed.in_avals]
     return jax.make_jaxpr(run)(*avals)
 
 
-def _find(flat: Paired, policy: RematPolicy) -> list[_Recomputed]:
+def _find(flat: Paired, policy: LoopRematPolicy) -> list[_Recomputed]:
     readers: dict[int, set[int]] = defaultdict(set)
     for e, eqn in enumerate(flat.equations):
         for t in eqn.operands:
@@ -128,18 +139,21 @@ def _find(flat: Paired, policy: RematPolicy) -> list[_Recomputed]:
 def _as_backward(flat: Paired, place: int, forward: _Body) -> _Body | None:
     """The body of a loop of as many trips that reads stacks of another one in its slices alone."""
     eqn = flat.equations[place]
-    if eqn.full.primitive.name != "scan" or eqn.full.params["length"] != forward.eqn.full.params["length"]:
+    if eqn.full.primitive.name != "scan" or eqn.full.params["length"] != forward.length:
         return None
     body = _Body.read(flat, place)
     whole = {t for t in eqn.inputs[: body.num_consts + body.num_carry] if isinstance(t, int)}
     return None if whole & forward.stacked.keys() else body
 
 
-def _recomputed(forward: _Body, backward: _Body, stacks: Sequence[int], policy: RematPolicy) -> _Recomputed | None:
+def _recomputed(forward: _Body, backward: _Body, stacks: Sequence[int], policy: LoopRematPolicy) -> _Recomputed | None:
     """The values of these stacks that a backward loop can recompute; None where that saves no memory."""
     made = {t: eqn for eqn in forward.of.equations for t in eqn.outputs}
     fixed = {t for t, eqn in made.items() if eqn.full.effects or any(inner_jaxprs(eqn.full.params))}
-    fixed |= _costly(forward.of.equations) if policy == "contractions" else set()
+    if policy == "contractions":
+        fixed |= _costly(forward.of.equations)
+    elif policy == "named":
+        fixed |= {eqn.outputs[0] for eqn in forward.of.equations if eqn.full.primitive.name == "name"}
     recomputed = {t: value for t in stacks if (value := forward.stacked[t]) in made and value not in fixed}
     read, waiting = set[int](), list(recomputed.values())
     while waiting:
@@ -150,6 +164,8 @@ def _recomputed(forward: _Body, backward: _Body, stacks: Sequence[int], policy: 
     kept = {t for t in read if t in fixed or t in forward.carries}
     there = {value for t, value in forward.stacked.items() if t not in recomputed}
     if forward.num_bytes(recomputed.values()) <= forward.num_bytes(kept - there):
+        return None
+    if policy == "named" and not any(made[t].full.primitive.name == "name" for t in kept & made.keys()):
         return None
     return _Recomputed(
         forward=forward,
@@ -182,85 +198,146 @@ def _summed(eqn: Any) -> int:
 
 
 class _Run:
-    """One execution of a step that recomputes layers of its loops."""
+    """One execution of a step that recomputes layers of its loops.
 
-    def __init__(self, flat: Paired, found: Sequence[_Recomputed], inputs: Sequence[Any]) -> None:
-        self.flat = flat
-        self.known: dict[int, Any] = dict(enumerate(inputs))
-        self.known |= _constants(flat)
-        self.forward: dict[int, list[_Recomputed]] = defaultdict(list)
-        for recomputed in found:
-            self.forward[recomputed.forward.place].append(recomputed)
-        self.backward: dict[int, list[_Recomputed]] = defaultdict(list)
-        for recomputed in found:
-            self.backward[recomputed.backward.place].append(recomputed)
-        self.stacks: dict[tuple[int, int], Any] = {}  # forward loop, value of its body -> the stack of it
+    Attributes:
+      known: values of the step by number, stacks that are not cut among them.
+      pieces: value of the step that is a stack, layers -> those layers of it.
+      stacks: forward loop, layers, value of its body -> the stack of it that is read in the backward loop.
+      first, rest: place of a loop -> its values that are recomputed, in the layers that run first and in the others.
+      cut: place of a loop -> its body and the forward loop that says where it is cut.
+    """
+
+    def __init__(
+        self,
+        flat: Paired,
+        chosen: LoopRemat,
+        first: Sequence[_Recomputed],
+        rest: Sequence[_Recomputed],
+        inputs: Sequence[Any],
+    ) -> None:
+        self.flat, self.chosen = flat, chosen
+        self.known: dict[int, Any] = _constants(flat) | dict(enumerate(inputs))
+        self.pieces: dict[int, dict[range, Any]] = defaultdict(dict)
+        self.stacks: dict[tuple[int, range, int], Any] = {}
+        self.first, self.rest = _by_loop(first), _by_loop(rest)
+        self.cut = {of.forward.place: (of.forward, of.forward) for of in (*rest, *first)}
+        self.cut |= {of.backward.place: (of.backward, of.forward) for of in (*rest, *first)}
 
     def run(self) -> list[Any]:
         for place, eqn in enumerate(self.flat.equations):
-            if place in self.backward:
-                results = self._backward(self.backward[place])
-            elif place in self.forward:
-                results = self._forward(self.forward[place])
+            if place in self.cut:
+                self._loop(*self.cut[place])
             else:
-                values = [read_atom(self.known, atom) for atom in eqn.inputs]
-                results = _bind(eqn, values)
-            self.known.update(zip(eqn.outputs, results, strict=True))
-        return [read_atom(self.known, atom) for atom in self.flat.outputs]
+                results = _bind(eqn, [self._whole(atom) for atom in eqn.inputs])
+                self.known.update(zip(eqn.outputs, results, strict=True))
+        return [self._whole(atom) for atom in self.flat.outputs]
 
-    def _forward(self, all_recomputed: Sequence[_Recomputed]) -> list[Any]:
-        """Results of a forward loop; None for stacks that nothing reads any more."""
-        body = all_recomputed[0].forward
-        gone = frozenset().union(*(recomputed.gone for recomputed in all_recomputed))
+    def _loop(self, body: _Body, forward: _Body) -> None:
+        """Runs the parts of a loop in its direction, and remembers what they return."""
+        carry = [self._whole(atom) for atom in body.eqn.inputs[body.num_consts : body.slices.start]]
+        parts = zip(_parts(forward, self.chosen), (self.first, self.rest), strict=True)
+        for part, found in sorted(parts, key=lambda item: item[0].start, reverse=body.reverse):
+            if part:
+                run_part = self._forward if body is forward else self._backward
+                carry, stacks = run_part(body, found[body.place], carry, part)
+                for t, stack in zip(body.eqn.outputs[body.num_carry :], stacks, strict=True):
+                    if stack is not None:
+                        self.pieces[t][part] = stack
+        self.known.update(zip(body.eqn.outputs, carry))
+
+    def _forward(
+        self, body: _Body, all_recomputed: Sequence[_Recomputed], carry: list[Any], part: range
+    ) -> tuple[list[Any], list[Any]]:
+        """Carry and stacks of these layers of a forward loop; None for stacks that nothing reads any more."""
+        gone = frozenset[int]().union(*(recomputed.gone for recomputed in all_recomputed))
         ends, outs = body.of.outputs[: body.num_carry], body.of.outputs[body.num_carry :]
         stacked = [None if t in gone else out for t, out in body.stacked.items()]
         kept = dict.fromkeys(t for recomputed in all_recomputed for t in recomputed.kept)
         more = [t for t in kept if t not in stacked]
         equations = _needed(body.of, [*ends, *stacked, *more])
-        operands = [read_atom(self.known, atom) for atom in body.eqn.inputs]
+        start = self._start(body)
 
         def trip(carry: list[Any], slices: list[Any]) -> tuple[list[Any], Any]:
-            known = _constants(body.of) | dict(enumerate([*operands[: body.num_consts], *carry, *slices]))
+            known = start | dict(enumerate([*carry, *slices], body.num_consts))
             _evaluate(equations, known)
             own = [None if out is None else read_atom(known, out) for out in stacked]
             return [read_atom(known, out) for out in ends], (own, [known[t] for t in more])
 
-        carry, slices = operands[body.num_consts : body.slices.start], operands[body.slices.start :]
-        carry, (stacks, others) = _compat.scan_like(body.eqn.full, trip, carry, slices, body.eqn.stack)
+        slices = [self._piece(body, i, part) for i in body.slices]
+        carry, (stacks, others) = _compat.scan_like(body.eqn.full, trip, carry, slices, body.eqn.stack, len(part))
         there = [*zip(outs, stacks, strict=True), *zip(more, others, strict=True)]
-        self.stacks |= {(body.place, t): x for t, x in there if t in kept}
-        return [*carry, *stacks]
+        self.stacks |= {(body.place, part, t): x for t, x in there if t in kept}
+        return carry, stacks
 
-    def _backward(self, all_recomputed: Sequence[_Recomputed]) -> list[Any]:
-        """Results of a backward loop, which computes values in place of reading stacks of one or more forward loops."""
-        body = all_recomputed[0].backward
+    def _backward(
+        self, body: _Body, all_recomputed: Sequence[_Recomputed], carry: list[Any], part: range
+    ) -> tuple[list[Any], list[Any]]:
+        """Carry and stacks of these layers of a backward loop, which computes values in place of reading stacks."""
         places = {i for recomputed in all_recomputed for i in recomputed.places}
-        operands = [None if i in places else read_atom(self.known, atom) for i, atom in enumerate(body.eqn.inputs)]
-        starts, held = zip(*map(self._entering, all_recomputed), strict=True)
+        start = self._start(body)
+        starts = [self._start(recomputed.forward) for recomputed in all_recomputed]
 
         def trip(carry: list[Any], slices: Any) -> tuple[list[Any], list[Any]]:
             own, of_forward = slices
-            inside = dict(zip(body.slices, own, strict=True))
-            for recomputed, start, values in zip(all_recomputed, starts, of_forward, strict=True):
-                known = start | values
+            inside = start | dict(zip(body.slices, own, strict=True)) | dict(zip(body.carries, carry, strict=True))
+            for recomputed, known, values in zip(all_recomputed, starts, of_forward, strict=True):
+                known = known | values
                 _evaluate(recomputed.equations, known)
                 inside |= {i: known[t] for i, t in recomputed.places.items()}
-            inside |= _constants(body.of) | dict(enumerate([*operands[: body.num_consts], *carry]))
             _evaluate(body.of.equations, inside)
             results = [read_atom(inside, out) for out in body.of.outputs]
             return results[: body.num_carry], results[body.num_carry :]
 
-        carry, slices = operands[body.num_consts : body.slices.start], operands[body.slices.start :]
-        carry, stacks = _compat.scan_like(body.eqn.full, trip, carry, (slices, list(held)), body.eqn.stack)
-        return [*carry, *stacks]
+        own = [None if i in places else self._piece(body, i, part) for i in body.slices]
+        held = [self._held(recomputed, part) for recomputed in all_recomputed]
+        return _compat.scan_like(body.eqn.full, trip, carry, (own, held), body.eqn.stack, len(part))
 
-    def _entering(self, recomputed: _Recomputed) -> tuple[dict[int, Any], dict[int, Any]]:
-        """Values of a forward body that are alike in all trips, and stacks of those that are not."""
+    def _start(self, body: _Body) -> dict[int, Any]:
+        """Values of a body that are alike in all trips."""
+        given = body.eqn.inputs[: body.num_consts]
+        return _constants(body.of) | {i: self._whole(atom) for i, atom in enumerate(given)}
+
+    def _held(self, recomputed: _Recomputed, part: range) -> dict[int, Any]:
+        """Stacks of the values of a forward body that are read in the backward loop."""
         forward = recomputed.forward
-        given = {i: read_atom(self.known, atom) for i, atom in enumerate(forward.eqn.inputs)}
-        start = _constants(forward.of) | {i: given[i] for i in range(forward.num_consts)}
-        stacks = {t: self.stacks[forward.place, t] for t in recomputed.kept}
-        return start, stacks | {t: given[t] for t in recomputed.slices}
+        stacks = {t: self.stacks[forward.place, part, t] for t in recomputed.kept}
+        return stacks | {i: self._piece(forward, i, part) for i in recomputed.slices}
+
+    def _whole(self, atom: Any) -> Any:
+        """A value of the step; of a stack in two pieces, both together."""
+        if isinstance(atom, int) and atom not in self.known:
+            pieces = [piece for _, piece in sorted(self.pieces[atom].items(), key=lambda item: item[0].start)]
+            self.known[atom] = pieces[0] if len(pieces) == 1 else jax.lax.concatenate(pieces, 0)
+        return read_atom(self.known, atom)
+
+    def _piece(self, body: _Body, place: int, part: range) -> Any:
+        """The layers ``part`` of an operand that is a stack."""
+        atom = body.eqn.inputs[place]
+        if len(part) == body.length:
+            return self._whole(atom)
+        pieces = self.pieces[atom] if isinstance(atom, int) else {}
+        if part not in pieces:
+            pieces[part] = jax.lax.slice_in_dim(self._whole(atom), part.start, part.stop)
+        return pieces[part]
+
+
+def _by_loop(found: Sequence[_Recomputed]) -> dict[int, list[_Recomputed]]:
+    """Place of a forward or backward loop -> its values that are recomputed."""
+    loops: dict[int, list[_Recomputed]] = defaultdict(list)
+    for recomputed in found:
+        loops[recomputed.forward.place].append(recomputed)
+        loops[recomputed.backward.place].append(recomputed)
+    return loops
+
+
+def _parts(forward: _Body, chosen: LoopRemat) -> tuple[range, range]:
+    """The layers of a loop that are recomputed, which it runs first, and the others."""
+    length = forward.length
+    count = chosen.count(length)
+    if forward.reverse:
+        return range(length - count, length), range(length - count)
+    return range(count), range(count, length)
 
 
 def _needed(of: Paired, results: Iterable[Any]) -> list[Pair]:

@@ -12,6 +12,8 @@ from jaxplan.core._paths import argument_names, readable_path
 TensorKind = Literal["input", "constant", "literal", "computed"]
 Phase = Literal["forward", "backward", "update"]
 RematPolicy = Literal["contractions", "all"]
+LoopRematPolicy = Literal["contractions", "named", "all"]
+_BUT: Mapping[LoopRematPolicy, str] = {"contractions": " but contractions", "named": " but named values", "all": ""}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,14 +200,31 @@ class LoopRemat:
     """Layers of loops that the backward pass recomputes (`jaxplan.ir._loop_remat`).
 
     Attributes:
-      policy: ``all`` keeps what enters each layer alone, ``contractions`` results of contractions too.
+      policy: ``all`` keeps what enters each layer alone, ``contractions`` results of costly contractions too, ``named``
+        values that the step names with `jax.ad_checkpoint.checkpoint_name`.
+      share: of the layers of each loop, more than 0 and at most 1: those that the loop runs first, whose values wait
+        longest. The loop is cut in two behind them.
+      rest: the policy of the other layers; None: they are not recomputed.
     """
 
-    policy: RematPolicy
+    policy: LoopRematPolicy
+    share: float = 1.0
+    rest: LoopRematPolicy | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ValueError(f"expected a share of the layers from above 0 to 1, got {self.share}")
 
     def __str__(self) -> str:
-        """Such as ``recomputes layers of loops``."""
-        return "recomputes layers of loops" + (" but contractions" if self.policy == "contractions" else "")
+        """Such as ``recomputes layers of loops but contractions``."""
+        if self.share == 1:
+            return f"recomputes layers of loops{_BUT[self.policy]}"
+        others = "" if self.rest is None else f", the others{_BUT[self.rest]}"
+        return f"recomputes {100 * self.share:.0f} % of layers of loops{_BUT[self.policy]}{others}"
+
+    def count(self, length: int) -> int:
+        """How many layers of a loop of ``length`` are recomputed: at least one."""
+        return max(1, round(self.share * length))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -252,7 +252,7 @@ def _traced(
         raise _trace_error(step, error, call) from error
     _check_constants(step, closed.consts)
     if recomputed_loops is not None:
-        closed = recompute_in_loops(closed, recomputed_loops.policy)
+        closed = recompute_in_loops(closed, recomputed_loops)
     return closed, out_shape
 
 

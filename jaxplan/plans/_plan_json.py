@@ -6,13 +6,13 @@ import math
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, get_args
+from typing import Any
 
 from jaxplan.core._json import MOST_INT, MalformedError, required, typed, whole
 from jaxplan.core._once import Once
 from jaxplan.cost import Prediction
 from jaxplan.errors import PlanFileError
-from jaxplan.ir import Configuration, LoopRemat, MicroBatches, Offload, Remat, RematPolicy, SortBlocks
+from jaxplan.ir import Configuration, LoopRemat, MicroBatches, Offload, Remat, SortBlocks
 from jaxplan.ir.attention import FORMS, Sequences
 from jaxplan.mesh import COLLECTIVES, Sharding, Topology
 from jaxplan.partition import Lowering, Verified, lowering_from_json, lowering_to_json
@@ -77,7 +77,7 @@ def plan_to_json(plan: PlanData) -> dict[str, Any]:
         "remat": None if plan.remat is None else asdict(plan.remat),
         **({} if plan.microbatches is None else {"microbatches": asdict(plan.microbatches)}),
         **({} if plan.sequences is None else {"sequences": asdict(plan.sequences)}),
-        **({} if plan.recomputed_loops is None else {"recomputed_loops": plan.recomputed_loops.policy}),
+        **({} if plan.recomputed_loops is None else {"recomputed_loops": asdict(plan.recomputed_loops)}),
         **({} if plan.sort_blocks is None else {"sort_blocks": plan.sort_blocks.num}),
         **({} if plan.offload is None else {"offload": asdict(plan.offload)}),
         **({"argument_names": plan.argument_names} if plan.argument_names else {}),
@@ -200,12 +200,10 @@ def _sequences(value: Any) -> Sequences | None:
 
 
 def _recomputed_loops(value: Any) -> LoopRemat | None:
-    """Recomputed layers of loops; files without the field have none."""
+    """Recomputed layers of loops; files without the field have none, and earlier ones the policy alone."""
     if value is None:
         return None
-    if value not in get_args(RematPolicy):
-        raise MalformedError(f"recomputed_loops is {value!r}; expected one of {get_args(RematPolicy)}")
-    return LoopRemat(policy=value)
+    return typed(LoopRemat, {"policy": value, "share": 1.0} if isinstance(value, str) else value, "recomputed_loops")
 
 
 def _sort_blocks(value: Any) -> SortBlocks | None:

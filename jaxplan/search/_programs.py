@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from jaxplan.core._interrupt import current
 from jaxplan.errors import ArgumentError, InfeasibleError
@@ -46,7 +46,12 @@ def plan_programs(
             break
     if found:
         return found
-    raise min(errors, key=lambda error: error.smallest_memory_bytes or 0) if errors else refused[-1]
+    raise leanest_of(errors) if errors else refused[-1]
+
+
+def leanest_of(errors: Sequence[InfeasibleError]) -> InfeasibleError:
+    """The error of the form that needs the least memory, which is what to tell a person."""
+    return min(errors, key=lambda error: error.smallest_memory_bytes or 0)
 
 
 def merged(found: list[Frontier]) -> Frontier:

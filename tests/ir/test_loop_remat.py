@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 
+from jaxplan.ir import LoopRemat
 from jaxplan.ir._loop_remat import recompute_in_loops
 
 LAYERS, BATCH, WIDTH = 6, 8, 4
@@ -77,13 +79,91 @@ def test_values_are_those_of_the_step_and_stacks_the_carry_and_what_is_kept(poli
         return jax.tree.leaves(step(*jax.tree.unflatten(tree, leaves), reverse=reverse))
 
     closed = jax.make_jaxpr(run)(*leaves)
-    again = recompute_in_loops(closed, policy)
+    again = recompute_in_loops(closed, LoopRemat(policy=policy))
     assert again is not closed
     assert stacks_of(again) == sorted([1, BATCH * WIDTH, *kept])
     assert sum(stacks_of(again)) < sum(stacks_of(closed))
     expected, found = (jax.jit(jax.extend.core.jaxpr_as_fun(of))(*leaves) for of in (closed, again))
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
+
+
+def loops_of(closed):
+    """Length of each loop and the elements of one trip in its stacks, in program order."""
+    scans = [eqn for eqn in flat(closed.jaxpr) if eqn.primitive.name == "scan"]
+    found = []
+    for eqn in scans:
+        length, shapes = eqn.params["length"], [v.aval.shape for v in eqn.outvars]
+        found.append((length, sorted(math.prod(shape[1:]) for shape in shapes if shape[:1] == (length,))))
+    return found
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("share, count", [(0.1, 1), (1 / 3, 2), (0.75, 4), (0.999, 6)])
+def test_a_share_of_the_layers_is_recomputed_and_the_others_kept(share, count, reverse):
+    """Of six: the loop is cut where the share ends, and the layers behind keep the stacks of the step."""
+    leaves, tree = jax.tree.flatten(arguments())
+
+    def run(*leaves):
+        return jax.tree.leaves(step(*jax.tree.unflatten(tree, leaves), reverse=reverse))
+
+    closed = jax.make_jaxpr(run)(*leaves)
+    again = recompute_in_loops(closed, LoopRemat(policy="all", share=share))
+    (_, as_it_is), _ = loops_of(closed)
+    found, carry_and_mean = loops_of(again), [1, BATCH * WIDTH]
+    lengths = [count, LAYERS - count, LAYERS - count, count] if count < LAYERS else [LAYERS, LAYERS]
+    assert [length for length, _ in found] == lengths
+    assert found[0][1] == carry_and_mean
+    if count < LAYERS:
+        assert found[1][1] == as_it_is
+    expected, found = (jax.jit(jax.extend.core.jaxpr_as_fun(of))(*leaves) for of in (closed, again))
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
+
+
+def test_the_other_layers_may_keep_more():
+    """Two layers keep their carry, and the four behind them both dots besides."""
+    leaves, tree = jax.tree.flatten(arguments())
+
+    def run(*leaves):
+        return jax.tree.leaves(step(*jax.tree.unflatten(tree, leaves)))
+
+    closed = jax.make_jaxpr(run)(*leaves)
+    again = recompute_in_loops(closed, LoopRemat(policy="all", share=1 / 3, rest="contractions"))
+    found = loops_of(again)
+    assert found[0] == (2, [1, BATCH * WIDTH])
+    assert found[1] == (4, sorted([1, BATCH * WIDTH, BATCH * 4 * WIDTH, BATCH * WIDTH]))
+    expected, found = (jax.jit(jax.extend.core.jaxpr_as_fun(of))(*leaves) for of in (closed, again))
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
+
+
+def test_values_that_the_step_names_are_kept():
+    """Two of three values of a layer have a name: the carry and these are stacked."""
+
+    def loss(w, x):
+        def body(x, w):
+            x = checkpoint_name(jnp.tanh(x @ w), "projected")
+            y = jnp.sin(x) * jnp.cos(x)
+            return jnp.tanh(checkpoint_name(y[:, : WIDTH // 2], "half") @ w[: WIDTH // 2]), None
+
+        return jnp.sum(jax.lax.scan(body, x, w)[0])
+
+    w, x = jnp.ones((LAYERS, WIDTH, WIDTH)) / WIDTH, jnp.ones((BATCH, WIDTH))
+    closed = jax.make_jaxpr(jax.value_and_grad(loss))(w, x)
+    again = recompute_in_loops(closed, LoopRemat(policy="named"))
+    kept = [BATCH * WIDTH // 2, BATCH * WIDTH, BATCH * WIDTH]
+    assert stacks_of(again) == kept
+    assert sum(stacks_of(closed)) > sum(kept)
+    expected, found = (jax.extend.core.jaxpr_as_fun(of)(w, x) for of in (closed, again))
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12)
+
+
+def test_a_step_that_names_nothing_has_no_named_values_to_keep():
+    leaves, tree = jax.tree.flatten(arguments())
+    closed = jax.make_jaxpr(lambda *leaves: jax.tree.leaves(step(*jax.tree.unflatten(tree, leaves))))(*leaves)
+    assert recompute_in_loops(closed, LoopRemat(policy="named")) is closed
 
 
 def test_layers_that_are_checkpointed_stay_as_they_are():
@@ -93,7 +173,7 @@ def test_layers_that_are_checkpointed_stay_as_they_are():
         return jax.tree.leaves(step(*jax.tree.unflatten(tree, leaves), around=jax.checkpoint))
 
     closed = jax.make_jaxpr(run)(*leaves)
-    assert recompute_in_loops(closed, "all") is closed
+    assert recompute_in_loops(closed, LoopRemat(policy="all")) is closed
 
 
 def test_a_stack_that_the_step_returns_is_kept():
@@ -110,7 +190,7 @@ def test_a_stack_that_the_step_returns_is_kept():
 
     w, x = jnp.ones((LAYERS, WIDTH, WIDTH)) / WIDTH, jnp.ones((BATCH, WIDTH))
     closed = jax.make_jaxpr(run)(w, x)
-    again = recompute_in_loops(closed, "all")
+    again = recompute_in_loops(closed, LoopRemat(policy="all"))
     expected, found = (jax.extend.core.jaxpr_as_fun(of)(w, x) for of in (closed, again))
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12)
@@ -145,13 +225,14 @@ def one_after_the_other(w, x):
     return jnp.sum(jax.lax.scan(body, x, (second, w[0]))[0])
 
 
+@pytest.mark.parametrize("share", [1, 0.5])
 @pytest.mark.parametrize("policy", ["all", "contractions"])
 @pytest.mark.parametrize("loss", [two_towers, one_after_the_other])
-def test_a_loop_may_read_stacks_of_several_and_leave_some_itself(loss, policy):
+def test_a_loop_may_read_stacks_of_several_and_leave_some_itself(loss, policy, share):
     w = jax.random.normal(jax.random.key(1), (2, LAYERS, WIDTH, WIDTH)) / 2
     x = jax.random.normal(jax.random.key(2), (BATCH, WIDTH))
     closed = jax.make_jaxpr(jax.value_and_grad(loss))(w, x)
-    again = recompute_in_loops(closed, policy)
+    again = recompute_in_loops(closed, LoopRemat(policy=policy, share=share))
     assert again is not closed
     expected, found = (jax.extend.core.jaxpr_as_fun(of)(w, x) for of in (closed, again))
     for a, b in zip(found, expected, strict=True):

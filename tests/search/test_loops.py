@@ -1,6 +1,8 @@
-"""Plans that compute layers of a loop again."""
+"""Plans that recompute layers of a loop."""
 
 from __future__ import annotations
+
+import json
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +10,10 @@ import numpy as np
 import pytest
 
 import jaxplan
+from jaxplan.ir import LoopRemat
 
 LAYERS, BATCH, WIDTH = 6, 64, 16
+POLICIES = ("contractions", "all")
 
 
 def train_step(weights, x):
@@ -63,6 +67,46 @@ def test_it_is_looked_for_where_nothing_fits_otherwise(frontier):
     assert all(plan.recomputed_loops is not None for plan in found.points)
     with pytest.raises(jaxplan.InfeasibleError):
         jaxplan.plan(train_step, *arguments(), remat=False, **options)
+
+
+def test_as_many_layers_are_recomputed_as_the_limit_asks_for():
+    """With a large batch stacks are most of the memory. Midway between the leanest plans of both ways, some layers keep
+    contractions and others nothing, and the plans are between both in time."""
+    leaves = arguments()[0], jax.random.normal(jax.random.key(1), (256 * BATCH, WIDTH))
+    options = {"topology": "cpu:8", "stages": False, "microbatches": False, "progress": False}
+    every = jaxplan.plan(train_step, *leaves, remat=True, **options).points
+    leanest = {policy: min(plan.memory_bytes for plan in every if _recomputes(plan) == policy) for policy in POLICIES}
+    limit = sum(leanest.values()) // 2
+    found = jaxplan.plan(train_step, *leaves, memory=limit, **options)
+    some = [plan for plan in found.points if plan.recomputed_loops.share < 1]
+    assert some and all(plan.recomputed_loops.rest == "contractions" for plan in some)
+    assert all(leanest["all"] < plan.memory_bytes <= limit for plan in some)
+    assert "of layers of loops, the others but contractions" in some[0].summary
+    all_of_them = min(plan.time_seconds for plan in found.points if plan.recomputed_loops.share == 1)
+    assert min(plan.time_seconds for plan in some) < all_of_them
+    expected = jax.tree.leaves(jax.jit(train_step)(*leaves))
+    for a, b in zip(jax.tree.leaves(some[0].jit()(*leaves)), expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * float(jnp.max(jnp.abs(b))))
+
+
+def _recomputes(plan):
+    loops = plan.recomputed_loops
+    return loops.policy if loops and loops.share == 1 else None
+
+
+@pytest.mark.parametrize("chosen", [3, {"policy": "most"}, {"policy": "all", "share": 0}])
+def test_a_file_with_other_layers_is_refused(frontier, chosen, tmp_path):
+    data = frontier.leanest().to_json() | {"recomputed_loops": chosen}
+    (tmp_path / "plan.json").write_text(json.dumps(data))
+    with pytest.raises(jaxplan.PlanFileError, match=r"share of the layers|recomputed_loops"):
+        jaxplan.load(tmp_path / "plan.json")
+
+
+def test_a_file_that_names_the_policy_alone_means_all_layers(frontier, tmp_path):
+    plan = frontier.leanest()
+    data = plan.to_json() | {"recomputed_loops": plan.recomputed_loops.policy}
+    (tmp_path / "plan.json").write_text(json.dumps(data))
+    assert jaxplan.load(tmp_path / "plan.json").recomputed_loops == LoopRemat(policy=plan.recomputed_loops.policy)
 
 
 def test_the_step_is_traced_once_where_a_plan_fits():

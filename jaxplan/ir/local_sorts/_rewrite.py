@@ -220,7 +220,7 @@ class _Run:
             return results[:num_carry], (results[num_carry:], found)
 
         carry, (stacks, found) = _compat.scan_like(
-            eqn.full, trip, operands[num_consts:start], (operands[start:], sliced), eqn.stack
+            eqn.full, trip, operands[num_consts:start], (operands[start:], sliced), eqn.stack, eqn.full.params["length"]
         )
         self.counts |= {eqn.outputs[i]: x for i, x in found.items()}
         return [*carry, *stacks]
