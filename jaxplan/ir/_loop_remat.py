@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.extend.core import jaxpr_as_fun
 
 from jaxplan.core import _compat
 from jaxplan.ir._blocks import LEAST_INTENSITY
@@ -105,14 +106,27 @@ def recompute_in_loops(closed: Any, chosen: LoopRemat) -> Any:
     rest = _find(flat, chosen.rest) if chosen.rest else []
     if chosen.share < 1:  # both are cut at one layer: not where gradients alone pass from loop to loop
         first, rest = ([of for of in found if of.forward.reverse != of.backward.reverse] for found in (first, rest))
-    if not first:
+    around = _around(flat, {of.place for each in (*first, *rest) for of in (each.forward, each.backward)}, chosen)
+    if not first and not around:
         return closed
 
     def run(*inputs: Any) -> list[Any]:
-        return _Run(flat, chosen, first, rest, inputs).run()
+        return _Run(flat, chosen, first, rest, around, inputs).run()
 
     avals = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in closed.in_avals]
     return jax.make_jaxpr(run)(*avals)
+
+
+def _around(flat: Paired, cut: Set[int], chosen: LoopRemat) -> dict[int, Any]:
+    """Place of a loop around both passes, such as one that accumulates gradients -> its body with layers recomputed."""
+    found = dict[int, Any]()
+    for e, eqn in enumerate(flat.equations):
+        if eqn.full.primitive.name == "scan" and e not in cut and not _compat.has_effects(eqn.full):
+            body = eqn.full.params["jaxpr"]
+            again = recompute_in_loops(body, chosen)
+            if again is not body:
+                found[e] = again
+    return found
 
 
 def _find(flat: Paired, policy: LoopRematPolicy) -> list[_Recomputed]:
@@ -206,6 +220,7 @@ class _Run:
       stacks: forward loop, layers, value of its body -> the stack of it that is read in the backward loop.
       first, rest: place of a loop -> its values that are recomputed, in the layers that run first and in the others.
       cut: place of a loop -> its body and the forward loop that says where it is cut.
+      around: place of a loop around both passes -> its body.
     """
 
     def __init__(
@@ -214,9 +229,10 @@ class _Run:
         chosen: LoopRemat,
         first: Sequence[_Recomputed],
         rest: Sequence[_Recomputed],
+        around: Mapping[int, Any],
         inputs: Sequence[Any],
     ) -> None:
-        self.flat, self.chosen = flat, chosen
+        self.flat, self.chosen, self.around = flat, chosen, around
         self.known: dict[int, Any] = _constants(flat) | dict(enumerate(inputs))
         self.pieces: dict[int, dict[range, Any]] = defaultdict(dict)
         self.stacks: dict[tuple[int, range, int], Any] = {}
@@ -229,7 +245,8 @@ class _Run:
             if place in self.cut:
                 self._loop(*self.cut[place])
             else:
-                results = _bind(eqn, [self._whole(atom) for atom in eqn.inputs])
+                operands = [self._whole(atom) for atom in eqn.inputs]
+                results = _repeat(eqn, self.around[place], operands) if place in self.around else _bind(eqn, operands)
                 self.known.update(zip(eqn.outputs, results, strict=True))
         return [self._whole(atom) for atom in self.flat.outputs]
 
@@ -358,6 +375,20 @@ def _evaluate(equations: Iterable[Pair], known: dict[int, Any]) -> None:
     for eqn in equations:
         values = [read_atom(known, atom) for atom in eqn.inputs]
         known.update(zip(eqn.outputs, _bind(eqn, values), strict=True))
+
+
+def _repeat(eqn: Pair, body: Any, operands: list[Any]) -> list[Any]:
+    """The results of a loop with another body."""
+    num_consts, num_carry = _compat.scan_counts(eqn.full.params, len(operands))
+    consts, carry, slices = operands[:num_consts], operands[num_consts:][:num_carry], operands[num_consts + num_carry :]
+    run = jaxpr_as_fun(body)
+
+    def trip(carry: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any]]:
+        results = run(*consts, *carry, *slices)
+        return results[:num_carry], results[num_carry:]
+
+    carry, stacks = _compat.scan_like(eqn.full, trip, carry, slices, eqn.stack, eqn.full.params["length"])
+    return [*carry, *stacks]
 
 
 def _bind(eqn: Pair, values: list[Any]) -> list[Any]:

@@ -39,6 +39,7 @@ MODULE = """
 # Runs the command and sends itself SIGINT at the n-th report of a stage, as a person at the keyboard would.
 DRIVER = """
     import os, signal, sys, time
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests may run in the background, where it is ignored
     from jaxplan.core import _progress
     from jaxplan.__main__ import main
 

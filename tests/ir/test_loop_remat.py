@@ -160,6 +160,37 @@ def test_values_that_the_step_names_are_kept():
         np.testing.assert_allclose(a, b, rtol=1e-12)
 
 
+@pytest.mark.parametrize("share", [1, 0.5])
+def test_layers_are_recomputed_inside_of_a_loop_that_accumulates(share):
+    """Gradients of slices of the batch are added up in a loop around both passes."""
+    weights, x, key = arguments()
+    leaves, tree = jax.tree.flatten((weights, jnp.stack([x, 2 * x, 3 * x]), key))
+
+    def run(*leaves):
+        weights, slices, key = jax.tree.unflatten(tree, leaves)
+
+        def add(total, x):
+            return jax.tree.map(jnp.add, total, step(weights, x, key)[1]), None
+
+        zeros = {name: jnp.zeros_like(w) for name, w in weights.items() if name != "number"}
+        return jax.tree.leaves(jax.lax.scan(add, zeros, slices)[0])
+
+    closed = jax.make_jaxpr(run)(*leaves)
+    again = recompute_in_loops(closed, LoopRemat(policy="all", share=share))
+    assert sum(inner_stacks_of(again)) < sum(inner_stacks_of(closed))
+    expected, found = (jax.jit(jax.extend.core.jaxpr_as_fun(of))(*leaves) for of in (closed, again))
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
+
+
+def inner_stacks_of(closed):
+    """Elements of the stacks that the loops over layers return, in the body of the first loop."""
+    (outer,) = [eqn for eqn in flat(closed.jaxpr) if eqn.primitive.name == "scan"]
+    inner = [eqn for eqn in flat(outer.params["jaxpr"].jaxpr) if eqn.primitive.name == "scan"]
+    forward = inner[: len(inner) // 2]
+    return [math.prod(v.aval.shape) for eqn in forward for v in eqn.outvars]
+
+
 def test_a_step_that_names_nothing_has_no_named_values_to_keep():
     leaves, tree = jax.tree.flatten(arguments())
     closed = jax.make_jaxpr(lambda *leaves: jax.tree.leaves(step(*jax.tree.unflatten(tree, leaves))))(*leaves)
