@@ -5,6 +5,7 @@ for GPUs and TPUs without their devices run in processes of their own, with none
 `gpu_aot` or `tpu_aot` are skipped where the compiler is not installed.
 """
 
+import gc
 import importlib.util
 import os
 import sys
@@ -31,6 +32,13 @@ def _nothing_is_compiled_unasked(request: pytest.FixtureRequest, monkeypatch: py
     """Plans near a memory limit are compiled by default, which takes seconds each: here in tests that compile alone."""
     if not any(request.node.get_closest_marker(mark) for mark in _COMPILERS):
         monkeypatch.setattr("jaxplan.search._verify.can_verify", lambda topology: False)
+
+
+def pytest_collection_finish() -> None:
+    """What is imported stays: the collector need not look through it again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 100)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

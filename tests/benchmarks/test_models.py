@@ -9,6 +9,7 @@ from flax import nnx
 
 from benchmarks.models import MODELS, build
 from benchmarks.models._moe import top_two
+from tests.sampling import sampled
 
 # Parameters as the literature and other libraries count them (torchvision, timm).
 RESNET_50_PARAMETERS = 25_557_032
@@ -149,7 +150,7 @@ TINY_GPT_PARAMETERS = _gpt_parameters(2, 64, 256, 32)
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [
+    sampled([
         ("gpt2-small", _gpt_parameters(12, 768, 50304, 512)),
         ("gpt-1.3b", _gpt_parameters(24, 2048, 50304, 1024)),
         ("gpt-30b", _gpt_parameters(48, 7168, 50304, 2048)),
@@ -200,7 +201,7 @@ TINY_GPT_PARAMETERS = _gpt_parameters(2, 64, 256, 32)
         ("lstm-8", _lstm_parameters(8, 1024, 1024)),
         ("mlp-huge-last", 3 * (4096**2 + 4096) + 4096 * 262144 + 262144),
         *((name, TINY_GPT_PARAMETERS) for name in MODELS if name.startswith("gpt-tiny")),
-    ],
+    ], 14),
 )
 def test_parameter_counts(name: str, expected: int) -> None:
     _, (state, *_) = build(name)
@@ -209,7 +210,7 @@ def test_parameter_counts(name: str, expected: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, spec in MODELS.items() if "tiny" in name and spec.updates == "returned"]
+    "name", sampled([name for name, spec in MODELS.items() if "tiny" in name and spec.updates == "returned"], 12)
 )
 def test_a_step_keeps_the_state_and_returns_a_scalar_loss(name: str) -> None:
     step, (state, batch) = build(name)

@@ -40,6 +40,7 @@ def test_whole_sources_are_held_out_and_about_half_of_the_rows() -> None:
     assert is_held_out("a table that was not there")
 
 
+@pytest.mark.slow
 def test_a_scanned_step_costs_what_it_costs_written_out() -> None:
     """Nearly: slices of stacks are read on top, and a loop starts no collective before its trip."""
     row = small()

@@ -83,6 +83,7 @@ def test_arrays_that_leave_a_trip_are_copied_by_kernels_of_their_own() -> None:
     assert seconds(512) - seconds(256) == pytest.approx(4 * 256 * 1.3e-6, rel=0.25)
 
 
+@pytest.mark.slow
 def test_kinds_of_kernels_take_the_seconds_that_were_measured() -> None:
     """Dots and passes by themselves: models with attention, a loop over 256 tokens, and one without either."""
     sizes = ("pythia", "gpt2", "olmo2", "whisper", "lstm", "mixer")

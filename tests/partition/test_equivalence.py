@@ -19,6 +19,7 @@ from jaxplan.mesh import Topology
 from jaxplan.search._make_plan import make_plan
 from jaxplan.search._traced import analyse_step
 from jaxplan.xla import Target, analyse_buffers
+from tests.sampling import sampled
 from tests.small_steps import VOCABULARY, gpt_init, token_batch, train_step
 
 NUM_STEPS = 20
@@ -29,7 +30,7 @@ LOSS_TOLERANCE = {"float32": 1e-4, "float64": 1e-9}  # relative
 PARAM_TOLERANCE = {"float32": 1e-3, "float64": 1e-7}
 
 
-@pytest.fixture(scope="module", params=["float32", "float64"])
+@pytest.fixture(scope="module", params=sampled(["float64", "float32"]))
 def dtype(request: pytest.FixtureRequest) -> Iterator[Any]:
     with jax.enable_x64(request.param == "float64"):
         yield jnp.dtype(request.param)

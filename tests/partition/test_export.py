@@ -128,9 +128,9 @@ def gpt_args(key: Any) -> tuple[Any, ...]:
 
 
 CASES: dict[str, tuple[Callable[..., Any], Callable[[Any], Any], tuple[str, ...]]] = {
-    "perceptron": (perceptron, perceptron_args, ("leanest", "megatron")),
+    "perceptron": (perceptron, perceptron_args, ("megatron",)),
     "scanned_stack": (scanned_stack, stack_args, ("knee",)),
-    "lstm": (lstm, lstm_args, ("leanest", "data")),
+    "lstm": (lstm, lstm_args, ("leanest",)),
     "gpt": (gpt, gpt_args, ("megatron",)),
 }
 

@@ -132,6 +132,7 @@ def test_gradients_of_layers_of_a_stack_are_asked_for() -> None:
 
 
 @pytest.mark.gpu_aot
+@pytest.mark.slow
 def test_gradients_of_layers_of_a_stack_are_no_barriers() -> None:
     """An unrolled transformer with layers that are slices of stacks, and a head of 1000 words in float32.
 
@@ -188,6 +189,7 @@ def test_gradients_that_are_asked_for_hold_nothing_in_the_prediction_either(chan
     assert plan.memory_bytes == pytest.approx(plan.compile_report().memory_bytes, rel=0.06)
 
 
+@pytest.mark.slow
 def test_sums_that_are_scattered_at_once_do_not_hide_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A DiT with split sequences gathers its activations: sums of 24 MiB are a quarter of that at once. Counted whole,
     they are a peak above which nothing seems to wait."""
@@ -265,6 +267,7 @@ def _tied_step(params: Any, tokens: Any) -> Any:
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss_fn)(params))
 
 
+@pytest.mark.slow
 def test_results_of_a_tied_table_are_those_of_one_device() -> None:
     width, hidden, rows = 16, 1024, 64
     with jax.enable_x64(True):

@@ -20,6 +20,7 @@ from jaxplan.partition._lowering import Barrier
 from jaxplan.search import _bind
 from jaxplan.xla import _buffers
 from tests.partition.edited_plans import with_schedule
+from tests.sampling import sampled
 
 ANALYSES: list[tuple[Any, str]] = [
     *[(_decide, name) for name in ("build_cost_model", "plan_transfers", "find_barriers", "find_merge_guards")],
@@ -54,7 +55,7 @@ def _arguments() -> tuple[Any, Any]:
     return {"table": f((8192, 256), jnp.float32), "blocks": [block, block]}, f((64, 64), jnp.int32)
 
 
-@pytest.fixture(scope="module", params=["h100:8", "v5e:2x4", "cpu:2x2"])
+@pytest.fixture(scope="module", params=sampled(["h100:8", "v5e:2x4", "cpu:2x2"]))
 def frontier(request: pytest.FixtureRequest) -> jaxplan.Frontier:
     return jaxplan.plan(_attention, *_arguments(), topology=request.param, progress=False)
 

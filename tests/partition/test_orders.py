@@ -12,6 +12,7 @@ import pytest
 import jaxplan
 from jaxplan.xla import Target, analyse_buffers
 from tests.partition.edited_plans import with_schedule
+from tests.sampling import sampled
 
 MIB = 2**20
 
@@ -51,6 +52,7 @@ def test_an_input_gradient_comes_first_on_tpus(topology: str, is_ordered: bool) 
 
 
 @pytest.mark.tpu_aot
+@pytest.mark.slow
 def test_the_gathered_table_is_gone_when_its_gradient_is_made() -> None:
     """A table of 131,072 rows of 1,024 bfloat16 is 256 MiB whole, and gathered over 4 devices of 8."""
     arguments = jax.eval_shape(lambda: _arguments(131072, 1024, 16384, jnp.bfloat16, jnp.float32))
@@ -61,7 +63,7 @@ def test_the_gathered_table_is_gone_when_its_gradient_is_made() -> None:
     assert beside.compiled_memory_bytes > audit.compiled_memory_bytes + 200 * MIB, beside.table()
 
 
-@pytest.mark.parametrize("name", ["data", "zero2", "hybrid_fsdp"])
+@pytest.mark.parametrize("name", sampled(["hybrid_fsdp", "data", "zero2"]))
 def test_results_are_those_of_one_device(name: str) -> None:
     """The program for TPUs, run on CPU devices."""
     with jax.enable_x64(True):

@@ -54,6 +54,7 @@ def test_the_compiled_program_is_the_planned_one(
     assert plan.memory_bytes < most * audit.compiled_memory_bytes, told
 
 
+@pytest.mark.slow
 def test_zero1_gathers_into_the_parameters_that_it_replaces() -> None:
     """Parameters whole and slots split; nothing of either is there twice."""
     step, arguments = build("gpt-tiny", **GPT, vocab_size=4096)
@@ -72,6 +73,7 @@ def test_compiled_memory_keeps_the_order_of_the_frontier(audited: Any) -> None:
 
 
 @pytest.mark.parametrize("name", sampled(["megatron", "data4_tensor2"]))
+@pytest.mark.slow
 def test_halves_that_rotary_positions_join_are_not_exchanged(name: str) -> None:
     """Of four heads' queries, split eight ways, a device reads a slice of the gradient; left to the compiler, the parts
     that halves of each head make of it travelled from device to device."""

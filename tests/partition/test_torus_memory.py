@@ -73,6 +73,7 @@ def test_images_have_batch_and_features_innermost(
     assert row_by_row_bytes((4, 8, 8), 2) == 4 * 8 * 128 * 2  # eight columns take 128
 
 
+@pytest.mark.slow
 def test_gradients_are_there_before_the_peak() -> None:
     """Dots that make gradients, put off, keep 36 MiB of each of a Mixer's blocks twice; with four blocks a program
     took 587 MiB beside its arguments, and 419 where they were asked for."""
@@ -100,6 +101,7 @@ def test_what_a_gather_waits_for_is_in_memory_anyway() -> None:
     assert written.compiled_memory_bytes > audit.compiled_memory_bytes + 0.9 * probabilities, written.table()
 
 
+@pytest.mark.slow
 def test_the_gradient_of_capped_logits_is_computed_inside_of_dots() -> None:
     """Logits that a tanh caps, split by the vocabulary: 250 MiB a device. A dot that waits for other gradients was
     asked to wait through their gradient, which is computed where it is read, and which that wrote."""
@@ -113,6 +115,7 @@ def test_the_gradient_of_capped_logits_is_computed_inside_of_dots() -> None:
     assert audit.predicted_memory_bytes / audit.compiled_memory_bytes >= MOST_UNDER, audit.table()
 
 
+@pytest.mark.slow
 def test_rows_of_a_gradient_are_scattered_in_the_order_in_which_they_are_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -13,6 +13,7 @@ from flax import linen as nn
 import jaxplan
 from jaxplan.partition import _operators
 from tests.partition.edited_plans import with_lowering
+from tests.sampling import sampled
 
 MIB = 2**20
 NUM_STAGES, CHANNELS = 3, 64
@@ -54,7 +55,7 @@ def _arguments(images: int, size: int, channels: int, dtype: Any) -> tuple[Any, 
 
 @pytest.mark.parametrize(
     ("window", "normalised", "padding"),
-    [(2, False, "VALID"), (2, True, "VALID"), (3, True, "VALID"), (3, False, "SAME")],
+    sampled([(3, True, "VALID"), (2, False, "VALID"), (2, True, "VALID"), (3, False, "SAME")]),
 )
 def test_results_are_those_of_one_device(window: int, normalised: bool, padding: str) -> None:
     """The program for GPUs, run on CPU devices: batch, rows of images and kernels split."""

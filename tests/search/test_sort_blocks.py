@@ -98,6 +98,7 @@ def test_another_batch_is_planned_in_blocks(frontier):
     assert other.references["megatron"].time_seconds > frontier.references["megatron"].time_seconds
 
 
+@pytest.mark.slow
 def test_a_kept_frontier_is_planned_for_another_batch_too(tmp_path):
     """Its second search reads the file, and plans neither program."""
     for _ in range(2):

@@ -17,6 +17,7 @@ from jaxplan.audit import compile_plan
 from jaxplan.cli import _main as _cli
 from jaxplan.partition._verified import Verified
 from jaxplan.search import _entry, _planner, _verify
+from tests.sampling import sampled
 
 WIDTH, BATCH = 512, 256
 
@@ -263,7 +264,7 @@ def test_verified_on_gpus_that_are_not_there(tmp_path: Path) -> None:
     assert "verified" in found.table()
 
 
-@pytest.mark.parametrize("verify", ["auto", True])
+@pytest.mark.parametrize("verify", sampled(["auto", True]))
 def test_leaner_plans_are_searched_where_none_fits_as_compiled(verify: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every program takes 3 % more than predicted, and the plan of the first search just fits by its prediction."""
     monkeypatch.setattr(_verify, "can_verify", lambda topology: True)

@@ -24,6 +24,7 @@ def test_an_optimum_of_one_cost_survives(seed, weights):
     assert least[0] == pytest.approx(least[1])
 
 
+@pytest.mark.slow
 def test_pruning_at_two_slopes_is_exact_at_every_slope_between():
     for seed in range(40):
         problem = random_problem(seed)

@@ -58,6 +58,7 @@ def test_unknown_solver_lists_the_known_ones():
         solve(random_problem(0), "tabu")
 
 
+@pytest.mark.slow
 def test_binding_limit_on_layers_stays_near_the_bound():
     problem = layered_problem(24, labels=5)
     lean, fast = solve(problem, "auto", None), None
