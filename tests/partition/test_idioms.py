@@ -19,7 +19,7 @@ BATCH, HEADS, LENGTH, HEAD_WIDTH, BLOCK = 8, 4, 16, 8, 4
 
 
 def _normal(number: int, *shape: int) -> jax.Array:
-    return jax.random.normal(jax.random.key(number), shape) / 4
+    return jnp.asarray(np.random.default_rng(number).normal(size=shape) / 4, jnp.float32)
 
 
 def _descent(loss_fn: Callable[..., jax.Array]) -> Callable[..., Any]:

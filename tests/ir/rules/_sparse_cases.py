@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import sparse
@@ -19,9 +19,18 @@ def _dense(*shape: int, share: float = 1.0) -> np.ndarray:
     return (_RNG.normal(size=shape) * (_RNG.uniform(size=shape) < share)).astype(np.float32)
 
 
-def _stored(shape: tuple[int, ...], nse: int, **how: int) -> tuple[jax.Array, jax.Array]:
-    array = sparse.BCOO.fromdense(jnp.asarray(_dense(*shape, share=0.4)), nse=nse, **how)
-    return array.data, array.indices
+def _stored(shape: tuple[int, ...], nse: int, n_batch: int = 0, n_dense: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Buffers of a BCOO with 40 % of its elements, places without one behind them, as `BCOO.fromdense` makes them."""
+    batch, rest = shape[:n_batch], shape[n_batch:]
+    places, inner = rest[: len(rest) - n_dense], rest[len(rest) - n_dense :]
+    number = min(nse, int(0.4 * math.prod(places)))
+    data = np.zeros((*batch, nse, *inner), np.float32)
+    indices = np.broadcast_to(np.asarray(places, np.int32), (*batch, nse, len(places))).copy()
+    for at in np.ndindex(batch):
+        chosen = np.sort(_RNG.choice(math.prod(places), number, replace=False))
+        indices[at][:number] = np.stack(np.unravel_index(chosen, places), axis=-1)
+        data[at][:number] = _dense(number, *inner)
+    return data, indices
 
 
 def _product(shape: tuple[int, ...], numbers: Any) -> Callable[..., Any]:
