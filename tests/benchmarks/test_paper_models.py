@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.models import MODELS, PAPER_MODELS, build
 from benchmarks.models._transformer import PRINTED_VOCABULARY
+from tests.sampling import sampled
 
 GIB = 2**30
 
@@ -115,7 +116,7 @@ def test_vocabulary_of_transformer_base_follows_from_all_printed_counts() -> Non
     assert _num_parameters("transformer-base") == pytest.approx(65e6, rel=0.01)
 
 
-@pytest.mark.parametrize("name", ["recurrent-tiny", "translation-tiny"])
+@pytest.mark.parametrize("name", sampled(["recurrent-tiny", "translation-tiny"]))
 def test_time_steps_unrolled_or_scanned_are_one_network(name: str) -> None:
     def loss(scan: bool) -> Any:
         spec = PAPER_MODELS[name].override(scan=scan)

@@ -18,6 +18,7 @@ from jaxplan.ir import Tensor, analyse, trace
 from jaxplan.mesh import Sharding, Topology
 from jaxplan.xla import Buffers, Target, analyse_buffers
 from jaxplan.xla._storage import Storage
+from tests.sampling import sampled
 
 
 # Shape, bytes of an element, and the bytes in the buffer assignment of programs compiled for TPU v5e.
@@ -332,7 +333,7 @@ def test_updates_of_scatters_are_turned(monkeypatch: pytest.MonkeyPatch, batch: 
 @pytest.mark.tpu_aot
 @pytest.mark.parametrize(
     ("activation", "op", "features", "most"),
-    [("silu", "mul", 128, 1.15), ("relu", "max", 128, 1.15), ("relu", "max", 32, 1.02)],
+    sampled([("silu", "mul", 128, 1.15), ("relu", "max", 128, 1.15), ("relu", "max", 32, 1.02)]),
 )
 def test_images_are_written_where_their_edges_are_sent(activation: str, op: str, features: int, most: float) -> None:
     """Three blocks, normalised, a quarter of the rows on each device: compiled programs hold the operand of each

@@ -11,6 +11,7 @@ from jaxplan.mesh import Topology
 from jaxplan.search._recurrences import layer_groups, time_step_classes
 from jaxplan.search._tofu import PARTITION_SEARCHES, PARTITION_SOLVERS, partition
 from jaxplan.search._traced import analyse_step
+from tests.sampling import sampled
 
 SHAPE = (64, 64)
 
@@ -34,7 +35,7 @@ def recurrent_step(num_steps):
     return step, ([(weight, weight)] * 2, jax.ShapeDtypeStruct((num_steps, 32, SHAPE[0]), jnp.float32))
 
 
-@pytest.mark.parametrize("topology", ["h100:2x2", "h100:8"])
+@pytest.mark.parametrize("topology", sampled(["h100:2x2", "h100:8"]))
 def test_one_mesh_answers_on_a_recurrence(topology):
     step, args = recurrent_step(3)
     restricted = jaxplan.plan(step, *args, topology=topology, solver="one_mesh", progress=False)

@@ -11,6 +11,7 @@ import pytest
 
 import jaxplan
 from jaxplan.search._recompute import ends, rungs_between
+from tests.sampling import sampled
 
 WIDTH, BATCH, LAYERS = 16, 4096, 2
 
@@ -81,7 +82,7 @@ def accumulated(params, key, x, y):
     return jax.lax.scan(add, zeros, slices)
 
 
-@pytest.mark.parametrize("step, num", [(train_step, 2), (accumulated, None)])
+@pytest.mark.parametrize("step, num", sampled([(train_step, 2), (accumulated, None)]))
 def test_blocks_in_a_loop_over_micro_batches_are_recomputed(step, num, tmp_path):
     """Residuals of blocks are the larger part of a slice; a plan without them takes less and gives the same."""
     args = make_args()

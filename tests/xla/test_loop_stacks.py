@@ -91,7 +91,7 @@ def test_a_first_trip_in_front_of_the_loop_transposes_a_slice_of_each() -> None:
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize(
     ("einsums", "groups"),
-    sampled([(KEYS_BY_QUERIES, 2), (KEYS_FIRST, 0), (QUERIES_BY_KEYS, 0), (KEYS_BY_QUERIES, 1)], 2),
+    sampled([(KEYS_BY_QUERIES, 2), (KEYS_FIRST, 0), (QUERIES_BY_KEYS, 0), (KEYS_BY_QUERIES, 1)]),
 )
 @pytest.mark.parametrize("strategy", ["data", "fsdp"])
 def test_both_orders_are_live_at_the_peak(einsums: Sequence[str], groups: int, strategy: str) -> None:
