@@ -106,6 +106,8 @@ def recompute_in_loops(closed: Any, chosen: LoopRemat) -> Any:
     rest = _find(flat, chosen.rest) if chosen.rest else []
     if chosen.share < 1:  # both are cut at one layer: not where gradients alone pass from loop to loop
         first, rest = ([of for of in found if of.forward.reverse != of.backward.reverse] for found in (first, rest))
+        leaving, reading = {of.forward.place for of in first}, {of.backward.place for of in first}
+        rest = [of for of in rest if of.forward.place not in reading and of.backward.place not in leaving]
     around = _around(flat, {of.place for each in (*first, *rest) for of in (each.forward, each.backward)}, chosen)
     if not first and not around:
         return closed

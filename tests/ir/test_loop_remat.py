@@ -161,6 +161,25 @@ def test_values_that_the_step_names_are_kept():
         np.testing.assert_allclose(a, b, rtol=1e-12)
 
 
+def test_second_derivatives_are_those_of_the_step():
+    """Four loops, of which some leave stacks to one loop and read those of another."""
+
+    def penalised(w, x):
+        def loss(w):
+            return jnp.sum(jax.lax.scan(lambda h, w: (jnp.sin(jnp.tanh(h @ w)) * h, None), x, w)[0] ** 2)
+
+        return loss(w) + jnp.sum(jax.grad(loss)(w) ** 2)
+
+    w = jax.random.normal(jax.random.key(1), (LAYERS, WIDTH, WIDTH)) / 2
+    x = jax.random.normal(jax.random.key(2), (BATCH, WIDTH))
+    closed = jax.make_jaxpr(jax.value_and_grad(penalised))(w, x)
+    again = recompute_in_loops(closed, LoopRemat(policy="all", share=0.5, rest="contractions"))
+    assert again is not closed
+    expected, found = (jax.jit(jax.extend.core.jaxpr_as_fun(of))(w, x) for of in (closed, again))
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-10)
+
+
 @pytest.mark.parametrize("share", [1, 0.5])
 def test_layers_are_recomputed_inside_of_a_loop_that_accumulates(share):
     """Gradients of slices of the batch are added up in a loop around both passes."""
