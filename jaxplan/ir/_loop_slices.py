@@ -122,7 +122,8 @@ def _counters(
 
     ``depth`` is the number of loops around this one; the values have one dimension more.
     """
-    steps = {program.equations[e].operands[0]: program.equations[e] for e in region.exits}
+    exits = [program.equations[e] for e in region.exits]
+    steps = {eqn.operands[0]: eqn for eqn in exits if eqn.params["role"] == "carry"}
     made = {t: eqn for eqn in program.equations[slice(*region.ranges[0])] for t in eqn.results}
     found: dict[int, np.ndarray] = {}
     for eqn in (program.equations[e] for e in region.entries[0]):

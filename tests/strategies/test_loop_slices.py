@@ -77,6 +77,16 @@ def by_carried_counter(add: Add, start: Any, batch: Batch) -> Any:
     return lax.scan(body, (jnp.int32(0), start), None, length=NUMBER)[0][1]
 
 
+def by_stacked_counter(add: Add, start: Any, batch: Batch) -> Any:
+    """The loop returns its counters as a stack too."""
+
+    def body(carry: Any, _: None) -> tuple[Any, jax.Array]:
+        return (carry[0] + 1, add(carry[1], _rows(batch, carry[0] * PART))), carry[0]
+
+    (_, found), numbers = lax.scan(body, (jnp.int32(0), start), None, length=NUMBER)
+    return jax.tree.map(lambda x: x + 0 * jnp.sum(numbers), found)
+
+
 def by_carried_start(add: Add, start: Any, batch: Batch) -> Any:
     def body(carry: Any, _: None) -> tuple[Any, None]:
         return (carry[0] + PART, add(carry[1], _rows(batch, carry[0]))), None
@@ -169,7 +179,7 @@ def of_given_starts(add: Add, start: Any, batch: Batch) -> Any:
 FREE = (
     by_loop_counter, by_scanned_numbers, by_constant_numbers, by_scanned_starts, by_carried_counter, by_carried_start,
     backwards, by_index_of_stacks, by_brackets, twice, scanned_and_sliced, rematerialised,
-    sliced_inside_a_checkpoint,
+    sliced_inside_a_checkpoint, by_stacked_counter,
 )  # fmt: skip
 KEPT = (overlapping, incomplete, clamped, repeated, weighted_by_trip, of_given_starts)
 
