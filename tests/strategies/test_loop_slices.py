@@ -78,7 +78,7 @@ def by_carried_counter(add: Add, start: Any, batch: Batch) -> Any:
 
 
 def by_stacked_counter(add: Add, start: Any, batch: Batch) -> Any:
-    """The loop returns its counters as a stack too."""
+    """The loop returns its counters as a stack: trips have an order."""
 
     def body(carry: Any, _: None) -> tuple[Any, jax.Array]:
         return (carry[0] + 1, add(carry[1], _rows(batch, carry[0] * PART))), carry[0]
@@ -179,9 +179,9 @@ def of_given_starts(add: Add, start: Any, batch: Batch) -> Any:
 FREE = (
     by_loop_counter, by_scanned_numbers, by_constant_numbers, by_scanned_starts, by_carried_counter, by_carried_start,
     backwards, by_index_of_stacks, by_brackets, twice, scanned_and_sliced, rematerialised,
-    sliced_inside_a_checkpoint, by_stacked_counter,
+    sliced_inside_a_checkpoint,
 )  # fmt: skip
-KEPT = (overlapping, incomplete, clamped, repeated, weighted_by_trip, of_given_starts)
+KEPT = (overlapping, incomplete, clamped, repeated, weighted_by_trip, of_given_starts, by_stacked_counter)
 
 
 def _step(form: Callable[..., Any], loss: Callable[..., jax.Array] = _loss) -> Callable[..., Any]:
