@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxplan.core._collector import paused_collector
@@ -40,9 +40,16 @@ def trace_step(
     step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, assumption: Assumption, **options: Any
 ) -> Traced:
     """Trace a step for devices that need not be present; ``options`` are those of `jaxplan.ir.trace`."""
-    with traced_under(assumption) as asked:
-        program = trace(step, args, kwargs, under=functools.partial(traced_under, assumption), **options)
-    return Traced(program=program, name=step_name(step), assumption=assumption, is_general=asked == [])
+    asked: list[list[str] | None] = []  # of the first trace, and of later ones of the same step
+
+    @contextlib.contextmanager
+    def under() -> Iterator[None]:
+        with traced_under(assumption) as questions:
+            asked.append(questions)
+            yield
+
+    program = trace(step, args, kwargs, under=under, **options)
+    return Traced(program=program, name=step_name(step), assumption=assumption, is_general=asked[0] == [])
 
 
 def analyse_traced(traced: Traced, report: Report = _quiet) -> StepGraph:

@@ -59,3 +59,16 @@ def test_another_batch():
 def test_rows_sorted_in_blocks():
     frontier = plan(with_experts, (WEIGHTS, jax.eval_shape(parameters)))
     assert frontier.references["data"].sort_blocks is not None
+
+
+def test_a_step_that_asks_nothing_about_gpus_is_traced_once_for_all_machines():
+    traces = []
+
+    def step(w, x):
+        traces.append(None)
+        return w - jax.grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+
+    traced = jaxplan.trace(step, jnp.ones((64, 64)), jnp.ones((64, 64)))
+    for topology in ("h100:8", "a100:8", "v5e:2x4", "cpu:8"):
+        traced.plan(topology=topology, progress=False)
+    assert len(traces) == 1
