@@ -35,7 +35,7 @@ def _nothing_is_compiled_unasked(request: pytest.FixtureRequest, monkeypatch: py
 
 
 def pytest_collection_finish() -> None:
-    """What is imported stays: the collector need not look through it again and again."""
+    """Imported modules stay: the collector need not look through them again and again."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)

@@ -83,7 +83,7 @@ class _Recomputed:
     """The values of one forward loop that a backward loop recomputes.
 
     Attributes:
-      forward, backward: the two bodies.
+      forward, backward: the two bodies; ``stacks``: of the forward loop that the backward loop alone reads.
       places: slice of the backward body -> the residual, a value of the forward body, that is computed in its place.
       gone: the stacks of these.
       kept: values of the forward body that are read for that, in stacks; ``slices``: slices of it that are.
@@ -92,6 +92,7 @@ class _Recomputed:
 
     forward: _Body
     backward: _Body
+    stacks: Sequence[int]
     places: Mapping[int, int]
     gone: frozenset[int]
     kept: tuple[int, ...]
@@ -102,13 +103,13 @@ class _Recomputed:
 def recompute_in_loops(closed: Any, chosen: LoopRemat) -> Any:
     """The closed jaxpr of a step with layers of its loops recomputed as chosen; itself where that saves no memory."""
     flat = Paired.of(closed, closed)
-    first = _find(flat, chosen.policy)
-    rest = _find(flat, chosen.rest) if chosen.rest else []
+    first, rest = _find(flat, chosen.policy), list[_Recomputed]()
     if chosen.share < 1:  # both are cut at one layer: not where gradients alone pass from loop to loop
-        first, rest = ([of for of in found if of.forward.reverse != of.backward.reverse] for found in (first, rest))
-        leaving, reading = {of.forward.place for of in first}, {of.backward.place for of in first}
-        rest = [of for of in rest if of.forward.place not in reading and of.backward.place not in leaving]
-    around = _around(flat, {of.place for each in (*first, *rest) for of in (each.forward, each.backward)}, chosen)
+        first = [of for of in first if of.forward.reverse != of.backward.reverse]
+    if chosen.rest is not None:
+        tried = [_recomputed(of.forward, of.backward, of.stacks, chosen.rest) for of in first]
+        rest = [each for each in tried if each]
+    around = _around(flat, {of.place for each in first for of in (each.forward, each.backward)}, chosen)
     if not first and not around:
         return closed
 
@@ -186,6 +187,7 @@ def _recomputed(forward: _Body, backward: _Body, stacks: Sequence[int], policy: 
     return _Recomputed(
         forward=forward,
         backward=backward,
+        stacks=stacks,
         places={i: recomputed[t] for i in backward.slices if (t := backward.eqn.inputs[i]) in recomputed},
         gone=frozenset(recomputed),
         kept=tuple(sorted(kept)),
@@ -239,8 +241,8 @@ class _Run:
         self.pieces: dict[int, dict[range, Any]] = defaultdict(dict)
         self.stacks: dict[tuple[int, range, int], Any] = {}
         self.first, self.rest = _by_loop(first), _by_loop(rest)
-        self.cut = {of.forward.place: (of.forward, of.forward) for of in (*rest, *first)}
-        self.cut |= {of.backward.place: (of.backward, of.forward) for of in (*rest, *first)}
+        self.cut = {of.forward.place: (of.forward, of.forward) for of in first}
+        self.cut |= {of.backward.place: (of.backward, of.forward) for of in first}
 
     def run(self) -> list[Any]:
         for place, eqn in enumerate(self.flat.equations):

@@ -203,7 +203,7 @@ def _recomputed_loops(value: Any) -> LoopRemat | None:
     """Recomputed layers of loops; files without the field have none, and earlier ones the policy alone."""
     if value is None:
         return None
-    return typed(LoopRemat, {"policy": value, "share": 1.0} if isinstance(value, str) else value, "recomputed_loops")
+    return typed(LoopRemat, {"policy": value} if isinstance(value, str) else value, "recomputed_loops")
 
 
 def _sort_blocks(value: Any) -> SortBlocks | None:

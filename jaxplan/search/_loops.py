@@ -63,7 +63,7 @@ def _planned(graph: StepGraph, plan_graph: PlanGraph) -> _Planned:
 
 
 def _ways(graph: StepGraph, as_it_is: _Planned, every: bool, plan_graph: PlanGraph) -> Iterator[_Planned]:
-    """What the ways to recompute layers give: every one, or the first that fits; those of fewer layers come first."""
+    """Plans or errors of the ways to recompute layers, every one or the first that fits; fewer layers come first."""
     before, rest = as_it_is, None
     for policy in _POLICIES:
         again = loop_recomputed_graph(graph, LoopRemat(policy=policy))
@@ -86,7 +86,7 @@ def _share(before: _Planned, of_all: Frontier, policy: LoopRematPolicy) -> float
         return 0.5 if of_all.fastest().time_seconds > _COSTS * before.fastest().time_seconds else None
     needed, limit = before.smallest_memory_bytes, of_all.memory_limit_bytes
     if policy == "contractions" or needed is None or limit is None:
-        return None  # what lies between contractions takes less time to recompute than its stacks to write and read
+        return None  # values between contractions take less time to recompute than to stack
     saved = needed - of_all.leanest().memory_bytes
     share = math.ceil(_SHARES * (needed - limit) / saved) / _SHARES if saved > 0 else 1.0
     return share if 0 < share < 1 else None

@@ -21,14 +21,12 @@ def plan_programs(
     graphs: Iterable[StepGraph],
     plan_graph: PlanGraph,
     *,
-    first_only: bool = False,
     refusals: tuple[type[Exception], ...] = (),
 ) -> list[Frontier]:
     """The frontiers of the programs that have plans, in their order.
 
     Args:
       graphs: taken one by one, as each may be traced when it is asked for.
-      first_only: end with the first that has one.
       refusals: errors of a program that say nothing about the others.
 
     Raises:
@@ -42,7 +40,7 @@ def plan_programs(
             errors.append(error)
         except refusals as error:
             refused.append(error)
-        if found and (first_only or current().happened):
+        if found and current().happened:
             break
     if found:
         return found
@@ -50,7 +48,7 @@ def plan_programs(
 
 
 def leanest_of(errors: Sequence[InfeasibleError]) -> InfeasibleError:
-    """The error of the form that needs the least memory, which is what to tell a person."""
+    """The error of the form that needs the least memory, so the nearest to one that fits."""
     return min(errors, key=lambda error: error.smallest_memory_bytes or 0)
 
 

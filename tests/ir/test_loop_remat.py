@@ -162,7 +162,7 @@ def test_values_that_the_step_names_are_kept():
 
 
 def test_second_derivatives_are_those_of_the_step():
-    """Four loops, of which some leave stacks to one loop and read those of another."""
+    """Six loops, of which some leave stacks to one loop and read those of another."""
 
     def penalised(w, x):
         def loss(w):

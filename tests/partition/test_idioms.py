@@ -151,7 +151,7 @@ def test_plans_compute_what_the_step_does(name: str, caplog: pytest.LogCaptureFi
 
 
 def test_members_of_an_ensemble_do_not_talk() -> None:
-    """What vmap adds is a dimension like any other: with a member on each device nothing is communicated."""
+    """The dimension that vmap adds is one like any other: with a member on each device nothing is communicated."""
     step, _ = STEPS["an ensemble"]
     params = {
         "up": jax.ShapeDtypeStruct((8, 1024, 4096), jnp.float32),
