@@ -104,7 +104,7 @@ def compile_plan(
         mesh_axes=None if plan.topology.axes else [("device", 1)],
         cache_dir=cache_dir,
         cancelled=cancelled,
-        host_argnums=plan.offload.inputs if plan.offload else (),
+        host_argnums=plan.offload.arguments if plan.offload else (),
         host_results=_returned(plan, program.donated) if plan.offload else (),
         compiler_options=compiler_options(plan, plan.topology.chip.aot_platform),
     )

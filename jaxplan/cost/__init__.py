@@ -21,7 +21,10 @@ from jaxplan.cost._model import CostModel as CostModel
 from jaxplan.cost._model_builder import ModelBuilder as ModelBuilder
 from jaxplan.cost._model_builder import build_cost_model as build_cost_model
 from jaxplan.cost._neighbourhood_cost import NeighbourhoodCost as NeighbourhoodCost
+from jaxplan.cost._residents import OTHER_STATE as OTHER_STATE
+from jaxplan.cost._residents import PARAMETERS as PARAMETERS
 from jaxplan.cost._offload import offloadable_inputs as offloadable_inputs
+from jaxplan.cost._offload import offloadable_parameters as offloadable_parameters
 from jaxplan.cost._offload import offloaded_model as offloaded_model
 from jaxplan.cost._plan_model import predictor_of_plan as predictor_of_plan
 from jaxplan.cost._plan_model import remembered as remembered

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from jaxplan.core._interner import Remembered
+from jaxplan.cost._hosted_parameters import sums_at_once
 from jaxplan.cost._model import CostModel
 from jaxplan.cost._padded_images import cut_dims
 from jaxplan.cost._prefetch import outer_operators, prefetched_from, views_of
@@ -49,7 +50,8 @@ class Copies:
         self._into_arguments = {effect.tensor for effect in found.of(GatherInto)}
         self._in_pieces_of_gathers, self._starts_early = map(found.has, (GatherInPieces, StartEarly))
         self._keeps_parts = found.has(KeepUpdatedParts)
-        self._outer = outer_operators(graph)
+        self._outer, self._on_host = outer_operators(graph), frozenset(graph.parameters_on_host)
+        self._sums_at_once = sums_at_once(graph)
         self._padded = defaultdict[int, list[Bordered]](list)
         for bordered in model.buffers.bordered:
             if bordered.image.is_whole:
@@ -106,7 +108,11 @@ class Copies:
         Inside of a loop that is with the trip. A parameter that is gathered for the forward pass is live from the
         beginning of the step, or from where the lowering lets a large one begin (`prefetched_from`).
         """
+        if transfer.tensor in self._sums_at_once and transfer.path.shardings[0].partial:
+            return self.model.graph.values.producer[transfer.tensor]
         if transfer.path.steps[0].kind != "all-gather" or not self._starts_early:
+            return first
+        if transfer.tensor in self._on_host:  # it waits for the parameter
             return first
         graph, made = self.model.graph, self.model.graph.values.producer[transfer.tensor]
         equations = graph.program.equations
@@ -114,7 +120,7 @@ class Copies:
             is_inside = first < len(equations) and equations[first].region == equations[made].params["region"]
             return made if is_inside else first
         source = self._argument(transfer.tensor) if first < self.model.buffers.turning_point else None
-        return first if source is None else min(first, prefetched_from(graph, source, first, self._outer))
+        return first if source is None or source in self._on_host else min(first, prefetched_from(graph, source, first, self._outer))
 
     def _argument(self, t: int) -> int | None:
         """The stored argument that a tensor is, or a view or a cast of; None: it is computed otherwise."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from jaxplan.core._interner import Memo
 from jaxplan.cost._dots_behind import DotsBehind
+from jaxplan.cost._hosted_parameters import sums_at_once
 from jaxplan.cost._model import CostModel
 from jaxplan.cost._reads import sharding_of
 from jaxplan.cost._transfers import Transfer
@@ -29,8 +30,10 @@ class HomeDeaths:
         program = graph.program
         self.model, self._read_end, self._behind = model, buffers.read_end, behind
         self._barriers = [barrier for effect in buffers.found.of(AwaitBarriers) for barrier in effect.barriers]
+        self._sums_at_once = sums_at_once(graph)
         self._reduced_in_place = {effect.tensor for effect in buffers.found.of(ReduceInPlace)}
         self._awaits_next, self._shortens = map(buffers.found.has, (AwaitNextGradient, ShortenSources))
+        self._shortens = self._shortens or bool(self._sums_at_once)
         self._homes = Memo()
         self._reads: dict[tuple[int, Any], dict[Sharding, int]] = {}
         self._readers: dict[int, Callable[[Sequence[int]], Any]] = {}
@@ -68,15 +71,21 @@ class HomeDeaths:
         """Last read of the original copy of one tensor that is resharded."""
         executed = [
             max(
-                self._executed_by(transfer, span.first) - self._is_reduced_in_place(transfer),
-                self._scattered_by(transfer, span.first),
+                self._executed_by(transfer, first) - self._is_reduced_in_place(transfer),
+                self._scattered_by(transfer, first),
             )
             for transfer in moved
-            for span in transfer.spans
+            for first in self._starts(transfer)
         ]
         wanted = {transfer.target for transfer in moved}
         ends = [end for sharding, end in self._last_reads(t, assignment, chosen).items() if sharding not in wanted]
         return max(executed + ends)
+
+    def _starts(self, transfer: Transfer) -> list[int]:
+        """The equations before which a transfer is executed."""
+        if transfer.tensor in self._sums_at_once and transfer.path.shardings[0].partial:
+            return [self.model.graph.values.producer[transfer.tensor]]
+        return [span.first for span in transfer.spans]
 
     def _is_reduced_in_place(self, transfer: Transfer) -> bool:
         """Whether the sum is written over the partial result that it is made of."""
@@ -112,7 +121,8 @@ class HomeDeaths:
         Between regions of the backward pass that are recomputed, the compiler was seen to defer the dot that
         makes a gradient for as long as it may: until the barrier after the next, where the lowering asks for it.
         """
-        if not transfer.path.shardings[0].partial or not self._barriers or first <= self._barriers[0]:
+        is_partial = transfer.path.shardings[0].partial and transfer.tensor not in self._sums_at_once
+        if not is_partial or not self._barriers or first <= self._barriers[0]:
             return first
         k = bisect.bisect_left(self._barriers, first) + 1
         if k >= len(self._barriers):

@@ -15,6 +15,7 @@ from jaxplan.cost._dots_behind import DotsBehind
 from jaxplan.cost._extended import ExtendedImages
 from jaxplan.cost._home_deaths import HomeDeaths
 from jaxplan.cost._masked_rows import MaskedCopies
+from jaxplan.cost._hosted_parameters import HostedParameters
 from jaxplan.cost._model import CostModel
 from jaxplan.cost._offload import sent_by, staged_on_device
 from jaxplan.cost._ordered_copies import OrderedCopies
@@ -76,6 +77,7 @@ class LiveRanges:
             self._birth[self._place[t]], death[t] = born, dead
         self._death = np.array([death[t] for t in self._place], dtype=np.int64)
         kinds = (TEMPORARIES, "activations")
+        self._hosted = HostedParameters(model)
         self._waiting = [w for w in graph.waiting_on_host if w.tensor in self._place]
         self._sent_by = sent_by(graph) if self._waiting else {}
         self._label = np.array(kinds, dtype=object)[(self._birth < buffers.turning_point).astype(np.int64)]
@@ -143,6 +145,8 @@ class LiveRanges:
         lives = np.flatnonzero(death >= self._birth)
         num_homes, moved = len(lives), {t.tensor for t in transfers}
         made[[place for place, summands in self._added if not moved.isdisjoint(summands)]] = 0
+        brought = self._hosted.on_device(assignment, transfers)
+        made[[self._place[t] for t in brought if t in self._place]] = 0
         birth = self._births(made, moved)[lives]
         executions = self._copies.of(transfers)
         for (number, turn), at in copied_for_losses.items():
@@ -154,6 +158,11 @@ class LiveRanges:
         born = [copy for made_by in executions for copy in made_by]  # first and last position, bytes, label
         born += away
         born += ordered
+        born += [
+            (2 * first, 2 * last + 1, size, PARAMETERS)
+            for copies in brought.values()
+            for first, last, size in copies
+        ]
         born += self._besides(assignment, chosen, transfers, made)
         firsts, lasts, sizes, labels = zip(*born) if born else ((), (), (), ())
         resident = np.bincount(self._kind_of_input, held[self._is_input], len(_RESIDENT)).tolist()

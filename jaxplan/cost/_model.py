@@ -37,6 +37,7 @@ class CostModel:
       flops: per group (K,) floating-point operations on one device.
       overlapped: whether predicted times count communication that runs beside compute; the problem never does.
       host_bytes: per group (K,) bytes of its inputs that live on the host; empty where none does.
+      link_bytes: per group (K,) bytes that a step brings from there to the device; the way back runs beside it.
     """
 
     graph: StepGraph
@@ -52,6 +53,7 @@ class CostModel:
     flops: tuple[np.ndarray, ...]
     overlapped: bool = False
     host_bytes: tuple[np.ndarray, ...] = ()
+    link_bytes: tuple[np.ndarray, ...] = ()
 
     def chosen(self, assignment: Sequence[int]) -> tuple[Configuration, ...]:
         """The configuration of each group."""

@@ -9,17 +9,19 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import defaultdict
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple
 
 import numpy as np
 
 from jaxplan.cost._compute import equation_seconds
+from jaxplan.cost._hosted_parameters import sent_to_device
 from jaxplan.cost._model import CostModel
 from jaxplan.cost._residents import PARAMETERS, resident_labels
 from jaxplan.cost._splits import split_counts
 from jaxplan.cost._tiles import local_bytes
-from jaxplan.ir import UNGROUPED, UPDATES_AT_ONCE, Offload, StepGraph, hosted_updates, offloadable
+from jaxplan import ir
+from jaxplan.ir import UNGROUPED, UPDATES_AT_ONCE, Offload, StepGraph, hosted_sources, hosted_updates, offloadable
 from jaxplan.mesh import Topology
 from jaxplan.solvers import Problem
 
@@ -28,6 +30,14 @@ def offloadable_inputs(graph: StepGraph) -> dict[int, int]:
     """Position of each argument that could live on the host -> that of its successor: state of the optimizer."""
     parameters = frozenset(t for t, label in resident_labels(graph).items() if label == PARAMETERS)
     found = offloadable(graph.program, graph.rules, graph.values.consumers, parameters)
+    group_of = graph.grouping.tensor_group
+    return {i: o for i, o in found.items() if group_of[graph.program.inputs[i]] != UNGROUPED}
+
+
+def offloadable_parameters(graph: StepGraph) -> dict[int, int | None]:
+    """Position of each parameter that could live on the host -> that of its successor, None without one."""
+    parameters = frozenset(t for t, label in resident_labels(graph).items() if label == PARAMETERS)
+    found = ir.offloadable_parameters(graph.program, graph.rules, graph.values.consumers, parameters)
     group_of = graph.grouping.tensor_group
     return {i: o for i, o in found.items() if group_of[graph.program.inputs[i]] != UNGROUPED}
 
@@ -67,33 +77,47 @@ def sent_by(graph: StepGraph) -> dict[int, int]:
 
 def offloaded_model(model: CostModel, offload: Offload) -> CostModel:
     """The cost model of the same step with arguments on the host: less memory, more time, the same choices."""
-    graph, topology = model.graph, model.topology
-    by_group: dict[int, list[int]] = defaultdict(list)
-    for i in offload.inputs:
-        t = graph.program.inputs[i]
-        by_group[graph.grouping.tensor_group[t]].append(t)
-    host = []
-    for v, configs in enumerate(model.configurations):
-        num_bytes = np.zeros(len(configs), dtype=np.int64)
-        for t in by_group[v]:
-            splits = split_counts(configs, topology)
-            num_bytes += np.ceil(local_bytes(graph, model.buffers, graph.spaces[v], splits, t)).astype(np.int64)
-        host.append(num_bytes)
+    graph, topology = dataclasses.replace(model.graph, offload=offload), model.topology
+    inputs = graph.program.inputs
+    host = _local_bytes(model, dict.fromkeys([inputs[i] for i in offload.arguments], 1))
+    updated = _local_bytes(model, dict.fromkeys([inputs[i] for i in offload.inputs], 1))
+    sources = hosted_sources(graph.program, graph.parameters_on_host)
+    read = _local_bytes(model, sent_to_device(graph), sources)
+    link = [a + b for a, b in zip(updated, read, strict=True)]
     return dataclasses.replace(
         model,
-        graph=dataclasses.replace(graph, offload=offload),
-        problem=_moved(model.problem, host, topology),
+        graph=graph,
+        problem=_moved(model.problem, host, link, topology),
         host_bytes=tuple(host),
+        link_bytes=tuple(link),
     )
 
 
-def _moved(problem: Problem, host: list[np.ndarray], topology: Topology) -> Problem:
-    """The problem with the bytes of each group on the host; groups without any keep their arrays."""
+def _local_bytes(model: CostModel, counts: Mapping[int, int], held: Mapping[int, int] = {}) -> list[np.ndarray]:
+    """Per group (K,) bytes of tensors on one device, each counted so often; of the tensor that ``held`` names in the
+    dtype of that."""
+    graph, tensors = model.graph, model.graph.program.tensors
+    by_group: dict[int, list[int]] = defaultdict(list)
+    for t in counts:
+        by_group[graph.grouping.tensor_group[t]].append(t)
+    found = []
+    for v, configs in enumerate(model.configurations):
+        num_bytes = np.zeros(len(configs), dtype=np.int64)
+        for t in by_group[v]:
+            splits = split_counts(configs, model.topology)
+            local = np.ceil(local_bytes(graph, model.buffers, graph.spaces[v], splits, t)).astype(np.int64)
+            num_bytes += counts[t] * local * tensors[held.get(t, t)].dtype.itemsize // tensors[t].dtype.itemsize
+        found.append(num_bytes)
+    return found
+
+
+def _moved(problem: Problem, host: list[np.ndarray], link: list[np.ndarray], topology: Topology) -> Problem:
+    """The problem with the bytes of each group on the host and on the link; groups without any keep their arrays."""
     time, memory = list(problem.time), list(problem.memory)
-    for v, num_bytes in enumerate(host):
-        if num_bytes.any():
-            time[v] = time[v] + host_seconds(topology, 1.0) * num_bytes
-            memory[v] = np.maximum(memory[v] - num_bytes, 0)
+    for v, (away, carried) in enumerate(zip(host, link, strict=True)):
+        if away.any() or carried.any():
+            time[v] = time[v] + host_seconds(topology, 1.0) * carried
+            memory[v] = np.maximum(memory[v] - away, 0)
     return Problem(time=time, memory=memory, edges=problem.edges, names=problem.names)
 
 
@@ -128,7 +152,9 @@ def staged_on_device(graph: StepGraph, birth: Sequence[int], sums: Set[int]) -> 
         return staged
     updates = hosted_updates(graph.program, graph.values, graph.offload)
     ends = [max(birth[t] for t in u.outputs) for u in updates]
-    runs = [birth[u.waits_for[1]] if u.waits_for else end for u, end in zip(updates, ends, strict=True)]
+    made = graph.values.producer  # a buffer that a loop fills is there from its first trip on
+    there = [max(birth[u.waits_for[1]], made[u.waits_for[1]]) if u.waits_for else 0 for u in updates]
+    runs = [at if u.waits_for else end for u, at, end in zip(updates, there, ends, strict=True)]
     runs = list(itertools.accumulate(runs, max))
     last = len(graph.program.equations)
     for turn, (update, run) in enumerate(zip(updates, runs, strict=True)):

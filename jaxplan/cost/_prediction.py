@@ -112,7 +112,7 @@ class Predictor:
         peak, parts, waiting = (
             self._memory(assignment, chosen, transfers) if assignment else (*self._scalars(), 0)
         )
-        link = host_seconds(model.topology, on_host)
+        link = host_seconds(model.topology, sum(b[k] for b, k in zip(model.link_bytes, assignment)))
         if waiting:
             link += waiting_seconds(model.topology, waiting, forward_seconds(model, assignment))
         seconds = float(sum(c[k] for c, k in zip(self.model.compute, assignment, strict=True)))

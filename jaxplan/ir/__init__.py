@@ -43,6 +43,10 @@ from jaxplan.ir._model import analyse as analyse
 from jaxplan.ir._model import loop_recomputed_graph as loop_recomputed_graph
 from jaxplan.ir._model import sliced_graph as sliced_graph
 from jaxplan.ir._model import sorted_graph as sorted_graph
+from jaxplan.ir._hosted_values import equations_of_passes as equations_of_passes
+from jaxplan.ir._hosted_values import hosted_sources as hosted_sources
+from jaxplan.ir._hosted_values import hosted_values as hosted_values
+from jaxplan.ir._hosted_values import offloadable_parameters as offloadable_parameters
 from jaxplan.ir._offload import UPDATES_AT_ONCE as UPDATES_AT_ONCE
 from jaxplan.ir._offload import HostedUpdate as HostedUpdate
 from jaxplan.ir._offload import Offload as Offload

@@ -16,6 +16,7 @@ from jaxplan.ir._dimension_names import dimension_names
 from jaxplan.ir._dimensions import NamedDimensions, named_dimensions
 from jaxplan.ir._grouping import UNGROUPED, Grouping
 from jaxplan.ir._groups import coarsen
+from jaxplan.ir._hosted_values import hosted_values
 from jaxplan.ir._offload import Offload, Waiting, waiting_values
 from jaxplan.ir._program import Equation, LoopRemat, MicroBatches, Program, SortBlocks, Source
 from jaxplan.ir._registry import operator_rule
@@ -77,7 +78,14 @@ class StepGraph:
     @property
     def on_host(self) -> frozenset[int]:
         """Tensor indices of the arguments that live on the host."""
-        return frozenset(self.program.inputs[i] for i in self.offload.inputs) if self.offload else frozenset()
+        return frozenset(self.program.inputs[i] for i in self.offload.arguments) if self.offload else frozenset()
+
+    @property
+    def parameters_on_host(self) -> dict[int, int]:
+        """Values that are on the host with the parameters there -> the equation that passes each on (`hosted_values`)."""
+        places = self.offload.parameters if self.offload else ()
+        inputs = [self.program.inputs[i] for i in places]
+        return hosted_values(self.program, self.values, inputs) if inputs else {}
 
     @property
     def waiting(self) -> tuple[tuple[Waiting, ...], ...]:

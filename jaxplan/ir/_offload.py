@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from jaxplan.ir._barriers import backward_barriers
 from jaxplan.ir._blocks import turning_point
+from jaxplan.ir._hosted_values import LEAST_SHARE, equations_of_passes
 from jaxplan.ir._rule import OperatorRule
 from jaxplan.ir._union import UnionFind
 
@@ -16,9 +17,6 @@ if TYPE_CHECKING:
     from jaxplan.ir._values import Values
 
 _ELEMENTWISE = "elementwise"
-LEAST_SHARE = 1e-3
-"""Arguments of less than this share of all that could be offloaded stay on the device: they are not worth a copy."""
-
 LEAST_OPERAND = 0.01
 """... and so do operands of a recomputed region of less than this share of its largest."""
 
@@ -27,23 +25,27 @@ LEAST_OPERAND = 0.01
 class Offload:
     """The arrays that a plan keeps in the memory of the host between two uses.
 
-    An argument is donated and read by element-wise operators alone, and its successor goes back to the host. It is
-    copied to the device for its update (`HostedUpdate`).
+    State beside the parameters is donated and read by element-wise operators alone, and its successor goes back to the
+    host. It is copied to the device for its update (`HostedUpdate`). Parameters are copied for the operators of each
+    pass that read them besides (`hosted_values`).
 
     A recomputed region of the backward pass keeps its operands behind a barrier (`jaxplan.ir._remat`,
     `jax.checkpoint`): those of the first regions, in the order of the forward pass, wait on the host
     (`waiting_values`).
 
     Attributes:
-      inputs: positions among the program's inputs, ascending.
+      inputs: positions among the program's inputs, ascending, of those that are updated.
       outputs: positions of the results that succeed them, in their order.
-      of: how many could be offloaded.
+      of: how many arrays of state beside the parameters could be offloaded.
+      parameters: positions of the parameters, ascending; those that are not trained have no successor.
       regions: number of regions whose operands wait on the host, of ``regions_of``.
 
     >>> str(Offload(inputs=(3, 4), outputs=(1, 2), of=2)), str(Offload(inputs=(3,), outputs=(1,), of=2))
     ('optimizer state on the host', 'optimizer state partly on the host')
     >>> str(Offload(regions=5, regions_of=6))
     'activations of 5 of 6 recomputed blocks on the host'
+    >>> str(Offload(inputs=(0, 3), outputs=(0, 1), of=1, parameters=(0, 1)))
+    'parameters and optimizer state on the host'
     """
 
     inputs: tuple[int, ...] = ()
@@ -51,16 +53,30 @@ class Offload:
     of: int = 0
     regions: int = 0
     regions_of: int = 0
+    parameters: tuple[int, ...] = ()
+
+    @property
+    def arguments(self) -> tuple[int, ...]:
+        """Positions of all arguments that live on the host, ascending."""
+        return tuple(sorted({*self.inputs, *self.parameters}))
+
+    @property
+    def state(self) -> tuple[int, ...]:
+        """Positions of those that are no parameters."""
+        return tuple(i for i in self.inputs if i not in self.parameters)
 
     @property
     def cell(self) -> str:
         """The arguments among them, in a column of a table on the state."""
+        if self.parameters:
+            return "host, parameters too" if self.state else "parameters host"
         return "host" if self.inputs and len(self.inputs) == self.of else "part host" if self.inputs else ""
 
     def __str__(self) -> str:
-        state = f"optimizer state{'' if len(self.inputs) == self.of else ' partly'}" if self.inputs else ""
+        parameters = "parameters" if self.parameters else ""
+        state = f"optimizer state{'' if len(self.state) == self.of else ' partly'}" if self.state else ""
         blocks = f"activations of {self.regions} of {self.regions_of} recomputed blocks" if self.regions else ""
-        return f"{' and '.join(filter(None, (state, blocks)))} on the host"
+        return f"{' and '.join(filter(None, (parameters, state, blocks)))} on the host"
 
 
 class Waiting(NamedTuple):
@@ -146,8 +162,9 @@ def hosted_updates(program: Program, values: Values, offload: Offload) -> tuple[
     are on the device at a time. Where one value depends on all of them (a norm of all updates) there is one update.
     """
     hosted = {program.inputs[i]: program.outputs[o] for i, o in zip(offload.inputs, offload.outputs, strict=True)}
+    parameters = frozenset(program.inputs[i] for i in offload.parameters)
     found = []
-    for inputs, reading in _read_together(program, hosted):
+    for inputs, reading in _read_together(program, hosted, parameters):
         of = {"inputs": inputs, "outputs": tuple(hosted[t] for t in inputs)}
         needed = _with_their_operands(program, values, reading)
         loops = [r for r in program.regions if any(e in needed for e in range(r.start, r.stop))]
@@ -162,14 +179,20 @@ def hosted_updates(program: Program, values: Values, offload: Offload) -> tuple[
     return tuple(sorted(found, key=lambda u: (values.producer[u.waits_for[1]] if u.waits_for else -1, u.equations)))
 
 
-def _read_together(program: Program, hosted: Iterable[int]) -> Iterator[tuple[tuple[int, ...], list[int]]]:
-    """The arrays on the host that one value depends on, directly or through others, and the equations that do."""
+def _read_together(
+    program: Program, hosted: Iterable[int], parameters: frozenset[int]
+) -> Iterator[tuple[tuple[int, ...], list[int]]]:
+    """The arrays on the host that one value depends on, directly or through others, and the equations that do.
+
+    Of ``parameters`` those of the update alone.
+    """
     hosted = tuple(hosted)
     joined = UnionFind(len(hosted))
     of = {t: k for k, t in enumerate(hosted)}  # a value that depends on arrays on the host -> the index of one of them
     reading: dict[int, int] = {}
+    passes = equations_of_passes(program) if parameters else frozenset()
     for eqn in program.equations:
-        read = [of[t] for t in eqn.operands if t in of]
+        read = [of[t] for t in eqn.operands if t in of and (eqn.index not in passes or t not in parameters)]
         if read:
             for other in read[1:]:
                 joined.join(read[0], other)

@@ -45,7 +45,7 @@ def stored_entries(
             continue
         is_slice = eqn.params["role"] == "x"
         region = eqn.params["region"]
-        if is_slice or _makes_passes(program, region):
+        if is_slice or makes_passes(program, region):
             entry = Entry(
                 equation=eqn.index,
                 stored=eqn.operands[0],
@@ -67,7 +67,7 @@ def _computing_again(program: Program, rules: Sequence[OperatorRule], values: Va
     return frozenset(found)
 
 
-def _makes_passes(program: Program, region: int) -> bool:
+def makes_passes(program: Program, region: int) -> bool:
     """Whether the body of a loop has a forward and a backward pass of its own."""
     start, stop = program.regions[region].ranges[0]
     phases = {program.equations[e].phase for e in range(start, stop)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, TypeAlias
 
+import jax
 from jax import lax
 
 from jaxplan.ir import Equation
@@ -27,6 +28,7 @@ class Environment:
     Attributes:
       env: tensor -> its value, as it is made.
       copies: (tensor, sharding, execution) -> a copy.
+      on_host: tensors of which ``env`` holds the value in the memory of the host; bodies of loops share it.
     """
 
     def __init__(
@@ -36,16 +38,20 @@ class Environment:
         bind: Bind,
         env: MutableMapping[int, Any],
         copies: MutableMapping[Copy, Any],
+        on_host: set[int],
     ) -> None:
         self.lowered, self.executor = lowered, executor
         self.program, self.tensors = lowered.program, lowered.program.tensors
         self.env, self.copies, self._bind = env, copies, bind
+        self.on_host = on_host
+        self.after_gradients: Callable[[Sequence[Any]], Sequence[Any]] = lambda values: values
+        self._brought: dict[tuple[int, bool], Any] = {}  # (tensor, whether for the backward pass) -> on the device
         # Reshardings that begin alike: value, sharding in which it starts, steps taken -> the value then.
         self._partway: dict[tuple[int, Sharding, tuple[Step, ...]], Any] = {}
 
     def pin(self, t: int, value: Any) -> Any:
         """A value in the sharding in which its group makes it."""
-        is_pinned = self.tensors[t].shape and self.lowered.is_placed(t)
+        is_pinned = self.tensors[t].shape and self.lowered.is_placed(t) and t not in self.on_host
         return self.executor.constrain(value, self.lowered.home(t)) if is_pinned else value
 
     def read_replicated(self, t: int, equation: int) -> Any:
@@ -67,7 +73,16 @@ class Environment:
         """A value that enters a body; one that is free may be computed inside."""
         if self.executor.keeps_free and eqn.params["role"] != "x" and self.lowered.is_free(eqn.results[0]):
             return self.env[eqn.operands[0]]
-        return self.read_operand(eqn, 0, tie)
+        return self.env[eqn.operands[0]] if self.passes_from_host(eqn) else self.read_operand(eqn, 0, tie)
+
+    def passes_from_host(self, eqn: Equation) -> bool:
+        """Whether an equation hands a value on that stays in the memory of the host (`jaxplan.ir.hosted_values`)."""
+        if eqn.results[0] not in self.lowered.could_be_on_host or eqn.operands[0] not in self.on_host:
+            return False
+        (t,) = eqn.operands
+        is_as_it_is = self.lowered.read(eqn, t) == self.lowered.home(t)
+        self.on_host.update(eqn.results if is_as_it_is else ())
+        return is_as_it_is
 
     def read(self, t: int, sharding: Sharding, equation: int, tie: Place | None) -> Any:
         """A tensor in a sharding: as it is, from a copy that exists, or through its resharding.
@@ -84,11 +99,28 @@ class Environment:
         if self.lowered.is_free(t):
             return self._placed(t, sharding) if tensor.shape else self.env[t]
         if self.lowered.home(t) == sharding:
-            return self.env[t]
+            return self.on_device(t, equation, tie)
         key, resharding = self._copy(t, sharding, equation)
         if key not in self.copies:
-            self.copies[key] = self.reshard(self.env[t], resharding, tie if key[2] else None)
+            value = self.on_device(t, equation, tie)
+            self.copies[key] = self.reshard(value, resharding, tie if key[2] and t not in self.on_host else None)
         return self.copies[key]
+
+    def on_device(self, t: int, equation: int, tie: Place | None) -> Any:
+        """A value in its own sharding for an equation; from the host once for each pass, when ``tie`` is there."""
+        if t not in self.on_host:
+            return self.env[t]
+        key = t, self.program.equations[equation].phase == "backward"
+        if key not in self._brought:
+            value = self.env[t] if tie is None else self._behind(self.env[t], t, tie)
+            if tie is not None:
+                self.keep_sharding(*tie)
+            if key[1]:  # or the compiler defers gradients of parameters, and copies these first
+                (value,) = self.after_gradients([value])
+            value = self.executor.constrain(jax.device_put(value, jax.memory.Space.Device), self.lowered.home(t))
+            dtype = self.tensors[t].dtype
+            self._brought[key] = value if value.dtype == dtype else lax.convert_element_type(value, dtype)
+        return self._brought[key]
 
     def _placed(self, t: int, sharding: Sharding) -> Any:
         """A value that is free, in a sharding; made once where that is no mere constraint."""
@@ -133,6 +165,11 @@ class Environment:
         self.env.pop(t, None)
         self._forget_copies(t)
 
+    def keep_sharding(self, values: MutableMapping[Any, Any], key: Copy | int) -> None:
+        """Constrain a result of a barrier: the compiler gives it the sharding that its readers want."""
+        sharding = self.lowered.home(key) if isinstance(key, int) else key[1]
+        values[key] = self.executor.constrain(values[key], sharding)
+
     def _forget_copies(self, t: int) -> None:
         for key in [key for key in self.copies if key[0] == t]:
             del self.copies[key]
@@ -172,20 +209,23 @@ class Environment:
         A cast of a parameter is recomputed too, or it would be kept beside the parameter from the forward pass. Where
         nobody may read the tie any more the value depends on an element of it (`Executor.behind`).
         """
-        values, key = tie
         index = self.lowered.values.producer[t]
         cast = self.program.equations[index] if index >= 0 else None
         if cast and (cast.name != "convert_element_type" or not self._is_stored_like(cast.operands[0], t)):
             cast = None
-        source = self.env[cast.operands[0]] if cast else value
+        source = self._behind(self.env[cast.operands[0]] if cast else value, t, tie)
+        return self._bind(cast, [source])[0] if cast else source
+
+    def _behind(self, value: Any, t: int, tie: Place) -> Any:
+        """A value in the sharding of a tensor that waits for the tie, which is read from now on behind it too."""
+        values, key = tie
         if self.lowered.target.fuses_operands:
             sharding = key[1] if isinstance(key, tuple) else self.lowered.home(key)
-            source = self.executor.behind(source, self.lowered.home(t), values[key], sharding)
-        else:
-            source, values[key] = lax.optimization_barrier((source, values[key]))
-        return self._bind(cast, [source])[0] if cast else source
+            return self.executor.behind(value, self.lowered.home(t), values[key], sharding)
+        value, values[key] = lax.optimization_barrier((value, values[key]))
+        return value
 
     def _is_stored_like(self, source: int, t: int) -> bool:
         """Whether a tensor is an input of the step, still needed, in the sharding of another."""
-        is_input = source in self.env and self.tensors[source].kind == "input"
+        is_input = source in self.env and source not in self.on_host and self.tensors[source].kind == "input"
         return is_input and self.lowered.home(source) == self.lowered.home(t)

@@ -42,7 +42,7 @@ _NOT_DONATED_MSG = (
 
 def in_shardings(plan: PlanLike, mesh: Any, *, on_host: bool = True) -> list[NamedSharding]:
     """Of each argument; ``on_host=False``: as if all lived on the devices."""
-    hosted = plan.offload.inputs if plan.offload and on_host else ()
+    hosted = plan.offload.arguments if plan.offload and on_host else ()
     return _shardings(plan, plan.in_paths, plan.input_shardings, mesh, hosted)
 
 

@@ -7,9 +7,13 @@ as a whole before the next one.
 
 from __future__ import annotations
 
-import jax
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 
-from jaxplan.ir import UPDATES_AT_ONCE, HostedUpdate, Offload, hosted_updates
+import jax
+from jax import lax
+
+from jaxplan.ir import UPDATES_AT_ONCE, Equation, HostedUpdate, Offload, equations_of_passes, hosted_sources, hosted_updates
 from jaxplan.partition._evaluation import Evaluation
 from jaxplan.partition._lowered_program import LoweredProgram
 
@@ -19,18 +23,32 @@ class HostedUpdates:
 
     Attributes:
       tensors: these arguments.
+      parameters: the parameters on the host, and what is on the host with them; until their update.
       equations: those that run with the updates, also where the program has them earlier.
-      held: values that such an equation reads.
+      held: values that such an equation reads, and those that updates wait for.
     """
 
     def __init__(self, lowered: LoweredProgram, offload: Offload | None) -> None:
         program = lowered.program
         self._updates = hosted_updates(program, lowered.values, offload) if offload else ()
-        self.tensors = frozenset(t for update in self._updates for t in update.inputs)
+        self.parameters = {program.inputs[i] for i in offload.parameters} if offload else set[int]()
+        self.tensors = self.parameters.union(*(update.inputs for update in self._updates))
         self.equations = frozenset(e for update in self._updates for e in update.equations)
+        self._last_reads = _last_reads(lowered, (t for u in self._updates for t in u.inputs if t in self.parameters))
         self._begin = max((update.begin for update in self._updates), default=len(program.equations))
         early = (program.equations[e] for e in self.equations if e < self._begin)
-        self.held = frozenset(t for eqn in early for t in eqn.operands)
+        awaited = (update.waits_for[1] for update in self._updates if update.waits_for)
+        self.held = frozenset(t for eqn in early for t in eqn.operands).union(awaited)
+
+    def after(self, run: Evaluation, eqn: Equation) -> None:
+        """Let the updates of parameters that an equation of the backward pass reads last wait for its result.
+
+        A successor may be copied over its parameter only then, or the compiler copies the parameter on the host.
+        """
+        env, result = run.values.env, eqn.results[0] if eqn.results else None
+        for t in self._last_reads.get(eqn.index, ()) if result in env else ():
+            env[t], env[result] = lax.optimization_barrier((env[t], env[result]))
+            run.values.keep_sharding(env, result)
 
     def run_before(self, run: Evaluation, equation: int) -> None:
         """Bring the arrays of each update to the device and run it, before the first equation after ``begin``."""
@@ -60,3 +78,20 @@ class HostedUpdates:
         for t, value in zip(update.inputs, on_host, strict=True):
             placed = jax.device_put(value, jax.memory.Space.Device)
             env[t] = run.values.executor.constrain(placed, run.lowered.home(t))
+            self.parameters.discard(t)
+
+
+def _last_reads(lowered: LoweredProgram, updated: Iterable[int]) -> Mapping[int, list[int]]:
+    """Equations of the backward pass, outside of loops -> the parameters that they, or casts that they read, are the
+    last to read."""
+    program, wanted, last = lowered.program, frozenset(updated), dict[int, int]()
+    passes = equations_of_passes(program) if wanted else frozenset()
+    for t, source in hosted_sources(program, lowered.graph.parameters_on_host).items() if wanted else ():
+        for c in lowered.values.consumers[t]:
+            eqn = program.equations[c]
+            if source in wanted and c in passes and eqn.region < 0 and eqn.phase == "backward":
+                last[source] = max(c, last.get(source, c))
+    found = defaultdict[int, list[int]](list)
+    for t, e in last.items():
+        found[e].append(t)
+    return found

@@ -32,6 +32,7 @@ class LoweredProgram:
       waiting: values that wait on the host -> the equation of the barrier behind which they come back.
       barriers_of_waiting: the same the other way round.
       could_wait: these, and those that wait on the device: when one is made, the copy of the one before is done.
+      could_be_on_host: parameters on the host, and the values that may be read from there.
       repeated: tensors with a copy that is gathered again in the backward pass.
       waiting_alike: (the first dot that reads a padded tensor, that tensor) -> later dots that read it, with a copy
         that is gathered again behind it: the gather is behind it for all of them, so that the tensor is padded once.
@@ -57,6 +58,7 @@ class LoweredProgram:
         self.waiting = {w.tensor: w.barrier for w in graph.waiting_on_host if self._waits_as_it_is(w)}
         self.barriers_of_waiting = {barrier: t for t, barrier in self.waiting.items()}
         self.could_wait = frozenset(w.tensor for of in graph.waiting for w in of) if self.waiting else frozenset()
+        self.could_be_on_host = frozenset(graph.parameters_on_host)
         self._alike = {self.source_of(r) for r in lowering.reshardings if r.is_shared}
 
     def _waiting_alike(self) -> dict[tuple[int, int], list[tuple[int, Resharding]]]:

@@ -68,8 +68,10 @@ class Run:
         self.lowered, self._program = lowered, lowered.program
         self._operators = operators
         self.hosted = hosted or HostedUpdates(lowered, None)
-        self.values = Environment(lowered, executor, self._operators.bind, env, copies)
+        self.values = Environment(lowered, executor, self._operators.bind, env, copies, self.hosted.parameters)
         self.gradients = GradientTies(lowered, self.values, self._evaluate)
+        self.values.after_gradients = self._after_gradients
+        self._dots: list[int] = []  # results of those of the backward pass, since something waited for them last
         self._last_dot: tuple[int, ...] = ()
         self._anchor: dict[int, Any] = {}  # result of the last dot that makes no gradient of a parameter
         self._passed: dict[tuple[int, int], Any] = {}  # shared operands that dot-merger guards have, as last read
@@ -88,6 +90,7 @@ class Run:
                     self.hosted.run_before(self, index)
                 if index not in self._early and index not in self.hosted.equations:
                     self._evaluate(self._program.equations[index])
+                    self.hosted.after(self, self._program.equations[index])
                     self._sent.send(self._program.equations[index])
                 last = index + 1
             if region < 0:  # a body sees the values around it, and they are not its own to forget
@@ -130,6 +133,7 @@ class Run:
             if all_tensors[t].shape
             and all_tensors[t].kind == "computed"
             and t not in self.lowered.repeated
+            and t not in self.values.on_host
             and not self.lowered.values.free[t]
             and t in env
         ]
@@ -141,9 +145,33 @@ class Run:
         made_by = self._program.equations[self.lowered.values.producer[t]]
         return made_by.phase == "backward", self._program.tensors[t].num_elements
 
+    def _after_gradients(self, values: Sequence[Any]) -> list[Any]:
+        """Values that wait for all dots of the backward pass so far, and for what was computed from each alone."""
+        dots, self._dots = self._dots, []
+        made = {key for key, _ in self.gradients.made}
+        env, copy_of = self.values.env, {key[0]: key for key in self.values.copies}
+        ends = [t for t in sorted({*map(self._computed_so_far, dots)} - made) if t in env]
+        places = [(self.values.copies, copy_of[t]) if t in copy_of else (env, t) for t in ends]
+        found = self.gradients.after_all(values, [(key, of[key]) for of, key in places])
+        for of, key in places:
+            self.values.keep_sharding(of, key)
+        return found
+
+    def _computed_so_far(self, t: int) -> int:
+        """The last value that was computed from a result of a dot, one reader after the other."""
+        env, consumers = self.values.env, self.lowered.values.consumers
+        while len(consumers[t]) == 1 and len(results := self._program.equations[consumers[t][0]].results) == 1:
+            if results[0] not in env or self._program.equations[consumers[t][0]].phase == "forward":
+                break
+            (t,) = results
+        return t
+
     def _evaluate(self, eqn: Equation) -> None:
         if eqn.primitive is lax.optimization_barrier_p:
             self._barrier(eqn)
+            return
+        if eqn.results and self.values.passes_from_host(eqn):
+            self.values.env[eqn.results[0]] = self.values.env[eqn.operands[0]]
             return
         shardings, env = self.lowered.reads(eqn), self.values.env
         if self.values.executor.keeps_free and self.lowered.is_computed_freely(eqn):
@@ -163,6 +191,8 @@ class Run:
         env.update(zip(eqn.results, results, strict=True))
         if self.lowered.family(eqn) in CONTRACTION_FAMILIES:
             self._last_dot = eqn.results
+            if self.values.on_host and eqn.phase == "backward":
+                self._dots.append(eqn.results[0])
             if eqn.index in self.lowered.lowering.regather_anchors:
                 self._anchor = {eqn.results[0]: results[0]}
         for t in eqn.results:
@@ -178,7 +208,8 @@ class Run:
             for reader, resharding in shared:
                 self.values.read(resharding.tensor, resharding.target, reader, tie)
         found: dict[int, Any] = {}
-        for i in sorted(range(len(shardings)), key=lambda i: eqn.operands[i] not in self.lowered.repeated):
+        late = self.lowered.repeated | self.values.on_host
+        for i in sorted(range(len(shardings)), key=lambda i: eqn.operands[i] not in late):
             found[i] = self.values.read(eqn.operands[i], shardings[i], eqn.index, tie)
         return [found[i] for i in range(len(shardings))]
 
@@ -236,7 +267,7 @@ class Run:
         operands = [
             self._sent.away(other)
             if other.index in self.lowered.barriers_of_waiting
-            else env[other.operands[0]]
+            else values.on_device(other.operands[0], other.index, self.tie(other.operands))
             if resharding
             else values.read_operand(other, 0)
             for other, resharding in zip(held, again, strict=True)

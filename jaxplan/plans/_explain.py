@@ -32,7 +32,7 @@ def explain(plan: PlanData) -> str:
     parts = sorted(plan.memory_parts.items(), key=lambda part: -part[1])
     lines += [f"  {part:<26} {format_bytes(size)}" for part, size in parts]
     if plan.offload is not None:
-        of = f"{plan.offload}, {len(plan.offload.inputs)} leaves"
+        of = f"{plan.offload}, {len(plan.offload.arguments)} leaves"
         lines += [f"host    {format_bytes(plan.host_bytes)} per device: {of}"]
     if plan.graph is not None:
         lines += ["  largest buffers at the peak, and the compiler rule of each (docs/compiler_rules.md)", *_held(plan)]

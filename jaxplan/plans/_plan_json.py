@@ -222,8 +222,9 @@ def _offload(value: Any, num_inputs: int, num_outputs: int) -> Offload | None:
     found = typed(Offload, value, "offload")
     inputs, outputs = found.inputs, found.outputs
     is_ascending = list(inputs) == sorted(set(inputs)) and len(inputs) == len(outputs) == len(set(outputs))
-    is_known = all(i < num_inputs for i in inputs) and all(o < num_outputs for o in outputs)
-    if not (inputs or found.regions) or not is_ascending or not is_known or found.regions > found.regions_of:
+    is_ascending = is_ascending and list(found.parameters) == sorted(set(found.parameters))
+    is_known = all(i < num_inputs for i in found.arguments) and all(o < num_outputs for o in outputs)
+    if not (found.arguments or found.regions) or not is_ascending or not is_known or found.regions > found.regions_of:
         raise MalformedError(f"offload is {value!r}; expected numbers of inputs, ascending, and of their successors")
     return found
 

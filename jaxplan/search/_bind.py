@@ -11,7 +11,7 @@ from typing import Any
 from jaxplan.core._json import read_json
 from jaxplan.core._once import Once
 from jaxplan.core._paths import readable_path
-from jaxplan.cost import offloadable_inputs
+from jaxplan.cost import offloadable_inputs, offloadable_parameters
 from jaxplan.errors import PlanFileError, PlanMismatchError
 from jaxplan.frontend._arguments import argnames, argnums, check_call
 from jaxplan.frontend._options import Options
@@ -47,7 +47,7 @@ _OTHER_LOWERING_MSG = (
 )
 _NOT_OFFLOADABLE_MSG = (
     "the plan keeps arguments on the host that this jaxplan finds cannot live there: {names}.\n"
-    "  expected: donated state beside the parameters that element-wise operators alone read\n"
+    "  expected: parameters, or donated state beside them that element-wise operators alone read\n"
     "  likely cause: another version of jaxplan wrote the file, or it was edited\n"
     "  fix: plan again with jaxplan.plan"
 )
@@ -282,8 +282,10 @@ def _bound_to(plan: Plan, graph: StepGraph) -> Plan:
 def _offloaded(plan: Plan, graph: StepGraph) -> StepGraph:
     """The step with the arguments on the host that the plan keeps there."""
     assert plan.offload is not None
-    could, paths = offloadable_inputs(graph), graph.program.in_paths
-    if astray := [i for i, o in zip(plan.offload.inputs, plan.offload.outputs) if could.get(i) != o]:
+    could, paths = {**offloadable_inputs(graph), **offloadable_parameters(graph)}, graph.program.in_paths
+    of = plan.offload
+    wanted = dict.fromkeys(of.parameters) | dict(zip(of.inputs, of.outputs, strict=True))
+    if astray := [i for i, o in wanted.items() if i not in could or could[i] != o]:
         names = [paths[i] if i < len(paths) else f"input {i}" for i in astray]
         raise PlanMismatchError(_NOT_OFFLOADABLE_MSG.format(names=_few(names)))
     if plan.offload.regions and plan.offload.regions_of != len(graph.waiting):

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jaxplan.cost import offloadable_inputs
+from jaxplan.cost import offloadable_inputs, offloadable_parameters
 from jaxplan.errors import ArgumentError, UnsupportedError
 from jaxplan.frontend._call import opened_call
 from jaxplan.frontend._host_arguments import on_host
@@ -57,7 +57,7 @@ def with_host_arguments(
 def check_hosted(graph: StepGraph, hosted: Sequence[int]) -> None:
     """Raise ArgumentError for arguments on the host that no plan can keep there."""
     if hosted:
-        could = offloadable_inputs(graph)
+        could = {**offloadable_inputs(graph), **offloadable_parameters(graph)}
         astray = [graph.program.in_paths[i] for i in hosted if i not in could]
         if astray:
             raise ArgumentError(_CANNOT_MSG.format(paths=_few(astray)))
@@ -73,7 +73,7 @@ def keeping(frontier: Frontier, hosted: Sequence[int]) -> Frontier:
         return frontier
 
     def keeps(plan: Plan) -> bool:
-        return plan.offload is not None and set(hosted) <= set(plan.offload.inputs)
+        return plan.offload is not None and set(hosted) <= set(plan.offload.arguments)
 
     points = tuple(filter(keeps, frontier.points))
     if not points:

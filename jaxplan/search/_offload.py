@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
 from jaxplan.core._interner import Memo
-from jaxplan.cost import CostModel, offloadable_inputs, offloaded_model
+from jaxplan.cost import OTHER_STATE, PARAMETERS, CostModel, offloadable_inputs, offloadable_parameters, offloaded_model
 from jaxplan.errors import InfeasibleError
 from jaxplan.ir import Offload, StepGraph
 from jaxplan.plans._frontier import Frontier
@@ -19,7 +19,7 @@ from jaxplan.simulate import predictor_of
 
 SHARES = (0.5, 1.0)
 """Of the bytes that could live on the host, those that do."""
-_STATE = "optimizer state"
+_COULD_BE_AWAY = (PARAMETERS, OTHER_STATE)
 
 
 def offloaded(candidates: Sequence[Candidate], progress: Callable[[float], None]) -> list[Candidate]:
@@ -38,7 +38,8 @@ def offloaded(candidates: Sequence[Candidate], progress: Callable[[float], None]
 
 
 def choices(graph: StepGraph) -> Iterator[Offload]:
-    """Ever more on the host: the arguments in their order, then the operands of recomputed regions in theirs.
+    """Ever more on the host: state in the order of the arguments, then all of it with the parameters, or with the
+    operands of recomputed regions in the order of the forward pass.
 
     The last region stays on the device: it is read at once.
     """
@@ -54,6 +55,12 @@ def choices(graph: StepGraph) -> Iterator[Offload]:
         if count > len(whole.inputs):
             whole = Offload(inputs=inputs[:count], outputs=outputs[:count], of=len(inputs))
             yield whole
+    if parameters := offloadable_parameters(graph):
+        trained = {i: o for i, o in parameters.items() if o is not None}
+        updated = dict(sorted({**could, **trained}.items()))
+        yield Offload(
+            inputs=tuple(updated), outputs=tuple(updated.values()), of=len(inputs), parameters=tuple(parameters)
+        )
     for number in sorted({round(share * (regions - 1)) for share in SHARES} - {0, -1}):
         yield dataclasses.replace(whole, regions=number, regions_of=regions)
 
@@ -79,8 +86,8 @@ def plan_with_offload(asked: bool | None, plan: Callable[[bool], Frontier], limi
     try:
         return plan(False)
     except InfeasibleError as error:
-        least = (error.smallest_memory_bytes or 0) - error.memory_parts.get(_STATE, 0)
-        if limit_bytes is None or not error.memory_parts.get(_STATE) or least > limit_bytes:
+        away = sum(error.memory_parts.get(part, 0) for part in _COULD_BE_AWAY)
+        if limit_bytes is None or not away or (error.smallest_memory_bytes or 0) - away > limit_bytes:
             raise
         try:
             return plan(True)

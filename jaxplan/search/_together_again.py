@@ -103,7 +103,7 @@ def _has(plan: Plan, problem: JointProblem, step: str, layout: Sequence[Layout])
 def _part(problem: JointProblem, s: int, plan: Plan) -> Part:
     def local_bytes(leaf: Leaf) -> int:
         """Of an argument as the plan has it, on the devices."""
-        if plan.offload is not None and leaf.position in plan.offload.inputs:
+        if plan.offload is not None and leaf.position in plan.offload.arguments:
             return 0
         layouts, sizes = problem.members[s].layouts(leaf), problem.members[s].num_bytes(leaf)
         dims = plan.input_shardings[leaf.position].dims

@@ -71,12 +71,14 @@ class Makespans:
         if not assignment:
             return np.zeros(0)
         columns = [self._column(v, label) for v, label in enumerate(assignment)]
-        return np.concatenate(columns)[self._order]
+        seconds = np.concatenate(columns)[self._order]
+        seconds[:1] += self._simulator.seconds_before(assignment)
+        return seconds
 
     def _column(self, v: int, label: int) -> np.ndarray:
         """Seconds of the equations of a group; of groups with equal tables once."""
         equations = self._model.graph.grouping.groups[v].equations
-        if self._model.host_bytes:
+        if self._model.link_bytes:
             seconds = self._simulator.compute_seconds(v, label)
             return np.array([seconds.get(e, 0.0) for e in equations])
         table = self._model.compute[v]

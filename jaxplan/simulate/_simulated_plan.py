@@ -231,7 +231,16 @@ class PlanSimulator:
         seconds: dict[int, float] = {}
         for node in enumerate(assignment):
             seconds |= self.compute_seconds(*node)
+        if waits := self.seconds_before(assignment):
+            first = min(e for group in self.model.graph.grouping.groups for e in group.equations)
+            seconds[first] = seconds.get(first, 0.0) + waits
         return seconds
+
+    def seconds_before(self, assignment: Sequence[int]) -> float:
+        """Seconds on the link to the host for groups without equations: parameters that are not trained."""
+        link, groups = self.model.link_bytes, self.model.graph.grouping.groups
+        num_bytes = sum(link[v][k] for v, k in enumerate(assignment) if not groups[v].equations) if link else 0
+        return host_seconds(self.model.topology, float(num_bytes))
 
     def compute_seconds(self, v: int, label: int) -> Mapping[int, float]:
         """Equation -> seconds of compute of a group under one configuration, those above zero."""
@@ -251,8 +260,8 @@ class PlanSimulator:
     def _group_seconds(self, v: int, label: int) -> dict[int, float]:
         topology, group = self.model.topology, self.model.graph.grouping.groups[v]
         seconds = {e: float(share[label]) for e, share in self.group_table(v).items() if share[label] > 0}
-        num_bytes = float(self.model.host_bytes[v][label]) if self.model.host_bytes else 0.0
-        if num_bytes:  # the update waits for the link
+        num_bytes = float(self.model.link_bytes[v][label]) if self.model.link_bytes else 0.0
+        if num_bytes and group.equations:  # the update waits for the link
             last = max(seconds, default=group.equations[-1])
             seconds[last] = seconds.get(last, 0.0) + host_seconds(topology, num_bytes)
         return seconds

@@ -226,7 +226,7 @@ class _Writer:
         ]
         return _JITTED.format(
             shapes="\n".join(f"    {shape}," for shape in shapes),
-            inputs=_shardings("IN_SPECS", offload.inputs if offload else ()),
+            inputs=_shardings("IN_SPECS", offload.arguments if offload else ()),
             outputs=_shardings("OUT_SPECS", offload.outputs if offload else ()),
             donated=donated,
             options=compiled,
