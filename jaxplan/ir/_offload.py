@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from jaxplan.ir._barriers import backward_barriers
 from jaxplan.ir._blocks import turning_point
 from jaxplan.ir._hosted_values import LEAST_SHARE, equations_of_passes
+from jaxplan.ir._program import REGION_IN, REGION_OUT
 from jaxplan.ir._rule import OperatorRule
 from jaxplan.ir._union import UnionFind
 
@@ -142,9 +143,9 @@ class HostedUpdate:
 
     Attributes:
       inputs, outputs: these tensors, and their successors.
-      equations: all that depend on them, and from ``begin`` on those that make their operands; none where a loop is
-        among them, and the arrays cannot be copied to the device one update after the other.
-      begin: the equation before which they can run: no loop that they depend on comes later.
+      equations: all that depend on them, and those that only these need; none where a loop is among them, and the
+        arrays cannot be copied to the device one update after the other.
+      begin: the equation before which they can run: all else that they depend on comes earlier.
       waits_for: (equation, tensor) of the value, made before, without which the update cannot run: a gradient.
     """
 
@@ -168,11 +169,12 @@ def hosted_updates(program: Program, values: Values, offload: Offload) -> tuple[
         of = {"inputs": inputs, "outputs": tuple(hosted[t] for t in inputs)}
         needed = _with_their_operands(program, values, reading)
         loops = [r for r in program.regions if any(e in needed for e in range(r.start, r.stop))]
-        begin = max((r.stop for r in loops), default=min(reading))
-        equations = tuple(sorted({*reading, *(e for e in needed if e >= begin)}))
         if any(r.start <= e < r.stop for r in loops for e in reading):
             found.append(HostedUpdate(**of, equations=(), begin=min(reading), waits_for=None))
             continue
+        own = _needed_alone(program, values, reading, needed)
+        equations = tuple(sorted(own))
+        begin = max([0, *(r.stop for r in loops), *(e + 1 for e in needed if e not in own)])
         num_elements = program.tensors[inputs[0]].num_elements
         waits_for = _awaited(program, values, equations, num_elements)
         found.append(HostedUpdate(**of, equations=equations, begin=begin, waits_for=waits_for))
@@ -216,6 +218,18 @@ def _with_their_operands(program: Program, values: Values, equations: Sequence[i
                 found.add(made_by)
                 left.append(made_by)
     return found
+
+
+def _needed_alone(program: Program, values: Values, reading: Sequence[int], needed: Set[int]) -> set[int]:
+    """Equations that read arrays on the host, and those outside of the passes whose results nothing but these reads."""
+    own, equations, passes = set(reading), program.equations, equations_of_passes(program)
+    for e in sorted(needed - own, reverse=True):
+        eqn = equations[e]
+        is_alone = all(c in own for t in eqn.results for c in values.consumers[t])
+        is_of_update = e not in passes and eqn.region < 0 and eqn.name not in (REGION_IN, REGION_OUT)
+        if is_of_update and is_alone and program.returned.isdisjoint(eqn.results):
+            own.add(e)
+    return own
 
 
 def _awaited(

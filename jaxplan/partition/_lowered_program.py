@@ -61,6 +61,11 @@ class LoweredProgram:
         self.could_be_on_host = frozenset(graph.parameters_on_host)
         self._alike = {self.source_of(r) for r in lowering.reshardings if r.is_shared}
 
+    @functools.cached_property
+    def summed(self) -> dict[int, Resharding]:
+        """Partial sum -> its resharding, of those that are executed once."""
+        return {r.tensor: r for r in self.lowering.reshardings if r.source.partial and len(r.spans) == 1}
+
     def _waiting_alike(self) -> dict[tuple[int, int], list[tuple[int, Resharding]]]:
         found: dict[tuple[int, int], list[tuple[int, Resharding]]] = defaultdict(list)
         equations = self.program.equations

@@ -146,12 +146,16 @@ class Run:
         return made_by.phase == "backward", self._program.tensors[t].num_elements
 
     def _after_gradients(self, values: Sequence[Any]) -> list[Any]:
-        """Values that wait for all dots of the backward pass so far, and for what was computed from each alone."""
+        """Values that wait for all dots of the backward pass so far, for what was computed from each alone, and for
+        its sum over the devices."""
         dots, self._dots = self._dots, []
         made = {key for key, _ in self.gradients.made}
-        env, copy_of = self.values.env, {key[0]: key for key in self.values.copies}
+        env, copies = self.values.env, self.values.copies
         ends = [t for t in sorted({*map(self._computed_so_far, dots)} - made) if t in env]
-        places = [(self.values.copies, copy_of[t]) if t in copy_of else (env, t) for t in ends]
+        for summed in filter(None, map(self.lowered.summed.get, ends)):
+            self.values.read(summed.tensor, summed.target, summed.spans[0].readers[0], None)
+        copy_of = {key[0]: key for key in copies}
+        places = [(copies, copy_of[t]) if t in copy_of else (env, t) for t in ends]
         found = self.gradients.after_all(values, [(key, of[key]) for of, key in places])
         for of, key in places:
             self.values.keep_sharding(of, key)
