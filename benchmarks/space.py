@@ -5,7 +5,7 @@
     python -m benchmarks.space gpt-tiny --cells ring+micro stages2
 
 A cell names the parts of its plan: `micro` (four micro-batches), `host` (optimizer state or activations in memory of
-the host), `remat` (blocks recomputed), `ring`, `gather` and `heads` (attention in blocks over a split sequence),
+the host), `parameters` (there too), `remat` (blocks recomputed), `ring`, `gather` and `heads` (attention in blocks over a split sequence),
 `stages2` and `stages4`. The plan is the leanest that has all of it, on 8 virtual CPU devices. A line for each: the
 largest difference from one device relative to the largest value of an array. Cells that a step cannot have are
 `refused`, with the reason; where no plan of the frontier has all of it, the cell is `absent`. SGD has momentum where
@@ -39,6 +39,10 @@ CELLS = (
     "micro+remat",
     "host+remat",
     "micro+host+remat",
+    "parameters",
+    "micro+parameters",
+    "parameters+remat",
+    "ring+parameters",
     "ring+micro",
     "ring+host",
     "ring+remat",
@@ -209,7 +213,7 @@ class Subject:
             topology=TOPOLOGY,
             memory="60GiB",
             remat="remat" in wanted,
-            offload="host" in wanted,
+            offload=not wanted.isdisjoint({"host", "parameters"}),
             microbatches=False,
             stages=False,
             pins=pins,
@@ -255,7 +259,9 @@ def _has(plan: Any, dimension: str) -> bool:
     if dimension == "micro":
         return plan.microbatches is not None
     if dimension == "host":
-        return bool(plan.offload and (plan.offload.inputs or plan.offload.regions))
+        return bool(plan.offload and (plan.offload.state or plan.offload.regions))
+    if dimension == "parameters":
+        return bool(plan.offload and plan.offload.parameters)
     if dimension == "remat":
         return any(stage.plan.remat for stage in plan.stages) if plan.stages else bool(plan.remat)
     if dimension.startswith("stages"):

@@ -108,7 +108,7 @@ class Options:
     offload: bool | None = field(
         default=None,
         metadata={
-            "doc": "whether state of the optimizer and activations may live in the memory of the host "
+            "doc": "whether optimizer state, parameters and activations may live in the memory of the host "
             "(docs/offload.md): True looks for plans with some there; False: none; default: where no plan fits "
             "otherwise."
         },
