@@ -3,7 +3,7 @@
     python -m benchmarks.offload                                   # GPT-2 small on h100:8
     python -m benchmarks.offload --model gpt-1.3b --topology a100-pcie:8 --set scan=True
 
-Compiled without devices. Host bytes have to be equal; `collectives` says whether those of the program are those planned.
+Compiled without devices. Host bytes have to be equal; `collectives` says whether those of the program are as planned.
 """
 
 from __future__ import annotations
@@ -70,8 +70,9 @@ def _row(kind: str, plan: Any) -> str:
         )
     )
     return (
-        f"| {kind} | {there[0]:.3f} | {there[1]:.3f} | {here[0]:.3f} | {here[1]:.3f} | {plan.time_seconds * 1e3:.1f} ms "
-        f"| {plan.host_seconds * 1e3:.1f} ms | {'as planned' if audit.collectives_ok else 'others'} |"
+        f"| {kind} | {there[0]:.3f} | {there[1]:.3f} | {here[0]:.3f} | {here[1]:.3f} "
+        f"| {plan.time_seconds * 1e3:.1f} ms | {plan.host_seconds * 1e3:.1f} ms "
+        f"| {'as planned' if audit.collectives_ok else 'others'} |"
     )
 
 

@@ -5,11 +5,11 @@
     python -m benchmarks.space gpt-tiny --cells ring+micro stages2
 
 A cell names the parts of its plan: `micro` (four micro-batches), `host` (optimizer state or activations in memory of
-the host), `parameters` (there too), `remat` (blocks recomputed), `ring`, `gather` and `heads` (attention in blocks over a split sequence),
-`stages2` and `stages4`. The plan is the leanest that has all of it, on 8 virtual CPU devices. A line for each: the
-largest difference from one device relative to the largest value of an array. Cells that a step cannot have are
-`refused`, with the reason; where no plan of the frontier has all of it, the cell is `absent`. SGD has momentum where
-something is to live on the host.
+the host), `parameters` (there too), `remat` (blocks recomputed), `ring`, `gather` and `heads` (attention in blocks over
+a split sequence), `stages2` and `stages4`. The plan is the leanest that has all of it, on 8 virtual CPU devices. A line
+for each: the largest difference from one device relative to the largest value of an array. Cells that a step cannot
+have are `refused`, with the reason; where no plan of the frontier has all of it, the cell is `absent`. SGD has momentum
+where something beside parameters is to live on the host.
 """
 
 from __future__ import annotations

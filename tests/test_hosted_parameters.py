@@ -1,4 +1,4 @@
-"""Plans that keep parameters in the memory of the host, and copy them to the devices for the operators that read them."""
+"""Plans that keep parameters in the memory of the host, and copy them to the devices for what reads them."""
 
 from __future__ import annotations
 

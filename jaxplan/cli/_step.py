@@ -80,7 +80,7 @@ def _add_rewrites(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--offload",
         action=argparse.BooleanOptionalAction,
-        help="state, parameters and activations may live on the host (docs/offload.md); default: where nothing fits otherwise",
+        help="state, parameters, activations may live on the host (docs/offload.md); default: where nothing fits else",
     )
     parser.add_argument(
         "--stages",

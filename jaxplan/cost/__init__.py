@@ -21,8 +21,6 @@ from jaxplan.cost._model import CostModel as CostModel
 from jaxplan.cost._model_builder import ModelBuilder as ModelBuilder
 from jaxplan.cost._model_builder import build_cost_model as build_cost_model
 from jaxplan.cost._neighbourhood_cost import NeighbourhoodCost as NeighbourhoodCost
-from jaxplan.cost._residents import OTHER_STATE as OTHER_STATE
-from jaxplan.cost._residents import PARAMETERS as PARAMETERS
 from jaxplan.cost._offload import offloadable_inputs as offloadable_inputs
 from jaxplan.cost._offload import offloadable_parameters as offloadable_parameters
 from jaxplan.cost._offload import offloaded_model as offloaded_model
@@ -42,6 +40,8 @@ from jaxplan.cost._reads import boundary_shardings as boundary_shardings
 from jaxplan.cost._reads import find_reads as find_reads
 from jaxplan.cost._reads import passes_partial as passes_partial
 from jaxplan.cost._reads import sharding_of as sharding_of
+from jaxplan.cost._residents import OTHER_STATE as OTHER_STATE
+from jaxplan.cost._residents import PARAMETERS as PARAMETERS
 from jaxplan.cost._residents import RESIDENTS as RESIDENTS
 from jaxplan.cost._splits import split_counts as split_counts
 from jaxplan.cost._splits import trips_of as trips_of

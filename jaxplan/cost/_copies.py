@@ -120,7 +120,9 @@ class Copies:
             is_inside = first < len(equations) and equations[first].region == equations[made].params["region"]
             return made if is_inside else first
         source = self._argument(transfer.tensor) if first < self.model.buffers.turning_point else None
-        return first if source is None or source in self._on_host else min(first, prefetched_from(graph, source, first, self._outer))
+        if source is None or source in self._on_host:
+            return first
+        return min(first, prefetched_from(graph, source, first, self._outer))
 
     def _argument(self, t: int) -> int | None:
         """The stored argument that a tensor is, or a view or a cast of; None: it is computed otherwise."""

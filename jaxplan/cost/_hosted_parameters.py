@@ -1,8 +1,8 @@
 """Parameters that live on the host: when they are on the device, and what the link to it carries.
 
 The operators of a pass read one copy of a parameter; it is made for the first of them, and dies after the last
-(`jaxplan.ir.hosted_values`). A resharding reads it where it is executed. The copy for the update is counted with those of
-the other arrays that the update reads (`jaxplan.cost._offload`).
+(`jaxplan.ir.hosted_values`). A resharding reads it where it is executed. The copy for the update is counted with those
+of the other arrays that the update reads (`jaxplan.cost._offload`).
 """
 
 from __future__ import annotations
@@ -10,12 +10,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
-
 from jaxplan.cost._buffer_sizes import BufferSizes
 from jaxplan.cost._model import CostModel
 from jaxplan.cost._transfers import Transfer
-from jaxplan.ir import CONTRACTION_FAMILIES, REGION_IN, UNGROUPED, StepGraph, equations_of_passes, hosted_sources
+from jaxplan.ir import (
+    CONTRACTION_FAMILIES,
+    REGION_IN,
+    UNGROUPED,
+    StepGraph,
+    equations_of_passes,
+    hosted_sources,
+)
 
 
 class HostedParameters:

@@ -14,8 +14,8 @@ from jaxplan.cost._copies import COPIES, Copies
 from jaxplan.cost._dots_behind import DotsBehind
 from jaxplan.cost._extended import ExtendedImages
 from jaxplan.cost._home_deaths import HomeDeaths
-from jaxplan.cost._masked_rows import MaskedCopies
 from jaxplan.cost._hosted_parameters import HostedParameters
+from jaxplan.cost._masked_rows import MaskedCopies
 from jaxplan.cost._model import CostModel
 from jaxplan.cost._offload import sent_by, staged_on_device
 from jaxplan.cost._ordered_copies import OrderedCopies

@@ -20,8 +20,16 @@ from jaxplan.cost._model import CostModel
 from jaxplan.cost._residents import PARAMETERS, resident_labels
 from jaxplan.cost._splits import split_counts
 from jaxplan.cost._tiles import local_bytes
-from jaxplan import ir
-from jaxplan.ir import UNGROUPED, UPDATES_AT_ONCE, Offload, StepGraph, hosted_sources, hosted_updates, offloadable
+from jaxplan.ir import (
+    UNGROUPED,
+    UPDATES_AT_ONCE,
+    Offload,
+    StepGraph,
+    hostable_parameters,
+    hosted_sources,
+    hosted_updates,
+    offloadable,
+)
 from jaxplan.mesh import Topology
 from jaxplan.solvers import Problem
 
@@ -37,7 +45,7 @@ def offloadable_inputs(graph: StepGraph) -> dict[int, int]:
 def offloadable_parameters(graph: StepGraph) -> dict[int, int | None]:
     """Position of each parameter that could live on the host -> that of its successor, None without one."""
     parameters = frozenset(t for t, label in resident_labels(graph).items() if label == PARAMETERS)
-    found = ir.offloadable_parameters(graph.program, graph.rules, graph.values.consumers, parameters)
+    found = hostable_parameters(graph.program, graph.rules, graph.values.consumers, parameters)
     group_of = graph.grouping.tensor_group
     return {i: o for i, o in found.items() if group_of[graph.program.inputs[i]] != UNGROUPED}
 

@@ -35,6 +35,10 @@ from jaxplan.ir._grouping import Group as Group
 from jaxplan.ir._grouping import Grouping as Grouping
 from jaxplan.ir._halo import Halo as Halo
 from jaxplan.ir._halo import Window as Window
+from jaxplan.ir._hosted_values import equations_of_passes as equations_of_passes
+from jaxplan.ir._hosted_values import hostable_parameters as hostable_parameters
+from jaxplan.ir._hosted_values import hosted_sources as hosted_sources
+from jaxplan.ir._hosted_values import hosted_values as hosted_values
 from jaxplan.ir._merged_dimensions import merged_dimensions as merged_dimensions
 from jaxplan.ir._micro_batches import CUT as CUT
 from jaxplan.ir._micro_batches import JOIN as JOIN
@@ -43,10 +47,6 @@ from jaxplan.ir._model import analyse as analyse
 from jaxplan.ir._model import loop_recomputed_graph as loop_recomputed_graph
 from jaxplan.ir._model import sliced_graph as sliced_graph
 from jaxplan.ir._model import sorted_graph as sorted_graph
-from jaxplan.ir._hosted_values import equations_of_passes as equations_of_passes
-from jaxplan.ir._hosted_values import hosted_sources as hosted_sources
-from jaxplan.ir._hosted_values import hosted_values as hosted_values
-from jaxplan.ir._hosted_values import offloadable_parameters as offloadable_parameters
 from jaxplan.ir._offload import UPDATES_AT_ONCE as UPDATES_AT_ONCE
 from jaxplan.ir._offload import HostedUpdate as HostedUpdate
 from jaxplan.ir._offload import Offload as Offload

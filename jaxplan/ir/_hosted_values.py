@@ -65,14 +65,14 @@ def hosted_values(program: Program, values: Values, parameters: Iterable[int]) -
 
 
 def hosted_sources(program: Program, passed_by: Mapping[int, int]) -> dict[int, int]:
-    """Each of `hosted_values` -> the parameter that it is a cast, a slice or both of: the host holds it in that dtype."""
+    """Each of `hosted_values` -> the parameter that it is a cast or a slice of: the host holds it in that dtype."""
     found: dict[int, int] = {}
     for t, e in passed_by.items():
         found[t] = t if e < 0 else found[program.equations[e].operands[0]]
     return found
 
 
-def offloadable_parameters(
+def hostable_parameters(
     program: Program,
     rules: Sequence[OperatorRule],
     consumers: Sequence[Sequence[int]],
@@ -96,9 +96,9 @@ def offloadable_parameters(
         if size < max(1, least) or t in outputs or is_carried or len(updating) == len(readers):
             continue
         if i not in state:
-            if not updating:
-                found[i] = None
-        elif program.donated[i] and outputs.count(outputs[state[i]]) == 1:
-            if updating and all(rules[eqn.index].family == _ELEMENTWISE for eqn in updating):
-                found[i] = state[i]
+            found |= {} if updating else {i: None}
+            continue
+        is_alone = bool(updating) and all(rules[eqn.index].family == _ELEMENTWISE for eqn in updating)
+        if is_alone and program.donated[i] and outputs.count(outputs[state[i]]) == 1:
+            found[i] = state[i]
     return found

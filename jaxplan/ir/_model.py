@@ -82,7 +82,7 @@ class StepGraph:
 
     @property
     def parameters_on_host(self) -> dict[int, int]:
-        """Values that are on the host with the parameters there -> the equation that passes each on (`hosted_values`)."""
+        """Values that are on the host with parameters -> the equation that passes each on (`hosted_values`)."""
         places = self.offload.parameters if self.offload else ()
         inputs = [self.program.inputs[i] for i in places]
         return hosted_values(self.program, self.values, inputs) if inputs else {}

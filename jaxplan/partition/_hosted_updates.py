@@ -13,7 +13,15 @@ from collections.abc import Iterable, Mapping
 import jax
 from jax import lax
 
-from jaxplan.ir import UPDATES_AT_ONCE, Equation, HostedUpdate, Offload, equations_of_passes, hosted_sources, hosted_updates
+from jaxplan.ir import (
+    UPDATES_AT_ONCE,
+    Equation,
+    HostedUpdate,
+    Offload,
+    equations_of_passes,
+    hosted_sources,
+    hosted_updates,
+)
 from jaxplan.partition._evaluation import Evaluation
 from jaxplan.partition._lowered_program import LoweredProgram
 
@@ -45,10 +53,12 @@ class HostedUpdates:
 
         A successor may be copied over its parameter only then, or the compiler copies the parameter on the host.
         """
-        env, result = run.values.env, eqn.results[0] if eqn.results else None
-        for t in self._last_reads.get(eqn.index, ()) if result in env else ():
-            env[t], env[result] = lax.optimization_barrier((env[t], env[result]))
-            run.values.keep_sharding(env, result)
+        env = run.values.env
+        for t in self._last_reads.get(eqn.index, ()):
+            result = eqn.results[0]
+            if result in env:
+                env[t], env[result] = lax.optimization_barrier((env[t], env[result]))
+                run.values.keep_sharding(env, result)
 
     def run_before(self, run: Evaluation, equation: int) -> None:
         """Bring the arrays of each update to the device and run it, before the first equation after ``begin``."""

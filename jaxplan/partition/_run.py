@@ -155,7 +155,7 @@ class Run:
         for summed in filter(None, map(self.lowered.summed.get, ends)):
             self.values.read(summed.tensor, summed.target, summed.spans[0].readers[0], None)
         copy_of = {key[0]: key for key in copies}
-        places = [(copies, copy_of[t]) if t in copy_of else (env, t) for t in ends]
+        places: list[Place] = [(copies, copy_of[t]) if t in copy_of else (env, t) for t in ends]
         found = self.gradients.after_all(values, [(key, of[key]) for of, key in places])
         for of, key in places:
             self.values.keep_sharding(of, key)

@@ -21,7 +21,8 @@ _CANNOT_MSG = (
     "{paths} live in the memory of the host (pinned_host), and a plan cannot keep them there.\n"
     "  expected: on the host only parameters, donated where they are trained, and state that is donated, comes back "
     "updated and is read by element-wise operators alone, such as the moments of Adam\n"
-    "  likely cause: a batch or a counter was put on the host with the rest of a state, or donate_argnums leaves it out\n"
+    "  likely cause: a batch or a counter was put on the host with the rest of a state, or donate_argnums leaves out "
+    "what was put there\n"
     "  fix: put them on the devices, jax.device_put(x, x.sharding.with_memory_kind('device')), or leave the choice to "
     "the plan: jax.ShapeDtypeStruct without a sharding, and offload=True"
 )

@@ -10,7 +10,14 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
 from jaxplan.core._interner import Memo
-from jaxplan.cost import OTHER_STATE, PARAMETERS, CostModel, offloadable_inputs, offloadable_parameters, offloaded_model
+from jaxplan.cost import (
+    OTHER_STATE,
+    PARAMETERS,
+    CostModel,
+    offloadable_inputs,
+    offloadable_parameters,
+    offloaded_model,
+)
 from jaxplan.errors import InfeasibleError
 from jaxplan.ir import Offload, StepGraph
 from jaxplan.plans._frontier import Frontier
