@@ -145,8 +145,7 @@ class LiveRanges:
         lives = np.flatnonzero(death >= self._birth)
         num_homes, moved = len(lives), {t.tensor for t in transfers}
         made[[place for place, summands in self._added if not moved.isdisjoint(summands)]] = 0
-        brought = self._hosted.on_device(assignment, transfers)
-        made[[self._place[t] for t in brought if t in self._place]] = 0
+        brought = self._brought(assignment, transfers, made)
         birth = self._births(made, moved)[lives]
         executions = self._copies.of(transfers)
         for (number, turn), at in copied_for_losses.items():
@@ -158,11 +157,7 @@ class LiveRanges:
         born = [copy for made_by in executions for copy in made_by]  # first and last position, bytes, label
         born += away
         born += ordered
-        born += [
-            (2 * first, 2 * last + 1, size, PARAMETERS)
-            for copies in brought.values()
-            for first, last, size in copies
-        ]
+        born += brought
         born += self._besides(assignment, chosen, transfers, made)
         firsts, lasts, sizes, labels = zip(*born) if born else ((), (), (), ())
         resident = np.bincount(self._kind_of_input, held[self._is_input], len(_RESIDENT)).tolist()
@@ -180,6 +175,15 @@ class LiveRanges:
             has_gaps=model.buffers.found.has(Gaps),
             is_packed=self._is_packed,
         )
+
+    def _brought(
+        self, assignment: Sequence[int], transfers: Sequence[Transfer], made: np.ndarray
+    ) -> list[tuple[int, int, float, str]]:
+        """(first, last position, bytes, label) of the copies of parameters on the host; their own bytes are no more:
+        ``made`` is changed."""
+        copies = self._hosted.on_device(assignment, transfers)
+        made[[self._place[t] for t in copies if t in self._place]] = 0
+        return [(2 * first, 2 * last + 1, size, PARAMETERS) for of in copies.values() for first, last, size in of]
 
     def _wait_on_host(
         self, made: np.ndarray, death: np.ndarray, transfers: Sequence[Transfer]

@@ -2,7 +2,7 @@
 
 A parameter is copied to the device for the operators that read it: once for those of the forward pass, once for those
 of the backward pass, and for its update (`jaxplan.ir._offload`). Its cast to another dtype is computed of each
-copy, and a loop takes what it reads, a slice or all of it, to the device in each trip.
+copy, and a loop copies a slice of a stack of layers in each trip.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def equations_of_passes(program: Program) -> frozenset[int]:
 def passes_from_host(program: Program, eqn: Equation) -> bool:
     """Whether the result of an equation is on the host where its operand is.
 
-    That is so of casts, of the slices of a stack of layers, and of what a loop of micro-batches reads. A loop over time
-    reads its kernels in every trip of one pass: they are brought to the device before it.
+    That is so of casts, of the slices of a stack of layers, and of values that a loop of micro-batches reads. A loop
+    over time reads its kernels in every trip of one pass: they are brought to the device before it.
     """
     if eqn.name == _CAST:
         return eqn.results[0] not in program.returned
@@ -50,7 +50,7 @@ def passes_from_host(program: Program, eqn: Equation) -> bool:
 def hosted_values(program: Program, values: Values, parameters: Iterable[int]) -> dict[int, int]:
     """Values that are on the host with these parameters, in program order -> the equation that passes each on.
 
-    The parameters themselves come first, with -1. A loop that resharded what it reads, or brings it to the device
+    The parameters themselves come first, with -1. A loop that reshards a value, or brings it to the device
     before its first trip, does not pass it on (`passes_from_host`).
     """
     found = dict.fromkeys(parameters, -1)
