@@ -39,7 +39,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         topology=options.topology,
         offload=True,
         remat=options.remat,
-        microbatches=False,
         verify=False,
         progress=False,
     )

@@ -275,7 +275,8 @@ def test_updates_that_read_arrays_on_the_host_begin_with_the_last_gradient():
 
 @pytest.mark.gpu_aot
 def test_an_audit_refuses_a_program_with_other_bytes_on_the_host():
-    audit = plan_of(topology="h100:8", shapes={"width": 512, "batch": 512}).audit()
+    frontier = frontier_of(topology="h100:8", shapes={"width": 512, "batch": 512}, offload=True)
+    audit = next(plan for plan in frontier.points if plan.offload).audit()
     assert audit.host_ok
     dropped = dataclasses.replace(audit, compiled_host_bytes=0)
     assert not dropped.ok and "differs" in dropped.table()
