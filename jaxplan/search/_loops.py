@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from jaxplan.core._interrupt import current
 from jaxplan.errors import InfeasibleError
 from jaxplan.ir import LoopRemat, LoopRematPolicy, StepGraph, loop_recomputed_graph
+from jaxplan.ir.microbatch import NotSeparableError
 from jaxplan.plans._frontier import Frontier
 from jaxplan.search._programs import PlanGraph, leanest_of, merged
 
@@ -69,7 +70,10 @@ def _ways(graph: StepGraph, as_it_is: _Planned, every: bool, plan_graph: PlanGra
         again = loop_recomputed_graph(graph, LoopRemat(policy=policy))
         if again is graph or current().happened:
             continue
-        of_all = _planned(again, plan_graph)
+        try:
+            of_all = _planned(again, plan_graph)
+        except NotSeparableError:  # in the slices of the batch that were asked for
+            continue
         share = _share(before, of_all, policy) if isinstance(of_all, Frontier) else None
         if share and not current().happened:
             some = LoopRemat(policy=policy, share=share, rest=rest)

@@ -232,3 +232,37 @@ def test_slices_concatenate_to_the_operand(dim, outer):
     n = apart.shape[1] // 4
     expected = apart[:, 2 * n : 3 * n].reshape(-1, x.shape[1 - dim])
     np.testing.assert_array_equal(np.moveaxis(np.asarray(one), dim, 0), expected)
+
+
+def test_sums_that_one_loop_adds_up_are_where_the_next_begins():
+    """A recurrent kernel is read in two loops over time; its gradient goes through both backward loops."""
+
+    def backward(kernel, xs):
+        def add(total, x):
+            return total + x.T @ jnp.tanh(x @ kernel), None
+
+        half, _ = jax.lax.scan(add, jnp.zeros_like(kernel), xs[:2])
+        return kernel - jax.lax.scan(add, half, xs[2:])[0]
+
+    args = normal(0, 3, 3), normal(1, 4, 8, 3)
+    assert_equal(backward, args, (None, 1))
+
+
+def test_a_loop_that_reads_a_sum_before_it_is_complete_is_refused():
+    def step(kernel, xs):
+        half, _ = jax.lax.scan(lambda total, x: (total + x.T @ x, None), jnp.zeros_like(kernel), xs[:2])
+        return jax.lax.scan(lambda total, x: (total @ total + x.T @ x, None), half, xs[2:])[0]
+
+    with pytest.raises(NotSeparableError, match="before it is complete"):
+        sliced(step, (normal(0, 3, 3), normal(1, 4, 8, 3)), (None, 1))
+
+
+def test_a_sum_that_something_else_reads_too_is_not_added_to_in_slices():
+    """Each slice would begin with all of the first loop's sum."""
+
+    def step(kernel, xs):
+        half, _ = jax.lax.scan(lambda total, x: (total + x.T @ x, None), jnp.zeros_like(kernel), xs[:2])
+        return half, jax.lax.scan(lambda total, x: (total + x.T @ x, None), half, xs[2:])[0]
+
+    with pytest.raises(NotSeparableError, match="before it is complete"):
+        sliced(step, (normal(0, 3, 3), normal(1, 4, 8, 3)), (None, 1))

@@ -142,3 +142,27 @@ def test_the_step_is_traced_once_where_a_plan_fits():
     found = jaxplan.plan(counted, *arguments(), topology="cpu:8", progress=False)
     assert found.fastest().recomputed_loops is None
     assert len(traces) == 1
+
+
+def test_a_kernel_that_all_layers_share_is_recomputed_in_slices_too():
+    """Its gradient is added up from layer to layer, and where the loop is cut from loop to loop."""
+
+    def loss(weights, x):
+        def layer(x, w):
+            return x + jnp.tanh(jax.nn.gelu(x @ w["up"]) @ w["down"] @ weights["shared"]), None
+
+        return jnp.mean(jax.lax.scan(layer, x, weights["layers"])[0] ** 2)
+
+    def step(weights, x):
+        value, gradients = jax.value_and_grad(loss)(weights, x)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradients), value
+
+    layers, x = arguments()
+    args = {"layers": layers, "shared": jnp.eye(WIDTH)}, x
+    found = jaxplan.plan(step, *args, topology="cpu:8", remat=True, microbatches=2, progress=False)
+    recomputed = [plan for plan in found.points if plan.recomputed_loops]
+    assert recomputed
+    expected = jax.tree.leaves(jax.jit(step)(*args))
+    for plan in recomputed:
+        for a, b in zip(jax.tree.leaves(plan.jit(donate_argnums=())(*args)), expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * float(jnp.max(jnp.abs(b))))

@@ -108,6 +108,8 @@ class _Sorter:
             raise not_separable(
                 f"examples depend on sums over the batch, which depend on others, more than {MOST_LOOPS} deep", eqn.full
             )
+        added = self._added_to_sums(eqn) if Flow.MIXED in found else None
+        found, stratum = added or (found, stratum)
         self.in_loop[position] = stratum
         for t, flow in zip(eqn.outputs, found, strict=True):
             self.of_data[t] = of_data
@@ -119,6 +121,21 @@ class _Sorter:
                 self.partial[t] = stratum if is_sum else -1 - stratum
             else:
                 raise not_separable("it uses a sum over the batch before it is complete", eqn.full)
+
+    def _added_to_sums(self, eqn: Pair) -> tuple[list[Flow], int] | None:
+        """The roles of results, and the loop, of an equation that goes on with sums that nothing else reads.
+
+        Gradients that one loop over layers has added up are where the next begins: each slice adds its own there.
+        """
+        held = [t for t in eqn.operands if self.flow[t] is Flow.SUM and self.partial.get(t, -1) >= 0]
+        loops = {self.partial[t] for t in held}
+        if len(loops) != 1 or any(self.uses[t] > 1 for t in held):
+            return None
+        (loop,) = loops
+        if any(self.stratum[t] > loop for t in eqn.operands if t not in held):
+            return None
+        inside = [Flow.SUM if isinstance(atom, int) and atom in held else self._atom(atom) for atom in eqn.inputs]
+        return flow_of(eqn.full, eqn.small, inside), loop
 
     def _make_whole(self, position: int, eqn: Pair, stratum: int) -> None:
         """Values along the batch that are not computed of examples (positions, random bits): made once, as a whole."""
