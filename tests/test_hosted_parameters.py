@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 
 import jax
@@ -184,12 +185,13 @@ def test_parameters_given_on_the_host_stay_there():
 
 
 def test_a_plan_with_parameters_on_the_host_reads_back_and_says_so(tmp_path):
-    optimizer, plan = OPTIMIZERS["adam"], with_parameters(frontier_of(offload=True))
-    args = arguments(optimizer)
+    optimizer, frontier = OPTIMIZERS["adam"], frontier_of(offload=True)
+    plan, args = with_parameters(frontier), arguments(optimizer)
     plan.save(tmp_path / "p.json")
     bound = jaxplan.load(tmp_path / "p.json", step_of(optimizer), *args)
     assert bound.offload == plan.offload and bound.to_json() == plan.to_json()
     assert "parameters and optimizer state on the host" in bound.summary
+    assert re.search(r"leanest +data 8 +1/8 host +once host", frontier.table())
     assert_equal(bound.jit()(*arguments(optimizer)), jax.jit(step_of(optimizer))(*args))
     made = plan.init(lambda: args[0])
     assert {leaf.sharding.memory_kind for leaf in jax.tree.leaves(made)} == {HOST}
@@ -216,6 +218,19 @@ def test_a_planned_step_inside_of_jit_keeps_its_values():
     args, run = arguments(optimizer), plan.jit()
     found = jax.jit(lambda *args: run(*args)[2])(*args)
     np.testing.assert_allclose(found, step_of(optimizer)(*args)[2], rtol=1e-5)
+
+
+def test_an_operator_that_makes_nan_of_parameters_on_the_host_is_named():
+    params, x = parameters_of(False, 32), jax.random.normal(jax.random.key(20), (64, 32))
+
+    def negative(params, x):
+        return jnp.log(layers(params, x) - 1e9)
+
+    run = with_parameters(
+        jaxplan.plan(sgd(negative), params, x, topology="cpu:8", offload=True, progress=False)
+    ).jit()
+    with jax.debug_nans(True), pytest.raises(FloatingPointError, match=r"log.*test_hosted_parameters"):
+        run(params, x)
 
 
 COMPILED = [

@@ -68,10 +68,8 @@ class Offload:
 
     @property
     def cell(self) -> str:
-        """The arguments among them, in a column of a table on the state."""
-        if self.parameters:
-            return "host, parameters too" if self.state else "parameters host"
-        return "host" if self.inputs and len(self.inputs) == self.of else "part host" if self.inputs else ""
+        """The state among them, in a column of a table."""
+        return "host" if self.state and len(self.state) == self.of else "part host" if self.state else ""
 
     def __str__(self) -> str:
         parameters = "parameters" if self.parameters else ""

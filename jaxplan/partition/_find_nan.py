@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxplan.core import _compat
+from jaxplan.frontend._host_arguments import lives_on_host
 from jaxplan.ir import CUT, JOIN, Program
 from jaxplan.partition._user_sharding import as_traced
 
@@ -51,9 +52,14 @@ def _is_bad(x: Any) -> bool:
     return bool(nan or (_compat.setting("jax_debug_infs") and bool(jnp.isinf(x).any())))
 
 
+def _on_device(x: Any) -> Any:
+    """An argument where operators can run beside others: not in the memory of the host."""
+    return jax.device_put(x, x.sharding.with_memory_kind("device")) if lives_on_host(x) else x
+
+
 def _evaluate(program: Program, arguments: Sequence[Any]) -> None:
     """Run the operators one by one; JAX checks each of them."""
-    env = dict(zip(program.inputs, arguments, strict=True))
+    env = dict(zip(program.inputs, map(_on_device, arguments), strict=True))
     env.update({t.index: t.value for t in program.tensors if t.kind in ("literal", "constant")})
     for eqn in program.equations:
         operands = [env[t] for t in eqn.operands]

@@ -55,13 +55,15 @@ def _compact_table(frontier: FrontierData[PlanData], shown: Sequence[int]) -> Ta
 
 
 def _cells(plan: PlanData) -> tuple[str, ...]:
-    """The columns of `Outline.cells`, the number of micro-batches beside the split, the memory beside the state."""
-    split, state, *others = plan.outline.cells()
+    """The columns of `Outline.cells`, the number of micro-batches beside the split, the memory beside the arrays."""
+    split, state, parameters, *others = plan.outline.cells()
     split = f"{len(plan.stages)} stages of {split}" if plan.stages else split
     split = ", ".join(map(str, filter(None, (split, plan.sequences, plan.microbatches))))
     if plan.offload and plan.offload.cell:
         state = f"{state} {plan.offload.cell}".removeprefix("- ")
-    return (split, state, *others)
+    if plan.offload and plan.offload.parameters:
+        parameters = f"{parameters} host".removeprefix("- ")
+    return (split, state, parameters, *others)
 
 
 def _verbose_table(frontier: FrontierData[PlanData], shown: Sequence[int]) -> Table:
