@@ -174,6 +174,14 @@ def test_a_forward_pass_may_read_its_parameters_from_the_host():
     np.testing.assert_allclose(plan.jit()(params, x), stacked(params, x), rtol=1e-5)
 
 
+def test_on_tpus_parameters_stay_on_the_devices():
+    """Compiled programs copied all of them when the step began."""
+    shapes = {"width": 512, "batch": 512}
+    frontier = frontier_of(topology="v5e:2x4", shapes=shapes, offload=True)
+    offloads = [plan.offload for plan in frontier.points if plan.offload]
+    assert offloads and not any(offload.parameters for offload in offloads)
+
+
 def test_parameters_given_on_the_host_stay_there():
     optimizer = OPTIMIZERS["adam"]
     params, slots, x = arguments(optimizer)

@@ -112,9 +112,11 @@ class Environment:
             return self.env[t]
         key = t, self.program.equations[equation].phase == "backward"
         if key not in self._brought:
-            value = self.env[t] if tie is None else self._behind(self.env[t], t, tie)
+            value = self.env[t]
             if tie is not None:
-                self.keep_sharding(*tie)
+                values, place = tie
+                value, values[place] = lax.optimization_barrier((value, values[place]))
+                self.keep_sharding(values, place)
             if key[1]:  # or the compiler defers gradients of parameters, and copies these first
                 (value,) = self.after_gradients([value])
             value = self.executor.constrain(jax.device_put(value, jax.memory.Space.Device), self.lowered.home(t))
@@ -209,21 +211,18 @@ class Environment:
         A cast of a parameter is recomputed too, or it would be kept beside the parameter from the forward pass. Where
         nobody may read the tie any more the value depends on an element of it (`Executor.behind`).
         """
+        values, key = tie
         index = self.lowered.values.producer[t]
         cast = self.program.equations[index] if index >= 0 else None
         if cast and (cast.name != "convert_element_type" or not self._is_stored_like(cast.operands[0], t)):
             cast = None
-        source = self._behind(self.env[cast.operands[0]] if cast else value, t, tie)
-        return self._bind(cast, [source])[0] if cast else source
-
-    def _behind(self, value: Any, t: int, tie: Place) -> Any:
-        """A value in the sharding of a tensor that waits for the tie, which is read from now on behind it too."""
-        values, key = tie
+        source = self.env[cast.operands[0]] if cast else value
         if self.lowered.target.fuses_operands:
             sharding = key[1] if isinstance(key, tuple) else self.lowered.home(key)
-            return self.executor.behind(value, self.lowered.home(t), values[key], sharding)
-        value, values[key] = lax.optimization_barrier((value, values[key]))
-        return value
+            source = self.executor.behind(source, self.lowered.home(t), values[key], sharding)
+        else:
+            source, values[key] = lax.optimization_barrier((source, values[key]))
+        return self._bind(cast, [source])[0] if cast else source
 
     def _is_stored_like(self, source: int, t: int) -> bool:
         """Whether a tensor is an input of the step, still needed, in the sharding of another."""

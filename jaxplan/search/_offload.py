@@ -38,17 +38,20 @@ def offloaded(candidates: Sequence[Candidate], progress: Callable[[float], None]
     total = 2 * len(SHARES) * len(candidates)
     for members in models.values():
         model = members[0].predictor.model
-        for offload in choices(model.graph):
+        for offload in choices(model.graph, parameters=not model.buffers.target.fuses_operands):
             found += _predicted(offloaded_model(model, offload), members)
             progress(len(found) / total)
     return found
 
 
-def choices(graph: StepGraph) -> Iterator[Offload]:
+def choices(graph: StepGraph, *, parameters: bool) -> Iterator[Offload]:
     """Ever more on the host: state in the order of the arguments, then all of it with the parameters, or with the
     operands of recomputed regions in the order of the forward pass.
 
     The last region stays on the device: it is read at once.
+
+    Args:
+      parameters: whether these too. The compiler for TPUs copies all of them to the device when the step begins.
     """
     could, regions = offloadable_inputs(graph), len(graph.waiting)
     inputs, outputs = tuple(could), tuple(could.values())
@@ -62,11 +65,12 @@ def choices(graph: StepGraph) -> Iterator[Offload]:
         if count > len(whole.inputs):
             whole = Offload(inputs=inputs[:count], outputs=outputs[:count], of=len(inputs))
             yield whole
-    if parameters := offloadable_parameters(graph):
-        trained = {i: o for i, o in parameters.items() if o is not None}
+    of_passes = offloadable_parameters(graph) if parameters else {}
+    if of_passes:
+        trained = {i: o for i, o in of_passes.items() if o is not None}
         updated = dict(sorted({**could, **trained}.items()))
         yield Offload(
-            inputs=tuple(updated), outputs=tuple(updated.values()), of=len(inputs), parameters=tuple(parameters)
+            inputs=tuple(updated), outputs=tuple(updated.values()), of=len(inputs), parameters=tuple(of_passes)
         )
     for number in sorted({round(share * (regions - 1)) for share in SHARES} - {0, -1}):
         yield dataclasses.replace(whole, regions=number, regions_of=regions)
