@@ -62,7 +62,8 @@ def test_it_needs_less_memory_than_any_plan_of_the_step_as_it_is(frontier):
 def test_it_is_looked_for_where_nothing_fits_otherwise(frontier):
     as_it_is = jaxplan.plan(train_step, *arguments(), topology="cpu:8", remat=False, microbatches=2, progress=False)
     limit = (frontier.leanest().memory_bytes + as_it_is.leanest().memory_bytes) // 2
-    options = {"topology": "cpu:8", "memory": limit, "microbatches": 2, "stages": False, "progress": False}
+    alone = {"microbatches": 2, "stages": False, "offload": False}
+    options = {"topology": "cpu:8", "memory": limit, "progress": False, **alone}
     found = jaxplan.plan(train_step, *arguments(), **options)
     assert all(plan.recomputed_loops is not None for plan in found.points)
     with pytest.raises(jaxplan.InfeasibleError):
