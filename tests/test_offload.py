@@ -316,6 +316,27 @@ def test_updates_from_the_host_run_behind_the_loop_of_micro_batches(backend):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4 * max(np.abs(theirs).max(), 1e-30))
 
 
+def test_state_of_a_head_behind_a_loop_over_layers_may_live_on_the_host():
+    """The update of the head depends on the forward loop alone, those of the layers on the loop behind its gradient."""
+    optimizer = OPTIMIZERS["momentum"]
+
+    def loss_of(params, x):
+        x, _ = jax.lax.scan(lambda x, w: (x + jnp.tanh(x @ w), None), x, params["layers"])
+        return jnp.mean(jnp.tanh(x @ params["head"]) ** 2)
+
+    def step(params, slots, x):
+        updates, slots = optimizer.update(jax.grad(loss_of)(params, x), slots, params)
+        return optax.apply_updates(params, updates), slots
+
+    params = {"layers": jnp.ones((3, 32, 32)) / 32, "head": jnp.ones((32, 64)) / 32}
+    args = params, optimizer.init(params), jax.random.normal(jax.random.key(0), (64, 32))
+    frontier = jaxplan.plan(step, *args, topology="cpu:8", offload=True, progress=False)
+    plan = next(p for p in frontier.points if p.offload and not p.offload.parameters)
+    expected = jax.jit(step)(*args)
+    for ours, theirs in zip(jax.tree.leaves(plan.jit()(*args)), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+
+
 def test_arguments_that_no_plan_keeps_on_the_host_are_named():
     optimizer = OPTIMIZERS["adam"]
     params, slots, x = arguments(optimizer)
