@@ -1,4 +1,4 @@
-"""Plans that keep parameters in the memory of the host, and copy them to the devices for what reads them."""
+"""Plans that keep parameters in the memory of the host, and copy them to the devices where they are read."""
 
 from __future__ import annotations
 
@@ -272,14 +272,27 @@ def test_compiled_programs_hold_the_parameters_of_a_layer_at_a_time(form, dtype)
 
 
 @pytest.mark.gpu_aot
-def test_adam_keeps_everything_but_three_updates_on_the_host():
+@pytest.mark.parametrize(
+    "remat",
+    [
+        False,
+        pytest.param(
+            True,
+            marks=[
+                pytest.mark.slow,
+                pytest.mark.xfail(strict=True, reason="gradients of all blocks are predicted to wait: 30 % too high"),
+            ],
+        ),
+    ],
+)
+def test_adam_keeps_everything_but_three_updates_on_the_host(remat):
     params = jax.tree.map(
         lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), jax.eval_shape(lambda: parameters_of(False, 2048, 6))
     )
     optimizer = OPTIMIZERS["adam"]
     args = params, jax.eval_shape(optimizer.init, params), jax.ShapeDtypeStruct((8192, 2048), jnp.float32)
-    frontier = jaxplan.plan(step_of(optimizer), *args, topology="h100:8", offload=True, progress=False, verify=False)
-    plan = with_parameters(frontier)
+    options = {"topology": "h100:8", "offload": True, "progress": False, "verify": False}
+    plan = with_parameters(jaxplan.plan(step_of(optimizer), *args, remat=remat, **options))
     audit = plan.audit()
     assert audit.compiled_host_bytes == plan.host_bytes and audit.collectives_ok, audit.table()
     assert audit.compiled_memory_bytes == pytest.approx(plan.memory_bytes, rel=0.15), audit.table()

@@ -21,6 +21,7 @@ from jaxplan.cost._model import CostModel as CostModel
 from jaxplan.cost._model_builder import ModelBuilder as ModelBuilder
 from jaxplan.cost._model_builder import build_cost_model as build_cost_model
 from jaxplan.cost._neighbourhood_cost import NeighbourhoodCost as NeighbourhoodCost
+from jaxplan.cost._offload import offloadable_arguments as offloadable_arguments
 from jaxplan.cost._offload import offloadable_inputs as offloadable_inputs
 from jaxplan.cost._offload import offloadable_parameters as offloadable_parameters
 from jaxplan.cost._offload import offloaded_model as offloaded_model

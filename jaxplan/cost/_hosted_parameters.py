@@ -1,4 +1,4 @@
-"""Parameters that live on the host: when they are on the device, and what the link to it carries.
+"""Parameters that live on the host: when they are on the device, and how often they are copied there.
 
 The operators of a pass read one copy of a parameter; it is made for the first of them, and dies after the last
 (`jaxplan.ir.hosted_values`). A resharding reads it where it is executed. The copy for the update is counted with those

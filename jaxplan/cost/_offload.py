@@ -36,18 +36,28 @@ from jaxplan.solvers import Problem
 
 def offloadable_inputs(graph: StepGraph) -> dict[int, int]:
     """Position of each argument that could live on the host -> that of its successor: state of the optimizer."""
-    parameters = frozenset(t for t, label in resident_labels(graph).items() if label == PARAMETERS)
-    found = offloadable(graph.program, graph.rules, graph.values.consumers, parameters)
-    group_of = graph.grouping.tensor_group
-    return {i: o for i, o in found.items() if group_of[graph.program.inputs[i]] != UNGROUPED}
+    found = offloadable(graph.program, graph.rules, graph.values.consumers, _parameters(graph))
+    return {i: o for i, o in found.items() if _is_grouped(graph, i)}
 
 
 def offloadable_parameters(graph: StepGraph) -> dict[int, int | None]:
     """Position of each parameter that could live on the host -> that of its successor, None without one."""
-    parameters = frozenset(t for t, label in resident_labels(graph).items() if label == PARAMETERS)
-    found = hostable_parameters(graph.program, graph.rules, graph.values.consumers, parameters)
-    group_of = graph.grouping.tensor_group
-    return {i: o for i, o in found.items() if group_of[graph.program.inputs[i]] != UNGROUPED}
+    found = hostable_parameters(graph.program, graph.rules, graph.values.consumers, _parameters(graph))
+    return {i: o for i, o in found.items() if _is_grouped(graph, i)}
+
+
+def offloadable_arguments(graph: StepGraph) -> dict[int, int | None]:
+    """The same for both."""
+    return {**offloadable_inputs(graph), **offloadable_parameters(graph)}
+
+
+def _parameters(graph: StepGraph) -> frozenset[int]:
+    return frozenset(t for t, label in resident_labels(graph).items() if label == PARAMETERS)
+
+
+def _is_grouped(graph: StepGraph, position: int) -> bool:
+    """Whether an argument has a sharding of the plan."""
+    return graph.grouping.tensor_group[graph.program.inputs[position]] != UNGROUPED
 
 
 def host_seconds(topology: Topology, num_bytes: float) -> float:
@@ -87,8 +97,10 @@ def offloaded_model(model: CostModel, offload: Offload) -> CostModel:
     """The cost model of the same step with arguments on the host: less memory, more time, the same choices."""
     graph, topology = dataclasses.replace(model.graph, offload=offload), model.topology
     inputs = graph.program.inputs
-    host = _local_bytes(model, dict.fromkeys([inputs[i] for i in offload.arguments], 1))
-    updated = _local_bytes(model, dict.fromkeys([inputs[i] for i in offload.inputs], 1))
+    host, updated = (
+        _local_bytes(model, dict.fromkeys([inputs[i] for i in positions], 1), {})
+        for positions in (offload.arguments, offload.inputs)
+    )
     sources = hosted_sources(graph.program, graph.parameters_on_host)
     read = _local_bytes(model, sent_to_device(graph), sources)
     link = [a + b for a, b in zip(updated, read, strict=True)]
@@ -101,7 +113,7 @@ def offloaded_model(model: CostModel, offload: Offload) -> CostModel:
     )
 
 
-def _local_bytes(model: CostModel, counts: Mapping[int, int], held: Mapping[int, int] = {}) -> list[np.ndarray]:
+def _local_bytes(model: CostModel, counts: Mapping[int, int], held: Mapping[int, int]) -> list[np.ndarray]:
     """Per group (K,) bytes of tensors on one device, each counted so often; of the tensor that ``held`` names in the
     dtype of that."""
     graph, tensors = model.graph, model.graph.program.tensors
@@ -133,7 +145,7 @@ class Staged(NamedTuple):
     """The arrays of the host that updates read, while they are on the device.
 
     Attributes:
-      successors: what replaces each -> the equations from and until which it is on the device.
+      successors: the array that replaces each -> the equations from and until which it is on the device.
       beside: (successor, first and last equation) of buffers as large: the copy of the array that it replaces, and the
         gradient that waits for that copy where it would otherwise be no buffer (a sum that a library adds), until the
         update after the next.
@@ -147,9 +159,9 @@ def staged_on_device(graph: StepGraph, birth: Sequence[int], sums: Set[int]) -> 
     """When arrays of the host are on the device.
 
     An update runs once its gradient is there, beside the copies to the host of the one before it, and those to the
-    device of the next (`jaxplan.partition._hosted_updates`); results take the buffers of what they replace. So the
-    arrays of three updates are on the device. Arrays of updates that cannot run one by one are copied when the step
-    begins.
+    device of the next (`jaxplan.partition._hosted_updates`); results take the buffers of the arrays that they replace.
+    So the arrays of three updates are on the device. Arrays of updates that cannot run one by one are copied when the
+    step begins.
 
     Args:
       birth: of each tensor, the equation from which on it is a buffer.

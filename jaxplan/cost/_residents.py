@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxplan.ir import StepGraph
+from jaxplan.ir import StepGraph, equations_of_training
 
 PARAMETERS = "parameters"
 OTHER_STATE = "optimizer state"
@@ -18,10 +18,7 @@ def resident_labels(graph: StepGraph) -> dict[int, str]:
     that the step does not train are parameters too.
     """
     program = graph.program
-    reaches: set[int] = set()
-    for eqn in reversed(program.equations):
-        if eqn.phase == "backward" or (eqn.phase == "forward" and any(t in reaches for t in eqn.results)):
-            reaches.update(eqn.operands)
+    reaches = {t for e in equations_of_training(program) for t in program.equations[e].operands}
     labels = {}
     for t in program.inputs:
         state = PARAMETERS if t in reaches else OTHER_STATE

@@ -36,6 +36,7 @@ from jaxplan.ir._grouping import Grouping as Grouping
 from jaxplan.ir._halo import Halo as Halo
 from jaxplan.ir._halo import Window as Window
 from jaxplan.ir._hosted_values import equations_of_passes as equations_of_passes
+from jaxplan.ir._hosted_values import equations_of_training as equations_of_training
 from jaxplan.ir._hosted_values import hostable_parameters as hostable_parameters
 from jaxplan.ir._hosted_values import hosted_sources as hosted_sources
 from jaxplan.ir._hosted_values import hosted_values as hosted_values

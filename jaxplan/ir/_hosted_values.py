@@ -23,14 +23,19 @@ LEAST_SHARE = 1e-3
 _CAST, _ELEMENTWISE = "convert_element_type", "elementwise"
 
 
-def equations_of_passes(program: Program) -> frozenset[int]:
-    """Equations of the forward and the backward pass; without the latter, all: the others make the update."""
+def equations_of_training(program: Program) -> frozenset[int]:
+    """Equations of the backward pass, and those of the forward pass that it depends on; none without one."""
     found, reaches = set[int](), set[int]()
     for eqn in reversed(program.equations):
         if eqn.phase == "backward" or (eqn.phase == "forward" and not reaches.isdisjoint(eqn.results)):
             reaches.update(eqn.operands)
             found.add(eqn.index)
-    return frozenset(found or range(len(program.equations)))
+    return frozenset(found)
+
+
+def equations_of_passes(program: Program) -> frozenset[int]:
+    """Equations of the forward and the backward pass; without the latter, all: the others make the update."""
+    return equations_of_training(program) or frozenset(range(len(program.equations)))
 
 
 def passes_from_host(program: Program, eqn: Equation) -> bool:

@@ -155,7 +155,7 @@ class HostedUpdate:
 
 
 def hosted_updates(program: Program, values: Values, offload: Offload) -> tuple[HostedUpdate, ...]:
-    """The updates of the arrays on the host, in the order in which what they wait for is made.
+    """The updates of the arrays on the host, in the order in which the values that they wait for are made.
 
     Each begins once its gradient is there and ends before the one after the next begins, so that the arrays of two
     are on the device at a time. Where one value depends on all of them (a norm of all updates) there is one update.
@@ -219,7 +219,7 @@ def _with_their_operands(program: Program, values: Values, equations: Sequence[i
 
 
 def _needed_alone(program: Program, values: Values, reading: Sequence[int], needed: Set[int]) -> set[int]:
-    """Equations that read arrays on the host, and those outside of the passes whose results nothing but these reads."""
+    """Equations that read arrays on the host, and those outside of the passes with results that only these read."""
     own, equations, passes = set(reading), program.equations, equations_of_passes(program)
     for e in sorted(needed - own, reverse=True):
         eqn = equations[e]
@@ -235,7 +235,7 @@ def _awaited(
 ) -> tuple[int, int] | None:
     """The value of so many elements that equations read, and that is made last by another one, and its reader.
 
-    What was computed from it alone (its cast, its square) is recomputed, so the value itself counts.
+    A value that was computed from it alone (its cast, its square) is recomputed, so the value itself counts.
     """
     found: tuple[int, int] | None = None
     own = set(equations)

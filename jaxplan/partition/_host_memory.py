@@ -1,7 +1,7 @@
 """Arguments that live in the memory of the host: their shardings, and the copies inside the step.
 
 A sharding's ``memory_kind`` alone is dropped without a word by compile-only GPU devices. Counted, with donation kept,
-is an argument with that kind that is put on the device inside the step (`jaxplan.partition._hosted_updates`), whose
+is an argument with that kind that is put on the device inside the step (`jaxplan.partition._hosted_updates`); its
 successor is put on the host there and has that kind too. See
 https://docs.jax.dev/en/latest/notebooks/host-offloading.html .
 """

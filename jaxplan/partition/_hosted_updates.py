@@ -18,7 +18,6 @@ from jaxplan.ir import (
     Equation,
     HostedUpdate,
     Offload,
-    equations_of_passes,
     hosted_sources,
     hosted_updates,
 )
@@ -31,7 +30,7 @@ class HostedUpdates:
 
     Attributes:
       tensors: these arguments.
-      parameters: the parameters on the host, and what is on the host with them; until their update.
+      parameters: the parameters on the host until their update, and the values that are there with them.
       equations: those that run with the updates, also where the program has them earlier.
       held: values that such an equation reads, and those that updates wait for.
     """
@@ -95,11 +94,10 @@ def _last_reads(lowered: LoweredProgram, updated: Iterable[int]) -> Mapping[int,
     """Equations of the backward pass, outside of loops -> the parameters that they, or casts that they read, are the
     last to read."""
     program, wanted, last = lowered.program, frozenset(updated), dict[int, int]()
-    passes = equations_of_passes(program) if wanted else frozenset()
-    for t, source in hosted_sources(program, lowered.graph.parameters_on_host).items() if wanted else ():
-        for c in lowered.values.consumers[t]:
+    for t, source in hosted_sources(program, lowered.graph.parameters_on_host).items():
+        for c in lowered.values.consumers[t] if source in wanted else ():
             eqn = program.equations[c]
-            if source in wanted and c in passes and eqn.region < 0 and eqn.phase == "backward":
+            if eqn.phase == "backward" and eqn.region < 0:
                 last[source] = max(c, last.get(source, c))
     found = defaultdict[int, list[int]](list)
     for t, e in last.items():

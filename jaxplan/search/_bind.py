@@ -11,7 +11,7 @@ from typing import Any
 from jaxplan.core._json import read_json
 from jaxplan.core._once import Once
 from jaxplan.core._paths import readable_path
-from jaxplan.cost import offloadable_inputs, offloadable_parameters
+from jaxplan.cost import offloadable_arguments
 from jaxplan.errors import PlanFileError, PlanMismatchError
 from jaxplan.frontend._arguments import argnames, argnums, check_call
 from jaxplan.frontend._options import Options
@@ -282,7 +282,7 @@ def _bound_to(plan: Plan, graph: StepGraph) -> Plan:
 def _offloaded(plan: Plan, graph: StepGraph) -> StepGraph:
     """The step with the arguments on the host that the plan keeps there."""
     assert plan.offload is not None
-    could, paths = {**offloadable_inputs(graph), **offloadable_parameters(graph)}, graph.program.in_paths
+    could, paths = offloadable_arguments(graph), graph.program.in_paths
     of = plan.offload
     wanted = dict.fromkeys(of.parameters) | dict(zip(of.inputs, of.outputs, strict=True))
     if astray := [i for i, o in wanted.items() if i not in could or could[i] != o]:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jaxplan.cost import offloadable_inputs, offloadable_parameters
+from jaxplan.cost import offloadable_arguments
 from jaxplan.errors import ArgumentError, UnsupportedError
 from jaxplan.frontend._call import opened_call
 from jaxplan.frontend._host_arguments import on_host
@@ -33,7 +33,8 @@ _OFF_MSG = (
 )
 _NONE_MSG = (
     "no plan was found that keeps {paths} in the memory of the host (pinned_host), where they are given.\n"
-    "  likely cause: the plans with state on the host are slower, and need no less memory\n"
+    "  likely cause: the plans with state on the host are slower, and need no less memory; or parameters are given "
+    "there for TPUs, where they stay on the devices\n"
     "  fix: put the arrays on the devices, jax.device_put(x, x.sharding.with_memory_kind('device'))"
 )
 
@@ -58,7 +59,7 @@ def with_host_arguments(
 def check_hosted(graph: StepGraph, hosted: Sequence[int]) -> None:
     """Raise ArgumentError for arguments on the host that no plan can keep there."""
     if hosted:
-        could = {**offloadable_inputs(graph), **offloadable_parameters(graph)}
+        could = offloadable_arguments(graph)
         astray = [graph.program.in_paths[i] for i in hosted if i not in could]
         if astray:
             raise ArgumentError(_CANNOT_MSG.format(paths=_few(astray)))

@@ -63,6 +63,14 @@ def _planned(graph: StepGraph, plan_graph: PlanGraph) -> _Planned:
         return error
 
 
+def _planned_form(graph: StepGraph, plan_graph: PlanGraph) -> _Planned | None:
+    """The plans of a form of the step; None where its loops cannot be worked through in the slices asked for."""
+    try:
+        return _planned(graph, plan_graph)
+    except NotSeparableError:
+        return None
+
+
 def _ways(graph: StepGraph, as_it_is: _Planned, every: bool, plan_graph: PlanGraph) -> Iterator[_Planned]:
     """Plans or errors of the ways to recompute layers, every one or the first that fits; fewer layers come first."""
     before, rest = as_it_is, None
@@ -70,14 +78,14 @@ def _ways(graph: StepGraph, as_it_is: _Planned, every: bool, plan_graph: PlanGra
         again = loop_recomputed_graph(graph, LoopRemat(policy=policy))
         if again is graph or current().happened:
             continue
-        try:
-            of_all = _planned(again, plan_graph)
-        except NotSeparableError:  # in the slices of the batch that were asked for
+        of_all = _planned_form(again, plan_graph)
+        if of_all is None:
             continue
         share = _share(before, of_all, policy) if isinstance(of_all, Frontier) else None
         if share and not current().happened:
             some = LoopRemat(policy=policy, share=share, rest=rest)
-            yield _planned(loop_recomputed_graph(graph, some), plan_graph)
+            of_some = _planned_form(loop_recomputed_graph(graph, some), plan_graph)
+            yield from [] if of_some is None else [of_some]
         yield of_all
         if isinstance(of_all, Frontier) and not every:
             return

@@ -1,7 +1,7 @@
 """The seconds of a simulated step alone: as `PlanSimulator` has them, without its tasks, for searches.
 
-Compute runs in program order, so it is a sum that stops only where a kernel waits for a collective: what happens
-between two such kernels is not walked.
+Compute runs in program order, so it is a sum that stops only where a kernel waits for a collective: kernels
+between two of these are not walked.
 """
 
 from __future__ import annotations

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 import jaxplan
-from jaxplan.ir import LoopRemat
+from jaxplan.ir import LoopRemat, analyse, trace
+from jaxplan.ir.microbatch import NotSeparableError
+from jaxplan.search._loops import plan_with_loops
 
 LAYERS, BATCH, WIDTH = 6, 64, 16
 POLICIES = ("contractions", "all")
@@ -167,3 +169,25 @@ def test_a_kernel_that_all_layers_share_is_recomputed_in_slices_too():
     for plan in recomputed:
         for a, b in zip(jax.tree.leaves(plan.jit(donate_argnums=())(*args)), expected, strict=True):
             np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * float(jnp.max(jnp.abs(b))))
+
+
+def test_a_form_that_is_not_separable_leaves_the_plans_of_the_step_as_it_is(frontier):
+    planned = []
+
+    def plan_graph(graph):
+        planned.append(graph.program.recomputed_loops)
+        if graph.program.recomputed_loops is not None:
+            raise NotSeparableError("a sum over the batch is read before it is complete")
+        return frontier
+
+    found = plan_with_loops(analyse(trace(train_step, arguments())), True, plan_graph)
+    assert found.points == frontier.points
+    assert planned[0] is None and len(planned) > 1
+
+
+def test_a_step_that_is_not_separable_itself_is_refused():
+    def plan_graph(graph):
+        raise NotSeparableError("a sum over the batch is read before it is complete")
+
+    with pytest.raises(NotSeparableError, match="before it is complete"):
+        plan_with_loops(analyse(trace(train_step, arguments())), True, plan_graph)
