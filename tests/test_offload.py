@@ -316,6 +316,36 @@ def test_updates_from_the_host_run_behind_the_loop_of_micro_batches(backend):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4 * max(np.abs(theirs).max(), 1e-30))
 
 
+@pytest.mark.parametrize("backend", ["jit", "shard_map"])
+def test_an_update_between_two_backward_passes_waits_for_no_constant(backend):
+    """The critic's loss is a mean less another: the gradient of its scores is a constant."""
+    optimizer = OPTIMIZERS["adam"]
+
+    def score(critic, x):
+        return jnp.tanh(x @ critic["up"] + critic["bias"]) @ critic["down"]
+
+    def step(critic, generator, critic_slots, slots, x, noise):
+        def gap(critic):
+            return score(critic, noise @ generator).mean() - score(critic, x).mean()
+
+        updates, critic_slots = optimizer.update(jax.grad(gap)(critic), critic_slots, critic)
+        critic = optax.apply_updates(critic, updates)
+        gradient = jax.grad(lambda generator: -score(critic, noise @ generator).mean())(generator)
+        updates, slots = optimizer.update(gradient, slots, generator)
+        return critic, optax.apply_updates(generator, updates), critic_slots, slots
+
+    shapes = {"up": (8, 16), "bias": (16,), "down": (16, 1), "generator": (4, 8), "x": (16, 8), "noise": (16, 4)}
+    arrays = {name: jax.random.normal(jax.random.key(i), shape) / 4 for i, (name, shape) in enumerate(shapes.items())}
+    x, noise, generator = (arrays.pop(name) for name in ("x", "noise", "generator"))
+    args = arrays, generator, optimizer.init(arrays), optimizer.init(generator), x, noise
+    frontier = jaxplan.plan(step, *args, topology="cpu:8", offload=True, progress=False)
+    expected = jax.jit(step)(*args)
+    for plan in [plan for plan in frontier.points if plan.offload]:
+        found = plan.jit(backend=backend)(*jax.tree.map(jnp.copy, args))
+        for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
 def test_state_of_a_head_behind_a_loop_over_layers_may_live_on_the_host():
     """The update of the head depends on the forward loop alone, those of the layers on the loop behind its gradient."""
     optimizer = OPTIMIZERS["momentum"]

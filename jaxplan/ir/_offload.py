@@ -235,7 +235,8 @@ def _awaited(
 ) -> tuple[int, int] | None:
     """The value of so many elements that equations read, and that is made last by another one, and its reader.
 
-    A value that was computed from it alone (its cast, its square) is recomputed, so the value itself counts.
+    A value that was computed from it alone (its cast, its square) is recomputed, so the value itself counts. One
+    computed from constants alone may be made at any time, so it is none to wait for.
     """
     found: tuple[int, int] | None = None
     own = set(equations)
@@ -246,7 +247,7 @@ def _awaited(
                 reader, t = made_by, source
                 made_by = values.producer[t]
             is_wanted = made_by >= 0 and made_by not in own and program.tensors[t].num_elements == num_elements
-            if is_wanted and (found is None or made_by > values.producer[found[1]]):
+            if is_wanted and not values.free[t] and (found is None or made_by > values.producer[found[1]]):
                 found = reader, t
     return found
 
