@@ -346,6 +346,35 @@ def test_an_update_between_two_backward_passes_waits_for_no_constant(backend):
             np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("backend", ["jit", "shard_map"])
+def test_updates_in_loops_may_come_before_others(backend):
+    """Muon orthogonalises the updates of matrices in a loop; vectors have another optimizer."""
+    matrices_and_vectors = {"matrix": optax.contrib.muon(1e-2), "vector": optax.lion(1e-3)}
+    optimizer = optax.partition(
+        matrices_and_vectors, lambda p: jax.tree.map(lambda a: "matrix" if a.ndim > 1 else "vector", p)
+    )
+
+    def step(params, slots, x):
+        def loss_of(params):
+            h = x
+            for layer in params:
+                h = jnp.tanh(h @ layer["kernel"] + layer["bias"])
+            return jnp.mean(h**2)
+
+        updates, slots = optimizer.update(jax.grad(loss_of)(params), slots, params)
+        return optax.apply_updates(params, updates), slots
+
+    params = [{"kernel": jax.random.normal(jax.random.key(i), (16, 16)), "bias": jnp.ones(16)} for i in range(2)]
+    args = params, optimizer.init(params), jax.random.normal(jax.random.key(9), (32, 16))
+    frontier = jaxplan.plan(step, *args, topology="cpu:8", offload=True, progress=False)
+    expected = jax.jit(step)(*args)
+    plans = [plan for plan in frontier.points if plan.offload]
+    for plan in (plans[0], plans[-1]):
+        found = plan.jit(backend=backend)(*jax.tree.map(jnp.copy, args))
+        for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
 def test_state_of_a_head_behind_a_loop_over_layers_may_live_on_the_host():
     """The update of the head depends on the forward loop alone, those of the layers on the loop behind its gradient."""
     optimizer = OPTIMIZERS["momentum"]

@@ -38,6 +38,10 @@ OPTIMIZERS: dict[str, Callable[[], optax.GradientTransformation]] = {
     "adamw": lambda: optax.adamw(1e-2, eps=1e-2),
     "clipped": lambda: optax.chain(optax.clip_by_global_norm(0.5), optax.adam(1e-2, eps=1e-2)),
     "adafactor": lambda: optax.adafactor(1e-2),
+    "muon": lambda: optax.partition(
+        {"matrix": optax.contrib.muon(1e-2), "other": optax.lion(1e-3)},
+        lambda params: jax.tree.map(lambda p: "matrix" if p.ndim == 2 else "other", params),
+    ),
     "every-other": lambda: optax.MultiSteps(optax.adam(1e-2, eps=1e-2), 2).gradient_transformation(),
 }
 Layer = Callable[[Any, jax.Array], jax.Array]

@@ -168,7 +168,8 @@ def hosted_updates(program: Program, values: Values, offload: Offload) -> tuple[
         needed = _with_their_operands(program, values, reading)
         loops = [r for r in program.regions if any(e in needed for e in range(r.start, r.stop))]
         if any(r.start <= e < r.stop for r in loops for e in reading):
-            found.append(HostedUpdate(**of, equations=(), begin=min(reading), waits_for=None))
+            begin = min([*reading, *(r.start for r in loops if r.start <= min(reading) < r.stop)])
+            found.append(HostedUpdate(**of, equations=(), begin=begin, waits_for=None))
             continue
         own = _needed_alone(program, values, reading, needed)
         equations = tuple(sorted(own))

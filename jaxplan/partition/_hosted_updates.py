@@ -37,11 +37,13 @@ class HostedUpdates:
 
     def __init__(self, lowered: LoweredProgram, offload: Offload | None) -> None:
         program = lowered.program
-        self._updates = hosted_updates(program, lowered.values, offload) if offload else ()
+        updates = hosted_updates(program, lowered.values, offload) if offload else ()
+        self._updates = [update for update in updates if update.equations]
+        self._in_loops = sorted((update for update in updates if not update.equations), key=lambda u: u.begin)
         self.parameters = {program.inputs[i] for i in offload.parameters} if offload else set[int]()
-        self.tensors = self.parameters.union(*(update.inputs for update in self._updates))
+        self.tensors = self.parameters.union(*(update.inputs for update in updates))
         self.equations = frozenset(e for update in self._updates for e in update.equations)
-        self._last_reads = _last_reads(lowered, (t for u in self._updates for t in u.inputs if t in self.parameters))
+        self._last_reads = _last_reads(lowered, (t for u in updates for t in u.inputs if t in self.parameters))
         self._begin = max((update.begin for update in self._updates), default=len(program.equations))
         early = (program.equations[e] for e in self.equations if e < self._begin)
         awaited = (update.waits_for[1] for update in self._updates if update.waits_for)
@@ -60,19 +62,22 @@ class HostedUpdates:
                 run.values.keep_sharding(env, result)
 
     def run_before(self, run: Evaluation, equation: int) -> None:
-        """Bring the arrays of each update to the device and run it, before the first equation after ``begin``."""
+        """Bring the arrays of updates to the device: of those in loops before the first equation that reads them.
+
+        The others run as soon as the last of them can, one after the other.
+        """
+        while self._in_loops and self._in_loops[0].begin <= equation:
+            self._bring(run, self._in_loops.pop(0), None)
         if equation < self._begin:
             return
         self._begin = len(run.lowered.program.equations)
-        done: list[HostedUpdate] = []
         evaluated = set[int]()  # equations that several updates need
-        for update in self._updates:
-            self._bring(run, update, done[-UPDATES_AT_ONCE] if len(done) >= UPDATES_AT_ONCE else None)
+        for turn, update in enumerate(self._updates):
+            self._bring(run, update, self._updates[turn - UPDATES_AT_ONCE] if turn >= UPDATES_AT_ONCE else None)
             for e in update.equations:
                 if e not in evaluated:
                     run.evaluate_early(e)
             evaluated.update(update.equations)
-            done += [update] if update.equations else []
 
     def _bring(self, run: Evaluation, update: HostedUpdate, before: HostedUpdate | None) -> None:
         env = run.values.env

@@ -82,12 +82,12 @@ class Run:
         index = start
         while index < stop:
             inner = self.lowered.region_at.get((region, index))
+            if region < 0:
+                self.hosted.run_before(self, index)
             if inner is not None:
                 run_region(self, inner)
                 last = inner.stop
             else:
-                if region < 0:
-                    self.hosted.run_before(self, index)
                 if index not in self._early and index not in self.hosted.equations:
                     self._evaluate(self._program.equations[index])
                     self.hosted.after(self, self._program.equations[index])
