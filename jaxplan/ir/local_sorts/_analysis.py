@@ -18,7 +18,7 @@ from jaxplan.ir.local_sorts._body import Body, known_value
 from jaxplan.ir.local_sorts._counting import keeps_integers
 from jaxplan.ir.local_sorts._kinds import Counts, Index, Kind, Rows, Sort, SortRows, Stack
 from jaxplan.ir.local_sorts._relations import StaysWholeError, relate
-from jaxplan.ir.local_sorts._tables import evaluate
+from jaxplan.ir.local_sorts._tables import evaluate, is_uniform
 from jaxplan.ir.microbatch._pairs import Pair, Paired
 from jaxplan.ir.rules._contraction import RAGGED_DOT
 
@@ -133,6 +133,8 @@ class _Reader:
             if i < fixed:
                 inner.kinds |= {} if kind is None else {i: kind}
                 inner.constants |= {} if constant is None else {i: constant}
+            elif constant is not None and i >= fixed + carry and is_uniform(constant, 0):
+                inner.constants[i] = constant[0]
             elif isinstance(kind, Stack) and i >= fixed + carry:
                 inner.kinds[i] = kind.of
             else:
@@ -140,6 +142,10 @@ class _Reader:
         self.read(inner)
         outputs = [inner.kind(atom) for atom in inner.flat.outputs]
         self.keep_whole(outputs[:carry])
+        for t, atom in list(zip(eqn.outputs, inner.flat.outputs, strict=True))[carry:]:
+            if (constant := inner.constant(atom)) is not None:
+                repeats = (eqn.full.params["length"],) if is_scan else ()
+                body.constants[t] = np.broadcast_to(constant, (*repeats, *constant.shape))
         for t, kind in zip(eqn.outputs[carry:], outputs[carry:], strict=True):
             if is_scan and isinstance(kind, Stack):
                 self.keep_whole([kind])

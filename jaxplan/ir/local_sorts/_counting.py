@@ -22,13 +22,19 @@ _MOST_EQUATIONS = 40
 _MOST_PRODUCTS = 1 << 28
 
 
-def keeps_integers(eqn: Pair) -> bool:
-    """Whether an equation has one result with the integers of its first operand in the same order."""
+def keeps_integers(eqn: Pair, largest: float = float("inf")) -> bool:
+    """Whether an equation has one result with the integers of its first operand in the same order.
+
+    Args:
+      largest: of those integers, none of which is negative; a type that is narrower must hold it.
+    """
     name, params = eqn.full.primitive.name, eqn.full.params
     if name not in _SAME or (name == "reshape" and params["dimensions"] is not None):  # these transpose
         return False
     source, result = eqn.full.invars[0].aval.dtype, eqn.full.outvars[0].aval.dtype
-    return _is_integer(source) and _is_integer(result) and np.can_cast(source, result)
+    if not _is_integer(source) or not _is_integer(result):
+        return False
+    return np.can_cast(source, result) or np.iinfo(result).max >= largest
 
 
 def _is_integer(dtype: Any) -> bool:
@@ -57,7 +63,7 @@ def are_counts(body: Body, t: int, sort: Sort) -> bool:
             name, reads_sum = eqn.full.primitive.name, not summed.isdisjoint(eqn.operands)
             if reads_sum or name in ("reduce_sum", "scatter-add"):
                 summed.add(atom)
-            return not reads_sum or name == "reduce_sum" or keeps_integers(eqn)
+            return not reads_sum or name == "reduce_sum" or keeps_integers(eqn, sort.num_rows)
         return True
 
     if not visit(t) or t not in summed:

@@ -52,7 +52,23 @@ class Counts:
     num_groups: int
 
 
-Kind = Rows | Index | Counts
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Known:
+    """Values that stood in a known order after the sort, written to the places of the rows before it.
+
+    JAX numbers the rows that a scatter writes, to know which of two with one place was the last.
+
+    Attributes:
+      dim: along the rows.
+      table: the values after the sort.
+    """
+
+    sort: Sort
+    dim: int
+    table: np.ndarray
+
+
+Kind = Rows | Index | Counts | Known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from jaxplan.ir.local_sorts._kinds import (
     Index,
     Invert,
     Kind,
+    Known,
     MoveRows,
     RaggedDot,
     RowLookUp,
@@ -26,7 +27,7 @@ from jaxplan.ir.local_sorts._kinds import (
     Stack,
     Step,
 )
-from jaxplan.ir.local_sorts._tables import evaluate, folded, is_uniform
+from jaxplan.ir.local_sorts._tables import evaluate, folded, is_elementwise, is_uniform
 from jaxplan.ir.microbatch._pairs import Pair
 from jaxplan.ir.rules._contraction import RAGGED_DOT
 
@@ -55,6 +56,8 @@ def relate(body: Body, eqn: Pair, num: int) -> Step | None:
         return _multiply(body, eqn, kinds)
     if any(isinstance(kind, Index) for kind in kinds):
         return _compute_index(body, eqn, kinds)
+    if any(isinstance(kind, Known) for kind in kinds):
+        return _compute_known(body, eqn, kinds)
     return _by_rule(body, eqn, kinds)
 
 
@@ -113,6 +116,27 @@ def _compute_index(body: Body, eqn: Pair, kinds: Sequence[Kind | None]) -> Step:
     return SameIndex(operand=operand)
 
 
+def _compute_known(body: Body, eqn: Pair, kinds: Sequence[Kind | None]) -> None:
+    """An element-wise operator on known values of rows, and on others that are all the same: it runs as it is."""
+    known = next(kind for kind in kinds if isinstance(kind, Known))
+    tables = [
+        kind.table if isinstance(kind, Known) else body.constant(atom)
+        for atom, kind in zip(eqn.inputs, kinds, strict=True)
+    ]
+    found = [table for table in tables if table is not None]
+    is_same = [table is known.table or is_uniform(table) for table in found]
+    _require(len(found) == len(tables) and all(is_same) and len(eqn.outputs) == 1)
+    name, aval, out = eqn.full.primitive.name, eqn.full.outvars[0].aval, eqn.outputs[0]
+    table = evaluate(name, eqn.full.params, found, aval)
+    if table is None or not is_elementwise(name) or table.shape != known.table.shape:
+        raise StaysWholeError
+    table = folded(table)
+    if is_uniform(table):
+        body.constants[out] = table
+    else:
+        body.kinds[out] = Known(sort=known.sort, dim=known.dim, table=table)
+
+
 def _take(body: Body, eqn: Pair, index: Index, source: Kind | None, num: int) -> Step:
     """Rows taken into sorted order, or back; or positions that stand in a table."""
     look_up, out, table = RowLookUp.of_gather(eqn.full), eqn.outputs[0], body.constant(eqn.inputs[0])
@@ -124,7 +148,11 @@ def _take(body: Body, eqn: Pair, index: Index, source: Kind | None, num: int) ->
         body.kinds[out] = Index(sort=index.sort, is_order=index.is_order, table=table[at])
         return SameIndex(operand=1)
     copies = _copies(index, eqn.full.invars[0].aval.shape[look_up.dim], num)
-    if index.is_order:
+    if isinstance(source, Known):
+        _require(index.is_order and source.sort == index.sort and source.dim == look_up.dim == look_up.result_dim)
+        _require(copies == 1)
+        body.constants[out] = source.table
+    elif index.is_order:
         _require(source is None)
         keys, sorted_keys = body.keys.get(index.sort, (None, None))
         if copies == 1 and keys is not None and body.source(eqn.inputs[0]) == keys:
@@ -145,11 +173,15 @@ def _add(body: Body, eqn: Pair, index: Index, kinds: Sequence[Kind | None], num:
     start, table = body.constant(eqn.inputs[0]), body.constant(eqn.inputs[2])
     operand, _, updates = kinds
     if index.is_order and table is not None and not is_uniform(table):
-        if start is None or copies > 1 or table.ndim != 1:
+        if start is None or copies > 1:
             raise StaysWholeError
-        _require(is_uniform(start) and (writes or not start.any()))
-        body.kinds[out] = Index(sort=index.sort, is_order=False, table=table)
-        return Invert(sort=index.sort)
+        _require(is_uniform(start) and (writes or not start[(0,) * start.ndim]))
+        if table.ndim == 1:
+            body.kinds[out] = Index(sort=index.sort, is_order=False, table=table)
+            return Invert(sort=index.sort)
+        _require(look_up.dim == look_up.result_dim and start.shape == table.shape)
+        body.kinds[out] = Known(sort=index.sort, dim=look_up.dim, table=table)
+        return MoveRows(look_up=look_up, copies=1)
     if index.is_order:
         _require(operand is None and updates == Rows(sort=index.sort, dim=look_up.result_dim))
     else:

@@ -74,30 +74,38 @@ def _evaluate(name: str, params: Mapping[str, Any], operands: Sequence[np.ndarra
         return None
     if name == "iota":
         return _iota(params, aval)
-    is_one = bool(operands) and all(x.size and is_uniform(x) for x in operands)
-    if is_one and name in (*_ELEMENTWISE, *_SHAPES, "convert_element_type"):
-        return np.broadcast_to(_of_one(name, [x[(0,) * x.ndim] for x in operands], aval), shape)
-    if not operands or aval.size > MOST_ELEMENTS or any(x.size == 0 for x in operands):
+    if not operands or any(x.size == 0 for x in operands):
         return None
-    if name == "convert_element_type":
-        return operands[0].astype(aval.dtype)
-    if name in _ELEMENTWISE:
-        return np.asarray(_ELEMENTWISE[name](*operands)).astype(aval.dtype)
+    if is_elementwise(name):
+        few = [_without_repeats(x) for x in operands]
+        if np.broadcast(*few).size > MOST_ELEMENTS:
+            return None
+        found = np.asarray(_ELEMENTWISE[name](*few) if name in _ELEMENTWISE else few[0])
+        return np.broadcast_to(found.astype(aval.dtype), shape)
+    if name not in _SHAPES:
+        return None
+    (operand,) = operands
+    if is_uniform(operand):
+        return np.broadcast_to(operand[(0,) * operand.ndim], shape)
     if name == "broadcast_in_dim":
         unit = [1] * len(shape)
-        for axis, size in zip(params["broadcast_dimensions"], operands[0].shape, strict=True):
+        for axis, size in zip(params["broadcast_dimensions"], operand.shape, strict=True):
             unit[axis] = size
-        return np.broadcast_to(operands[0].reshape(unit), shape)
+        return np.broadcast_to(operand.reshape(unit), shape)
     if name == "transpose":
-        return operands[0].transpose(params["permutation"])
-    if name in ("reshape", "squeeze", "expand_dims") and (name != "reshape" or params.get("dimensions") is None):
-        return operands[0].reshape(shape)
-    return None
+        return operand.transpose(params["permutation"])
+    keeps_order = name != "reshape" or params.get("dimensions") is None
+    return operand.reshape(shape) if keeps_order and aval.size <= MOST_ELEMENTS else None
 
 
-def _of_one(name: str, elements: Sequence[np.ndarray], aval: Any) -> np.ndarray:
-    found = elements[0] if name not in _ELEMENTWISE else _ELEMENTWISE[name](*elements)
-    return np.asarray(found).astype(aval.dtype)
+def is_elementwise(name: str) -> bool:
+    """Whether `evaluate` computes each element of a primitive's result of those in the same place."""
+    return name in _ELEMENTWISE or name == "convert_element_type"
+
+
+def _without_repeats(x: np.ndarray) -> np.ndarray:
+    """The array with one element along each dimension that has no strides."""
+    return x[tuple(slice(1) if stride == 0 else slice(None) for stride in x.strides)]
 
 
 def _iota(params: Mapping[str, Any], aval: Any) -> np.ndarray:
@@ -114,12 +122,13 @@ def _is_plain(dtype: Any) -> bool:
 def is_uniform(x: np.ndarray, axis: int | None = None) -> bool:
     """Whether all elements are one, or those along an axis."""
     if axis is not None:
-        return x.shape[axis] == 1 or x.strides[axis] == 0 or bool((x == x.take([0], axis)).all())
+        few = _without_repeats(x)
+        return few.shape[axis] == 1 or bool((few == few.take([0], axis)).all())
     return all(size == 1 or stride == 0 for size, stride in zip(x.shape, x.strides, strict=True))
 
 
 def folded(x: np.ndarray) -> np.ndarray:
     """The same array without strides where all its elements are one."""
-    if x.size and not is_uniform(x) and bool((x == (one := x[(0,) * x.ndim])).all()):
+    if x.size and not is_uniform(x) and bool((_without_repeats(x) == (one := x[(0,) * x.ndim])).all()):
         return np.broadcast_to(one, x.shape)
     return x

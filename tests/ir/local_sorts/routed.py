@@ -88,6 +88,17 @@ def inverse_written(p: Any, x: jax.Array) -> jax.Array:
 
 
 @form
+def written_back(p: Any, x: jax.Array) -> jax.Array:
+    """The gradient numbers the rows, to know which of two in one place was written last."""
+    weights, chosen = route(p, x)
+    keys = chosen.reshape(-1)
+    order = jnp.argsort(keys)
+    rows = experts(p, x[order // CHOSEN], jnp.bincount(keys, length=EXPERTS), keys[order])
+    rows = jnp.zeros_like(rows).at[order].set(rows)
+    return jnp.einsum("nkd,nk->nd", rows.reshape(*weights.shape, -1), weights)
+
+
+@form
 def repeated(p: Any, x: jax.Array) -> jax.Array:
     weights, chosen = route(p, x)
     keys = chosen.reshape(-1)
@@ -154,11 +165,18 @@ WHOLE: dict[str, Callable[..., jax.Array]] = {
         p, rows, jnp.minimum(jax.nn.one_hot(keys, EXPERTS, dtype=jnp.int32).reshape(2, -1, EXPERTS).sum(1), 60).sum(0),
         keys, *others,
     ),
+    "counts in 8 bits, which 128 does not fit in": lambda p, rows, counts, *others: usual(
+        p, rows, counts.astype(jnp.int8).astype(jnp.int32), *others
+    ),
     "some of the sorted results": lambda p, rows, counts, keys, order, weights: experts(
         p, rows, counts, keys[order]
     )[::CHOSEN],
     "the wrong way back": lambda p, rows, counts, keys, order, weights: usual(
         p, rows, counts, keys, jnp.flip(order), weights
+    ),
+    "rows by the number that was written in their place": lambda p, rows, counts, keys, order, weights: usual(
+        p, rows * jnp.zeros_like(rows).at[order].set(jnp.broadcast_to(jnp.arange(order.size)[:, None], rows.shape)),
+        counts, keys, order, weights,
     ),
     "results of other rows": lambda p, rows, counts, keys, order, weights: joined(
         experts(p, rows, counts, keys[order]), jnp.argsort(order) ^ 1, weights

@@ -79,7 +79,9 @@ def mixture_of(before: Iterable[str], after: Iterable[str], way_back: str) -> Mi
         rows = experts(p, rows, at.counts, at.key)
         for name in after:
             rows = OPERATORS[name](rows, at)
-        if way_back == "sorted":
+        if way_back == "written":
+            rows, order = jnp.zeros_like(rows).at[order].set(rows), jnp.arange(order.size)
+        if way_back != "added":
             return joined(rows, jnp.argsort(order), weights)
         return jnp.zeros_like(x).at[order // CHOSEN].add(rows * weights.reshape(-1)[order][:, None])
 
@@ -90,7 +92,7 @@ def check(seed: int) -> bool:
     """Whether the program of a seed runs in blocks; its results are compared."""
     rng = random.Random(seed)
     before, after = (rng.choices(list(OPERATORS), k=rng.choice([0, 1, 1])) for _ in range(2))
-    mixture = mixture_of(before, after, rng.choice(["sorted", "added"]))
+    mixture = mixture_of(before, after, rng.choice(["sorted", "added", "written"]))
     step = jax.value_and_grad(lambda p, x: jnp.mean(mixture(p, x) ** 2 * jnp.arange(1, WIDTH + 1)))
     args = parameters(seed), tokens(seed=seed + 1)
     closed = jax.make_jaxpr(step)(*args)

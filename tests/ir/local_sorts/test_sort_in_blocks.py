@@ -72,8 +72,9 @@ def test_a_mixture_that_is_recomputed(name: str) -> None:
     check(loss_of(jax.checkpoint(FORMS[name])), loss_of(dense), parameters(), tokens())
 
 
+@pytest.mark.parametrize("name", ["sorted_back", "written_back"])
 @pytest.mark.parametrize("policy", ["none", "all", "dots"])
-def test_layers_in_a_loop(policy: str) -> None:
+def test_layers_in_a_loop(policy: str, name: str) -> None:
     """Sorted rows, positions and counts go from the forward loop to the backward loop in stacks."""
     remat = {
         "none": lambda body: body,
@@ -86,7 +87,12 @@ def test_layers_in_a_loop(policy: str) -> None:
         return lambda stack, x: lax.scan(body, x, stack)[0]
 
     stack = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(parameters(seed) for seed in range(3)))
-    check(loss_of(layers(sorted_back)), loss_of(layers(dense)), stack, tokens())
+    check(loss_of(layers(FORMS[name])), loss_of(layers(dense)), stack, tokens())
+
+
+def test_counts_in_64_bits_may_be_narrowed() -> None:
+    with jax.enable_x64(True):
+        check(loss_of(FORMS["inverse_written"]), loss_of(dense), parameters(), tokens())
 
 
 def test_counts_may_be_read_otherwise_too() -> None:
