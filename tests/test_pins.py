@@ -227,6 +227,8 @@ def test_a_hint_is_pinned_like_an_argument():
     ("pins", "message"),
     [
         ({"params/blok_0": "whole"}, r"matches nothing.*nearest: params/block_0"),
+        ({"block_0/down.0": "split"}, r"'block_0/down.0' is a dimension.*fix: 'block_0/down.0': jaxplan.Split"),
+        ({"block_0/down.0": P("data")}, r"'block_0/down.0' is a dimension"),
         ({"batch": 8}, r"fix: jaxplan.Split\(8\)"),
         ({"up": P("rows")}, r"axis 'rows', which is not declared"),
         ({"up": P("data", "data")}, "same devices"),

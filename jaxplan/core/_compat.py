@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -25,6 +27,7 @@ from jax.core import Tracer as Tracer
 from jax.extend import core as jex_core
 from jax.sharding import AbstractMesh, AxisType
 
+_OWN_FOLDER = f"{Path(__file__).parents[1]}/"
 _MODEL_LIBRARIES = (
     "site-packages/flax",
     "site-packages/optax",
@@ -207,9 +210,11 @@ def eqn_name_stack(eqn: Any) -> str:
 def eqn_source_line(eqn: Any) -> str:
     """``file:line (function)`` of the user's frame of one equation, '' when unknown.
 
-    The innermost frame outside the model libraries; inside them when there is no other.
+    The innermost frame outside the model libraries; inside them when there is no other. An operator that this package
+    put in (the loop over micro-batches) has no line.
     """
-    frames = list(source_info_util.user_frames(eqn.source_info.traceback))
+    all_frames = source_info_util.user_frames(eqn.source_info.traceback)
+    frames = list(itertools.takewhile(lambda f: not f.file_name.startswith(_OWN_FOLDER), all_frames))
     if not frames:
         return ""
     own = (f for f in frames if not any(f"/{library}/" in f.file_name for library in _MODEL_LIBRARIES))

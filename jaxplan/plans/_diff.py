@@ -18,6 +18,9 @@ from jaxplan.plans._why import signed_bytes, signed_seconds
 _LEAST_SECONDS = 1e-9
 """Collectives that differ by less are left out of the text: sums of scalars that the compiler combines with others."""
 _MOST_ROWS = 16
+_ARGUMENTS = ("in_paths", "in_avals", "out_paths")
+_FORMS = ("microbatches", "recomputed_loops", "sort_blocks", "sequences")
+"""Ways to run a step that are programs of their own."""
 _OTHER_PROGRAM_MSG = (
     "the two plans are of different programs: {one} and {other}.\n"
     "  expected: two plans of one step on the same shapes\n"
@@ -55,9 +58,10 @@ class Difference:
       num_bytes: parts of the peak, and the total.
       collectives: seconds by kind and devices.
       leaves: arguments that are laid out otherwise, layers folded.
-      operators: groups of operators that are split otherwise; empty where the two compute other blocks again, or the
-        program is not known.
+      operators: groups of operators that are split otherwise; empty where the two run in other forms (micro-batches,
+        blocks recomputed), or the program is not known.
       edges: seconds of each transfer that is in one of them alone, the longest first.
+      compares_operators: whether the operators of both could be compared.
     """
 
     before: str
@@ -68,6 +72,7 @@ class Difference:
     leaves: tuple[Change, ...]
     operators: tuple[Change, ...]
     edges: tuple[Amount, ...]
+    compares_operators: bool
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -85,7 +90,7 @@ class Difference:
             if changes:
                 lines += [f"{title} that are split otherwise", *_changes(changes)]
         if not self.leaves and not self.operators:
-            lines.append("the same layouts")
+            lines.append("the same layouts" if self.compares_operators else "arguments have the same layouts")
         return "\n".join(lines)
 
 
@@ -98,7 +103,7 @@ def diff(plan: PlanData, other: PlanData) -> Difference:
     """
     if not hasattr(other, "input_shardings"):
         raise ArgumentError(f"diff got a {type(other).__name__}; expected another plan of the same step")
-    if plan.fingerprint != other.fingerprint:
+    if not _are_of_one_step(plan, other):
         raise PlanMismatchError(
             _OTHER_PROGRAM_MSG.format(one=plan.fingerprint[:12], other=other.fingerprint[:12])
         )
@@ -114,7 +119,25 @@ def diff(plan: PlanData, other: PlanData) -> Difference:
         leaves=_changed_leaves(leaf_rows(plan), leaf_rows(other)),
         operators=_changed_operators(plan, other),
         edges=_changed_edges(plan, other),
+        compares_operators=_run_alike(plan, other),
     )
+
+
+def _are_of_one_step(plan: PlanData, other: PlanData) -> bool:
+    """Whether the programs are the same, or both are forms of a step with these arguments and results."""
+    if plan.fingerprint == other.fingerprint:
+        return True
+    places, forms = (
+        [tuple(getattr(p, name) for name in names) for p in (plan, other)] for names in (_ARGUMENTS, _FORMS)
+    )
+    return places[0] == places[1] and forms[0] != forms[1]
+
+
+def _run_alike(plan: PlanData, other: PlanData) -> bool:
+    """Whether the two have the same groups of operators, and they are known."""
+    is_known = plan.graph is not None and other.graph is not None
+    one, two = ((p.fingerprint, p.remat, p.topology.name) for p in (plan, other))
+    return is_known and one == two
 
 
 def _on_host(plan: PlanData) -> dict[str, int]:
@@ -168,7 +191,7 @@ def _told_apart(one: LeafRow, two: LeafRow) -> tuple[str, str]:
 
 def _changed_operators(plan: PlanData, other: PlanData) -> tuple[Change, ...]:
     graph = plan.graph
-    if graph is None or other.graph is None or plan.remat != other.remat or plan.topology.name != other.topology.name:
+    if graph is None or not _run_alike(plan, other):
         return ()
     found = []
     for group, one, two in zip(graph.grouping.groups, plan.configurations, other.configurations, strict=True):

@@ -157,6 +157,12 @@ class _Resolver:
                 self._pin_tensor(pin, place)
         elif dimensions and (isinstance(pin.wish, Forbid) or pin.wish == "whole"):
             self._forbid_dimensions(pin, dimensions)
+        elif dimensions:
+            raise ArgumentError(
+                f"pin {pin} is for arrays, and {pin.pattern!r} is a dimension.\n"
+                "  expected: jaxplan.Split(parts), jaxplan.Forbid(*axes) or 'whole'\n"
+                f"  fix: {pin.pattern!r}: jaxplan.Split(8), or the path of an array (docs/steering.md)"
+            )
         else:
             known = [place.path for place in (*self.leaves, *self.hints)]
             if isinstance(pin.wish, Forbid) or pin.wish == "whole":
@@ -182,7 +188,7 @@ class _Resolver:
         known = list(dict.fromkeys(known))
         close = nearest(pin.pattern, known) or known[:5]
         return UnmatchedPinError(
-            f"pin {pin} matches nothing in the step.\n"
+            f"pin {pin.pattern!r} matches nothing in the step.\n"
             f"  expected: {expected}; nearest: {', '.join(close) or 'none'}\n"
             f"  fix: {fix} (docs/steering.md)"
         )

@@ -78,6 +78,18 @@ def test_a_difference_adds_up(frontier):
     assert "the same layouts" in str(one.diff(one))
 
 
+def test_a_plan_in_micro_batches_is_compared_with_one_without(frontier):
+    """They are programs of their own: arguments are compared, and no operators."""
+    one = frontier.references["data"]
+    other = jaxplan.plan(step, *ARGS, topology="h100:8", microbatches=2).references["data"]
+    found = one.diff(other)
+    (time,) = (row for row in found.seconds if row.what == "step")
+    assert (time.before, time.after) == (one.time_seconds, other.time_seconds)
+    assert not found.leaves and not found.operators
+    assert "2 micro-batches" in found.after and str(found).endswith("arguments have the same layouts")
+    assert "micro-batches" in other.diff(one).before
+
+
 def test_plans_of_other_programs_have_no_difference(frontier):
     other = jaxplan.plan(lambda x: x @ x, jax.ShapeDtypeStruct((64, 64), FLOAT), topology="h100:8")
     with pytest.raises(PlanMismatchError, match="different programs"):

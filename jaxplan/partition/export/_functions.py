@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,7 +14,6 @@ from jaxplan.partition.export._literals import Literals, NotWritable
 from jaxplan.partition.export._templates import ELEMENTWISE, IMPORTS, ONE_OPERAND, TEMPLATES, TUPLES
 
 _HOLE = re.compile(r"\$(@?)(\d*)(\*?)(\w*)")
-_OWN_FOLDER = str(Path(__file__).parents[2])
 _NOT_WRITABLE_MSG = (
     "the plan cannot be written as a script: {primitive} holds {value}.\n"
     "  given:    {line}\n"
@@ -248,7 +246,7 @@ def _short(eqn: Any) -> str:
 def _where(eqn: Any) -> str:
     """Line of the step and name stack of an equation; '' where the lowering put it in."""
     line = _compat.eqn_source_line(eqn)
-    if not line or line.startswith(_OWN_FOLDER):
+    if not line:
         return ""
     _, _, rest = line.rpartition("/")
     stack = _compat.eqn_name_stack(eqn)
