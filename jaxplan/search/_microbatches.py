@@ -104,11 +104,23 @@ def _is_slowed(whole: Frontier) -> bool:
 
 
 def _sliced_graphs(graph: StepGraph, numbers: Sequence[int]) -> Iterator[StepGraph]:
-    """The step in ever more slices, as far as its batch divides."""
+    """The step in ever more slices, as far as its batch divides.
+
+    Raises:
+      NotSeparableError: it cannot run in the first number. More may be too many: a sort in blocks then has too few rows.
+    """
     sizes = [size for dims in batch_sizes(graph).values() for size in dims.values()]
+    is_first = True
     for num in numbers:
         if all(size % num == 0 and size >= 2 * num for size in sizes):
-            yield in_microbatches(graph, num)
+            try:
+                sliced = in_microbatches(graph, num)
+            except NotSeparableError:
+                if is_first:
+                    raise
+                return
+            yield sliced
+            is_first = False
 
 
 def _first_that_fits(

@@ -210,9 +210,10 @@ def every_kind_of_operator(x: Any, key: Any, ids: Any) -> Any:
     return {"y": jnp.cumsum(y, axis=1), "table": table, "top": jax.lax.top_k(y, 2), "mask": x > jnp.inf, "none": None}
 
 
-def test_operators_arrays_and_structures(tmp_path: Path) -> None:
+@pytest.mark.parametrize("make_key", [jax.random.key, jax.random.PRNGKey])
+def test_operators_arrays_and_structures(tmp_path: Path, make_key: Any) -> None:
     x, ids = np.random.default_rng(1).standard_normal((8, 6)).astype(np.float32), np.arange(8, dtype=np.int32) * 7
-    key = jax.random.key(0)
+    key = make_key(0)
     script, _ = exported(every_kind_of_operator, x, key, ids, folder=tmp_path)
     assert (tmp_path / "planned.npz").exists()
     found, expected = script.every_kind_of_operator(x, key, ids), every_kind_of_operator(x, key, ids)

@@ -71,15 +71,15 @@ class Literals:
             return repr(value)
         if isinstance(value, float):
             return _bare(value)
+        implementation = _key_implementation(value)  # a tuple of functions
+        if implementation:
+            return implementation
         for kinds, write in _WRITERS:
             if isinstance(value, kinds):
                 return write(self, value)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
             return f"{self.named(type(value))}({self._keywords(fields)})"
-        implementation = _key_implementation(value)
-        if implementation:
-            return implementation
         raise NotWritable(f"a {type(value).__module__}.{type(value).__qualname__}")
 
     def named(self, value: Any) -> str:

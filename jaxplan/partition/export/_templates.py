@@ -70,6 +70,8 @@ TEMPLATES = {
     "all_to_all": "lax.all_to_all($0, $@axis_name, $split_axis, $concat_axis, tiled=$tiled)",
     "ppermute": "lax.ppermute($0, $@axis_name, $perm)",
     "axis_index": "lax.axis_index($@axis_name)",
+    "random_wrap": "jax.random.wrap_key_data($0, impl=$impl)",
+    "random_unwrap": "jax.random.key_data($0)",
 }
 
 IMPORTS = {
