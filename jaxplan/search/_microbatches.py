@@ -107,7 +107,7 @@ def _sliced_graphs(graph: StepGraph, numbers: Sequence[int]) -> Iterator[StepGra
     """The step in ever more slices, as far as its batch divides.
 
     Raises:
-      NotSeparableError: it cannot run in the first number. More may be too many: a sort in blocks then has too few rows.
+      NotSeparableError: it cannot run in the first number. More may be too many: a sort in blocks needs rows.
     """
     sizes = [size for dims in batch_sizes(graph).values() for size in dims.values()]
     is_first = True

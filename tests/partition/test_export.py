@@ -207,7 +207,10 @@ def every_kind_of_operator(x: Any, key: Any, ids: Any) -> Any:
     y = jax.lax.conv_general_dilated(y[:, None, :], jnp.ones((1, 1, 3)), (1,), "SAME")[:, 0]
     y = jax.lax.while_loop(lambda c: jnp.max(jnp.abs(c)) > 1, lambda c: c * 0.5, y)
     y = jax.lax.cond(jnp.sum(y) > 0, jnp.sin, jnp.cos, y)
-    return {"y": jnp.cumsum(y, axis=1), "table": table, "top": jax.lax.top_k(y, 2), "mask": x > jnp.inf, "none": None}
+    largest = jax.ops.segment_max(y, ids // 14, num_segments=4)
+    groups = jax.lax.ragged_dot(y, jnp.ones((2, 6, 3)), jnp.array([5, 3], jnp.int32))
+    others = {"table": table, "top": jax.lax.top_k(y, 2), "mask": x > jnp.inf, "none": None}
+    return {"y": jnp.cumsum(y, axis=1), "largest": largest, "groups": groups, **others}
 
 
 @pytest.mark.parametrize("make_key", [jax.random.key, jax.random.PRNGKey])

@@ -42,6 +42,8 @@ TEMPLATES = {
     "reduce_or": "lax.reduce_or($0, $axes)",
     "dot_general": "lax.dot_general($0, $1, $dimension_numbers, precision=$precision, "
     "preferred_element_type=$preferred_element_type)",
+    "ragged_dot_general": "lax.ragged_dot_general($0, $1, $2, $ragged_dot_dimension_numbers, precision=$precision, "
+    "preferred_element_type=$preferred_element_type, group_offset=$group_offset)",
     "conv_general_dilated": "lax.conv_general_dilated($0, $1, $window_strides, $padding, lhs_dilation=$lhs_dilation, "
     "rhs_dilation=$rhs_dilation, dimension_numbers=$dimension_numbers, feature_group_count=$feature_group_count, "
     "batch_group_count=$batch_group_count, precision=$precision, preferred_element_type=$preferred_element_type)",
@@ -56,7 +58,7 @@ TEMPLATES = {
     **{
         name: f"lax.{name.replace('-', '_')}($0, $1, $2, $dimension_numbers, indices_are_sorted=$indices_are_sorted, "
         "unique_indices=$unique_indices, mode=$mode) ~update_jaxpr ~update_consts"
-        for name in ("scatter", "scatter-add", "scatter_mul", "scatter_min", "scatter_max")
+        for name in ("scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max")
     },
     "optimization_barrier": "lax.optimization_barrier(($*,))",
     "name": "checkpoint_name($0, $name)",
