@@ -40,10 +40,13 @@ def find_gradients(shardings: PlanShardings, reads: Sequence[Read]) -> Gradients
     at_once = {
         t.tensor: i for i, t in enumerate(shardings.transfers) if t.tensor in read and len(t.spans) == 1
     }
+    summands = frozenset(f.tensor for f in reads if reads_gradient(graph, f, "sum"))
     return Gradients(
         reduced_at_once=at_once,
         stored=frozenset(read - {t.tensor for t in shardings.transfers}),
         sums=frozenset(f.tensor for f in reads if reads_sum(graph, f)),
-        summands=frozenset(f.tensor for f in reads if reads_gradient(graph, f, "sum")),
-        tables=frozenset(e for t in at_once if makes_table_gradient(graph, e := graph.values.producer[t])),
+        summands=summands,
+        tables=frozenset(
+            e for t in [*at_once, *summands] if makes_table_gradient(graph, e := graph.values.producer[t])
+        ),
     )

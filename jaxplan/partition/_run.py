@@ -220,8 +220,8 @@ class Run:
     def _waiting(self, eqn: Equation, operands: list[Any], shardings: Sequence[Sharding]) -> list[Any]:
         """The operands behind the barriers that the lowering decided for an equation."""
         lowered, index = self.lowered, eqn.index
-        if index in lowered.lowering.table_gradients and self.gradients.made:
-            operands = [self._zeros_in_turn(eqn, shardings[0]), *operands[1:]]
+        if index in lowered.lowering.table_gradients:
+            operands = self._zeros_in_turn(eqn, operands, shardings[0])
         if (merge := lowered.merge_guards.get(index)) is not None:
             operands = not_merged(merge, self._passed, operands)
         if (gather := lowered.gather_guards.get(index)) is not None and gather.operands:
@@ -238,15 +238,20 @@ class Run:
             operands = ordered(self, order, operands, shardings)
         return operands
 
-    def _zeros_in_turn(self, eqn: Equation, sharding: Sharding) -> Any:
-        """The zeros that a table's gradient is added to; they wait for the gradients made before.
+    def _zeros_in_turn(self, eqn: Equation, operands: list[Any], sharding: Sharding) -> list[Any]:
+        """The zeros that a table's gradient is added to; they wait for the gradients made before, or for the rows.
 
         The compiler was seen to make the zeros of 26 tables in one fusion, to hold all of them, and to defer dots that
-        make gradients until after the tables'.
+        make gradients until after the tables'; and to make the zeros before a loop of the backward pass.
         """
+        _, indices, rows = operands
         fill = self._program.equations[self.lowered.values.producer[eqn.operands[0]]]
-        scalars = self.gradients.after_made([self._program.tensors[t].value for t in fill.operands])
-        return self._operators.filled(fill, scalars, sharding)
+        scalars = [self._program.tensors[t].value for t in fill.operands]
+        if self.gradients.made:
+            scalars = self.gradients.after_made(scalars)
+        else:
+            scalars, rows = lax.optimization_barrier((scalars, rows))
+        return [self._operators.filled(fill, scalars, sharding), indices, rows]
 
     def _barrier(self, eqn: Equation) -> None:
         """All equations of one barrier of the program at the first of them: no result exists before all operands do.
