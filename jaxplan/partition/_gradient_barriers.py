@@ -7,8 +7,10 @@ costs memory before it, so the lowering asks for the gradients there, and only t
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from jaxplan.cost import LEAST_HELD, NEAR, DeferredArrays, barrier_places, gradient_makers
-from jaxplan.ir import Equation, backward_barriers
+from jaxplan.ir import CONTRACTION_FAMILIES, Equation, backward_barriers
 from jaxplan.partition._gradients import Gradients
 from jaxplan.partition._lowering import Barrier
 from jaxplan.partition._resident import Resident
@@ -29,7 +31,24 @@ def find_barriers(resident: Resident, gradients: Gradients) -> tuple[Barrier, ..
     near = NEAR_IN_TILES if resident.shardings.target.tiles_arrays else NEAR
     held = DeferredArrays(resident.shardings, resident.in_order, making, resident.padded)
     places = barrier_places(graph, making, resident.curve, held.num_bytes_between, near)
-    return tuple(_barrier(resident, graph.program.equations[place]) for place in places)
+    return tuple(_moved_forward(resident, _barrier(resident, graph.program.equations[p]), making) for p in places)
+
+
+def _moved_forward(resident: Resident, barrier: Barrier, making: Set[int]) -> Barrier:
+    """The same barrier before the first dot that reads its operand, unless a gradient is made between the two.
+
+    The compiler may run that dot before the gradients otherwise: that of the probabilities of attention, 1 GiB of a
+    Llama, where only that of the values waited.
+    """
+    graph = resident.shardings.graph
+    equations, t = graph.program.equations, graph.program.equations[barrier.equation].operands[barrier.operand]
+    for e in sorted(graph.values.consumers[t]):
+        eqn = equations[e]
+        is_dot = graph.rules[e].family in CONTRACTION_FAMILIES and eqn.phase == "backward" and eqn.region < 0
+        if is_dot and e < barrier.equation and making.isdisjoint(range(e, barrier.equation)):
+            operand = eqn.operands.index(t)
+            return Barrier(equation=e, operand=operand, is_resident=resident.is_resident(eqn, operand))
+    return barrier
 
 
 def find_recompute_barriers(resident: Resident, gradients: Gradients) -> tuple[int, ...]:
