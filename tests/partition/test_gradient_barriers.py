@@ -14,8 +14,9 @@ import pytest
 import jaxplan
 from benchmarks.accuracy._population import draw_step
 from benchmarks.models import build
+from jaxplan.cost import _gradient_barriers as cost_barriers
 from jaxplan.partition import _gradient_barriers, decide_lowering
-from tests.partition.edited_plans import with_schedule
+from tests.partition.edited_plans import with_lowering, with_schedule
 from tests.versions import until_0_12
 
 MIB = 2**20
@@ -238,6 +239,47 @@ def test_nothing_is_asked_for_after_the_peak() -> None:
     assert len(plan.lowering.reduced_at_once) == 4 and not plan.lowering.schedule.barriers
 
 
+@pytest.mark.gpu_aot
+def test_probabilities_of_attention_wait_for_the_gradients_made_before() -> None:
+    """Two dots read the cotangent of a block's attention; one makes 1 GiB of gradients of probabilities per device."""
+    step, args = build("llama-1b", num_layers=2)
+    plan = jaxplan.plan(step, *args, topology="h100:8", progress=False).references["data"]
+    program = plan.require_program().program
+    results = [program.equations[barrier.equation].results[0] for barrier in plan.lowering.schedule.barriers]
+    assert (2048, 2048) in [program.tensors[t].shape[-2:] for t in results]
+    audit = plan.audit()
+    assert audit.compiled_memory_bytes < 1.02 * plan.memory_bytes, audit.table()
+
+
+def _looped_step(params: Any, tokens: Any, labels: Any) -> Any:
+    """A table read by rows, layers in a loop and a head; the table's gradient comes last."""
+
+    def loss_fn(params: Any) -> Any:
+        def layer(h: Any, w: Any) -> Any:
+            return h + jnp.tanh(h @ w["up"]) @ w["down"], None
+
+        h, _ = jax.lax.scan(jax.checkpoint(layer), params["table"][tokens], params["layers"])
+        logits = h @ params["head"]
+        chosen = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+        return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - chosen)
+
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss_fn)(params))
+
+
+@pytest.mark.gpu_aot
+def test_zeros_of_a_table_are_not_held_through_a_loop() -> None:
+    """A table of 8,192 x 512 float32: 16 MiB, and its gradient as much."""
+    shapes = {"table": (8192, 512), "head": (512, 8192), "layers": {"up": (6, 512, 2048), "down": (6, 2048, 512)}}
+    float32 = lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32)  # noqa: E731
+    params = jax.tree.map(float32, shapes, is_leaf=lambda shape: isinstance(shape, tuple))
+    tokens = jax.ShapeDtypeStruct((32, 256), jnp.int32)
+    plan = jaxplan.plan(_looped_step, params, tokens, tokens, topology="h100:8", progress=False).references["data"]
+    audit = plan.audit()
+    assert audit.compiled_memory_bytes < 1.03 * plan.memory_bytes, audit.table()
+    at_once = with_lowering(plan, table_gradients=frozenset()).audit()
+    assert at_once.compiled_memory_bytes > audit.compiled_memory_bytes + 15 * MIB, at_once.table()
+
+
 @pytest.mark.slow
 @pytest.mark.tpu_aot
 def test_logits_are_gone_before_blocks_are_computed_again() -> None:
@@ -297,4 +339,23 @@ def test_results_are_those_of_one_device() -> None:
             found = plan.choose(name).jit()(params, x)
             expected = jax.jit(_step)(params, x)
             for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+                np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("backend", ["jit", "shard_map"])
+def test_zeros_that_wait_change_no_result(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    monkeypatch.setattr(cost_barriers, "LARGE_PARAMETER_BYTES", 1)
+    shapes = {"table": (24, 16), "head": (16, 24), "layers": {"up": (3, 16, 32), "down": (3, 32, 16)}}
+    with jax.enable_x64(True):
+        keys = iter(jax.random.split(jax.random.key(0), 8))
+        normal = lambda shape: jax.random.normal(next(keys), shape, jnp.float64) / 4  # noqa: E731
+        params = jax.tree.map(normal, shapes, is_leaf=lambda shape: isinstance(shape, tuple))
+        tokens, labels = (jax.random.randint(next(keys), (16, 4), 0, 24) for _ in range(2))
+        args = params, tokens, labels
+        frontier = jaxplan.plan(_looped_step, *args, topology="cpu:8", donate_argnums=(), progress=False)
+        expected = jax.tree.leaves(jax.jit(_looped_step)(*args))
+        for name in ("data", "fsdp"):
+            assert frontier.references[name].lowering.table_gradients
+            found = frontier.references[name].jit(backend=backend)(*args)
+            for one, other in zip(jax.tree.leaves(found), expected, strict=True):
                 np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=0, atol=1e-12)
