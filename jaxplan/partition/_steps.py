@@ -39,7 +39,7 @@ class Executor:
       mesh: a mesh whose axes are the atomic axes in order (abstract or with devices).
       axes: the atomic axes.
       tiled: the devices keep matrices in tiles (TPU), see `_scatter_tiled`.
-      ordered: the result of an all-to-all is put in order at once (GPU), see `_moved`.
+      ordered: pieces are put in order where an all-to-all, gather or scatter would keep another one (GPU), see `_moved`.
     """
 
     keeps_free = False
@@ -130,17 +130,18 @@ class Executor:
         An all-to-all brings pieces one after the other. Left alone, the GPU compiler kept them so, with the dimension
         that was split in front, and gave that order to all that was computed from them: of a Transformer whose
         embedding is split on its width, every residual stream, saved in float32 for it (5 % of memory, 3 % of compute).
+        An all-gather or a reduce-scatter has pieces one after the other too: in a loop over layers it gave that order
+        to the whole stack of a kernel, which was copied for it.
         """
         names = self.names(step.axes)
         if step.kind == "all-gather":
-            gathered = lax.all_gather(x, names, axis=_dim(step.dim), tiled=True)
+            piece = self._in_order(x) if _dim(step.dim) else x
+            gathered = lax.all_gather(piece, names, axis=_dim(step.dim), tiled=True)
             return _least_padded(gathered) if self.tiled and gathered.ndim > 1 else gathered
         if step.kind == "all-to-all":
             split, concat = _dim(step.to_dim), _dim(step.dim)
             moved = lax.all_to_all(x, names, split_axis=split, concat_axis=concat, tiled=True)
-            if not self.ordered:
-                return moved
-            return with_layout_constraint(moved, DimensionOrder(major_to_minor=tuple(range(moved.ndim))))
+            return self._in_order(moved)
         if step.kind == "collective-permute":
             everything = tuple(axis.name for axis in self.axes)
             return lax.ppermute(x, everything, permutation_pairs(step.source, step.target, self.axes))
@@ -149,8 +150,13 @@ class Executor:
         if step.kind == "reduce-scatter":
             if self.tiled and x.ndim > 1:
                 return _scatter_tiled(x, names, _dim(step.dim), self.size(step.axes))
-            return lax.psum_scatter(x, names, scatter_dimension=_dim(step.dim), tiled=True)
+            scattered = lax.psum_scatter(x, names, scatter_dimension=_dim(step.dim), tiled=True)
+            return self._in_order(scattered) if _dim(step.dim) else scattered
         raise AssertionError(step.kind)
+
+    def _in_order(self, x: Any) -> Any:
+        """An array with its last dimension the fastest in memory (GPU)."""
+        return with_layout_constraint(x, DimensionOrder(major_to_minor=tuple(range(x.ndim)))) if self.ordered else x
 
 
 def _least_padded(x: Any) -> Any:
