@@ -39,7 +39,7 @@ class Executor:
       mesh: a mesh whose axes are the atomic axes in order (abstract or with devices).
       axes: the atomic axes.
       tiled: the devices keep matrices in tiles (TPU), see `_scatter_tiled`.
-      ordered: pieces are put in order where an all-to-all, gather or scatter would keep another one (GPU), see `_moved`.
+      ordered: pieces are put in order where a collective would keep another one (GPU), see `_moved`.
     """
 
     keeps_free = False
