@@ -94,7 +94,7 @@ def test_micro_batches_sort_their_own_tokens(tmp_path):
 
 
 def test_slices_with_too_few_rows_to_sort_are_left_out():
-    """Eight slices of 32 tokens are four tokens each, whose eight rows eight devices cannot sort."""
+    """Eight slices of 32 tokens are four tokens each: eight rows, too few for eight devices."""
     args = [parameters(0)], jax.random.normal(jax.random.key(9), (32, WIDTH))
     frontier = jaxplan.plan(train_step, *args, topology="cpu:8", microbatches=True, progress=False)
     found, expected = frontier.leanest().jit()(*args), train_step(*args, dense)
