@@ -111,7 +111,7 @@ class Run:
     def child(self) -> Run:
         values = self.values
         env, copies = ChainMap({}, values.env), ChainMap({}, values.copies)
-        return Run(self.lowered, values.executor, self._operators, env, copies, self.hosted)
+        return Run(self.lowered, values.executor.in_loop(), self._operators, env, copies, self.hosted)
 
     def equations(self, indices: Sequence[int]) -> list[Equation]:
         return [self._program.equations[i] for i in indices]

@@ -9,9 +9,10 @@ device i holds its own summand. So partial sums are ordinary global arrays, and 
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +43,8 @@ class Executor:
       ordered: pieces are put in order where a collective would keep another one (GPU), see `_moved`.
     """
 
+    is_in_loop = False
+    """Whether steps run in the body of a loop, or in a branch."""
     keeps_free = False
     """Whether values computed from constants alone stay whole, or are deferred until they are read."""
 
@@ -49,6 +52,12 @@ class Executor:
         self, mesh: Any, axes: tuple[AtomicAxis, ...], *, tiled: bool = False, ordered: bool = False
     ) -> None:
         self.mesh, self.axes, self.tiled, self.ordered = mesh, axes, tiled, ordered
+
+    def in_loop(self) -> Self:
+        """The same for the body of a loop, or for a branch."""
+        found = copy.copy(self)
+        found.is_in_loop = True
+        return found
 
     def names(self, axes: tuple[int, ...]) -> tuple[str, ...]:
         return tuple(self.axes[a].name for a in axes)
@@ -135,7 +144,7 @@ class Executor:
         """
         names = self.names(step.axes)
         if step.kind == "all-gather":
-            piece = self._in_order(x) if _dim(step.dim) else x
+            piece = self._in_order(x) if self.is_in_loop and _dim(step.dim) else x
             gathered = lax.all_gather(piece, names, axis=_dim(step.dim), tiled=True)
             return _least_padded(gathered) if self.tiled and gathered.ndim > 1 else gathered
         if step.kind == "all-to-all":
@@ -151,7 +160,7 @@ class Executor:
             if self.tiled and x.ndim > 1:
                 return _scatter_tiled(x, names, _dim(step.dim), self.size(step.axes))
             scattered = lax.psum_scatter(x, names, scatter_dimension=_dim(step.dim), tiled=True)
-            return self._in_order(scattered) if _dim(step.dim) else scattered
+            return self._in_order(scattered) if self.is_in_loop and _dim(step.dim) else scattered
         raise AssertionError(step.kind)
 
     def _in_order(self, x: Any) -> Any:
