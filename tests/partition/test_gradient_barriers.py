@@ -17,7 +17,7 @@ from benchmarks.models import build
 from jaxplan.cost import _gradient_barriers as cost_barriers
 from jaxplan.partition import _gradient_barriers, decide_lowering
 from tests.partition.edited_plans import with_lowering, with_schedule
-from tests.versions import until_0_12
+from tests.versions import IS_0_12, until_0_12
 
 MIB = 2**20
 
@@ -276,8 +276,9 @@ def test_zeros_of_a_table_are_not_held_through_a_loop() -> None:
     plan = jaxplan.plan(_looped_step, params, tokens, tokens, topology="h100:8", progress=False).references["data"]
     audit = plan.audit()
     assert audit.compiled_memory_bytes < 1.03 * plan.memory_bytes, audit.table()
-    at_once = with_lowering(plan, table_gradients=frozenset()).audit()
-    assert at_once.compiled_memory_bytes > audit.compiled_memory_bytes + 15 * MIB, at_once.table()
+    if not IS_0_12:  # from then on the compiler makes them late by itself
+        at_once = with_lowering(plan, table_gradients=frozenset()).audit()
+        assert at_once.compiled_memory_bytes > audit.compiled_memory_bytes + 15 * MIB, at_once.table()
 
 
 @pytest.mark.slow
