@@ -37,7 +37,7 @@ class Executor:
     """Steps over one mesh.
 
     Attributes:
-      mesh: a mesh whose axes are the atomic axes in order (abstract or with devices).
+      mesh: over the atomic axes in order (abstract or with devices).
       axes: the atomic axes.
       tiled: the devices keep matrices in tiles (TPU), see `_scatter_tiled`.
       ordered: pieces are put in order where a collective would keep another one (GPU), see `_moved`.
@@ -137,8 +137,8 @@ class Executor:
         """The piece of a device after one step.
 
         An all-to-all brings pieces one after the other. Left alone, the GPU compiler kept them so, with the dimension
-        that was split in front, and gave that order to all that was computed from them: of a Transformer whose
-        embedding is split on its width, every residual stream, saved in float32 for it (5 % of memory, 3 % of compute).
+        that was split in front, and gave that order to all that was computed from them: of a Transformer with an
+        embedding split on its width, every residual stream, saved in float32 for it (5 % of memory, 3 % of compute).
         An all-gather or a reduce-scatter has pieces one after the other too: in a loop over layers it gave that order
         to the whole stack of a kernel, which was copied for it.
         """
@@ -188,7 +188,7 @@ def _least_order(shape: tuple[int, ...]) -> tuple[int, ...]:
 def _behind_element(x: Any, other: Any) -> Any:
     """``x``, chosen by a comparison with the first element of ``other``; the compiler does not know its outcome.
 
-    A number whose last bit was set is not zero, so it is never true.
+    A number with its last bit set is not zero, so it is never true.
     """
     first = lax.slice(other, (0,) * other.ndim, (1,) * other.ndim).reshape(())
     if jnp.issubdtype(first.dtype, jnp.floating):
@@ -212,12 +212,12 @@ def _as_argument(x: Any) -> Any:
 
 
 def _scatter_tiled(x: Any, names: tuple[str, ...], dim: int, parts: int) -> Any:
-    """A reduce-scatter of `dim` whose parts lie in a dimension of their own, in front of one matrix or a stack of them.
+    """A reduce-scatter of `dim` with parts in a dimension of their own, in front of one matrix or a stack of them.
 
     The TPU compiler scatters whole tiles of 8 x 128 only. It makes an all-reduce of twice the bytes where a part is
     none (768 columns over 4 devices), where the dimension is neither the first nor in the matrix, or where parts of a
     stack of matrices do not lie one after the other in memory (the experts of a mixture; rows of 7 pixels, which
-    would be padded). Of a matrix whose rows are scattered it wrote the other order first, and then a copy. Parts of
+    would be padded). Of a matrix with scattered rows it wrote the other order first, and then a copy. Parts of
     less rows than a tile has (a head's 32 channels over 8 devices) are brought into whole tiles, padded, if they fill
     one.
     """
@@ -237,7 +237,7 @@ def _scatter_tiled(x: Any, names: tuple[str, ...], dim: int, parts: int) -> Any:
 
 
 def _scatter_images(x: Any, names: tuple[str, ...], dim: int, parts: int, in_tiles: bool) -> Any:
-    """A reduce-scatter of an array whose parts would more than double row by row, each in the order that takes least.
+    """A reduce-scatter of an array with parts that would more than double row by row: each in the order of least bytes.
 
     32 features of 128 images of 147 x 147 pixels over 4 devices were written with 8 features innermost, padded to 128:
     a plan of 1.3 GiB took 4.3.

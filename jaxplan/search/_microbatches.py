@@ -110,17 +110,15 @@ def _sliced_graphs(graph: StepGraph, numbers: Sequence[int]) -> Iterator[StepGra
       NotSeparableError: it cannot run in the first number. More may be too many: a sort in blocks needs rows.
     """
     sizes = [size for dims in batch_sizes(graph).values() for size in dims.values()]
-    is_first = True
-    for num in numbers:
-        if all(size % num == 0 and size >= 2 * num for size in sizes):
-            try:
-                sliced = in_microbatches(graph, num)
-            except NotSeparableError:
-                if is_first:
-                    raise
-                return
-            yield sliced
-            is_first = False
+    usable = [num for num in numbers if all(size % num == 0 and size >= 2 * num for size in sizes)]
+    for num in usable:
+        try:
+            sliced = in_microbatches(graph, num)
+        except NotSeparableError:
+            if num == usable[0]:
+                raise
+            return
+        yield sliced
 
 
 def _first_that_fits(

@@ -6,6 +6,7 @@ runs as it is; or it raises, and the sort stays whole.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -103,17 +104,22 @@ def _compute_index(body: Body, eqn: Pair, kinds: Sequence[Kind | None]) -> Step:
             if table is None or not is_uniform(table):
                 raise StaysWholeError
             tables.append(table)
-    aval, out = eqn.full.outvars[0].aval, eqn.outputs[0]
-    _require(len(eqn.outputs) == 1 and aval.size == first.sort.num_rows)
-    table = evaluate(eqn.full.primitive.name, eqn.full.params, tables, aval)
+    _require(eqn.full.outvars[0].aval.size == first.sort.num_rows)
+    _evaluate(body, eqn, tables, first)
+    return SameIndex(operand=operand)
+
+
+def _evaluate(body: Body, eqn: Pair, tables: Sequence[np.ndarray], like: Index | Known) -> None:
+    """Note the result of an equation on tables: a constant where all its elements are the same."""
+    _require(len(eqn.outputs) == 1)
+    table = evaluate(eqn.full.primitive.name, eqn.full.params, tables, eqn.full.outvars[0].aval)
     if table is None:
         raise StaysWholeError
-    table = folded(table)
+    table, out = folded(table), eqn.outputs[0]
     if is_uniform(table):
         body.constants[out] = table
     else:
-        body.kinds[out] = Index(sort=first.sort, is_order=first.is_order, table=table)
-    return SameIndex(operand=operand)
+        body.kinds[out] = dataclasses.replace(like, table=table)
 
 
 def _compute_known(body: Body, eqn: Pair, kinds: Sequence[Kind | None]) -> None:
@@ -125,16 +131,9 @@ def _compute_known(body: Body, eqn: Pair, kinds: Sequence[Kind | None]) -> None:
     ]
     found = [table for table in tables if table is not None]
     is_same = [table is known.table or is_uniform(table) for table in found]
-    _require(len(found) == len(tables) and all(is_same) and len(eqn.outputs) == 1)
-    name, aval, out = eqn.full.primitive.name, eqn.full.outvars[0].aval, eqn.outputs[0]
-    table = evaluate(name, eqn.full.params, found, aval)
-    if table is None or not is_elementwise(name) or table.shape != known.table.shape:
-        raise StaysWholeError
-    table = folded(table)
-    if is_uniform(table):
-        body.constants[out] = table
-    else:
-        body.kinds[out] = Known(sort=known.sort, dim=known.dim, table=table)
+    _require(len(found) == len(tables) and all(is_same) and is_elementwise(eqn.full.primitive.name))
+    _require(eqn.full.outvars[0].aval.shape == known.table.shape)
+    _evaluate(body, eqn, found, known)
 
 
 def _take(body: Body, eqn: Pair, index: Index, source: Kind | None, num: int) -> Step:
