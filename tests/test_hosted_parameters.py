@@ -31,7 +31,7 @@ def assert_equal(found, expected):
 
 
 @pytest.mark.parametrize("backend", ["jit", "shard_map"])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", sampled(OPTIMIZERS))
 def test_three_steps_equal_one_device_and_return_parameters_to_the_host(name, backend):
     optimizer, plan = OPTIMIZERS[name], with_parameters(frontier_of(name, offload=True))
     run, reference = plan.jit(backend=backend), jax.jit(step_of(optimizer))
@@ -113,7 +113,7 @@ def sgd(loss):
     return step
 
 
-@pytest.mark.parametrize("backend", ["jit", "shard_map"])
+@pytest.mark.parametrize("backend", sampled(["shard_map", "jit"]))
 @pytest.mark.parametrize("form", FORMS)
 def test_whatever_reads_the_parameters_results_equal_one_device(form, backend):
     loss, is_stacked, options = FORMS[form]

@@ -184,6 +184,7 @@ def test_activations_on_the_host_read_back(tmp_path):
     assert bound.offload == plan.offload and bound.to_json() == plan.to_json()
 
 
+@pytest.mark.slow
 def test_operands_of_a_checkpointed_region_may_wait_on_the_host():
     """Three layers under `jax.checkpoint`: the operand of each is kept; the last stays, because it is read at once."""
 
@@ -205,6 +206,7 @@ def test_operands_of_a_checkpointed_region_may_wait_on_the_host():
         np.testing.assert_allclose(a, b, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.gpu_aot
 def test_activations_of_compiled_programs_wait_on_the_host():
     """Data parallel, blocks recomputed: the bytes of two blocks' kept operands, float32, over 8 devices."""
@@ -301,7 +303,7 @@ def test_state_that_is_given_on_the_host_stays_there(is_abstract):
     assert {leaf.sharding.memory_kind for leaf in jax.tree.leaves(results[1]) if leaf.ndim} == {HOST}
 
 
-@pytest.mark.parametrize("backend", ["jit", "shard_map"])
+@pytest.mark.parametrize("backend", sampled(["shard_map", "jit"]))
 def test_updates_from_the_host_run_behind_the_loop_of_micro_batches(backend):
     """Products of the moments with a constant stand before that loop in the program."""
     optimizer = OPTIMIZERS["adam"]
@@ -316,7 +318,7 @@ def test_updates_from_the_host_run_behind_the_loop_of_micro_batches(backend):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4 * max(np.abs(theirs).max(), 1e-30))
 
 
-@pytest.mark.parametrize("backend", ["jit", "shard_map"])
+@pytest.mark.parametrize("backend", sampled(["jit", "shard_map"]))
 def test_an_update_between_two_backward_passes_waits_for_no_constant(backend):
     """The critic's loss is a mean less another: the gradient of its scores is a constant."""
     optimizer = OPTIMIZERS["adam"]

@@ -149,6 +149,7 @@ def test_models_in_stages_equal_one_device(name, num):
             assert_equal(a, b, tolerance=1e-4)
 
 
+@pytest.mark.slow
 def test_every_stage_is_audited(in_two):
     plan = in_two.fastest()
     audits = plan.audit()
@@ -165,6 +166,7 @@ def test_state_is_created_on_its_stage(in_two):
     assert all(a.sharding == s for a, s in zip(jax.tree.leaves(created), jax.tree.leaves(wanted), strict=True))
 
 
+@pytest.mark.slow
 def test_stages_appear_beside_plans_of_the_whole_step():
     frontier, without = (planned(n, None, topology="cpu:2") for n in (True, False))
     assert frontier.fastest().time_seconds <= without.fastest().time_seconds
@@ -216,6 +218,7 @@ def test_calls_on_several_programs(in_two, tmp_path):
         in_two.report(tmp_path / "report.html")
 
 
+@pytest.mark.slow
 def test_state_moves_to_a_plan_of_the_whole_step_through_a_checkpoint(in_two, tmp_path):
     pytest.importorskip("orbax.checkpoint")
     plan, (state, batch) = in_two.fastest(), arguments()

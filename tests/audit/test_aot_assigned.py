@@ -107,6 +107,7 @@ def _both(name: str, platform: str) -> tuple[CompiledReport, dict[str, int]]:
     return report, json.loads(whole.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.tpu_aot
 def test_the_figures_are_those_of_the_whole_compilation() -> None:
     report, memory = _both("v5e:2x4", "tpu")

@@ -191,6 +191,7 @@ def test_a_collective_that_the_plan_does_not_have_is_traced_to_its_line() -> Non
         audit.check()
 
 
+@pytest.mark.slow
 @pytest.mark.tpu_aot
 def test_plans_for_a_torus_compile_to_what_they_say() -> None:
     """FSDP gathers parameters once more for the backward pass, and the compiler is kept from merging that."""

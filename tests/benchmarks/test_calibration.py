@@ -298,6 +298,7 @@ for make, shapes in SHAPES:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.gpu_aot
 def test_on_a_gpu_a_round_has_sixteen_operators_and_no_copies() -> None:
     """Each is a kernel of its own, behind the one that puts an element of its result into its operand."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks.quality.references import END, START, Compiler, all_lines, table
 from tests.versions import until_0_12
 
 
+@pytest.mark.slow
 @until_0_12("dots keep less scratch: the ratio of the document is x1.061 for x1.105")
 def test_forms_that_cost_more_are_those_of_the_documentation() -> None:
     lines = list(all_lines(Compiler("h100:8", compiles=False)))

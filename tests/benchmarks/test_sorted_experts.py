@@ -25,6 +25,7 @@ def test_predicted_figures_are_those_of_the_page() -> None:
     assert found == written
 
 
+@pytest.mark.slow
 def test_blocks_are_faster_than_one_sort() -> None:
     """One layer on eight devices: `data` is drawn in blocks alone."""
     seconds = {

@@ -199,6 +199,7 @@ def _weighing_audited(side: int, channels: int, width: int) -> Any:
     return jaxplan.plan(step, [layer] * 3, images, topology="h100:8", progress=False).references["data"].audit()
 
 
+@pytest.mark.slow
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize(("side", "channels", "width"), IMAGES)
 def test_images_that_weigh_themselves_are_written(side: int, channels: int, width: int) -> None:
@@ -218,6 +219,7 @@ def test_memory_of_weighed_images_is_that_of_the_compiler(side: int, channels: i
     assert 1 <= ratio < 1.12, audit.table()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "is_saved"),
     sampled(

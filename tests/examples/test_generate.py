@@ -29,6 +29,7 @@ def test_cached_decoding_is_that_of_the_whole_text(monkeypatch):
         np.testing.assert_array_equal(token, generate.prefill(weights, text)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("devices", "choose"), sampled([(4, "leanest"), (1, "fastest"), (2, "knee"), (8, "megatron")]))
 def test_generation_equals_one_device(devices, choose):
     flags = ["--layers=1", "--width=64", "--heads=4", "--prompt=16", "--tokens=8"]

@@ -173,6 +173,7 @@ def test_the_functional_style_stays_a_plain_tree() -> None:
     assert step.counts.plans == 1
 
 
+@pytest.mark.slow
 def test_flax_is_not_imported_for_a_step_without_it() -> None:
     program = """
 import sys, jax, jaxplan, jax.numpy as jnp

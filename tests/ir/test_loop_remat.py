@@ -70,7 +70,7 @@ def flat(jaxpr):
             yield from flat(inner.jaxpr)
 
 
-@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("reverse", sampled([True, False]))
 @pytest.mark.parametrize("policy, kept", [("all", ()), ("contractions", (BATCH * 4 * WIDTH, BATCH * WIDTH))])
 def test_values_are_those_of_the_step_and_stacks_the_carry_and_what_is_kept(policy, kept, reverse):
     """Beside the carry, BATCH x WIDTH, and the mean of each layer stacks hold the results of both dots or nothing."""
@@ -99,7 +99,7 @@ def loops_of(closed):
     return found
 
 
-@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("reverse", sampled([False, True]))
 @pytest.mark.parametrize("share, count", sampled([(1 / 3, 2), (0.999, 6), (0.1, 1), (0.75, 4)], 2))
 def test_a_share_of_the_layers_is_recomputed_and_the_others_kept(share, count, reverse):
     """Of six: the loop is cut where the share ends, and the layers behind keep the stacks of the step."""
@@ -276,9 +276,9 @@ def one_after_the_other(w, x):
     return jnp.sum(jax.lax.scan(body, x, (second, w[0]))[0])
 
 
-@pytest.mark.parametrize("share", [1, 0.5])
+@pytest.mark.parametrize("share", sampled([0.5, 1]))
 @pytest.mark.parametrize("policy", sampled(["all", "contractions"]))
-@pytest.mark.parametrize("loss", [two_towers, one_after_the_other])
+@pytest.mark.parametrize("loss", sampled([one_after_the_other, two_towers]))
 def test_a_loop_may_read_stacks_of_several_and_leave_some_itself(loss, policy, share):
     w = jax.random.normal(jax.random.key(1), (2, LAYERS, WIDTH, WIDTH)) / 2
     x = jax.random.normal(jax.random.key(2), (BATCH, WIDTH))

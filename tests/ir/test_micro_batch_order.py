@@ -13,6 +13,7 @@ from benchmarks.quality._forms import accumulated, accumulations
 from benchmarks.quality.references import draw
 from jaxplan.audit import compile_plan
 from jaxplan.ir import CUT, Program, trace
+from tests.sampling import sampled
 
 NUMBER, PART = 4, 2
 Params = dict[str, jax.Array]
@@ -122,7 +123,7 @@ def test_steps_without_micro_batches_are_left_alone() -> None:
 
 
 @pytest.mark.gpu_aot
-@pytest.mark.parametrize("model", ["convolutions", "perceptron"])
+@pytest.mark.parametrize("model", sampled(["perceptron", "convolutions"]))
 def test_the_compiled_step_needs_the_memory_of_a_loop(model: str) -> None:
     """Without the order, eight micro-batches took 2.6 and 1.8 times as much."""
     loss, params, batch = accumulated()[model]

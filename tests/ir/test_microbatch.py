@@ -12,6 +12,7 @@ from jaxplan.core import _compat
 from jaxplan.ir import trace, turning_point
 from jaxplan.ir.microbatch import NotSeparableError, split_batch
 from jaxplan.ir.microbatch._loop import cut, fronted, joined, placed
+from tests.sampling import sampled
 
 NUM = 4
 
@@ -148,7 +149,7 @@ def language_model(p, tokens):
     return optax.softmax_cross_entropy_with_integer_labels(logits, tokens.reshape(-1)).mean()
 
 
-@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("dim", sampled([1, 0]))
 def test_loops_over_layers_with_remat_whichever_dimension_is_the_batch(dim):
     params = {
         "table": normal(5, 50, 16) / 4,

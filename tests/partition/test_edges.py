@@ -251,6 +251,7 @@ def test_paths_through_idle_axes_run_as_they_are_priced() -> None:
             np.testing.assert_array_equal(shard.data, expected[shard.index], err_msg=str(one))
 
 
+@pytest.mark.slow
 @pytest.mark.gpu_aot
 def test_paths_through_idle_axes_compile_as_they_are_priced() -> None:
     for dtype in ("float32", "bfloat16"):
@@ -277,6 +278,7 @@ def test_parts_of_padded_rows_are_scattered_on_a_torus() -> None:
     check(edges, compiled(edges))
 
 
+@pytest.mark.slow
 @pytest.mark.tpu_aot
 def test_parts_of_less_rows_than_a_tile_are_scattered_on_a_torus() -> None:
     """Heads of 32 channels over 8 devices: 4 are less than a tile, and the compiler made an all-reduce of them."""
@@ -289,6 +291,7 @@ def test_parts_of_less_rows_than_a_tile_are_scattered_on_a_torus() -> None:
     check(found, compiled(found))
 
 
+@pytest.mark.slow
 @pytest.mark.tpu_aot
 def test_parts_of_tiles_are_not_exchanged_on_a_torus() -> None:
     """Kernels of a DenseNet: 3 x 3 x 128 x 8 of bfloat16 are four tiles and a half, 3 x 3 x 128 x 4 two and a quarter.
@@ -302,6 +305,7 @@ def test_parts_of_tiles_are_not_exchanged_on_a_torus() -> None:
         assert [(c.kind, c.total_bytes) for c in moved] == [("reduce-scatter", num_bytes)], moved
 
 
+@pytest.mark.slow
 @pytest.mark.tpu_aot
 def test_large_images_are_scattered_as_they_are_on_a_torus() -> None:
     """128 images of 147 x 147 pixels of an Inception-v3, 8 of 32 features: half a tile beside 10,804. Padded, the

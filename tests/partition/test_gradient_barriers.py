@@ -17,6 +17,7 @@ from benchmarks.models import build
 from jaxplan.cost import _gradient_barriers as cost_barriers
 from jaxplan.partition import _gradient_barriers, decide_lowering
 from tests.partition.edited_plans import with_lowering, with_schedule
+from tests.sampling import sampled
 from tests.versions import IS_0_12, until_0_12
 
 MIB = 2**20
@@ -47,6 +48,7 @@ def _arguments(batch: int, num_parts: int, width: int, hidden: int, dtype: Any) 
     return params, jax.random.normal(next(keys), (batch, 64), dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.gpu_aot
 def test_what_a_perceptron_keeps_is_gone_before_the_peak() -> None:
     """On each device a layer of the perceptron is 8,192 x 1,024 float32: 32 MiB, and its cotangent as much."""
@@ -239,6 +241,7 @@ def test_nothing_is_asked_for_after_the_peak() -> None:
     assert len(plan.lowering.reduced_at_once) == 4 and not plan.lowering.schedule.barriers
 
 
+@pytest.mark.slow
 @pytest.mark.gpu_aot
 def test_probabilities_of_attention_wait_for_the_gradients_made_before() -> None:
     """Two dots read the cotangent of a block's attention; one makes 1 GiB of gradients of probabilities per device."""
@@ -266,6 +269,7 @@ def _looped_step(params: Any, tokens: Any, labels: Any) -> Any:
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss_fn)(params))
 
 
+@pytest.mark.slow
 @pytest.mark.gpu_aot
 def test_zeros_of_a_table_are_not_held_through_a_loop() -> None:
     """A table of 8,192 x 512 float32: 16 MiB, and its gradient as much."""
@@ -343,7 +347,7 @@ def test_results_are_those_of_one_device() -> None:
                 np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("backend", ["jit", "shard_map"])
+@pytest.mark.parametrize("backend", sampled(["shard_map", "jit"]))
 def test_zeros_that_wait_change_no_result(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
     monkeypatch.setattr(cost_barriers, "LARGE_PARAMETER_BYTES", 1)
     shapes = {"table": (24, 16), "head": (16, 24), "layers": {"up": (3, 16, 32), "down": (3, 32, 16)}}

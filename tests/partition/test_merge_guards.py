@@ -44,7 +44,7 @@ def _plan(batch_size: int, name: str = "data") -> jaxplan.Plan:
     return frontier.references[name]
 
 
-@pytest.mark.parametrize(("batch_size", "name"), [(64, "data"), (512, "megatron")])
+@pytest.mark.parametrize(("batch_size", "name"), sampled([(512, "megatron"), (64, "data")]))
 def test_three_dots_of_an_operand_are_kept_apart(batch_size: int, name: str) -> None:
     """However large their shared operand is: 128 MiB under Megatron, where a device has one head."""
     plan = _plan(batch_size, name)
@@ -61,6 +61,7 @@ def test_large_dots_are_left_to_the_compiler() -> None:
     assert not _plan(8192).lowering.merge_guards
 
 
+@pytest.mark.slow
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize(
     ("batch_size", "name", "result"), sampled([(128, "data", 4 * MIB), (512, "megatron", 16 * MIB)])

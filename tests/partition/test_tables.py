@@ -51,6 +51,7 @@ def test_tables_are_gathered_and_reduced_one_at_a_time() -> None:
     assert audit.memory_ok, audit.table()
 
 
+@pytest.mark.slow
 def test_results_are_those_of_one_device() -> None:
     """With tables that are large enough to take turns."""
     rows = 16384

@@ -21,6 +21,7 @@ MOST_UNDER = 0.92
 """As `benchmarks.accuracy` allows."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "configuration", "names", "most"),
     sampled(

@@ -53,6 +53,7 @@ def _arguments(images: int, size: int, channels: int, dtype: Any) -> tuple[Any, 
     return params, rng.normal(size=(images, size, size, channels)).astype(dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("window", "normalised", "padding"),
     sampled([(3, True, "VALID"), (2, False, "VALID"), (2, True, "VALID"), (3, False, "SAME")]),

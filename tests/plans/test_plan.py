@@ -119,6 +119,7 @@ def test_a_frontier_comes_back(frontier: jaxplan.Frontier, tmp_path: Path) -> No
     np.testing.assert_allclose(loss, jax.jit(step)(*_values())[1], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_files_are_the_same_in_every_process(tmp_path: Path) -> None:
     program = (
         "import sys, jaxplan; from tests.plans.test_plan import PARAMS, X, step\n"

@@ -43,7 +43,7 @@ def routed():
         (train_step, scanned, {"microbatches": 2}),
         (train_step, scanned, {"remat": True}),
         (train_step, scanned, {"stages": 2}),
-        (mixture_step, routed, {"microbatches": 2}),
+        pytest.param(mixture_step, routed, {"microbatches": 2}, marks=pytest.mark.slow),
     ],
     ids=["slices", "recomputed layers", "stages", "sorted rows in slices"],
 )

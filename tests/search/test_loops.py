@@ -147,6 +147,7 @@ def test_the_step_is_traced_once_where_a_plan_fits():
     assert len(traces) == 1
 
 
+@pytest.mark.slow
 def test_a_kernel_that_all_layers_share_is_recomputed_in_slices_too():
     """Its gradient is added up from layer to layer, and where the loop is cut from loop to loop."""
 

@@ -82,6 +82,7 @@ def test_what_depends_on_the_order_of_all_rows_is_planned_as_it_is():
     assert "'sort' mixes" in frontier.absent["data"]
 
 
+@pytest.mark.slow
 def test_micro_batches_sort_their_own_tokens(tmp_path):
     """In two slices of the batch each device sorts those of its part of a slice."""
     frontier = jaxplan.plan(train_step, *arguments(), topology="cpu:4", microbatches=2, progress=False)
@@ -93,6 +94,7 @@ def test_micro_batches_sort_their_own_tokens(tmp_path):
     check(jaxplan.load(tmp_path / "plan.json", train_step, *arguments()).jit())
 
 
+@pytest.mark.slow
 def test_slices_with_too_few_rows_to_sort_are_left_out():
     """Eight slices of 32 tokens are four tokens each: eight rows, too few for eight devices."""
     args = [parameters(0)], jax.random.normal(jax.random.key(9), (32, WIDTH))

@@ -264,6 +264,7 @@ def test_verified_on_gpus_that_are_not_there(tmp_path: Path) -> None:
     assert "verified" in found.table()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verify", sampled(["auto", True]))
 def test_leaner_plans_are_searched_where_none_fits_as_compiled(verify: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every program takes 3 % more than predicted, and the plan of the first search just fits by its prediction."""

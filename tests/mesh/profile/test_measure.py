@@ -86,6 +86,7 @@ for key in [*(("collective", kind, (4,), 4096) for kind in COLLECTIVES), ("matmu
 """
 
 
+@pytest.mark.slow
 @pytest.mark.gpu_aot
 def test_on_a_gpu_a_round_has_sixteen_operations_and_no_other_collective() -> None:
     environment = os.environ | Topology.parse("h100:8").aot_environment()
