@@ -10,7 +10,6 @@ from benchmarks.names import RECORD, differences, names_of, scrambled_names_of
 from jaxplan.ir import analyse, trace
 from tests.sampling import sampled
 
-
 MODELS = ["moe-tiny", "llama-tiny", "lstm-tiny", "dlrm-tiny", "swin-tiny", "resnet-tiny"]
 
 
