@@ -154,7 +154,7 @@ class AttentionBlocks:
 
     def __init__(self, model: CostModel) -> None:
         graph = model.graph
-        self._model = model
+        self._model, self._known = model, dict[tuple[int, Configuration], int]()
         self._attentions = [
             (eqn.index, graph.grouping.equation_group[eqn.index])
             for eqn in graph.program.equations
@@ -164,7 +164,10 @@ class AttentionBlocks:
     def of(self, chosen: Sequence[Configuration]) -> Iterator[tuple[int, int]]:
         """(equation, bytes) of each on one device."""
         for e, v in self._attentions:
-            yield e, self._num_bytes(e, v, chosen[v])
+            key = e, chosen[v]
+            if key not in self._known:
+                self._known[key] = self._num_bytes(e, v, chosen[v])
+            yield e, self._known[key]
 
     def _num_bytes(self, equation: int, group: int, config: Configuration) -> int:
         graph, topology = self._model.graph, self._model.topology

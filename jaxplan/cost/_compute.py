@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,10 @@ _WHOLE_WORD = 4
 """Bytes of the numbers that a GPU adds to in memory with one instruction."""
 _ALIGNED_BYTES = 16
 """Kernels of convolutions read channels in pieces of so many bytes."""
+
+
+Term = tuple[int, np.ndarray, int]
+"""Equation, seconds (K,), and kernels whose launches come on top of them."""
 
 
 def flops_of(graph: StepGraph, equation: int, border: Border | None = None) -> float:
@@ -92,9 +96,14 @@ def compute_seconds(
     topology: Topology,
 ) -> np.ndarray:
     """Seconds of a group's equations on one device, shape (K,): the sum of `equation_seconds`."""
+    return summed(compute_terms(graph, group, space, splits, buffers, topology), splits, topology)
+
+
+def summed(terms: Iterable[Term], splits: np.ndarray, topology: Topology) -> np.ndarray:
+    """Seconds of all terms of a group, shape (K,)."""
     seconds = np.zeros(len(splits))
     launches = 0
-    for _, term, launched in _terms(graph, group, space, splits, buffers, topology):
+    for _, term, launched in terms:
         seconds += term
         launches += launched
     return seconds + topology.chip.launch_seconds * launches
@@ -109,21 +118,26 @@ def equation_seconds(
     topology: Topology,
 ) -> dict[int, np.ndarray]:
     """Equation -> its share of `compute_seconds`, shape (K,): a pass over memory counts where it comes first."""
+    return by_equation(compute_terms(graph, group, space, splits, buffers, topology), topology)
+
+
+def by_equation(terms: Iterable[Term], topology: Topology) -> dict[int, np.ndarray]:
+    """Equation -> seconds of its terms, shape (K,)."""
     seconds: dict[int, np.ndarray] = {}
-    for e, term, launched in _terms(graph, group, space, splits, buffers, topology):
+    for e, term, launched in terms:
         seconds[e] = seconds.get(e, 0.0) + term + topology.chip.launch_seconds * launched
     return seconds
 
 
-def _terms(
+def compute_terms(
     graph: StepGraph,
     group: Group,
     space: GroupSpace,
     splits: np.ndarray,
     buffers: Buffers,
     topology: Topology,
-) -> Iterator[tuple[int, np.ndarray, int]]:
-    """(equation, seconds (K,), kernels whose launches come on top of them), one for each dot and each pass.
+) -> Iterator[Term]:
+    """The terms of a group's compute, one for each dot and each pass.
 
     A contraction takes the larger of its arithmetic and its traffic. Everything else pays for the materialised tensors
     that it writes once and reads once per phase, and for arithmetic beyond that (`_beyond_passes`). With

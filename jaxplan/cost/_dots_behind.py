@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from jaxplan.core._interner import ByIdentity
 from jaxplan.cost._model import CostModel
-from jaxplan.ir import CONTRACTION_FAMILIES
+from jaxplan.ir import CONTRACTION_FAMILIES, StepGraph
 
 
 class DotsBehind:
-    """Of the tensors of one model."""
+    """Of the tensors of one step."""
 
-    def __init__(self, model: CostModel) -> None:
-        graph = model.graph
-        self._graph, self._materialised = graph, model.buffers.materialised
+    def __init__(self, graph: StepGraph, materialised: Sequence[bool]) -> None:
+        self._graph, self._materialised = graph, materialised
         calls = (e.index for e in graph.program.equations if graph.rules[e.index].family in CONTRACTION_FAMILIES)
         self._library_calls = frozenset(calls)
         self._known: dict[int, int | None] = {}
+
+    @classmethod
+    def of_model(cls, model: CostModel) -> DotsBehind:
+        """Those of a model's step; the same for all models of it."""
+        graph, materialised = model.graph, model.buffers.materialised
+        stage = "dots behind", ByIdentity(materialised, None)
+        return graph.derive(stage, None, lambda: cls(graph, materialised))
 
     def of(self, t: int) -> int | None:
         """The index of its equation; None: there is none."""

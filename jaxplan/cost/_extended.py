@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from jaxplan.cost._inner import Extended, extended_operands
 from jaxplan.cost._model import CostModel
 from jaxplan.cost._padded_images import cut_dims
-from jaxplan.ir import Configuration
+from jaxplan.ir import Configuration, StepGraph
 from jaxplan.xla._plan_effects import ExtendImages
 
 
@@ -26,12 +26,9 @@ class ExtendedImages:
 
     def __init__(self, model: CostModel, read_end: Sequence[int]) -> None:
         self._model, self._read_end = model, read_end
-        convolved = [
-            group.index
-            for group in model.graph.grouping.groups
-            if any(model.graph.rules[e].family == "convolution" for e in group.equations)
-        ]
-        self._groups = convolved if model.buffers.found.has(ExtendImages) else []
+        graph = model.graph
+        extends = model.buffers.found.has(ExtendImages)
+        self._groups = graph.derive("convolved", None, lambda: _convolved(graph)) if extends else []
         self._known: dict[tuple[int, int], tuple[Extended, ...]] = {}
         self._padded = [(b.readers, b.image) for b in model.buffers.bordered if b.image.is_whole]
 
@@ -56,3 +53,9 @@ class ExtendedImages:
             elements = math.prod(shape) - (0 if is_beside else math.prod(own))
             last = max(self._read_end[e] for e in equations)
             yield min(equations), last, elements * graph.program.tensors[t].itemsize
+
+
+def _convolved(graph: StepGraph) -> list[int]:
+    """Groups with convolutions."""
+    groups = graph.grouping.groups
+    return [of.index for of in groups if any(graph.rules[e].family == "convolution" for e in of.equations)]

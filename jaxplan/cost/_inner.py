@@ -74,17 +74,20 @@ def inner_of_plan(
         yield from found
 
 
-def communicating(graph: StepGraph, group: int) -> list[int]:
+def communicating(graph: StepGraph, group: int) -> Sequence[int]:
     """The equations of a group that communicate by themselves under some configuration."""
-    equations = graph.program.equations
-    return [
-        e
-        for e in graph.grouping.groups[group].equations
-        if graph.rules[e].windows
-        or body_cost(equations[e]).collectives
-        or _extremes(graph, e)
-        or equations[e].name in ATTENTIONS
-    ]
+
+    def find() -> list[list[int]]:
+        return [[e for e in of.equations if _communicates(graph, e)] for of in graph.grouping.groups]
+
+    return graph.derive("communicating", None, find)[group]
+
+
+def _communicates(graph: StepGraph, equation: int) -> bool:
+    eqn, rule = graph.program.equations[equation], graph.rules[equation]
+    return bool(
+        rule.windows or body_cost(eqn).collectives or _extremes(graph, equation) or eqn.name in ATTENTIONS
+    )
 
 
 def may_communicate(graph: StepGraph, group: int) -> bool:

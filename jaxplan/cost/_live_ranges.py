@@ -59,7 +59,7 @@ class LiveRanges:
         self._calls = frozenset(e for e, family in families if family in CONTRACTION_FAMILIES)
         self._workspaces = {effect.equation: effect.num_bytes for effect in buffers.found.of(Scratch)}
         self._large_tables = {effect.tensor for effect in buffers.found.of(TakeTurns)}
-        self._behind = DotsBehind(model)
+        self._behind = DotsBehind.of_model(model)
         self._deaths, self._copies = HomeDeaths(model, self._behind), Copies(model)
         self._summands, self._ordered = WrittenSummands(model), OrderedCopies(model)
         self._extended, self._padded = ExtendedImages(model, buffers.read_end), PaddedImages(model)

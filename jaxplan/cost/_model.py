@@ -10,7 +10,7 @@ Objective, in the symbols of `jaxplan.solvers.Problem`:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +34,7 @@ class CostModel:
       edge_reads: per edge of the problem, the reads that it prices; a read in both phases has an edge to itself.
       latency_shares: tensor -> fraction of a latency, where its collectives are combined, see `latency_shares`.
       compute: per group (K,) seconds of compute.
+      equation_seconds: group -> seconds of compute of each of its equations, per configuration, (K, equations).
       flops: per group (K,) floating-point operations on one device.
       overlapped: whether predicted times count communication that runs beside compute; the problem never does.
       host_bytes: per group (K,) bytes of its inputs that live on the host; empty where none does.
@@ -51,6 +52,7 @@ class CostModel:
     latency_shares: Mapping[int, float]
     compute: tuple[np.ndarray, ...]
     flops: tuple[np.ndarray, ...]
+    equation_seconds: Callable[[int], np.ndarray]
     overlapped: bool = False
     host_bytes: tuple[np.ndarray, ...] = ()
     link_bytes: tuple[np.ndarray, ...] = ()

@@ -202,6 +202,7 @@ class ModelBuilder:
             latency_shares=self.latency_shares,
             compute=tuple(computes),
             flops=tuple(flops),
+            equation_seconds=functools.partial(self._nodes.by_equation, self.configs),
             overlapped=self.overlap,
         )
         return model if self.graph.offload is None else offloaded_model(model, self.graph.offload)

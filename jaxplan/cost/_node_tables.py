@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from jaxplan.core._interner import Memo
-from jaxplan.cost._compute import compute_seconds, local_flops
+from jaxplan.cost._compute import by_equation, compute_seconds, compute_terms, local_flops, summed
 from jaxplan.cost._inner import communicating, inner_collectives
 from jaxplan.cost._passes import is_rewriting
 from jaxplan.cost._splits import split_counts
@@ -19,6 +20,33 @@ from jaxplan.cost._work import CompiledWork
 from jaxplan.ir import Configuration, StepGraph
 from jaxplan.mesh import Topology
 from jaxplan.xla._buffers import Buffers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Columns:
+    """Prices of a group under the configurations that were asked for until now, a row for each.
+
+    Attributes:
+      row: configuration -> its row.
+      seconds, flops, num_bytes: (K,) of the group.
+      of_equations: (K, equations) seconds.
+    """
+
+    row: dict[Configuration, int]
+    seconds: np.ndarray
+    flops: np.ndarray
+    num_bytes: np.ndarray
+    of_equations: np.ndarray
+
+    def with_more(self, more: _Columns) -> _Columns:
+        """The same with the rows of other configurations behind."""
+        return _Columns(
+            row=self.row | {config: len(self.row) + k for config, k in more.row.items()},
+            seconds=np.concatenate([self.seconds, more.seconds]),
+            flops=np.concatenate([self.flops, more.flops]),
+            num_bytes=np.concatenate([self.num_bytes, more.num_bytes]),
+            of_equations=np.concatenate([self.of_equations, more.of_equations]),
+        )
 
 
 class NodeTables:
@@ -31,18 +59,44 @@ class NodeTables:
 
     def of(self, v: int, configs: tuple[Configuration, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Compute seconds, local FLOPs and bytes per configuration; equal arrays become one object."""
-        group, space = self._graph.grouping.groups[v], self._graph.spaces[v]
         key = self._node_key(v, configs)
-        if key in self._memo:
-            return self._memo[key]
+        if key not in self._memo:
+            columns, rows = self._columns(v, configs)
+            self._memo[key] = columns.seconds[rows], columns.flops[rows], columns.num_bytes[rows]
+        return self._memo[key]
+
+    def by_equation(self, configurations: Sequence[tuple[Configuration, ...]], v: int) -> np.ndarray:
+        """Compute seconds of each equation of a group in order, per configuration: shape (K, equations)."""
+        key = ("equations", self._node_key(v, configurations[v]))
+        if key not in self._memo:
+            columns, rows = self._columns(v, configurations[v])
+            self._memo[key] = columns.of_equations[rows]
+        return self._memo[key]
+
+    def _columns(self, v: int, configs: Sequence[Configuration]) -> tuple[_Columns, list[int]]:
+        """Everything priced of a group or an equal one, and the rows of some configurations; those that are new are
+        priced."""
+        key = ("priced", self._memo.number(self._structure_of(v)))
+        known: _Columns | None = self._memo.get(key)
+        new = [config for config in dict.fromkeys(configs) if known is None or config not in known.row]
+        if new:
+            more = self._priced(v, tuple(new))
+            known = self._memo[key] = more if known is None else known.with_more(more)
+        assert known is not None
+        return known, [known.row[config] for config in configs]
+
+    def _priced(self, v: int, configs: tuple[Configuration, ...]) -> _Columns:
+        group, space = self._graph.grouping.groups[v], self._graph.spaces[v]
         splits = split_counts(configs, self._topology)
-        result = (
-            compute_seconds(self._graph, group, space, splits, self._buffers, self._topology),
-            local_flops(self._graph, group, space, splits, self._work),
-            self._memory(v, splits),
+        terms = list(compute_terms(self._graph, group, space, splits, self._buffers, self._topology))
+        seconds, none = by_equation(terms, self._topology), np.zeros(len(configs))
+        return _Columns(
+            row={config: k for k, config in enumerate(configs)},
+            seconds=summed(terms, splits, self._topology),
+            flops=local_flops(self._graph, group, space, splits, self._work),
+            num_bytes=self._memory(v, splits),
+            of_equations=np.array([seconds.get(e, none) for e in group.equations]).reshape(-1, len(configs)).T,
         )
-        self._memo[key] = result
-        return result
 
     def operator_seconds(self, v: int, configs: tuple[Configuration, ...]) -> np.ndarray:
         """Seconds of the collectives inside of a group's operators, per configuration (`inner_collectives`)."""
@@ -90,10 +144,14 @@ class NodeTables:
 
     def _node_key(self, v: int, configs: tuple[Configuration, ...]):
         """Structure and configurations of a group; equal layers have equal keys."""
+        return ("node", *self._memo.numbers((configs, self._structure_of(v))))
+
+    def _structure_of(self, v: int):
+        """`_structure`, one object for equal groups."""
         if v not in self._structures:
             structure = self._structure(v)
             self._structures[v] = self._memo.setdefault(structure, structure)
-        return ("node", *self._memo.numbers((configs, self._structures[v])))
+        return self._structures[v]
 
     def _structure(self, v: int):
         """Rules, dtypes, classes and buffers of a group in order."""

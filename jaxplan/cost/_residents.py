@@ -17,6 +17,10 @@ def resident_labels(graph: StepGraph) -> dict[int, str]:
     them; moments, counts and running statistics only meet gradients, or nothing of the backward pass at all. Parameters
     that the step does not train are parameters too.
     """
+    return graph.derive("resident labels", None, lambda: _labels(graph))
+
+
+def _labels(graph: StepGraph) -> dict[int, str]:
     program = graph.program
     reaches = {t for e in equations_of_training(program) for t in program.equations[e].operands}
     labels = {}

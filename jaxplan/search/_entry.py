@@ -77,6 +77,7 @@ class StepToPlan:
 
 
 @interruptible()
+@paused_collector()
 def plan_on(step: StepToPlan, options: Options) -> Frontier:
     """The frontier of a step on one machine, verified if that was asked for; see `jaxplan.plan`."""
     topology = parse_topology(options.topology)

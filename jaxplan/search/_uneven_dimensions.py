@@ -98,12 +98,14 @@ def uneven_dimensions(model: CostModel, chosen: Sequence[Configuration]) -> tupl
       chosen: per group the configuration of the plan that figures are given for.
     """
     found = []
+    sizes = _indivisible(model.graph, model.topology.num_devices)
+    if not sizes:
+        return ()
     loads = list(_loads(model, chosen))
     total, by_dimension = _Totals.of(loads), defaultdict(list)
     for load in loads:
         for k in load.dimensions:
             by_dimension[k].append(load)
-    sizes = _indivisible(model.graph, model.topology.num_devices)
     for k, (size, parts) in sorted(sizes.items()):
         is_batch = model.graph.named.dimensions[k].name == "batch"
         wanted = _wanted_parts(size, parts, model.topology.num_devices, 1.0 if is_batch else MOST_PADDING)

@@ -6,6 +6,7 @@ between two of these are not walked.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Sequence
 from heapq import heappop, heappush
@@ -44,13 +45,37 @@ class Chain(NamedTuple):
     seconds: tuple[float, ...]
 
 
+class _EquationSeconds:
+    """Seconds of every equation under each configuration of its group: the tables of the groups, (K, equations) each,
+    one after the other; a table that several groups share is there once."""
+
+    def __init__(self, tables: Sequence[np.ndarray]) -> None:
+        begins, distinct, end = Memo(), list[np.ndarray](), 0
+        for table in tables:
+            if begins.number(table) not in begins:
+                begins[begins.number(table)] = end
+                distinct.append(table.ravel())
+                end += table.size
+        self._flat = np.concatenate(distinct or [np.zeros(0)])
+        self._width = np.array([table.shape[1] for table in tables], dtype=np.int64)
+        self._group = np.repeat(np.arange(len(tables)), self._width)
+        first = np.array([begins[begins.number(table)] for table in tables], dtype=np.int64)
+        place = np.arange(len(self._group)) - np.repeat(np.cumsum(self._width) - self._width, self._width)
+        self._place = first[self._group] + place
+
+    def of(self, assignment: Sequence[int]) -> np.ndarray:
+        """The seconds of all equations, group after group."""
+        rows = np.asarray(assignment, dtype=np.int64) * self._width
+        return self._flat[self._place + rows[self._group]]
+
+
 class Makespans:
     """Makespans of the assignments of one cost model; the part of an assignment that others share is kept."""
 
     def __init__(self, simulator: PlanSimulator) -> None:
         self._simulator, self._model = simulator, simulator.model
         groups = self._model.graph.grouping.groups
-        self._sent, self._columns = Memo(), Memo()
+        self._sent = Memo()
         equations = [e for group in groups for e in group.equations]
         self._order = np.argsort(np.array(equations, dtype=np.int64), kind="stable")
         self._equations = np.array(equations, dtype=np.int64)[self._order]
@@ -70,23 +95,19 @@ class Makespans:
         """Seconds of the equations of all groups, in program order."""
         if not assignment:
             return np.zeros(0)
-        columns = [self._column(v, label) for v, label in enumerate(assignment)]
-        seconds = np.concatenate(columns)[self._order]
+        if self._model.link_bytes:
+            of = [self._simulator.compute_seconds(v, label) for v, label in enumerate(assignment)]
+            groups = self._model.graph.grouping.groups
+            seconds = np.array([found.get(e, 0.0) for found, group in zip(of, groups) for e in group.equations])
+        else:
+            seconds = self._tables.of(assignment)
+        seconds = seconds[self._order]
         seconds[:1] += self._simulator.seconds_before(assignment)
         return seconds
 
-    def _column(self, v: int, label: int) -> np.ndarray:
-        """Seconds of the equations of a group; of groups with equal tables once."""
-        equations = self._model.graph.grouping.groups[v].equations
-        if self._model.link_bytes:
-            seconds = self._simulator.compute_seconds(v, label)
-            return np.array([seconds.get(e, 0.0) for e in equations])
-        table = self._model.compute[v]
-        number = self._columns.number(table)
-        if number not in self._columns:
-            seconds, none = self._simulator.group_table(v), np.zeros(len(table))
-            self._columns[number] = np.array([seconds.get(e, none) for e in equations]).reshape(-1, len(table)).T
-        return self._columns[number][label]
+    @functools.cached_property
+    def _tables(self) -> _EquationSeconds:
+        return _EquationSeconds([self._model.equation_seconds(v) for v in range(len(self._model.configurations))])
 
     def _events(
         self, equations: np.ndarray, transfers: Sequence[Transfer], inner: dict[int, list[float]]

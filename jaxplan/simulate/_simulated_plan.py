@@ -30,13 +30,12 @@ from typing import Any
 import numpy as np
 
 from jaxplan.core._files import write_whole
-from jaxplan.cost._compute import equation_seconds
+from jaxplan.core._interner import ByIdentity
 from jaxplan.cost._model import CostModel
 from jaxplan.cost._offload import host_seconds
 from jaxplan.cost._plan_model import predictor_of_plan
 from jaxplan.cost._prediction import Predictor
 from jaxplan.cost._pricing import KEEP, REPEAT
-from jaxplan.cost._splits import split_counts
 from jaxplan.cost._transfers import Transfer
 from jaxplan.ir import Configuration, StepGraph
 from jaxplan.mesh import Topology, collective_seconds
@@ -147,7 +146,8 @@ class PlanSimulator:
     def __init__(self, predictor: Predictor) -> None:
         self.predictor = predictor
         self.model: CostModel = predictor.model
-        self.kernel = self._kernels()
+        key = ByIdentity(self.model.buffers, None)
+        self.kernel: Sequence[int] = self.model.graph.derive("kernels", key, self._kernels)
         self._seconds: dict[tuple[int, int], dict[int, float]] = {}
         self._tables: dict[int, dict[int, np.ndarray]] = {}
 
@@ -251,10 +251,8 @@ class PlanSimulator:
     def group_table(self, v: int) -> Mapping[int, np.ndarray]:
         """Equation -> seconds of compute under each configuration of its group, shape (K,)."""
         if v not in self._tables:
-            graph, topology = self.model.graph, self.model.topology
-            splits = split_counts(self.model.configurations[v], topology)
-            group, space = graph.grouping.groups[v], graph.spaces[v]
-            self._tables[v] = equation_seconds(graph, group, space, splits, self.model.buffers, topology)
+            equations = self.model.graph.grouping.groups[v].equations
+            self._tables[v] = dict(zip(equations, self.model.equation_seconds(v).T, strict=True))
         return self._tables[v]
 
     def _group_seconds(self, v: int, label: int) -> dict[int, float]:

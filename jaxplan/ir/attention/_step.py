@@ -85,5 +85,9 @@ def _first(same: Mapping[int, int], k: int) -> int:
 
 def largest_scores(graph: StepGraph) -> int:
     """Bytes of the largest scores of an attention, of all pairs of a query and a key; 0 where there is none."""
-    found = find_attentions(graph.program, graph.rules)
-    return max((graph.program.tensors[of.chain.product[0]].num_bytes for of in found), default=0)
+
+    def find() -> int:
+        found = find_attentions(graph.program, graph.rules)
+        return max((graph.program.tensors[of.chain.product[0]].num_bytes for of in found), default=0)
+
+    return graph.derive("largest scores", None, find)
