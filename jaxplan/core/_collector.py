@@ -13,7 +13,7 @@ def paused_collector() -> Iterator[None]:
 
     The tables and tuples of a large step make the collector walk the whole program again and again and find nothing:
     a quarter of the time of pricing 8B on 64 devices was measured to go there. Counted references are freed as ever.
-    What was built counts as old afterwards: the next full collection walks it, and not the next one of young objects.
+    New objects count as old afterwards: the next full collection walks them, and not the next one of young objects.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -147,7 +147,7 @@ class PlanSimulator:
         self.predictor = predictor
         self.model: CostModel = predictor.model
         key = ByIdentity(self.model.buffers, None)
-        self.kernel: Sequence[int] = self.model.graph.derive("kernels", key, self._kernels)
+        self.kernel: Sequence[int] = self.model.graph.derive("kernels", key, lambda: self._kernels())
         self._seconds: dict[tuple[int, int], dict[int, float]] = {}
         self._tables: dict[int, dict[int, np.ndarray]] = {}
 
