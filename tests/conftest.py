@@ -41,10 +41,28 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(100_000, 50, 100)
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are left out by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for slow in _beside_samples(items):
+        slow.add_marker(pytest.mark.slow)
     for mark, (module, chips) in _COMPILERS.items():
         if importlib.util.find_spec(module) is None:
             reason = f"needs the extra {mark.replace('_', '-')} to compile for {chips}"
             for item in items:
                 if item.get_closest_marker(mark):
                     item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _beside_samples(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Of tests with the mark `sample(keep)` and more parameters than that, those that only `make test-all` runs."""
+    found: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sample") and not item.get_closest_marker("slow"):
+            found.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left: list[pytest.Item] = []
+    for of in found.values():
+        mark = of[0].get_closest_marker("sample")
+        assert mark is not None
+        kept = {place * len(of) // mark.args[0] for place in range(mark.args[0])}
+        left += [item for place, item in enumerate(of) if place not in kept]
+    return left

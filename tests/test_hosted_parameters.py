@@ -113,6 +113,7 @@ def sgd(loss):
     return step
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("backend", sampled(["shard_map", "jit"]))
 @pytest.mark.parametrize("form", FORMS)
 def test_whatever_reads_the_parameters_results_equal_one_device(form, backend):
@@ -271,6 +272,7 @@ def test_compiled_programs_hold_the_parameters_of_a_layer_at_a_time(form, dtype)
     assert audit.compiled_memory_bytes < min(p.memory_bytes for p in frontier.points if not p.offload)
 
 
+@pytest.mark.slow
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize(
     "remat",

@@ -283,6 +283,7 @@ def _modes() -> Iterator[Any]:
     yield pytest.param(lambda: jax.debug_nans(True), np.float32, 1e-5, id="debug-nans")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("mode", "dtype", "rtol"), list(_modes()))
 def test_planned_in_a_mode_of_jax(mode: Callable[[], Any], dtype: Any, rtol: float) -> None:
     """With a batch whose rows are split and gathered, so that islands and reshardings run in the mode too."""

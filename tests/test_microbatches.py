@@ -109,6 +109,7 @@ def test_slices_are_found_where_only_attention_in_blocks_fits_otherwise():
     assert {plan.name for plan in found.references.values()} == {plan.name for plan in blocks.references.values()}
 
 
+@pytest.mark.slow
 def test_a_step_that_writes_down_its_batch_size_is_refused_in_slices_alone():
     """Without slices it is planned; advice, which tries them, leaves them out."""
 

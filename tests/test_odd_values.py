@@ -44,6 +44,7 @@ def label(value: Any) -> str:
     return f"{type(value).__name__}-{str(value)[:8].encode('unicode_escape').decode()}"
 
 
+@pytest.mark.sample(11)
 @pytest.mark.parametrize("value", VALUES, ids=label)
 def test_options_of_plan(value: Any) -> None:
     for option in OPTIONS:

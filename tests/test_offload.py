@@ -62,6 +62,7 @@ def plan_of(name="adam", **options):
     return next(p for p in reversed(frontier.points) if p.offload and len(p.offload.inputs) == p.offload.of)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("backend", ["jit", "shard_map"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_three_steps_with_state_on_the_host_equal_one_device(name, backend):
@@ -165,6 +166,7 @@ def with_recomputed_blocks(**options):
     return next(p for p in frontier.points if p.offload and p.offload.regions)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("backend", ["jit", "shard_map"])
 def test_a_step_whose_activations_wait_on_the_host_equals_one_device(backend):
     optimizer, plan = OPTIMIZERS["momentum"], with_recomputed_blocks(name="momentum")
@@ -348,6 +350,7 @@ def test_an_update_between_two_backward_passes_waits_for_no_constant(backend):
             np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("backend", ["jit", "shard_map"])
 def test_updates_in_loops_may_come_before_others(backend):
     """Muon orthogonalises the updates of matrices in a loop; vectors have another optimizer."""

@@ -197,6 +197,7 @@ def test_what_would_take_long_is_left_out() -> None:
     assert not is_too_long(_case("matrix product", 1024, 1024, 1024), [PRODUCT], Settings())  # another dtype
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("num_devices", [1, 8])
 def test_a_step_is_run_on_what_the_one_before_left(num_devices: int) -> None:
     these = sized("mlp", Topology.parse(f"cpu:{num_devices}"), TINY, 2)
@@ -215,6 +216,7 @@ def test_a_step_is_run_on_what_the_one_before_left(num_devices: int) -> None:
     assert any(record.communication_seconds for record in records) == (num_devices > 1)
 
 
+@pytest.mark.slow
 def test_a_batch_is_halved_until_it_fits() -> None:
     chip = replace(Topology.parse("cpu:1").chip, memory_bytes=1 << 19)
     these = sized("mlp", Topology.of(chip, (1,)), {**TINY, "batch_size": 1 << 12}, 1)

@@ -148,6 +148,7 @@ def _num_parameters(state: Any) -> int:
 TINY_GPT_PARAMETERS = _gpt_parameters(2, 64, 256, 32)
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize(
     ("name", "expected"),
     sampled([
@@ -209,6 +210,7 @@ def test_parameter_counts(name: str, expected: int) -> None:
     assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(state))
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     "name", sampled([name for name, spec in MODELS.items() if "tiny" in name and spec.updates == "returned"], 12)
 )

@@ -116,6 +116,7 @@ def test_vocabulary_of_transformer_base_follows_from_all_printed_counts() -> Non
     assert _num_parameters("transformer-base") == pytest.approx(65e6, rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sampled(["recurrent-tiny", "translation-tiny"]))
 def test_time_steps_unrolled_or_scanned_are_one_network(name: str) -> None:
     def loss(scan: bool) -> Any:

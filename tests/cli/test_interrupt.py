@@ -99,6 +99,7 @@ SECONDS = 5.0
 """Far above the second that is promised: other work may run on this machine."""
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("stage", "number", "options", "saved"),
     [
@@ -135,6 +136,7 @@ def test_a_stage_that_does_not_answer_is_ended_with_what_was_known(folder: Path)
     }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("command", "stage"),
     [

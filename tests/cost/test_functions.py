@@ -76,6 +76,7 @@ def _live(audit: Any) -> Any:
     return pytest.approx(dict(audit.compiled_parts)["arguments"] + sum(h.num_bytes for h in audit.held), rel=0.03)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize("name", sampled(FUNCTIONS, 2))
 def test_what_gpus_save_of_a_function(name: str) -> None:
@@ -106,6 +107,7 @@ def _exact_gelu_audited() -> Any:
     return _audited(lambda x: jax.nn.gelu(x, approximate=False), "h100:8")
 
 
+@pytest.mark.slow
 @GAPS_UNTIL_0_12
 @pytest.mark.gpu_aot
 def test_memory_of_an_exact_gelu_is_that_of_the_compiler() -> None:
@@ -144,6 +146,7 @@ def test_what_gpus_save_of_a_gelu(name: str, request: pytest.FixtureRequest) -> 
     assert audit.predicted_memory_bytes == _live(audit), audit.table()
 
 
+@pytest.mark.slow
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize(
     ("topology", "arrays", "most"), sampled([("h100:8", 3, 1.1), ("a100-pcie:8", 4, 1.03)])
@@ -210,6 +213,7 @@ def test_images_that_weigh_themselves_are_written(side: int, channels: int, widt
     assert sum(h.count for h in held) >= 9
 
 
+@pytest.mark.slow
 @GAPS
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize(("side", "channels", "width"), IMAGES)

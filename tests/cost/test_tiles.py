@@ -298,6 +298,7 @@ def test_copies_have_the_innermost_dimensions_of_what_they_copy() -> None:
     assert Pricer(topology=topology, is_tiled=True).local_bytes(tensor, sharding) == whole // 2
 
 
+@pytest.mark.sample(1)
 @pytest.mark.tpu_aot
 @pytest.mark.parametrize(("batch", "is_held"), [(512, True), (128, False)])
 def test_updates_of_scatters_are_turned(monkeypatch: pytest.MonkeyPatch, batch: int, is_held: bool) -> None:
@@ -330,6 +331,7 @@ def test_updates_of_scatters_are_turned(monkeypatch: pytest.MonkeyPatch, batch: 
     assert plan.memory_bytes > 0.92 * audit.compiled_memory_bytes, audit.table()
 
 
+@pytest.mark.slow
 @pytest.mark.tpu_aot
 @pytest.mark.parametrize(
     ("activation", "op", "features", "most"),

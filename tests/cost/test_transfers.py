@@ -74,6 +74,7 @@ def test_reads_are_split_where_the_backward_pass_begins(name: str) -> None:
         assert all(e >= backward for e in read.later)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", STEPS)
 def test_all_plans_that_are_offered_compute_the_step(name: str) -> None:
     step, num_trees = STEPS[name]

@@ -38,6 +38,7 @@ _COUNTED = [
 ]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize(("name", "groups", "holes"), sampled(_COUNTED[::-1], 5))
 def test_zeros_that_are_written_around_images_are_multiplied(name: str, groups: int, holes: str) -> None:
@@ -64,6 +65,7 @@ def test_zeros_that_are_written_around_images_are_multiplied(name: str, groups: 
     assert audit.predicted_flops == pytest.approx(audit.compiled_flops, rel=1e-6)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize("strides", [(1, 1), (2, 2)])
 def test_holes_of_split_images_are_multiplied(strides: tuple[int, int]) -> None:
@@ -86,6 +88,7 @@ def test_holes_of_split_images_are_multiplied(strides: tuple[int, int]) -> None:
     assert audit.predicted_flops == pytest.approx(audit.compiled_flops, rel=1e-6), audit.table()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize(
     ("dtype", "tokens"), sampled([("bfloat16", 9), ("float32", 9), ("bfloat16", 16), ("float16", 9)], 2)

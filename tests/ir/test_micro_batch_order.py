@@ -122,6 +122,7 @@ def test_steps_without_micro_batches_are_left_alone() -> None:
     assert not any(eqn.name in (CUT, "optimization_barrier") for eqn in program.equations)
 
 
+@pytest.mark.slow
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize("model", sampled(["perceptron", "convolutions"]))
 def test_the_compiled_step_needs_the_memory_of_a_loop(model: str) -> None:

@@ -44,6 +44,7 @@ def worst_ratio(
     return worst
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
@@ -64,6 +65,7 @@ def test_every_pair_of_shardings_has_its_cheapest_path(name: str, shape: tuple[i
         assert worst_ratio(Topology.parse(name), shape, itemsize) < 1 + 1e-9
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("name", "shape", "sources"),
     [
@@ -215,6 +217,7 @@ class _Blind(GuidedSolver):
         return 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["h100:4x8", "v5p:2x4x4"])
 def test_a_bound_leaves_the_answers_of_a_guided_search(name: str) -> None:
     machine, draw = Topology.parse(name), random.Random(5)
@@ -259,6 +262,7 @@ def test_too_many_shardings_are_searched_towards_the_target() -> None:
         assert 0 < reshard_bound(source, target, shape, 2**10, machine) <= seconds * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_paths_on_more_axes_than_a_board_cost_the_sum_of_their_steps() -> None:
     """Axes that both layouts share, or that move together, are one label there."""
     machine, shape, draw = Topology.parse("k80:4x8"), (32, 32, 4), random.Random(3)

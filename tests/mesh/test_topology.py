@@ -197,6 +197,7 @@ print(len(devices), devices[0].device_kind, "all-reduce" in text, [d.process_ind
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize(
     ("text", "expected"),

@@ -100,6 +100,7 @@ def largest_difference(found: Any, wanted: Any) -> float:
     return max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in wide)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("attention", sampled([biased, causal]))
 def test_equals_one_device(attention: Callable[..., Array], form: str) -> None:
@@ -112,6 +113,7 @@ def test_equals_one_device(attention: Callable[..., Array], form: str) -> None:
 
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "form, num, again",
     sampled(
@@ -151,6 +153,7 @@ def test_micro_batches_and_recomputed_blocks_equal_one_device(form: str, num: in
     assert largest_difference(found, wanted) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", sampled(FORMS))
 def test_float64_agrees_also_where_float32_is_ill_conditioned(form: str) -> None:
     """Weights of size 1 in two layers: rounding grows by 1e5, in float64 too."""
@@ -165,6 +168,7 @@ def test_bfloat16_agrees_to_its_rounding(form: str) -> None:
     assert largest_difference(context_plan(step, args, form).jit()(*args), jax.jit(step)(*args)) < 2.0**-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", sampled([jnp.bfloat16, jnp.float32]))
 def test_a_script_of_it_runs(dtype: Any, tmp_path: Path) -> None:
     step, args = make_step(causal), arguments(dtype=dtype)
@@ -184,6 +188,7 @@ def test_checkpointed_blocks_in_a_loop() -> None:
     assert largest_difference(plan.jit(backend="shard_map")(*args), wanted) < 1e-5
 
 
+@pytest.mark.slow
 def test_compiled_ring_moves_what_was_predicted() -> None:
     """Of n devices, n - 1 passes of keys and of values in each pass, and n of their gradients."""
     audit = context_plan(make_step(causal), arguments(), "ring").audit()
@@ -193,6 +198,7 @@ def test_compiled_ring_moves_what_was_predicted() -> None:
     assert audit.predicted_flops == audit.compiled_flops
 
 
+@pytest.mark.slow
 def test_compiled_exchange_moves_what_was_predicted() -> None:
     """Four heads of keys are exchanged among 4 of 8 GPUs: an all-to-all of queries, keys, values, the result and its
     row sums; back of the first three, the cotangent, two numbers for each row and three gradients. From the other half

@@ -70,6 +70,7 @@ def test_large_gradients_are_reduced_one_by_one() -> None:
     assert [c.num_bytes for c in scattered] == [4 * MIB] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.gpu_aot
 def test_latencies_are_those_of_the_combined_collectives() -> None:
     """Six gradients and six parameters of 1 MiB in a program of 450 MiB: the rest pays a latency each. Where a

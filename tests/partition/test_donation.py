@@ -66,6 +66,7 @@ SOURCES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("source", SOURCES)
 def test_arrays_that_are_placed_stay_with_their_caller(plan: jaxplan.Plan, source: str) -> None:
     """Placing keeps the buffer where an array is already: the donated one has to be a copy."""

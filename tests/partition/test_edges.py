@@ -191,6 +191,7 @@ def test_the_document_states_the_paths_that_are_found() -> None:
     )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize("topology", ["h100:8", "h100:2x8"])
 def test_the_commonest_edges_compile_to_their_paths(topology: str) -> None:

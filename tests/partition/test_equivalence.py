@@ -72,6 +72,7 @@ def alone(init: Any) -> tuple[list[float], Any]:
     return _train(jax.jit(train_step), jax.jit(init)())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", POINTS)
 def test_training_agrees_with_one_device(
     point: str, dtype: Any, init: Any, frontier: Any, alone: Any

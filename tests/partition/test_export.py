@@ -213,6 +213,7 @@ def every_kind_of_operator(x: Any, key: Any, ids: Any) -> Any:
     return {"y": jnp.cumsum(y, axis=1), "largest": largest, "groups": groups, **others}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("make_key", [jax.random.key, jax.random.PRNGKey])
 def test_operators_arrays_and_structures(tmp_path: Path, make_key: Any) -> None:
     x, ids = np.random.default_rng(1).standard_normal((8, 6)).astype(np.float32), np.arange(8, dtype=np.int32) * 7

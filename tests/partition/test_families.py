@@ -203,6 +203,7 @@ def test_dropout_draws_the_same_bits_wherever_they_are_split() -> None:
     assert 0.4 < np.mean(np.asarray(expected) > 0) < 0.6
 
 
+@pytest.mark.slow
 def test_an_overflowing_step_is_skipped_and_the_scale_halved() -> None:
     """Dynamic loss scaling: planned, the state after an overflow is the state before it, at half the scale."""
     spec = MODELS["gpt-tiny-mixed"].override(**GPT, dtype="float16")

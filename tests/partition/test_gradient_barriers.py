@@ -77,6 +77,7 @@ def _convolved(kernels: Any, images: Any) -> Any:
 PIXELS, INPUTS, CHANNELS, WINDOW, IMAGES = 112, 32, 256, 5, 128
 
 
+@pytest.mark.sample(1)
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize(
     "strategy", ["data", pytest.param("spatial", marks=until_0_12("one padded copy serves both passes"))]
@@ -169,6 +170,7 @@ def _dot_before(plan: jaxplan.Plan, equation: int) -> int:
     return max(e.index for e in equations if e.name == "dot_general" and e.index < equation)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize("channels", [(64, 128, 128, 64), (128, 64, 256, 64, 128)])
 def test_gradients_that_are_asked_for_hold_nothing_in_the_prediction_either(channels: tuple[int, ...]) -> None:
@@ -347,6 +349,7 @@ def test_results_are_those_of_one_device() -> None:
                 np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", sampled(["shard_map", "jit"]))
 def test_zeros_that_wait_change_no_result(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
     monkeypatch.setattr(cost_barriers, "LARGE_PARAMETER_BYTES", 1)

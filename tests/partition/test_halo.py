@@ -88,6 +88,7 @@ def predicted_flops(graph: StepGraph, strategy: Strategy) -> float:
     return total
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", list(CASES))
 def test_images_split_over_devices_give_what_one_device_gives(name: str) -> None:
     """The value and the gradients of images and kernel; rows over two axes in another order than the mesh's."""
@@ -136,6 +137,7 @@ def test_other_windows_are_split_too(name: str) -> None:
     np.testing.assert_allclose(found, jax.jit(OTHERS[name])(x), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.tpu_aot
 @pytest.mark.parametrize("is_repeated", [False, True])
 def test_edges_of_a_copy_that_is_made_again_are_sent_again(is_repeated: bool) -> None:

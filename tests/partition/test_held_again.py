@@ -69,6 +69,7 @@ def plan_of(model, choice):
     return make_plan(Predictor(model), assignment, choices, name="forced")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize("choice", [KEEP, REPEAT], ids=["kept", "again"])
 def test_moved_values_are_held_or_moved_again(choice):

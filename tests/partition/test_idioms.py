@@ -135,6 +135,7 @@ STEPS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", STEPS)
 def test_plans_compute_what_the_step_does(name: str, caplog: pytest.LogCaptureFixture) -> None:
     step, args = STEPS[name]
@@ -169,6 +170,7 @@ def test_a_kernel_is_split_over_batch_and_heads() -> None:
     assert [rule.factors[dim[0]].kind for dim in rule.results[0]][:2] == ["map", "map"]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("backend", ["jit", "shard_map"])
 @pytest.mark.parametrize("skew", [0.0, 50.0], ids=["spread", "one-expert"])
 def test_experts_of_ragged_dots_are_split(backend: Any, skew: float) -> None:

@@ -77,6 +77,7 @@ def _manual_cases() -> list[Case]:
     return [case for case in _more_cases.PARTS if case.primitive.startswith((*families, *others))]
 
 
+@pytest.mark.sample(26)
 @pytest.mark.parametrize("case", _manual_cases(), ids=str)
 def test_pieces_put_together_are_the_whole(case: Case) -> None:
     operands = case.operands()
@@ -107,6 +108,7 @@ def _indices(rng: np.random.Generator, mode: str, shape: tuple[int, ...], size: 
     return rng.integers(low, high, shape, dtype=np.int32)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("dtype", [np.float32, np.int32, np.uint8])
 @pytest.mark.parametrize("mode", _MODES)
 def test_rows_of_a_split_table(mode: str, dtype: Any) -> None:
@@ -152,6 +154,7 @@ def test_elements_of_a_table_split_along_two_indexed_dimensions(mode: str) -> No
     assert np.isnan(found).any() == (mode == "fill")
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("mode", _MODES)
 @pytest.mark.parametrize("kind", [lax.scatter, lax.scatter_add, lax.scatter_mul, lax.scatter_max])
 def test_updates_of_a_split_table(kind: Callable[..., Any], mode: str) -> None:

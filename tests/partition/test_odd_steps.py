@@ -50,6 +50,7 @@ def test_scalars_and_empty_arrays_run_replicated(step: Callable[..., Any], args:
         np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("backend", ["jit", "shard_map"])
 @pytest.mark.parametrize(
     "step",

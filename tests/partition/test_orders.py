@@ -63,6 +63,7 @@ def test_the_gathered_table_is_gone_when_its_gradient_is_made() -> None:
     assert beside.compiled_memory_bytes > audit.compiled_memory_bytes + 200 * MIB, beside.table()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sampled(["hybrid_fsdp", "data", "zero2"]))
 def test_results_are_those_of_one_device(name: str) -> None:
     """The program for TPUs, run on CPU devices."""

@@ -61,6 +61,7 @@ def test_a_saved_plan_keeps_what_is_padded(tmp_path) -> None:
     assert jaxplan.load(tmp_path / "plan.json").lowering.padded == plan.lowering.padded
 
 
+@pytest.mark.slow
 @pytest.mark.gpu_aot
 def test_the_padded_gradient_is_in_memory_once() -> None:
     """Gradients pass a barrier with the weight that is gathered again. Behind it they were padded once more.

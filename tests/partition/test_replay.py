@@ -339,6 +339,7 @@ def test_a_drawn_plan_computes_the_same(name: str, seed: int) -> None:
         assert a.dtype == b.dtype
 
 
+@pytest.mark.slow
 def test_gradients_of_convolutions_are_there_before_the_peak() -> None:
     """Six convolutions of short signals come before those of long ones in the backward pass, where memory is highest;
     of these one of the first input gradients waits. Numbers are the same."""

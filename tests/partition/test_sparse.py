@@ -17,6 +17,7 @@ from tests.partition.test_local import _splits, run_split
 from tests.sampling import sampled
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("number", sampled(range(len(SPARSE_CASES)), 9), ids=lambda n: f"{SPARSE_CASES[n][0]} {n}")
 def test_pieces_put_together_are_the_whole(number: int) -> None:
     primitive, fn, args, ways = SPARSE_CASES[number]

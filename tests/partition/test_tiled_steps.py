@@ -28,6 +28,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize(("shape", "dim"), CASES)
 @pytest.mark.parametrize("kind", ["reduce-scatter", "all-gather"])
 def test_tiled_steps_give_the_values_of_plain_ones(shape: tuple[int, ...], dim: int, kind: str) -> None:

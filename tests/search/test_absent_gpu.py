@@ -47,6 +47,7 @@ def plan(loss, params, **options):
     return jaxplan.plan(step_of(loss), params, X, topology="h100:8", progress=False, **options)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("options", [{"microbatches": 2}, {"remat": True}], ids=str)
 def test_slices_of_the_batch_and_layers_that_are_recomputed(options):
     assert plan(in_a_loop, WEIGHTS, **options).points
@@ -56,6 +57,7 @@ def test_another_batch():
     assert plan(in_a_loop, WEIGHTS).what_if(batch=2 * BATCH).points
 
 
+@pytest.mark.slow
 def test_rows_sorted_in_blocks():
     frontier = plan(with_experts, (WEIGHTS, jax.eval_shape(parameters)))
     assert frontier.references["data"].sort_blocks is not None

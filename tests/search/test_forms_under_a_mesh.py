@@ -36,6 +36,7 @@ def routed():
     return parameters(), jax.random.normal(jax.random.key(1), (64, WIDTH))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("step", "arguments", "options"),

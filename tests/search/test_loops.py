@@ -61,6 +61,7 @@ def test_it_needs_less_memory_than_any_plan_of_the_step_as_it_is(frontier):
     assert frontier.leanest().memory_bytes < as_it_is.leanest().memory_bytes
 
 
+@pytest.mark.slow
 def test_it_is_looked_for_where_nothing_fits_otherwise(frontier):
     as_it_is = jaxplan.plan(train_step, *arguments(), topology="cpu:8", remat=False, microbatches=2, progress=False)
     limit = (frontier.leanest().memory_bytes + as_it_is.leanest().memory_bytes) // 2

@@ -42,6 +42,7 @@ def check(run):
         np.testing.assert_allclose(a, b, rtol=0, atol=2e-5 * float(jnp.max(jnp.abs(b))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sampled(["fsdp", "experts", "data", "zero2", "data4_tensor2"], 2))
 def test_references_run_as_one_device_does(frontier, name):
     check(frontier.references[name].jit())

@@ -47,6 +47,7 @@ def train_and_eval(size, eval_size, width=512):
     }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("case", together_steps.CASES)
 def test_steps_share_the_arrays_that_a_reader_sees(case):
     together = case()
@@ -65,6 +66,7 @@ def test_steps_share_the_arrays_that_a_reader_sees(case):
     assert all(step in text for step in together.steps)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("size", "eval_size", "weight", "width", "topology"),
     [

@@ -253,6 +253,7 @@ def test_machines_that_cannot_be_compiled_for_are_refused_before_the_search(
         jaxplan.plan(step, *make_args(), topology="h100:8", verify=True)
 
 
+@pytest.mark.slow
 @pytest.mark.gpu_aot
 def test_verified_on_gpus_that_are_not_there(tmp_path: Path) -> None:
     found = jaxplan.plan(

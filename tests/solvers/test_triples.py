@@ -39,6 +39,7 @@ def costs_of(problem, triples):
     return result
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("seed", [s for s in range(40) if random_problem(s, max_nodes=5).num_nodes >= 3][:12])
 def test_frontier_and_optimum_equal_brute_force(seed):
     problem, triples = with_triples(seed)

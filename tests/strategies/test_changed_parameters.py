@@ -98,6 +98,7 @@ def test_megatron_splits_columns_then_rows_and_sums_once_a_pair(step: str) -> No
     assert up[-1] and not up[-2] and down[-2]  # rows of ``down`` are columns of ``up``
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("strategy", ["fsdp", "megatron"])
 def test_numbers_are_those_of_one_device(strategy: str, step: str) -> None:

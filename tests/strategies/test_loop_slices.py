@@ -200,6 +200,7 @@ def _num_cuts(program: Program) -> int:
     return sum(eqn.name == CUT for eqn in program.equations)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("form", FREE, ids=lambda form: form.__name__)
 def test_slices_by_the_counter_are_scanned_and_split_over_devices(form: Callable[..., Any]) -> None:
     step, values = _step(form), _values()
@@ -218,6 +219,7 @@ def test_slices_by_the_counter_are_scanned_and_split_over_devices(form: Callable
 STEPS = {form.__name__: _step(form) for form in KEPT} | {"normalised": _step(by_loop_counter, _normalised)}
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS.keys())
 def test_other_slices_stay_and_compute_the_same(step: Callable[..., Any]) -> None:
     values = _values()
@@ -235,6 +237,7 @@ def scanned(add: Add, start: Any, batch: Batch) -> Any:
     return lax.scan(lambda g, part: (add(g, part), None), start, _stacks(batch))[0]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("form", [scanned, by_loop_counter])
 def test_every_plan_cuts_all_arrays_of_the_batch_alike(form: Callable[..., Any]) -> None:
     """Plans may split examples and their weights over different numbers of devices."""

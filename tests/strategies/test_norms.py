@@ -42,6 +42,7 @@ def test_parameters_are_gathered_for_dots_alone(name: str, strategy: str) -> Non
     assert moved == {("all-gather", DEVICES): PARAMETER, ("reduce-scatter", DEVICES): PARAMETER}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", UPDATES)
 def test_norms_of_shards_are_those_of_one_device(name: str) -> None:
     step, args = _case(name)

@@ -234,6 +234,7 @@ def test_each_step_of_a_call_cuts_its_own_batch() -> None:
     assert sum(eqn.name == CUT and eqn.region >= 0 for eqn in program.equations) == 2
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "gradients",
     [

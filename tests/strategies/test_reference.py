@@ -129,6 +129,7 @@ def test_a_batch_that_nothing_divides_has_no_data_parallelism() -> None:
         assert planned.absent[name] == "the batch (7) does not divide by any of the 8 devices"
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("solver", ["auto", "ft", "pase"])
 @pytest.mark.parametrize("topology", ["h100:8", "a100-pcie:8", "h100:2x4", "cpu:6"])
 @pytest.mark.parametrize("batch", [24, 4096])

@@ -198,6 +198,7 @@ def _marked(rule: str) -> Any:
     return pytest.param(rule, marks=(compiler, _MISSES[rule]) if rule in _MISSES else compiler)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("rule", [*map(_marked, CASES)])
 def test_compiled_bytes_are_those_with_the_rule(rule: str) -> None:
     case = CASES[rule]
@@ -215,6 +216,7 @@ def test_compiled_ragged_dots_multiply_all_groups() -> None:
     assert case.predicted([rule]).flops == one
 
 
+@pytest.mark.slow
 @pytest.mark.gpu_aot
 def test_compiled_updates_that_are_gathered_along_an_inner_dimension_live_together() -> None:
     """Stacks of a scan, three of 96 MiB: each is gathered into a buffer of its own, and all of these are transposed
@@ -241,6 +243,7 @@ def test_compiled_updates_that_are_gathered_along_an_inner_dimension_live_togeth
     assert case.predicted().memory_bytes == pytest.approx(compiled, rel=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.gpu_aot
 def test_compiled_losses_keep_no_wide_copy() -> None:
     """A loss and its gradient are one fusion: of products in 16 bits that are summed over devices, and cast to float32

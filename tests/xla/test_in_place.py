@@ -112,6 +112,7 @@ def test_a_reader_that_may_run_later_keeps_the_operand() -> None:
     assert matrices(kept) == 1
 
 
+@pytest.mark.slow
 @missed_from_0_12("53 MiB are compiled and 42 predicted")
 @pytest.mark.gpu_aot
 def test_a_result_that_its_fusion_sums_too_has_a_buffer_of_its_own() -> None:

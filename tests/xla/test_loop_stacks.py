@@ -88,6 +88,7 @@ def test_a_first_trip_in_front_of_the_loop_transposes_a_slice_of_each() -> None:
     assert len(_copies_of_scores(graph, frozenset(dots) - gradients)) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize(
     ("einsums", "groups"),

@@ -86,6 +86,7 @@ def test_a_loss_that_is_summed_in_time(case: Any, topology: str) -> None:
     assert _more_bytes(*case, topology) == 0
 
 
+@pytest.mark.sample(1)
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_compiled_memory_of_a_late_loss(has_bias: bool) -> None:
@@ -99,6 +100,7 @@ def _softplus(z: jax.Array, y: jax.Array) -> jax.Array:
     return jax.nn.softplus(z) - y * z
 
 
+@pytest.mark.sample(1)
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize(
     ("loss", "dtype", "saved"),

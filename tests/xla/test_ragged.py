@@ -45,6 +45,7 @@ def test_other_machines_multiply_groups_alone() -> None:
     assert peak(lax.ragged_dot, *ARGS, topology="v5e:1x1") < 4 * GROUPS * ROWS * WIDTH
 
 
+@pytest.mark.sample(1)
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize("rectified", [False, True])
 def test_compiled_copies(rectified: bool) -> None:

@@ -76,6 +76,7 @@ def test_blocks_are_of_32_columns() -> None:
     assert num_blocks((64, 128), (1,)) is None, "a sum over rows"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize(("images", "count"), [(16, 2), (64, 0)])
 def test_the_compiler_writes_as_many(images: int, count: int) -> None:

@@ -61,6 +61,7 @@ def test_a_batch_and_several_dimensions_fix_the_order(
     assert all(copy.itemsize == 2 for copy in copies)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize(("sizes", "written"), [((2, 1, 2), 2), ((0, 2, 2), 1)])
 def test_the_compiler_writes_as_many(sizes: tuple[int, int, int], written: int) -> None:
@@ -73,6 +74,7 @@ def test_the_compiler_writes_as_many(sizes: tuple[int, int, int], written: int) 
     assert sum(made.count("bf16[") for made in fusions) == written
 
 
+@pytest.mark.sample(1)
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize("is_transposed", [False, True])
 def test_a_dot_that_is_read_transposed_has_its_operands_exchanged(is_transposed: bool) -> None:
@@ -156,6 +158,7 @@ def test_gradients_of_grouped_attention_are_transposed_in_float32(groups: int, a
     assert _copies(graph, "cpu:8") == _copies(graph, "v5e:2x4") == ()
 
 
+@pytest.mark.slow
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize(
     "sizes",

@@ -63,6 +63,7 @@ def check(step: Callable[..., Any], expected: Callable[..., Any], *args: Any) ->
         np.testing.assert_allclose(a, b, rtol=0, atol=2e-5 * float(jnp.max(jnp.abs(b))))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", FORMS)
 def test_forms_and_their_gradients_equal_all_experts_on_all_tokens(name: str) -> None:
     check(loss_of(FORMS[name]), loss_of(dense), parameters(), tokens())

@@ -39,6 +39,7 @@ _ELEMENTWISE = [*_cases.ELEMENTWISE, *filter(None, _more_cases.ELEMENTWISE)]
 _OTHERS = [case for case in _more_cases.WHOLES if case not in _ELEMENTWISE]
 
 
+@pytest.mark.sample(52)
 @pytest.mark.parametrize("case", _OTHERS, ids=str)
 def test_compiler_splits_mapped_factors(case: Case) -> None:
     rule = rule_of(single_equation(function_of(case), case.primitive, *case.operands()))

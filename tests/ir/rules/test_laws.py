@@ -54,6 +54,7 @@ def _free(rule: OperatorRule) -> list[int]:
     return [f for dim in rule.operands[1] for f in dim if f in carried]
 
 
+@pytest.mark.sample(96)
 @pytest.mark.parametrize("case", _more_cases.PARTS, ids=str)
 def test_splitting_any_factor_gives_the_whole_result(case: Case) -> None:
     rule, operands = _rule(case), case.operands()
