@@ -53,6 +53,7 @@ def _check(name: str, subject: Subject) -> _offered.Counts:
     return counts
 
 
+@pytest.mark.slow
 def test_plans_that_fail_are_told_from_those_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
     name, subject = subject_of("step", "anchored", 0, 1)
     good = _check(name, subject)

@@ -59,6 +59,7 @@ def _deep_ones_are_slow(names: Iterable[str]) -> list[Any]:
     return [pytest.param(name, marks=[pytest.mark.slow] if name.startswith(deep) else []) for name in names]
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", _deep_ones_are_slow(TOFU))
 def test_networks_of_tofu_have_the_weights_of_its_table(name: str) -> None:
     assert 3 * 4 * _num_parameters(name) / GIB == pytest.approx(TOFU[name], rel=0.01, abs=TOFU_UNIT)

@@ -17,6 +17,7 @@ def value(weights, memory, time):
     return weights[0] * time + weights[1] * memory
 
 
+@pytest.mark.sample(40)
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize("weights", WEIGHTS)
 def test_minimum_and_bound_meet_brute_force(seed, weights):

@@ -13,6 +13,7 @@ from jaxplan.solvers import Problem, frontier
 from jaxplan.solvers import _frontier as internals
 
 
+@pytest.mark.sample(80)
 @pytest.mark.parametrize("seed", range(200))
 def test_small_frontiers_are_exactly_those_of_brute_force(seed):
     problem = random_problem(seed)
@@ -23,6 +24,7 @@ def test_small_frontiers_are_exactly_those_of_brute_force(seed):
         assert point.lower_bound == point.time and point.gap == 0 and point.solver == "ft"
 
 
+@pytest.mark.sample(40)
 @pytest.mark.parametrize("solver", ["auto", "ft", "pase"])
 @pytest.mark.parametrize("seed", range(0, 200, 5))
 def test_without_exact_lists_hull_and_bounds_still_are_right(seed, solver, monkeypatch):

@@ -29,6 +29,7 @@ def test_every_proposal_costs_as_much_as_the_changed_assignment(seed):
             assert walk.assignment == changed and walk.cost == pytest.approx(problem.evaluate(changed)[0])
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("seed", range(10))
 def test_small_problems_are_solved_and_limits_kept(seed):
     problem = random_problem(seed, max_nodes=5)
@@ -97,6 +98,7 @@ def test_nothing_to_start_from_is_an_error():
         walk_chains(problem, additive_walks(problem), options=ChainOptions(num_random=0))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("seed", range(10))
 def test_chains_return_the_frontier_that_they_saw(seed):
     """On small problems they see everything: on additive costs the frontier is that of all assignments."""

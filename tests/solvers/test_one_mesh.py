@@ -48,6 +48,7 @@ def obeying(problem, meanings):
     return costs
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("seed", range(20))
 def test_frontier_equals_that_of_all_consistent_strategies(seed):
     problem, meanings = random_model(seed)

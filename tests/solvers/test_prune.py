@@ -7,6 +7,7 @@ from jaxplan.solvers._prune import prune
 from jaxplan.solvers._restrict import restrict
 
 
+@pytest.mark.sample(30)
 @pytest.mark.parametrize("seed", range(80))
 def test_the_frontier_survives(seed):
     problem = random_problem(seed)
@@ -14,6 +15,7 @@ def test_the_frontier_survives(seed):
     assert brute_frontier(small) == brute_frontier(problem)
 
 
+@pytest.mark.sample(40)
 @pytest.mark.parametrize("seed", range(40))
 @pytest.mark.parametrize("weights", [(1.0, 0.0), (0.0, 1.0), (1.0, 0.7)])
 def test_an_optimum_of_one_cost_survives(seed, weights):

@@ -7,6 +7,7 @@ from jaxplan.solvers import SOLVERS, Problem, frontier, solve
 from jaxplan.solvers import _exact as exact
 
 
+@pytest.mark.sample(64)
 @pytest.mark.parametrize("solver", ["auto", "ft", "pase", "exact"])
 @pytest.mark.parametrize("seed", range(40))
 def test_fastest_within_each_limit(seed, solver):

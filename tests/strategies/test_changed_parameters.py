@@ -116,6 +116,7 @@ def test_numbers_are_those_of_one_device(strategy: str, step: str) -> None:
         np.testing.assert_allclose(found, wanted, atol=1e-4 * float(jnp.max(jnp.abs(wanted))))
 
 
+@pytest.mark.slow
 def test_a_kernel_that_is_changed_by_hundreds_of_operators_is_a_parameter() -> None:
     """Rows and columns of a kernel normalised in turn, written out (Sinkhorn)."""
 

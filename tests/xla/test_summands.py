@@ -55,6 +55,7 @@ def normalised_step(norm: str, channels: int) -> Any:
     return jax.grad(loss), arguments
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(("norm", "images", "size", "channels", "count"), COMPILED)
 def test_as_many_summands_are_written_as_were_compiled(
     norm: str, images: int, size: int, channels: int, count: int
