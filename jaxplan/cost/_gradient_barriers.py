@@ -190,24 +190,29 @@ def _makers(graph: StepGraph, t: int) -> Iterator[int]:
 def reads_gradient(graph: StepGraph, read: Read, kind: str = "state") -> bool:
     """Whether a group of a kind reads the result of a contraction, or of a sum, of the backward pass.
 
-    State groups also read gradients of the layers of a stack, which another group puts together.
+    State groups also read gradients of the layers of a stack, which another group puts together, and gradients that
+    another group casts or transposes for them.
     """
     groups, made_by = graph.grouping.groups, graph.values.producer[read.tensor]
     return (
         read.consumer != UNGROUPED
-        and (groups[read.consumer].kind == kind or (kind == "state" and _is_put_in_place(graph, read.tensor)))
+        and (groups[read.consumer].kind == kind or (kind == "state" and _is_part_of_update(graph, read.tensor)))
         and groups[read.producer].kind in ("contraction", "sum")
         and made_by >= 0
         and graph.program.equations[made_by].phase == "backward"
     )
 
 
-def _is_put_in_place(graph: StepGraph, t: int) -> bool:
-    """Whether a tensor is the gradient of one layer of a stack, and is put in its place, not added to others."""
+def _is_part_of_update(graph: StepGraph, t: int) -> bool:
+    """Whether a tensor is a gradient that updates alone read, behind other operators: it is put in the place of its layer
+    in a stack, transposed or cast, not added to others."""
     equations, consumers = graph.program.equations, graph.values.consumers
-    return _parts_of_gradients(graph)[t] and all(
-        equations[e].phase != "update" and graph.rules[e].family == "shape" for e in consumers[t]
-    )
+
+    def passes_on(e: int) -> bool:
+        is_cast = graph.rules[e].family == "elementwise" and len(equations[e].operands) == 1
+        return equations[e].phase != "update" and (is_cast or graph.rules[e].family == "shape")
+
+    return _parts_of_gradients(graph)[t] and all(map(passes_on, consumers[t]))
 
 
 def reads_sum(graph: StepGraph, read: Read) -> bool:

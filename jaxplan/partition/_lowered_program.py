@@ -17,6 +17,7 @@ from jaxplan.partition._lowering import (
     Resharding,
     Unpooling,
 )
+from jaxplan.partition._masks import masks_of_loops
 from jaxplan.xla import Target
 
 
@@ -127,12 +128,20 @@ class LoweredProgram:
         return {(region.parent, region.start): region for region in regions if region.start < region.stop}
 
     @functools.cached_property
+    def masks(self) -> dict[int, tuple[int, ...]]:
+        """As `masks_of_loops`."""
+        return masks_of_loops(self.program, self.values)
+
+    @functools.cached_property
     def last_use(self) -> dict[int, list[int]]:
         """Equation index -> tensors that nothing reads after it; literals stay."""
         program, result = self.program, defaultdict(list)
         outputs, again = set(program.outputs), dict[int, int]()
         for e, how in self.unpoolings.items():
             again.update((t, max(e, again.get(t, e))) for t in (*how.free, *(t for _, t in how.arrays)))
+        for e, equations in self.masks.items():
+            read = {t for made in equations for t in program.equations[made].operands}
+            again.update((t, max(e, again.get(t, e))) for t in read)
         for t, consumers in enumerate(self.values.consumers):
             if consumers and t not in outputs and program.tensors[t].kind != "literal":
                 result[max(consumers[-1], again.get(t, -1))].append(t)

@@ -25,7 +25,7 @@ def run_region(run: Evaluation, region: Region) -> None:
 def _enter(run: Evaluation, entries: Sequence[Equation], role: str) -> dict[int, Any]:
     """Inner tensor -> its value (or the stack that is sliced for it), brought to its sharding."""
     tie = run.tie([t for eqn in entries for t in eqn.operands])
-    chosen = [eqn for eqn in entries if eqn.params["role"] == role]
+    chosen = [eqn for eqn in entries if eqn.params["role"] == role and eqn.index not in _masks(run)]
     return {eqn.results[0]: run.values.read_entering(eqn, tie) for eqn in chosen}
 
 
@@ -39,6 +39,20 @@ def _value(run: Evaluation, t: int, value: Any) -> Any:
 
 def _pinned(run: Evaluation, values: dict[int, Any]) -> dict[int, Any]:
     return {t: run.values.pin(t, value) for t, value in values.items()}
+
+
+def _masks(run: Evaluation) -> dict[int, tuple[int, ...]]:
+    """Entry of a mask -> the equations that compute it; values that stay free are computed where they are read."""
+    return {} if run.values.executor.keeps_free else run.lowered.masks
+
+
+def _compute_masks(inner: Evaluation, entries: Sequence[Equation]) -> None:
+    """Compute the masks that a body reads inside of it."""
+    masks = _masks(inner)
+    for eqn in (eqn for eqn in entries if eqn.index in masks):
+        inner.evaluate_again(masks[eqn.index])
+        (result,) = eqn.results
+        inner.values.env[result] = inner.values.pin(result, inner.values.read_entering(eqn, None))
 
 
 def _scan(run: Evaluation, region: Region) -> None:
@@ -57,6 +71,7 @@ def _scan(run: Evaluation, region: Region) -> None:
             }
         )
         inner.values.env.update(_pinned(run, slices))
+        _compute_masks(inner, entries)
         inner.evaluate(*region.ranges[0], region.index)
         after = tuple(_value(run, eqn.operands[0], inner.values.read_operand(eqn, 1)) for eqn in carry_exits)
         return after, tuple(jnp.asarray(inner.values.read_operand(eqn, 0)) for eqn in y_exits)
@@ -79,8 +94,9 @@ def _scan(run: Evaluation, region: Region) -> None:
 def _while(run: Evaluation, region: Region) -> None:
     exits, predicate = run.equations(region.exits), region.predicate
     entries = run.equations(region.entries[0])
+    cond_entries = run.equations(region.entries[1])
     consts, carry = _enter(run, entries, "const"), _enter(run, entries, "carry")
-    cond_consts = _enter(run, run.equations(region.entries[1]), "const")
+    cond_consts = _enter(run, cond_entries, "const")
 
     def inner_run(state: tuple[Any, ...], body: int) -> Evaluation:
         inner = run.child()
@@ -88,6 +104,7 @@ def _while(run: Evaluation, region: Region) -> None:
         inner.values.env.update(
             {eqn.operands[0]: run.values.pin(eqn.operands[0], v) for eqn, v in zip(exits, state, strict=True)}
         )
+        _compute_masks(inner, cond_entries if body else entries)
         inner.evaluate(*region.ranges[body], region.index)
         return inner
 
