@@ -204,8 +204,8 @@ def reads_gradient(graph: StepGraph, read: Read, kind: str = "state") -> bool:
 
 
 def _is_part_of_update(graph: StepGraph, t: int) -> bool:
-    """Whether a tensor is a gradient that updates alone read, behind other operators: it is put in the place of its layer
-    in a stack, transposed or cast, not added to others."""
+    """Whether a tensor is a gradient that updates alone read, behind other operators: it is put in the place of its
+    layer in a stack, transposed or cast, not added to others."""
     equations, consumers = graph.program.equations, graph.values.consumers
 
     def passes_on(e: int) -> bool:
