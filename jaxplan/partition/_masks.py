@@ -11,9 +11,11 @@ from __future__ import annotations
 from jaxplan.ir import REGION_IN, Program, Values
 
 _CHEAP = frozenset(
-    ["iota", "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "slice", "rev", "eq", "ne", "lt", "le"]
-    + ["gt", "ge", "and", "or", "not", "xor", "select_n", "add", "sub", "mul", "neg", "max", "min", "sign", "clamp"]
-    + ["convert_element_type"]
+    {
+        "iota", "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "slice", "rev", "eq",
+        "ne", "lt", "le", "gt", "ge", "and", "or", "not", "xor", "select_n", "add", "sub", "mul", "neg", "max",
+        "min", "sign", "clamp", "convert_element_type",
+    }
 )
 """Primitives that a kernel computes in no more time than it takes to read their result."""
 
