@@ -153,7 +153,9 @@ def analyse(
     named, batch = known or _named(program, rules, values, state)
     grouping, primal_of = coarsen(program, rules, values, batch.parameters - state, gradients_apart=gradients_apart)
     replaced = {program.outputs[o]: program.inputs[i] for o, i in program.aliases.items()}
-    alike = {**replaced, **primal_of}
+    home = grouping.tensor_group  # in one group nothing is resharded between a state array and its successor
+    together = {new: old for new, old in replaced.items() if home[new] == home[old]}
+    alike = {**replaced, **primal_of, **together}
     facts = SpaceFacts(program=program, rules=rules, named=named, primal_of=alike, number=values.number)
     spaces = group_spaces(grouping.groups, facts, Structures() if structures is None else structures)
     for new, old in replaced.items():

@@ -40,6 +40,21 @@ def test_a_shared_space_is_the_groups_own(gpt: StepGraph) -> None:
     assert any(len(names) == 3 for names in layers.values())  # of three layers, each has heads of its own
 
 
+def test_a_gradient_in_the_place_of_its_bias_is_split_like_it() -> None:
+    """Both are in the group of the bias, and nothing is resharded inside of a group."""
+
+    def loss(bias: jax.Array, kernel: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.sin(jnp.tanh(x @ kernel + bias)))
+
+    args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((16,), (16, 16), (16,))]
+    graph = analyse_step(jax.value_and_grad(loss), tuple(args), {}, donate_argnums=(), static_argnums=())
+    (pair,), program = graph.program.pairs, graph.program
+    bias, gradient = program.inputs[pair.input], program.outputs[pair.output]
+    (group,) = {graph.grouping.tensor_group[t] for t in (bias, gradient)}
+    dims = graph.spaces[group].tensor_dims
+    assert dims[bias] == dims[gradient]
+
+
 def test_named_dimensions_are_the_connected_sets(gpt: StepGraph) -> None:
     program = gpt.program
     graph = dimension_graph(program, gpt.rules)
