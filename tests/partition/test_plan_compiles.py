@@ -19,7 +19,7 @@ GPT = {"num_layers": 1, "width": 512, "num_heads": 8, "batch_size": 128, "sequen
 STEPS: dict[str, tuple[str, dict[str, Any], int]] = {
     "mlp": ("mlp", {"num_layers": 3, "width": 2048, "num_classes": 1024, "batch_size": 6144}, 3),
     "gpt-tiny": ("gpt-tiny", GPT | {"vocab_size": 4096}, 3),
-    "gpt-tiny of few words": ("gpt-tiny", GPT | {"vocab_size": 2048}, 2),
+    "gpt-tiny of few words": ("gpt-tiny", GPT | {"vocab_size": 2048}, 3),
 }
 POINTS = ("fastest", "knee", "leanest")
 # Small programs are fused beyond the model of buffers. In one the lowering asks for gradients before the
