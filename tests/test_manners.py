@@ -286,7 +286,7 @@ def _modes() -> Iterator[Any]:
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(("mode", "dtype", "rtol"), list(_modes()))
 def test_planned_in_a_mode_of_jax(mode: Callable[[], Any], dtype: Any, rtol: float) -> None:
-    """With a batch whose rows are split and gathered, so that islands and reshardings run in the mode too."""
+    """With rows of the batch split and gathered, so that islands and reshardings run in the mode too."""
     with mode():
         state, x = arguments(dtype)
         frontier = jaxplan.plan(train_step, state, x, topology="cpu:8", memory="1GiB", donate_argnums=())

@@ -1,9 +1,9 @@
 """Masks that a loop reads: computed in its body, of iotas and comparisons, and not held as arrays outside.
 
-JAX computes whatever no trip changes before a loop, and a compiler does not move an operator that makes a larger array
-back into it. So a causal mask in the layers of a scanned Transformer is an array of the shape of the scores, over batch
-and heads, held through the loop: 64 MiB of 1.7 GiB in a GPT on 8 H100. In the body its comparisons are fused with the
-operator that reads it.
+The derivative of a `jax.lax.scan` computes before the loop whatever depends on no parameter and no trip, and compilers
+do not move an operator that makes a larger array back into it. So a causal mask in the layers of a scanned Transformer
+is an array of the shape of the scores, a byte for each pair of positions in each head of each example, held through
+the loop. In the body its comparisons are fused with the operator that reads it.
 """
 
 from __future__ import annotations

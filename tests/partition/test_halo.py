@@ -262,7 +262,7 @@ def test_halos_are_priced_and_in_the_prediction() -> None:
     permutes = [c for c in prediction.collectives if c.kind == "collective-permute"]
     convolutions = sum(e.name == "conv_general_dilated" for e in graph.program.equations)
     row_bytes = 4 * 512 * 16 * 4
-    assert convolutions == 3  # the value itself is not asked for, but what its cotangent is made of is
+    assert convolutions == 3  # the value itself is not asked for, but the operands of its cotangent are
     assert [(c.axes, c.num_bytes, c.count) for c in permutes] == [((0, 1, 2), row_bytes, 4)]
 
 

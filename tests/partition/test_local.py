@@ -1,4 +1,4 @@
-"""Equations on devices' own pieces: put together again they are what one device computes.
+"""Equations on devices' own pieces: put together again they equal the result of one device.
 
 Every way of splitting factors that must run in a manual region over two or four devices is tried, alone and in pairs.
 """

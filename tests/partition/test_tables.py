@@ -88,7 +88,7 @@ def test_a_table_that_is_read_twice_is_gathered_once() -> None:
 
 
 def _normed_rows(params: Any, ids: Any) -> tuple[Any, Any]:
-    """Rows of a table behind a norm and a wide perceptron, whose activations are the peak."""
+    """Rows of a table behind a norm and a wide perceptron; activations of the perceptron are the peak."""
 
     def loss_fn(params: Any) -> Any:
         x = params["table"].astype(jnp.bfloat16)[ids]
