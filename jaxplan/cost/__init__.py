@@ -9,6 +9,7 @@ from jaxplan.cost._gradient_barriers import LEAST_HELD as LEAST_HELD
 from jaxplan.cost._gradient_barriers import NEAR as NEAR
 from jaxplan.cost._gradient_barriers import barrier_places as barrier_places
 from jaxplan.cost._gradient_barriers import gradient_makers as gradient_makers
+from jaxplan.cost._gradient_barriers import is_dot as is_dot
 from jaxplan.cost._gradient_barriers import makes_table_gradient as makes_table_gradient
 from jaxplan.cost._gradient_barriers import reads_gradient as reads_gradient
 from jaxplan.cost._gradient_barriers import reads_sum as reads_sum

@@ -40,6 +40,19 @@ class DeferredArrays:
         """On one device, of the arrays that the ``waiting`` gradients read and nothing else does from ``place`` on."""
         waiting = list(waiting)
         arrays = {array for e in waiting for array in self._read_by(e) if self._death(array) < place}
+        return self._num_bytes(waiting, arrays)
+
+    def num_bytes_in_trip(self, place: int, waiting: Collection[int], start: int) -> int:
+        """`num_bytes` of ``waiting`` dots of a loop that begins at ``start``: of arrays that are made in the trip, with
+        those that are computed element by element and read from ``place`` on."""
+        def is_held(array: _Array) -> bool:
+            made = self._graph.values.producer[array[0] if isinstance(array, tuple) else array]
+            is_computed = made >= start and self._graph.rules[made].family == "elementwise"
+            return made >= start and (is_computed or self._death(array) < place)
+
+        return self._num_bytes(waiting, {array for e in waiting for array in self._read_by(e) if is_held(array)})
+
+    def _num_bytes(self, waiting: Iterable[int], arrays: Iterable[_Array]) -> int:
         padded = sum(self._padded.get(e, 0) for e in waiting)
         return padded + sum(self._shardings.local_bytes(*(a if isinstance(a, tuple) else (a, None))) for a in arrays)
 

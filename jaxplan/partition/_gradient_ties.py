@@ -37,11 +37,14 @@ class GradientTies:
             key = (t, resharding.target, 0)
             reduced = values.reshard(values.env[t], resharding, None)
             values.copies[key] = values.executor.as_stored(reduced, resharding.target)
-            self.made.append((key, values.copies[key]))
+            self._add(key, values.copies[key])
         elif t in lowering.sums or t in lowering.stored_gradients:
             if t in lowering.stored_gradients:
                 values.env[t] = values.executor.as_stored(values.env[t], self._lowered.home(t))
-            self.made.append((t, values.env[t]))
+            self._add(t, values.env[t])
+
+    def _add(self, key: Copy | int, value: Any) -> None:
+        self.made = [(other, made) for other, made in self.made if other != key] + [(key, value)]
 
     def after_made(self, values: Sequence[Any]) -> list[Any]:
         """Values that wait for the gradients made since the last barrier."""
@@ -71,6 +74,13 @@ class GradientTies:
     def behind(self, values: Sequence[Any], others: Sequence[Gradient]) -> list[Any]:
         """Values that wait for ``others`` alone."""
         return self._after(values, others) if others else list(values)
+
+    def behind_dots(self, values: Sequence[Any], results: Sequence[int]) -> list[Any]:
+        """Values that wait for results of dots, as a device makes them; gradients are reduced from there once more."""
+        tied = self._after(values, [(t, self._values.env[t]) for t in results])
+        for t in results:
+            self.collect(t)
+        return tied
 
     def _after(self, values: Sequence[Any], gradients: Sequence[Gradient]) -> list[Any]:
         """Values that wait for gradients.

@@ -78,17 +78,19 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Barrier:
-    """A dot that runs only after all earlier weight gradients.
+    """A dot that runs only after all earlier weight gradients, or in a loop after earlier dots of the trip.
 
     Attributes:
       equation: the dot.
       operand: position of the operand that passes through the barrier.
       is_resident: whether that operand is a buffer, not computed inside of the dot.
+      behind: in a loop, the results of those earlier dots.
     """
 
     equation: int
     operand: int
     is_resident: bool
+    behind: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +114,7 @@ class Schedule:
 
     Attributes:
       orders: order constraints.
-      barriers: dots that run only after all earlier weight gradients.
+      barriers: dots that run only after all earlier weight gradients, in loops after earlier dots of the trip.
       recompute_barriers: first equation of each barrier at which a recomputed block begins, and which waits for all
         earlier weight gradients and for the summands of those that are added up; every other such barrier waits for the
         gradients that were complete at the barrier before it.

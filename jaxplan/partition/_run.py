@@ -232,7 +232,9 @@ class Run:
             operands = unpooled(self, eqn, how, operands)
         barrier = lowered.barriers.get(index)
         # A barrier materialises operands computed inside of the dot (the gradient of logits): none for nothing.
-        if barrier is not None and (self.gradients.any_waiting or barrier.is_resident):
+        if barrier is not None and barrier.behind:
+            (operands[barrier.operand],) = self.gradients.behind_dots([operands[barrier.operand]], barrier.behind)
+        elif barrier is not None and (self.gradients.any_waiting or barrier.is_resident):
             (operands[barrier.operand],) = self.gradients.after_all([operands[barrier.operand]])
         if (order := lowered.orders.get(index)) is not None:
             operands = ordered(self, order, operands, shardings)
