@@ -13,13 +13,13 @@ from jaxplan.partition._gather_guards import find_gather_guards, is_written_look
 from jaxplan.partition._gradient_barriers import find_barriers, find_recompute_barriers
 from jaxplan.partition._gradients import Gradients, find_gradients
 from jaxplan.partition._local import runs_on_pieces
-from jaxplan.partition._loop_barriers import find_loop_barriers
 from jaxplan.partition._lowering import Deferred, Lowering, Resharding, Schedule
 from jaxplan.partition._merge_guards import find_merge_guards, find_padded, find_written_slices
 from jaxplan.partition._micro_batches import num_parts
 from jaxplan.partition._orders import find_orders
 from jaxplan.partition._resident import Resident
 from jaxplan.partition._sliced_reads import find_sliced_reads
+from jaxplan.partition._trip_barriers import find_trip_barriers
 from jaxplan.partition._unpooling import find_unpoolings
 from jaxplan.xla import is_gradient, takes_every_other
 
@@ -79,7 +79,8 @@ def _schedule(resident: Resident, gradients: Gradients) -> Schedule:
     deferred = resident.buffers.deferred
     return Schedule(
         orders=find_orders(resident),
-        barriers=(*find_barriers(resident, gradients), *find_loop_barriers(resident)),
+        barriers=find_barriers(resident, gradients),
+        trip_barriers=find_trip_barriers(resident),
         recompute_barriers=find_recompute_barriers(resident, gradients),
         deferred=tuple(Deferred(equation=e, after=when.after, by=when.by) for e, when in sorted(deferred.items())),
     )

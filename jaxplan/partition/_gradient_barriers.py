@@ -31,12 +31,7 @@ def find_barriers(resident: Resident, gradients: Gradients) -> tuple[Barrier, ..
     near = NEAR_IN_TILES if resident.shardings.target.tiles_arrays else NEAR
     held = DeferredArrays(resident.shardings, resident.in_order, making, resident.padded)
     places = barrier_places(graph, making, resident.curve, held.num_bytes_between, near)
-    return tuple(barrier_before(resident, place, making) for place in places)
-
-
-def barrier_before(resident: Resident, place: int, making: Set[int]) -> Barrier:
-    """A barrier at a dot, or before it, that waits for the equations ``making``."""
-    return _moved_forward(resident, _barrier(resident, resident.shardings.graph.program.equations[place]), making)
+    return tuple(_moved_forward(resident, _barrier(resident, graph.program.equations[p]), making) for p in places)
 
 
 def _moved_forward(resident: Resident, barrier: Barrier, making: Set[int]) -> Barrier:
@@ -46,11 +41,10 @@ def _moved_forward(resident: Resident, barrier: Barrier, making: Set[int]) -> Ba
     Llama, where only that of the values waited.
     """
     graph = resident.shardings.graph
-    equations = graph.program.equations
-    t, region = equations[barrier.equation].operands[barrier.operand], equations[barrier.equation].region
+    equations, t = graph.program.equations, graph.program.equations[barrier.equation].operands[barrier.operand]
     for e in sorted(graph.values.consumers[t]):
         eqn = equations[e]
-        is_dot = graph.rules[e].family in CONTRACTION_FAMILIES and eqn.phase == "backward" and eqn.region == region
+        is_dot = graph.rules[e].family in CONTRACTION_FAMILIES and eqn.phase == "backward" and eqn.region < 0
         if is_dot and e < barrier.equation and making.isdisjoint(range(e, barrier.equation)):
             operand = eqn.operands.index(t)
             return Barrier(equation=e, operand=operand, is_resident=resident.is_resident(eqn, operand))

@@ -10,6 +10,7 @@ from jax import lax
 from jaxplan.ir import Equation
 from jaxplan.partition._environment import Copy, Environment
 from jaxplan.partition._lowered_program import LoweredProgram
+from jaxplan.partition._lowering import TripBarrier
 
 Gradient: TypeAlias = tuple[Copy | int, Any]
 """A gradient: the copy that was resharded, or the tensor that is still to be summed; and its value."""
@@ -24,6 +25,7 @@ class GradientTies:
         self._lowered, self._values, self._evaluate = lowered, values, evaluate
         self.made: list[Gradient] = []  # since the last barrier of the backward pass
         self._earlier: list[Gradient] = []  # those before it
+        self._passed: set[int] = set()  # equations with a trip barrier
 
     @property
     def any_waiting(self) -> bool:
@@ -75,12 +77,16 @@ class GradientTies:
         """Values that wait for ``others`` alone."""
         return self._after(values, others) if others else list(values)
 
-    def behind_dots(self, values: Sequence[Any], results: Sequence[int]) -> list[Any]:
-        """Values that wait for results of dots, as a device makes them; gradients are reduced from there once more."""
-        tied = self._after(values, [(t, self._values.env[t]) for t in results])
-        for t in results:
-            self.collect(t)
-        return tied
+    def pass_trip_barrier(self, barrier: TripBarrier) -> None:
+        """A tensor waits for results of dots, as a device makes them; gradients are reduced from there once more."""
+        if barrier.equation in self._passed:
+            return
+        self._passed.add(barrier.equation)
+        env, t = self._values.env, barrier.tensor
+        (tied,) = self._after([env[t]], [(result, env[result]) for result in barrier.behind])
+        self._values.replace(t, self._values.pin(t, tied))
+        for result in barrier.behind:
+            self.collect(result)
 
     def _after(self, values: Sequence[Any], gradients: Sequence[Gradient]) -> list[Any]:
         """Values that wait for gradients.

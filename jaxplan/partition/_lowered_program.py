@@ -52,6 +52,7 @@ class LoweredProgram:
         self.waiting_alike = self._waiting_alike()
         self.orders: dict[int, Order] = {order.equation: order for order in schedule.orders}
         self.barriers: dict[int, Barrier] = {barrier.equation: barrier for barrier in schedule.barriers}
+        self.trip_barriers = {barrier.equation: barrier for barrier in schedule.trip_barriers}
         self.recompute_barriers = frozenset(schedule.recompute_barriers)
         self.gather_guards: dict[int, GatherGuard] = {g.equation: g for g in lowering.gather_guards}
         self.merge_guards: dict[int, MergeGuard] = {g.equation: g for g in lowering.merge_guards}

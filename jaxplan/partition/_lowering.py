@@ -78,19 +78,32 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Barrier:
-    """A dot that runs only after all earlier weight gradients, or in a loop after earlier dots of the trip.
+    """A dot that runs only after all earlier weight gradients.
 
     Attributes:
       equation: the dot.
       operand: position of the operand that passes through the barrier.
       is_resident: whether that operand is a buffer, not computed inside of the dot.
-      behind: in a loop, the results of those earlier dots.
     """
 
     equation: int
     operand: int
     is_resident: bool
-    behind: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TripBarrier:
+    """A tensor of a loop's body that is read only after earlier dots of the trip.
+
+    Attributes:
+      equation: the first that reads it so.
+      tensor: passes through the barrier.
+      behind: the results of the dots.
+    """
+
+    equation: int
+    tensor: int
+    behind: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +127,8 @@ class Schedule:
 
     Attributes:
       orders: order constraints.
-      barriers: dots that run only after all earlier weight gradients, in loops after earlier dots of the trip.
+      barriers: dots that run only after all earlier weight gradients.
+      trip_barriers: tensors of loops that are read only after earlier dots of the trip.
       recompute_barriers: first equation of each barrier at which a recomputed block begins, and which waits for all
         earlier weight gradients and for the summands of those that are added up; every other such barrier waits for the
         gradients that were complete at the barrier before it.
@@ -123,6 +137,7 @@ class Schedule:
 
     orders: tuple[Order, ...] = ()
     barriers: tuple[Barrier, ...] = ()
+    trip_barriers: tuple[TripBarrier, ...] = ()
     recompute_barriers: tuple[int, ...] = ()
     deferred: tuple[Deferred, ...] = ()
 

@@ -171,6 +171,8 @@ class Run:
         return t
 
     def _evaluate(self, eqn: Equation) -> None:
+        if (barrier := self.lowered.trip_barriers.get(eqn.index)) is not None:
+            self.gradients.pass_trip_barrier(barrier)
         if eqn.primitive is lax.optimization_barrier_p:
             self._barrier(eqn)
             return
@@ -232,9 +234,7 @@ class Run:
             operands = unpooled(self, eqn, how, operands)
         barrier = lowered.barriers.get(index)
         # A barrier materialises operands computed inside of the dot (the gradient of logits): none for nothing.
-        if barrier is not None and barrier.behind:
-            (operands[barrier.operand],) = self.gradients.behind_dots([operands[barrier.operand]], barrier.behind)
-        elif barrier is not None and (self.gradients.any_waiting or barrier.is_resident):
+        if barrier is not None and (self.gradients.any_waiting or barrier.is_resident):
             (operands[barrier.operand],) = self.gradients.after_all([operands[barrier.operand]])
         if (order := lowered.orders.get(index)) is not None:
             operands = ordered(self, order, operands, shardings)
