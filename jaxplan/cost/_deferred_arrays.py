@@ -45,12 +45,17 @@ class DeferredArrays:
     def num_bytes_in_trip(self, place: int, waiting: Collection[int], start: int) -> int:
         """`num_bytes` of ``waiting`` dots of a loop that begins at ``start``: of arrays that are made in the trip, with
         those that are computed element by element and read from ``place`` on."""
+
         def is_held(array: _Array) -> bool:
             made = self._graph.values.producer[array[0] if isinstance(array, tuple) else array]
             is_computed = made >= start and self._graph.rules[made].family == "elementwise"
             return made >= start and (is_computed or self._death(array) < place)
 
         return self._num_bytes(waiting, {array for e in waiting for array in self._read_by(e) if is_held(array)})
+
+    def read_by(self, waiting: Iterable[int]) -> frozenset[int]:
+        """The tensors that these equations read in the sharding in which they are made."""
+        return frozenset(array for e in waiting for array in self._read_by(e) if isinstance(array, int))
 
     def _num_bytes(self, waiting: Iterable[int], arrays: Iterable[_Array]) -> int:
         padded = sum(self._padded.get(e, 0) for e in waiting)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -72,6 +73,17 @@ def makes_passes(program: Program, region: int) -> bool:
     start, stop = program.regions[region].ranges[0]
     phases = {program.equations[e].phase for e in range(start, stop)}
     return {"forward", "backward"} <= phases
+
+
+def backward_loops(program: Program, rules: Sequence[OperatorRule]) -> frozenset[int]:
+    """Scans with dots of the backward pass alone, loops inside of them not counted: not those over micro-batches, which
+    run both passes in a trip."""
+    phases = defaultdict[int, set[str]](set)
+    for eqn in program.equations:
+        if rules[eqn.index].family in CONTRACTION_FAMILIES:
+            phases[eqn.region].add(eqn.phase)
+    scans = (region.index for region in program.regions if region.kind == "scan")
+    return frozenset(region for region in scans if phases[region] == {"backward"})
 
 
 def layer_elements(program: Program, values: Values, t: int) -> int:

@@ -78,13 +78,14 @@ class GradientTies:
         return self._after(values, others) if others else list(values)
 
     def pass_trip_barrier(self, barrier: TripBarrier) -> None:
-        """A tensor waits for results of dots, as a device makes them; gradients are reduced from there once more."""
+        """Tensors wait for results of dots, as a device makes them; gradients are reduced from there once more."""
         if barrier.equation in self._passed:
             return
         self._passed.add(barrier.equation)
-        env, t = self._values.env, barrier.tensor
-        (tied,) = self._after([env[t]], [(result, env[result]) for result in barrier.behind])
-        self._values.replace(t, self._values.pin(t, tied))
+        env = self._values.env
+        tied = self._after([env[t] for t in barrier.tensors], [(result, env[result]) for result in barrier.behind])
+        for t, value in zip(barrier.tensors, tied, strict=True):
+            self._values.replace(t, self._values.pin(t, value))
         for result in barrier.behind:
             self.collect(result)
 

@@ -93,16 +93,16 @@ class Barrier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TripBarrier:
-    """A tensor of a loop's body that is read only after earlier dots of the trip.
+    """Tensors of a loop's body that are read only after earlier dots of the trip.
 
     Attributes:
-      equation: the first that reads it so.
-      tensor: passes through the barrier.
+      equation: the first that reads one of them so.
+      tensors: they pass through the barrier.
       behind: the results of the dots.
     """
 
     equation: int
-    tensor: int
+    tensors: tuple[int, ...]
     behind: tuple[int, ...]
 
 

@@ -3,25 +3,29 @@
 The compiler orders the body of a loop as it likes. A dot whose result only leaves the trip, or is read late in it (the
 gradient of a parameter, or of the values of attention), was seen to run at the end of the trip. Its operands are live
 until then, or are computed together with what is computed of them later. So near the peak the lowering asks for the
-order of the program.
+order of the program, on GPUs: TPUs fuse operators into dots, and a barrier would materialise their operands.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from jaxplan.cost import LEAST_HELD, NEAR, DeferredArrays, is_dot
-from jaxplan.ir import Region, StepGraph
+from jaxplan.ir import Region, StepGraph, backward_loops
 from jaxplan.partition._lowering import TripBarrier
 from jaxplan.partition._resident import Resident
+from jaxplan.xla._facts import walk
 
 
 def find_trip_barriers(resident: Resident) -> tuple[TripBarrier, ...]:
-    """Tensors of loops of the backward pass that are read only after dots before them in the trip."""
+    """Tensors of loops that are read only after earlier dots of the backward pass in the trip."""
+    if resident.shardings.target.fuses_operands:
+        return ()
     graph = resident.shardings.graph
-    bodies = (_Body.of(graph, region) for region in graph.program.regions if region.kind == "scan")
-    return tuple(barrier for body in bodies if body.dots for barrier in _barriers(resident, body))
+    loops = backward_loops(graph.program, graph.rules)
+    bodies = (_Body.of(graph, region) for region in graph.program.regions if region.index in loops)
+    return tuple(barrier for body in bodies for barrier in _barriers(resident, body))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,7 @@ class _Body:
             bits = 0
             for t in eqn.operands:
                 bits |= of_tensor.get(t, 0)
-            if eqn.region == region.index and eqn.phase == "backward" and is_dot(graph, eqn):
+            if eqn.region == region.index and is_dot(graph, eqn):
                 needs.append(bits)
                 bits |= 1 << len(dots)
                 dots.append(eqn.index)
@@ -70,39 +74,49 @@ def _barriers(resident: Resident, body: _Body) -> Iterator[TripBarrier]:
         place = waiting[-1] + 1
         if any(place <= start < dot for start in body.inner):
             place = dot
-        size = _held(resident, body.region, place, waiting)
+        arrays = DeferredArrays(resident.shardings, resident.in_order, waiting, resident.padded)
+        size = arrays.num_bytes_in_trip(place, waiting, body.region.start)
         if size <= LEAST_HELD * peak or curve[place:end].max() + size <= (1 - NEAR) * peak:
             continue
-        passing = _passing(resident, place, dot, body.region)
-        if passing is not None:
-            equation, t = passing
-            yield TripBarrier(equation=equation, tensor=t, behind=tuple(equations[e].results[0] for e in waiting))
+        readers = _last_made(resident, place, dot, body.region)
+        if readers:
+            readers |= _computed(resident, place, arrays.read_by(waiting), body.region)
+            behind = tuple(equations[e].results[0] for e in waiting)
+            yield TripBarrier(equation=min(readers.values()), tensors=tuple(sorted(readers)), behind=behind)
             complete = number
 
 
-def _held(resident: Resident, region: Region, place: int, waiting: Sequence[int]) -> int:
-    """Bytes on a device of the arrays, made in the trip, that waiting dots keep alive at a place in it.
+def _last_made(resident: Resident, place: int, dot: int, region: Region) -> dict[int, int]:
+    """Of the tensors made before ``place`` and read there for a dot, the one in memory that is made last -> the first
+    equation from ``place`` on that reads it; empty where there is none."""
+    graph = resident.shardings.graph
+    equations, producer, readers = graph.program.equations, graph.values.producer, dict[int, int]()
 
-    Those that nothing else reads from there on, and those that are computed element by element: the compiler keeps
-    what they are computed of besides, for other readers.
-    """
-    arrays = DeferredArrays(resident.shardings, resident.in_order, waiting, resident.padded)
-    return arrays.num_bytes_in_trip(place, waiting, region.start)
+    def made_from_place_on(e: int) -> list[int]:
+        return [producer[t] for t in equations[e].operands if producer[t] >= place]
 
-
-def _passing(resident: Resident, place: int, dot: int, region: Region) -> tuple[int, int] | None:
-    """Of the tensors that are made before ``place`` and read there for a dot, the one in memory that is made last, with
-    the first equation from ``place`` on that reads it."""
-    graph, moved = resident.shardings.graph, {transfer.tensor for transfer in resident.shardings.transfers}
-    producer, readers, stack = graph.values.producer, dict[int, int](), [dot]
-    seen = {dot}
-    while stack:
-        e = stack.pop()
-        for t in graph.program.equations[e].operands:
-            made = producer[t]
-            if made >= place and made not in seen:
-                seen.add(made)
-                stack.append(made)
-            elif region.start <= made < place and t not in moved and resident.in_order.materialised[t]:
+    for e in walk([dot], made_from_place_on):
+        for t in equations[e].operands:
+            if producer[t] < place and _is_array_of(resident, t, region):
                 readers[t] = min(e, readers.get(t, e))
-    return max(((producer[t], readers[t], t) for t in readers), default=(0, None, None))[1:] if readers else None
+    return dict([max(readers.items(), key=lambda item: (producer[item[0]], item[0]))]) if readers else {}
+
+
+def _computed(resident: Resident, place: int, read: Collection[int], region: Region) -> dict[int, int]:
+    """Of tensors that waiting dots read, those that are computed element by element and read from ``place`` on as well
+    -> the first equation that does. Where they do not pass the barrier, the compiler computes them once more there."""
+    graph = resident.shardings.graph
+    found: dict[int, int] = {}
+    for t in read:
+        later = [e for e in graph.values.consumers[t] if place <= e < region.ranges[0][1]]
+        made = graph.values.producer[t]
+        if later and graph.rules[made].family == "elementwise" and _is_array_of(resident, t, region):
+            found[t] = min(later)
+    return found
+
+
+def _is_array_of(resident: Resident, t: int, region: Region) -> bool:
+    """Whether a tensor is made in a loop, in memory, and read in the sharding in which it is made."""
+    moved = any(transfer.tensor == t for transfer in resident.shardings.transfers)
+    is_inside = resident.shardings.graph.values.producer[t] >= region.start
+    return is_inside and not moved and resident.in_order.materialised[t]
