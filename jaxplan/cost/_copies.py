@@ -18,7 +18,7 @@ from jaxplan.cost._transfers import Transfer
 from jaxplan.cost._updated_parts import is_gathered_update
 from jaxplan.ir import REGION_IN, STORED_KINDS, UNGROUPED, Tensor
 from jaxplan.xla._copies import Bordered
-from jaxplan.xla._plan_effects import GatherInPieces, GatherInto, KeepUpdatedParts, StartEarly
+from jaxplan.xla._plan_effects import GatherInPieces, GatherInto, KeepUpdatedParts, ScatterInNextTrip, StartEarly
 
 COPIES = "resharded copies"
 """Label of the copies of transfers."""
@@ -34,11 +34,14 @@ class _Beside(NamedTuple):
       arriving: (first, last equation, bytes) of each copy that is transposed when it has arrived.
       in_pieces: bytes of an update that is gathered along an inner dimension; None where it is no such update.
       part: (first, last equation, bytes) of an array that is updated in parts.
+      handed_on: (first, last equation, bytes) of the operand of a reduce-scatter that runs in the next trip of a loop:
+        that of the trip before, and the one that the trip makes.
     """
 
     arriving: tuple[tuple[int, int, int], ...]
     in_pieces: int | None
     part: tuple[int, int, int] | None
+    handed_on: tuple[tuple[int, int, int], ...]
 
 
 class Copies:
@@ -50,6 +53,7 @@ class Copies:
         self._into_arguments = {effect.tensor for effect in found.of(GatherInto)}
         self._in_pieces_of_gathers, self._starts_early = map(found.has, (GatherInPieces, StartEarly))
         self._keeps_parts = found.has(KeepUpdatedParts)
+        self._in_next_trip = {effect.tensor: effect for effect in found.of(ScatterInNextTrip)}
         self._outer, self._on_host = outer_operators(graph), frozenset(graph.parameters_on_host)
         self._sums_at_once = sums_at_once(graph)
         self._padded = defaultdict[int, list[Bordered]](list)
@@ -71,9 +75,11 @@ class Copies:
             yield end, end, sum(in_pieces)
         yield from self._shared_copies(transfers)
         yield from [of.part for of in known if of.part is not None]
+        yield from itertools.chain.from_iterable([of.handed_on for of in known])
 
     def _beside_of(self, transfer: Transfer) -> _Beside:
-        return _Beside(self._in_pieces(transfer), self._update_in_pieces(transfer), self._updated_part(transfer))
+        part, handed_on = self._updated_part(transfer), self._handed_on(transfer)
+        return _Beside(self._in_pieces(transfer), self._update_in_pieces(transfer), part, handed_on)
 
     def of(self, transfers: Sequence[Transfer]) -> list[_Copy]:
         """(first, last position, bytes, label) of the copy that each execution of a transfer makes, for each."""
@@ -140,8 +146,9 @@ class Copies:
         """(equation, the same, bytes) of a second, transposed copy that is live while a dot first reads a gathered one.
 
         A gather writes the pieces one after the other. Where the gathered dimension lies between others (the positions
-        of a sequence), compiled GPU programs were seen to transpose that for dots. Of a stack that loops read, each
-        loop has a transposed copy, and the gathered one is live until the last is made.
+        of a sequence), or behind others for a dot with batch dimensions (columns of experts), compiled GPU programs
+        were seen to transpose that for dots. Of a stack that loops read, each loop has a transposed copy, and the
+        gathered one is live until the last is made.
         """
         if not self._arrives_in_pieces(transfer):
             return ()
@@ -159,7 +166,14 @@ class Copies:
         is_inner = math.prod(shape[: step.dim]) > 1
         if self._loops_reading(span.readers):
             return is_inner
-        return span.first in self._products and is_inner and math.prod(shape[step.dim + 1 :]) > 1
+        if span.first not in self._products or not is_inner:
+            return False
+        return math.prod(shape[step.dim + 1 :]) > 1 or self._is_batched(span.first)
+
+    def _is_batched(self, dot: int) -> bool:
+        """Whether a dot has batch dimensions: it reads them first, and may not read a transposed array as it lies."""
+        eqn = self.model.graph.program.equations[dot]
+        return eqn.name == "dot_general" and bool(eqn.params["dimension_numbers"][1][0])
 
     def _loops_reading(self, readers: Sequence[int]) -> list[int]:
         """The equations by which loops read a copy."""
@@ -177,6 +191,19 @@ class Copies:
         if step.kind != "all-gather" or step.dim is None or math.prod(self._local_shape(transfer)[: step.dim]) <= 1:
             return None
         return self.model.pricer.local_bytes(self._travelling(transfer), transfer.target)
+
+    def _handed_on(self, transfer: Transfer) -> tuple[tuple[int, int, int], ...]:
+        """The operand of a reduce-scatter that runs in the next trip of a loop, as that of the trip before and its own.
+
+        (first, last equation, bytes) of both.
+        """
+        effect, steps = self._in_next_trip.get(transfer.tensor), transfer.path.steps
+        scatter = next((i for i, step in enumerate(steps) if step.kind == "reduce-scatter"), None)
+        if effect is None or scatter is None:
+            return ()
+        size = self.model.pricer.local_bytes(self._travelling(transfer), transfer.path.shardings[scatter])
+        made = self.model.graph.values.producer[transfer.tensor]
+        return (effect.first, effect.last, size), (min(made + 1, effect.last), effect.last, size)
 
     def _local_shape(self, transfer: Transfer) -> tuple[int, ...]:
         """Of the copy that a transfer makes."""

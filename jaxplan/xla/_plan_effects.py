@@ -86,6 +86,14 @@ class ReduceInPlace(NamedTuple):
     tensor: int
 
 
+class ScatterInNextTrip(NamedTuple):
+    """A reduce-scatter of a tensor that a loop makes (first and last equation of its body) runs in the next trip."""
+
+    tensor: int
+    first: int
+    last: int
+
+
 class ShortenSources(NamedTuple):
     """Sources of a fused value that is resharded live no longer than that."""
 
@@ -211,6 +219,7 @@ PlanEffect = (
     | ClearTogether
     | TakeTurns
     | ReduceInPlace
+    | ScatterInNextTrip
     | ShortenSources
     | ExtendSources
     | GatherInto

@@ -6,9 +6,10 @@ the program, or in that of the dot whose result a slice meets. Where the two dif
 loops, one stack after the other, and both are live meanwhile. Seen in decoders with queries grouped by key
 that are scanned over layers: their scores are a dot of keys and queries, and are read as queries by keys.
 
-Where the later loop reduce-scatters a value that it stacks, the compiler starts each trip with the collective of the
-last one, and runs the first trip in front of the loop. That trip reads stacks as they were saved: one in the
-order of the program until its last use; of another one it transposes a slice right after the stack.
+Where a loop reduce-scatters a value that it stacks, the compiler starts each trip with the collective of the last one,
+whose operand is handed on from trip to trip, and runs the first trip in front of the loop. That trip reads stacks as
+they were saved: one in the order of the program until its last use; of another one it transposes a slice right after
+the stack.
 https://github.com/openxla/xla/blob/main/xla/service/collective_pipeliner.cc
 """
 
@@ -21,6 +22,7 @@ from dataclasses import replace
 from jaxplan.ir import REGION_IN, Equation
 from jaxplan.xla._effects import End
 from jaxplan.xla._facts import Facts, walk
+from jaxplan.xla._plan_effects import ScatterInNextTrip
 from jaxplan.xla._rule import XLA, CompilerRule
 from jaxplan.xla._storage import Order
 from jaxplan.xla.rules.gpu.layout_walk import large, layouts_of
@@ -72,6 +74,15 @@ def _scattered_in(facts: Facts, region: int) -> frozenset[int]:
     return frozenset(t for t in walk(stacked, operands) if producer[t] >= 0)
 
 
+def _scattered_in_next_trip(facts: Facts) -> Iterator[ScatterInNextTrip]:
+    producer = facts.graph.values.producer
+    for region in facts.graph.program.regions:
+        if region.kind == "scan":
+            start, stop = region.ranges[0]
+            made = (t for t in sorted(_scattered_in(facts, region.index)) if start <= producer[t] < stop)
+            yield from (ScatterInNextTrip(t, region.start, stop - 1) for t in made)
+
+
 def _takes_slices(eqn: Equation) -> bool:
     """Whether an equation is the entry of a stack into a loop that reads a slice of it per trip."""
     return eqn.name == REGION_IN and eqn.params["role"] == "x"
@@ -114,4 +125,14 @@ TRANSPOSED_BETWEEN_LOOPS = CompilerRule(
     test="tests/xla/test_loop_stacks.py::test_a_stack_in_another_order_is_transposed_between_the_loops",
     find=_transposed_between_loops,
     priority=3,
+)
+SCATTERED_IN_NEXT_TRIP = CompilerRule(
+    name="reduce-scatters-of-a-trip-run-in-the-next",
+    backends=("gpu",),
+    stage="liveness",
+    does="A reduce-scatter whose result a loop stacks runs in the next trip; its operand is handed on to it.",
+    source=f"{XLA}service/collective_pipeliner.cc",
+    made_after=(),
+    test="tests/xla/test_loop_stacks.py::test_a_reduce_scatter_of_a_trip_runs_in_the_next",
+    find=_scattered_in_next_trip,
 )
