@@ -18,7 +18,13 @@ from jaxplan.cost._transfers import Transfer
 from jaxplan.cost._updated_parts import is_gathered_update
 from jaxplan.ir import REGION_IN, STORED_KINDS, UNGROUPED, Tensor
 from jaxplan.xla._copies import Bordered
-from jaxplan.xla._plan_effects import GatherInPieces, GatherInto, KeepUpdatedParts, ScatterInNextTrip, StartEarly
+from jaxplan.xla._plan_effects import (
+    GatherInPieces,
+    GatherInto,
+    KeepUpdatedParts,
+    ScatterInNextTrip,
+    StartEarly,
+)
 
 COPIES = "resharded copies"
 """Label of the copies of transfers."""

@@ -47,15 +47,23 @@ class DeferredArrays:
         those that are computed element by element and read from ``place`` on."""
 
         def is_held(array: _Array) -> bool:
-            made = self._graph.values.producer[array[0] if isinstance(array, tuple) else array]
-            is_computed = made >= start and self._graph.rules[made].family == "elementwise"
-            return made >= start and (is_computed or self._death(array) < place)
+            t = array[0] if isinstance(array, tuple) else array
+            is_inside = self._graph.values.producer[t] >= start
+            return is_inside and (self._is_computed(t) or self._death(array) < place)
 
         return self._num_bytes(waiting, {array for e in waiting for array in self._read_by(e) if is_held(array)})
 
-    def read_by(self, waiting: Iterable[int]) -> frozenset[int]:
-        """The tensors that these equations read in the sharding in which they are made."""
-        return frozenset(array for e in waiting for array in self._read_by(e) if isinstance(array, int))
+    def computed(self, waiting: Iterable[int]) -> frozenset[int]:
+        """The tensors that are computed element by element, and that these equations read in the sharding in which they
+        are made."""
+        read = (array for e in waiting for array in self._read_by(e) if isinstance(array, int))
+        return frozenset(t for t in read if self._is_computed(t))
+
+    def _is_computed(self, t: int) -> bool:
+        made = self._graph.values.producer[t]
+        if made < 0 or self._graph.program.equations[made].name == "optimization_barrier":
+            return False
+        return self._graph.rules[made].family == "elementwise"
 
     def _num_bytes(self, waiting: Iterable[int], arrays: Iterable[_Array]) -> int:
         padded = sum(self._padded.get(e, 0) for e in waiting)

@@ -89,7 +89,6 @@ from jaxplan.ir._space import FactorClass as FactorClass
 from jaxplan.ir._space import GroupSpace as GroupSpace
 from jaxplan.ir._spaces import Structures as Structures
 from jaxplan.ir._stacks import Entry as Entry
-from jaxplan.ir._stacks import backward_loops as backward_loops
 from jaxplan.ir._stacks import is_stack as is_stack
 from jaxplan.ir._stacks import layer_elements as layer_elements
 from jaxplan.ir._stacks import stored_entries as stored_entries

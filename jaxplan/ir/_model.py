@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -23,6 +24,7 @@ from jaxplan.ir._registry import operator_rule
 from jaxplan.ir._rule import OperatorRule
 from jaxplan.ir._space import GroupSpace, SpaceFacts
 from jaxplan.ir._spaces import Structures, group_spaces
+from jaxplan.ir._stacks import recomputing_loops
 from jaxplan.ir._values import Values, analyse_values
 
 T = TypeVar("T")
@@ -69,6 +71,12 @@ class StepGraph:
         if known is None or known[0] != machine:
             known = self.derived[stage] = machine, compute()
         return known[1]
+
+    @property
+    def recomputing_loops(self) -> frozenset[int]:
+        """Regions of scans of the backward pass that recompute a dot."""
+        found = functools.partial(recomputing_loops, self.program, self.rules, self.values)
+        return self.derive("recomputing loops", None, found)
 
     @property
     def stored(self) -> frozenset[int]:

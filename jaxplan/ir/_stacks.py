@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxplan.ir._grouping import CONTRACTION_FAMILIES, STORED_KINDS, UNGROUPED, Grouping
-from jaxplan.ir._program import REGION_IN, Program
+from jaxplan.ir._program import REGION_IN, Equation, Program
 from jaxplan.ir._rule import OperatorRule
 from jaxplan.ir._values import VIEW_PRIMITIVES, Values
 
@@ -75,15 +74,31 @@ def makes_passes(program: Program, region: int) -> bool:
     return {"forward", "backward"} <= phases
 
 
-def backward_loops(program: Program, rules: Sequence[OperatorRule]) -> frozenset[int]:
-    """Scans with dots of the backward pass alone, loops inside of them not counted: not those over micro-batches, which
-    run both passes in a trip."""
-    phases = defaultdict[int, set[str]](set)
-    for eqn in program.equations:
-        if rules[eqn.index].family in CONTRACTION_FAMILIES:
-            phases[eqn.region].add(eqn.phase)
-    scans = (region.index for region in program.regions if region.kind == "scan")
-    return frozenset(region for region in scans if phases[region] == {"backward"})
+def recomputing_loops(program: Program, rules: Sequence[OperatorRule], values: Values) -> frozenset[int]:
+    """Scans of the backward pass that recompute a dot: it depends on no gradient that enters the loop.
+
+    Dots of loops inside do not count. A loop over micro-batches, which runs both passes in a trip, is none.
+    """
+    found = set()
+    for region in program.regions:
+        if region.kind == "scan":
+            entries = (program.equations[e] for e in region.entries[0])
+            depends = {e.results[0] for e in entries if _brings_gradient(program, values, e)}
+            kinds = set()
+            for eqn in program.equations[slice(*region.ranges[0])]:
+                is_dependent = not depends.isdisjoint(eqn.operands)
+                depends.update(eqn.results if is_dependent else ())
+                if eqn.region == region.index and rules[eqn.index].family in CONTRACTION_FAMILIES:
+                    kinds.add((eqn.phase, is_dependent))
+            if {phase for phase, _ in kinds} == {"backward"} and ("backward", False) in kinds:
+                found.add(region.index)
+    return frozenset(found)
+
+
+def _brings_gradient(program: Program, values: Values, entry: Equation) -> bool:
+    """Whether a carry enters a body, or what the backward pass has made."""
+    made = values.producer[entry.operands[0]]
+    return entry.params["role"] == "carry" or (made >= 0 and program.equations[made].phase == "backward")
 
 
 def layer_elements(program: Program, values: Values, t: int) -> int:

@@ -85,7 +85,7 @@ class GradientTies:
         env = self._values.env
         tied = self._after([env[t] for t in barrier.tensors], [(result, env[result]) for result in barrier.behind])
         for t, value in zip(barrier.tensors, tied, strict=True):
-            self._values.replace(t, self._values.pin(t, value))
+            self._replace(t, self._values.pin(t, value))
         for result in barrier.behind:
             self.collect(result)
 

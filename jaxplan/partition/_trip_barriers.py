@@ -1,4 +1,4 @@
-"""Trip barriers: where dots of a loop of the backward pass that nothing waits for would raise the peak of a plan.
+"""Trip barriers: where dots of a loop that recomputes, and that nothing waits for, would raise the peak of a plan.
 
 The compiler orders the body of a loop as it likes. A dot whose result only leaves the trip, or is read late in it (the
 gradient of a parameter, or of the values of attention), was seen to run at the end of the trip. Its operands are live
@@ -12,19 +12,21 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from jaxplan.cost import LEAST_HELD, NEAR, DeferredArrays, is_dot
-from jaxplan.ir import Region, StepGraph, backward_loops
+from jaxplan.ir import Region, StepGraph
 from jaxplan.partition._lowering import TripBarrier
 from jaxplan.partition._resident import Resident
 from jaxplan.xla._facts import walk
 
 
 def find_trip_barriers(resident: Resident) -> tuple[TripBarrier, ...]:
-    """Tensors of loops that are read only after earlier dots of the backward pass in the trip."""
+    """Tensors of loops that are read only after earlier dots of the trip.
+
+    Of loops that recompute, that is: otherwise what the dots read was saved in the forward pass, and is live anyway.
+    """
     if resident.shardings.target.fuses_operands:
         return ()
     graph = resident.shardings.graph
-    loops = backward_loops(graph.program, graph.rules)
-    bodies = (_Body.of(graph, region) for region in graph.program.regions if region.index in loops)
+    bodies = (_Body.of(graph, graph.program.regions[region]) for region in sorted(graph.recomputing_loops))
     return tuple(barrier for body in bodies for barrier in _barriers(resident, body))
 
 
@@ -80,7 +82,7 @@ def _barriers(resident: Resident, body: _Body) -> Iterator[TripBarrier]:
             continue
         readers = _last_made(resident, place, dot, body.region)
         if readers:
-            readers |= _computed(resident, place, arrays.read_by(waiting), body.region)
+            readers |= _read_later(resident, place, arrays.computed(waiting), body.region)
             behind = tuple(equations[e].results[0] for e in waiting)
             yield TripBarrier(equation=min(readers.values()), tensors=tuple(sorted(readers)), behind=behind)
             complete = number
@@ -88,7 +90,7 @@ def _barriers(resident: Resident, body: _Body) -> Iterator[TripBarrier]:
 
 def _last_made(resident: Resident, place: int, dot: int, region: Region) -> dict[int, int]:
     """Of the tensors made before ``place`` and read there for a dot, the one in memory that is made last -> the first
-    equation from ``place`` on that reads it; empty where there is none."""
+    equation from ``place`` on that reads it, or a view or cast of it; empty where there is none."""
     graph = resident.shardings.graph
     equations, producer, readers = graph.program.equations, graph.values.producer, dict[int, int]()
 
@@ -97,20 +99,23 @@ def _last_made(resident: Resident, place: int, dot: int, region: Region) -> dict
 
     for e in walk([dot], made_from_place_on):
         for t in equations[e].operands:
-            if producer[t] < place and _is_array_of(resident, t, region):
-                readers[t] = min(e, readers.get(t, e))
+            source = t
+            while (made := producer[source]) >= region.start and not resident.in_order.materialised[source]:
+                if len(equations[made].operands) != 1:
+                    break
+                (source,) = equations[made].operands
+            if producer[source] < place and _is_array_of(resident, source, region):
+                readers[source] = min(e, readers.get(source, e))
     return dict([max(readers.items(), key=lambda item: (producer[item[0]], item[0]))]) if readers else {}
 
 
-def _computed(resident: Resident, place: int, read: Collection[int], region: Region) -> dict[int, int]:
-    """Of tensors that waiting dots read, those that are computed element by element and read from ``place`` on as well
-    -> the first equation that does. Where they do not pass the barrier, the compiler computes them once more there."""
-    graph = resident.shardings.graph
-    found: dict[int, int] = {}
-    for t in read:
-        later = [e for e in graph.values.consumers[t] if place <= e < region.ranges[0][1]]
-        made = graph.values.producer[t]
-        if later and graph.rules[made].family == "elementwise" and _is_array_of(resident, t, region):
+def _read_later(resident: Resident, place: int, computed: Collection[int], region: Region) -> dict[int, int]:
+    """Of tensors computed element by element for waiting dots, those that are read from ``place`` on as well -> the first
+    equation that does. Where they do not pass the barrier, the compiler computes them once more there."""
+    consumers, found = resident.shardings.graph.values.consumers, dict[int, int]()
+    for t in computed:
+        later = [e for e in consumers[t] if place <= e < region.ranges[0][1]]
+        if later and _is_array_of(resident, t, region):
             found[t] = min(later)
     return found
 

@@ -242,6 +242,22 @@ def test_what_is_gathered_between_dimensions_is_transposed_for_a_dot(dim: int, t
     assert prediction.memory_parts["resharded copies"] == times * 4 * math.prod(dims)
 
 
+@pytest.mark.parametrize(("dim", "times"), [(0, 1), (1, 2), (2, 2)])
+def test_a_batched_dot_reads_what_is_gathered_in_its_order(dim: int, times: int) -> None:
+    """Experts lie first in memory, so gathered columns of them are transposed as well as rows."""
+    dims = (8, 64, 128)
+    model = model_of(lambda w, x: jnp.einsum("eij,ejk->eik", w, x), shape(*dims), shape(8, 128, 16), topology="h100:8")
+    assignment, choices = replicated(model)
+    w = model.graph.program.inputs[0]
+    group = model.graph.grouping.tensor_group[w]
+    (split,) = model.graph.spaces[group].tensor_dims[w][dim]
+    whole = [k for k, config in enumerate(model.configurations[group]) if len(config[split]) == 3]
+    assignment[group] = whole[0]
+    prediction, (gather,) = Predictor(model).predict(assignment, choices)
+    assert [step.kind for step in gather.path.steps] == ["all-gather"]
+    assert prediction.memory_parts["resharded copies"] == times * 4 * math.prod(dims)
+
+
 def test_a_kept_copy_costs_memory_and_a_repeated_one_time(model: CostModel) -> None:
     predictor = Predictor(model)
     assignment, again = reference_solution(model, apply_strategies(model.graph, model.topology).plans["fsdp"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -12,8 +13,6 @@ import pytest
 import jaxplan
 from tests.partition.edited_plans import with_schedule
 from tests.sampling import sampled
-
-MIB = 2**20
 
 
 def perceptron(x: Any, p: Any) -> Any:
@@ -55,7 +54,8 @@ def shapes(block: Any, layers: int, width: int, hidden: int) -> dict[str, tuple[
 
 def arguments(block: Any, *, layers: int, width: int, hidden: int, x: tuple[int, ...], dtype: Any) -> tuple[Any, Any]:
     keys = iter(jax.random.split(jax.random.key(0), 8))
-    p = {name: jax.random.normal(next(keys), s, dtype) / s[1] ** 0.5 for name, s in shapes(block, layers, width, hidden).items()}
+    of = shapes(block, layers, width, hidden).items()
+    p = {name: jax.random.normal(next(keys), dims, dtype) / math.prod(dims[1:-1]) ** 0.5 for name, dims in of}
     return p, jax.random.normal(next(keys), x, dtype)
 
 
@@ -74,20 +74,25 @@ def test_steps_whose_dots_wait_equal_one_device(block: Any, backend: Any) -> Non
         assert any(plan.lowering.schedule.trip_barriers for plan in plans) or block is gated_pair
 
 
-@pytest.mark.parametrize(("block", "x", "saved"), [
-    pytest.param(perceptron, (16384, 256), 16 * MIB, id="hidden"),  # 2048 x 2048 in float32 on a device
-    pytest.param(attention, (16, 1024, 256), 8 * 2**20 * 4, id="probabilities"),  # 2 x 4 x 1024 x 1024
-])  # fmt: skip
-def test_an_array_fewer_is_live_in_the_trip(block: Any, x: tuple[int, ...], saved: int) -> None:
-    """Without the barriers the compiler computes an operand of a gradient beside what is computed of it later."""
-    p, x_ = jax.eval_shape(
-        lambda: arguments(block, layers=4, width=256, hidden=2048 if block is perceptron else 256, x=x, dtype=jnp.float32)
-    )
-    plan = jaxplan.plan(training(block), p, x_, topology="h100:8", progress=False, verify=False).references["zero2"]
+@pytest.mark.slow
+@pytest.mark.gpu_aot
+@pytest.mark.parametrize(
+    ("block", "width", "hidden", "x", "dtype", "array"),
+    [
+        pytest.param(perceptron, 1024, 8192, (32768, 1024), jnp.float32, (4096, 8192), id="hidden"),
+        pytest.param(attention, 256, 256, (16, 2048, 256), jnp.bfloat16, (2, 4, 2048, 2048), id="probabilities"),
+    ],
+)
+def test_an_array_fewer_is_live_in_the_trip(
+    block: Any, width: int, hidden: int, x: Any, dtype: Any, array: tuple[int, ...]
+) -> None:
+    """Without the barriers the compiler keeps an operand of a gradient beside what is computed of it later."""
+    args = jax.eval_shape(lambda: arguments(block, layers=4, width=width, hidden=hidden, x=x, dtype=dtype))
+    plan = jaxplan.plan(training(block), *args, topology="h100:8", progress=False, verify=False).references["zero2"]
     assert plan.lowering.schedule.trip_barriers
     audit, beside = plan.audit(), with_schedule(plan, trip_barriers=()).audit()
+    saved = math.prod(array) * jnp.dtype(dtype).itemsize
     assert beside.compiled_memory_bytes >= audit.compiled_memory_bytes + 0.9 * saved, beside.table()
-    assert plan.memory_bytes == pytest.approx(audit.compiled_memory_bytes, rel=0.05), audit.table()
 
 
 def test_no_dot_waits_in_a_loop_over_micro_batches() -> None:

@@ -402,6 +402,7 @@ APPLIES: dict[str, tuple[str, str]] = {
     "results-meet-transposed-in-float32": ("shared heads", "plain attention"),
     "one-fusion-writes-both-layouts": ("shared heads", "plain attention"),
     "stacks-are-transposed-between-loops": ("scanned shared heads", "scanned layers"),
+    "reduce-scatters-of-a-trip-run-in-the-next": ("scanned layers", "tanh"),
     "exponentials-of-many-capped-scores-are-saved": ("", "capped scores"),
     "matrices-of-16-bits-are-padded": ("exact gelu of 16 bits", "exact gelu"),
     "pooling-gradients-write-indices": ("disjoint maxima", "disjoint means"),

@@ -11,6 +11,8 @@ import pytest
 from jax import lax
 
 import jaxplan
+from benchmarks.accuracy._references import predict_references
+from jaxplan import Plan
 from jaxplan.ir import REGION_IN, REGION_OUT, StepGraph, analyse, trace
 from jaxplan.mesh import Topology
 from jaxplan.xla import Target, analyse_buffers
@@ -86,6 +88,39 @@ def test_a_first_trip_in_front_of_the_loop_transposes_a_slice_of_each() -> None:
     scores = BATCH * HEADS * TOKENS**2
     assert copied == sorted([2 * scores, 4 * scores, 2 * LAYERS * scores, 4 * LAYERS * scores])
     assert len(_copies_of_scores(graph, frozenset(dots) - gradients)) == 2
+
+
+def _perceptrons(layers: int, width: int, hidden: int, examples: int) -> Plan:
+    """Recomputed layers in a loop, with `zero2`: gradients are scattered in each trip."""
+
+    def step(params: Any, x: jax.Array) -> Any:
+        def layer(x: jax.Array, weights: Any) -> jax.Array:
+            return x + jax.nn.silu(x @ weights[0]) @ weights[1]
+
+        def loss(params: Any) -> jax.Array:
+            return jnp.mean(lax.scan(lambda x, w: (jax.checkpoint(layer)(x, w), None), x, params)[0] ** 2)
+
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params))
+
+    shapes = (layers, width, hidden), (layers, hidden, width), (examples, width)
+    *params, x = (jax.ShapeDtypeStruct(dims, jnp.float32) for dims in shapes)
+    return jaxplan.plan(step, tuple(params), x, topology="h100:8", progress=False, verify=False).references["zero2"]
+
+
+@pytest.mark.gpu_aot
+def test_a_reduce_scatter_of_a_trip_runs_in_the_next() -> None:
+    """So at the peak, where the gradient of the hidden layer is made, three partial sums of the size of a kernel are
+    live, of which only one was made in the trip."""
+    width, hidden, examples = 1024, 8192, 65536
+    plan = _perceptrons(4, width, hidden, examples)
+    rule = "reduce-scatters-of-a-trip-run-in-the-next"
+    found, without = (
+        dict(predict_references(plan.graph, plan.topology, left_out))["zero2"].memory_bytes for left_out in ([], [rule])
+    )
+    kernel = 4 * width * hidden
+    assert plan.memory_bytes == found == without + 3 * kernel
+    audit = plan.audit()
+    assert plan.memory_bytes == pytest.approx(audit.compiled_memory_bytes, rel=0.01), audit.table()
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import heapq
 import math
 from collections.abc import Iterator, Sequence
 
-from jaxplan.ir import StepGraph, backward_loops
+from jaxplan.ir import StepGraph
 from jaxplan.xla._effects import Overwrite
 from jaxplan.xla._facts import Facts, walk
 from jaxplan.xla._rule import XLA, CompilerRule
@@ -76,19 +76,16 @@ def _is_read_in_order(facts: Facts, t: int, result: int) -> bool:
     """Whether a fusion reads a buffer, element by element, where it writes its result, and is sure to read it last.
 
     Another reader that the result depends on has run before, and so has an earlier dot where dots run in the order of
-    the program: in loops of the backward pass the lowering asks for it wherever it matters (`jaxplan.partition`). Any
-    other, such as the loss beside the gradient of the logits, may run later.
+    the program. Any other, such as the loss beside the gradient of the logits, may run later.
     """
     graph, materialised = facts.graph, facts.written
     program, values = graph.program, graph.values
     last = values.producer[result]
-    loops = graph.derive("loops of the backward pass", None, lambda: backward_loops(program, graph.rules))
-    in_order = facts.in_order or program.equations[last].region in loops
     shape = program.tensors[result].shape
     stack, seen = [t], {t}
     while stack:
         for c in values.consumers[stack.pop()]:
-            if in_order and c < last and facts.is_dot(c):
+            if facts.in_order and c < last and facts.is_dot(c):
                 continue
             if not _leads_to(graph, c, last):
                 return False
