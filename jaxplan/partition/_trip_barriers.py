@@ -8,7 +8,9 @@ order of the program, on GPUs: TPUs fuse operators into dots, and a barrier woul
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import functools
+import operator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from jaxplan.cost import LEAST_HELD, NEAR, DeferredArrays, is_dot
@@ -65,6 +67,11 @@ class _Body:
         """The dots before one, from a place in ``dots`` on, that it does not depend on."""
         return [self.dots[i] for i in range(complete, number) if not self.needs[number] >> i & 1]
 
+    def last_of(self, waiting: Sequence[int]) -> list[int]:
+        """Of these dots, those that none of the others depends on."""
+        needed = functools.reduce(operator.or_, (self.needs[self.dots.index(e)] for e in waiting))
+        return [e for e in waiting if not needed >> self.dots.index(e) & 1]
+
 
 def _barriers(resident: Resident, body: _Body) -> Iterator[TripBarrier]:
     equations, curve = resident.shardings.graph.program.equations, resident.curve
@@ -83,7 +90,7 @@ def _barriers(resident: Resident, body: _Body) -> Iterator[TripBarrier]:
         readers = _last_made(resident, place, dot, body.region)
         if readers:
             readers |= _read_later(resident, place, arrays.computed(waiting), body.region)
-            behind = tuple(equations[e].results[0] for e in waiting)
+            behind = tuple(equations[e].results[0] for e in body.last_of(waiting))
             yield TripBarrier(equation=min(readers.values()), tensors=tuple(sorted(readers)), behind=behind)
             complete = number
 
@@ -110,8 +117,8 @@ def _last_made(resident: Resident, place: int, dot: int, region: Region) -> dict
 
 
 def _read_later(resident: Resident, place: int, computed: Collection[int], region: Region) -> dict[int, int]:
-    """Of tensors computed element by element for waiting dots, those that are read from ``place`` on as well -> the first
-    equation that does. Where they do not pass the barrier, the compiler computes them once more there."""
+    """Of tensors computed element by element for waiting dots, those that are read from ``place`` on as well -> the
+    first equation that does. Where they do not pass the barrier, the compiler computes them once more there."""
     consumers, found = resident.shardings.graph.values.consumers, dict[int, int]()
     for t in computed:
         later = [e for e in consumers[t] if place <= e < region.ranges[0][1]]
