@@ -18,6 +18,7 @@ def _counts(lowering: Lowering) -> Iterator[tuple[int, str]]:
     narrow = [r.dtype for r in reshardings if r.dtype is not None]
     yield len(schedule.orders), "weight gradient that runs after the input gradient of the same cotangent"
     yield len(schedule.barriers), "dot that runs only after all earlier weight gradients"
+    yield len(schedule.trip_barriers), "barrier in a loop that recomputes, behind earlier dots of the trip"
     yield len(schedule.recompute_barriers), "recomputed block that begins after all earlier weight gradients"
     yield len(schedule.deferred), "weight gradient that is predicted to be deferred"
     yield sum(r.repeated for r in reshardings), "copy that is gathered again in the backward pass"
