@@ -8,7 +8,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.accuracy._drawn_model import Draw, Model, Params, Regime, dense, dense_shapes, pick, shape
+from benchmarks.accuracy._drawn_model import (
+    Draw,
+    Model,
+    Params,
+    Regime,
+    dense,
+    dense_shapes,
+    pick,
+    pick_layers,
+    shape,
+)
 
 
 def perceptron(draw: Draw, regime: Regime) -> Model:
@@ -29,10 +39,11 @@ def perceptron(draw: Draw, regime: Regime) -> Model:
 
 
 def stack(draw: Draw, regime: Regime) -> Model:
-    """Equal residual layers, scanned or unrolled."""
+    """Equal residual layers, scanned, recomputed perhaps, or unrolled."""
     depth, width, scanned = int(draw.integers(2, 9)), int(pick(draw, (512, 1024, 2048, 4096))), bool(draw.integers(2))
     hidden = width * int(pick(draw, (1, 2, 4)))
     normed = bool(draw.integers(2))
+    written = pick_layers(draw, scanned)
     params = {
         "up": shape((depth, width, hidden), regime.param_dtype),
         "down": shape((depth, hidden, width), regime.param_dtype),
@@ -44,12 +55,13 @@ def stack(draw: Draw, regime: Regime) -> Model:
 
     def apply(params: Params, x: Any) -> Any:
         if scanned:
-            return jax.lax.scan(lambda x, p: (layer(x, p["up"], p["down"]), None), x, params)[0]
+            of_trip = jax.checkpoint(layer) if "recomputed" in written else layer
+            return jax.lax.scan(lambda x, p: (of_trip(x, p["up"], p["down"]), None), x, params)[0]
         for i in range(depth):
             x = layer(x, params["up"][i], params["down"][i])
         return x
 
-    traits = (f"{depth} x {width}-{hidden}", "scanned" if scanned else "unrolled", *(("normed",) if normed else ()))
+    traits = (f"{depth} x {width}-{hidden}", written, *(("normed",) if normed else ()))
     return Model(
         params=params, apply=apply, inputs=shape((regime.batch, width), regime.dtype),
         outputs=(regime.batch, width), traits=traits,

@@ -9,7 +9,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.accuracy._drawn_model import Draw, Model, Params, Regime, dense, dense_shapes, pick, shape
+from benchmarks.accuracy._drawn_model import (
+    Draw,
+    Model,
+    Params,
+    Regime,
+    dense,
+    dense_shapes,
+    pick,
+    pick_layers,
+    shape,
+)
 
 
 def attention(draw: Draw, regime: Regime) -> Model:
@@ -112,7 +122,8 @@ def language(draw: Draw, regime: Regime) -> Model:
 
 
 def transformer(draw: Draw, regime: Regime) -> Model:
-    """Blocks of causal attention and two dense layers between an embedding and logits; scanned or unrolled."""
+    """Blocks of causal attention and two dense layers between an embedding and logits: scanned, recomputed perhaps, or
+    unrolled."""
     depth, scanned = int(draw.integers(1, 5)), bool(draw.integers(2))
     heads, size = int(pick(draw, (4, 8))), int(pick(draw, (32, 64)))
     length, vocabulary = int(pick(draw, (64, 256))), int(pick(draw, (1000, 8192, 32000)))
@@ -120,7 +131,7 @@ def transformer(draw: Draw, regime: Regime) -> Model:
     sizes = {"qkv": (width, 3 * width), "out": (width, width), "up": (width, 4 * width), "down": (4 * width, width)}
     blocks = {name: shape((depth, *dims), regime.param_dtype) for name, dims in sizes.items()}
     params = {"table": shape((vocabulary, width), regime.param_dtype), "blocks": blocks}
-    causal = jnp.tril(jnp.ones((length, length), bool))
+    causal, written = jnp.tril(jnp.ones((length, length), bool)), pick_layers(draw, scanned)
 
     def block(x: Any, weights: Params) -> tuple[Any, None]:
         y = jax.nn.standardize(x) @ weights["qkv"].astype(x.dtype)
@@ -134,7 +145,7 @@ def transformer(draw: Draw, regime: Regime) -> Model:
     def apply(params: Params, tokens: Any) -> Any:
         x = params["table"][tokens].astype(regime.dtype)
         if scanned:
-            x, _ = jax.lax.scan(block, x, params["blocks"])
+            x, _ = jax.lax.scan(jax.checkpoint(block) if "recomputed" in written else block, x, params["blocks"])
         else:
             for i in range(depth):
                 x, _ = block(x, jax.tree.map(lambda stacked, i=i: stacked[i], params["blocks"]))
@@ -143,7 +154,7 @@ def transformer(draw: Draw, regime: Regime) -> Model:
     traits = (f"{depth} blocks, {heads} heads of {size}, {length} tokens of {vocabulary}",)
     return Model(
         params=params, apply=apply, inputs=shape((batch, length), jnp.int32), outputs=(batch, length, vocabulary),
-        traits=(*traits, "scanned" if scanned else "unrolled"),
+        traits=(*traits, written),
     )  # fmt: skip
 
 

@@ -48,6 +48,12 @@ def pick(draw: Draw, options: Sequence[Any]) -> Any:
     return options[int(draw.integers(len(options)))]
 
 
+def pick_layers(draw: Draw, scanned: bool) -> str:
+    """`unrolled`, `scanned`, or `scanned, recomputed`: how equal layers are written. Other draws stay as they are."""
+    recomputed = scanned and bool(draw.spawn(1)[0].integers(2))
+    return "scanned, recomputed" if recomputed else "scanned" if scanned else "unrolled"
+
+
 def dense(params: Params, name: str, x: Any, dtype: Any) -> Any:
     y = x @ params[name].astype(dtype)
     return y + params[f"{name}_bias"].astype(dtype) if f"{name}_bias" in params else y
