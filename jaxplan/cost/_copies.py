@@ -199,7 +199,8 @@ class Copies:
         return self.model.pricer.local_bytes(self._travelling(transfer), transfer.target)
 
     def _handed_on(self, transfer: Transfer) -> tuple[tuple[int, int, int], ...]:
-        """The operand of a reduce-scatter that runs in the next trip of a loop, as that of the trip before and its own.
+        """The operand of a reduce-scatter that runs in the next trip of a loop: of the trip before, and the trip's own
+        from where the program has the reduce-scatter on.
 
         (first, last equation, bytes) of both.
         """
@@ -208,8 +209,9 @@ class Copies:
         if effect is None or scatter is None:
             return ()
         size = self.model.pricer.local_bytes(self._travelling(transfer), transfer.path.shardings[scatter])
-        made = self.model.graph.values.producer[transfer.tensor]
-        return (effect.first, effect.last, size), (min(made + 1, effect.last), effect.last, size)
+        own = max(self.model.graph.values.producer[transfer.tensor], transfer.spans[0].first) + 1
+        before = effect.first, effect.last, size
+        return (before, (own, effect.last, size)) if own <= effect.last else (before,)
 
     def _local_shape(self, transfer: Transfer) -> tuple[int, ...]:
         """Of the copy that a transfer makes."""
