@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ast
 import functools
-import io
 import re
-import tokenize
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,16 +23,22 @@ FOLDERS = (".", *sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py
 
 def prose_of(source: str) -> Iterator[str]:
     """Docstrings (those under constants too) and comments of a module."""
+    strings: dict[int, list[tuple[int, int]]] = defaultdict(list)  # line -> the columns of its strings
     for node in ast.walk(ast.parse(source)):
         for child in getattr(node, "body", ()) if isinstance(getattr(node, "body", ()), list) else ():
             value = child.value if isinstance(child, ast.Expr) else None
             if isinstance(value, ast.Constant) and isinstance(value.value, str):
                 yield value.value
-    if "#" not in source:
-        return
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            yield token.string
+        if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)):
+            assert node.end_lineno is not None and node.end_col_offset is not None
+            for line in range(node.lineno, node.end_lineno + 1):
+                first = node.col_offset if line == node.lineno else 0
+                strings[line].append((first, node.end_col_offset if line == node.end_lineno else len(source)))
+    for number, line in enumerate(source.encode().split(b"\n"), 1):
+        places = (match.start() for match in re.finditer(b"#", line))
+        start = next((at for at in places if not any(a <= at < b for a, b in strings[number])), None)
+        if start is not None:
+            yield line[start:].decode()
 
 
 @functools.cache

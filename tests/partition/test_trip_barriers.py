@@ -86,7 +86,7 @@ def test_steps_whose_dots_wait_equal_one_device(block: Any, backend: Any) -> Non
 def test_an_array_fewer_is_live_in_the_trip(
     block: Any, width: int, hidden: int, x: Any, dtype: Any, array: tuple[int, ...]
 ) -> None:
-    """Without the barriers the compiler keeps an operand of a gradient beside what is computed of it later."""
+    """Without the barriers the compiler keeps an operand of a gradient beside values computed from it later."""
     args = jax.eval_shape(lambda: arguments(block, layers=4, width=width, hidden=hidden, x=x, dtype=dtype))
     plan = jaxplan.plan(training(block), *args, topology="h100:8", progress=False, verify=False).references["zero2"]
     assert plan.lowering.schedule.trip_barriers

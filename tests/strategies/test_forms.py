@@ -46,13 +46,18 @@ def counts(plan: Plan, kind: str) -> dict[int, int]:
 
 @pytest.mark.parametrize("remat", [False, True])
 def test_fsdp_of_a_stack_gathers_and_scatters_one_layer_in_each_trip(remat: bool) -> None:
-    """Two kernels of each layer, gathered for each pass; nothing of the size of the stack is sent or held."""
+    """Two kernels of each layer, gathered for each pass; nothing of the size of the stack is sent or held.
+
+    On a device a trip has both kernels, and three gradients of one: two are handed on by the trip before, as in the
+    compiled program, which takes 72.8 MiB with recomputed layers.
+    """
     plan = draw(scanned(remat), "h100:8", ("fsdp",))["fsdp"]
     assert counts(plan, "all-gather") == {LAYER_BYTES // 2: 2 * 2 * LAYERS}
     assert counts(plan, "reduce-scatter") == {LAYER_BYTES // 2: 2 * LAYERS}
     stored = 2 * LAYERS * LAYER_BYTES // 8
     saved = LAYERS * 4 * TOKENS // 8 * WIDTH * (1 if remat else 6)
-    assert plan.memory_bytes < stored + saved + 2 * LAYER_BYTES + 40 * MIB  # 32 MiB are the library's
+    copies = LAYER_BYTES * 2 + LAYER_BYTES // 2 * 3
+    assert plan.memory_bytes < stored + saved + copies + 40 * MIB  # 32 MiB are the library's
     (up, down), *_ = [[leaf["up"], leaf["down"]] for leaf in plan.in_specs[:1]]
     assert up[0] is None and down[0] is None  # never the layers
 
