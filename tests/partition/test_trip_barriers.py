@@ -86,12 +86,15 @@ def test_steps_whose_dots_wait_equal_one_device(block: Any, backend: Any) -> Non
 def test_an_array_fewer_is_live_in_the_trip(
     block: Any, width: int, hidden: int, x: Any, dtype: Any, array: tuple[int, ...]
 ) -> None:
-    """Without the barriers the compiler keeps an operand of a gradient beside values computed from it later."""
+    """Without the barriers the compiler keeps an operand of a gradient beside values computed from it later; with them,
+    at most two gradients of a layer's kernels are live there that were computed later before."""
     args = jax.eval_shape(lambda: arguments(block, layers=4, width=width, hidden=hidden, x=x, dtype=dtype))
     plan = jaxplan.plan(training(block), *args, topology="h100:8", progress=False, verify=False).references["zero2"]
     assert plan.lowering.schedule.trip_barriers
     audit, beside = plan.audit(), with_schedule(plan, trip_barriers=()).audit()
-    saved = math.prod(array) * jnp.dtype(dtype).itemsize
+    itemsize = jnp.dtype(dtype).itemsize
+    kernel = max(math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(args[0])) * itemsize
+    saved = math.prod(array) * itemsize - 2 * kernel
     assert beside.compiled_memory_bytes >= audit.compiled_memory_bytes + 0.9 * saved, beside.table()
 
 
