@@ -8,17 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.accuracy._drawn_model import (
-    Draw,
-    Model,
-    Params,
-    Regime,
-    dense,
-    dense_shapes,
-    pick,
-    pick_layers,
-    shape,
-)
+from benchmarks.accuracy._drawn_model import Draw, Model, Params, Regime, dense, dense_shapes, pick, shape
 
 
 def perceptron(draw: Draw, regime: Regime) -> Model:
@@ -43,7 +33,6 @@ def stack(draw: Draw, regime: Regime) -> Model:
     depth, width, scanned = int(draw.integers(2, 9)), int(pick(draw, (512, 1024, 2048, 4096))), bool(draw.integers(2))
     hidden = width * int(pick(draw, (1, 2, 4)))
     normed = bool(draw.integers(2))
-    written = pick_layers(draw, scanned)
     params = {
         "up": shape((depth, width, hidden), regime.param_dtype),
         "down": shape((depth, hidden, width), regime.param_dtype),
@@ -55,13 +44,13 @@ def stack(draw: Draw, regime: Regime) -> Model:
 
     def apply(params: Params, x: Any) -> Any:
         if scanned:
-            of_trip = jax.checkpoint(layer) if "recomputed" in written else layer
+            of_trip = regime.in_loop(layer)
             return jax.lax.scan(lambda x, p: (of_trip(x, p["up"], p["down"]), None), x, params)[0]
         for i in range(depth):
             x = layer(x, params["up"][i], params["down"][i])
         return x
 
-    traits = (f"{depth} x {width}-{hidden}", written, *(("normed",) if normed else ()))
+    traits = (f"{depth} x {width}-{hidden}", regime.trait(scanned), *(("normed",) if normed else ()))
     return Model(
         params=params, apply=apply, inputs=shape((regime.batch, width), regime.dtype),
         outputs=(regime.batch, width), traits=traits,

@@ -9,17 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.accuracy._drawn_model import (
-    Draw,
-    Model,
-    Params,
-    Regime,
-    dense,
-    dense_shapes,
-    pick,
-    pick_layers,
-    shape,
-)
+from benchmarks.accuracy._drawn_model import Draw, Model, Params, Regime, dense, dense_shapes, pick, shape
 
 
 def attention(draw: Draw, regime: Regime) -> Model:
@@ -131,7 +121,7 @@ def transformer(draw: Draw, regime: Regime) -> Model:
     sizes = {"qkv": (width, 3 * width), "out": (width, width), "up": (width, 4 * width), "down": (4 * width, width)}
     blocks = {name: shape((depth, *dims), regime.param_dtype) for name, dims in sizes.items()}
     params = {"table": shape((vocabulary, width), regime.param_dtype), "blocks": blocks}
-    causal, written = jnp.tril(jnp.ones((length, length), bool)), pick_layers(draw, scanned)
+    causal = jnp.tril(jnp.ones((length, length), bool))
 
     def block(x: Any, weights: Params) -> tuple[Any, None]:
         y = jax.nn.standardize(x) @ weights["qkv"].astype(x.dtype)
@@ -145,7 +135,7 @@ def transformer(draw: Draw, regime: Regime) -> Model:
     def apply(params: Params, tokens: Any) -> Any:
         x = params["table"][tokens].astype(regime.dtype)
         if scanned:
-            x, _ = jax.lax.scan(jax.checkpoint(block) if "recomputed" in written else block, x, params["blocks"])
+            x, _ = jax.lax.scan(regime.in_loop(block), x, params["blocks"])
         else:
             for i in range(depth):
                 x, _ = block(x, jax.tree.map(lambda stacked, i=i: stacked[i], params["blocks"]))
@@ -154,7 +144,7 @@ def transformer(draw: Draw, regime: Regime) -> Model:
     traits = (f"{depth} blocks, {heads} heads of {size}, {length} tokens of {vocabulary}",)
     return Model(
         params=params, apply=apply, inputs=shape((batch, length), jnp.int32), outputs=(batch, length, vocabulary),
-        traits=(*traits, written),
+        traits=(*traits, regime.trait(scanned)),
     )  # fmt: skip
 
 

@@ -31,6 +31,7 @@ class Regime:
 
     Attributes:
       batch: examples; dtype: of activations; param_dtype: of parameters.
+      recomputed: whether layers that are scanned are recomputed in the backward pass.
     """
 
     batch: int
@@ -38,6 +39,15 @@ class Regime:
     param_dtype: Any
     activation: Callable[[Any], Any]
     bias: bool
+    recomputed: bool
+
+    def in_loop(self, layer: Callable[..., Any]) -> Callable[..., Any]:
+        """A layer as a loop runs it."""
+        return jax.checkpoint(layer) if self.recomputed else layer
+
+    def trait(self, scanned: bool) -> str:
+        """How equal layers are written: unrolled, scanned, or scanned and recomputed."""
+        return "unrolled" if not scanned else "scanned, recomputed" if self.recomputed else "scanned"
 
 
 def shape(dims: Sequence[int], dtype: Any) -> jax.ShapeDtypeStruct:
@@ -46,12 +56,6 @@ def shape(dims: Sequence[int], dtype: Any) -> jax.ShapeDtypeStruct:
 
 def pick(draw: Draw, options: Sequence[Any]) -> Any:
     return options[int(draw.integers(len(options)))]
-
-
-def pick_layers(draw: Draw, scanned: bool) -> str:
-    """`unrolled`, `scanned`, or `scanned, recomputed`: how equal layers are written. Other draws stay as they are."""
-    recomputed = scanned and bool(draw.spawn(1)[0].integers(2))
-    return "scanned, recomputed" if recomputed else "scanned" if scanned else "unrolled"
 
 
 def dense(params: Params, name: str, x: Any, dtype: Any) -> Any:

@@ -83,15 +83,17 @@ def made_after(model: str) -> frozenset[str]:
     return frozenset(name for name, rule in RULES.items() if model in rule.made_after)
 
 
-def effects_of_rules(models: Sequence[str], topologies: Sequence[str]) -> Iterator[Effect]:
-    """One `Effect` for each model, topology, and rule of that."""
+def effects_of_rules(
+    models: Sequence[str], topologies: Sequence[str], names: Collection[str] = tuple(RULES)
+) -> Iterator[Effect]:
+    """One `Effect` for each model, topology, and rule of that among ``names``."""
     compiled = compiled_memory()
     for model in models:
         graph = analysed(*MODELS[model])
         for topology in map(Topology.parse, topologies):
             target = Target.of(topology.chip)
             plain, buffers = dict(predict_references(graph, topology)), _buffers(graph, topology)
-            for name in (name for name, rule in RULES.items() if rule.applies_to(target)):
+            for name in (name for name in RULES if name in names and RULES[name].applies_to(target)):
                 has_effect = _buffers(graph, topology, [name]) != buffers
                 found = dict(predict_references(graph, topology, [name])) if has_effect else plain
                 known = {plan: compiled.get((model, topology.name, plan)) for plan in plain}

@@ -108,6 +108,7 @@ def draw_step(seed: int) -> Drawn:
         param_dtype=jnp.bfloat16 if precision == "bfloat16" else jnp.float32,
         activation=ACTIVATIONS[activation],
         bias=bool(draw.integers(2)),
+        recomputed=bool(draw.spawn(1)[0].integers(2)),  # leaves the draws that follow as they are without it
     )
     model, update = FAMILIES[family](draw, regime), OPTIMIZERS[optimizer]()
 

@@ -6,6 +6,7 @@
     python -m benchmarks.accuracy.ablation --without heaps-have-gaps  # as if the compiler did not do that
     python -m benchmarks.accuracy.ablation --leave-out gemma          # a model without the rules made after it
     python -m benchmarks.accuracy.ablation --each --save              # each rule by itself, for docs/compiler_rules.md
+    python -m benchmarks.accuracy.ablation --each --save --without all-reduces-are-in-place   # this rule alone
 
 Each model of `benchmarks.accuracy` is traced once and its reference strategies are predicted on every topology; they
 are drawn by name, so no search is needed. Where the record of a compiled program exists, its memory is printed beside
@@ -36,7 +37,7 @@ from benchmarks.accuracy._effects import (
 from benchmarks.accuracy._models import MODELS, TOPOLOGIES
 from benchmarks.accuracy._references import analysed, digest, predict_references
 from jaxplan.mesh import Topology
-from jaxplan.xla.rules import check_names
+from jaxplan.xla.rules import RULES, check_names
 
 SAVED = RECORDS / "reference_predictions.jsonl"
 
@@ -129,14 +130,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     jax.config.update("jax_platforms", "cpu")
     models, topologies = options.model or list(MODELS), options.topology or list(TOPOLOGIES)
+    without = check_names(options.without)
     if options.each:
         for model, topology in itertools.product(models, topologies):
-            effects = list(effects_of_rules([model], [topology]))
+            effects = list(effects_of_rules([model], [topology], without or RULES))
             print("\n".join(f"{e.rule:<60} {model:<12} {RuleError.of([e])}" for e in effects if e.changed), flush=True)
             if options.save:
                 write_effects(effects)
         return 0
-    without = check_names(options.without)
     if options.leave_out:
         models, without = [options.leave_out], without | made_after(options.leave_out)
         print("\n".join(["without", *sorted(without)]))

@@ -226,31 +226,23 @@ def test_a_kept_copy_is_made_once_and_a_repeated_one_twice(model: CostModel) -> 
         assert gather.spans[-1].last >= turning
 
 
-@pytest.mark.parametrize(("dim", "times"), [(0, 1), (1, 2), (2, 1)])
-def test_what_is_gathered_between_dimensions_is_transposed_for_a_dot(dim: int, times: int) -> None:
-    """Pieces lie one after the other: in order where rows are split, a transposed matrix where columns are."""
-    dims = (8, 64, 128)
-    model = model_of(lambda x, w: x @ w, shape(*dims), shape(128, 16), topology="h100:8")
+_TOKENS = "eij,jk->eik", (128, 16)
+_EXPERTS = "eij,ejk->eik", (8, 128, 16)
+
+
+@pytest.mark.parametrize(
+    ("einsum", "dim", "times"),
+    [(_TOKENS, 0, 1), (_TOKENS, 1, 2), (_TOKENS, 2, 1), (_EXPERTS, 0, 1), (_EXPERTS, 1, 2), (_EXPERTS, 2, 2)],
+)
+def test_what_is_gathered_between_dimensions_is_transposed_for_a_dot(einsum: Any, dim: int, times: int) -> None:
+    """Pieces lie one after the other: in order where rows are split, a transposed matrix where columns are. A dot over
+    experts reads these first, so their gathered columns are transposed as well."""
+    dims, (subscripts, other) = (8, 64, 128), einsum
+    model = model_of(lambda x, w: jnp.einsum(subscripts, x, w), shape(*dims), shape(*other), topology="h100:8")
     assignment, choices = replicated(model)
     x = model.graph.program.inputs[0]
     group = model.graph.grouping.tensor_group[x]
     (split,) = model.graph.spaces[group].tensor_dims[x][dim]
-    whole = [k for k, config in enumerate(model.configurations[group]) if len(config[split]) == 3]
-    assignment[group] = whole[0]
-    prediction, (gather,) = Predictor(model).predict(assignment, choices)
-    assert [step.kind for step in gather.path.steps] == ["all-gather"]
-    assert prediction.memory_parts["resharded copies"] == times * 4 * math.prod(dims)
-
-
-@pytest.mark.parametrize(("dim", "times"), [(0, 1), (1, 2), (2, 2)])
-def test_a_batched_dot_reads_what_is_gathered_in_its_order(dim: int, times: int) -> None:
-    """Experts lie first in memory, so gathered columns of them are transposed as well as rows."""
-    dims = (8, 64, 128)
-    model = model_of(lambda w, x: jnp.einsum("eij,ejk->eik", w, x), shape(*dims), shape(8, 128, 16), topology="h100:8")
-    assignment, choices = replicated(model)
-    w = model.graph.program.inputs[0]
-    group = model.graph.grouping.tensor_group[w]
-    (split,) = model.graph.spaces[group].tensor_dims[w][dim]
     whole = [k for k, config in enumerate(model.configurations[group]) if len(config[split]) == 3]
     assignment[group] = whole[0]
     prediction, (gather,) = Predictor(model).predict(assignment, choices)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import jaxplan
+from tests.partition.scanned_steps import recomputed_layers
 from tests.sampling import sampled
 
 LAYERS, BATCH, HEADS, LENGTH, WIDTH = 4, 16, 2, 24, 8
@@ -34,18 +35,6 @@ def rotated(x: Any, w: Any) -> Any:
     return causal(turned.astype(x.dtype), w)
 
 
-def scanned(block: Any) -> Any:
-    def step(p: Any, x: Any) -> tuple[Any, Any]:
-        def loss(p: Any) -> Any:
-            h, _ = jax.lax.scan(lambda h, w: (jax.checkpoint(block)(h, w), None), x, p)
-            return jnp.mean(h**2)
-
-        value, gradient = jax.value_and_grad(loss)(p)
-        return p - 0.1 * gradient, value
-
-    return step
-
-
 def counted(p: Any, x: Any, num: Any) -> tuple[Any, Any]:
     """A loop that ends by a condition, and a mask that depends on a scalar argument."""
     allowed = jnp.arange(x.shape[1]) < num
@@ -68,7 +57,7 @@ def arguments(dtype: Any = jnp.float32) -> tuple[Any, Any]:
 @pytest.mark.parametrize("block", sampled([causal, rotated]))
 def test_layers_with_masks_equal_one_device(block: Any, backend: Any) -> None:
     with jax.enable_x64(True):
-        step, args = scanned(block), arguments(jnp.float64)
+        step, args = recomputed_layers(block), arguments(jnp.float64)
         frontier = jaxplan.plan(step, *args, topology="cpu:8", donate_argnums=(), progress=False)
         for plan in (frontier.fastest(), frontier.references["fsdp"]):
             found, expected = plan.jit(backend=backend)(*args), jax.jit(step)(*args)
@@ -84,12 +73,12 @@ def test_a_mask_of_a_scalar_argument_enters_a_loop_and_its_condition() -> None:
 
 
 def test_no_loop_is_handed_a_mask_of_the_shape_of_the_scores() -> None:
-    plan = jaxplan.plan(scanned(causal), *arguments(), topology="cpu:8", progress=False).references["data"]
+    plan = jaxplan.plan(recomputed_layers(causal), *arguments(), topology="cpu:8", progress=False).references["data"]
     scores = f"tensor<{BATCH}x{HEADS}x{LENGTH}x{LENGTH}xi1>"
 
     def loops_of(step: Any) -> list[str]:
         return [line for line in step.lower(*arguments()).as_text().splitlines() if "stablehlo.while" in line]
 
-    alone, planned = loops_of(jax.jit(scanned(causal))), loops_of(plan.jit())
+    alone, planned = loops_of(jax.jit(recomputed_layers(causal))), loops_of(plan.jit())
     assert len(planned) == 2 and any(scores in line for line in alone)
     assert not any(scores in line for line in planned)

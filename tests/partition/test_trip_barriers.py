@@ -12,6 +12,7 @@ import pytest
 
 import jaxplan
 from tests.partition.edited_plans import with_schedule
+from tests.partition.scanned_steps import recomputed_layers
 from tests.sampling import sampled
 
 
@@ -30,18 +31,6 @@ def gated_pair(x: Any, p: Any) -> Any:
     halves = jnp.stack(jnp.split(p["up"], 2, -1))
     y, _ = jax.lax.scan(lambda y, w: (jnp.tanh(y + x @ w), None), jnp.zeros((*x.shape[:-1], halves.shape[-1])), halves)
     return x + y @ p["down"][: y.shape[-1]]
-
-
-def training(block: Any) -> Any:
-    def step(p: Any, x: Any) -> tuple[Any, Any]:
-        def loss(p: Any) -> Any:
-            h, _ = jax.lax.scan(lambda h, w: (jax.checkpoint(block)(h, w), None), x, p)
-            return jnp.mean(h**2)
-
-        value, gradient = jax.value_and_grad(loss)(p)
-        return jax.tree.map(lambda w, g: w - 0.1 * g, p, gradient), value
-
-    return step
 
 
 def shapes(block: Any, layers: int, width: int, hidden: int) -> dict[str, tuple[int, ...]]:
@@ -64,7 +53,7 @@ def arguments(block: Any, *, layers: int, width: int, hidden: int, x: tuple[int,
 def test_steps_whose_dots_wait_equal_one_device(block: Any, backend: Any) -> None:
     with jax.enable_x64(True):
         args = arguments(block, layers=3, width=16, hidden=128, x=(16, 24, 16), dtype=jnp.float64)
-        step = training(block)
+        step = recomputed_layers(block)
         frontier = jaxplan.plan(step, *args, topology="cpu:8", donate_argnums=(), progress=False)
         plans = [frontier.references[name] for name in ("data", "zero2", "fsdp") if name in frontier.references]
         for plan in (frontier.leanest(), *plans):
@@ -89,7 +78,8 @@ def test_an_array_fewer_is_live_in_the_trip(
     """Without the barriers the compiler keeps an operand of a gradient beside values computed from it later; with them,
     at most two gradients of a layer's kernels are live there that were computed later before."""
     args = jax.eval_shape(lambda: arguments(block, layers=4, width=width, hidden=hidden, x=x, dtype=dtype))
-    plan = jaxplan.plan(training(block), *args, topology="h100:8", progress=False, verify=False).references["zero2"]
+    frontier = jaxplan.plan(recomputed_layers(block), *args, topology="h100:8", progress=False, verify=False)
+    plan = frontier.references["zero2"]
     assert plan.lowering.schedule.trip_barriers
     audit, beside = plan.audit(), with_schedule(plan, trip_barriers=()).audit()
     itemsize = jnp.dtype(dtype).itemsize

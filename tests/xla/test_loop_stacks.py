@@ -17,6 +17,7 @@ from jaxplan.ir import REGION_IN, REGION_OUT, StepGraph, analyse, trace
 from jaxplan.mesh import Topology
 from jaxplan.xla import Target, analyse_buffers
 from jaxplan.xla.rules.gpu.transposed import OrderedCopy
+from tests.partition.scanned_steps import recomputed_layers
 from tests.sampling import sampled
 
 LAYERS, BATCH, TOKENS, HEADS, WIDTH = 6, 16, 1024, 16, 32
@@ -93,17 +94,12 @@ def test_a_first_trip_in_front_of_the_loop_transposes_a_slice_of_each() -> None:
 def _perceptrons(layers: int, width: int, hidden: int, examples: int) -> Plan:
     """Recomputed layers in a loop, with `zero2`: gradients are scattered in each trip."""
 
-    def step(params: Any, x: jax.Array) -> Any:
-        def layer(x: jax.Array, weights: Any) -> jax.Array:
-            return x + jax.nn.silu(x @ weights[0]) @ weights[1]
-
-        def loss(params: Any) -> jax.Array:
-            return jnp.mean(lax.scan(lambda x, w: (jax.checkpoint(layer)(x, w), None), x, params)[0] ** 2)
-
-        return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params))
+    def layer(x: jax.Array, weights: Any) -> jax.Array:
+        return x + jax.nn.silu(x @ weights[0]) @ weights[1]
 
     shapes = (layers, width, hidden), (layers, hidden, width), (examples, width)
     *params, x = (jax.ShapeDtypeStruct(dims, jnp.float32) for dims in shapes)
+    step = recomputed_layers(layer)
     return jaxplan.plan(step, tuple(params), x, topology="h100:8", progress=False, verify=False).references["zero2"]
 
 

@@ -2,12 +2,12 @@
 
 A loop stacks a value in the order of dimensions in which it was computed: trips first, then those of the dot that it is
 computed from, batch, free of the left operand, free of the right one. A later loop reads its stacks in the order of
-the program, or in that of the dot whose result a slice meets. Where the two differ, the stack is transposed between the
-loops, one stack after the other, and both are live meanwhile. Seen in decoders with queries grouped by key
+the program, or in that of the result of a dot that a slice meets. Where the two differ, the stack is transposed between
+the loops, one stack after the other, and both are live meanwhile. Seen in decoders with queries grouped by key
 that are scanned over layers: their scores are a dot of keys and queries, and are read as queries by keys.
 
 Where a loop reduce-scatters a value that it stacks, the compiler starts each trip with the collective of the last one,
-whose operand is handed on from trip to trip, and runs the first trip in front of the loop. That trip reads stacks as
+hands its operand on from trip to trip, and runs the first trip in front of the loop. That trip reads stacks as
 they were saved: one in the order of the program until its last use; of another one it transposes a slice right after
 the stack.
 https://github.com/openxla/xla/blob/main/xla/service/collective_pipeliner.cc
@@ -48,8 +48,8 @@ def _transposed_between_loops(facts: Facts) -> Iterator[OrderedCopy | End]:
 
 
 def _copies(facts: Facts, entry: Equation, scattered: frozenset[int]) -> Iterator[OrderedCopy]:
-    """The stack that enters a loop in another order. If one of ``scattered`` is reduce-scattered, also what the first
-    trip reads: the stack as it was saved, or a slice of it."""
+    """The stack that enters a loop in another order. If one of ``scattered`` is reduce-scattered, also the array that the
+    first trip reads: the stack as it was saved, or a slice of it."""
     (stack,), (slice_,), at = entry.operands, entry.results, entry.index
     copy = OrderedCopy(tensor=stack, itemsize=facts.tensors[stack].itemsize, first=at, last=facts.death[stack])
     yield copy
@@ -130,7 +130,7 @@ SCATTERED_IN_NEXT_TRIP = CompilerRule(
     name="reduce-scatters-of-a-trip-run-in-the-next",
     backends=("gpu",),
     stage="liveness",
-    does="A reduce-scatter whose result a loop stacks runs in the next trip; its operand is handed on to it.",
+    does="A reduce-scatter of a value that a loop stacks runs in the next trip; its operand is handed on to it.",
     source=f"{XLA}service/collective_pipeliner.cc",
     made_after=(),
     test="tests/xla/test_loop_stacks.py::test_a_reduce_scatter_of_a_trip_runs_in_the_next",
