@@ -48,8 +48,8 @@ def _transposed_between_loops(facts: Facts) -> Iterator[OrderedCopy | End]:
 
 
 def _copies(facts: Facts, entry: Equation, scattered: frozenset[int]) -> Iterator[OrderedCopy]:
-    """The stack that enters a loop in another order. If one of ``scattered`` is reduce-scattered, also the array that the
-    first trip reads: the stack as it was saved, or a slice of it."""
+    """The stack that enters a loop in another order. If one of ``scattered`` is reduce-scattered, also the array
+    that the first trip reads: the stack as it was saved, or a slice of it."""
     (stack,), (slice_,), at = entry.operands, entry.results, entry.index
     copy = OrderedCopy(tensor=stack, itemsize=facts.tensors[stack].itemsize, first=at, last=facts.death[stack])
     yield copy
