@@ -37,7 +37,7 @@ class _Beside(NamedTuple):
     """Buffers of one transfer beside its copies.
 
     Attributes:
-      arriving: (first, last equation, bytes) of each copy that is transposed when it has arrived.
+      arriving: (first, last position, bytes) of each copy that is transposed when it has arrived.
       in_pieces: bytes of an update that is gathered along an inner dimension; None where it is no such update.
       part: (first, last equation, bytes) of an array that is updated in parts.
       handed_on: (first, last equation, bytes) of the operand of a reduce-scatter that runs in the next trip of a loop:
@@ -72,9 +72,15 @@ class Copies:
         self._copies, self._beside, self._shared = Remembered[_Copy](), Remembered[_Beside](), Remembered[int]()
 
     def beside(self, transfers: Sequence[Transfer]) -> Iterator[tuple[int, int, int]]:
-        """(first, last equation, bytes) of buffers of transfers beside their copies."""
+        """(first, last position, bytes) of buffers of transfers beside their copies."""
         known = self._beside.of_all(transfers, lambda t: self._beside_of(t))
         yield from itertools.chain.from_iterable([of.arriving for of in known])
+        yield from ((2 * first, 2 * last, size) for first, last, size in self._of_equations(known, transfers))
+
+    def _of_equations(
+        self, known: Sequence[_Beside], transfers: Sequence[Transfer]
+    ) -> Iterator[tuple[int, int, int]]:
+        """(first, last equation, bytes) of those that are live from an equation on, and while another one runs."""
         in_pieces = [of.in_pieces for of in known if of.in_pieces is not None]
         if in_pieces:  # transposed into the arguments when all of them have arrived
             end = len(self.model.graph.program.equations)
@@ -159,8 +165,12 @@ class Copies:
         if not self._arrives_in_pieces(transfer):
             return ()
         size = self.model.pricer.local_bytes(self._travelling(transfer), transfer.target)
-        ends = ((span.first, max([span.first, *self._loops_reading(span.readers)])) for span in transfer.spans)
-        return tuple((first, last, size) for first, last in ends) if size else ()
+        found: list[tuple[int, int, int]] = []
+        for span in transfer.spans:
+            last = max([span.first, *self._loops_reading(span.readers)])
+            is_read_once = set(span.readers) == {span.first}  # a kernel in front of the dot makes the copy
+            found.append((2 * span.first - is_read_once, 2 * last - is_read_once, size))
+        return tuple(found) if size else ()
 
     def _arrives_in_pieces(self, transfer: Transfer) -> bool:
         """Whether a gather needs its copy transposed: for a dot, or for loops, each of which has one of its own."""

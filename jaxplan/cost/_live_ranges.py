@@ -244,11 +244,11 @@ class LiveRanges:
         ``made`` are the bytes of the tensors that are made, in their order.
         """
         model = self.model
-        pieces = [self._copies.beside(transfers)]
+        for first, last, size in self._copies.beside(transfers):
+            yield first, last, size, COPIES
         if self.tpu:
-            pieces.append(self.tpu.copies(chosen, transfers))
-        for first, last, size in itertools.chain(*pieces):
-            yield 2 * first, 2 * last, size, COPIES
+            for first, last, size in self.tpu.copies(chosen, transfers):
+                yield 2 * first, 2 * last, size, COPIES
         for first, last, size in self._summands.of(assignment):
             yield 2 * first, 2 * last + 1, size, TEMPORARIES
         for first, last, size in self._extended.copies(assignment, chosen):
