@@ -130,3 +130,22 @@ def test_a_step_that_writes_down_its_batch_size_is_refused_in_slices_alone():
     assert "microbatches" not in {advice.kind for advice in frontier.advice()}
     with pytest.raises(jaxplan.errors.ArgumentError, match="batch=32 cannot be asked for: the step cannot be traced"):
         frontier.what_if(batch=32)
+
+
+@pytest.mark.gpu_aot
+def test_weights_that_are_rounded_in_front_of_the_slices_are_counted_once():
+    """Two matrices of 64 MiB, rounded to 32 MiB each that all slices read: no second rounded one in the loop."""
+
+    def step(w, batch):
+        def loss(w, x, y):
+            up, down = (of.astype(jnp.bfloat16) for of in w)
+            return jnp.mean((jnp.tanh(x @ up) @ down).astype(jnp.float32) ** 2 * y)
+
+        value, gradients = jax.value_and_grad(loss)(w, batch["x"], batch["y"])
+        return jax.tree.map(lambda p, g: p - 0.1 * g, w, gradients), value
+
+    w = tuple(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((2**10, 2**14), (2**14, 2**10)))
+    batch = {"x": jax.ShapeDtypeStruct((512, 2**10), jnp.bfloat16), "y": jax.ShapeDtypeStruct((512, 1), jnp.float32)}
+    frontier = jaxplan.plan(step, w, batch, topology="h100:8", microbatches=4, progress=False)
+    plan = frontier.references["data"]
+    assert plan.memory_bytes == pytest.approx(plan.audit().compiled_memory_bytes, rel=0.03)

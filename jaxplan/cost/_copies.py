@@ -155,7 +155,7 @@ class Copies:
         return tensor if tensor.itemsize == transfer.itemsize else replace(tensor, itemsize=transfer.itemsize)
 
     def _in_pieces(self, transfer: Transfer) -> tuple[tuple[int, int, int], ...]:
-        """(equation, the same, bytes) of a second, transposed copy that is live while a dot first reads a gathered one.
+        """(first, last position, bytes) of a second, transposed copy that is live beside a gathered one.
 
         A gather writes the pieces one after the other. Where the gathered dimension lies between others (the positions
         of a sequence), or behind others for a dot with batch dimensions (columns of experts), compiled GPU programs
@@ -168,8 +168,8 @@ class Copies:
         found: list[tuple[int, int, int]] = []
         for span in transfer.spans:
             last = max([span.first, *self._loops_reading(span.readers)])
-            is_read_once = set(span.readers) == {span.first}  # a kernel in front of the dot makes the copy
-            found.append((2 * span.first - is_read_once, 2 * last - is_read_once, size))
+            before = set(span.readers) == {span.first} and span.first > 0  # a kernel in front of the dot makes the copy
+            found.append((2 * span.first - before, 2 * last - before, size))
         return tuple(found) if size else ()
 
     def _arrives_in_pieces(self, transfer: Transfer) -> bool:

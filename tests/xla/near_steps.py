@@ -361,7 +361,7 @@ STEPS: dict[str, Step] = {
 
 APPLIES: dict[str, tuple[str, str]] = {
     "loops-read-and-make-buffers": ("scanned layers", "unrolled layers"),
-    "arguments-in-loops-are-no-copies": ("returned states", "scanned layers"),  # each trip reads its own slice
+    "constants-of-loops-are-no-copies": ("returned states", "scanned layers"),  # each trip reads its own slice
     "reshaped-arguments-are-no-copies": ("forward loop over reshaped rows", "forward loop"),
     "outer-products-are-multiplications": ("outer products", "inner products"),
     "reductions-compute-their-operands": ("norm", "tanh"),
@@ -408,6 +408,7 @@ APPLIES: dict[str, tuple[str, str]] = {
     "pooling-gradients-write-indices": ("disjoint maxima", "disjoint means"),
     "poolings-of-16-bits-are-float32": ("disjoint maxima of 16 bits", "disjoint maxima"),
     "dots-have-workspace": ("tanh", "element-wise"),
+    "zeros-of-carries-are-made-together": ("micro-batches", "forward loop"),
     "zeros-of-scatters-are-made-together": ("two large tables", "a large table"),
     "gradients-of-large-tables-take-turns": ("two large tables", "small tables"),
     "all-reduces-are-in-place": ("tanh", "element-wise"),

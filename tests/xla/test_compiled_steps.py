@@ -135,7 +135,7 @@ CASES: dict[str, Case] = {
     "scatters-write-over-their-operand": Case(
         step=_update, args=(shape(SIZE, SIZE), shape(SIZE, SIZE), shape(SIZE, dtype=jnp.int32))
     ),
-    "arguments-in-loops-are-no-copies": _TRIPS,
+    "constants-of-loops-are-no-copies": _TRIPS,
     "reshaped-arguments-are-no-copies": _TRIPS,
     "gradients-of-trips-are-added-at-once": Case(
         step=_gated, args=([(shape(HALF, HALF),) * 2] * 6, shape(4, 64, HALF))
@@ -181,7 +181,7 @@ _SCRATCH_OF_0_12 = "from JAX 0.12 on some dots keep 4 MiB of scratch, and 32 are
 _MISSES = {
     "all-reduces-are-in-place": pytest.mark.xfail(IS_0_12, strict=True, reason=_SCRATCH_OF_0_12),
     "gradients-of-trips-are-added-at-once": pytest.mark.xfail(IS_0_12, strict=True, reason=_SCRATCH_OF_0_12),
-    "arguments-in-loops-are-no-copies": pytest.mark.xfail(IS_0_12, strict=True, reason=_LOOPS_OF_0_12),
+    "constants-of-loops-are-no-copies": pytest.mark.xfail(IS_0_12, strict=True, reason=_LOOPS_OF_0_12),
     "reshaped-arguments-are-no-copies": pytest.mark.xfail(IS_0_12, strict=True, reason=_LOOPS_OF_0_12),
     "updated-shards-live-beside-their-gather": pytest.mark.xfail(
         strict=True, reason="the compiler holds a few shards at a time: 72 MiB (2.5 %) less than is predicted"

@@ -69,6 +69,23 @@ def test_what_scatters_start_from_is_cleared_where_the_first_begins() -> None:
     assert other <= TABLE * (WIDTH + 8) // WIDTH + scalars
 
 
+def test_what_carries_start_from_is_made_before_the_first_loop() -> None:
+    """Two loops that add up tables, the second behind the first: both tables are live at once, if of one shape."""
+
+    def added_up(table: jax.Array, rows: jax.Array) -> jax.Array:
+        return jnp.max(jax.lax.scan(lambda total, row: (total + row, None), table, rows)[0])
+
+    def two_loops(rows: jax.Array, others: jax.Array) -> jax.Array:
+        total = added_up(jnp.zeros((NODES, WIDTH)), rows)
+        return total + added_up(jnp.zeros((NODES, others.shape[1])), others * total)
+
+    alike = peak(two_loops, shape(4, WIDTH), shape(4, WIDTH), topology="h100:1")
+    other = peak(two_loops, shape(4, WIDTH), shape(4, WIDTH + 8), topology="h100:1")
+    rows = 4 * FLOAT * 4 * (WIDTH + 8)
+    assert 2 * TABLE <= alike <= 2 * TABLE + rows
+    assert other <= TABLE * (WIDTH + 8) // WIDTH + rows
+
+
 @pytest.mark.gpu_aot
 def test_compiled_message_passing_needs_what_is_predicted() -> None:
     """Two rounds with 16 edges a node: one buffer of all edges would be four times the memory of the program."""

@@ -1,4 +1,4 @@
-"""Arguments and results of the step, of loops and of branches, and arguments that loops read in place."""
+"""Arguments and results of the step, of loops and of branches, and values that loops read in place."""
 
 from __future__ import annotations
 
@@ -29,11 +29,7 @@ ARGUMENTS_AND_RESULTS = CompilerRule(
 
 
 def _boundaries(facts: Facts) -> Iterator[Write]:
-    """A carry is a buffer inside of the loop; a constant is the one outside, and a slice is computed by its readers.
-
-    Values computed outside and read by dots inside are counted twice all the same: compiled recurrent networks
-    take about that much more.
-    """
+    """A carry is a buffer inside of the loop; a constant is the one outside, and a slice is computed by its readers."""
     for eqn in facts.equations:
         if eqn.name not in (REGION_IN, REGION_OUT):
             continue
@@ -57,26 +53,15 @@ LOOP_BOUNDARIES = CompilerRule(
 
 
 def _constants_of_loops(facts: Facts) -> Iterator[Fuse]:
-    for eqn in facts.equations:
-        is_constant = eqn.name == REGION_IN and eqn.params["role"] == "const"
-        if is_constant and _is_argument(facts, eqn.operands[0]):
-            yield Fuse(eqn.results[0])
-
-
-def _is_argument(facts: Facts, t: int) -> bool:
-    """Whether a tensor is an argument of the step, as outer loops hand it in or not."""
-    made_by = facts.maker(t)
-    if made_by is None:
-        return t in facts.graph.program.given
-    is_constant = made_by.name == REGION_IN and made_by.params["role"] == "const"
-    return is_constant and _is_argument(facts, made_by.operands[0])
+    entries = (e for e in facts.equations if e.name == REGION_IN)
+    return (Fuse(e.results[0]) for e in entries if e.params["role"] == "const")
 
 
 LOOP_CONSTANTS = CompilerRule(
-    name="arguments-in-loops-are-no-copies",
+    name="constants-of-loops-are-no-copies",
     backends=ALL,
     stage="residuals",
-    does="An argument of the step that a loop reads unchanged is the same buffer inside of it.",
+    does="What a loop reads unchanged in every trip is the same buffer inside of it.",
     source=f"{XLA}service/while_loop_invariant_code_motion.cc",
     made_after=("lstm",),
     test="tests/xla/test_compiled_steps.py::test_compiled_bytes_are_those_with_the_rule",

@@ -108,7 +108,9 @@ def sums_over_trips(graph: StepGraph) -> dict[int, int]:
         if set(values.consumers[before]) == {made, eqn.index} and values.consumers[after] == (eqn.index,):
             found[made] = max(values.producer[t] for t in equations[made].operands)
     inside = {
-        made: e for made, e in found.items() if e >= 0 and equations[e].region == equations[made].region
+        made: _made_by(graph, e)
+        for made, e in found.items()
+        if e >= 0 and equations[e].region == equations[made].region
     }
     last: dict[int, int] = {}
     for e in inside.values():
@@ -118,13 +120,18 @@ def sums_over_trips(graph: StepGraph) -> dict[int, int]:
     return {made: max(ends) for made, ends in together.items() if ends}
 
 
+def _made_by(graph: StepGraph, equation: int) -> int:
+    """The equation that computes the array of which an equation makes a view or a cast; else itself."""
+    equations, producer = graph.program.equations, graph.values.producer
+    while equations[equation].name in VIEW_PRIMITIVES and (made := producer[equations[equation].operands[0]]) >= 0:
+        equation = made
+    return equation
+
+
 def _factors(graph: StepGraph, equation: int) -> tuple[int, ...]:
-    """Value numbers of a dot's operands, for an equation that makes a view of its result; empty for others."""
-    eqn = graph.program.equations[equation]
-    while eqn.name in VIEW_PRIMITIVES and (made := graph.values.producer[eqn.operands[0]]) >= 0:
-        eqn = graph.program.equations[made]
-    is_dot = graph.rules[eqn.index].family in CONTRACTION_FAMILIES
-    return tuple(graph.values.number[t] for t in eqn.operands[:2]) if is_dot else ()
+    """Value numbers of a dot's operands; empty for other equations."""
+    is_dot = graph.rules[equation].family in CONTRACTION_FAMILIES
+    return tuple(graph.values.number[t] for t in graph.program.equations[equation].operands[:2]) if is_dot else ()
 
 
 def _sums_of_trips(facts: Facts) -> Iterator[Order]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterator
 
+from jaxplan.ir import REGION_IN
 from jaxplan.xla._effects import ChooseOrder, Share
 from jaxplan.xla._facts import Facts
 from jaxplan.xla._plan_effects import (
@@ -33,6 +34,21 @@ def _cleared_together(facts: Facts) -> Iterator[ClearTogether]:
     for eqn in facts.equations:
         if facts.family(eqn.index) == "scatter" and values.free[eqn.operands[0]]:
             alike[values.number[eqn.operands[0]], eqn.region].append(eqn.results[0])
+    return (ClearTogether(tuple(results)) for results in alike.values() if len(results) > 1)
+
+
+def _carries_made_together(facts: Facts) -> Iterator[ClearTogether]:
+    """Carries that start from the same constant, of all loops that stand in one region.
+
+    Each is a copy of that constant, and the copy waits for nothing: GPU programs make those of a second loop before the
+    first one runs, weight gradients that start from zero among them.
+    """
+    values, regions = facts.graph.values, facts.graph.program.regions
+    alike = defaultdict[Hashable, list[int]](list)
+    for eqn in facts.equations:
+        if eqn.name == REGION_IN and eqn.params["role"] == "carry" and values.free[eqn.operands[0]]:
+            around = regions[eqn.params["region"]].parent
+            alike[values.number[eqn.operands[0]], around].append(eqn.results[0])
     return (ClearTogether(tuple(results)) for results in alike.values() if len(results) > 1)
 
 
@@ -82,6 +98,16 @@ CLEARED_TOGETHER = CompilerRule(
     made_after=("dlrm",),
     test="tests/xla/test_kernels.py::test_what_scatters_start_from_is_cleared_where_the_first_begins",
     find=_cleared_together,
+)
+CARRIES_MADE_TOGETHER = CompilerRule(
+    name="zeros-of-carries-are-made-together",
+    backends=("gpu",),
+    stage="schedule",
+    does="Carries of several loops that start from equal constants have their copies of it made before the first loop.",
+    source=f"{XLA}service/copy_insertion.cc",
+    made_after=("lstm",),
+    test="tests/xla/test_kernels.py::test_what_carries_start_from_is_made_before_the_first_loop",
+    find=_carries_made_together,
 )
 TABLES_TAKE_TURNS = CompilerRule(
     name="gradients-of-large-tables-take-turns",
