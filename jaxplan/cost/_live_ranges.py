@@ -40,7 +40,7 @@ class LiveRanges:
 
     def __init__(self, model: CostModel, *, order_is_known: bool = False) -> None:
         self.model, self._target = model, model.buffers.target
-        self._is_packed = order_is_known and model.buffers.found.has(Pack)
+        self._is_packed = model.buffers.found.has(Pack)
         graph, buffers = model.graph, model.buffers
         members = self._sizes()
         inputs = set(graph.program.inputs)

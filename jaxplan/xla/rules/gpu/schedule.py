@@ -38,17 +38,20 @@ def _cleared_together(facts: Facts) -> Iterator[ClearTogether]:
 
 
 def _carries_made_together(facts: Facts) -> Iterator[ClearTogether]:
-    """Carries that start from the same constant, of all loops that stand in one region.
+    """Carries that start from the same constant, of loops in one region without a weight gradient between them.
 
     Each is a copy of that constant, and the copy waits for nothing: GPU programs make those of a second loop before the
-    first one runs, weight gradients that start from zero among them.
+    first one runs, weight gradients that start from zero among them. Where a dot makes a weight gradient between two
+    loops, the second waits for it behind a barrier of the lowering, with what it carries.
     """
     values, regions = facts.graph.values, facts.graph.program.regions
-    alike = defaultdict[Hashable, list[int]](list)
+    alike, num_gradients = defaultdict[Hashable, list[int]](list), 0
     for eqn in facts.equations:
+        if eqn.region < 0 and facts.is_dot(eqn.index):
+            num_gradients += is_gradient(facts.graph, eqn.results[0])
         if eqn.name == REGION_IN and eqn.params["role"] == "carry" and values.free[eqn.operands[0]]:
             around = regions[eqn.params["region"]].parent
-            alike[values.number[eqn.operands[0]], around].append(eqn.results[0])
+            alike[values.number[eqn.operands[0]], around, num_gradients].append(eqn.results[0])
     return (ClearTogether(tuple(results)) for results in alike.values() if len(results) > 1)
 
 
