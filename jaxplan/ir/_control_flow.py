@@ -2,16 +2,18 @@
 
 So a body is planned like everything else, at the price of as many executions as the loop has trips. The body's view of
 a carry, of a constant and of a slice is a tensor of its own, and the sharding of a carry is the same before, in and
-after the loop: its entry and its exit are one group. A loop of one trip is its body alone, as the compiler makes it.
+after the loop: its entry and its exit are one group. A loop of one trip is its body alone, as the compiler makes it, and
+a scan that is unrolled whole is its body once for each trip.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import jaxpr_as_fun
 
 from jaxplan.core import _compat
@@ -97,6 +99,8 @@ def _inline_scan(builder: Builder, eqn: Any, operands: list[int], stack: str) ->
     num_xs = len(operands) - num_consts - num_carry
     if eqn.params["length"] == 1:
         return _one_trip(builder, eqn, operands, stack, num_consts + num_carry, num_carry)
+    if eqn.params["length"] == eqn.params["unroll"]:
+        return _unrolled(builder, eqn, operands, stack, num_consts, num_carry)
     roles = ["const"] * num_consts + ["carry"] * num_carry + ["x"] * num_xs
     region = _Open(builder, "scan", eqn, stack, trips=int(eqn.params["length"]))
     inner, outs = region.body(eqn.params["jaxpr"], operands, roles)
@@ -127,6 +131,42 @@ def _one_trip(
     return [*results[:num_carry], *stacks]
 
 
+def _unrolled(
+    builder: Builder, eqn: Any, operands: list[int], stack: str, num_consts: int, num_carry: int
+) -> list[int]:
+    """The bodies of all trips, one after the other: slices of what they scan, and stacks of their results.
+
+    What another such scan has stacked is read as it was made, and a slice that it has read is the same one: the compiler
+    puts both so.
+    """
+    jaxpr, consts = _compat.open_jaxpr(eqn.params["jaxpr"])
+    num_whole, length = num_consts + num_carry, int(eqn.params["length"])
+    carry, scanned = operands[num_consts:num_whole], operands[num_whole:]
+    made: dict[int, list[int]] = {}
+    for trip in range(length)[:: -1 if eqn.params["reverse"] else 1]:
+        slices = [_row(builder, t, trip, stack) for t in scanned]
+        results = builder.inline(jaxpr, consts, [*operands[:num_consts], *carry, *slices], stack)
+        carry, made[trip] = results[:num_carry], results[num_carry:]
+    columns = [list(rows) for rows in zip(*(made[trip] for trip in range(length)))]
+    stacks = [_computed(builder, lambda *rows: jnp.stack(rows), rows, stack) for rows in columns]
+    builder.rows.update(((t, at), row) for t, rows in zip(stacks, columns) for at, row in enumerate(rows))
+    return [*carry, *stacks]
+
+
+def _row(builder: Builder, t: int, at: int, stack: str) -> int:
+    if (t, at) not in builder.rows:
+        row = _computed(builder, lambda x: jax.lax.index_in_dim(x, at, keepdims=False), [t], stack)
+        builder.rows[t, at] = row
+    return builder.rows[t, at]
+
+
+def _computed(builder: Builder, function: Callable[..., Any], operands: Sequence[int], stack: str) -> int:
+    """The tensor that a function of arrays returns, its equations inlined."""
+    tensors = [builder.tensors[t] for t in operands]
+    closed = jax.make_jaxpr(function)(*[jax.ShapeDtypeStruct(t.shape, t.dtype) for t in tensors])
+    return builder.inline(closed.jaxpr, closed.consts, operands, stack)[0]
+
+
 def _reshaped(builder: Builder, t: int, aval: Any, stack: str) -> int:
     """An array in another shape; what it was reshaped from where that has the shape."""
     tensor = builder.tensors[t]
@@ -135,8 +175,7 @@ def _reshaped(builder: Builder, t: int, aval: Any, stack: str) -> int:
         source = builder.tensors[producer.operands[0]]
         if source.shape == tuple(aval.shape) and producer.params.get("dimensions") is None:
             return source.index
-    closed = jax.make_jaxpr(lambda x: x.reshape(aval.shape))(jax.ShapeDtypeStruct(tensor.shape, tensor.dtype))
-    return builder.inline(closed.jaxpr, closed.consts, [t], stack)[0]
+    return _computed(builder, lambda x: x.reshape(aval.shape), [t], stack)
 
 
 @register_inline("while")
