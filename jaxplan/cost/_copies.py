@@ -106,8 +106,9 @@ class Copies:
             latest = max(readers, key=self._read_end.__getitem__)  # the readers are fused, not all at once
             is_wide = transfer.carried in buffers.widened and buffers.is_kept(span.first, latest)
             size = self.model.pricer.copy_bytes(tensor, transfer.target, is_wide)
-            if transfer.tensor in self._into_arguments and span.first == end:  # into the buffer that is replaced
-                size = 0
+            is_fused = not transfer.collectives and not buffers.materialised[transfer.tensor]
+            if is_fused or (transfer.tensor in self._into_arguments and span.first == end):
+                size = 0  # a slice of what its reader computes; a copy into the buffer that is replaced
             first = self._started(transfer, max(span.first, buffers.birth[transfer.tensor]))
             found.append((2 * first, 2 * max(first, min(self._read_end[latest], end)) + 1, size, COPIES))
         return tuple(found)

@@ -2,7 +2,7 @@
 
 So a body is planned like everything else, at the price of as many executions as the loop has trips. The body's view of
 a carry, of a constant and of a slice is a tensor of its own, and the sharding of a carry is the same before, in and
-after the loop: its entry and its exit are one group. A loop of one trip is its body alone, as the compiler makes it, and
+after the loop: its entry and its exit are one group. As in compiled programs, a loop of one trip is its body alone, and
 a scan that is unrolled whole is its body once for each trip.
 """
 
@@ -136,8 +136,7 @@ def _unrolled(
 ) -> list[int]:
     """The bodies of all trips, one after the other: slices of what they scan, and stacks of their results.
 
-    What another such scan has stacked is read as it was made, and a slice that it has read is the same one: the compiler
-    puts both so.
+    Like the compiler, this reads what another such scan has stacked as it was made, and slices an array once.
     """
     jaxpr, consts = _compat.open_jaxpr(eqn.params["jaxpr"])
     num_whole, length = num_consts + num_carry, int(eqn.params["length"])
@@ -169,7 +168,6 @@ def _computed(builder: Builder, function: Callable[..., Any], operands: Sequence
 
 def _reshaped(builder: Builder, t: int, aval: Any, stack: str) -> int:
     """An array in another shape; what it was reshaped from where that has the shape."""
-    tensor = builder.tensors[t]
     producer = next((eqn for eqn in reversed(builder.equations) if t in eqn.results), None)
     if producer is not None and producer.name == "reshape":
         source = builder.tensors[producer.operands[0]]

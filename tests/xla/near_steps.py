@@ -269,6 +269,20 @@ def _stacked_twice(w: jax.Array, xs: jax.Array) -> Any:
     return lax.scan(body, xs[0], xs)[1]
 
 
+def _added_where(condition: bool) -> Step:
+    """A loop that adds outer products to a matrix, those of some rows alone or all."""
+
+    def step(rows: jax.Array) -> jax.Array:
+        def body(total: jax.Array, row: jax.Array) -> tuple[jax.Array, None]:
+            if condition:
+                return lax.cond(row[0] > 0, lambda t: t + jnp.outer(row, row), lambda t: t, total), None
+            return total + jnp.outer(row, row), None
+
+        return lax.scan(body, jnp.zeros((64, 64)), rows)[0]
+
+    return step, (shape(8, 64),)
+
+
 def _read_in_loop(w: jax.Array, xs: jax.Array) -> jax.Array:
     return lax.scan(lambda h, x: (jnp.tanh(h @ w + x), None), xs[0], xs)[0]
 
@@ -351,6 +365,8 @@ STEPS: dict[str, Step] = {
     "returned states": _recurrent(),
     "returned sums": _recurrent(returns_states=False),
     "stacked twice": (_stacked_twice, (shape(64, 64), shape(8, 32, 64))),
+    "sums of some rows": _added_where(True),
+    "sums of rows": _added_where(False),
     "forward loop": (_read_in_loop, (_SQUARE, shape(8, 32, 64))),
     "forward loop over reshaped rows": (_reshaped_in_loop, (_SQUARE, shape(256, 64))),
     "micro-batches": (_micro_batches, ([_SQUARE] * 4, shape(4, 8, 64))),
@@ -376,6 +392,7 @@ APPLIES: dict[str, tuple[str, str]] = {
     "gradients-of-trips-are-added-at-once": ("micro-batches", "scanned layers"),  # one gradient a trip, stacked
     "gradients-wait-for-the-next-barrier": ("recomputed", "tanh"),
     "scatters-write-over-their-operand": ("a large table", "one-hot experts"),
+    "branches-write-over-carries": ("sums of some rows", "sums of rows"),
     "carries-are-one-buffer": ("returned states", "unrolled layers"),
     "updates-are-gathered-into-donated-arguments": ("tanh", "forward loop"),
     "casts-travel-narrow": ("exact gelu of 16 bits", "exact gelu"),

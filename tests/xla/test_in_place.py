@@ -51,6 +51,23 @@ def test_a_branch_that_changes_nothing_has_its_own_result() -> None:
     assert compiled.temp_size_in_bytes // MATRIX == (1 if IS_0_12 else 2)
 
 
+@pytest.mark.gpu_aot
+def test_a_branch_that_hands_on_a_carry_makes_the_other_write_over_it() -> None:
+    """Outer products of some rows are added to a matrix of 64 MiB, which lies beside an argument of that size."""
+
+    def step(matrix: jax.Array, rows: jax.Array) -> jax.Array:
+        def body(total: jax.Array, row: jax.Array) -> tuple[jax.Array, None]:
+            return lax.cond(row[0] > 0, lambda t: t + jnp.outer(row, row), lambda t: t, total), None
+
+        return jnp.sum(lax.scan(body, jnp.zeros_like(matrix), rows)[0]) + jnp.sum(matrix)
+
+    size = 4096
+    frontier = jaxplan.plan(step, shape(size, size), shape(8, size), topology="h100:1", progress=False)
+    plan = frontier.fastest()
+    assert plan.memory_bytes == pytest.approx(2 * 4 * size * size, rel=0.01)
+    assert plan.audit().compiled_memory_bytes == pytest.approx(plan.memory_bytes, rel=0.01)
+
+
 def test_branches_that_both_read_late_need_their_own() -> None:
     """The operand is read after the branch again, so it cannot be written over."""
 

@@ -25,6 +25,19 @@ def _of_carries(facts: Facts) -> Iterator[Overwrite]:
             yield from _handed_on(facts, eqn)
 
 
+def _of_branches(facts: Facts) -> Iterator[Overwrite]:
+    """Exits of a `cond` in a loop, of values that are carried on. Before JAX 0.12 CPU programs have both."""
+    for eqn in facts.equations:
+        if eqn.name == REGION_OUT and eqn.params["role"] == "branch" and _is_carried(facts, eqn.results[0]):
+            yield from _handed_on(facts, eqn)
+
+
+def _is_carried(facts: Facts, t: int) -> bool:
+    """Whether the next value of a carry is all that a value is read for."""
+    readers = facts.readers(t)
+    return bool(readers) and all(e.name == REGION_OUT and e.params["role"] == "carry" for e in readers)
+
+
 def _handed_on(facts: Facts, eqn: Equation) -> Iterator[Overwrite]:
     """Operands of an exit, and values that the loop or branch hands on unchanged."""
     for t in eqn.operands:
@@ -57,6 +70,16 @@ CARRIES_IN_PLACE = CompilerRule(
     made_after=("lstm",),
     test="tests/xla/test_in_place.py::test_a_dot_of_a_carry_needs_a_second_buffer",
     find=_of_carries,
+)
+BRANCHES_IN_PLACE = CompilerRule(
+    name="branches-write-over-carries",
+    backends=("gpu",),
+    stage="liveness",
+    does="In a loop, a `cond` of which one branch returns the carry unchanged writes its next value over it.",
+    source=_ALIASES,
+    made_after=(),
+    test="tests/xla/test_in_place.py::test_a_branch_that_hands_on_a_carry_makes_the_other_write_over_it",
+    find=_of_branches,
 )
 SHORTENED_SOURCES = CompilerRule(
     name="sources-of-resharded-values-die-early",
